@@ -1,0 +1,6 @@
+#include "bindings/bindings.h"
+
+PYBIND11_MODULE(_C, m) {
+  m.doc() = "C++ side of staticrt; use the Python modules, not this one.";
+  staticrt::bindings::bind_errors(m);
+}

@@ -1,0 +1,1 @@
+"""Op facts: what is known of every operator, declared once."""

@@ -1,0 +1,33 @@
+"""staticrt: a static runtime for PyTorch.
+
+`staticrt.compile(module)` is the front door. Everything is imported at first use, so that
+`import staticrt` and `staticrt.errors` cost nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from staticrt import errors as errors
+
+__version__ = "0.1.0"
+
+# public name -> module that defines it
+_LAZY: dict[str, str] = {}
+_MODULES = ("errors",)
+
+__all__ = sorted([*_LAZY, *_MODULES, "__version__"])
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    if name in _MODULES:
+        return importlib.import_module(f"staticrt.{name}")
+    raise AttributeError(f"module 'staticrt' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -1,0 +1,69 @@
+"""Errors a user can meet. Imports nothing, so that every room may import it.
+
+Each message says what happened, where (`at`) and what to do (`fix`).
+"""
+
+
+class StaticRuntimeError(RuntimeError):
+    """Base of all errors raised on purpose by staticrt.
+
+    Args:
+        message: what happened, with expected and actual values and units.
+        at: where: a graph node, a model line, an argument.
+        fix: what the user can do about it.
+    """
+
+    def __init__(self, message: str, *, at: object = None, fix: str | None = None) -> None:
+        text = message
+        if at is not None:
+            text += f"\n  at:  {at}"
+        if fix is not None:
+            text += f"\n  fix: {fix}"
+        super().__init__(text)
+        self.message = message
+        self.at = at
+        self.fix = fix
+
+
+class InputError(StaticRuntimeError, TypeError):
+    """A call does not fit the compiled function: arguments, shapes, dtypes or devices."""
+
+
+class OptionError(StaticRuntimeError, ValueError):
+    """An unknown option or a value it does not take."""
+
+
+class CaptureError(StaticRuntimeError):
+    """A module could not be turned into a graph."""
+
+
+class PassError(StaticRuntimeError):
+    """A pass was given a graph it cannot take, or left one it must not leave."""
+
+
+class LoweringError(StaticRuntimeError):
+    """A graph could not be turned into a Program."""
+
+
+class AliasError(StaticRuntimeError):
+    """Values share memory where they must not."""
+
+
+class PlanError(StaticRuntimeError, ValueError):
+    """A memory plan was asked for with specs that make none."""
+
+
+class GradError(StaticRuntimeError):
+    """A call needs gradients that this compiled function cannot give."""
+
+
+class OutOfMemoryError(StaticRuntimeError):
+    """Memory could not be had; the message says how much was asked for and what holds the rest."""
+
+
+class InvalidPointerError(StaticRuntimeError, ValueError):
+    """A pointer that an allocator did not give, or that was freed already."""
+
+
+class InternalError(StaticRuntimeError):
+    """A broken invariant of staticrt itself: please report it."""
