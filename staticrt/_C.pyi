@@ -1,0 +1,1 @@
+"""Types of the C++ extension, one block per bind_*.cpp."""
