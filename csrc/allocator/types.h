@@ -1,0 +1,172 @@
+// Words shared by the whole allocator: bytes, addresses, streams, pools, and how a call ended.
+//
+// The allocator throws nothing. A call returns a Status; bindings turn it into a Python exception.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <utility>
+
+namespace staticrt::alloc {
+
+using Bytes = uint64_t;  // a size or a distance
+using Addr = uint64_t;   // a device address; kNullAddr is no address
+
+inline constexpr Addr kNullAddr = 0;
+inline constexpr Bytes kKiB = Bytes{1} << 10;
+inline constexpr Bytes kMiB = Bytes{1} << 20;
+inline constexpr Bytes kGiB = Bytes{1} << 30;
+
+// Opaque names given by a driver. Distinct types, so that a stream is never passed as an event.
+// On CUDA they are the driver's own pointers or handles, so that torch's streams and events work.
+enum class StreamId : uint64_t {};    // 0 is the default stream
+enum class EventId : uint64_t {};     // 0 is no event
+enum class PhysicalId : uint64_t {};  // physical memory that can be mapped; 0 is none
+enum class NodeId : uint64_t {};      // node of a graph under capture; 0 is none
+
+inline constexpr StreamId kDefaultStream{0};
+inline constexpr EventId kNoEvent{0};
+inline constexpr PhysicalId kNoPhysical{0};
+inline constexpr NodeId kNoNode{0};
+
+constexpr uint64_t raw(StreamId id) {
+  return static_cast<uint64_t>(id);
+}
+constexpr uint64_t raw(EventId id) {
+  return static_cast<uint64_t>(id);
+}
+constexpr uint64_t raw(PhysicalId id) {
+  return static_cast<uint64_t>(id);
+}
+constexpr uint64_t raw(NodeId id) {
+  return static_cast<uint64_t>(id);
+}
+inline std::ostream& operator<<(std::ostream& out, StreamId id) {
+  return out << raw(id);
+}
+inline std::ostream& operator<<(std::ostream& out, EventId id) {
+  return out << raw(id);
+}
+inline std::ostream& operator<<(std::ostream& out, PhysicalId id) {
+  return out << raw(id);
+}
+inline std::ostream& operator<<(std::ostream& out, NodeId id) {
+  return out << raw(id);
+}
+
+// Name of a pool, as torch writes it: {0, 0} is the default pool, graph capture makes {0, n},
+// a user {n, 0}.
+struct PoolId {
+  uint64_t first = 0;
+  uint64_t second = 0;
+
+  friend constexpr bool operator==(const PoolId&, const PoolId&) = default;
+  friend constexpr auto operator<=>(const PoolId&, const PoolId&) = default;
+  constexpr bool is_default() const { return first == 0 && second == 0; }
+  // "0_1": the key of statistics and of messages.
+  std::string key() const { return std::to_string(first) + "_" + std::to_string(second); }
+};
+inline constexpr PoolId kDefaultPool{};
+inline std::ostream& operator<<(std::ostream& out, PoolId id) {
+  return out << id.first << "_" << id.second;
+}
+
+struct PoolIdHash {
+  size_t operator()(const PoolId& id) const {
+    return std::hash<uint64_t>{}(id.first * 0x9E3779B97F4A7C15ull ^ id.second);
+  }
+};
+
+// How a call ended.
+enum class Code : uint8_t {
+  ok,
+  oom,               // no memory (physical, address space or handles); nothing changed, nothing stays wrong
+  not_ready,         // an event or stream still has work; not an error
+  unsupported,       // this driver or device cannot do it; nothing changed
+  invalid_pointer,   // the caller's: not ours, or already freed
+  invalid_argument,  // the caller's: any other wrong use
+  internal,          // a broken invariant of the allocator
+  error,             // the device failed; `native` is its code
+};
+
+constexpr const char* name_of(Code code) {
+  switch (code) {
+    case Code::ok:
+      return "ok";
+    case Code::oom:
+      return "oom";
+    case Code::not_ready:
+      return "not_ready";
+    case Code::unsupported:
+      return "unsupported";
+    case Code::invalid_pointer:
+      return "invalid_pointer";
+    case Code::invalid_argument:
+      return "invalid_argument";
+    case Code::internal:
+      return "internal";
+    case Code::error:
+      return "error";
+  }
+  return "?";
+}
+inline std::ostream& operator<<(std::ostream& out, Code code) {
+  return out << name_of(code);
+}
+
+// A code and, unless ok, a text. 24 bytes; an ok Status owns nothing, so returning one is cheap.
+class [[nodiscard]] Status {
+ public:
+  Status() = default;
+  explicit Status(Code code, std::string text = {}, int32_t native = 0) : code_(code), native_(native) {
+    if (!text.empty()) text_ = std::make_shared<const std::string>(std::move(text));
+  }
+  static Status Ok() { return Status(); }
+  static Status Oom(std::string text = {}, int32_t native = 0) {
+    return Status(Code::oom, std::move(text), native);
+  }
+  static Status NotReady() { return Status(Code::not_ready); }
+  static Status Unsupported(std::string text) { return Status(Code::unsupported, std::move(text)); }
+  static Status InvalidPointer(std::string text) { return Status(Code::invalid_pointer, std::move(text)); }
+  static Status InvalidArgument(std::string text) { return Status(Code::invalid_argument, std::move(text)); }
+  static Status Internal(std::string text) { return Status(Code::internal, std::move(text)); }
+  static Status Error(std::string text, int32_t native) {
+    return Status(Code::error, std::move(text), native);
+  }
+
+  bool ok() const { return code_ == Code::ok; }
+  bool oom() const { return code_ == Code::oom; }
+  Code code() const { return code_; }
+  // The device's own error number (a CUresult), or 0.
+  int32_t native() const { return native_; }
+  // What failed and why, or "" where the code says all.
+  const std::string& text() const {
+    static const std::string none;
+    return text_ ? *text_ : none;
+  }
+  // For messages and test output: "ok", or "oom: cuMemCreate: out of memory".
+  std::string describe() const {
+    return text_ ? std::string(name_of(code_)) + ": " + *text_ : std::string(name_of(code_));
+  }
+
+ private:
+  Code code_ = Code::ok;
+  int32_t native_ = 0;
+  std::shared_ptr<const std::string> text_;
+};
+inline std::ostream& operator<<(std::ostream& out, const Status& status) {
+  return out << status.describe();
+}
+
+}  // namespace staticrt::alloc
+
+// Leaves the function with the Status of `expression` unless it is ok.
+#define SRT_TRY(expression)                                                           \
+  do {                                                                                \
+    if (::staticrt::alloc::Status status_ = (expression); !status_.ok()) [[unlikely]] \
+      return status_;                                                                 \
+  } while (0)
