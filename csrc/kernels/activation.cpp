@@ -5,6 +5,8 @@
 
 namespace staticrt {
 
-SRT_OUT_VARIANT("aten::relu", relu_out) { at::cpu::clamp_min_out(op.out(), op.tensor(0), 0); }
+SRT_OUT_VARIANT("aten::relu", relu_out) {
+  at::cpu::clamp_min_out(op.out(), op.tensor(0), 0);
+}
 
 }  // namespace staticrt

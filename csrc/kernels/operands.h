@@ -39,7 +39,9 @@ class Operands {
   // An undefined tensor if the argument is None.
   at::Tensor optional_tensor(uint32_t i) const { return is_none(i) ? at::Tensor() : tensor(i); }
   int64_t integer(uint32_t i) const { return arg(i).toInt(); }
-  double real(uint32_t i) const { return arg(i).isInt() ? static_cast<double>(arg(i).toInt()) : arg(i).toDouble(); }
+  double real(uint32_t i) const {
+    return arg(i).isInt() ? static_cast<double>(arg(i).toInt()) : arg(i).toDouble();
+  }
   bool boolean(uint32_t i) const { return arg(i).toBool(); }
   at::Scalar scalar(uint32_t i) const { return arg(i).toScalar(); }
   // int[] or SymInt[], whether constant, mixed or made by another node; a single int gives one element.

@@ -16,8 +16,8 @@ std::map<std::string_view, Kernel>& registry() {
 
 void register_kernel(const Kernel& kernel) {
   const bool added = registry().emplace(kernel.op, kernel).second;
-  SRT_INTERNAL(added, "kernel ", kernel.name, ": ", kernel.op, " has one already: ",
-               registry().at(kernel.op).name);
+  SRT_INTERNAL(added, "kernel ", kernel.name, ": ", kernel.op,
+               " has one already: ", registry().at(kernel.op).name);
 }
 
 const Kernel* find_kernel(std::string_view op) {

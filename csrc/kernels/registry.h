@@ -37,10 +37,10 @@ struct KernelRegistrar {
 
 }  // namespace staticrt
 
-#define SRT_KERNEL_(op_name, fn, kind)                                                        \
-  static void fn(::staticrt::Operands& op);                                                   \
-  static const ::staticrt::detail::KernelRegistrar fn##_registrar{                            \
-      ::staticrt::Kernel{op_name, kind, &fn, #fn}};                                           \
+#define SRT_KERNEL_(op_name, fn, kind)                             \
+  static void fn(::staticrt::Operands& op);                        \
+  static const ::staticrt::detail::KernelRegistrar fn##_registrar{ \
+      ::staticrt::Kernel{op_name, kind, &fn, #fn}};                \
   static void fn([[maybe_unused]] ::staticrt::Operands& op)
 #define SRT_OUT_VARIANT(op_name, fn) SRT_KERNEL_(op_name, fn, ::staticrt::KernelKind::kOut)
 #define SRT_NATIVE(op_name, fn) SRT_KERNEL_(op_name, fn, ::staticrt::KernelKind::kNative)

@@ -69,7 +69,8 @@ std::vector<ValueId> ProgramBuilder::add_node(Node node, const std::vector<ArgSp
                                               std::vector<ValueInfo> outputs) {
   if (node.handle) {
     const size_t want = node.handle->schema().arguments().size();
-    SRT_CHECK(args.size() == want, node.name, ": ", node.op, " takes ", want, " arguments, got ", args.size());
+    SRT_CHECK(args.size() == want, node.name, ": ", node.op, " takes ", want, " arguments, got ",
+              args.size());
   }
   node.first_arg = static_cast<uint32_t>(args_.size());
   node.num_args = static_cast<uint32_t>(args.size());

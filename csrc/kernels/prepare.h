@@ -1,0 +1,89 @@
+// Kernels of prepared programs: everything that depends on shapes, dtypes and constants is done once, in
+// `prepare`; `run` only computes.
+//
+// A prepared call addresses bytes as base + offset, never by pointer, so that it is immutable and shared:
+// each frame has its own table of bases (arena, inputs, constants, escaping outputs).
+#pragma once
+
+#include <ATen/core/ivalue.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "kernels/operands.h"
+
+namespace staticrt {
+
+// Where the first element of a tensor lies during a run: bases[base] + offset_bytes.
+struct Operand {
+  uint32_t base = 0;
+  int64_t offset_bytes = 0;
+  char* at(char* const* bases) const { return bases[base] + offset_bytes; }
+};
+
+struct TensorMeta {
+  at::ScalarType dtype = at::ScalarType::Undefined;  // Undefined: no tensor (an absent optional)
+  Ints sizes;                                        // elements
+  Ints strides;                                      // elements
+  bool defined() const { return dtype != at::ScalarType::Undefined; }
+  int64_t numel() const;
+  bool is_contiguous() const;
+};
+
+struct TensorOperand {
+  TensorMeta meta;
+  Operand where;
+  // The bytes, if they are the same in every run for as long as the prepared program lives (a constant
+  // or a frozen weight), so that they may be packed; else null.
+  const void* constant_data = nullptr;
+};
+
+// One node, on one signature: CPU, strided, no conj or neg bit, recorded by a run of the general path.
+struct PrepareRequest {
+  std::string_view op;
+  struct Argument {
+    std::vector<TensorOperand> tensors;  // one, or a Tensor[]'s elements; empty for a non-tensor
+    c10::IValue value;                   // a non-tensor: number, list, None, dtype, ...
+    bool is_tensor() const { return tensors.size() == 1; }
+    bool is_none() const { return tensors.empty() && value.isNone(); }
+  };
+  std::vector<Argument> args;       // in schema order
+  std::vector<TensorOperand> outs;  // sizes and strides are final: the kernel must honour them
+  int num_threads = 1;              // intra-op threads the call may use (at::parallel_for)
+  bool deterministic = false;       // choose kernels by rule, not by measuring
+
+  // Bytes of scratch memory the call needs while it runs, 64-aligned; where they lie is filled in by the
+  // runtime after prepare returns. Set by prepare.
+  int64_t workspace_bytes = 0;
+};
+
+struct PreparedCall {
+  // workspace: at least workspace_bytes, or null if 0. Must not throw, allocate, or keep anything.
+  void (*run)(const void* params, char* const* bases, char* workspace) = nullptr;
+  std::shared_ptr<const void> params;
+  std::string_view route;  // the kernel chosen, for explain() and profiles: "sgemm", "tile loop"
+};
+
+// nullopt: not for these shapes or dtypes; the node then runs its out variant.
+using PrepareFn = std::optional<PreparedCall> (*)(PrepareRequest& request);
+
+void register_prepare(std::string_view op, PrepareFn prepare);
+PrepareFn find_prepare(std::string_view op);  // nullptr if there is none
+
+namespace detail {
+struct PrepareRegistrar {
+  PrepareRegistrar(std::string_view op, PrepareFn prepare) { register_prepare(op, prepare); }
+};
+}  // namespace detail
+
+}  // namespace staticrt
+
+#define SRT_PREPARE(op_name, fn)                                                          \
+  static std::optional<::staticrt::PreparedCall> fn(::staticrt::PrepareRequest& request); \
+  static const ::staticrt::detail::PrepareRegistrar fn##_registrar{op_name, &fn};         \
+  static std::optional<::staticrt::PreparedCall> fn([[maybe_unused]] ::staticrt::PrepareRequest& request)
