@@ -62,9 +62,15 @@ struct PrepareRequest {
   int64_t workspace_bytes = 0;
 };
 
+inline constexpr int kRan = 0;
+inline constexpr int kRedo = 1;
+
 struct PreparedCall {
   // workspace: at least workspace_bytes, or null if 0. Must not throw, allocate, or keep anything.
-  void (*run)(const void* params, char* const* bases, char* workspace) = nullptr;
+  // Returns kRan, or kRedo if the values need eager's error (an index out of range, an integer divided by
+  // zero): the runtime then runs the node's out variant, which raises it. Outputs are unspecified after
+  // kRedo.
+  int (*run)(const void* params, char* const* bases, char* workspace) = nullptr;
   std::shared_ptr<const void> params;
   std::string_view route;  // the kernel chosen, for explain() and profiles: "sgemm", "tile loop"
 };
