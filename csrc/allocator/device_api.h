@@ -106,8 +106,9 @@ class Driver {
   // Adds an empty node after all that `stream` has recorded so far and before all it records next.
   // REQUIRES: capture_state(stream) is active.
   virtual Status capture_marker(StreamId stream, NodeId* node) = 0;
-  // Nodes of the capture `stream` is in that precede (or are) every node without successor, ascending:
-  // whatever is recorded next on any of its streams comes after them (rule N12).
+  // Nodes of the capture `stream` is in that precede (or are) every node without successor, and all
+  // that `stream` records next; ascending. Memory last used before such a node may be reused by later
+  // nodes of `stream` (rule N12).
   virtual Status capture_settled(StreamId stream, std::vector<NodeId>* nodes) = 0;
 
   // --- Sharing and reports.
