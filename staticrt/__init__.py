@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from staticrt import errors as errors
+    from staticrt import planner as planner
 
 __version__ = "0.1.0"
 
 # public name -> module that defines it
 _LAZY: dict[str, str] = {}
-_MODULES = ("errors",)
+_MODULES = (
+    "errors",
+    "planner",
+)
 
 __all__ = sorted([*_LAZY, *_MODULES, "__version__"])
 

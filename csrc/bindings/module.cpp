@@ -3,4 +3,5 @@
 PYBIND11_MODULE(_C, m) {
   m.doc() = "C++ side of staticrt; use the Python modules, not this one.";
   staticrt::bindings::bind_errors(m);
+  staticrt::bindings::bind_planner(m);
 }

@@ -1,0 +1,85 @@
+#include <pybind11/stl.h>
+
+#include <tuple>
+
+#include "bindings/bindings.h"
+#include "planner/planner.h"
+#include "planner/storage_groups.h"
+#include "planner/validate.h"
+
+namespace py = pybind11;
+
+namespace staticrt::bindings {
+namespace {
+
+using planner::Plan;
+using planner::Spec;
+using SpecTuples = std::vector<std::tuple<int64_t, int64_t, int64_t>>;
+
+std::vector<Spec> to_specs(const SpecTuples& tuples) {
+  std::vector<Spec> specs;
+  specs.reserve(tuples.size());
+  for (const auto& [begin, end, size_bytes] : tuples) specs.push_back({begin, end, size_bytes});
+  return specs;
+}
+
+planner::Effort to_effort(int level) {
+  SRT_INTERNAL(level >= 0 && level <= 3, "planner effort ", level, " is not 0, 1, 2 or 3");
+  return static_cast<planner::Effort>(level);
+}
+
+py::tuple to_tuple(const Plan& plan) {
+  return py::make_tuple(plan.offsets, plan.arena_bytes, plan.lower_bound, plan.proved_optimal);
+}
+
+py::tuple plan(const SpecTuples& tuples, int64_t alignment, int effort) {
+  const std::vector<Spec> specs = to_specs(tuples);
+  Plan result;
+  {
+    py::gil_scoped_release unlocked;
+    result = planner::plan(specs, alignment, to_effort(effort));
+  }
+  return to_tuple(result);
+}
+
+void validate(const SpecTuples& tuples, std::vector<int64_t> offsets, int64_t arena_bytes,
+              int64_t lower_bound, bool proved_optimal, int64_t alignment) {
+  planner::validate(to_specs(tuples), Plan{std::move(offsets), arena_bytes, lower_bound, proved_optimal},
+                    alignment);
+}
+
+std::vector<int32_t> assign_groups(const std::vector<std::pair<int64_t, int64_t>>& pairs,
+                                   bool optimize_memory) {
+  std::vector<planner::LiveRange> ranges;
+  for (const auto& [begin, end] : pairs) ranges.push_back({begin, end});
+  return planner::assign_groups(ranges, optimize_memory);
+}
+
+void translate(std::exception_ptr thrown) {
+  try {
+    if (thrown) std::rethrow_exception(thrown);
+  } catch (const planner::PlanError& error) {
+    const py::object cls = py::module_::import("staticrt.errors").attr("PlanError");
+    const py::object made = cls(error.message(), py::arg("at") = error.at(), py::arg("fix") = error.fix());
+    PyErr_SetObject(cls.ptr(), made.ptr());
+  }
+}
+
+}  // namespace
+
+void bind_planner(py::module_& m) {
+  // Registered after bind_errors: translators run last registered first, and PlanError is an InputError.
+  py::register_exception_translator(translate);
+  m.def("plan", &plan, py::arg("specs"), py::arg("alignment"), py::arg("effort"));
+  m.def(
+      "plan_groups",
+      [](const SpecTuples& specs, int64_t alignment) {
+        return to_tuple(planner::plan_groups(to_specs(specs), alignment));
+      },
+      py::arg("specs"), py::arg("alignment"));
+  m.def("assign_groups", &assign_groups, py::arg("ranges"), py::arg("optimize_memory"));
+  m.def("validate_plan", &validate, py::arg("specs"), py::arg("offsets"), py::arg("arena_bytes"),
+        py::arg("lower_bound"), py::arg("proved_optimal"), py::arg("alignment"));
+}
+
+}  // namespace staticrt::bindings

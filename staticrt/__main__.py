@@ -1,0 +1,7 @@
+"""`python -m staticrt`: the command line."""
+
+import sys
+
+from staticrt.cli import main
+
+sys.exit(main())

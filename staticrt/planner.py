@@ -1,0 +1,117 @@
+"""Memory planning by itself: live ranges and sizes in, arena offsets out.
+
+The planner is C++ (csrc/planner/), a pure function: the same specs give the same plan on any machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from staticrt.errors import OptionError, PlanError
+from staticrt.native import _C
+
+EFFORTS = ("fast", "default", "high", "exhaustive")
+
+
+class SpecLike(Protocol):
+    """An object that describes one buffer; a tuple `(begin, end, size_bytes)` does as well."""
+
+    @property
+    def begin(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    @property
+    def size_bytes(self) -> int: ...
+
+
+Spec = SpecLike | Sequence[int]
+
+
+@dataclass(frozen=True)
+class ArenaPlan:
+    """Where each buffer lies in one arena.
+
+    Attributes:
+        offsets: bytes from the arena's base, in the order of the specs; multiples of the alignment.
+        arena_bytes: size of the arena, a multiple of the alignment.
+        lower_bound: bytes; no plan is smaller. At least the largest sum of rounded sizes live at one moment.
+        proved_optimal: whether `arena_bytes == lower_bound`.
+    """
+
+    offsets: list[int]
+    arena_bytes: int
+    lower_bound: int
+    proved_optimal: bool
+
+
+def _fields(spec: Any) -> Any:
+    return (spec.begin, spec.end, spec.size_bytes) if hasattr(spec, "size_bytes") else spec
+
+
+def _tuples(specs: Iterable[Spec]) -> list[tuple[int, int, int]]:
+    rows = []
+    for index, spec in enumerate(specs):
+        try:
+            begin, end, size_bytes = _fields(spec)
+            # __index__, not int(): a size of 1.5 bytes is a mistake, not 1
+            row = (begin.__index__(), end.__index__(), size_bytes.__index__())
+        except (TypeError, ValueError, AttributeError):
+            raise PlanError(
+                f"{spec!r} is no spec",
+                at=f"spec {index}",
+                fix="give (begin, end, size_bytes), three integers, or an object with these attributes",
+            ) from None
+        if any(not -(2**63) <= value < 2**63 for value in row):
+            raise PlanError(
+                f"{row} does not fit in 64-bit integers", at=f"spec {index}", fix="check the sizes and times"
+            )
+        rows.append(row)
+    return rows
+
+
+def _alignment(alignment: int) -> int:
+    if not isinstance(alignment, int) or not -(2**63) <= alignment < 2**63:
+        raise PlanError(f"alignment {alignment!r} is no 64-bit integer", fix="give a power of two in bytes")
+    return alignment
+
+
+def plan(specs: Iterable[Spec], *, alignment: int = 64, effort: str = "default") -> ArenaPlan:
+    """Assign an arena offset to every buffer; buffers live together share no byte.
+
+    Args:
+        specs: `(begin, end, size_bytes)` each, or objects with these attributes; live on `[begin, end)`.
+            A buffer of size 0 gets offset 0 and takes no room.
+        alignment: bytes, a power of two. Sizes are rounded up to it.
+        effort: a budget of search nodes, never of time: `fast` (greedy orders only), `default`
+            (milliseconds), `high` (seconds), `exhaustive`. More effort never gives a larger arena.
+
+    Raises:
+        PlanError: an empty live range, a negative size, an odd alignment, sizes that sum past 64 bits.
+        OptionError: an unknown effort.
+    """
+    if effort not in EFFORTS:
+        raise OptionError(f"effort {effort!r} is unknown", fix=f"use one of {', '.join(EFFORTS)}")
+    return ArenaPlan(*_C.plan(_tuples(specs), _alignment(alignment), EFFORTS.index(effort)))
+
+
+def plan_groups(specs: Iterable[Spec], *, alignment: int = 64) -> ArenaPlan:
+    """The plan that storage groups give (PyTorch's Static Runtime): a baseline. Arguments as in `plan`."""
+    return ArenaPlan(*_C.plan_groups(_tuples(specs), _alignment(alignment)))
+
+
+def validate(specs: Iterable[Spec], plan: ArenaPlan, *, alignment: int = 64) -> None:
+    """Check a plan with code that shares nothing with the planner.
+
+    Raises:
+        InternalError: names the first broken invariant: overlap, alignment, arena, bound or verdict.
+    """
+    _C.validate_plan(
+        _tuples(specs),
+        plan.offsets,
+        plan.arena_bytes,
+        plan.lower_bound,
+        plan.proved_optimal,
+        _alignment(alignment),
+    )
