@@ -1,0 +1,103 @@
+// Prepares single pointwise nodes and chains of them.
+#include <algorithm>
+
+#include "kernels/pointwise_chain.h"
+#include "kernels/pointwise_ops.h"
+
+namespace staticrt {
+
+bool is_pointwise(std::string_view op) {
+  return find_emit(op) != nullptr;
+}
+
+std::optional<PreparedCall> prepare_chain(const ChainRequest& request) {
+  if (request.nodes.empty() || request.nodes.size() > kMaxChainNodes) return std::nullopt;
+  TileBuilder builder(request.sizes, request.num_threads);
+  std::vector<std::vector<int>> operand_of(request.nodes.size());
+  std::vector<int> output_of(request.nodes.size(), -1);
+  // Outputs first: the layout follows the first of them.
+  for (size_t i = 0; i < request.nodes.size(); ++i) {
+    const ChainNode& node = request.nodes[i];
+    if (!tile_supports(node.out.dtype) || node.out.sizes != request.sizes) return std::nullopt;
+    if (node.store) output_of[i] = builder.declare(node.out, *node.store, true);
+  }
+  for (size_t i = 0; i < request.nodes.size(); ++i) {
+    for (const ChainArg& arg : request.nodes[i].args) {
+      const bool is_tensor = arg.kind == ChainArg::Kind::kTensor;
+      operand_of[i].push_back(is_tensor ? builder.declare(arg.tensor.meta, arg.tensor.where, false) : -1);
+    }
+  }
+  if (!builder.layout()) return std::nullopt;
+
+  std::vector<Reg> results;
+  for (size_t i = 0; i < request.nodes.size(); ++i) {
+    const ChainNode& node = request.nodes[i];
+    const EmitFn emit = find_emit(node.op);
+    if (emit == nullptr) return std::nullopt;
+    std::vector<PointwiseNode::Argument> args;
+    for (size_t k = 0; k < node.args.size(); ++k) {
+      const ChainArg& arg = node.args[k];
+      PointwiseNode::Argument out;
+      out.is_tensor = arg.kind != ChainArg::Kind::kValue;
+      if (arg.kind == ChainArg::Kind::kTensor) {
+        out.reg = builder.load(operand_of[i][k]);
+        out.rank = arg.tensor.meta.sizes.size();
+        out.numel = arg.tensor.meta.numel();
+      } else if (arg.kind == ChainArg::Kind::kResult) {
+        if (arg.result >= i) return std::nullopt;
+        out.reg = results[arg.result];
+        out.rank = request.sizes.size();
+        out.numel = request.nodes[arg.result].out.numel();
+      } else {
+        out.value = arg.value;
+      }
+      args.push_back(std::move(out));
+    }
+    PointwiseNode pointwise(builder, std::move(args), node.out.dtype);
+    const Reg result = emit(pointwise);
+    if (!result.valid()) return std::nullopt;
+    results.push_back(result);
+  }
+  for (size_t i = 0; i < request.nodes.size(); ++i) {
+    if (output_of[i] >= 0) builder.store(output_of[i], results[i]);
+  }
+  auto program = builder.finish();
+  if (!program) return std::nullopt;
+  return make_tile_call(std::move(program));
+}
+
+namespace {
+
+std::optional<PreparedCall> prepare_pointwise(PrepareRequest& request) {
+  if (request.outs.size() != 1) return std::nullopt;
+  ChainRequest chain;
+  chain.sizes = request.outs[0].meta.sizes;
+  chain.num_threads = request.num_threads;
+  ChainNode node;
+  node.op = request.op;
+  node.out = request.outs[0].meta;
+  node.store = request.outs[0].where;
+  for (const auto& arg : request.args) {
+    ChainArg out;
+    if (arg.is_tensor()) {
+      if (!arg.tensors[0].meta.defined()) return std::nullopt;
+      out.kind = ChainArg::Kind::kTensor;
+      out.tensor = arg.tensors[0];
+    } else if (!arg.tensors.empty()) {
+      return std::nullopt;
+    } else {
+      out.value = arg.value;
+    }
+    node.args.push_back(std::move(out));
+  }
+  chain.nodes.push_back(std::move(node));
+  return prepare_chain(chain);
+}
+
+const bool registered = [] {
+  for (const std::string_view op : pointwise_ops()) register_prepare(op, &prepare_pointwise);
+  return true;
+}();
+
+}  // namespace
+}  // namespace staticrt

@@ -1,0 +1,523 @@
+// Bodies of the tile primitives, included once per instruction set (tile_prims_*.cpp). Floating point goes
+// through at::vec, whose formulas eager uses; the rest are plain loops the compiler vectorises.
+//
+// No file but those includes this one: everything here has internal linkage, because the same inline function
+// compiled for two instruction sets would be merged by the linker.
+#pragma once
+
+#include <ATen/cpu/vec/vec.h>
+#include <ATen/native/cpu/Elu.h>
+#include <ATen/native/cpu/Gelu.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "kernels/tile_prims.h"
+
+// MKL's vector functions, where torch has them: eager's exp, log, ... of float32 and float64 call these.
+extern "C" {
+#define SRT_VML(name)                                                                       \
+  __attribute__((weak)) void vms##name(int n, const float* in, float* out, long long mode); \
+  __attribute__((weak)) void vmd##name(int n, const double* in, double* out, long long mode);
+SRT_VML(Exp)
+SRT_VML(Ln)
+SRT_VML(Log2)
+SRT_VML(Log10)
+SRT_VML(Erf)
+SRT_VML(Erfc)
+SRT_VML(Sin)
+SRT_VML(Cos)
+SRT_VML(Tan)
+SRT_VML(Tanh)
+SRT_VML(Sqrt)
+#undef SRT_VML
+}
+
+namespace staticrt {
+namespace {
+
+using at::vec::Vectorized;
+
+template <class T>
+T imm_as(const Imm& imm) {
+  if constexpr (std::is_same_v<T, float>) return imm.f32;
+  if constexpr (std::is_same_v<T, double>) return imm.f64;
+  if constexpr (std::is_integral_v<T>) return static_cast<T>(imm.i64);
+}
+
+template <class T, class F>
+void map1(void* dst, const void* a, int64_t n, const F& f) {
+  using V = Vectorized<T>;
+  T* out = static_cast<T*>(dst);
+  const T* in = static_cast<const T*>(a);
+  int64_t i = 0;
+  for (; i + V::size() <= n; i += V::size()) f(V::loadu(in + i)).store(out + i);
+  if (i < n) f(V::loadu(in + i, n - i)).store(out + i, static_cast<int>(n - i));
+}
+
+template <class T, PrimForm form, class F>
+void map2(void* dst, const void* a, const void* b, int64_t n, const F& f) {
+  using V = Vectorized<T>;
+  T* out = static_cast<T*>(dst);
+  const T* x = static_cast<const T*>(a);
+  const T* y = static_cast<const T*>(b);
+  const V x0(form == PrimForm::kScalarA ? *x : T(0));
+  const V y0(form == PrimForm::kScalarB ? *y : T(0));
+  const auto at = [](const T* p, const V& single, bool is_single, int64_t i) {
+    return is_single ? single : V::loadu(p + i);
+  };
+  int64_t i = 0;
+  for (; i + V::size() <= n; i += V::size()) {
+    f(at(x, x0, form == PrimForm::kScalarA, i), at(y, y0, form == PrimForm::kScalarB, i)).store(out + i);
+  }
+  if (i < n) {
+    const int64_t k = n - i;
+    const V u = form == PrimForm::kScalarA ? x0 : V::loadu(x + i, k);
+    const V v = form == PrimForm::kScalarB ? y0 : V::loadu(y + i, k);
+    f(u, v).store(out + i, static_cast<int>(k));
+  }
+}
+
+template <class T, class F>
+void map3(void* dst, const void* a, const void* b, const void* c, int64_t n, const F& f) {
+  using V = Vectorized<T>;
+  T* out = static_cast<T*>(dst);
+  const T* x = static_cast<const T*>(a);
+  const T* y = static_cast<const T*>(b);
+  const T* z = static_cast<const T*>(c);
+  int64_t i = 0;
+  for (; i + V::size() <= n; i += V::size())
+    f(V::loadu(x + i), V::loadu(y + i), V::loadu(z + i)).store(out + i);
+  if (i < n) {
+    const int64_t k = n - i;
+    f(V::loadu(x + i, k), V::loadu(y + i, k), V::loadu(z + i, k)).store(out + i, static_cast<int>(k));
+  }
+}
+
+// VML_HA | VML_FTZDAZ_OFF | VML_ERRMODE_IGNORE of mkl_vml_defines.h: eager's mode.
+constexpr long long kVmlMode = 0x2 | 0x140000 | 0x100;
+
+template <class T, class Single, class Double, class F>
+void vml_or(Single* single, Double* dbl, void* dst, const void* a, int64_t n, const F& f) {
+  constexpr int64_t kMax = int64_t{1} << 30;
+  if constexpr (std::is_same_v<T, float>) {
+    if (single) {
+      for (int64_t i = 0; i < n; i += kMax) {
+        single(static_cast<int>(std::min(kMax, n - i)), static_cast<const float*>(a) + i,
+               static_cast<float*>(dst) + i, kVmlMode);
+      }
+      return;
+    }
+  } else {
+    if (dbl) {
+      for (int64_t i = 0; i < n; i += kMax) {
+        dbl(static_cast<int>(std::min(kMax, n - i)), static_cast<const double*>(a) + i,
+            static_cast<double*>(dst) + i, kVmlMode);
+      }
+      return;
+    }
+  }
+  map1<T>(dst, a, n, f);
+}
+
+#define SRT_PRIM_ARGS                                                                         \
+  [[maybe_unused]] void *dst, [[maybe_unused]] const void *a, [[maybe_unused]] const void *b, \
+      [[maybe_unused]] const void *c, [[maybe_unused]] int64_t n, [[maybe_unused]] const Imm *imm
+
+// ---- floating point --------------------------------------------------------------------------------
+
+template <class T, Prim op>
+int float_unary(SRT_PRIM_ARGS) {
+  using V = Vectorized<T>;
+  const V zero(T(0));
+  const V one(T(1));
+#define SRT_VML_CASE(prim, Name, method) \
+  if constexpr (op == prim) vml_or<T>(&vms##Name, &vmd##Name, dst, a, n, [](V x) { return x.method(); })
+  if constexpr (op == Prim::kAbs) map1<T>(dst, a, n, [](V x) { return x.abs(); });
+  if constexpr (op == Prim::kNeg) map1<T>(dst, a, n, [](V x) { return x.neg(); });
+  SRT_VML_CASE(Prim::kSqrt, Sqrt, sqrt);
+  if constexpr (op == Prim::kRsqrt) map1<T>(dst, a, n, [&](V x) { return one / x.sqrt(); });
+  if constexpr (op == Prim::kReciprocal) map1<T>(dst, a, n, [](V x) { return x.reciprocal(); });
+  SRT_VML_CASE(Prim::kExp, Exp, exp);
+  SRT_VML_CASE(Prim::kLog, Ln, log);
+  SRT_VML_CASE(Prim::kLog2, Log2, log2);
+  SRT_VML_CASE(Prim::kLog10, Log10, log10);
+  SRT_VML_CASE(Prim::kErf, Erf, erf);
+  SRT_VML_CASE(Prim::kErfc, Erfc, erfc);
+  SRT_VML_CASE(Prim::kSin, Sin, sin);
+  SRT_VML_CASE(Prim::kCos, Cos, cos);
+  SRT_VML_CASE(Prim::kTan, Tan, tan);
+  SRT_VML_CASE(Prim::kTanh, Tanh, tanh);
+#undef SRT_VML_CASE
+  if constexpr (op == Prim::kExpm1) map1<T>(dst, a, n, [](V x) { return x.expm1(); });
+  if constexpr (op == Prim::kLog1p) map1<T>(dst, a, n, [](V x) { return x.log1p(); });
+  if constexpr (op == Prim::kSigmoid) {
+    map1<T>(dst, a, n, [&](V x) { return (one + (zero - x).exp()).reciprocal(); });
+  }
+  if constexpr (op == Prim::kSilu) map1<T>(dst, a, n, [&](V x) { return x / (one + x.neg().exp()); });
+  if constexpr (op == Prim::kGelu) map1<T>(dst, a, n, [](V x) { return at::native::vectorized_gelu(x); });
+  if constexpr (op == Prim::kGeluTanh) {
+    map1<T>(dst, a, n, [](V x) { return at::native::vectorized_gelu_approximated_with_tanh(x); });
+  }
+  if constexpr (op == Prim::kHardswish || op == Prim::kHardsigmoid) {
+    const V three(T(3));
+    const V six(T(6));
+    map1<T>(dst, a, n, [&](V x) {
+      const V gate = at::vec::minimum(at::vec::maximum(x + three, zero), six);
+      return op == Prim::kHardswish ? x * gate / six : gate / six;
+    });
+  }
+  if constexpr (op == Prim::kMish) map1<T>(dst, a, n, [](V x) { return x * x.exp().log1p().tanh(); });
+  if constexpr (op == Prim::kFloor) map1<T>(dst, a, n, [](V x) { return x.floor(); });
+  if constexpr (op == Prim::kCeil) map1<T>(dst, a, n, [](V x) { return x.ceil(); });
+  if constexpr (op == Prim::kRound) map1<T>(dst, a, n, [](V x) { return x.round(); });
+  if constexpr (op == Prim::kTrunc) map1<T>(dst, a, n, [](V x) { return x.trunc(); });
+  if constexpr (op == Prim::kFrac) map1<T>(dst, a, n, [](V x) { return x - x.trunc(); });
+  if constexpr (op == Prim::kSign) {
+    map1<T>(dst, a, n, [&](V x) { return V::blendv(zero, one, zero < x) - V::blendv(zero, one, x < zero); });
+  }
+  if constexpr (op == Prim::kLogSigmoid) {
+    map1<T>(dst, a, n, [&](V x) { return at::vec::minimum(x, zero) - x.abs().neg().exp().log1p(); });
+  }
+  if constexpr (op == Prim::kSquare) map1<T>(dst, a, n, [](V x) { return x * x; });
+  if constexpr (op == Prim::kCube) map1<T>(dst, a, n, [](V x) { return x * x * x; });
+  if constexpr (op == Prim::kClamp) {
+    const V lo(imm_as<T>(imm[0]));
+    const V hi(imm_as<T>(imm[1]));
+    map1<T>(dst, a, n, [&](V x) { return at::vec::clamp(x, lo, hi); });
+  }
+  if constexpr (op == Prim::kClampMin) {
+    const V lo(imm_as<T>(imm[0]));
+    map1<T>(dst, a, n, [&](V x) { return at::vec::clamp_min(x, lo); });
+  }
+  if constexpr (op == Prim::kClampMax) {
+    const V hi(imm_as<T>(imm[0]));
+    map1<T>(dst, a, n, [&](V x) { return at::vec::clamp_max(x, hi); });
+  }
+  if constexpr (op == Prim::kLeakyRelu) {
+    const V slope(imm_as<T>(imm[0]));
+    map1<T>(dst, a, n, [&](V x) { return x * V::blendv(slope, one, x > zero); });
+  }
+  if constexpr (op == Prim::kElu) {
+    const auto elu = at::native::get_vectorized_elu_elementwise_func<T>(imm_as<T>(imm[0]), imm_as<T>(imm[1]),
+                                                                        imm_as<T>(imm[2]));
+    map1<T>(dst, a, n, elu);
+  }
+  if constexpr (op == Prim::kSoftplus) {
+    const V beta(imm_as<T>(imm[0]));
+    const V limit(imm_as<T>(imm[1]));
+    map1<T>(dst, a, n,
+            [&](V x) { return V::blendv((x * beta).exp().log1p() / beta, x, (x * beta) > limit); });
+  }
+  if constexpr (op == Prim::kThreshold) {
+    const V limit(imm_as<T>(imm[0]));
+    const V value(imm_as<T>(imm[1]));
+    map1<T>(dst, a, n, [&](V x) { return V::blendv(x, value, x <= limit); });
+  }
+  if constexpr (op == Prim::kPowNumber) {
+    const V exponent(imm_as<T>(imm[0]));
+    map1<T>(dst, a, n, [&](V x) { return x.pow(exponent); });
+  }
+  return 0;
+}
+
+template <class T, Prim op, PrimForm form>
+int float_binary(SRT_PRIM_ARGS) {
+  using V = Vectorized<T>;
+  const V zero(T(0));
+  const V one(T(1));
+  const auto map = [&](const auto& f) { map2<T, form>(dst, a, b, n, f); };
+  if constexpr (op == Prim::kAdd) map([](V x, V y) { return x + y; });
+  if constexpr (op == Prim::kSub) map([](V x, V y) { return x - y; });
+  if constexpr (op == Prim::kAddScaled) {
+    const V scale(imm_as<T>(imm[0]));
+    map([&](V x, V y) { return at::vec::fmadd(y, scale, x); });
+  }
+  if constexpr (op == Prim::kMul) map([](V x, V y) { return x * y; });
+  if constexpr (op == Prim::kDiv) map([](V x, V y) { return x / y; });
+  if constexpr (op == Prim::kMaximum) map([](V x, V y) { return at::vec::maximum(x, y); });
+  if constexpr (op == Prim::kMinimum) map([](V x, V y) { return at::vec::minimum(x, y); });
+  if constexpr (op == Prim::kPow) map([](V x, V y) { return x.pow(y); });
+  if constexpr (op == Prim::kDivTrunc) map([](V x, V y) { return (x / y).trunc(); });
+  if constexpr (op == Prim::kSigmoidBackward) map([&](V g, V y) { return g * (one - y) * y; });
+  if constexpr (op == Prim::kTanhBackward) map([&](V g, V y) { return g * (one - y * y); });
+  if constexpr (op == Prim::kThresholdBackward) {
+    const V limit(imm_as<T>(imm[0]));
+    map([&](V g, V x) { return V::blendv(g, zero, x <= limit); });
+  }
+  return 0;
+}
+
+template <class T, Prim op>
+int float_ternary(SRT_PRIM_ARGS) {
+  using V = Vectorized<T>;
+  if constexpr (op == Prim::kClampTensor) {
+    map3<T>(dst, a, b, c, n, [](V x, V lo, V hi) { return at::vec::minimum(at::vec::maximum(x, lo), hi); });
+  }
+  if constexpr (op == Prim::kAddcmul || op == Prim::kAddcdiv) {
+    const V scale(imm_as<T>(imm[0]));
+    map3<T>(dst, a, b, c, n,
+            [&](V x, V y, V z) { return op == Prim::kAddcmul ? x + scale * y * z : x + scale * y / z; });
+  }
+  return 0;
+}
+
+// ---- plain loops: int64, bool, and results that are bool -------------------------------------------
+
+template <class T, class R, PrimForm form, class F>
+void loop2(void* dst, const void* a, const void* b, int64_t n, const F& f) {
+  R* out = static_cast<R*>(dst);
+  const T* x = static_cast<const T*>(a);
+  const T* y = static_cast<const T*>(b);
+  if constexpr (form == PrimForm::kVectors) {
+    for (int64_t i = 0; i < n; ++i) out[i] = f(x[i], y[i]);
+  } else if constexpr (form == PrimForm::kScalarB) {
+    const T single = *y;
+    for (int64_t i = 0; i < n; ++i) out[i] = f(x[i], single);
+  } else {
+    const T single = *x;
+    for (int64_t i = 0; i < n; ++i) out[i] = f(single, y[i]);
+  }
+}
+
+template <class T, class R, class F>
+void loop1(void* dst, const void* a, int64_t n, const F& f) {
+  R* out = static_cast<R*>(dst);
+  const T* x = static_cast<const T*>(a);
+  for (int64_t i = 0; i < n; ++i) out[i] = f(x[i]);
+}
+
+template <class T, Prim op, PrimForm form>
+int compare(SRT_PRIM_ARGS) {
+  loop2<T, uint8_t, form>(dst, a, b, n, [](T x, T y) -> uint8_t {
+    if constexpr (op == Prim::kEq) return x == y;
+    if constexpr (op == Prim::kNe) return x != y;
+    if constexpr (op == Prim::kLt) return x < y;
+    if constexpr (op == Prim::kLe) return x <= y;
+    if constexpr (op == Prim::kGt) return x > y;
+    if constexpr (op == Prim::kGe) return x >= y;
+  });
+  return 0;
+}
+
+template <class T, Prim op>
+int test_value(SRT_PRIM_ARGS) {
+  loop1<T, uint8_t>(dst, a, n, [](T x) -> uint8_t {
+    if constexpr (op == Prim::kNonzero) return x != T(0);
+    if constexpr (op == Prim::kLogicalNot) return x == T(0);
+    if constexpr (std::is_floating_point_v<T>) {
+      if constexpr (op == Prim::kIsNan) return x != x;
+      if constexpr (op == Prim::kIsInf) return std::abs(x) == std::numeric_limits<T>::infinity();
+    }
+    return 0;
+  });
+  return 0;
+}
+
+int64_t wrap(uint64_t x) {
+  return static_cast<int64_t>(x);
+}
+
+template <Prim op>
+int int_unary(SRT_PRIM_ARGS) {
+  const int64_t p = imm ? imm[0].i64 : 0;
+  const int64_t q = imm ? imm[1].i64 : 0;
+  loop1<int64_t, int64_t>(dst, a, n, [p, q](int64_t x) -> int64_t {
+    if constexpr (op == Prim::kAbs) return x < 0 ? wrap(-static_cast<uint64_t>(x)) : x;
+    if constexpr (op == Prim::kNeg) return wrap(-static_cast<uint64_t>(x));
+    if constexpr (op == Prim::kSign) return (x > 0) - (x < 0);
+    if constexpr (op == Prim::kSquare) return wrap(static_cast<uint64_t>(x) * static_cast<uint64_t>(x));
+    if constexpr (op == Prim::kBitwiseNot) return ~x;
+    if constexpr (op == Prim::kClamp) return std::min(std::max(x, p), q);
+    if constexpr (op == Prim::kClampMin) return std::max(x, p);
+    if constexpr (op == Prim::kClampMax) return std::min(x, p);
+    if constexpr (op == Prim::kThreshold) return x <= p ? q : x;
+    return x;
+  });
+  return 0;
+}
+
+template <Prim op, PrimForm form>
+int int_binary(SRT_PRIM_ARGS) {
+  if constexpr (op == Prim::kDivTrunc || op == Prim::kDivFloor || op == Prim::kFmod ||
+                op == Prim::kRemainder) {
+    const int64_t divisors = form == PrimForm::kScalarB ? std::min<int64_t>(n, 1) : n;
+    const int64_t* y = static_cast<const int64_t*>(b);
+    for (int64_t i = 0; i < divisors; ++i) {
+      if (y[i] == 0) return 1;
+    }
+    loop2<int64_t, int64_t, form>(dst, a, b, n, [](int64_t x, int64_t y) -> int64_t {
+      if (y == -1) {  // the one quotient that overflows
+        return op == Prim::kDivTrunc || op == Prim::kDivFloor ? wrap(-static_cast<uint64_t>(x)) : 0;
+      }
+      const int64_t rest = x % y;
+      const bool crosses = rest != 0 && (rest < 0) != (y < 0);
+      if constexpr (op == Prim::kDivTrunc) return x / y;
+      if constexpr (op == Prim::kDivFloor) return x / y - (crosses ? 1 : 0);
+      if constexpr (op == Prim::kFmod) return rest;
+      return crosses ? rest + y : rest;
+    });
+    return 0;
+  }
+  const uint64_t scale = imm ? static_cast<uint64_t>(imm[0].i64) : 1;
+  loop2<int64_t, int64_t, form>(dst, a, b, n, [scale](int64_t x, int64_t y) -> int64_t {
+    const auto ux = static_cast<uint64_t>(x);
+    const auto uy = static_cast<uint64_t>(y);
+    if constexpr (op == Prim::kAdd) return wrap(ux + uy);
+    if constexpr (op == Prim::kSub) return wrap(ux - uy);
+    if constexpr (op == Prim::kAddScaled) return wrap(ux + scale * uy);
+    if constexpr (op == Prim::kMul) return wrap(ux * uy);
+    if constexpr (op == Prim::kMaximum) return std::max(x, y);
+    if constexpr (op == Prim::kMinimum) return std::min(x, y);
+    if constexpr (op == Prim::kAnd) return x & y;
+    if constexpr (op == Prim::kOr) return x | y;
+    if constexpr (op == Prim::kXor) return x ^ y;
+    if constexpr (op == Prim::kThresholdBackward) return y <= static_cast<int64_t>(scale) ? 0 : x;
+    return 0;
+  });
+  return 0;
+}
+
+template <Prim op, PrimForm form>
+int bool_binary(SRT_PRIM_ARGS) {
+  loop2<uint8_t, uint8_t, form>(dst, a, b, n, [](uint8_t x, uint8_t y) -> uint8_t {
+    if constexpr (op == Prim::kAnd || op == Prim::kMul || op == Prim::kMinimum) return x & y;
+    if constexpr (op == Prim::kOr || op == Prim::kAdd || op == Prim::kMaximum) return x | y;
+    return x ^ y;
+  });
+  return 0;
+}
+
+template <class T>
+int select_values(SRT_PRIM_ARGS) {
+  const uint8_t* mask = static_cast<const uint8_t*>(a);
+  const T* x = static_cast<const T*>(b);
+  const T* y = static_cast<const T*>(c);
+  T* out = static_cast<T*>(dst);
+  for (int64_t i = 0; i < n; ++i) out[i] = mask[i] ? x[i] : y[i];
+  return 0;
+}
+
+template <class T>
+int fill(SRT_PRIM_ARGS) {
+  const T value = *static_cast<const T*>(a);
+  T* out = static_cast<T*>(dst);
+  for (int64_t i = 0; i < n; ++i) out[i] = value;
+  return 0;
+}
+
+template <class T>
+int copy(SRT_PRIM_ARGS) {
+  if (dst != a) std::memmove(dst, a, static_cast<size_t>(n) * sizeof(T));
+  return 0;
+}
+
+#include "kernels/tile_convert_impl.inc"
+
+// ---- table -----------------------------------------------------------------------------------------
+
+template <Prim op, class T>
+void add_float(PrimTable& table, TileClass cls) {
+  PrimFn* row = table.op[static_cast<int>(op)][static_cast<int>(cls)];
+  if constexpr (op <= Prim::kPowNumber) {
+    row[0] = &float_unary<T, op>;
+  } else if constexpr (op >= Prim::kClampTensor && op <= Prim::kAddcdiv) {
+    row[0] = &float_ternary<T, op>;
+  } else {
+    row[0] = &float_binary<T, op, PrimForm::kVectors>;
+    row[1] = &float_binary<T, op, PrimForm::kScalarB>;
+    row[2] = &float_binary<T, op, PrimForm::kScalarA>;
+  }
+}
+
+template <Prim... ops>
+void add_floats(PrimTable& table) {
+  (add_float<ops, float>(table, TileClass::kF32), ...);
+  (add_float<ops, double>(table, TileClass::kF64), ...);
+}
+
+template <Prim... ops>
+void add_int_unary(PrimTable& table) {
+  ((table.op[static_cast<int>(ops)][static_cast<int>(TileClass::kI64)][0] = &int_unary<ops>), ...);
+}
+
+template <Prim op>
+void add_int_binary_one(PrimTable& table) {
+  PrimFn* row = table.op[static_cast<int>(op)][static_cast<int>(TileClass::kI64)];
+  row[0] = &int_binary<op, PrimForm::kVectors>;
+  row[1] = &int_binary<op, PrimForm::kScalarB>;
+  row[2] = &int_binary<op, PrimForm::kScalarA>;
+}
+template <Prim... ops>
+void add_int_binary(PrimTable& table) {
+  (add_int_binary_one<ops>(table), ...);
+}
+
+template <Prim op>
+void add_bool_binary_one(PrimTable& table) {
+  PrimFn* row = table.op[static_cast<int>(op)][static_cast<int>(TileClass::kBool)];
+  row[0] = &bool_binary<op, PrimForm::kVectors>;
+  row[1] = &bool_binary<op, PrimForm::kScalarB>;
+  row[2] = &bool_binary<op, PrimForm::kScalarA>;
+}
+template <Prim... ops>
+void add_bool_binary(PrimTable& table) {
+  (add_bool_binary_one<ops>(table), ...);
+}
+
+template <Prim op, class T>
+void add_compare_one(PrimTable& table, TileClass cls) {
+  PrimFn* row = table.op[static_cast<int>(op)][static_cast<int>(cls)];
+  row[0] = &compare<T, op, PrimForm::kVectors>;
+  row[1] = &compare<T, op, PrimForm::kScalarB>;
+  row[2] = &compare<T, op, PrimForm::kScalarA>;
+}
+template <class T, Prim... ops>
+void add_compare(PrimTable& table, TileClass cls) {
+  (add_compare_one<ops, T>(table, cls), ...);
+}
+
+template <class T>
+void add_common(PrimTable& table, TileClass cls) {
+  const int k = static_cast<int>(cls);
+  const auto set = [&](Prim op, PrimFn fn) { table.op[static_cast<int>(op)][k][0] = fn; };
+  add_compare<T, Prim::kEq, Prim::kNe, Prim::kLt, Prim::kLe, Prim::kGt, Prim::kGe>(table, cls);
+  set(Prim::kNonzero, &test_value<T, Prim::kNonzero>);
+  set(Prim::kLogicalNot, &test_value<T, Prim::kLogicalNot>);
+  set(Prim::kIsNan, &test_value<T, Prim::kIsNan>);
+  set(Prim::kIsInf, &test_value<T, Prim::kIsInf>);
+  set(Prim::kWhere, &select_values<T>);
+  set(Prim::kFill, &fill<T>);
+  set(Prim::kCopy, &copy<T>);
+}
+
+PrimTable make_prim_table() {
+  PrimTable table{};
+  using P = Prim;
+  add_floats<P::kAbs, P::kNeg, P::kSqrt, P::kRsqrt, P::kReciprocal, P::kExp, P::kExpm1, P::kLog, P::kLog1p,
+             P::kLog2, P::kLog10, P::kErf, P::kErfc, P::kSin, P::kCos, P::kTan, P::kTanh, P::kSigmoid,
+             P::kSilu, P::kGelu, P::kGeluTanh, P::kHardswish, P::kHardsigmoid, P::kMish, P::kFloor, P::kCeil,
+             P::kRound, P::kTrunc, P::kFrac, P::kSign, P::kLogSigmoid, P::kSquare, P::kCube, P::kClamp,
+             P::kClampMin, P::kClampMax, P::kLeakyRelu, P::kElu, P::kSoftplus, P::kThreshold, P::kPowNumber>(
+      table);
+  add_floats<P::kAdd, P::kSub, P::kAddScaled, P::kMul, P::kDiv, P::kMaximum, P::kMinimum, P::kPow,
+             P::kDivTrunc, P::kSigmoidBackward, P::kTanhBackward, P::kThresholdBackward, P::kClampTensor,
+             P::kAddcmul, P::kAddcdiv>(table);
+  add_int_unary<P::kAbs, P::kNeg, P::kSign, P::kSquare, P::kBitwiseNot, P::kClamp, P::kClampMin, P::kClampMax,
+                P::kThreshold>(table);
+  add_int_binary<P::kAdd, P::kSub, P::kAddScaled, P::kMul, P::kMaximum, P::kMinimum, P::kFmod, P::kRemainder,
+                 P::kDivTrunc, P::kDivFloor, P::kAnd, P::kOr, P::kXor, P::kThresholdBackward>(table);
+  add_bool_binary<P::kAnd, P::kOr, P::kXor, P::kAdd, P::kMul, P::kMaximum, P::kMinimum>(table);
+  add_common<float>(table, TileClass::kF32);
+  add_common<double>(table, TileClass::kF64);
+  add_common<int64_t>(table, TileClass::kI64);
+  add_common<uint8_t>(table, TileClass::kBool);
+  add_conversions(table);
+  table.name = STATICRT_TILE_SET;
+  return table;
+}
+
+}  // namespace
+}  // namespace staticrt

@@ -1,0 +1,134 @@
+// ns per call of prepared kernels beside at::-level calls with a sized output. Not a test.
+//   kernels_bench [name filter]
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/InferenceMode.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+
+#include "kernels/prepared_util.h"
+#include "test.h"
+
+namespace staticrt::test {
+std::vector<Case>& cases() {
+  static std::vector<Case> all;
+  return all;
+}
+}  // namespace staticrt::test
+
+namespace {
+
+using namespace staticrt;
+using namespace staticrt::test;
+
+double best_ns(const std::function<void()>& body) {
+  using Clock = std::chrono::steady_clock;
+  const auto time = [&](int64_t count) {
+    const auto start = Clock::now();
+    for (int64_t i = 0; i < count; ++i) body();
+    return std::chrono::duration<double, std::nano>(Clock::now() - start).count() /
+           static_cast<double>(count);
+  };
+  body();
+  const auto count = std::max<int64_t>(1, static_cast<int64_t>(200e3 / std::max(1.0, time(3))));
+  double best = 1e30;
+  for (int round = 0; round < 25; ++round) best = std::min(best, time(count));
+  return best;
+}
+
+const char* filter = "";
+
+void measure(const std::string& op, std::vector<c10::IValue> args,
+             const std::vector<size_t>& constants = {}) {
+  std::string name = op;
+  for (const c10::IValue& value : args) {
+    if (!value.isTensor() || !value.toTensor().defined()) continue;
+    name += " [";
+    for (const int64_t size : value.toTensor().sizes()) name.append(std::to_string(size)).append(" ");
+    name.back() = ']';
+  }
+  if (std::strstr(name.c_str(), filter) == nullptr) return;
+  const size_t dot = op.find('.');
+  const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(
+      op.substr(0, dot).c_str(), dot == std::string::npos ? "" : op.substr(dot + 1).c_str());
+  for (size_t i = args.size(); i < handle.schema().arguments().size(); ++i) {
+    args.push_back(*handle.schema().arguments()[i].default_value());
+  }
+  const auto want = run_eager(op, args);
+  torch::jit::Stack stack;
+  const double eager = best_ns([&] {
+    stack.assign(args.begin(), args.end());
+    handle.callBoxed(&stack);
+    stack.clear();
+  });
+  std::vector<char*> bases;
+  PrepareRequest request;
+  request.op = op;
+  const auto operand = [&](const at::Tensor& t) {
+    TensorOperand o;
+    o.meta = meta_of(t);
+    if (!t.defined()) return o;
+    o.where = {static_cast<uint32_t>(bases.size()), 0};
+    bases.push_back(static_cast<char*>(const_cast<void*>(t.const_data_ptr())));
+    return o;
+  };
+  for (size_t i = 0; i < args.size(); ++i) {
+    PrepareRequest::Argument argument;
+    if (args[i].isTensor()) {
+      argument.tensors.push_back(operand(args[i].toTensor()));
+      if (std::count(constants.begin(), constants.end(), i) > 0) {
+        argument.tensors[0].constant_data = args[i].toTensor().const_data_ptr();
+      }
+    } else if (args[i].isTensorList()) {
+      for (const at::Tensor& t : args[i].toTensorVector()) argument.tensors.push_back(operand(t));
+    } else {
+      argument.value = args[i];
+    }
+    request.args.push_back(std::move(argument));
+  }
+  for (const at::Tensor& t : want) request.outs.push_back(operand(t));
+  const PrepareFn prepare = find_prepare(op);
+  const auto start = std::chrono::steady_clock::now();
+  const auto call = prepare ? prepare(request) : std::nullopt;
+  const double prepare_us =
+      std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
+  if (!call) {
+    std::printf("%-70s eager %10.0f ns   prepared: declined\n", name.c_str(), eager);
+    return;
+  }
+  std::vector<char> workspace(static_cast<size_t>(request.workspace_bytes) + 64);
+  char* scratch = workspace.data() + (64 - reinterpret_cast<uintptr_t>(workspace.data()) % 64) % 64;
+  const double ours = best_ns([&] { call->run(call->params.get(), bases.data(), scratch); });
+  std::printf("%-70s eager %10.0f ns   prepared %10.1f ns  x%-6.1f %s (prepare %.0f us)\n", name.c_str(),
+              eager, ours, eager / ours, std::string(call->route).c_str(), prepare_us);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc > 1) filter = argv[1];
+  at::set_num_threads(1);
+  const c10::InferenceMode inference;
+  std::mt19937 rng(0);
+  const auto f = [&](at::IntArrayRef sizes) { return random_tensor(rng, sizes, at::kFloat); };
+  for (const int64_t n : {8, 64, 1024, 65536}) {
+    measure("aten::add.Tensor", {f({n}), f({n})});
+    measure("aten::mul.Tensor", {f({n}), f({n})});
+    measure("aten::mul.Scalar", {f({n}), 0.5});
+    for (const char* op :
+         {"aten::relu", "aten::sigmoid", "aten::tanh", "aten::exp", "aten::gelu", "aten::silu"}) {
+      measure(op, {f({n})});
+    }
+  }
+  measure("aten::add.Tensor", {f({8, 64}), f({64})});
+  measure("aten::add.Tensor", {f({64, 1024}), f({1024})});
+  measure("aten::add.Tensor", {f({64, 1024}), f({64, 1})});
+  measure("aten::add.Tensor", {f({32, 8}), f({8})});
+  measure("aten::add.Tensor", {f({64}).to(at::kBFloat16), f({64}).to(at::kBFloat16)});
+  measure("aten::clone", {f({64, 64}).t()});
+  return 0;
+}
