@@ -12,11 +12,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from staticrt import errors as errors
     from staticrt import planner as planner
+    from staticrt.compiler import CompiledFunction as CompiledFunction
+    from staticrt.compiler import CompiledModule as CompiledModule
+    from staticrt.compiler import compile as compile
 
 __version__ = "0.1.0"
 
 # public name -> module that defines it
-_LAZY: dict[str, str] = {}
+_LAZY: dict[str, str] = {
+    "CompiledFunction": "staticrt.compiler",
+    "CompiledModule": "staticrt.compiler",
+    "compile": "staticrt.compiler",
+}
 _MODULES = (
     "errors",
     "planner",

@@ -1,0 +1,248 @@
+"""The engine behind every compiled callable: pick a capture for a call, or make one, or run eagerly."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from staticrt import executable
+from staticrt.errors import CaptureError
+from staticrt.frontend.graph import CapturedGraph
+from staticrt.frontend.keys import CallKey, EagerOnly, call_key, eager_reason
+from staticrt.frontend.state import Snapshot, StateGuard
+from staticrt.options import Options
+from staticrt.report.explain import CaptureReport, EagerReport, Explanation, operator_counts
+
+
+@dataclasses.dataclass(eq=False)
+class Entry:
+    """One capture, ready to run."""
+
+    captured: CapturedGraph
+    executable: executable.Executable
+    state: StateGuard
+    ints: tuple[tuple[int, int], ...]  # int leaves that are constants of this capture
+    metadata: list[Any]
+    passes: tuple[str, ...] = ()
+    calls: int = 0
+    route: str = "whole"
+
+    def accepts(self, leaves: Sequence[Any], call: CallKey) -> bool:
+        values = dict(call.ints)
+        return (
+            all(values[index] == value for index, value in self.ints)
+            and self.captured.guards.holds(leaves)
+            and tensor_metadata(self.captured.values) == self.metadata
+            and self.state.holds()
+        )
+
+
+def tensor_metadata(values: Sequence[torch.Tensor]) -> list[Any]:
+    """What a capture assumed of the model's tensors (`weight.data = …` may change it)."""
+    return [(v.dtype, v.shape, v.stride(), v.device, v.requires_grad) for v in values]
+
+
+class Engine:
+    """Runs a function or module compiled.
+
+    Args:
+        function: what to run; also what runs eagerly.
+        options: checked options.
+        root: the module whose parameters are the model's, if any.
+        name: for messages.
+    """
+
+    def __init__(self, function: Callable[..., Any], options: Options, name: str) -> None:
+        self.function = function
+        self.options = options
+        self.name = name
+        self._entries: dict[tuple[Any, ...], list[Entry]] = {}
+        self._routes: dict[tuple[Any, ...], str] = {}  # key -> "dynamo" or "eager", once whole capture failed
+        self._order: list[Entry] = []
+        self._eager: Counter[tuple[str, str, str]] = Counter()
+        self._lock = threading.RLock()
+        self._warned: set[str] = set()
+        self._failures: dict[tuple[Any, ...], tuple[str, str]] = {}
+
+    # -- calls -------------------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        reason = eager_reason()
+        if reason is not None:
+            return self._run_eagerly(args, kwargs, reason)
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        try:
+            call = call_key(leaves, spec)
+        except EagerOnly as error:
+            return self._run_eagerly(args, kwargs, str(error))
+        if torch.is_grad_enabled() and (call.needs_grad or self._wants_gradients()):
+            return self._run_eagerly(args, kwargs, "the call needs gradients")
+        try:
+            entry = self._find(call, leaves)
+        except TypeError:  # an argument that cannot be hashed
+            return self._run_eagerly(args, kwargs, "an argument is neither a tensor nor hashable")
+        if entry is None:
+            return self._miss(call, leaves, args, kwargs)
+        return self._run(entry, leaves, args, kwargs)
+
+    def _wants_gradients(self) -> bool:
+        parameters = getattr(self.function, "parameters", None)
+        return parameters is not None and any(p.requires_grad for p in parameters())
+
+    def _find(self, call: CallKey, leaves: Sequence[Any]) -> Entry | None:
+        for entry in self._entries.get(call.key, ()):
+            if entry.accepts(leaves, call):
+                return entry
+        return None
+
+    def _run(self, entry: Entry, leaves: Sequence[Any], args: Any, kwargs: Any) -> Any:
+        captured = entry.captured
+        if captured.mutates and _share_memory(captured, leaves):
+            return self._run_eagerly(
+                args, kwargs, "an argument that is written shares memory with another input"
+            )
+        entry.calls += 1
+        flat = [*captured.values, *(leaves[index] for index in captured.user_leaves)]
+        outputs = entry.executable.run(flat)
+        return pytree.tree_unflatten(list(outputs), captured.out_spec)
+
+    def _run_eagerly(self, args: Any, kwargs: Any, reason: str, where: str = "") -> Any:
+        self._eager["call", reason, where] += 1
+        return self.function(*args, **kwargs)
+
+    # -- captures ----------------------------------------------------------------------------------------------
+
+    def _miss(self, call: CallKey, leaves: Sequence[Any], args: Any, kwargs: Any) -> Any:
+        with self._lock:
+            entry = self._find(call, leaves)  # another thread may have made it
+            if entry is None and call.key not in self._routes:
+                if len(self._order) >= self.options.max_captures:
+                    reason = f"more than max_captures={self.options.max_captures} captures"
+                    self._warn_once(f"{self.name}: {reason}; further ones run eagerly")
+                    return self._run_eagerly(args, kwargs, reason)
+                entry = self._capture(call, leaves, args, kwargs)
+        if entry is not None:
+            return self._run(entry, leaves, args, kwargs)
+        reason, where = self._failures[call.key]
+        return self._run_eagerly(args, kwargs, reason, where)
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            warnings.warn(f"staticrt: {text}", stacklevel=5)
+
+    def _capture(self, call: CallKey, leaves: Sequence[Any], args: Any, kwargs: Any) -> Entry | None:
+        from staticrt.frontend.capture import capture, failure
+
+        snapshot = Snapshot([("", self.function)])
+        seen = [entry for entry in self._entries.get(call.key, ()) if entry.ints]
+        symbolic = frozenset(
+            index
+            for index, value in call.ints
+            if any(dict(entry.ints).get(index, value) != value for entry in seen)
+        )
+        try:
+            captured = capture(
+                self.function,
+                args,
+                kwargs,
+                snapshot=snapshot,
+                tensors=self._tensors(),
+                dynamic=self.options.dynamic is not False,
+                symbolic_ints=symbolic,
+            )
+        except Exception as error:
+            self._failures[call.key] = failure(error)
+            self._routes[call.key] = "eager"
+            if self.options.fullgraph:
+                reason, where = failure(error)
+                raise CaptureError(f"cannot capture {self.name}: {reason}", at=where or None) from error
+            return None
+        entry = Entry(
+            captured=captured,
+            executable=executable.build(captured, self.options.executor),
+            state=snapshot.guard(),
+            ints=tuple((i, v) for i, v in call.ints if i not in symbolic),
+            metadata=tensor_metadata(captured.values),
+        )
+        self._entries[call.key] = [*self._entries.get(call.key, ()), entry]
+        self._order.append(entry)
+        return entry
+
+    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Capture for these arguments without running the model on them."""
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        needs_grad = torch.is_grad_enabled() and (self._wants_gradients() or _any_requires_grad(leaves))
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not needs_grad), self._lock:
+            call = call_key(leaves, spec)
+            if self._find(call, leaves) is None and call.key not in self._routes:
+                self._capture(call, leaves, args, kwargs)
+
+    def explain(self) -> Explanation:
+        """What was compiled, what runs eagerly, and why."""
+        captures = tuple(_capture_report(entry) for entry in self._order)
+        eager = tuple(EagerReport(*key, calls=count) for key, count in sorted(self._eager.items()))
+        return Explanation(self.name, captures, eager)
+
+    def _tensors(self) -> dict[int, tuple[str, str]]:
+        function = self.function
+        if not isinstance(function, torch.nn.Module):
+            return {}
+        found = {id(b): ("buffer", name) for name, b in function.named_buffers()}
+        found.update({id(p): ("parameter", name) for name, p in function.named_parameters()})
+        return found
+
+
+def _any_requires_grad(leaves: Sequence[Any]) -> bool:
+    return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
+
+
+def _capture_report(entry: Entry) -> CaptureReport:
+    captured = entry.captured
+    graph = captured.module.graph
+    placeholders = graph.find_nodes(op="placeholder")
+    users = [
+        (spec, node) for spec, node in zip(captured.inputs, placeholders, strict=True) if spec.kind == "user"
+    ]
+    counts = operator_counts(captured)
+    return CaptureReport(
+        route=entry.route,
+        inputs=tuple(f"{spec.name}: {describe(node.meta['val'])}" for spec, node in users),
+        nodes=sum(count for _name, count in counts),
+        operators=counts,
+        guards=tuple(map(str, captured.guards.guards)),
+        mutates=tuple(spec.name for spec in captured.inputs if spec.mutated),
+        passes=entry.passes,
+        kinds=tuple(getattr(entry.executable, "node_kinds", dict)().items()),
+        executor=type(entry.executable).__name__,
+        calls=entry.calls,
+    )
+
+
+def describe(value: Any) -> str:
+    """A fake value in short: "float32[s0, 8]"."""
+    if not isinstance(value, torch.Tensor):
+        return str(value)
+    return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}]"
+
+
+def _share_memory(captured: CapturedGraph, leaves: Sequence[Any]) -> bool:
+    """Whether a written input overlaps another input: the graph has them apart."""
+    seen: dict[int, bool] = {}
+    values = iter(captured.values)
+    for spec in captured.inputs:
+        value = leaves[int(spec.target)] if spec.kind == "user" else next(values)
+        if not isinstance(value, torch.Tensor):
+            continue
+        storage = value.untyped_storage()._cdata
+        if storage in seen and (seen[storage] or spec.mutated):
+            return True
+        seen[storage] = seen.get(storage, False) or spec.mutated
+    return False

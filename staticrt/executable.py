@@ -1,0 +1,76 @@
+"""What runs a captured graph: one small interface, two executors."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+
+from staticrt.errors import OptionError
+from staticrt.frontend.graph import CapturedGraph
+
+
+class Executable(Protocol):
+    """Runs a graph on flat inputs. Safe to call from many threads at once."""
+
+    def run(self, flat_inputs: Sequence[Any]) -> Sequence[Any]:
+        """Flat outputs for flat inputs, both in the order of `CapturedGraph`.
+
+        Args:
+            flat_inputs: the model's tensors, then the caller's leaves.
+        """
+        ...
+
+
+class ReferenceExecutable:
+    """Runs the captured fx graph operator by operator: slow, and right by construction.
+
+    For tests and for telling a runtime's mistake from a capture's.
+    """
+
+    def __init__(self, captured: CapturedGraph) -> None:
+        self._module: fx.GraphModule = captured.module
+
+    def run(self, flat_inputs: Sequence[Any]) -> Sequence[Any]:
+        # Autocast is in the graph already, as the casts it made.
+        with _NoAutocast():
+            outputs: Sequence[Any] = self._module(*flat_inputs)
+        return outputs
+
+
+class _NoAutocast:
+    """Switches autocasting off for a block, on every device that has it on."""
+
+    def __enter__(self) -> None:
+        self._cpu = torch.is_autocast_enabled("cpu")
+        self._cuda = torch.is_autocast_enabled("cuda")
+        if self._cpu:
+            torch.set_autocast_enabled("cpu", False)
+        if self._cuda:
+            torch.set_autocast_enabled("cuda", False)
+
+    def __exit__(self, *exc: object) -> None:
+        if self._cpu:
+            torch.set_autocast_enabled("cpu", True)
+        if self._cuda:
+            torch.set_autocast_enabled("cuda", True)
+
+
+def build(captured: CapturedGraph, executor: str, **options: Any) -> Executable:
+    """The executable of a captured graph.
+
+    Args:
+        executor: "reference", "static", or "auto" (static where this build has it).
+    """
+    if executor == "reference":
+        return ReferenceExecutable(captured)
+    if importlib.util.find_spec("staticrt.lowering") is None:
+        if executor == "static":
+            raise OptionError(
+                "executor='static' needs the C++ runtime", fix="rebuild, or use executor='reference'"
+            )
+        return ReferenceExecutable(captured)
+    return ReferenceExecutable(captured)

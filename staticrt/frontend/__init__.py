@@ -1,0 +1,1 @@
+"""From a module or function to a captured graph."""

@@ -1,0 +1,242 @@
+"""Capture a callable for one set of arguments: one recorded run over fake tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from staticrt.frontend.fakes import FakeMaker, guards_of
+from staticrt.frontend.graph import CapturedGraph, InputSpec
+from staticrt.frontend.reasons import CannotCapture, exception_line
+from staticrt.frontend.state import Snapshot
+from staticrt.frontend.watch import Watcher
+
+aten = torch.ops.aten
+
+# One capture at a time: it sets process-wide flags (torch.compiler.is_compiling).
+_lock = threading.RLock()
+
+
+def capture(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    names: Sequence[str] = (),
+    snapshot: Snapshot | None = None,
+    tensors: dict[int, tuple[str, str]] | None = None,
+    dynamic: bool = True,
+    symbolic_ints: frozenset[int] = frozenset(),
+) -> CapturedGraph:
+    """Record `function(*args, **kwargs)` as a graph with symbolic sizes.
+
+    Args:
+        function: a module or function. It runs once over fake tensors; no real data is touched.
+        args, kwargs: as in a call. Their containers are rebuilt, never handed to the model themselves.
+        names: readable names of the flat arguments, for messages.
+        snapshot: state the model may change; what it reads from globals is added. Put back before returning.
+        tensors: id of a model's tensor -> ("parameter" or "buffer", qualified name).
+        dynamic: sizes are symbols; else constants.
+        symbolic_ints: indices of int leaves that become symbols.
+
+    Raises:
+        CannotCapture: the run did something that a graph does not replay.
+        Exception: whatever the model raised.
+    """
+    snapshot = snapshot if snapshot is not None else Snapshot()
+    with _lock:
+        attempts = [True, False] if dynamic else [False]
+        for oblivious in attempts:
+            try:
+                return _attempt(
+                    function,
+                    args,
+                    kwargs,
+                    names,
+                    snapshot,
+                    tensors or {},
+                    oblivious,
+                    not dynamic,
+                    symbolic_ints,
+                )
+            except CannotCapture:
+                raise
+            except Exception:
+                if not oblivious or not any(
+                    isinstance(leaf, torch.Tensor) and any(size in (0, 1) for size in leaf.shape)
+                    for leaf in pytree.tree_leaves((args, kwargs))
+                ):
+                    raise
+    raise AssertionError("unreachable")
+
+
+@contextlib.contextmanager
+def _tracing(oblivious: bool) -> Iterator[None]:
+    """The process state under which models see that they are being compiled."""
+    from torch.fx.experimental import _config
+
+    was_compiling = torch.compiler._is_compiling_flag  # type: ignore[attr-defined]
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    torch.compiler._is_compiling_flag = True  # type: ignore[attr-defined]
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with (
+            _config.patch(backed_size_oblivious=oblivious),  # type: ignore[attr-defined]
+            torch.inference_mode(False),
+            torch.set_grad_enabled(torch.is_grad_enabled() and not torch.is_inference_mode_enabled()),
+        ):
+            yield
+    finally:
+        torch.compiler._is_compiling_flag = was_compiling  # type: ignore[attr-defined]
+        torch.backends.mha.set_fastpath_enabled(fastpath)
+
+
+def _attempt(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    names: Sequence[str],
+    snapshot: Snapshot,
+    tensors: dict[int, tuple[str, str]],
+    oblivious: bool,
+    static: bool,
+    symbolic_ints: frozenset[int],
+) -> CapturedGraph:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    from staticrt.frontend.functionalize import functionalize
+    from staticrt.frontend.trace import Tracer
+
+    leaves, in_spec = pytree.tree_flatten((args, kwargs))
+    env = ShapeEnv(
+        allow_scalar_outputs=True,
+        allow_dynamic_output_shape_ops=True,
+        specialize_zero_one=not oblivious,
+        duck_shape=False,
+    )
+    fake_mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+    watcher = Watcher(snapshot)
+    grad_enabled = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    with _tracing(oblivious), torch.set_grad_enabled(grad_enabled):
+        maker = FakeMaker(fake_mode, oblivious=oblivious, static=static)
+        fakes = maker.make(leaves, symbolic_ints)
+        tracer = Tracer(fake_mode, watcher.pause)
+        placeholders: dict[int, fx.Node] = {}
+        for index, fake in enumerate(fakes.leaves):
+            if isinstance(fake, (torch.Tensor, torch.SymInt)):
+                placeholders[index] = tracer.add_user(fake, f"arg_{index}")
+        for symbol, size in fakes.symbols.items():
+            tracer.sources[symbol] = (placeholders[size.leaf], size.prop, size.dim)
+        fake_args, fake_kwargs = pytree.tree_unflatten(list(fakes.leaves), in_spec)
+        before = pytree.tree_flatten((fake_args, fake_kwargs))
+        try:
+            with fake_mode, torch._C._AutoDispatchBelowAutograd(), tracer:
+                watcher.start()
+                try:
+                    result = function(*fake_args, **fake_kwargs)
+                finally:
+                    watcher.stop()
+            changed = snapshot.changes()
+        finally:
+            snapshot.restore()
+        if watcher.impure:
+            what, where = watcher.impure[0]
+            raise CannotCapture(f"the model {what}", where)
+        if changed:
+            raise CannotCapture(f"the model changes {changed[0]}")
+        after = pytree.tree_flatten((fake_args, fake_kwargs))
+        if before[1] != after[1] or any(a is not b for a, b in zip(before[0], after[0], strict=True)):
+            raise CannotCapture("the model changes a container among its arguments")
+        outputs, out_spec = pytree.tree_flatten(result)
+        for out in outputs:
+            _check_output(out)
+        written: set[fx.Node] = set()
+        if tracer.writes:
+            tracer, nodes, written = functionalize(tracer, outputs)
+        else:
+            nodes = [tracer.argument(out) for out in outputs]
+        _assert_data_dependent(tracer)
+    return _finish(
+        tracer, nodes, written, names, tensors, in_spec, out_spec, guards_of(env, fakes.symbols), snapshot
+    )
+
+
+def _check_output(out: Any) -> None:
+    if isinstance(out, torch.Tensor):
+        if out.requires_grad and torch.is_grad_enabled() and out.grad_fn is not None:
+            raise CannotCapture("an output needs gradients")
+        return
+    if isinstance(out, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return
+    for value in (getattr(out, "__dict__", None) or {}).values():
+        if isinstance(value, torch.Tensor):
+            raise CannotCapture(f"an output of type {type(out).__name__} holds tensors")
+
+
+def _assert_data_dependent(tracer: Any) -> None:
+    """Conditions on numbers that data decides become assertions in the graph."""
+    env = tracer.shape_env
+    for asserts in env.deferred_runtime_asserts.values():
+        for item in asserts:
+            node = tracer.symbols.from_expr(env.replace(item.expr), env)
+            if isinstance(node, fx.Node):
+                check = tracer.graph.call_function(
+                    aten._assert_scalar.default, (node, f"{item.expr} does not hold")
+                )
+                check.meta["val"] = None
+
+
+def _finish(
+    tracer: Any,
+    outputs: list[Any],
+    written: set[fx.Node],
+    names: Sequence[str],
+    tensors: dict[int, tuple[str, str]],
+    in_spec: Any,
+    out_spec: Any,
+    guards: Any,
+    snapshot: Snapshot,
+) -> CapturedGraph:
+    graph = tracer.graph
+    graph.output(tuple(outputs))
+    by_node = {lifted.node: lifted.value for lifted in tracer.lifted.values()}
+    order = {"parameter": 0, "buffer": 1, "constant": 2}
+    specs: dict[fx.Node, InputSpec] = {}
+    for node in graph.find_nodes(op="placeholder"):
+        if node in by_node:
+            kind, name = tensors.get(id(by_node[node]), ("constant", node.name))
+            specs[node] = InputSpec(kind, name, name, node in written)  # type: ignore[arg-type]
+        else:
+            index = int(str(node.target).removeprefix("arg_"))
+            name = names[index] if index < len(names) else f"argument {index}"
+            specs[node] = InputSpec("user", index, name, node in written)
+    lifted = sorted((n for n in specs if n in by_node), key=lambda n: order[specs[n].kind])
+    anchor = next(node for node in graph.nodes if node not in by_node)
+    for node in lifted:
+        anchor.prepend(node)
+    ordered = graph.find_nodes(op="placeholder")
+    module = fx.GraphModule(torch.nn.Module(), graph)
+    return CapturedGraph(
+        module=module,
+        inputs=tuple(specs[node] for node in ordered),
+        values=tuple(by_node[node] for node in ordered if node in by_node),
+        in_spec=in_spec,
+        out_spec=out_spec,
+        guards=guards,
+        random=tracer.random,
+    )
+
+
+def failure(error: BaseException) -> tuple[str, str]:
+    """Why and where a capture failed, as short texts."""
+    if isinstance(error, CannotCapture):
+        return error.reason, error.where
+    text = str(error).strip().split("\n")[0]
+    return f"{type(error).__name__}: {text}"[:300], exception_line(error)

@@ -1,0 +1,108 @@
+"""Which operators are recorded whole, which are taken apart, and quick shape rules.
+
+Below autograd a composite operator reaches the tracer undecomposed. It stays whole if it neither writes nor aliases
+(`linear`), which its schema and its run over fake tensors tell; otherwise its C++ decomposition is recorded
+(`reshape` becomes `view`, or `clone` and `_unsafe_view`).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+
+class Kind(enum.Enum):
+    """How the tracer treats an operator."""
+
+    PLAIN = "not composite"
+    KEEP = "composite, kept whole"
+    EXPAND = "composite, taken apart"
+
+
+_kinds: dict[Any, Kind] = {}
+_BATCH_NORMS = (aten.batch_norm.default, aten.instance_norm.default)
+
+
+def kind(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Kind:
+    """How to treat `func` called with these arguments."""
+    found = _kinds.get(func)
+    if found is None:
+        found = _kinds[func] = _classify(func)
+    if func is aten.batch_norm.default:
+        return Kind.KEEP if not args[5] or args[3] is None else Kind.PLAIN  # training: see rewrite()
+    if func is aten.instance_norm.default:
+        return Kind.KEEP if args[3] is None else Kind.EXPAND
+    return found
+
+
+def _classify(func: Any) -> Kind:
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        return Kind.PLAIN
+    schema = func._schema
+    if schema.is_mutable or torch.Tag.maybe_aliasing_or_mutating in func.tags:
+        return Kind.EXPAND
+    if any(arg.alias_info is not None for arg in (*schema.arguments, *schema.returns)):
+        return Kind.EXPAND
+    if any(not _is_value(ret.type) for ret in schema.returns) or not schema.returns:
+        return Kind.EXPAND  # item(), is_nonzero(), size(): the primitive behind it is recorded
+    return Kind.KEEP
+
+
+def _is_value(type_: Any) -> bool:
+    text = str(type_)
+    return text in ("Tensor", "List[Tensor]", "Optional[Tensor]")
+
+
+def aliases_inputs(out: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a fake output shares storage with a fake input."""
+    storages: set[int] = set()
+    _storages((args, kwargs), storages)
+    found: set[int] = set()
+    _storages(out, found)
+    return not storages.isdisjoint(found)
+
+
+def _storages(value: Any, into: set[int]) -> None:
+    if isinstance(value, torch.Tensor):
+        into.add(value.untyped_storage()._cdata)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _storages(item, into)
+    elif isinstance(value, dict):
+        for item in value.values():
+            _storages(item, into)
+
+
+def _batch_norm(
+    tracer: Any,
+    x: torch.Tensor,
+    weight: Any,
+    bias: Any,
+    mean: Any,
+    var: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> torch.Tensor:
+    """Training-mode batch_norm writes its running statistics, which its schema does not say."""
+    out: torch.Tensor = aten._native_batch_norm_legit.default(
+        x, weight, bias, mean, var, True, momentum, eps
+    )[0]
+    return out
+
+
+def rewrite(func: Any, args: tuple[Any, ...]) -> Callable[..., Any] | None:
+    """What to call in place of `func`, or None."""
+    if func is aten.batch_norm.default and args[5] and args[3] is not None:
+        return _batch_norm
+    return None
+
+
+# op -> fake result from fake arguments, where torch's own rule is slow or specialises sizes
+FAKE_RULES: dict[Any, Callable[..., Any]] = {}

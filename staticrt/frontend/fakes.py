@@ -1,0 +1,160 @@
+"""Fake inputs with symbolic sizes for one capture."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from staticrt.frontend.graph import Guard, GuardSet, SizeSymbol
+from staticrt.frontend.symbols import guard_source
+
+
+def layout_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """How a tensor's strides follow from its sizes; None: contiguous.
+
+    Dimensions from the outermost stride to the innermost; a dimension is written as `d` where its stride is the
+    product of the sizes inside it, as `~d` where it is a number of its own, and as `d + 1000` where it is 0.
+    Two tensors of one layout take the same paths in operators that look at strides.
+    """
+    if tensor.is_contiguous():
+        return None
+    sizes, strides = tensor.shape, tensor.stride()
+    order = sorted(range(len(sizes)), key=lambda d: (-strides[d], d))
+    code: list[int] = []
+    expected = 1
+    for dim in reversed(order):
+        if strides[dim] == 0 and sizes[dim] != 1:
+            code.append(dim + 1000)
+        elif strides[dim] == expected or sizes[dim] == 1:
+            code.append(dim)
+            expected *= sizes[dim]
+        else:
+            code.append(~dim)
+            expected = strides[dim] * sizes[dim]
+    return tuple(reversed(code))
+
+
+@dataclasses.dataclass
+class FakeInputs:
+    """The fakes of the caller's leaves, and what their symbols mean."""
+
+    leaves: list[Any]
+    symbols: dict[Any, SizeSymbol]  # sympy symbol -> where the caller's value is found
+
+
+class FakeMaker:
+    """Makes fake leaves in a fake mode.
+
+    Args:
+        fake_mode: with a ShapeEnv.
+        oblivious: sizes 0 and 1 get symbols too.
+        static: every size is a constant.
+    """
+
+    def __init__(self, fake_mode: Any, *, oblivious: bool, static: bool) -> None:
+        self.fake_mode = fake_mode
+        self.env = fake_mode.shape_env
+        self.oblivious = oblivious
+        self.static = static
+        self.symbols: dict[Any, SizeSymbol] = {}
+
+    def make(self, leaves: Sequence[Any], symbolic_ints: frozenset[int]) -> FakeInputs:
+        """Fakes of all leaves; numbers in `symbolic_ints` become symbols, other non-tensors stay."""
+        fakes: list[Any] = []
+        for index, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor):
+                fakes.append(self._tensor(index, leaf))
+            elif index in symbolic_ints:
+                fakes.append(self._symbol(index, "value", 0, leaf))
+            else:
+                fakes.append(leaf)
+        return FakeInputs(fakes, self.symbols)
+
+    def _symbol(self, leaf: int, prop: Any, dim: int, value: int) -> Any:
+        from torch._dynamo.source import ConstantSource
+        from torch.fx.experimental.symbolic_shapes import DimDynamic
+
+        if prop != "value" and (self.static or (value in (0, 1) and not self.oblivious)):
+            return value
+        source = ConstantSource(f"{prop}_{leaf}_{dim}")
+        symbol = self.env.create_symbol(
+            value,
+            source,
+            DimDynamic.DYNAMIC,
+            positive=None if prop == "value" else True,
+            do_not_specialize_zero_one=self.oblivious or prop == "value",
+        )
+        self.symbols[symbol] = SizeSymbol(str(symbol), leaf, prop, dim)
+        return self.env.create_symintnode(symbol, hint=value, source=source)
+
+    def _tensor(self, index: int, real: torch.Tensor) -> torch.Tensor:
+        sizes = [self._symbol(index, "size", dim, size) for dim, size in enumerate(real.shape)]
+        strides: list[Any] = [1] * len(sizes)
+        layout = layout_of(real)
+        expected: Any = 1
+        for code in reversed(layout if layout is not None else range(len(sizes))):
+            if code >= 1000:
+                strides[code - 1000] = 0
+                continue
+            dim = code if code >= 0 else ~code
+            if code >= 0:
+                strides[dim] = expected
+            else:
+                strides[dim] = self._symbol(index, "stride", dim, real.stride(dim))
+            expected = strides[dim] * sizes[dim]
+        with self.fake_mode:
+            fake = torch.empty_strided(sizes, strides, dtype=real.dtype, device=real.device)
+        if isinstance(real, torch.nn.Parameter):
+            fake = torch.nn.Parameter(fake, requires_grad=real.requires_grad)
+        elif real.requires_grad:
+            fake.requires_grad_()
+        return fake
+
+
+def guards_of(env: Any, symbols: dict[Any, SizeSymbol]) -> GuardSet:
+    """The conditions a ShapeEnv gathered, over the caller's sizes."""
+    import sympy
+
+    guards: list[Guard] = []
+    seen: set[str] = set()
+
+    def add(expr: Any, reason: str) -> None:
+        if expr in (sympy.true, True):
+            return
+        text = guard_source(expr)
+        if text not in seen:
+            seen.add(text)
+            guards.append(Guard(text, reason))
+
+    for symbol, size in symbols.items():
+        value = env.replace(symbol)
+        if value != symbol:
+            add(sympy.Eq(symbol, value, evaluate=False), "")
+        bounds = env.var_to_range.get(symbol)
+        if bounds is not None and size.prop == "size" and bounds.lower.is_finite and int(bounds.lower) >= 2:
+            add(sympy.Ge(symbol, bounds.lower, evaluate=False), "")
+    for guard in env.guards:
+        expr = guard.expr
+        if expr.free_symbols <= symbols.keys():
+            add(expr, _reason(guard))
+        else:
+            replaced = env.replace(expr)
+            if replaced.free_symbols <= symbols.keys():
+                add(replaced, _reason(guard))
+    return GuardSet(list(symbols.values()), guards)
+
+
+def _reason(guard: Any) -> str:
+    """The model line of a guard: the innermost frame of model code when it was made."""
+    from staticrt.frontend.reasons import is_user_file
+
+    stack = getattr(guard.sloc, "stack", None)
+    if stack is None:
+        return ""
+    for frame in reversed(stack.summary()):
+        if is_user_file(frame.filename):
+            return f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno}"
+    return ""

@@ -1,0 +1,149 @@
+"""The captured graph: what the frontend hands to passes and lowering.
+
+A `CapturedGraph` is functional ATen on an `fx.Graph`:
+
+- Nodes call `OpOverload`s, higher-order operators (`cond`, `while_loop`, `scan`, `map`, with `get_attr` nodes for
+  their sub-modules), or Python scalar functions (`operator.*`, `math.*`, `torch.sym_*`) on symbolic sizes.
+  Composite operators that neither alias nor write (`linear`, `layer_norm`, `scaled_dot_product_attention`,
+  `conv2d`, `lstm` …) stay whole.
+- `meta["val"]` of a node is its fake value: a fake tensor, a tuple of them, or a symbolic number.
+- Placeholders follow `inputs`: parameters, buffers and lifted constants first, then the caller's leaves.
+- Writes are explicit: after the functional part, `aten.copy_.default(placeholder, value)` nodes write back what
+  eager would have written into a parameter, buffer, constant or the caller's tensor. Nothing else writes.
+- The output node holds one flat tuple. An entry is a node or a Python constant. An entry that is a placeholder is
+  that very tensor, and one that reaches a placeholder through view operators aliases it, exactly as in eager.
+  The same node twice is the same tensor twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import fx
+
+InputKind = Literal["parameter", "buffer", "constant", "user"]
+
+
+@dataclasses.dataclass(frozen=True)
+class InputSpec:
+    """Where one placeholder's value comes from.
+
+    Args:
+        kind: parameter, buffer or constant of the model, or a leaf of the caller's arguments.
+        target: the qualified name ("layers.0.weight"), or the leaf's index among the flat arguments.
+        name: for messages: the qualified name, or the argument's path ("x", "kwargs['mask'][0]").
+        mutated: the graph writes into it.
+    """
+
+    kind: InputKind
+    target: str | int
+    name: str
+    mutated: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Guard:
+    """A condition on the caller's sizes under which the graph is right.
+
+    Args:
+        expression: Python source over the names of `GuardSet.symbols`.
+        reason: the model line that made the frontend assume it.
+    """
+
+    expression: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.expression}   ({self.reason})" if self.reason else self.expression
+
+
+@dataclasses.dataclass(frozen=True)
+class SizeSymbol:
+    """One number of a caller's leaf that guards may mention.
+
+    Args:
+        name: its name in guard expressions.
+        leaf: index among the flat arguments.
+        prop: "size", "stride", or "value" (the leaf itself is an int).
+        dim: dimension, 0 for "value".
+    """
+
+    name: str
+    leaf: int
+    prop: Literal["size", "stride", "value"]
+    dim: int
+
+
+class GuardSet:
+    """All size conditions of a capture, compiled to one function of the flat arguments."""
+
+    def __init__(self, symbols: Sequence[SizeSymbol], guards: Sequence[Guard]) -> None:
+        self.symbols = tuple(symbols)
+        self.guards = tuple(guards)
+        self._check = self._compile()
+
+    def _compile(self) -> Callable[[Sequence[Any]], bool] | None:
+        if not self.guards:
+            return None
+        import math
+
+        text = " and ".join(f"({guard.expression})" for guard in self.guards)
+        lines = ["def check(leaves):"]
+        for symbol in self.symbols:
+            if symbol.name not in text:
+                continue
+            access = {"size": f".shape[{symbol.dim}]", "stride": f".stride({symbol.dim})", "value": ""}
+            lines.append(f"    {symbol.name} = leaves[{symbol.leaf}]{access[symbol.prop]}")
+        lines.append(f"    return {text}")
+        scope: dict[str, Any] = {"math": math, "torch": torch, "min": min, "max": max}
+        exec("\n".join(lines), scope)
+        check: Callable[[Sequence[Any]], bool] = scope["check"]
+        return check
+
+    def holds(self, leaves: Sequence[Any]) -> bool:
+        """Whether the flat arguments satisfy every guard."""
+        return self._check is None or bool(self._check(leaves))
+
+
+@dataclasses.dataclass
+class CapturedGraph:
+    """One capture of a model; see the module's docstring for what always holds of it.
+
+    Args:
+        module: the graph, with sub-modules for control flow.
+        inputs: one entry for each placeholder, in order.
+        values: the tensors behind the entries that are not "user", in order (the model's own objects, not copies).
+        in_spec, out_spec: structure of the arguments `(args, kwargs)` and of the result.
+        guards: conditions on sizes; another capture is needed where they fail.
+        route: how it was captured ("trace", "dynamo").
+        random: the graph draws random numbers, in eager's order.
+        notes: readable remarks for `explain()`.
+    """
+
+    module: fx.GraphModule
+    inputs: tuple[InputSpec, ...]
+    values: tuple[torch.Tensor, ...]
+    in_spec: Any
+    out_spec: Any
+    guards: GuardSet
+    route: str = "trace"
+    random: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def user_leaves(self) -> tuple[int, ...]:
+        """Indices of the caller's flat arguments that the graph takes, in placeholder order."""
+        return tuple(int(spec.target) for spec in self.inputs if spec.kind == "user")
+
+    @property
+    def mutates(self) -> bool:
+        """Whether the graph writes into any of its inputs."""
+        return any(spec.mutated for spec in self.inputs)
+
+    def outputs(self) -> tuple[Any, ...]:
+        """The flat outputs: nodes or Python constants."""
+        (output,) = self.module.graph.find_nodes(op="output")
+        return tuple(output.args[0])

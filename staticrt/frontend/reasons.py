@@ -1,0 +1,105 @@
+"""Why something is not compiled, and where in the model."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from types import FrameType
+
+import torch
+
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_CAPTURE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "capture.py")
+_STDLIB = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+# Installed packages that run beneath models: symbolic sizes, arrays, pytrees.
+_INFRASTRUCTURE = (
+    "site-packages/sympy",
+    "site-packages/mpmath",
+    "site-packages/numpy",
+    "site-packages/functorch",
+    "site-packages/optree",
+    "site-packages/_pytest",
+    "site-packages/pluggy",
+)
+_user_files: dict[str, bool] = {}
+
+
+class CannotCapture(Exception):
+    """The tracer met something that has no graph form.
+
+    Args:
+        reason: what it met, as a phrase.
+        where: the model line, or "" where it is not known.
+    """
+
+    def __init__(self, reason: str, where: str = "") -> None:
+        super().__init__(reason if not where else f"{reason} ({where})")
+        self.reason = reason
+        self.where = where or model_line()
+
+
+def is_user_file(filename: str) -> bool:
+    """Whether a file holds model code: not torch, not this package, not Python's own library."""
+    known = _user_files.get(filename)
+    if known is None:
+        path = os.path.abspath(filename)
+        inside_site = f"{os.sep}site-packages{os.sep}" in path
+        ours = path.startswith(_HERE) and not path.startswith(_HERE + "models" + os.sep)
+        known = not (
+            ours
+            or path.startswith(_TORCH)
+            or any(f"{os.sep}{name}{os.sep}" in path for name in _INFRASTRUCTURE)
+            or filename.startswith("<frozen")
+            or (path.startswith(_STDLIB) and not inside_site)
+        )
+        _user_files[filename] = known
+    return known
+
+
+def user_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame of model code at or above `frame`; torch's own modules where there is none."""
+    first_module: FrameType | None = None
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if is_user_file(filename):
+            return frame
+        if filename == _CAPTURE:  # what lies above is the caller of the model, not the model
+            break
+        if (
+            first_module is None
+            and filename.startswith(_TORCH + "nn" + os.sep)
+            and "module.py" not in filename
+        ):
+            first_module = frame
+        frame = frame.f_back
+    return first_module
+
+
+def model_line(frame: FrameType | None = None) -> str:
+    """ "file.py:41" of the model line now running, or ""."""
+    found = user_frame(frame if frame is not None else sys._getframe(1))
+    return "" if found is None else f"{os.path.basename(found.f_code.co_filename)}:{found.f_lineno}"
+
+
+def stack_trace(frame: FrameType | None) -> str | None:
+    """The model line now running in the form fx keeps in meta["stack_trace"]."""
+    found = user_frame(frame)
+    if found is None:
+        return None
+    code, line = found.f_code, found.f_lineno
+    text = linecache.getline(code.co_filename, line).strip()
+    return f'File "{code.co_filename}", line {line}, in {code.co_name}\n    {text}'
+
+
+def exception_line(error: BaseException) -> str:
+    """ "file.py:41" of the innermost model line in an exception's traceback, or ""."""
+    best = ""
+    trace = error.__traceback__
+    while trace is not None:
+        filename = trace.tb_frame.f_code.co_filename
+        if is_user_file(filename):
+            best = f"{os.path.basename(filename)}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return best

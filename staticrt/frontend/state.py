@@ -1,0 +1,240 @@
+"""Python state a capture depends on: module attributes, hooks, containers, closures, globals.
+
+`Snapshot` walks it once. During capture it tells whether the model changed any of it (then the capture is not
+pure) and puts it back; afterwards the same record is the guard: the capture holds while nothing differs.
+"""
+
+from __future__ import annotations
+
+import types
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import chain
+from typing import Any
+
+import torch
+
+_LEAF_TYPES: tuple[type, ...] = (
+    torch.Tensor,
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    type(None),
+    type,
+    types.ModuleType,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    torch.dtype,
+    torch.device,
+    torch.Generator,
+    torch.Size,
+)
+_MAX_CONTAINERS = 200_000
+
+
+class Snapshot:
+    """The contents, by identity, of every mutable container reachable from some roots.
+
+    Args:
+        roots: (name, object) pairs; modules, functions (their closures and defaults), containers, plain objects.
+    """
+
+    def __init__(self, roots: Iterable[tuple[str, Any]] = ()) -> None:
+        self._seen: set[int] = set()
+        self._dicts: list[tuple[str, dict[Any, Any], dict[Any, Any]]] = []
+        self._lists: list[tuple[str, Any, list[Any]]] = []
+        self._sets: list[tuple[str, set[Any], set[Any]]] = []
+        self._cells: list[tuple[str, types.CellType, Any]] = []
+        self._globals: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = {}
+        self._alive: list[Any] = []
+        self.complete = True
+        for name, root in roots:
+            self.add(name, root)
+
+    def add(self, name: str, root: Any) -> None:
+        """Walk one more root."""
+        queue: deque[tuple[str, Any]] = deque([(name, root)])
+        while queue:
+            path, value = queue.popleft()
+            if isinstance(value, types.MethodType):
+                queue.append((path, value.__self__))
+                value = value.__func__
+            if isinstance(value, types.FunctionType):
+                if id(value) not in self._seen:
+                    self._remember(value)
+                    queue.extend(self._function(path, value))
+                continue
+            if isinstance(value, _LEAF_TYPES) or id(value) in self._seen:
+                continue
+            if len(self._seen) > _MAX_CONTAINERS:
+                self.complete = False
+                return
+            self._remember(value)
+            queue.extend(self._container(path, value))
+
+    def _remember(self, value: Any) -> None:
+        self._seen.add(id(value))
+        self._alive.append(value)
+
+    def _container(self, path: str, value: Any) -> list[tuple[str, Any]]:
+        if isinstance(value, dict):
+            self._dicts.append((path, value, dict(value)))
+            return [
+                (f"{path}[{key!r}]", item) for key, item in value.items() if not isinstance(item, _LEAF_TYPES)
+            ]
+        if isinstance(value, (list, deque)):
+            self._lists.append((path, value, list(value)))
+            return [
+                (f"{path}[{i}]", item) for i, item in enumerate(value) if not isinstance(item, _LEAF_TYPES)
+            ]
+        if isinstance(value, tuple):
+            return [
+                (f"{path}[{i}]", item) for i, item in enumerate(value) if not isinstance(item, _LEAF_TYPES)
+            ]
+        if isinstance(value, set):
+            self._sets.append((path, value, set(value)))
+            return []
+        if type(value).__module__.split(".")[0] in (
+            "logging",
+            "threading",
+            "_thread",
+            "concurrent",
+            "staticrt",
+        ):
+            return []
+        attributes = getattr(value, "__dict__", None)
+        if not isinstance(attributes, dict):
+            return []
+        self._seen.add(id(attributes))
+        self._dicts.append((path, attributes, dict(attributes)))
+        found = []
+        for key, item in attributes.items():
+            if isinstance(item, _LEAF_TYPES) and not isinstance(item, types.MethodType):
+                continue
+            if isinstance(value, torch.nn.Module) and key in ("_modules", "_parameters", "_buffers"):
+                if id(item) not in self._seen:  # keep paths readable: "encoder.layers.0"
+                    self._remember(item)
+                    self._dicts.append((path, item, dict(item)))
+                found += [(f"{path}.{name}", child) for name, child in item.items() if child is not None]
+            else:
+                found.append((f"{path}.{key}", item))
+        return found
+
+    def _function(self, path: str, function: types.FunctionType) -> list[tuple[str, Any]]:
+        found: list[tuple[str, Any]] = []
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            try:
+                content = cell.cell_contents
+            except ValueError:  # not filled yet
+                continue
+            self._cells.append((f"{path}:{name}", cell, content))
+            found.append((f"{path}:{name}", content))
+        return found
+
+    def add_global(self, scope: dict[str, Any], name: str) -> None:
+        """Remember a global name's value, and what it holds."""
+        key = (id(scope), name)
+        if key not in self._globals:
+            self._globals[key] = (scope, name, scope[name])
+            if not isinstance(scope[name], _LEAF_TYPES):
+                self.add(name, scope[name])
+
+    def changes(self) -> list[str]:
+        """Paths of what differs now, each with what happened."""
+        found = []
+        for path, live, saved in self._dicts:
+            if not _same_dict(live, saved):
+                found += [f"{path}.{key}" for key in _different_keys(live, saved)]
+        found += [
+            path for path, live_list, saved_list in self._lists if not _same_list(live_list, saved_list)
+        ]
+        found += [path for path, live, saved in self._sets if live != saved]
+        found += [path for path, cell, saved in self._cells if _content(cell) is not saved]
+        missing = object()
+        found += [
+            name for scope, name, saved in self._globals.values() if scope.get(name, missing) is not saved
+        ]
+        return found
+
+    def restore(self) -> None:
+        """Put everything back as it was."""
+        for _path, live, saved in self._dicts:
+            if not _same_dict(live, saved):
+                live.clear()
+                live.update(saved)
+        for _path, live_list, saved_list in self._lists:
+            if not _same_list(live_list, saved_list):
+                live_list.clear()
+                live_list.extend(saved_list)
+        for _path, live_set, saved_set in self._sets:
+            if live_set != saved_set:
+                live_set.clear()
+                live_set.update(saved_set)
+        for _path, cell, saved in self._cells:
+            if _content(cell) is not saved:
+                cell.cell_contents = saved
+        for scope, name, saved in self._globals.values():
+            scope[name] = saved
+
+    def guard(self) -> StateGuard:
+        """A quick check that nothing differs."""
+        return StateGuard(self)
+
+
+class StateGuard:
+    """Whether a snapshot still holds. The seam for a check in C++: only `holds()` runs on each call."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot  # keeps every compared object alive, so that ids stay theirs
+        self._sized = [live for _p, live, _s in (*snapshot._dicts, *snapshot._lists, *snapshot._sets)]
+        self._lengths = [len(live) for live in self._sized]
+        self._views: list[Callable[[], Iterable[Any]]] = [
+            live.values for _p, live, _s in snapshot._dicts if live
+        ]
+        self._views += [live.__iter__ for _p, live, _s in snapshot._lists if live]
+        self._ids = [id(item) for view in self._views for item in view()]
+        self._sets = [(live, saved) for _p, live, saved in snapshot._sets]
+        self._cells = [(cell, saved) for _p, cell, saved in snapshot._cells]
+        self._globals = list(snapshot._globals.values())
+
+    def holds(self) -> bool:
+        """True while nothing that the capture read has changed."""
+        if [*map(len, self._sized)] != self._lengths:
+            return False
+        if [*map(id, chain.from_iterable(view() for view in self._views))] != self._ids:
+            return False
+        return (
+            all(live == saved for live, saved in self._sets)
+            and all(_content(cell) is saved for cell, saved in self._cells)
+            and all(name in scope and scope[name] is saved for scope, name, saved in self._globals)
+        )
+
+    def changes(self) -> list[str]:
+        """What changed, for messages."""
+        return self._snapshot.changes()
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def _same_dict(live: dict[Any, Any], saved: dict[Any, Any]) -> bool:
+    return len(live) == len(saved) and all(
+        a is b and x is y for (a, x), (b, y) in zip(live.items(), saved.items(), strict=True)
+    )
+
+
+def _same_list(live: Any, saved: list[Any]) -> bool:
+    return len(live) == len(saved) and all(a is b for a, b in zip(live, saved, strict=True))
+
+
+def _different_keys(live: dict[Any, Any], saved: dict[Any, Any]) -> list[str]:
+    missing = object()
+    keys = [*saved, *(key for key in live if key not in saved)]
+    return [str(key) for key in keys if live.get(key, missing) is not saved.get(key, missing)]

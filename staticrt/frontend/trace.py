@@ -1,0 +1,285 @@
+"""Record one run of a model over fake tensors as a graph.
+
+`torch.export` traces twice (a pre-dispatch graph, then AOT's functional one) and through several layers of modes.
+Here one dispatch mode sits on a `FakeTensorMode`, below autograd: there every operator arrives whole, composite
+ones included, so one run gives the graph. Real tensors (parameters, buffers, globals) are met as the model uses
+them and become placeholders; the module is never changed. Symbolic sizes need no tracing of their own: an
+argument's sympy expression is turned into nodes where it is used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from staticrt.frontend import composites
+from staticrt.frontend.reasons import CannotCapture, stack_trace
+from staticrt.frontend.symbols import SymbolNodes
+
+aten = torch.ops.aten
+
+# Ask a tensor for a property: nothing to record.
+_QUERIES = frozenset(
+    {"prim::device", "aten::sym_size", "aten::sym_stride", "aten::sym_numel", "aten::is_contiguous"}
+)
+
+
+@dataclasses.dataclass(eq=False)
+class Lifted:
+    """A real tensor the model used, its fake, and its placeholder."""
+
+    value: torch.Tensor
+    fake: torch.Tensor
+    node: fx.Node
+
+
+class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The recording mode. Use inside its fake mode: `with fake_mode, below_autograd, tracer: model(...)`.
+
+    Args:
+        fake_mode: a `FakeTensorMode` with a ShapeEnv.
+        pause: called around recording, so that a watcher of model code does not see ours.
+    """
+
+    def __init__(self, fake_mode: Any, pause: Callable[[], Any] | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.fake_mode = fake_mode
+        self.shape_env = fake_mode.shape_env
+        self.graph = fx.Graph()
+        self.symbols = SymbolNodes(self.graph, self._bind_symbol)
+        self.lifted: dict[int, Lifted] = {}
+        self.mutated: set[fx.Node] = set()
+        self.writes = False  # an operator that writes was recorded
+        self.random = False
+        self.user_placeholders: list[fx.Node] = []
+        self.sources: dict[Any, tuple[fx.Node, str, int]] = {}  # symbol -> placeholder, property, dim
+        self.grad_enabled = torch.is_grad_enabled()
+        self.source_node: fx.Node | None = None  # when re-tracing a graph: whose line to keep
+        self.unbacked: list[tuple[Any, fx.Node, int | None]] = []  # symbol, its node, the dim that has it
+        self._nodes: dict[int, fx.Node] = {}
+        self._alive: list[torch.Tensor] = []
+        self._pause = pause
+
+    # -- inputs ------------------------------------------------------------------------------------------------
+
+    def add_user(self, fake: Any, name: str) -> fx.Node:
+        """A placeholder for one of the caller's leaves: a fake tensor or a symbolic number."""
+        node = self.graph.placeholder(name)
+        node.meta["val"] = fake
+        self.user_placeholders.append(node)
+        if isinstance(fake, torch.Tensor):
+            self.track(fake, node)
+        return node
+
+    def track(self, tensor: torch.Tensor, node: fx.Node) -> None:
+        self._nodes[id(tensor)] = node
+        self._alive.append(tensor)
+
+    def lift(self, real: torch.Tensor) -> Lifted:
+        """The placeholder of a real tensor."""
+        found = self.lifted.get(id(real))
+        if found is not None:
+            return found
+        if type(real) not in (torch.Tensor, torch.nn.Parameter):
+            raise CannotCapture(f"a tensor subclass, {type(real).__name__}")
+        if real.layout != torch.strided or real.is_quantized or real.is_nested:
+            raise CannotCapture(f"a tensor of layout {real.layout}")
+        fake = self.fake_mode.from_tensor(real, static_shapes=True)
+        anchor = self.user_placeholders[0] if self.user_placeholders else None
+        first = anchor if anchor is not None else next(iter(self.graph.nodes), None)
+        if first is None:
+            node = self.graph.placeholder(f"lifted_{len(self.lifted)}")
+        else:
+            with self.graph.inserting_before(first):
+                node = self.graph.placeholder(f"lifted_{len(self.lifted)}")
+        node.meta["val"] = fake
+        lifted = self.lifted[id(real)] = Lifted(real, fake, node)
+        self.track(fake, node)
+        return lifted
+
+    def _bind_symbol(self, symbol: Any) -> fx.Node | None:
+        source = self.sources.get(symbol)
+        if source is None:
+            return None
+        placeholder, prop, dim = source
+        if prop == "value":
+            return placeholder
+        target = aten.sym_size.int if prop == "size" else aten.sym_stride.int
+        node = self.graph.call_function(target, (placeholder, dim))
+        value = placeholder.meta["val"]
+        node.meta["val"] = value.shape[dim] if prop == "size" else value.stride(dim)
+        return node
+
+    # -- recording ---------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if self._pause is None:
+            return self._dispatch(func, args, kwargs or {})
+        resume = self._pause()
+        try:
+            return self._dispatch(func, args, kwargs or {})
+        finally:
+            resume()
+
+    def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not isinstance(func, torch._ops.OpOverload):
+            raise CannotCapture(f"higher-order operator {func}")
+        if func._schema.name in _QUERIES:
+            return func(*args, **kwargs)
+        if torch.is_grad_enabled() and not self.grad_enabled:
+            raise CannotCapture("the model turns gradients on")
+        kind = composites.kind(func, args, kwargs)
+        if kind is composites.Kind.EXPAND:
+            return self._expand(func, args, kwargs)
+        special = composites.rewrite(func, args)
+        if special is not None:
+            with self:
+                return special(self, *args, **kwargs)
+        fake_args = self._fake(args)
+        fake_kwargs = self._fake(kwargs)
+        if torch.Tag.inplace_view in func.tags:
+            return self._inplace_view(func, fake_args, fake_kwargs)
+        known = len(self.shape_env.pending_fresh_unbacked_symbols)
+        shape_rule = composites.FAKE_RULES.get(func)
+        if shape_rule is not None:
+            out = shape_rule(self.fake_mode, *fake_args, **fake_kwargs)
+        else:
+            out = func(*fake_args, **fake_kwargs)
+            if kind is composites.Kind.KEEP and composites.aliases_inputs(out, fake_args, fake_kwargs):
+                return self._expand(func, args, kwargs)
+        return self._record(func, fake_args, fake_kwargs, out, known)
+
+    def _expand(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with self:
+            out = func.decompose(*args, **kwargs)
+        if out is NotImplemented:
+            raise CannotCapture(f"operator {func} has no decomposition")
+        return out
+
+    def _fake(self, value: Any) -> Any:
+        """Arguments with real tensors replaced by their fakes."""
+        if isinstance(value, torch.Tensor):
+            return value if id(value) in self._nodes else self._fake_tensor(value)
+        if isinstance(value, (list, tuple)):
+            return type(value)([self._fake(item) for item in value]) if value else value
+        if isinstance(value, dict):
+            return {key: self._fake(item) for key, item in value.items()}
+        return value
+
+    def _fake_tensor(self, value: torch.Tensor) -> torch.Tensor:
+        from torch._subclasses.fake_tensor import FakeTensor
+
+        if isinstance(value, FakeTensor):
+            raise CannotCapture("a tensor made outside of the recorded operators")
+        return self.lift(value).fake
+
+    def argument(self, value: Any) -> Any:
+        """The graph form of an operator's argument."""
+        if isinstance(value, torch.Tensor):
+            node = self._nodes.get(id(value))
+            return node if node is not None else self.lift(value).node
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return self.symbols.lookup(value)
+        if isinstance(value, (list, tuple)):
+            return [self.argument(item) for item in value]
+        if isinstance(value, dict):
+            return {key: self.argument(item) for key, item in value.items()}
+        return value
+
+    def _record(self, func: Any, args: Any, kwargs: Any, out: Any, known: int) -> Any:
+        schema = func._schema
+        node_args = tuple(self.argument(arg) for arg in args)
+        node_kwargs = {key: self.argument(arg) for key, arg in kwargs.items()}
+        node = self.graph.create_node("call_function", func, node_args, node_kwargs)
+        if self.source_node is not None:
+            trace = self.source_node.meta.get("stack_trace")
+        else:
+            trace = stack_trace(sys._getframe(3))
+        if trace is not None:
+            node.meta["stack_trace"] = trace
+        node.meta["val"] = out
+        if schema.is_mutable:
+            self.writes = True
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.random = True
+        self._track_output(node, out)
+        fresh = self.shape_env.pending_fresh_unbacked_symbols
+        if len(fresh) > known:
+            self._bind_unbacked(node, out, fresh[known:])
+            del fresh[known:]
+        return out
+
+    def _track_output(self, node: fx.Node, out: Any) -> None:
+        if isinstance(out, torch.Tensor):
+            self.track(out, node)
+        elif isinstance(out, (tuple, list)):
+            for index, item in enumerate(out):
+                if isinstance(item, (torch.Tensor, torch.SymInt)):
+                    getitem = self.graph.call_function(operator.getitem, (node, index))
+                    getitem.meta["val"] = item
+                    if "stack_trace" in node.meta:
+                        getitem.meta["stack_trace"] = node.meta["stack_trace"]
+                    if isinstance(item, torch.Tensor):
+                        self.track(item, getitem)
+
+    def _bind_unbacked(self, node: fx.Node, out: Any, symbols: list[Any]) -> None:
+        """Say which node computes each number that data decides (`nonzero`'s length, `item()`)."""
+        missing = set(symbols)
+        owners = list(node.users) if isinstance(out, (tuple, list)) else [node]
+        for owner in owners:
+            value = owner.meta["val"]
+            if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+                free = value.node.expr.free_symbols & missing
+                if value.node.expr in missing:
+                    self.unbacked.append((value.node.expr, owner, None))
+                    self.define_unbacked(value.node.expr, value, None, owner)
+                elif free and isinstance(value, torch.SymBool):
+                    raise CannotCapture("a boolean that data decides")
+                missing -= free
+            elif isinstance(value, torch.Tensor):
+                for dim, size in enumerate(value.shape):
+                    if isinstance(size, torch.SymInt) and size.node.expr in missing:
+                        self.unbacked.append((size.node.expr, owner, dim))
+                        self.define_unbacked(size.node.expr, value, dim)
+                        missing.discard(size.node.expr)
+        if missing:
+            raise CannotCapture(f"{node.target} makes numbers that no output shows")
+
+    def define_unbacked(self, symbol: Any, value: Any, dim: int | None, node: fx.Node | None = None) -> None:
+        """Give the node of a number that data decides: `value` itself, or one of its sizes."""
+        if dim is None:
+            assert node is not None
+            self.symbols.define(symbol, node)
+            return
+        size_node = self.graph.call_function(aten.sym_size.int, (self._nodes[id(value)], dim))
+        size_node.meta["val"] = value.shape[dim]
+        self.symbols.define(symbol, size_node)
+
+    def _inplace_view(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """`x.unsqueeze_(0)`: x becomes a view of what it was."""
+        tensor = args[0]
+        node = self._nodes[id(tensor)]
+        name = func._schema.name.split("::")[1]
+        functional = getattr(getattr(aten, name[:-1], None), func._overloadname, None)
+        if node.op == "placeholder" or functional is None:
+            raise CannotCapture(f"{name} changes the shape of a tensor in place")
+        before = aten.alias.default(tensor)
+        node.meta["val"] = before
+        view = functional(tensor, *args[1:], **kwargs)
+        func(*args, **kwargs)
+        self._record(
+            functional, (tensor, *args[1:]), kwargs, view, len(self.shape_env.pending_fresh_unbacked_symbols)
+        )
+        new_node = self._nodes[id(view)]
+        new_node.meta["val"] = tensor
+        self.track(tensor, new_node)
+        return tensor

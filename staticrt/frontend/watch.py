@@ -1,0 +1,148 @@
+"""Watch model code while it is traced: what it reads from outside, and what it does besides computing.
+
+A recorded graph replays tensor operators and nothing else, so a model that prints, reads the clock, draws from
+Python's `random` or seeds a generator must not be recorded. Torch's own code and the tracer are not watched.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import random
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from staticrt.frontend.reasons import is_user_file, user_frame
+from staticrt.frontend.state import Snapshot
+
+_IMPURE_BUILTINS = frozenset({"print", "input", "open", "breakpoint", "exec"})
+_IMPURE_MODULES = frozenset(
+    {"time", "_random", "posix", "nt", "_io", "io", "_socket", "_thread", "_queue", "_asyncio"}
+)
+_RANDOM_FILE = random.__file__
+_IMPURE_TYPES = (
+    "numpy.random.",
+    "_random.Random",
+    "random.Random",
+    "_io.",
+    "datetime.",
+    "torch._C.Generator",
+    "torch.Generator",
+)
+_TENSOR_ESCAPES = frozenset(
+    {"numpy", "tolist", "data_ptr", "__array__", "storage", "untyped_storage", "__dlpack__"}
+)
+_PURE_POSIX = frozenset({"fspath", "getpid", "stat", "getcwd"})
+_GLOBAL_WRITES = tuple(dis.opmap[name] for name in ("STORE_GLOBAL", "DELETE_GLOBAL"))
+_GUARDED = (bool, int, float, complex, str, type(None), tuple, list, dict, set, torch.Tensor, torch.nn.Module)
+
+
+class Watcher:
+    """Profiles model code between `start` and `stop`.
+
+    Args:
+        snapshot: gets the globals and containers that model code reads, before it can change them.
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._codes: dict[types.CodeType, bool] = {}
+        self._previous: Any = None
+        self.impure: list[tuple[str, str]] = []  # what, model line
+
+    def start(self) -> None:
+        self._previous = sys.getprofile()
+        sys.setprofile(self._event)
+
+    def stop(self) -> None:
+        sys.setprofile(self._previous)
+
+    def pause(self) -> Callable[[], None]:
+        """Stop watching; call the result to go on."""
+        sys.setprofile(None)
+        return self._resume
+
+    def _resume(self) -> None:
+        sys.setprofile(self._event)
+
+    def _event(self, frame: types.FrameType, event: str, arg: Any) -> None:
+        if event == "call":
+            code = frame.f_code
+            if code not in self._codes:
+                user = is_user_file(code.co_filename)
+                self._codes[code] = user or code.co_filename == _RANDOM_FILE
+                if user:
+                    self._enter(frame)
+                elif code in _impure_codes():
+                    self._note(f"calls {code.co_name}()", user_frame(frame) or frame)
+        elif event == "c_call" and self._codes.get(frame.f_code):
+            what = impure_call(arg)
+            if what is not None:
+                caller: types.FrameType | None = frame
+                while caller is not None and caller.f_code.co_filename == _RANDOM_FILE:
+                    caller = caller.f_back
+                if caller is not None and is_user_file(caller.f_code.co_filename):
+                    self._note(what, caller)
+
+    def _note(self, what: str, frame: types.FrameType) -> None:
+        filename = frame.f_code.co_filename.rsplit("/", 1)[-1]
+        self.impure.append((what, f"{filename}:{frame.f_lineno}"))
+
+    def _enter(self, frame: types.FrameType) -> None:
+        code = frame.f_code
+        opcodes = code.co_code[::2]
+        if any(op in opcodes for op in _GLOBAL_WRITES):
+            written = [i.argval for i in dis.get_instructions(code) if i.opcode in _GLOBAL_WRITES]
+            if written:
+                self._note(f"writes the global {written[0]!r}", frame)
+        scope = frame.f_globals
+        for name in code.co_names:
+            value = scope.get(name, frame)
+            if value is not frame and isinstance(value, _GUARDED) and not name.startswith("__"):
+                self._snapshot.add_global(scope, name)
+
+
+@functools.cache
+def _impure_codes() -> frozenset[types.CodeType]:
+    """Python functions of torch that change the process's state."""
+    functions = (
+        torch.manual_seed,
+        torch.seed,
+        torch.random.set_rng_state,
+        torch.random.fork_rng,
+        torch.set_default_dtype,
+        torch.set_default_device,
+        torch.use_deterministic_algorithms,
+        torch.save,
+        torch.load,
+    )
+    return frozenset(inspect.unwrap(function).__code__ for function in functions)
+
+
+def impure_call(function: Any) -> str | None:
+    """What a C function does besides computing, or None."""
+    name = getattr(function, "__name__", "")
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, types.ModuleType) or owner is None:
+        module = getattr(function, "__module__", None) or getattr(owner, "__name__", "")
+        if module == "builtins":
+            return f"calls {name}()" if name in _IMPURE_BUILTINS else None
+        if module in _IMPURE_MODULES and name not in _PURE_POSIX:
+            return f"calls {module}.{name}()"
+        return None
+    if isinstance(owner, torch.Tensor):
+        return f"calls Tensor.{name}()" if name in _TENSOR_ESCAPES else None
+    kind = owner if isinstance(owner, type) else type(owner)
+    full = f"{kind.__module__}.{kind.__qualname__}"
+    if isinstance(owner, torch._C.Generator):
+        return f"calls Generator.{name}()"
+    if full.startswith(_IMPURE_TYPES) and not (
+        full.startswith("datetime.") and name not in ("now", "today", "utcnow")
+    ):
+        return f"calls {full}.{name}()"
+    return None

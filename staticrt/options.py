@@ -1,0 +1,114 @@
+"""Every option of `staticrt.compile`, declared once."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from staticrt.errors import OptionError
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """One option.
+
+    Args:
+        name: keyword of `staticrt.compile`.
+        types: accepted types.
+        default: its value when not given.
+        doc: one sentence.
+        choices: accepted values, where they are few.
+        minimum: smallest accepted number.
+    """
+
+    name: str
+    types: tuple[type, ...]
+    default: Any
+    doc: str
+    choices: tuple[Any, ...] = ()
+    minimum: int | None = None
+
+    def check(self, value: Any) -> None:
+        """Raise OptionError if `value` is not accepted."""
+        wrong_type = not isinstance(value, self.types) or (isinstance(value, bool) and bool not in self.types)
+        if wrong_type:
+            expected = " or ".join("None" if t is type(None) else t.__name__ for t in self.types)
+            raise OptionError(
+                f"option {self.name!r} takes {expected}, got {value!r} ({type(value).__name__})", fix=self.doc
+            )
+        if self.choices and value not in self.choices:
+            raise OptionError(
+                f"option {self.name!r} is one of {', '.join(map(repr, self.choices))}, got {value!r}",
+                fix=self.doc,
+            )
+        if self.minimum is not None and value is not None and value < self.minimum:
+            raise OptionError(f"option {self.name!r} is at least {self.minimum}, got {value!r}", fix=self.doc)
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option(
+        "dynamic",
+        (bool, type(None)),
+        None,
+        "None or True: sizes stay symbolic and other sizes need no new capture. False: every size is a constant.",
+    ),
+    Option(
+        "executor",
+        (str,),
+        "auto",
+        "What runs the graph: 'static' (the C++ runtime), 'reference' (operator by operator), 'auto' (best there is).",
+        choices=("auto", "static", "reference"),
+    ),
+    Option(
+        "max_captures",
+        (int,),
+        16,
+        "Captures kept for one compiled callable; further ones run eagerly.",
+        minimum=1,
+    ),
+    Option(
+        "fullgraph",
+        (bool,),
+        False,
+        "Raise CaptureError instead of splitting the model or running it eagerly.",
+    ),
+    Option("passes", (bool,), True, "Run the graph passes; off shows the graph as captured."),
+)
+_BY_NAME = {option.name: option for option in OPTIONS}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Checked options; attributes are the names in `OPTIONS`."""
+
+    values: Mapping[str, Any]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["values"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __reduce__(self) -> Any:
+        return Options, (dict(self.values),)
+
+
+def parse_options(given: Mapping[str, Any]) -> Options:
+    """Check names and values; fill in defaults.
+
+    Raises:
+        OptionError: an unknown name, with the nearest known one, or a value the option does not take.
+    """
+    for name in given:
+        if name not in _BY_NAME:
+            near = difflib.get_close_matches(name, _BY_NAME, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"options are {', '.join(_BY_NAME)}"
+            raise OptionError(f"unknown option {name!r}", fix=hint)
+    values: dict[str, Any] = {}
+    for option in OPTIONS:
+        value = given.get(option.name, option.default)
+        option.check(value)
+        values[option.name] = value
+    return Options(values)

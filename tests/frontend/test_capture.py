@@ -1,0 +1,191 @@
+"""Captures against eager: values, aliases, writes, symbolic sizes."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from staticrt.frontend.capture import capture
+from staticrt.frontend.reasons import CannotCapture
+
+
+def run(captured, *leaves):
+    return captured.module(*captured.values, *(leaves[i] for i in captured.user_leaves))
+
+
+class Writes(nn.Module):
+    """Writes through views, into running statistics, and into a fresh tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x):
+        y = self.norm(torch.relu_(self.linear(x)))
+        z = torch.zeros(x.shape[0], 16)
+        z[:, :8] = y
+        z[:, 8:].add_(1)
+        return z, z.t(), y.view(-1), x[0], x
+
+
+def test_writes_views_and_buffers_match_eager():
+    model = Writes().requires_grad_(False)
+    eager = copy.deepcopy(model)
+    captured = capture(model, (torch.randn(4, 8),), {})
+    for batch in (4, 2, 9):
+        x = torch.randn(batch, 8)
+        got, want = run(captured, x), eager(x)
+        torch.testing.assert_close(got, want)
+        assert got[4] is x
+        assert got[3].data_ptr() == x.data_ptr()
+        assert got[0].data_ptr() == got[1].data_ptr()  # z.t() is a view of z
+        torch.testing.assert_close(model.norm.running_mean, eager.norm.running_mean)
+        assert model.norm.num_batches_tracked == eager.norm.num_batches_tracked
+
+
+def test_written_input_comes_back_as_itself():
+    def f(x):
+        x[1:].mul_(2)
+        return x, x.view(-1)
+
+    captured = capture(f, (torch.randn(3, 4),), {})
+    x = torch.randn(5, 4)
+    want = x.clone()
+    f(want)
+    same, flat = run(captured, x)
+    assert same is x
+    assert flat.data_ptr() == x.data_ptr()
+    torch.testing.assert_close(x, want)
+    assert [spec.mutated for spec in captured.inputs] == [True]
+
+
+def test_graph_is_functional_but_for_the_write_back():
+    captured = capture(lambda x: x.add_(1).mul_(2), (torch.randn(3),), {})
+    writers = [
+        n for n in captured.module.graph.nodes if n.op == "call_function" and n.target._schema.is_mutable
+    ]
+    assert [n.target for n in writers] == [torch.ops.aten.copy_.default]
+
+
+def test_batch_size_one_is_not_special():
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)).requires_grad_(False)
+    captured = capture(model, (torch.randn(1, 4),), {})
+    for batch in (1, 5, 0):
+        assert captured.guards.holds([torch.randn(batch, 4)])
+    assert not captured.guards.holds([torch.randn(3, 5)])
+
+
+def test_size_branches_are_guarded():
+    def f(x):
+        return x * 2 if x.shape[0] == 1 else x + x.shape[0]
+
+    one = capture(f, (torch.randn(1, 3),), {})
+    many = capture(f, (torch.randn(4, 3),), {})
+    assert one.guards.holds([torch.randn(1, 3)])
+    assert not one.guards.holds([torch.randn(4, 3)])
+    assert many.guards.holds([torch.randn(7, 3)])
+    assert not many.guards.holds([torch.randn(1, 3)])
+    x = torch.randn(7, 3)
+    torch.testing.assert_close(run(many, x)[0], f(x))
+
+
+def test_sizes_that_data_decides():
+    def f(x):
+        index = x.nonzero()[:, 0]
+        return x[index] * index.shape[0]
+
+    captured = capture(f, (torch.tensor([0.0, 1.0, 2.0]),), {})
+    for x in (torch.tensor([0.0, 3.0]), torch.zeros(4), torch.ones(6)):
+        torch.testing.assert_close(run(captured, x)[0], f(x))
+
+
+def test_nodes_know_their_model_line():
+    captured = capture(nn.Linear(3, 3).requires_grad_(False), (torch.randn(2, 3),), {})
+    (node,) = [n for n in captured.module.graph.nodes if n.op == "call_function"]
+    assert "linear.py" in node.meta["stack_trace"]
+
+
+def test_parameters_come_first_and_are_the_models_own():
+    model = nn.Linear(3, 3).requires_grad_(False)
+    tensors = {id(p): ("parameter", name) for name, p in model.named_parameters()}
+    captured = capture(model, (torch.randn(2, 3),), {}, tensors=tensors)
+    assert [(s.kind, s.target) for s in captured.inputs] == [
+        ("parameter", "weight"),
+        ("parameter", "bias"),
+        ("user", 0),
+    ]
+    assert captured.values[0] is model.weight
+
+
+class Impure(nn.Module):
+    def __init__(self, act):
+        super().__init__()
+        self.act = act
+        self.count = 0
+        self.log = []
+
+    def forward(self, x):
+        return self.act(self, x)
+
+
+def _print(self, x):
+    print("side effect")
+    return x + 1
+
+
+def _count(self, x):
+    self.count += 1
+    return x + 1
+
+
+def _append(self, x):
+    self.log.append(x)
+    return x + 1
+
+
+def _keep(self, x):
+    self.kept = x * 2
+    return x + 1
+
+
+def _seed(self, x):
+    torch.manual_seed(0)
+    return torch.rand_like(x)
+
+
+def _numpy(self, x):
+    return x + torch.from_numpy(x.numpy())
+
+
+def _branch(self, x):
+    return x + 1 if x.sum().item() > 0 else x - 1
+
+
+def _clock(self, x):
+    import time
+
+    return x + time.time()
+
+
+def _python_random(self, x):
+    import random
+
+    return x + random.random()
+
+
+@pytest.mark.parametrize(
+    "act",
+    [_print, _count, _append, _keep, _seed, _numpy, _branch, _clock, _python_random],
+    ids=lambda f: f.__name__,
+)
+def test_side_effects_are_refused_and_undone(act):
+    from staticrt.frontend.state import Snapshot
+
+    model = Impure(act)
+    state = dict(vars(model))
+    with pytest.raises((CannotCapture, RuntimeError, TypeError)):
+        capture(model, (torch.ones(3),), {}, snapshot=Snapshot([("model", model)]))
+    assert dict(vars(model)) == state
+    assert model.log == []

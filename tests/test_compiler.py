@@ -1,0 +1,117 @@
+"""`staticrt.compile` as a user meets it, each call compared with eager."""
+
+import copy
+import inspect
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import staticrt
+from staticrt.errors import CaptureError, InputError, OptionError
+
+
+def captures(compiled):
+    return len(compiled.explain().captures)
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+@torch.no_grad()
+def test_module_with_other_batch_sizes_needs_one_capture():
+    model = mlp()
+    compiled = staticrt.compile(model)
+    for batch in (4, 1, 7, 0):
+        x = torch.randn(batch, 8)
+        torch.testing.assert_close(compiled(x), model(x))
+    assert captures(compiled) == 1
+
+
+@torch.no_grad()
+def test_parameter_changes_are_seen_at_the_next_call():
+    model = mlp()
+    compiled = staticrt.compile(model)
+    x = torch.randn(3, 8)
+
+    def check():
+        torch.testing.assert_close(compiled(x), model(x))
+
+    check()
+    model[0].weight.mul_(2)
+    check()
+    model[0].weight.data = torch.randn(16, 8)
+    check()
+    model[0].weight = nn.Parameter(torch.randn(16, 8))
+    check()
+    model.load_state_dict(mlp().state_dict())
+    check()
+    model[1] = nn.Tanh()
+    check()
+    model.append(nn.Sigmoid())
+    check()
+    handle = model[0].register_forward_hook(lambda module, args, out: out * 3)
+    check()
+    handle.remove()
+    check()
+    model.double()
+    x = x.double()
+    check()
+
+
+def test_calls_that_need_gradients_give_them():
+    model = mlp()
+    compiled = staticrt.compile(model)
+    x = torch.randn(3, 8)
+    compiled(x).sum().backward()
+    got = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    model(x).sum().backward()
+    for g, p in zip(got, model.parameters(), strict=True):
+        torch.testing.assert_close(g, p.grad)
+    assert any("gradients" in item.reason for item in compiled.explain().eager)
+
+
+def test_compiled_module_answers_like_the_module():
+    model = mlp()
+    compiled = staticrt.compile(model)
+    assert list(compiled.state_dict()) == list(model.state_dict())
+    assert [id(p) for p in compiled.parameters()] == [id(p) for p in model.parameters()]
+    assert compiled.eval() is compiled
+    assert not model.training
+    assert compiled.train() is compiled
+    assert model[1].training
+    assert len(compiled) == 3
+    assert compiled[0] is model[0]
+    assert inspect.signature(compiled) == inspect.signature(model.forward)
+    assert "Linear" in repr(compiled)
+    assert isinstance(compiled, nn.Module)
+    outer = nn.Sequential(compiled, nn.ReLU())
+    assert len(list(outer.parameters())) == 4
+    compiled.extra = 3
+    assert model.extra == 3
+    for other in (copy.deepcopy(compiled), pickle.loads(pickle.dumps(compiled))):
+        x = torch.randn(2, 8)
+        torch.testing.assert_close(other(x), model(x))
+        assert other[0].weight is not model[0].weight
+
+
+def test_unknown_option_names_the_nearest():
+    with pytest.raises(OptionError, match="did you mean 'dynamic'"):
+        staticrt.compile(mlp(), dynamc=True)
+    with pytest.raises(OptionError, match="'max_captures' takes int, got 'many'"):
+        staticrt.compile(mlp(), max_captures="many")
+    with pytest.raises(OptionError, match="is one of 'auto'"):
+        staticrt.compile(mlp(), executor="fast")
+    with pytest.raises(InputError, match="takes a module or function, got dict"):
+        staticrt.compile({})
+
+
+def test_fullgraph_raises_with_the_model_line():
+    def f(x):
+        return x + 1 if x.sum() > 0 else x
+
+    with pytest.raises(CaptureError, match=r"test_compiler\.py"):
+        staticrt.compile(f, fullgraph=True)(torch.ones(3))
