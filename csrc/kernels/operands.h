@@ -7,6 +7,8 @@
 #include <ATen/core/ivalue.h>
 #include <c10/util/SmallVector.h>
 
+#include <vector>
+
 #include "common/arg.h"
 
 namespace staticrt {
@@ -56,6 +58,9 @@ class Operands {
   at::Tensor& out(uint32_t k = 0) { return slots_[first_output_ + k].toTensor(); }
   // The slot of output k, for native kernels and fallbacks, which store what they made.
   c10::IValue& slot(uint32_t k = 0) { return slots_[first_output_ + k]; }
+  // The Tensor[] a native kernel made, element by element: a node that makes a list has one output per
+  // element. Throws InputError if it has another number of outputs.
+  void store_list(std::vector<at::Tensor>&& list);
 
  private:
   c10::IValue* slots_;

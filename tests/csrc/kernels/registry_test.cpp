@@ -1,0 +1,23 @@
+#include "kernels/registry.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include "test.h"
+
+// A kernel under a name that no op has would never be found.
+TEST(every_kernel_names_an_operator) {
+  std::string unknown;
+  for (const staticrt::Kernel& kernel : staticrt::all_kernels()) {
+    if (kernel.op.starts_with("sym::") || kernel.op.starts_with("srt::")) continue;
+    const size_t dot = kernel.op.find('.');
+    const std::string name(kernel.op.substr(0, dot));
+    const std::string overload(dot == std::string_view::npos ? "" : kernel.op.substr(dot + 1));
+    if (!c10::Dispatcher::singleton().findSchema({name, overload})) unknown.append(kernel.op).append(" ");
+  }
+  EXPECT_EQ(unknown, "");
+}
+
+TEST(a_second_kernel_of_a_name_is_refused) {
+  EXPECT_THROW(staticrt::register_kernel({"aten::view", staticrt::KernelKind::kNative, nullptr, "again"}),
+               std::logic_error, "aten::view has one already: aten::view");
+}
