@@ -77,7 +77,8 @@ class Driver {
   // Gives up the handle. Memory still mapped stays until it is unmapped, and is then released.
   virtual Status physical_release(PhysicalId physical) = 0;
   // Maps all of `physical` at `address`. Not readable before set_access. The same physical memory may
-  // be mapped at several addresses.
+  // be mapped at several addresses, except on the host (unsupported). Its bytes are undefined once it was
+  // mapped nowhere.
   virtual Status map(Addr address, Bytes size_bytes, PhysicalId physical) = 0;
   // Removes every mapping in the range; each must lie wholly inside. Does NOT wait for the device:
   // the caller has made sure that no work still uses the bytes.

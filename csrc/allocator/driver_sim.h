@@ -108,6 +108,8 @@ class SimDriver final : public Driver {
   Status graph_destroy(uint64_t graph);
   // Per node, the nodes it comes after. Empty if there is no such graph.
   std::vector<std::vector<uint32_t>> graph_edges(uint64_t graph) const;
+  // What the next node of a captured stream comes after.
+  std::vector<uint32_t> capture_frontier(StreamId stream);
 
   // --- The world.
   // Counting from now, calls number `nth` to `nth + times - 1` of `call` return `status`.

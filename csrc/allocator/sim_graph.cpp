@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "allocator/capture_dag.h"
+
 namespace staticrt::alloc {
 
 void SimGraph::invalidate(const std::string& why) {
@@ -63,19 +65,7 @@ std::vector<bool> SimGraph::reached_from(const std::vector<Node>& nodes) const {
 }
 
 std::vector<SimGraph::Node> SimGraph::settled(StreamId stream) const {
-  std::vector<bool> has_successor(nodes_.size(), false);
-  for (const NodeData& node : nodes_)
-    for (const Node before : node.before) has_successor[before] = true;
-  std::vector<bool> settled = reached_from(branches_.at(raw(stream)).frontier);
-  for (Node node = 0; node < nodes_.size(); ++node) {
-    if (has_successor[node]) continue;
-    const auto reached = reached_from({node});
-    for (size_t i = 0; i < settled.size(); ++i) settled[i] = settled[i] && reached[i];
-  }
-  std::vector<Node> nodes;
-  for (Node node = 0; node < nodes_.size(); ++node)
-    if (settled[node]) nodes.push_back(node);
-  return nodes;
+  return settled_nodes(edges(), branches_.at(raw(stream)).frontier);
 }
 
 std::vector<StreamId> SimGraph::unjoined() const {

@@ -187,6 +187,12 @@ std::vector<std::vector<uint32_t>> SimDriver::graph_edges(uint64_t id) const {
   return it->second->edges();
 }
 
+std::vector<uint32_t> SimDriver::capture_frontier(StreamId stream) {
+  const Lock lock(mutex_);
+  const SimGraph* graph = graph_of(stream);
+  return graph ? graph->mark(stream).nodes : std::vector<uint32_t>{};
+}
+
 void SimDriver::fail(SimCall call, uint64_t nth, Status status, uint64_t times) {
   const Lock lock(mutex_);
   faults_.fail(call, nth, std::move(status), times);

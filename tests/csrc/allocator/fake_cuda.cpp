@@ -1,0 +1,405 @@
+#include "fake_cuda.h"
+
+#include <cstring>
+#include <map>
+
+#include "allocator/cu_min.h"
+#include "test.h"
+
+namespace staticrt::alloc {
+namespace {
+
+using namespace cu;
+
+FakeCuda* fake = nullptr;
+thread_local Context current = nullptr;
+thread_local std::vector<Context> pushed;
+const Context kPrimary = reinterpret_cast<Context>(0x1000);
+std::map<uint64_t, Bytes> segments;                        // cuMemFree has no size
+std::map<uint64_t, std::vector<Node>> frontier_of_stream;  // arrays given out by cuStreamGetCaptureInfo
+
+constexpr Result kInvalidValue = 1;
+constexpr Result kInvalidContext = 201;
+constexpr Result kInvalidDevice = 101;
+
+Result code(const Status& status) {
+  switch (status.code()) {
+    case Code::ok:
+      return kSuccess;
+    case Code::oom:
+      return kOutOfMemory;
+    case Code::not_ready:
+      return kNotReady;
+    case Code::unsupported:
+      return kNotSupported;
+    default:
+      return status.native() > 1 ? status.native() : kInvalidValue;
+  }
+}
+
+#define NEED_CONTEXT \
+  if (current != kPrimary) return kInvalidContext
+
+StreamId id(Stream stream) {
+  return StreamId{reinterpret_cast<uint64_t>(stream)};
+}
+EventId id(Event event) {
+  return EventId{reinterpret_cast<uint64_t>(event)};
+}
+bool good(const MemoryProperties* p) {
+  return p->type == kMemoryPinned && p->location.type == kLocationDevice && p->location.id == 0 &&
+         !p->win32_metadata;
+}
+
+Result Init(unsigned flags) {
+  return flags == 0 ? kSuccess : kInvalidValue;
+}
+Result DriverGetVersion(int* version) {
+  *version = fake->driver_version;
+  return kSuccess;
+}
+Result GetErrorName(Result result, const char** name) {
+  *name = result == kOutOfMemory ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_FAKE";
+  return kSuccess;
+}
+Result GetErrorString(Result result, const char** text) {
+  if (result != kOutOfMemory) return kInvalidValue;
+  *text = "out of memory";
+  return kSuccess;
+}
+Result DeviceGetCount(int* count) {
+  *count = fake->device_count;
+  return kSuccess;
+}
+Result DeviceGet(Device* device, int ordinal) {
+  *device = ordinal;
+  return kSuccess;
+}
+Result DeviceGetAttribute(int* value, Attribute attribute, Device) {
+  *value = attribute == Attribute::rdma_with_vmm ? 0 : fake->sim.info().virtual_memory;
+  return kSuccess;
+}
+Result DeviceTotalMem(size_t* bytes, Device) {
+  *bytes = fake->sim.info().total_bytes;
+  return kSuccess;
+}
+Result DeviceGetPCIBusId(char* bus, int size, Device) {
+  std::strncpy(bus, "0000:01:00.0", static_cast<size_t>(size));
+  return kSuccess;
+}
+Result DevicePrimaryCtxRetain(Context* context, Device) {
+  *context = kPrimary;
+  return kSuccess;
+}
+Result CtxGetCurrent(Context* context) {
+  *context = current;
+  return kSuccess;
+}
+Result CtxPushCurrent(Context context) {
+  pushed.push_back(current);
+  current = context;
+  return kSuccess;
+}
+Result CtxPopCurrent(Context* context) {
+  if (pushed.empty()) return kInvalidContext;
+  *context = current;
+  current = pushed.back();
+  pushed.pop_back();
+  return kSuccess;
+}
+Result CtxSynchronize() {
+  NEED_CONTEXT;
+  return code(fake->sim.device_sync());
+}
+Result MemGetInfo(size_t* free, size_t* total) {
+  NEED_CONTEXT;
+  if (const Status status = fake->sim.pending_error(); !status.ok()) return code(status);
+  Bytes free_bytes = 0, total_bytes = 0;
+  const Status status = fake->sim.memory_info(&free_bytes, &total_bytes);
+  *free = free_bytes;
+  *total = total_bytes;
+  return code(status);
+}
+Result MemAlloc(Address* address, size_t size) {
+  NEED_CONTEXT;
+  const Status status = fake->sim.segment_alloc(size, address);
+  if (status.ok()) segments[*address] = size;
+  return code(status);
+}
+Result MemFree(Address address) {
+  NEED_CONTEXT;
+  return code(fake->sim.segment_free(address, segments[address]));
+}
+Result MemAddressReserve(Address* address, size_t size, size_t alignment, Address hint,
+                         unsigned long long flags) {
+  NEED_CONTEXT;
+  if (alignment != 0 || flags != 0) return kInvalidValue;
+  return code(fake->sim.va_reserve(size, hint, address));
+}
+Result MemAddressFree(Address address, size_t size) {
+  NEED_CONTEXT;
+  return code(fake->sim.va_release(address, size));
+}
+Result MemCreate(PhysicalHandle* handle, size_t size, const MemoryProperties* properties,
+                 unsigned long long flags) {
+  NEED_CONTEXT;
+  if (!good(properties) || flags != 0) return kInvalidValue;
+  PhysicalId made = kNoPhysical;
+  const Status status = fake->sim.physical_create(size, &made);
+  *handle = raw(made);
+  return code(status);
+}
+Result MemRelease(PhysicalHandle handle) {
+  NEED_CONTEXT;
+  return code(fake->sim.physical_release(PhysicalId{handle}));
+}
+Result MemMap(Address address, size_t size, size_t offset, PhysicalHandle handle, unsigned long long flags) {
+  NEED_CONTEXT;
+  if (offset != 0 || flags != 0) return kInvalidValue;
+  return code(fake->sim.map(address, size, PhysicalId{handle}));
+}
+Result MemUnmap(Address address, size_t size) {
+  NEED_CONTEXT;
+  return code(fake->sim.unmap(address, size));
+}
+Result MemSetAccess(Address address, size_t size, const MemoryAccess* access, size_t count) {
+  NEED_CONTEXT;
+  if (count != 1 || access->flags != kReadWrite || access->location.type != kLocationDevice)
+    return kInvalidValue;
+  return code(fake->sim.set_access(address, size, access->location.id));
+}
+Result MemGetAllocationGranularity(size_t* granule, const MemoryProperties* properties,
+                                   Granularity granularity) {
+  if (!good(properties) || granularity != Granularity::minimum) return kInvalidValue;
+  *granule = fake->sim.info().granule_bytes;
+  return kSuccess;
+}
+Result MemExportToShareableHandle(void* number, PhysicalHandle handle, int type, unsigned long long flags) {
+  NEED_CONTEXT;
+  if (type != kHandlePosix || flags != 0) return kInvalidValue;
+  *static_cast<int*>(number) = 40;
+  fake->last_export = "handle " + std::to_string(handle);
+  return kSuccess;
+}
+Result MemImportFromShareableHandle(PhysicalHandle* handle, void* number, int type) {
+  NEED_CONTEXT;
+  if (type != kHandlePosix) return kInvalidValue;
+  *handle = 1000 + reinterpret_cast<uint64_t>(number);
+  return kSuccess;
+}
+Result EventCreate(Event* event, unsigned flags) {
+  NEED_CONTEXT;
+  if (flags != kEventDisableTiming) return kInvalidValue;
+  EventId made = kNoEvent;
+  const Status status = fake->sim.event_create(&made);
+  *event = reinterpret_cast<Event>(raw(made));
+  return code(status);
+}
+Result EventDestroy(Event event) {
+  NEED_CONTEXT;
+  return code(fake->sim.event_destroy(id(event)));
+}
+Result EventRecord(Event event, Stream stream) {
+  NEED_CONTEXT;
+  return code(fake->sim.event_record(id(event), id(stream)));
+}
+Result EventQuery(Event event) {
+  NEED_CONTEXT;
+  return code(fake->sim.event_query(id(event)));
+}
+Result EventSynchronize(Event event) {
+  NEED_CONTEXT;
+  return code(fake->sim.event_sync(id(event)));
+}
+Result StreamWaitEvent(Stream stream, Event event, unsigned flags) {
+  NEED_CONTEXT;
+  if (flags != 0) return kInvalidValue;
+  return code(fake->sim.stream_wait(id(stream), id(event)));
+}
+Result StreamSynchronize(Stream stream) {
+  NEED_CONTEXT;
+  return code(fake->sim.stream_sync(id(stream)));
+}
+Result StreamGetCaptureInfo(Stream stream, Capture* status, uint64_t* capture, Graph* graph,
+                            const Node** frontier, size_t* size) {
+  NEED_CONTEXT;
+  CaptureState state;
+  if (const Status got = fake->sim.capture_state(id(stream), &state); !got.ok()) return code(got);
+  *status = static_cast<Capture>(state.status);
+  *capture = state.id;
+  *graph = reinterpret_cast<Graph>(state.id);
+  auto& nodes = frontier_of_stream[raw(id(stream))];
+  nodes.clear();
+  for (const uint32_t node : fake->sim.capture_frontier(id(stream)))
+    nodes.push_back(reinterpret_cast<Node>(uint64_t{node} + 1));
+  *frontier = nodes.data();
+  *size = nodes.size();
+  return kSuccess;
+}
+Result ThreadExchangeStreamCaptureMode(Mode* mode) {
+  auto ours = static_cast<CaptureMode>(*mode);
+  const Status status = fake->sim.exchange_capture_mode(&ours);
+  *mode = static_cast<Mode>(ours);
+  return code(status);
+}
+Stream marked_stream = nullptr;  // cuGraphAddEmptyNode does not say for which stream
+Result GraphAddEmptyNode(Node* node, Graph graph, const Node* before, size_t count) {
+  NEED_CONTEXT;
+  for (const auto& [stream, nodes] : frontier_of_stream)
+    if (nodes.data() == before && nodes.size() == count) {
+      CaptureState state;
+      (void)fake->sim.capture_state(StreamId{stream}, &state).ok();
+      if (state.id != reinterpret_cast<uint64_t>(graph)) continue;
+      marked_stream = reinterpret_cast<Stream>(stream);
+      NodeId made = kNoNode;
+      const Status status = fake->sim.capture_marker(StreamId{stream}, &made);
+      *node = reinterpret_cast<Node>(raw(made) & 0xFFFFFFFF);
+      return code(status);
+    }
+  return kInvalidValue;
+}
+Result StreamUpdateCaptureDependencies(Stream stream, Node* nodes, size_t count, unsigned flags) {
+  NEED_CONTEXT;
+  const auto frontier = fake->sim.capture_frontier(id(stream));
+  const bool same =
+      count == 1 && frontier.size() == 1 && reinterpret_cast<uint64_t>(nodes[0]) == frontier[0] + 1;
+  return flags == kSetCaptureDependencies && stream == marked_stream && same ? kSuccess : kInvalidValue;
+}
+// Handed out last first: the driver must not count on an order.
+Result GraphGetNodes(Graph graph, Node* nodes, size_t* count) {
+  NEED_CONTEXT;
+  const size_t size = fake->sim.graph_edges(reinterpret_cast<uint64_t>(graph)).size();
+  for (size_t k = 0; nodes && k < size && k < *count; ++k) nodes[k] = reinterpret_cast<Node>(size - k);
+  *count = size;
+  return kSuccess;
+}
+Result GraphGetEdges(Graph graph, Node* from, Node* to, size_t* count) {
+  NEED_CONTEXT;
+  const auto before = fake->sim.graph_edges(reinterpret_cast<uint64_t>(graph));
+  size_t size = 0;
+  for (size_t node = 0; node < before.size(); ++node)
+    for (const uint32_t earlier : before[node]) {
+      if (from && size < *count) {
+        from[size] = reinterpret_cast<Node>(uint64_t{earlier} + 1);
+        to[size] = reinterpret_cast<Node>(node + 1);
+      }
+      ++size;
+    }
+  *count = size;
+  return kSuccess;
+}
+
+NvmlResult NvmlInit() {
+  return kNvmlSuccess;
+}
+NvmlResult NvmlByBus(const char* bus, NvmlDevice* device) {
+  *device = reinterpret_cast<NvmlDevice>(0x2000);
+  return std::strcmp(bus, "0000:01:00.0") == 0 ? kNvmlSuccess : 2;
+}
+NvmlResult NvmlProcesses(NvmlDevice, unsigned* count, NvmlProcess* processes) {
+  const unsigned room = *count;
+  *count = static_cast<unsigned>(fake->nvml.size());
+  if (room < *count) return kNvmlInsufficientSize;
+  for (size_t k = 0; k < fake->nvml.size(); ++k) {
+    processes[k].pid = static_cast<unsigned>(fake->nvml[k].pid);
+    processes[k].used_bytes = fake->nvml[k].used_bytes;
+  }
+  return kNvmlSuccess;
+}
+
+// The compiler checks each fake against the signature in cu_min.h.
+void* lookup(const std::string& wanted) {
+#define FAKE(name)                           \
+  if (wanted == "cu" #name) {                \
+    const cu##name##_fn checked = name;      \
+    return reinterpret_cast<void*>(checked); \
+  }
+  FAKE(Init);
+  FAKE(DriverGetVersion);
+  FAKE(GetErrorName);
+  FAKE(GetErrorString);
+  FAKE(DeviceGetCount);
+  FAKE(DeviceGet);
+  FAKE(DeviceGetAttribute);
+  FAKE(DeviceTotalMem);
+  FAKE(DeviceGetPCIBusId);
+  FAKE(DevicePrimaryCtxRetain);
+  FAKE(CtxGetCurrent);
+  FAKE(CtxPushCurrent);
+  FAKE(CtxPopCurrent);
+  FAKE(CtxSynchronize);
+  FAKE(MemGetInfo);
+  FAKE(MemAlloc);
+  FAKE(MemFree);
+  FAKE(MemAddressReserve);
+  FAKE(MemAddressFree);
+  FAKE(MemCreate);
+  FAKE(MemRelease);
+  FAKE(MemMap);
+  FAKE(MemUnmap);
+  FAKE(MemSetAccess);
+  FAKE(MemGetAllocationGranularity);
+  FAKE(MemExportToShareableHandle);
+  FAKE(MemImportFromShareableHandle);
+  FAKE(EventCreate);
+  FAKE(EventDestroy);
+  FAKE(EventRecord);
+  FAKE(EventQuery);
+  FAKE(EventSynchronize);
+  FAKE(StreamWaitEvent);
+  FAKE(StreamSynchronize);
+  FAKE(StreamGetCaptureInfo);
+  FAKE(ThreadExchangeStreamCaptureMode);
+  FAKE(StreamUpdateCaptureDependencies);
+  FAKE(GraphAddEmptyNode);
+  FAKE(GraphGetNodes);
+  FAKE(GraphGetEdges);
+#undef FAKE
+  return nullptr;
+}
+
+Result GetProcAddress(const char* symbol, void** address, int version, uint64_t flags, int*) {
+  *address = nullptr;
+  if (version != kApiVersion || flags != kLegacyStream || symbol == fake->missing_call) return kInvalidValue;
+  *address = lookup(symbol);
+  return *address ? kSuccess : kInvalidValue;
+}
+
+void* find_symbol(const char* library, const char* symbol) {
+  const std::string name = symbol;
+  if (std::strcmp(library, "libcuda.so.1") == 0 && fake->has_library) {
+    if (name == "cuInit") return reinterpret_cast<void*>(&Init);
+    if (name == "cuGetProcAddress_v2" && fake->has_proc_address) {
+      const cuGetProcAddress_fn checked = GetProcAddress;
+      return reinterpret_cast<void*>(checked);
+    }
+  }
+  if (std::strcmp(library, "libnvidia-ml.so.1") == 0 && fake->has_nvml) {
+    if (name == "nvmlInit_v2") return reinterpret_cast<void*>(&NvmlInit);
+    if (name == "nvmlDeviceGetHandleByPciBusId_v2") return reinterpret_cast<void*>(&NvmlByBus);
+    if (name == "nvmlDeviceGetComputeRunningProcesses_v3") return reinterpret_cast<void*>(&NvmlProcesses);
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+FakeCuda::FakeCuda(const SimConfig& config) : sim(config) {
+  fake = this;
+  segments.clear();
+  frontier_of_stream.clear();
+  current = nullptr;
+  pushed.clear();
+}
+
+FakeCuda::~FakeCuda() {
+  fake = nullptr;
+}
+
+CudaOptions FakeCuda::options() const {
+  CudaOptions options;
+  options.find_symbol = find_symbol;
+  return options;
+}
+
+}  // namespace staticrt::alloc
