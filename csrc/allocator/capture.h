@@ -1,0 +1,65 @@
+// Routes (which pool serves a request) and captures (graph recording in progress).
+//
+// The two are separate (N6): routing alone changes nothing else. While any capture is open, events are
+// not queried and frees of blocks with uses are deferred (S5, S6).
+//
+// A route's filter is evaluated without any lock, so it may be any function; it sees the stream and
+// runs in the requesting thread.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "allocator/block.h"
+#include "allocator/types.h"
+
+namespace staticrt::alloc {
+
+using RouteFilter = std::function<bool(StreamId)>;
+
+// Open routes, oldest first. Thread safety: full.
+class Routes {
+ public:
+  struct Route {
+    PoolId pool;
+    PoolIndex index;
+    RouteFilter accepts;  // empty: every stream
+  };
+  bool any() const { return count_.load(std::memory_order_acquire) != 0; }
+  bool routed(PoolId pool) const;
+  // False if the pool is routed to already (P1).
+  bool begin(PoolId pool, PoolIndex index, RouteFilter accepts);
+  // Removes the innermost route to `pool`; false if there is none.
+  bool end(PoolId pool);
+  // Innermost open route whose filter accepts the stream, or the default pool (P2).
+  PoolIndex resolve(StreamId stream) const;
+
+ private:
+  using List = std::vector<Route>;
+  std::shared_ptr<const List> list() const;
+
+  mutable std::mutex mutex_;
+  std::shared_ptr<const List> list_ = std::make_shared<List>();
+  std::atomic<size_t> count_{0};
+};
+
+// Captures in progress and the frees they defer. Thread safety: none; the core mutex is held.
+struct Captures {
+  struct Open {
+    uint64_t token;
+    PoolId pool;
+  };
+  std::vector<Open> open;
+  std::vector<BlockId> deferred;  // PendingCapture, in order of their frees
+  // N12: markers recorded behind the last uses of a deferred block.
+  std::unordered_map<BlockId, std::vector<std::pair<StreamId, NodeId>>> markers;
+  uint64_t tokens = 0;
+
+  bool any() const { return !open.empty(); }
+};
+
+}  // namespace staticrt::alloc

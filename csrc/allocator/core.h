@@ -1,0 +1,262 @@
+// Core: the state of one device's allocator, shared by the files that implement it:
+//
+//   tiles.cpp      split, merge, take, free: the block lists          (under the core mutex)
+//   find.cpp       search of free blocks                              (under the core mutex)
+//   growth.cpp     new segments and pages
+//   reclaim.cpp    flush, gc, oversize, trim: giving memory back
+//   ladder.cpp     what happens on a miss, step by step; oom_text.cpp its message
+//   capture.cpp    routes, captures, deferred frees
+//   checkpoint.cpp PoolImage;  hibernate.cpp  pages away and back;  stitch.cpp  pages mapped twice
+//   introspect.cpp statistics, snapshots;  validate.cpp V1 to V12
+//
+// Note [Locks]
+//   growth_mutex  before  mutex (the core mutex, a leaf). All tables are written under the core mutex.
+//   Whoever maps, unmaps or releases memory holds growth_mutex and does it in three steps: plan under
+//   the core mutex (blocks become Held, bytes are reserved in the budget), driver calls under
+//   growth_mutex only, commit or roll back under the core mutex. So growth is one ticket at a time:
+//   equal misses wait for it and search again. Callbacks, observers and context functions run without
+//   any lock, so they may call the allocator.
+#pragma once
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <tuple>
+#include <unordered_map>
+#include <vector>
+
+#include "allocator/budget.h"
+#include "allocator/capture.h"
+#include "allocator/config.h"
+#include "allocator/device_api.h"
+#include "allocator/page_map.h"
+#include "allocator/pool.h"
+#include "allocator/segment.h"
+#include "allocator/streams.h"
+#include "allocator/trace.h"
+
+namespace staticrt::alloc {
+
+// A request on its way: rounded, routed, classified.
+struct Want {
+  Bytes requested = 0;
+  Bytes size = 0;  // rounded
+  SizeClass size_class = SizeClass::small;
+  PoolIndex pool = 0;
+  Slot slot = 0;
+  StreamId stream{};
+  Addr address = kNullAddr;  // N8: exactly here
+  Context context;
+};
+
+// Called before growth fails; returns whether it freed anything. Runs without locks.
+using FreeCallback = std::function<bool()>;
+struct OomEvent {
+  std::string device;
+  Bytes size = 0;
+  Bytes limit_or_total = 0;
+  Bytes free = 0;
+  bool rejected = false;  // N13: refused before the driver was asked
+};
+using OomObserver = std::function<void(const OomEvent&)>;
+
+// What each step of the ladder gave; the "tried" line of the message.
+struct LadderLog {
+  std::vector<std::pair<std::string, std::string>> steps;
+  void freed(const char* step, Bytes bytes);
+  void note(const char* step, std::string what);
+};
+
+class Core {
+ public:
+  Core(Driver& device, std::shared_ptr<const Config> settings);
+  ~Core();
+  Core(const Core&) = delete;
+  Core& operator=(const Core&) = delete;
+
+  // Holds the core mutex; on release hands new trace entries to the trackers, in order, without it.
+  class Lock {
+   public:
+    explicit Lock(Core& core) : core_(core) { core_.mutex.lock(); }
+    ~Lock() {
+      if (held_) unlock();
+    }
+    Lock(const Lock&) = delete;
+    Lock& operator=(const Lock&) = delete;
+    void unlock() {
+      held_ = false;
+      if (core_.trace.has_undelivered()) [[unlikely]]
+        return core_.deliver_and_unlock();
+      core_.mutex.unlock();
+    }
+    void relock() {
+      core_.mutex.lock();
+      held_ = true;
+    }
+
+   private:
+    Core& core_;
+    bool held_ = true;
+  };
+
+  // --- tiles.cpp (core mutex held)
+  void insert_free(Block& block);
+  void remove_free(Block& block);
+  void set_state(Block& block, BlockState to);
+  // Cuts `block` after `low` bytes; returns the new high part, equal in state, slot and segment.
+  // REQUIRES: the block is in no index and starts no live range.
+  Block& split(Block& block, Bytes low);
+  // Joins the next block into `block`. REQUIRES: both in no index.
+  void absorb_next(Block& block);
+  // Any state with a move to Free: merges with free neighbours (B6) and indexes the result.
+  Block& put_free(Block& block);
+  bool should_split(const Block& block, const Want& want) const;
+  // A block that is Free (in no index) or Held becomes Live; what is too much is freed. Returns its start.
+  Addr take(Block& block, const Want& want);
+  // Live block freed by its user: Free, PendingEvent or PendingCapture.
+  void free_live(Block& block, const Context& context);
+  void finish_free(Block& block);
+  void count_allocated(const Block& block, int64_t requested);
+  void add_reserved(Segment& segment, Bytes bytes);
+  void sub_reserved(Segment& segment, Bytes bytes);
+  void count_segment(const Segment& segment, int sign);
+  // The block that holds `address`, in any state, or nullptr.
+  Block* block_containing(Addr address);
+
+  // --- find.cpp (core mutex held)
+  // A free block for `want`, out of its index, or nullptr.
+  Block* search(const Want& want);
+  Block* search_compat(const Want& want);
+  Block* search_constrained(const Want& want);
+  // N8: the part of a free block at want.address, or nullptr and nothing changed.
+  Block* search_at(const Want& want);
+
+  // --- growth.cpp (growth mutex held, core mutex not)
+  // Maps new memory for `want`: a Held block of at least want.size. On failure nothing has changed.
+  Status grow(const Want& want, Block** grown);
+  Status grow_fixed(const Want& want, Bytes bytes, Block** grown);
+  Status grow_provided(const Want& want, Pool& pool, Block** grown);
+  Status grow_expandable(const Want& want, Bytes chunk, Block** grown);
+  // Reserves budget and asks whether the driver should be tried at all (G3, N13).
+  Status admit(Bytes bytes);
+  bool uses_expandable(const Pool& pool) const;
+  Segment& adopt_fixed(const Want& want, SegmentKind kind, Addr base, Bytes size);
+  // Creates and maps pages over [begin, end); on failure none is left.
+  Status map_pages(Addr begin, Addr end, Bytes page_size, std::map<Addr, Page>* mapped);
+  Status unmap_pages(const std::map<Addr, Page>& mapped);
+  // A run of free and unmapped blocks of one expandable segment that can serve a request, all Held.
+  struct Room {
+    SegmentId segment = 0;
+    BlockId first = 0;
+    std::vector<BlockId> free, unmapped;
+    Bytes to_map = 0;
+  };
+  // Core mutex held. `chunk`: map at least that much if there is room.
+  bool find_room(const Want& want, Bytes chunk, Room* room);
+  void hold_room(const Want& want, Bytes chunk, const std::vector<BlockId>& run, Room* room);
+  void leave_room(const Room& room);
+  Status new_expandable(const Want& want);
+  Bytes page_bytes(SizeClass size_class) const;
+  // Held block of new or emptied pages: Unmapped, joined with unmapped neighbours (core mutex held).
+  Block& put_unmapped(Block& block);
+
+  // --- reclaim.cpp (growth mutex held, core mutex not). Bytes given back to the driver.
+  Bytes flush(std::optional<PoolIndex> only = std::nullopt);
+  Bytes collect_garbage();
+  Bytes release_oversize(const Want& want);
+  // Unmaps or releases free memory of any pool that allows it until `goal` bytes are gone.
+  Bytes trim(Bytes goal);
+  // Waits for all outstanding events (S8); bytes that became Free.
+  Bytes drain();
+  // Both take a block that was Free when collected and check that it still is.
+  Bytes release_fixed(BlockId id);
+  // Unmaps whole pages inside an expandable block from its high end, until `goal` bytes are gone (E4).
+  Bytes unmap_free(BlockId id, Bytes goal, bool keep_for_wake = false);
+  Bytes release_any(BlockId id, Bytes goal);
+  // Releases the addresses of expandable segments without pages, in the default and Draining pools (G6).
+  void drop_empty_segments();
+  void drop_dead_pools();
+  bool slot_captured(Slot slot);
+  // Ids of free blocks that pass, in order of pool and address (core mutex held).
+  template <class F>
+  std::vector<BlockId> collect_free(F accept) {
+    std::vector<BlockId> found;
+    for (SegmentId id = 1; id <= segments.last(); ++id) {
+      if (!segments.exists(id)) continue;
+      for (BlockId at = segments[id].first; at != 0; at = blocks[at].next)
+        if (blocks[at].state == BlockState::free && accept(blocks[at])) found.push_back(at);
+    }
+    std::sort(found.begin(), found.end(), [&](BlockId a, BlockId b) {
+      return std::tie(blocks[a].pool, blocks[a].address) < std::tie(blocks[b].pool, blocks[b].address);
+    });
+    return found;
+  }
+  // Whether the block is a whole fixed or provided segment.
+  bool whole_segment(const Block& block) const {
+    return !(block.flags & kExpandable) && (block.prev | block.next) == 0;
+  }
+
+  // --- ladder.cpp
+  Status allocate(Want& want, Addr* address);
+  Status climb(Want& want, Addr* address);
+  Block* steal(const Want& want);
+  Block* overflow(const Want& want, Want* adopted);
+  // Core mutex held: returns blocks whose events completed.
+  Bytes poll_ready();
+  std::string oom_text(const Want& want, const Status& reason, const LadderLog& log);
+
+  // --- capture.cpp
+  void defer_or_wait(Block& block);
+  void wait_for_uses(Block& block);
+  void end_deferral();
+  void return_settled(StreamId stream);
+
+  // --- stitch.cpp
+  Status stitch(const Want& want, Block** stitched);
+  void unstitch(SegmentId id);
+
+  // --- introspect.cpp, validate.cpp
+  void read_stats(std::optional<PoolIndex> pool, StatsReport* report);
+  Status validate();
+
+  void deliver_and_unlock();
+  Bytes allowed_bytes() const;  // limit, or total memory
+
+  Driver& driver;
+  const DeviceInfo& info;
+  std::shared_ptr<const Config> config;  // replaced under both mutexes
+  bool compat = false;                   // config->compat(), fixed at first use
+
+  std::mutex growth_mutex;
+  std::mutex mutex;
+
+  BlockSlab blocks;
+  SegmentTable segments;
+  PageMap pages;
+  PoolTable pools;
+  Streams streams;
+  Budget budget;
+  Trace trace;
+  Routes routes;
+  Captures captures;
+
+  LevelSet levels;                                // device gauges; flow is in the pools
+  std::array<GaugeFlow, kSizeClasses> retired{};  // flow of dead pools
+  Counters counters;
+  Bytes arena_bytes = 0;  // mapped by plan arenas, part of the budget
+
+  std::unordered_map<BlockId, Context> contexts;
+  struct Uncached {
+    Bytes size = 0;
+    StreamId stream{};
+  };
+  std::map<Addr, Uncached> uncached;  // G12, N14
+  std::vector<FreeCallback> callbacks;
+  std::vector<OomObserver> observers;
+  std::string broken;  // first illegal state move; every later call reports it
+  bool used = false;
+  bool delivering = false;
+};
+
+}  // namespace staticrt::alloc

@@ -1,0 +1,92 @@
+// Streams: slots for stream ids, pooled events, and the blocks that wait for them.
+//
+// A slot is a small number for a stream, given at first use and kept. Blocks freed with recorded uses
+// wait per used stream in batches, oldest first; one event closes a batch:
+//
+//   slot 3:  [E7: 12 40] [E8: 41] | open: 55 56        <- E9 is recorded at the next poll
+//
+// In compat mode every free closes its batch at once (S2). In native mode frees gather in the open batch
+// until the next allocation, sync or flush: one event for many frees; later is always safe.
+//
+// Thread safety: none; the core mutex is held. Nothing here blocks.
+#pragma once
+
+#include <deque>
+#include <unordered_map>
+#include <vector>
+
+#include "allocator/block.h"
+#include "allocator/device_api.h"
+
+namespace staticrt::alloc {
+
+struct Batch {
+  EventId event = kNoEvent;
+  std::vector<BlockId> blocks;
+};
+
+class Streams {
+ public:
+  explicit Streams(Driver& driver) : driver_(driver) {}
+  ~Streams();
+
+  // The slot of a stream, made if new. Slots count from 0 in order of first use.
+  Slot slot_of(StreamId stream) {
+    if (last_slot_ < lines_.size() && lines_[last_slot_].stream == stream) return last_slot_;
+    return find_slot(stream);
+  }
+  StreamId stream_of(Slot slot) const { return lines_[slot].stream; }
+  size_t count() const { return lines_.size(); }
+
+  // Adds `block` to the open batch of `slot`. The caller counts block.pending.
+  void wait_for(Slot slot, BlockId block) {
+    lines_[slot].open.push_back(block);
+    dirty_ = true;
+  }
+  bool has_waiting() const { return dirty_ || batches_ != 0; }
+  // Records an event for every open batch. On an error the batch stays open.
+  Status close_open();
+  // Takes the blocks of all completed batches, per slot from the oldest to the first unfinished (S3);
+  // a block comes once for each batch it was in. An event query's error ends the poll.
+  Status poll(std::vector<BlockId>* done);
+  // Events of all closed batches, oldest first per slot.
+  std::vector<EventId> outstanding() const;
+
+  Status take_event(EventId* event);
+  void give_event(EventId event) { events_.push_back(event); }
+
+  // Use sets: a bit per slot below 31, a side table for the rest.
+  void add_use(Block& block, Slot slot, bool in_capture);
+  // Slots of the block's uses outside (or inside) captures, ascending.
+  std::vector<Slot> uses(const Block& block, bool in_capture) const;
+  void clear_uses(Block& block, bool in_capture);
+
+  // For validate(): calls f(slot, block id) for every waiting block.
+  template <class F>
+  void for_each_waiting(F f) const {
+    for (size_t slot = 0; slot < lines_.size(); ++slot) {
+      for (const BlockId id : lines_[slot].open) f(static_cast<Slot>(slot), id);
+      for (const Batch& batch : lines_[slot].batches)
+        for (const BlockId id : batch.blocks) f(static_cast<Slot>(slot), id);
+    }
+  }
+
+ private:
+  struct Line {
+    StreamId stream;
+    std::vector<BlockId> open;
+    std::deque<Batch> batches;
+  };
+  Slot find_slot(StreamId stream);
+
+  Driver& driver_;
+  std::vector<Line> lines_;
+  std::unordered_map<uint64_t, Slot> slots_;
+  Slot last_slot_ = 0;
+  bool dirty_ = false;   // some open batch is not empty
+  size_t batches_ = 0;   // closed batches of all slots
+  std::vector<EventId> events_;  // idle
+  std::unordered_map<BlockId, std::vector<Slot>> many_[2];  // by in_capture: slots from 31 on
+};
+
+}  // namespace staticrt::alloc

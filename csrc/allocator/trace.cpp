@@ -1,0 +1,172 @@
+#include "allocator/trace.h"
+
+#include <algorithm>
+#include <chrono>
+#include <unordered_map>
+
+#if defined(__x86_64__)
+#include <x86intrin.h>
+#endif
+
+namespace staticrt::alloc {
+namespace {
+
+int64_t now_us() {
+  using namespace std::chrono;
+  return duration_cast<microseconds>(system_clock::now().time_since_epoch()).count();
+}
+
+#if defined(__x86_64__)
+uint64_t now_ticks() {
+  return __rdtsc();
+}
+#else
+uint64_t now_ticks() {
+  return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+}
+#endif
+
+// Two readings of both clocks, as far apart as the process is old, give the rate.
+struct Clock {
+  uint64_t ticks = now_ticks();
+  int64_t us = now_us();
+};
+const Clock kStart;
+
+int64_t us_of(uint64_t ticks) {
+  const Clock now;
+  const double passed = static_cast<double>(now.ticks - kStart.ticks);
+  if (passed <= 0) return kStart.us;
+  const double rate = static_cast<double>(now.us - kStart.us) / passed;
+  return kStart.us + static_cast<int64_t>(static_cast<double>(ticks - kStart.ticks) * rate);
+}
+
+// Texts by number, for the life of the process: records outlive the threads that made them.
+class Texts {
+ public:
+  uint32_t intern(const std::string& text) {
+    const std::lock_guard lock(mutex_);
+    const auto [at, fresh] = numbers_.emplace(text, static_cast<uint32_t>(texts_.size()));
+    if (fresh) texts_.push_back(text);
+    return at->second;
+  }
+  std::string text(uint32_t number) {
+    const std::lock_guard lock(mutex_);
+    return texts_[number];
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::string> texts_{""};
+  std::unordered_map<std::string, uint32_t> numbers_{{"", 0}};
+};
+Texts& texts() {
+  static Texts& leaked = *new Texts;
+  return leaked;
+}
+
+thread_local uint32_t metadata_number = 0;
+thread_local uint32_t compile_number = 0;
+thread_local std::vector<uint32_t> compile_stack;
+
+}  // namespace
+
+void set_thread_metadata(const std::string& text) {
+  metadata_number = texts().intern(text);
+}
+std::string thread_metadata() {
+  return texts().text(metadata_number);
+}
+void push_compile_context(const std::string& text) {
+  compile_stack.push_back(compile_number);
+  compile_number = texts().intern(text);
+}
+void pop_compile_context() {
+  if (compile_stack.empty()) return;
+  compile_number = compile_stack.back();
+  compile_stack.pop_back();
+}
+
+void Trace::configure(const HistoryOptions& options) {
+  const bool keep = options.on && !options.clear;
+  options_ = options;
+  watching_ = options_.on || !trackers_.empty();
+  if (!keep) return clear();
+  if (ring_.size() > options_.max_entries || next_ != 0) {
+    // Straighten the ring, then keep the newest.
+    std::rotate(ring_.begin(), ring_.begin() + static_cast<ptrdiff_t>(next_), ring_.end());
+    if (!contexts_.empty())
+      std::rotate(contexts_.begin(), contexts_.begin() + static_cast<ptrdiff_t>(next_), contexts_.end());
+    next_ = 0;
+    const size_t drop = ring_.size() - std::min(ring_.size(), options_.max_entries);
+    ring_.erase(ring_.begin(), ring_.begin() + static_cast<ptrdiff_t>(drop));
+    if (!contexts_.empty()) contexts_.erase(contexts_.begin(), contexts_.begin() + static_cast<ptrdiff_t>(drop));
+  }
+}
+
+void Trace::add(Action action, Addr address, Bytes size, StreamId stream, uint32_t pool_name,
+                const Context& context) {
+  if (!watching_) return;
+  if ((options_.skip_actions >> static_cast<int>(action)) & 1 && trackers_.empty()) return;
+  const TraceRecord record{now_ticks(), address,        size,  stream, pool_name, metadata_number,
+                           compile_number, action};
+  if (!trackers_.empty()) undelivered_.push_back(entry_of(record, context));
+  if (!options_.on || (options_.skip_actions >> static_cast<int>(action)) & 1) return;
+  const bool keeps = options_.level >= ContextLevel::alloc && context != nullptr;
+  if (keeps && contexts_.size() < ring_.size()) contexts_.resize(ring_.size());
+  if (ring_.size() < options_.max_entries) {
+    ring_.push_back(record);
+    if (keeps || !contexts_.empty()) contexts_.push_back(context);
+    return;
+  }
+  ring_[next_] = record;
+  if (!contexts_.empty()) contexts_[next_] = context;
+  if (++next_ == ring_.size()) next_ = 0;
+}
+
+uint32_t Trace::name_pool(PoolId id) {
+  const auto at = std::find(pool_names_.begin(), pool_names_.end(), id);
+  if (at != pool_names_.end()) return static_cast<uint32_t>(at - pool_names_.begin());
+  pool_names_.push_back(id);
+  return static_cast<uint32_t>(pool_names_.size() - 1);
+}
+
+TraceEntry Trace::entry_of(const TraceRecord& record, const Context& context) const {
+  return {record.action,
+          record.address,
+          record.size,
+          record.stream,
+          pool_names_[record.pool_name],
+          us_of(record.ticks),
+          texts().text(record.metadata),
+          texts().text(record.compile_context),
+          context};
+}
+
+std::vector<TraceEntry> Trace::entries() const {
+  std::vector<TraceEntry> found;
+  found.reserve(ring_.size());
+  for (size_t i = 0; i < ring_.size(); ++i) {
+    const size_t at = (next_ + i) % ring_.size();
+    found.push_back(entry_of(ring_[at], at < contexts_.size() ? contexts_[at] : nullptr));
+  }
+  return found;
+}
+
+void Trace::clear() {
+  ring_.clear();
+  contexts_.clear();
+  next_ = 0;
+}
+
+void Trace::annotate(const std::string& text) {
+  annotations_.push_back({now_us(), text});
+  while (annotations_.size() > std::max<size_t>(options_.max_entries, 1)) annotations_.pop_front();
+}
+
+void Trace::attach(TraceTracker tracker) {
+  trackers_.push_back(std::move(tracker));
+  watching_ = true;
+}
+
+}  // namespace staticrt::alloc
