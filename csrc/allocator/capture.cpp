@@ -30,7 +30,8 @@ bool Routes::begin(PoolId pool, PoolIndex index, RouteFilter accepts) {
 bool Routes::end(PoolId pool) {
   const std::lock_guard lock(mutex_);
   auto next = std::make_shared<List>(*list_);
-  const auto at = std::find_if(next->rbegin(), next->rend(), [&](const Route& route) { return route.pool == pool; });
+  const auto at =
+      std::find_if(next->rbegin(), next->rend(), [&](const Route& route) { return route.pool == pool; });
   if (at == next->rend()) return false;
   next->erase(std::next(at).base());
   list_ = std::move(next);
@@ -55,7 +56,7 @@ void Core::defer_or_wait(Block& block) {
   }
   set_state(block, BlockState::pending_capture);
   captures.deferred.push_back(block.id);
-  if (!config->record_stream_reuse) return;
+  if (!settings().record_stream_reuse) return;
   std::vector<Slot> slots = streams.uses(block, true);
   for (const Slot slot : streams.uses(block, false)) slots.push_back(slot);
   slots.push_back(block.slot);

@@ -52,6 +52,7 @@ struct Captures {
   struct Open {
     uint64_t token;
     PoolId pool;
+    bool captured_before;  // whether the pool was captured already
   };
   std::vector<Open> open;
   std::vector<BlockId> deferred;  // PendingCapture, in order of their frees

@@ -41,8 +41,7 @@ struct Value {
   std::string_view peek() const { return at < tokens.size() ? tokens[at] : std::string_view(); }
   std::string_view next() { return at < tokens.size() ? tokens[at++] : std::string_view(); }
   bool expect(std::string_view token) {
-    if (peek() != token)
-      return fail(detail::concat("expected '", token, "', got '", peek(), "'"));
+    if (peek() != token) return fail(detail::concat("expected '", token, "', got '", peek(), "'"));
     ++at;
     return true;
   }
@@ -231,8 +230,10 @@ constexpr Option kOptions[] = {
     {"backend", parse_backend, "native; anything else is refused"},
     {"caching", parse_flag<&Config::caching>, "False: every request is a driver call of its own"},
     {"expandable_segments", parse_expandable, "True: segments of mapped pages that grow in place"},
-    {"expandable_va", parse_va, "address space per stream and pool: a fraction of total (0.5) or a size (40G)"},
-    {"garbage_collection_threshold", parse_gc, "free old blocks when reserved exceeds this part of the limit"},
+    {"expandable_va", parse_va,
+     "address space per stream and pool: a fraction of total (0.5) or a size (40G)"},
+    {"garbage_collection_threshold", parse_gc,
+     "free old blocks when reserved exceeds this part of the limit"},
     {"graph_capture_record_stream_reuse", parse_flag<&Config::record_stream_reuse>,
      "True: reuse memory used on side streams within a capture once all its uses are ordered before"},
     {"large_segment_size_mb", parse_large_segment, "segment size of requests below 10 MiB; more than 10"},
@@ -268,7 +269,8 @@ Status parse_config(std::string_view text, std::string_view source, const Config
     if (key.starts_with("pinned_")) {
       value.next();
       if (!pinned_warned)
-        parsed.warnings.push_back(detail::concat(source, ": '", key, "' is ignored: no pinned host memory here"));
+        parsed.warnings.push_back(
+            detail::concat(source, ": '", key, "' is ignored: no pinned host memory here"));
       pinned_warned = true;
     } else {
       const Option* option = nullptr;

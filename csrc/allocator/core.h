@@ -7,7 +7,7 @@
 //   ladder.cpp     what happens on a miss, step by step; oom_text.cpp its message
 //   capture.cpp    routes, captures, deferred frees
 //   checkpoint.cpp PoolImage;  hibernate.cpp  pages away and back;  stitch.cpp  pages mapped twice
-//   introspect.cpp statistics, snapshots;  validate.cpp V1 to V12
+//   inspector.cpp statistics, snapshots;  validate.cpp V1 to V12
 //
 // Note [Locks]
 //   growth_mutex  before  mutex (the core mutex, a leaf). All tables are written under the core mutex.
@@ -166,14 +166,14 @@ class Core {
   Bytes collect_garbage();
   Bytes release_oversize(const Want& want);
   // Unmaps or releases free memory of any pool that allows it until `goal` bytes are gone.
-  Bytes trim(Bytes goal);
+  Bytes trim(Bytes goal, std::optional<PoolIndex> except = std::nullopt);
   // Waits for all outstanding events (S8); bytes that became Free.
   Bytes drain();
   // Both take a block that was Free when collected and check that it still is.
   Bytes release_fixed(BlockId id);
   // Unmaps whole pages inside an expandable block from its high end, until `goal` bytes are gone (E4).
   Bytes unmap_free(BlockId id, Bytes goal, bool keep_for_wake = false);
-  Bytes release_any(BlockId id, Bytes goal);
+  Bytes release_any(BlockId id, Bytes goal);  // whichever applies
   // Releases the addresses of expandable segments without pages, in the default and Draining pools (G6).
   void drop_empty_segments();
   void drop_dead_pools();
@@ -212,21 +212,30 @@ class Core {
   void end_deferral();
   void return_settled(StreamId stream);
 
+  // --- hibernate.cpp
+  void free_backed(Segment& segment);
+
   // --- stitch.cpp
   Status stitch(const Want& want, Block** stitched);
   void unstitch(SegmentId id);
 
-  // --- introspect.cpp, validate.cpp
+  // --- inspector.cpp, validate.cpp
   void read_stats(std::optional<PoolIndex> pool, StatsReport* report);
   Status validate();
 
   void deliver_and_unlock();
+  // Calls the history's context function; no lock is held.
+  Context make_context();
   Bytes allowed_bytes() const;  // limit, or total memory
+
+  const Config& settings() const { return *config.load(std::memory_order_acquire); }
 
   Driver& driver;
   const DeviceInfo& info;
-  std::shared_ptr<const Config> config;  // replaced under both mutexes
-  bool compat = false;                   // config->compat(), fixed at first use
+  // Replaced under both mutexes; a reader without lock may keep using an old one, so all are kept.
+  std::atomic<const Config*> config;
+  std::vector<std::shared_ptr<const Config>> configs;
+  const bool compat;  // the mode, for good
 
   std::mutex growth_mutex;
   std::mutex mutex;
@@ -255,8 +264,9 @@ class Core {
   std::vector<FreeCallback> callbacks;
   std::vector<OomObserver> observers;
   std::string broken;  // first illegal state move; every later call reports it
-  bool used = false;
   bool delivering = false;
+  // Level of the history, if it has a context function.
+  std::atomic<ContextLevel> context_level{ContextLevel::never};
 };
 
 }  // namespace staticrt::alloc

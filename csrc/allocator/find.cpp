@@ -9,8 +9,8 @@ Block* Core::search(const Want& want) {
   if (want.address != kNullAddr) [[unlikely]]
     return search_at(want);
   if (compat) return search_compat(want);
-  if (config->max_split_bytes != std::numeric_limits<Bytes>::max() ||
-      config->expandable_segments == false) [[unlikely]]
+  if (settings().max_split_bytes != std::numeric_limits<Bytes>::max() ||
+      settings().expandable_segments == false) [[unlikely]]
     return search_constrained(want);
   const BlockId id = pool.free_of(want.size_class).find(blocks, want.slot, want.size);
   if (id == 0) return nullptr;
@@ -27,22 +27,23 @@ Block* Core::search_compat(const Want& want) {
   if (!ours(at)) return nullptr;
   auto expandable = [&](auto it) { return (blocks[it->id].flags & kExpandable) != 0; };
   if (expandable(at)) {
-    if (config->expandable(info.virtual_memory)) {
+    if (settings().expandable(info.virtual_memory)) {
       // B10: a block counts as what it can grow to, so a larger one now may be the tighter one.
       auto reach = [&](auto it) {
         const Block& block = blocks[it->id];
         const bool grows = block.next != 0 && blocks[block.next].state == BlockState::unmapped;
         return block.size + (grows ? blocks[block.next].size : 0);
       };
-      for (auto next = std::next(at); ours(next) && expandable(at) && reach(next) < reach(at); ++next) at = next;
+      for (auto next = std::next(at); ours(next) && expandable(at) && reach(next) < reach(at); ++next)
+        at = next;
     } else {
       while (ours(at) && expandable(at)) ++at;  // B11
       if (!ours(at)) return nullptr;
     }
   }
   Block& block = blocks[at->id];
-  if (want.size < config->max_split_bytes && block.size >= config->max_split_bytes) return nullptr;
-  if (want.size >= config->max_split_bytes && block.size >= want.size + config->max_non_split())
+  if (want.size < settings().max_split_bytes && block.size >= settings().max_split_bytes) return nullptr;
+  if (want.size >= settings().max_split_bytes && block.size >= want.size + settings().max_non_split())
     return nullptr;
   remove_free(block);
   return &block;
@@ -51,11 +52,12 @@ Block* Core::search_compat(const Want& want) {
 // Native mode with options that rule blocks out (B7, B11): best fit among those that remain.
 Block* Core::search_constrained(const Want& want) {
   Block* best = nullptr;
-  const bool expandable = config->expandable(info.virtual_memory);
+  const bool expandable = settings().expandable(info.virtual_memory);
   pools[want.pool].free_of(want.size_class).for_each(blocks, want.slot, [&](Block& block) {
     if (block.size < want.size || (!expandable && (block.flags & kExpandable) != 0)) return;
-    if (want.size < config->max_split_bytes && block.size >= config->max_split_bytes) return;
-    if (want.size >= config->max_split_bytes && block.size >= want.size + config->max_non_split()) return;
+    if (want.size < settings().max_split_bytes && block.size >= settings().max_split_bytes) return;
+    if (want.size >= settings().max_split_bytes && block.size >= want.size + settings().max_non_split())
+      return;
     if (best == nullptr || block.size < best->size ||
         (block.size == best->size && block.address < best->address))
       best = &block;
@@ -67,8 +69,8 @@ Block* Core::search_constrained(const Want& want) {
 Block* Core::search_at(const Want& want) {
   Block* block = block_containing(want.address);
   if (block == nullptr || block->state != BlockState::free || block->pool != want.pool ||
-      block->slot != want.slot || block->size_class != want.size_class ||
-      want.address % kMinBlock != 0 || block->end() - want.address < want.size)
+      block->slot != want.slot || block->size_class != want.size_class || want.address % kMinBlock != 0 ||
+      block->end() - want.address < want.size)
     return nullptr;
   if (pools[want.pool].options.no_split && want.address != block->address) return nullptr;
   remove_free(*block);

@@ -48,7 +48,7 @@ class TlsfIndex {
   // Best block of at least `size` among the first kLook of a bin, or 0.
   BlockId best_in(const BlockSlab& blocks, int bin, Bytes size) const;
 
-  uint64_t coarse_ = 0;               // bit c: fine_[c] is not 0
+  uint64_t coarse_ = 0;  // bit c: fine_[c] is not 0
   std::array<uint32_t, kCoarse> fine_{};
   std::array<BlockId, kCoarse * kFine> heads_{};
   size_t count_ = 0;

@@ -5,17 +5,18 @@
 namespace staticrt::alloc {
 
 Bytes Core::page_bytes(SizeClass size_class) const {
-  return size_class == SizeClass::small ? kSmallSegment : config->large_segment_bytes;
+  return size_class == SizeClass::small ? kSmallSegment : settings().large_segment_bytes;
 }
 
 bool Core::uses_expandable(const Pool& pool) const {
-  return !pool.options.no_split && pool.options.provider == nullptr && config->expandable(info.virtual_memory);
+  return !pool.options.no_split && pool.options.provider == nullptr &&
+         settings().expandable(info.virtual_memory);
 }
 
 Status Core::admit(Bytes bytes) {
   SRT_TRY(driver.pending_error());  // G8: a broken device is not out of memory
   if (!budget.reserve(bytes)) return Status::Oom("limit");
-  if (!config->refuse_before_driver) return Status::Ok();
+  if (!settings().refuse_before_driver) return Status::Ok();
   Bytes free = 0;
   Bytes total = 0;
   Status status = driver.memory_info(&free, &total);
@@ -39,7 +40,7 @@ Status Core::grow(const Want& want, Block** grown) {
     if (status.oom() && !compat) status = grow_expandable(want, 0, grown);
     return status;
   }
-  const Bytes bytes = segment_size(want.size, config->large_segment_bytes);
+  const Bytes bytes = segment_size(want.size, settings().large_segment_bytes);
   Status status = grow_fixed(want, bytes, grown);
   const Bytes exact = round_up(want.size, kSegmentRound);
   if (status.oom() && !compat && exact < bytes) status = grow_fixed(want, exact, grown);
@@ -88,7 +89,7 @@ Status Core::grow_fixed(const Want& want, Bytes bytes, Block** grown) {
 }
 
 Status Core::grow_provided(const Want& want, Pool& pool, Block** grown) {
-  const Bytes bytes = segment_size(want.size, config->large_segment_bytes);
+  const Bytes bytes = segment_size(want.size, settings().large_segment_bytes);
   SRT_TRY(admit(bytes));
   const Provider& provider = *pool.options.provider;
   Bytes asked = bytes;
@@ -169,7 +170,8 @@ bool Core::find_room(const Want& want, Bytes chunk, Room* room) {
       ours.emplace(segment.base, id);
   }
   auto usable = [&](const Block& block) {
-    return block.state == BlockState::unmapped || (block.state == BlockState::free && block.slot == want.slot);
+    return block.state == BlockState::unmapped ||
+           (block.state == BlockState::free && block.slot == want.slot);
   };
   for (const auto& [base, id] : ours) {
     for (BlockId at = segments[id].first; at != 0; at = blocks[at].next) {
@@ -224,9 +226,9 @@ void Core::leave_room(const Room& room) {
 Status Core::new_expandable(const Want& want) {
   const Bytes page = page_bytes(want.size_class);
   const Bytes least = ceil_to(want.size, page);
-  Bytes size = config->va_bytes != 0
-                   ? config->va_bytes
-                   : static_cast<Bytes>(static_cast<double>(info.total_bytes) * config->va_fraction);
+  Bytes size = settings().va_bytes != 0
+                   ? settings().va_bytes
+                   : static_cast<Bytes>(static_cast<double>(info.total_bytes) * settings().va_fraction);
   size = std::max(round_up(size, kGranule), least);
   size = ceil_to(size, page);
   Addr base = kNullAddr;

@@ -22,13 +22,13 @@ void LadderLog::note(const char* step, std::string what) {
 
 Status Core::allocate(Want& want, Addr* address) {
   {
-    Lock lock(*this);
+    const Lock lock(*this);
     want.slot = streams.slot_of(want.stream);
     if (!broken.empty()) [[unlikely]]
       return Status::Internal(broken);
     if (pools[want.pool].hibernated) [[unlikely]]
-      return Status::InvalidArgument(detail::concat("pool ", pools[want.pool].id,
-                                                    " is hibernated; wake it before allocating from it"));
+      return Status::InvalidArgument(
+          detail::concat("pool ", pools[want.pool].id, " is hibernated; wake it before allocating from it"));
     if (streams.has_waiting()) poll_ready();
     if (!captures.markers.empty()) [[unlikely]]
       return_settled(want.stream);
@@ -52,7 +52,7 @@ class Climb {
   LadderLog& log() { return log_; }
 
   bool search() {
-    Core::Lock lock(core_);
+    const Core::Lock lock(core_);
     return finish(core_.search(want_));
   }
   // True if the climb is over: served, or the driver failed for another reason than memory.
@@ -60,7 +60,7 @@ class Climb {
     Block* grown = nullptr;
     status_ = core_.grow(want_, &grown);
     if (status_.ok()) {
-      Core::Lock lock(core_);
+      const Core::Lock lock(core_);
       return finish(grown);
     }
     log_.note("grow", status_.oom() && status_.text() == "limit" ? "over limit" : name_of(status_.code()));
@@ -70,6 +70,15 @@ class Climb {
   bool retry(const char* step, Bytes freed) {
     log_.freed(step, freed);
     return freed != 0 && (search() || grow());
+  }
+  bool overflow() {
+    if (want_.pool != 0) return false;
+    const Core::Lock lock(core_);
+    Want adopted = want_;
+    Block* block = core_.overflow(want_, &adopted);
+    if (block == nullptr) return false;
+    *address_ = core_.take(*block, adopted);
+    return done_ = true;
   }
   bool finish(Block* block) {
     if (block == nullptr) return false;
@@ -109,32 +118,25 @@ Status Core::climb(Want& want, Addr* address) {
     if (!compat && climb.search()) return Status::Ok();
     bool capturing = false;
     {
-      Lock lock(*this);
+      const Lock lock(*this);
       capturing = captures.any();
       if (!compat && !capturing) climb.log().freed("ready", poll_ready());
-      if (config->stream_wait_reuse && !compat)
+      if (settings().stream_wait_reuse && !compat)
         if (Block* block = steal(want)) {
           climb.finish(block);
           return Status::Ok();
         }
     }
-    if (config->gc_threshold > 0) climb.log().freed("gc", collect_garbage());
+    if (settings().gc_threshold > 0) climb.log().freed("gc", collect_garbage());
     if (climb.grow()) return climb.status();
-    if (want.pool == 0 || !compat) {
-      Lock lock(*this);
-      Want adopted = want;
-      if (want.pool == 0)
-        if (Block* block = overflow(want, &adopted)) {
-          *address = take(*block, adopted);
-          return Status::Ok();
-        }
-      if (!compat) {
-        Block* block = steal(want);
-        climb.log().freed("steal", block == nullptr ? 0 : block->size);
-        if (climb.finish(block)) return Status::Ok();
-      }
+    if (!compat) {
+      if (climb.overflow()) return Status::Ok();
+      const Lock lock(*this);
+      Block* block = steal(want);
+      climb.log().freed("steal", block == nullptr ? 0 : block->size);
+      if (climb.finish(block)) return Status::Ok();
     }
-    if (config->max_split_bytes != std::numeric_limits<Bytes>::max() && !capturing) {
+    if (settings().max_split_bytes != std::numeric_limits<Bytes>::max() && !capturing) {
       const Bytes bytes = release_oversize(want);
       if (compat ? bytes != 0 && climb.grow() : climb.retry("oversize", bytes)) return climb.status();
     }
@@ -148,6 +150,7 @@ Status Core::climb(Want& want, Addr* address) {
       climb.log().freed("flush", bytes);
       if (compat ? climb.grow() : climb.retry("flush", bytes)) return climb.status();
     }
+    if (compat && climb.overflow()) return Status::Ok();
     if (!compat) {
       // Growth maps at least 2 MiB granules; trimming less would have to be repeated.
       const Bytes goal = round_up(want.size, kGranule);
@@ -159,7 +162,7 @@ Status Core::climb(Want& want, Addr* address) {
       climb.log().freed("trim", total);
       Block* block = nullptr;
       if (want.address == kNullAddr && stitch(want, &block).ok()) {
-        Lock lock(*this);
+        const Lock lock(*this);
         if (climb.finish(block)) return Status::Ok();
       }
     }
@@ -190,11 +193,12 @@ Block* Core::steal(const Want& want) {
   const std::vector<BlockId> idle = collect_free([&](const Block& block) {
     return block.pool == want.pool && block.size_class == want.size_class && block.slot != want.slot &&
            block.size >= want.size &&
-           (want.size >= config->max_split_bytes || block.size < config->max_split_bytes);
+           (want.size >= settings().max_split_bytes || block.size < settings().max_split_bytes);
   });
   Block* best = nullptr;
   for (const BlockId id : idle)
-    if ((best == nullptr || blocks[id].size < best->size) && !slot_captured(blocks[id].slot)) best = &blocks[id];
+    if ((best == nullptr || blocks[id].size < best->size) && !slot_captured(blocks[id].slot))
+      best = &blocks[id];
   if (best == nullptr) return nullptr;
   EventId event = kNoEvent;
   if (!streams.take_event(&event).ok()) return nullptr;
@@ -213,7 +217,8 @@ Block* Core::overflow(const Want& want, Want* adopted) {
   for (PoolIndex i = 1; i < pools.end(); ++i) {
     if (!pools.exists(i)) continue;
     const Pool& pool = pools[i];
-    if (!pool.options.use_on_oom || pool.state != PoolState::open || pool.hibernated) continue;
+    if (!pool.options.use_on_oom || pool.state != PoolState::open || pool.captured || pool.hibernated)
+      continue;
     adopted->pool = i;
     if (Block* block = search(*adopted)) return block;
   }

@@ -34,8 +34,7 @@ class PageMap {
     if (end > kLimit) return false;
     for (Addr at = begin; at < end; at += kPage)
       if (!ensure(at, size_class)) return false;
-    for (Addr at = begin; at < end; at += kPage)
-      find(at)->segment.store(segment, std::memory_order_release);
+    for (Addr at = begin; at < end; at += kPage) find(at)->segment.store(segment, std::memory_order_release);
     return true;
   }
   // REQUIRES: no live block starts in [begin, end). Block tables stay, so that a reader with a stale

@@ -57,7 +57,8 @@ Bytes Core::release_fixed(BlockId id) {
   const StreamId stream = streams.stream_of(segment.slot);
   if (segment.kind == SegmentKind::provided) {
     status = driver.stream_sync(stream);
-    if (status.ok()) pools[segment.pool].options.provider->free(segment.provided_base, segment.provided_size, stream);
+    if (status.ok())
+      pools[segment.pool].options.provider->free(segment.provided_base, segment.provided_size, stream);
   } else {
     status = driver.segment_free(segment.base, segment.size);
   }
@@ -136,11 +137,14 @@ Bytes Core::unmap_free(BlockId id, Bytes goal, bool keep_for_wake) {
 
 Bytes Core::release_any(BlockId id, Bytes goal) {
   bool expandable = false;
+  bool hibernated = false;
   {
     const Lock lock(*this);
     expandable = (blocks[id].flags & kExpandable) != 0;
+    hibernated = pools[blocks[id].pool].hibernated;
   }
-  return expandable ? unmap_free(id, goal) : release_fixed(id);
+  // A hibernated pool gets back on wake whatever it has lost.
+  return expandable ? unmap_free(id, goal, hibernated) : release_fixed(id);
 }
 
 void Core::drop_empty_segments() {
@@ -214,9 +218,8 @@ Bytes Core::flush(std::optional<PoolIndex> only) {
 }
 
 Bytes Core::collect_garbage() {
-  const Config& settings = *config;
-  if (settings.gc_threshold <= 0 || !budget.limited()) return 0;
-  const auto threshold = static_cast<Bytes>(settings.gc_threshold * static_cast<double>(budget.limit()));
+  if (settings().gc_threshold <= 0 || !budget.limited()) return 0;
+  const auto threshold = static_cast<Bytes>(settings().gc_threshold * static_cast<double>(budget.limit()));
   if (budget.reserved() <= threshold) return 0;
   const Bytes excess = budget.reserved() - threshold;
   struct Old {
@@ -255,7 +258,7 @@ Bytes Core::collect_garbage() {
 }
 
 Bytes Core::release_oversize(const Want& want) {
-  const Bytes threshold = config->max_split_bytes;
+  const Bytes threshold = settings().max_split_bytes;
   if (threshold == std::numeric_limits<Bytes>::max()) return 0;
   const Bytes needed = std::max(want.size, threshold);
   std::vector<BlockId> chosen;
@@ -267,7 +270,8 @@ Bytes Core::release_oversize(const Want& want) {
     });
     std::stable_sort(large.begin(), large.end(),
                      [&](BlockId a, BlockId b) { return blocks[a].size < blocks[b].size; });
-    const auto fits = std::find_if(large.begin(), large.end(), [&](BlockId id) { return blocks[id].size >= needed; });
+    const auto fits =
+        std::find_if(large.begin(), large.end(), [&](BlockId id) { return blocks[id].size >= needed; });
     if (fits != large.end()) {
       chosen = {*fits};
     } else {
@@ -284,13 +288,15 @@ Bytes Core::release_oversize(const Want& want) {
   return freed;
 }
 
-Bytes Core::trim(Bytes goal) {
+Bytes Core::trim(Bytes goal, std::optional<PoolIndex> except) {
   const RelaxedCapture relaxed(driver);
   std::vector<BlockId> idle;
   {
     const Lock lock(*this);
     idle = collect_free([&](const Block& block) {
-      return (!pools[block.pool].captured || pools[block.pool].hibernated) && !slot_captured(block.slot);
+      const Pool& pool = pools[block.pool];
+      return (!pool.captured || (pool.hibernated && segments[block.segment].expandable())) &&
+             except != block.pool && !slot_captured(block.slot);
     });
   }
   Bytes freed = 0;

@@ -36,13 +36,13 @@ struct Segment {
   PoolIndex pool = 0;
   Slot slot = 0;  // stream it was made for
   Addr base = kNullAddr;
-  Bytes size = 0;          // of the address range
-  Bytes mapped = 0;        // bytes charged to the budget
-  BlockId first = 0;       // lowest block
-  std::map<Addr, Page> pages;     // expandable and stitched: by address
-  std::map<Addr, Page> dropped;   // expandable, hibernated: pages to map again on wake
-  std::vector<BlockId> lenders;   // stitched: Held blocks whose pages it maps
-  Addr provided_base = kNullAddr; // provided: as the pair gave it
+  Bytes size = 0;                  // of the address range
+  Bytes mapped = 0;                // bytes charged to the budget
+  BlockId first = 0;               // lowest block
+  std::map<Addr, Page> pages;      // expandable and stitched: by address
+  std::map<Addr, Page> dropped;    // expandable, hibernated: pages to map again on wake
+  std::vector<BlockId> lenders;    // stitched: Held blocks whose pages it maps
+  Addr provided_base = kNullAddr;  // provided: as the pair gave it
   Bytes provided_size = 0;
 
   Addr end() const { return base + size; }

@@ -20,8 +20,8 @@ inline constexpr Bytes kSmallSegment = 2 * kMiB;          // segment of small bl
 inline constexpr Bytes kDefaultLargeSegment = 20 * kMiB;  // segment of large blocks below kOwnSegmentMin
 inline constexpr Bytes kOwnSegmentMin = 10 * kMiB;        // from here on a segment fits the request
 inline constexpr Bytes kSegmentRound = 2 * kMiB;
-inline constexpr Bytes kGranule = 2 * kMiB;               // unit of mapping in an expandable segment
-inline constexpr Bytes kTooLarge = Bytes{1} << 60;        // R2
+inline constexpr Bytes kGranule = 2 * kMiB;         // unit of mapping in an expandable segment
+inline constexpr Bytes kTooLarge = Bytes{1} << 60;  // R2
 
 enum class SizeClass : uint8_t { small, large };
 inline constexpr int kSizeClasses = 2;
@@ -80,19 +80,19 @@ constexpr Bytes segment_size(Bytes rounded, Bytes large_segment = kDefaultLargeS
 namespace size_policy_checks {
 inline constexpr Rounding kNone{};
 inline constexpr Rounding kFour = Rounding::uniform(4);
-static_assert(round_request(1, kNone) == 512 && round_request(512, kNone) == 512);         // R1
-static_assert(round_request(513, kNone) == 1024 && round_request(1200, kNone) == 1536);    // R1
-static_assert(size_class_of(kMiB) == SizeClass::small);                                    // R3
-static_assert(size_class_of(kMiB + 512) == SizeClass::large);                              // R3
-static_assert(segment_size(1048576) == 2097152);                                           // R4
-static_assert(segment_size(round_request(1048577, kNone)) == 20971520);                    // R4
-static_assert(segment_size(round_request(10485759, kNone)) == 10485760);                   // R4
-static_assert(segment_size(round_request(10485761, kNone)) == 12582912);                   // R4
-static_assert(round_request(1048577, kFour) == 1310720);                                   // R5
-static_assert(round_request(10485761, kFour) == 12582912);                                 // R5
-static_assert(round_request(88080384, kFour) == 100663296);                                // R5
-static_assert(round_request(1200, kFour) == 1536);                                         // R5
-static_assert(round_to_division(5, 8) == 8 && round_to_division(8, 8) == 8);               // R7
+static_assert(round_request(1, kNone) == 512 && round_request(512, kNone) == 512);       // R1
+static_assert(round_request(513, kNone) == 1024 && round_request(1200, kNone) == 1536);  // R1
+static_assert(size_class_of(kMiB) == SizeClass::small);                                  // R3
+static_assert(size_class_of(kMiB + 512) == SizeClass::large);                            // R3
+static_assert(segment_size(1048576) == 2097152);                                         // R4
+static_assert(segment_size(round_request(1048577, kNone)) == 20971520);                  // R4
+static_assert(segment_size(round_request(10485759, kNone)) == 10485760);                 // R4
+static_assert(segment_size(round_request(10485761, kNone)) == 12582912);                 // R4
+static_assert(round_request(1048577, kFour) == 1310720);                                 // R5
+static_assert(round_request(10485761, kFour) == 12582912);                               // R5
+static_assert(round_request(88080384, kFour) == 100663296);                              // R5
+static_assert(round_request(1200, kFour) == 1536);                                       // R5
+static_assert(round_to_division(5, 8) == 8 && round_to_division(8, 8) == 8);             // R7
 }  // namespace size_policy_checks
 
 }  // namespace staticrt::alloc

@@ -27,9 +27,9 @@ enum class Gauge : uint8_t {
 };
 inline constexpr int kGauges = 9;
 constexpr const char* name_of(Gauge gauge) {
-  constexpr const char* names[] = {"allocation",      "allocated_bytes", "active",
-                                   "active_bytes",    "requested_bytes", "segment",
-                                   "reserved_bytes",  "inactive_split",  "inactive_split_bytes"};
+  constexpr const char* names[] = {"allocation",     "allocated_bytes", "active",
+                                   "active_bytes",   "requested_bytes", "segment",
+                                   "reserved_bytes", "inactive_split",  "inactive_split_bytes"};
   return names[static_cast<int>(gauge)];
 }
 
@@ -39,11 +39,11 @@ struct GaugeValue {
 };
 
 struct Counters {
-  int64_t alloc_retries = 0;      // G2
-  int64_t ooms = 0;               // G2
-  int64_t oom_rejections = 0;     // N13
-  int64_t sync_all_streams = 0;   // S8
-  int64_t device_alloc = 0;       // E5
+  int64_t alloc_retries = 0;     // G2
+  int64_t ooms = 0;              // G2
+  int64_t oom_rejections = 0;    // N13
+  int64_t sync_all_streams = 0;  // S8
+  int64_t device_alloc = 0;      // E5
   int64_t device_free = 0;
   // B8: current values follow max_split_size.
   GaugeValue oversize_allocations, oversize_segments;

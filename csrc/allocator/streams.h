@@ -83,9 +83,9 @@ class Streams {
   std::vector<Line> lines_;
   std::unordered_map<uint64_t, Slot> slots_;
   Slot last_slot_ = 0;
-  bool dirty_ = false;   // some open batch is not empty
-  size_t batches_ = 0;   // closed batches of all slots
-  std::vector<EventId> events_;  // idle
+  bool dirty_ = false;                                      // some open batch is not empty
+  size_t batches_ = 0;                                      // closed batches of all slots
+  std::vector<EventId> events_;                             // idle
   std::unordered_map<BlockId, std::vector<Slot>> many_[2];  // by in_capture: slots from 31 on
 };
 

@@ -92,7 +92,7 @@ bool Core::should_split(const Block& block, const Want& want) const {
   const Bytes rest = block.size - want.size;
   if (pools[block.pool].options.no_split) return false;
   if (block.size_class == SizeClass::small || (block.flags & kExpandable) != 0) return rest >= kMinBlock;
-  return want.size < config->max_split_bytes && rest > kSmallMax;
+  return want.size < settings().max_split_bytes && rest > kSmallMax;
 }
 
 void Core::count_allocated(const Block& block, int64_t requested) {
@@ -133,7 +133,7 @@ Addr Core::take(Block& block, const Want& want) {
   block.pending = 0;
   pages.set_block(block.address, block.id);
   count_allocated(block, static_cast<int64_t>(want.requested));
-  if (block.size >= config->max_split_bytes) [[unlikely]] {
+  if (block.size >= settings().max_split_bytes) [[unlikely]] {
     GaugeValue& oversize = counters.oversize_allocations;
     oversize.allocated += 1;
     if (++oversize.current > oversize.peak) oversize.peak = oversize.current;
@@ -157,7 +157,7 @@ void Core::free_live(Block& block, const Context& context) {
     set->sub(Gauge::allocation, block.size_class, 1);
     set->sub(Gauge::allocated_bytes, block.size_class, size);
   }
-  if (block.size >= config->max_split_bytes) [[unlikely]] {
+  if (block.size >= settings().max_split_bytes) [[unlikely]] {
     counters.oversize_allocations.freed += 1;
     counters.oversize_allocations.current -= 1;
   }
@@ -197,7 +197,8 @@ void Core::add_reserved(Segment& segment, Bytes bytes) {
   const auto amount = static_cast<int64_t>(bytes);
   segment.mapped += bytes;
   pool.mapped += bytes;
-  for (LevelSet* set : {&levels, &pool.stats.levels}) set->add(Gauge::reserved_bytes, segment.size_class, amount);
+  for (LevelSet* set : {&levels, &pool.stats.levels})
+    set->add(Gauge::reserved_bytes, segment.size_class, amount);
   pool.stats.flow[static_cast<size_t>(segment.size_class)].in[static_cast<size_t>(Gauge::reserved_bytes)] +=
       amount;
 }
@@ -216,7 +217,7 @@ void Core::count_segment(const Segment& segment, int sign) {
   for (LevelSet* set : {&levels, &pool.stats.levels}) set->add(Gauge::segment, segment.size_class, sign);
   if (sign > 0)
     pool.stats.flow[static_cast<size_t>(segment.size_class)].in[static_cast<size_t>(Gauge::segment)] += 1;
-  if (segment.size < config->max_split_bytes) return;
+  if (segment.size < settings().max_split_bytes) return;
   GaugeValue& oversize = counters.oversize_segments;
   oversize.current += sign;
   (sign > 0 ? oversize.allocated : oversize.freed) += 1;

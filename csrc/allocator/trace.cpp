@@ -100,7 +100,8 @@ void Trace::configure(const HistoryOptions& options) {
     next_ = 0;
     const size_t drop = ring_.size() - std::min(ring_.size(), options_.max_entries);
     ring_.erase(ring_.begin(), ring_.begin() + static_cast<ptrdiff_t>(drop));
-    if (!contexts_.empty()) contexts_.erase(contexts_.begin(), contexts_.begin() + static_cast<ptrdiff_t>(drop));
+    if (!contexts_.empty())
+      contexts_.erase(contexts_.begin(), contexts_.begin() + static_cast<ptrdiff_t>(drop));
   }
 }
 
@@ -108,8 +109,8 @@ void Trace::add(Action action, Addr address, Bytes size, StreamId stream, uint32
                 const Context& context) {
   if (!watching_) return;
   if ((options_.skip_actions >> static_cast<int>(action)) & 1 && trackers_.empty()) return;
-  const TraceRecord record{now_ticks(), address,        size,  stream, pool_name, metadata_number,
-                           compile_number, action};
+  const TraceRecord record{now_ticks(), address,         size,           stream,
+                           pool_name,   metadata_number, compile_number, action};
   if (!trackers_.empty()) undelivered_.push_back(entry_of(record, context));
   if (!options_.on || (options_.skip_actions >> static_cast<int>(action)) & 1) return;
   const bool keeps = options_.level >= ContextLevel::alloc && context != nullptr;

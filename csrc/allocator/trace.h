@@ -29,9 +29,9 @@ enum class Action : uint8_t {
   oom,
 };
 constexpr const char* name_of(Action action) {
-  constexpr const char* names[] = {"alloc",       "free_requested", "free_completed",
-                                   "segment_alloc", "segment_free", "segment_map",
-                                   "segment_unmap", "snapshot",     "oom"};
+  constexpr const char* names[] = {"alloc",         "free_requested", "free_completed",
+                                   "segment_alloc", "segment_free",   "segment_map",
+                                   "segment_unmap", "snapshot",       "oom"};
   return names[static_cast<int>(action)];
 }
 
@@ -46,9 +46,9 @@ struct TraceRecord {
   Addr address = kNullAddr;  // oom: free bytes of the device
   Bytes size = 0;
   StreamId stream{};
-  uint32_t pool_name = 0;         // see Trace::pool_name
-  uint32_t metadata = 0;          // see text_of
-  uint32_t compile_context = 0;   // see text_of
+  uint32_t pool_name = 0;        // see Trace::pool_name
+  uint32_t metadata = 0;         // see text_of
+  uint32_t compile_context = 0;  // see text_of
   Action action = Action::alloc;
 };
 static_assert(sizeof(TraceRecord) == 48);

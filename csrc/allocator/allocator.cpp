@@ -1,0 +1,192 @@
+#include "allocator/allocator.h"
+
+#include <cstdlib>
+
+#include "allocator/inspector.h"
+#include "allocator/pools.h"
+#include "common/error.h"
+
+namespace staticrt::alloc {
+namespace {
+
+// G12: read once per process.
+bool caching_disabled_by_environment() {
+  static const bool disabled = std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") != nullptr;
+  return disabled;
+}
+
+Bytes limit_of(double fraction, Bytes total) {
+  return static_cast<Bytes>(fraction * static_cast<double>(total));
+}
+
+}  // namespace
+
+Core::Core(Driver& device, std::shared_ptr<const Config> settings)
+    : driver(device),
+      info(device.info()),
+      config(settings.get()),
+      configs{settings},
+      compat(settings->compat()),
+      streams(device) {
+  pools.create(kDefaultPool, compat, {}).refs = 1;
+  if (settings->memory_fraction.has_value())
+    budget.set_limit(limit_of(*settings->memory_fraction, info.total_bytes));
+}
+
+// Gives every mapped byte and reserved address back; blocks still live die with it.
+Core::~Core() {
+  (void)driver.device_sync().ok();
+  for (SegmentId id = 1; id <= segments.last(); ++id) {
+    if (!segments.exists(id)) continue;
+    const Segment& segment = segments[id];
+    if (segment.kind == SegmentKind::provided) {
+      pools[segment.pool].options.provider->free(segment.provided_base, segment.provided_size,
+                                                 streams.stream_of(segment.slot));
+    } else if (segment.kind == SegmentKind::fixed) {
+      (void)driver.segment_free(segment.base, segment.size).ok();
+    } else if (segment.kind == SegmentKind::stitched) {
+      (void)driver.unmap(segment.base, segment.size).ok();
+      (void)driver.va_release(segment.base, segment.size).ok();
+    } else {
+      (void)unmap_pages(segment.pages).ok();
+      (void)driver.va_release(segment.base, segment.size).ok();
+    }
+  }
+  for (const auto& [address, block] : uncached) (void)driver.segment_free(address, block.size).ok();
+}
+
+DeviceAllocator::DeviceAllocator(std::shared_ptr<Driver> driver, Config config)
+    : driver_(std::move(driver)),
+      core_(std::make_unique<Core>(*driver_, std::make_shared<const Config>(std::move(config)))),
+      pools_(std::make_unique<Pools>(*core_)),
+      inspector_(std::make_unique<Inspector>(*core_)) {}
+
+DeviceAllocator::~DeviceAllocator() = default;
+
+Status DeviceAllocator::allocate(const Request& request, Addr* address) {
+  Core& core = *core_;
+  if (request.size == 0) [[unlikely]] {
+    *address = kNullAddr;
+    return Status::Ok();
+  }
+  const Config& config = core.settings();
+  if (request.size >= kTooLarge) [[unlikely]]
+    return Status::Oom("Tried to allocate more than 1EB memory");
+  if (!config.caching || caching_disabled_by_environment()) [[unlikely]]
+    return allocate_uncached(request, address);
+  Want want;
+  want.requested = request.size;
+  want.size = round_request(request.size, config.rounding);
+  want.size_class = size_class_of(want.size);
+  want.stream = request.stream;
+  want.address = request.address;
+  if (core.routes.any()) [[unlikely]]
+    want.pool = core.routes.resolve(request.stream);
+  if (core.context_level.load(std::memory_order_relaxed) != ContextLevel::never) [[unlikely]]
+    want.context = core.make_context();
+  return core.allocate(want, address);
+}
+
+Status DeviceAllocator::release(Addr address) {
+  if (address == kNullAddr) [[unlikely]]
+    return Status::Ok();
+  Core& core = *core_;
+  Context context;
+  if (core.context_level.load(std::memory_order_relaxed) == ContextLevel::all) [[unlikely]]
+    context = core.make_context();
+  {
+    const Core::Lock lock(core);
+    if (const BlockId id = core.pages.block_at(address); id != 0) [[likely]] {
+      Block& block = core.blocks[id];
+      if (block.address == address && block.state == BlockState::live) [[likely]] {
+        core.free_live(block, context);
+        return Status::Ok();
+      }
+    }
+  }
+  return release_uncached(address);
+}
+
+Status DeviceAllocator::record_use(Addr address, StreamId stream) {
+  if (address == kNullAddr) return Status::Ok();
+  Core& core = *core_;
+  const Core::Lock lock(core);
+  const BlockId id = core.pages.block_at(address);
+  if (id == 0) return Status::Ok();
+  Block& block = core.blocks[id];
+  const Slot slot = core.streams.slot_of(stream);
+  if (block.state != BlockState::live || slot == block.slot) return Status::Ok();
+  core.streams.add_use(block, slot, core.captures.any());
+  return Status::Ok();
+}
+
+Status DeviceAllocator::empty_cache(std::optional<PoolId> pool, Bytes* released) {
+  Core& core = *core_;
+  const std::lock_guard growth(core.growth_mutex);
+  std::optional<PoolIndex> only;
+  if (pool.has_value()) {
+    const Core::Lock lock(core);
+    const Pool* found = core.pools.find(*pool);
+    if (found == nullptr)
+      return Status::InvalidArgument(detail::concat("empty_cache: there is no pool ", *pool));
+    only = found->index;
+  }
+  const Bytes bytes = core.flush(only);
+  if (released != nullptr) *released = bytes;
+  return Status::Ok();
+}
+
+Status DeviceAllocator::configure(const Config& config) {
+  Core& core = *core_;
+  const std::lock_guard growth(core.growth_mutex);
+  const Core::Lock lock(core);
+  if (config.compat() != core.compat)
+    return Status::InvalidArgument(
+        "mode: cannot change once the allocator is in use; set it in PYTORCH_ALLOC_CONF before the first "
+        "use");
+  core.configs.push_back(std::make_shared<const Config>(config));
+  core.config.store(core.configs.back().get(), std::memory_order_release);
+  if (config.memory_fraction.has_value())
+    core.budget.set_limit(limit_of(*config.memory_fraction, core.info.total_bytes));
+  return Status::Ok();
+}
+
+Status DeviceAllocator::set_limit(Bytes limit) {
+  core_->budget.set_limit(limit);
+  return Status::Ok();
+}
+
+Status DeviceAllocator::validate() {
+  const std::lock_guard growth(core_->growth_mutex);
+  const Core::Lock lock(*core_);
+  return core_->validate();
+}
+
+Status DeviceAllocator::allocate_uncached(const Request& request, Addr* address) {
+  Addr given = kNullAddr;
+  Status status = driver_->segment_alloc(round_up(request.size, kMinBlock), &given);
+  if (!status.ok()) return status;
+  const Core::Lock lock(*core_);
+  core_->uncached[given] = {round_up(request.size, kMinBlock), request.stream};
+  *address = given;
+  return status;
+}
+
+Status DeviceAllocator::release_uncached(Addr address) {
+  Bytes size = 0;
+  {
+    const Core::Lock lock(*core_);
+    const auto at = core_->uncached.find(address);
+    if (at == core_->uncached.end()) {
+      char text[96];
+      std::snprintf(text, sizeof text, "invalid device pointer 0x%llx: not ours, or already freed",
+                    static_cast<unsigned long long>(address));
+      return Status::InvalidPointer(text);
+    }
+    size = at->second.size;
+    core_->uncached.erase(at);
+  }
+  return driver_->segment_free(address, size);
+}
+
+}  // namespace staticrt::alloc

@@ -1,0 +1,73 @@
+// DeviceAllocator: the caching allocator of one device. DeviceFront (front.h) holds one per device.
+//
+//   DeviceAllocator device(std::make_shared<SimDriver>(config));
+//   Addr a = kNullAddr;
+//   SRT_TRY(device.allocate({.size = 4096}, &a));
+//   SRT_TRY(device.release(a));
+//
+// Nothing throws; every failure is a Status. Rules are cited by their names in the design (R1, G1, ...).
+//
+// Thread safety: full.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "allocator/checkpoint.h"
+#include "allocator/config.h"
+#include "allocator/core.h"
+#include "allocator/device_api.h"
+#include "allocator/pool.h"
+#include "allocator/snapshot.h"
+#include "allocator/stats.h"
+
+namespace staticrt::alloc {
+
+class Pools;
+class Inspector;
+
+struct Request {
+  Bytes size = 0;  // 0: null address, no block (R1)
+  StreamId stream = kDefaultStream;
+  Addr address = kNullAddr;  // N8: exactly there, or oom without change
+};
+
+class DeviceAllocator {
+ public:
+  explicit DeviceAllocator(std::shared_ptr<Driver> driver, Config config = {});
+  ~DeviceAllocator();
+  DeviceAllocator(const DeviceAllocator&) = delete;
+  DeviceAllocator& operator=(const DeviceAllocator&) = delete;
+
+  // oom: nothing has changed and the text is the full message (G10).
+  Status allocate(const Request& request, Addr* address);
+  // Null does nothing. invalid_pointer: not ours, or already freed (B9).
+  Status release(Addr address);
+  // The bytes are also used on `stream` until its work enqueued before the release has ended. The own
+  // stream, null and foreign pointers are ignored (S1).
+  Status record_use(Addr address, StreamId stream);
+  // Returns free memory to the driver (G6, G7): of the default and Draining pools, or of one pool.
+  Status empty_cache(std::optional<PoolId> pool = std::nullopt, Bytes* released = nullptr);
+  // New options. invalid_argument: mode cannot change after first use (I11).
+  Status configure(const Config& config);
+  // Bytes this allocator may map; Budget::kNoLimit lifts it. Memory above a new limit stays until it is
+  // freed.
+  Status set_limit(Bytes limit);
+
+  Pools& pools() { return *pools_; }              // pools.h: routes, captures, checkpoints, hibernation
+  Inspector& inspector() { return *inspector_; }  // inspector.h: statistics, snapshots, history
+  // internal: names the first broken invariant, V1 to V9.
+  Status validate();
+  Core& core() { return *core_; }  // for the other parts of allocator/
+
+ private:
+  Status allocate_uncached(const Request& request, Addr* address);
+  Status release_uncached(Addr address);
+
+  const std::shared_ptr<Driver> driver_;
+  std::unique_ptr<Core> core_;
+  std::unique_ptr<Pools> pools_;
+  std::unique_ptr<Inspector> inspector_;
+};
+
+}  // namespace staticrt::alloc
