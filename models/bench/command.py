@@ -1,0 +1,168 @@
+"""`staticrt bench`: the zoo against every peer."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from staticrt.errors import OptionError
+from staticrt.models import zoo
+from staticrt.models.bench import gates as gates_module
+from staticrt.models.bench import job as jobs
+from staticrt.models.bench.environment import environment
+from staticrt.models.bench.job import Job, Setting
+from staticrt.models.bench.peers import resolve, select
+from staticrt.models.bench.progress import Progress
+from staticrt.models.bench.report import render, render_gates
+from staticrt.models.bench.runner import Runner
+
+FORMAT = 1  # of the JSON; rises when a field changes its meaning
+FULL = {"seconds": 3.0, "block_seconds": 0.02, "min_rounds": 7, "timeout": 900.0}
+QUICK = {"seconds": 0.15, "block_seconds": 0.005, "min_rounds": 3, "timeout": 120.0}
+INTERRUPTED = 130  # exit code after Ctrl-C, as a shell gives it
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `staticrt bench`."""
+    names = ", ".join(entry.name for entry in zoo.ENTRIES)
+    parser.add_argument(
+        "--models", type=_words, metavar="NAMES", help=f"names, patterns or tags, by comma: {names}"
+    )
+    parser.add_argument(
+        "--peers",
+        type=_words,
+        metavar="NAMES",
+        help=f"names or patterns, by comma: {', '.join(select())}; or package.module:attribute",
+    )
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="CPUs per peer (default 1)")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="raw results (default: results/bench-….json)"
+    )
+    parser.add_argument("--quick", action="store_true", help="short rounds, and only peers that start fast")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights and inputs (default 0)")
+    parser.add_argument("--seconds", type=float, metavar="S", help="of timing per model and peer")
+    parser.add_argument("--timeout", type=float, metavar="S", help="a worker may take in all")
+    parser.add_argument("--details", action="store_true", help="also rounds, spread, errors of every pair")
+    parser.add_argument("--gates", action="store_true", help="also the targets; exit code 1 if one is missed")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Measure, print the tables, keep the JSON; the exit code.
+
+    Raises:
+        OptionError: an unknown model or peer, or a number out of range.
+    """
+    entries = zoo.select(arguments.models)
+    peers = select(arguments.peers, quick=arguments.quick)
+    setting = _setting(arguments)
+    target = _target(arguments.json)
+    document: dict[str, Any] = {
+        "format": FORMAT,
+        "environment": environment(peers, setting.threads),
+        "setting": asdict(setting),
+        "quick": bool(arguments.quick),
+        "peers": peers,
+        "complete": False,
+        "limits": None,
+        "models": {},
+        "rows": [],
+    }
+    is_complete = _measure(document, entries, peers, setting, target)
+    gates = gates_module.check(document["rows"])
+    document["gates"] = [asdict(gate) for gate in gates]
+    document["complete"] = is_complete
+    _save(document, target)
+    print(render(document, details=arguments.details))
+    if arguments.gates:
+        print(f"\n{render_gates(gates)}")
+    print(f"\nRaw results: {target}" + ("" if is_complete else " (interrupted: incomplete)"))
+    if not is_complete:
+        return INTERRUPTED
+    return int(arguments.gates and any(gate.verdict == gates_module.MISSED for gate in gates))
+
+
+def _measure(
+    document: dict[str, Any], entries: list[zoo.Entry], peers: list[str], setting: Setting, target: Path
+) -> bool:
+    """Fill the document, saving it after each model; False if the user interrupted."""
+    progress = Progress(1 + len(entries) * (1 + len(peers)))
+    try:
+        with Runner(setting.threads) as runner:
+            progress.show("the machine's limits")
+            limits = runner.run(Job(jobs.LIMITS, setting))
+            document["limits"] = limits
+            progress.advance()
+            for entry in entries:
+                progress.show(f"{entry.name}: counting its work")
+                counts = runner.run(Job(jobs.FACTS, setting, entry.name))
+                document["models"][entry.name] = counts
+                progress.advance()
+                for peer in peers:
+                    progress.show(f"{entry.name} × {peer}")
+                    document["rows"].append(_row(runner, entry.name, peer, setting))
+                    progress.advance()
+                _save(document, target)
+    except KeyboardInterrupt:
+        return False
+    finally:
+        progress.finish()
+    return True
+
+
+def _row(runner: Runner, model: str, peer: str, setting: Setting) -> dict[str, Any]:
+    missing = resolve(peer).missing()
+    if missing:
+        reason = f"not installed: {', '.join(missing)}"
+        result: dict[str, Any] = {"status": jobs.ABSENT, "reason": reason}
+    else:
+        result = runner.run(Job(jobs.PAIR, setting, model, peer))
+    return {"model": model, "peer": peer, **result}
+
+
+def _setting(arguments: argparse.Namespace) -> Setting:
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if not 1 <= arguments.threads <= allowed:
+        raise OptionError(
+            f"--threads {arguments.threads}: this process may use {allowed} CPUs",
+            fix=f"give a number from 1 to {allowed}",
+        )
+    if arguments.seed < 0:
+        raise OptionError(f"--seed {arguments.seed}: expected a number of at least 0")
+    values: dict[str, Any] = dict(QUICK if arguments.quick else FULL)
+    for name in ("seconds", "timeout"):
+        given = getattr(arguments, name)
+        if given is not None and not given > 0:
+            raise OptionError(f"--{name} {given:g}: expected seconds above 0")
+        values[name] = values[name] if given is None else given
+    return Setting(threads=arguments.threads, seed=arguments.seed, **values)
+
+
+def _target(asked: Path | None) -> Path:
+    """Where the JSON goes; checked before hours of measuring."""
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    target = asked if asked is not None else Path("results", f"bench-{stamp}.json")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.touch()
+    except OSError as error:
+        raise OptionError(f"--json {target}: cannot be written: {error.strerror}") from error
+    return target
+
+
+def _save(document: dict[str, Any], target: Path) -> None:
+    """Write whole or not at all, so that an interrupted run leaves readable JSON."""
+    partial = target.with_name(target.name + ".part")
+    partial.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
+    partial.replace(target)
+
+
+def _words(text: str) -> list[str]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise argparse.ArgumentTypeError("expected names separated by commas")
+    return words

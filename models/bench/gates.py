@@ -1,0 +1,120 @@
+"""The project's targets, each beside the value measured."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from staticrt.models import zoo
+from staticrt.models.bench import job as jobs
+
+OWN = "staticrt"
+EAGER_FLOOR = 0.97  # of eager's speed, on every model
+FIRST_ANSWER_SHARE = 0.1  # of Inductor's time from module to first answer
+MANAGED_SHARE = 0.9  # of all nodes over the zoo
+NOISE_BYTES = 1 << 20  # resident memory comes in pages and arenas: less than this is no difference
+
+PASSED, MISSED, UNKNOWN = "passed", "MISSED", "not measured"
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Gate:
+    """One target: what is asked of which model, the bound, the value (None: not measured) and the verdict."""
+
+    name: str
+    model: str
+    target: str
+    value: float | str | None
+    verdict: str
+
+
+def check(rows: Iterable[Row]) -> list[Gate]:
+    """Every gate the rows can speak to, in the order of the targets, then of the models."""
+    by_pair = {(row["model"], row["peer"]): row for row in rows}
+    models = list(dict.fromkeys(model for model, _ in by_pair))
+    tags = {entry.name: entry.tag for entry in zoo.ENTRIES}
+    gates: list[Gate] = []
+    for model in models:
+        own = by_pair.get((model, OWN))
+        status = None if own is None else own["status"]
+        verdict = UNKNOWN if status is None else PASSED if status == jobs.OK else MISSED
+        gates.append(Gate("right answer", model, jobs.OK, status, verdict))
+    for model in models:
+        if tags.get(model) == zoo.OVERHEAD_BOUND:
+            runtime = _measured(by_pair, model, "static_runtime")
+            own_row = by_pair.get((model, OWN))
+            value = _ratio(own_row, runtime, "speedup")
+            gates.append(_at_least("speed / TorchScript Static Runtime's", model, 1.0, value, own_row))
+    for model in models:
+        own_row = by_pair.get((model, OWN))
+        value = own_row.get("speedup") if own_row else None
+        gates.append(_at_least("speed / eager's", model, EAGER_FLOOR, value, own_row))
+    for model in models:
+        own_row = by_pair.get((model, OWN))
+        inductor = _measured(by_pair, model, "inductor")
+        value = _ratio(own_row, inductor, "first_answer_s")
+        gates.append(_at_most("first answer / Inductor's", model, FIRST_ANSWER_SHARE, value, own_row))
+    for model in models:
+        own_row = by_pair.get((model, OWN))
+        gates.append(_memory(model, own_row))
+    gates.append(_managed(by_pair.values()))
+    return gates
+
+
+def _measured(by_pair: dict[tuple[str, str], Row], model: str, peer: str) -> Row | None:
+    """The row if it has numbers of right answers."""
+    row = by_pair.get((model, peer))
+    return row if row is not None and row["status"] == jobs.OK else None
+
+
+def _ratio(own: Row | None, other: Row | None, field: str) -> float | None:
+    if own is None or other is None or own.get(field) is None:
+        return None
+    return float(own[field] / other[field])
+
+
+def _verdict(value: float | None, is_met: bool, own: Row | None) -> str:
+    if own is not None and own["status"] != jobs.OK:
+        return MISSED  # a failed or wrong row meets no target
+    if value is None:
+        return UNKNOWN
+    return PASSED if is_met else MISSED
+
+
+def _at_least(name: str, model: str, bound: float, value: float | None, own: Row | None) -> Gate:
+    verdict = _verdict(value, value is not None and value >= bound, own)
+    return Gate(name, model, f">= {bound:g}", value, verdict)
+
+
+def _at_most(name: str, model: str, bound: float, value: float | None, own: Row | None) -> Gate:
+    verdict = _verdict(value, value is not None and value <= bound, own)
+    return Gate(name, model, f"<= {bound:g}", value, verdict)
+
+
+def _memory(model: str, own: Row | None) -> Gate:
+    """Steady-state peak above eager's, in MiB, both measured in the same process."""
+    value = None
+    if own is not None and own.get("steady_peak_bytes") is not None and own["eager_peak_bytes"] is not None:
+        value = (own["steady_peak_bytes"] - own["eager_peak_bytes"]) / (1 << 20)
+    return _at_most("steady peak memory - eager's, MiB", model, NOISE_BYTES / (1 << 20), value, own)
+
+
+def _managed(rows: Iterable[Row]) -> Gate:
+    """Nodes whose outputs are managed or views, of all nodes of all models."""
+    counted = [
+        row["facts"] for row in rows if row["peer"] == OWN and row.get("facts", {}).get("nodes") is not None
+    ]
+    nodes = sum(facts["nodes"] for facts in counted)
+    held = sum(facts["managed_or_view_nodes"] for facts in counted)
+    value = held / nodes if nodes else None
+    return _at_least("managed or view nodes / all nodes", "all", MANAGED_SHARE, value, None)
+
+
+def geometric_mean(values: Iterable[float]) -> float | None:
+    """The mean for ratios; None of nothing."""
+    found = list(values)
+    return statistics.geometric_mean(found) if found else None

@@ -1,0 +1,54 @@
+"""What a worker is asked to do, and what it answers; both are JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+PAIR = "pair"  # measure one model with one peer
+FACTS = "facts"  # count one model's operations and bytes
+LIMITS = "limits"  # measure the machine's own
+
+# status of a row
+OK = "ok"
+WRONG = "wrong"  # answered, but not what eager answers
+OVERWRITTEN = "overwritten"  # a later call changed an answer the caller still held
+WROTE_INPUT = "wrote input"  # changed an argument that eager leaves alone
+FAILED = "failed"  # raised an exception
+CRASHED = "crashed"  # the process ended
+TIMEOUT = "timeout"
+ABSENT = "absent"  # not installed
+STATUSES = (OK, WRONG, OVERWRITTEN, WROTE_INPUT, FAILED, CRASHED, TIMEOUT, ABSENT)
+
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How long and how to measure.
+
+    Attributes:
+        threads: CPUs a worker may use while it is timed.
+        seconds: of alternating rounds for one pair.
+        block_seconds: of one block of calls.
+        min_rounds: at least so many, however long a call takes.
+        timeout: seconds a worker may take in all.
+        seed: of weights and inputs.
+    """
+
+    threads: int
+    seconds: float
+    block_seconds: float
+    min_rounds: int
+    timeout: float
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Job:
+    """One task for one process; `model` and `peer` as far as the kind needs them."""
+
+    kind: str
+    setting: Setting
+    model: str = ""
+    peer: str = ""

@@ -1,0 +1,87 @@
+"""The machine's limits as torch reaches them: the floor no model can go below."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from staticrt.models.bench.job import Setting
+from staticrt.models.bench.timing import hot_call
+
+GEMM_SIZES = (512, 1024, 2048)
+# Two sizes of one copy in bytes, whose difference in time leaves the call's own cost out. Source and
+# destination of the larger fill at most 24 KiB (an L1 cache has 32 or more), 192 KiB (an L2 cache has 256
+# or more), 512 MiB (more than any cache).
+COPIES = {"l1": (4 << 10, 12 << 10), "l2": (48 << 10, 96 << 10), "memory": (0, 256 << 20)}
+
+
+def _best_ns(call: Callable[..., Any], arguments: Sequence[Any], seconds: float, threads: int) -> float:
+    """Least time of a call; CPU time on one thread, which does not count what others run meanwhile."""
+    timed = hot_call(call, arguments, seconds=seconds)
+    return min(timed.best_ns, timed.best_cpu_ns) if threads == 1 else timed.best_ns
+
+
+def _copy_bandwidth(sizes: tuple[int, int]) -> float:
+    """Bytes read plus bytes written per second, on one thread."""
+    source, target = torch.ones(sizes[1], dtype=torch.uint8), torch.zeros(sizes[1], dtype=torch.uint8)
+    begin, end = source.data_ptr(), target.data_ptr()
+    small, large = (_best_ns(ctypes.memmove, (end, begin, size), 0.1, 1) for size in sizes)
+    return 2 * (sizes[1] - sizes[0]) / max(large - small, 1.0) * 1e9
+
+
+def _gemm_routes(size: int) -> dict[str, Callable[[], Any]]:
+    """Ways to multiply two square matrices, [size, size] each."""
+    a, b, out = (torch.randn(size, size) for _ in range(3))
+    routes: dict[str, Callable[[], Any]] = {"mm": lambda: torch.mm(a, b, out=out)}
+    if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        packed = torch.ops.mkldnn._reorder_linear_weight(b, size)
+        linear = torch.ops.mkldnn._linear_pointwise
+        routes["mkldnn packed linear"] = lambda: linear(a, packed, None, "none", [], "")
+    return routes
+
+
+def _gemm_speeds(threads: int) -> dict[str, float]:
+    """FLOP/s of each route at its best size."""
+    speeds: dict[str, float] = {}
+    for size in GEMM_SIZES:
+        for name, route in _gemm_routes(size).items():
+            speed = 2 * size**3 / _best_ns(route, (), 0.1, threads) * 1e9
+            speeds[name] = max(speed, speeds.get(name, 0.0))
+    return speeds
+
+
+def measure(setting: Setting) -> dict[str, Any]:
+    """GEMM peak (FLOP/s, float32, best route), copy bandwidths (bytes/s, read + write), costs of empty calls (ns).
+
+    Copies run on one thread; products on the setting's.
+    """
+    one = torch.ones(1)
+    with torch.no_grad():
+        routes = _gemm_speeds(setting.threads)
+        return {
+            "gemm_flops_per_s": max(routes.values()),
+            "gemm_routes": routes,
+            "copy_bytes_per_s": {name: _copy_bandwidth(sizes) for name, sizes in COPIES.items()},
+            "python_call_ns": _best_ns(lambda x: x, (one,), 0.05, 1),
+            "module_call_ns": _best_ns(nn.Identity(), (one,), 0.05, 1),
+            "smallest_op_ns": _best_ns(torch.relu, (one,), 0.05, 1),
+            "threads": setting.threads,
+        }
+
+
+def floor_s(counts: dict[str, Any], limits: dict[str, Any]) -> float | None:
+    """The least seconds the machine needs for the counted work: arithmetic or memory, whichever takes longer.
+
+    Bytes pass at the speed of the smallest cache that they all fit into. None where either was not measured.
+    """
+    if counts.get("flops") is None or not limits.get("gemm_flops_per_s"):
+        return None
+    speeds = limits["copy_bytes_per_s"]
+    fits = next((name for name, sizes in COPIES.items() if counts["min_bytes"] <= 2 * sizes[1]), "memory")
+    # A copy's speed counts both directions and min_bytes are of either: the same unit.
+    seconds = max(counts["flops"] / limits["gemm_flops_per_s"], counts["min_bytes"] / speeds[fits])
+    return float(seconds)

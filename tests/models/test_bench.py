@@ -1,0 +1,357 @@
+"""`staticrt bench` from end to end: workers, rows, gates, tables, wrong use."""
+
+import argparse
+import json
+import sys
+
+import pytest
+
+from staticrt.errors import OptionError
+from staticrt.models import zoo
+from staticrt.models.bench import command, gates, peers, report
+from staticrt.models.bench import job as jobs
+from staticrt.models.bench.counts import count
+from staticrt.models.bench.job import Job, Setting
+from staticrt.models.bench.limits import floor_s
+from staticrt.models.bench.progress import Progress
+from staticrt.models.bench.runner import Runner
+
+SETTING = Setting(threads=1, seconds=0.02, block_seconds=0.002, min_rounds=2, timeout=60.0)
+
+# Peers that go wrong, each in its own way; written to a module that workers import.
+BAD_PEERS = """
+import ctypes, time
+import torch
+from staticrt.models.bench.peers import Peer
+
+def raises(module, arguments, threads):
+    raise ValueError("no such kernel\\nsecond line")
+
+def crashes(module, arguments, threads):
+    ctypes.string_at(0)
+
+def leaves(module, arguments, threads):
+    import os
+    os._exit(7)
+
+def hangs(module, arguments, threads):
+    def call(*inputs):
+        time.sleep(1000)
+    return call
+
+def errs(module, arguments, threads):
+    return lambda *inputs: module(*inputs) * 1.01
+
+def errs_later(module, arguments, threads):
+    seen = []
+    def call(*inputs):
+        seen.append(1)
+        return module(*inputs) + (len(seen) > 30)
+    return call
+
+def overwrites(module, arguments, threads):
+    out = module(*arguments)
+    def call(*inputs):
+        return out.copy_(module(*inputs))
+    return call
+
+def writes_input(module, arguments, threads):
+    def call(*inputs):
+        answer = module(*inputs)
+        inputs[0].copy_((inputs[0] * 2**20).round() / 2**20)
+        return answer
+    return call
+
+def keeps_memory(module, arguments, threads):
+    held = torch.ones(8 << 20)
+    def call(*inputs):
+        scratch = torch.ones(16 << 20)
+        return module(*inputs) + 0 * held[0]
+    return call
+
+RAISES, CRASHES, LEAVES, HANGS = Peer("r", raises), Peer("c", crashes), Peer("l", leaves), Peer("h", hangs)
+ERRS, ERRS_LATER, OVERWRITES = Peer("e", errs), Peer("el", errs_later), Peer("o", overwrites)
+WRITES_INPUT, KEEPS_MEMORY = Peer("w", writes_input), Peer("k", keeps_memory)
+MISSING = Peer("m", raises, packages=(("no-such-package", "no_such_package"),))
+NOT_A_PEER = 3
+"""
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("peers")
+    (folder / "bad_peers.py").write_text(BAD_PEERS)
+    sys.path.insert(0, str(folder))
+    with Runner(threads=1) as shared:
+        yield shared
+    sys.path.remove(str(folder))
+    sys.modules.pop("bad_peers", None)
+
+
+def measure(runner, peer, model="mlp", setting=SETTING):
+    return runner.run(Job(jobs.PAIR, setting, model, peer))
+
+
+def test_a_good_peer_gives_a_whole_row(runner):
+    row = measure(runner, "torchscript")
+    assert (row["status"], row["reason"]) == (jobs.OK, None)
+    assert row["max_abs_error"] < 1e-5
+    assert row["speedup"] > 1.0, "TorchScript beats eager where all cost is overhead"
+    assert row["rounds"] == len(row["raw"]["rounds"]) >= 2
+    assert 0 < row["first_answer_s"] < row["total_s"]
+    assert len(row["cpus"]) == 1
+    assert row["candidate_ns"] < row["baseline_ns"] < 1e6
+
+
+def test_static_runtime_runs(runner):
+    row = measure(runner, "static_runtime")
+    assert (row["status"], row["reason"]) == (jobs.OK, None)
+
+
+def test_eager_against_itself_is_level(runner):
+    row = measure(runner, "eager")
+    assert row["status"] == jobs.OK
+    assert row["max_abs_error"] == 0.0
+    assert 0.5 < row["speedup"] < 2.0
+
+
+@pytest.mark.parametrize(
+    ("peer", "status", "reason"),
+    [
+        ("RAISES", jobs.FAILED, "ValueError: no such kernel"),
+        ("CRASHES", jobs.CRASHED, "ended by SIGSEGV while preparing"),
+        ("LEAVES", jobs.CRASHED, "ended with exit code 7 while preparing"),
+        ("ERRS", jobs.WRONG, "output 0 is off by "),
+        ("ERRS_LATER", jobs.WRONG, "output 0 is off by 1"),
+        ("OVERWRITES", jobs.OVERWRITTEN, "a later call changed an answer that the caller still held"),
+        ("WRITES_INPUT", jobs.WROTE_INPUT, "an argument was changed"),
+    ],
+)
+def test_a_peer_that_goes_wrong_is_a_row_that_says_so(runner, peer, status, reason):
+    row = measure(runner, f"bad_peers:{peer}")
+    assert row["status"] == status
+    assert row["reason"].startswith(reason)
+    assert measure(runner, "eager")["status"] == jobs.OK, "the next job is unharmed"
+
+
+def test_a_peer_that_hangs_is_ended(runner):
+    setting = Setting(threads=1, seconds=0.02, block_seconds=0.002, min_rounds=2, timeout=1.5)
+    row = measure(runner, "bad_peers:HANGS", setting=setting)
+    assert (row["status"], row["reason"]) == (jobs.TIMEOUT, "not done after 1.5 s, while first call")
+    assert row["total_s"] < 30
+    assert measure(runner, "eager")["status"] == jobs.OK
+
+
+def test_memory_held_and_peak_are_told_apart(runner):
+    row = measure(runner, "bad_peers:KEEPS_MEMORY")
+    if row["steady_peak_bytes"] is None:
+        pytest.skip("this system does not tell the peak of resident memory")
+    mib = 1 << 20
+    assert row["eager_peak_bytes"] < 4 * mib
+    assert 31 * mib <= row["held_bytes"] < 48 * mib
+    assert 95 * mib <= row["steady_peak_bytes"] < 112 * mib
+
+
+def test_counted_work_of_the_mlp_is_its_weights_and_products():
+    counts = count(zoo.get("mlp"), seed=0)
+    assert counts["flops"] == 3 * 2 * 64 * 64
+    weights = 3 * (64 * 64 + 64) * 4
+    assert counts["parameter_bytes"] == weights
+    assert counts["min_bytes"] == weights + 2 * 64 * 4, "weights, one input row, one output row"
+    assert counts["traffic_bytes"] == weights + (3 * 2 + 2 * 2) * 64 * 4, "3 products and 2 ReLUs, in and out"
+
+
+def test_counted_work_of_embeddings_is_the_rows_read():
+    counts = count(zoo.get("dlrm_b1"), seed=0)
+    assert counts["parameter_bytes"] > 26 * 1000 * 32 * 4
+    assert counts["min_bytes"] < 400_000
+
+
+def test_counted_work_of_an_lstm_has_its_products():
+    """Two layers, two directions, 32 steps: 4 gates of 128 from 64 (then 256) inputs and 128 states; a head."""
+    expected = 2 * 32 * 2 * 512 * (64 + 128) + 2 * 32 * 2 * 512 * (256 + 128) + 2 * 32 * 256 * 20
+    assert count(zoo.get("lstm_tagger"), seed=0)["flops"] == expected
+
+
+def test_the_floor_is_the_slower_of_arithmetic_and_memory():
+    limits = {"gemm_flops_per_s": 1e9, "copy_bytes_per_s": {"l1": 1e11, "l2": 1e10, "memory": 1e9}}
+    assert floor_s({"flops": 2_000_000, "min_bytes": 1000}, limits) == pytest.approx(2e-3)
+    assert floor_s({"flops": 0, "min_bytes": 20_000}, limits) == pytest.approx(2e-7)
+    assert floor_s({"flops": 0, "min_bytes": 10_000_000}, limits) == pytest.approx(1e-2)
+    assert floor_s({"flops": None, "min_bytes": None}, limits) is None
+
+
+def arguments(*words):
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+ROW_FIELDS = {
+    *("model", "peer", "status", "reason", "total_s", "speedup", "basis", "wall_speedup", "cpu_speedup"),
+    *("clean_speedup", "spread", "rounds", "clean_rounds", "baseline_ns", "candidate_ns", "max_abs_error"),
+    *("max_rel_error", "first_answer_s", "steady_s", "eager_peak_bytes", "prepare_peak_bytes", "held_bytes"),
+    *("steady_peak_bytes", "facts", "cpus", "raw"),
+}
+
+
+def test_the_command_prints_tables_and_keeps_whole_json(runner, tmp_path, capsys):
+    target = tmp_path / "deep" / "out.json"
+    wanted = "eager,torchscript,bad_peers:RAISES,bad_peers:MISSING"
+    code = command.main(
+        arguments("--models", "mlp", "--peers", wanted, "--quick", "--details", "--json", str(target))
+    )
+    printed = capsys.readouterr().out
+    document = json.loads(target.read_text(), parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
+
+    assert code == 0
+    assert document["format"] == command.FORMAT
+    assert document["complete"] is True
+    assert document["environment"]["versions"]["torch"]
+    assert document["environment"]["cpu"]
+    assert document["limits"]["status"] == jobs.OK
+    assert document["limits"]["gemm_flops_per_s"] > 1e9
+    assert document["models"]["mlp"]["flops"] == 24576
+    rows = {row["peer"]: row for row in document["rows"]}
+    assert list(rows) == wanted.split(",")
+    assert set(rows["eager"]) == set(rows["torchscript"]) == ROW_FIELDS
+    assert set(rows["torchscript"]["raw"]["rounds"][0]["candidate"]) == {
+        *("calls", "wall_ns", "cpu_ns", "preemptions")
+    }
+    assert rows["bad_peers:MISSING"]["reason"] == "not installed: no-such-package"
+    for text in ("mlp", "GFLOP/s", "1 thread", "Raw results: ", "ValueError: no such kernel", "absent"):
+        assert text in printed
+    assert not list(target.parent.glob("*.part"))
+
+
+def test_an_interrupt_ends_the_worker_and_keeps_what_is_measured(runner, tmp_path, monkeypatch, capsys):
+    asked = []
+
+    class Interrupted(Runner):
+        def run(self, job):
+            asked.append(job)
+            if len(asked) == 3:
+                raise KeyboardInterrupt
+            return {"status": jobs.FAILED, "reason": "not tried", "total_s": 0.0}
+
+    monkeypatch.setattr(command, "Runner", Interrupted)
+    target = tmp_path / "out.json"
+    words = ("--models", "mlp,unet", "--peers", "eager", "--json", str(target))
+    assert command.main(arguments(*words)) == command.INTERRUPTED
+    assert json.loads(target.read_text())["complete"] is False
+    assert "interrupted: incomplete" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--models", "mpl"), r"no model matches 'mpl'\n  fix: choose from mlp"),
+        (("--peers", "torch_script"), r"no peer matches 'torch_script'\n  fix: choose from torchscript"),
+        (("--peers", "no_such_module:PEER"), "peer 'no_such_module:PEER' cannot be loaded: No module named"),
+        (("--peers", "bad_peers:NOT_A_PEER"), "'bad_peers:NOT_A_PEER' is a int, expected a Peer"),
+        (("--threads", "0"), r"--threads 0: this process may use \d+ CPUs\n  fix: give a number from 1 to"),
+        (("--threads", "100000"), "--threads 100000"),
+        (("--seconds", "-1"), "--seconds -1: expected seconds above 0"),
+        (("--timeout", "0"), "--timeout 0: expected seconds above 0"),
+        (("--seed", "-3"), "--seed -3: expected a number of at least 0"),
+        (("--models", "mlp", "--json", "/proc/no/such/place.json"), "--json .*: cannot be written"),
+    ],
+)
+def test_wrong_use_is_refused_before_anything_runs(runner, monkeypatch, words, message):
+    monkeypatch.setattr(command, "Runner", lambda *_: pytest.fail("a worker was started"))
+    with pytest.raises(OptionError, match=message):
+        command.main(arguments(*words))
+
+
+def test_an_empty_list_of_names_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        arguments("--models", ",")
+    assert "expected names separated by commas" in capsys.readouterr().err
+
+
+def test_quick_leaves_slow_peers_out_unless_named():
+    assert "inductor" in peers.select()
+    assert peers.select(quick=True) == ["eager", "torchscript", "static_runtime", "onnxruntime", "staticrt"]
+    assert peers.select(["inductor*"], quick=True) == ["inductor", "inductor_max"]
+
+
+def row(model, peer, **fields):
+    measured = {"status": jobs.OK, "reason": None, "speedup": 1.0, "first_answer_s": 1.0, "facts": {}}
+    measured |= {"steady_peak_bytes": 1 << 20, "eager_peak_bytes": 1 << 20}
+    return {"model": model, "peer": peer, **measured, **fields}
+
+
+def verdicts(rows):
+    return {(gate.name.split(" ")[0], gate.model): (gate.value, gate.verdict) for gate in gates.check(rows)}
+
+
+def test_gates_compare_with_each_bound():
+    found = verdicts(
+        [
+            row("mlp", "static_runtime", speedup=2.0),
+            row("mlp", "inductor", first_answer_s=5.0),
+            row(
+                "mlp",
+                "staticrt",
+                speedup=3.0,
+                first_answer_s=0.4,
+                facts={"nodes": 10, "managed_or_view_nodes": 8},
+            ),
+            row("vit_s", "static_runtime", speedup=2.0),
+            row("vit_s", "staticrt", speedup=0.96, steady_peak_bytes=9 << 20),
+        ]
+    )
+    assert found["right", "mlp"] == (jobs.OK, gates.PASSED)
+    assert found["first", "mlp"] == (pytest.approx(0.08), gates.PASSED)
+    assert found["first", "vit_s"] == (None, gates.UNKNOWN)
+    assert found["speed", "vit_s"] == (0.96, gates.MISSED)
+    assert found["steady", "vit_s"] == (8.0, gates.MISSED)
+    assert found["steady", "mlp"] == (0.0, gates.PASSED)
+    assert found["managed", "all"] == (0.8, gates.MISSED)
+    ours = gates.check([row("mlp", "static_runtime", speedup=2.0), row("mlp", "staticrt")])
+    assert [(g.value, g.verdict) for g in ours if "Static Runtime" in g.name] == [(0.5, gates.MISSED)]
+
+
+def test_a_wrong_row_meets_no_target_and_a_missing_one_is_not_measured():
+    wrong = gates.check([row("mlp", "staticrt", status=jobs.WRONG, speedup=50.0)])
+    assert {g.verdict for g in wrong if g.model == "mlp"} == {gates.MISSED}
+    absent = gates.check([row("mlp", "eager")])
+    assert {g.verdict for g in absent} == {gates.UNKNOWN}
+    # A peer's wrong answer is no speed to be held against.
+    broken = gates.check([row("mlp", "static_runtime", status=jobs.WRONG), row("mlp", "staticrt")])
+    assert [g.verdict for g in broken if "Static Runtime" in g.name] == [gates.UNKNOWN]
+
+
+def test_the_gate_table_counts_what_is_met():
+    text = report.render_gates(gates.check([row("mlp", "staticrt", speedup=0.5)]))
+    assert "MISSED" in text
+    assert "2 of 3 measured targets met, 3 not measured" in text
+
+
+class Terminal:
+    def __init__(self, *, is_terminal):
+        self.text = ""
+        self.is_terminal = is_terminal
+
+    def isatty(self):
+        return self.is_terminal
+
+    def write(self, text):
+        self.text += text
+
+    def flush(self):
+        pass
+
+
+def test_progress_shows_on_a_terminal_and_nowhere_else():
+    terminal, pipe = Terminal(is_terminal=True), Terminal(is_terminal=False)
+    for stream in (terminal, pipe):
+        progress = Progress(4, stream)
+        progress.advance()
+        progress.show("mlp × eager")
+        progress.finish()
+    assert "[######" in terminal.text
+    assert "1/4" in terminal.text
+    assert "mlp × eager" in terminal.text
+    assert terminal.text.endswith("\r\x1b[K")
+    assert pipe.text == ""
