@@ -355,3 +355,10 @@ def test_progress_shows_on_a_terminal_and_nowhere_else():
     assert "mlp × eager" in terminal.text
     assert terminal.text.endswith("\r\x1b[K")
     assert pipe.text == ""
+
+
+def test_the_command_line_knows_bench(capsys):
+    from staticrt.cli import main
+
+    assert main(["bench", "--models", "mpl"]) == 2
+    assert "staticrt bench: no model matches 'mpl'\n  fix: choose from mlp" in capsys.readouterr().err
