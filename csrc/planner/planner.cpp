@@ -1,8 +1,10 @@
 #include "planner/planner.h"
 
 #include <algorithm>
+#include <array>
 
 #include "planner/conflicts.h"
+#include "planner/decide.h"
 #include "planner/greedy.h"
 #include "planner/instance.h"
 #include "planner/storage_groups.h"
@@ -11,26 +13,81 @@
 #endif
 
 namespace staticrt::planner {
+namespace {
+
+// Steps of search by effort: some 5 ms, some seconds, about a minute of one core.
+constexpr std::array<int64_t, 4> kSteps = {0, 30'000, 20'000'000, 300'000'000};
+// Share of them for the question at the lower bound; the rest narrows the gap to the incumbent.
+constexpr int64_t kAtBound = 2;
+
+// Best layout so far and what is known of the optimum, in units.
+struct State {
+  const Instance& instance;
+  const Conflicts& conflicts;
+  Layout best;
+  int64_t bound;
+
+  bool optimal() const { return best.height == bound; }
+  void take(const Layout& layout) {
+    if (layout.height < best.height) best = layout;
+  }
+};
+
+// Halves the gap between bound and incumbent, `steps` in all. What is refuted raises the bound.
+void narrow(State& state, int64_t steps) {
+  int64_t low = state.bound;  // above this, or not decided within the budget
+  constexpr int64_t kTries = 8;
+  const int64_t each = std::max<int64_t>(1, steps / kTries);
+  while (steps > 0 && low < state.best.height) {
+    const int64_t capacity = low + (state.best.height - 1 - low) / 2;
+    Decision decision(state.instance, state.conflicts, capacity);
+    const Verdict verdict = decision.run(std::min(each, steps));
+    steps -= std::max<int64_t>(1, decision.steps());
+    if (verdict == Verdict::kFits) {
+      state.take(decision.layout());
+      continue;
+    }
+    if (verdict == Verdict::kRefuted) state.bound = std::max(state.bound, capacity + 1);
+    low = capacity + 1;
+  }
+}
+
+void search(State& state, Effort effort) {
+  Decision at_bound(state.instance, state.conflicts, state.instance.lower_bound);
+  // Every effort first does all that the efforts below it do, so it cannot end with a larger arena.
+  for (int level = 1; level <= static_cast<int>(effort) && !state.optimal(); ++level) {
+    const Verdict verdict = at_bound.run(kSteps[level] / kAtBound);
+    if (verdict == Verdict::kFits) state.take(at_bound.layout());
+    if (verdict == Verdict::kRefuted) state.bound = std::max(state.bound, state.instance.lower_bound + 1);
+    if (!state.optimal()) narrow(state, kSteps[level] - kSteps[level] / kAtBound);
+  }
+}
+
+}  // namespace
 
 Plan plan(std::span<const Spec> specs, int64_t alignment, Effort effort) {
   const Instance instance = make_instance(specs, alignment);
-  Plan best = plan_groups(specs, alignment);
-  if (best.proved_optimal) return best;
+  Plan result = plan_groups(specs, alignment);
+  if (result.proved_optimal) return result;
   std::vector<int64_t> sizes;
   for (const Item& item : instance.items) sizes.push_back(item.size);
   const Conflicts conflicts = Conflicts::of_ranges(instance.items, instance.sections());
-  const Layout layout =
-      greedy_portfolio(sizes, instance.items, instance.load, conflicts, instance.lower_bound);
-  if (layout.height * instance.unit < best.arena_bytes) {
-    for (size_t k = 0; k < sizes.size(); ++k)
-      best.offsets[instance.ids[k]] = layout.offsets[k] * instance.unit;
-    best.arena_bytes = layout.height * instance.unit;
-  }
-  best.proved_optimal = best.arena_bytes == best.lower_bound;
+
+  State state{instance, conflicts, {}, instance.lower_bound};
+  for (int32_t id : instance.ids) state.best.offsets.push_back(result.offsets[id] / instance.unit);
+  state.best.height = result.arena_bytes / instance.unit;
+  state.take(greedy_portfolio(sizes, instance.items, instance.load, conflicts, instance.lower_bound));
+  if (!state.optimal()) search(state, effort);
+
+  for (size_t k = 0; k < sizes.size(); ++k)
+    result.offsets[instance.ids[k]] = state.best.offsets[k] * instance.unit;
+  result.arena_bytes = state.best.height * instance.unit;
+  result.lower_bound = state.bound * instance.unit;
+  result.proved_optimal = state.optimal();
 #ifndef NDEBUG
-  validate(specs, best, alignment);
+  validate(specs, result, alignment);
 #endif
-  return best;
+  return result;
 }
 
 }  // namespace staticrt::planner

@@ -1,0 +1,407 @@
+#include "planner/valley_search.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "planner/failed_states.h"
+
+namespace staticrt::planner {
+namespace {
+
+constexpr size_t kMemoWords = size_t{1} << 24;  // 128 MiB
+constexpr int64_t kStepScale = 64;              // sections and items looked at per step
+constexpr int64_t kFar = std::numeric_limits<int64_t>::max();
+
+uint64_t mix(uint64_t x) {  // splitmix64
+  x += 0x9e3779b97f4a7c15ULL;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
+  return x ^ (x >> 31);
+}
+
+struct Part {
+  int32_t begin, end;
+};
+
+struct Choice {
+  int32_t section = -1;
+  int32_t valley_begin = 0, valley_end = 0;
+  int32_t options = 0;      // items that may lie at the level, plus one if the section may be raised
+  int64_t raise_to = kFar;  // kFar: nothing may be wasted
+};
+
+}  // namespace
+
+class ValleySearch::Impl {
+ public:
+  Impl(std::span<const Item> items, int32_t sections, int64_t capacity)
+      : capacity_(capacity),
+        sections_(sections),
+        n_(static_cast<int32_t>(items.size())),
+        failed_(kMemoWords) {
+    ids_.resize(n_);
+    std::iota(ids_.begin(), ids_.end(), 0);
+    std::stable_sort(ids_.begin(), ids_.end(),
+                     [&](int32_t a, int32_t b) { return items[a].first < items[b].first; });
+    for (int32_t i : ids_) items_.push_back(items[i]);
+    first_item_.assign(sections + 1, 0);
+    over_.resize(sections);
+    twin_.assign(n_, -1);
+    crossing_.assign(sections + 1, 0);
+    code_.assign(sections, 0);
+    for (int32_t i = 0; i < n_; ++i) {
+      const Item& item = items_[i];
+      ++first_item_[item.first + 1];
+      code_[item.first] ^= mix(i + 1);
+      for (int32_t s = item.first; s < item.last; ++s) over_[s].push_back(i);
+      for (int32_t s = item.first + 1; s < item.last; ++s) ++crossing_[s];
+      for (int32_t j = i - 1; j >= 0 && items_[j].first == item.first && twin_[i] < 0; --j)
+        if (items_[j].last == item.last && items_[j].size == item.size) twin_[i] = j;
+    }
+    std::partial_sum(first_item_.begin(), first_item_.end(), first_item_.begin());
+    words_ = static_cast<size_t>(sections + 63) / 64;
+    why_.assign(words_, 0);
+    left_ = section_loads(items_, sections);
+    height_.assign(sections, 0);
+    placed_.assign(n_, 0);
+    offset_.assign(n_, -1);
+  }
+
+  Verdict run(uint32_t style, int64_t budget) {
+    style_ = style;
+    limit_ = work_ + budget * kStepScale;
+    for (int64_t load : left_)
+      if (load > capacity_) return Verdict::kRefuted;
+    const Verdict verdict = solve_parts(0, sections_);
+    if (verdict == Verdict::kFits) {
+      offsets_.resize(n_);
+      for (int32_t i = 0; i < n_; ++i) offsets_[ids_[i]] = offset_[i];
+    }
+    undo_to(0);
+    return verdict;
+  }
+
+  const std::vector<int64_t>& offsets() const { return offsets_; }
+  int64_t steps() const { return work_ / kStepScale; }
+
+ private:
+  struct Move {
+    int32_t item, section;  // one of them is -1
+    int64_t level;          // height before
+  };
+
+  void place(int32_t i, int64_t level) {
+    const Item& item = items_[i];
+    for (int32_t s = item.first; s < item.last; ++s) {
+      height_[s] = level + item.size;
+      left_[s] -= item.size;
+    }
+    for (int32_t s = item.first + 1; s < item.last; ++s) --crossing_[s];
+    placed_[i] = 1;
+    offset_[i] = level;
+    code_[item.first] ^= mix(i + 1);
+    moves_.push_back({i, -1, level});
+    work_ += item.last - item.first;
+  }
+
+  void raise(int32_t section, int64_t level) {
+    moves_.push_back({-1, section, height_[section]});
+    height_[section] = level;
+  }
+
+  void undo_to(size_t mark) {
+    for (; moves_.size() > mark; moves_.pop_back()) {
+      const Move& move = moves_.back();
+      if (move.item < 0) {
+        height_[move.section] = move.level;
+        continue;
+      }
+      // An item is placed on level ground: all its sections were at its offset.
+      const Item& item = items_[move.item];
+      for (int32_t s = item.first; s < item.last; ++s) {
+        height_[s] = move.level;
+        left_[s] += item.size;
+      }
+      for (int32_t s = item.first + 1; s < item.last; ++s) ++crossing_[s];
+      placed_[move.item] = 0;
+      code_[item.first] ^= mix(move.item + 1);
+    }
+  }
+
+  // Splits [begin, end) where no unplaced item crosses; the parts do not touch each other.
+  Verdict solve_parts(int32_t begin, int32_t end) {
+    const size_t mark = moves_.size(), parts_begin = parts_.size();
+    for (int32_t s = begin; s < end;) {
+      if (left_[s] == 0) {
+        ++s;
+        continue;
+      }
+      int32_t e = s + 1;
+      while (e < end && crossing_[e] > 0) ++e;
+      parts_.push_back({s, e});
+      s = e;
+    }
+    work_ += end - begin;
+    const size_t parts_end = parts_.size();
+    // The narrowest first: it fails, if at all, for the least work.
+    std::sort(parts_.begin() + parts_begin, parts_.end(), [](const Part& a, const Part& b) {
+      return a.end - a.begin != b.end - b.begin ? a.end - a.begin < b.end - b.begin : a.begin < b.begin;
+    });
+    Verdict verdict = Verdict::kFits;
+    for (size_t k = parts_begin; k < parts_end && verdict == Verdict::kFits; ++k) {
+      const Part part = parts_[k];
+      verdict = solve(part.begin, part.end);
+    }
+    parts_.resize(parts_begin);
+    if (verdict != Verdict::kFits) undo_to(mark);
+    return verdict;
+  }
+
+  bool may_lie(int32_t i, const Choice& at) const {
+    return !placed_[i] && items_[i].first >= at.valley_begin && items_[i].last <= at.valley_end &&
+           (twin_[i] < 0 || placed_[twin_[i]]);
+  }
+
+  int64_t floor_of(int32_t i) {
+    work_ += items_[i].last - items_[i].first;
+    return *std::max_element(height_.begin() + items_[i].first, height_.begin() + items_[i].last);
+  }
+
+  // The lowest level above `level` at which an item over the section can rest, if none lies at `level`.
+  int64_t next_level(const Choice& at, int64_t level) {
+    int64_t next = kFar;
+    bool in_valley = false;
+    for (int32_t i : over_[at.section]) {
+      if (placed_[i]) continue;
+      if (items_[i].first >= at.valley_begin && items_[i].last <= at.valley_end)
+        in_valley = true;
+      else
+        next = std::min(next, floor_of(i));
+    }
+    if (!in_valley) return next;
+    // Items of the valley can then rest on another one that does not cover the section.
+    int64_t smallest = kFar;
+    for (int32_t i = first_item_[at.valley_begin]; i < first_item_[at.valley_end]; ++i)
+      if (!placed_[i] && (items_[i].first > at.section || items_[i].last <= at.section))
+        smallest = std::min(smallest, items_[i].size);
+    work_ += first_item_[at.valley_end] - first_item_[at.valley_begin];
+    for (int32_t s : {at.valley_begin, at.valley_end - 1})
+      for (int32_t i : over_[s])
+        if (!placed_[i] && (items_[i].first > at.section || items_[i].last <= at.section))
+          smallest = std::min(smallest, items_[i].size);
+    return smallest == kFar ? next : std::min(next, level + smallest);
+  }
+
+  static void add_bits(uint64_t* set, int32_t begin, int32_t end) {
+    for (int32_t s = begin; s < end; ++s) set[s / 64] |= uint64_t{1} << (s % 64);
+  }
+  bool touches(const std::vector<uint64_t>& set, int32_t begin, int32_t end) const {
+    for (int32_t s = begin; s < end; ++s)
+      if (set[s / 64] >> (s % 64) & 1) return true;
+    return false;
+  }
+
+  // Sections whose state decides what may lie at `at.section`: itself and the walls; if slack is left there,
+  // all sections below its items too, for these say where they could rest instead.
+  void explain(const Choice& at, int64_t level, uint64_t* set) {
+    add_bits(set, at.section, at.section + 1);
+    if (at.valley_begin > 0) add_bits(set, at.valley_begin - 1, at.valley_begin);
+    if (at.valley_end < sections_) add_bits(set, at.valley_end, at.valley_end + 1);
+    if (capacity_ - level - left_[at.section] <= 0) return;
+    int32_t begin = at.section, end = at.section + 1;
+    for (int32_t i : over_[at.section])
+      if (!placed_[i]) {
+        begin = std::min(begin, items_[i].first);
+        end = std::max(end, items_[i].last);
+      }
+    add_bits(set, begin, end);
+  }
+
+  // The section at the lowest level with the fewest options. One with none ends the search for it.
+  void choose(int32_t begin, int32_t end, int64_t level, Choice& best) {
+    best.section = -1;
+    for (int32_t b = begin; b < end;) {
+      if (left_[b] == 0 || height_[b] != level) {
+        ++b;
+        continue;
+      }
+      int32_t e = b + 1;
+      while (e < end && left_[e] > 0 && height_[e] == level) ++e;
+      for (int32_t s = b; s < e; ++s) {
+        Choice here{s, b, e, 0, kFar};
+        for (int32_t i : over_[s]) here.options += may_lie(i, here);
+        work_ += static_cast<int64_t>(over_[s].size());
+        const int64_t slack = capacity_ - level - left_[s];
+        if (slack > 0 && (best.section < 0 || here.options + 1 <= best.options || here.options == 0)) {
+          const int64_t next = next_level(here, level);
+          if (next != kFar && next - level <= slack) {
+            here.raise_to = next;
+            ++here.options;
+          }
+        }
+        if (best.section < 0 || here.options < best.options ||
+            (here.options == best.options && e - b < best.valley_end - best.valley_begin))
+          best = here;
+        if (best.options <= 1) return;
+      }
+      b = e;
+    }
+  }
+
+  // Terrain and unplaced items of [begin, end) into state_; returns the hash.
+  uint64_t describe(int32_t begin, int32_t end) {
+    state_.clear();
+    state_.push_back(begin);
+    state_.push_back(end);
+    uint64_t hash = mix(static_cast<uint64_t>(begin) << 32 | static_cast<uint32_t>(end));
+    int64_t previous = -1;
+    for (int32_t s = begin; s < end; ++s) {
+      hash = mix(hash ^ code_[s]);
+      if (height_[s] == previous) continue;
+      previous = height_[s];
+      state_.push_back(s);
+      state_.push_back(previous);
+      hash = mix(hash ^ static_cast<uint64_t>(previous));
+    }
+    uint64_t bits = 0;
+    for (int32_t i = first_item_[begin], k = 0; i < first_item_[end]; ++i) {
+      bits |= static_cast<uint64_t>(placed_[i]) << k;
+      if (++k == 64 || i + 1 == first_item_[end]) {
+        state_.push_back(static_cast<int64_t>(bits));
+        bits = 0;
+        k = 0;
+      }
+    }
+    work_ += 2 * (end - begin);
+    return hash;
+  }
+
+  int64_t score(int32_t i, const Choice& at) const {
+    const Item& item = items_[i];
+    const int64_t width = item.last - item.first;
+    const int64_t touch = (item.first == at.valley_begin) + (item.last == at.valley_end);
+    int64_t value;
+    switch (style_ % 4) {
+      case 0:
+        value = touch * 1000000000LL + item.size;
+        break;
+      case 1:
+        value = width * 1000LL + touch;
+        break;
+      case 2:
+        value = item.size;
+        break;
+      default:
+        value = touch * 1000000000LL + width * 1000;
+        break;
+    }
+    if (style_ >= 4)
+      value = static_cast<int64_t>(mix(style_ * 7919ULL + static_cast<uint64_t>(i)) % 1000) + touch * 1000;
+    return value;
+  }
+
+  Verdict solve(int32_t begin, int32_t end) {
+    while (begin < end && left_[begin] == 0) ++begin;
+    while (begin < end && left_[end - 1] == 0) --end;
+    if (begin == end) return Verdict::kFits;
+    int64_t level = kFar;
+    for (int32_t s = begin; s < end; ++s)
+      if (left_[s] > 0) level = std::min(level, height_[s]);
+    work_ += kStepScale + end - begin;
+    if (work_ > limit_) return Verdict::kUndecided;
+    Choice choice;
+    choose(begin, end, level, choice);
+    if (choice.options == 0) {
+      std::fill(why_.begin(), why_.end(), 0);
+      explain(choice, level, why_.data());
+      return Verdict::kRefuted;
+    }
+    uint64_t hash = 0;
+    const size_t state_begin = states_.size(), reasons = reasons_.size();
+    if (choice.options > 1) {
+      hash = describe(begin, end);
+      if (failed_.contains(hash, state_, why_)) return Verdict::kRefuted;
+      states_.insert(states_.end(), state_.begin(), state_.end());
+    }
+    const size_t state_end = states_.size();
+    reasons_.resize(reasons + words_, 0);
+    const size_t from = tries_.size();
+    for (int32_t i : over_[choice.section])
+      if (may_lie(i, choice)) tries_.emplace_back(-score(i, choice), i);
+    std::sort(tries_.begin() + from, tries_.end());
+    const size_t to = tries_.size(), here = moves_.size();
+    Verdict verdict = Verdict::kRefuted;
+    bool jumped =
+        false;  // a refutation that does not look at what was placed here holds for all alternatives
+    const auto refuted = [&](int32_t first, int32_t last) {
+      undo_to(here);
+      if (!touches(why_, first, last)) jumped = true;
+      for (size_t w = 0; w < words_ && !jumped; ++w) reasons_[reasons + w] |= why_[w];
+    };
+    for (size_t k = from; k < to && verdict == Verdict::kRefuted && !jumped; ++k) {
+      const int32_t i = tries_[k].second;
+      place(i, level);
+      verdict = solve_parts(begin, end);
+      if (verdict == Verdict::kRefuted) refuted(items_[i].first, items_[i].last);
+    }
+    tries_.resize(from);
+    if (verdict == Verdict::kRefuted && !jumped && choice.raise_to != kFar) {
+      raise(choice.section, choice.raise_to);
+      verdict = solve(begin, end);
+      if (verdict == Verdict::kRefuted) refuted(choice.section, choice.section + 1);
+    }
+    if (verdict == Verdict::kRefuted) {
+      if (!jumped) {
+        explain(choice, level, reasons_.data() + reasons);
+        std::copy_n(reasons_.begin() + reasons, words_, why_.begin());
+      }
+      if (state_end > state_begin)
+        failed_.insert(hash, {states_.data() + state_begin, state_end - state_begin}, why_);
+    } else if (verdict == Verdict::kUndecided) {
+      undo_to(here);
+    }
+    reasons_.resize(reasons);
+    states_.resize(state_begin);
+    return verdict;
+  }
+
+  const int64_t capacity_;
+  const int32_t sections_, n_;
+  std::vector<int32_t> ids_;         // ours -> caller's
+  std::vector<Item> items_;          // by first section
+  std::vector<int32_t> first_item_;  // section -> first item that starts there
+  std::vector<std::vector<int32_t>> over_;
+  std::vector<int32_t> twin_;  // an earlier item of the same range and size: placed first
+
+  std::vector<int64_t> height_, left_;  // section -> terrain, sum of the unplaced sizes
+  std::vector<int32_t> crossing_;       // section -> unplaced items over it and the one before
+  std::vector<uint64_t> code_;          // section -> hash of the unplaced items that start there
+  std::vector<uint8_t> placed_;
+  std::vector<int64_t> offset_;
+  std::vector<Move> moves_;
+  std::vector<Part> parts_;
+  std::vector<std::pair<int64_t, int32_t>> tries_;
+  std::vector<int64_t> state_, states_;
+  size_t words_ = 0;
+  std::vector<uint64_t> why_;      // sections the last refutation looked at, as bits
+  std::vector<uint64_t> reasons_;  // the same, collected by the calls of solve() under way
+  FailedStates failed_;
+  std::vector<int64_t> offsets_;
+  uint32_t style_ = 0;
+  int64_t work_ = 0, limit_ = 0;
+};
+
+ValleySearch::ValleySearch(std::span<const Item> items, int32_t sections, int64_t capacity)
+    : impl_(std::make_unique<Impl>(items, sections, capacity)) {}
+ValleySearch::~ValleySearch() = default;
+Verdict ValleySearch::run(uint32_t style, int64_t budget) {
+  return impl_->run(style, budget);
+}
+const std::vector<int64_t>& ValleySearch::offsets() const {
+  return impl_->offsets();
+}
+int64_t ValleySearch::steps() const {
+  return impl_->steps();
+}
+
+}  // namespace staticrt::planner

@@ -1,0 +1,41 @@
+// Decides whether items fit below a capacity, by filling valleys.
+//
+// Placed items form a terrain: one height per section. The lowest sections make valleys. Some section s at
+// the lowest level h is chosen; in a packing pushed down as far as it goes, either exactly one of the items
+// over s lies at h - then it lies in the valley, for it must not cut into a wall - or none does, and the
+// terrain at s may be raised to the next level at which one of them can rest. Each packing is met on one
+// path only, and on a tight section, where nothing may be wasted, few items qualify.
+//
+// A state is terrain and unplaced items, however reached: failed ones are kept and not searched twice.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "planner/instance.h"
+
+namespace staticrt::planner {
+
+enum class Verdict { kFits, kRefuted, kUndecided };
+
+class ValleySearch {
+ public:
+  // REQUIRES: sections of `items` are compressed; every size is in (0, capacity].
+  ValleySearch(std::span<const Item> items, int32_t sections, int64_t capacity);
+  ~ValleySearch();
+
+  // Searches within a budget of steps, trying the items of a valley in the order of style (any number; styles
+  // differ in order alone). What one run refuted, later runs do not search again.
+  Verdict run(uint32_t style, int64_t budget);
+
+  const std::vector<int64_t>& offsets() const;  // units; REQUIRES: the last run() said kFits
+  int64_t steps() const;                        // of all runs
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace staticrt::planner
