@@ -1,5 +1,10 @@
 """Types of the C++ extension, one block per bind_*.cpp."""
 
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
 # bind_planner.cpp
 def plan(
     specs: list[tuple[int, int, int]], alignment: int, effort: int
@@ -14,3 +19,47 @@ def validate_plan(
     proved_optimal: bool,
     alignment: int,
 ) -> None: ...
+
+# bind_program.cpp
+ValueInfo = tuple[str, torch.dtype | None, torch.device | None]
+
+class Value: ...
+
+class Program:
+    @property
+    def num_inputs(self) -> int: ...
+    @property
+    def num_values(self) -> int: ...
+    @property
+    def num_nodes(self) -> int: ...
+
+class ProgramBuilder:
+    def __init__(self) -> None: ...
+    def input(self, info: ValueInfo) -> Value: ...
+    def constant(self, value: Any, name: str) -> Value: ...
+    def node(
+        self, op: str, args: list[Any], outputs: list[ValueInfo], facts: dict[str, Any]
+    ) -> list[Value]: ...
+    def outputs(self, outputs: Sequence[Value]) -> None: ...
+    def build(self) -> Program: ...
+
+# bind_runtime.cpp
+class Executable:
+    def __init__(
+        self,
+        program: Program,
+        *,
+        out_variants: bool = True,
+        optimize_memory: bool = True,
+        cleanup_activations: bool = False,
+        manage_outputs: bool = False,
+    ) -> None: ...
+    def run(self, inputs: list[Any]) -> list[Any]: ...
+    @property
+    def num_frames(self) -> int: ...
+    @property
+    def node_counts(self) -> dict[str, int]: ...
+    @property
+    def node_kinds(self) -> list[tuple[str, str, str, str]]: ...
+    @property
+    def memory_counters(self) -> dict[str, int]: ...

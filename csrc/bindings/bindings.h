@@ -1,12 +1,18 @@
 // One bind_* function per room; module.cpp calls them all.
 #pragma once
 
+#include <ATen/core/ivalue.h>
 #include <pybind11/pybind11.h>
 
 namespace staticrt::bindings {
 
 // Raises the class of that name from staticrt.errors wherever C++ throws its counterpart.
 void bind_errors(pybind11::module_& m);
+void bind_program(pybind11::module_& m);
+void bind_runtime(pybind11::module_& m);
+
+// Tensor, None, bool, int, float, complex, str and flat lists of them; InputError for anything else.
+c10::IValue to_ivalue(const pybind11::handle& object);
 
 // Plans, storage groups and the validator; after bind_errors.
 void bind_planner(pybind11::module_& m);

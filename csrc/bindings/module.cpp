@@ -4,4 +4,6 @@ PYBIND11_MODULE(_C, m) {
   m.doc() = "C++ side of staticrt; use the Python modules, not this one.";
   staticrt::bindings::bind_errors(m);
   staticrt::bindings::bind_planner(m);
+  staticrt::bindings::bind_program(m);
+  staticrt::bindings::bind_runtime(m);
 }

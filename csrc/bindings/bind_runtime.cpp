@@ -1,0 +1,85 @@
+// Executable: flat inputs in, flat outputs out.
+#include <torch/csrc/jit/python/pybind_utils.h>
+
+#include "bindings/bindings.h"
+#include "runtime/executable.h"
+
+namespace py = pybind11;
+
+namespace staticrt::bindings {
+namespace {
+
+std::vector<c10::IValue> to_inputs(const py::list& list) {
+  std::vector<c10::IValue> inputs;
+  inputs.reserve(list.size());
+  for (const py::handle& item : list) inputs.push_back(to_ivalue(item));
+  return inputs;
+}
+
+py::list run(Executable& executable, const py::list& list) {
+  std::vector<c10::IValue> inputs = to_inputs(list);
+  std::vector<c10::IValue> outputs;
+  {
+    const py::gil_scoped_release no_gil;
+    outputs = executable.run(std::move(inputs));
+  }
+  py::list result;
+  for (c10::IValue& output : outputs) result.append(torch::jit::toPyObject(std::move(output)));
+  return result;
+}
+
+}  // namespace
+
+void bind_runtime(py::module_& m) {
+  py::class_<Executable, std::shared_ptr<Executable>>(m, "Executable")
+      .def(py::init([](const std::shared_ptr<Program>& program, bool out_variants, bool optimize_memory,
+                       bool cleanup_activations, bool manage_outputs) {
+             ExecutableOptions options;
+             options.bind.out_variants = out_variants;
+             options.memory.optimize_memory = optimize_memory;
+             options.memory.cleanup_activations = cleanup_activations;
+             options.memory.manage_outputs = manage_outputs;
+             return std::make_shared<Executable>(program, options);
+           }),
+           py::arg("program"), py::kw_only(), py::arg("out_variants") = true,
+           py::arg("optimize_memory") = true, py::arg("cleanup_activations") = false,
+           py::arg("manage_outputs") = false)
+      .def("run", &run)
+      .def_property_readonly("num_frames", &Executable::num_frames)
+      .def_property_readonly("node_counts",
+                             [](const Executable& e) {
+                               const NodeCounts c = e.node_counts();
+                               py::dict d;
+                               d["total"] = c.total;
+                               d["managed"] = c.managed;
+                               d["out"] = c.out;
+                               d["native"] = c.native;
+                               d["fallback"] = c.fallback;
+                               d["control"] = c.control;
+                               return d;
+                             })
+      .def_property_readonly("node_kinds",
+                             [](const Executable& e) {
+                               py::list kinds;
+                               for (size_t i = 0; i < e.bound().nodes.size(); ++i) {
+                                 const Node& node = e.program().nodes()[i];
+                                 kinds.append(py::make_tuple(node.name, node.op, node.where,
+                                                             to_string(e.bound().nodes[i].kind)));
+                               }
+                               return kinds;
+                             })
+      .def_property_readonly("memory_counters", [](const Executable& e) {
+        const MemoryCounters c = e.memory_counters();
+        py::dict d;
+        d["managed_tensors"] = c.managed_tensors;
+        d["managed_bytes"] = c.managed_bytes;
+        d["reused_tensors"] = c.reused_tensors;
+        d["managed_output_tensors"] = c.managed_output_tensors;
+        d["managed_output_bytes"] = c.managed_output_bytes;
+        d["unmanaged_scalars"] = c.unmanaged_scalars;
+        d["unmanaged_others"] = c.unmanaged_others;
+        return d;
+      });
+}
+
+}  // namespace staticrt::bindings

@@ -1,0 +1,136 @@
+#include "runtime/bind.h"
+
+#include <string>
+
+#include "common/error.h"
+
+namespace staticrt {
+namespace {
+
+// The `.out` overload of a functional op, if its first arguments are the op's own and a kernel of the CPU
+// backend stands behind it. Generated out overloads are CompositeExplicitAutograd: they allocate and
+// copy, so calling the functional op is cheaper.
+std::optional<c10::OperatorHandle> find_out_overload(const Node& node) {
+  const c10::FunctionSchema& schema = node.handle->schema();
+  const std::string& overload = schema.overload_name();
+  const auto& returns = schema.returns();
+  for (const auto& ret : returns) {
+    if (ret.type()->kind() != c10::TypeKind::TensorType || ret.alias_info()) return std::nullopt;
+  }
+  if (returns.empty() || schema.is_mutable()) return std::nullopt;
+  const std::string base = overload.empty() ? "" : overload + "_";
+  for (const std::string& name : {base + "out", std::string("out")}) {
+    auto found = c10::Dispatcher::singleton().findSchema({schema.name(), name});
+    if (!found || !found->hasKernelForDispatchKey(c10::DispatchKey::CPU)) continue;
+    const auto& args = found->schema().arguments();
+    if (args.size() != schema.arguments().size() + returns.size()) continue;
+    bool same = true;
+    for (size_t i = 0; i < schema.arguments().size(); ++i) {
+      same &=
+          args[i].name() == schema.arguments()[i].name() && *args[i].type() == *schema.arguments()[i].type();
+    }
+    if (same) return found;
+  }
+  return std::nullopt;
+}
+
+bool all_outputs_are_typed_cpu_tensors(const Program& program, const Node& node) {
+  for (uint32_t i = 0; i < node.num_outputs; ++i) {
+    const ValueInfo& info = program.values()[node.first_output + i];
+    if (!info.is_tensor || !info.dtype || !info.device || !info.device->is_cpu()) return false;
+  }
+  return node.num_outputs > 0 && !node.unpacks_list;
+}
+
+bool inputs_are_on_cpu(const Program& program, const Node& node) {
+  for (const ValueId id : program.reads(node)) {
+    const ValueInfo& info = program.values()[id];
+    if (info.is_tensor && info.device && !info.device->is_cpu()) return false;
+  }
+  return true;
+}
+
+void choose_kernel(const Program& program, const Node& node, const BindOptions& options, BoundNode& bound) {
+  if (node.op.rfind("srt::", 0) == 0 && !node.bodies.empty()) {
+    bound.kind = BoundKind::kControl;
+    return;
+  }
+  const bool cpu = inputs_are_on_cpu(program, node);
+  const bool can_write_out =
+      options.out_variants && cpu && !node.has_effects && all_outputs_are_typed_cpu_tensors(program, node);
+  const Kernel* kernel = find_kernel(node.op);
+  if (kernel && (kernel->kind == KernelKind::kNative ? cpu || !node.handle : can_write_out)) {
+    bound.kind = kernel->kind == KernelKind::kOut ? BoundKind::kOut : BoundKind::kNative;
+    bound.kernel = kernel->run;
+    return;
+  }
+  SRT_CHECK(node.handle, program.describe(node), ": no kernel and no registered operator of this name");
+  if (can_write_out && (bound.out_handle = find_out_overload(node))) {
+    bound.kind = BoundKind::kBoxedOut;
+    return;
+  }
+  bound.kind = BoundKind::kBoxed;
+  bound.check_overlap = node.aliases.empty();
+}
+
+}  // namespace
+
+const char* to_string(BoundKind kind) {
+  switch (kind) {
+    case BoundKind::kOut:
+      return "out variant";
+    case BoundKind::kNative:
+      return "native";
+    case BoundKind::kBoxedOut:
+      return "boxed out variant";
+    case BoundKind::kBoxed:
+      return "fallback";
+    case BoundKind::kControl:
+      return "control flow";
+  }
+  return "?";
+}
+
+BoundProgram bind(std::shared_ptr<const Program> program_ptr, const BindOptions& options) {
+  BoundProgram result;
+  result.program = std::move(program_ptr);
+  const Program& program = *result.program;
+  result.liveness = compute_liveness(program);
+  const Liveness& live = result.liveness;
+  result.nodes.resize(program.nodes().size());
+
+  std::vector<bool> is_output(program.num_values(), false);
+  for (const ValueId id : program.outputs()) is_output[id] = true;
+  std::vector<uint32_t> last_use(program.num_values(), 0);
+  for (uint32_t index = 0; index < program.nodes().size(); ++index) {
+    const Node& node = program.nodes()[index];
+    BoundNode& bound = result.nodes[index];
+    choose_kernel(program, node, options, bound);
+    bound.managed.assign(node.num_outputs, false);
+    const bool out_variant = bound.kind == BoundKind::kOut || bound.kind == BoundKind::kBoxedOut;
+    for (uint32_t i = 0; i < node.num_outputs; ++i) {
+      const ValueId id = node.first_output + i;
+      last_use[id] = index;
+      if (out_variant && !live.touches_input[id] && !live.touches_output[id]) {
+        bound.managed[i] = true;
+        result.managed_values.push_back(id);
+      }
+    }
+    for (const ValueId id : program.reads(node)) last_use[id] = index;
+    for (const uint32_t written : node.written_args) {
+      const Arg& arg = program.arg(node, written);
+      for (uint32_t k = 0; k < arg.count; ++k) {
+        result.writes_inputs |= live.touches_input[program.operands()[arg.first + k]];
+      }
+    }
+  }
+  const ValueId first_output = program.first_constant() + static_cast<ValueId>(program.constants().size());
+  std::vector<bool> managed(program.num_values(), false);
+  for (const ValueId id : result.managed_values) managed[id] = true;
+  for (ValueId id = first_output; id < program.num_values(); ++id) {
+    if (!is_output[id] && !managed[id]) result.nodes[last_use[id]].last_uses.push_back(id);
+  }
+  return result;
+}
+
+}  // namespace staticrt

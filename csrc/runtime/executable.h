@@ -1,0 +1,65 @@
+// A program ready to run: bound once, called from any thread.
+//
+// Who owns what: an Executable owns the bound program, which is immutable, and a pool of frames. A call
+// takes a frame, or makes one, and gives it back; so as many frames exist as calls ran at once.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "runtime/bind.h"
+#include "runtime/frame.h"
+
+namespace staticrt {
+
+struct ExecutableOptions {
+  BindOptions bind;
+  MemoryOptions memory;
+};
+
+struct NodeCounts {
+  int64_t total = 0;
+  int64_t managed = 0;  // all outputs managed by the planner
+  int64_t out = 0;      // out variants, managed or not
+  int64_t native = 0;   // views and numbers
+  int64_t fallback = 0;
+  int64_t control = 0;
+};
+
+class Executable {
+ public:
+  Executable(std::shared_ptr<const Program> program, const ExecutableOptions& options);
+  Executable(const Executable&) = delete;
+  Executable& operator=(const Executable&) = delete;
+
+  // Runs on inputs in program order. Thread-safe. The outputs belong to the caller; after an exception
+  // nothing of the call is left, and the next one works.
+  // Throws InputError if the number of inputs is wrong; kernels' own errors otherwise.
+  std::vector<c10::IValue> run(std::vector<c10::IValue> inputs);
+
+  const Program& program() const { return *bound_.program; }
+  const BoundProgram& bound() const { return bound_; }
+  NodeCounts node_counts() const;
+  // Of the frame that ran last; zero before.
+  MemoryCounters memory_counters() const;
+  int64_t num_frames() const;
+
+ private:
+  std::unique_ptr<Frame> take_frame();
+  void give_back(std::unique_ptr<Frame> frame);
+  std::vector<c10::IValue> take_outputs(Frame& frame) const;
+  // Drops inputs, unmanaged values and outputs.
+  void clear(Frame& frame) const;
+
+  const ExecutableOptions options_;
+  BoundProgram bound_;
+  std::vector<ValueId> transient_;  // slots to empty after a run: all but constants and managed values
+  mutable std::mutex mutex_;
+  std::vector<std::unique_ptr<Frame>> idle_;
+  int64_t num_frames_ = 0;
+};
+
+}  // namespace staticrt

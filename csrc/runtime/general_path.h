@@ -1,0 +1,27 @@
+// The general path: runs a program node by node, any shapes, outputs sized by the kernels themselves.
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/bind.h"
+#include "runtime/frame.h"
+
+namespace staticrt {
+
+// Told of each node after it ran, while its operands and outputs are all in their slots.
+class NodeObserver {
+ public:
+  virtual ~NodeObserver() = default;
+  virtual void after_node(uint32_t node_index, const c10::IValue* slots) = 0;
+};
+
+// Runs nodes [first_node, end) on a frame whose inputs are in their slots. An exception leaves the frame
+// to the caller to clean up; its message names the node and its model line.
+void run_general(const BoundProgram& bound, Frame& frame, uint32_t first_node, NodeObserver* observer);
+
+// One node, with its outputs' slots empty or holding a managed tensor of an earlier run.
+void run_node(const BoundProgram& bound, uint32_t node_index, c10::IValue* slots);
+
+Operands operands_of(const Program& program, const Node& node, c10::IValue* slots);
+
+}  // namespace staticrt

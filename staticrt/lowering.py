@@ -1,0 +1,272 @@
+"""Lowering: a functional ATen graph becomes a C++ `Program`.
+
+Nothing is decided here that a run could decide: nodes keep their order, numbers that depend on sizes
+stay nodes, and every argument is spelled out by schema position, defaults included.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+import operator
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from staticrt.errors import LoweringError
+from staticrt.native import _C
+
+# Python functions on numbers, as they stand in graphs with symbolic sizes -> C++ kernel.
+_NUMBER_OPS: dict[Any, str] = {
+    operator.add: "add",
+    operator.sub: "sub",
+    operator.mul: "mul",
+    operator.floordiv: "floordiv",
+    operator.truediv: "truediv",
+    operator.mod: "mod",
+    operator.pow: "pow",
+    operator.neg: "neg",
+    operator.pos: "pos",
+    operator.abs: "abs",
+    operator.eq: "eq",
+    operator.ne: "ne",
+    operator.lt: "lt",
+    operator.le: "le",
+    operator.gt: "gt",
+    operator.ge: "ge",
+    operator.and_: "and",
+    operator.or_: "or",
+    operator.xor: "xor",
+    operator.not_: "not",
+    operator.lshift: "lshift",
+    operator.rshift: "rshift",
+    builtins.min: "min",
+    builtins.max: "max",
+    builtins.abs: "abs",
+    builtins.int: "int",
+    builtins.float: "float",
+    builtins.bool: "bool",
+    builtins.round: "round",
+    math.ceil: "ceil",
+    math.floor: "floor",
+    math.trunc: "trunc",
+    math.sqrt: "sqrt",
+    torch.sym_min: "min",
+    torch.sym_max: "max",
+    torch.sym_not: "not",
+    torch.sym_ite: "ite",
+    torch.sym_int: "int",
+    torch.sym_float: "float",
+    torch.sym_sum: "sum",
+    torch._sym_sqrt: "sqrt",
+}
+
+_CONTROL_FLOW: dict[str, str] = {
+    "cond": "srt::cond",
+    "while_loop": "srt::while_loop",
+    "scan": "srt::scan",
+    "map_impl": "srt::map",
+}
+
+
+def model_line(node: fx.Node) -> str:
+    """The user's line a node comes from, "file.py:41", or "" if the graph does not know."""
+    trace = node.meta.get("stack_trace") or ""
+    torch_folder = str(Path(torch.__file__).parent)
+    for path, line in reversed(re.findall(r'File "([^"]+)", line (\d+)', trace)):
+        if not path.startswith(torch_folder):
+            return f"{Path(path).name}:{line}"
+    return ""
+
+
+def lower(graph_module: fx.GraphModule) -> _C.Program:
+    """Lower a functional ATen graph.
+
+    Args:
+        graph_module: placeholders become the program's inputs in order; every node that makes a tensor
+            has fake-tensor `meta["val"]`; the output is a flat tuple of nodes and constants.
+
+    Raises:
+        LoweringError: a node that no Program can express; nothing is half built.
+    """
+    return _Lowering(graph_module).run()
+
+
+class _Lowering:
+    def __init__(self, graph_module: fx.GraphModule) -> None:
+        self.module = graph_module
+        self.builder = _C.ProgramBuilder()
+        # A node's value, or the list of them for a node with several results.
+        self.values: dict[fx.Node, Any] = {}
+
+    def run(self) -> _C.Program:
+        for node in self.module.graph.nodes:
+            try:
+                getattr(self, f"_{node.op}")(node)
+            except LoweringError:
+                raise
+            except Exception as error:
+                raise LoweringError(
+                    f"cannot lower {node.format_node()}: {error}", at=model_line(node) or node.name
+                ) from error
+        return self.builder.build()
+
+    def _placeholder(self, node: fx.Node) -> None:
+        self.values[node] = self.builder.input(_info(node.name, node.meta.get("val")))
+
+    def _get_attr(self, node: fx.Node) -> None:
+        value = operator.attrgetter(str(node.target))(self.module)
+        if isinstance(value, fx.GraphModule):
+            self.values[node] = value
+        else:
+            self.values[node] = self.builder.constant(value, node.name)
+
+    def _output(self, node: fx.Node) -> None:
+        outputs = node.args[0]
+        flat = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+        self.builder.outputs([self._value_or_constant(item) for item in flat])
+
+    def _value_or_constant(self, item: Any) -> Any:
+        return self.values[item] if isinstance(item, fx.Node) else self.builder.constant(item, "")
+
+    def _call_function(self, node: fx.Node) -> None:
+        target: Any = node.target
+        if target is operator.getitem and isinstance(self.values.get(node.args[0]), list):  # type: ignore[arg-type]
+            source, index = node.args
+            assert isinstance(source, fx.Node) and isinstance(index, int)
+            self.values[node] = self.values[source][index]
+        elif isinstance(target, torch._ops.OpOverload):
+            self._operator(node, target)
+        elif isinstance(target, torch._ops.HigherOrderOperator):
+            self._higher_order(node, target.name())
+        elif target in _NUMBER_OPS or target is operator.getitem:
+            op = "srt::getitem" if target is operator.getitem else f"sym::{_NUMBER_OPS[target]}"
+            self._emit(node, op, [self._argument(a) for a in node.args])
+        else:
+            raise LoweringError(
+                f"no kernel for the Python function {target!r}",
+                at=model_line(node) or node.name,
+                fix="register an operator for it with torch.library, or leave the module part eager",
+            )
+
+    def _operator(self, node: fx.Node, target: torch._ops.OpOverload) -> None:
+        args = []
+        for position, argument in enumerate(target._schema.arguments):
+            if position < len(node.args) and not argument.kwarg_only:
+                value = node.args[position]
+            elif argument.name in node.kwargs:
+                value = node.kwargs[argument.name]
+            elif argument.has_default_value():
+                value = argument.default_value
+            else:
+                raise LoweringError(f"{target} lacks argument {argument.name!r}", at=node.name)
+            args.append(self._argument(value))
+        name = target._schema.name + (f".{target._overloadname}" if target._overloadname != "default" else "")
+        self._emit(node, name, args, **_schema_facts(target))
+
+    def _higher_order(self, node: fx.Node, name: str) -> None:
+        op = _CONTROL_FLOW.get(name)
+        if op is None:
+            raise LoweringError(
+                f"higher-order operator {name!r} is not supported", at=model_line(node) or node.name
+            )
+        bodies, args = [], []
+        for argument in node.args:
+            body = self.values.get(argument) if isinstance(argument, fx.Node) else None
+            if isinstance(body, fx.GraphModule):
+                bodies.append(lower(body))
+            else:
+                args.append(self._argument(argument))
+        outputs = node.meta["val"]
+        self._emit(
+            node,
+            op,
+            args,
+            bodies=bodies,
+            results=list(outputs) if isinstance(outputs, (tuple, list)) else None,
+        )
+
+    def _argument(self, value: Any) -> Any:
+        """Nodes replaced by their values, in one argument of a node."""
+        if isinstance(value, fx.Node):
+            return self.values[value]
+        if isinstance(value, (list, tuple)):
+            return [self._argument(item) for item in value]
+        if isinstance(value, slice):
+            raise LoweringError(f"a slice object is no operator argument: {value}")
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            raise LoweringError(f"symbolic number {value} is not a node of the graph")
+        return value
+
+    def _emit(
+        self,
+        node: fx.Node,
+        op: str,
+        args: Sequence[Any],
+        *,
+        aliases: Sequence[tuple[int, int, bool]] = (),
+        written_args: Sequence[int] = (),
+        has_effects: bool = False,
+        returns_list: bool = False,
+        bodies: Sequence[_C.Program] = (),
+        results: list[Any] | None = None,
+    ) -> None:
+        val = node.meta.get("val")
+        many = isinstance(val, (tuple, list))
+        infos = [_info(f"{node.name}.{i}", v) for i, v in enumerate(val)] if many else [_info(node.name, val)]
+        if val is None and not node.users:
+            infos = []
+        facts = {
+            "name": node.name,
+            "where": model_line(node),
+            "unpacks_list": returns_list and many,
+            "has_effects": has_effects,
+            "written_args": list(written_args),
+            "aliases": [
+                (i, a, may) for out, a, may in aliases for i in (range(len(infos)) if returns_list else [out])
+            ],
+            "bodies": list(bodies),
+        }
+        refs = self.builder.node(op, list(args), infos, facts)
+        self.values[node] = refs if many else (refs[0] if refs else None)
+
+
+def _info(name: str, val: Any) -> tuple[str, torch.dtype | None, torch.device | None]:
+    if isinstance(val, torch.Tensor):
+        return (name, val.dtype, val.device)
+    return (name, None, None)
+
+
+def _schema_facts(target: torch._ops.OpOverload) -> dict[str, Any]:
+    """What the dispatcher's schema says: aliases, written arguments, effects, list results."""
+    schema = target._schema
+    aliases: list[tuple[int, int, bool]] = []
+    written = [
+        i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write
+    ]
+    for out, ret in enumerate(schema.returns):
+        if ret.alias_info is None:
+            continue
+        sets = ret.alias_info.before_set | ret.alias_info.after_set
+        for i, argument in enumerate(schema.arguments):
+            if argument.alias_info is not None and (argument.alias_info.before_set & sets or "*" in sets):
+                aliases.append((out, i, False))
+    random = torch.Tag.nondeterministic_seeded in target.tags
+    return {
+        "aliases": aliases,
+        "written_args": written,
+        "has_effects": bool(written) or random or not schema.returns,
+        "returns_list": len(schema.returns) == 1 and str(schema.returns[0].type) == "List[Tensor]",
+    }
+
+
+def number_op(name: str) -> Callable[..., Any]:
+    """The Python function behind a `sym::` kernel, for tests that compare the two."""
+    for function, kernel in _NUMBER_OPS.items():
+        if kernel == name:
+            return function  # type: ignore[no-any-return]
+    raise KeyError(name)
