@@ -1,9 +1,12 @@
 #include "runtime/executable.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
 
 #include "common/error.h"
 #include "runtime/general_path.h"
@@ -31,7 +34,9 @@ Frame::Frame(const BoundProgram& bound, const MemoryOptions& options) : memory(b
 }
 
 Executable::Executable(std::shared_ptr<const Program> program, const ExecutableOptions& options)
-    : options_(options), bound_(bind(std::move(program), options.bind)) {
+    : options_(options),
+      bound_(bind(std::move(program), options.bind)),
+      cache_(static_cast<size_t>(std::max<int64_t>(1, options.max_prepared))) {
   const Program& p = *bound_.program;
   for (size_t i = 0; i < bound_.nodes.size(); ++i) {
     for (const auto& body : p.nodes()[i].bodies) {
@@ -63,37 +68,112 @@ void Executable::give_back(std::unique_ptr<Frame> frame) {
   idle_.push_back(std::move(frame));
 }
 
-std::vector<c10::IValue> Executable::take_outputs(Frame& frame) const {
-  std::vector<c10::IValue> outputs;
-  outputs.reserve(bound_.program->outputs().size());
-  for (const ValueId id : bound_.program->outputs()) outputs.push_back(frame.slots[id]);
-  return outputs;
-}
-
 void Executable::clear(Frame& frame) const {
   for (const ValueId id : transient_) frame.slots[id] = c10::IValue();
 }
 
 std::vector<c10::IValue> Executable::run(std::vector<c10::IValue> inputs) {
-  const Program& program = *bound_.program;
-  SRT_CHECK(inputs.size() == program.num_inputs(), "expected ", program.num_inputs(), " inputs, got ",
-            inputs.size());
+  std::vector<InputView> views(inputs.size());
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i].isTensor()) {
+      views[i].tensor = &inputs[i].toTensor();
+    } else {
+      views[i].value = inputs[i];
+    }
+  }
+  std::vector<c10::IValue> outputs;
+  run(views, outputs);
+  return outputs;
+}
+
+void Executable::run(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs) {
+  SRT_CHECK(inputs.size() == bound_.program->num_inputs(), "expected ", bound_.program->num_inputs(),
+            " inputs, got ", inputs.size());
   const RunState state;
   std::unique_ptr<Frame> frame = take_frame();
-  for (size_t i = 0; i < inputs.size(); ++i) frame->slots[i] = std::move(inputs[i]);
   try {
-    frame->memory.begin_run(frame->slots.data());
-    run_general(bound_, *frame, 0, nullptr);
-    std::vector<c10::IValue> outputs = take_outputs(*frame);
-    clear(*frame);
-    frame->memory.end_run(frame->slots.data());
-    give_back(std::move(frame));
-    return outputs;
+    if (!options_.prepared || !run_prepared(*frame, inputs, outputs)) run_general_path(*frame, inputs, outputs);
   } catch (...) {
-    clear(*frame);
-    frame->memory.abandon_run(frame->slots.data());
     give_back(std::move(frame));
     throw;
+  }
+  give_back(std::move(frame));
+}
+
+PreparedFrame* Executable::find_prepared(Frame& frame, std::span<const InputView> inputs, int num_threads) {
+  if (!frame.prepared.empty() && frame.prepared.front()->prepared().signature().matches(inputs, num_threads)) {
+    return frame.prepared.front().get();
+  }
+  std::shared_ptr<const PreparedProgram> found = cache_.find(inputs, num_threads);
+  if (const uint64_t epoch = cache_.epoch(); epoch != frame.cache_epoch) {
+    frame.cache_epoch = epoch;
+    std::erase_if(frame.prepared, [&](const auto& p) { return !cache_.holds(p->prepared()); });
+    // The arena is as large as the largest program that is left needs.
+    int64_t largest = 0;
+    for (const auto& p : frame.prepared) largest = std::max(largest, p->prepared().stats().arena_bytes);
+    if (largest < frame.arena.size_bytes) {
+      frame.arena.data.clear();
+      frame.arena.size_bytes = 0;
+      ++frame.arena.generation;
+    }
+  }
+  if (!found) return nullptr;
+  auto here = std::find_if(frame.prepared.begin(), frame.prepared.end(),
+                           [&](const auto& p) { return &p->prepared() == found.get(); });
+  if (here == frame.prepared.end()) {
+    frame.prepared.push_back(std::make_unique<PreparedFrame>(std::move(found)));
+    here = frame.prepared.end() - 1;
+  }
+  std::rotate(frame.prepared.begin(), here, here + 1);
+  return frame.prepared.front().get();
+}
+
+bool Executable::run_prepared(Frame& frame, std::span<const InputView> inputs,
+                              std::vector<c10::IValue>& outputs) {
+  PreparedFrame* prepared = find_prepared(frame, inputs, at::get_num_threads());
+  if (!prepared) return false;
+  if (!prepared->run(inputs, frame.arena, outputs)) {
+    cache_.reject(prepared->prepared());
+    frame.prepared.erase(frame.prepared.begin());
+  }
+  return true;
+}
+
+void Executable::run_general_path(Frame& frame, std::span<const InputView> inputs,
+                                  std::vector<c10::IValue>& outputs) {
+  std::optional<Signature> signature;
+  std::optional<Recorder> recorder;
+  if (options_.prepared && can_be_prepared(inputs)) {
+    signature.emplace(inputs, at::get_num_threads());
+    if (cache_.worth_preparing(*signature)) recorder.emplace(bound_, inputs);
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    frame.slots[i] = inputs[i].tensor ? c10::IValue(*inputs[i].tensor) : inputs[i].value;
+  }
+  try {
+    frame.memory.begin_run(frame.slots.data());
+    run_general(bound_, frame.slots.data(), 0, recorder ? &*recorder : nullptr);
+    outputs.clear();
+    for (const ValueId id : bound_.program->outputs()) outputs.push_back(frame.slots[id]);
+    clear(frame);
+    frame.memory.end_run(frame.slots.data());
+  } catch (...) {
+    clear(frame);
+    frame.memory.abandon_run(frame.slots.data());
+    throw;
+  }
+  if (recorder) {
+    cache_.publish(std::make_shared<PreparedProgram>(bound_, *recorder, std::move(*signature), options_.preparation),
+                   inputs);
+  }
+}
+
+void Executable::trim() {
+  std::vector<std::unique_ptr<Frame>> idle;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    idle.swap(idle_);
+    num_frames_ -= static_cast<int64_t>(idle.size());
   }
 }
 

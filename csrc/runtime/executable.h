@@ -8,16 +8,22 @@
 
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "runtime/bind.h"
 #include "runtime/frame.h"
+#include "runtime/prepared_cache.h"
+#include "runtime/signature.h"
 
 namespace staticrt {
 
 struct ExecutableOptions {
   BindOptions bind;
   MemoryOptions memory;
+  bool prepared = true;        // off: every call takes the general path
+  int64_t max_prepared = 8;    // prepared programs kept
+  PreparedOptions preparation;
 };
 
 struct NodeCounts {
@@ -39,23 +45,32 @@ class Executable {
   // nothing of the call is left, and the next one works.
   // Throws InputError if the number of inputs is wrong; kernels' own errors otherwise.
   std::vector<c10::IValue> run(std::vector<c10::IValue> inputs);
+  // The same on borrowed inputs; outputs are overwritten.
+  void run(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs);
 
   const Program& program() const { return *bound_.program; }
   const BoundProgram& bound() const { return bound_; }
   NodeCounts node_counts() const;
   // Of the frame that ran last; zero before.
   MemoryCounters memory_counters() const;
+  CacheCounters cache_counters() const { return cache_.counters(); }
+  std::vector<std::shared_ptr<const PreparedProgram>> prepared_programs() const { return cache_.programs(); }
+  // Gives back all memory that is not in use: idle frames, arenas.
+  void trim();
   int64_t num_frames() const;
 
  private:
   std::unique_ptr<Frame> take_frame();
   void give_back(std::unique_ptr<Frame> frame);
-  std::vector<c10::IValue> take_outputs(Frame& frame) const;
+  bool run_prepared(Frame& frame, std::span<const InputView> inputs, std::vector<c10::IValue>& outputs);
+  PreparedFrame* find_prepared(Frame& frame, std::span<const InputView> inputs, int num_threads);
+  void run_general_path(Frame& frame, std::span<const InputView> inputs, std::vector<c10::IValue>& outputs);
   // Drops inputs, unmanaged values and outputs.
   void clear(Frame& frame) const;
 
   const ExecutableOptions options_;
   BoundProgram bound_;
+  PreparedCache cache_;
   std::vector<ValueId> transient_;  // slots to empty after a run: all but constants and managed values
   mutable std::mutex mutex_;
   std::vector<std::unique_ptr<Frame>> idle_;

@@ -8,14 +8,19 @@
 
 #include "runtime/bind.h"
 #include "runtime/group_memory.h"
+#include "runtime/prepared.h"
 
 namespace staticrt {
 
 struct Frame {
   Frame(const BoundProgram& bound, const MemoryOptions& options);
 
-  std::vector<c10::IValue> slots;  // one per value of the program; constants are filled in once
-  GroupMemory memory;
+  std::vector<c10::IValue> slots;  // of the general path, one per value; constants are filled in once
+  GroupMemory memory;              // of the general path
+
+  Arena arena;  // of all prepared programs below
+  std::vector<std::unique_ptr<PreparedFrame>> prepared;  // the one used last comes first
+  uint64_t cache_epoch = 0;
 };
 
 }  // namespace staticrt

@@ -77,6 +77,17 @@ Operands operands_of(const Program& program, const Node& node, c10::IValue* slot
                   node.first_output, node.num_outputs);
 }
 
+void run_into_outputs(const BoundProgram& bound, uint32_t node_index, c10::IValue* slots) {
+  const Node& node = bound.program->nodes()[node_index];
+  const BoundNode& bound_node = bound.nodes[node_index];
+  if (bound_node.kind == BoundKind::kBoxedOut) {
+    run_boxed(bound, node, bound_node, slots);
+  } else {
+    Operands op = operands_of(*bound.program, node, slots);
+    bound_node.kernel(op);
+  }
+}
+
 void run_node(const BoundProgram& bound, uint32_t node_index, c10::IValue* slots) {
   const Program& program = *bound.program;
   const Node& node = program.nodes()[node_index];
@@ -92,12 +103,7 @@ void run_node(const BoundProgram& bound, uint32_t node_index, c10::IValue* slots
           slot = empty_output(program.values()[node.first_output + i]);
         }
       }
-      if (bound_node.kind == BoundKind::kBoxedOut) {
-        run_boxed(bound, node, bound_node, slots);
-      } else {
-        Operands op = operands_of(program, node, slots);
-        bound_node.kernel(op);
-      }
+      run_into_outputs(bound, node_index, slots);
       return;
     case BoundKind::kNative: {
       Operands op = operands_of(program, node, slots);
@@ -113,9 +119,8 @@ void run_node(const BoundProgram& bound, uint32_t node_index, c10::IValue* slots
   }
 }
 
-void run_general(const BoundProgram& bound, Frame& frame, uint32_t first_node, NodeObserver* observer) {
+void run_general(const BoundProgram& bound, c10::IValue* slots, uint32_t first_node, NodeObserver* observer) {
   const auto num_nodes = static_cast<uint32_t>(bound.nodes.size());
-  c10::IValue* slots = frame.slots.data();
   for (uint32_t index = first_node; index < num_nodes; ++index) {
     try {
       run_node(bound, index, slots);

@@ -4,7 +4,6 @@
 #include <cstdint>
 
 #include "runtime/bind.h"
-#include "runtime/frame.h"
 
 namespace staticrt {
 
@@ -15,12 +14,15 @@ class NodeObserver {
   virtual void after_node(uint32_t node_index, const c10::IValue* slots) = 0;
 };
 
-// Runs nodes [first_node, end) on a frame whose inputs are in their slots. An exception leaves the frame
-// to the caller to clean up; its message names the node and its model line.
-void run_general(const BoundProgram& bound, Frame& frame, uint32_t first_node, NodeObserver* observer);
+// Runs nodes [first_node, end) on slots that hold all they read. An exception leaves the slots to the
+// caller to clean up; its message names the node and its model line.
+void run_general(const BoundProgram& bound, c10::IValue* slots, uint32_t first_node, NodeObserver* observer);
 
 // One node, with its outputs' slots empty or holding a managed tensor of an earlier run.
 void run_node(const BoundProgram& bound, uint32_t node_index, c10::IValue* slots);
+
+// An out variant whose outputs' slots hold tensors of the final sizes.
+void run_into_outputs(const BoundProgram& bound, uint32_t node_index, c10::IValue* slots);
 
 Operands operands_of(const Program& program, const Node& node, c10::IValue* slots);
 

@@ -1,0 +1,130 @@
+// Prepared programs: a program on one signature, with everything decided that sizes decide.
+//
+// Immutable and position-independent: bytes are base + offset, and each frame has its own bases. Steps run
+// in order; most are direct kernel calls, the others keep what no kernel of ours can do without a tensor.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/prepare.h"
+#include "runtime/recorder.h"
+#include "runtime/signature.h"
+
+namespace staticrt {
+
+enum class StepKind : uint8_t {
+  kCall,      // a prepared call: bytes only
+  kAllocate,  // a tensor that leaves the arena: an output, or what an output is a view of
+  kView,      // a tensor over bytes that lie elsewhere in each call
+  kOut,       // an out variant on tensors of final size
+  kGeneric,   // the node as on the general path; what it made is compared with the record
+  kUnstable,  // the same, for nodes whose results the signature does not determine
+};
+
+struct Step {
+  StepKind kind = StepKind::kGeneric;
+  uint32_t node = 0;  // of a chain: its last
+  // kCall
+  int (*run)(const void* params, char* const* bases, char* workspace) = nullptr;
+  const void* params = nullptr;
+  int64_t workspace_offset = -1;  // in the arena; -1: none
+  uint32_t first_node = 0;        // of a chain
+  // kAllocate, kView
+  ValueId value = 0;
+  ValueId source = 0;  // kView: the owner, whose tensor is in its slot
+  // Slots to empty after this step: [first, first + count) of releases.
+  uint32_t first_release = 0;
+  uint32_t num_releases = 0;
+};
+
+struct PreparedOptions {
+  bool deterministic = false;
+  bool poison = false;  // fill the arena with NaN before each run
+};
+
+struct PreparedStats {
+  int64_t arena_bytes = 0;
+  int64_t lower_bound_bytes = 0;
+  int64_t num_calls = 0;       // prepared calls, a chain counting once
+  int64_t nodes_in_calls = 0;  // nodes they stand for
+  int64_t out_steps = 0;
+  int64_t generic_steps = 0;
+  int64_t skipped_nodes = 0;  // views and numbers that need no step
+};
+
+class PreparedProgram {
+ public:
+  // REQUIRES: recorder saw one whole run of `bound` on inputs of this signature.
+  PreparedProgram(const BoundProgram& bound, const Recorder& recorder, Signature signature,
+                  const PreparedOptions& options);
+
+  const Signature& signature() const { return signature_; }
+  const PreparedStats& stats() const { return stats_; }
+
+ private:
+  friend class Preparation;
+  friend class PreparedFrame;
+
+  const BoundProgram& bound_;
+  const Signature signature_;
+  const PreparedOptions options_;
+  std::vector<ValueRecord> records_;
+  // Per owner: its entry in a frame's table of bases; -1: nothing addresses its bytes. Each owner has an
+  // entry of its own, so that calls can be prepared before offsets are planned.
+  std::vector<int32_t> base_of_;
+  std::vector<bool> is_fixed_;  // per value: an owner in the arena
+  std::vector<std::pair<uint32_t, int64_t>> arena_offsets_;  // base entry, offset in the arena
+  std::vector<Step> steps_;
+  std::vector<ValueId> releases_;
+  std::vector<ValueId> inputs_in_slots_;  // inputs that some step or output needs as a tensor
+  std::vector<ValueId> shells_;           // values in the arena or in constants, needed as tensors
+  std::vector<ValueId> numbers_;          // values whose slots hold the recorded number
+  std::vector<ValueId> transient_;        // slots to empty after a run
+  uint32_t num_bases_ = 0;
+  std::vector<std::shared_ptr<const void>> kept_;  // parameters of calls
+  std::vector<std::pair<std::string, std::string>> routes_;  // node name, kernel chosen
+  PreparedStats stats_;
+};
+
+// One buffer for all prepared programs of a frame.
+struct Arena {
+  at::DataPtr data;
+  int64_t size_bytes = 0;
+  uint64_t generation = 0;  // changes when data moves
+};
+
+// A prepared program in one frame: its bases and tensors.
+class PreparedFrame {
+ public:
+  explicit PreparedFrame(std::shared_ptr<const PreparedProgram> prepared);
+
+  // Runs on inputs that match the signature; outputs are moved out. Returns false if a result was not as
+  // recorded: the run was then finished on the general path, its outputs are right, and this object must
+  // be dropped. An exception leaves nothing behind.
+  bool run(std::span<const InputView> inputs, Arena& arena, std::vector<c10::IValue>& outputs);
+
+  const PreparedProgram& prepared() const { return *prepared_; }
+  const std::shared_ptr<const PreparedProgram>& shared() const { return prepared_; }
+
+ private:
+  void move_to(Arena& arena);
+  bool run_steps();
+  bool run_node_step(const Step& step);
+  bool as_recorded(const Node& node);
+  at::Tensor shell(ValueId value) const;
+  at::Tensor view_of_owner(ValueId value) const;
+  void finish_generally(uint32_t first_node);
+  void materialize(ValueId value);
+  void clear();
+
+  const std::shared_ptr<const PreparedProgram> prepared_;
+  std::vector<c10::IValue> slots_;
+  std::vector<char*> bases_;
+  uint64_t arena_generation_ = 0;
+  char* arena_ = nullptr;
+  uint32_t resume_at_ = 0;  // where the general path takes over
+};
+
+}  // namespace staticrt

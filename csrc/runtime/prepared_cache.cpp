@@ -1,0 +1,87 @@
+#include "runtime/prepared_cache.h"
+
+#include <algorithm>
+
+namespace staticrt {
+namespace {
+constexpr int64_t kPatience = 16;     // misses without a hit after which a signature must come twice
+constexpr size_t kRememberedMisses = 64;
+}  // namespace
+
+std::shared_ptr<const PreparedProgram> PreparedCache::find(std::span<const InputView> inputs, int num_threads) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (size_t i = programs_.size(); i-- > 0;) {
+    if (!programs_[i]->signature().matches(inputs, num_threads)) continue;
+    std::rotate(programs_.begin() + static_cast<ptrdiff_t>(i), programs_.begin() + static_cast<ptrdiff_t>(i) + 1,
+                programs_.end());
+    misses_in_a_row_ = 0;
+    ++counters_.hits;
+    return programs_.back();
+  }
+  ++counters_.misses;
+  ++misses_in_a_row_;
+  return nullptr;
+}
+
+bool PreparedCache::worth_preparing(const Signature& signature) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const uint64_t hash = signature.hash();
+  if (std::find(rejected_.begin(), rejected_.end(), hash) != rejected_.end()) return false;
+  const bool seen = std::find(seen_.begin(), seen_.end(), hash) != seen_.end();
+  if (!seen) {
+    seen_.push_back(hash);
+    if (seen_.size() > kRememberedMisses) seen_.pop_front();
+  }
+  return seen || misses_in_a_row_ <= kPatience;
+}
+
+std::shared_ptr<const PreparedProgram> PreparedCache::publish(std::shared_ptr<const PreparedProgram> program,
+                                                              std::span<const InputView> inputs) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& other : programs_) {
+    if (other->signature().matches(inputs, program->signature().num_threads())) return other;
+  }
+  programs_.push_back(program);
+  ++counters_.prepared;
+  if (programs_.size() > capacity_) {
+    programs_.erase(programs_.begin());
+    ++counters_.evicted;
+    ++epoch_;
+  }
+  return program;
+}
+
+void PreparedCache::reject(const PreparedProgram& program) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++counters_.diverged;
+  const auto found = std::find_if(programs_.begin(), programs_.end(),
+                                  [&](const auto& other) { return other.get() == &program; });
+  if (found == programs_.end()) return;
+  programs_.erase(found);
+  ++epoch_;
+  rejected_.push_back(program.signature().hash());
+  if (rejected_.size() > kRememberedMisses) rejected_.erase(rejected_.begin());
+}
+
+uint64_t PreparedCache::epoch() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return epoch_;
+}
+
+bool PreparedCache::holds(const PreparedProgram& program) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return std::any_of(programs_.begin(), programs_.end(),
+                     [&](const auto& other) { return other.get() == &program; });
+}
+
+CacheCounters PreparedCache::counters() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return counters_;
+}
+
+std::vector<std::shared_ptr<const PreparedProgram>> PreparedCache::programs() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return programs_;
+}
+
+}  // namespace staticrt

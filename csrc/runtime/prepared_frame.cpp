@@ -1,0 +1,227 @@
+#include <ATen/EmptyTensor.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/StorageImpl.h>
+
+#include <cstring>
+
+#include "common/error.h"
+#include "runtime/general_path.h"
+#include "runtime/prepared.h"
+#include "runtime/run_error.h"
+
+namespace staticrt {
+namespace {
+
+at::Tensor tensor_over(c10::Storage storage, int64_t storage_offset, const TensorMeta& meta) {
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), c10::scalarTypeToTypeMeta(meta.dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(meta.sizes, meta.strides, storage_offset);
+  return tensor;
+}
+
+// A tensor over bytes that it does not own.
+at::Tensor borrow(void* data, const TensorMeta& meta) {
+  int64_t last = 0;
+  for (size_t d = 0; d < meta.sizes.size(); ++d) last += (meta.sizes[d] - 1) * meta.strides[d];
+  const int64_t bytes = meta.numel() == 0 ? 0 : (last + 1) * static_cast<int64_t>(c10::elementSize(meta.dtype));
+  return tensor_over(c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+                         c10::StorageImpl::use_byte_size_t(), static_cast<size_t>(bytes),
+                         at::DataPtr(data, at::kCPU), c10::GetCPUAllocator(), /*resizable=*/true)),
+                     0, meta);
+}
+
+bool same_meta(const at::Tensor& tensor, const ValueRecord& record) {
+  return tensor.defined() && tensor.layout() == at::kStrided && tensor.scalar_type() == record.meta.dtype &&
+         tensor.sizes() == at::IntArrayRef(record.meta.sizes) &&
+         (!record.plain || tensor.strides() == at::IntArrayRef(record.meta.strides)) &&
+         (tensor.is_conj() || tensor.is_neg() || !tensor.device().is_cpu()) == !record.plain;
+}
+
+}  // namespace
+
+PreparedFrame::PreparedFrame(std::shared_ptr<const PreparedProgram> prepared) : prepared_(std::move(prepared)) {
+  const PreparedProgram& p = *prepared_;
+  const Program& program = *p.bound_.program;
+  slots_.resize(program.num_values());
+  bases_.resize(p.num_bases_, nullptr);
+  for (const ValueId id : p.numbers_) {
+    if (p.records_[id].stable) slots_[id] = p.records_[id].number;
+  }
+  for (size_t i = 0; i < program.constants().size(); ++i) {
+    const ValueId id = program.first_constant() + static_cast<ValueId>(i);
+    slots_[id] = program.constants()[i];
+    if (p.base_of_[id] >= 0) {
+      bases_[static_cast<size_t>(p.base_of_[id])] =
+          const_cast<char*>(static_cast<const char*>(program.constants()[i].toTensor().const_data_ptr()));
+    }
+  }
+  arena_generation_ = ~uint64_t{0};
+}
+
+void PreparedFrame::move_to(Arena& arena) {
+  const PreparedProgram& p = *prepared_;
+  if (p.stats_.arena_bytes > arena.size_bytes) {
+    arena.data.clear();
+    arena.size_bytes = 0;
+    ++arena.generation;
+    arena.data = c10::GetCPUAllocator()->allocate(static_cast<size_t>(p.stats_.arena_bytes));
+    arena.size_bytes = p.stats_.arena_bytes;
+  }
+  if (arena_generation_ == arena.generation) return;
+  arena_ = static_cast<char*>(arena.data.get());
+  for (const auto& [base, offset] : p.arena_offsets_) bases_[base] = arena_ + offset;
+  for (const ValueId id : p.shells_) {
+    if (!p.bound_.program->is_constant(id)) slots_[id] = shell(id);
+  }
+  arena_generation_ = arena.generation;
+}
+
+at::Tensor PreparedFrame::shell(ValueId value) const {
+  const ValueRecord& record = prepared_->records_[value];
+  const int32_t base = prepared_->base_of_[record.owner];
+  if (base < 0) return view_of_owner(value);
+  return borrow(bases_[static_cast<size_t>(base)] + record.offset_bytes, record.meta);
+}
+
+at::Tensor PreparedFrame::view_of_owner(ValueId value) const {
+  const ValueRecord& record = prepared_->records_[value];
+  const at::Tensor& owner = slots_[record.owner].toTensor();
+  const auto item = static_cast<int64_t>(c10::elementSize(owner.scalar_type()));
+  const int64_t bytes = owner.storage_offset() * item + record.offset_bytes;
+  at::Tensor view = tensor_over(owner.storage(), bytes / static_cast<int64_t>(c10::elementSize(record.meta.dtype)),
+                                record.meta);
+  view.unsafeGetTensorImpl()->set_version_counter(owner.unsafeGetTensorImpl()->version_counter());
+  return view;
+}
+
+bool PreparedFrame::run(std::span<const InputView> inputs, Arena& arena, std::vector<c10::IValue>& outputs) {
+  const PreparedProgram& p = *prepared_;
+  move_to(arena);
+  if (p.options_.poison && p.stats_.arena_bytes > 0) {
+    std::memset(arena_, 0xFF, static_cast<size_t>(p.stats_.arena_bytes));
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i].tensor) {
+      bases_[i] = const_cast<char*>(static_cast<const char*>(inputs[i].tensor->unsafeGetTensorImpl()->data()));
+    }
+  }
+  for (const ValueId id : p.inputs_in_slots_) slots_[id] = *inputs[id].tensor;
+  bool as_planned = true;
+  try {
+    as_planned = run_steps();
+    if (!as_planned) {
+      for (size_t i = 0; i < inputs.size(); ++i) {
+        if (inputs[i].tensor) slots_[i] = *inputs[i].tensor;
+      }
+      finish_generally(resume_at_);
+    }
+  } catch (...) {
+    clear();
+    throw;
+  }
+  outputs.clear();
+  outputs.reserve(p.bound_.program->outputs().size());
+  for (const ValueId id : p.bound_.program->outputs()) outputs.push_back(slots_[id]);
+  clear();
+  return as_planned;
+}
+
+bool PreparedFrame::run_steps() {
+  const PreparedProgram& p = *prepared_;
+  for (const Step& step : p.steps_) {
+    switch (step.kind) {
+      case StepKind::kCall: {
+        char* workspace = step.workspace_offset >= 0 ? arena_ + step.workspace_offset : nullptr;
+        if (step.run(step.params, bases_.data(), workspace) != kRan) {
+          resume_at_ = step.first_node;
+          return false;
+        }
+        break;
+      }
+      case StepKind::kAllocate: {
+        const TensorMeta& meta = p.records_[step.value].meta;
+        at::Tensor tensor = at::detail::empty_strided_cpu(meta.sizes, meta.strides, meta.dtype);
+        bases_[static_cast<size_t>(p.base_of_[step.value])] = static_cast<char*>(tensor.mutable_data_ptr());
+        slots_[step.value] = std::move(tensor);
+        break;
+      }
+      case StepKind::kView:
+        slots_[step.value] = view_of_owner(step.value);
+        break;
+      default:
+        if (!run_node_step(step)) {
+          resume_at_ = step.node + 1;
+          return false;
+        }
+    }
+    for (uint32_t i = 0; i < step.num_releases; ++i) slots_[p.releases_[step.first_release + i]] = c10::IValue();
+  }
+  return true;
+}
+
+bool PreparedFrame::run_node_step(const Step& step) {
+  const PreparedProgram& p = *prepared_;
+  const Node& node = p.bound_.program->nodes()[step.node];
+  try {
+    if (step.kind == StepKind::kOut) {
+      run_into_outputs(p.bound_, step.node, slots_.data());
+    } else {
+      for (uint32_t i = 0; i < node.num_outputs; ++i) slots_[node.first_output + i] = c10::IValue();
+      run_node(p.bound_, step.node, slots_.data());
+    }
+  } catch (...) {
+    rethrow_at(*p.bound_.program, node);
+  }
+  return step.kind == StepKind::kUnstable || as_recorded(node);
+}
+
+// Compares what a node made with the record, and notes where the bytes lie.
+bool PreparedFrame::as_recorded(const Node& node) {
+  const PreparedProgram& p = *prepared_;
+  for (uint32_t i = 0; i < node.num_outputs; ++i) {
+    const ValueId id = node.first_output + i;
+    const ValueRecord& record = p.records_[id];
+    if (!record.is_tensor) continue;
+    if (!slots_[id].isTensor() || !same_meta(slots_[id].toTensor(), record)) return false;
+    if (!record.plain) continue;
+    char* data = const_cast<char*>(static_cast<const char*>(slots_[id].toTensor().const_data_ptr()));
+    const int32_t base = p.base_of_[record.owner];
+    if (record.owner == id) {
+      if (base >= 0 && p.is_fixed_[id] && bases_[static_cast<size_t>(base)] != data) return false;
+      if (base >= 0) bases_[static_cast<size_t>(base)] = data;
+    } else if (base >= 0 && data != bases_[static_cast<size_t>(base)] + record.offset_bytes) {
+      return false;  // it was a view of that value, and no longer is
+    }
+  }
+  return true;
+}
+
+void PreparedFrame::materialize(ValueId value) {
+  const PreparedProgram& p = *prepared_;
+  if (!slots_[value].isNone() || !p.records_[value].is_tensor) return;
+  const ValueId owner = p.records_[value].owner;
+  slots_[value] = !slots_[owner].isNone() && owner != value ? view_of_owner(value) : shell(value);
+}
+
+void PreparedFrame::finish_generally(uint32_t first_node) {
+  const Program& program = *prepared_->bound_.program;
+  if (first_node < program.nodes().size()) {
+    const ValueId first_undefined = program.nodes()[first_node].first_output;
+    for (uint32_t index = first_node; index < program.nodes().size(); ++index) {
+      for (const ValueId id : program.reads(program.nodes()[index])) {
+        if (id < first_undefined) materialize(id);
+      }
+    }
+    for (const ValueId id : program.outputs()) {
+      if (id < first_undefined) materialize(id);
+    }
+    for (ValueId id = first_undefined; id < program.num_values(); ++id) slots_[id] = c10::IValue();
+  }
+  run_general(prepared_->bound_, slots_.data(), first_node, nullptr);
+}
+
+void PreparedFrame::clear() {
+  for (const ValueId id : prepared_->transient_) slots_[id] = c10::IValue();
+}
+
+}  // namespace staticrt

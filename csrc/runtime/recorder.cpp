@@ -1,0 +1,103 @@
+#include "runtime/recorder.h"
+
+#include <ATen/core/enum_tag.h>
+
+namespace staticrt {
+namespace {
+
+// aten::index has data-dependent results only where a mask selects.
+bool selects_by_mask(const Program& program, const Node& node, const std::vector<ValueRecord>& records) {
+  for (const ValueId id : program.reads(node)) {
+    const ValueRecord& record = records[id];
+    if (record.is_tensor && (record.meta.dtype == at::kBool || record.meta.dtype == at::kByte)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+Recorder::Recorder(const BoundProgram& bound, std::span<const InputView> inputs) : bound_(bound) {
+  const Program& program = *bound.program;
+  records_.resize(program.num_values());
+  data_.resize(program.num_values(), nullptr);
+  for (ValueId id = 0; id < program.first_constant(); ++id) {
+    records_[id].stable = true;
+    if (inputs[id].tensor) {
+      record_tensor(id, *inputs[id].tensor);
+    } else {
+      records_[id].number = inputs[id].value;
+    }
+  }
+  for (size_t i = 0; i < program.constants().size(); ++i) {
+    const ValueId id = program.first_constant() + static_cast<ValueId>(i);
+    const c10::IValue& value = program.constants()[i];
+    records_[id].stable = true;
+    if (value.isTensor() && value.toTensor().defined()) {
+      record_tensor(id, value.toTensor());
+    } else {
+      records_[id].number = value;
+    }
+  }
+}
+
+void Recorder::record_tensor(ValueId id, const at::Tensor& tensor) {
+  ValueRecord& record = records_[id];
+  record.is_tensor = true;
+  record.owner = id;
+  record.meta.dtype = tensor.scalar_type();
+  record.plain = tensor.device().is_cpu() && tensor.layout() == at::kStrided && !tensor.is_conj() &&
+                 !tensor.is_neg() && !tensor.is_quantized() && !tensor._is_zerotensor() && tensor.has_storage();
+  if (!record.plain) return;
+  record.meta.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
+  record.meta.strides.assign(tensor.strides().begin(), tensor.strides().end());
+  data_[id] = static_cast<const char*>(tensor.const_data_ptr());
+}
+
+bool Recorder::node_is_stable(const Node& node, const BoundNode& bound_node) const {
+  const Program& program = *bound_.program;
+  for (const ValueId id : program.reads(node)) {
+    if (!records_[id].stable) return false;
+  }
+  if (bound_node.kind == BoundKind::kControl) return false;
+  if (!node.handle) return true;
+  if (node.handle->schema().name().rfind("aten::", 0) != 0) return false;
+  if (node.handle->hasTag(at::Tag::data_dependent_output)) return false;
+  if (node.handle->hasTag(at::Tag::dynamic_output_shape)) {
+    return node.op == "aten::index.Tensor" && !selects_by_mask(program, node, records_);
+  }
+  return true;
+}
+
+void Recorder::after_node(uint32_t node_index, const c10::IValue* slots) {
+  const Program& program = *bound_.program;
+  const Node& node = program.nodes()[node_index];
+  const BoundNode& bound_node = bound_.nodes[node_index];
+  const bool stable = node_is_stable(node, bound_node);
+  const bool writes_out = bound_node.kind == BoundKind::kOut || bound_node.kind == BoundKind::kBoxedOut;
+  for (uint32_t i = 0; i < node.num_outputs; ++i) {
+    const ValueId id = node.first_output + i;
+    ValueRecord& record = records_[id];
+    const c10::IValue& value = slots[id];
+    if (!value.isTensor() || !value.toTensor().defined()) {
+      // A number made from a tensor's contents is data, whatever the op is called.
+      record.stable = stable && (value.isNone() || value.isScalar() || value.isIntList());
+      record.number = value;
+      continue;
+    }
+    const at::Tensor& tensor = value.toTensor();
+    record_tensor(id, tensor);
+    record.stable = stable;
+    if (!record.plain || writes_out) continue;
+    auto adopt_owner = [&](ValueId source) {
+      if (record.owner != id || !slots[source].isTensor() || !records_[source].plain) return;
+      const at::Tensor& other = slots[source].toTensor();
+      if (!other.defined() || !other.is_alias_of(tensor)) return;
+      record.owner = records_[source].owner;
+      record.offset_bytes = data_[id] - data_[record.owner];
+    };
+    for (const ValueId source : program.reads(node)) adopt_owner(source);
+    for (uint32_t k = 0; k < i; ++k) adopt_owner(node.first_output + k);
+  }
+}
+
+}  // namespace staticrt

@@ -1,0 +1,41 @@
+// What one run of the general path showed of every value.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "runtime/general_path.h"
+#include "runtime/signature.h"
+
+namespace staticrt {
+
+struct ValueRecord {
+  bool is_tensor = false;
+  // The same for every call of this signature. Not so where it depends on data (item, nonzero), or on what
+  // only an unknown operator knows.
+  bool stable = false;
+  // A dense CPU tensor without lazy bits: its bytes can be addressed.
+  bool plain = false;
+  TensorMeta meta;
+  ValueId owner = 0;           // whose storage it has; itself if it has its own
+  int64_t offset_bytes = 0;    // of its first element from its owner's
+  c10::IValue number;          // of a non-tensor
+};
+
+class Recorder : public NodeObserver {
+ public:
+  Recorder(const BoundProgram& bound, std::span<const InputView> inputs);
+  void after_node(uint32_t node_index, const c10::IValue* slots) override;
+
+  const std::vector<ValueRecord>& records() const { return records_; }
+
+ private:
+  void record_tensor(ValueId id, const at::Tensor& tensor);
+  bool node_is_stable(const Node& node, const BoundNode& bound_node) const;
+
+  const BoundProgram& bound_;
+  std::vector<ValueRecord> records_;
+  std::vector<const char*> data_;  // first element of each tensor, as it was in this run
+};
+
+}  // namespace staticrt
