@@ -33,18 +33,55 @@ py::list run(Executable& executable, const py::list& list) {
 void bind_runtime(py::module_& m) {
   py::class_<Executable, std::shared_ptr<Executable>>(m, "Executable")
       .def(py::init([](const std::shared_ptr<Program>& program, bool out_variants, bool optimize_memory,
-                       bool cleanup_activations, bool manage_outputs) {
+                       bool cleanup_activations, bool manage_outputs, bool prepared, int64_t max_prepared,
+                       bool deterministic, bool poison) {
              ExecutableOptions options;
              options.bind.out_variants = out_variants;
              options.memory.optimize_memory = optimize_memory;
              options.memory.cleanup_activations = cleanup_activations;
              options.memory.manage_outputs = manage_outputs;
+             options.prepared = prepared;
+             options.max_prepared = max_prepared;
+             options.preparation.deterministic = deterministic;
+             options.preparation.poison = poison;
              return std::make_shared<Executable>(program, options);
            }),
            py::arg("program"), py::kw_only(), py::arg("out_variants") = true,
            py::arg("optimize_memory") = true, py::arg("cleanup_activations") = false,
-           py::arg("manage_outputs") = false)
+           py::arg("manage_outputs") = false, py::arg("prepared") = true, py::arg("max_prepared") = 8,
+           py::arg("deterministic") = false, py::arg("poison") = false)
       .def("run", &run)
+      .def("trim", &Executable::trim)
+      .def_property_readonly("written_inputs", &Executable::written_inputs)
+      .def_property_readonly("cache_counters",
+                             [](const Executable& e) {
+                               const CacheCounters c = e.cache_counters();
+                               py::dict d;
+                               d["hits"] = c.hits;
+                               d["misses"] = c.misses;
+                               d["prepared"] = c.prepared;
+                               d["evicted"] = c.evicted;
+                               d["diverged"] = c.diverged;
+                               return d;
+                             })
+      .def_property_readonly("prepared_stats",
+                             [](const Executable& e) {
+                               py::list list;
+                               for (const auto& program : e.prepared_programs()) {
+                                 const PreparedStats& s = program->stats();
+                                 py::dict d;
+                                 d["arena_bytes"] = s.arena_bytes;
+                                 d["lower_bound_bytes"] = s.lower_bound_bytes;
+                                 d["num_calls"] = s.num_calls;
+                                 d["nodes_in_calls"] = s.nodes_in_calls;
+                                 d["out_steps"] = s.out_steps;
+                                 d["generic_steps"] = s.generic_steps;
+                                 d["skipped_nodes"] = s.skipped_nodes;
+                                 d["routes"] = program->routes();
+                                 list.append(d);
+                               }
+                               return list;
+                             })
       .def_property_readonly("num_frames", &Executable::num_frames)
       .def_property_readonly("node_counts",
                              [](const Executable& e) {

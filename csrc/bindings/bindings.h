@@ -10,6 +10,7 @@ namespace staticrt::bindings {
 void bind_errors(pybind11::module_& m);
 void bind_program(pybind11::module_& m);
 void bind_runtime(pybind11::module_& m);
+void bind_fast_call(pybind11::module_& m);
 
 // Tensor, None, bool, int, float, complex, str and flat lists of them; InputError for anything else.
 c10::IValue to_ivalue(const pybind11::handle& object);

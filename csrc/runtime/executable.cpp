@@ -100,6 +100,37 @@ void Executable::run(std::span<const InputView> inputs, std::vector<c10::IValue>
   give_back(std::move(frame));
 }
 
+bool Executable::run_if_prepared(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs) {
+  if (!options_.prepared) return false;
+  const RunState state;
+  std::unique_ptr<Frame> frame = take_frame();
+  bool ran = false;
+  try {
+    ran = run_prepared(*frame, inputs, outputs);
+  } catch (...) {
+    give_back(std::move(frame));
+    throw;
+  }
+  give_back(std::move(frame));
+  return ran;
+}
+
+std::vector<uint32_t> Executable::written_inputs() const {
+  const Program& program = *bound_.program;
+  std::vector<bool> written(program.num_values(), false);
+  for (const Node& node : program.nodes()) {
+    for (const uint32_t index : node.written_args) {
+      const Arg& arg = program.arg(node, index);
+      for (uint32_t k = 0; k < arg.count; ++k) written[bound_.liveness.alias_class[program.operands()[arg.first + k]]] = true;
+    }
+  }
+  std::vector<uint32_t> inputs;
+  for (uint32_t id = 0; id < program.num_inputs(); ++id) {
+    if (written[bound_.liveness.alias_class[id]]) inputs.push_back(id);
+  }
+  return inputs;
+}
+
 PreparedFrame* Executable::find_prepared(Frame& frame, std::span<const InputView> inputs, int num_threads) {
   if (!frame.prepared.empty() && frame.prepared.front()->prepared().signature().matches(inputs, num_threads)) {
     return frame.prepared.front().get();

@@ -48,6 +48,11 @@ class Executable {
   // The same on borrowed inputs; outputs are overwritten.
   void run(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs);
 
+  // Runs only if these inputs' signature is prepared; false, and nothing happened, otherwise.
+  bool run_if_prepared(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs);
+  // Inputs that some node writes into.
+  std::vector<uint32_t> written_inputs() const;
+
   const Program& program() const { return *bound_.program; }
   const BoundProgram& bound() const { return bound_; }
   NodeCounts node_counts() const;

@@ -62,6 +62,8 @@ class PreparedProgram {
 
   const Signature& signature() const { return signature_; }
   const PreparedStats& stats() const { return stats_; }
+  // Per prepared call: the node (of a chain, its last), and the kernel chosen.
+  const std::vector<std::pair<std::string, std::string>>& routes() const { return routes_; }
 
  private:
   friend class Preparation;

@@ -1,0 +1,253 @@
+// FastCall: the callable behind a compiled function. It serves calls that need no Python at all, those whose
+// arguments, Python state and environment match an entry and whose signature is prepared; every other call
+// goes to the Python function it was made with.
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/Context.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "bindings/bindings.h"
+#include "bindings/call_tree.h"
+#include "bindings/state_guard.h"
+#include "common/error.h"
+#include "runtime/executable.h"
+
+namespace py = pybind11;
+
+namespace staticrt::bindings {
+namespace {
+
+// What of the process and thread a capture depends on, or nullopt where only eager may run: modes that see
+// every operator, functorch transforms.
+std::optional<uint64_t> environment() {
+  if (c10::impl::TorchDispatchModeTLS::any_modes_set() || at::impl::torch_function_mode_enabled()) return std::nullopt;
+  const auto tls = c10::impl::tls_local_dispatch_key_set();
+  uint64_t word = tls.included_.raw_repr() * 31 + tls.excluded_.raw_repr();
+  // no_grad and inference_mode include or exclude autograd keys; graphs are the same under both.
+  const auto autograd = c10::autograd_dispatch_keyset | c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView);
+  word = (tls.included_ - autograd).raw_repr() * 31 + (tls.excluded_ - autograd).raw_repr();
+  const auto mix = [&word](uint64_t bits) { word = (word ^ bits) * 0x9E3779B97F4A7C15ULL; };
+  mix(at::autocast::is_autocast_enabled(at::kCPU));
+  if (at::autocast::is_autocast_enabled(at::kCPU)) mix(static_cast<uint64_t>(at::autocast::get_autocast_dtype(at::kCPU)));
+  mix(static_cast<uint64_t>(c10::typeMetaToScalarType(c10::get_default_dtype())));
+  mix(at::globalContext().deterministicAlgorithms());
+  return word;
+}
+
+struct Entry {
+  size_t num_positional = 0;
+  std::vector<py::object> keyword_names;  // interned strings
+  std::vector<CallTree> arguments;        // positional, then keywords
+  CallTree result;
+  std::shared_ptr<Executable> executable;
+  std::vector<at::Tensor> model_tensors;  // the first inputs of the program
+  std::shared_ptr<StateGuard> guard;
+  uint64_t environment = 0;
+  std::vector<uint32_t> written_inputs;
+};
+
+class FastCall {
+ public:
+  explicit FastCall(py::object slow) : slow_(std::move(slow)) {}
+
+  void add(size_t num_positional, const py::list& keyword_names, const py::list& arguments, const py::object& result,
+           std::shared_ptr<Executable> executable, std::vector<at::Tensor> model_tensors,
+           std::shared_ptr<StateGuard> guard, uint64_t environment) {
+    auto entry = std::make_shared<Entry>(Entry{num_positional, {}, {}, CallTree(result), std::move(executable),
+                                               std::move(model_tensors), std::move(guard), environment, {}});
+    for (const py::handle& name : keyword_names) entry->keyword_names.push_back(py::reinterpret_borrow<py::object>(name));
+    for (const py::handle& argument : arguments) entry->arguments.emplace_back(argument);
+    entry->written_inputs = entry->executable->written_inputs();
+    entries_.insert(entries_.begin(), std::move(entry));
+  }
+
+  void clear() { entries_.clear(); }
+  const py::object& slow() const { return slow_; }
+  int64_t fast_calls() const { return fast_calls_; }
+
+  PyObject* call(PyObject* const* args, size_t num_positional, PyObject* keywords) {
+    if (!entries_.empty()) {
+      PyObject* result = nullptr;
+      if (serve(args, num_positional, keywords, &result)) return result;
+    }
+    return PyObject_Vectorcall(slow_.ptr(), args, num_positional, keywords);
+  }
+
+ private:
+  // Whether an entry served the call; *result is then its result, or null with a Python error set.
+  bool serve(PyObject* const* args, size_t num_positional, PyObject* keywords, PyObject** result) {
+    const std::optional<uint64_t> now = environment();
+    if (!now) return false;
+    thread_local std::vector<InputView> scratch;
+    for (size_t i = 0; i < entries_.size(); ++i) {
+      // A copy: another thread may clear the list while this one runs without the GIL.
+      const std::shared_ptr<Entry> entry = entries_[i];
+      if (entry->environment != *now || !match(*entry, args, num_positional, keywords, scratch)) continue;
+      std::vector<InputView> inputs = std::move(scratch);
+      scratch = {};
+      const bool served = run(*entry, inputs, result);
+      scratch = std::move(inputs);
+      if (served && i > 0 && i < entries_.size() && entries_[i] == entry) std::swap(entries_[0], entries_[i]);
+      return served;
+    }
+    return false;
+  }
+
+  bool match(Entry& entry, PyObject* const* args, size_t num_positional, PyObject* keywords,
+             std::vector<InputView>& inputs) {
+    const size_t num_keywords = keywords ? static_cast<size_t>(PyTuple_GET_SIZE(keywords)) : 0;
+    if (entry.num_positional != num_positional || entry.keyword_names.size() != num_keywords) return false;
+    const size_t num_inputs = entry.executable->program().num_inputs();
+    inputs.resize(num_inputs);
+    for (InputView& input : inputs) input.tensor = nullptr;
+    for (size_t i = 0; i < num_positional; ++i) {
+      if (!entry.arguments[i].match(args[i], inputs)) return false;
+    }
+    for (size_t i = 0; i < num_keywords; ++i) {
+      if (PyTuple_GET_ITEM(keywords, static_cast<Py_ssize_t>(i)) != entry.keyword_names[i].ptr()) return false;
+      if (!entry.arguments[num_positional + i].match(args[num_positional + i], inputs)) return false;
+    }
+    for (size_t i = 0; i < entry.model_tensors.size(); ++i) inputs[i].tensor = &entry.model_tensors[i];
+    return entry.guard->holds();
+  }
+
+  static bool needs_gradients(const std::vector<InputView>& inputs) {
+    if (!at::GradMode::is_enabled()) return false;
+    for (const InputView& input : inputs) {
+      if (input.tensor && input.tensor->requires_grad()) return true;
+    }
+    return false;
+  }
+
+  // A written input that shares its storage with another input: eager sees the write there.
+  static bool written_input_is_shared(const Entry& entry, const std::vector<InputView>& inputs) {
+    for (const uint32_t written : entry.written_inputs) {
+      for (size_t i = 0; i < inputs.size(); ++i) {
+        if (i != written && inputs[i].tensor && inputs[written].tensor && inputs[i].tensor->has_storage() &&
+            inputs[i].tensor->is_alias_of(*inputs[written].tensor)) {
+          return true;
+        }
+      }
+    }
+    return false;
+  }
+
+  bool run(Entry& entry, const std::vector<InputView>& inputs, PyObject** result) {
+    if (needs_gradients(inputs) || written_input_is_shared(entry, inputs)) return false;
+    std::vector<c10::IValue> outputs;
+    // The caller's references keep the arguments alive; model tensors are the entry's.
+    bool ran = false;
+    PyThreadState* released = PyEval_SaveThread();
+    try {
+      ran = entry.executable->run_if_prepared(inputs, outputs);
+    } catch (...) {
+      PyEval_RestoreThread(released);
+      throw;
+    }
+    PyEval_RestoreThread(released);
+    if (!ran) return false;
+    ++fast_calls_;
+    *result = entry.result.build(outputs);
+    return true;
+  }
+
+  const py::object slow_;
+  std::vector<std::shared_ptr<Entry>> entries_;
+  int64_t fast_calls_ = 0;
+};
+
+// A Python object around FastCall that is called by the vectorcall protocol: pybind11's own call costs more
+// than a small model.
+struct FastCallObject {
+  PyObject_HEAD
+  vectorcallfunc vectorcall;
+  FastCall* fast;
+};
+
+PyObject* vectorcall(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* keywords) {
+  HANDLE_TH_ERRORS
+  return reinterpret_cast<FastCallObject*>(self)->fast->call(
+      args, static_cast<size_t>(PyVectorcall_NARGS(nargsf)), keywords);
+  END_HANDLE_TH_ERRORS
+}
+
+void deallocate(PyObject* self) {
+  PyObject_GC_UnTrack(self);
+  delete reinterpret_cast<FastCallObject*>(self)->fast;
+  Py_TYPE(self)->tp_free(self);
+}
+
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  const auto* fast = reinterpret_cast<FastCallObject*>(self)->fast;
+  if (fast) Py_VISIT(fast->slow().ptr());
+  return 0;
+}
+
+int clear(PyObject* self) {
+  auto*& fast = reinterpret_cast<FastCallObject*>(self)->fast;
+  delete std::exchange(fast, nullptr);
+  return 0;
+}
+
+PyTypeObject* fast_call_type() {
+  static PyTypeObject type = [] {
+    PyTypeObject t{};
+    t.tp_name = "staticrt._C.FastCall";
+    t.tp_basicsize = sizeof(FastCallObject);
+    t.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC;
+    t.tp_vectorcall_offset = offsetof(FastCallObject, vectorcall);
+    t.tp_call = PyVectorcall_Call;
+    t.tp_dealloc = deallocate;
+    t.tp_traverse = traverse;
+    t.tp_clear = clear;
+    t.tp_doc = "Serves prepared calls; hands every other call to the function it was made with.";
+    return t;
+  }();
+  return &type;
+}
+
+FastCall& unpack(const py::handle& object) {
+  SRT_CHECK(Py_TYPE(object.ptr()) == fast_call_type(), "expected a FastCall");
+  return *reinterpret_cast<FastCallObject*>(object.ptr())->fast;
+}
+
+py::object make_fast_call(const py::object& slow) {
+  auto* object = PyObject_GC_New(FastCallObject, fast_call_type());
+  if (!object) throw py::error_already_set();
+  object->vectorcall = &vectorcall;
+  object->fast = new FastCall(slow);
+  PyObject_GC_Track(reinterpret_cast<PyObject*>(object));
+  return py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(object));
+}
+
+}  // namespace
+
+void bind_fast_call(py::module_& m) {
+  if (PyType_Ready(fast_call_type()) < 0) throw py::error_already_set();
+  m.attr("FastCall") = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(fast_call_type()));
+  py::class_<StateGuard, std::shared_ptr<StateGuard>>(m, "StateGuard")
+      .def(py::init<const py::list&, const py::list&, const py::list&, const py::list&, const py::list&>())
+      .def("holds", &StateGuard::holds);
+  m.def("environment", &environment);
+  m.def("make_fast_call", &make_fast_call);
+  m.def(
+      "add_fast_entry",
+      [](const py::object& fast, size_t num_positional, const py::list& keyword_names, const py::list& arguments,
+         const py::object& result, std::shared_ptr<Executable> executable, std::vector<at::Tensor> model_tensors,
+         std::shared_ptr<StateGuard> guard, uint64_t env) {
+        unpack(fast).add(num_positional, keyword_names, arguments, result, std::move(executable),
+                         std::move(model_tensors), std::move(guard), env);
+      },
+      py::kw_only(), py::arg("fast"), py::arg("num_positional"), py::arg("keyword_names"), py::arg("arguments"),
+      py::arg("result"), py::arg("executable"), py::arg("model_tensors"), py::arg("guard"), py::arg("environment"));
+  m.def("clear_fast_entries", [](const py::object& fast) { unpack(fast).clear(); });
+  m.def("fast_calls", [](const py::object& fast) { return unpack(fast).fast_calls(); });
+}
+
+}  // namespace staticrt::bindings

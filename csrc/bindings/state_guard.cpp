@@ -1,0 +1,103 @@
+#include "bindings/state_guard.h"
+
+namespace py = pybind11;
+
+namespace staticrt::bindings {
+namespace {
+
+// CPython up to 3.12 counts changes of every dict; in 3.12 the low bits of the count are watchers' flags.
+// Later versions have no such count: every dict is then compared item by item.
+uint64_t version_of(PyObject* dict) {
+#if PY_VERSION_HEX < 0x030D0000
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+  const uint64_t tag = reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
+#pragma GCC diagnostic pop
+#if PY_VERSION_HEX >= 0x030C0000
+  return tag >> 8;
+#else
+  return tag;
+#endif
+#else
+  (void)dict;
+  return 0;
+#endif
+}
+
+constexpr bool kHasVersions = PY_VERSION_HEX < 0x030D0000;
+
+PyObject* cell_content(const py::object& cell) { return PyCell_GET(cell.ptr()); }
+
+}  // namespace
+
+StateGuard::StateGuard(const py::list& dicts, const py::list& lists, const py::list& sets, const py::list& cells,
+                       const py::list& globals) {
+  for (const py::handle& live : dicts) {
+    Dict dict{py::reinterpret_borrow<py::object>(live), version_of(live.ptr()), {}};
+    PyObject *key = nullptr, *value = nullptr;
+    for (Py_ssize_t at = 0; PyDict_Next(live.ptr(), &at, &key, &value);) {
+      dict.items.emplace_back(py::reinterpret_borrow<py::object>(key), py::reinterpret_borrow<py::object>(value));
+    }
+    dicts_.push_back(std::move(dict));
+  }
+  for (const py::handle& live : lists) {
+    List list{py::reinterpret_borrow<py::object>(live), {}};
+    for (const py::handle& item : live) list.items.push_back(py::reinterpret_borrow<py::object>(item));
+    lists_.push_back(std::move(list));
+  }
+  for (const py::handle& live : sets) {
+    sets_.push_back({py::reinterpret_borrow<py::object>(live), py::set(py::reinterpret_borrow<py::object>(live))});
+  }
+  for (const py::handle& cell : cells) {
+    const auto live = py::reinterpret_borrow<py::object>(cell);
+    cells_.push_back({live, py::reinterpret_borrow<py::object>(cell_content(live))});
+  }
+  for (const py::handle& item : globals) {
+    const auto pair = item.cast<py::tuple>();
+    const auto scope = pair[0].cast<py::dict>();
+    globals_.push_back({scope, pair[1], py::reinterpret_borrow<py::object>(PyDict_GetItem(scope.ptr(), py::object(pair[1]).ptr()))});
+  }
+}
+
+bool StateGuard::same_items(const Dict& dict) {
+  if (static_cast<size_t>(PyDict_GET_SIZE(dict.live.ptr())) != dict.items.size()) return false;
+  PyObject *key = nullptr, *value = nullptr;
+  size_t i = 0;
+  for (Py_ssize_t at = 0; PyDict_Next(dict.live.ptr(), &at, &key, &value); ++i) {
+    if (dict.items[i].first.ptr() != key || dict.items[i].second.ptr() != value) return false;
+  }
+  return true;
+}
+
+bool StateGuard::holds() {
+  for (Dict& dict : dicts_) {
+    const uint64_t version = version_of(dict.live.ptr());
+    if (kHasVersions && version == dict.version) continue;
+    if (!same_items(dict)) return false;
+    dict.version = version;
+  }
+  for (const List& list : lists_) {
+    PyObject* live = list.live.ptr();
+    if (!PyList_CheckExact(live)) return false;  // a deque: compared on the slow path
+    if (static_cast<size_t>(PyList_GET_SIZE(live)) != list.items.size()) return false;
+    for (size_t i = 0; i < list.items.size(); ++i) {
+      if (PyList_GET_ITEM(live, static_cast<Py_ssize_t>(i)) != list.items[i].ptr()) return false;
+    }
+  }
+  for (const Pair& cell : cells_) {
+    if (cell_content(cell.live) != cell.saved.ptr()) return false;
+  }
+  for (const Global& global : globals_) {
+    if (PyDict_GetItem(global.scope.ptr(), global.name.ptr()) != global.value.ptr()) return false;
+  }
+  for (const Pair& set : sets_) {
+    const int same = PyObject_RichCompareBool(set.live.ptr(), set.saved.ptr(), Py_EQ);
+    if (same != 1) {
+      PyErr_Clear();
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace staticrt::bindings

@@ -1,0 +1,53 @@
+// Whether Python state that a capture read is still what it was: attributes, containers, closures, globals.
+//
+// All comparisons are by identity of the objects, in order. A dict that was not touched costs one compare of
+// its version tag where CPython has one.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace staticrt::bindings {
+
+class StateGuard {
+ public:
+  // dicts, lists: containers whose contents must not change. sets: compared by value. cells: closure cells.
+  // globals: (scope dict, name) pairs.
+  StateGuard(const pybind11::list& dicts, const pybind11::list& lists, const pybind11::list& sets,
+             const pybind11::list& cells, const pybind11::list& globals);
+
+  // True while nothing changed. Needs the GIL; never raises.
+  bool holds();
+
+ private:
+  struct Dict {
+    pybind11::object live;
+    uint64_t version = 0;
+    std::vector<std::pair<pybind11::object, pybind11::object>> items;
+  };
+  struct List {
+    pybind11::object live;
+    std::vector<pybind11::object> items;
+  };
+  struct Pair {
+    pybind11::object live;
+    pybind11::object saved;
+  };
+  struct Global {
+    pybind11::dict scope;
+    pybind11::object name;
+    pybind11::object value;
+  };
+  static bool same_items(const Dict& dict);
+
+  std::vector<Dict> dicts_;
+  std::vector<List> lists_;
+  std::vector<Pair> sets_;
+  std::vector<Pair> cells_;
+  std::vector<Global> globals_;
+};
+
+}  // namespace staticrt::bindings
