@@ -1,6 +1,6 @@
 """Types of the C++ extension, one block per bind_*.cpp."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -53,8 +53,19 @@ class Executable:
         optimize_memory: bool = True,
         cleanup_activations: bool = False,
         manage_outputs: bool = False,
+        prepared: bool = True,
+        max_prepared: int = 8,
+        deterministic: bool = False,
+        poison: bool = False,
     ) -> None: ...
     def run(self, inputs: list[Any]) -> list[Any]: ...
+    def trim(self) -> None: ...
+    @property
+    def written_inputs(self) -> list[int]: ...
+    @property
+    def cache_counters(self) -> dict[str, int]: ...
+    @property
+    def prepared_stats(self) -> list[dict[str, Any]]: ...
     @property
     def num_frames(self) -> int: ...
     @property
@@ -63,3 +74,30 @@ class Executable:
     def node_kinds(self) -> list[tuple[str, str, str, str]]: ...
     @property
     def memory_counters(self) -> dict[str, int]: ...
+
+# bind_fast_call.cpp
+class FastCall:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+class StateGuard:
+    def __init__(
+        self, dicts: list[Any], lists: list[Any], sets: list[Any], cells: list[Any], globals: list[Any]
+    ) -> None: ...
+    def holds(self) -> bool: ...
+
+def environment() -> int | None: ...
+def make_fast_call(slow: Callable[..., Any]) -> FastCall: ...
+def add_fast_entry(
+    *,
+    fast: Any,
+    num_positional: int,
+    keyword_names: list[str],
+    arguments: list[Any],
+    result: Any,
+    executable: Executable,
+    model_tensors: list[torch.Tensor],
+    guard: StateGuard,
+    environment: int,
+) -> None: ...
+def clear_fast_entries(fast: Any) -> None: ...
+def fast_calls(fast: Any) -> int: ...

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from staticrt import executable
 from staticrt.errors import CaptureError
+from staticrt.fast_path import FastPath
 from staticrt.frontend.graph import CapturedGraph
 from staticrt.frontend.keys import CallKey, EagerOnly, call_key, eager_reason
 from staticrt.frontend.state import Snapshot, StateGuard
@@ -70,6 +71,7 @@ class Engine:
         self._lock = threading.RLock()
         self._warned: set[str] = set()
         self._failures: dict[tuple[Any, ...], tuple[str, str]] = {}
+        self.fast = FastPath(self)
 
     # -- calls -------------------------------------------------------------------------------------------------
 
@@ -111,6 +113,9 @@ class Engine:
         entry.calls += 1
         flat = [*captured.values, *(leaves[index] for index in captured.user_leaves)]
         outputs = entry.executable.run(flat)
+        if isinstance(entry.executable, executable.StaticExecutable):
+            static = entry.executable
+            self.fast.learn(captured, static.native, static.outputs, entry.state, args, kwargs)
         return pytree.tree_unflatten(list(outputs), captured.out_spec)
 
     def _run_eagerly(self, args: Any, kwargs: Any, reason: str, where: str = "") -> Any:
@@ -172,6 +177,7 @@ class Engine:
             ints=tuple((i, v) for i, v in call.ints if i not in symbolic),
             metadata=tensor_metadata(captured.values),
         )
+        self.fast.forget()
         self._entries[call.key] = [*self._entries.get(call.key, ()), entry]
         self._order.append(entry)
         return entry

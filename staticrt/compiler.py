@@ -27,7 +27,7 @@ class CompiledFunction:
         self._engine = Engine(function, options, getattr(function, "__qualname__", repr(function)))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._engine(*args, **kwargs)
+        return self._engine.fast.call(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
@@ -136,7 +136,7 @@ class CompiledModule(torch.nn.Module):
         return super().__new__(_class_for(type(module), cls))  # type: ignore[arg-type]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._engine(*args, **kwargs)
+        return self._engine.fast.call(*args, **kwargs)
 
     @property
     def forward(self) -> Any:  # type: ignore[override]

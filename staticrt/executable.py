@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import fx
 
-from staticrt.errors import OptionError
+from staticrt.errors import LoweringError
 from staticrt.frontend.graph import CapturedGraph
+from staticrt.lowering import lower
+from staticrt.native import _C
 
 
 class Executable(Protocol):
@@ -59,18 +60,40 @@ class _NoAutocast:
             torch.set_autocast_enabled("cuda", True)
 
 
+class StaticExecutable:
+    """Runs a captured graph on the C++ runtime.
+
+    Raises:
+        LoweringError: the graph holds what no Program can express.
+    """
+
+    def __init__(self, captured: CapturedGraph, **options: Any) -> None:
+        lowered = lower(captured.module)
+        self.program = lowered.program
+        self.native = _C.Executable(lowered.program, **options)
+        self.outputs = lowered.outputs
+
+    def run(self, flat_inputs: Sequence[Any]) -> Sequence[Any]:
+        values = self.native.run(list(flat_inputs))
+        return [values[item] if kind == "tensor" else item for kind, item in self.outputs]
+
+    def node_kinds(self) -> dict[str, int]:
+        """How many nodes are of which kind: managed, out, native, fallback, control, total."""
+        return self.native.node_counts
+
+
 def build(captured: CapturedGraph, executor: str, **options: Any) -> Executable:
     """The executable of a captured graph.
 
     Args:
-        executor: "reference", "static", or "auto" (static where this build has it).
+        executor: "reference", "static", or "auto" (static; where lowering cannot, the reference).
+        options: keyword arguments of the C++ executable.
     """
     if executor == "reference":
         return ReferenceExecutable(captured)
-    if importlib.util.find_spec("staticrt.lowering") is None:
+    try:
+        return StaticExecutable(captured, **options)
+    except LoweringError:
         if executor == "static":
-            raise OptionError(
-                "executor='static' needs the C++ runtime", fix="rebuild, or use executor='reference'"
-            )
+            raise
         return ReferenceExecutable(captured)
-    return ReferenceExecutable(captured)

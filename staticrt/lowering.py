@@ -7,10 +7,11 @@ stay nodes, and every argument is spelled out by schema position, defaults inclu
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import math
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,6 @@ _NUMBER_OPS: dict[Any, str] = {
     torch.sym_int: "int",
     torch.sym_float: "float",
     torch.sym_sum: "sum",
-    torch._sym_sqrt: "sqrt",
 }
 
 _CONTROL_FLOW: dict[str, str] = {
@@ -83,7 +83,21 @@ def model_line(node: fx.Node) -> str:
     return ""
 
 
-def lower(graph_module: fx.GraphModule) -> _C.Program:
+@dataclasses.dataclass(frozen=True)
+class Lowered:
+    """A program and where the graph's results are.
+
+    Args:
+        program: its outputs are the graph's outputs that are nodes, in order.
+        outputs: per flat output of the graph, ("tensor", index of the program's output) or
+            ("constant", Python object).
+    """
+
+    program: _C.Program
+    outputs: tuple[tuple[str, Any], ...]
+
+
+def lower(graph_module: fx.GraphModule) -> Lowered:
     """Lower a functional ATen graph.
 
     Args:
@@ -102,8 +116,9 @@ class _Lowering:
         self.builder = _C.ProgramBuilder()
         # A node's value, or the list of them for a node with several results.
         self.values: dict[fx.Node, Any] = {}
+        self.layout: tuple[tuple[str, Any], ...] = ()
 
-    def run(self) -> _C.Program:
+    def run(self) -> Lowered:
         for node in self.module.graph.nodes:
             try:
                 getattr(self, f"_{node.op}")(node)
@@ -113,7 +128,7 @@ class _Lowering:
                 raise LoweringError(
                     f"cannot lower {node.format_node()}: {error}", at=model_line(node) or node.name
                 ) from error
-        return self.builder.build()
+        return Lowered(self.builder.build(), self.layout)
 
     def _placeholder(self, node: fx.Node) -> None:
         self.values[node] = self.builder.input(_info(node.name, node.meta.get("val")))
@@ -128,21 +143,24 @@ class _Lowering:
     def _output(self, node: fx.Node) -> None:
         outputs = node.args[0]
         flat = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
-        self.builder.outputs([self._value_or_constant(item) for item in flat])
-
-    def _value_or_constant(self, item: Any) -> Any:
-        return self.values[item] if isinstance(item, fx.Node) else self.builder.constant(item, "")
+        nodes = [item for item in flat if isinstance(item, fx.Node)]
+        positions = iter(range(len(nodes)))
+        self.layout = tuple(
+            ("tensor", next(positions)) if isinstance(item, fx.Node) else ("constant", item) for item in flat
+        )
+        self.builder.outputs([self.values[item] for item in nodes])
 
     def _call_function(self, node: fx.Node) -> None:
         target: Any = node.target
         if target is operator.getitem and isinstance(self.values.get(node.args[0]), list):  # type: ignore[arg-type]
             source, index = node.args
-            assert isinstance(source, fx.Node) and isinstance(index, int)
+            assert isinstance(source, fx.Node)
+            assert isinstance(index, int)
             self.values[node] = self.values[source][index]
         elif isinstance(target, torch._ops.OpOverload):
             self._operator(node, target)
         elif isinstance(target, torch._ops.HigherOrderOperator):
-            self._higher_order(node, target.name())
+            self._higher_order(node, str(target.name()))  # type: ignore[no-untyped-call]
         elif target in _NUMBER_OPS or target is operator.getitem:
             op = "srt::getitem" if target is operator.getitem else f"sym::{_NUMBER_OPS[target]}"
             self._emit(node, op, [self._argument(a) for a in node.args])
@@ -178,7 +196,12 @@ class _Lowering:
         for argument in node.args:
             body = self.values.get(argument) if isinstance(argument, fx.Node) else None
             if isinstance(body, fx.GraphModule):
-                bodies.append(lower(body))
+                lowered = lower(body)
+                if any(kind == "constant" for kind, _ in lowered.outputs):
+                    raise LoweringError(
+                        f"a branch of {name!r} returns a constant", at=model_line(node) or node.name
+                    )
+                bodies.append(lowered.program)
             else:
                 args.append(self._argument(argument))
         outputs = node.meta["val"]
@@ -217,7 +240,8 @@ class _Lowering:
     ) -> None:
         val = node.meta.get("val")
         many = isinstance(val, (tuple, list))
-        infos = [_info(f"{node.name}.{i}", v) for i, v in enumerate(val)] if many else [_info(node.name, val)]
+        parts: list[Any] = list(val) if isinstance(val, (tuple, list)) else [val]
+        infos = [_info(f"{node.name}.{i}" if many else node.name, part) for i, part in enumerate(parts)]
         if val is None and not node.users:
             infos = []
         facts = {
@@ -262,11 +286,3 @@ def _schema_facts(target: torch._ops.OpOverload) -> dict[str, Any]:
         "has_effects": bool(written) or random or not schema.returns,
         "returns_list": len(schema.returns) == 1 and str(schema.returns[0].type) == "List[Tensor]",
     }
-
-
-def number_op(name: str) -> Callable[..., Any]:
-    """The Python function behind a `sym::` kernel, for tests that compare the two."""
-    for function, kernel in _NUMBER_OPS.items():
-        if kernel == name:
-            return function  # type: ignore[no-any-return]
-    raise KeyError(name)

@@ -1,14 +1,16 @@
 // FastCall: the callable behind a compiled function. It serves calls that need no Python at all, those whose
 // arguments, Python state and environment match an entry and whose signature is prepared; every other call
 // goes to the Python function it was made with.
+#include <ATen/Context.h>
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/Context.h>
 #include <c10/core/DefaultDtype.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -26,17 +28,24 @@ namespace {
 // What of the process and thread a capture depends on, or nullopt where only eager may run: modes that see
 // every operator, functorch transforms.
 std::optional<uint64_t> environment() {
-  if (c10::impl::TorchDispatchModeTLS::any_modes_set() || at::impl::torch_function_mode_enabled()) return std::nullopt;
+  if (c10::impl::TorchDispatchModeTLS::any_modes_set() || at::impl::torch_function_mode_enabled() ||
+      torch::autograd::ForwardADLevel::try_get_by_idx(0)) {
+    return std::nullopt;
+  }
   const auto tls = c10::impl::tls_local_dispatch_key_set();
-  uint64_t word = tls.included_.raw_repr() * 31 + tls.excluded_.raw_repr();
-  // no_grad and inference_mode include or exclude autograd keys; graphs are the same under both.
-  const auto autograd = c10::autograd_dispatch_keyset | c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView);
-  word = (tls.included_ - autograd).raw_repr() * 31 + (tls.excluded_ - autograd).raw_repr();
+  // no_grad and inference_mode include or exclude autograd keys; they are told apart below.
+  const auto autograd =
+      c10::autograd_dispatch_keyset | c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView);
+  uint64_t word = (tls.included_ - autograd).raw_repr() * 31 + (tls.excluded_ - autograd).raw_repr();
   const auto mix = [&word](uint64_t bits) { word = (word ^ bits) * 0x9E3779B97F4A7C15ULL; };
   mix(at::autocast::is_autocast_enabled(at::kCPU));
-  if (at::autocast::is_autocast_enabled(at::kCPU)) mix(static_cast<uint64_t>(at::autocast::get_autocast_dtype(at::kCPU)));
+  if (at::autocast::is_autocast_enabled(at::kCPU))
+    mix(static_cast<uint64_t>(at::autocast::get_autocast_dtype(at::kCPU)));
   mix(static_cast<uint64_t>(c10::typeMetaToScalarType(c10::get_default_dtype())));
   mix(at::globalContext().deterministicAlgorithms());
+  mix(static_cast<uint64_t>(at::globalContext().float32MatmulPrecision()));
+  mix(at::GradMode::is_enabled());
+  mix(c10::InferenceMode::is_enabled());
   return word;
 }
 
@@ -56,12 +65,20 @@ class FastCall {
  public:
   explicit FastCall(py::object slow) : slow_(std::move(slow)) {}
 
-  void add(size_t num_positional, const py::list& keyword_names, const py::list& arguments, const py::object& result,
-           std::shared_ptr<Executable> executable, std::vector<at::Tensor> model_tensors,
-           std::shared_ptr<StateGuard> guard, uint64_t environment) {
-    auto entry = std::make_shared<Entry>(Entry{num_positional, {}, {}, CallTree(result), std::move(executable),
-                                               std::move(model_tensors), std::move(guard), environment, {}});
-    for (const py::handle& name : keyword_names) entry->keyword_names.push_back(py::reinterpret_borrow<py::object>(name));
+  void add(size_t num_positional, const py::list& keyword_names, const py::list& arguments,
+           const py::object& result, std::shared_ptr<Executable> executable,
+           std::vector<at::Tensor> model_tensors, std::shared_ptr<StateGuard> guard, uint64_t environment) {
+    auto entry = std::make_shared<Entry>(Entry{num_positional,
+                                               {},
+                                               {},
+                                               CallTree(result),
+                                               std::move(executable),
+                                               std::move(model_tensors),
+                                               std::move(guard),
+                                               environment,
+                                               {}});
+    for (const py::handle& name : keyword_names)
+      entry->keyword_names.push_back(py::reinterpret_borrow<py::object>(name));
     for (const py::handle& argument : arguments) entry->arguments.emplace_back(argument);
     entry->written_inputs = entry->executable->written_inputs();
     entries_.insert(entries_.begin(), std::move(entry));
@@ -110,7 +127,8 @@ class FastCall {
       if (!entry.arguments[i].match(args[i], inputs)) return false;
     }
     for (size_t i = 0; i < num_keywords; ++i) {
-      if (PyTuple_GET_ITEM(keywords, static_cast<Py_ssize_t>(i)) != entry.keyword_names[i].ptr()) return false;
+      if (PyTuple_GET_ITEM(keywords, static_cast<Py_ssize_t>(i)) != entry.keyword_names[i].ptr())
+        return false;
       if (!entry.arguments[num_positional + i].match(args[num_positional + i], inputs)) return false;
     }
     for (size_t i = 0; i < entry.model_tensors.size(); ++i) inputs[i].tensor = &entry.model_tensors[i];
@@ -165,8 +183,7 @@ class FastCall {
 // A Python object around FastCall that is called by the vectorcall protocol: pybind11's own call costs more
 // than a small model.
 struct FastCallObject {
-  PyObject_HEAD
-  vectorcallfunc vectorcall;
+  PyObject_HEAD vectorcallfunc vectorcall;
   FastCall* fast;
 };
 
@@ -238,14 +255,15 @@ void bind_fast_call(py::module_& m) {
   m.def("make_fast_call", &make_fast_call);
   m.def(
       "add_fast_entry",
-      [](const py::object& fast, size_t num_positional, const py::list& keyword_names, const py::list& arguments,
-         const py::object& result, std::shared_ptr<Executable> executable, std::vector<at::Tensor> model_tensors,
-         std::shared_ptr<StateGuard> guard, uint64_t env) {
+      [](const py::object& fast, size_t num_positional, const py::list& keyword_names,
+         const py::list& arguments, const py::object& result, std::shared_ptr<Executable> executable,
+         std::vector<at::Tensor> model_tensors, std::shared_ptr<StateGuard> guard, uint64_t env) {
         unpack(fast).add(num_positional, keyword_names, arguments, result, std::move(executable),
                          std::move(model_tensors), std::move(guard), env);
       },
-      py::kw_only(), py::arg("fast"), py::arg("num_positional"), py::arg("keyword_names"), py::arg("arguments"),
-      py::arg("result"), py::arg("executable"), py::arg("model_tensors"), py::arg("guard"), py::arg("environment"));
+      py::kw_only(), py::arg("fast"), py::arg("num_positional"), py::arg("keyword_names"),
+      py::arg("arguments"), py::arg("result"), py::arg("executable"), py::arg("model_tensors"),
+      py::arg("guard"), py::arg("environment"));
   m.def("clear_fast_entries", [](const py::object& fast) { unpack(fast).clear(); });
   m.def("fast_calls", [](const py::object& fast) { return unpack(fast).fast_calls(); });
 }

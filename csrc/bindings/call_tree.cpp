@@ -76,13 +76,15 @@ bool CallTree::match(PyObject* object, std::vector<InputView>& inputs) const {
       }
       return true;
     case Kind::kList:
-      if (!PyList_CheckExact(object) || static_cast<size_t>(PyList_GET_SIZE(object)) != children_.size()) return false;
+      if (!PyList_CheckExact(object) || static_cast<size_t>(PyList_GET_SIZE(object)) != children_.size())
+        return false;
       for (size_t i = 0; i < children_.size(); ++i) {
         if (!children_[i].match(PyList_GET_ITEM(object, static_cast<Py_ssize_t>(i)), inputs)) return false;
       }
       return true;
     case Kind::kDict:
-      if (!PyDict_CheckExact(object) || static_cast<size_t>(PyDict_GET_SIZE(object)) != children_.size()) return false;
+      if (!PyDict_CheckExact(object) || static_cast<size_t>(PyDict_GET_SIZE(object)) != children_.size())
+        return false;
       for (size_t i = 0; i < children_.size(); ++i) {
         PyObject* item = PyDict_GetItemWithError(object, keys_[i].ptr());
         if (!item) {

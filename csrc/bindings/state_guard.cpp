@@ -26,17 +26,20 @@ uint64_t version_of(PyObject* dict) {
 
 constexpr bool kHasVersions = PY_VERSION_HEX < 0x030D0000;
 
-PyObject* cell_content(const py::object& cell) { return PyCell_GET(cell.ptr()); }
+PyObject* cell_content(const py::object& cell) {
+  return PyCell_GET(cell.ptr());
+}
 
 }  // namespace
 
-StateGuard::StateGuard(const py::list& dicts, const py::list& lists, const py::list& sets, const py::list& cells,
-                       const py::list& globals) {
+StateGuard::StateGuard(const py::list& dicts, const py::list& lists, const py::list& sets,
+                       const py::list& cells, const py::list& globals) {
   for (const py::handle& live : dicts) {
     Dict dict{py::reinterpret_borrow<py::object>(live), version_of(live.ptr()), {}};
     PyObject *key = nullptr, *value = nullptr;
     for (Py_ssize_t at = 0; PyDict_Next(live.ptr(), &at, &key, &value);) {
-      dict.items.emplace_back(py::reinterpret_borrow<py::object>(key), py::reinterpret_borrow<py::object>(value));
+      dict.items.emplace_back(py::reinterpret_borrow<py::object>(key),
+                              py::reinterpret_borrow<py::object>(value));
     }
     dicts_.push_back(std::move(dict));
   }
@@ -46,7 +49,8 @@ StateGuard::StateGuard(const py::list& dicts, const py::list& lists, const py::l
     lists_.push_back(std::move(list));
   }
   for (const py::handle& live : sets) {
-    sets_.push_back({py::reinterpret_borrow<py::object>(live), py::set(py::reinterpret_borrow<py::object>(live))});
+    sets_.push_back(
+        {py::reinterpret_borrow<py::object>(live), py::set(py::reinterpret_borrow<py::object>(live))});
   }
   for (const py::handle& cell : cells) {
     const auto live = py::reinterpret_borrow<py::object>(cell);
@@ -55,7 +59,9 @@ StateGuard::StateGuard(const py::list& dicts, const py::list& lists, const py::l
   for (const py::handle& item : globals) {
     const auto pair = item.cast<py::tuple>();
     const auto scope = pair[0].cast<py::dict>();
-    globals_.push_back({scope, pair[1], py::reinterpret_borrow<py::object>(PyDict_GetItem(scope.ptr(), py::object(pair[1]).ptr()))});
+    globals_.push_back(
+        {scope, pair[1],
+         py::reinterpret_borrow<py::object>(PyDict_GetItem(scope.ptr(), py::object(pair[1]).ptr()))});
   }
 }
 

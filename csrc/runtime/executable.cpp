@@ -92,7 +92,8 @@ void Executable::run(std::span<const InputView> inputs, std::vector<c10::IValue>
   const RunState state;
   std::unique_ptr<Frame> frame = take_frame();
   try {
-    if (!options_.prepared || !run_prepared(*frame, inputs, outputs)) run_general_path(*frame, inputs, outputs);
+    if (!options_.prepared || !run_prepared(*frame, inputs, outputs))
+      run_general_path(*frame, inputs, outputs);
   } catch (...) {
     give_back(std::move(frame));
     throw;
@@ -121,7 +122,8 @@ std::vector<uint32_t> Executable::written_inputs() const {
   for (const Node& node : program.nodes()) {
     for (const uint32_t index : node.written_args) {
       const Arg& arg = program.arg(node, index);
-      for (uint32_t k = 0; k < arg.count; ++k) written[bound_.liveness.alias_class[program.operands()[arg.first + k]]] = true;
+      for (uint32_t k = 0; k < arg.count; ++k)
+        written[bound_.liveness.alias_class[program.operands()[arg.first + k]]] = true;
     }
   }
   std::vector<uint32_t> inputs;
@@ -132,7 +134,8 @@ std::vector<uint32_t> Executable::written_inputs() const {
 }
 
 PreparedFrame* Executable::find_prepared(Frame& frame, std::span<const InputView> inputs, int num_threads) {
-  if (!frame.prepared.empty() && frame.prepared.front()->prepared().signature().matches(inputs, num_threads)) {
+  if (!frame.prepared.empty() &&
+      frame.prepared.front()->prepared().signature().matches(inputs, num_threads)) {
     return frame.prepared.front().get();
   }
   std::shared_ptr<const PreparedProgram> found = cache_.find(inputs, num_threads);
@@ -194,8 +197,9 @@ void Executable::run_general_path(Frame& frame, std::span<const InputView> input
     throw;
   }
   if (recorder) {
-    cache_.publish(std::make_shared<PreparedProgram>(bound_, *recorder, std::move(*signature), options_.preparation),
-                   inputs);
+    cache_.publish(
+        std::make_shared<PreparedProgram>(bound_, *recorder, std::move(*signature), options_.preparation),
+        inputs);
   }
 }
 

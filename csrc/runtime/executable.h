@@ -21,8 +21,8 @@ namespace staticrt {
 struct ExecutableOptions {
   BindOptions bind;
   MemoryOptions memory;
-  bool prepared = true;        // off: every call takes the general path
-  int64_t max_prepared = 8;    // prepared programs kept
+  bool prepared = true;      // off: every call takes the general path
+  int64_t max_prepared = 8;  // prepared programs kept
   PreparedOptions preparation;
 };
 

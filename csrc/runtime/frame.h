@@ -18,7 +18,7 @@ struct Frame {
   std::vector<c10::IValue> slots;  // of the general path, one per value; constants are filled in once
   GroupMemory memory;              // of the general path
 
-  Arena arena;  // of all prepared programs below
+  Arena arena;                                           // of all prepared programs below
   std::vector<std::unique_ptr<PreparedFrame>> prepared;  // the one used last comes first
   uint64_t cache_epoch = 0;
 };

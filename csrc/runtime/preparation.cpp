@@ -20,9 +20,9 @@ enum class Plan : uint8_t { kSkip, kCall, kOut, kGeneric, kUnstable };
 
 struct NodePlan {
   Plan plan = Plan::kGeneric;
-  PreparedCall call;            // of kCall; a chain's is at its last node
+  PreparedCall call;  // of kCall; a chain's is at its last node
   int64_t workspace_bytes = 0;
-  uint32_t chain_first = 0;     // kCall: first and last node of its chain
+  uint32_t chain_first = 0;  // kCall: first and last node of its chain
   uint32_t chain_last = 0;
 };
 
@@ -73,7 +73,8 @@ class Preparation {
     escapes_.assign(program_.num_values(), false);
     for (ValueId id = 0; id < program_.num_values(); ++id) {
       const ValueId owner = records_[id].owner;
-      if (records_[id].is_tensor && (is_output_[id] || bound_.liveness.touches_output[id])) escapes_[owner] = true;
+      if (records_[id].is_tensor && (is_output_[id] || bound_.liveness.touches_output[id]))
+        escapes_[owner] = true;
     }
   }
 
@@ -219,7 +220,8 @@ class Preparation {
 
   bool starts_chain(uint32_t index) const {
     const Node& node = node_at(index);
-    return is_pointwise(node.op) && !node.has_effects && node.num_outputs == 1 && makes_tensors(node) && all_plain(node);
+    return is_pointwise(node.op) && !node.has_effects && node.num_outputs == 1 && makes_tensors(node) &&
+           all_plain(node);
   }
 
   // Takes as many nodes from `first` on as make one loop; returns the index after them, or `first`.
@@ -227,7 +229,8 @@ class Preparation {
     const Ints& sizes = records_[node_at(first).first_output].meta.sizes;
     std::vector<uint32_t> members;
     std::set<ValueId> results;
-    for (uint32_t index = first; index < program_.nodes().size() && members.size() < kMaxChainNodes; ++index) {
+    for (uint32_t index = first; index < program_.nodes().size() && members.size() < kMaxChainNodes;
+         ++index) {
       const Node& node = node_at(index);
       if (is_stable(node) && is_skippable(node, bound_.nodes[index])) continue;
       if (!is_stable(node) || !starts_chain(index) || records_[node.first_output].meta.sizes != sizes) break;
@@ -280,7 +283,8 @@ class Preparation {
       if (is_needed_outside(node.first_output, members)) chain_node.store = operand(node.first_output).where;
       request.nodes.push_back(std::move(chain_node));
     }
-    if (!request.nodes.back().store) request.nodes.back().store = operand(node_at(members.back()).first_output).where;
+    if (!request.nodes.back().store)
+      request.nodes.back().store = operand(node_at(members.back()).first_output).where;
     std::optional<PreparedCall> call = prepare_chain(request);
     if (!call) return false;
     keep(members.back(), std::move(*call));
@@ -288,7 +292,8 @@ class Preparation {
       plans_[index].plan = Plan::kCall;
       plans_[index].chain_first = members.front();
       plans_[index].chain_last = members.back();
-      if (!request.nodes[position[node_at(index).first_output]].store) unstored_.insert(node_at(index).first_output);
+      if (!request.nodes[position[node_at(index).first_output]].store)
+        unstored_.insert(node_at(index).first_output);
     }
     for (uint32_t index = members.front(); index < members.back(); ++index) {
       // Views and numbers in between.
@@ -318,7 +323,8 @@ class Preparation {
     if (!records_[id].is_tensor || needs_slot_[id]) return;
     needs_slot_[id] = true;
     // A view made anew in each call is made from its owner's tensor.
-    if (records_[id].owner != id && definition_[id] != kNoNode && plans_[definition_[id]].plan == Plan::kSkip) {
+    if (records_[id].owner != id && definition_[id] != kNoNode &&
+        plans_[definition_[id]].plan == Plan::kSkip) {
       need_slot(records_[id].owner);
     }
   }
@@ -327,7 +333,8 @@ class Preparation {
     const uint32_t n = program_.num_values();
     definition_.assign(n, kNoNode);
     for (uint32_t index = 0; index < program_.nodes().size(); ++index) {
-      for (uint32_t i = 0; i < node_at(index).num_outputs; ++i) definition_[node_at(index).first_output + i] = index;
+      for (uint32_t i = 0; i < node_at(index).num_outputs; ++i)
+        definition_[node_at(index).first_output + i] = index;
     }
     needs_slot_.assign(n, false);
     for (uint32_t index = 0; index < program_.nodes().size(); ++index) {
@@ -377,7 +384,8 @@ class Preparation {
     for (size_t i = 0; i < owners.size(); ++i) {
       result_.arena_offsets_.emplace_back(base_of(owners[i]), plan.offsets[i]);
     }
-    for (size_t i = 0; i < workspaces.size(); ++i) workspace_offset_[workspaces[i]] = plan.offsets[owners.size() + i];
+    for (size_t i = 0; i < workspaces.size(); ++i)
+      workspace_offset_[workspaces[i]] = plan.offsets[owners.size() + i];
     result_.stats_.arena_bytes = plan.arena_bytes;
     result_.stats_.lower_bound_bytes = plan.lower_bound;
   }
@@ -398,7 +406,8 @@ class Preparation {
         if (!made_by_node(id)) result_.shells_.push_back(id);
       } else if (owner != id && plans_[definition_[id]].plan == Plan::kSkip) {
         uint32_t position = definition_[id];
-        if (definition_[owner] != kNoNode) position = std::max(position, plans_[definition_[owner]].chain_last);
+        if (definition_[owner] != kNoNode)
+          position = std::max(position, plans_[definition_[owner]].chain_last);
         views_after[position].push_back(id);
       }
     }
@@ -488,7 +497,8 @@ class Preparation {
       last = std::max(last, definition_[id] + 1);
       const auto after = std::partition_point(result_.steps_.begin(), result_.steps_.end(),
                                               [&](const Step& step) { return step.node < last; });
-      if (after != result_.steps_.begin()) by_step[static_cast<size_t>(after - result_.steps_.begin() - 1)].push_back(id);
+      if (after != result_.steps_.begin())
+        by_step[static_cast<size_t>(after - result_.steps_.begin() - 1)].push_back(id);
     }
     for (const auto& [step, ids] : by_step) {
       result_.steps_[step].first_release = static_cast<uint32_t>(result_.releases_.size());
@@ -497,7 +507,8 @@ class Preparation {
     }
     std::set<ValueId> keep(result_.shells_.begin(), result_.shells_.end());
     for (ValueId id = 0; id < program_.num_values(); ++id) {
-      const bool touched = needs_slot_[id] || made_by_node(id) || (records_[id].is_tensor && result_.base_of_[id] >= 0);
+      const bool touched =
+          needs_slot_[id] || made_by_node(id) || (records_[id].is_tensor && result_.base_of_[id] >= 0);
       if (records_[id].is_tensor && touched && !program_.is_constant(id) && !keep.count(id)) {
         result_.transient_.push_back(id);
       } else if (!records_[id].is_tensor && !records_[id].stable) {

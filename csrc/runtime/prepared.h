@@ -76,7 +76,7 @@ class PreparedProgram {
   // Per owner: its entry in a frame's table of bases; -1: nothing addresses its bytes. Each owner has an
   // entry of its own, so that calls can be prepared before offsets are planned.
   std::vector<int32_t> base_of_;
-  std::vector<bool> is_fixed_;  // per value: an owner in the arena
+  std::vector<bool> is_fixed_;                               // per value: an owner in the arena
   std::vector<std::pair<uint32_t, int64_t>> arena_offsets_;  // base entry, offset in the arena
   std::vector<Step> steps_;
   std::vector<ValueId> releases_;
@@ -85,7 +85,7 @@ class PreparedProgram {
   std::vector<ValueId> numbers_;          // values whose slots hold the recorded number
   std::vector<ValueId> transient_;        // slots to empty after a run
   uint32_t num_bases_ = 0;
-  std::vector<std::shared_ptr<const void>> kept_;  // parameters of calls
+  std::vector<std::shared_ptr<const void>> kept_;            // parameters of calls
   std::vector<std::pair<std::string, std::string>> routes_;  // node name, kernel chosen
   PreparedStats stats_;
 };

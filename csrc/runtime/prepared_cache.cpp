@@ -4,16 +4,17 @@
 
 namespace staticrt {
 namespace {
-constexpr int64_t kPatience = 16;     // misses without a hit after which a signature must come twice
+constexpr int64_t kPatience = 16;  // misses without a hit after which a signature must come twice
 constexpr size_t kRememberedMisses = 64;
 }  // namespace
 
-std::shared_ptr<const PreparedProgram> PreparedCache::find(std::span<const InputView> inputs, int num_threads) {
+std::shared_ptr<const PreparedProgram> PreparedCache::find(std::span<const InputView> inputs,
+                                                           int num_threads) {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (size_t i = programs_.size(); i-- > 0;) {
     if (!programs_[i]->signature().matches(inputs, num_threads)) continue;
-    std::rotate(programs_.begin() + static_cast<ptrdiff_t>(i), programs_.begin() + static_cast<ptrdiff_t>(i) + 1,
-                programs_.end());
+    std::rotate(programs_.begin() + static_cast<ptrdiff_t>(i),
+                programs_.begin() + static_cast<ptrdiff_t>(i) + 1, programs_.end());
     misses_in_a_row_ = 0;
     ++counters_.hits;
     return programs_.back();

@@ -48,8 +48,8 @@ class PreparedCache {
   mutable std::mutex mutex_;
   const size_t capacity_;
   std::vector<std::shared_ptr<const PreparedProgram>> programs_;  // most recently used last
-  std::deque<uint64_t> seen_;      // hashes of recent misses
-  std::vector<uint64_t> rejected_;  // hashes of signatures that diverged
+  std::deque<uint64_t> seen_;                                     // hashes of recent misses
+  std::vector<uint64_t> rejected_;                                // hashes of signatures that diverged
   int64_t misses_in_a_row_ = 0;
   uint64_t epoch_ = 0;
   CacheCounters counters_;

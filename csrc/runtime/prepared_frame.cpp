@@ -23,7 +23,8 @@ at::Tensor tensor_over(c10::Storage storage, int64_t storage_offset, const Tenso
 at::Tensor borrow(void* data, const TensorMeta& meta) {
   int64_t last = 0;
   for (size_t d = 0; d < meta.sizes.size(); ++d) last += (meta.sizes[d] - 1) * meta.strides[d];
-  const int64_t bytes = meta.numel() == 0 ? 0 : (last + 1) * static_cast<int64_t>(c10::elementSize(meta.dtype));
+  const int64_t bytes =
+      meta.numel() == 0 ? 0 : (last + 1) * static_cast<int64_t>(c10::elementSize(meta.dtype));
   return tensor_over(c10::Storage(c10::make_intrusive<c10::StorageImpl>(
                          c10::StorageImpl::use_byte_size_t(), static_cast<size_t>(bytes),
                          at::DataPtr(data, at::kCPU), c10::GetCPUAllocator(), /*resizable=*/true)),
@@ -39,7 +40,8 @@ bool same_meta(const at::Tensor& tensor, const ValueRecord& record) {
 
 }  // namespace
 
-PreparedFrame::PreparedFrame(std::shared_ptr<const PreparedProgram> prepared) : prepared_(std::move(prepared)) {
+PreparedFrame::PreparedFrame(std::shared_ptr<const PreparedProgram> prepared)
+    : prepared_(std::move(prepared)) {
   const PreparedProgram& p = *prepared_;
   const Program& program = *p.bound_.program;
   slots_.resize(program.num_values());
@@ -88,8 +90,8 @@ at::Tensor PreparedFrame::view_of_owner(ValueId value) const {
   const at::Tensor& owner = slots_[record.owner].toTensor();
   const auto item = static_cast<int64_t>(c10::elementSize(owner.scalar_type()));
   const int64_t bytes = owner.storage_offset() * item + record.offset_bytes;
-  at::Tensor view = tensor_over(owner.storage(), bytes / static_cast<int64_t>(c10::elementSize(record.meta.dtype)),
-                                record.meta);
+  at::Tensor view = tensor_over(
+      owner.storage(), bytes / static_cast<int64_t>(c10::elementSize(record.meta.dtype)), record.meta);
   view.unsafeGetTensorImpl()->set_version_counter(owner.unsafeGetTensorImpl()->version_counter());
   return view;
 }
@@ -102,7 +104,8 @@ bool PreparedFrame::run(std::span<const InputView> inputs, Arena& arena, std::ve
   }
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (inputs[i].tensor) {
-      bases_[i] = const_cast<char*>(static_cast<const char*>(inputs[i].tensor->unsafeGetTensorImpl()->data()));
+      bases_[i] =
+          const_cast<char*>(static_cast<const char*>(inputs[i].tensor->unsafeGetTensorImpl()->data()));
     }
   }
   for (const ValueId id : p.inputs_in_slots_) slots_[id] = *inputs[id].tensor;
@@ -154,7 +157,8 @@ bool PreparedFrame::run_steps() {
           return false;
         }
     }
-    for (uint32_t i = 0; i < step.num_releases; ++i) slots_[p.releases_[step.first_release + i]] = c10::IValue();
+    for (uint32_t i = 0; i < step.num_releases; ++i)
+      slots_[p.releases_[step.first_release + i]] = c10::IValue();
   }
   return true;
 }

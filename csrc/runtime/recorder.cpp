@@ -46,7 +46,8 @@ void Recorder::record_tensor(ValueId id, const at::Tensor& tensor) {
   record.owner = id;
   record.meta.dtype = tensor.scalar_type();
   record.plain = tensor.device().is_cpu() && tensor.layout() == at::kStrided && !tensor.is_conj() &&
-                 !tensor.is_neg() && !tensor.is_quantized() && !tensor._is_zerotensor() && tensor.has_storage();
+                 !tensor.is_neg() && !tensor.is_quantized() && !tensor._is_zerotensor() &&
+                 tensor.has_storage();
   if (!record.plain) return;
   record.meta.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
   record.meta.strides.assign(tensor.strides().begin(), tensor.strides().end());

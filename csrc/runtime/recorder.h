@@ -17,9 +17,9 @@ struct ValueRecord {
   // A dense CPU tensor without lazy bits: its bytes can be addressed.
   bool plain = false;
   TensorMeta meta;
-  ValueId owner = 0;           // whose storage it has; itself if it has its own
-  int64_t offset_bytes = 0;    // of its first element from its owner's
-  c10::IValue number;          // of a non-tensor
+  ValueId owner = 0;         // whose storage it has; itself if it has its own
+  int64_t offset_bytes = 0;  // of its first element from its owner's
+  c10::IValue number;        // of a non-tensor
 };
 
 class Recorder : public NodeObserver {

@@ -24,7 +24,9 @@ bool same_ints(const Ints& a, at::IntArrayRef b) {
   return true;
 }
 
-void mix(uint64_t& hash, uint64_t word) { hash = (hash ^ word) * 0x9E3779B97F4A7C15ULL + (hash >> 29); }
+void mix(uint64_t& hash, uint64_t word) {
+  hash = (hash ^ word) * 0x9E3779B97F4A7C15ULL + (hash >> 29);
+}
 
 }  // namespace
 
@@ -61,7 +63,8 @@ bool Signature::matches(std::span<const InputView> inputs, int num_threads) cons
       continue;
     }
     const c10::TensorImpl& impl = *tensor->unsafeGetTensorImpl();
-    if (impl.key_set().raw_repr() != key.dispatch_keys || impl.dtype() != c10::scalarTypeToTypeMeta(key.meta.dtype) ||
+    if (impl.key_set().raw_repr() != key.dispatch_keys ||
+        impl.dtype() != c10::scalarTypeToTypeMeta(key.meta.dtype) ||
         !same_ints(key.meta.sizes, impl.sizes()) || !same_ints(key.meta.strides, impl.strides())) {
       return false;
     }
@@ -77,8 +80,8 @@ bool can_be_prepared(std::span<const InputView> inputs) {
     }
     const at::Tensor& t = *input.tensor;
     if (!t.defined() || !t.device().is_cpu() || t.layout() != at::kStrided || t.is_quantized() ||
-        t.unsafeGetTensorImpl()->has_symbolic_sizes_strides() || t.is_conj() || t.is_neg() || t._is_zerotensor() ||
-        t.is_nested()) {
+        t.unsafeGetTensorImpl()->has_symbolic_sizes_strides() || t.is_conj() || t.is_neg() ||
+        t._is_zerotensor() || t.is_nested()) {
       return false;
     }
   }

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from staticrt.native import _C
+
 _LEAF_TYPES: tuple[type, ...] = (
     torch.Tensor,
     str,
@@ -210,6 +212,19 @@ class StateGuard:
             all(live == saved for live, saved in self._sets)
             and all(_content(cell) is saved for cell, saved in self._cells)
             and all(name in scope and scope[name] is saved for scope, name, saved in self._globals)
+        )
+
+    def native(self) -> _C.StateGuard | None:
+        """The same check in C++, or None if the snapshot holds what only Python compares."""
+        lists = [live for _path, live, _saved in self._snapshot._lists]
+        if any(type(live) is not list for live in lists):
+            return None
+        return _C.StateGuard(
+            [live for _path, live, _saved in self._snapshot._dicts],
+            lists,
+            [live for live, _saved in self._sets],
+            [cell for cell, _saved in self._cells],
+            [(scope, name) for scope, name, _saved in self._globals],
         )
 
     def changes(self) -> list[str]:

@@ -1,0 +1,145 @@
+"""The fast path: calls that need no Python at all.
+
+Each compiled callable goes through one C++ object that knows the calling conventions seen so far. A call that
+matches one, whose guarded Python state is untouched and whose signature is prepared, runs without entering
+Python; any other call goes to the engine, which may teach the fast path afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from staticrt.frontend.graph import CapturedGraph
+from staticrt.frontend.state import StateGuard
+from staticrt.native import _C
+
+_MAX_ENTRIES = 64
+
+
+class _NotFast(Exception):
+    """This calling convention needs Python."""
+
+
+class FastPath:
+    """What `staticrt.compile` calls first.
+
+    Args:
+        slow: the engine; takes every call that the fast path does not serve.
+    """
+
+    def __init__(self, slow: Callable[..., Any]) -> None:
+        self.call: Callable[..., Any] = _C.make_fast_call(slow)
+        self._known: set[tuple[Any, ...]] = set()
+
+    @property
+    def calls(self) -> int:
+        """Calls served without Python."""
+        return _C.fast_calls(self.call)
+
+    def forget(self) -> None:
+        """Drop everything learnt: a capture was made or invalidated."""
+        _C.clear_fast_entries(self.call)
+        self._known.clear()
+
+    def learn(
+        self,
+        captured: CapturedGraph,
+        program: _C.Executable,
+        outputs: Sequence[Any],
+        state: StateGuard,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        """Serve calls like this one, which the engine has just served, from now on.
+
+        Args:
+            captured, program: what ran.
+            outputs: per flat output of the graph, ("tensor", position among the program's outputs) or
+                ("constant", object).
+            state: holds while the capture does.
+        """
+        key = (id(program), len(args), tuple(kwargs), pytree.tree_structure((args, kwargs)))
+        if key in self._known:
+            return
+        self._known.add(key)
+        if len(self._known) > _MAX_ENTRIES:
+            self.forget()
+        environment = _C.environment()
+        guard = state.native()
+        if environment is None or guard is None:
+            return
+        walker = _Arguments(captured)
+        try:
+            arguments = [walker.walk(value) for value in (*args, *kwargs.values())]
+            walker.check_complete()
+            leaves = list(outputs)
+            result = _result(captured.out_spec, leaves)
+        except _NotFast:
+            return
+        _C.add_fast_entry(
+            fast=self.call,
+            num_positional=len(args),
+            keyword_names=list(kwargs),
+            arguments=arguments,
+            result=result,
+            executable=program,
+            model_tensors=list(captured.values),
+            guard=guard,
+            environment=environment,
+        )
+
+
+class _Arguments:
+    """Turns one call's arguments into the trees that C++ matches; leaves are counted in pytree order."""
+
+    def __init__(self, captured: CapturedGraph) -> None:
+        first = len(captured.values)
+        self._inputs = {leaf: first + k for k, leaf in enumerate(captured.user_leaves)}
+        self._guarded = {symbol.leaf for symbol in captured.guards.symbols}
+        self._leaf = 0
+
+    def walk(self, value: Any) -> tuple[Any, ...]:
+        kind = type(value)
+        if kind in (tuple, list):
+            return (kind.__name__, [self.walk(item) for item in value])
+        if kind is dict:
+            # pytree flattens a dict in insertion order.
+            return ("dict", [(key, self.walk(item)) for key, item in value.items()])
+        leaf = self._leaf
+        self._leaf += 1
+        if kind in (torch.Tensor, torch.nn.Parameter):
+            # A tensor that the graph does not take may still be guarded: its sizes are checked in Python.
+            if leaf not in self._inputs:
+                raise _NotFast
+            return ("tensor", self._inputs[leaf])
+        if leaf in self._inputs or kind not in (int, float, bool, str, type(None)):
+            raise _NotFast
+        return ("constant", value)
+
+    def check_complete(self) -> None:
+        """Every input of the graph was found among the arguments."""
+        if any(leaf >= self._leaf for leaf in self._inputs):
+            raise _NotFast
+
+
+def _result(spec: Any, leaves: list[Any]) -> tuple[Any, ...]:
+    """The tree of a result; takes its leaves off the front of `leaves`."""
+    if spec.is_leaf():
+        return tuple(leaves.pop(0))
+    children = [_result(child, leaves) for child in spec.children()]
+    if spec.type in (tuple, list):
+        return (spec.type.__name__, children)
+    if spec.type is dict:
+        return ("dict", list(zip(spec.context, children, strict=True)))
+
+    def rebuild(values: list[Any]) -> Any:
+        node = pytree.SUPPORTED_NODES[spec.type]
+        return node.unflatten_fn(values, spec.context)
+
+    if spec.type not in pytree.SUPPORTED_NODES:
+        raise _NotFast
+    return ("call", rebuild, children)
