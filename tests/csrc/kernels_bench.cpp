@@ -130,5 +130,16 @@ int main(int argc, char** argv) {
   measure("aten::add.Tensor", {f({32, 8}), f({8})});
   measure("aten::add.Tensor", {f({64}).to(at::kBFloat16), f({64}).to(at::kBFloat16)});
   measure("aten::clone", {f({64, 64}).t()});
+  const std::vector<std::vector<int64_t>> products = {
+      {1, 8, 8},      {1, 64, 64},     {8, 64, 64},      {1, 256, 256},    {8, 256, 256},   {1, 768, 768},
+      {16, 768, 768}, {128, 768, 768}, {128, 768, 3072}, {128, 3072, 768}, {64, 1024, 1024}};
+  for (const auto& p : products) {
+    measure("aten::linear", {f({p[0], p[1]}), f({p[2], p[1]}), f({p[2]})}, {1, 2});
+    measure("aten::linear", {f({p[0], p[1]}), f({p[2], p[1]}), f({p[2]})});
+  }
+  measure("aten::mm", {f({64, 64}), f({64, 64})});
+  measure("aten::bmm", {f({8, 16, 64}), f({8, 64, 16})});
+  measure("aten::bmm", {f({12, 128, 64}), f({12, 128, 64}).transpose(1, 2)});
+  measure("aten::bmm", {f({12, 128, 128}), f({12, 128, 64})});
   return 0;
 }

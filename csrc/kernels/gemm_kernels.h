@@ -1,0 +1,51 @@
+// float32 matrix products with B in panels of nr columns, compiled once per instruction set.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/tile_prims.h"
+
+namespace staticrt {
+
+// C[m, n] = bias[n] + sum_k A[m, k] * B[k, n], then `activation` on each row segment.
+//
+// B is either packed (panels of nr columns one after another, each [K, nr], the last padded with zeros) or
+// row-major with full panels only.
+struct GemmArgs {
+  int64_t m = 0;
+  int64_t n = 0;
+  int64_t k = 0;
+  const float* a = nullptr;
+  int64_t a_row = 0;  // elements between rows of A; its columns are adjacent
+  const float* b = nullptr;
+  int64_t b_row = 0;    // elements between rows of B within a panel
+  int64_t b_panel = 0;  // elements between panels
+  float* c = nullptr;
+  int64_t c_row = 0;
+  const float* bias = nullptr;  // [n], or null
+  bool accumulate = false;      // add the product to what C holds
+  PrimFn activation = nullptr;  // a unary primitive of class float32, or null
+  const Imm* activation_imm = nullptr;
+};
+
+struct GemmKernels {
+  int64_t nr;  // columns of a panel
+  // Panels [begin, end).
+  void (*multiply)(const GemmArgs& args, int64_t begin, int64_t end);
+  // B[k, n] = b[k * b_k + n * b_n] into panels [begin, end) of out.
+  void (*pack)(const float* b, int64_t b_k, int64_t b_n, int64_t k, int64_t n, float* out, int64_t begin,
+               int64_t end);
+  // c[m, n] = bias[n] + dot(a[m, :], b[n, :]) for rows of B that are adjacent along k.
+  void (*dots)(const GemmArgs& args, int64_t b_n);
+
+  int64_t panels(int64_t n) const { return (n + nr - 1) / nr; }
+  int64_t packed_floats(int64_t k, int64_t n) const { return panels(n) * nr * k; }
+};
+
+const GemmKernels& gemm_kernels();  // of the set that tile_prims() takes
+
+const GemmKernels* gemm_kernels_default();
+const GemmKernels* gemm_kernels_avx2();
+const GemmKernels* gemm_kernels_avx512();
+
+}  // namespace staticrt

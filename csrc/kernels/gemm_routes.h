@@ -1,0 +1,39 @@
+// Matrix products of prepared programs: what is to be computed, the ways to compute it, and the choice.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "kernels/gemm_kernels.h"
+#include "kernels/prepare.h"
+
+namespace staticrt {
+
+// C[b, m, n] = beta * bias + alpha * sum_k A[b, m, k] * B[b, k, n], then an activation; float32 or float64.
+// Strides in elements; C's columns are adjacent. There are two batch dimensions, often of size 1.
+struct MatmulShape {
+  bool is_double = false;
+  int64_t batch[2] = {1, 1};
+  int64_t m = 0, n = 0, k = 0;
+  Operand a, b, c, bias;
+  int64_t a_row = 0, a_col = 1, a_batch[2] = {0, 0};
+  int64_t b_k = 0, b_n = 1, b_batch[2] = {0, 0};
+  int64_t c_row = 0, c_batch[2] = {0, 0};
+  bool has_bias = false;
+  int64_t bias_row = 0, bias_col = 1, bias_batch[2] = {0, 0};
+  double alpha = 1;
+  double beta = 1;  // of bias
+  PrimFn activation = nullptr;
+  Imm activation_imm[3] = {};
+  const void* b_constant = nullptr;  // B's bytes, if they never change
+  int num_threads = 1;
+  bool deterministic = false;
+};
+
+// nullopt if no route covers the strides. Sets workspace_bytes.
+std::optional<PreparedCall> prepare_matmul(MatmulShape shape, int64_t* workspace_bytes);
+
+// Nanoseconds spent so far in this process on measuring routes.
+int64_t route_measuring_ns();
+
+}  // namespace staticrt
