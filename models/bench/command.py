@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,16 @@ from typing import Any
 from staticrt.errors import OptionError
 from staticrt.models import zoo
 from staticrt.models.bench import gates as gates_module
-from staticrt.models.bench import job as jobs
 from staticrt.models.bench.environment import environment
-from staticrt.models.bench.job import Job, Setting
-from staticrt.models.bench.peers import resolve, select
-from staticrt.models.bench.progress import Progress
+from staticrt.models.bench.job import Setting
+from staticrt.models.bench.measure import allowed_cpus, measure
+from staticrt.models.bench.peers import select
 from staticrt.models.bench.report import render, render_gates
-from staticrt.models.bench.runner import Runner
 
 FORMAT = 1  # of the JSON; rises when a field changes its meaning
 FULL = {"seconds": 3.0, "block_seconds": 0.02, "min_rounds": 7, "timeout": 900.0}
 QUICK = {"seconds": 0.15, "block_seconds": 0.005, "min_rounds": 3, "timeout": 120.0}
+QUICK_WORKERS = 2
 INTERRUPTED = 130  # exit code after Ctrl-C, as a shell gives it
 
 
@@ -38,6 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_words,
         metavar="NAMES",
         help=f"names or patterns, by comma: {', '.join(select())}; or package.module:attribute",
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="pairs measured at a time (default 1; with --quick 2 if CPUs allow)",
     )
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="CPUs per peer (default 1)")
     parser.add_argument(
@@ -60,10 +64,11 @@ def main(arguments: argparse.Namespace) -> int:
     entries = zoo.select(arguments.models)
     peers = select(arguments.peers, quick=arguments.quick)
     setting = _setting(arguments)
+    workers = _workers(arguments)
     target = _target(arguments.json)
     document: dict[str, Any] = {
         "format": FORMAT,
-        "environment": environment(peers, setting.threads),
+        "environment": environment(peers, setting.threads, workers),
         "setting": asdict(setting),
         "quick": bool(arguments.quick),
         "peers": peers,
@@ -72,7 +77,7 @@ def main(arguments: argparse.Namespace) -> int:
         "models": {},
         "rows": [],
     }
-    is_complete = _measure(document, entries, peers, setting, target)
+    is_complete = measure(document, entries, peers, setting, workers, lambda: _save(document, target))
     gates = gates_module.check(document["rows"])
     document["gates"] = [asdict(gate) for gate in gates]
     document["complete"] = is_complete
@@ -86,46 +91,8 @@ def main(arguments: argparse.Namespace) -> int:
     return int(arguments.gates and any(gate.verdict == gates_module.MISSED for gate in gates))
 
 
-def _measure(
-    document: dict[str, Any], entries: list[zoo.Entry], peers: list[str], setting: Setting, target: Path
-) -> bool:
-    """Fill the document, saving it after each model; False if the user interrupted."""
-    progress = Progress(1 + len(entries) * (1 + len(peers)))
-    try:
-        with Runner(setting.threads) as runner:
-            progress.show("the machine's limits")
-            limits = runner.run(Job(jobs.LIMITS, setting))
-            document["limits"] = limits
-            progress.advance()
-            for entry in entries:
-                progress.show(f"{entry.name}: counting its work")
-                counts = runner.run(Job(jobs.FACTS, setting, entry.name))
-                document["models"][entry.name] = counts
-                progress.advance()
-                for peer in peers:
-                    progress.show(f"{entry.name} × {peer}")
-                    document["rows"].append(_row(runner, entry.name, peer, setting))
-                    progress.advance()
-                _save(document, target)
-    except KeyboardInterrupt:
-        return False
-    finally:
-        progress.finish()
-    return True
-
-
-def _row(runner: Runner, model: str, peer: str, setting: Setting) -> dict[str, Any]:
-    missing = resolve(peer).missing()
-    if missing:
-        reason = f"not installed: {', '.join(missing)}"
-        result: dict[str, Any] = {"status": jobs.ABSENT, "reason": reason}
-    else:
-        result = runner.run(Job(jobs.PAIR, setting, model, peer))
-    return {"model": model, "peer": peer, **result}
-
-
 def _setting(arguments: argparse.Namespace) -> Setting:
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    allowed = len(allowed_cpus())
     if not 1 <= arguments.threads <= allowed:
         raise OptionError(
             f"--threads {arguments.threads}: this process may use {allowed} CPUs",
@@ -140,6 +107,19 @@ def _setting(arguments: argparse.Namespace) -> Setting:
             raise OptionError(f"--{name} {given:g}: expected seconds above 0")
         values[name] = values[name] if given is None else given
     return Setting(threads=arguments.threads, seed=arguments.seed, **values)
+
+
+def _workers(arguments: argparse.Namespace) -> int:
+    most = len(allowed_cpus()) // arguments.threads
+    if arguments.workers is None:
+        return min(QUICK_WORKERS, most) if arguments.quick else 1
+    if not 1 <= arguments.workers <= most:
+        raise OptionError(
+            f"--workers {arguments.workers} with --threads {arguments.threads}: "
+            f"this process may use {len(allowed_cpus())} CPUs",
+            fix=f"give --workers a number from 1 to {most}",
+        )
+    return int(arguments.workers)
 
 
 def _target(asked: Path | None) -> Path:

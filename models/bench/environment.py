@@ -33,7 +33,7 @@ def _memory_bytes() -> int | None:
         return None
 
 
-def environment(peers: Iterable[str], threads: int) -> dict[str, Any]:
+def environment(peers: Iterable[str], threads: int, workers: int) -> dict[str, Any]:
     """Machine, load and versions, as JSON."""
     versions = {
         "python": platform.python_version(),
@@ -51,6 +51,7 @@ def environment(peers: Iterable[str], threads: int) -> dict[str, Any]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cpus": allowed,
         "threads": threads,
+        "workers": workers,
         "memory_bytes": _memory_bytes(),
         "load_average": os.getloadavg()[0],
         "system": f"{platform.system()} {platform.machine()}",
@@ -61,7 +62,8 @@ def environment(peers: Iterable[str], threads: int) -> dict[str, Any]:
 def describe(facts: dict[str, Any]) -> str:
     """Two lines for people."""
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    workers = f", {facts['workers']} pairs at a time" if facts["workers"] > 1 else ""
     return (
         f"{facts['cpu']} ({facts['cpu_capability']}), {facts['cpus']} CPUs, load {facts['load_average']:.1f}; "
-        f"{facts['threads']} thread{'s' if facts['threads'] > 1 else ''}, float32, no gradients\n{versions}"
+        f"{facts['threads']} thread{'s' if facts['threads'] > 1 else ''}, float32, no gradients{workers}\n{versions}"
     )

@@ -11,6 +11,7 @@ Run as `python -m staticrt.models.bench.fork_server`.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import json
 import os
@@ -35,11 +36,13 @@ PRELOAD = (
 )
 
 
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")  # colours that some peers put into messages
 
 
 def serve() -> None:
     """Answer requests until stdin ends."""
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the runner's to handle
     for name in PRELOAD:
         importlib.import_module(name)
@@ -58,6 +61,12 @@ def serve() -> None:
         _reply({"exit": os.waitstatus_to_exitcode(status)})
 
 
+def die_with_parent() -> None:
+    """Ask the kernel to end this process when its parent ends, however that happens. Linux only."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+
+
 def _reply(message: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
@@ -67,6 +76,7 @@ def _become_worker(job: dict[str, Any], folder: Path) -> None:
     """Do the job and leave the process, whatever happens."""
     code = 1
     try:
+        die_with_parent()
         os.setpgid(0, 0)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         _redirect(folder)

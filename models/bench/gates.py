@@ -106,7 +106,9 @@ def _memory(model: str, own: Row | None) -> Gate:
 def _managed(rows: Iterable[Row]) -> Gate:
     """Nodes whose outputs are managed or views, of all nodes of all models."""
     counted = [
-        row["facts"] for row in rows if row["peer"] == OWN and row.get("facts", {}).get("nodes") is not None
+        row["facts"]
+        for row in rows
+        if row["peer"] == OWN and row.get("facts", {}).get("managed_or_view_nodes") is not None
     ]
     nodes = sum(facts["nodes"] for facts in counted)
     held = sum(facts["managed_or_view_nodes"] for facts in counted)

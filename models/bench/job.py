@@ -46,9 +46,13 @@ class Setting:
 
 @dataclass(frozen=True)
 class Job:
-    """One task for one process; `model` and `peer` as far as the kind needs them."""
+    """One task for one process; `model` and `peer` as far as the kind needs them.
+
+    `cpus`: those the work is timed on; any if empty.
+    """
 
     kind: str
     setting: Setting
     model: str = ""
     peer: str = ""
+    cpus: tuple[int, ...] = ()

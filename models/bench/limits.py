@@ -12,7 +12,8 @@ from torch import nn
 from staticrt.models.bench.job import Setting
 from staticrt.models.bench.timing import hot_call
 
-GEMM_SIZES = (512, 1024, 2048)
+GEMM_SIZES = (512, 1024)
+MOST_SECONDS = 0.1  # for one figure
 # Two sizes of one copy in bytes, whose difference in time leaves the call's own cost out. Source and
 # destination of the larger fill at most 24 KiB (an L1 cache has 32 or more), 192 KiB (an L2 cache has 256
 # or more), 512 MiB (more than any cache).
@@ -25,11 +26,11 @@ def _best_ns(call: Callable[..., Any], arguments: Sequence[Any], seconds: float,
     return min(timed.best_ns, timed.best_cpu_ns) if threads == 1 else timed.best_ns
 
 
-def _copy_bandwidth(sizes: tuple[int, int]) -> float:
+def _copy_bandwidth(sizes: tuple[int, int], seconds: float) -> float:
     """Bytes read plus bytes written per second, on one thread."""
     source, target = torch.ones(sizes[1], dtype=torch.uint8), torch.zeros(sizes[1], dtype=torch.uint8)
     begin, end = source.data_ptr(), target.data_ptr()
-    small, large = (_best_ns(ctypes.memmove, (end, begin, size), 0.1, 1) for size in sizes)
+    small, large = (_best_ns(ctypes.memmove, (end, begin, size), seconds, 1) for size in sizes)
     return 2 * (sizes[1] - sizes[0]) / max(large - small, 1.0) * 1e9
 
 
@@ -44,12 +45,12 @@ def _gemm_routes(size: int) -> dict[str, Callable[[], Any]]:
     return routes
 
 
-def _gemm_speeds(threads: int) -> dict[str, float]:
+def _gemm_speeds(seconds: float, threads: int) -> dict[str, float]:
     """FLOP/s of each route at its best size."""
     speeds: dict[str, float] = {}
     for size in GEMM_SIZES:
         for name, route in _gemm_routes(size).items():
-            speed = 2 * size**3 / _best_ns(route, (), 0.1, threads) * 1e9
+            speed = 2 * size**3 / _best_ns(route, (), seconds, threads) * 1e9
             speeds[name] = max(speed, speeds.get(name, 0.0))
     return speeds
 
@@ -60,15 +61,16 @@ def measure(setting: Setting) -> dict[str, Any]:
     Copies run on one thread; products on the setting's.
     """
     one = torch.ones(1)
+    seconds = min(MOST_SECONDS, setting.seconds)
     with torch.no_grad():
-        routes = _gemm_speeds(setting.threads)
+        routes = _gemm_speeds(seconds, setting.threads)
         return {
             "gemm_flops_per_s": max(routes.values()),
             "gemm_routes": routes,
-            "copy_bytes_per_s": {name: _copy_bandwidth(sizes) for name, sizes in COPIES.items()},
-            "python_call_ns": _best_ns(lambda x: x, (one,), 0.05, 1),
-            "module_call_ns": _best_ns(nn.Identity(), (one,), 0.05, 1),
-            "smallest_op_ns": _best_ns(torch.relu, (one,), 0.05, 1),
+            "copy_bytes_per_s": {name: _copy_bandwidth(sizes, seconds) for name, sizes in COPIES.items()},
+            "python_call_ns": _best_ns(lambda x: x, (one,), seconds / 2, 1),
+            "module_call_ns": _best_ns(nn.Identity(), (one,), seconds / 2, 1),
+            "smallest_op_ns": _best_ns(torch.relu, (one,), seconds / 2, 1),
             "threads": setting.threads,
         }
 

@@ -37,9 +37,7 @@ def render(document: Document, *, details: bool = False) -> str:
         parts.append(_work_table(document))
     if details:
         parts.append(_details(document["rows"]))
-    problems = _problems(document["rows"])
-    if problems:
-        parts.append(problems)
+    parts += [text for text in (_problems(document["rows"]), _eager_parts(document["rows"])) if text]
     return "\n\n".join(parts)
 
 
@@ -186,3 +184,13 @@ def _details(rows: Sequence[Row]) -> str:
 def _problems(rows: Sequence[Row]) -> str:
     lines = [f"  {r['model']} × {r['peer']}: {r['status']}: {r['reason']}" for r in rows if r["reason"]]
     return "\n".join(["Rows without a valid number", *lines]) if lines else ""
+
+
+def _eager_parts(rows: Sequence[Row]) -> str:
+    """What a peer admits to leave to eager."""
+    lines = [
+        f"  {row['model']} × {row['peer']}: {reason}"
+        for row in rows
+        for reason in row.get("facts", {}).get("eager", ())
+    ]
+    return "\n".join(["Run eagerly", *lines]) if lines else ""

@@ -25,6 +25,10 @@ START_SECONDS = 120.0
 END_SECONDS = 30.0
 
 
+class _ServerEnded(Exception):
+    """The fork server is gone."""
+
+
 class Runner:
     """Owns a fork server; `run` is called for one job at a time.
 
@@ -53,25 +57,36 @@ class Runner:
         folder = Path(tempfile.mkdtemp(prefix="staticrt-bench-"))
         try:
             result = self._run_in(job, folder)
+        except _ServerEnded:
+            self._stop()  # the next job starts another
+            result = {"status": jobs.CRASHED, "reason": f"took the fork server along{_while(folder)}"}
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         return {"status": jobs.OK, "reason": None, "total_s": time.monotonic() - begin, **result}
+
+    def cancel(self) -> None:
+        """End worker and server now. May be called from another thread, whose `run` then returns."""
+        self._kill_worker()
+        server = self._server
+        if server is not None:
+            server.kill()
 
     def _run_in(self, job: Job, folder: Path) -> Result:
         self._start()
         assert self._server is not None
         assert self._server.stdin is not None
         request = json.dumps({"job": asdict(job), "folder": str(folder)})
-        self._server.stdin.write(request.encode() + b"\n")
-        self._server.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it is gone; no reply will come
+            self._server.stdin.write(request.encode() + b"\n")
+            self._server.stdin.flush()
         started = self._reply(END_SECONDS)
         self._worker = started["pid"] if started else 0
         ended = self._reply(job.setting.timeout)
         if ended is None:
             self._kill_worker()
             if self._reply(END_SECONDS) is None:
-                self._stop()  # the server hangs or is gone; the next job starts another
-            reason = f"not done after {job.setting.timeout:g} s, while {_read(folder / 'stage')}"
+                self._stop()  # it hangs; the next job starts another
+            reason = f"not done after {job.setting.timeout:g} s{_while(folder)}"
             return {"status": jobs.TIMEOUT, "reason": reason, "log": _read(folder / "log")[-4000:]}
         self._worker = 0
         if ended["exit"] == 0 and (folder / "result.json").exists():
@@ -79,7 +94,7 @@ class Runner:
             return result
         return {
             "status": jobs.CRASHED,
-            "reason": f"{_exit_name(ended['exit'])} while {_read(folder / 'stage') or 'starting'}",
+            "reason": f"{_exit_name(ended['exit'])}{_while(folder)}",
             "log": _read(folder / "log")[-4000:],
         }
 
@@ -96,7 +111,10 @@ class Runner:
             stdout=subprocess.PIPE,
             env=environment,
         )
-        if self._reply(START_SECONDS) is None:
+        ready = None
+        with contextlib.suppress(_ServerEnded):
+            ready = self._reply(START_SECONDS)
+        if ready is None:
             code = self._server.poll()
             self._stop()
             raise InternalError(
@@ -105,7 +123,7 @@ class Runner:
             )
 
     def _reply(self, seconds: float) -> dict[str, Any] | None:
-        """The server's next line, or None after `seconds` or at its end."""
+        """The server's next line, or None after `seconds`."""
         assert self._server is not None
         assert self._server.stdout is not None
         end = time.monotonic() + seconds
@@ -117,7 +135,7 @@ class Runner:
                     return None
                 data = os.read(self._server.stdout.fileno(), 65536)
                 if not data:
-                    return None
+                    raise _ServerEnded
                 self._pending += data
         line, _, self._pending = self._pending.partition(b"\n")
         message: dict[str, Any] = json.loads(line)
@@ -148,6 +166,11 @@ def _exit_name(code: int) -> str:
     if code < 0:
         return f"ended by {signal.Signals(-code).name}"
     return f"ended with exit code {code}"
+
+
+def _while(folder: Path) -> str:
+    """What the worker was doing last."""
+    return f" while {_read(folder / 'stage') or 'starting'}"
 
 
 def _read(path: Path) -> str:

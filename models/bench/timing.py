@@ -169,7 +169,7 @@ class Comparison:
         basis: where it comes from: "clean" (median of rounds without preemption), "cpu" (median of CPU time
             ratios: one thread and too few clean rounds) or "wall" (median of all rounds).
         wall_speedup, cpu_speedup, clean_speedup: the three medians; clean is None where too few rounds are clean.
-        spread: interquartile range of the rounds' ratios over their median.
+        spread: interquartile range of the ratios behind `speedup`, over it.
         baseline_ns, candidate_ns: median time of a call.
     """
 
@@ -187,9 +187,8 @@ class Comparison:
 
 def compare(rounds: Sequence[Round], threads: int) -> Comparison:
     """Summarise `rounds` (at least one)."""
-    ratios = [r.speedup for r in rounds]
     clean = [r for r in rounds if r.clean]
-    wall = statistics.median(ratios)
+    wall = statistics.median(r.speedup for r in rounds)
     cpu = statistics.median(r.cpu_speedup for r in rounds)
     is_enough = len(clean) >= max(MIN_CLEAN_ROUNDS, MIN_CLEAN_SHARE * len(rounds))
     clean_speedup = statistics.median(r.speedup for r in clean) if is_enough else None
@@ -198,17 +197,17 @@ def compare(rounds: Sequence[Round], threads: int) -> Comparison:
     elif threads == 1:
         # With more threads CPU time adds up over them and is no measure of speed.
         speedup, basis, used = cpu, "cpu", list(rounds)
-        ratios = [r.cpu_speedup for r in rounds]
     else:
         speedup, basis, used = wall, "wall", list(rounds)
-    quartiles = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
+    quoted = [r.cpu_speedup if basis == "cpu" else r.speedup for r in used]
+    quartiles = statistics.quantiles(quoted, n=4) if len(quoted) > 1 else [quoted[0]] * 3
     return Comparison(
         speedup=speedup,
         basis=basis,
         wall_speedup=wall,
         cpu_speedup=cpu,
         clean_speedup=clean_speedup,
-        spread=(quartiles[2] - quartiles[0]) / statistics.median(ratios),
+        spread=(quartiles[2] - quartiles[0]) / speedup,
         rounds=len(rounds),
         clean_rounds=len(clean),
         baseline_ns=statistics.median(_call_ns(r.baseline, basis) for r in used),

@@ -6,7 +6,7 @@ import copy
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,22 +29,15 @@ MEMORY_CALLS = 2
 Stage = Callable[[str], None]
 
 
-def pin(cpus: list[int]) -> None:
-    """Let every thread of this process run on `cpus` only."""
-    if not hasattr(os, "sched_setaffinity"):
+def pin(cpus: Sequence[int]) -> None:
+    """Let every thread of this process run on `cpus` only; on any if there are none."""
+    if not cpus or not hasattr(os, "sched_setaffinity"):
         return
     for thread in Path("/proc/self/task").iterdir():
         try:
             os.sched_setaffinity(int(thread.name), cpus)
         except ProcessLookupError:
             continue  # it ended meanwhile
-
-
-def cpus_to_use(threads: int) -> list[int]:
-    """The last `threads` CPUs this process may use: the first often serve interrupts."""
-    if not hasattr(os, "sched_getaffinity"):
-        return list(range(threads))
-    return sorted(os.sched_getaffinity(0))[-threads:]
 
 
 def run_pair(job: Job, stage: Stage) -> Result:
@@ -55,7 +48,6 @@ def run_pair(job: Job, stage: Stage) -> Result:
     """
     setting = job.setting
     entry, peer = zoo.get(job.model), resolve(job.peer)
-    cpus = cpus_to_use(setting.threads)
     torch.set_num_threads(setting.threads)
     with torch.no_grad():
         stage("importing")
@@ -84,7 +76,7 @@ def run_pair(job: Job, stage: Stage) -> Result:
 
         prepare_peak = memory.peak_during(prepare)
         first_answer = time.perf_counter() - begin
-        pin(cpus)
+        pin(job.cpus)
         stage("warming up")
         calls_end, warm_up = _warm_up(call, first, begin)
 
@@ -133,7 +125,7 @@ def run_pair(job: Job, stage: Stage) -> Result:
         "steady_peak_bytes": _above(steady_peak, floor),
         **asdict(comparison),
         "facts": facts,
-        "cpus": cpus,
+        "cpus": list(job.cpus),
         "raw": {"rounds": [r.raw() for r in rounds], "warm_up_s": warm_up},
     }
 
@@ -150,7 +142,7 @@ def run(job: Job, stage: Stage) -> Result:
         return count(zoo.get(job.model), job.setting.seed)
     from staticrt.models.bench.limits import measure
 
-    pin(cpus_to_use(job.setting.threads))
+    pin(job.cpus)
     return measure(job.setting)
 
 

@@ -2,14 +2,19 @@
 
 import argparse
 import json
+import os
+import signal
 import sys
+import time
 
 import pytest
+import torch
 
 from staticrt.errors import OptionError
 from staticrt.models import zoo
 from staticrt.models.bench import command, gates, peers, report
 from staticrt.models.bench import job as jobs
+from staticrt.models.bench import measure as measurement
 from staticrt.models.bench.counts import count
 from staticrt.models.bench.job import Job, Setting
 from staticrt.models.bench.limits import floor_s
@@ -69,6 +74,12 @@ def keeps_memory(module, arguments, threads):
         return module(*inputs) + 0 * held[0]
     return call
 
+def kills_parent(module, arguments, threads):
+    import os, signal
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(1000)
+
+KILLS_PARENT = Peer("kp", kills_parent)
 RAISES, CRASHES, LEAVES, HANGS = Peer("r", raises), Peer("c", crashes), Peer("l", leaves), Peer("h", hangs)
 ERRS, ERRS_LATER, OVERWRITES = Peer("e", errs), Peer("el", errs_later), Peer("o", overwrites)
 WRITES_INPUT, KEEPS_MEMORY = Peer("w", writes_input), Peer("k", keeps_memory)
@@ -89,7 +100,8 @@ def runner(tmp_path_factory):
 
 
 def measure(runner, peer, model="mlp", setting=SETTING):
-    return runner.run(Job(jobs.PAIR, setting, model, peer))
+    cpus = tuple(measurement.allowed_cpus()[-1:])
+    return runner.run(Job(jobs.PAIR, setting, model, peer, cpus))
 
 
 def test_a_good_peer_gives_a_whole_row(runner):
@@ -134,10 +146,50 @@ def test_a_peer_that_goes_wrong_is_a_row_that_says_so(runner, peer, status, reas
     assert measure(runner, "eager")["status"] == jobs.OK, "the next job is unharmed"
 
 
+def test_a_peer_that_ends_the_server_is_a_row_too(runner):
+    row = measure(runner, "bad_peers:KILLS_PARENT")
+    assert (row["status"], row["reason"]) == (jobs.CRASHED, "took the fork server along while preparing")
+    assert measure(runner, "eager")["status"] == jobs.OK, "the next job has a new server"
+
+
+def test_workers_share_the_jobs_and_rows_keep_their_order(runner):
+    document = {"limits": None, "models": {}, "rows": []}
+    entries = zoo.select(["mlp", "wide_deep"])
+    saved = []
+    done = measurement.measure(
+        document, entries, ["torchscript", "eager"], SETTING, 2, lambda: saved.append(len(document["rows"]))
+    )
+    assert done
+    assert [(r["model"], r["peer"]) for r in document["rows"]] == [
+        *(("mlp", "torchscript"), ("mlp", "eager"), ("wide_deep", "torchscript"), ("wide_deep", "eager"))
+    ]
+    assert {r["status"] for r in document["rows"]} == {jobs.OK}
+    assert list(document["models"]) == ["mlp", "wide_deep"]
+    assert document["limits"]["status"] == jobs.OK
+    assert len(saved) == 2
+    assert len({tuple(r["cpus"]) for r in document["rows"]}) <= 2
+    assert all(len(r["cpus"]) == 1 for r in document["rows"])
+
+
+def test_own_facts_name_the_kinds_of_nodes():
+    from staticrt.models.bench.peers.own import STATICRT
+
+    entry = zoo.get("mlp")
+    inputs = entry.inputs()
+    with torch.no_grad():
+        call = STATICRT.prepare(entry.build(), inputs, 1)
+        call(*inputs)
+    facts = STATICRT.facts(call)
+    assert facts["captures"] == 1
+    assert facts["nodes"] >= 5, "three linears, two ReLUs"
+    assert facts["eager"] == []
+
+
 def test_a_peer_that_hangs_is_ended(runner):
-    setting = Setting(threads=1, seconds=0.02, block_seconds=0.002, min_rounds=2, timeout=1.5)
+    setting = Setting(threads=1, seconds=0.02, block_seconds=0.002, min_rounds=2, timeout=3.0)
     row = measure(runner, "bad_peers:HANGS", setting=setting)
-    assert (row["status"], row["reason"]) == (jobs.TIMEOUT, "not done after 1.5 s, while first call")
+    assert row["status"] == jobs.TIMEOUT
+    assert row["reason"].startswith("not done after 3 s while ")
     assert row["total_s"] < 30
     assert measure(runner, "eager")["status"] == jobs.OK
 
@@ -199,7 +251,18 @@ def test_the_command_prints_tables_and_keeps_whole_json(runner, tmp_path, capsys
     target = tmp_path / "deep" / "out.json"
     wanted = "eager,torchscript,bad_peers:RAISES,bad_peers:MISSING"
     code = command.main(
-        arguments("--models", "mlp", "--peers", wanted, "--quick", "--details", "--json", str(target))
+        arguments(
+            "--models",
+            "mlp",
+            "--peers",
+            wanted,
+            "--quick",
+            "--seconds",
+            "0.02",
+            "--details",
+            "--json",
+            str(target),
+        )
     )
     printed = capsys.readouterr().out
     document = json.loads(target.read_text(), parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
@@ -231,10 +294,11 @@ def test_an_interrupt_ends_the_worker_and_keeps_what_is_measured(runner, tmp_pat
         def run(self, job):
             asked.append(job)
             if len(asked) == 3:
-                raise KeyboardInterrupt
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(1)
             return {"status": jobs.FAILED, "reason": "not tried", "total_s": 0.0}
 
-    monkeypatch.setattr(command, "Runner", Interrupted)
+    monkeypatch.setattr(measurement, "Runner", Interrupted)
     target = tmp_path / "out.json"
     words = ("--models", "mlp,unet", "--peers", "eager", "--json", str(target))
     assert command.main(arguments(*words)) == command.INTERRUPTED
@@ -251,6 +315,7 @@ def test_an_interrupt_ends_the_worker_and_keeps_what_is_measured(runner, tmp_pat
         (("--peers", "bad_peers:NOT_A_PEER"), "'bad_peers:NOT_A_PEER' is a int, expected a Peer"),
         (("--threads", "0"), r"--threads 0: this process may use \d+ CPUs\n  fix: give a number from 1 to"),
         (("--threads", "100000"), "--threads 100000"),
+        (("--workers", "0"), r"--workers 0 with --threads 1: this process may use \d+ CPUs\n  fix: give"),
         (("--seconds", "-1"), "--seconds -1: expected seconds above 0"),
         (("--timeout", "0"), "--timeout 0: expected seconds above 0"),
         (("--seed", "-3"), "--seed -3: expected a number of at least 0"),
@@ -258,7 +323,7 @@ def test_an_interrupt_ends_the_worker_and_keeps_what_is_measured(runner, tmp_pat
     ],
 )
 def test_wrong_use_is_refused_before_anything_runs(runner, monkeypatch, words, message):
-    monkeypatch.setattr(command, "Runner", lambda *_: pytest.fail("a worker was started"))
+    monkeypatch.setattr(measurement, "Runner", lambda *_: pytest.fail("a worker was started"))
     with pytest.raises(OptionError, match=message):
         command.main(arguments(*words))
 

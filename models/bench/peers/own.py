@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+from collections import Counter
 from typing import Any
 
 from torch import Tensor, nn
@@ -9,18 +11,34 @@ from torch import Tensor, nn
 import staticrt
 from staticrt.models.bench.peers.base import Call, Peer
 
+HELD_KINDS = ("managed", "view")  # nodes whose bytes are planned, or that have none of their own
+
 
 def _load() -> None:
-    import staticrt.native  # noqa: F401  the C++ extension
+    importlib.import_module("staticrt.native")
+    importlib.import_module("staticrt.compiler")
 
 
 def _prepare(module: nn.Module, arguments: tuple[Tensor, ...], _threads: int) -> Call:
-    call: Call = staticrt.compile(module, arguments)
-    return call
+    return staticrt.compile(module, arguments)
 
 
-def _facts(_call: Call) -> dict[str, Any]:
-    return {}
+def _facts(call: Any) -> dict[str, Any]:
+    """What `explain()` says: graphs, nodes by kind, and what runs eagerly and why."""
+    explanation = call.explain()
+    kinds: Counter[str] = Counter()
+    for capture in explanation.captures:
+        kinds.update(dict(capture.kinds))
+    nodes = sum(capture.nodes for capture in explanation.captures)
+    return {
+        "captures": len(explanation.captures),
+        "executors": sorted({capture.executor for capture in explanation.captures}),
+        "nodes": sum(kinds.values()) or nodes,
+        "kinds": dict(sorted(kinds.items())),
+        # Without kinds the runtime did not say: not zero.
+        "managed_or_view_nodes": sum(kinds[kind] for kind in HELD_KINDS) if kinds else None,
+        "eager": [f"{part.what}: {part.reason}" for part in explanation.eager],
+    }
 
 
 STATICRT = Peer("staticrt", _prepare, load=_load, facts=_facts)
