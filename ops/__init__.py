@@ -1,1 +1,50 @@
-"""Op facts: what is known of every operator, declared once."""
+"""Op facts: what is known of every operator, declared once.
+
+`facts(target)` answers, `register_op` declares; each family of ops has a file.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from staticrt.ops.facts import Alias, Cost, OpFacts, Tolerance
+from staticrt.ops.registry import facts, facts_of_call, op_name, register_op
+
+FAMILIES = (
+    "pointwise",
+    "activation",
+    "reduction",
+    "matmul",
+    "norm",
+    "conv",
+    "pool",
+    "index",
+    "view",
+    "copy",
+    "creation",
+    "random",
+    "attention",
+    "embedding",
+    "linalg",
+    "loss",
+    "fft",
+    "scalar",
+    "effects",
+    "control_flow",
+    "quantized",
+    "other",
+)
+for _family in FAMILIES:
+    importlib.import_module(f"staticrt.ops.{_family}")
+
+__all__ = [
+    "FAMILIES",
+    "Alias",
+    "Cost",
+    "OpFacts",
+    "Tolerance",
+    "facts",
+    "facts_of_call",
+    "op_name",
+    "register_op",
+]

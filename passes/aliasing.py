@@ -1,0 +1,184 @@
+"""Which values of a graph may share storage, who writes it, and what reaches the outputs.
+
+Note [Outputs belong to the caller]: a rewrite must leave the aliases among a graph's inputs and outputs
+as they were. Where eager returns a fresh tensor, a rewrite may not return an input, a constant, or a
+view of another output instead: the caller may write into what it got. `AliasInfo.may_replace` decides.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import HigherOrderOperator, OpOverload
+
+from staticrt.ops import OpFacts
+from staticrt.passes.base import output_nodes
+from staticrt.passes.effects import argument, node_facts, written_nodes
+
+
+class AliasInfo:
+    """Alias classes of one graph, as it is when this is made. O(nodes) but for union-find's α.
+
+    Over-approximates: two values in different classes never share storage; in one class they may. A
+    result of a multi-output node has its own class where the op's facts say that it is fresh.
+    """
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        self._parent: dict[Any, Any] = {}
+        self._items: dict[tuple[fx.Node, Any], object] = {}  # one key for all reads of one result
+        self._order: dict[fx.Node, int] = {}
+        self._writes: dict[Any, list[int]] = {}
+        self._sources: dict[fx.Node, list[fx.Node]] = {}
+        self._flows: set[fx.Node] = set()
+        self._outputs = output_nodes(gm)
+        self._direct = set(self._outputs)
+        writes: list[tuple[int, fx.Node]] = []
+        for index, node in enumerate(gm.graph.nodes):
+            self._order[node] = index
+            self._sources[node] = self._alias_sources(node)
+            for source in self._sources[node]:
+                self._union(node, source)
+            if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+                self._union(node, self._items.setdefault((node.args[0], node.args[1]), object()))
+            writes += [(index, written) for written in written_nodes(node)]
+        for index, written in writes:
+            self._writes.setdefault(self.storage(written), []).append(index)
+        self._external = {self.storage(n) for n in gm.graph.nodes if n.op in ("placeholder", "get_attr")}
+        pending = list(self._outputs)
+        while pending:
+            node = pending.pop()
+            if node not in self._flows:
+                self._flows.add(node)
+                pending += self._sources.get(node, [])
+
+    def storage(self, node: fx.Node) -> Any:
+        """A key that two nodes have in common if they may share storage."""
+        root: Any = node
+        while self._parent.get(root, root) is not root:
+            root = self._parent[root]
+        while self._parent.get(node, root) is not root:
+            self._parent[node], node = root, self._parent[node]
+        return root
+
+    def is_written(self, node: fx.Node) -> bool:
+        """Whether any node writes the storage of `node`, at any time."""
+        return self.storage(node) in self._writes
+
+    def writes_before(self, node: fx.Node, at: fx.Node) -> int:
+        """How often the storage of `node` is written by nodes before `at`."""
+        writes = self._writes.get(self.storage(node))
+        return sum(index < self._order[at] for index in writes) if writes else 0
+
+    def is_external(self, node: fx.Node) -> bool:
+        """Whether `node` may share storage with an input or a constant."""
+        return self.storage(node) in self._external
+
+    def reaches_output(self, node: fx.Node) -> bool:
+        """Whether the caller may get `node`'s own storage through an output that is it or views it."""
+        return node in self._flows
+
+    def is_output(self, node: fx.Node) -> bool:
+        return node in self._direct
+
+    def may_replace(self, old: fx.Node, new: fx.Node) -> bool:
+        """Whether every reader of `old` may read `new` instead, an equal value that was there before.
+
+        If `old` is a view of `new`'s storage, only the identity of returned tensors is at stake. If
+        `old` is a copy, nobody may write either, and the caller may not get both (see Note [Outputs
+        belong to the caller]).
+        """
+        if self.is_output(old) and (new.op in ("placeholder", "get_attr") or self.is_output(new)):
+            return False
+        if self._surely_views(old, new):
+            return True
+        if self.is_written(old) or self.is_written(new):
+            return False
+        if not self.reaches_output(old):
+            return True
+        return not self.is_external(new) and not self._storage_reaches_output(new, besides=old)
+
+    def replaced(self, old: fx.Node, new: fx.Node) -> None:
+        """Keep the facts right after the uses of `old` went to `new`."""
+        self._union(old, new)
+        self._sources[old] = [new]
+        if old in self._flows:
+            pending = [new]
+            while pending:
+                node = pending.pop()
+                if node not in self._flows:
+                    self._flows.add(node)
+                    pending += self._sources.get(node, [])
+        if old in self._direct:
+            self._direct.add(new)
+
+    def _surely_views(self, old: fx.Node, new: fx.Node) -> bool:
+        """`old` is `new` seen through ops that are views in every call."""
+        node = old
+        while node is not new:
+            if len(self._sources[node]) != 1 or not node_facts(node).is_view:
+                return False
+            node = self._sources[node][0]
+        return True
+
+    def _storage_reaches_output(self, node: fx.Node, besides: fx.Node) -> bool:
+        root = self.storage(node)
+        return any(n is not besides and self.storage(n) == root for n in self._flows)
+
+    def _union(self, a: Any, b: Any) -> None:
+        root_a, root_b = self.storage(a), self.storage(b)
+        if root_a is root_b:
+            return
+        self._parent[root_b] = root_a
+        self._writes.setdefault(root_a, []).extend(self._writes.pop(root_b, []))
+        if not self._writes[root_a]:
+            del self._writes[root_a]
+        if hasattr(self, "_external") and root_b in self._external:
+            self._external.add(root_a)
+
+    def _alias_sources(self, node: fx.Node) -> list[fx.Node]:
+        """The nodes whose storage `node` itself may share."""
+        if node.op in ("placeholder", "get_attr", "output"):
+            return []
+        if node.target is operator.getitem:
+            return self._item_sources(node)
+        if not holds_tensors(node):
+            return []
+        known = node_facts(node)
+        if not isinstance(node.target, OpOverload):
+            # A body may return what it was given.
+            return [n for n in node.all_input_nodes if holds_tensors(n)]
+        return _aliased(node, known, None)
+
+    def _item_sources(self, node: fx.Node) -> list[fx.Node]:
+        source, index = node.args
+        if not isinstance(source, fx.Node):
+            return []
+        target = source.target
+        if isinstance(target, HigherOrderOperator) or not isinstance(target, OpOverload):
+            return [source]
+        returns = target._schema.returns
+        if len(returns) == 1 or not isinstance(index, int):
+            return [source]  # an element of a list
+        known = node_facts(source)
+        return _aliased(source, known, index % len(returns))
+
+
+def _aliased(node: fx.Node, known: OpFacts, output: int | None) -> list[fx.Node]:
+    """Arguments whose storage result `output` may share; with None, that of any result of a list."""
+    single = isinstance(node.target, OpOverload) and len(node.target._schema.returns) == 1
+    found: list[fx.Node] = []
+    for alias in known.aliases:
+        if (output is None and single) or alias.output == output:
+            fx.map_arg(argument(node, alias.arg), lambda n: found.append(n) if holds_tensors(n) else None)
+    return found
+
+
+def holds_tensors(node: fx.Node) -> bool:
+    """Whether the node's value is, or may contain, a tensor."""
+    value = node.meta.get("val", node)
+    if isinstance(value, (list, tuple)):
+        return any(isinstance(v, torch.Tensor) for v in value) or not value
+    return value is node or isinstance(value, torch.Tensor)

@@ -1,0 +1,98 @@
+"""What a graph node may read, write, draw or alias: op facts applied to calls, submodules and bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import fx
+from torch._ops import HigherOrderOperator, OpOverload
+
+from staticrt.ops import OpFacts, facts_of_call
+
+# How deep `cond` in `cond` in ... is followed before a body counts as impure.
+MAX_DEPTH = 64
+
+
+def node_facts(node: fx.Node) -> OpFacts:
+    """Facts of the call that `node` makes; of nothing known for a call of a module or method."""
+    if node.op != "call_function":
+        return OpFacts(f"{node.op} {node.target}")
+    return facts_of_call(node.target, node.args, node.kwargs)
+
+
+def is_pure(node: fx.Node, depth: int = 0) -> bool:
+    """Whether leaving out `node` changes nothing but its results: no write, no random draw, no effect.
+
+    A placeholder is never pure: the graph's signature is not ours to change. A higher-order op is as
+    pure as all nodes of its bodies.
+    """
+    if node.op == "get_attr":
+        return True
+    if node.op != "call_function":
+        return False
+    known = node_facts(node)
+    if isinstance(node.target, HigherOrderOperator):
+        bodies = list(body_graphs(node))
+        return (
+            known.pure
+            and depth < MAX_DEPTH
+            and bool(bodies)
+            and all(
+                is_pure(inner, depth + 1)
+                for body in bodies
+                for inner in body.graph.nodes
+                if inner.op not in ("placeholder", "output")
+            )
+        )
+    return known.pure
+
+
+def body_graphs(node: fx.Node) -> Iterator[fx.GraphModule]:
+    """The graphs that a higher-order op is given, through `get_attr` nodes."""
+    for arg in node.all_input_nodes:
+        if arg.op == "get_attr":
+            module = _attribute(arg)
+            if isinstance(module, fx.GraphModule):
+                yield module
+
+
+def _attribute(node: fx.Node) -> Any:
+    owner: Any = node.graph.owning_module
+    for part in str(node.target).split("."):
+        owner = getattr(owner, part, None)
+    return owner
+
+
+def written_nodes(node: fx.Node) -> list[fx.Node]:
+    """The values that `node` writes in place, in argument order."""
+    positions = node_facts(node).mutates
+    written = []
+    for position in positions:
+        value = argument(node, position)
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(item, fx.Node):
+                written.append(item)
+    return written
+
+
+def argument(node: fx.Node, position: int, default: Any = None) -> Any:
+    """Argument number `position` of the schema, wherever the call wrote it; else its default."""
+    if position < len(node.args):
+        return node.args[position]
+    if isinstance(node.target, OpOverload):
+        schema = node.target._schema.arguments[position]
+        if schema.name in node.kwargs:
+            return node.kwargs[schema.name]
+        if schema.has_default_value():
+            return schema.default_value
+    return default
+
+
+def named_argument(node: fx.Node, name: str, default: Any = None) -> Any:
+    """Argument `name` of the schema; `default` if the op has no such argument."""
+    if isinstance(node.target, OpOverload):
+        for position, schema in enumerate(node.target._schema.arguments):
+            if schema.name == name:
+                return argument(node, position, default)
+    return node.kwargs.get(name, default)

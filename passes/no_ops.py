@@ -1,0 +1,145 @@
+"""Remove calls that return what they were given.
+
+Captured graphs are full of them: dropout at inference, `x.to(x.dtype)`, slices of everything, expands
+to the same sizes. Left in, each is a node to run, and an alias or a copy for the planner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from staticrt.passes.aliasing import AliasInfo
+from staticrt.passes.base import GraphPass, PassResult, register_pass, tensor_meta
+from staticrt.passes.effects import argument, is_pure, named_argument, node_facts
+from staticrt.passes.symbols import same_meta, same_place
+
+aten = torch.ops.aten
+
+# With metadata as before, these give equal values: they only copy, or change what the metadata shows.
+COPIES = frozenset(
+    getattr(aten, name)
+    for name in [
+        "clone",
+        "_to_copy",
+        "to",
+        "contiguous",
+        "reshape",
+        "reshape_as",
+        "flatten",
+        "ravel",
+        "lift_fresh_copy",
+        "resolve_conj",
+        "resolve_neg",
+        "positive",
+        "type_as",
+        "expand_copy",
+        "alias_copy",
+        "detach_copy",
+        "view_copy",
+        "_reshape_copy",
+        "_unsafe_view",
+        "cpu",
+        "unflatten",
+    ]
+)
+# They stop gradients; without them another graph would be differentiated.
+STOPS_GRADIENTS = frozenset({aten.detach, aten.detach_copy, aten.alias_copy, aten.data})
+
+
+def _is_one(value: Any) -> bool:
+    return isinstance(value, (int, float)) and value == 1
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, (int, float)) and value == 0
+
+
+# Identities of arithmetic that hold bit by bit. x + 0 is not among them: -0.0 + 0 is 0.0.
+ARITHMETIC: dict[OpOverload, Callable[[fx.Node], bool]] = {
+    aten.mul.Tensor: lambda n: _is_one(n.args[1]),
+    aten.mul.Scalar: lambda n: _is_one(n.args[1]),
+    aten.div.Tensor: lambda n: _is_one(n.args[1]),
+    aten.div.Scalar: lambda n: _is_one(n.args[1]),
+    aten.constant_pad_nd.default: lambda n: all(_is_zero(p) for p in argument(n, 1)),
+    aten.pad.default: lambda n: all(_is_zero(p) for p in argument(n, 1)),
+    aten.repeat.default: lambda n: all(_is_one(r) for r in argument(n, 1)),
+    aten.dropout.default: lambda n: named_argument(n, "train") is False,
+    aten.alpha_dropout.default: lambda n: named_argument(n, "train") is False,
+    aten.feature_dropout.default: lambda n: named_argument(n, "train") is False,
+    aten.feature_alpha_dropout.default: lambda n: named_argument(n, "train") is False,
+}
+
+
+@register_pass
+class RemoveNoOps(GraphPass):
+    """Replace calls that return what they were given by their argument.
+
+    Views of a whole tensor, copies nobody can tell from the original, dropout in eval mode, padding by
+    nothing, `cat` of one tensor, and `copy_` of a tensor onto itself.
+
+    Requires: ATen-level graph.
+    Ensures:  outputs, written inputs and the aliases among them as before, bit by bit.
+
+    Args:
+        inference: nobody differentiates the graph, so that `detach` is a no-op too.
+    """
+
+    name = "remove-no-ops"
+
+    def __init__(self, *, inference: bool = True) -> None:
+        self.inference = inference
+
+    def run(self, gm: fx.GraphModule) -> PassResult:
+        aliases = AliasInfo(gm)
+        removed = 0
+        for node in list(gm.graph.nodes):
+            if node.op != "call_function" or not isinstance(node.target, OpOverload):
+                continue
+            if node.target is aten.copy_.default:
+                same = node.args[0] is node.args[1]
+                source: Any = node.args[0]
+            elif not self.inference and node.target._overloadpacket in STOPS_GRADIENTS:
+                continue
+            else:
+                source = _only_source(node)
+                same = source is not None and is_pure(node) and _returns_its_argument(node, source)
+                same = same and aliases.may_replace(node, source)
+            if not same or (aliases.is_output(node) and node.target is aten.copy_.default):
+                continue
+            aliases.replaced(node, source)
+            node.replace_all_uses_with(source)
+            gm.graph.erase_node(node)
+            removed += 1
+        return PassResult(gm, changed=removed > 0, count=removed)
+
+
+def _only_source(node: fx.Node) -> fx.Node | None:
+    """The tensor that the node would return: its first argument, or the only element of that."""
+    if not node.args:
+        return None
+    first = node.args[0]
+    if isinstance(first, (list, tuple)) and len(first) == 1:
+        first = first[0]
+    return first if isinstance(first, fx.Node) else None
+
+
+def _returns_its_argument(node: fx.Node, source: fx.Node) -> bool:
+    before, after = tensor_meta(source), tensor_meta(node)
+    if before is None or after is None:
+        return False
+    assert isinstance(node.target, OpOverload)
+    if node.target._overloadpacket in COPIES:
+        return same_meta(before, after)
+    if node.target is aten.cat.default:
+        return same_meta(before, after) and before.dim() > 0
+    check = ARITHMETIC.get(node.target)
+    if check is not None:
+        return check(node) and same_meta(before, after)
+    # A view of the same elements in the same order of the same storage.
+    known = node_facts(node)
+    return known.is_view and len(known.aliases) == 1 and same_place(before, after)

@@ -1,0 +1,133 @@
+"""The one list of passes, in order, and why this order; and the runner that times and checks them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from staticrt.errors import OptionError
+from staticrt.passes.base import GraphPass
+from staticrt.passes.cse import MergeEqualCalls
+from staticrt.passes.dead_code import RemoveDeadCode
+from staticrt.passes.differential import Comparison
+from staticrt.passes.no_ops import RemoveNoOps
+
+
+@dataclass(frozen=True)
+class PipelineOptions:
+    """What the passes may assume.
+
+    Attributes:
+        inference: nobody differentiates the graph; if False, nodes that only stop gradients stay.
+        freeze: parameters and buffers keep their values for the life of the result, so that they may
+            be folded into each other. Default False: an optimizer step or `load_state_dict` is seen.
+        constants: tensors behind the placeholders that never change, by placeholder target.
+        weights: tensors behind parameters and buffers, by placeholder target; read only with `freeze`.
+        fold_limit_bytes: the largest constant that folding may make, and the most it may add in all.
+    """
+
+    inference: bool = True
+    freeze: bool = False
+    constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    weights: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    fold_limit_bytes: int = 1 << 20
+
+
+# The order, and why. Each line: how to make the pass, and what it builds on.
+PIPELINE: tuple[tuple[Callable[[PipelineOptions], GraphPass], str], ...] = (
+    (
+        lambda o: RemoveNoOps(inference=o.inference),
+        "first, so that patterns are not hidden by detach and alias",
+    ),
+    (lambda o: MergeEqualCalls(), "after no-ops went, equal values have equal arguments"),
+    (lambda o: RemoveDeadCode(), "last: the others leave behind what they replaced"),
+)
+
+
+@dataclass(frozen=True)
+class PassReport:
+    """One pass of one run: places rewritten, nodes after it, seconds it took with its checks."""
+
+    name: str
+    changed: bool
+    count: int
+    num_nodes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class PipelineReport:
+    """What a pipeline did to `gm`, pass by pass."""
+
+    gm: fx.GraphModule
+    passes: tuple[PassReport, ...]
+
+    @property
+    def changed(self) -> bool:
+        return any(p.changed for p in self.passes)
+
+    def __str__(self) -> str:
+        rows = [
+            f"{p.name:<32} {p.count:>6} rewritten {p.num_nodes:>7} nodes {p.seconds * 1e3:>9.2f} ms"
+            for p in self.passes
+        ]
+        return "\n".join(rows)
+
+
+def default_passes(options: PipelineOptions | None = None) -> list[GraphPass]:
+    """The pipeline's passes with their options, in order."""
+    options = options or PipelineOptions()
+    return [make(options) for make, _why in PIPELINE]
+
+
+def run_pipeline(
+    gm: fx.GraphModule,
+    *,
+    disabled: Collection[str] = (),
+    options: PipelineOptions | None = None,
+    extra: Sequence[GraphPass] = (),
+    compare_with: Sequence[Any] | None = None,
+) -> PipelineReport:
+    """Run the pipeline on `gm`, in place.
+
+    Args:
+        gm: functional ATen graph, fake-tensor `meta["val"]` on every call.
+        disabled: names of passes to leave out.
+        options: what the passes may assume.
+        extra: the user's own passes, run before the last one (dead code).
+        compare_with: example inputs, one per placeholder. If given, the graph is run eagerly before
+            and after each pass that changed it; results, writes, aliases and the random state must agree.
+
+    Raises:
+        OptionError: `disabled` names no pass.
+        PassError: a pass failed, or with `compare_with` changed the graph's meaning. `gm` is then as
+            that pass left it.
+    """
+    passes = default_passes(options)
+    passes[-1:-1] = list(extra)
+    unknown = sorted(set(disabled) - {p.name for p in passes})
+    if unknown:
+        raise OptionError(
+            f"cannot disable {unknown[0]!r}: no such pass", fix=f"passes: {', '.join(p.name for p in passes)}"
+        )
+    comparison = Comparison(gm, compare_with) if compare_with is not None else None
+    reports = []
+    for graph_pass in passes:
+        if graph_pass.name in disabled:
+            continue
+        start = time.perf_counter()
+        result = graph_pass(gm, recompile=False)
+        seconds = time.perf_counter() - start
+        reports.append(
+            PassReport(graph_pass.name, result.changed, result.count, len(gm.graph.nodes), seconds)
+        )
+        if comparison is not None and result.changed:
+            comparison.check(gm, graph_pass.name, graph_pass.tolerance)
+    if any(report.changed for report in reports):
+        gm.recompile()
+    return PipelineReport(gm, tuple(reports))

@@ -1,0 +1,49 @@
+"""Questions about sizes that may be symbolic. None adds a guard: what isn't known is answered no."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+
+def number(value: Any) -> Any:
+    """The number behind an argument: a node's symbolic value, or the literal itself."""
+    return value.meta.get("val", value) if isinstance(value, fx.Node) else value
+
+
+def known_equal(a: Any, b: Any) -> bool:
+    """Whether two sizes (int, SymInt or size nodes) are equal for every input."""
+    a, b = number(a), number(b)
+    if isinstance(a, fx.Node) or isinstance(b, fx.Node):
+        return a is b
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    if isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt) and a.node.expr == b.node.expr:
+        return True
+    return bool(statically_known_true(a == b))
+
+
+def known_equal_all(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    return len(a) == len(b) and all(known_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def same_meta(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Same dtype, device, layout, sizes, strides and lazy bits, for every input."""
+    return (
+        a.dtype == b.dtype
+        and a.device == b.device
+        and a.layout == b.layout == torch.strided
+        and known_equal_all(a.shape, b.shape)
+        and known_equal_all(a.stride(), b.stride())
+        and a.is_conj() == b.is_conj()
+        and a.is_neg() == b.is_neg()
+    )
+
+
+def same_place(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Same metadata and storage offset: for views of one storage, the very same elements."""
+    return same_meta(a, b) and known_equal(a.storage_offset(), b.storage_offset())
