@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "planner/conflicts.h"
 #include "planner/failed_states.h"
 
 namespace staticrt::planner {
@@ -63,6 +64,9 @@ class ValleySearch::Impl {
     why_.assign(words_, 0);
     left_ = section_loads(items_, sections);
     height_.assign(sections, 0);
+    conflicts_ = Conflicts::of_ranges(items_, sections);
+    floor_.assign(n_, 0);
+    dirty_.assign(sections + 1, 0);
     placed_.assign(n_, 0);
     offset_.assign(n_, -1);
   }
@@ -85,12 +89,15 @@ class ValleySearch::Impl {
   int64_t steps() const { return work_ / kStepScale; }
 
  private:
+  enum class Kind : uint8_t { kPlaced, kRaised, kLifted };
   struct Move {
-    int32_t item, section;  // one of them is -1
-    int64_t level;          // height before
+    Kind kind;
+    int32_t index;  // item placed, section raised, item whose floor was lifted
+    int64_t level;  // height or floor before
   };
 
-  void place(int32_t i, int64_t level) {
+  // Both return false, with why_, if a section can no longer hold what is left for it.
+  bool place(int32_t i, int64_t level) {
     const Item& item = items_[i];
     for (int32_t s = item.first; s < item.last; ++s) {
       height_[s] = level + item.size;
@@ -100,31 +107,83 @@ class ValleySearch::Impl {
     placed_[i] = 1;
     offset_[i] = level;
     code_[item.first] ^= mix(i + 1);
-    moves_.push_back({i, -1, level});
+    moves_.push_back({Kind::kPlaced, i, level});
     work_ += item.last - item.first;
+    return lift_floors(conflicts_.of(i), level + item.size);
   }
 
-  void raise(int32_t section, int64_t level) {
-    moves_.push_back({-1, section, height_[section]});
+  bool raise(int32_t section, int64_t level) {
+    moves_.push_back({Kind::kRaised, section, height_[section]});
     height_[section] = level;
+    return lift_floors(over_[section], level);
+  }
+
+  bool lift_floors(std::span<const int32_t> items, int64_t level) {
+    int32_t begin = sections_, end = 0;
+    for (int32_t i : items) {
+      if (placed_[i] || floor_[i] >= level) continue;
+      moves_.push_back({Kind::kLifted, i, floor_[i]});
+      floor_[i] = level;
+      ++dirty_[items_[i].first];
+      --dirty_[items_[i].last];
+      begin = std::min(begin, items_[i].first);
+      end = std::max(end, items_[i].last);
+    }
+    work_ += static_cast<int64_t>(items.size());
+    bool fits = true;
+    for (int32_t s = begin, dirty = 0; s < end; ++s) {
+      dirty += dirty_[s];
+      dirty_[s] = 0;
+      if (fits && dirty > 0 && !holds_rest(s, level)) fits = false;
+    }
+    dirty_[std::max(begin, end)] = 0;
+    return fits;
+  }
+
+  // Items over a section lie one on the other, each on its floor at least. So for any level l, l + the sizes
+  // of those with a floor of at least l must not pass the capacity: looked at for the lowest floor, and for
+  // `level`, the floor just given to some. False, with why_, if they do.
+  bool holds_rest(int32_t section, int64_t level) {
+    int64_t lowest = kFar, above = 0;
+    for (int32_t i : over_[section])
+      if (!placed_[i]) {
+        lowest = std::min(lowest, floor_[i]);
+        if (floor_[i] >= level) above += items_[i].size;
+      }
+    work_ += static_cast<int64_t>(over_[section].size());
+    if (lowest + left_[section] <= capacity_ && level + above <= capacity_) return true;
+    std::fill(why_.begin(), why_.end(), 0);
+    add_bits(why_.data(), section, section + 1);
+    for (int32_t i : over_[section])
+      if (!placed_[i] && floor_[i] > height_[section]) {
+        const auto begin = height_.begin();
+        const int32_t peak =
+            static_cast<int32_t>(std::max_element(begin + items_[i].first, begin + items_[i].last) - begin);
+        add_bits(why_.data(), peak, peak + 1);
+      }
+    return false;
   }
 
   void undo_to(size_t mark) {
     for (; moves_.size() > mark; moves_.pop_back()) {
       const Move& move = moves_.back();
-      if (move.item < 0) {
-        height_[move.section] = move.level;
+      if (move.kind == Kind::kLifted) {
+        floor_[move.index] = move.level;
+        continue;
+      }
+      if (move.kind == Kind::kRaised) {
+        height_[move.index] = move.level;
         continue;
       }
       // An item is placed on level ground: all its sections were at its offset.
-      const Item& item = items_[move.item];
+      const Item& item = items_[move.index];
       for (int32_t s = item.first; s < item.last; ++s) {
         height_[s] = move.level;
         left_[s] += item.size;
       }
       for (int32_t s = item.first + 1; s < item.last; ++s) ++crossing_[s];
-      placed_[move.item] = 0;
-      code_[item.first] ^= mix(move.item + 1);
+      placed_[move.index] = 0;
+      code_[item.first] ^= mix(move.index + 1);
     }
   }
 
@@ -157,14 +216,8 @@ class ValleySearch::Impl {
     return verdict;
   }
 
-  bool may_lie(int32_t i, const Choice& at) const {
-    return !placed_[i] && items_[i].first >= at.valley_begin && items_[i].last <= at.valley_end &&
-           (twin_[i] < 0 || placed_[twin_[i]]);
-  }
-
-  int64_t floor_of(int32_t i) {
-    work_ += items_[i].last - items_[i].first;
-    return *std::max_element(height_.begin() + items_[i].first, height_.begin() + items_[i].last);
+  bool may_lie(int32_t i, int64_t level) const {
+    return !placed_[i] && floor_[i] == level && (twin_[i] < 0 || placed_[twin_[i]]);
   }
 
   // The lowest level above `level` at which an item over the section can rest, if none lies at `level`.
@@ -173,22 +226,21 @@ class ValleySearch::Impl {
     bool in_valley = false;
     for (int32_t i : over_[at.section]) {
       if (placed_[i]) continue;
-      if (items_[i].first >= at.valley_begin && items_[i].last <= at.valley_end)
+      if (floor_[i] == level)
         in_valley = true;
       else
-        next = std::min(next, floor_of(i));
+        next = std::min(next, floor_[i]);
     }
     if (!in_valley) return next;
     // Items of the valley can then rest on another one that does not cover the section.
     int64_t smallest = kFar;
-    for (int32_t i = first_item_[at.valley_begin]; i < first_item_[at.valley_end]; ++i)
+    const auto see = [&](int32_t i) {
       if (!placed_[i] && (items_[i].first > at.section || items_[i].last <= at.section))
         smallest = std::min(smallest, items_[i].size);
+    };
+    for (int32_t i = first_item_[at.valley_begin]; i < first_item_[at.valley_end]; ++i) see(i);
+    for (int32_t i : over_[at.valley_begin]) see(i);
     work_ += first_item_[at.valley_end] - first_item_[at.valley_begin];
-    for (int32_t s : {at.valley_begin, at.valley_end - 1})
-      for (int32_t i : over_[s])
-        if (!placed_[i] && (items_[i].first > at.section || items_[i].last <= at.section))
-          smallest = std::min(smallest, items_[i].size);
     return smallest == kFar ? next : std::min(next, level + smallest);
   }
 
@@ -229,7 +281,7 @@ class ValleySearch::Impl {
       while (e < end && left_[e] > 0 && height_[e] == level) ++e;
       for (int32_t s = b; s < e; ++s) {
         Choice here{s, b, e, 0, kFar};
-        for (int32_t i : over_[s]) here.options += may_lie(i, here);
+        for (int32_t i : over_[s]) here.options += may_lie(i, level);
         work_ += static_cast<int64_t>(over_[s].size());
         const int64_t slack = capacity_ - level - left_[s];
         if (slack > 0 && (best.section < 0 || here.options + 1 <= best.options || here.options == 0)) {
@@ -327,7 +379,7 @@ class ValleySearch::Impl {
     reasons_.resize(reasons + words_, 0);
     const size_t from = tries_.size();
     for (int32_t i : over_[choice.section])
-      if (may_lie(i, choice)) tries_.emplace_back(-score(i, choice), i);
+      if (may_lie(i, level)) tries_.emplace_back(-score(i, choice), i);
     std::sort(tries_.begin() + from, tries_.end());
     const size_t to = tries_.size(), here = moves_.size();
     Verdict verdict = Verdict::kRefuted;
@@ -340,14 +392,12 @@ class ValleySearch::Impl {
     };
     for (size_t k = from; k < to && verdict == Verdict::kRefuted && !jumped; ++k) {
       const int32_t i = tries_[k].second;
-      place(i, level);
-      verdict = solve_parts(begin, end);
+      verdict = place(i, level) ? solve_parts(begin, end) : Verdict::kRefuted;
       if (verdict == Verdict::kRefuted) refuted(items_[i].first, items_[i].last);
     }
     tries_.resize(from);
     if (verdict == Verdict::kRefuted && !jumped && choice.raise_to != kFar) {
-      raise(choice.section, choice.raise_to);
-      verdict = solve(begin, end);
+      verdict = raise(choice.section, choice.raise_to) ? solve(begin, end) : Verdict::kRefuted;
       if (verdict == Verdict::kRefuted) refuted(choice.section, choice.section + 1);
     }
     if (verdict == Verdict::kRefuted) {
@@ -378,10 +428,13 @@ class ValleySearch::Impl {
   std::vector<uint64_t> code_;          // section -> hash of the unplaced items that start there
   std::vector<uint8_t> placed_;
   std::vector<int64_t> offset_;
+  std::vector<int64_t> floor_;  // of an unplaced item: the highest terrain below it
   std::vector<Move> moves_;
   std::vector<Part> parts_;
   std::vector<std::pair<int64_t, int32_t>> tries_;
   std::vector<int64_t> state_, states_;
+  Conflicts conflicts_;
+  std::vector<int32_t> dirty_;  // section -> change of the number of dirty items there
   size_t words_ = 0;
   std::vector<uint64_t> why_;      // sections the last refutation looked at, as bits
   std::vector<uint64_t> reasons_;  // the same, collected by the calls of solve() under way
