@@ -1,0 +1,345 @@
+// Convolution of float32 images: 1x1 as a matrix product, depthwise directly, the rest as matrix products
+// over blocks of output pixels whose inputs are gathered into the cache (never the whole im2col matrix).
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/conv_plan.h"
+#include "kernels/gemm_routes.h"
+#include "kernels/packed_weights.h"
+#include "kernels/row_kernels.h"
+
+namespace staticrt {
+
+static void pair_of(const Ints& v, int64_t otherwise, int64_t* a, int64_t* b) {
+  *a = v.empty() ? otherwise : v[0];
+  *b = v.empty() ? otherwise : v.size() == 1 ? v[0] : v[1];
+}
+
+std::optional<ConvPlan> conv_plan(const PrepareRequest& request, int64_t groups) {
+  const TensorOperand* x = tensor_or_null(request, 0);
+  const TensorOperand* weight = tensor_or_null(request, 1);
+  const TensorOperand* bias = tensor_or_null(request, 2);
+  const TensorOperand& out = request.outs[0];
+  if (!x || !weight || request.outs.size() != 1 || !is_float(x->meta) || !is_plain_float(weight->meta) ||
+      !is_float(out.meta) || x->meta.sizes.size() != 4 || weight->meta.sizes.size() != 4 ||
+      out.meta.sizes.size() != 4 || out.meta.numel() == 0 || x->meta.numel() == 0 ||
+      (bias && !is_plain_float(bias->meta)) || groups < 1) {
+    return std::nullopt;
+  }
+  // Strings ("same", "valid") are another overload's.
+  ConvPlan p;
+  const bool planes = x->meta.is_contiguous() && out.meta.is_contiguous();
+  p.channels_last = !planes && is_channels_last(x->meta) && is_channels_last(out.meta);
+  if (!planes && !p.channels_last) return std::nullopt;
+  pair_of(ints_or_empty(request, 3), 1, &p.w.stride_h, &p.w.stride_w);
+  pair_of(ints_or_empty(request, 4), 0, &p.w.pad_h, &p.w.pad_w);
+  pair_of(ints_or_empty(request, 5), 1, &p.w.dilation_h, &p.w.dilation_w);
+  p.batch = x->meta.sizes[0];
+  p.in_channels = x->meta.sizes[1];
+  p.w.in_h = x->meta.sizes[2];
+  p.w.in_w = x->meta.sizes[3];
+  p.out_channels = out.meta.sizes[1];
+  p.w.out_h = out.meta.sizes[2];
+  p.w.out_w = out.meta.sizes[3];
+  p.w.kernel_h = weight->meta.sizes[2];
+  p.w.kernel_w = weight->meta.sizes[3];
+  p.groups = groups;
+  if (p.in_channels % groups != 0 || p.out_channels % groups != 0 || weight->meta.sizes[1] != p.group_in() ||
+      weight->meta.sizes[0] != p.out_channels) {
+    return std::nullopt;
+  }
+  p.x = x->where;
+  p.weight = weight->where;
+  p.out = out.where;
+  p.has_bias = bias != nullptr;
+  if (bias) p.bias = bias->where;
+  p.weight_constant = static_cast<const float*>(weight->constant_data);
+  p.num_threads = request.num_threads;
+  return p;
+}
+
+namespace {
+
+constexpr int64_t kPixelBlock = 48;
+
+// Depthwise planes: each tap adds a shifted row, scaled.
+struct DepthwisePlanes {
+  ConvPlan p;
+  int operator()(char* const* bases, char*) const {
+    const Window& w = p.w;
+    const RowKernels& rows = row_kernels();
+    const int64_t multiplier = p.group_out();
+    for_rows(p.batch * p.out_channels, w.out_h * w.out_w * w.taps(), p.num_threads, [&](int64_t plane) {
+      const int64_t c = plane % p.out_channels;
+      const float* in =
+          floats(p.x, bases) + (plane / p.out_channels * p.in_channels + c / multiplier) * w.in_h * w.in_w;
+      const float* taps = floats(p.weight, bases) + c * w.taps();
+      float* out = floats_out(p.out, bases) + plane * w.out_h * w.out_w;
+      const float bias = p.has_bias ? floats(p.bias, bases)[c] : 0.0F;
+      for (int64_t oh = 0; oh < w.out_h; ++oh) {
+        float* row = out + oh * w.out_w;
+        std::fill(row, row + w.out_w, bias);
+        for (int64_t kh = 0; kh < w.kernel_h; ++kh) {
+          const int64_t ih = oh * w.stride_h - w.pad_h + kh * w.dilation_h;
+          if (ih < 0 || ih >= w.in_h) continue;
+          for (int64_t kw = 0; kw < w.kernel_w; ++kw) {
+            const int64_t shift = kw * w.dilation_w - w.pad_w;  // of the input column of output column 0
+            const int64_t begin = shift < 0 ? (-shift + w.stride_w - 1) / w.stride_w : 0;
+            const int64_t end = std::min(w.out_w, (w.in_w - shift + w.stride_w - 1) / w.stride_w);
+            if (begin >= end) continue;
+            rows.accumulate_scaled(row + begin, in + ih * w.in_w + shift + begin * w.stride_w, end - begin,
+                                   w.stride_w, taps[kh * w.kernel_w + kw]);
+          }
+        }
+      }
+    });
+    return kRan;
+  }
+};
+
+// Depthwise, channels last: taps are vectors over the channels, laid out [taps, channels] in the workspace.
+struct DepthwisePixels {
+  ConvPlan p;
+  int operator()(char* const* bases, char* workspace) const {
+    const Window& w = p.w;
+    const RowKernels& rows = row_kernels();
+    const int64_t channels = p.out_channels;
+    auto* taps = reinterpret_cast<float*>(workspace);
+    const float* weight = floats(p.weight, bases);
+    for (int64_t c = 0; c < channels; ++c) {
+      for (int64_t t = 0; t < w.taps(); ++t) taps[t * channels + c] = weight[c * w.taps() + t];
+    }
+    for_rows(p.batch * w.out_h, w.out_w * channels * w.taps(), p.num_threads, [&](int64_t line) {
+      const int64_t oh = line % w.out_h;
+      const float* in = floats(p.x, bases) + line / w.out_h * w.in_h * w.in_w * channels;
+      for (int64_t ow = 0; ow < w.out_w; ++ow) {
+        float* out = floats_out(p.out, bases) + (line * w.out_w + ow) * channels;
+        if (p.has_bias) {
+          std::memcpy(out, floats(p.bias, bases), static_cast<size_t>(channels) * sizeof(float));
+        } else {
+          std::fill(out, out + channels, 0.0F);
+        }
+        for (int64_t kh = 0; kh < w.kernel_h; ++kh) {
+          const int64_t ih = oh * w.stride_h - w.pad_h + kh * w.dilation_h;
+          if (ih < 0 || ih >= w.in_h) continue;
+          for (int64_t kw = 0; kw < w.kernel_w; ++kw) {
+            const int64_t iw = ow * w.stride_w - w.pad_w + kw * w.dilation_w;
+            if (iw < 0 || iw >= w.in_w) continue;
+            rows.accumulate_product(out, in + (ih * w.in_w + iw) * channels, channels,
+                                    taps + (kh * w.kernel_w + kw) * channels);
+          }
+        }
+      }
+    });
+    return kRan;
+  }
+};
+
+// Planes: out[o, pixels] = W[o, taps of inputs] * columns, a panel of nr pixels at a time.
+struct PlaneConv {
+  ConvPlan p;
+  int operator()(char* const* bases, char* workspace) const {
+    const Window& w = p.w;
+    const GemmKernels& gemm = gemm_kernels();
+    auto* panel = reinterpret_cast<float*>(workspace);
+    const int64_t depth = p.group_in() * w.taps();
+    const int64_t pixels = w.out_h * w.out_w;
+    for (int64_t image = 0; image < p.batch * p.groups; ++image) {
+      const int64_t group = image % p.groups;
+      const float* in = floats(p.x, bases) + image * p.group_in() * w.in_h * w.in_w;
+      float* out = floats_out(p.out, bases) + image * p.group_out() * pixels;
+      if (p.has_bias) {
+        const float* bias = floats(p.bias, bases) + group * p.group_out();
+        for (int64_t o = 0; o < p.group_out(); ++o)
+          std::fill(out + o * pixels, out + (o + 1) * pixels, bias[o]);
+      }
+      GemmArgs g;
+      g.m = p.group_out();
+      g.k = depth;
+      g.a = floats(p.weight, bases) + group * p.group_out() * depth;
+      g.a_row = depth;
+      g.b = panel;
+      g.b_row = gemm.nr;
+      g.c_row = pixels;
+      g.accumulate = p.has_bias;
+      for (int64_t p0 = 0; p0 < pixels; p0 += gemm.nr) {
+        g.n = std::min(gemm.nr, pixels - p0);
+        gather(in, panel, p0, g.n, gemm.nr);
+        g.c = out + p0;
+        gemm.multiply(g, 0, 1);
+      }
+    }
+    return kRan;
+  }
+
+  // Rows of the panel: one per input channel and tap; columns: output pixels p0 .. p0 + n.
+  void gather(const float* in, float* panel, int64_t p0, int64_t n, int64_t nr) const {
+    const Window& w = p.w;
+    for (int64_t c = 0; c < p.group_in(); ++c, in += w.in_h * w.in_w) {
+      for (int64_t kh = 0; kh < w.kernel_h; ++kh) {
+        for (int64_t kw = 0; kw < w.kernel_w; ++kw, panel += nr) {
+          int64_t j = 0;
+          int64_t oh = p0 / w.out_w;
+          int64_t ow = p0 % w.out_w;
+          while (j < n) {  // a run of pixels in one output row
+            const int64_t run = std::min(n - j, w.out_w - ow);
+            const int64_t ih = oh * w.stride_h - w.pad_h + kh * w.dilation_h;
+            const int64_t iw = ow * w.stride_w - w.pad_w + kw * w.dilation_w;
+            const float* row = in + ih * w.in_w;
+            if (ih < 0 || ih >= w.in_h) {
+              std::fill(panel + j, panel + j + run, 0.0F);
+            } else if (w.stride_w == 1 && iw >= 0 && iw + run <= w.in_w) {
+              std::memcpy(panel + j, row + iw, static_cast<size_t>(run) * sizeof(float));
+            } else {
+              for (int64_t i = 0; i < run; ++i) {
+                const int64_t x = iw + i * w.stride_w;
+                panel[j + i] = x >= 0 && x < w.in_w ? row[x] : 0.0F;
+              }
+            }
+            j += run;
+            ow = 0;
+            ++oh;
+          }
+          std::fill(panel + n, panel + nr, 0.0F);
+        }
+      }
+    }
+  }
+};
+
+// Channels last: out[pixels, o] = rows[pixels, taps of inputs] * W^T, in blocks of pixels; W^T is packed
+// ahead.
+struct PixelConv {
+  ConvPlan p;
+  std::shared_ptr<const PackedWeights> packed;  // [taps, in] x [out]
+  int operator()(char* const* bases, char* workspace) const {
+    const Window& w = p.w;
+    const GemmKernels& gemm = gemm_kernels();
+    auto* rows = reinterpret_cast<float*>(workspace);
+    const int64_t depth = w.taps() * p.in_channels;
+    const int64_t pixels = w.out_h * w.out_w;
+    GemmArgs g;
+    g.n = p.out_channels;
+    g.k = depth;
+    g.a = rows;
+    g.a_row = depth;
+    g.b = packed->data();
+    g.b_row = gemm.nr;
+    g.b_panel = gemm.nr * depth;
+    g.c_row = p.out_channels;
+    g.bias = p.has_bias ? floats(p.bias, bases) : nullptr;
+    for (int64_t at = 0; at < p.batch * pixels; at += kPixelBlock) {
+      g.m = std::min(kPixelBlock, p.batch * pixels - at);
+      for (int64_t r = 0; r < g.m; ++r) gather(floats(p.x, bases), rows + r * depth, at + r);
+      g.c = floats_out(p.out, bases) + at * p.out_channels;
+      gemm.multiply(g, 0, gemm.panels(g.n));
+    }
+    return kRan;
+  }
+
+  void gather(const float* in, float* row, int64_t pixel) const {
+    const Window& w = p.w;
+    const int64_t image = pixel / (w.out_h * w.out_w);
+    const int64_t oh = pixel / w.out_w % w.out_h;
+    const int64_t ow = pixel % w.out_w;
+    const auto bytes = static_cast<size_t>(p.in_channels) * sizeof(float);
+    in += image * w.in_h * w.in_w * p.in_channels;
+    for (int64_t kh = 0; kh < w.kernel_h; ++kh) {
+      const int64_t ih = oh * w.stride_h - w.pad_h + kh * w.dilation_h;
+      for (int64_t kw = 0; kw < w.kernel_w; ++kw, row += p.in_channels) {
+        const int64_t iw = ow * w.stride_w - w.pad_w + kw * w.dilation_w;
+        if (ih < 0 || ih >= w.in_h || iw < 0 || iw >= w.in_w) {
+          std::fill(row, row + p.in_channels, 0.0F);
+        } else {
+          std::memcpy(row, in + (ih * w.in_w + iw) * p.in_channels, bytes);
+        }
+      }
+    }
+  }
+};
+
+std::optional<PreparedCall> pointwise_conv(const ConvPlan& p, PrepareRequest& request) {
+  MatmulShape s;
+  const int64_t pixels = p.w.out_h * p.w.out_w;
+  s.num_threads = request.num_threads;
+  s.deterministic = request.deterministic;
+  s.has_bias = p.has_bias;
+  s.bias = p.bias;
+  s.c = p.out;
+  s.k = p.in_channels;
+  if (p.channels_last) {
+    s.a = p.x;
+    s.m = p.batch * pixels;
+    s.a_row = p.in_channels;
+    s.b = p.weight;
+    s.n = p.out_channels;
+    s.b_n = p.in_channels;
+    s.b_k = 1;
+    s.b_constant = p.weight_constant;
+    s.c_row = p.out_channels;
+  } else {
+    s.a = p.weight;
+    s.m = p.out_channels;
+    s.a_row = p.in_channels;
+    s.b = p.x;
+    s.n = pixels;
+    s.b_k = pixels;
+    s.c_row = pixels;
+    s.batch[1] = p.batch;
+    s.b_batch[1] = p.in_channels * pixels;
+    s.c_batch[1] = p.out_channels * pixels;
+    s.bias_row = 1;
+    s.bias_col = 0;
+  }
+  return prepare_matmul(s, &request.workspace_bytes);
+}
+
+std::optional<PreparedCall> prepare_conv(PrepareRequest& request, int64_t groups) {
+  const auto plan = conv_plan(request, groups);
+  if (!plan) return std::nullopt;
+  const ConvPlan& p = *plan;
+  const GemmKernels& gemm = gemm_kernels();
+  const auto floats_to_bytes = [](int64_t n) { return n * static_cast<int64_t>(sizeof(float)); };
+  if (p.groups == 1 && p.w.is_pointwise()) return pointwise_conv(p, request);
+  if (p.groups > 1 && p.group_in() == 1) {
+    if (!p.channels_last) return call_with(DepthwisePlanes{p}, "depthwise planes");
+    if (p.group_out() != 1) return std::nullopt;
+    request.workspace_bytes = floats_to_bytes(p.w.taps() * p.out_channels);
+    return call_with(DepthwisePixels{p}, "depthwise pixels");
+  }
+  if (!p.channels_last) {
+    request.workspace_bytes = floats_to_bytes(gemm.nr * p.group_in() * p.w.taps());
+    return call_with(PlaneConv{p}, "conv: panels of pixels");
+  }
+  if (p.groups > 1 || p.weight_constant == nullptr) return std::nullopt;
+  // Depth in the order of a pixel's row, [taps, in]; the weight is [out, in, taps].
+  const int64_t taps = p.w.taps();
+  std::vector<float> ordered(static_cast<size_t>(p.out_channels * taps * p.in_channels));
+  for (int64_t o = 0; o < p.out_channels; ++o) {
+    for (int64_t c = 0; c < p.in_channels; ++c) {
+      for (int64_t t = 0; t < taps; ++t) {
+        ordered[static_cast<size_t>((o * taps + t) * p.in_channels + c)] =
+            p.weight_constant[(o * p.in_channels + c) * taps + t];
+      }
+    }
+  }
+  const int64_t depth = taps * p.in_channels;
+  auto packed = std::make_shared<PackedWeights>(gemm.packed_floats(depth, p.out_channels));
+  gemm.pack(ordered.data(), 1, depth, depth, p.out_channels, packed->data(), 0, gemm.panels(p.out_channels));
+  request.workspace_bytes = floats_to_bytes(kPixelBlock * depth);
+  return call_with(PixelConv{p, std::move(packed)}, "conv: rows of pixels");
+}
+
+}  // namespace
+
+// (input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+SRT_PREPARE("aten::convolution", prepare_convolution) {
+  return bool_or(request, 6, false) ? std::nullopt : prepare_conv(request, int_or(request, 8, 1));
+}
+
+// (input, weight, bias, stride, padding, dilation, groups)
+SRT_PREPARE("aten::conv2d", prepare_conv2d) {
+  return prepare_conv(request, int_or(request, 6, 1));
+}
+
+}  // namespace staticrt

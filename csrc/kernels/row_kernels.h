@@ -1,0 +1,38 @@
+// float32 kernels over one contiguous row, compiled once per instruction set.
+#pragma once
+
+#include <cstdint>
+
+namespace staticrt {
+
+struct RowKernels {
+  float (*sum)(const float* x, int64_t n);
+  // NaN if any element is; n > 0.
+  float (*max)(const float* x, int64_t n);
+  float (*min)(const float* x, int64_t n);
+  // out may be x.
+  void (*softmax)(float* out, const float* x, int64_t n);
+  void (*log_softmax)(float* out, const float* x, int64_t n);
+  // Mean and 1 / sqrt(variance + eps).
+  void (*moments)(const float* x, int64_t n, float eps, float* mean, float* rstd);
+  float (*sum_of_squares)(const float* x, int64_t n);
+  // out = x * scale + shift, with numbers, and with vectors (weight, bias; either may be null) on top of
+  // numbers: out = (x * scale + shift) * weight + bias.
+  void (*affine)(float* out, const float* x, int64_t n, float scale, float shift);
+  void (*affine_vectors)(float* out, const float* x, int64_t n, float scale, float shift, const float* weight,
+                         const float* bias);
+  // out[i] = x[i] * a[i] + b[i]
+  void (*multiply_add)(float* out, const float* x, int64_t n, const float* a, const float* b);
+  // acc[i] += x[i] * a[i]
+  void (*accumulate_product)(float* acc, const float* x, int64_t n, const float* a);
+  // acc[i] += x[i * step] * a
+  void (*accumulate_scaled)(float* acc, const float* x, int64_t n, int64_t step, float a);
+};
+
+const RowKernels& row_kernels();  // of the set that tile_prims() takes
+
+const RowKernels* row_kernels_default();
+const RowKernels* row_kernels_avx2();
+const RowKernels* row_kernels_avx512();
+
+}  // namespace staticrt

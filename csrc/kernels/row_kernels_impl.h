@@ -1,0 +1,171 @@
+// Bodies of the row kernels, included once per instruction set (row_kernels_*.cpp).
+#pragma once
+
+#include <ATen/cpu/vec/vec.h>
+
+#include <cmath>
+#include <limits>
+
+#include "kernels/row_kernels.h"
+
+namespace staticrt {
+namespace {
+
+using V = at::vec::Vectorized<float>;
+constexpr int64_t kLanes = V::size();
+
+float add_lanes(const V& x) {
+  float lanes[kLanes];
+  x.store(lanes);
+  for (int64_t width = kLanes / 2; width > 0; width /= 2) {
+    for (int64_t k = 0; k < width; ++k) lanes[k] += lanes[k + width];
+  }
+  return lanes[0];
+}
+
+template <class Load>
+float sum_with(int64_t n, const Load& load) {
+  V part[4] = {V(0), V(0), V(0), V(0)};
+  int64_t i = 0;
+  for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+    for (int64_t k = 0; k < 4; ++k) part[k] = part[k] + load(i + k * kLanes, kLanes);
+  }
+  for (; i + kLanes <= n; i += kLanes) part[0] = part[0] + load(i, kLanes);
+  if (i < n) part[1] = part[1] + V::set(V(0), load(i, n - i), n - i);
+  return add_lanes((part[0] + part[1]) + (part[2] + part[3]));
+}
+
+V load_some(const float* p, int64_t n) {
+  return n == kLanes ? V::loadu(p) : V::loadu(p, n);
+}
+
+float sum(const float* x, int64_t n) {
+  return sum_with(n, [&](int64_t i, int64_t k) { return load_some(x + i, k); });
+}
+
+float sum_of_squares(const float* x, int64_t n) {
+  return sum_with(n, [&](int64_t i, int64_t k) {
+    const V v = load_some(x + i, k);
+    return v * v;
+  });
+}
+
+float max_lanes(const V& x, bool want_min) {
+  float lanes[kLanes];
+  x.store(lanes);
+  float best = lanes[0];
+  for (int64_t k = 1; k < kLanes; ++k) {
+    if (std::isnan(best)) break;
+    if (std::isnan(lanes[k]) || (want_min ? lanes[k] < best : lanes[k] > best)) best = lanes[k];
+  }
+  return best;
+}
+
+template <bool want_min>
+float extreme(const float* x, int64_t n) {
+  const V start(want_min ? std::numeric_limits<float>::infinity() : -std::numeric_limits<float>::infinity());
+  const auto better = [](const V& a, const V& b) {
+    return want_min ? at::vec::minimum(a, b) : at::vec::maximum(a, b);
+  };
+  V part[2] = {start, start};
+  int64_t i = 0;
+  for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+    part[0] = better(part[0], V::loadu(x + i));
+    part[1] = better(part[1], V::loadu(x + i + kLanes));
+  }
+  for (; i + kLanes <= n; i += kLanes) part[0] = better(part[0], V::loadu(x + i));
+  if (i < n) part[1] = better(part[1], V::set(start, V::loadu(x + i, n - i), n - i));
+  return max_lanes(better(part[0], part[1]), want_min);
+}
+
+template <class F>
+void map_row(float* out, int64_t n, const F& f) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) f(i, kLanes).store(out + i);
+  if (i < n) f(i, n - i).store(out + i, static_cast<int>(n - i));
+}
+
+void softmax(float* out, const float* x, int64_t n) {
+  const V top(extreme<false>(x, n));
+  map_row(out, n, [&](int64_t i, int64_t k) { return (load_some(x + i, k) - top).exp_u20(); });
+  const V scale(1.0F / sum(out, n));
+  map_row(out, n, [&](int64_t i, int64_t k) { return load_some(out + i, k) * scale; });
+}
+
+void log_softmax(float* out, const float* x, int64_t n) {
+  const float highest = extreme<false>(x, n);
+  const V top(highest);
+  const float total =
+      sum_with(n, [&](int64_t i, int64_t k) { return (load_some(x + i, k) - top).exp_u20(); });
+  const V shift(std::log(total));
+  map_row(out, n, [&](int64_t i, int64_t k) { return load_some(x + i, k) - top - shift; });
+}
+
+void moments(const float* x, int64_t n, float eps, float* mean, float* rstd) {
+  const float count = static_cast<float>(n);
+  const float average = sum(x, n) / count;
+  const V center(average);
+  const float squares = sum_with(n, [&](int64_t i, int64_t k) {
+    const V v = load_some(x + i, k) - center;
+    return v * v;
+  });
+  *mean = average;
+  *rstd = 1.0F / std::sqrt(squares / count + eps);
+}
+
+void affine(float* out, const float* x, int64_t n, float scale, float shift) {
+  const V a(scale);
+  const V b(shift);
+  map_row(out, n, [&](int64_t i, int64_t k) { return at::vec::fmadd(load_some(x + i, k), a, b); });
+}
+
+void affine_vectors(float* out, const float* x, int64_t n, float scale, float shift, const float* weight,
+                    const float* bias) {
+  const V a(scale);
+  const V b(shift);
+  map_row(out, n, [&](int64_t i, int64_t k) {
+    V y = at::vec::fmadd(load_some(x + i, k), a, b);
+    if (weight) y = y * load_some(weight + i, k);
+    if (bias) y = y + load_some(bias + i, k);
+    return y;
+  });
+}
+
+void multiply_add(float* out, const float* x, int64_t n, const float* a, const float* b) {
+  map_row(out, n, [&](int64_t i, int64_t k) {
+    return at::vec::fmadd(load_some(x + i, k), load_some(a + i, k), load_some(b + i, k));
+  });
+}
+
+void accumulate_product(float* acc, const float* x, int64_t n, const float* a) {
+  map_row(acc, n, [&](int64_t i, int64_t k) {
+    return at::vec::fmadd(load_some(x + i, k), load_some(a + i, k), load_some(acc + i, k));
+  });
+}
+
+void accumulate_scaled(float* acc, const float* x, int64_t n, int64_t step, float a) {
+  if (step == 1) {
+    const V factor(a);
+    map_row(acc, n, [&](int64_t i, int64_t k) {
+      return at::vec::fmadd(load_some(x + i, k), factor, load_some(acc + i, k));
+    });
+    return;
+  }
+  for (int64_t i = 0; i < n; ++i) acc[i] += x[i * step] * a;
+}
+
+constexpr RowKernels kKernels{&sum,
+                              &extreme<false>,
+                              &extreme<true>,
+                              &softmax,
+                              &log_softmax,
+                              &moments,
+                              &sum_of_squares,
+                              &affine,
+                              &affine_vectors,
+                              &multiply_add,
+                              &accumulate_product,
+                              &accumulate_scaled};
+
+}  // namespace
+}  // namespace staticrt
