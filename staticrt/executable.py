@@ -12,6 +12,7 @@ from staticrt.errors import LoweringError
 from staticrt.frontend.graph import CapturedGraph
 from staticrt.lowering import lower
 from staticrt.native import _C
+from staticrt.passes.pipeline import PipelineOptions, PipelineReport, run_pipeline
 
 
 class Executable(Protocol):
@@ -67,7 +68,10 @@ class StaticExecutable:
         LoweringError: the graph holds what no Program can express.
     """
 
-    def __init__(self, captured: CapturedGraph, **options: Any) -> None:
+    def __init__(self, captured: CapturedGraph, *, passes: bool = True, **options: Any) -> None:
+        self.passes: PipelineReport | None = (
+            run_pipeline(captured.module, options=_known(captured)) if passes else None
+        )
         lowered = lower(captured.module)
         self.program = lowered.program
         self.native = _C.Executable(lowered.program, **options)
@@ -82,12 +86,23 @@ class StaticExecutable:
         return self.native.node_counts
 
 
+def _known(captured: CapturedGraph) -> PipelineOptions:
+    """What passes may assume of this capture: lifted constants never change, parameters and buffers do."""
+    placeholders = captured.module.graph.find_nodes(op="placeholder")
+    constants = {
+        str(node.target): value
+        for node, spec, value in zip(placeholders, captured.inputs, captured.values, strict=False)
+        if spec.kind == "constant" and not spec.mutated
+    }
+    return PipelineOptions(constants=constants)
+
+
 def build(captured: CapturedGraph, executor: str, **options: Any) -> Executable:
     """The executable of a captured graph.
 
     Args:
         executor: "reference", "static", or "auto" (static; where lowering cannot, the reference).
-        options: keyword arguments of the C++ executable.
+        options: `passes`, and keyword arguments of the C++ executable.
     """
     if executor == "reference":
         return ReferenceExecutable(captured)

@@ -20,6 +20,7 @@ from torch import fx
 
 from staticrt.errors import LoweringError
 from staticrt.native import _C
+from staticrt.ops import facts_of_call
 
 # Python functions on numbers, as they stand in graphs with symbolic sizes -> C++ kernel.
 _NUMBER_OPS: dict[Any, str] = {
@@ -172,6 +173,7 @@ class _Lowering:
             )
 
     def _operator(self, node: fx.Node, target: torch._ops.OpOverload) -> None:
+        target = _number_overload(node, target)
         args = []
         for position, argument in enumerate(target._schema.arguments):
             if position < len(node.args) and not argument.kwarg_only:
@@ -184,7 +186,7 @@ class _Lowering:
                 raise LoweringError(f"{target} lacks argument {argument.name!r}", at=node.name)
             args.append(self._argument(value))
         name = target._schema.name + (f".{target._overloadname}" if target._overloadname != "default" else "")
-        self._emit(node, name, args, **_schema_facts(target))
+        self._emit(node, name, args, **_facts(node, target))
 
     def _higher_order(self, node: fx.Node, name: str) -> None:
         op = _CONTROL_FLOW.get(name)
@@ -259,30 +261,36 @@ class _Lowering:
         self.values[node] = refs if many else (refs[0] if refs else None)
 
 
+def _number_overload(node: fx.Node, target: torch._ops.OpOverload) -> torch._ops.OpOverload:
+    """The overload for a call that gives a number where the schema has a tensor: `add.Tensor(x, 2)` is
+    `add.Scalar(x, 2)`, as the number would not take part in type promotion either way."""
+    for value, argument in zip(node.args, target._schema.arguments, strict=False):
+        if str(argument.type) != "Tensor":
+            continue
+        given = value.meta.get("val") if isinstance(value, fx.Node) else value
+        if isinstance(given, torch.Tensor) or given is None:
+            continue
+        name = target._overloadname.replace("Tensor", "Scalar")
+        packet = target._overloadpacket
+        if name == target._overloadname or name not in packet.overloads():
+            raise LoweringError(f"{target} is given a number for the tensor {argument.name!r}", at=node.name)
+        return getattr(packet, name)  # type: ignore[no-any-return]
+    return target
+
+
 def _info(name: str, val: Any) -> tuple[str, torch.dtype | None, torch.device | None]:
     if isinstance(val, torch.Tensor):
         return (name, val.dtype, val.device)
     return (name, None, None)
 
 
-def _schema_facts(target: torch._ops.OpOverload) -> dict[str, Any]:
-    """What the dispatcher's schema says: aliases, written arguments, effects, list results."""
+def _facts(node: fx.Node, target: torch._ops.OpOverload) -> dict[str, Any]:
+    """What a Program keeps of the op's facts: aliases, written arguments, effects, list results."""
+    known = facts_of_call(target, node.args, node.kwargs)
     schema = target._schema
-    aliases: list[tuple[int, int, bool]] = []
-    written = [
-        i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write
-    ]
-    for out, ret in enumerate(schema.returns):
-        if ret.alias_info is None:
-            continue
-        sets = ret.alias_info.before_set | ret.alias_info.after_set
-        for i, argument in enumerate(schema.arguments):
-            if argument.alias_info is not None and (argument.alias_info.before_set & sets or "*" in sets):
-                aliases.append((out, i, False))
-    random = torch.Tag.nondeterministic_seeded in target.tags
     return {
-        "aliases": aliases,
-        "written_args": written,
-        "has_effects": bool(written) or random or not schema.returns,
+        "aliases": [(alias.output, alias.arg, alias.may) for alias in known.aliases],
+        "written_args": known.mutates,
+        "has_effects": bool(known.mutates) or known.random or not schema.returns,
         "returns_list": len(schema.returns) == 1 and str(schema.returns[0].type) == "List[Tensor]",
     }

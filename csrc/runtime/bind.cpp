@@ -3,35 +3,26 @@
 #include <string>
 
 #include "common/error.h"
+#include "runtime/structured_ops.h"
 
 namespace staticrt {
 namespace {
 
-// The `.out` overload of a functional op, if its first arguments are the op's own and a kernel of the CPU
-// backend stands behind it. Generated out overloads are CompositeExplicitAutograd: they allocate and
-// copy, so calling the functional op is cheaper.
+// The out overload of a structured op, if its arguments are the op's own and its outputs.
 std::optional<c10::OperatorHandle> find_out_overload(const Node& node) {
+  const std::optional<std::string_view> overload = structured_out_overload(node.op);
+  if (!overload) return std::nullopt;
   const c10::FunctionSchema& schema = node.handle->schema();
-  const std::string& overload = schema.overload_name();
-  const auto& returns = schema.returns();
-  for (const auto& ret : returns) {
-    if (ret.type()->kind() != c10::TypeKind::TensorType || ret.alias_info()) return std::nullopt;
-  }
-  if (returns.empty() || schema.is_mutable()) return std::nullopt;
-  const std::string base = overload.empty() ? "" : overload + "_";
-  for (const std::string& name : {base + "out", std::string("out")}) {
-    auto found = c10::Dispatcher::singleton().findSchema({schema.name(), name});
-    if (!found || !found->hasKernelForDispatchKey(c10::DispatchKey::CPU)) continue;
-    const auto& args = found->schema().arguments();
-    if (args.size() != schema.arguments().size() + returns.size()) continue;
-    bool same = true;
-    for (size_t i = 0; i < schema.arguments().size(); ++i) {
-      same &=
-          args[i].name() == schema.arguments()[i].name() && *args[i].type() == *schema.arguments()[i].type();
+  auto found = c10::Dispatcher::singleton().findSchema({schema.name(), std::string(*overload)});
+  if (!found || !found->hasKernelForDispatchKey(c10::DispatchKey::CPU)) return std::nullopt;
+  const auto& args = found->schema().arguments();
+  if (args.size() != schema.arguments().size() + schema.returns().size()) return std::nullopt;
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    if (args[i].name() != schema.arguments()[i].name() || *args[i].type() != *schema.arguments()[i].type()) {
+      return std::nullopt;
     }
-    if (same) return found;
   }
-  return std::nullopt;
+  return found;
 }
 
 bool all_outputs_are_typed_cpu_tensors(const Program& program, const Node& node) {

@@ -17,7 +17,7 @@ class Executable;
 enum class BoundKind : uint8_t {
   kOut,       // an out variant of ours
   kNative,    // a view or a number, by a kernel of ours
-  kBoxedOut,  // the dispatcher's `.out` overload, where a real CPU kernel stands behind it
+  kBoxedOut,  // the dispatcher's out overload of a structured op
   kBoxed,     // the dispatcher's functional op
   kControl,   // cond, while_loop, scan, map over body programs
 };
