@@ -272,7 +272,7 @@ def _number_overload(node: fx.Node, target: torch._ops.OpOverload) -> torch._ops
             continue
         name = target._overloadname.replace("Tensor", "Scalar")
         packet = target._overloadpacket
-        if name == target._overloadname or name not in packet.overloads():
+        if name == target._overloadname or not hasattr(packet, name):
             raise LoweringError(f"{target} is given a number for the tensor {argument.name!r}", at=node.name)
         return getattr(packet, name)  # type: ignore[no-any-return]
     return target
