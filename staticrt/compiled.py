@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from staticrt import executable
 from staticrt.errors import CaptureError
@@ -18,6 +17,7 @@ from staticrt.fast_path import FastPath
 from staticrt.frontend.graph import CapturedGraph
 from staticrt.frontend.keys import CallKey, EagerOnly, call_key, eager_reason
 from staticrt.frontend.state import Snapshot, StateGuard
+from staticrt.frontend.structure import Flattener
 from staticrt.options import Options
 from staticrt.report.explain import CaptureReport, EagerReport, Explanation, operator_counts
 
@@ -79,7 +79,9 @@ class Engine:
         reason = eager_reason()
         if reason is not None:
             return self._run_eagerly(args, kwargs, reason)
-        leaves, spec = pytree.tree_flatten((args, kwargs))
+        flattener = Flattener()
+        spec = flattener.flatten((args, kwargs))
+        leaves = flattener.leaves
         try:
             call = call_key(leaves, spec)
         except EagerOnly as error:
@@ -91,8 +93,8 @@ class Engine:
         except TypeError:  # an argument that cannot be hashed
             return self._run_eagerly(args, kwargs, "an argument is neither a tensor nor hashable")
         if entry is None:
-            return self._miss(call, leaves, args, kwargs)
-        return self._run(entry, leaves, args, kwargs)
+            return self._miss(call, flattener, args, kwargs)
+        return self._run(entry, flattener, args, kwargs)
 
     def _wants_gradients(self) -> bool:
         parameters = getattr(self.function, "parameters", None)
@@ -104,7 +106,8 @@ class Engine:
                 return entry
         return None
 
-    def _run(self, entry: Entry, leaves: Sequence[Any], args: Any, kwargs: Any) -> Any:
+    def _run(self, entry: Entry, flat_args: Flattener, args: Any, kwargs: Any) -> Any:
+        leaves = flat_args.leaves
         captured = entry.captured
         if captured.mutates and _share_memory(captured, leaves):
             return self._run_eagerly(
@@ -116,7 +119,7 @@ class Engine:
         if isinstance(entry.executable, executable.StaticExecutable):
             static = entry.executable
             self.fast.learn(captured, static.native, static.outputs, entry.state, args, kwargs)
-        return pytree.tree_unflatten(list(outputs), captured.out_spec)
+        return captured.out_spec.build(outputs, flat_args.containers)
 
     def _run_eagerly(self, args: Any, kwargs: Any, reason: str, where: str = "") -> Any:
         self._eager["call", reason, where] += 1
@@ -124,17 +127,17 @@ class Engine:
 
     # -- captures ----------------------------------------------------------------------------------------------
 
-    def _miss(self, call: CallKey, leaves: Sequence[Any], args: Any, kwargs: Any) -> Any:
+    def _miss(self, call: CallKey, flat: Flattener, args: Any, kwargs: Any) -> Any:
         with self._lock:
-            entry = self._find(call, leaves)  # another thread may have made it
+            entry = self._find(call, flat.leaves)  # another thread may have made it
             if entry is None and call.key not in self._routes:
                 if len(self._order) >= self.options.max_captures:
                     reason = f"more than max_captures={self.options.max_captures} captures"
                     self._warn_once(f"{self.name}: {reason}; further ones run eagerly")
                     return self._run_eagerly(args, kwargs, reason)
-                entry = self._capture(call, leaves, args, kwargs)
+                entry = self._capture(call, flat.leaves, args, kwargs)
         if entry is not None:
-            return self._run(entry, leaves, args, kwargs)
+            return self._run(entry, flat, args, kwargs)
         reason, where = self._failures[call.key]
         return self._run_eagerly(args, kwargs, reason, where)
 
@@ -184,7 +187,9 @@ class Engine:
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Capture for these arguments without running the model on them."""
-        leaves, spec = pytree.tree_flatten((args, kwargs))
+        flattener = Flattener()
+        spec = flattener.flatten((args, kwargs))
+        leaves = flattener.leaves
         needs_grad = torch.is_grad_enabled() and (self._wants_gradients() or _any_requires_grad(leaves))
         with torch.set_grad_enabled(torch.is_grad_enabled() and not needs_grad), self._lock:
             call = call_key(leaves, spec)

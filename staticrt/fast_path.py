@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from staticrt.frontend.graph import CapturedGraph
 from staticrt.frontend.state import StateGuard
+from staticrt.frontend.structure import LEAF, Structure
 from staticrt.native import _C
 
 _MAX_ENTRIES = 64
@@ -62,7 +62,7 @@ class FastPath:
                 ("constant", object).
             state: holds while the capture does.
         """
-        key = (id(program), len(args), tuple(kwargs), pytree.tree_structure((args, kwargs)))
+        key = (id(program), len(args), tuple(kwargs), captured.in_spec)
         if key in self._known:
             return
         self._known.add(key)
@@ -77,7 +77,9 @@ class FastPath:
             arguments = [walker.walk(value) for value in (*args, *kwargs.values())]
             walker.check_complete()
             leaves = list(outputs)
-            result = _result(captured.out_spec, leaves)
+            if captured.out_spec.writes or captured.in_spec.has_references():
+                return
+            result = _result(captured.out_spec.result, leaves)
         except _NotFast:
             return
         _C.add_fast_entry(
@@ -126,20 +128,15 @@ class _Arguments:
             raise _NotFast
 
 
-def _result(spec: Any, leaves: list[Any]) -> tuple[Any, ...]:
+def _result(spec: Structure, leaves: list[Any]) -> tuple[Any, ...]:
     """The tree of a result; takes its leaves off the front of `leaves`."""
-    if spec.is_leaf():
+    if spec is LEAF:
         return tuple(leaves.pop(0))
-    children = [_result(child, leaves) for child in spec.children()]
-    if spec.type in (tuple, list):
-        return (spec.type.__name__, children)
-    if spec.type is dict:
-        return ("dict", list(zip(spec.context, children, strict=True)))
-
-    def rebuild(values: list[Any]) -> Any:
-        node = pytree.SUPPORTED_NODES[spec.type]
-        return node.unflatten_fn(values, spec.context)
-
-    if spec.type not in pytree.SUPPORTED_NODES:
+    if spec.kind == "ref":
         raise _NotFast
-    return ("call", rebuild, children)
+    children = [_result(child, leaves) for child in spec.children]
+    if spec.kind in (tuple, list):
+        return (spec.kind.__name__, children)
+    if spec.kind is dict:
+        return ("dict", list(zip(spec.context, children, strict=True)))
+    return ("call", spec.rebuild, children)

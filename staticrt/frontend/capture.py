@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from staticrt.frontend.fakes import FakeMaker, guards_of
 from staticrt.frontend.graph import CapturedGraph, InputSpec
 from staticrt.frontend.reasons import CannotCapture, exception_line
 from staticrt.frontend.state import Snapshot
+from staticrt.frontend.structure import Builder, Flattener, ResultSpec, Structure, contents, same_contents
+from staticrt.frontend.tracing import lock, tracing
 from staticrt.frontend.watch import Watcher
 
 aten = torch.ops.aten
-
-# One capture at a time: it sets process-wide flags (torch.compiler.is_compiling).
-_lock = threading.RLock()
-
 
 def capture(
     function: Callable[..., Any],
@@ -50,7 +45,7 @@ def capture(
         Exception: whatever the model raised.
     """
     snapshot = snapshot if snapshot is not None else Snapshot()
-    with _lock:
+    with lock:
         attempts = [True, False] if dynamic else [False]
         for oblivious in attempts:
             try:
@@ -70,31 +65,16 @@ def capture(
             except Exception:
                 if not oblivious or not any(
                     isinstance(leaf, torch.Tensor) and any(size in (0, 1) for size in leaf.shape)
-                    for leaf in pytree.tree_leaves((args, kwargs))
+                    for leaf in _leaves((args, kwargs))
                 ):
                     raise
     raise AssertionError("unreachable")
 
 
-@contextlib.contextmanager
-def _tracing(oblivious: bool) -> Iterator[None]:
-    """The process state under which models see that they are being compiled."""
-    from torch.fx.experimental import _config
-
-    was_compiling = torch.compiler._is_compiling_flag  # type: ignore[attr-defined]
-    fastpath = torch.backends.mha.get_fastpath_enabled()
-    torch.compiler._is_compiling_flag = True  # type: ignore[attr-defined]
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with (
-            _config.patch(backed_size_oblivious=oblivious),  # type: ignore[attr-defined]
-            torch.inference_mode(False),
-            torch.set_grad_enabled(torch.is_grad_enabled() and not torch.is_inference_mode_enabled()),
-        ):
-            yield
-    finally:
-        torch.compiler._is_compiling_flag = was_compiling  # type: ignore[attr-defined]
-        torch.backends.mha.set_fastpath_enabled(fastpath)
+def _leaves(value: Any) -> list[Any]:
+    flattener = Flattener()
+    flattener.flatten(value)
+    return flattener.leaves
 
 
 def _attempt(
@@ -114,7 +94,9 @@ def _attempt(
     from staticrt.frontend.functionalize import functionalize
     from staticrt.frontend.trace import Tracer
 
-    leaves, in_spec = pytree.tree_flatten((args, kwargs))
+    flattener = Flattener()
+    in_spec = flattener.flatten((args, kwargs))
+    leaves = flattener.leaves
     env = ShapeEnv(
         allow_scalar_outputs=True,
         allow_dynamic_output_shape_ops=True,
@@ -122,20 +104,22 @@ def _attempt(
         duck_shape=False,
     )
     fake_mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+    fake_mode.cache_enabled = False  # with symbolic sizes it costs more than it saves, and adds guards
     watcher = Watcher(snapshot)
-    grad_enabled = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-    with _tracing(oblivious), torch.set_grad_enabled(grad_enabled):
+    with tracing(oblivious):
         maker = FakeMaker(fake_mode, oblivious=oblivious, static=static)
         fakes = maker.make(leaves, symbolic_ints)
-        tracer = Tracer(fake_mode, watcher.pause)
+        tracer = Tracer(fake_mode, watcher)
         placeholders: dict[int, fx.Node] = {}
         for index, fake in enumerate(fakes.leaves):
             if isinstance(fake, (torch.Tensor, torch.SymInt)):
                 placeholders[index] = tracer.add_user(fake, f"arg_{index}")
         for symbol, size in fakes.symbols.items():
             tracer.sources[symbol] = (placeholders[size.leaf], size.prop, size.dim)
-        fake_args, fake_kwargs = pytree.tree_unflatten(list(fakes.leaves), in_spec)
-        before = pytree.tree_flatten((fake_args, fake_kwargs))
+        builder = Builder(fakes.leaves)
+        fake_args, fake_kwargs = builder.build(in_spec)
+        containers = builder.containers
+        before = [contents(container) for container in containers]
         try:
             with fake_mode, torch._C._AutoDispatchBelowAutograd(), tracer:
                 watcher.start()
@@ -151,10 +135,7 @@ def _attempt(
             raise CannotCapture(f"the model {what}", where)
         if changed:
             raise CannotCapture(f"the model changes {changed[0]}")
-        after = pytree.tree_flatten((fake_args, fake_kwargs))
-        if before[1] != after[1] or any(a is not b for a, b in zip(before[0], after[0], strict=True)):
-            raise CannotCapture("the model changes a container among its arguments")
-        outputs, out_spec = pytree.tree_flatten(result)
+        outputs, out_spec = _flatten_result(result, containers, before, snapshot)
         for out in outputs:
             _check_output(out)
         written: set[fx.Node] = set()
@@ -166,6 +147,25 @@ def _attempt(
     return _finish(
         tracer, nodes, written, names, tensors, in_spec, out_spec, guards_of(env, fakes.symbols), snapshot
     )
+
+
+def _flatten_result(
+    result: Any, containers: list[Any], before: list[Any], snapshot: Snapshot
+) -> tuple[list[Any], ResultSpec]:
+    """Flat outputs: the result's leaves, then the new contents of each argument container the model changed."""
+    known = {id(container): number for number, container in enumerate(containers)}
+    flattener = Flattener(known, snapshot.knows)
+    structure = flattener.flatten(result)
+    writes: list[tuple[int, Structure]] = []
+    for number, (container, old) in enumerate(zip(containers, before, strict=True)):
+        new = contents(container)
+        if not same_contents(old, new):
+            if type(container) not in (list, dict) and not hasattr(container, "__dict__"):
+                raise CannotCapture(f"the model changes its argument, a {type(container).__name__}")
+            values = [item for _key, item in new]
+            as_plain = values if isinstance(container, list) else dict(new)
+            writes.append((number, flattener.flatten(as_plain)))
+    return flattener.leaves, ResultSpec(structure, writes)
 
 
 def _check_output(out: Any) -> None:
@@ -204,6 +204,8 @@ def _finish(
     guards: Any,
     snapshot: Snapshot,
 ) -> CapturedGraph:
+    from staticrt.frontend.hops import body_holder
+
     graph = tracer.graph
     graph.output(tuple(outputs))
     by_node = {lifted.node: lifted.value for lifted in tracer.lifted.values()}
@@ -222,7 +224,7 @@ def _finish(
     for node in lifted:
         anchor.prepend(node)
     ordered = graph.find_nodes(op="placeholder")
-    module = fx.GraphModule(torch.nn.Module(), graph)
+    module = fx.GraphModule(body_holder(tracer), graph)
     return CapturedGraph(
         module=module,
         inputs=tuple(specs[node] for node in ordered),

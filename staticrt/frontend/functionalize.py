@@ -41,7 +41,8 @@ def functionalize(recorded: Tracer, outputs: list[Any]) -> tuple[Tracer, list[An
 class _Functionalizer:
     def __init__(self, recorded: Tracer) -> None:
         self.old = recorded
-        self.new = Tracer(recorded.fake_mode)
+        self.new = Tracer(recorded.fake_mode, parent=recorded.parent)
+        self.new.bodies = recorded.bodies
         self.new.sources = {}
         self.new.random = recorded.random
         self.env: dict[fx.Node, Any] = {}  # old node -> value of the new graph's node for it
@@ -84,6 +85,11 @@ class _Functionalizer:
         for lifted in self.old.lifted.values():
             if lifted.node is node:
                 self.new.lifted[id(lifted.value)] = type(lifted)(lifted.value, lifted.fake, new)
+        for key, (outer_value, outer_node) in self.old.outer.items():
+            if outer_node is node:
+                self.new.outer[key] = (outer_value, new)
+        if isinstance(value, torch.SymInt) and value.node.expr.is_Symbol and self.old.parent is not None:
+            self.new.symbols.define(value.node.expr, new)
         if node in self.old.user_placeholders:
             self.new.user_placeholders.append(new)
         if isinstance(value, torch.Tensor):
@@ -101,6 +107,13 @@ class _Functionalizer:
 
     def _node(self, node: fx.Node) -> None:
         value = node.meta.get("val")
+        if node.op == "get_attr":
+            self.env[node] = new = self.new.graph.get_attr(str(node.target))
+            new.meta.update(node.meta)
+            return
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            self._copy(node)
+            return
         if not isinstance(node.target, torch._ops.OpOverload):
             if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
                 self._getitem(node)

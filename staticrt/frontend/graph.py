@@ -24,6 +24,8 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
+from staticrt.frontend.structure import ResultSpec, Structure
+
 InputKind = Literal["parameter", "buffer", "constant", "user"]
 
 
@@ -116,7 +118,8 @@ class CapturedGraph:
         module: the graph, with sub-modules for control flow.
         inputs: one entry for each placeholder, in order.
         values: the tensors behind the entries that are not "user", in order (the model's own objects, not copies).
-        in_spec, out_spec: structure of the arguments `(args, kwargs)` and of the result.
+        in_spec: structure of the arguments `(args, kwargs)`.
+        out_spec: how the flat outputs become the result.
         guards: conditions on sizes; another capture is needed where they fail.
         route: how it was captured ("trace", "dynamo").
         random: the graph draws random numbers, in eager's order.
@@ -126,8 +129,8 @@ class CapturedGraph:
     module: fx.GraphModule
     inputs: tuple[InputSpec, ...]
     values: tuple[torch.Tensor, ...]
-    in_spec: Any
-    out_spec: Any
+    in_spec: Structure
+    out_spec: ResultSpec
     guards: GuardSet
     route: str = "trace"
     random: bool = False

@@ -7,8 +7,9 @@ pure) and puts it back; afterwards the same record is the guard: the capture hol
 from __future__ import annotations
 
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -83,10 +84,9 @@ class Snapshot:
 
     def _container(self, path: str, value: Any) -> list[tuple[str, Any]]:
         if isinstance(value, dict):
-            self._dicts.append((path, value, dict(value)))
-            return [
-                (f"{path}[{key!r}]", item) for key, item in value.items() if not isinstance(item, _LEAF_TYPES)
-            ]
+            saved = dict(dict.items(value))  # not through methods that a subclass overrides
+            self._dicts.append((path, value, saved))
+            return [(f"{path}[{key!r}]", x) for key, x in saved.items() if not isinstance(x, _LEAF_TYPES)]
         if isinstance(value, (list, deque)):
             self._lists.append((path, value, list(value)))
             return [
@@ -136,6 +136,10 @@ class Snapshot:
             found.append((f"{path}:{name}", content))
         return found
 
+    def knows(self, address: int) -> bool:
+        """Whether an object (by id) was there when the snapshot was taken."""
+        return address in self._seen
+
     def add_global(self, scope: dict[str, Any], name: str) -> None:
         """Remember a global name's value, and what it holds."""
         key = (id(scope), name)
@@ -165,8 +169,10 @@ class Snapshot:
         """Put everything back as it was."""
         for _path, live, saved in self._dicts:
             if not _same_dict(live, saved):
-                live.clear()
-                live.update(saved)
+                kind = OrderedDict if isinstance(live, OrderedDict) else dict
+                kind.clear(live)
+                for key, item in saved.items():
+                    kind.__setitem__(live, key, item)
         for _path, live_list, saved_list in self._lists:
             if not _same_list(live_list, saved_list):
                 live_list.clear()
@@ -194,7 +200,9 @@ class StateGuard:
         self._sized = [live for _p, live, _s in (*snapshot._dicts, *snapshot._lists, *snapshot._sets)]
         self._lengths = [len(live) for live in self._sized]
         self._views: list[Callable[[], Iterable[Any]]] = [
-            live.values for _p, live, _s in snapshot._dicts if live
+            live.values if type(live) is dict else partial(dict.values, live)
+            for _p, live, _s in snapshot._dicts
+            if live
         ]
         self._views += [live.__iter__ for _p, live, _s in snapshot._lists if live]
         self._ids = [id(item) for view in self._views for item in view()]
@@ -241,7 +249,7 @@ def _content(cell: types.CellType) -> Any:
 
 def _same_dict(live: dict[Any, Any], saved: dict[Any, Any]) -> bool:
     return len(live) == len(saved) and all(
-        a is b and x is y for (a, x), (b, y) in zip(live.items(), saved.items(), strict=True)
+        a is b and x is y for (a, x), (b, y) in zip(dict.items(live), saved.items(), strict=True)
     )
 
 
@@ -252,4 +260,4 @@ def _same_list(live: Any, saved: list[Any]) -> bool:
 def _different_keys(live: dict[Any, Any], saved: dict[Any, Any]) -> list[str]:
     missing = object()
     keys = [*saved, *(key for key in live if key not in saved)]
-    return [str(key) for key in keys if live.get(key, missing) is not saved.get(key, missing)]
+    return [str(key) for key in keys if dict.get(live, key, missing) is not saved.get(key, missing)]

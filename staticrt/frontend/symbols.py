@@ -96,6 +96,10 @@ class SymbolNodes:
         """State that `node` computes `symbol`; its meta["val"] is set already."""
         self._nodes[symbol] = node
 
+    def has(self, symbol: Any) -> bool:
+        """Whether a node computes `symbol`."""
+        return symbol in self._nodes
+
     def lookup(self, value: Any) -> Any:
         """The node of a symbolic number, or the Python number where it is known.
 

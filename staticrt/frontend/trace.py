@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import operator
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from staticrt.frontend import composites
 from staticrt.frontend.reasons import CannotCapture, stack_trace
 from staticrt.frontend.symbols import SymbolNodes
+from staticrt.frontend.watch import Watcher
 
 aten = torch.ops.aten
 
@@ -45,10 +45,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         fake_mode: a `FakeTensorMode` with a ShapeEnv.
-        pause: called around recording, so that a watcher of model code does not see ours.
+        watcher: of model code; paused while the tracer works.
+        parent: the tracer of the graph around a control-flow body.
     """
 
-    def __init__(self, fake_mode: Any, pause: Callable[[], Any] | None = None) -> None:
+    supports_higher_order_operators = True
+
+    def __init__(self, fake_mode: Any, watcher: Watcher | None = None, parent: Tracer | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.fake_mode = fake_mode
         self.shape_env = fake_mode.shape_env
@@ -65,7 +68,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.unbacked: list[tuple[Any, fx.Node, int | None]] = []  # symbol, its node, the dim that has it
         self._nodes: dict[int, fx.Node] = {}
         self._alive: list[torch.Tensor] = []
-        self._pause = pause
+        self.watcher = watcher
+        self.parent = parent
+        self.outer: dict[Any, tuple[Any, fx.Node]] = {}  # what a body uses from outside: value, own placeholder
+        self.bodies: dict[str, fx.GraphModule] = {}
 
     # -- inputs ------------------------------------------------------------------------------------------------
 
@@ -107,7 +113,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _bind_symbol(self, symbol: Any) -> fx.Node | None:
         source = self.sources.get(symbol)
         if source is None:
-            return None
+            if self.parent is None:
+                return None
+            return self._take_outer(symbol, self.shape_env.create_symintnode(symbol, hint=None))
         placeholder, prop, dim = source
         if prop == "value":
             return placeholder
@@ -122,17 +130,19 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if self._pause is None:
+        if self.watcher is None:
             return self._dispatch(func, args, kwargs or {})
-        resume = self._pause()
+        self.watcher.pause()
         try:
             return self._dispatch(func, args, kwargs or {})
         finally:
-            resume()
+            self.watcher.resume()
 
     def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(func, torch._ops.OpOverload):
-            raise CannotCapture(f"higher-order operator {func}")
+            from staticrt.frontend import hops
+
+            return hops.record(self, func, args, kwargs)
         if func._schema.name in _QUERIES:
             return func(*args, **kwargs)
         if torch.is_grad_enabled() and not self.grad_enabled:
@@ -179,14 +189,36 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         from torch._subclasses.fake_tensor import FakeTensor
 
         if isinstance(value, FakeTensor):
-            raise CannotCapture("a tensor made outside of the recorded operators")
+            if self.parent is None:
+                raise CannotCapture("a tensor made outside of the recorded operators")
+            self._take_outer(id(value), self.parent._fake(value))
+            return value
+        if self.parent is not None:
+            fake = self.parent._fake(value)
+            if id(fake) not in self._nodes:
+                self._take_outer(id(fake), fake)
+            return fake
         return self.lift(value).fake
+
+    def _take_outer(self, key: Any, value: Any) -> fx.Node:
+        """A placeholder for something a control-flow body uses from outside."""
+        first = next(iter(self.graph.nodes), None)
+        place = next((node for node in self.graph.nodes if node.op != "placeholder"), None)
+        with self.graph.inserting_before(place) if place is not None else self.graph.inserting_after(first):
+            node = self.graph.placeholder(f"outer_{len(self.outer)}")
+        node.meta["val"] = value
+        self.outer[key] = (value, node)
+        if isinstance(value, torch.Tensor):
+            self.track(value, node)
+        return node
 
     def argument(self, value: Any) -> Any:
         """The graph form of an operator's argument."""
+        if isinstance(value, fx.Node):
+            return value
         if isinstance(value, torch.Tensor):
             node = self._nodes.get(id(value))
-            return node if node is not None else self.lift(value).node
+            return node if node is not None else self._nodes[id(self._fake_tensor(value))]
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return self.symbols.lookup(value)
         if isinstance(value, (list, tuple)):
@@ -200,23 +232,43 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node_args = tuple(self.argument(arg) for arg in args)
         node_kwargs = {key: self.argument(arg) for key, arg in kwargs.items()}
         node = self.graph.create_node("call_function", func, node_args, node_kwargs)
-        if self.source_node is not None:
-            trace = self.source_node.meta.get("stack_trace")
-        else:
-            trace = stack_trace(sys._getframe(3))
-        if trace is not None:
-            node.meta["stack_trace"] = trace
+        self.annotate(node)
         node.meta["val"] = out
         if schema.is_mutable:
             self.writes = True
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.random = True
         self._track_output(node, out)
+        self.bind_fresh(node, out, known)
+        return out
+
+    def annotate(self, node: fx.Node) -> None:
+        """Keep the model line of a new node."""
+        if self.source_node is not None:
+            trace = self.source_node.meta.get("stack_trace")
+        else:
+            trace = stack_trace(sys._getframe(2))
+        if trace is not None:
+            node.meta["stack_trace"] = trace
+
+    def bind_fresh(self, node: fx.Node, out: Any, known: int) -> None:
+        """Bind the numbers that `node` made: those pending beyond the first `known`."""
         fresh = self.shape_env.pending_fresh_unbacked_symbols
         if len(fresh) > known:
-            self._bind_unbacked(node, out, fresh[known:])
+            self.bind_unbacked(node, out, fresh[known:])
             del fresh[known:]
-        return out
+
+    def is_fresh(self, expr: Any) -> bool:
+        """Whether an expression is a symbol that data decides and no node computes yet."""
+        return bool(expr.is_Symbol and self.shape_env.is_unbacked_symint(expr) and not self.symbols.has(expr))
+
+    def new_symbol(self, size: bool = False) -> torch.SymInt:
+        """A number that only running tells."""
+        number: torch.SymInt = self.shape_env.create_unbacked_symint()
+        self.shape_env.pending_fresh_unbacked_symbols.remove(number.node.expr)  # the caller binds it
+        if size:
+            torch._check(number >= 0)
+        return number
 
     def _track_output(self, node: fx.Node, out: Any) -> None:
         if isinstance(out, torch.Tensor):
@@ -231,7 +283,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     if isinstance(item, torch.Tensor):
                         self.track(item, getitem)
 
-    def _bind_unbacked(self, node: fx.Node, out: Any, symbols: list[Any]) -> None:
+    def bind_unbacked(self, node: fx.Node, out: Any, symbols: list[Any]) -> None:
         """Say which node computes each number that data decides (`nonzero`'s length, `item()`)."""
         missing = set(symbols)
         owners = list(node.users) if isinstance(out, (tuple, list)) else [node]

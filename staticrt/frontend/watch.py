@@ -12,13 +12,13 @@ import inspect
 import random
 import sys
 import types
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from staticrt.frontend.reasons import is_user_file, user_frame
 from staticrt.frontend.state import Snapshot
+from staticrt.frontend.tracing import ReplacedNames
 
 _IMPURE_BUILTINS = frozenset({"print", "input", "open", "breakpoint", "exec"})
 _IMPURE_MODULES = frozenset(
@@ -53,6 +53,7 @@ class Watcher:
         self._snapshot = snapshot
         self._codes: dict[types.CodeType, bool] = {}
         self._previous: Any = None
+        self._names = ReplacedNames()
         self.impure: list[tuple[str, str]] = []  # what, model line
 
     def start(self) -> None:
@@ -61,13 +62,14 @@ class Watcher:
 
     def stop(self) -> None:
         sys.setprofile(self._previous)
+        self._names.undo()
 
-    def pause(self) -> Callable[[], None]:
-        """Stop watching; call the result to go on."""
+    def pause(self) -> None:
+        """Do not watch until `resume`."""
         sys.setprofile(None)
-        return self._resume
 
-    def _resume(self) -> None:
+    def resume(self) -> None:
+        """Watch again."""
         sys.setprofile(self._event)
 
     def _event(self, frame: types.FrameType, event: str, arg: Any) -> None:
@@ -101,6 +103,8 @@ class Watcher:
             if written:
                 self._note(f"writes the global {written[0]!r}", frame)
         scope = frame.f_globals
+        if "int" in code.co_names:
+            self._names.replace_int(scope)
         for name in code.co_names:
             value = scope.get(name, frame)
             if value is not frame and isinstance(value, _GUARDED) and not name.startswith("__"):

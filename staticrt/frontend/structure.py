@@ -1,0 +1,268 @@
+"""Flat leaves and structure of arguments and results.
+
+Like a pytree, and uses its registry, but it also takes plain objects that hold tensors apart (caches,
+unregistered dataclasses), keeps shared containers shared, and tells which of the caller's containers a model
+changed.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+_PLAIN = (torch.Tensor, str, bytes, int, float, complex, type(None), type, torch.Size, torch.dtype, torch.device)
+_OPAQUE = (types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, torch.nn.Module)
+_MAX_DEPTH = 64
+
+
+class Structure:
+    """One node of a structure. Equal structures take equal leaves.
+
+    Args:
+        kind: None for a leaf, "ref" for a container met before, else the container's type.
+        context: what the container's type needs besides its children.
+        children: structures of the children.
+    """
+
+    __slots__ = ("_hash", "children", "context", "kind")
+
+    def __init__(self, kind: Any, context: Any, children: tuple[Structure, ...]) -> None:
+        self.kind = kind
+        self.context = context
+        self.children = children
+        self._hash: int = hash((kind, len(children), *(child._hash for child in children)))
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return (
+            isinstance(other, Structure)
+            and self._hash == other._hash
+            and self.kind == other.kind
+            and bool(self.context == other.context)
+            and self.children == other.children
+        )
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def has_references(self) -> bool:
+        """Whether a container appears more than once."""
+        return self.kind == "ref" or any(child.has_references() for child in self.children)
+
+    def rebuild(self, values: Sequence[Any]) -> Any:
+        """A container of this node's type from its children's values; not for lists, tuples, dicts, references."""
+        if isinstance(self.context, _Attributes):
+            made = self.kind.__new__(self.kind)
+            made.__dict__.update(zip(self.context, values, strict=True))
+            return made
+        if self.context is None:  # a namedtuple
+            return self.kind(*values)
+        return pytree.SUPPORTED_NODES[self.kind].unflatten_fn(values, self.context.value)
+
+    def __repr__(self) -> str:
+        if self.kind is None:
+            return "*"
+        name = self.kind if isinstance(self.kind, str) else self.kind.__name__
+        return f"{name}({', '.join(map(repr, self.children))})"
+
+
+LEAF = Structure(None, None, ())
+
+
+class Flattener:
+    """Takes values apart. One instance for one call, so that shared containers are seen.
+
+    Args:
+        known: id of a container -> its number among the caller's containers; met, it becomes a reference.
+        opaque: ids of objects that stay leaves.
+    """
+
+    def __init__(self, known: dict[int, int] | None = None, opaque: Callable[[int], bool] | None = None) -> None:
+        self.leaves: list[Any] = []
+        self.containers: list[Any] = []
+        self._numbers: dict[int, int] = dict(known or {})
+        self._offset = len(self._numbers)
+        self._opaque = opaque
+        self._depth = 0
+
+    def flatten(self, value: Any) -> Structure:
+        """Append the leaves of `value`; return its structure."""
+        kind = type(value)
+        if isinstance(value, _PLAIN):
+            self.leaves.append(value)
+            return LEAF
+        if self._opaque is not None and self._opaque(id(value)):
+            self.leaves.append(value)
+            return LEAF
+        number = self._numbers.get(id(value))
+        if number is not None:
+            return Structure("ref", number, ())
+        if kind is tuple:
+            return Structure(tuple, None, tuple(map(self.flatten, value)))
+        if kind is list:
+            self._remember(value)
+            return Structure(list, None, tuple(map(self.flatten, value)))
+        if kind is dict:
+            self._remember(value)
+            return Structure(dict, tuple(value), tuple(map(self.flatten, value.values())))
+        if pytree._is_namedtuple_instance(value):
+            return Structure(kind, None, tuple(map(self.flatten, value)))
+        handler = pytree.SUPPORTED_NODES.get(kind)
+        if handler is not None:
+            children, context = handler.flatten_fn(value)
+            self._remember(value)
+            return Structure(kind, _frozen(context), tuple(map(self.flatten, children)))
+        if self._depth < _MAX_DEPTH and holds_tensors(value):
+            self._remember(value)
+            self._depth += 1
+            attributes = vars(value)
+            result = Structure(kind, _Attributes(attributes), tuple(map(self.flatten, attributes.values())))
+            self._depth -= 1
+            return result
+        self.leaves.append(value)
+        return LEAF
+
+    def _remember(self, value: Any) -> None:
+        self._numbers[id(value)] = self._offset + len(self.containers)
+        self.containers.append(value)
+
+
+class _Attributes(tuple):  # type: ignore[type-arg]
+    """Marks a structure that is a plain object, by its attribute names."""
+
+
+class _Frozen:
+    """A pytree context, compared by ==."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Frozen) and bool(self.value == other.value)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _frozen(context: Any) -> _Frozen:
+    # A dict's context is a list of its keys that the dict may change later.
+    return _Frozen(list(context) if type(context) is list else context)
+
+
+def holds_tensors(value: Any, depth: int = 0) -> bool:
+    """Whether a plain object reaches a tensor through attributes and containers."""
+    if isinstance(value, torch.Tensor):
+        return True
+    if depth > 6 or isinstance(value, (*_PLAIN, *_OPAQUE)):
+        return False
+    if isinstance(value, (list, tuple)):
+        return any(holds_tensors(item, depth + 1) for item in value)
+    if isinstance(value, dict):
+        return any(holds_tensors(item, depth + 1) for item in value.values())
+    attributes = getattr(value, "__dict__", None)
+    return isinstance(attributes, dict) and any(holds_tensors(item, depth + 1) for item in attributes.values())
+
+
+class Builder:
+    """Puts values together again.
+
+    Args:
+        leaves: all leaves, in order.
+        containers: what references mean: the caller's own containers.
+    """
+
+    def __init__(self, leaves: Sequence[Any], containers: Sequence[Any] = ()) -> None:
+        self._leaves = iter(leaves)
+        self.containers = list(containers)
+
+    def build(self, structure: Structure) -> Any:
+        """The value of the next leaves."""
+        kind, children = structure.kind, structure.children
+        if kind is None:
+            return next(self._leaves)
+        if kind == "ref":
+            return self.containers[structure.context]
+        if kind is tuple:
+            return tuple([self.build(child) for child in children])
+        if kind is list:
+            made: Any = []
+            self.containers.append(made)
+            made.extend([self.build(child) for child in children])
+            return made
+        if kind is dict:
+            made = {}
+            self.containers.append(made)
+            for key, child in zip(structure.context, children, strict=True):
+                made[key] = self.build(child)
+            return made
+        if isinstance(structure.context, _Attributes):
+            made = kind.__new__(kind)
+            self.containers.append(made)
+            for name, child in zip(structure.context, children, strict=True):
+                made.__dict__[name] = self.build(child)
+            return made
+        if structure.context is None:
+            return structure.rebuild([self.build(child) for child in children])
+        place = len(self.containers)
+        self.containers.append(None)
+        values = [self.build(child) for child in children]
+        made = structure.rebuild(values)
+        self.containers[place] = made
+        return made
+
+
+def contents(container: Any) -> Any:
+    """The items a container holds now, to compare by identity: a list of (key, item)."""
+    if isinstance(container, list):
+        return list(enumerate(container))
+    if isinstance(container, dict):
+        return list(container.items())
+    return list(vars(container).items())
+
+
+def same_contents(before: list[tuple[Any, Any]], after: list[tuple[Any, Any]]) -> bool:
+    """Whether two results of `contents` hold the very same items."""
+    return len(before) == len(after) and all(
+        a is b or a == b for (a, _x), (b, _y) in zip(before, after, strict=True)
+    ) and all(x is y for (_a, x), (_b, y) in zip(before, after, strict=True))
+
+
+def replace_contents(container: Any, new: Any) -> None:
+    """Make a container hold what `new` (a list, a dict, or a dict of attributes) holds."""
+    if isinstance(container, list):
+        container[:] = new
+        return
+    target = container if isinstance(container, dict) else vars(container)
+    target.clear()
+    target.update(new)
+
+
+class ResultSpec:
+    """How a call's flat outputs become its result, and what of the caller's containers it changes.
+
+    Args:
+        result: structure of the result.
+        writes: (container number, structure of its new contents) of each container the model changed.
+    """
+
+    def __init__(self, result: Structure, writes: Sequence[tuple[int, Structure]] = ()) -> None:
+        self.result = result
+        self.writes = tuple(writes)
+        self.single = result is LEAF and not writes
+
+    def build(self, flat: Sequence[Any], containers: Sequence[Any]) -> Any:
+        """The result; `containers` are the caller's, in the order they were flattened."""
+        if self.single:
+            return flat[0]
+        builder = Builder(flat, containers)
+        result = builder.build(self.result)
+        new = [(number, builder.build(structure)) for number, structure in self.writes]
+        for number, value in new:
+            replace_contents(containers[number], value)
+        return result

@@ -1,0 +1,93 @@
+"""The process state under which a model is recorded."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import importlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+# One capture at a time: some of this state belongs to the whole process.
+lock = threading.RLock()
+
+
+class _IntMeta(type):
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, builtins.int)
+
+    def __subclasscheck__(cls, other: type) -> bool:
+        return issubclass(other, builtins.int)
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is builtins.int
+
+    def __hash__(cls) -> int:
+        return hash(builtins.int)
+
+
+class SymbolicInt(builtins.int, metaclass=_IntMeta):
+    """Stands for `int` in model code that is recorded: `int(x.shape[0])` keeps a symbolic size symbolic."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and isinstance(args[0], torch.SymInt):
+            return args[0]
+        return builtins.int(*args, **kwargs)
+
+
+class ReplacedNames:
+    """Global names given another meaning while a model is recorded."""
+
+    def __init__(self) -> None:
+        self._added: list[tuple[dict[str, Any], str]] = []
+
+    def replace_int(self, scope: dict[str, Any]) -> None:
+        """Let `int` mean `SymbolicInt` in a module of model code."""
+        if "int" not in scope:
+            scope["int"] = SymbolicInt
+            self._added.append((scope, "int"))
+
+    def undo(self) -> None:
+        for scope, name in self._added:
+            scope.pop(name, None)
+        self._added.clear()
+
+
+@contextlib.contextmanager
+def tracing(oblivious: bool) -> Iterator[None]:
+    """Let models see that they are being compiled, and control flow reach the tracer whole.
+
+    Args:
+        oblivious: sizes 0 and 1 are like any other.
+    """
+    from torch.fx.experimental import _config
+
+    from staticrt.frontend.hops import sequential_scan
+
+    compiler: Any = torch.compiler
+    # The package gives the function of that name, not the module.
+    associative_scan: Any = importlib.import_module("torch._higher_order_ops.associative_scan")
+    was_compiling = compiler._is_compiling_flag
+    is_dynamo_compiling = compiler.is_dynamo_compiling
+    generic_scan = associative_scan.generic_associative_scan
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    grad = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    compiler._is_compiling_flag = True
+    compiler.is_dynamo_compiling = lambda: True  # cond and friends then call their operators at once
+    associative_scan.generic_associative_scan = sequential_scan
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with (
+            _config.patch(backed_size_oblivious=oblivious),  # type: ignore[attr-defined]
+            torch.inference_mode(False),
+            torch.set_grad_enabled(grad),
+        ):
+            yield
+    finally:
+        compiler._is_compiling_flag = was_compiling
+        compiler.is_dynamo_compiling = is_dynamo_compiling
+        associative_scan.generic_associative_scan = generic_scan
+        torch.backends.mha.set_fastpath_enabled(fastpath)
