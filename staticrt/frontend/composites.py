@@ -103,6 +103,3 @@ def rewrite(func: Any, args: tuple[Any, ...]) -> Callable[..., Any] | None:
         return _batch_norm
     return None
 
-
-# op -> fake result from fake arguments, where torch's own rule is slow or specialises sizes
-FAKE_RULES: dict[Any, Callable[..., Any]] = {}

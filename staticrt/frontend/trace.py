@@ -18,7 +18,7 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from staticrt.frontend import composites
+from staticrt.frontend import composites, shapes
 from staticrt.frontend.reasons import CannotCapture, stack_trace
 from staticrt.frontend.symbols import SymbolNodes
 from staticrt.frontend.watch import Watcher
@@ -159,10 +159,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if torch.Tag.inplace_view in func.tags:
             return self._inplace_view(func, fake_args, fake_kwargs)
         known = len(self.shape_env.pending_fresh_unbacked_symbols)
-        shape_rule = composites.FAKE_RULES.get(func)
-        if shape_rule is not None:
-            out = shape_rule(self.fake_mode, *fake_args, **fake_kwargs)
-        else:
+        shape_rule = shapes.RULES.get(func)
+        out = None if shape_rule is None else shape_rule(self.fake_mode, *fake_args, **fake_kwargs)
+        if out is None:
             out = func(*fake_args, **fake_kwargs)
             if kind is composites.Kind.KEEP and composites.aliases_inputs(out, fake_args, fake_kwargs):
                 return self._expand(func, args, kwargs)

@@ -1,0 +1,344 @@
+"""Quick fake results for frequent operators.
+
+torch's own rules are general and slow with symbolic sizes (milliseconds for `layer_norm`), and some pin sizes that the
+operator does not depend on (oneDNN heuristics of `convolution`, broadcasting in `matmul`). Each rule here covers the
+common case and gives `None` for the rest, which then takes torch's way, errors included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+Rule = Callable[..., Any]
+RULES: dict[Any, Rule] = {}
+
+
+def rule(*ops: Any) -> Callable[[Rule], Rule]:
+    """Register a rule: (fake_mode, *args, **kwargs) -> fake result, or None."""
+
+    def register(function: Rule) -> Rule:
+        for op in ops:
+            RULES[op] = function
+        return function
+
+    return register
+
+
+def new(mode: Any, sizes: Sequence[Any], like: torch.Tensor, strides: Sequence[Any] | None = None) -> torch.Tensor:
+    """A fake tensor of `like`'s dtype and device, contiguous unless strides are given."""
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.utils._mode_utils import no_dispatch
+
+    sizes = list(sizes)
+    with no_dispatch():
+        if strides is None:
+            strides = _contiguous_strides(mode, sizes)
+        meta = torch.empty_strided(sizes, strides, dtype=like.dtype, device="meta")
+    return FakeTensor(mode, meta, like.device)
+
+
+def _expr(size: Any) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else size
+
+
+def _contiguous_strides(mode: Any, sizes: Sequence[Any]) -> list[Any]:
+    """Row-major strides; equal sizes share the symbolic products, which are slow to build."""
+    cache = mode.__dict__.setdefault("_staticrt_strides", {})
+    key = tuple(map(_expr, sizes))
+    found = cache.get(key)
+    if found is None:
+        found = []
+        stride: Any = 1
+        for size in reversed(sizes):
+            found.append(stride)
+            if isinstance(size, int):
+                stride = stride * max(size, 1)
+            else:
+                stride = stride * size
+        cache[key] = found = found[::-1]
+    return list(found)
+
+
+def _same(a: Any, b: Any) -> bool:
+    return bool(_expr(a) == _expr(b))
+
+
+def _same_shape(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dim() == b.dim() and all(_same(x, y) for x, y in zip(a.shape, b.shape, strict=True))
+
+
+def is_contiguous(x: torch.Tensor) -> bool:
+    """Whether the strides are row-major as expressions: decided without guards."""
+    strides = x.stride()
+    return all(_same(a, b) for a, b in zip(strides, _contiguous_strides(x.fake_mode, x.shape), strict=True))  # type: ignore[attr-defined]
+
+
+def format_strides(x: torch.Tensor, sizes: Sequence[Any]) -> list[Any] | None:
+    """Strides for `sizes` in the memory format of `x`: row-major, or channels last; None for another layout."""
+    mode = x.fake_mode  # type: ignore[attr-defined]
+    if is_contiguous(x):
+        return _contiguous_strides(mode, sizes)
+    if x.dim() not in (4, 5):
+        return None
+    if not all(map(_same, x.stride(), _channels_last_strides(mode, x.shape))):
+        return None
+    return _channels_last_strides(mode, sizes)
+
+
+def _channels_last_strides(mode: Any, sizes: Sequence[Any]) -> list[Any]:
+    batch, channels, *spatial = sizes
+    strides = _contiguous_strides(mode, [batch, *spatial, channels])
+    return [strides[0], strides[-1], *strides[1:-1]]
+
+
+@rule(aten.linear.default)
+def _linear(mode: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
+    if x.dim() < 2 or weight.dim() != 2 or x.dtype != weight.dtype or not _same(x.shape[-1], weight.shape[1]):
+        return None
+    if bias is not None and (bias.dim() != 1 or bias.dtype != x.dtype or not _same(bias.shape[0], weight.shape[0])):
+        return None
+    return new(mode, [*x.shape[:-1], weight.shape[0]], x)
+
+
+@rule(aten.layer_norm.default)
+def _layer_norm(mode: Any, x: torch.Tensor, shape: Sequence[Any], weight: Any = None, bias: Any = None, *rest: Any) -> Any:
+    tail = x.shape[x.dim() - len(shape) :]
+    if len(tail) != len(shape) or not all(map(_same, tail, shape)) or not x.dtype.is_floating_point:
+        return None
+    for extra in (weight, bias):
+        if extra is not None and (extra.dtype != x.dtype or extra.dim() != len(shape) or not all(map(_same, extra.shape, shape))):
+            return None
+    return new(mode, x.shape, x)
+
+
+@rule(aten.softmax.int, aten.log_softmax.int)
+def _softmax(mode: Any, x: torch.Tensor, dim: int, dtype: Any = None) -> Any:
+    if dtype is not None and dtype != x.dtype or not x.dtype.is_floating_point or not -x.dim() <= dim < x.dim():
+        return None
+    return new(mode, x.shape, x) if is_contiguous(x) else None
+
+
+@rule(aten.embedding.default)
+def _embedding(mode: Any, weight: torch.Tensor, indices: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    if weight.dim() != 2 or indices.dtype not in (torch.int64, torch.int32):
+        return None
+    return new(mode, [*indices.shape, weight.shape[1]], weight)
+
+
+@rule(aten.scaled_dot_product_attention.default)
+def _attention(
+    mode: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: Any = None,
+    enable_gqa: bool = False,
+) -> Any:
+    tensors = (query, key, value)
+    if any(t.dim() != 4 or t.dtype != query.dtype for t in tensors) or query.device.type != "cpu" or dropout_p != 0:
+        return None
+    heads_match = all(_same(t.shape[1], query.shape[1]) for t in tensors) or enable_gqa
+    if not heads_match or not all(_same(t.shape[0], query.shape[0]) for t in tensors):
+        return None
+    if not _same(query.shape[-1], key.shape[-1]) or not _same(key.shape[2], value.shape[2]):
+        return None
+    # The flash kernel for CPU, chosen where it can be, keeps the query's order of dimensions:
+    # aten/src/ATen/native/transformers/sdp_utils_cpp.cpp, cpu/FlashAttentionKernel.cpp.
+    flash = (
+        query.dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+        and _same(query.shape[-1], value.shape[-1])
+        and all(isinstance(t.stride(-1), int) and t.stride(-1) == 1 for t in tensors)
+        and torch.backends.cuda.flash_sdp_enabled()
+        and (attn_mask is None or attn_mask.dim() in (2, 4))
+    )
+    if not flash:
+        return None
+    batch, heads, length, size = *query.shape[:3], value.shape[-1]
+    if is_contiguous(query):
+        return new(mode, [batch, heads, length, size], query)
+    head_stride, row_stride = query.stride()[1:3]
+    if not isinstance(head_stride, int) or not isinstance(row_stride, int) or head_stride >= row_stride:
+        return None
+    strides = _contiguous_strides(mode, [batch, length, heads, size])
+    return new(mode, [batch, heads, length, size], query, [strides[0], strides[2], strides[1], strides[3]])
+
+
+@rule(aten.matmul.default)
+def _matmul(mode: Any, a: torch.Tensor, b: torch.Tensor) -> Any:
+    if a.dtype != b.dtype or a.dim() < 2 or b.dim() < 2 or not _same(a.shape[-1], b.shape[-2]):
+        return None
+    if b.dim() == 2 or (a.dim() == b.dim() and all(map(_same, a.shape[:-2], b.shape[:-2]))):
+        return new(mode, [*a.shape[:-1], b.shape[-1]], a)
+    return None
+
+
+_UNARY = [
+    getattr(aten, name).default
+    for name in (
+        "gelu silu tanh sigmoid exp rsqrt sqrt neg relu sin cos erf log abs hardswish hardsigmoid mish softplus "
+        "reciprocal hardtanh leaky_relu elu log_sigmoid log1p expm1 floor ceil round square relu6"
+    ).split()
+]
+
+
+@rule(*_UNARY)
+def _unary(mode: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    if not x.dtype.is_floating_point or not is_contiguous(x):
+        return None
+    return new(mode, x.shape, x, x.stride())
+
+
+@rule(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
+def _binary(mode: Any, a: Any, b: Any, **kwargs: Any) -> Any:
+    if kwargs.keys() - {"alpha"} or not isinstance(kwargs.get("alpha", 1), int) or not isinstance(a, torch.Tensor):
+        return None
+    if not a.dtype.is_floating_point or not is_contiguous(a):
+        return None
+    if isinstance(b, (int, float)) and not isinstance(b, bool):
+        return new(mode, a.shape, a, a.stride())
+    if not isinstance(b, torch.Tensor) or b.dtype != a.dtype or b.device != a.device or not is_contiguous(b):
+        return None
+    if b.dim() > a.dim():
+        return None
+    for own, other in zip(reversed(a.shape), reversed(b.shape), strict=False):
+        if not _same(own, other) and not (isinstance(other, int) and other == 1):
+            return None
+    return new(mode, a.shape, a, a.stride())
+
+
+def _conv_size(size: Any, weight: Any, padding: Any, dilation: Any, stride: Any) -> Any:
+    return (size + 2 * padding - dilation * (weight - 1) - 1) // stride + 1
+
+
+def _spread(value: Any, count: int) -> list[Any]:
+    values = list(value) if isinstance(value, (list, tuple)) else [value]
+    return values * count if len(values) == 1 else values
+
+
+@rule(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
+def _conv(
+    mode: Any,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Any:
+    spatial = weight.dim() - 2
+    if x.dim() != weight.dim() or x.dtype != weight.dtype or x.device.type != "cpu" or not is_contiguous(weight):
+        return None
+    if bias is not None and bias.dtype != x.dtype:
+        return None
+    torch._check(x.shape[1] == weight.shape[1] * groups)
+    sizes = [
+        _conv_size(*numbers)
+        for numbers in zip(
+            x.shape[2:],
+            weight.shape[2:],
+            _spread(padding, spatial),
+            _spread(dilation, spatial),
+            _spread(stride, spatial),
+            strict=True,
+        )
+    ]
+    for size in sizes:
+        torch._check(size > 0)
+    shape = [x.shape[0], weight.shape[0], *sizes]
+    strides = format_strides(x, shape)
+    return None if strides is None else new(mode, shape, x, strides)
+
+
+@rule(aten.pad.default)
+def _pad(mode: Any, x: torch.Tensor, pad: Sequence[Any], kind: str = "constant", value: Any = None) -> Any:
+    return _constant_pad(mode, x, pad) if kind == "constant" else None
+
+
+@rule(aten.constant_pad_nd.default)
+def _constant_pad(mode: Any, x: torch.Tensor, pad: Sequence[Any], value: Any = 0) -> Any:
+    if len(pad) % 2 or len(pad) // 2 > x.dim():
+        return None
+    sizes = list(x.shape)
+    for index in range(len(pad) // 2):
+        before, after = pad[2 * index : 2 * index + 2]
+        size = sizes[-1 - index] + before + after
+        if not (isinstance(before, int) and isinstance(after, int) and before >= 0 and after >= 0):
+            torch._check(size >= 0)
+        sizes[-1 - index] = size
+    strides = format_strides(x, sizes)
+    return None if strides is None else new(mode, sizes, x, strides)
+
+
+_UPSAMPLE = (
+    aten.upsample_bicubic2d.vec,
+    aten.upsample_bilinear2d.vec,
+    aten._upsample_bicubic2d_aa.vec,
+    aten._upsample_bilinear2d_aa.vec,
+    aten.upsample_linear1d.vec,
+    aten.upsample_trilinear3d.vec,
+)
+
+
+@rule(*_UPSAMPLE)
+def _upsample(mode: Any, x: torch.Tensor, output_size: Any, align_corners: bool, scale_factors: Any) -> Any:
+    return _resized(mode, x, output_size, scale_factors)
+
+
+@rule(aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsample_nearest3d.vec)
+def _upsample_nearest(mode: Any, x: torch.Tensor, output_size: Any, scale_factors: Any) -> Any:
+    return _resized(mode, x, output_size, scale_factors)
+
+
+def _resized(mode: Any, x: torch.Tensor, output_size: Any, scale_factors: Any) -> Any:
+    if output_size is not None:
+        sizes = [*x.shape[:2], *output_size]
+    elif all(factor == int(factor) for factor in scale_factors):
+        sizes = [*x.shape[:2], *[s * int(f) for s, f in zip(x.shape[2:], scale_factors, strict=True)]]
+    else:
+        return None
+    strides = format_strides(x, sizes)
+    return None if strides is None else new(mode, sizes, x, strides)
+
+
+@rule(aten.lstm.input)
+def _lstm(
+    mode: Any,
+    x: torch.Tensor,
+    hx: Any,
+    params: Any,
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Any:
+    return (_rnn_output(mode, x, hx[0], params, bidirectional), *[new(mode, state.shape, state) for state in hx])
+
+
+@rule(aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
+def _rnn(
+    mode: Any,
+    x: torch.Tensor,
+    hx: Any,
+    params: Any,
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Any:
+    return _rnn_output(mode, x, hx, params, bidirectional), new(mode, hx.shape, hx)
+
+
+def _rnn_output(mode: Any, x: torch.Tensor, hidden: torch.Tensor, params: Any, bidirectional: bool) -> torch.Tensor:
+    return new(mode, [*x.shape[:-1], hidden.shape[-1] * (2 if bidirectional else 1)], x)
