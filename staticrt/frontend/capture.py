@@ -18,6 +18,7 @@ from staticrt.frontend.watch import Watcher
 
 aten = torch.ops.aten
 
+
 def capture(
     function: Callable[..., Any],
     args: tuple[Any, ...],

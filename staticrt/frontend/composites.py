@@ -102,4 +102,3 @@ def rewrite(func: Any, args: tuple[Any, ...]) -> Callable[..., Any] | None:
     if func is aten.batch_norm.default and args[5] and args[3] is not None:
         return _batch_norm
     return None
-

@@ -255,7 +255,12 @@ def _scan(tracer: Tracer, func: Any, combine_fn: Any, init: Any, xs: Any, additi
     out += [_fresh_like(tracer, value, leading=length) for value in body.values[len(start) :]]
     extras = _join(tracer, [body])
     node = _module(tracer, body, "scan_body")
-    args = (node, tracer.argument(start), tracer.argument(rows), tuple(tracer.argument([*constants, *extras])))
+    args = (
+        node,
+        tracer.argument(start),
+        tracer.argument(rows),
+        tuple(tracer.argument([*constants, *extras])),
+    )
     return pytree.tree_unflatten(_emit(tracer, func, args, out), body.spec)
 
 
@@ -271,7 +276,9 @@ def _map(tracer: Tracer, func: Any, f: Any, xs: Any, pos_args: Any) -> Any:
     return pytree.tree_unflatten(_emit(tracer, func, args, out), body.spec)
 
 
-def sequential_scan(operator: Callable[..., Any], leaves: list[Any], dim: int = 0, additional_inputs: Any = ()) -> Any:
+def sequential_scan(
+    operator: Callable[..., Any], leaves: list[Any], dim: int = 0, additional_inputs: Any = ()
+) -> Any:
     """`associative_scan` as a `scan` over dimension 0: one graph for every length.
 
     torch's own version recurses on the length, so each length would need a capture. The operator is associative,
@@ -283,7 +290,9 @@ def sequential_scan(operator: Callable[..., Any], leaves: list[Any], dim: int = 
 
     def combine(*args: Any) -> Any:
         carry, items = args[: len(leaves)], args[len(leaves) :]
-        batched = operator(*[c.unsqueeze(0) for c in carry], *[x.unsqueeze(0) for x in items], *additional_inputs)
+        batched = operator(
+            *[c.unsqueeze(0) for c in carry], *[x.unsqueeze(0) for x in items], *additional_inputs
+        )
         new = [value.squeeze(0) for value in pytree.tree_leaves(batched)]
         return [*new, *[value.clone() for value in new]]
 
@@ -293,4 +302,3 @@ def sequential_scan(operator: Callable[..., Any], leaves: list[Any], dim: int = 
     return [
         torch.cat([start.unsqueeze(0), rows]) for start, rows in zip(first, out[len(leaves) :], strict=True)
     ]
-

@@ -7,6 +7,7 @@ common case and gives `None` for the rest, which then takes torch's way, errors 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,7 +29,9 @@ def rule(*ops: Any) -> Callable[[Rule], Rule]:
     return register
 
 
-def new(mode: Any, sizes: Sequence[Any], like: torch.Tensor, strides: Sequence[Any] | None = None) -> torch.Tensor:
+def new(
+    mode: Any, sizes: Sequence[Any], like: torch.Tensor, strides: Sequence[Any] | None = None
+) -> torch.Tensor:
     """A fake tensor of `like`'s dtype and device, contiguous unless strides are given."""
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.utils._mode_utils import no_dispatch
@@ -55,20 +58,37 @@ def _contiguous_strides(mode: Any, sizes: Sequence[Any]) -> list[Any]:
         stride: Any = 1
         for size in reversed(sizes):
             found.append(stride)
-            if isinstance(size, int):
-                stride = stride * max(size, 1)
-            else:
-                stride = stride * size
+            stride = stride * (max(size, 1) if isinstance(size, int) else size)
         cache[key] = found = found[::-1]
     return list(found)
 
 
 def _same(a: Any, b: Any) -> bool:
-    return bool(_expr(a) == _expr(b))
+    """Whether two sizes are equal as expressions, whatever the symbols are."""
+    x, y = _expr(a), _expr(b)
+    if x == y:
+        return True
+    if isinstance(x, int) or isinstance(y, int):
+        return False
+    return bool(_expanded(x) == _expanded(y))
 
 
-def _same_shape(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.dim() == b.dim() and all(_same(x, y) for x, y in zip(a.shape, b.shape, strict=True))
+@functools.lru_cache(maxsize=4096)
+def _expanded(expr: Any) -> Any:
+    import sympy
+
+    return sympy.expand(expr)
+
+
+def _agree(a: Any, b: Any) -> bool:
+    """Whether two sizes are equal, guarding on it where both are the caller's."""
+    if _same(a, b):
+        return True
+    hints = [size.node.hint if isinstance(size, torch.SymInt) else size for size in (a, b)]
+    if None in hints or hints[0] != hints[1]:
+        return False
+    torch._check(a == b)
+    return True
 
 
 def is_contiguous(x: torch.Tensor) -> bool:
@@ -99,25 +119,60 @@ def _channels_last_strides(mode: Any, sizes: Sequence[Any]) -> list[Any]:
 def _linear(mode: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
     if x.dim() < 2 or weight.dim() != 2 or x.dtype != weight.dtype or not _same(x.shape[-1], weight.shape[1]):
         return None
-    if bias is not None and (bias.dim() != 1 or bias.dtype != x.dtype or not _same(bias.shape[0], weight.shape[0])):
+    if bias is not None and (
+        bias.dim() != 1 or bias.dtype != x.dtype or not _same(bias.shape[0], weight.shape[0])
+    ):
         return None
     return new(mode, [*x.shape[:-1], weight.shape[0]], x)
 
 
 @rule(aten.layer_norm.default)
-def _layer_norm(mode: Any, x: torch.Tensor, shape: Sequence[Any], weight: Any = None, bias: Any = None, *rest: Any) -> Any:
+def _layer_norm(
+    mode: Any, x: torch.Tensor, shape: Sequence[Any], weight: Any = None, bias: Any = None, *rest: Any
+) -> Any:
     tail = x.shape[x.dim() - len(shape) :]
     if len(tail) != len(shape) or not all(map(_same, tail, shape)) or not x.dtype.is_floating_point:
         return None
     for extra in (weight, bias):
-        if extra is not None and (extra.dtype != x.dtype or extra.dim() != len(shape) or not all(map(_same, extra.shape, shape))):
+        if extra is not None and (
+            extra.dtype != x.dtype or extra.dim() != len(shape) or not all(map(_same, extra.shape, shape))
+        ):
             return None
+    return new(mode, x.shape, x)
+
+
+@rule(aten.batch_norm.default)
+def _batch_norm(
+    mode: Any, x: torch.Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *rest: Any
+) -> Any:
+    channels = [extra for extra in (weight, bias, mean, var) if extra is not None]
+    if training or mean is None or var is None or x.dim() < 2:
+        return None
+    if any(extra.dtype != x.dtype or not _same(extra.shape[0], x.shape[1]) for extra in channels):
+        return None
+    strides = format_strides(x, x.shape)
+    return None if strides is None else new(mode, x.shape, x, strides)
+
+
+@rule(aten.group_norm.default)
+def _group_norm(
+    mode: Any, x: torch.Tensor, groups: int, weight: Any = None, bias: Any = None, *rest: Any
+) -> Any:
+    if not x.dtype.is_floating_point or not is_contiguous(x) or x.dim() < 2:
+        return None
+    if any(extra is not None and extra.dtype != x.dtype for extra in (weight, bias)):
+        return None
+    torch._check(x.shape[1] % groups == 0)
     return new(mode, x.shape, x)
 
 
 @rule(aten.softmax.int, aten.log_softmax.int)
 def _softmax(mode: Any, x: torch.Tensor, dim: int, dtype: Any = None) -> Any:
-    if dtype is not None and dtype != x.dtype or not x.dtype.is_floating_point or not -x.dim() <= dim < x.dim():
+    if (
+        (dtype is not None and dtype != x.dtype)
+        or not x.dtype.is_floating_point
+        or not -x.dim() <= dim < x.dim()
+    ):
         return None
     return new(mode, x.shape, x) if is_contiguous(x) else None
 
@@ -142,12 +197,16 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Any:
     tensors = (query, key, value)
-    if any(t.dim() != 4 or t.dtype != query.dtype for t in tensors) or query.device.type != "cpu" or dropout_p != 0:
+    if (
+        any(t.dim() != 4 or t.dtype != query.dtype for t in tensors)
+        or query.device.type != "cpu"
+        or dropout_p != 0
+    ):
         return None
     heads_match = all(_same(t.shape[1], query.shape[1]) for t in tensors) or enable_gqa
-    if not heads_match or not all(_same(t.shape[0], query.shape[0]) for t in tensors):
+    if not heads_match or not all(_agree(t.shape[0], query.shape[0]) for t in tensors):
         return None
-    if not _same(query.shape[-1], key.shape[-1]) or not _same(key.shape[2], value.shape[2]):
+    if not _agree(query.shape[-1], key.shape[-1]) or not _agree(key.shape[2], value.shape[2]):
         return None
     # The flash kernel for CPU, chosen where it can be, keeps the query's order of dimensions:
     # aten/src/ATen/native/transformers/sdp_utils_cpp.cpp, cpu/FlashAttentionKernel.cpp.
@@ -174,17 +233,45 @@ def _attention(
 def _matmul(mode: Any, a: torch.Tensor, b: torch.Tensor) -> Any:
     if a.dtype != b.dtype or a.dim() < 2 or b.dim() < 2 or not _same(a.shape[-1], b.shape[-2]):
         return None
-    if b.dim() == 2 or (a.dim() == b.dim() and all(map(_same, a.shape[:-2], b.shape[:-2]))):
+    if b.dim() == 2 or (a.dim() == b.dim() and all(map(_agree, a.shape[:-2], b.shape[:-2]))):
         return new(mode, [*a.shape[:-1], b.shape[-1]], a)
     return None
 
 
 _UNARY = [
     getattr(aten, name).default
-    for name in (
-        "gelu silu tanh sigmoid exp rsqrt sqrt neg relu sin cos erf log abs hardswish hardsigmoid mish softplus "
-        "reciprocal hardtanh leaky_relu elu log_sigmoid log1p expm1 floor ceil round square relu6"
-    ).split()
+    for name in [
+        "gelu",
+        "silu",
+        "tanh",
+        "sigmoid",
+        "exp",
+        "rsqrt",
+        "sqrt",
+        "neg",
+        "relu",
+        "sin",
+        "cos",
+        "erf",
+        "log",
+        "abs",
+        "hardswish",
+        "hardsigmoid",
+        "mish",
+        "softplus",
+        "reciprocal",
+        "hardtanh",
+        "leaky_relu",
+        "elu",
+        "log_sigmoid",
+        "log1p",
+        "expm1",
+        "floor",
+        "ceil",
+        "round",
+        "square",
+        "relu6",
+    ]
 ]
 
 
@@ -197,7 +284,11 @@ def _unary(mode: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
 
 @rule(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
 def _binary(mode: Any, a: Any, b: Any, **kwargs: Any) -> Any:
-    if kwargs.keys() - {"alpha"} or not isinstance(kwargs.get("alpha", 1), int) or not isinstance(a, torch.Tensor):
+    if (
+        kwargs.keys() - {"alpha"}
+        or not isinstance(kwargs.get("alpha", 1), int)
+        or not isinstance(a, torch.Tensor)
+    ):
         return None
     if not a.dtype.is_floating_point or not is_contiguous(a):
         return None
@@ -234,7 +325,12 @@ def _conv(
     groups: int = 1,
 ) -> Any:
     spatial = weight.dim() - 2
-    if x.dim() != weight.dim() or x.dtype != weight.dtype or x.device.type != "cpu" or not is_contiguous(weight):
+    if (
+        x.dim() != weight.dim()
+        or x.dtype != weight.dtype
+        or x.device.type != "cpu"
+        or not is_contiguous(weight)
+    ):
         return None
     if bias is not None and bias.dtype != x.dtype:
         return None
@@ -321,7 +417,10 @@ def _lstm(
     bidirectional: bool,
     batch_first: bool,
 ) -> Any:
-    return (_rnn_output(mode, x, hx[0], params, bidirectional), *[new(mode, state.shape, state) for state in hx])
+    return (
+        _rnn_output(mode, x, hx[0], params, bidirectional),
+        *[new(mode, state.shape, state) for state in hx],
+    )
 
 
 @rule(aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
@@ -340,5 +439,7 @@ def _rnn(
     return _rnn_output(mode, x, hx, params, bidirectional), new(mode, hx.shape, hx)
 
 
-def _rnn_output(mode: Any, x: torch.Tensor, hidden: torch.Tensor, params: Any, bidirectional: bool) -> torch.Tensor:
+def _rnn_output(
+    mode: Any, x: torch.Tensor, hidden: torch.Tensor, params: Any, bidirectional: bool
+) -> torch.Tensor:
     return new(mode, [*x.shape[:-1], hidden.shape[-1] * (2 if bidirectional else 1)], x)

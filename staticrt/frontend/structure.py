@@ -14,7 +14,19 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-_PLAIN = (torch.Tensor, str, bytes, int, float, complex, type(None), type, torch.Size, torch.dtype, torch.device)
+_PLAIN = (
+    torch.Tensor,
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    type(None),
+    type,
+    torch.Size,
+    torch.dtype,
+    torch.device,
+)
 _OPAQUE = (types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, torch.nn.Module)
 _MAX_DEPTH = 64
 
@@ -82,7 +94,9 @@ class Flattener:
         opaque: ids of objects that stay leaves.
     """
 
-    def __init__(self, known: dict[int, int] | None = None, opaque: Callable[[int], bool] | None = None) -> None:
+    def __init__(
+        self, known: dict[int, int] | None = None, opaque: Callable[[int], bool] | None = None
+    ) -> None:
         self.leaves: list[Any] = []
         self.containers: list[Any] = []
         self._numbers: dict[int, int] = dict(known or {})
@@ -110,7 +124,7 @@ class Flattener:
         if kind is dict:
             self._remember(value)
             return Structure(dict, tuple(value), tuple(map(self.flatten, value.values())))
-        if pytree._is_namedtuple_instance(value):
+        if isinstance(value, tuple) and hasattr(kind, "_fields"):
             return Structure(kind, None, tuple(map(self.flatten, value)))
         handler = pytree.SUPPORTED_NODES.get(kind)
         if handler is not None:
@@ -166,7 +180,9 @@ def holds_tensors(value: Any, depth: int = 0) -> bool:
     if isinstance(value, dict):
         return any(holds_tensors(item, depth + 1) for item in value.values())
     attributes = getattr(value, "__dict__", None)
-    return isinstance(attributes, dict) and any(holds_tensors(item, depth + 1) for item in attributes.values())
+    return isinstance(attributes, dict) and any(
+        holds_tensors(item, depth + 1) for item in attributes.values()
+    )
 
 
 class Builder:
@@ -228,9 +244,11 @@ def contents(container: Any) -> Any:
 
 def same_contents(before: list[tuple[Any, Any]], after: list[tuple[Any, Any]]) -> bool:
     """Whether two results of `contents` hold the very same items."""
-    return len(before) == len(after) and all(
-        a is b or a == b for (a, _x), (b, _y) in zip(before, after, strict=True)
-    ) and all(x is y for (_a, x), (_b, y) in zip(before, after, strict=True))
+    return (
+        len(before) == len(after)
+        and all(a is b or a == b for (a, _x), (b, _y) in zip(before, after, strict=True))
+        and all(x is y for (_a, x), (_b, y) in zip(before, after, strict=True))
+    )
 
 
 def replace_contents(container: Any, new: Any) -> None:

@@ -70,7 +70,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive: list[torch.Tensor] = []
         self.watcher = watcher
         self.parent = parent
-        self.outer: dict[Any, tuple[Any, fx.Node]] = {}  # what a body uses from outside: value, own placeholder
+        self.outer: dict[
+            Any, tuple[Any, fx.Node]
+        ] = {}  # what a body uses from outside: value, own placeholder
         self.bodies: dict[str, fx.GraphModule] = {}
 
     # -- inputs ------------------------------------------------------------------------------------------------
