@@ -14,8 +14,10 @@ import torch
 from staticrt import executable
 from staticrt.errors import CaptureError
 from staticrt.fast_path import FastPath
+from staticrt.frontend.dynamo import NotCompiled, Parts
 from staticrt.frontend.graph import CapturedGraph
 from staticrt.frontend.keys import CallKey, EagerOnly, call_key, eager_reason
+from staticrt.frontend.reasons import CannotCapture
 from staticrt.frontend.state import Snapshot, StateGuard
 from staticrt.frontend.structure import Flattener
 from staticrt.options import Options
@@ -45,6 +47,19 @@ class Entry:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """Why a capture failed.
+
+    Args:
+        impossible: the model does what no graph replays; else it raised something.
+    """
+
+    reason: str
+    where: str
+    impossible: bool
+
+
 def tensor_metadata(values: Sequence[torch.Tensor]) -> list[Any]:
     """What a capture assumed of the model's tensors (`weight.data = …` may change it)."""
     return [(v.dtype, v.shape, v.stride(), v.device, v.requires_grad) for v in values]
@@ -56,21 +71,26 @@ class Engine:
     Args:
         function: what to run; also what runs eagerly.
         options: checked options.
-        root: the module whose parameters are the model's, if any.
         name: for messages.
+        part: the function is a part that Dynamo cut out: it guards the Python state, and nothing cuts further.
     """
 
-    def __init__(self, function: Callable[..., Any], options: Options, name: str) -> None:
+    def __init__(self, function: Callable[..., Any], options: Options, name: str, part: bool = False) -> None:
         self.function = function
         self.options = options
         self.name = name
         self._entries: dict[tuple[Any, ...], list[Entry]] = {}
-        self._routes: dict[tuple[Any, ...], str] = {}  # key -> "dynamo" or "eager", once whole capture failed
+        self._routes: dict[
+            tuple[Any, ...], str
+        ] = {}  # key -> "parts", "later" or "eager", once capture failed
         self._order: list[Entry] = []
         self._eager: Counter[tuple[str, str, str]] = Counter()
         self._lock = threading.RLock()
         self._warned: set[str] = set()
-        self._failures: dict[tuple[Any, ...], tuple[str, str]] = {}
+        self._failures: dict[tuple[Any, ...], Failure] = {}
+        self._is_part = part
+        self._parts: Parts | None = None
+        self._part_engines: list[Engine] = []
         self.fast = FastPath(self)
 
     # -- calls -------------------------------------------------------------------------------------------------
@@ -128,18 +148,51 @@ class Engine:
     # -- captures ----------------------------------------------------------------------------------------------
 
     def _miss(self, call: CallKey, flat: Flattener, args: Any, kwargs: Any) -> Any:
+        entry = None
         with self._lock:
-            entry = self._find(call, flat.leaves)  # another thread may have made it
-            if entry is None and call.key not in self._routes:
-                if len(self._order) >= self.options.max_captures:
-                    reason = f"more than max_captures={self.options.max_captures} captures"
-                    self._warn_once(f"{self.name}: {reason}; further ones run eagerly")
-                    return self._run_eagerly(args, kwargs, reason)
-                entry = self._capture(call, flat.leaves, args, kwargs)
+            if call.key not in self._routes:
+                entry = self._find(call, flat.leaves)  # another thread may have made it
+                if entry is None:
+                    if len(self._order) >= self.options.max_captures:
+                        reason = f"more than max_captures={self.options.max_captures} captures"
+                        self._warn_once(f"{self.name}: {reason}; further ones run eagerly")
+                        return self._run_eagerly(args, kwargs, reason)
+                    entry = self._capture(call, flat.leaves, args, kwargs)
         if entry is not None:
             return self._run(entry, flat, args, kwargs)
-        reason, where = self._failures[call.key]
-        return self._run_eagerly(args, kwargs, reason, where)
+        return self._run_uncaptured(call.key, args, kwargs)
+
+    def _run_uncaptured(self, key: tuple[Any, ...], args: Any, kwargs: Any) -> Any:
+        """Run what could not be captured whole: in parts where that may help, else eagerly."""
+        failed = self._failures[key]
+        route = self._routes.get(key, "eager")
+        if route == "parts":
+            try:
+                return self._compiled_parts()(*args, **kwargs)
+            except NotCompiled as error:
+                self._routes[key] = "eager"
+                self._eager["call", str(error), ""] += 0
+        try:
+            result = self._run_eagerly(args, kwargs, failed.reason, failed.where)
+        except Exception:
+            # The call itself is wrong, as eager says; a right one of the same kind is tried again.
+            if not failed.impossible:
+                self._routes.pop(key, None)
+            raise
+        if route == "later":
+            self._routes[key] = "parts"
+        return result
+
+    def _compiled_parts(self) -> Parts:
+        with self._lock:
+            if self._parts is None:
+                self._parts = Parts(self.function, self._make_part, self.options.dynamic)
+            return self._parts
+
+    def _make_part(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        part = Engine(function, self.options, f"{self.name}, part {len(self._part_engines)}", part=True)
+        self._part_engines.append(part)
+        return part
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:
@@ -147,9 +200,9 @@ class Engine:
             warnings.warn(f"staticrt: {text}", stacklevel=5)
 
     def _capture(self, call: CallKey, leaves: Sequence[Any], args: Any, kwargs: Any) -> Entry | None:
-        from staticrt.frontend.capture import capture, failure
+        from staticrt.frontend.capture import capture
 
-        snapshot = Snapshot([("", self.function)])
+        snapshot = Snapshot() if self._is_part else Snapshot([("", self.function)])
         seen = [entry for entry in self._entries.get(call.key, ()) if entry.ints]
         symbolic = frozenset(
             index
@@ -167,11 +220,7 @@ class Engine:
                 symbolic_ints=symbolic,
             )
         except Exception as error:
-            self._failures[call.key] = failure(error)
-            self._routes[call.key] = "eager"
-            if self.options.fullgraph:
-                reason, where = failure(error)
-                raise CaptureError(f"cannot capture {self.name}: {reason}", at=where or None) from error
+            self._fail(call.key, error)
             return None
         entry = Entry(
             captured=captured,
@@ -199,8 +248,30 @@ class Engine:
     def explain(self) -> Explanation:
         """What was compiled, what runs eagerly, and why."""
         captures = tuple(_capture_report(entry) for entry in self._order)
-        eager = tuple(EagerReport(*key, calls=count) for key, count in sorted(self._eager.items()))
+        eager = tuple(EagerReport(*key, calls=count) for key, count in sorted(self._eager.items()) if count)
+        if self._parts is not None:
+            captures += tuple(
+                dataclasses.replace(_capture_report(entry), route="part")
+                for part in self._part_engines
+                for entry in part._order
+            )
+            eager += tuple(
+                EagerReport("between parts", reason, where, 0) for reason, where in self._parts.breaks
+            )
+            eager += tuple(item for part in self._part_engines for item in part.explain().eager)
         return Explanation(self.name, captures, eager)
+
+    def _fail(self, key: tuple[Any, ...], error: Exception) -> None:
+        """Remember why a capture failed and how its calls run from now on."""
+        from staticrt.frontend.capture import failure
+
+        reason, where = failure(error)
+        if self.options.fullgraph:
+            raise CaptureError(f"cannot capture {self.name}: {reason}", at=where or None) from error
+        impossible = isinstance(error, CannotCapture)
+        self._failures[key] = Failure(reason, where, impossible)
+        # What the model raised may be the caller's mistake: eager decides, and parts are tried afterwards.
+        self._routes[key] = "eager" if self._is_part else "parts" if impossible else "later"
 
     def _tensors(self) -> dict[int, tuple[str, str]]:
         function = self.function

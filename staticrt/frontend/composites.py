@@ -58,6 +58,19 @@ def _is_value(type_: Any) -> bool:
     return text in ("Tensor", "List[Tensor]", "Optional[Tensor]")
 
 
+def scalar_overload(func: Any, args: tuple[Any, ...]) -> Any:
+    """`mul.Scalar` for `mul.Tensor(x, size)`: a symbolic number is no tensor where nothing wraps it as one."""
+    if not any(isinstance(arg, (torch.SymInt, torch.SymFloat)) for arg in args):
+        return func
+    for arg, parameter in zip(args, func._schema.arguments, strict=False):
+        if isinstance(arg, (torch.SymInt, torch.SymFloat)) and str(parameter.type) == "Tensor":
+            scalar = getattr(getattr(torch.ops.aten, func._schema.name.split("::")[1], None), "Scalar", None)
+            if func._schema.name.startswith("aten::") and scalar is not None and not func._schema.is_mutable:
+                return scalar
+            break
+    return func
+
+
 def aliases_inputs(out: Any, args: Any, kwargs: Any) -> bool:
     """Whether a fake output shares storage with a fake input."""
     storages: set[int] = set()

@@ -39,7 +39,12 @@ class Body:
 
 def record(tracer: Tracer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Record a call of a higher-order operator."""
-    names = {"cond": _cond, "while_loop": _while_loop, "scan": _scan, "map_impl": _map}
+    names: dict[str, Callable[..., Any]] = {
+        "cond": _cond,
+        "while_loop": _while_loop,
+        "scan": _scan,
+        "map_impl": _map,
+    }
     recorder = names.get(func.name())
     if recorder is None:
         raise CannotCapture(f"higher-order operator {func.name()}")

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 aten = torch.ops.aten
+_check: Callable[[Any], None] = torch._check
 Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {}
 
@@ -87,7 +88,7 @@ def _agree(a: Any, b: Any) -> bool:
     hints = [size.node.hint if isinstance(size, torch.SymInt) else size for size in (a, b)]
     if None in hints or hints[0] != hints[1]:
         return False
-    torch._check(a == b)
+    _check(a == b)
     return True
 
 
@@ -162,7 +163,7 @@ def _group_norm(
         return None
     if any(extra is not None and extra.dtype != x.dtype for extra in (weight, bias)):
         return None
-    torch._check(x.shape[1] % groups == 0)
+    _check(x.shape[1] % groups == 0)
     return new(mode, x.shape, x)
 
 
@@ -214,7 +215,7 @@ def _attention(
         query.dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
         and _same(query.shape[-1], value.shape[-1])
         and all(isinstance(t.stride(-1), int) and t.stride(-1) == 1 for t in tensors)
-        and torch.backends.cuda.flash_sdp_enabled()
+        and torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
         and (attn_mask is None or attn_mask.dim() in (2, 4))
     )
     if not flash:
@@ -334,7 +335,7 @@ def _conv(
         return None
     if bias is not None and bias.dtype != x.dtype:
         return None
-    torch._check(x.shape[1] == weight.shape[1] * groups)
+    _check(x.shape[1] == weight.shape[1] * groups)
     sizes = [
         _conv_size(*numbers)
         for numbers in zip(
@@ -347,7 +348,7 @@ def _conv(
         )
     ]
     for size in sizes:
-        torch._check(size > 0)
+        _check(size > 0)
     shape = [x.shape[0], weight.shape[0], *sizes]
     strides = format_strides(x, shape)
     return None if strides is None else new(mode, shape, x, strides)
@@ -367,7 +368,7 @@ def _constant_pad(mode: Any, x: torch.Tensor, pad: Sequence[Any], value: Any = 0
         before, after = pad[2 * index : 2 * index + 2]
         size = sizes[-1 - index] + before + after
         if not (isinstance(before, int) and isinstance(after, int) and before >= 0 and after >= 0):
-            torch._check(size >= 0)
+            _check(size >= 0)
         sizes[-1 - index] = size
     strides = format_strides(x, sizes)
     return None if strides is None else new(mode, sizes, x, strides)

@@ -195,7 +195,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._take_outer(id(value), self.parent._fake(value))
             return value
         if self.parent is not None:
-            fake = self.parent._fake(value)
+            fake: torch.Tensor = self.parent._fake(value)
             if id(fake) not in self._nodes:
                 self._take_outer(id(fake), fake)
             return fake
@@ -229,6 +229,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return value
 
     def _record(self, func: Any, args: Any, kwargs: Any, out: Any, known: int) -> Any:
+        func = composites.scalar_overload(func, args)
         schema = func._schema
         node_args = tuple(self.argument(arg) for arg in args)
         node_kwargs = {key: self.argument(arg) for key, arg in kwargs.items()}
@@ -268,7 +269,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         number: torch.SymInt = self.shape_env.create_unbacked_symint()
         self.shape_env.pending_fresh_unbacked_symbols.remove(number.node.expr)  # the caller binds it
         if size:
-            torch._check(number >= 0)
+            torch._check(number >= 0)  # type: ignore[no-untyped-call]
         return number
 
     def _track_output(self, node: fx.Node, out: Any) -> None:

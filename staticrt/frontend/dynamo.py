@@ -1,0 +1,69 @@
+"""Models that cannot be captured whole: Dynamo cuts them at what stays Python, each part is captured as usual.
+
+All private names of Dynamo are here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+# How Dynamo is set while it runs for us.
+_CONFIG = {
+    "suppress_errors": True,  # a frame that it fails on runs eagerly; the others stay compiled
+    "trace_numpy": False,  # numpy stays numpy: its emulation differs in dtypes
+    "allow_unspec_int_on_nn_module": True,  # a counter on a module is no constant
+}
+
+
+class Parts:
+    """A function run as compiled parts with eager Python in between.
+
+    Args:
+        function: the model.
+        make_part: gives the callable that runs one part, a `GraphModule` on flat inputs.
+        dynamic: as in `staticrt.compile`.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        make_part: Callable[[Callable[..., Any]], Callable[..., Any]],
+        dynamic: bool | None,
+    ) -> None:
+        self._make_part = make_part
+        self.breaks: list[tuple[str, str]] = []  # reason, model line
+        self._run = torch.compile(function, backend=self._backend, dynamic=dynamic is not False)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As the function.
+
+        Raises:
+            NotCompiled: Dynamo cannot run it at all; nothing was run.
+        """
+        import torch._dynamo as dynamo
+
+        try:
+            with dynamo.config.patch(_CONFIG):  # type: ignore[attr-defined]
+                return self._run(*args, **kwargs)
+        except dynamo.exc.TorchDynamoException as error:
+            raise NotCompiled(str(error).strip().split("\n")[0]) from error
+
+    def _backend(
+        self, gm: torch.fx.GraphModule, inputs: Sequence[Any], **_options: Any
+    ) -> Callable[..., Any]:
+        reason = getattr(gm, "compile_subgraph_reason", None)
+        if reason is not None and getattr(reason, "graph_break", False):
+            text = str(reason.reason).strip().split("\n")[0]
+            stack = list(getattr(reason, "user_stack", []) or [])
+            where = f"{os.path.basename(stack[-1].filename)}:{stack[-1].lineno}" if stack else ""
+            if (text, where) not in self.breaks:
+                self.breaks.append((text, where))
+        return self._make_part(gm.forward)
+
+
+class NotCompiled(Exception):
+    """Dynamo gave up."""
