@@ -34,25 +34,35 @@ class AliasInfo:
         self._sources: dict[fx.Node, list[fx.Node]] = {}
         self._flows: set[fx.Node] = set()
         self._outputs = output_nodes(gm)
-        self._direct = set(self._outputs)
+        self._same: dict[fx.Node, fx.Node] = {}  # what may be the very tensor of an earlier node
         writes: list[tuple[int, fx.Node]] = []
         for index, node in enumerate(gm.graph.nodes):
             self._order[node] = index
             self._sources[node] = self._alias_sources(node)
             for source in self._sources[node]:
                 self._union(node, source)
+            if len(self._sources[node]) == 1 and _may_return_itself(node):
+                self._same[node] = self._tensor(self._sources[node][0])
             if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
                 self._union(node, self._items.setdefault((node.args[0], node.args[1]), object()))
             writes += [(index, written) for written in written_nodes(node)]
         for index, written in writes:
             self._writes.setdefault(self.storage(written), []).append(index)
         self._external = {self.storage(n) for n in gm.graph.nodes if n.op in ("placeholder", "get_attr")}
-        pending = list(self._outputs)
+        self._direct = {self._tensor(n) for n in self._outputs}
+        self._add_flows(self._outputs)
+
+    def _add_flows(self, nodes: list[fx.Node]) -> None:
+        pending = list(nodes)
         while pending:
             node = pending.pop()
             if node not in self._flows:
                 self._flows.add(node)
                 pending += self._sources.get(node, [])
+
+    def _tensor(self, node: fx.Node) -> fx.Node:
+        """The node that stands for the Python tensor of `node`: `x.add_(1)` returns x itself."""
+        return self._same.get(node, node)
 
     def storage(self, node: fx.Node) -> Any:
         """A key that two nodes have in common if they may share storage."""
@@ -81,7 +91,8 @@ class AliasInfo:
         return node in self._flows
 
     def is_output(self, node: fx.Node) -> bool:
-        return node in self._direct
+        """Whether the caller may get this very tensor."""
+        return self._tensor(node) in self._direct
 
     def may_replace(self, old: fx.Node, new: fx.Node) -> bool:
         """Whether every reader of `old` may read `new` instead, an equal value that was there before.
@@ -90,7 +101,9 @@ class AliasInfo:
         `old` is a copy, nobody may write either, and the caller may not get both (see Note [Outputs
         belong to the caller]).
         """
-        if self.is_output(old) and (new.op in ("placeholder", "get_attr") or self.is_output(new)):
+        if self.is_output(old) and (
+            self._tensor(new).op in ("placeholder", "get_attr") or self.is_output(new)
+        ):
             return False
         if self._surely_views(old, new):
             return True
@@ -105,14 +118,10 @@ class AliasInfo:
         self._union(old, new)
         self._sources[old] = [new]
         if old in self._flows:
-            pending = [new]
-            while pending:
-                node = pending.pop()
-                if node not in self._flows:
-                    self._flows.add(node)
-                    pending += self._sources.get(node, [])
-        if old in self._direct:
-            self._direct.add(new)
+            self._add_flows([new])
+        if self.is_output(old):
+            self._direct.add(self._tensor(new))
+        self._same[old] = self._tensor(new)
 
     def _surely_views(self, old: fx.Node, new: fx.Node) -> bool:
         """`old` is `new` seen through ops that are views in every call."""
@@ -164,6 +173,12 @@ class AliasInfo:
             return [source]  # an element of a list
         known = node_facts(source)
         return _aliased(source, known, index % len(returns))
+
+
+def _may_return_itself(node: fx.Node) -> bool:
+    """In-place ops return their argument; `contiguous` and `to` do where there is nothing to do."""
+    known = node_facts(node)
+    return bool(known.mutates and known.aliases) or known.may_alias
 
 
 def _aliased(node: fx.Node, known: OpFacts, output: int | None) -> list[fx.Node]:

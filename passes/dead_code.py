@@ -9,10 +9,11 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from staticrt.passes.base import GraphPass, PassResult, register_pass
-from staticrt.passes.effects import is_pure
+from staticrt.passes.base import GraphPass, PassResult, register_pass, tensor_meta
+from staticrt.passes.effects import is_pure, named_argument
 
 ASSERT_SCALAR = torch.ops.aten._assert_scalar.default
+ASSERT_METADATA = torch.ops.aten._assert_tensor_metadata.default
 
 
 @register_pass
@@ -41,5 +42,24 @@ class RemoveDeadCode(GraphPass):
 
 
 def _cannot_fail(node: fx.Node) -> bool:
-    """An assertion on a number that is known, and true, when the graph is built."""
-    return node.op == "call_function" and node.target is ASSERT_SCALAR and node.args[0] in (True, 1)
+    """An assertion that is known to hold when the graph is built.
+
+    Dtype and device of every value follow from those of the inputs, by which captures are keyed.
+    """
+    if node.op != "call_function":
+        return False
+    if node.target is ASSERT_SCALAR:
+        return node.args[0] in (True, 1)
+    if node.target is ASSERT_METADATA:
+        meta = tensor_meta(node.args[0])
+        sizes, strides, dtype = (named_argument(node, name) for name in ("size", "stride", "dtype"))
+        device, layout = named_argument(node, "device"), named_argument(node, "layout")
+        return (
+            meta is not None
+            and sizes is None
+            and strides is None
+            and dtype in (None, meta.dtype)
+            and device in (None, meta.device)
+            and layout in (None, meta.layout)
+        )
+    return False

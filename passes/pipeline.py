@@ -12,9 +12,13 @@ from torch import fx
 
 from staticrt.errors import OptionError
 from staticrt.passes.base import GraphPass
+from staticrt.passes.canonical_views import CanonicalViews
 from staticrt.passes.cse import MergeEqualCalls
 from staticrt.passes.dead_code import RemoveDeadCode
 from staticrt.passes.differential import Comparison
+from staticrt.passes.fold_constants import FoldConstants
+from staticrt.passes.functional import FunctionaliseInPlace
+from staticrt.passes.merge_sizes import MergeSizes
 from staticrt.passes.no_ops import RemoveNoOps
 
 
@@ -41,10 +45,19 @@ class PipelineOptions:
 # The order, and why. Each line: how to make the pass, and what it builds on.
 PIPELINE: tuple[tuple[Callable[[PipelineOptions], GraphPass], str], ...] = (
     (
-        lambda o: RemoveNoOps(inference=o.inference),
-        "first, so that patterns are not hidden by detach and alias",
+        lambda o: FunctionaliseInPlace(),
+        "first: a value that is written later can't be merged, folded or fused",
     ),
-    (lambda o: MergeEqualCalls(), "after no-ops went, equal values have equal arguments"),
+    (lambda o: MergeSizes(), "before views are compared: equal sizes become one node or a literal"),
+    (lambda o: RemoveNoOps(inference=o.inference), "before patterns are sought: detach and clone hide them"),
+    (lambda o: CanonicalViews(), "after no-ops went, chains of views are next to each other"),
+    (lambda o: MergeEqualCalls(), "equal values have equal arguments only after the passes above"),
+    (
+        lambda o: FoldConstants(
+            o.constants, weights=o.weights if o.freeze else None, limit_bytes=o.fold_limit_bytes
+        ),
+        "after merging, so that equal constants are made once",
+    ),
     (lambda o: RemoveDeadCode(), "last: the others leave behind what they replaced"),
 )
 

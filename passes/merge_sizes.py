@@ -1,0 +1,65 @@
+"""Compute each size once.
+
+A captured graph asks for the same size in many places: `sym_size(x, 0)`, `sym_size(relu(x), 0)`, and
+arithmetic on both. Capture knows each as an expression in the input sizes; equal expressions are equal
+numbers for every input that the capture's guards admit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from staticrt.passes.base import GraphPass, PassResult, register_pass
+from staticrt.passes.effects import is_pure
+
+
+@register_pass
+class MergeSizes(GraphPass):
+    """Keep the first node of each symbolic number, and write numbers that are known as literals.
+
+    Requires: ATen-level graph with symbolic values in `meta["val"]`.
+    Ensures:  no two nodes compute the same expression; outputs equal.
+    """
+
+    name = "merge-sizes"
+
+    def run(self, gm: fx.GraphModule) -> PassResult:
+        first: dict[Any, fx.Node] = {}
+        merged = 0
+        for node in list(gm.graph.nodes):
+            value = node.meta.get("val")
+            if isinstance(value, (bool, int, float)) and node.op == "call_function":
+                merged += _write_literal(node, value)
+                continue
+            if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+                continue
+            expression = value.node.expr
+            if (
+                node.op == "call_function"
+                and is_pure(node)
+                and isinstance(value, torch.SymInt)
+                and expression.is_Integer
+            ):
+                merged += _write_literal(node, int(expression))
+                continue
+            earlier = first.setdefault((type(value), expression), node)
+            if earlier is node or node.op != "call_function" or not is_pure(node):
+                continue
+            node.replace_all_uses_with(earlier)
+            gm.graph.erase_node(node)
+            merged += 1
+        return PassResult(gm, changed=merged > 0, count=merged)
+
+
+def _write_literal(node: fx.Node, value: Any) -> int:
+    """Put the number itself in its readers' arguments; what the graph returns stays a node."""
+    written = 0
+    for user in list(node.users):
+        if user.op == "call_function":
+            user.args = fx.map_arg(user.args, lambda n: value if n is node else n)
+            user.kwargs = fx.map_arg(user.kwargs, lambda n: value if n is node else n)
+            written += 1
+    return written
