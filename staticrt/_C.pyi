@@ -52,7 +52,6 @@ class Executable:
         out_variants: bool = True,
         optimize_memory: bool = True,
         cleanup_activations: bool = False,
-        manage_outputs: bool = False,
         prepared: bool = True,
         max_prepared: int = 8,
         deterministic: bool = False,

@@ -224,7 +224,7 @@ class Engine:
             return None
         entry = Entry(
             captured=captured,
-            executable=executable.build(captured, self.options.executor),
+            executable=executable.build(captured, self.options.executor, **self.options.runtime()),
             state=snapshot.guard(),
             ints=tuple((i, v) for i, v in call.ints if i not in symbolic),
             metadata=tensor_metadata(captured.values),

@@ -75,6 +75,32 @@ OPTIONS: tuple[Option, ...] = (
         "Raise CaptureError instead of splitting the model or running it eagerly.",
     ),
     Option("passes", (bool,), True, "Run the graph passes; off shows the graph as captured."),
+    Option(
+        "prepared",
+        (bool,),
+        True,
+        "Prepare a program for each input signature; off: every call takes the general path.",
+    ),
+    Option(
+        "max_prepared", (int,), 8, "Prepared programs kept for one capture, the least recent go.", minimum=1
+    ),
+    Option(
+        "out_variants", (bool,), True, "Write results into planned memory; off: every operator allocates."
+    ),
+    Option(
+        "optimize_memory", (bool,), True, "Let values share memory on the general path; off: none shares."
+    ),
+    Option("deterministic", (bool,), False, "Choose kernels by rule instead of by measuring."),
+    Option("poison", (bool,), False, "Debugging: fill planned memory with NaN before each prepared run."),
+)
+_RUNTIME = (
+    "passes",
+    "prepared",
+    "max_prepared",
+    "out_variants",
+    "optimize_memory",
+    "deterministic",
+    "poison",
 )
 _BY_NAME = {option.name: option for option in OPTIONS}
 
@@ -90,6 +116,10 @@ class Options:
             return self.__dict__["values"][name]
         except KeyError:
             raise AttributeError(name) from None
+
+    def runtime(self) -> dict[str, Any]:
+        """The options that the executable takes."""
+        return {name: self.values[name] for name in _RUNTIME}
 
     def __reduce__(self) -> Any:
         return Options, (dict(self.values),)

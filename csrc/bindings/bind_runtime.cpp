@@ -33,13 +33,12 @@ py::list run(Executable& executable, const py::list& list) {
 void bind_runtime(py::module_& m) {
   py::class_<Executable, std::shared_ptr<Executable>>(m, "Executable")
       .def(py::init([](const std::shared_ptr<Program>& program, bool out_variants, bool optimize_memory,
-                       bool cleanup_activations, bool manage_outputs, bool prepared, int64_t max_prepared,
-                       bool deterministic, bool poison) {
+                       bool cleanup_activations, bool prepared, int64_t max_prepared, bool deterministic,
+                       bool poison) {
              ExecutableOptions options;
              options.bind.out_variants = out_variants;
              options.memory.optimize_memory = optimize_memory;
              options.memory.cleanup_activations = cleanup_activations;
-             options.memory.manage_outputs = manage_outputs;
              options.prepared = prepared;
              options.max_prepared = max_prepared;
              options.preparation.deterministic = deterministic;
@@ -48,8 +47,8 @@ void bind_runtime(py::module_& m) {
            }),
            py::arg("program"), py::kw_only(), py::arg("out_variants") = true,
            py::arg("optimize_memory") = true, py::arg("cleanup_activations") = false,
-           py::arg("manage_outputs") = false, py::arg("prepared") = true, py::arg("max_prepared") = 8,
-           py::arg("deterministic") = false, py::arg("poison") = false)
+           py::arg("prepared") = true, py::arg("max_prepared") = 8, py::arg("deterministic") = false,
+           py::arg("poison") = false)
       .def("run", &run)
       .def("trim", &Executable::trim)
       .def_property_readonly("written_inputs", &Executable::written_inputs)
@@ -111,8 +110,6 @@ void bind_runtime(py::module_& m) {
         d["managed_tensors"] = c.managed_tensors;
         d["managed_bytes"] = c.managed_bytes;
         d["reused_tensors"] = c.reused_tensors;
-        d["managed_output_tensors"] = c.managed_output_tensors;
-        d["managed_output_bytes"] = c.managed_output_bytes;
         d["unmanaged_scalars"] = c.unmanaged_scalars;
         d["unmanaged_others"] = c.unmanaged_others;
         return d;

@@ -27,15 +27,12 @@ namespace staticrt {
 struct MemoryOptions {
   bool optimize_memory = true;       // off: one group per value
   bool cleanup_activations = false;  // on: the buffer is given back after each run
-  bool manage_outputs = false;       // outputs of the program get a buffer of their own
 };
 
 struct MemoryCounters {
   int64_t managed_tensors = 0;
-  int64_t managed_bytes = 0;   // size of the buffer
-  int64_t reused_tensors = 0;  // sum over groups of members - 1
-  int64_t managed_output_tensors = 0;
-  int64_t managed_output_bytes = 0;
+  int64_t managed_bytes = 0;      // size of the buffer
+  int64_t reused_tensors = 0;     // sum over groups of members - 1
   int64_t unmanaged_scalars = 0;  // values that are not tensors
   int64_t unmanaged_others = 0;
 };
