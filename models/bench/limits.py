@@ -16,8 +16,13 @@ GEMM_SIZES = (512, 1024)
 MOST_SECONDS = 0.1  # for one figure
 # Two sizes of one copy in bytes, whose difference in time leaves the call's own cost out. Source and
 # destination of the larger fill at most 24 KiB (an L1 cache has 32 or more), 192 KiB (an L2 cache has 256
-# or more), 512 MiB (more than any cache).
-COPIES = {"l1": (4 << 10, 12 << 10), "l2": (48 << 10, 96 << 10), "memory": (0, 256 << 20)}
+# or more), 4 MiB, 512 MiB (more than any cache).
+COPIES = {
+    "l1": (4 << 10, 12 << 10),
+    "l2": (48 << 10, 96 << 10),
+    "l3": (1 << 20, 2 << 20),
+    "memory": (0, 256 << 20),
+}
 
 
 def _best_ns(call: Callable[..., Any], arguments: Sequence[Any], seconds: float, threads: int) -> float:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 import staticrt
 from staticrt.models.bench.peers.base import Call, Peer
 
-HELD_KINDS = ("managed", "view")  # nodes whose bytes are planned, or that have none of their own
+# Nodes whose outputs are planned, or that have no bytes of their own (views and numbers).
+HELD_KINDS = ("managed", "native")
 
 
 def _load() -> None:
@@ -33,7 +34,7 @@ def _facts(call: Any) -> dict[str, Any]:
     return {
         "captures": len(explanation.captures),
         "executors": sorted({capture.executor for capture in explanation.captures}),
-        "nodes": sum(kinds.values()) or nodes,
+        "nodes": kinds["total"] or nodes,
         "kinds": dict(sorted(kinds.items())),
         # Without kinds the runtime did not say: not zero.
         "managed_or_view_nodes": sum(kinds[kind] for kind in HELD_KINDS) if kinds else None,
