@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from staticrt import errors as errors
+    from staticrt import memory as memory
     from staticrt import planner as planner
     from staticrt.compiler import CompiledFunction as CompiledFunction
     from staticrt.compiler import CompiledModule as CompiledModule
@@ -26,6 +27,7 @@ _LAZY: dict[str, str] = {
 }
 _MODULES = (
     "errors",
+    "memory",
     "planner",
 )
 

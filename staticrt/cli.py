@@ -17,6 +17,7 @@ from staticrt.errors import StaticRuntimeError
 # command -> (module, what it does)
 COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("staticrt.models.bench.command", "measure the model zoo against every installed peer, on CPU"),
+    "memory": ("staticrt.memory_command", "draw a memory snapshot: its timeline and segments"),
     "plan": ("staticrt.plan_command", "plan memory for CSV files of live ranges and sizes"),
 }
 

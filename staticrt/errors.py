@@ -65,5 +65,13 @@ class InvalidPointerError(StaticRuntimeError, ValueError):
     """A pointer that an allocator did not give, or that was freed already."""
 
 
+class AllocatorError(StaticRuntimeError, ValueError):
+    """The allocator was used wrongly: an unknown pool, a pool routed twice, a limit that is none."""
+
+
+class DeviceError(StaticRuntimeError):
+    """A device failed, cannot do what was asked, or is not there."""
+
+
 class InternalError(StaticRuntimeError):
     """A broken invariant of staticrt itself: please report it."""

@@ -116,7 +116,7 @@ class Driver {
   // A file descriptor another process can import; the receiver of the number closes it.
   virtual Status physical_export(PhysicalId physical, int* fd) = 0;
   virtual Status physical_import(int fd, Bytes size_bytes, PhysicalId* physical) = 0;
-  // Memory of each process on this device, by pid. unsupported where nobody can say (no NVML).
+  // Memory of the other processes on this device, by pid. unsupported where nobody can say (no NVML).
   virtual Status processes(std::vector<ProcessUse>* uses) = 0;
 };
 

@@ -1,6 +1,7 @@
 #include "allocator/driver_cuda.h"
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <unordered_map>
@@ -290,8 +291,9 @@ class CudaDriver final : public Driver {
       if (result != cu::kNvmlSuccess) break;
       uses->clear();
       for (unsigned k = 0; k < count; ++k)
-        uses->push_back(
-            {found[k].pid, found[k].used_bytes == cu::kNvmlNotAvailable ? 0 : found[k].used_bytes});
+        if (static_cast<int64_t>(found[k].pid) != getpid())
+          uses->push_back(
+              {found[k].pid, found[k].used_bytes == cu::kNvmlNotAvailable ? 0 : found[k].used_bytes});
       std::sort(uses->begin(), uses->end(),
                 [](const ProcessUse& a, const ProcessUse& b) { return a.pid < b.pid; });
       return Status::Ok();

@@ -1,8 +1,6 @@
 // SimDriver as a Driver. What the program and the world do is in sim_program.cpp.
 #include "allocator/driver_sim.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -361,9 +359,7 @@ Status SimDriver::processes(std::vector<ProcessUse>* uses) {
   const Lock lock(mutex_);
   if (!processes_known_) return Status::Unsupported("sim: the process list is not known");
   uses->clear();
-  // Process 1 stands for all others; it has the lower number.
-  if (memory_.other_bytes() > 0) uses->push_back({1, memory_.other_bytes()});
-  uses->push_back({static_cast<int64_t>(getpid()), memory_.used_bytes()});
+  if (memory_.other_bytes() > 0) uses->push_back({1, memory_.other_bytes()});  // stands for all others
   return Status::Ok();
 }
 

@@ -98,6 +98,7 @@ class SimDriver final : public Driver {
   uint64_t pending(StreamId stream) const;                // pieces of work not done yet
   void allocated(Addr address, Bytes size_bytes, StreamId stream);
   void freed(Addr address);
+  bool is_live(Addr address) const;  // allocated() and not yet freed(); false if there is no oracle
 
   // --- Graphs.
   Status capture_begin(StreamId stream, CaptureMode mode = CaptureMode::global);
@@ -122,6 +123,7 @@ class SimDriver final : public Driver {
   void set_processes_known(bool known);   // false: as without NVML
 
   // --- What was seen.
+  void report(std::string text);             // adds one, as the program's own check
   std::vector<std::string> reports() const;  // the first 100
   std::string report_text() const;           // the same, one a line; "" if there are none
   void clear_reports();

@@ -49,7 +49,7 @@ class SimOracle {
     reports_.clear();
     report_count_ = 0;
   }
-  size_t live_count() const { return live_.size(); }
+  bool is_live_address(Addr address) const { return live_.count(address) > 0; }
 
  private:
   static constexpr size_t kMaxReports = 100;  // texts kept; all are counted

@@ -116,6 +116,11 @@ void SimDriver::freed(Addr address) {
   oracle_.freed(address);
 }
 
+bool SimDriver::is_live(Addr address) const {
+  const Lock lock(mutex_);
+  return oracle_.is_live_address(address);
+}
+
 Status SimDriver::capture_begin(StreamId stream, CaptureMode mode) {
   const Lock lock(mutex_);
   if (graph_of(stream)) return misuse(detail::concat("stream ", raw(stream), " is captured already"));
@@ -221,6 +226,11 @@ void SimDriver::set_pending_error(Status status) {
 void SimDriver::set_processes_known(bool known) {
   const Lock lock(mutex_);
   processes_known_ = known;
+}
+
+void SimDriver::report(std::string text) {
+  const Lock lock(mutex_);
+  oracle_.report(std::move(text));
 }
 
 std::vector<std::string> SimDriver::reports() const {

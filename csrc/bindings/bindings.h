@@ -18,4 +18,7 @@ c10::IValue to_ivalue(const pybind11::handle& object);
 // Plans, storage groups and the validator; after bind_errors.
 void bind_planner(pybind11::module_& m);
 
+// The caching allocator, its pools and the simulated device; after bind_errors.
+void bind_allocator(pybind11::module_& m);
+
 }  // namespace staticrt::bindings

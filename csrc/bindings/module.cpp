@@ -7,4 +7,5 @@ PYBIND11_MODULE(_C, m) {
   staticrt::bindings::bind_program(m);
   staticrt::bindings::bind_runtime(m);
   staticrt::bindings::bind_fast_call(m);
+  staticrt::bindings::bind_allocator(m);
 }

@@ -2,6 +2,8 @@
 // cuda.
 #include "allocator/driver_cuda.h"
 
+#include <unistd.h>
+
 #include <memory>
 #include <string>
 
@@ -139,6 +141,7 @@ TEST(cuda_lists_processes_by_nvml) {
   FakeCuda fake({});
   for (int k = 99; k >= 0; --k) fake.nvml.push_back({k, Bytes(k) * kMiB});
   fake.nvml[5].used_bytes = cu::kNvmlNotAvailable;
+  fake.nvml.push_back({getpid(), kMiB});  // ourselves: not listed
   auto cuda = open(fake);
   std::vector<ProcessUse> uses;
   EXPECT(cuda->processes(&uses).ok());

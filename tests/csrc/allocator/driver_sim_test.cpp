@@ -309,7 +309,7 @@ TEST(sim_reports_pending_errors_and_processes) {
   EXPECT(sim.pending_error().ok());
   std::vector<ProcessUse> uses;
   EXPECT(sim.processes(&uses).ok());
-  EXPECT_EQ(uses.size(), 2u);
+  EXPECT_EQ(uses.size(), 1u);
   EXPECT_EQ(uses[0].used_bytes, 5 * kMiB);
   sim.set_processes_known(false);
   EXPECT_EQ(sim.processes(&uses).code(), Code::unsupported);

@@ -1,0 +1,54 @@
+// Shared by bind_allocator.cpp (devices and pools), bind_allocator_view.cpp (statistics, snapshots, history)
+// and bind_allocator_sim.cpp (the simulated device).
+//
+// Every call into the allocator releases the GIL: a context function takes it while no lock is held, and
+// another thread may hold a lock while it waits for the GIL.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "allocator/allocator.h"
+#include "allocator/inspector.h"
+#include "allocator/pools.h"
+
+namespace staticrt::bindings {
+
+// One allocator with its driver, as Python holds it.
+struct MemoryDevice {
+  std::shared_ptr<alloc::Driver> driver;
+  std::shared_ptr<alloc::DeviceAllocator> allocator;
+  virtual ~MemoryDevice() = default;
+};
+
+// Raises the class of staticrt.errors that fits, with the status' text. REQUIRES: the GIL.
+void check(const alloc::Status& status);
+
+// Runs `call` without the GIL and checks the Status it returns.
+template <class Call>
+void checked(Call call) {
+  alloc::Status status;
+  {
+    const pybind11::gil_scoped_release release;
+    status = call();
+  }
+  check(status);
+}
+
+using PyPoolId = std::pair<uint64_t, uint64_t>;
+inline alloc::PoolId pool_of(const PyPoolId& id) {
+  return alloc::PoolId{id.first, id.second};
+}
+inline std::optional<alloc::PoolId> pool_of(const std::optional<PyPoolId>& id) {
+  if (!id) return std::nullopt;
+  return pool_of(*id);
+}
+
+using MemoryDeviceClass = pybind11::class_<MemoryDevice, std::shared_ptr<MemoryDevice>>;
+void bind_allocator_view(pybind11::module_& m, MemoryDeviceClass& device);
+void bind_allocator_sim(pybind11::module_& m, MemoryDeviceClass& device);
+
+}  // namespace staticrt::bindings

@@ -1,0 +1,284 @@
+// The simulated device: streams, events, captures and faults that only tests and scenarios use.
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "allocator/driver_sim.h"
+#include "bindings/allocator.h"
+#include "common/error.h"
+
+namespace py = pybind11;
+
+namespace staticrt::bindings {
+
+using namespace alloc;
+
+namespace {
+
+struct SimMemoryDevice : MemoryDevice {
+  std::shared_ptr<SimDriver> sim;
+};
+
+// A Python callable that C++ may copy and drop without the GIL. What it raises is reported, not thrown: work
+// runs inside driver calls.
+std::function<void()> work_of(const py::object& callable, SimDriver* sim) {
+  if (callable.is_none()) return {};
+  std::shared_ptr<py::object> held(new py::object(callable), [](py::object* object) {
+    const py::gil_scoped_acquire gil;
+    delete object;
+  });
+  return [held, sim] {
+    const py::gil_scoped_acquire gil;
+    try {
+      (*held)();
+    } catch (py::error_already_set& error) {
+      sim->report(std::string("work: ") + error.what());
+    }
+  };
+}
+
+SimCall call_of(const std::string& name) {
+  for (size_t call = 0; call < kSimCalls; ++call)
+    if (name == kSimCallNames[call]) return static_cast<SimCall>(call);
+  std::string known;
+  for (const auto& each : kSimCallNames) known += (known.empty() ? "" : ", ") + std::string(each);
+  SRT_CHECK(false, "unknown driver call '", name, "'; known: ", known);
+  return SimCall::memory_info;
+}
+
+Status fault_of(const std::string& code, const std::string& text) {
+  if (code == "oom") return Status::Oom(text.empty() ? "planned fault" : text);
+  if (code == "error") return Status::Error(text.empty() ? "planned fault" : text, 999);
+  if (code == "ok") return Status::Ok();
+  SRT_CHECK(false, "unknown fault '", code, "'; known: oom, error, ok");
+  return Status::Ok();
+}
+
+// A capture on the device together with its route and its pool reference. Unless finish() succeeds, all of it
+// is undone (N7).
+class SimCapture {
+ public:
+  SimCapture(std::shared_ptr<SimMemoryDevice> device, PoolId pool, StreamId stream)
+      : device_(std::move(device)), pool_(pool), stream_(stream), scope_(device_->allocator->pools()) {}
+
+  Status begin() {
+    SimDriver* sim = device_->sim.get();
+    // Every stream that is in this capture, forked ones too.
+    SRT_TRY(scope_.begin(pool_, [sim, id = id_](StreamId stream) {
+      CaptureState state;
+      return sim->capture_state(stream, &state).ok() && state.status != CaptureStatus::none &&
+             state.id == *id;
+    }));
+    const Status status = sim->capture_begin(stream_);
+    CaptureState state;
+    if (status.ok() && sim->capture_state(stream_, &state).ok()) *id_ = state.id;
+    if (!status.ok()) (void)scope_.abort().ok();
+    return status;
+  }
+
+  // Ends the capture in the program's order: the stream's capture first, then route and reference.
+  Status finish(uint64_t* graph) {
+    const Status status = device_->sim->capture_end(stream_, graph);
+    if (status.ok()) return scope_.finish();
+    (void)scope_.abort().ok();
+    return status;
+  }
+
+  // What a program does when its capture raised.
+  void abort() {
+    uint64_t graph = 0;
+    device_->sim->capture_break(stream_);
+    (void)device_->sim->capture_end(stream_, &graph).ok();
+    (void)scope_.abort().ok();
+  }
+
+ private:
+  std::shared_ptr<SimMemoryDevice> device_;
+  PoolId pool_;
+  StreamId stream_;
+  std::shared_ptr<uint64_t> id_ = std::make_shared<uint64_t>(0);
+  CaptureScope scope_;
+};
+
+std::shared_ptr<SimMemoryDevice> simulated_device(const SimConfig& sim_config, const std::string& text) {
+  Config config;
+  check(parse_config(text, "config", Config(), &config));
+  auto device = std::make_shared<SimMemoryDevice>();
+  device->sim = std::make_shared<SimDriver>(sim_config);
+  device->driver = device->sim;
+  device->allocator = std::make_shared<DeviceAllocator>(device->driver, config);
+  return device;
+}
+
+void bind_streams(py::class_<SimMemoryDevice, MemoryDevice, std::shared_ptr<SimMemoryDevice>>& device) {
+  device.def("create_stream", [](SimMemoryDevice& d) { return raw(d.sim->create_stream()); })
+      .def("enqueue",
+           [](SimMemoryDevice& d, uint64_t stream, const py::object& work) {
+             auto run = work_of(work, d.sim.get());
+             const py::gil_scoped_release release;
+             d.sim->enqueue(StreamId{stream}, std::move(run));
+           })
+      .def("touch",
+           [](SimMemoryDevice& d, uint64_t stream, Addr address, Bytes size) {
+             const py::gil_scoped_release release;
+             d.sim->touch(StreamId{stream}, address, size);
+           })
+      .def("write",
+           [](SimMemoryDevice& d, uint64_t stream, Addr address, Bytes size, uint64_t value) {
+             const py::gil_scoped_release release;
+             d.sim->write(StreamId{stream}, address, size, value);
+           })
+      .def("verify",
+           [](SimMemoryDevice& d, uint64_t stream, Addr address, Bytes size, uint64_t value) {
+             const py::gil_scoped_release release;
+             d.sim->verify(StreamId{stream}, address, size, value);
+           })
+      .def("advance",
+           [](SimMemoryDevice& d, uint64_t stream, uint64_t count) {
+             const py::gil_scoped_release release;
+             return d.sim->advance(StreamId{stream}, count);
+           })
+      .def("pending",
+           [](SimMemoryDevice& d, uint64_t stream) {
+             const py::gil_scoped_release release;
+             return d.sim->pending(StreamId{stream});
+           })
+      .def("stream_sync",
+           [](SimMemoryDevice& d, uint64_t stream) {
+             checked([&] { return d.sim->stream_sync(StreamId{stream}); });
+           })
+      .def("device_sync", [](SimMemoryDevice& d) { checked([&] { return d.sim->device_sync(); }); })
+      .def("event_create",
+           [](SimMemoryDevice& d) {
+             EventId event = kNoEvent;
+             checked([&] { return d.sim->event_create(&event); });
+             return raw(event);
+           })
+      .def("event_destroy",
+           [](SimMemoryDevice& d, uint64_t event) {
+             checked([&] { return d.sim->event_destroy(EventId{event}); });
+           })
+      .def("event_record",
+           [](SimMemoryDevice& d, uint64_t event, uint64_t stream) {
+             checked([&] { return d.sim->event_record(EventId{event}, StreamId{stream}); });
+           })
+      .def("event_query",
+           [](SimMemoryDevice& d, uint64_t event) {
+             Status status;
+             {
+               const py::gil_scoped_release release;
+               status = d.sim->event_query(EventId{event});
+             }
+             if (status.code() == Code::not_ready) return false;
+             check(status);
+             return true;
+           })
+      .def("event_sync", [](SimMemoryDevice& d,
+                            uint64_t event) { checked([&] { return d.sim->event_sync(EventId{event}); }); })
+      .def("stream_wait", [](SimMemoryDevice& d, uint64_t stream, uint64_t event) {
+        checked([&] { return d.sim->stream_wait(StreamId{stream}, EventId{event}); });
+      });
+}
+
+}  // namespace
+
+void bind_allocator_sim(py::module_& m, MemoryDeviceClass&) {
+  py::class_<SimMemoryDevice, MemoryDevice, std::shared_ptr<SimMemoryDevice>> device(m, "SimMemoryDevice");
+  bind_streams(device);
+  device
+      .def("allocated",
+           [](SimMemoryDevice& d, Addr address, Bytes size, uint64_t stream) {
+             const py::gil_scoped_release release;
+             d.sim->allocated(address, size, StreamId{stream});
+           })
+      .def("freed",
+           [](SimMemoryDevice& d, Addr address) {
+             const py::gil_scoped_release release;
+             if (d.sim->is_live(address)) d.sim->freed(address);
+           })
+      .def("fail",
+           [](SimMemoryDevice& d, const std::string& call, uint64_t nth, const std::string& code,
+              uint64_t times,
+              const std::string& text) { d.sim->fail(call_of(call), nth, fault_of(code, text), times); })
+      .def(
+          "clear_faults", [](SimMemoryDevice& d) { d.sim->clear_faults(); },
+          py::call_guard<py::gil_scoped_release>())
+      .def(
+          "set_other_bytes", [](SimMemoryDevice& d, Bytes bytes) { d.sim->set_other_bytes(bytes); },
+          py::call_guard<py::gil_scoped_release>())
+      .def("set_pending_error",
+           [](SimMemoryDevice& d, const std::string& code, const std::string& text) {
+             d.sim->set_pending_error(fault_of(code, text));
+           })
+      .def(
+          "set_processes_known", [](SimMemoryDevice& d, bool known) { d.sim->set_processes_known(known); },
+          py::call_guard<py::gil_scoped_release>())
+      .def(
+          "reports", [](SimMemoryDevice& d) { return d.sim->reports(); },
+          py::call_guard<py::gil_scoped_release>())
+      .def(
+          "clear_reports", [](SimMemoryDevice& d) { d.sim->clear_reports(); },
+          py::call_guard<py::gil_scoped_release>())
+      .def("calls", [](SimMemoryDevice& d, const std::string& call) { return d.sim->calls(call_of(call)); })
+      .def_property_readonly("device_calls",
+                             py::cpp_function([](SimMemoryDevice& d) { return d.sim->device_calls(); },
+                                              py::call_guard<py::gil_scoped_release>()))
+      .def_property_readonly("used_bytes",
+                             py::cpp_function([](SimMemoryDevice& d) { return d.sim->used_bytes(); },
+                                              py::call_guard<py::gil_scoped_release>()))
+      .def_property_readonly("base", [](SimMemoryDevice& d) { return d.sim->base(); })
+      .def("graph_launch",
+           [](SimMemoryDevice& d, uint64_t graph, uint64_t stream, PyPoolId pool) {
+             checked([&] {
+               SRT_TRY(d.allocator->pools().check_replay(pool_of(pool)));
+               return d.sim->graph_launch(graph, StreamId{stream});
+             });
+           })
+      .def("graph_destroy",
+           [](SimMemoryDevice& d, uint64_t graph) { checked([&] { return d.sim->graph_destroy(graph); }); })
+      .def(
+          "graph_edges", [](SimMemoryDevice& d, uint64_t graph) { return d.sim->graph_edges(graph); },
+          py::call_guard<py::gil_scoped_release>());
+
+  py::class_<SimCapture, std::shared_ptr<SimCapture>>(m, "SimCapture")
+      .def(py::init([](std::shared_ptr<SimMemoryDevice> d, PyPoolId pool, uint64_t stream) {
+        auto capture = std::make_shared<SimCapture>(std::move(d), pool_of(pool), StreamId{stream});
+        checked([&] { return capture->begin(); });
+        return capture;
+      }))
+      .def("finish",
+           [](SimCapture& capture) {
+             uint64_t graph = 0;
+             checked([&] { return capture.finish(&graph); });
+             return graph;
+           })
+      .def("abort", [](SimCapture& capture) {
+        const py::gil_scoped_release release;
+        capture.abort();
+      });
+
+  m.def(
+      "simulated_device",
+      [](Bytes total_bytes, int index, Bytes other_bytes, Bytes va_bytes, std::optional<uint64_t> max_handles,
+         bool virtual_memory, bool backed, bool oracle, bool eager, const std::string& config) {
+        SimConfig sim;
+        sim.total_bytes = total_bytes;
+        sim.index = index;
+        sim.other_bytes = other_bytes;
+        sim.va_bytes = va_bytes;
+        sim.max_handles = max_handles.value_or(UINT64_MAX);
+        sim.virtual_memory = virtual_memory;
+        sim.backed = backed;
+        sim.oracle = oracle;
+        sim.eager = eager;
+        return simulated_device(sim, config);
+      },
+      py::arg("total_bytes"), py::arg("index"), py::arg("other_bytes"), py::arg("va_bytes"),
+      py::arg("max_handles"), py::arg("virtual_memory"), py::arg("backed"), py::arg("oracle"),
+      py::arg("eager"), py::arg("config"));
+}
+
+}  // namespace staticrt::bindings

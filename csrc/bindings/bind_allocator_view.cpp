@@ -1,0 +1,269 @@
+// Statistics, snapshots and history of the allocator as Python values.
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <array>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "bindings/allocator.h"
+
+namespace py = pybind11;
+
+namespace staticrt::bindings {
+
+using namespace alloc;
+
+namespace {
+
+// A Python stack: code objects and lines, innermost first. Code objects are kept for ever, by reference:
+// contexts die under the allocator's lock, where the GIL must not be taken.
+struct Frame {
+  PyCodeObject* code;
+  int line;
+};
+using Stack = std::vector<Frame>;
+
+void keep(PyCodeObject* code) {
+  static auto* kept = new std::unordered_map<PyCodeObject*, py::object>;  // guarded by the GIL
+  kept->try_emplace(code, py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(code)));
+}
+
+std::string text_of(PyObject* text) {
+  return py::cast<std::string>(py::handle(text));
+}
+
+// Without the innermost frames that are in `skip_files`: our own.
+Context python_stack(const std::vector<std::string>& skip_files) {
+  const py::gil_scoped_acquire gil;
+  auto stack = std::make_shared<Stack>();
+  PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());
+  while (frame) {
+    PyCodeObject* code = PyFrame_GetCode(frame);
+    const bool ours = stack->empty() && std::find(skip_files.begin(), skip_files.end(),
+                                                  text_of(code->co_filename)) != skip_files.end();
+    if (!ours) {
+      keep(code);
+      stack->push_back({code, PyFrame_GetLineNumber(frame)});
+    }
+    Py_DECREF(code);
+    PyFrameObject* back = PyFrame_GetBack(frame);
+    Py_DECREF(frame);
+    frame = back;
+  }
+  return stack;
+}
+
+py::list frames_of(const Context& context) {
+  py::list frames;
+  if (!context) return frames;
+  for (const Frame& frame : *static_cast<const Stack*>(context.get())) {
+    py::dict entry;
+    entry["filename"] = py::reinterpret_borrow<py::object>(frame.code->co_filename);
+    entry["line"] = frame.line;
+    entry["name"] = py::reinterpret_borrow<py::object>(frame.code->co_name);
+    frames.append(entry);
+  }
+  return frames;
+}
+
+py::tuple id_of(PoolId pool) {
+  return py::make_tuple(pool.first, pool.second);
+}
+
+const char* state_of(BlockState state) {
+  switch (state) {
+    case BlockState::live:
+      return "active_allocated";
+    case BlockState::pending_event:
+    case BlockState::pending_capture:
+      return "active_pending_free";
+    default:
+      return "inactive";
+  }
+}
+
+py::dict block_dict(const BlockInfo& block) {
+  py::dict entry;
+  entry["address"] = block.address;
+  entry["size"] = block.size;
+  entry["requested_size"] = block.requested;
+  entry["state"] = state_of(block.state);
+  entry["frames"] = frames_of(block.context);
+  return entry;
+}
+
+py::dict segment_dict(const SegmentInfo& segment, int device) {
+  py::dict entry;
+  entry["device"] = device;
+  entry["address"] = segment.address;
+  entry["total_size"] = segment.total_size;
+  entry["allocated_size"] = segment.allocated_size;
+  entry["active_size"] = segment.active_size;
+  entry["requested_size"] = segment.requested_size;
+  entry["stream"] = raw(segment.stream);
+  entry["segment_type"] = segment.size_class == SizeClass::small ? "small" : "large";
+  entry["segment_pool_id"] = id_of(segment.pool);
+  entry["is_expandable"] = segment.kind == SegmentKind::expandable;
+  entry["frames"] = py::list();
+  py::list blocks;
+  for (const BlockInfo& block : segment.blocks) blocks.append(block_dict(block));
+  entry["blocks"] = blocks;
+  return entry;
+}
+
+py::dict trace_dict(const TraceEntry& trace) {
+  py::dict entry;
+  entry["action"] = name_of(trace.action);
+  entry[trace.action == Action::oom ? "device_free" : "addr"] = trace.address;
+  entry["size"] = trace.size;
+  entry["stream"] = raw(trace.stream);
+  entry["time_us"] = trace.time_us;
+  entry["pool_id"] = id_of(trace.pool);
+  entry["user_metadata"] = trace.metadata;
+  entry["compile_context"] = trace.compile_context;
+  entry["frames"] = frames_of(trace.context);
+  return entry;
+}
+
+py::dict snapshot(MemoryDevice& d, std::optional<PyPoolId> pool, bool include_traces) {
+  Snapshot got;
+  {
+    const py::gil_scoped_release release;
+    got = d.allocator->inspector().snapshot(pool_of(pool), include_traces);
+  }
+  py::list segments;
+  for (const SegmentInfo& segment : got.segments) segments.append(segment_dict(segment, got.device_index));
+  py::list traces;  // one list per device number, as torch's loader counts them
+  for (int index = 0; index < got.device_index; ++index) traces.append(py::list());
+  py::list trace;
+  for (const TraceEntry& entry : got.trace) trace.append(trace_dict(entry));
+  traces.append(trace);
+  py::list annotations;
+  for (const Annotation& annotation : got.annotations) {
+    py::dict entry;
+    entry["device"] = got.device_index;
+    entry["time_us"] = annotation.time_us;
+    entry["name"] = annotation.text;
+    annotations.append(entry);
+  }
+  py::dict settings;
+  settings["PYTORCH_ALLOC_CONF"] = got.settings;
+  py::dict result;
+  result["segments"] = segments;
+  result["device_traces"] = traces;
+  result["allocator_settings"] = settings;
+  result["external_annotations"] = annotations;
+  return result;
+}
+
+py::dict gauge_dict(const GaugeValue& value) {
+  py::dict entry;
+  entry["current"] = value.current;
+  entry["peak"] = value.peak;
+  entry["allocated"] = value.allocated;
+  entry["freed"] = value.freed;
+  return entry;
+}
+
+// Nested as torch.cuda.memory_stats_as_nested_dict; Python flattens it.
+py::dict stats(MemoryDevice& d, std::optional<PyPoolId> pool) {
+  StatsReport report;
+  {
+    const py::gil_scoped_release release;
+    report = d.allocator->inspector().stats(pool_of(pool));
+  }
+  py::dict result;
+  for (int gauge = 0; gauge < kGauges; ++gauge) {
+    const auto& values = report.gauges[static_cast<size_t>(gauge)];
+    py::dict entry;
+    entry["all"] = gauge_dict(values[0]);
+    entry["small_pool"] = gauge_dict(values[1]);
+    entry["large_pool"] = gauge_dict(values[2]);
+    result[name_of(static_cast<Gauge>(gauge))] = entry;
+  }
+  const Counters& counters = report.counters;
+  result["num_alloc_retries"] = counters.alloc_retries;
+  result["num_ooms"] = counters.ooms;
+  result["num_oom_rejections"] = counters.oom_rejections;
+  result["num_sync_all_streams"] = counters.sync_all_streams;
+  result["num_device_alloc"] = counters.device_alloc;
+  result["num_device_free"] = counters.device_free;
+  result["oversize_allocations"] = gauge_dict(counters.oversize_allocations);
+  result["oversize_segments"] = gauge_dict(counters.oversize_segments);
+  return result;
+}
+
+// `level`: the actions that keep a stack: "never", "state", "alloc", "all".
+void record_history(MemoryDevice& d, bool on, const std::string& level, size_t max_entries, bool clear,
+                    const std::vector<std::string>& skip_actions,
+                    const std::vector<std::string>& skip_files) {
+  HistoryOptions options;
+  options.on = on;
+  options.max_entries = max_entries;
+  options.clear = clear;
+  options.level = level == "state"   ? ContextLevel::state
+                  : level == "alloc" ? ContextLevel::alloc
+                  : level == "all"   ? ContextLevel::all
+                                     : ContextLevel::never;
+  if (options.level != ContextLevel::never)
+    options.context = [skip_files] { return python_stack(skip_files); };
+  for (const std::string& name : skip_actions)
+    for (int action = 0; action <= static_cast<int>(Action::oom); ++action)
+      if (name == name_of(static_cast<Action>(action))) options.skip_actions |= 1u << action;
+  checked([&] { return d.allocator->inspector().record_history(options); });
+}
+
+}  // namespace
+
+void bind_allocator_view(py::module_& m, MemoryDeviceClass& device) {
+  device.def("stats", &stats, py::arg("pool") = py::none())
+      .def("snapshot", &snapshot, py::arg("pool") = py::none(), py::arg("include_traces") = true)
+      .def("record_history", &record_history, py::arg("on"), py::arg("level"), py::arg("max_entries"),
+           py::arg("clear"), py::arg("skip_actions"), py::arg("skip_files"))
+      .def("reset_peak",
+           [](MemoryDevice& d) {
+             const py::gil_scoped_release release;
+             d.allocator->inspector().reset_peak();
+           })
+      .def("reset_accumulated",
+           [](MemoryDevice& d) {
+             const py::gil_scoped_release release;
+             d.allocator->inspector().reset_accumulated();
+           })
+      .def("annotate",
+           [](MemoryDevice& d, const std::string& text) {
+             const py::gil_scoped_release release;
+             d.allocator->inspector().annotate(text);
+           })
+      .def("largest_free",
+           [](MemoryDevice& d) {
+             const py::gil_scoped_release release;
+             return d.allocator->inspector().largest_free();
+           })
+      .def("pools",
+           [](MemoryDevice& d) {
+             std::vector<PoolId> pools;
+             {
+               const py::gil_scoped_release release;
+               pools = d.allocator->inspector().pools();
+             }
+             py::list ids;
+             for (const PoolId pool : pools) ids.append(id_of(pool));
+             return ids;
+           })
+      .def("find_block", [](MemoryDevice& d, Addr address) -> py::object {
+        BlockInfo block;
+        bool found = false;
+        {
+          const py::gil_scoped_release release;
+          found = d.allocator->inspector().find_block(address, &block);
+        }
+        if (!found) return py::none();
+        return block_dict(block);
+      });
+}
+
+}  // namespace staticrt::bindings

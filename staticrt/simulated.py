@@ -1,0 +1,274 @@
+"""A simulated device: real allocator, pretended GPU. For tests, and to try out memory scenarios anywhere.
+
+    sim = staticrt.memory.simulated(total_bytes=100 << 20)
+    side = sim.stream()
+    a = sim.allocate(60 << 20)
+    sim.touch(a, 60 << 20, side)      # work on `side` uses a; side is busy until advanced
+    sim.record_stream(a, side)
+    sim.free(a)
+    b = sim.allocate(60 << 20)        # waits for side, and gets a's address
+    sim.check()                       # no race, no broken invariant
+
+Streams move only when told: `advance`, or a call that waits. The race oracle knows which stream touches which
+bytes for whom, and reports memory that is given, unmapped or replayed over too early.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from staticrt.errors import AllocatorError, InternalError
+from staticrt.memory import Device, PoolLike, _count, pool_id
+from staticrt.native import _C
+
+_graph_pools = itertools.count(1)
+
+
+class SimulatedDevice(Device):
+    """The allocator on a simulated device. Streams are numbers; 0 is the default stream.
+
+    Args:
+        total_bytes: physical memory. It is a file in memory that grows as it is written.
+        index: the device is called "sim:<index>".
+        other_bytes: taken by other processes.
+        va_bytes: address space; 0 for plenty.
+        max_handles: physical handles that can exist at a time; None for no limit.
+        virtual_memory: False: fixed segments only, as on an old GPU.
+        backed: False: bookkeeping only, for devices larger than this machine.
+        eager: work runs as soon as it is enqueued.
+        config: allocator options, as in PYTORCH_ALLOC_CONF.
+
+    Raises:
+        InputError: these make no device.
+        AllocatorError: the options are wrong.
+    """
+
+    def __init__(
+        self,
+        total_bytes: int,
+        *,
+        index: int = 0,
+        other_bytes: int = 0,
+        va_bytes: int = 0,
+        max_handles: int | None = None,
+        virtual_memory: bool = True,
+        backed: bool = True,
+        eager: bool = False,
+        config: str = "",
+    ) -> None:
+        self._sim = _C.simulated_device(
+            total_bytes=_count("total_bytes", total_bytes),
+            index=_count("index", index),
+            other_bytes=_count("other_bytes", other_bytes),
+            va_bytes=_count("va_bytes", va_bytes),
+            max_handles=max_handles,
+            virtual_memory=virtual_memory,
+            backed=backed,
+            oracle=True,
+            eager=eager,
+            config=config,
+        )
+        self._backed = backed
+        super().__init__(self._sim)
+
+    def allocate(self, size: int, stream: int = 0, *, address: int | None = None) -> int:
+        got = super().allocate(size, stream, address=address)
+        self._sim.allocated(got, size, stream)
+        return got
+
+    def free(self, address: int) -> None:
+        # Before the allocator knows: afterwards another thread may have been given the bytes.
+        self._sim.freed(_count("address", address))
+        super().free(address)
+
+    # --- streams and events
+
+    def stream(self) -> int:
+        """A new stream."""
+        return self._sim.create_stream()
+
+    def enqueue(self, stream: int, work: Callable[[], object] | None = None) -> None:
+        """Work that keeps `stream` busy until it is advanced past it; `work` is called then."""
+        self._sim.enqueue(stream, work)
+
+    def touch(self, address: int, size: int, stream: int = 0) -> None:
+        """Work of `stream` that uses these bytes: the oracle checks that it may."""
+        self._sim.touch(stream, address, size)
+
+    def write(self, address: int, size: int, value: int, stream: int = 0) -> None:
+        """A touch that writes `value` at 64 KiB steps and at the end when it runs."""
+        self._sim.write(stream, address, size, value)
+
+    def verify(self, address: int, size: int, value: int, stream: int = 0) -> None:
+        """A touch that reports if it does not find what `write` wrote."""
+        self._sim.verify(stream, address, size, value)
+
+    def advance(self, stream: int, count: int = 1) -> int:
+        """Run up to `count` pieces of work; fewer if the stream is empty or waits for another one."""
+        return self._sim.advance(stream, count)
+
+    def pending(self, stream: int) -> int:
+        """Pieces of work not done yet."""
+        return self._sim.pending(stream)
+
+    def synchronize(self, stream: int | None = None) -> None:
+        """Run a stream, or all, to the end; the host then knows that the work is done."""
+        if stream is None:
+            self._sim.device_sync()
+        else:
+            self._sim.stream_sync(stream)
+
+    def event(self, stream: int | None = None) -> SimulatedEvent:
+        """A new event, recorded on `stream` if one is given."""
+        event = SimulatedEvent(self._sim)
+        if stream is not None:
+            event.record(stream)
+        return event
+
+    # --- captures
+
+    @contextmanager
+    def capture(self, stream: int | None = None, pool: PoolLike = None) -> Iterator[SimulatedGraph]:
+        """Record the work of `stream` (a new one if None) into a graph instead of doing it.
+
+        Allocations of the captured streams come from `pool`, or from a pool of the graph's own. Streams that
+        wait for an event of the capture join it, and must be waited for again before it ends.
+
+        Raises:
+            DeviceError: the capture was broken. No route, reference or byte of it stays.
+        """
+        origin = self.stream() if stream is None else stream
+        wanted = pool_id(pool) or (0, next(_graph_pools))
+        capture = _C.SimCapture(self._sim, wanted, origin)
+        graph = SimulatedGraph(self._sim, wanted, origin)
+        try:
+            yield graph
+        except BaseException:
+            capture.abort()
+            raise
+        graph.number = capture.finish()
+
+    # --- the world
+
+    def fail(self, call: str, nth: int = 1, fault: str = "oom", *, times: int = 1, text: str = "") -> None:
+        """From now, calls number `nth` to `nth + times - 1` of a driver call fail.
+
+        Args:
+            call: "physical_create", "map", "segment_alloc", "event_record", …; a wrong name lists all.
+            fault: "oom" or "error".
+        """
+        self._sim.fail(call, nth, fault, times, text)
+
+    def clear_faults(self) -> None:
+        self._sim.clear_faults()
+
+    def set_other_bytes(self, bytes: int) -> None:
+        """Memory that other processes hold."""
+        self._sim.set_other_bytes(_count("bytes", bytes))
+
+    def break_device(self, text: str) -> None:
+        """As after an illegal access: every growth fails with this error until `mend_device`."""
+        self._sim.set_pending_error("error", text)
+
+    def mend_device(self) -> None:
+        self._sim.set_pending_error("ok", "")
+
+    # --- what was seen
+
+    @property
+    def reports(self) -> list[str]:
+        """Races and misuse the oracle has found: "race: …", "overlap: …", "misuse: …"."""
+        return self._sim.reports()
+
+    def clear_reports(self) -> None:
+        self._sim.clear_reports()
+
+    def check(self) -> None:
+        """Validate the allocator's tables and ask the oracle.
+
+        Raises:
+            InternalError: names the first broken invariant, or the first report.
+        """
+        self.validate()
+        if self.reports:
+            raise InternalError(self.reports[0], at=self.name)
+
+    @property
+    def used_bytes(self) -> int:
+        """Physical memory the allocator holds."""
+        return self._sim.used_bytes
+
+    @property
+    def device_calls(self) -> int:
+        """Driver calls so far that make or unmake memory or mappings."""
+        return self._sim.device_calls
+
+    def calls(self, call: str) -> int:
+        """How often a driver call was made."""
+        return self._sim.calls(call)
+
+    def view(self, address: int, size: int) -> memoryview:
+        """The bytes themselves. They are valid while they are mapped: reading later ends the process."""
+        if not self._backed:
+            raise AllocatorError("the device has no bytes", fix="make it with backed=True")
+        return memoryview((ctypes.c_ubyte * size).from_address(address)).cast("B")
+
+
+class SimulatedEvent:
+    """A place in a stream."""
+
+    def __init__(self, sim: _C.SimMemoryDevice) -> None:
+        self._sim = sim
+        self._event = sim.event_create()
+
+    def record(self, stream: int) -> None:
+        self._sim.event_record(self._event, stream)
+
+    def done(self) -> bool:
+        """Whether the stream has passed it; if so the host, and so every stream, knows."""
+        return self._sim.event_query(self._event)
+
+    def wait(self, stream: int) -> None:
+        """Later work of `stream` starts after the event."""
+        self._sim.stream_wait(stream, self._event)
+
+    def synchronize(self) -> None:
+        self._sim.event_sync(self._event)
+
+
+class SimulatedGraph:
+    """A captured graph. It holds a reference to its pool until `close`."""
+
+    def __init__(self, sim: _C.SimMemoryDevice, pool: tuple[int, int], stream: int) -> None:
+        self._sim = sim
+        self.pool = pool
+        self.stream = stream
+        self.number: int | None = None
+
+    def replay(self, stream: int | None = None) -> None:
+        """Enqueue the graph's work on a stream, by default the captured one.
+
+        Raises:
+            AllocatorError: it is not captured (yet), closed, or its pool hibernates.
+        """
+        self._sim.graph_launch(self._number(), self.stream if stream is None else stream, self.pool)
+
+    @property
+    def edges(self) -> list[list[int]]:
+        """Per node, in the order of capture, the nodes it comes after."""
+        return self._sim.graph_edges(self._number())
+
+    def close(self) -> None:
+        """Forget the graph and give its reference to the pool up."""
+        if self.number is not None:
+            self._sim.graph_destroy(self.number)
+            self.number = None
+            self._sim.pool_release(self.pool)
+
+    def _number(self) -> int:
+        if self.number is None:
+            raise AllocatorError("the graph is not captured, or closed")
+        return self.number
