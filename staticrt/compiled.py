@@ -91,6 +91,7 @@ class Engine:
         self._is_part = part
         self._parts: Parts | None = None
         self._part_engines: list[Engine] = []
+        self._part_calls = 0
         self.fast = FastPath(self)
 
     # -- calls -------------------------------------------------------------------------------------------------
@@ -167,8 +168,12 @@ class Engine:
         failed = self._failures[key]
         route = self._routes.get(key, "eager")
         if route == "parts":
+            before = self._part_calls
             try:
-                return self._compiled_parts()(*args, **kwargs)
+                result = self._compiled_parts()(*args, **kwargs)
+                if self._part_calls == before:  # nothing to compile, or Dynamo's recompile limit
+                    self._eager["call", failed.reason, failed.where] += 1
+                return result
             except NotCompiled as error:
                 self._routes[key] = "eager"
                 self._eager["call", str(error), ""] += 0
@@ -192,7 +197,12 @@ class Engine:
     def _make_part(self, function: Callable[..., Any]) -> Callable[..., Any]:
         part = Engine(function, self.options, f"{self.name}, part {len(self._part_engines)}", part=True)
         self._part_engines.append(part)
-        return part
+
+        def run(*args: Any) -> Any:
+            self._part_calls += 1
+            return part(*args)
+
+        return run
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:
@@ -259,7 +269,11 @@ class Engine:
                 EagerReport("between parts", reason, where, 0) for reason, where in self._parts.breaks
             )
             eager += tuple(item for part in self._part_engines for item in part.explain().eager)
-        return Explanation(self.name, captures, eager)
+        notes = tuple(
+            f"not captured whole: {failure.reason}" + (f" at {failure.where}" if failure.where else "")
+            for failure in dict.fromkeys(self._failures.values())
+        )
+        return Explanation(self.name, captures, eager, notes)
 
     def _fail(self, key: tuple[Any, ...], error: Exception) -> None:
         """Remember why a capture failed and how its calls run from now on."""

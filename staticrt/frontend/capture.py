@@ -13,8 +13,8 @@ from staticrt.frontend.graph import CapturedGraph, InputSpec
 from staticrt.frontend.reasons import CannotCapture, exception_line
 from staticrt.frontend.state import Snapshot
 from staticrt.frontend.structure import Builder, Flattener, ResultSpec, Structure, contents, same_contents
-from staticrt.frontend.tracing import lock, tracing
-from staticrt.frontend.watch import Watcher
+from staticrt.frontend.tracing import lock, random_state, tracing
+from staticrt.frontend.watch import ImpureCall, Watcher
 
 aten = torch.ops.aten
 
@@ -107,7 +107,7 @@ def _attempt(
     fake_mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
     fake_mode.cache_enabled = False  # with symbolic sizes it costs more than it saves, and adds guards
     watcher = Watcher(snapshot)
-    with tracing(oblivious):
+    with random_state(), tracing(oblivious):
         maker = FakeMaker(fake_mode, oblivious=oblivious, static=static)
         fakes = maker.make(leaves, symbolic_ints)
         tracer = Tracer(fake_mode, watcher)
@@ -126,6 +126,8 @@ def _attempt(
                 watcher.start()
                 try:
                     result = function(*fake_args, **fake_kwargs)
+                except ImpureCall:
+                    result = None
                 finally:
                     watcher.stop()
             changed = snapshot.changes()

@@ -45,23 +45,28 @@ class Parts:
             NotCompiled: Dynamo cannot run it at all; nothing was run.
         """
         import torch._dynamo as dynamo
+        from torch._dynamo.utils import graph_break_reasons
 
+        known = len(graph_break_reasons)
         try:
             with dynamo.config.patch(_CONFIG):  # type: ignore[attr-defined]
                 return self._run(*args, **kwargs)
         except dynamo.exc.TorchDynamoException as error:
             raise NotCompiled(str(error).strip().split("\n")[0]) from error
+        finally:
+            for reason in graph_break_reasons[known:]:
+                self._add_break(reason)
+
+    def _add_break(self, reason: Any) -> None:
+        text = str(reason.reason).strip().split("\n")[0]
+        stack = list(reason.user_stack or [])
+        where = f"{os.path.basename(stack[-1].filename)}:{stack[-1].lineno}" if stack else ""
+        if (text, where) not in self.breaks:
+            self.breaks.append((text, where))
 
     def _backend(
         self, gm: torch.fx.GraphModule, inputs: Sequence[Any], **_options: Any
     ) -> Callable[..., Any]:
-        reason = getattr(gm, "compile_subgraph_reason", None)
-        if reason is not None and getattr(reason, "graph_break", False):
-            text = str(reason.reason).strip().split("\n")[0]
-            stack = list(getattr(reason, "user_stack", []) or [])
-            where = f"{os.path.basename(stack[-1].filename)}:{stack[-1].lineno}" if stack else ""
-            if (text, where) not in self.breaks:
-                self.breaks.append((text, where))
         return self._make_part(gm.forward)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import builtins
 import contextlib
 import importlib
+import random
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -54,6 +56,22 @@ class ReplacedNames:
         for scope, name in self._added:
             scope.pop(name, None)
         self._added.clear()
+
+
+@contextlib.contextmanager
+def random_state() -> Iterator[None]:
+    """Leave every random generator as it was: a recorded run draws nothing that counts."""
+    python = random.getstate()
+    torch_state = torch.get_rng_state()
+    numpy_random = getattr(sys.modules.get("numpy"), "random", None)
+    numpy_state = numpy_random.get_state() if numpy_random is not None else None
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        torch.set_rng_state(torch_state)
+        if numpy_random is not None:
+            numpy_random.set_state(numpy_state)
 
 
 @contextlib.contextmanager

@@ -42,6 +42,10 @@ _GLOBAL_WRITES = tuple(dis.opmap[name] for name in ("STORE_GLOBAL", "DELETE_GLOB
 _GUARDED = (bool, int, float, complex, str, type(None), tuple, list, dict, set, torch.Tensor, torch.nn.Module)
 
 
+class ImpureCall(BaseException):
+    """Stops a recorded run before the model does what no graph replays; no model code should catch it."""
+
+
 class Watcher:
     """Profiles model code between `start` and `stop`.
 
@@ -94,6 +98,7 @@ class Watcher:
     def _note(self, what: str, frame: types.FrameType) -> None:
         filename = frame.f_code.co_filename.rsplit("/", 1)[-1]
         self.impure.append((what, f"{filename}:{frame.f_lineno}"))
+        raise ImpureCall  # from a profiler it stops the call before it happens
 
     def _enter(self, frame: types.FrameType) -> None:
         code = frame.f_code

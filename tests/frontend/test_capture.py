@@ -189,3 +189,23 @@ def test_side_effects_are_refused_and_undone(act):
         capture(model, (torch.ones(3),), {}, snapshot=Snapshot([("model", model)]))
     assert dict(vars(model)) == state
     assert model.log == []
+
+
+def test_a_refused_side_effect_does_not_happen(capsys):
+    with pytest.raises(CannotCapture, match=r"calls print\(\)"):
+        capture(Impure(_print), (torch.ones(3),), {})
+    assert capsys.readouterr().out == ""
+
+
+def test_random_generators_are_left_alone():
+    import random
+
+    random.seed(1)
+    torch.manual_seed(1)
+    python, state = random.getstate(), torch.get_rng_state()
+    for act in (_seed, _python_random):
+        with pytest.raises(CannotCapture):
+            capture(Impure(act), (torch.ones(3),), {})
+    capture(lambda x: torch.rand_like(x), (torch.ones(3),), {})
+    assert random.getstate() == python
+    assert torch.equal(torch.get_rng_state(), state)
