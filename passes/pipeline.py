@@ -16,8 +16,10 @@ from staticrt.passes.canonical_views import CanonicalViews
 from staticrt.passes.cse import MergeEqualCalls
 from staticrt.passes.dead_code import RemoveDeadCode
 from staticrt.passes.differential import Comparison
+from staticrt.passes.fold_batch_norm import FoldBatchNorm
 from staticrt.passes.fold_constants import FoldConstants
 from staticrt.passes.functional import FunctionaliseInPlace
+from staticrt.passes.fuse_attention import FuseAttention
 from staticrt.passes.merge_sizes import MergeSizes
 from staticrt.passes.no_ops import RemoveNoOps
 
@@ -52,6 +54,11 @@ PIPELINE: tuple[tuple[Callable[[PipelineOptions], GraphPass], str], ...] = (
     (lambda o: RemoveNoOps(inference=o.inference), "before patterns are sought: detach and clone hide them"),
     (lambda o: CanonicalViews(), "after no-ops went, chains of views are next to each other"),
     (lambda o: MergeEqualCalls(), "equal values have equal arguments only after the passes above"),
+    (lambda o: FuseAttention(), "on canonical transposes; before folding, which only shortens its operands"),
+    (
+        lambda o: FoldBatchNorm(frozenset(o.weights) if o.freeze else frozenset()),
+        "writes calls on weights, which the next pass computes",
+    ),
     (
         lambda o: FoldConstants(
             o.constants, weights=o.weights if o.freeze else None, limit_bytes=o.fold_limit_bytes

@@ -1,0 +1,45 @@
+"""Writing new calls into a graph, with the metadata that every call must have."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
+
+
+def insert_call(
+    before: fx.Node, op: Any, args: Sequence[Any], kwargs: dict[str, Any] | None = None
+) -> fx.Node:
+    """A call of `op` in front of node `before`, with the fake value that these arguments give.
+
+    The model line is that of `before`. Adds no guard on symbolic sizes.
+
+    Raises:
+        Exception: whatever `op` raises for arguments it can't take; the graph is then unchanged.
+    """
+    kwargs = kwargs or {}
+    value = fake_value(op, args, kwargs)
+    with before.graph.inserting_before(before):
+        node = before.graph.call_function(op, tuple(args), kwargs)
+    node.meta = {k: v for k, v in before.meta.items() if k in ("stack_trace", "nn_module_stack")}
+    node.meta["val"] = value
+    return node
+
+
+def fake_value(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """What `op` returns for the fake values of these arguments."""
+    fake_args: Any = fx.map_arg(tuple(args), lambda n: n.meta["val"])
+    fake_kwargs: Any = fx.map_arg(kwargs, lambda n: n.meta["val"])
+    modes = [t.fake_mode for t in tree_leaves((fake_args, fake_kwargs)) if isinstance(t, FakeTensor)]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        if modes:
+            stack.enter_context(modes[0])
+            if modes[0].shape_env is not None:
+                stack.enter_context(modes[0].shape_env.suppress_guards())
+        return op(*fake_args, **fake_kwargs)

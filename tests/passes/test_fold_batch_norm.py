@@ -1,0 +1,76 @@
+import pytest
+import torch
+from torch import nn
+
+from staticrt.passes import PipelineOptions, run_pipeline
+from staticrt.passes.fold_batch_norm import FoldBatchNorm
+
+aten = torch.ops.aten
+NORMS = (aten._native_batch_norm_legit_no_training.default, aten.batch_norm.default)
+
+
+def model(conv, norm, training=False):
+    torch.manual_seed(0)
+    module = nn.Sequential(conv, norm)
+    if norm.running_mean is not None:
+        norm.running_mean.uniform_(-1, 1)
+        norm.running_var.uniform_(0.5, 2)
+    if norm.weight is not None:
+        nn.init.uniform_(norm.weight)
+        nn.init.uniform_(norm.bias)
+    return module.train(training)
+
+
+def frozen(graph):
+    return {**graph.names("PARAMETER"), **graph.names("BUFFER")}
+
+
+FOLDED = {
+    "2d": (nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), (2, 3, 8, 8)),
+    "no bias": (nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), (2, 3, 8, 8)),
+    "grouped, strided": (nn.Conv2d(4, 8, 3, stride=2, groups=2), nn.BatchNorm2d(8, eps=0.1), (2, 4, 8, 8)),
+    "1d without affine": (nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4, affine=False), (2, 3, 8)),
+    "3d": (nn.Conv3d(2, 3, 2), nn.BatchNorm3d(3), (2, 2, 4, 4, 4)),
+}
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_norm_goes_into_frozen_weights(capture, name):
+    conv, norm, sizes = FOLDED[name]
+    graph = capture(model(conv, norm), [torch.randn(sizes)])
+    options = PipelineOptions(freeze=True, weights=frozen(graph))
+    run_pipeline(graph.gm, options=options, compare_with=graph.inputs())
+    assert len(graph.targets()) == 1
+    assert "conv" in graph.targets()[0]
+
+
+def test_live_weights_keep_their_norm(capture):
+    conv, norm, sizes = FOLDED["2d"]
+    graph = capture(model(conv, norm), [torch.randn(sizes)])
+    report = run_pipeline(graph.gm, options=PipelineOptions(weights=frozen(graph)))
+    assert not next(p for p in report.passes if p.name == "fold-batch-norm").changed
+    assert sum(graph.count(n) for n in NORMS) == 1
+
+
+class TwoReaders(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        y = self.conv(x)
+        return self.norm(y) + y
+
+
+STAYS = {
+    "batch statistics": lambda: model(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), training=True),
+    "no running statistics": lambda: model(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False)),
+    "transposed": lambda: model(nn.ConvTranspose2d(3, 4, 3), nn.BatchNorm2d(4)),
+    "conv read twice": lambda: TwoReaders().eval(),
+}
+
+
+@pytest.mark.parametrize("name", STAYS)
+def test_stays_where_it_must(capture, name):
+    graph = capture(STAYS[name](), [torch.randn(2, 3, 8, 8)])
+    assert not graph.run(FoldBatchNorm(frozenset(frozen(graph)))).changed
