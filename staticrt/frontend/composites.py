@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from staticrt.frontend.reasons import CannotCapture
+
 aten = torch.ops.aten
 
 
@@ -111,7 +113,13 @@ def _batch_norm(
 
 
 def rewrite(func: Any, args: tuple[Any, ...]) -> Callable[..., Any] | None:
-    """What to call in place of `func`, or None."""
+    """What to call in place of `func`, or None.
+
+    Raises:
+        CannotCapture: a call whose fake would read sizes that are not there.
+    """
+    if func is aten.batch_norm.default and args[0].dim() < 2:
+        raise CannotCapture("batch_norm of a tensor without a channel dimension")
     if func is aten.batch_norm.default and args[5] and args[3] is not None:
         return _batch_norm
     return None

@@ -23,7 +23,6 @@ _PLAIN = (
     complex,
     type(None),
     type,
-    torch.Size,
     torch.dtype,
     torch.device,
 )
@@ -72,6 +71,8 @@ class Structure:
             made = self.kind.__new__(self.kind)
             made.__dict__.update(zip(self.context, values, strict=True))
             return made
+        if self.kind is torch.Size:
+            return torch.Size(values)
         if self.context is None:  # a namedtuple
             return self.kind(*values)
         return pytree.SUPPORTED_NODES[self.kind].unflatten_fn(values, self.context.value)
@@ -118,6 +119,8 @@ class Flattener:
             return Structure("ref", number, ())
         if kind is tuple:
             return Structure(tuple, None, tuple(map(self.flatten, value)))
+        if kind is torch.Size:  # a value, like a tuple: its sizes may be symbols
+            return Structure(torch.Size, None, tuple(map(self.flatten, value)))
         if kind is list:
             self._remember(value)
             return Structure(list, None, tuple(map(self.flatten, value)))

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from staticrt.frontend import composites, shapes
@@ -164,7 +165,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         shape_rule = shapes.RULES.get(func)
         out = None if shape_rule is None else shape_rule(self.fake_mode, *fake_args, **fake_kwargs)
         if out is None:
-            out = func(*fake_args, **fake_kwargs)
+            # Meta functions call operators on symbolic sizes; their C++ kernels take only concrete ones.
+            with enable_python_dispatcher():
+                out = func(*fake_args, **fake_kwargs)
             if kind is composites.Kind.KEEP and composites.aliases_inputs(out, fake_args, fake_kwargs):
                 return self._expand(func, args, kwargs)
         return self._record(func, fake_args, fake_kwargs, out, known)
