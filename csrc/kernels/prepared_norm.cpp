@@ -62,7 +62,7 @@ std::optional<PreparedCall> prepare_layer_norm(PrepareRequest& request) {
           float mean = 0;
           float rstd = 0;
           kernels.moments(in + r * n, n, eps, &mean, &rstd);
-          kernels.affine_vectors(out + r * n, in + r * n, n, rstd, -mean * rstd, w.at(bases), b.at(bases));
+          kernels.affine_vectors(out + r * n, in + r * n, n, rstd, mean, w.at(bases), b.at(bases));
           if (native) {
             floats_out(means, bases)[r] = mean;
             floats_out(rstds, bases)[r] = rstd;

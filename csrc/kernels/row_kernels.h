@@ -16,10 +16,10 @@ struct RowKernels {
   // Mean and 1 / sqrt(variance + eps).
   void (*moments)(const float* x, int64_t n, float eps, float* mean, float* rstd);
   float (*sum_of_squares)(const float* x, int64_t n);
-  // out = x * scale + shift, with numbers, and with vectors (weight, bias; either may be null) on top of
-  // numbers: out = (x * scale + shift) * weight + bias.
+  // out = x * scale + shift, and out = (x - mean) * scale * weight + bias, where weight and bias are vectors
+  // and may be null.
   void (*affine)(float* out, const float* x, int64_t n, float scale, float shift);
-  void (*affine_vectors)(float* out, const float* x, int64_t n, float scale, float shift, const float* weight,
+  void (*affine_vectors)(float* out, const float* x, int64_t n, float scale, float mean, const float* weight,
                          const float* bias);
   // out[i] = x[i] * a[i] + b[i]
   void (*multiply_add)(float* out, const float* x, int64_t n, const float* a, const float* b);

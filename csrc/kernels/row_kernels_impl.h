@@ -119,12 +119,13 @@ void affine(float* out, const float* x, int64_t n, float scale, float shift) {
   map_row(out, n, [&](int64_t i, int64_t k) { return at::vec::fmadd(load_some(x + i, k), a, b); });
 }
 
-void affine_vectors(float* out, const float* x, int64_t n, float scale, float shift, const float* weight,
+// Subtracts before it scales: x * scale - mean * scale would lose the difference where |mean| is large.
+void affine_vectors(float* out, const float* x, int64_t n, float scale, float mean, const float* weight,
                     const float* bias) {
   const V a(scale);
-  const V b(shift);
+  const V m(mean);
   map_row(out, n, [&](int64_t i, int64_t k) {
-    V y = at::vec::fmadd(load_some(x + i, k), a, b);
+    V y = (load_some(x + i, k) - m) * a;
     if (weight) y = y * load_some(weight + i, k);
     if (bias) y = y + load_some(bias + i, k);
     return y;
