@@ -45,10 +45,12 @@ class FuseAttention(GraphPass):
     tolerance = Tolerance(rtol=1e-4, atol=1e-5)
 
     def run(self, gm: fx.GraphModule) -> PassResult:
+        matches = [(product, _match(product)) for product in each_node(gm, [MATMUL])]
+        if not any(match for _, match in matches):
+            return PassResult(gm, changed=False)
         aliases = AliasInfo(gm)
         count = 0
-        for product in each_node(gm, [MATMUL]):
-            match = _match(product)
+        for product, match in matches:
             if match is None or any(aliases.is_written(n) for n in match[:3]):
                 continue
             q, k, v, scale = match
