@@ -33,4 +33,30 @@ struct ConvPlan {
 // dtypes and layouts without a kernel.
 std::optional<ConvPlan> conv_plan(const PrepareRequest& request, int64_t groups);
 
+// Each input channel by itself (groups == in_channels).
+std::optional<PreparedCall> prepare_depthwise(const ConvPlan& plan, int64_t* workspace_bytes);
+
+// The rows of a plane, padded, and split by stride, so that what a tap reads for neighbouring outputs is
+// adjacent: element j * stride_w + phase of the padded row r is at(r, phase)[j].
+class PaddedPlane {
+ public:
+  explicit PaddedPlane(const Window& w)
+      : w_(w), width_((w.in_w + 2 * w.pad_w + w.stride_w - 1) / w.stride_w + slack(w)) {}
+  int64_t floats() const { return w_.in_h * w_.stride_w * width_; }
+  void fill(const float* plane, float padding, float* buffer) const;
+  // For output row oh: where each tap inside the plane reads, and which taps those are; the number of them.
+  int64_t taps(const float* buffer, int64_t oh, const float** where, int64_t* which) const;
+
+ private:
+  // Windows of ceil_mode may reach past the padding.
+  static int64_t slack(const Window& w) {
+    const int64_t reach = (w.out_w - 1) * w.stride_w + (w.kernel_w - 1) * w.dilation_w + 1;
+    return std::max<int64_t>(0, reach - w.in_w - 2 * w.pad_w) / w.stride_w + 1;
+  }
+  Window w_;
+  int64_t width_;
+};
+
+inline constexpr int64_t kMaxTaps = 128;
+
 }  // namespace staticrt

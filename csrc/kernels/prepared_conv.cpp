@@ -62,79 +62,6 @@ namespace {
 
 constexpr int64_t kPixelBlock = 48;
 
-// Depthwise planes: each tap adds a shifted row, scaled.
-struct DepthwisePlanes {
-  ConvPlan p;
-  int operator()(char* const* bases, char*) const {
-    const Window& w = p.w;
-    const RowKernels& rows = row_kernels();
-    const int64_t multiplier = p.group_out();
-    for_rows(p.batch * p.out_channels, w.out_h * w.out_w * w.taps(), p.num_threads, [&](int64_t plane) {
-      const int64_t c = plane % p.out_channels;
-      const float* in =
-          floats(p.x, bases) + (plane / p.out_channels * p.in_channels + c / multiplier) * w.in_h * w.in_w;
-      const float* taps = floats(p.weight, bases) + c * w.taps();
-      float* out = floats_out(p.out, bases) + plane * w.out_h * w.out_w;
-      const float bias = p.has_bias ? floats(p.bias, bases)[c] : 0.0F;
-      for (int64_t oh = 0; oh < w.out_h; ++oh) {
-        float* row = out + oh * w.out_w;
-        std::fill(row, row + w.out_w, bias);
-        for (int64_t kh = 0; kh < w.kernel_h; ++kh) {
-          const int64_t ih = oh * w.stride_h - w.pad_h + kh * w.dilation_h;
-          if (ih < 0 || ih >= w.in_h) continue;
-          for (int64_t kw = 0; kw < w.kernel_w; ++kw) {
-            const int64_t shift = kw * w.dilation_w - w.pad_w;  // of the input column of output column 0
-            const int64_t begin = shift < 0 ? (-shift + w.stride_w - 1) / w.stride_w : 0;
-            const int64_t end = std::min(w.out_w, (w.in_w - shift + w.stride_w - 1) / w.stride_w);
-            if (begin >= end) continue;
-            rows.accumulate_scaled(row + begin, in + ih * w.in_w + shift + begin * w.stride_w, end - begin,
-                                   w.stride_w, taps[kh * w.kernel_w + kw]);
-          }
-        }
-      }
-    });
-    return kRan;
-  }
-};
-
-// Depthwise, channels last: taps are vectors over the channels, laid out [taps, channels] in the workspace.
-struct DepthwisePixels {
-  ConvPlan p;
-  int operator()(char* const* bases, char* workspace) const {
-    const Window& w = p.w;
-    const RowKernels& rows = row_kernels();
-    const int64_t channels = p.out_channels;
-    auto* taps = reinterpret_cast<float*>(workspace);
-    const float* weight = floats(p.weight, bases);
-    for (int64_t c = 0; c < channels; ++c) {
-      for (int64_t t = 0; t < w.taps(); ++t) taps[t * channels + c] = weight[c * w.taps() + t];
-    }
-    for_rows(p.batch * w.out_h, w.out_w * channels * w.taps(), p.num_threads, [&](int64_t line) {
-      const int64_t oh = line % w.out_h;
-      const float* in = floats(p.x, bases) + line / w.out_h * w.in_h * w.in_w * channels;
-      for (int64_t ow = 0; ow < w.out_w; ++ow) {
-        float* out = floats_out(p.out, bases) + (line * w.out_w + ow) * channels;
-        if (p.has_bias) {
-          std::memcpy(out, floats(p.bias, bases), static_cast<size_t>(channels) * sizeof(float));
-        } else {
-          std::fill(out, out + channels, 0.0F);
-        }
-        for (int64_t kh = 0; kh < w.kernel_h; ++kh) {
-          const int64_t ih = oh * w.stride_h - w.pad_h + kh * w.dilation_h;
-          if (ih < 0 || ih >= w.in_h) continue;
-          for (int64_t kw = 0; kw < w.kernel_w; ++kw) {
-            const int64_t iw = ow * w.stride_w - w.pad_w + kw * w.dilation_w;
-            if (iw < 0 || iw >= w.in_w) continue;
-            rows.accumulate_product(out, in + (ih * w.in_w + iw) * channels, channels,
-                                    taps + (kh * w.kernel_w + kw) * channels);
-          }
-        }
-      }
-    });
-    return kRan;
-  }
-};
-
 // Planes: out[o, pixels] = W[o, taps of inputs] * columns, a panel of nr pixels at a time.
 struct PlaneConv {
   ConvPlan p;
@@ -301,12 +228,7 @@ std::optional<PreparedCall> prepare_conv(PrepareRequest& request, int64_t groups
   const GemmKernels& gemm = gemm_kernels();
   const auto floats_to_bytes = [](int64_t n) { return n * static_cast<int64_t>(sizeof(float)); };
   if (p.groups == 1 && p.w.is_pointwise()) return pointwise_conv(p, request);
-  if (p.groups > 1 && p.group_in() == 1) {
-    if (!p.channels_last) return call_with(DepthwisePlanes{p}, "depthwise planes");
-    if (p.group_out() != 1) return std::nullopt;
-    request.workspace_bytes = floats_to_bytes(p.w.taps() * p.out_channels);
-    return call_with(DepthwisePixels{p}, "depthwise pixels");
-  }
+  if (p.groups > 1 && p.group_in() == 1) return prepare_depthwise(p, &request.workspace_bytes);
   if (!p.channels_last) {
     request.workspace_bytes = floats_to_bytes(gemm.nr * p.group_in() * p.w.taps());
     return call_with(PlaneConv{p}, "conv: panels of pixels");

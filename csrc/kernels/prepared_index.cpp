@@ -113,8 +113,14 @@ SRT_PREPARE("aten::gather", prepare_gather) {
             for (int64_t k = 0; k < to.inner; ++k, ++at) {
               const int64_t row = indices(bases, at);
               if (row < 0 || row >= from.middle) return kRedo;
-              std::memcpy(result + at * element, in + ((o * from.middle + row) * from.inner + k) * element,
-                          static_cast<size_t>(element));
+              const int64_t source_at = (o * from.middle + row) * from.inner + k;
+              if (element == 4) {
+                std::memcpy(result + at * 4, in + source_at * 4, 4);
+              } else if (element == 8) {
+                std::memcpy(result + at * 8, in + source_at * 8, 8);
+              } else {
+                std::memcpy(result + at * element, in + source_at * element, static_cast<size_t>(element));
+              }
             }
           }
         }
@@ -157,7 +163,7 @@ SRT_PREPARE("aten::index_add", prepare_index_add) {
         for (int64_t o = 0; o < b.outer; ++o) {
           for (int64_t i = 0; i < count; ++i) {
             row_kernels().accumulate_scaled(result + (o * b.middle + indices(bases, i)) * b.inner,
-                                            add + (o * count + i) * b.inner, b.inner, 1, alpha);
+                                            add + (o * count + i) * b.inner, b.inner, alpha);
           }
         }
         return kRan;
@@ -214,7 +220,7 @@ SRT_PREPARE("aten::scatter_add", prepare_scatter_add) {
             const int64_t row = o * from.middle + i;
             if (expanded) {
               row_kernels().accumulate_scaled(result + (o * to.middle + at[row]) * to.inner,
-                                              add + row * from.inner, from.inner, 1, 1);
+                                              add + row * from.inner, from.inner, 1);
               continue;
             }
             for (int64_t k = 0; k < from.inner; ++k) {
@@ -264,7 +270,7 @@ static std::optional<PreparedCall> embedding_bag_with(PrepareRequest& request) {
           for (int64_t i = begin; i < end; ++i) {
             const int64_t k = indices(bases, i);
             if (k < 0 || k >= rows) return kRedo;
-            row_kernels().accumulate_scaled(out, floats(table, bases) + k * width, width, 1, 1);
+            row_kernels().accumulate_scaled(out, floats(table, bases) + k * width, width, 1);
           }
           if (mode == 1 && end > begin)
             row_kernels().affine(out, out, width, 1.0F / static_cast<float>(end - begin), 0);

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "kernels/conv_plan.h"
+#include "kernels/row_kernels.h"
 
 namespace staticrt {
 namespace {
@@ -34,38 +35,98 @@ struct Pool {
     return {begin, std::min(stop, in), stop - start};
   }
 
-  int operator()(char* const* bases, char*) const {
-    // Steps between neighbours in width and height.
-    const int64_t step_w = channels_last ? channels : 1;
-    const int64_t step_h = step_w * w.in_w;
-    const int64_t plane_in = w.in_h * w.in_w;
+  int operator()(char* const* bases, char* workspace) const {
+    if (channels_last) return pixels(bases);
+    if (!average && w.taps() <= kMaxTaps) return max_planes(bases, workspace);
+    return windows(bases);
+  }
+
+  // Channels last: one vector operation over the channels per output pixel.
+  int pixels(char* const* bases) const {
+    const RowKernels& rows = row_kernels();
+    for_rows(batch * w.out_h, w.out_w * channels * 9, num_threads, [&](int64_t line) {
+      const int64_t oh = line % w.out_h;
+      const float* in = floats(x, bases) + line / w.out_h * w.in_h * w.in_w * channels;
+      const Range h = range(oh, w.in_h, w.out_h, w.kernel_h, w.stride_h, w.pad_h, w.dilation_h, adaptive);
+      for (int64_t ow = 0; ow < w.out_w; ++ow) {
+        const Range v = range(ow, w.in_w, w.out_w, w.kernel_w, w.stride_w, w.pad_w, w.dilation_w, adaptive);
+        float* to = floats_out(out, bases) + (line * w.out_w + ow) * channels;
+        const float* where[kMaxTaps];
+        int64_t count = 0;
+        bool begun = false;
+        const float factor = average ? 1.0F / divisor_of(h, v) : 1.0F;
+        // Windows of more taps than fit go on from what the earlier ones gave.
+        const auto flush = [&](bool last) {
+          if (average) {
+            rows.sum_rows(to, where, count, channels, last ? factor : 1.0F);
+          } else {
+            rows.max_rows(to, where, count, channels);
+          }
+          where[0] = to;
+          count = 1;
+          begun = true;
+        };
+        for (int64_t ih = h.begin; ih < h.end; ih += w.dilation_h) {
+          for (int64_t iw = v.begin; iw < v.end; iw += w.dilation_w) {
+            if (count == kMaxTaps) flush(false);
+            where[count++] = in + (ih * w.in_w + iw) * channels;
+          }
+        }
+        if (count > 0 || !begun) flush(true);
+      }
+    });
+    return kRan;
+  }
+
+  int max_planes(char* const* bases, char* workspace) const {
+    const PaddedPlane padded(w);
+    auto* buffer = reinterpret_cast<float*>(workspace);
+    for (int64_t plane = 0; plane < batch * channels; ++plane) {
+      padded.fill(floats(x, bases) + plane * w.in_h * w.in_w, -std::numeric_limits<float>::infinity(),
+                  buffer);
+      float* to = floats_out(out, bases) + plane * w.out_h * w.out_w;
+      for (int64_t oh = 0; oh < w.out_h; ++oh) {
+        const float* where[kMaxTaps];
+        int64_t which[kMaxTaps];
+        const int64_t count = padded.taps(buffer, oh, where, which);
+        row_kernels().max_rows(to + oh * w.out_w, where, count, w.out_w);
+      }
+    }
+    return kRan;
+  }
+
+  float divisor_of(const Range& h, const Range& v) const {
+    const int64_t counted = (h.end - h.begin) * (v.end - v.begin);
+    return static_cast<float>(divisor != 0 ? divisor : count_padding ? h.full * v.full : counted);
+  }
+
+  int windows(char* const* bases) const {
     for_rows(batch * channels, w.out_h * w.out_w * 9, num_threads, [&](int64_t plane) {
-      const int64_t image = plane / channels;
-      const int64_t c = plane % channels;
-      const float* in =
-          floats(x, bases) + (channels_last ? image * plane_in * channels + c : plane * plane_in);
-      float* to = floats_out(out, bases) +
-                  (channels_last ? image * w.out_h * w.out_w * channels + c : plane * w.out_h * w.out_w);
+      const float* in = floats(x, bases) + plane * w.in_h * w.in_w;
+      float* to = floats_out(out, bases) + plane * w.out_h * w.out_w;
       for (int64_t oh = 0; oh < w.out_h; ++oh) {
         const Range h = range(oh, w.in_h, w.out_h, w.kernel_h, w.stride_h, w.pad_h, w.dilation_h, adaptive);
         for (int64_t ow = 0; ow < w.out_w; ++ow) {
           const Range v = range(ow, w.in_w, w.out_w, w.kernel_w, w.stride_w, w.pad_w, w.dilation_w, adaptive);
           float result = average ? 0.0F : -std::numeric_limits<float>::infinity();
           for (int64_t ih = h.begin; ih < h.end; ih += w.dilation_h) {
+            const float* row = in + ih * w.in_w;
+            if (average && v.end - v.begin >= 16) {
+              result += row_kernels().sum(row + v.begin, v.end - v.begin);
+              continue;
+            }
             for (int64_t iw = v.begin; iw < v.end; iw += w.dilation_w) {
-              const float value = in[ih * step_h + iw * step_w];
               if (average) {
-                result += value;
-              } else if (value > result || std::isnan(value)) {
-                result = value;
+                result += row[iw];
+              } else if (row[iw] > result || std::isnan(row[iw])) {
+                result = row[iw];
               }
             }
           }
           if (average) {
-            const int64_t counted = (h.end - h.begin) * (v.end - v.begin);
-            result /= static_cast<float>(divisor != 0 ? divisor : count_padding ? h.full * v.full : counted);
+            result /= divisor_of(h, v);
           }
-          to[(oh * w.out_w + ow) * step_w] = result;
+          to[oh * w.out_w + ow] = result;
         }
       }
     });
@@ -127,6 +188,8 @@ SRT_PREPARE("aten::max_pool2d", prepare_max_pool2d) {
   if (!p) return std::nullopt;
   read_window(request, &p->w);
   read_pair(ints_or_empty(request, 4), &p->w.dilation_h, &p->w.dilation_w);
+  if (!p->channels_last)
+    request.workspace_bytes = PaddedPlane(p->w).floats() * static_cast<int64_t>(sizeof(float));
   return call_with(*p, "windows");
 }
 

@@ -23,10 +23,18 @@ struct RowKernels {
                          const float* bias);
   // out[i] = x[i] * a[i] + b[i]
   void (*multiply_add)(float* out, const float* x, int64_t n, const float* a, const float* b);
-  // acc[i] += x[i] * a[i]
-  void (*accumulate_product)(float* acc, const float* x, int64_t n, const float* a);
-  // acc[i] += x[i * step] * a
-  void (*accumulate_scaled)(float* acc, const float* x, int64_t n, int64_t step, float a);
+  // acc[i] += x[i] * a
+  void (*accumulate_scaled)(float* acc, const float* x, int64_t n, float a);
+  // Over `count` rows: out[i] = bias + sum_t x[t][i] * weights[t]
+  void (*weighted_rows)(float* out, const float* const* x, const float* weights, int64_t count, int64_t n,
+                        float bias);
+  // out[i] = bias[i] + sum_t x[t][i] * weights[t][i]; bias may be null
+  void (*multiplied_rows)(float* out, const float* const* x, const float* const* weights, int64_t count,
+                          int64_t n, const float* bias);
+  // out[i] = scale * sum_t x[t][i]
+  void (*sum_rows)(float* out, const float* const* x, int64_t count, int64_t n, float scale);
+  // out[i] = max_t x[t][i], NaN if any is
+  void (*max_rows)(float* out, const float* const* x, int64_t count, int64_t n);
 };
 
 const RowKernels& row_kernels();  // of the set that tile_prims() takes

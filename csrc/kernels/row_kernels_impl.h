@@ -3,6 +3,7 @@
 
 #include <ATen/cpu/vec/vec.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -67,15 +68,14 @@ float extreme(const float* x, int64_t n) {
   const auto better = [](const V& a, const V& b) {
     return want_min ? at::vec::minimum(a, b) : at::vec::maximum(a, b);
   };
-  V part[2] = {start, start};
+  V part[4] = {start, start, start, start};
   int64_t i = 0;
-  for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
-    part[0] = better(part[0], V::loadu(x + i));
-    part[1] = better(part[1], V::loadu(x + i + kLanes));
+  for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+    for (int64_t k = 0; k < 4; ++k) part[k] = better(part[k], V::loadu(x + i + k * kLanes));
   }
   for (; i + kLanes <= n; i += kLanes) part[0] = better(part[0], V::loadu(x + i));
   if (i < n) part[1] = better(part[1], V::set(start, V::loadu(x + i, n - i), n - i));
-  return max_lanes(better(part[0], part[1]), want_min);
+  return max_lanes(better(better(part[0], part[1]), better(part[2], part[3])), want_min);
 }
 
 template <class F>
@@ -138,21 +138,72 @@ void multiply_add(float* out, const float* x, int64_t n, const float* a, const f
   });
 }
 
-void accumulate_product(float* acc, const float* x, int64_t n, const float* a) {
+void accumulate_scaled(float* acc, const float* x, int64_t n, float a) {
+  const V factor(a);
   map_row(acc, n, [&](int64_t i, int64_t k) {
-    return at::vec::fmadd(load_some(x + i, k), load_some(a + i, k), load_some(acc + i, k));
+    return at::vec::fmadd(load_some(x + i, k), factor, load_some(acc + i, k));
   });
 }
 
-void accumulate_scaled(float* acc, const float* x, int64_t n, int64_t step, float a) {
-  if (step == 1) {
-    const V factor(a);
-    map_row(acc, n, [&](int64_t i, int64_t k) {
-      return at::vec::fmadd(load_some(x + i, k), factor, load_some(acc + i, k));
-    });
-    return;
+// out[i] = finish(fold over t of step(value, t, i)), from start(i): four vectors at a time stay in registers.
+template <class Start, class Step, class Finish>
+void fold_rows(float* out, int64_t count, int64_t n, const Start& start, const Step& step,
+               const Finish& finish) {
+  int64_t i = 0;
+  for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+    V part[4];
+    for (int64_t k = 0; k < 4; ++k) part[k] = start(i + k * kLanes, kLanes);
+    for (int64_t t = 0; t < count; ++t) {
+#pragma GCC unroll 4
+      for (int64_t k = 0; k < 4; ++k) part[k] = step(part[k], t, i + k * kLanes, kLanes);
+    }
+    for (int64_t k = 0; k < 4; ++k) finish(part[k]).store(out + i + k * kLanes);
   }
-  for (int64_t i = 0; i < n; ++i) acc[i] += x[i * step] * a;
+  for (; i < n; i += kLanes) {
+    const int64_t k = std::min<int64_t>(kLanes, n - i);
+    V part = start(i, k);
+    for (int64_t t = 0; t < count; ++t) part = step(part, t, i, k);
+    finish(part).store(out + i, static_cast<int>(k));
+  }
+}
+
+void weighted_rows(float* out, const float* const* x, const float* weights, int64_t count, int64_t n,
+                   float bias) {
+  const V first(bias);
+  fold_rows(
+      out, count, n, [&](int64_t, int64_t) { return first; },
+      [&](const V& sum, int64_t t, int64_t i, int64_t k) {
+        return at::vec::fmadd(load_some(x[t] + i, k), V(weights[t]), sum);
+      },
+      [](const V& sum) { return sum; });
+}
+
+void multiplied_rows(float* out, const float* const* x, const float* const* weights, int64_t count, int64_t n,
+                     const float* bias) {
+  fold_rows(
+      out, count, n, [&](int64_t i, int64_t k) { return bias ? load_some(bias + i, k) : V(0); },
+      [&](const V& sum, int64_t t, int64_t i, int64_t k) {
+        return at::vec::fmadd(load_some(x[t] + i, k), load_some(weights[t] + i, k), sum);
+      },
+      [](const V& sum) { return sum; });
+}
+
+void sum_rows(float* out, const float* const* x, int64_t count, int64_t n, float scale) {
+  const V factor(scale);
+  fold_rows(
+      out, count, n, [](int64_t, int64_t) { return V(0); },
+      [&](const V& sum, int64_t t, int64_t i, int64_t k) { return sum + load_some(x[t] + i, k); },
+      [&](const V& sum) { return sum * factor; });
+}
+
+void max_rows(float* out, const float* const* x, int64_t count, int64_t n) {
+  const V lowest(-std::numeric_limits<float>::infinity());
+  fold_rows(
+      out, count, n, [&](int64_t, int64_t) { return lowest; },
+      [&](const V& top, int64_t t, int64_t i, int64_t k) {
+        return at::vec::maximum(top, load_some(x[t] + i, k));
+      },
+      [](const V& top) { return top; });
 }
 
 constexpr RowKernels kKernels{&sum,
@@ -165,8 +216,11 @@ constexpr RowKernels kKernels{&sum,
                               &affine,
                               &affine_vectors,
                               &multiply_add,
-                              &accumulate_product,
-                              &accumulate_scaled};
+                              &accumulate_scaled,
+                              &weighted_rows,
+                              &multiplied_rows,
+                              &sum_rows,
+                              &max_rows};
 
 }  // namespace
 }  // namespace staticrt

@@ -137,6 +137,65 @@ int main(int argc, char** argv) {
     measure("aten::linear", {f({p[0], p[1]}), f({p[2], p[1]}), f({p[2]})}, {1, 2});
     measure("aten::linear", {f({p[0], p[1]}), f({p[2], p[1]}), f({p[2]})});
   }
+  const auto ints = [](std::vector<int64_t> values) -> c10::IValue {
+    return c10::List<int64_t>(at::ArrayRef<int64_t>(values));
+  };
+  for (const std::vector<int64_t>& s : {std::vector<int64_t>{8, 64}, {128, 768}, {64, 1024}}) {
+    const int64_t n = s[1];
+    measure("aten::native_layer_norm", {f(s), ints({n}), f({n}), f({n}), 1e-5});
+    measure("aten::rms_norm", {f(s), ints({n}), f({n}), 1e-5});
+    measure("aten::_softmax", {f(s), -1, false});
+    measure("aten::_softmax", {f(s), 0, false});
+    measure("aten::_log_softmax", {f(s), -1, false});
+    measure("aten::sum.dim_IntList", {f(s), ints({-1})});
+    measure("aten::mean.dim", {f(s), ints({0})});
+    measure("aten::amax", {f(s), ints({-1})});
+    measure("aten::cat", {c10::List<at::Tensor>({f(s), f(s)}), 1});
+  }
+  measure("aten::embedding", {f({1000, 64}), random_tensor(rng, {32}, at::kByte).to(at::kLong)});
+  measure("aten::index_add",
+          {f({100, 64}), 0, random_tensor(rng, {300}, at::kByte).to(at::kLong), f({300, 64})});
+  measure("aten::gather", {f({64, 64}), 1, random_tensor(rng, {64, 8}, at::kByte).to(at::kLong)});
+  const char* sdpa = "aten::scaled_dot_product_attention";
+  for (const std::vector<int64_t>& s :
+       {std::vector<int64_t>{1, 4, 16, 16}, {1, 12, 128, 64}, {1, 4, 512, 64}}) {
+    measure(sdpa, {f(s), f(s), f(s), c10::IValue(), 0.0, false});
+    measure(sdpa, {f(s), f(s), f(s), c10::IValue(), 0.0, true});
+    measure(sdpa, {f({1, s[1], 1, s[3]}), f(s), f(s), c10::IValue(), 0.0, false});
+  }
+  struct Conv {
+    std::vector<int64_t> x, w;
+    int64_t stride, groups;
+  };
+  const std::vector<Conv> convs = {
+      {{1, 3, 64, 64}, {32, 3, 3, 3}, 2, 1},     {{1, 64, 56, 56}, {64, 64, 3, 3}, 1, 1},
+      {{1, 64, 56, 56}, {256, 64, 1, 1}, 1, 1},  {{1, 256, 14, 14}, {256, 256, 3, 3}, 1, 1},
+      {{1, 96, 56, 56}, {96, 1, 3, 3}, 1, 96},   {{1, 96, 56, 56}, {96, 1, 3, 3}, 2, 96},
+      {{1, 192, 28, 28}, {192, 1, 7, 7}, 1, 192}};
+  for (const Conv& c : convs) {
+    for (const bool last : {false, true}) {
+      at::Tensor x = f(c.x);
+      at::Tensor w = f(c.w);
+      if (last) x = x.contiguous(at::MemoryFormat::ChannelsLast);
+      const int64_t pad = c.w[2] / 2;
+      std::printf(last ? "channels last: " : "planes: ");
+      measure("aten::convolution",
+              {x, w, f({c.w[0]}), ints({c.stride, c.stride}), ints({pad, pad}), ints({1, 1}), false,
+               ints({0, 0}), c.groups},
+              {1, 2});
+    }
+  }
+  for (const bool last : {false, true}) {
+    at::Tensor x = f({1, 64, 56, 56});
+    if (last) x = x.contiguous(at::MemoryFormat::ChannelsLast);
+    std::printf(last ? "channels last: " : "planes: ");
+    measure("aten::max_pool2d", {x, ints({3, 3}), ints({2, 2}), ints({1, 1})});
+    measure("aten::avg_pool2d", {x, ints({2, 2})});
+    measure("aten::_adaptive_avg_pool2d", {x, ints({1, 1})});
+    measure("aten::_native_batch_norm_legit_no_training",
+            {x, f({64}), f({64}), f({64}), f({64}).abs(), 0.1, 1e-5});
+  }
+  measure("aten::group_norm", {f({1, 64, 28, 28}), 8, f({64}), f({64}), 1e-5, true});
   measure("aten::mm", {f({64, 64}), f({64, 64})});
   measure("aten::bmm", {f({8, 16, 64}), f({8, 64, 16})});
   measure("aten::bmm", {f({12, 128, 64}), f({12, 128, 64}).transpose(1, 2)});
