@@ -32,9 +32,9 @@ int64_t PaddedPlane::taps(const float* buffer, int64_t oh, const float** where, 
   for (int64_t kh = 0; kh < w_.kernel_h; ++kh) {
     const int64_t ih = oh * w_.stride_h - w_.pad_h + kh * w_.dilation_h;
     if (ih < 0 || ih >= w_.in_h) continue;
+    const float* row = buffer + ih * w_.stride_w * width_;
     for (int64_t kw = 0; kw < w_.kernel_w; ++kw) {
-      const int64_t column = kw * w_.dilation_w;
-      where[count] = buffer + (ih * w_.stride_w + column % w_.stride_w) * width_ + column / w_.stride_w;
+      where[count] = row + tap_offsets_[static_cast<size_t>(kw)];
       which[count++] = kh * w_.kernel_w + kw;
     }
   }
@@ -114,7 +114,8 @@ struct DepthwisePixels {
 }  // namespace
 
 std::optional<PreparedCall> prepare_depthwise(const ConvPlan& p, int64_t* workspace_bytes) {
-  if (p.w.taps() > kMaxTaps) return std::nullopt;
+  // Large windows of large images: oneDNN, which eager takes, is faster.
+  if (p.w.taps() > kMaxTaps || (p.w.taps() > 25 && p.multiply_adds() > 500'000)) return std::nullopt;
   const auto bytes = [](int64_t n) { return n * static_cast<int64_t>(sizeof(float)); };
   if (!p.channels_last) {
     const PaddedPlane padded(p.w);

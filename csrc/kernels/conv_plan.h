@@ -1,9 +1,11 @@
 // What a two-dimensional convolution or pooling is to compute.
 #pragma once
 
+#include <array>
 #include <optional>
 
 #include "kernels/prepare_args.h"
+#include "kernels/row_kernels.h"
 
 namespace staticrt {
 
@@ -27,6 +29,7 @@ struct ConvPlan {
   int num_threads = 1;
   int64_t group_in() const { return in_channels / groups; }
   int64_t group_out() const { return out_channels / groups; }
+  int64_t multiply_adds() const { return batch * out_channels * w.out_h * w.out_w * group_in() * w.taps(); }
 };
 
 // From (input, weight, bias, stride, padding, dilation) at arguments 0..5 and the given groups; nullopt for
@@ -36,13 +39,20 @@ std::optional<ConvPlan> conv_plan(const PrepareRequest& request, int64_t groups)
 // Each input channel by itself (groups == in_channels).
 std::optional<PreparedCall> prepare_depthwise(const ConvPlan& plan, int64_t* workspace_bytes);
 
+inline constexpr int64_t kMaxTaps = 128;
+
 // The rows of a plane, padded, and split by stride, so that what a tap reads for neighbouring outputs is
 // adjacent: element j * stride_w + phase of the padded row r is at(r, phase)[j].
 class PaddedPlane {
  public:
   explicit PaddedPlane(const Window& w)
-      : w_(w), width_((w.in_w + 2 * w.pad_w + w.stride_w - 1) / w.stride_w + slack(w)) {}
-  int64_t floats() const { return w_.in_h * w_.stride_w * width_; }
+      : w_(w), width_((w.in_w + 2 * w.pad_w + w.stride_w - 1) / w.stride_w + slack(w)) {
+    for (int64_t kw = 0; kw < std::min(w.kernel_w, kMaxTaps); ++kw) {
+      const int64_t column = kw * w.dilation_w;
+      tap_offsets_[static_cast<size_t>(kw)] = column % w.stride_w * width_ + column / w.stride_w;
+    }
+  }
+  int64_t floats() const { return w_.in_h * w_.stride_w * width_ + 2 * kRowSlack; }
   void fill(const float* plane, float padding, float* buffer) const;
   // For output row oh: where each tap inside the plane reads, and which taps those are; the number of them.
   int64_t taps(const float* buffer, int64_t oh, const float** where, int64_t* which) const;
@@ -55,8 +65,7 @@ class PaddedPlane {
   }
   Window w_;
   int64_t width_;
+  std::array<int64_t, kMaxTaps> tap_offsets_{};
 };
-
-inline constexpr int64_t kMaxTaps = 128;
 
 }  // namespace staticrt

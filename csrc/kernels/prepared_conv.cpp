@@ -229,6 +229,9 @@ std::optional<PreparedCall> prepare_conv(PrepareRequest& request, int64_t groups
   const auto floats_to_bytes = [](int64_t n) { return n * static_cast<int64_t>(sizeof(float)); };
   if (p.groups == 1 && p.w.is_pointwise()) return pointwise_conv(p, request);
   if (p.groups > 1 && p.group_in() == 1) return prepare_depthwise(p, &request.workspace_bytes);
+  // Above this size oneDNN, which eager takes, is faster than gathering panels.
+  const int64_t depth_in = p.group_in() * p.w.taps();
+  if (!p.channels_last && depth_in > 64 && p.multiply_adds() > 2'000'000) return std::nullopt;
   if (!p.channels_last) {
     request.workspace_bytes = floats_to_bytes(gemm.nr * p.group_in() * p.w.taps());
     return call_with(PlaneConv{p}, "conv: panels of pixels");

@@ -5,6 +5,8 @@
 
 namespace staticrt {
 
+inline constexpr int64_t kRowSlack = 16;  // floats: a vector of any instruction set
+
 struct RowKernels {
   float (*sum)(const float* x, int64_t n);
   // NaN if any element is; n > 0.
@@ -25,7 +27,8 @@ struct RowKernels {
   void (*multiply_add)(float* out, const float* x, int64_t n, const float* a, const float* b);
   // acc[i] += x[i] * a
   void (*accumulate_scaled)(float* acc, const float* x, int64_t n, float a);
-  // Over `count` rows: out[i] = bias + sum_t x[t][i] * weights[t]
+  // Over `count` rows: out[i] = bias + sum_t x[t][i] * weights[t]. Each x[t] is readable kRowSlack floats
+  // past n.
   void (*weighted_rows)(float* out, const float* const* x, const float* weights, int64_t count, int64_t n,
                         float bias);
   // out[i] = bias[i] + sum_t x[t][i] * weights[t][i]; bias may be null

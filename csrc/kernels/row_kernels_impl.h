@@ -167,15 +167,52 @@ void fold_rows(float* out, int64_t count, int64_t n, const Start& start, const S
   }
 }
 
+// `vectors` vectors of results at once; with few of them, even and odd rows are summed apart, so that the
+// latency of a multiply-add is hidden.
+template <int vectors>
+void weighted_block(float* out, const float* const* x, const float* weights, int64_t count, int64_t at,
+                    int64_t n, const V& bias) {
+  constexpr int kChains = vectors <= 2 ? 2 : 1;
+  V sum[kChains][vectors];
+  for (int v = 0; v < vectors; ++v) {
+    sum[0][v] = bias;
+    if constexpr (kChains == 2) sum[1][v] = V(0);
+  }
+  int64_t t = 0;
+  for (; t + kChains <= count; t += kChains) {
+#pragma GCC unroll 2
+    for (int c = 0; c < kChains; ++c) {
+      const V weight(weights[t + c]);
+#pragma GCC unroll 4
+      for (int v = 0; v < vectors; ++v) {
+        sum[c][v] = at::vec::fmadd(V::loadu(x[t + c] + at + v * kLanes), weight, sum[c][v]);
+      }
+    }
+  }
+  if (t < count) {
+    const V weight(weights[t]);
+    for (int v = 0; v < vectors; ++v)
+      sum[0][v] = at::vec::fmadd(V::loadu(x[t] + at + v * kLanes), weight, sum[0][v]);
+  }
+  for (int v = 0; v < vectors; ++v) {
+    if constexpr (kChains == 2) sum[0][v] = sum[0][v] + sum[1][v];
+    const int64_t i = at + v * kLanes;
+    sum[0][v].store(out + i, static_cast<int>(std::min<int64_t>(kLanes, n - i)));
+  }
+}
+
 void weighted_rows(float* out, const float* const* x, const float* weights, int64_t count, int64_t n,
                    float bias) {
   const V first(bias);
-  fold_rows(
-      out, count, n, [&](int64_t, int64_t) { return first; },
-      [&](const V& sum, int64_t t, int64_t i, int64_t k) {
-        return at::vec::fmadd(load_some(x[t] + i, k), V(weights[t]), sum);
-      },
-      [](const V& sum) { return sum; });
+  int64_t i = 0;
+  for (; n - i > 3 * kLanes; i += 4 * kLanes) weighted_block<4>(out, x, weights, count, i, n, first);
+  if (n - i > 2 * kLanes) {
+    weighted_block<3>(out, x, weights, count, i, n, first);
+  } else if (n - i > kLanes) {
+    weighted_block<2>(out, x, weights, count, i, n, first);
+  } else if (n > i) {
+    weighted_block<1>(out, x, weights, count, i, n, first);
+  }
 }
 
 void multiplied_rows(float* out, const float* const* x, const float* const* weights, int64_t count, int64_t n,
