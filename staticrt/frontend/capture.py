@@ -148,7 +148,7 @@ def _attempt(
             nodes = [tracer.argument(out) for out in outputs]
         _assert_data_dependent(tracer)
     return _finish(
-        tracer, nodes, written, names, tensors, in_spec, out_spec, guards_of(env, fakes.symbols), snapshot
+        tracer, nodes, written, names, tensors, in_spec, out_spec, guards_of(env, fakes), snapshot
     )
 
 

@@ -43,6 +43,7 @@ class FakeInputs:
 
     leaves: list[Any]
     symbols: dict[Any, SizeSymbol]  # sympy symbol -> where the caller's value is found
+    fixed: list[tuple[SizeSymbol, int]]  # sizes that are constants of the capture
 
 
 class FakeMaker:
@@ -60,6 +61,7 @@ class FakeMaker:
         self.oblivious = oblivious
         self.static = static
         self.symbols: dict[Any, SizeSymbol] = {}
+        self.fixed: list[tuple[SizeSymbol, int]] = []
 
     def make(self, leaves: Sequence[Any], symbolic_ints: frozenset[int]) -> FakeInputs:
         """Fakes of all leaves; numbers in `symbolic_ints` become symbols, other non-tensors stay."""
@@ -71,13 +73,15 @@ class FakeMaker:
                 fakes.append(self._symbol(index, "value", 0, leaf))
             else:
                 fakes.append(leaf)
-        return FakeInputs(fakes, self.symbols)
+        return FakeInputs(fakes, self.symbols, self.fixed)
 
     def _symbol(self, leaf: int, prop: Any, dim: int, value: int) -> Any:
         from torch._dynamo.source import ConstantSource
         from torch.fx.experimental.symbolic_shapes import DimDynamic
 
         if prop != "value" and (self.static or (value in (0, 1) and not self.oblivious)):
+            letter = "d" if prop == "size" else "t"
+            self.fixed.append((SizeSymbol(f"{letter}{leaf}_{dim}", leaf, prop, dim), value))
             return value
         source = ConstantSource(f"{prop}_{leaf}_{dim}")
         symbol = self.env.create_symbol(
@@ -114,11 +118,12 @@ class FakeMaker:
         return fake
 
 
-def guards_of(env: Any, symbols: dict[Any, SizeSymbol]) -> GuardSet:
+def guards_of(env: Any, inputs: FakeInputs) -> GuardSet:
     """The conditions a ShapeEnv gathered, over the caller's sizes."""
+    symbols = inputs.symbols
     import sympy
 
-    guards: list[Guard] = []
+    guards = [Guard(f"{size.name} == {value}", "") for size, value in inputs.fixed]
     seen: set[str] = set()
 
     def add(expr: Any, reason: str) -> None:
@@ -144,7 +149,7 @@ def guards_of(env: Any, symbols: dict[Any, SizeSymbol]) -> GuardSet:
             replaced = env.replace(expr)
             if replaced.free_symbols <= symbols.keys():
                 add(replaced, _reason(guard))
-    return GuardSet(list(symbols.values()), guards)
+    return GuardSet([*symbols.values(), *(size for size, _value in inputs.fixed)], guards)
 
 
 def _reason(guard: Any) -> str:

@@ -209,3 +209,18 @@ def test_random_generators_are_left_alone():
     capture(lambda x: torch.rand_like(x), (torch.ones(3),), {})
     assert random.getstate() == python
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_sizes_zero_and_one_are_guarded_where_they_were_assumed():
+    """Broadcasting 1 against n: the capture for 1 must not serve other sizes, nor the other way round."""
+
+    def f(x, y):
+        return x + y
+
+    captured = capture(f, (torch.randn(1, 4), torch.randn(3, 4)), {})
+    assert captured.guards.holds([torch.randn(1, 4), torch.randn(5, 4)])
+    assert not captured.guards.holds([torch.randn(3, 4), torch.randn(5, 4)])
+    both = capture(f, (torch.randn(3, 4), torch.randn(3, 4)), {})
+    assert not both.guards.holds([torch.randn(1, 4), torch.randn(3, 4)])
+    static = capture(f, (torch.randn(2, 4), torch.randn(2, 4)), {}, dynamic=False)
+    assert not static.guards.holds([torch.randn(3, 4), torch.randn(3, 4)])
