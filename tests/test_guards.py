@@ -245,9 +245,29 @@ def test_inputs_of_other_dtype_rank_layout_and_device():
 
     compiled = staticrt.compile(function)
     base = torch.randn(4, 6)
-    cases = [base, base.double(), base.to(torch.int32), base > 0, base.t(), base[:, ::2], base[:, 1:4], base[1:3]]
-    cases += [base[None], base[0], base.expand(3, 4, 6), base[:, :1], base[:0], base[None, None].to(memory_format=torch.channels_last)]
-    cases += [torch.view_as_complex(torch.randn(3, 2)), torch.randn(3, 2, dtype=torch.cfloat).conj(), base.to_sparse().to_dense()]
+    cases = [
+        base,
+        base.double(),
+        base.to(torch.int32),
+        base > 0,
+        base.t(),
+        base[:, ::2],
+        base[:, 1:4],
+        base[1:3],
+    ]
+    cases += [
+        base[None],
+        base[0],
+        base.expand(3, 4, 6),
+        base[:, :1],
+        base[:0],
+        base[None, None].to(memory_format=torch.channels_last),
+    ]
+    cases += [
+        torch.view_as_complex(torch.randn(3, 2)),
+        torch.randn(3, 2, dtype=torch.cfloat).conj(),
+        base.to_sparse().to_dense(),
+    ]
     for _ in range(2):
         for x in cases:
             before = x.clone()
@@ -273,11 +293,17 @@ def test_a_wrong_call_complains_as_eager_and_the_next_call_is_compiled():
     model = Model().eval()
     compiled = staticrt.compile(model)
     x = torch.randn(2, 4)
-    for wrong in [lambda f: f(torch.randn(2, 5)), lambda f: f(), lambda f: f(x, x), lambda f: f(x, y=1), lambda f: f(None)]:
+    for wrong in [
+        lambda f: f(torch.randn(2, 5)),
+        lambda f: f(),
+        lambda f: f(x, x),
+        lambda f: f(x, y=1),
+        lambda f: f(None),
+    ]:
         for _ in range(2):
             with pytest.raises(Exception) as expected:  # noqa: PT011 - whatever eager raises
                 wrong(model)
-            with pytest.raises(expected.type, match=".") as got:
+            with pytest.raises(expected.type) as got:
                 wrong(compiled)
             assert str(got.value).split("\n")[0] == str(expected.value).split("\n")[0]
     torch.testing.assert_close(compiled(x), model(x))

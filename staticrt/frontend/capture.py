@@ -147,9 +147,7 @@ def _attempt(
         else:
             nodes = [tracer.argument(out) for out in outputs]
         _assert_data_dependent(tracer)
-    return _finish(
-        tracer, nodes, written, names, tensors, in_spec, out_spec, guards_of(env, fakes), snapshot
-    )
+    return _finish(tracer, nodes, written, names, tensors, in_spec, out_spec, guards_of(env, fakes), snapshot)
 
 
 def _flatten_result(
