@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "kernels/registry.h"
+#include "kernels/sizing.h"
 
 namespace staticrt {
 namespace bind {
@@ -172,6 +173,10 @@ struct Caller<Fn, R(A...)> {
     return Fn(argument<I>(op)...);
   }
   static void run_out(Operands& op) { call(op, std::make_index_sequence<sizeof...(A)>()); }
+  static void run_out_like(Operands& op) {
+    resize_like(op.out(), op.tensor(0));
+    run_out(op);
+  }
   static void run_native(Operands& op) { store(op, call(op, std::make_index_sequence<sizeof...(A)>())); }
 };
 
@@ -187,6 +192,13 @@ template <auto Fn>
 Kernel out(std::string_view op) {
   static_assert(bind::Caller<Fn>::kOutputs > 0, "an out variant ends in Tensor& parameters");
   return {op, KernelKind::kOut, &bind::Caller<Fn>::run_out, op};
+}
+
+// The output gets the sizes and strides of empty_like(argument 0) first: as in eager, where the out form by
+// itself would choose others.
+template <auto Fn>
+Kernel out_like(std::string_view op) {
+  return {op, KernelKind::kOut, &bind::Caller<Fn>::run_out_like, op};
 }
 
 template <auto Fn>

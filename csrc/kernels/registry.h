@@ -26,6 +26,8 @@ struct Kernel {
 };
 
 void register_kernel(const Kernel& kernel);
+// `op` is another name of `same_as`, with the same arguments: they share a kernel.
+void register_alias(std::string_view op, std::string_view same_as);
 const Kernel* find_kernel(std::string_view op);  // nullptr if there is none
 std::vector<Kernel> all_kernels();               // by name, for reports and tests
 

@@ -30,13 +30,24 @@ OpCall parse_case(const std::string& line, char layout);
 // emptied ones, ones that held more, and ones of final size; with list arguments whole and as operand
 // spans; and unless arguments stay as they were. If the op throws, so must the kernel.
 // relative: 0 for bitwise equality, else the tolerance, relative and absolute.
+// compared_outputs: only the first so many outputs are compared, if the op leaves others unset.
 // Returns false if the op refuses the arguments.
-bool check_case(const OpCall& test_case, double relative = 0);
+bool check_case(const OpCall& test_case, double relative = 0, size_t compared_outputs = 99);
 
-// Every line with every layout; the plain layout must be accepted. Prefix "=": the plain layout only.
+// Every line with every layout; the plain layout must be accepted. Prefix "=": the plain layout only;
+// prefix "?": the op may refuse every layout; "=?": both.
 void check_cases(const std::vector<std::string>& lines, double relative = 0);
 
-// Ops that check_case has run so far in this process.
-const std::vector<std::string>& checked_ops();
+// "op" followed by each of `arguments`, for each of `ops`.
+std::vector<std::string> cross(const std::vector<std::string>& ops,
+                               const std::vector<std::string>& arguments);
+
+// Lines that a test of their own checks, and that registry_test.cpp counts.
+struct CaseGroup {
+  CaseGroup(const char* test_name, std::vector<std::string> lines, double relative = 0);
+};
+const std::vector<std::string>& grouped_lines();
 
 }  // namespace staticrt::test
+
+#define CASES(name, ...) static const ::staticrt::test::CaseGroup name##_group(#name, __VA_ARGS__)

@@ -55,6 +55,7 @@ at::Tensor values(at::IntArrayRef sizes, at::ScalarType dtype, const std::string
   if (!at::isFloatingType(dtype) && !at::isComplexType(dtype)) {
     return at::randint(dtype == at::kByte ? 0 : -9, 10, sizes, dtype);
   }
+  if (at::isComplexType(dtype)) return at::randn(sizes, dtype);
   at::Tensor t = flags.find('p') != std::string::npos ? at::rand(sizes, at::kDouble).add_(0.1).to(dtype)
                                                       : at::randn(sizes, at::kDouble).mul_(2).to(dtype);
   if (flags.find('v') != std::string::npos && t.numel() >= 4) {
@@ -110,6 +111,7 @@ c10::IValue parse_number(const std::string& token, bool as_double) {
   if (token == "True") return true;
   if (token == "False") return false;
   if (token == "inf") return std::numeric_limits<double>::infinity();
+  if (token == "-inf") return -std::numeric_limits<double>::infinity();
   if (as_double || token.find_first_of(".e") != std::string::npos) return std::stod(token);
   return static_cast<int64_t>(std::stol(token));
 }

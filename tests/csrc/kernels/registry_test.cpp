@@ -2,6 +2,9 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <set>
+
+#include "driver.h"
 #include "test.h"
 
 // A kernel under a name that no op has would never be found.
@@ -20,4 +23,25 @@ TEST(every_kernel_names_an_operator) {
 TEST(a_second_kernel_of_a_name_is_refused) {
   EXPECT_THROW(staticrt::register_kernel({"aten::view", staticrt::KernelKind::kNative, nullptr, "again"}),
                std::logic_error, "aten::view has one already: aten::view");
+}
+
+// An alias counts as checked with the name it stands for: they share one function.
+TEST(every_kernel_is_compared_with_its_operator) {
+  std::set<std::string, std::less<>> checked;
+  for (const std::string& line : staticrt::test::grouped_lines()) {
+    const size_t start = line.find("aten::");
+    checked.insert(line.substr(start, line.find(' ', start) - start));
+  }
+  std::set<staticrt::KernelFn> checked_functions;
+  const auto kernels = staticrt::all_kernels();
+  for (const staticrt::Kernel& kernel : kernels) {
+    if (checked.count(kernel.op)) checked_functions.insert(kernel.run);
+  }
+  std::string unchecked;
+  for (const staticrt::Kernel& kernel : kernels) {
+    if (kernel.op.starts_with("sym::") || kernel.op.starts_with("srt::") || kernel.op == "aten::copy_")
+      continue;
+    if (!checked_functions.count(kernel.run)) unchecked.append(kernel.op).append(" ");
+  }
+  EXPECT_EQ(unchecked, "");
 }
