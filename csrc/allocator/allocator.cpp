@@ -15,6 +15,13 @@ bool caching_disabled_by_environment() {
   return disabled;
 }
 
+Status invalid_pointer(Addr address) {
+  char text[96];
+  std::snprintf(text, sizeof text, "invalid device pointer 0x%llx: not ours, or already freed",
+                static_cast<unsigned long long>(address));
+  return Status::InvalidPointer(text);
+}
+
 Bytes limit_of(double fraction, Bytes total) {
   return static_cast<Bytes>(fraction * static_cast<double>(total));
 }
@@ -29,12 +36,14 @@ Core::Core(Driver& device, std::shared_ptr<const Config> settings)
       compat(settings->compat()),
       streams(device) {
   pools.create(kDefaultPool, compat, {}).refs = 1;
+  caches = std::make_shared<ThreadCaches>(*this);
   if (settings->memory_fraction.has_value())
     budget.set_limit(limit_of(*settings->memory_fraction, info.total_bytes));
 }
 
 // Gives every mapped byte and reserved address back; blocks still live die with it.
 Core::~Core() {
+  caches->detach();
   (void)driver.device_sync().ok();
   for (SegmentId id = 1; id <= segments.last(); ++id) {
     if (!segments.exists(id)) continue;
@@ -59,12 +68,31 @@ DeviceAllocator::DeviceAllocator(std::shared_ptr<Driver> driver, Config config)
     : driver_(std::move(driver)),
       core_(std::make_unique<Core>(*driver_, std::make_shared<const Config>(std::move(config)))),
       pools_(std::make_unique<Pools>(*core_)),
-      inspector_(std::make_unique<Inspector>(*core_)) {}
+      inspector_(std::make_unique<Inspector>(*core_)) {
+  core_->update_gate();
+}
 
 DeviceAllocator::~DeviceAllocator() = default;
 
+void Core::update_gate() {
+  const Config& now = settings();
+  bool open = !compat && now.thread_cache && now.caching && !now.rounding.enabled && !routes.any() &&
+              !budget.pressed(info.total_bytes) && ThreadCaches::supported() && !caching_disabled_by_environment();
+  bool was_open = false;
+  {
+    const Lock lock(*this);
+    open = open && !trace.watching() && !captures.any();
+    was_open = cache_gate.exchange(open, std::memory_order_relaxed);
+  }
+  if (was_open && !open) caches->flush_all();
+}
+
 Status DeviceAllocator::allocate(const Request& request, Addr* address) {
   Core& core = *core_;
+  // Sizes 1 to kSmallMax.
+  if (core.cache_gate.load(std::memory_order_relaxed) && request.size - 1 < kSmallMax &&
+      request.address == kNullAddr && core.caches->allocate(request.size, request.stream, address))
+    return Status::Ok();
   if (request.size == 0) [[unlikely]] {
     *address = kNullAddr;
     return Status::Ok();
@@ -91,6 +119,11 @@ Status DeviceAllocator::release(Addr address) {
   if (address == kNullAddr) [[unlikely]]
     return Status::Ok();
   Core& core = *core_;
+  bool invalid = false;
+  if (core.cache_gate.load(std::memory_order_relaxed) && core.caches->release(address, &invalid))
+    return Status::Ok();
+  if (invalid) [[unlikely]]
+    return invalid_pointer(address);
   Context context;
   if (core.context_level.load(std::memory_order_relaxed) == ContextLevel::all) [[unlikely]]
     context = core.make_context();
@@ -98,7 +131,9 @@ Status DeviceAllocator::release(Addr address) {
     const Core::Lock lock(core);
     if (const BlockId id = core.pages.block_at(address); id != 0) [[likely]] {
       Block& block = core.blocks[id];
-      if (block.address == address && block.state == BlockState::live) [[likely]] {
+      // A cached block that is not given out lies in a magazine: freed twice.
+      const bool idle = (block.flags & kThreadCached) != 0 && !ThreadCache::given(block);
+      if (block.address == address && block.state == BlockState::live && !idle) [[likely]] {
         core.free_live(block, context);
         return Status::Ok();
       }
@@ -122,7 +157,7 @@ Status DeviceAllocator::record_use(Addr address, StreamId stream) {
 
 Status DeviceAllocator::empty_cache(std::optional<PoolId> pool, Bytes* released) {
   Core& core = *core_;
-  const std::lock_guard growth(core.growth_mutex);
+  const Core::Growth growth(core);
   std::optional<PoolIndex> only;
   if (pool.has_value()) {
     const Core::Lock lock(core);
@@ -131,15 +166,17 @@ Status DeviceAllocator::empty_cache(std::optional<PoolId> pool, Bytes* released)
       return Status::InvalidArgument(detail::concat("empty_cache: there is no pool ", *pool));
     only = found->index;
   }
+  core.caches->flush_all();
   const Bytes bytes = core.flush(only);
+  core.update_gate();
   if (released != nullptr) *released = bytes;
   return Status::Ok();
 }
 
 Status DeviceAllocator::configure(const Config& config) {
   Core& core = *core_;
-  const std::lock_guard growth(core.growth_mutex);
-  const Core::Lock lock(core);
+  const Core::Growth growth(core);
+  Core::Lock lock(core);
   if (config.compat() != core.compat)
     return Status::InvalidArgument(
         "mode: cannot change once the allocator is in use; set it in PYTORCH_ALLOC_CONF before the first "
@@ -148,16 +185,19 @@ Status DeviceAllocator::configure(const Config& config) {
   core.config.store(core.configs.back().get(), std::memory_order_release);
   if (config.memory_fraction.has_value())
     core.budget.set_limit(limit_of(*config.memory_fraction, core.info.total_bytes));
+  lock.unlock();
+  core.update_gate();
   return Status::Ok();
 }
 
 Status DeviceAllocator::set_limit(Bytes limit) {
   core_->budget.set_limit(limit);
+  core_->update_gate();
   return Status::Ok();
 }
 
 Status DeviceAllocator::validate() {
-  const std::lock_guard growth(core_->growth_mutex);
+  const Core::Growth growth(*core_);
   const Core::Lock lock(*core_);
   return core_->validate();
 }
@@ -178,10 +218,7 @@ Status DeviceAllocator::release_uncached(Addr address) {
     const Core::Lock lock(*core_);
     const auto at = core_->uncached.find(address);
     if (at == core_->uncached.end()) {
-      char text[96];
-      std::snprintf(text, sizeof text, "invalid device pointer 0x%llx: not ours, or already freed",
-                    static_cast<unsigned long long>(address));
-      return Status::InvalidPointer(text);
+      return invalid_pointer(address);
     }
     size = at->second.size;
     core_->uncached.erase(at);

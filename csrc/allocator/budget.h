@@ -6,6 +6,7 @@
 // Thread safety: full.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <limits>
 
@@ -32,8 +33,8 @@ class Budget {
   Bytes limit() const { return limit_.load(std::memory_order_relaxed); }
   bool limited() const { return limit() != kNoLimit; }
   void set_limit(Bytes limit) { limit_.store(limit, std::memory_order_relaxed); }
-  // Whether more than 7/8 of the limit is reserved: caches then keep nothing back.
-  bool pressed() const { return reserved() > limit() / 8 * 7; }
+  // Whether more than 7/8 of what may be mapped is: caches then keep nothing back.
+  bool pressed(Bytes total) const { return reserved() > std::min(limit(), total) / 8 * 7; }
 
  private:
   std::atomic<Bytes> reserved_{0};

@@ -18,6 +18,7 @@ struct ImageRun {
   Bytes requested = 0;
   BlockState state = BlockState::free;  // unmapped, free, live or held (lent)
   StreamId stream{};
+  std::vector<StreamId> uses;  // recorded, outside captures; live only
 
   friend bool operator==(const ImageRun&, const ImageRun&) = default;
 };
@@ -49,8 +50,8 @@ struct PoolImage {
 };
 
 struct RestoreResult {
-  std::vector<Addr> freed;    // live before, not in the image: their owners must forget them
-  std::vector<Addr> created;  // live in the image; the caller owns them now
+  std::vector<Addr> freed;    // all that were live before: their owners must forget them
+  std::vector<Addr> created;  // all that are live now, in address order; the caller owns them
 };
 
 }  // namespace staticrt::alloc

@@ -5,8 +5,9 @@
 //   growth.cpp     new segments and pages
 //   reclaim.cpp    flush, gc, oversize, trim: giving memory back
 //   ladder.cpp     what happens on a miss, step by step; oom_text.cpp its message
+//   thread_cache.h magazines before all that
 //   capture.cpp    routes, captures, deferred frees
-//   checkpoint.cpp PoolImage;  hibernate.cpp  pages away and back;  stitch.cpp  pages mapped twice
+//   restore.cpp    checkpoints;   hibernate.cpp  pages away and back;  stitch.cpp  pages mapped twice
 //   inspector.cpp statistics, snapshots;  validate.cpp V1 to V12
 //
 // Note [Locks]
@@ -22,6 +23,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <thread>
 #include <tuple>
 #include <unordered_map>
 #include <vector>
@@ -34,6 +36,7 @@
 #include "allocator/pool.h"
 #include "allocator/segment.h"
 #include "allocator/streams.h"
+#include "allocator/thread_cache.h"
 #include "allocator/trace.h"
 
 namespace staticrt::alloc {
@@ -86,7 +89,7 @@ class Core {
     Lock& operator=(const Lock&) = delete;
     void unlock() {
       held_ = false;
-      if (core_.trace.has_undelivered()) [[unlikely]]
+      if (core_.trace.has_undelivered() && core_.growth_owner != std::this_thread::get_id()) [[unlikely]]
         return core_.deliver_and_unlock();
       core_.mutex.unlock();
     }
@@ -98,6 +101,26 @@ class Core {
    private:
     Core& core_;
     bool held_ = true;
+  };
+
+  // Holds the growth mutex; entries made meanwhile are delivered after it.
+  class Growth {
+   public:
+    explicit Growth(Core& core) : core_(core) {
+      core_.growth_mutex.lock();
+      const Lock lock(core_);
+      core_.growth_owner = std::this_thread::get_id();
+    }
+    ~Growth() {
+      Lock lock(core_);
+      core_.growth_owner = {};
+      core_.growth_mutex.unlock();
+    }
+    Growth(const Growth&) = delete;
+    Growth& operator=(const Growth&) = delete;
+
+   private:
+    Core& core_;
   };
 
   // --- tiles.cpp (core mutex held)
@@ -200,6 +223,7 @@ class Core {
   // --- ladder.cpp
   Status allocate(Want& want, Addr* address);
   Status climb(Want& want, Addr* address);
+  Status climb_steps(Want& want, Addr* address);
   Block* steal(const Want& want);
   Block* overflow(const Want& want, Want* adopted);
   // Core mutex held: returns blocks whose events completed.
@@ -223,6 +247,10 @@ class Core {
   void read_stats(std::optional<PoolIndex> pool, StatsReport* report);
   Status validate();
 
+  // Whether requests may go through the thread caches now; closing empties them. REQUIRES: the core mutex
+  // is not held.
+  void update_gate();
+
   void deliver_and_unlock();
   // Calls the history's context function; no lock is held.
   Context make_context();
@@ -239,6 +267,7 @@ class Core {
 
   std::mutex growth_mutex;
   std::mutex mutex;
+  std::thread::id growth_owner;  // under the core mutex
 
   BlockSlab blocks;
   SegmentTable segments;
@@ -265,6 +294,8 @@ class Core {
   std::vector<OomObserver> observers;
   std::string broken;  // first illegal state move; every later call reports it
   bool delivering = false;
+  std::atomic<bool> cache_gate{false};
+  std::shared_ptr<ThreadCaches> caches;
   // Level of the history, if it has a context function.
   std::atomic<ContextLevel> context_level{ContextLevel::never};
 };

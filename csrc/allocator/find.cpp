@@ -5,7 +5,7 @@ namespace staticrt::alloc {
 
 Block* Core::search(const Want& want) {
   Pool& pool = pools[want.pool];
-  ++pool.searches;
+  ++pool.searches[static_cast<size_t>(want.size_class)];
   if (want.address != kNullAddr) [[unlikely]]
     return search_at(want);
   if (compat) return search_compat(want);

@@ -29,7 +29,6 @@ Status Core::admit(Bytes bytes) {
 }
 
 Status Core::grow(const Want& want, Block** grown) {
-  if (want.address != kNullAddr) return Status::Oom("address");
   const RelaxedCapture relaxed(driver);  // S7
   Pool& pool = pools[want.pool];
   if (pool.options.provider != nullptr) return grow_provided(want, pool, grown);

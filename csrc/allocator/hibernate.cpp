@@ -33,7 +33,7 @@ Bytes total_of(const std::map<Addr, Page>& pages) {
 }  // namespace
 
 Status Pools::hibernate(PoolId id, Bytes* released) {
-  const std::lock_guard growth(core_.growth_mutex);
+  const Core::Growth growth(core_);
   std::vector<BlockId> idle;
   std::map<SegmentId, std::map<Addr, Page>> discarded;
   PoolIndex index = 0;
@@ -85,7 +85,7 @@ Status Pools::hibernate(PoolId id, Bytes* released) {
 }
 
 Status Pools::wake(PoolId id) {
-  const std::lock_guard growth(core_.growth_mutex);
+  const Core::Growth growth(core_);
   const RelaxedCapture relaxed(core_.driver);
   std::map<SegmentId, std::map<Addr, Page>> missing;
   PoolIndex index = 0;

@@ -84,7 +84,7 @@ bool mapped(const Block& block) {
 Snapshot Inspector::snapshot(std::optional<PoolId> pool, bool include_traces) {
   Snapshot result;
   // Growth in flight would show Held blocks: wait for it.
-  const std::lock_guard growth(core_.growth_mutex);
+  const Core::Growth growth(core_);
   const Core::Lock lock(core_);
   result.device = core_.info.name;
   result.device_index = core_.info.index;
@@ -169,7 +169,7 @@ bool Inspector::find_block(Addr address, BlockInfo* info) {
 Status Inspector::record_history(const HistoryOptions& options) {
   if (options.on && options.max_entries == 0)
     return Status::InvalidArgument("record_history: max_entries must be at least 1, got 0");
-  const Core::Lock lock(core_);
+  Core::Lock lock(core_);
   core_.trace.configure(options);
   if (!options.on || options.level == ContextLevel::never) {
     for (const auto& [id, context] : core_.contexts) core_.blocks[id].flags &= ~kHasContext;
@@ -177,6 +177,8 @@ Status Inspector::record_history(const HistoryOptions& options) {
   }
   core_.context_level.store(options.on && options.context != nullptr ? options.level : ContextLevel::never,
                             std::memory_order_relaxed);
+  lock.unlock();
+  core_.update_gate();
   return Status::Ok();
 }
 
@@ -185,8 +187,11 @@ void Inspector::annotate(const std::string& text) {
   core_.trace.annotate(text);
 }
 void Inspector::attach_tracker(TraceTracker tracker) {
-  const Core::Lock lock(core_);
-  core_.trace.attach(std::move(tracker));
+  {
+    const Core::Lock lock(core_);
+    core_.trace.attach(std::move(tracker));
+  }
+  core_.update_gate();
 }
 void Inspector::attach_oom_observer(OomObserver observer) {
   const Core::Lock lock(core_);

@@ -99,6 +99,16 @@ class Climb {
 }  // namespace
 
 Status Core::climb(Want& want, Addr* address) {
+  Status status = climb_steps(want, address);
+  update_gate();  // growth may have come near the limit, or reclaim away from it
+  return status;
+}
+
+Status Core::climb_steps(Want& want, Addr* address) {
+  if (want.address != kNullAddr) {
+    // N8: there or nowhere. Steps that free memory elsewhere would change much and help nothing.
+    return Status::Oom(oom_text(want, Status::Oom("address"), LadderLog()));
+  }
   Climb climb(*this, want, address);
   // Copied under the lock, called without any: a callback may use the allocator.
   std::vector<FreeCallback> hooks;
@@ -113,7 +123,7 @@ Status Core::climb(Want& want, Addr* address) {
   bool rejected = false;
   std::string text;
   {
-    const std::lock_guard growth(growth_mutex);
+    const Growth growth(*this);
     // Whoever held the mutex before may have grown enough for this request too.
     if (!compat && climb.search()) return Status::Ok();
     bool capturing = false;
@@ -140,6 +150,10 @@ Status Core::climb(Want& want, Addr* address) {
       const Bytes bytes = release_oversize(want);
       if (compat ? bytes != 0 && climb.grow() : climb.retry("oversize", bytes)) return climb.status();
     }
+    if (!compat) {
+      if (const Bytes bytes = caches->flush_all(); bytes != 0 && climb.retry("thread caches", bytes))
+        return climb.status();
+    }
     if (!capturing) {
       if (!compat && climb.retry("drain", drain())) return climb.status();
       const Bytes bytes = flush();
@@ -161,7 +175,7 @@ Status Core::climb(Want& want, Addr* address) {
       }
       climb.log().freed("trim", total);
       Block* block = nullptr;
-      if (want.address == kNullAddr && stitch(want, &block).ok()) {
+      if (stitch(want, &block).ok()) {
         const Lock lock(*this);
         if (climb.finish(block)) return Status::Ok();
       }
@@ -188,7 +202,7 @@ Status Core::climb(Want& want, Addr* address) {
 // An idle block of another stream, taken over behind an event wait: later work of our stream runs after
 // all that the owner has enqueued so far. Ours is the part we need; the rest stays the owner's.
 Block* Core::steal(const Want& want) {
-  if (want.address != kNullAddr || pools[want.pool].captured || captures.any() || slot_captured(want.slot))
+  if (pools[want.pool].captured || captures.any() || slot_captured(want.slot))
     return nullptr;
   const std::vector<BlockId> idle = collect_free([&](const Block& block) {
     return block.pool == want.pool && block.size_class == want.size_class && block.slot != want.slot &&

@@ -5,7 +5,7 @@
 
 namespace staticrt::alloc {
 
-// Growth mutex held. The same state and request give the same text.
+// The same state and request give the same text.
 std::string Core::oom_text(const Want& want, const Status& reason, const LadderLog& log) {
   Bytes free = 0;
   Bytes total = info.total_bytes;
@@ -58,7 +58,7 @@ std::string Core::oom_text(const Want& want, const Status& reason, const LadderL
       detail::concat("\n  ours:   ", format_bytes(live), " live, ", format_bytes(cached), " cached", idle);
   if (active > live) text += detail::concat(", ", format_bytes(active - live), " waiting for other streams");
   if (arena_bytes != 0) text += detail::concat(", ", format_bytes(arena_bytes), " in plan arenas");
-  text += "\n  tried:  ";
+  text += log.steps.empty() ? "" : "\n  tried:  ";
   for (size_t i = 0; i < log.steps.size(); ++i)
     text += detail::concat(i == 0 ? "" : ", ", log.steps[i].first, " ", log.steps[i].second);
   text += "\n  fix:    ";

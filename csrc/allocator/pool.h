@@ -47,7 +47,8 @@ struct Pool {
   bool captured = false;    // a captured graph may touch the memory on replay (changes)
   bool hibernated = false;  // (changes)
   std::array<FreeIndex, kSizeClasses> free;
-  uint32_t searches = 0;  // G4: the age of a free block is the searches since its insertion
+  // Per class. G4: the age of a free block is the searches since its insertion.
+  std::array<uint32_t, kSizeClasses> searches{};
   Bytes mapped = 0;
   PoolStats stats;
 

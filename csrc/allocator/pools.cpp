@@ -43,7 +43,7 @@ Status Pools::release(PoolId id) {
     gone = pool->mapped == 0;
   }
   if (gone) {
-    const std::lock_guard growth(core_.growth_mutex);
+    const Core::Growth growth(core_);
     core_.drop_empty_segments();
   }
   return Status::Ok();
@@ -62,18 +62,24 @@ Status Pools::begin_route(PoolId id, RouteFilter filter, const PoolOptions& opti
     const Core::Lock lock(core_);
     index = core_.pools.find(id)->index;
   }
-  if (core_.routes.begin(id, index, std::move(filter))) return Status::Ok();
+  if (core_.routes.begin(id, index, std::move(filter))) {
+    core_.cache_gate.store(false, std::memory_order_relaxed);  // caches hold the default pool's blocks
+    return Status::Ok();
+  }
   SRT_TRY(release(id));  // another thread was faster
   return Status::InvalidArgument(detail::concat("begin: pool ", id, " is routed already"));
 }
 
 Status Pools::end_route(PoolId id) {
-  if (core_.routes.end(id)) return Status::Ok();
+  if (core_.routes.end(id)) {
+    core_.update_gate();
+    return Status::Ok();
+  }
   return Status::InvalidArgument(detail::concat("end: pool ", id, " is not routed"));
 }
 
 Status Pools::begin_capture(PoolId id, uint64_t* token) {
-  const Core::Lock lock(core_);
+  Core::Lock lock(core_);
   Pool* pool = nullptr;
   SRT_TRY(find(id, &pool));
   if (pool->hibernated)
@@ -83,11 +89,13 @@ Status Pools::begin_capture(PoolId id, uint64_t* token) {
   *token = ++core_.captures.tokens;
   core_.captures.open.push_back({*token, id, pool->captured});
   if (pool->index != 0) pool->captured = true;
+  lock.unlock();
+  core_.update_gate();
   return Status::Ok();
 }
 
 Status Pools::end_capture(uint64_t token, bool succeeded) {
-  const Core::Lock lock(core_);
+  Core::Lock lock(core_);
   auto& open = core_.captures.open;
   const auto at =
       std::find_if(open.begin(), open.end(), [&](const auto& each) { return each.token == token; });
@@ -103,6 +111,8 @@ Status Pools::end_capture(uint64_t token, bool succeeded) {
       if (each.pool == at->pool) each.captured_before = true;
   open.erase(at);
   if (open.empty()) core_.end_deferral();
+  lock.unlock();
+  core_.update_gate();
   return Status::Ok();
 }
 

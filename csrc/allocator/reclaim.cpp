@@ -234,7 +234,7 @@ Bytes Core::collect_garbage() {
       return block.pool == 0 && block.size_class == SizeClass::large && whole_segment(block);
     });
     for (const BlockId id : whole) {
-      const double age = pools[0].searches - blocks[id].inserted_at;
+      const double age = pools[0].searches[static_cast<size_t>(SizeClass::large)] - blocks[id].inserted_at;
       candidates.push_back({id, age});
       total += age;
     }

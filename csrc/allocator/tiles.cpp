@@ -13,7 +13,7 @@ void Core::set_state(Block& block, BlockState to) {
 
 void Core::insert_free(Block& block) {
   Pool& pool = pools[block.pool];
-  block.inserted_at = pool.searches;
+  block.inserted_at = pool.searches[static_cast<size_t>(block.size_class)];
   pool.free_of(block.size_class).insert(blocks, block);
   if (!(block.flags & kExpandable) && (block.prev | block.next) != 0) {
     const auto c = static_cast<size_t>(block.size_class);

@@ -68,7 +68,7 @@ using TraceTracker = std::function<void(const TraceEntry&)>;
 
 struct HistoryOptions {
   bool on = false;
-  ContextFunction context;  // may be empty
+  ContextFunction context = {};  // may be empty
   size_t max_entries = 1;   // at least 1
   ContextLevel level = ContextLevel::never;
   bool clear = true;

@@ -1,0 +1,239 @@
+#include "allocator/thread_cache.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "allocator/core.h"
+
+#if defined(__linux__)
+#include <linux/membarrier.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace staticrt::alloc {
+namespace {
+
+std::atomic<uint64_t> serials{0};
+
+#if defined(__linux__)
+bool barrier(int command) {
+  return syscall(__NR_membarrier, command, 0, 0) == 0;
+}
+bool register_barrier() {
+  return barrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED);
+}
+void barrier_all_threads() {
+  (void)barrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED);
+}
+#else
+bool register_barrier() {
+  return false;
+}
+void barrier_all_threads() {}
+#endif
+
+// How many blocks of a class a magazine keeps: 64, but no more than about 1 MiB in all.
+uint32_t room_of(int index) {
+  return static_cast<uint32_t>(std::clamp<Bytes>(kMiB / CacheClass::size(index), 2, Magazine::kEntries));
+}
+
+}  // namespace
+
+thread_local ThreadCaches::Last ThreadCaches::last_;
+thread_local ThreadCaches::AtThreadEnd ThreadCaches::at_end_;
+
+void ThreadCache::take_all(std::vector<Block*>* blocks) {
+  for (const auto& line : lines_)
+    for (Magazine& magazine : line->magazines) {
+      blocks->insert(blocks->end(), magazine.entries, magazine.entries + magazine.count);
+      magazine.count = 0;
+    }
+}
+
+void ThreadCache::visit(std::vector<Block*>* blocks) {
+  visitors_.fetch_add(1, std::memory_order_seq_cst);
+  if constexpr (!kOwnerFence) barrier_all_threads();
+  while (busy_.load(std::memory_order_seq_cst) != 0) std::this_thread::yield();
+  take_all(blocks);
+  visitors_.fetch_sub(1, std::memory_order_release);
+}
+
+ThreadCaches::ThreadCaches(Core& core) : serial_(++serials), core_(&core) {}
+
+
+bool ThreadCaches::supported() {
+  static const bool registered = kOwnerFence || register_barrier();
+  return registered;
+}
+
+void ThreadCaches::detach() {
+  const std::lock_guard lock(mutex_);
+  core_ = nullptr;
+}
+
+ThreadCaches::AtThreadEnd::~AtThreadEnd() {
+  last_ = {};
+  for (const Attached& each : caches) each.owner->leave(each.cache);
+}
+
+ThreadCache& ThreadCaches::find_mine() {
+  // Caches of allocators that are gone serve nobody.
+  std::erase_if(at_end_.caches, [](const Attached& each) {
+    const std::lock_guard lock(each.owner->mutex_);
+    return each.owner->core_ == nullptr;
+  });
+  for (const Attached& each : at_end_.caches)
+    if (each.owner.get() == this) {
+      last_ = {serial_, each.cache.get()};
+      return *each.cache;
+    }
+  auto fresh = std::make_shared<ThreadCache>();
+  at_end_.caches.push_back({shared_from_this(), fresh});
+  const std::lock_guard lock(mutex_);
+  caches_.push_back(fresh);
+  last_ = {serial_, fresh.get()};
+  return *fresh;
+}
+
+void ThreadCaches::leave(const std::shared_ptr<ThreadCache>& cache) {
+  const std::lock_guard lock(mutex_);
+  std::erase(caches_, cache);
+  if (core_ == nullptr) return;
+  std::vector<Block*> blocks;
+  cache->visit(&blocks);
+  const Core::Lock core_lock(*core_);
+  for (Block* block : blocks) core_->free_live(*block, nullptr);
+}
+
+Bytes ThreadCaches::flush_all() {
+  const std::lock_guard lock(mutex_);
+  std::vector<Block*> blocks;
+  for (const auto& cache : caches_) cache->visit(&blocks);
+  // Ascending addresses, so that the result does not depend on which thread had which block.
+  std::sort(blocks.begin(), blocks.end(), [](const Block* a, const Block* b) { return a->address < b->address; });
+  const Core::Lock core_lock(*core_);
+  Bytes bytes = 0;
+  for (Block* block : blocks) {
+    bytes += block->size;
+    core_->free_live(*block, nullptr);
+  }
+  return bytes;
+}
+
+bool ThreadCaches::allocate(Bytes size, StreamId stream, Addr* address) {
+  ThreadCache& cache = mine();
+  const int index = CacheClass::of(size);
+  {
+    const ThreadCache::Owner owner(cache);
+    if (!owner.entered()) [[unlikely]]
+      return false;
+    if (ThreadCache::Line* line = cache.find(stream); line != nullptr) [[likely]] {
+      Magazine& magazine = line->magazines[index];
+      if (magazine.count != 0) [[likely]] {
+        Block* block = magazine.entries[--magazine.count];
+        ThreadCache::mark_given(*block, true);
+        *address = block->address;
+        return true;
+      }
+    }
+  }
+  return refill(cache, index, stream, address);
+}
+
+// Takes up to half a magazine of free blocks at once; no growth for it.
+bool ThreadCaches::refill(ThreadCache& cache, int index, StreamId stream, Addr* address) {
+  Want want;
+  want.size = CacheClass::size(index);
+  want.requested = want.size;
+  want.stream = stream;
+  const uint32_t room = room_of(index);
+  Block* got[Magazine::kEntries / 2 + 1];
+  uint32_t count = 0;
+  {
+    const Core::Lock lock(*core_);
+    want.slot = core_->streams.slot_of(stream);
+    if (core_->streams.has_waiting()) core_->poll_ready();
+    while (count < room / 2 + 1) {
+      Block* block = core_->search(want);
+      if (block == nullptr) break;
+      core_->take(*block, want);
+      block->flags |= kThreadCached;
+      got[count++] = block;
+    }
+  }
+  if (count == 0) {
+    if (!core_->allocate(want, address).ok()) return false;
+    const Core::Lock lock(*core_);
+    Block& block = core_->blocks[core_->pages.block_at(*address)];
+    block.flags |= kThreadCached;
+    ThreadCache::mark_given(block, true);
+    return true;
+  }
+  *address = got[0]->address;
+  ThreadCache::mark_given(*got[0], true);
+  {
+    const ThreadCache::Owner owner(cache);
+    ThreadCache::Line* line = owner.entered() ? cache.find(stream) : nullptr;
+    if (owner.entered() && line == nullptr) line = &cache.add(stream, want.slot);
+    if (line != nullptr) {
+      Magazine& magazine = line->magazines[index];
+      magazine.room = room;
+      // Lowest address on top: it is given first.
+      while (count > 1) magazine.entries[magazine.count++] = got[--count];
+    }
+  }
+  if (count > 1) {  // a visitor is in: it wants blocks back, not away
+    const Core::Lock lock(*core_);
+    while (count > 1) core_->free_live(*got[--count], nullptr);
+  }
+  return true;
+}
+
+bool ThreadCaches::release(Addr address, bool* invalid) {
+  const BlockId id = core_->pages.block_at(address);
+  if (id == 0) [[unlikely]]
+    return false;
+  Block& block = core_->blocks[id];
+  if (!(block.flags & kThreadCached)) return false;
+  if (!ThreadCache::given(block)) [[unlikely]] {
+    *invalid = true;
+    return false;
+  }
+  if ((block.uses | block.capture_uses) != 0) [[unlikely]]
+    return false;
+  ThreadCache& cache = mine();
+  const int index = CacheClass::of(block.size);
+  // Small blocks split exactly (B3), so this holds; a wrong class would give out too few bytes.
+  if (CacheClass::size(index) != block.size) [[unlikely]]
+    return false;
+  Block* spilled[Magazine::kEntries];
+  uint32_t count = 0;
+  {
+    const ThreadCache::Owner owner(cache);
+    if (!owner.entered()) [[unlikely]]
+      return false;
+    ThreadCache::Line* line = cache.find(block.slot);
+    if (line == nullptr) [[unlikely]]
+      return false;
+    Magazine& magazine = line->magazines[index];
+    if (magazine.room == 0) [[unlikely]]
+      magazine.room = room_of(index);
+    if (magazine.count == magazine.room) [[unlikely]] {
+      // The oldest half goes back.
+      count = (magazine.room + 1) / 2;
+      std::copy(magazine.entries, magazine.entries + count, spilled);
+      std::copy(magazine.entries + count, magazine.entries + magazine.count, magazine.entries);
+      magazine.count -= count;
+    }
+    ThreadCache::mark_given(block, false);
+    magazine.entries[magazine.count++] = &block;
+  }
+  if (count != 0) [[unlikely]] {
+    const Core::Lock lock(*core_);
+    for (uint32_t i = 0; i < count; ++i) core_->free_live(*spilled[i], nullptr);
+  }
+  return true;
+}
+
+}  // namespace staticrt::alloc
