@@ -77,7 +77,8 @@ DeviceAllocator::~DeviceAllocator() = default;
 void Core::update_gate() {
   const Config& now = settings();
   bool open = !compat && now.thread_cache && now.caching && !now.rounding.enabled && !routes.any() &&
-              !budget.pressed(info.total_bytes) && ThreadCaches::supported() && !caching_disabled_by_environment();
+              !budget.pressed(info.total_bytes) && ThreadCaches::supported() &&
+              !caching_disabled_by_environment();
   bool was_open = false;
   {
     const Lock lock(*this);

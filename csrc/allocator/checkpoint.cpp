@@ -82,8 +82,8 @@ std::string PoolImage::serialize() const {
         << static_cast<int>(segment.size_class) << " " << segment.base << " " << segment.size << " "
         << raw(segment.stream) << " " << segment.runs.size() << "\n";
     for (const ImageRun& run : segment.runs) {
-      out << run.size << " " << run.requested << " " << static_cast<int>(run.state) << " " << raw(run.stream) << " "
-          << run.uses.size();
+      out << run.size << " " << run.requested << " " << static_cast<int>(run.state) << " " << raw(run.stream)
+          << " " << run.uses.size();
       for (const StreamId use : run.uses) out << " " << raw(use);
       out << "\n";
     }

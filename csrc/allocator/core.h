@@ -190,6 +190,9 @@ class Core {
   Bytes release_oversize(const Want& want);
   // Unmaps or releases free memory of any pool that allows it until `goal` bytes are gone.
   Bytes trim(Bytes goal, std::optional<PoolIndex> except = std::nullopt);
+  // Free blocks of stolen bytes go back to their segment's stream, once their own has ended: then they
+  // merge, and whole segments and pages can leave.
+  void bring_home();
   // Waits for all outstanding events (S8); bytes that became Free.
   Bytes drain();
   // Both take a block that was Free when collected and check that it still is.

@@ -16,7 +16,8 @@ Status DeviceFront::add(int index, std::shared_ptr<Driver> driver, const Config&
   const std::lock_guard lock(mutex_);
   if (devices_[static_cast<size_t>(index)].load() != nullptr)
     return Status::InvalidArgument(detail::concat("device ", index, " has an allocator already"));
-  devices_[static_cast<size_t>(index)].store(new DeviceAllocator(std::move(driver), config), std::memory_order_release);
+  devices_[static_cast<size_t>(index)].store(new DeviceAllocator(std::move(driver), config),
+                                             std::memory_order_release);
   return Status::Ok();
 }
 
@@ -71,7 +72,8 @@ Bytes DeviceFront::empty_cache() {
 
 Status config_from_environment(Config* config) {
   for (const char* name : {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"})
-    if (const char* text = std::getenv(name); text != nullptr) return parse_config(text, name, Config(), config);
+    if (const char* text = std::getenv(name); text != nullptr)
+      return parse_config(text, name, Config(), config);
   *config = Config();
   return Status::Ok();
 }

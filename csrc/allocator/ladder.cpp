@@ -202,8 +202,7 @@ Status Core::climb_steps(Want& want, Addr* address) {
 // An idle block of another stream, taken over behind an event wait: later work of our stream runs after
 // all that the owner has enqueued so far. Ours is the part we need; the rest stays the owner's.
 Block* Core::steal(const Want& want) {
-  if (pools[want.pool].captured || captures.any() || slot_captured(want.slot))
-    return nullptr;
+  if (pools[want.pool].captured || captures.any() || slot_captured(want.slot)) return nullptr;
   const std::vector<BlockId> idle = collect_free([&](const Block& block) {
     return block.pool == want.pool && block.size_class == want.size_class && block.slot != want.slot &&
            block.size >= want.size &&

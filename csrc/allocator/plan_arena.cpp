@@ -74,8 +74,9 @@ Status PlanArena::grow(Bytes bytes) {
   for (int attempt = 0; attempt < 2; ++attempt) {
     status = core_.admit(more);
     if (status.ok()) {
-      status = core_.info.virtual_memory ? core_.map_pages(base_ + mapped_, base_ + bytes, kArenaPage, &pages_)
-                                         : core_.driver.segment_alloc(max_, &base_);
+      status = core_.info.virtual_memory
+                   ? core_.map_pages(base_ + mapped_, base_ + bytes, kArenaPage, &pages_)
+                   : core_.driver.segment_alloc(max_, &base_);
       if (!status.ok()) core_.budget.give_back(more);
     }
     if (!status.oom() || attempt == 1) break;

@@ -36,6 +36,35 @@ Bytes Core::drain() {
   return poll_ready();
 }
 
+void Core::bring_home() {
+  std::vector<BlockId> strangers;
+  std::map<Slot, bool> ended;
+  {
+    const Lock lock(*this);
+    strangers = collect_free([&](const Block& block) {
+      const Pool& pool = pools[block.pool];
+      return block.slot != segments[block.segment].slot && !pool.captured && !slot_captured(block.slot);
+    });
+    for (const BlockId id : strangers) {
+      remove_free(blocks[id]);
+      set_state(blocks[id], BlockState::held);
+      ended[blocks[id].slot] = false;
+    }
+  }
+  for (auto& [slot, done] : ended) {
+    StreamId stream{};
+    {
+      const Lock lock(*this);
+      stream = streams.stream_of(slot);
+    }
+    done = driver.stream_sync(stream).ok();
+  }
+  const Lock lock(*this);
+  for (const BlockId id : strangers)
+    if (ended[blocks[id].slot]) blocks[id].slot = segments[blocks[id].segment].slot;
+  for (const BlockId id : strangers) put_free(blocks[id]);
+}
+
 bool Core::slot_captured(Slot slot) {
   if (!info.captures) return false;
   CaptureState state;
@@ -190,6 +219,7 @@ void Core::drop_dead_pools() {
 
 Bytes Core::flush(std::optional<PoolIndex> only) {
   drain();
+  if (!compat) bring_home();
   // Stitched segments of Draining pools first: their lenders become free then.
   std::vector<BlockId> idle;
   std::vector<SegmentId> stitched;
@@ -290,6 +320,7 @@ Bytes Core::release_oversize(const Want& want) {
 
 Bytes Core::trim(Bytes goal, std::optional<PoolIndex> except) {
   const RelaxedCapture relaxed(driver);
+  bring_home();
   std::vector<BlockId> idle;
   {
     const Lock lock(*this);

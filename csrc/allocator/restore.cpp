@@ -20,20 +20,28 @@ std::vector<SegmentId> segments_of(Core& core, PoolIndex pool) {
 Status at_rest(Core& core, const Pool& pool, const std::vector<SegmentId>& segments) {
   for (const SegmentId s : segments)
     for (BlockId b = core.segments[s].first; b != 0; b = core.blocks[b].next)
-      if (core.blocks[b].state == BlockState::pending_event || core.blocks[b].state == BlockState::pending_capture)
+      if (core.blocks[b].state == BlockState::pending_event ||
+          core.blocks[b].state == BlockState::pending_capture)
         return Status::InvalidArgument(detail::concat("checkpoint: a freed block of pool ", pool.id,
                                                       " still waits for another stream; synchronize first"));
   return Status::Ok();
 }
 
 ImageSegment image_of(Core& core, const Segment& segment) {
-  ImageSegment image{segment.id,   segment.generation, segment.kind, segment.size_class,
-                     segment.base, segment.size,       core.streams.stream_of(segment.slot), {}};
+  ImageSegment image{segment.id,
+                     segment.generation,
+                     segment.kind,
+                     segment.size_class,
+                     segment.base,
+                     segment.size,
+                     core.streams.stream_of(segment.slot),
+                     {}};
   for (BlockId b = segment.first; b != 0; b = core.blocks[b].next) {
     const Block& block = core.blocks[b];
     ImageRun run{block.size, block.requested, block.state, core.streams.stream_of(block.slot), {}};
     if (block.state == BlockState::live && block.uses != 0)
-      for (const Slot slot : core.streams.uses(block, false)) run.uses.push_back(core.streams.stream_of(slot));
+      for (const Slot slot : core.streams.uses(block, false))
+        run.uses.push_back(core.streams.stream_of(slot));
     // What an unmapped or free block's stream is, only matters where bytes are.
     if (block.state == BlockState::unmapped) run.stream = image.stream;
     image.runs.push_back(std::move(run));
@@ -111,7 +119,8 @@ std::vector<ImageRun> target_runs(Core& core, const Segment& segment, const Imag
       Addr high = end;
       if (here) {
         high = begin;
-        for (; page != segment.pages.end() && page->first == high && high < end; ++page) high += page->second.size;
+        for (; page != segment.pages.end() && page->first == high && high < end; ++page)
+          high += page->second.size;
       } else if (page != segment.pages.end()) {
         high = std::min(end, page->first);
       }
@@ -248,8 +257,8 @@ Status Pools::restore_image(const PoolImage& image, RestoreResult* result) {
     Pool* pool = nullptr;
     SRT_TRY(find(image.pool, &pool));
     if (pool->state != PoolState::open || pool->hibernated)
-      return Status::InvalidArgument(detail::concat("restore: pool ", image.pool, " is ",
-                                                    pool->hibernated ? "hibernated; wake it first" : "draining"));
+      return Status::InvalidArgument(detail::concat(
+          "restore: pool ", image.pool, " is ", pool->hibernated ? "hibernated; wake it first" : "draining"));
     index = pool->index;
     SRT_TRY(at_rest(core_, *pool, segments_of(core_, index)));
     for (const ImageSegment& segment : image.segments) {
@@ -258,8 +267,8 @@ Status Pools::restore_image(const PoolImage& image, RestoreResult* result) {
                          core_.segments[segment.id].base == segment.base &&
                          core_.segments[segment.id].size == segment.size;
       if (!known)
-        return Status::InvalidArgument(detail::concat("restore: segment ", segment.id, " of pool ", image.pool,
-                                                      " was released since the checkpoint"));
+        return Status::InvalidArgument(detail::concat("restore: segment ", segment.id, " of pool ",
+                                                      image.pool, " was released since the checkpoint"));
       saved[segment.id] = &segment;
       const Segment& now = core_.segments[segment.id];
       std::vector<Addr> lent;
@@ -269,15 +278,15 @@ Status Pools::restore_image(const PoolImage& image, RestoreResult* result) {
         at += run.size;
       }
       if (lent != lent_blocks(core_, now))
-        return Status::InvalidArgument(detail::concat("restore: pages of segment ", segment.id,
-                                                      " were stitched since the checkpoint"));
+        return Status::InvalidArgument(
+            detail::concat("restore: pages of segment ", segment.id, " were stitched since the checkpoint"));
       if (now.expandable()) missing[segment.id] = missing_pages(now, segment);
       for (const auto& [low, high] : missing[segment.id]) needed += high - low;
     }
     for (const SegmentId s : segments_of(core_, index))
       if (!saved.contains(s) && !lent_blocks(core_, core_.segments[s]).empty())
-        return Status::InvalidArgument(detail::concat("restore: pages of segment ", s, " of pool ", image.pool,
-                                                      " were stitched since the checkpoint"));
+        return Status::InvalidArgument(detail::concat("restore: pages of segment ", s, " of pool ",
+                                                      image.pool, " were stitched since the checkpoint"));
   }
   // Pages trimmed since then come back first; without them nothing changes.
   std::map<SegmentId, std::map<Addr, Page>> mapped;
@@ -308,8 +317,8 @@ Status Pools::restore_image(const PoolImage& image, RestoreResult* result) {
       core_.pages.insert(at, at + page.size, s, segment.size_class);
       segment.mapped += page.size;
       pool.mapped += page.size;
-      move_gauge(core_, pool, static_cast<size_t>(segment.size_class), static_cast<size_t>(Gauge::reserved_bytes),
-                 static_cast<int64_t>(page.size));
+      move_gauge(core_, pool, static_cast<size_t>(segment.size_class),
+                 static_cast<size_t>(Gauge::reserved_bytes), static_cast<int64_t>(page.size));
     }
     segment.pages.merge(pages);
   }

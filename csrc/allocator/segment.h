@@ -41,7 +41,7 @@ struct Segment {
   BlockId first = 0;               // lowest block
   std::map<Addr, Page> pages;      // expandable and stitched: by address
   std::map<Addr, Page> dropped;    // expandable, hibernated: pages to map again on wake
-  std::vector<BlockId> lenders;    // stitched: Held blocks whose pages it maps
+  std::vector<Addr> lenders;       // stitched: starts of the Held blocks whose pages it maps
   Addr provided_base = kNullAddr;  // provided: as the pair gave it
   Bytes provided_size = 0;
 

@@ -61,7 +61,6 @@ void ThreadCache::visit(std::vector<Block*>* blocks) {
 
 ThreadCaches::ThreadCaches(Core& core) : serial_(++serials), core_(&core) {}
 
-
 bool ThreadCaches::supported() {
   static const bool registered = kOwnerFence || register_barrier();
   return registered;
@@ -111,7 +110,8 @@ Bytes ThreadCaches::flush_all() {
   std::vector<Block*> blocks;
   for (const auto& cache : caches_) cache->visit(&blocks);
   // Ascending addresses, so that the result does not depend on which thread had which block.
-  std::sort(blocks.begin(), blocks.end(), [](const Block* a, const Block* b) { return a->address < b->address; });
+  std::sort(blocks.begin(), blocks.end(),
+            [](const Block* a, const Block* b) { return a->address < b->address; });
   const Core::Lock core_lock(*core_);
   Bytes bytes = 0;
   for (Block* block : blocks) {

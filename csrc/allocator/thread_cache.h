@@ -76,7 +76,8 @@ class ThreadCache {
         cache_.busy_.store(1, std::memory_order_relaxed);
         std::atomic_signal_fence(std::memory_order_seq_cst);
       }
-      entered_ = cache_.visitors_.load(kOwnerFence ? std::memory_order_seq_cst : std::memory_order_acquire) == 0;
+      entered_ =
+          cache_.visitors_.load(kOwnerFence ? std::memory_order_seq_cst : std::memory_order_acquire) == 0;
     }
     ~Owner() { cache_.busy_.store(0, std::memory_order_release); }
     Owner(const Owner&) = delete;

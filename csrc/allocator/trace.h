@@ -69,7 +69,7 @@ using TraceTracker = std::function<void(const TraceEntry&)>;
 struct HistoryOptions {
   bool on = false;
   ContextFunction context = {};  // may be empty
-  size_t max_entries = 1;   // at least 1
+  size_t max_entries = 1;        // at least 1
   ContextLevel level = ContextLevel::never;
   bool clear = true;
   uint32_t skip_actions = 0;  // bit per Action

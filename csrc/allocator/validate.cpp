@@ -9,7 +9,7 @@ namespace staticrt::alloc {
 namespace {
 
 // What the block lists add up to, per pool and class; compared with the gauges (V5).
-struct Sums {
+struct BlockSums {
   std::map<std::pair<PoolIndex, size_t>, std::array<int64_t, kGauges>> of;
   int64_t& at(PoolIndex pool, SizeClass c, Gauge gauge) {
     return of[{pool, static_cast<size_t>(c)}][static_cast<size_t>(gauge)];
@@ -240,7 +240,7 @@ class Validation {
 
   Core& core_;
   size_t seen_blocks_ = 0;
-  Sums sums_;
+  BlockSums sums_;
   std::map<PoolIndex, Bytes> mapped_;
   std::map<std::pair<PoolIndex, size_t>, size_t> free_blocks_;
 };

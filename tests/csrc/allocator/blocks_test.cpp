@@ -108,9 +108,9 @@ TEST(B7_oversize_blocks_are_for_oversize_requests) {
   Device device(400 * MiB, "mode:compat,max_split_size_mb:20");
   const Addr big = device.alloc(60 * MiB);
   device.free(big);
-  EXPECT(device.alloc(10 * MiB) != big);      // below max_split: no block from max_split on
-  EXPECT(device.alloc(40 * MiB) != big);      // 60 >= 40 + 20
-  EXPECT_EQ(device.alloc(41 * MiB), big);     // 60 < 41 + 20
+  EXPECT(device.alloc(10 * MiB) != big);   // below max_split: no block from max_split on
+  EXPECT(device.alloc(40 * MiB) != big);   // 60 >= 40 + 20
+  EXPECT_EQ(device.alloc(41 * MiB), big);  // 60 < 41 + 20
 }
 
 TEST(B7_holds_in_native_mode) {

@@ -107,7 +107,8 @@ TEST(E6_N4_private_pools_have_expandable_segments_of_their_own) {
     const Addr a = device.alloc(30 * MiB);
     device.expect_ok(device.pools().end_route({0, 1}));
     EXPECT_EQ(device.current(Gauge::segment), 0);
-    EXPECT(static_cast<Bytes>(device.inspector().stats(PoolId{0, 1}).of(Gauge::reserved_bytes).current) >= 30 * MiB);
+    EXPECT(static_cast<Bytes>(device.inspector().stats(PoolId{0, 1}).of(Gauge::reserved_bytes).current) >=
+           30 * MiB);
     device.free(a);
     EXPECT(device.alloc(30 * MiB) != a);  // P5
   }

@@ -223,7 +223,8 @@ TEST(G10_oom_text_has_all_fields) {
        {"SIM out of memory. Tried to allocate 90.00 MiB on sim:0, stream 1, default pool.",
         "device: 100.00 MiB total,", "limit none;", "other processes: pid ", "ours:   30.00 MiB live, ",
         "tried:  ready 0 B, grow oom, steal 0 B, drain 0 B, flush ", "trim ", "fix:    "})
-    EXPECT(text.find(part) != std::string::npos || (fail(__FILE__, __LINE__, part + (" not in " + text)), false));
+    EXPECT(text.find(part) != std::string::npos ||
+           (fail(__FILE__, __LINE__, part + (" not in " + text)), false));
   EXPECT_EQ(events.size(), 1u);
   EXPECT_EQ(events[0].size, 90 * MiB);
   EXPECT_EQ(events[0].limit_or_total, 100 * MiB);

@@ -15,9 +15,9 @@ TEST(I1_gauges_and_counters) {
     const GaugeValue got = device.inspector().stats().of(gauge, which);
     if (got.current != want.current || got.peak != want.peak || got.allocated != want.allocated ||
         got.freed != want.freed)
-      fail(__FILE__, __LINE__, std::string(name_of(gauge)) + ": " + std::to_string(got.current) + " " +
-                                   std::to_string(got.peak) + " " + std::to_string(got.allocated) + " " +
-                                   std::to_string(got.freed));
+      fail(__FILE__, __LINE__,
+           std::string(name_of(gauge)) + ": " + std::to_string(got.current) + " " + std::to_string(got.peak) +
+               " " + std::to_string(got.allocated) + " " + std::to_string(got.freed));
   };
   const int64_t m = 1 << 20;
   check(Gauge::allocation, 0, {2, 2, 2, 0});
@@ -82,16 +82,18 @@ TEST(I3_snapshot_shows_contiguous_mapped_ranges) {
 }
 
 TEST(I4_history_is_a_ring_with_contexts_by_level) {
-  for (const ContextLevel level : {ContextLevel::never, ContextLevel::state, ContextLevel::alloc, ContextLevel::all}) {
+  for (const ContextLevel level :
+       {ContextLevel::never, ContextLevel::state, ContextLevel::alloc, ContextLevel::all}) {
     Device device(400 * MiB, kCompat);
     int made = 0;
-    device.expect_ok(device.inspector().record_history({.on = true,
-                                                        .context = [&]() -> Context {
-                                                          EXPECT(device.allocator().validate().ok());  // no lock held
-                                                          return std::make_shared<int>(++made);
-                                                        },
-                                                        .max_entries = 4,
-                                                        .level = level}));
+    device.expect_ok(
+        device.inspector().record_history({.on = true,
+                                           .context = [&]() -> Context {
+                                             EXPECT(device.allocator().validate().ok());  // no lock held
+                                             return std::make_shared<int>(++made);
+                                           },
+                                           .max_entries = 4,
+                                           .level = level}));
     const Addr a = device.alloc(4096);
     device.free(device.alloc(4096));
     const Snapshot snapshot = device.inspector().snapshot();
@@ -190,16 +192,32 @@ TEST(I12_N10_option_strings) {
   EXPECT_EQ(config.va_bytes, 40 * kGiB);
   EXPECT(ok("pinned_use_cuda_host_register:True,pinned_num_register_threads:8"));
   EXPECT_EQ(config.warnings.size(), 1u);
-  for (const char* wrong :
-       {"foo:1", "expandable_segments:true", "expandable_segments:1", "expandable_segments", "expandable_segments:",
-        "max_split_size_mb:19", "max_split_size_mb:-1", "max_split_size_mb:2x", "large_segment_size_mb:10",
-        "max_non_split_rounding_mb:19", "large_segment_size_mb:40,max_non_split_rounding_mb:30",
-        "garbage_collection_threshold:0", "garbage_collection_threshold:1", "garbage_collection_threshold:nan",
-        "expandable_segments:True expandable_segments:True", "[", ":", "backend:foo", "mode:fast",
-        "expandable_va:0", "expandable_va:G", "thread_cache:yes"}) {
+  for (const char* wrong : {"foo:1",
+                            "expandable_segments:true",
+                            "expandable_segments:1",
+                            "expandable_segments",
+                            "expandable_segments:",
+                            "max_split_size_mb:19",
+                            "max_split_size_mb:-1",
+                            "max_split_size_mb:2x",
+                            "large_segment_size_mb:10",
+                            "max_non_split_rounding_mb:19",
+                            "large_segment_size_mb:40,max_non_split_rounding_mb:30",
+                            "garbage_collection_threshold:0",
+                            "garbage_collection_threshold:1",
+                            "garbage_collection_threshold:nan",
+                            "expandable_segments:True expandable_segments:True",
+                            "[",
+                            ":",
+                            "backend:foo",
+                            "mode:fast",
+                            "expandable_va:0",
+                            "expandable_va:G",
+                            "thread_cache:yes"}) {
     config.max_split_bytes = 123;
     const Status status = parse_config(wrong, "X", Config(), &config);
-    if (status.code() != Code::invalid_argument || !status.text().starts_with("X: ") || config.max_split_bytes != 123)
+    if (status.code() != Code::invalid_argument || !status.text().starts_with("X: ") ||
+        config.max_split_bytes != 123)
       fail(__FILE__, __LINE__, std::string(wrong) + " -> " + status.describe());
   }
   const Status unknown = parse_config("foo:1", "PYTORCH_ALLOC_CONF", Config(), &config);

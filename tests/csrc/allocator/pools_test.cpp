@@ -194,7 +194,8 @@ TEST(V10_restore_of_a_fresh_image_is_the_identity) {
       for (int which = 0; which < 3; ++which) {
         const GaugeValue a = before.of(static_cast<Gauge>(g), which);
         const GaugeValue b = after.of(static_cast<Gauge>(g), which);
-        EXPECT(a.current == b.current && a.peak == b.peak && a.allocated == b.allocated && a.freed == b.freed);
+        EXPECT(a.current == b.current && a.peak == b.peak && a.allocated == b.allocated &&
+               a.freed == b.freed);
       }
     device.expect_ok(device.pools().end_route(kPool));
   }
@@ -249,7 +250,7 @@ TEST(P_images_are_values_that_serialize) {
   device.expect_ok(device.pools().capture_image(kPool, &later));
   EXPECT(!image.diff(later).empty());
   for (const std::string& wrong : {std::string(), std::string("pool_image 2 0 1 1 0"),
-                                  image.serialize().substr(0, image.serialize().size() / 2)})
+                                   image.serialize().substr(0, image.serialize().size() / 2)})
     EXPECT_EQ(PoolImage::parse(wrong, &read).code(), Code::invalid_argument);
   device.expect_ok(device.pools().end_route(kPool));
 }
@@ -299,7 +300,8 @@ TEST(N3_no_split_pools_have_one_block_per_segment) {
     EXPECT_EQ(device.reserved(), 4 * MiB);
     device.alloc(30 * MiB);
     device.expect_ok(device.pools().end_route({5, 0}));
-    for (const SegmentInfo& segment : device.inspector().snapshot().segments) EXPECT_EQ(segment.blocks.size(), 1u);
+    for (const SegmentInfo& segment : device.inspector().snapshot().segments)
+      EXPECT_EQ(segment.blocks.size(), 1u);
   }
 }
 
@@ -351,7 +353,8 @@ TEST(N8_allocation_at_an_address) {
     EXPECT_EQ(device.try_alloc(20 * MiB, kDefaultStream, a + 30 * MiB), kNullAddr);  // too little room
     EXPECT_EQ(device.try_alloc(20 * MiB, kDefaultStream, a + 100), kNullAddr);       // between blocks
     EXPECT_EQ(device.try_alloc(4096, kDefaultStream, a), kNullAddr);                 // another class
-    EXPECT_EQ(device.inspector().stats().of(Gauge::allocation).allocated, before.of(Gauge::allocation).allocated);
+    EXPECT_EQ(device.inspector().stats().of(Gauge::allocation).allocated,
+              before.of(Gauge::allocation).allocated);
     EXPECT_EQ(device.reserved(), 40 * MiB);
     EXPECT_EQ(device.alloc(10 * MiB, kDefaultStream, a + 20 * MiB), a + 20 * MiB);
     EXPECT_EQ(device.try_alloc(10 * MiB, kDefaultStream, a + 20 * MiB), kNullAddr);
@@ -405,7 +408,8 @@ TEST(U4_discardable_live_blocks_hibernate_too) {
   EXPECT_EQ(device.reserved(), 0u);
   EXPECT_EQ(device.pools().begin_route(kPool).code(), Code::ok);
   Addr address = kNullAddr;
-  EXPECT(device.allocator().allocate({.size = 4096}, &address).text().find("hibernated") != std::string::npos);
+  EXPECT(device.allocator().allocate({.size = 4096}, &address).text().find("hibernated") !=
+         std::string::npos);
   device.expect_ok(device.pools().end_route(kPool));
   device.expect_ok(device.pools().wake(kPool));
   EXPECT_EQ(device.reserved(), 60 * MiB);

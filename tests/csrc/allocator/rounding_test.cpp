@@ -48,8 +48,8 @@ TEST(R3_class_is_of_the_rounded_size) {
 }
 
 TEST(R4_segment_sizes) {
-  const std::pair<Bytes, Bytes> sizes[] = {{1, 2097152},           {1048576, 2097152},   {1048577, 20971520},
-                                           {10485759, 10485760},   {10485760, 10485760}, {10485761, 12582912},
+  const std::pair<Bytes, Bytes> sizes[] = {{1, 2097152},         {1048576, 2097152},   {1048577, 20971520},
+                                           {10485759, 10485760}, {10485760, 10485760}, {10485761, 12582912},
                                            {30 * MiB, 31457280}};
   for (const auto& [size, segment] : sizes) {
     Device device(200 * MiB, kCompat);
@@ -79,8 +79,9 @@ TEST(R6_table_of_divisions) {
   EXPECT_EQ(round_request(1048577, config.rounding), 1179648u);  // first entry also fills below
   EXPECT_EQ(round_request(200 * MiB + 1, config.rounding), 256 * MiB);
   EXPECT_EQ(round_request(3 * kGiB + 1, config.rounding), 3 * kGiB + 512);  // > : 1 is off
-  for (const char* wrong : {"roundup_power2_divisions:[65:8]", "roundup_power2_divisions:[64:3]",
-                            "roundup_power2_divisions:3", "roundup_power2_divisions:[64:8", "roundup_power2_divisions:[64]"}) {
+  for (const char* wrong :
+       {"roundup_power2_divisions:[65:8]", "roundup_power2_divisions:[64:3]", "roundup_power2_divisions:3",
+        "roundup_power2_divisions:[64:8", "roundup_power2_divisions:[64]"}) {
     Config parsed;
     const Status status = parse_config(wrong, "test", Config(), &parsed);
     EXPECT_EQ(status.code(), Code::invalid_argument);

@@ -139,14 +139,13 @@ TEST(Cache_stress) {
   constexpr int kThreads = 4;
   constexpr int kRounds = kOwnerFence ? 4000 : 20000;
   std::array<std::atomic<Addr>, 256> mailbox{};
-  std::vector<std::atomic<int>> owner(1 << 16);
-  std::atomic<Addr> base{~Addr{0}};
-  base = device.alloc(512) & ~(kGiB - 1);
+  std::vector<std::atomic<uint8_t>> owner(1 << 23);  // one per 512 bytes of the first 4 GiB
+  const Addr base = device.sim->base();
   std::atomic<int> clashes{0};
   auto claim = [&](Addr address, int thread) {
-    if (owner[(address >> 9) % owner.size()].exchange(thread) != 0) ++clashes;
+    if (owner.at((address - base) >> 9).exchange(static_cast<uint8_t>(thread)) != 0) ++clashes;
   };
-  auto give_up = [&](Addr address) { owner[(address >> 9) % owner.size()].store(0); };
+  auto give_up = [&](Addr address) { owner.at((address - base) >> 9).store(0); };
   std::vector<std::thread> threads;
   for (int t = 1; t <= kThreads; ++t)
     threads.emplace_back([&, t] {
@@ -166,7 +165,8 @@ TEST(Cache_stress) {
     });
   for (std::thread& thread : threads) thread.join();
   for (auto& slot : mailbox)
-    if (const Addr last = slot.exchange(kNullAddr); last != kNullAddr) EXPECT(device.allocator->release(last).ok());
+    if (const Addr last = slot.exchange(kNullAddr); last != kNullAddr)
+      EXPECT(device.allocator->release(last).ok());
   EXPECT_EQ(clashes.load(), 0);
   const Status status = device.allocator->validate();
   EXPECT_EQ(status.describe(), std::string("ok"));

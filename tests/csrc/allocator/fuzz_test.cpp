@@ -1,0 +1,259 @@
+// Property fuzz (section 5.3): random operations with driver faults; after each one validate() and the race
+// oracle. And the exhaustive small model (5.5).
+//
+// STATICRT_FUZZ_OPERATIONS sets the number of operations per configuration (default small).
+#include <cstdlib>
+#include <iostream>
+#include <random>
+
+#include "allocator/device_fixture.h"
+
+namespace staticrt::test {
+namespace {
+
+uint64_t operations() {
+  const char* text = std::getenv("STATICRT_FUZZ_OPERATIONS");
+  return text == nullptr ? 1500 : std::strtoull(text, nullptr, 10);
+}
+
+// Plays a random program: allocations on several streams, work that is behind, cross-stream uses, private
+// pools with routes and captures, checkpoints, hibernation, flushes, faults.
+class Fuzz {
+ public:
+  Fuzz(const std::string& text, uint64_t seed, bool virtual_memory)
+      : random_(seed), device_(400 * kMiB, text, sim_config(virtual_memory)) {
+    for (int i = 0; i < 3; ++i) streams_.push_back(device_.sim().create_stream());
+    streams_.push_back(kDefaultStream);
+  }
+
+  void run(uint64_t count) {
+    for (step_ = 0; step_ < count; ++step_) one();
+    finish();
+  }
+  uint64_t hash() const { return hash_; }
+
+ private:
+  struct Live {
+    Addr address;
+    Bytes size;
+    StreamId stream;
+  };
+  static SimConfig sim_config(bool virtual_memory) {
+    SimConfig config;
+    config.virtual_memory = virtual_memory;
+    config.backed = false;
+    return config;
+  }
+  uint64_t pick(uint64_t below) { return random_() % below; }
+  StreamId stream() { return streams_[pick(streams_.size())]; }
+  Bytes size() {
+    const uint64_t kind = pick(10);
+    if (kind < 5) return 1 + pick(64 * kKiB);
+    if (kind < 8) return 1 + pick(8 * kMiB);
+    return 1 + pick(90 * kMiB);
+  }
+
+  void one() {
+    const uint64_t action = pick(100);
+    if (action < 42) {
+      allocate();
+    } else if (action < 72) {
+      if (!live_.empty()) release(pick(live_.size()));
+    } else if (action < 80) {
+      use();
+    } else if (action < 88) {
+      device_.sim().advance(stream(), 1 + pick(4));
+    } else if (action < 90) {
+      device_.empty_cache();
+    } else if (action < 93) {
+      fault();
+    } else if (action < 96) {
+      route();
+    } else if (action < 98) {
+      hibernate();
+    } else {
+      checkpoint();
+    }
+    device_.check();
+  }
+
+  void allocate() {
+    const StreamId on = stream();
+    const Bytes bytes = size();
+    Addr address = kNullAddr;
+    const Status status = device_.allocator().allocate({bytes, on}, &address);
+    if (!status.ok() && !status.oom() && status.native() != 77 &&
+        status.text().find("hibernated") == std::string::npos)
+      fail(__FILE__, __LINE__, status.describe());
+    hash_ = hash_ * 1099511628211ull ^ (address == kNullAddr ? 1 : address - device_.sim().base());
+    if (!status.ok()) return;
+    device_.sim().allocated(address, bytes, on);
+    device_.sim().touch(on, address, bytes);
+    live_.push_back({address, bytes, on});
+  }
+  void release(size_t index) {
+    device_.sim().freed(live_[index].address);
+    const Status status = device_.allocator().release(live_[index].address);
+    if (!status.ok()) fail(__FILE__, __LINE__, status.describe());
+    live_.erase(live_.begin() + static_cast<ptrdiff_t>(index));
+  }
+  void use() {
+    if (live_.empty()) return;
+    const Live& block = live_[pick(live_.size())];
+    const StreamId other = stream();
+    // As a program does: the other stream waits for the owner's work, uses the bytes, records the use.
+    EventId event{};
+    if (!device_.sim().event_create(&event).ok()) return;
+    if (device_.sim().event_record(event, block.stream).ok() &&
+        device_.sim().stream_wait(other, event).ok()) {
+      device_.sim().touch(other, block.address, std::min<Bytes>(block.size, 4096));
+      (void)device_.allocator().record_use(block.address, other).ok();
+    }
+    (void)device_.sim().event_destroy(event).ok();
+  }
+  void fault() {
+    device_.sim().clear_faults();
+    static constexpr SimCall kCalls[] = {
+        SimCall::segment_alloc, SimCall::physical_create, SimCall::map,        SimCall::va_reserve,
+        SimCall::set_access,    SimCall::event_create,    SimCall::memory_info};
+    const SimCall call = kCalls[pick(std::size(kCalls))];
+    const Status status = pick(3) == 0 ? Status::Error("planned", 77) : Status::Oom("planned");
+    device_.sim().fail(call, 1 + pick(3), status, 1 + pick(2));
+  }
+  void route() {
+    const PoolId id{0, 1 + pick(3)};
+    Pools& pools = device_.pools();
+    if (routed_.is_default()) {
+      if (pools.begin_route(id).ok()) routed_ = id;
+      return;
+    }
+    if (!pools.end_route(routed_).ok()) fail(__FILE__, __LINE__, "end_route");
+    if (pick(2) == 0 && pools.refs(routed_) > 0 && !pools.release(routed_).ok())
+      fail(__FILE__, __LINE__, "release");
+    routed_ = kDefaultPool;
+  }
+  void hibernate() {
+    const PoolId id{0, 1 + pick(3)};
+    if (!device_.pools().exists(id) || device_.pools().refs(id) == 0) return;
+    if (pick(2) == 0) {
+      (void)device_.pools().hibernate(id).ok();
+    } else {
+      (void)device_.pools().wake(id).ok();
+    }
+  }
+  void checkpoint() {
+    const PoolId id{0, 1 + pick(3)};
+    PoolImage image;
+    if (!device_.pools().capture_image(id, &image).ok()) return;
+    RestoreResult result;
+    const Status status = device_.pools().restore_image(image, &result);
+    PoolImage again;
+    if (!status.ok() || !device_.pools().capture_image(id, &again).ok() || !(again == image))
+      fail(__FILE__, __LINE__, "restore(capture()) is not the identity: " + status.describe());
+    EXPECT(result.freed == result.created);
+  }
+  void finish() {
+    device_.sim().clear_faults();
+    if (!routed_.is_default()) device_.expect_ok(device_.pools().end_route(routed_));
+    while (!live_.empty()) release(live_.size() - 1);
+    for (uint64_t p = 1; p <= 3; ++p)
+      while (device_.pools().refs({0, p}) > 0) device_.expect_ok(device_.pools().release({0, p}));
+    device_.empty_cache();
+    EXPECT_EQ(device_.reserved(), 0u);
+    for (uint64_t p = 1; p <= 3; ++p) EXPECT(!device_.pools().exists({0, p}));
+  }
+
+  std::mt19937_64 random_;
+  Device device_;
+  std::vector<StreamId> streams_;
+  std::vector<Live> live_;
+  PoolId routed_;
+  uint64_t step_ = 0;
+  uint64_t hash_ = 14695981039346656037ull;
+};
+
+void fuzz(const std::string& text, bool virtual_memory) {
+  for (const uint64_t seed : {1, 2}) {
+    std::cout << "seed " << seed << " " << text << "\n";
+    Fuzz(text, seed, virtual_memory).run(operations());
+  }
+}
+
+}  // namespace
+
+TEST(Fuzz_native_expandable) {
+  fuzz("thread_cache:False", true);
+}
+TEST(Fuzz_native_fixed) {
+  fuzz("thread_cache:False", false);
+}
+TEST(Fuzz_native_with_thread_cache) {
+  fuzz("", true);
+}
+TEST(Fuzz_native_with_options) {
+  fuzz(
+      "thread_cache:False,max_split_size_mb:40,roundup_power2_divisions:4,garbage_collection_threshold:0.6,"
+      "per_process_memory_fraction:0.9,stream_wait_reuse:True",
+      true);
+}
+TEST(Fuzz_compat_fixed) {
+  fuzz("mode:compat,max_split_size_mb:40", true);
+}
+TEST(Fuzz_compat_expandable) {
+  fuzz("mode:compat,expandable_segments:True", true);
+}
+
+TEST(V11_same_trace_same_addresses) {
+  for (const char* text : {"", "thread_cache:False", "mode:compat"}) {
+    Fuzz first(text, 5, true);
+    first.run(500);
+    Fuzz second(text, 5, true);
+    second.run(500);
+    EXPECT_EQ(first.hash(), second.hash());
+  }
+}
+
+// Every program of up to 5 operations over 2 streams and 2 sizes: allocate (4 kinds), free the oldest or the
+// newest block, use the newest on the other stream, complete a stream's work; a device that holds 2 blocks.
+TEST(Small_model_is_exhaustive) {
+  constexpr int kOps = 9;
+  constexpr int kLength = 4;
+  uint64_t programs = 1;
+  for (int i = 0; i < kLength; ++i) programs *= kOps;
+  for (const char* mode : {"thread_cache:False", "mode:compat"}) {
+    for (uint64_t program = 0; program < programs; ++program) {
+      SimConfig config;
+      config.backed = false;
+      Device device(24 * kMiB, mode, config);
+      const StreamId streams[] = {kDefaultStream, device.sim().create_stream()};
+      std::vector<std::pair<Addr, int>> live;
+      uint64_t rest = program;
+      for (int i = 0; i < kLength; ++i, rest /= kOps) {
+        const auto op = static_cast<int>(rest % kOps);
+        if (op < 4) {
+          const Bytes bytes = op % 2 == 0 ? 12 * kMiB : 2 * kMiB;
+          const Addr address = device.try_alloc(bytes, streams[op / 2]);
+          if (address == kNullAddr) continue;
+          device.sim().touch(streams[op / 2], address, bytes);
+          live.emplace_back(address, op / 2);
+        } else if (op < 6 && !live.empty()) {
+          const size_t index = op == 4 ? 0 : live.size() - 1;
+          device.free(live[index].first);
+          live.erase(live.begin() + static_cast<ptrdiff_t>(index));
+        } else if (op == 6 && !live.empty()) {
+          const StreamId other = streams[1 - live.back().second];
+          // The program orders the use behind the owner's work, which it has seen end.
+          (void)device.sim().stream_sync(streams[live.back().second]).ok();
+          device.sim().touch(other, live.back().first, 512);
+          device.use(live.back().first, other);
+        } else if (op > 6) {
+          device.sim().advance(streams[op - 7]);
+        }
+        device.check();
+      }
+      device.empty_cache();
+    }
+  }
+}
+
+}  // namespace staticrt::test
