@@ -53,6 +53,7 @@ struct PrepareRequest {
     bool is_none() const { return tensors.empty() && value.isNone(); }
   };
   std::vector<Argument> args;       // in schema order
+  std::vector<bool> is_read;        // per output: somebody reads it; the others need not be written
   std::vector<TensorOperand> outs;  // sizes and strides are final: the kernel must honour them
   int num_threads = 1;              // intra-op threads the call may use (at::parallel_for)
   bool deterministic = false;       // choose kernels by rule, not by measuring

@@ -235,7 +235,7 @@ SRT_PREPARE("aten::scatter_add", prepare_scatter_add) {
 
 // embedding_bag(weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights,
 // include_last_offset, padding_idx): float32 bags, summed (mode 0) or averaged (1), without weights. The
-// other outputs serve the backward pass; where eager leaves them non-empty the out variant runs.
+// other outputs serve the backward pass; where somebody reads them the out variant runs.
 static std::optional<PreparedCall> embedding_bag_with(PrepareRequest& request) {
   const TensorOperand* weight = tensor_or_null(request, 0);
   const TensorOperand* index = tensor_or_null(request, 1);
@@ -248,7 +248,8 @@ static std::optional<PreparedCall> embedding_bag_with(PrepareRequest& request) {
     return std::nullopt;
   }
   for (size_t i = 1; i < request.outs.size(); ++i) {
-    if (request.outs[i].meta.numel() != 0) return std::nullopt;
+    const bool is_read = i >= request.is_read.size() || request.is_read[i];
+    if (is_read && request.outs[i].meta.numel() != 0) return std::nullopt;
   }
   const int64_t rows = weight->meta.sizes[0];
   const int64_t width = weight->meta.sizes[1];
@@ -281,6 +282,9 @@ static std::optional<PreparedCall> embedding_bag_with(PrepareRequest& request) {
 }
 
 SRT_PREPARE("aten::embedding_bag", prepare_embedding_bag) {
+  return embedding_bag_with(request);
+}
+SRT_PREPARE("aten::embedding_bag.padding_idx", prepare_embedding_bag_padding) {
   return embedding_bag_with(request);
 }
 SRT_PREPARE("aten::_embedding_bag_forward_only", prepare_embedding_bag_forward) {

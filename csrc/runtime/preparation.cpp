@@ -204,7 +204,11 @@ class Preparation {
       }
       request.args.push_back(std::move(argument));
     }
-    for (uint32_t i = 0; i < node.num_outputs; ++i) request.outs.push_back(operand(node.first_output + i));
+    for (uint32_t i = 0; i < node.num_outputs; ++i) {
+      const ValueId id = node.first_output + i;
+      request.outs.push_back(operand(id));
+      request.is_read.push_back(is_output_[id] || !users_[id].empty());
+    }
     std::optional<PreparedCall> call = prepare(request);
     if (!call) return false;
     keep(index, std::move(*call));

@@ -112,6 +112,44 @@ def _batch_norm(
     return out
 
 
+# Kept whole, a recurrent cell is one slow call; taken apart, its gates are one loop. The formulas are those of
+# torch's composite kernels, without their writes into chunks.
+
+
+def _lstm_cell(
+    tracer: Any, x: torch.Tensor, state: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    hidden, cell = state
+    gates = aten.linear.default(hidden, w_hh, b_hh) + aten.linear.default(x, w_ih, b_ih)
+    into, forget, new, out = gates.chunk(4, 1)
+    next_cell = forget.sigmoid() * cell + into.sigmoid() * new.tanh()
+    return out.sigmoid() * next_cell.tanh(), next_cell
+
+
+def _gru_cell(
+    tracer: Any,
+    x: torch.Tensor,
+    hidden: torch.Tensor,
+    w_ih: Any,
+    w_hh: Any,
+    b_ih: Any = None,
+    b_hh: Any = None,
+) -> torch.Tensor:
+    from_x = aten.linear.default(x, w_ih, b_ih).chunk(3, 1)
+    from_hidden = aten.linear.default(hidden, w_hh, b_hh).chunk(3, 1)
+    reset = (from_hidden[0] + from_x[0]).sigmoid()
+    keep = (from_hidden[1] + from_x[1]).sigmoid()
+    new = (from_x[2] + from_hidden[2] * reset).tanh()
+    out: torch.Tensor = (hidden - new) * keep + new
+    return out
+
+
+_REWRITES: dict[Any, Callable[..., Any]] = {
+    aten.lstm_cell.default: _lstm_cell,
+    aten.gru_cell.default: _gru_cell,
+}
+
+
 def rewrite(func: Any, args: tuple[Any, ...]) -> Callable[..., Any] | None:
     """What to call in place of `func`, or None.
 
@@ -122,4 +160,4 @@ def rewrite(func: Any, args: tuple[Any, ...]) -> Callable[..., Any] | None:
         raise CannotCapture("batch_norm of a tensor without a channel dimension")
     if func is aten.batch_norm.default and args[5] and args[3] is not None:
         return _batch_norm
-    return None
+    return _REWRITES.get(func)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import staticrt
 from staticrt.frontend.capture import capture
 from staticrt.frontend.reasons import CannotCapture
 
@@ -224,3 +225,17 @@ def test_sizes_zero_and_one_are_guarded_where_they_were_assumed():
     assert not both.guards.holds([torch.randn(1, 4), torch.randn(3, 4)])
     static = capture(f, (torch.randn(2, 4), torch.randn(2, 4)), {}, dynamic=False)
     assert not static.guards.holds([torch.randn(3, 4), torch.randn(3, 4)])
+
+
+@pytest.mark.parametrize("cell", [torch.nn.LSTMCell, torch.nn.GRUCell])
+@pytest.mark.parametrize("bias", [True, False])
+def test_recurrent_cells_are_taken_apart(cell, bias):
+    module = cell(5, 7, bias=bias)
+    compiled = staticrt.compile(module)
+    with torch.no_grad():
+        for batch in (2, 3, 2):
+            x = torch.randn(batch, 5)
+            got, want = compiled(x), module(x)
+            torch.testing.assert_close(got, want, rtol=0, atol=1e-6)
+    (report,) = compiled.explain().captures
+    assert not any("cell" in name for name, _count in report.operators)
