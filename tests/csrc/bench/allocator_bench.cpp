@@ -1,0 +1,245 @@
+// The targets of the allocator's design, section 6: value and target of each row.
+//
+//   bench_allocator                 fragmentation traces, then instruction counts by callgrind
+//   bench_allocator loop NAME N     one instruction loop, for callgrind
+//
+// Instructions: callgrind's count of 2N minus N iterations, over N, so that start-up drops out. Without
+// valgrind that part is reported as absent.
+#include <array>
+#include <cinttypes>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "allocator/allocator.h"
+#include "allocator/driver_sim.h"
+#include "allocator/inspector.h"
+
+using namespace staticrt::alloc;  // NOLINT
+
+namespace {
+
+struct Bench {
+  explicit Bench(const std::string& text, Bytes total = Bytes{16} << 40) {
+    SimConfig config;
+    config.total_bytes = total;
+    config.backed = false;
+    config.oracle = false;
+    sim = std::make_shared<SimDriver>(config);
+    Config options;
+    if (!parse_config(text, "bench", Config(), &options).ok()) std::abort();
+    allocator = std::make_unique<DeviceAllocator>(sim, options);
+  }
+  Addr alloc(Bytes size) {
+    Addr address = kNullAddr;
+    if (!allocator->allocate({.size = size}, &address).ok()) std::abort();
+    return address;
+  }
+  void free(Addr address) {
+    if (!allocator->release(address).ok()) std::abort();
+  }
+  std::shared_ptr<SimDriver> sim;
+  std::unique_ptr<DeviceAllocator> allocator;
+  std::mt19937_64 g{7};
+};
+
+void train(Bench& b, int steps, bool vary) {
+  const Bytes H = 4096;
+  constexpr int kLayers = 32;
+  for (int l = 0; l < kLayers; ++l)
+    for (const Bytes k : {6, 2, 8, 8}) b.alloc(k * H * H);
+  for (int s = 0; s < steps; ++s) {
+    const Bytes T = vary ? 512 + b.g() % 1536 : 2048;
+    std::vector<std::array<Addr, 4>> kept;
+    for (int l = 0; l < kLayers; ++l) {
+      const Addr a0 = b.alloc(2 * T * H);
+      const Addr q = b.alloc(6 * T * H);
+      const Addr t = b.alloc(8192 * T);
+      const Addr a1 = b.alloc(2 * T * H);
+      b.free(q);
+      const Addr m = b.alloc(8 * T * H);
+      const Addr a2 = b.alloc(8 * T * H);
+      b.free(m);
+      b.free(t);
+      kept.push_back({a0, a1, a2, b.alloc(64 * T)});
+    }
+    std::vector<Addr> grads;
+    for (int l = kLayers - 1; l >= 0; --l) {
+      const Addr g1 = b.alloc(2 * T * H);
+      const Addr g2 = b.alloc(8 * T * H);
+      grads.push_back(b.alloc(6 * H * H));
+      grads.push_back(b.alloc(8 * H * H));
+      for (const Addr each : kept[static_cast<size_t>(l)]) b.free(each);
+      b.free(g2);
+      b.free(g1);
+    }
+    for (const Addr each : grads) b.free(each);
+  }
+}
+
+void infer(Bench& b) {
+  struct Request {
+    Bytes len, rem;
+    std::array<Addr, 8> buffers;
+  };
+  std::vector<Request> live;
+  for (int round = 0; round < 400; ++round) {
+    if (live.size() < 24) {
+      Request r{};
+      r.len = 64 + b.g() % 1900;
+      r.rem = 16 + b.g() % 64;
+      for (Addr& each : r.buffers) each = b.alloc(16384 * r.len);
+      live.push_back(r);
+    }
+    for (size_t i = 0; i < live.size();) {
+      Request& r = live[i];
+      const Addr t = b.alloc(4 * r.len);
+      for (Addr& each : r.buffers) {
+        const Addr next = b.alloc(16384 * (r.len + 1));
+        b.free(each);
+        each = next;
+      }
+      b.free(t);
+      ++r.len;
+      if (--r.rem == 0) {
+        for (const Addr each : r.buffers) b.free(each);
+        live.erase(live.begin() + static_cast<ptrdiff_t>(i));
+      } else {
+        ++i;
+      }
+    }
+  }
+}
+
+void growing(Bench& b) {
+  for (Bytes k = 1; k <= 64; ++k) {
+    std::vector<Addr> live;
+    for (int i = 0; i < 50; ++i) {
+      live.push_back(b.alloc(3 * k * kMiB));
+      live.push_back(b.alloc(7 * k * kMiB / 2));
+    }
+    for (auto at = live.rbegin(); at != live.rend(); ++at) b.free(*at);
+  }
+}
+
+void random_trace(Bench& b) {
+  auto size = [&] { return static_cast<Bytes>(std::pow(2.0, 9 + static_cast<double>(b.g() % 1700) / 100)); };
+  std::vector<Addr> slots;
+  for (int i = 0; i < 1000; ++i) slots.push_back(b.alloc(size()));
+  for (int i = 0; i < 300000; ++i) {
+    Addr& slot = slots[b.g() % 1000];
+    b.free(slot);
+    slot = b.alloc(size());
+  }
+}
+
+void fragmentation() {
+  struct Row {
+    const char* name;
+    std::function<void(Bench&)> run;
+    double target;
+    int64_t calls;
+  };
+  const Row rows[] = {{"train_fixed", [](Bench& b) { train(b, 20, false); }, 0.99, 217},
+                      {"train_vary", [](Bench& b) { train(b, 60, true); }, 0.95, 249},
+                      {"infer", infer, 0.96, 153},
+                      {"growing", growing, 1.0, 349},
+                      {"random", random_trace, 0.92, 283}};
+  std::printf("%-12s %10s %8s %12s %8s %14s\n", "trace", "value", "target", "map+unmap", "below", "peak MiB");
+  for (const Row& row : rows) {
+    Bench bench("thread_cache:False");
+    row.run(bench);
+    const StatsReport stats = bench.allocator->inspector().stats();
+    const auto peak = static_cast<double>(stats.of(Gauge::allocated_bytes).peak);
+    const auto reserved = static_cast<double>(stats.of(Gauge::reserved_bytes).peak);
+    const int64_t calls = stats.counters.device_alloc + stats.counters.device_free;
+    std::printf("%-12s %10.4f %8.3f %12" PRId64 " %8" PRId64 " %14.0f %s\n", row.name, peak / reserved,
+                row.target, calls, row.calls, peak / static_cast<double>(kMiB),
+                peak / reserved + 5e-5 >= row.target && calls < row.calls ? "ok" : "MISSED");
+  }
+}
+
+struct Loop {
+  const char* name;
+  const char* options;
+  int target;
+  std::function<void(Bench&, uint64_t)> run;
+};
+const Loop kLoops[] = {
+    {"thread_cache_4k", "", 120,
+     [](Bench& b, uint64_t n) {
+       for (uint64_t i = 0; i < n; ++i) b.free(b.alloc(4096));
+     }},
+    {"shared_4k", "thread_cache:False", 400,
+     [](Bench& b, uint64_t n) {
+       for (uint64_t i = 0; i < n; ++i) b.free(b.alloc(4096));
+     }},
+    {"random_1000_live", "thread_cache:False", 900,
+     [](Bench& b, uint64_t n) {
+       std::vector<Bytes> sizes;
+       for (int i = 0; i < 4096; ++i)
+         sizes.push_back(static_cast<Bytes>(std::pow(2.0, 9 + static_cast<double>(b.g() % 1700) / 100)));
+       std::vector<Addr> slots;
+       for (size_t i = 0; i < 1000; ++i) slots.push_back(b.alloc(sizes[i]));
+       for (uint64_t i = 0; i < n; ++i) {
+         Addr& slot = slots[(i * 7919) % 1000];
+         b.free(slot);
+         slot = b.alloc(sizes[(i * 31) % 4096]);
+       }
+     }},
+    {"history", "thread_cache:False", 550,
+     [](Bench& b, uint64_t n) {
+       HistoryOptions history;
+       history.on = true;
+       history.max_entries = 1000;
+       if (!b.allocator->inspector().record_history(history).ok()) std::abort();
+       for (uint64_t i = 0; i < n; ++i) b.free(b.alloc(4096));
+     }},
+};
+
+// Instructions of a run under callgrind, or -1.
+double instructions(const std::string& self, const char* name, uint64_t n) {
+  const std::string command = "valgrind --tool=callgrind --callgrind-out-file=/dev/null " + self + " loop " +
+                              name + " " + std::to_string(n) + " 2>&1";
+  FILE* pipe = popen(command.c_str(), "r");
+  if (pipe == nullptr) return -1;
+  char line[512];
+  double count = -1;
+  while (std::fgets(line, sizeof line, pipe) != nullptr)
+    if (const char* at = std::strstr(line, "Collected : "); at != nullptr) count = std::atof(at + 12);
+  pclose(pipe);
+  return count;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc == 4 && std::strcmp(argv[1], "loop") == 0) {
+    for (const Loop& loop : kLoops) {
+      if (std::strcmp(loop.name, argv[2]) != 0) continue;
+      Bench bench(loop.options, Bytes{1} << 40);
+      loop.run(bench, std::strtoull(argv[3], nullptr, 10));
+      return 0;
+    }
+    return 1;
+  }
+  fragmentation();
+  std::printf("\n%-20s %14s %8s\n", "per pair", "instructions", "target");
+  for (const Loop& loop : kLoops) {
+    constexpr uint64_t kN = 5000;
+    const double once = instructions(argv[0], loop.name, kN);
+    const double twice = instructions(argv[0], loop.name, 2 * kN);
+    if (once < 0 || twice < 0) {
+      std::printf("%-20s %14s %8d  valgrind is absent: not measured\n", loop.name, "-", loop.target);
+      continue;
+    }
+    const double each = (twice - once) / kN;
+    std::printf("%-20s %14.0f %8d %s\n", loop.name, each, loop.target, each <= loop.target ? "ok" : "MISSED");
+  }
+  return 0;
+}
