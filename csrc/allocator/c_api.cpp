@@ -2,11 +2,30 @@
 
 #include "allocator/devices.h"
 
+namespace staticrt::alloc {
+namespace {
+
+thread_local int torch_calls = 0;
+
+struct TorchCall {
+  TorchCall() { ++torch_calls; }
+  ~TorchCall() { --torch_calls; }
+};
+
+}  // namespace
+
+bool in_torch_call() {
+  return torch_calls > 0;
+}
+
+}  // namespace staticrt::alloc
+
 extern "C" {
 
 void* staticrt_alloc(ssize_t size, int device, void* stream) {
   using namespace staticrt::alloc;
   if (size <= 0) return nullptr;
+  const TorchCall call;
   try {
     Device found;
     if (!find_cuda_device(device, &found).ok()) return nullptr;
@@ -24,6 +43,7 @@ void* staticrt_alloc(ssize_t size, int device, void* stream) {
 void staticrt_free(void* pointer, size_t, int device, void*) {
   using namespace staticrt::alloc;
   if (!pointer) return;
+  const TorchCall call;
   try {
     Device found;
     if (!find_cuda_device(device, &found).ok()) return;

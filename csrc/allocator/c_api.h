@@ -17,3 +17,11 @@ __attribute__((visibility("default"))) void* staticrt_alloc(ssize_t size, int de
 __attribute__((visibility("default"))) void staticrt_free(void* pointer, size_t size, int device,
                                                           void* stream);
 }
+
+namespace staticrt::alloc {
+
+// Whether this thread is inside one of the functions above: torch may hold a lock that a thread with the GIL
+// waits for, so nothing may wait for the GIL here.
+bool in_torch_call();
+
+}  // namespace staticrt::alloc

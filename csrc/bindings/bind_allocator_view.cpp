@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "allocator/c_api.h"
 #include "bindings/allocator.h"
 
 namespace py = pybind11;
@@ -37,6 +38,7 @@ std::string text_of(PyObject* text) {
 
 // Without the innermost frames that are in `skip_files`: our own.
 Context python_stack(const std::vector<std::string>& skip_files) {
+  if (in_torch_call() && !PyGILState_Check()) return nullptr;
   const py::gil_scoped_acquire gil;
   auto stack = std::make_shared<Stack>();
   PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());
