@@ -101,6 +101,44 @@ def plan_groups(specs: Iterable[Spec], *, alignment: int = 64) -> ArenaPlan:
     return ArenaPlan(*_C.plan_groups(_tuples(specs), _alignment(alignment)))
 
 
+def plan_conflicts(
+    sizes_bytes: Iterable[int], pairs: Iterable[tuple[int, int]], *, alignment: int = 64
+) -> ArenaPlan:
+    """Plan values whose conflicts are no intervals: the two ids of each pair share no byte.
+
+    The result is checked before it is returned. `lower_bound` is the heaviest clique found: a plan above it
+    may still be optimal, only not proved.
+
+    Raises:
+        PlanError: a pair that names no value, and what `plan` refuses in sizes and alignment.
+    """
+    rows = _tuples((0, 1, size) for size in sizes_bytes)
+    return ArenaPlan(*_C.plan_conflicts([size for _, _, size in rows], list(pairs), _alignment(alignment)))
+
+
+class DynamicPlan:
+    """One plan for all sizes of the same buffers: it keeps which buffer lies below which, not the offsets.
+
+    Args:
+        specs: the buffers at a typical shape, as for `plan`.
+        plan: their plan; planned here if not given.
+        alignment: bytes, a power of two.
+    """
+
+    def __init__(self, specs: Iterable[Spec], plan: ArenaPlan | None = None, *, alignment: int = 64) -> None:
+        rows = _tuples(specs)
+        offsets = plan.offsets if plan else _C.plan(rows, _alignment(alignment), 1)[0]
+        self._plan = _C.DynamicPlan(rows, offsets, _alignment(alignment))
+
+    def place(self, sizes_bytes: Sequence[int]) -> ArenaPlan:
+        """Offsets for other sizes, in bytes and in the order of the specs: valid for any sizes, O(n).
+
+        Raises:
+            PlanError: another number of sizes, a negative size, sizes that sum past 64 bits.
+        """
+        return ArenaPlan(*self._plan.place(list(sizes_bytes)))
+
+
 def validate(specs: Iterable[Spec], plan: ArenaPlan, *, alignment: int = 64) -> None:
     """Check a plan with code that shares nothing with the planner.
 

@@ -3,6 +3,8 @@
 #include <tuple>
 
 #include "bindings/bindings.h"
+#include "planner/conflict_plan.h"
+#include "planner/dynamic_plan.h"
 #include "planner/planner.h"
 #include "planner/storage_groups.h"
 #include "planner/validate.h"
@@ -55,6 +57,13 @@ std::vector<int32_t> assign_groups(const std::vector<std::pair<int64_t, int64_t>
   return planner::assign_groups(ranges, optimize_memory);
 }
 
+py::tuple plan_conflicts(const std::vector<int64_t>& sizes_bytes,
+                         const std::vector<std::pair<int32_t, int32_t>>& pairs, int64_t alignment) {
+  const Plan result = planner::plan_conflicts(sizes_bytes, pairs, alignment);
+  planner::validate_conflicts(sizes_bytes, pairs, result, alignment);
+  return to_tuple(result);
+}
+
 void translate(std::exception_ptr thrown) {
   try {
     if (thrown) std::rethrow_exception(thrown);
@@ -77,6 +86,19 @@ void bind_planner(py::module_& m) {
         return to_tuple(planner::plan_groups(to_specs(specs), alignment));
       },
       py::arg("specs"), py::arg("alignment"));
+  m.def("plan_conflicts", &plan_conflicts, py::arg("sizes_bytes"), py::arg("pairs"), py::arg("alignment"));
+  py::class_<planner::DynamicPlan>(m, "DynamicPlan")
+      .def(py::init([](const SpecTuples& specs, std::vector<int64_t> offsets, int64_t alignment) {
+             return std::make_unique<planner::DynamicPlan>(to_specs(specs),
+                                                           Plan{std::move(offsets), 0, 0, false}, alignment);
+           }),
+           py::arg("specs"), py::arg("offsets"), py::arg("alignment"))
+      .def(
+          "place",
+          [](const planner::DynamicPlan& self, const std::vector<int64_t>& sizes_bytes) {
+            return to_tuple(self.place(sizes_bytes));
+          },
+          py::arg("sizes_bytes"));
   m.def("assign_groups", &assign_groups, py::arg("ranges"), py::arg("optimize_memory"));
   m.def("validate_plan", &validate, py::arg("specs"), py::arg("offsets"), py::arg("arena_bytes"),
         py::arg("lower_bound"), py::arg("proved_optimal"), py::arg("alignment"));

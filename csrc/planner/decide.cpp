@@ -8,13 +8,16 @@ namespace staticrt::planner {
 namespace {
 
 // Restarts go through the plain styles, then through ever new random ones; each round of kRound restarts has
-// kGrowth times the budget of the one before: no style can waste more than a part of the whole.
+// twice the budget of the one before: no style can waste more than a part of the whole.
+// A component whose items cover more sections than this in all is not searched: its tables alone would cost
+// more than a greedy plan of it.
+constexpr int64_t kMostIncidences = 8'000'000;
 constexpr int64_t kFirstBudget = 2000;
 constexpr int64_t kRound = 12;
 constexpr int64_t kPlainStyles = 4;
 
 int64_t restart_budget(int64_t restart) {
-  return kFirstBudget << std::min<int64_t>(2 * (restart / kRound), 30);
+  return kFirstBudget << std::min<int64_t>(restart / kRound, 30);
 }
 
 uint32_t restart_style(int64_t restart) {
@@ -73,6 +76,13 @@ Verdict Decision::restart(Component& component, int64_t most) {
     std::vector<Item> items;
     for (int32_t i : component.items) items.push_back(instance_.items[i]);
     const int32_t sections = compress(items);
+    int64_t incidences = 0;
+    for (const Item& item : items) incidences += item.last - item.first;
+    if (incidences > kMostIncidences) {
+      ++component.restarts;
+      steps_ += most;
+      return Verdict::kUndecided;
+    }
     component.search = std::make_unique<ValleySearch>(items, sections, capacity_);
   }
   const int64_t before = component.search->steps();

@@ -137,11 +137,13 @@ Layout greedy_pass(int32_t index, std::span<const int64_t> sizes, std::span<cons
 }
 
 Layout greedy_portfolio(std::span<const int64_t> sizes, std::span<const Item> ranges,
-                        std::span<const int64_t> load, const Conflicts& conflicts, int64_t target) {
+                        std::span<const int64_t> load, const Conflicts& conflicts, int64_t target,
+                        int32_t most_passes) {
   Keys keys(sizes, ranges, load, conflicts);
   const bool intervals = !ranges.empty();
   Layout best;
-  for (int32_t index = 0; index < greedy_passes(intervals) && best.height > target; ++index) {
+  const int32_t passes = std::min(greedy_passes(intervals), most_passes);
+  for (int32_t index = 0; index < passes && best.height > target; ++index) {
     Layout layout = run_pass(index, keys, sizes, intervals, conflicts,
                              best.height == kNoLimit ? kNoLimit : best.height - 1);
     if (layout.height < best.height) best = std::move(layout);

@@ -30,7 +30,8 @@ bool place_in_order(std::span<const int64_t> sizes, const Conflicts& conflicts,
 // Best layout over all orders and fits; stops at the first of height <= target. Ties: the earlier pass.
 // `ranges` may be empty (conflicts that are no intervals): orders that need sections are left out.
 Layout greedy_portfolio(std::span<const int64_t> sizes, std::span<const Item> ranges,
-                        std::span<const int64_t> load, const Conflicts& conflicts, int64_t target);
+                        std::span<const int64_t> load, const Conflicts& conflicts, int64_t target,
+                        int32_t most_passes = 1000);
 
 // Number of passes of the portfolio, and one of them by index: a test compares plans with each.
 int32_t greedy_passes(bool intervals);

@@ -8,6 +8,7 @@
 #include "planner/greedy.h"
 #include "planner/instance.h"
 #include "planner/storage_groups.h"
+#include "planner/time_order.h"
 #ifndef NDEBUG
 #include "planner/validate.h"
 #endif
@@ -19,6 +20,12 @@ namespace {
 constexpr std::array<int64_t, 4> kSteps = {0, 30'000, 20'000'000, 300'000'000};
 // Share of them for the question at the lower bound; the rest narrows the gap to the incumbent.
 constexpr int64_t kAtBound = 2;
+
+// Pairs of conflicts that are listed at most (8 bytes each); beyond, storage groups and time order remain.
+constexpr int64_t kMostPairs = 64'000'000;
+constexpr int64_t kMostSearchedPairs = 4'000'000;
+// Neighbours looked at by the greedy passes, by effort: all passes for thousands of specs, fewer for more.
+constexpr std::array<int64_t, 4> kVisits = {20'000'000, 20'000'000, 500'000'000, 2'000'000'000};
 
 // Best layout so far and what is known of the optimum, in units.
 struct State {
@@ -71,13 +78,22 @@ Plan plan(std::span<const Spec> specs, int64_t alignment, Effort effort) {
   if (result.proved_optimal) return result;
   std::vector<int64_t> sizes;
   for (const Item& item : instance.items) sizes.push_back(item.size);
-  const Conflicts conflicts = Conflicts::of_ranges(instance.items, instance.sections());
+  const int64_t pairs = Conflicts::count_pairs(instance.items, instance.sections());
+  const bool listed = pairs <= kMostPairs;
+  const Conflicts conflicts =
+      listed ? Conflicts::of_ranges(instance.items, instance.sections()) : Conflicts();
 
   State state{instance, conflicts, {}, instance.lower_bound};
   for (int32_t id : instance.ids) state.best.offsets.push_back(result.offsets[id] / instance.unit);
   state.best.height = result.arena_bytes / instance.unit;
-  state.take(greedy_portfolio(sizes, instance.items, instance.load, conflicts, instance.lower_bound));
-  if (!state.optimal()) search(state, effort);
+  state.take(place_by_time(instance));
+  if (listed && !state.optimal()) {
+    const int64_t passes =
+        std::max<int64_t>(1, kVisits[static_cast<int>(effort)] / std::max<int64_t>(1, 2 * pairs));
+    state.take(greedy_portfolio(sizes, instance.items, instance.load, conflicts, instance.lower_bound,
+                                static_cast<int32_t>(std::min<int64_t>(passes, 1000))));
+    if (!state.optimal() && pairs <= kMostSearchedPairs) search(state, effort);
+  }
 
   for (size_t k = 0; k < sizes.size(); ++k)
     result.offsets[instance.ids[k]] = state.best.offsets[k] * instance.unit;

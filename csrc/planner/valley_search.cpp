@@ -9,8 +9,11 @@
 namespace staticrt::planner {
 namespace {
 
-constexpr size_t kMemoWords = size_t{1} << 24;  // 128 MiB
+constexpr size_t kMemoWords = size_t{1} << 23;  // 64 MiB
+constexpr int32_t kMostDepth = 4000;            // calls of solve() under way: about 3 MiB of stack
 constexpr int64_t kStepScale = 64;              // sections and items looked at per step
+constexpr double kTouch = 1e15;                 // above any other part of a score that matters
+constexpr double kNoise[] = {0.2, 1, 4};
 constexpr int64_t kFar = std::numeric_limits<int64_t>::max();
 
 uint64_t mix(uint64_t x) {  // splitmix64
@@ -63,6 +66,9 @@ class ValleySearch::Impl {
     words_ = static_cast<size_t>(sections + 63) / 64;
     why_.assign(words_, 0);
     left_ = section_loads(items_, sections);
+    for (const Item& item : items_)
+      busy_.push_back(
+          static_cast<double>(*std::max_element(left_.begin() + item.first, left_.begin() + item.last)));
     height_.assign(sections, 0);
     conflicts_ = Conflicts::of_ranges(items_, sections);
     floor_.assign(n_, 0);
@@ -94,6 +100,12 @@ class ValleySearch::Impl {
     Kind kind;
     int32_t index;  // item placed, section raised, item whose floor was lifted
     int64_t level;  // height or floor before
+  };
+
+  struct Depth {
+    explicit Depth(int32_t& depth) : depth_(depth) { ++depth_; }
+    ~Depth() { --depth_; }
+    int32_t& depth_;
   };
 
   // Both return false, with why_, if a section can no longer hold what is left for it.
@@ -328,28 +340,21 @@ class ValleySearch::Impl {
     return hash;
   }
 
-  int64_t score(int32_t i, const Choice& at) const {
+  // Larger is tried first. Styles 0 to 3 are plain; the others draw a measure, how much touching the valley's
+  // walls counts, and noise.
+  double score(int32_t i, const Choice& at) const {
     const Item& item = items_[i];
-    const int64_t width = item.last - item.first;
-    const int64_t touch = (item.first == at.valley_begin) + (item.last == at.valley_end);
-    int64_t value;
-    switch (style_ % 4) {
-      case 0:
-        value = touch * 1000000000LL + item.size;
-        break;
-      case 1:
-        value = width * 1000LL + touch;
-        break;
-      case 2:
-        value = item.size;
-        break;
-      default:
-        value = touch * 1000000000LL + width * 1000;
-        break;
-    }
-    if (style_ >= 4)
-      value = static_cast<int64_t>(mix(style_ * 7919ULL + static_cast<uint64_t>(i)) % 1000) + touch * 1000;
-    return value;
+    const double touch = (item.first == at.valley_begin) + (item.last == at.valley_end);
+    const double width = item.last - item.first, size = static_cast<double>(item.size);
+    if (style_ == 0) return touch * kTouch + size;
+    if (style_ == 1) return width * 4 + touch;
+    if (style_ == 2) return size;
+    if (style_ == 3) return touch * kTouch + width;
+    const uint64_t draw = mix(style_);
+    const double noise =
+        1 + static_cast<double>(mix(draw ^ static_cast<uint64_t>(i)) % 1024) / 1024 * kNoise[draw / 64 % 3];
+    const double measures[] = {size, width, size * width, busy_[i], 1};
+    return (draw / 1024 % 2 ? touch * kTouch : 0) + measures[draw % 5] * noise;
   }
 
   Verdict solve(int32_t begin, int32_t end) {
@@ -360,7 +365,8 @@ class ValleySearch::Impl {
     for (int32_t s = begin; s < end; ++s)
       if (left_[s] > 0) level = std::min(level, height_[s]);
     work_ += kStepScale + end - begin;
-    if (work_ > limit_) return Verdict::kUndecided;
+    if (work_ > limit_ || depth_ >= kMostDepth) return Verdict::kUndecided;
+    const Depth deeper(depth_);
     Choice choice;
     choose(begin, end, level, choice);
     if (choice.options == 0) {
@@ -421,6 +427,7 @@ class ValleySearch::Impl {
   std::vector<Item> items_;          // by first section
   std::vector<int32_t> first_item_;  // section -> first item that starts there
   std::vector<std::vector<int32_t>> over_;
+  std::vector<double> busy_;   // the largest load of an item's sections
   std::vector<int32_t> twin_;  // an earlier item of the same range and size: placed first
 
   std::vector<int64_t> height_, left_;  // section -> terrain, sum of the unplaced sizes
@@ -431,7 +438,7 @@ class ValleySearch::Impl {
   std::vector<int64_t> floor_;  // of an unplaced item: the highest terrain below it
   std::vector<Move> moves_;
   std::vector<Part> parts_;
-  std::vector<std::pair<int64_t, int32_t>> tries_;
+  std::vector<std::pair<double, int32_t>> tries_;
   std::vector<int64_t> state_, states_;
   Conflicts conflicts_;
   std::vector<int32_t> dirty_;  // section -> change of the number of dirty items there
@@ -442,6 +449,7 @@ class ValleySearch::Impl {
   std::vector<int64_t> offsets_;
   uint32_t style_ = 0;
   int64_t work_ = 0, limit_ = 0;
+  int32_t depth_ = 0;
 };
 
 ValleySearch::ValleySearch(std::span<const Item> items, int32_t sections, int64_t capacity)

@@ -9,7 +9,7 @@ import pytest
 from staticrt import planner
 from staticrt.cli import main
 from staticrt.errors import InputError
-from staticrt.plan_command import read_specs
+from staticrt.plan_instances import read_specs
 
 CSV = "id,lower,upper,size,name\n0,0,2,100,a\n1,1,3,64,b\n2,2,4,65,c\n"
 
@@ -97,3 +97,20 @@ def test_module_runs_as_a_command(csv_file):
     assert subprocess.run([*command, "nonsense"], capture_output=True).returncode == 2
     helped = subprocess.run([*command, "plan", "--help"], capture_output=True, text=True, check=True)
     assert "lower_bound" in helped.stdout
+
+
+def test_goals_need_a_folder_of_instances(tmp_path, capsys):
+    assert main(["plan", "--goals", str(tmp_path)]) == 2
+    assert "no CSV files" in capsys.readouterr().err
+    assert main(["plan"]) == 2
+    assert "no files to plan" in capsys.readouterr().err
+
+
+def test_goals_are_measured_on_a_small_folder(tmp_path, capsys):
+    for folder in ("fx", "minimalloc", "synth"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "three.csv").write_text(CSV)
+    assert main(["plan", "--goals", str(tmp_path)]) in (0, 1)  # times depend on the machine
+    out = capsys.readouterr().out
+    assert "M1   met     fx at the lower bound: 1/1" in out
+    assert all(goal in out for goal in ("M2", "M3", "M6", "M8"))

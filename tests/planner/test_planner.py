@@ -93,3 +93,32 @@ def test_groups_are_a_baseline():
     groups = planner.plan_groups(specs)
     planner.validate(specs, groups)
     assert planner.plan(specs).arena_bytes <= groups.arena_bytes
+
+
+def test_dynamic_plan_is_valid_for_ten_thousand_random_size_vectors():
+    seed = 17
+    print("seed", seed)
+    random = np.random.default_rng(seed)
+    for _ in range(50):
+        begins = random.integers(0, 40, size=30)
+        rows = [(int(b), int(b + 1 + random.integers(0, 12)), int(random.integers(0, 5000))) for b in begins]
+        dynamic = planner.DynamicPlan(rows)
+        for _ in range(200):
+            sizes = [int(size) for size in random.integers(0, 10000, size=30)]
+            placed = dynamic.place(sizes)
+            planner.validate([(b, e, size) for (b, e, _), size in zip(rows, sizes, strict=True)], placed)
+
+
+def test_conflicts_need_no_intervals():
+    plan = planner.plan_conflicts([64, 64, 64, 64], [(0, 1), (1, 2), (2, 3), (3, 0)])
+    assert (plan.arena_bytes, plan.lower_bound, plan.proved_optimal) == (128, 128, True)
+    with pytest.raises(PlanError, match="names no value"):
+        planner.plan_conflicts([64], [(0, 1)])
+
+
+def test_dynamic_plan_refuses_odd_sizes():
+    dynamic = planner.DynamicPlan([(0, 1, 8), (0, 1, 8)])
+    with pytest.raises(PlanError, match="1 sizes for 2 values"):
+        dynamic.place([1])
+    with pytest.raises(PlanError, match="negative"):
+        dynamic.place([1, -1])
