@@ -67,6 +67,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.grad_enabled = torch.is_grad_enabled()
         self.source_node: fx.Node | None = None  # when re-tracing a graph: whose line to keep
         self.unbacked: list[tuple[Any, fx.Node, int | None]] = []  # symbol, its node, the dim that has it
+        self._storages: dict[int, torch.UntypedStorage] = {}  # real storage -> its fake
         self._nodes: dict[int, fx.Node] = {}
         self._alive: list[torch.Tensor] = []
         self.watcher = watcher
@@ -100,7 +101,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise CannotCapture(f"a tensor subclass, {type(real).__name__}")
         if real.layout != torch.strided or real.is_quantized or real.is_nested:
             raise CannotCapture(f"a tensor of layout {real.layout}")
-        fake = self.fake_mode.from_tensor(real, static_shapes=True)
+        if real.is_conj() or real.is_neg():
+            raise CannotCapture("a tensor that is a lazy conjugate or negative")
+        fake = self._fake_of_real(real)
         anchor = self.user_placeholders[0] if self.user_placeholders else None
         first = anchor if anchor is not None else next(iter(self.graph.nodes), None)
         if first is None:
@@ -112,6 +115,20 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         lifted = self.lifted[id(real)] = Lifted(real, fake, node)
         self.track(fake, node)
         return lifted
+
+    def _fake_of_real(self, real: torch.Tensor) -> torch.Tensor:
+        """A fake with constant sizes; fakes share storage where the real tensors do."""
+        from torch._subclasses.fake_tensor import FakeTensor
+        from torch.utils._mode_utils import no_dispatch
+
+        own = real.untyped_storage()
+        with no_dispatch():
+            storage = self._storages.get(own._cdata)
+            if storage is None:
+                storage = self._storages[own._cdata] = torch.UntypedStorage(own.nbytes(), device="meta")
+            meta = torch.empty(0, dtype=real.dtype, device="meta")
+            meta.set_(storage, real.storage_offset(), real.shape, real.stride())
+        return FakeTensor(self.fake_mode, meta, real.device)
 
     def _bind_symbol(self, symbol: Any) -> fx.Node | None:
         source = self.sources.get(symbol)

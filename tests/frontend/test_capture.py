@@ -239,3 +239,25 @@ def test_recurrent_cells_are_taken_apart(cell, bias):
             torch.testing.assert_close(got, want, rtol=0, atol=1e-6)
     (report,) = compiled.explain().captures
     assert not any("cell" in name for name, _count in report.operators)
+def test_buffers_that_share_memory_and_are_written_are_refused():
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("whole", torch.zeros(4))
+            self.register_buffer("part", self.whole[1:3])
+
+        def forward(self, x):
+            self.whole.add_(x)
+            return self.part * 2
+
+    with pytest.raises(CannotCapture, match="share"):
+        capture(Shared(), (torch.ones(4),), {})
+
+
+def test_tied_parameters_are_one_input():
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)).requires_grad_(False)
+    model[1].weight = model[0].weight
+    captured = capture(model, (torch.randn(2, 3),), {})
+    assert len(captured.values) == 1
+    x = torch.randn(5, 3)
+    torch.testing.assert_close(run(captured, x)[0], model(x))
