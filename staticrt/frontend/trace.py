@@ -125,10 +125,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with no_dispatch():
             storage = self._storages.get(own._cdata)
             if storage is None:
-                storage = self._storages[own._cdata] = torch.UntypedStorage(own.nbytes(), device="meta")
+                storage = self._storages[own._cdata] = torch.UntypedStorage(own.nbytes(), device="meta")  # type: ignore[no-untyped-call]
             meta = torch.empty(0, dtype=real.dtype, device="meta")
             meta.set_(storage, real.storage_offset(), real.shape, real.stride())
-        return FakeTensor(self.fake_mode, meta, real.device)
+            fake = FakeTensor(self.fake_mode, meta, real.device)
+            # matmul folds or not, and so orders its result's strides, by what requires a gradient.
+            return fake.requires_grad_(real.requires_grad)
 
     def _bind_symbol(self, symbol: Any) -> fx.Node | None:
         source = self.sources.get(symbol)
