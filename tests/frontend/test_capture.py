@@ -239,6 +239,8 @@ def test_recurrent_cells_are_taken_apart(cell, bias):
             torch.testing.assert_close(got, want, rtol=0, atol=1e-6)
     (report,) = compiled.explain().captures
     assert not any("cell" in name for name, _count in report.operators)
+
+
 def test_buffers_that_share_memory_and_are_written_are_refused():
     class Shared(nn.Module):
         def __init__(self):
