@@ -39,7 +39,8 @@ class SimulatedDevice(Device):
         virtual_memory: False: fixed segments only, as on an old GPU.
         backed: False: bookkeeping only, for devices larger than this machine.
         eager: work runs as soon as it is enqueued.
-        config: allocator options, as in PYTORCH_ALLOC_CONF.
+        config: allocator options, as in PYTORCH_ALLOC_CONF. Per-thread caches are off unless it turns them
+            on: their blocks count as live, so that statistics are exact only without them.
 
     Raises:
         InputError: these make no device.
@@ -69,7 +70,7 @@ class SimulatedDevice(Device):
             backed=backed,
             oracle=True,
             eager=eager,
-            config=config,
+            config=config if "thread_cache" in config else f"thread_cache:False,{config}",
         )
         self._backed = backed
         super().__init__(self._sim)
