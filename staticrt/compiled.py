@@ -33,7 +33,6 @@ class Entry:
     state: StateGuard
     ints: tuple[tuple[int, int], ...]  # int leaves that are constants of this capture
     metadata: list[Any]
-    passes: tuple[str, ...] = ()
     calls: int = 0
     route: str = "whole"
 
@@ -315,7 +314,7 @@ def _capture_report(entry: Entry) -> CaptureReport:
         operators=counts,
         guards=tuple(map(str, captured.guards.guards)),
         mutates=tuple(spec.name for spec in captured.inputs if spec.mutated),
-        passes=entry.passes,
+        passes=getattr(entry.executable, "pass_lines", tuple)(),
         kinds=tuple(getattr(entry.executable, "node_kinds", dict)().items()),
         executor=type(entry.executable).__name__,
         calls=entry.calls,

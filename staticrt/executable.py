@@ -81,6 +81,12 @@ class StaticExecutable:
         values = self.native.run(list(flat_inputs))
         return [values[item] if kind == "tensor" else item for kind, item in self.outputs]
 
+    def pass_lines(self) -> tuple[str, ...]:
+        """What each pass that changed the graph did."""
+        if self.passes is None:
+            return ()
+        return tuple(f"{p.name}: {p.count} rewritten" for p in self.passes.passes if p.changed)
+
     def node_kinds(self) -> dict[str, int]:
         """How many nodes are of which kind: managed, out, native, fallback, control, total."""
         return self.native.node_counts

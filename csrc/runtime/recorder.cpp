@@ -62,6 +62,8 @@ bool Recorder::node_is_stable(const Node& node, const BoundNode& bound_node) con
   if (bound_node.kind == BoundKind::kControl) return false;
   if (!node.handle) return true;
   if (node.handle->schema().name().rfind("aten::", 0) != 0) return false;
+  // Offsets of storages are no part of a signature.
+  if (node.op == "aten::as_strided" || node.op == "aten::sym_storage_offset") return false;
   if (node.handle->hasTag(at::Tag::data_dependent_output)) return false;
   if (node.handle->hasTag(at::Tag::dynamic_output_shape)) {
     return node.op == "aten::index.Tensor" && !selects_by_mask(program, node, records_);

@@ -199,3 +199,15 @@ def test_custom_operator_and_an_alias_its_schema_hides():
             for size in (4, 4, 9, 4):
                 x = torch.randn(size, 2)
                 torch.testing.assert_close(compiled(x), function(x))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_inputs_that_lie_anywhere_in_their_storage(mode):
+    def function(x):
+        return torch.as_strided(x, (2, 2), (2, 1), 1) * 2, x.view(-1)[1:] + 1
+
+    compiled = staticrt.compile(function, **MODES[mode])
+    storage = torch.arange(32.0)
+    for offset in (0, 0, 4, 4, 8, 1, 0):
+        x = storage[offset : offset + 6].view(2, 3)
+        torch.testing.assert_close(compiled(x), function(x))
