@@ -20,6 +20,7 @@ from staticrt.frontend.keys import CallKey, EagerOnly, call_key, eager_reason
 from staticrt.frontend.reasons import CannotCapture
 from staticrt.frontend.state import Snapshot, StateGuard
 from staticrt.frontend.structure import Flattener
+from staticrt.native import _C
 from staticrt.options import Options
 from staticrt.report.explain import CaptureReport, EagerReport, Explanation, operator_counts
 
@@ -253,6 +254,24 @@ class Engine:
             call = call_key(leaves, spec)
             if self._find(call, leaves) is None and call.key not in self._routes:
                 self._capture(call, leaves, args, kwargs)
+
+    def deallocate_output_tensors(self) -> None:
+        """With `manage_outputs`: take back the results of the last call, all of which must have been dropped.
+
+        Raises:
+            InputError: a result, or a view of one, is still held.
+        """
+        for native in self._natives():
+            native.deallocate_output_tensors()
+
+    def disable_manage_output_tensors(self) -> None:
+        """The same, and results are the caller's from now on."""
+        for native in self._natives():
+            native.disable_manage_output_tensors()
+
+    def _natives(self) -> list[_C.Executable]:
+        found = [entry.executable for entry in self._order]
+        return [e.native for e in found if isinstance(e, executable.StaticExecutable)]
 
     def explain(self) -> Explanation:
         """What was compiled, what runs eagerly, and why."""

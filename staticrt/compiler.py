@@ -45,6 +45,14 @@ class CompiledFunction:
         """What was compiled, what runs eagerly, and why."""
         return self._engine.explain()
 
+    def deallocate_output_tensors(self) -> None:
+        """See `Engine.deallocate_output_tensors`."""
+        self._engine.deallocate_output_tensors()
+
+    def disable_manage_output_tensors(self) -> None:
+        """See `Engine.disable_manage_output_tensors`."""
+        self._engine.disable_manage_output_tensors()
+
 
 def _rebuild(function: Any, options: dict[str, Any]) -> Any:
     return compile(function, **options)
@@ -146,6 +154,14 @@ class CompiledModule(torch.nn.Module):
     def explain(self) -> Explanation:
         """What was compiled, what runs eagerly, and why."""
         return self._engine.explain()
+
+    def deallocate_output_tensors(self) -> None:
+        """See `Engine.deallocate_output_tensors`."""
+        self._engine.deallocate_output_tensors()
+
+    def disable_manage_output_tensors(self) -> None:
+        """See `Engine.disable_manage_output_tensors`."""
+        self._engine.disable_manage_output_tensors()
 
     def __getattr__(self, name: str) -> Any:
         if name in _OWN:

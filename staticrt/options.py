@@ -90,6 +90,12 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "optimize_memory", (bool,), True, "Let values share memory on the general path; off: none shares."
     ),
+    Option(
+        "manage_outputs",
+        (bool,),
+        False,
+        "Keep results in memory of the runtime until deallocate_output_tensors(); every call takes the general path.",
+    ),
     Option("deterministic", (bool,), False, "Choose kernels by rule instead of by measuring."),
     Option("poison", (bool,), False, "Debugging: fill planned memory with NaN before each prepared run."),
 )
@@ -99,6 +105,7 @@ _RUNTIME = (
     "max_prepared",
     "out_variants",
     "optimize_memory",
+    "manage_outputs",
     "deterministic",
     "poison",
 )

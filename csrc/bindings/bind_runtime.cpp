@@ -33,12 +33,13 @@ py::list run(Executable& executable, const py::list& list) {
 void bind_runtime(py::module_& m) {
   py::class_<Executable, std::shared_ptr<Executable>>(m, "Executable")
       .def(py::init([](const std::shared_ptr<Program>& program, bool out_variants, bool optimize_memory,
-                       bool cleanup_activations, bool prepared, int64_t max_prepared, bool deterministic,
-                       bool poison) {
+                       bool cleanup_activations, bool manage_outputs, bool prepared, int64_t max_prepared,
+                       bool deterministic, bool poison) {
              ExecutableOptions options;
              options.bind.out_variants = out_variants;
              options.memory.optimize_memory = optimize_memory;
              options.memory.cleanup_activations = cleanup_activations;
+             options.manage_outputs = manage_outputs;
              options.prepared = prepared;
              options.max_prepared = max_prepared;
              options.preparation.deterministic = deterministic;
@@ -47,10 +48,14 @@ void bind_runtime(py::module_& m) {
            }),
            py::arg("program"), py::kw_only(), py::arg("out_variants") = true,
            py::arg("optimize_memory") = true, py::arg("cleanup_activations") = false,
-           py::arg("prepared") = true, py::arg("max_prepared") = 8, py::arg("deterministic") = false,
-           py::arg("poison") = false)
+           py::arg("manage_outputs") = false, py::arg("prepared") = true, py::arg("max_prepared") = 8,
+           py::arg("deterministic") = false, py::arg("poison") = false)
       .def("run", &run)
       .def("trim", &Executable::trim)
+      .def("deallocate_output_tensors", &Executable::deallocate_output_tensors)
+      .def("disable_manage_output_tensors", &Executable::disable_manage_output_tensors)
+      .def("is_managed_output", &Executable::is_managed_output)
+      .def_property_readonly("managed_outputs", &Executable::managed_outputs)
       .def_property_readonly("written_inputs", &Executable::written_inputs)
       .def_property_readonly("cache_counters",
                              [](const Executable& e) {

@@ -25,7 +25,8 @@ struct RunState {
 
 }  // namespace
 
-Frame::Frame(const BoundProgram& bound, const MemoryOptions& options) : memory(bound, options) {
+Frame::Frame(const BoundProgram& bound, const MemoryOptions& options)
+    : memory(bound, options), outputs(bound) {
   const Program& program = *bound.program;
   slots.resize(program.num_values());
   for (size_t i = 0; i < program.constants().size(); ++i) {
@@ -36,11 +37,17 @@ Frame::Frame(const BoundProgram& bound, const MemoryOptions& options) : memory(b
 Executable::Executable(std::shared_ptr<const Program> program, const ExecutableOptions& options)
     : options_(options),
       bound_(bind(std::move(program), options.bind)),
-      cache_(static_cast<size_t>(std::max<int64_t>(1, options.max_prepared))) {
+      cache_(static_cast<size_t>(std::max<int64_t>(1, options.max_prepared))),
+      manage_outputs_(options.manage_outputs) {
+  options_.prepared &= !options.manage_outputs;
+  // The general path then only serves misses: its bytes must not lie idle beside the arena.
+  options_.memory.cleanup_activations |= options_.prepared;
   const Program& p = *bound_.program;
+  ExecutableOptions of_bodies = options;
+  of_bodies.manage_outputs = false;  // a body's outputs are its node's values
   for (size_t i = 0; i < bound_.nodes.size(); ++i) {
     for (const auto& body : p.nodes()[i].bodies) {
-      bound_.nodes[i].bodies.push_back(std::make_shared<Executable>(body, options));
+      bound_.nodes[i].bodies.push_back(std::make_shared<Executable>(body, of_bodies));
     }
   }
   std::vector<bool> keep(p.num_values(), false);
@@ -184,15 +191,21 @@ void Executable::run_general_path(Frame& frame, std::span<const InputView> input
   for (size_t i = 0; i < inputs.size(); ++i) {
     frame.slots[i] = inputs[i].tensor ? c10::IValue(*inputs[i].tensor) : inputs[i].value;
   }
+  const bool manage_outputs = manage_outputs_.load();
+  bool ran = false;  // a refused run leaves the outputs that are out alone
   try {
+    if (manage_outputs) frame.outputs.begin_run(frame.slots.data());
+    ran = true;
     frame.memory.begin_run(frame.slots.data());
     run_general(bound_, frame.slots.data(), 0, recorder ? &*recorder : nullptr);
     outputs.clear();
     for (const ValueId id : bound_.program->outputs()) outputs.push_back(frame.slots[id]);
+    if (manage_outputs) frame.outputs.end_run(frame.slots.data());
     clear(frame);
     frame.memory.end_run(frame.slots.data());
   } catch (...) {
     clear(frame);
+    if (manage_outputs && ran) frame.outputs.abandon_run();
     frame.memory.abandon_run(frame.slots.data());
     throw;
   }
@@ -203,7 +216,30 @@ void Executable::run_general_path(Frame& frame, std::span<const InputView> input
   }
 }
 
+void Executable::deallocate_output_tensors() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& frame : idle_) frame->outputs.release();
+}
+
+void Executable::disable_manage_output_tensors() {
+  deallocate_output_tensors();
+  manage_outputs_.store(false);
+}
+
+bool Executable::is_managed_output(const at::Tensor& tensor) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return std::any_of(idle_.begin(), idle_.end(),
+                     [&](const auto& frame) { return frame->outputs.owns(tensor); });
+}
+
+std::pair<int64_t, int64_t> Executable::managed_outputs() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (idle_.empty() || !manage_outputs_.load()) return {0, 0};
+  return {idle_.back()->outputs.num_tensors(), idle_.back()->outputs.size_bytes()};
+}
+
 void Executable::trim() {
+  if (manage_outputs_.load()) deallocate_output_tensors();
   std::vector<std::unique_ptr<Frame>> idle;
   {
     const std::lock_guard<std::mutex> lock(mutex_);

@@ -6,6 +6,7 @@
 
 #include <ATen/core/ivalue.h>
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -21,8 +22,9 @@ namespace staticrt {
 struct ExecutableOptions {
   BindOptions bind;
   MemoryOptions memory;
-  bool prepared = true;      // off: every call takes the general path
-  int64_t max_prepared = 8;  // prepared programs kept
+  bool prepared = true;         // off: every call takes the general path
+  bool manage_outputs = false;  // outputs lie in memory of ours until released; implies !prepared
+  int64_t max_prepared = 8;     // prepared programs kept
   PreparedOptions preparation;
 };
 
@@ -60,6 +62,14 @@ class Executable {
   MemoryCounters memory_counters() const;
   CacheCounters cache_counters() const { return cache_.counters(); }
   std::vector<std::shared_ptr<const PreparedProgram>> prepared_programs() const { return cache_.programs(); }
+  // Managed outputs (see OutputMemory): takes back the outputs of the last run of every frame. Throws
+  // InputError if one is still held.
+  void deallocate_output_tensors();
+  // The same, and from now on outputs are the caller's.
+  void disable_manage_output_tensors();
+  bool is_managed_output(const at::Tensor& tensor) const;
+  // Tensors and bytes of managed outputs.
+  std::pair<int64_t, int64_t> managed_outputs() const;
   // Gives back all memory that is not in use: idle frames, arenas.
   void trim();
   int64_t num_frames() const;
@@ -73,10 +83,11 @@ class Executable {
   // Drops inputs, unmanaged values and outputs.
   void clear(Frame& frame) const;
 
-  const ExecutableOptions options_;
+  ExecutableOptions options_;
   BoundProgram bound_;
   PreparedCache cache_;
   std::vector<ValueId> transient_;  // slots to empty after a run: all but constants and managed values
+  std::atomic<bool> manage_outputs_;
   mutable std::mutex mutex_;
   std::vector<std::unique_ptr<Frame>> idle_;
   int64_t num_frames_ = 0;

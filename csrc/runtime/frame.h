@@ -8,6 +8,7 @@
 
 #include "runtime/bind.h"
 #include "runtime/group_memory.h"
+#include "runtime/output_memory.h"
 #include "runtime/prepared.h"
 
 namespace staticrt {
@@ -17,6 +18,7 @@ struct Frame {
 
   std::vector<c10::IValue> slots;  // of the general path, one per value; constants are filled in once
   GroupMemory memory;              // of the general path
+  OutputMemory outputs;            // of the general path, where outputs are managed
 
   Arena arena;                                           // of all prepared programs below
   std::vector<std::unique_ptr<PreparedFrame>> prepared;  // the one used last comes first

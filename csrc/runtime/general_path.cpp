@@ -97,7 +97,7 @@ void run_node(const BoundProgram& bound, uint32_t node_index, c10::IValue* slots
     case BoundKind::kBoxedOut:
       for (uint32_t i = 0; i < node.num_outputs; ++i) {
         c10::IValue& slot = slots[node.first_output + i];
-        if (bound_node.managed[i] && slot.isTensor()) {
+        if (slot.isTensor()) {  // a managed value, or a managed output
           slot.toTensor().unsafeGetTensorImpl()->set_sizes_contiguous({0});
         } else {
           slot = empty_output(program.values()[node.first_output + i]);

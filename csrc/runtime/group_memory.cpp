@@ -1,32 +1,13 @@
 #include "runtime/group_memory.h"
 
-#include <c10/core/CPUAllocator.h>
-#include <c10/core/StorageImpl.h>
-
 #include <algorithm>
 
 #include "common/bits.h"
 #include "common/error.h"
 #include "planner/storage_groups.h"
+#include "runtime/managed_storage.h"
 
 namespace staticrt {
-namespace {
-
-constexpr int64_t kAlignmentBytes = 64;
-
-c10::Storage new_storage() {
-  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0,
-                                                            at::DataPtr(nullptr, at::kCPU),
-                                                            c10::GetCPUAllocator(), /*resizable=*/true));
-}
-
-void point_to(c10::Storage& storage, void* data, int64_t size_bytes) {
-  storage.unsafeGetStorageImpl()->set_data_ptr_noswap(at::DataPtr(data, at::kCPU));
-  storage.unsafeGetStorageImpl()->set_nbytes(static_cast<size_t>(size_bytes));
-}
-
-}  // namespace
-
 GroupMemory::GroupMemory(const BoundProgram& bound, const MemoryOptions& options)
     : bound_(bound), options_(options) {}
 
@@ -39,7 +20,7 @@ void GroupMemory::make_groups(c10::IValue* slots) {
   const std::vector<int32_t> group_of = planner::assign_groups(ranges, options_.optimize_memory);
   const int32_t num_groups = group_of.empty() ? 0 : *std::max_element(group_of.begin(), group_of.end()) + 1;
   groups_.resize(static_cast<size_t>(num_groups));
-  for (Group& group : groups_) group.storage = new_storage();
+  for (Group& group : groups_) group.storage = new_managed_storage();
   for (size_t i = 0; i < group_of.size(); ++i) {
     groups_[static_cast<size_t>(group_of[i])].members.push_back(bound_.managed_values[i]);
   }
@@ -57,7 +38,7 @@ void GroupMemory::place() {
   for (Group& group : groups_) {
     group.offset_bytes = offset;
     if (group.size_bytes == 0) continue;
-    point_to(group.storage, static_cast<char*>(buffer_.get()) + offset, group.size_bytes);
+    point_storage_to(group.storage, static_cast<char*>(buffer_.get()) + offset, group.size_bytes);
     offset += group.size_bytes;
   }
 }
@@ -69,11 +50,7 @@ void GroupMemory::begin_run(c10::IValue* slots) {
     for (const ValueId id : group.members) {
       if (slots[id].isTensor()) continue;
       // A new frame, or one that lost its tensors with a failed run.
-      at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
-          c10::Storage(group.storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
-          c10::scalarTypeToTypeMeta(*bound_.program->values()[id].dtype));
-      tensor.unsafeGetTensorImpl()->set_sizes_contiguous({0});
-      slots[id] = std::move(tensor);
+      slots[id] = empty_on(group.storage, *bound_.program->values()[id].dtype);
     }
   }
 }
@@ -87,7 +64,7 @@ void GroupMemory::end_run(c10::IValue* slots) {
     for (const ValueId id : group.members) {
       if (!slots[id].isTensor()) continue;
       at::Tensor& tensor = slots[id].toTensor();
-      const auto bytes = static_cast<int64_t>(round_up(tensor.storage().nbytes(), kAlignmentBytes));
+      const auto bytes = static_cast<int64_t>(round_up(tensor.storage().nbytes(), kStorageAlignmentBytes));
       moved |= bytes > group.size_bytes;
       group.size_bytes = std::max(group.size_bytes, bytes);
       if (!tensor.storage().is_alias_of(group.storage)) {  // the profile run, or a kernel replaced it
@@ -106,7 +83,7 @@ void GroupMemory::end_run(c10::IValue* slots) {
 }
 
 void GroupMemory::detach() {
-  for (Group& group : groups_) point_to(group.storage, nullptr, 0);
+  for (Group& group : groups_) point_storage_to(group.storage, nullptr, 0);
   buffer_.clear();
   buffer_bytes_ = 0;
 }
