@@ -50,11 +50,12 @@ void OutputMemory::begin_run(c10::IValue* slots) {
 
 void OutputMemory::end_run(const c10::IValue* slots) {
   for (Output& output : outputs_) {
+    // What only a view of it is returned has lost its slot; its storage knows what a kernel needed.
+    size_t bytes = profiled_ ? output.storage.nbytes() : 0;
     const c10::IValue& slot = slots[output.value];
-    if (!slot.isTensor() || !slot.toTensor().defined()) continue;
-    const auto bytes =
-        static_cast<int64_t>(round_up(slot.toTensor().storage().nbytes(), kStorageAlignmentBytes));
-    output.size_bytes = std::max(output.size_bytes, bytes);
+    if (slot.isTensor() && slot.toTensor().defined()) bytes = std::max(bytes, slot.toTensor().storage().nbytes());
+    output.size_bytes =
+        std::max(output.size_bytes, static_cast<int64_t>(round_up(bytes, kStorageAlignmentBytes)));
   }
   are_out_ = profiled_ && !outputs_.empty();
   profiled_ = true;
