@@ -53,7 +53,8 @@ void OutputMemory::end_run(const c10::IValue* slots) {
     // What only a view of it is returned has lost its slot; its storage knows what a kernel needed.
     size_t bytes = profiled_ ? output.storage.nbytes() : 0;
     const c10::IValue& slot = slots[output.value];
-    if (slot.isTensor() && slot.toTensor().defined()) bytes = std::max(bytes, slot.toTensor().storage().nbytes());
+    if (slot.isTensor() && slot.toTensor().defined())
+      bytes = std::max(bytes, slot.toTensor().storage().nbytes());
     output.size_bytes =
         std::max(output.size_bytes, static_cast<int64_t>(round_up(bytes, kStorageAlignmentBytes)));
   }
