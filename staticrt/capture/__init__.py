@@ -1,0 +1,1 @@
+"""Graph capture and replay: graph trees over a small device interface (`protocol.py`)."""
