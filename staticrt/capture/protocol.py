@@ -20,13 +20,16 @@ class GraphCaps(NamedTuple):
 
     Args:
         capture_executes: capturing has computed the results (CPU); else the first replay does (CUDA).
-        rebind_inputs: a replay can read its inputs at other addresses than the capture did.
+        rebind_inputs: a replay can read (and write) its inputs at other addresses than the capture did.
+        rebind_outputs: a replay can write its outputs at other addresses, so that outputs are ordinary memory of
+            the caller from the start and never have to be moved out of the pool.
         has_streams: work is queued; warmup and capture run on a side stream.
         philox: random numbers of a replay come from the generator's state at that replay.
     """
 
     capture_executes: bool
     rebind_inputs: bool
+    rebind_outputs: bool
     has_streams: bool
     philox: bool
 
@@ -167,8 +170,25 @@ class GraphCapture(Protocol):
         """
         ...
 
-    def replay(self, rebinds: Sequence[torch.Tensor] | None = None) -> None:
-        """Run the record. `rebinds`: the inputs this time, of the same metadata; None: as captured."""
+    def bind_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Declare, after the capture, the tensors whose storages a replay may place elsewhere.
+
+        Only with `caps.rebind_outputs`. Each has a storage of its own that the capture allocated.
+        """
+        ...
+
+    def replay(
+        self,
+        rebinds: Sequence[torch.Tensor] | None = None,
+        outputs: Sequence[torch.Tensor] | None = None,
+    ) -> None:
+        """Run the record.
+
+        Args:
+            rebinds: the inputs this time, of the same metadata; None: as captured.
+            outputs: fresh tensors in the order of `bind_outputs`, with storages of the same size, which the replay
+                fills; None: the addresses of the capture.
+        """
         ...
 
     def reset(self) -> None:
