@@ -7,5 +7,6 @@ PYBIND11_MODULE(_C, m) {
   staticrt::bindings::bind_program(m);
   staticrt::bindings::bind_runtime(m);
   staticrt::bindings::bind_fast_call(m);
+  staticrt::bindings::bind_trace(m);
   staticrt::bindings::bind_allocator(m);
 }

@@ -10,6 +10,7 @@
 
 #include "common/error.h"
 #include "runtime/general_path.h"
+#include "runtime/trace.h"
 
 namespace staticrt {
 namespace {
@@ -96,6 +97,7 @@ std::vector<c10::IValue> Executable::run(std::vector<c10::IValue> inputs) {
 void Executable::run(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs) {
   SRT_CHECK(inputs.size() == bound_.program->num_inputs(), "expected ", bound_.program->num_inputs(),
             " inputs, got ", inputs.size());
+  const TracedRun traced(*this);
   const RunState state;
   std::unique_ptr<Frame> frame = take_frame();
   try {
@@ -110,6 +112,7 @@ void Executable::run(std::span<const InputView> inputs, std::vector<c10::IValue>
 
 bool Executable::run_if_prepared(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs) {
   if (!options_.prepared) return false;
+  TracedRun traced(*this);
   const RunState state;
   std::unique_ptr<Frame> frame = take_frame();
   bool ran = false;
@@ -120,6 +123,7 @@ bool Executable::run_if_prepared(std::span<const InputView> inputs, std::vector<
     throw;
   }
   give_back(std::move(frame));
+  if (!ran) traced.discard();
   return ran;
 }
 
@@ -173,6 +177,9 @@ bool Executable::run_prepared(Frame& frame, std::span<const InputView> inputs,
                               std::vector<c10::IValue>& outputs) {
   PreparedFrame* prepared = find_prepared(frame, inputs, at::get_num_threads());
   if (!prepared) return false;
+  ++frame.hits;
+  if (Trace* trace = current_trace()) [[unlikely]]
+    trace->innermost().found_ns = trace_now_ns();
   if (!prepared->run(inputs, frame.arena, outputs)) {
     cache_.reject(prepared->prepared());
     frame.prepared.erase(frame.prepared.begin());
@@ -182,6 +189,9 @@ bool Executable::run_prepared(Frame& frame, std::span<const InputView> inputs,
 
 void Executable::run_general_path(Frame& frame, std::span<const InputView> inputs,
                                   std::vector<c10::IValue>& outputs) {
+  const int64_t begin_ns = trace_now_ns();
+  Trace* const trace = current_trace();
+  if (trace) trace->innermost().found_ns = begin_ns;
   std::optional<Signature> signature;
   std::optional<Recorder> recorder;
   if (options_.prepared && can_be_prepared(inputs)) {
@@ -191,13 +201,18 @@ void Executable::run_general_path(Frame& frame, std::span<const InputView> input
   for (size_t i = 0; i < inputs.size(); ++i) {
     frame.slots[i] = inputs[i].tensor ? c10::IValue(*inputs[i].tensor) : inputs[i].value;
   }
+  NodeObserver* observer = recorder ? &*recorder : nullptr;
+  std::optional<WatchedNodes> watch;
+  if (WatchedNodes::wanted()) observer = &watch.emplace(bound_, observer);
   const bool manage_outputs = manage_outputs_.load();
   bool ran = false;  // a refused run leaves the outputs that are out alone
   try {
     if (manage_outputs) frame.outputs.begin_run(frame.slots.data());
     ran = true;
     frame.memory.begin_run(frame.slots.data());
-    run_general(bound_, frame.slots.data(), 0, recorder ? &*recorder : nullptr);
+    if (trace) trace->innermost().placed_ns = trace_now_ns();
+    run_general(bound_, frame.slots.data(), 0, observer);
+    if (trace) trace->innermost().steps_ns = trace_now_ns();
     outputs.clear();
     for (const ValueId id : bound_.program->outputs()) outputs.push_back(frame.slots[id]);
     if (manage_outputs) frame.outputs.end_run(frame.slots.data());
@@ -209,16 +224,39 @@ void Executable::run_general_path(Frame& frame, std::span<const InputView> input
     frame.memory.abandon_run(frame.slots.data());
     throw;
   }
+  const int64_t ran_ns = trace_now_ns();
   if (recorder) {
     cache_.publish(
         std::make_shared<PreparedProgram>(bound_, *recorder, std::move(*signature), options_.preparation),
         inputs);
   }
+  const int64_t end_ns = trace_now_ns();
+  if (trace && recorder) trace->innermost().recorded_ns = end_ns - ran_ns;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (times_.first_run_ns == 0) times_.first_run_ns = end_ns - begin_ns;
+  if (recorder) times_.prepare_ns += end_ns - ran_ns;
+  times_.general_ns += end_ns - begin_ns;
+  ++times_.general_runs;
+}
+
+CacheCounters Executable::cache_counters() const {
+  CacheCounters counters = cache_.counters();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  counters.hits = hits_of_gone_frames_;
+  for (const auto& frame : idle_) counters.hits += frame->hits;
+  return counters;
+}
+
+RareTimes Executable::rare_times() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return times_;
 }
 
 void Executable::deallocate_output_tensors() {
   const std::lock_guard<std::mutex> lock(mutex_);
+  const int64_t begin_ns = trace_now_ns();
   for (const auto& frame : idle_) frame->outputs.release();
+  times_.output_dealloc_ns += trace_now_ns() - begin_ns;
 }
 
 void Executable::disable_manage_output_tensors() {
@@ -245,6 +283,7 @@ void Executable::trim() {
     const std::lock_guard<std::mutex> lock(mutex_);
     idle.swap(idle_);
     num_frames_ -= static_cast<int64_t>(idle.size());
+    for (const auto& frame : idle) hits_of_gone_frames_ += frame->hits;
   }
 }
 

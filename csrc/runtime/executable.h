@@ -28,6 +28,15 @@ struct ExecutableOptions {
   PreparedOptions preparation;
 };
 
+// Times in ns of what happens rarely; runs are timed by a Trace.
+struct RareTimes {
+  int64_t first_run_ns = 0;       // the first run, its preparation included; 0 before
+  int64_t prepare_ns = 0;         // all preparations together
+  int64_t general_runs = 0;       // runs on the general path
+  int64_t general_ns = 0;         // and their time, preparations included
+  int64_t output_dealloc_ns = 0;  // taking back managed outputs
+};
+
 struct NodeCounts {
   int64_t total = 0;
   int64_t managed = 0;  // all outputs managed by the planner
@@ -37,7 +46,7 @@ struct NodeCounts {
   int64_t control = 0;
 };
 
-class Executable {
+class Executable : public std::enable_shared_from_this<Executable> {
  public:
   Executable(std::shared_ptr<const Program> program, const ExecutableOptions& options);
   Executable(const Executable&) = delete;
@@ -60,7 +69,9 @@ class Executable {
   NodeCounts node_counts() const;
   // Of the frame that ran last; zero before.
   MemoryCounters memory_counters() const;
-  CacheCounters cache_counters() const { return cache_.counters(); }
+  // Hits are those of calls that ended.
+  CacheCounters cache_counters() const;
+  RareTimes rare_times() const;
   std::vector<std::shared_ptr<const PreparedProgram>> prepared_programs() const { return cache_.programs(); }
   // Managed outputs (see OutputMemory): takes back the outputs of the last run of every frame. Throws
   // InputError if one is still held.
@@ -91,6 +102,8 @@ class Executable {
   mutable std::mutex mutex_;
   std::vector<std::unique_ptr<Frame>> idle_;
   int64_t num_frames_ = 0;
+  int64_t hits_of_gone_frames_ = 0;
+  RareTimes times_;
 };
 
 }  // namespace staticrt

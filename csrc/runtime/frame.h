@@ -23,6 +23,7 @@ struct Frame {
   Arena arena;                                           // of all prepared programs below
   std::vector<std::unique_ptr<PreparedFrame>> prepared;  // the one used last comes first
   uint64_t cache_epoch = 0;
+  int64_t hits = 0;  // calls that found their signature prepared
 };
 
 }  // namespace staticrt

@@ -122,6 +122,7 @@ void run_node(const BoundProgram& bound, uint32_t node_index, c10::IValue* slots
 void run_general(const BoundProgram& bound, c10::IValue* slots, uint32_t first_node, NodeObserver* observer) {
   const auto num_nodes = static_cast<uint32_t>(bound.nodes.size());
   for (uint32_t index = first_node; index < num_nodes; ++index) {
+    if (observer) observer->before_node(index, slots);
     try {
       run_node(bound, index, slots);
     } catch (...) {

@@ -7,10 +7,11 @@
 
 namespace staticrt {
 
-// Told of each node after it ran, while its operands and outputs are all in their slots.
+// Told of each node before and after it ran, while its operands and outputs are all in their slots.
 class NodeObserver {
  public:
   virtual ~NodeObserver() = default;
+  virtual void before_node(uint32_t node_index, const c10::IValue* slots) {}
   virtual void after_node(uint32_t node_index, const c10::IValue* slots) = 0;
 };
 

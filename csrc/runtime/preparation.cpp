@@ -292,6 +292,7 @@ class Preparation {
     std::optional<PreparedCall> call = prepare_chain(request);
     if (!call) return false;
     keep(members.back(), std::move(*call));
+    if (members.size() > 1) result_.chains_.push_back(members);
     for (const uint32_t index : members) {
       plans_[index].plan = Plan::kCall;
       plans_[index].chain_first = members.front();
@@ -390,6 +391,13 @@ class Preparation {
     }
     for (size_t i = 0; i < workspaces.size(); ++i)
       workspace_offset_[workspaces[i]] = plan.offsets[owners.size() + i];
+    for (size_t i = 0; i < specs.size(); ++i) {
+      const bool is_value = i < owners.size();
+      result_.blocks_.push_back({is_value ? MemoryBlock::Kind::kArena : MemoryBlock::Kind::kWorkspace,
+                                 is_value ? owners[i] : workspaces[i - owners.size()],
+                                 static_cast<uint32_t>(specs[i].begin), static_cast<uint32_t>(specs[i].end),
+                                 specs[i].size_bytes, plan.offsets[i]});
+    }
     result_.stats_.arena_bytes = plan.arena_bytes;
     result_.stats_.lower_bound_bytes = plan.lower_bound;
   }
@@ -435,6 +443,20 @@ class Preparation {
       }
     }
     emit_releases();
+    note_other_blocks();
+  }
+
+  // Bytes outside the arena: what each call allocates. Its outputs live to the end of the run.
+  void note_other_blocks() {
+    const auto num_nodes = static_cast<uint32_t>(plans_.size());
+    for (ValueId id = program_.first_constant(); id < program_.num_values(); ++id) {
+      const ValueRecord& record = records_[id];
+      if (definition_[id] == kNoNode || !record.is_tensor || record.owner != id) continue;
+      if (is_arena_owner(id) || unstored_.count(id)) continue;
+      const bool leaves = escapes_[id];
+      result_.blocks_.push_back({leaves ? MemoryBlock::Kind::kOutput : MemoryBlock::Kind::kUnmanaged, id,
+                                 begin_[id], leaves ? num_nodes : end_[id], extent_bytes(record.meta), -1});
+    }
   }
 
   // Its slot is filled by its node's step in each call.
@@ -541,6 +563,44 @@ PreparedProgram::PreparedProgram(const BoundProgram& bound, const Recorder& reco
                                  const PreparedOptions& options)
     : bound_(bound), signature_(std::move(signature)), options_(options), records_(recorder.records()) {
   Preparation(*this, bound).run();
+}
+
+std::vector<uint32_t> PreparedProgram::nodes_of(const Step& step) const {
+  if (step.kind == StepKind::kAllocate || step.kind == StepKind::kView) {
+    const auto& nodes = bound_.program->nodes();
+    const auto after =
+        std::partition_point(nodes.begin(), nodes.end(),
+                             [&](const Node& node) { return node.first_output <= step.value; });
+    return {static_cast<uint32_t>(after - nodes.begin()) - 1};
+  }
+  if (step.kind != StepKind::kCall) return {step.node};
+  const auto chain =
+      std::partition_point(chains_.begin(), chains_.end(),
+                           [&](const std::vector<uint32_t>& members) { return members.back() < step.node; });
+  if (chain != chains_.end() && chain->back() == step.node) return *chain;
+  return {step.node};
+}
+
+std::string PreparedProgram::route_of(const Step& step) const {
+  switch (step.kind) {
+    case StepKind::kCall: {
+      const std::string& name = bound_.program->nodes()[step.node].name;
+      const auto found =
+          std::find_if(routes_.begin(), routes_.end(), [&](const auto& r) { return r.first == name; });
+      return found == routes_.end() ? "call" : found->second;
+    }
+    case StepKind::kAllocate:
+      return "allocate";
+    case StepKind::kView:
+      return "view";
+    case StepKind::kOut:
+      return "out";
+    case StepKind::kGeneric:
+      return "generic";
+    case StepKind::kUnstable:
+      return "unstable";
+  }
+  return "";
 }
 
 }  // namespace staticrt

@@ -39,6 +39,22 @@ struct Step {
   uint32_t num_releases = 0;
 };
 
+// Bytes that a run holds, and while which nodes run.
+struct MemoryBlock {
+  enum class Kind : uint8_t {
+    kArena,      // a value at an offset of the arena
+    kWorkspace,  // scratch bytes of a node, in the arena
+    kOutput,     // allocated in each call and handed to the caller
+    kUnmanaged,  // made by a node that allocates itself
+  };
+  Kind kind = Kind::kArena;
+  uint32_t id = 0;  // the value; of a workspace: the node
+  uint32_t begin = 0;
+  uint32_t end = 0;
+  int64_t size_bytes = 0;
+  int64_t offset_bytes = -1;  // in the arena
+};
+
 struct PreparedOptions {
   bool deterministic = false;
   bool poison = false;  // fill the arena with NaN before each run
@@ -64,6 +80,15 @@ class PreparedProgram {
   const PreparedStats& stats() const { return stats_; }
   // Per prepared call: the node (of a chain, its last), and the kernel chosen.
   const std::vector<std::pair<std::string, std::string>>& routes() const { return routes_; }
+  const BoundProgram& bound() const { return bound_; }
+  const std::vector<Step>& steps() const { return steps_; }
+  const std::vector<ValueRecord>& records() const { return records_; }
+  const std::vector<MemoryBlock>& blocks() const { return blocks_; }
+  // The nodes a step computes: one, or the members of a chain; of kAllocate and kView: the one that
+  // defines the value.
+  std::vector<uint32_t> nodes_of(const Step& step) const;
+  // The kernel of a prepared call, or how the runtime runs the node: "out", "generic", "unstable".
+  std::string route_of(const Step& step) const;
 
  private:
   friend class Preparation;
@@ -87,6 +112,8 @@ class PreparedProgram {
   uint32_t num_bases_ = 0;
   std::vector<std::shared_ptr<const void>> kept_;            // parameters of calls
   std::vector<std::pair<std::string, std::string>> routes_;  // node name, kernel chosen
+  std::vector<MemoryBlock> blocks_;                          // all but inputs and constants
+  std::vector<std::vector<uint32_t>> chains_;                // members of each chain, by its last node
   PreparedStats stats_;
 };
 
@@ -112,7 +139,8 @@ class PreparedFrame {
 
  private:
   void move_to(Arena& arena);
-  bool run_steps();
+  template <class Watch>
+  bool run_steps(Watch&& watch);
   bool run_node_step(const Step& step);
   bool as_recorded(const Node& node);
   at::Tensor shell(ValueId value) const;

@@ -8,6 +8,7 @@
 #include "runtime/general_path.h"
 #include "runtime/prepared.h"
 #include "runtime/run_error.h"
+#include "runtime/trace.h"
 
 namespace staticrt {
 namespace {
@@ -110,8 +111,17 @@ bool PreparedFrame::run(std::span<const InputView> inputs, Arena& arena, std::ve
   }
   for (const ValueId id : p.inputs_in_slots_) slots_[id] = *inputs[id].tensor;
   bool as_planned = true;
+  Trace* const trace = current_trace();
   try {
-    as_planned = run_steps();
+    if (trace) [[unlikely]] {
+      trace->innermost().placed_ns = trace_now_ns();
+      trace->innermost().prepared = prepared_;
+      as_planned = run_steps(TimedSteps(*trace));
+    } else if (profiler_listens()) [[unlikely]] {
+      as_planned = run_steps(ProfiledSteps(p));
+    } else {
+      as_planned = run_steps(Unwatched());
+    }
     if (!as_planned) {
       for (size_t i = 0; i < inputs.size(); ++i) {
         if (inputs[i].tensor) slots_[i] = *inputs[i].tensor;
@@ -122,6 +132,8 @@ bool PreparedFrame::run(std::span<const InputView> inputs, Arena& arena, std::ve
     clear();
     throw;
   }
+  if (trace) [[unlikely]]
+    trace->innermost().steps_ns = trace_now_ns();
   outputs.clear();
   outputs.reserve(p.bound_.program->outputs().size());
   for (const ValueId id : p.bound_.program->outputs()) outputs.push_back(slots_[id]);
@@ -129,9 +141,12 @@ bool PreparedFrame::run(std::span<const InputView> inputs, Arena& arena, std::ve
   return as_planned;
 }
 
-bool PreparedFrame::run_steps() {
+template <class Watch>
+bool PreparedFrame::run_steps(Watch&& watch) {
   const PreparedProgram& p = *prepared_;
   for (const Step& step : p.steps_) {
+    const auto index = static_cast<uint32_t>(&step - p.steps_.data());
+    watch.before(index);
     switch (step.kind) {
       case StepKind::kCall: {
         char* workspace = step.workspace_offset >= 0 ? arena_ + step.workspace_offset : nullptr;
@@ -157,8 +172,11 @@ bool PreparedFrame::run_steps() {
           return false;
         }
     }
+    watch.after(index);
+    if (step.num_releases == 0) continue;
     for (uint32_t i = 0; i < step.num_releases; ++i)
       slots_[p.releases_[step.first_release + i]] = c10::IValue();
+    watch.released();
   }
   return true;
 }
@@ -221,7 +239,9 @@ void PreparedFrame::finish_generally(uint32_t first_node) {
     }
     for (ValueId id = first_undefined; id < program.num_values(); ++id) slots_[id] = c10::IValue();
   }
-  run_general(prepared_->bound_, slots_.data(), first_node, nullptr);
+  std::optional<WatchedNodes> watch;
+  if (WatchedNodes::wanted()) watch.emplace(prepared_->bound_, nullptr);
+  run_general(prepared_->bound_, slots_.data(), first_node, watch ? &*watch : nullptr);
 }
 
 void PreparedFrame::clear() {
