@@ -73,9 +73,17 @@ class Engine:
         options: checked options.
         name: for messages.
         part: the function is a part that Dynamo cut out: it guards the Python state, and nothing cuts further.
+        symbolic_ints: indices of flat int arguments that are sizes: symbols from the first capture on.
     """
 
-    def __init__(self, function: Callable[..., Any], options: Options, name: str, part: bool = False) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        options: Options,
+        name: str,
+        part: bool = False,
+        symbolic_ints: frozenset[int] = frozenset(),
+    ) -> None:
         self.function = function
         self.options = options
         self.name = name
@@ -89,6 +97,7 @@ class Engine:
         self._warned: set[str] = set()
         self._failures: dict[tuple[Any, ...], Failure] = {}
         self._is_part = part
+        self._symbolic_ints = symbolic_ints
         self._parts: Parts | None = None
         self._part_engines: list[Engine] = []
         self._part_calls = 0
@@ -214,7 +223,7 @@ class Engine:
 
         snapshot = Snapshot() if self._is_part else Snapshot([("", self.function)])
         seen = [entry for entry in self._entries.get(call.key, ()) if entry.ints]
-        symbolic = frozenset(
+        symbolic = self._symbolic_ints | frozenset(
             index
             for index, value in call.ints
             if any(dict(entry.ints).get(index, value) != value for entry in seen)

@@ -96,6 +96,33 @@ OPTIONS: tuple[Option, ...] = (
         False,
         "Keep results in memory of the runtime until deallocate_output_tensors(); every call takes the general path.",
     ),
+    Option(
+        "activation_memory_budget",
+        (float, int, type(None)),
+        None,
+        "Training: share of the activations that may be kept for the backward, 0 to 1; None: torch's setting.",
+        minimum=0,
+    ),
+    Option(
+        "double_backward",
+        (bool,),
+        True,
+        "Training: keep references to a region's inputs, so that its gradients can be differentiated.",
+    ),
+    Option(
+        "min_island_nodes",
+        (int,),
+        5,
+        "Training: a supported part between unsupported operators with fewer compute nodes runs eagerly.",
+        minimum=1,
+    ),
+    Option(
+        "max_plans",
+        (int,),
+        16,
+        "Training: plans kept for one graph, one for each set of defined gradients; the least recent go.",
+        minimum=1,
+    ),
     Option("deterministic", (bool,), False, "Choose kernels by rule instead of by measuring."),
     Option("poison", (bool,), False, "Debugging: fill planned memory with NaN before each prepared run."),
 )

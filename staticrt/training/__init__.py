@@ -1,0 +1,20 @@
+"""Training: graphs split into differentiable regions whose forward and backward run on the static runtime.
+
+`debug_state()` shows every region in use. Importing this package costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def debug_state() -> list[dict[str, Any]]:
+    """What each compiled region that is in use runs, in the order in which they were compiled.
+
+    Returns:
+        Per region: its name, calls, the reason if it runs eagerly, and for each graph (forward, backward, inference)
+        its plans by key with their nodes and calls, and the cache's hits, misses and evictions.
+    """
+    from staticrt.training.door_a import regions
+
+    return [region.debug_state() for region in regions()]

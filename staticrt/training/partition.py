@@ -1,0 +1,111 @@
+"""Where to cut a joint graph into forward and backward, so that no recomputed value differs from the first one.
+
+Upstream's partitions recompute what reads a buffer after the buffer was written, and draw random numbers a second
+time once the activation budget is below 1 (pytorch/pytorch #190717, #197039). Here such values are saved.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from staticrt import _compat
+from staticrt.ops import facts_of_call
+
+aten = torch.ops.aten
+
+
+def safe_partition(
+    joint: fx.GraphModule,
+    inputs: Any,
+    *,
+    num_fwd_outputs: int,
+    static_lifetime_input_indices: list[int] | None = None,
+    budget: float | None = None,
+    **keywords: Any,
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Split a joint graph; values that could not be computed again are saved.
+
+    Args:
+        joint: placeholders are the region's inputs, then incoming gradients; outputs its results, then gradients.
+        inputs: example inputs, as AOTAutograd gives them.
+        num_fwd_outputs: how many outputs belong to the forward.
+        static_lifetime_input_indices: inputs that outlive the region: parameters and buffers.
+        budget: share of the activations that may be saved, 0 to 1; None: torch's own setting.
+
+    Returns:
+        The forward and the backward graph.
+    """
+    pin_unrepeatable(joint, static_lifetime_input_indices or [])
+    with _compat.memory_budget(budget):
+        return _compat.min_cut_partition(
+            joint,
+            inputs,
+            num_fwd_outputs=num_fwd_outputs,
+            static_lifetime_input_indices=static_lifetime_input_indices,
+            **keywords,
+        )
+
+
+def pin_unrepeatable(joint: fx.GraphModule, static_inputs: list[int]) -> list[fx.Node]:
+    """Mark the forward values that must be saved if the backward needs them; return them in graph order.
+
+    They are: random numbers, and the first values computed from a tensor that may have another content by then: an
+    input that the region writes, or a buffer.
+    """
+    placeholders = joint.graph.find_nodes(op="placeholder")
+    differentiated = _compat.differentiated_inputs(joint)
+    tainted = _compat.mutated_inputs(joint) | _copied_into(joint)
+    tainted |= {placeholders[i] for i in static_inputs if placeholders[i] not in differentiated}
+    backward: set[fx.Node] = {node for node in placeholders if _compat.is_tangent(node)}
+    pinned: set[fx.Node] = set()
+    for node in joint.graph.nodes:
+        if node.op != "call_function":
+            continue
+        if any(argument in backward for argument in node.all_input_nodes):
+            backward.add(node)
+            continue
+        reads = [argument for argument in node.all_input_nodes if argument in tainted]
+        if _is_random(node) or any(
+            argument in pinned and _is_getitem(node) for argument in node.all_input_nodes
+        ):
+            pinned.add(node)
+        elif reads and _is_view(node):
+            tainted.add(node)
+        elif reads and node.target is not aten.copy_.default:
+            pinned.add(node)
+    ordered = [node for node in joint.graph.nodes if node in pinned]
+    for node in ordered:
+        _compat.must_save(node)
+    return ordered
+
+
+def _copied_into(joint: fx.GraphModule) -> set[fx.Node]:
+    """Placeholders that the joint graph itself writes back."""
+    return {
+        node.args[0]
+        for node in joint.graph.find_nodes(op="call_function", target=aten.copy_.default)
+        if isinstance(node.args[0], fx.Node) and node.args[0].op == "placeholder"
+    }
+
+
+def _is_random(node: fx.Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    if torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    return facts_of_call(node.target, node.args, node.kwargs).random
+
+
+def _is_getitem(node: fx.Node) -> bool:
+    return getattr(node.target, "__name__", "") == "getitem"
+
+
+def _is_view(node: fx.Node) -> bool:
+    if _is_getitem(node):
+        return True
+    return isinstance(node.target, torch._ops.OpOverload) and bool(
+        facts_of_call(node.target, node.args, node.kwargs).is_view
+    )

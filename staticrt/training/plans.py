@@ -1,0 +1,188 @@
+"""Executable plans of one functional ATen graph, and the bounded cache that holds them.
+
+A plan is a graph for one *kind* of call: for a backward, which incoming gradients are defined. Sizes, strides and
+dtypes are no part of the key: the C++ executable of each plan keeps its own prepared programs by signature.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from staticrt.errors import LoweringError
+from staticrt.executable import _NoAutocast
+from staticrt.lowering import lower
+from staticrt.native import _C
+from staticrt.options import Options
+from staticrt.passes.pipeline import run_pipeline
+from staticrt.training.undefined import without_gradients
+
+log = logging.getLogger(__name__)
+
+
+class Plan:
+    """One graph, ready to run on flat inputs.
+
+    Args:
+        graph: functional ATen with fake-tensor `meta["val"]`; the plan owns it.
+        options: checked options.
+
+    Attributes:
+        fallback: why the graph runs operator by operator, or "".
+    """
+
+    def __init__(self, graph: fx.GraphModule, options: Options) -> None:
+        self.fallback = ""
+        self.calls = 0
+        self.native: _C.Executable | None = None
+        self._graph = graph
+        self.num_nodes = sum(node.op == "call_function" for node in graph.graph.nodes)
+        if options.executor == "reference":
+            self.fallback = "executor='reference'"
+            return
+        try:
+            runtime = dict(options.runtime())
+            runtime["manage_outputs"] = (
+                False  # a saved activation is an output: it lives as long as its graph
+            )
+            if runtime.pop("passes"):
+                run_pipeline(graph)
+            lowered = lower(graph)
+            self.native = _C.Executable(lowered.program, **runtime)
+            self._outputs = lowered.outputs
+        except LoweringError as error:
+            if options.executor == "static":
+                raise
+            self.fallback = str(error).split("\n")[0]
+            log.info("a graph of %d nodes runs operator by operator: %s", self.num_nodes, self.fallback)
+
+    def run(self, inputs: list[Any]) -> list[Any]:
+        """Outputs in the order of the graph's; `inputs` is emptied."""
+        self.calls += 1
+        if self.native is None:
+            return self._run_operators(inputs)
+        values = self.native.run(inputs)
+        inputs.clear()
+        return [values[item] if kind == "tensor" else item for kind, item in self._outputs]
+
+    def _run_operators(self, inputs: list[Any]) -> list[Any]:
+        with torch.no_grad(), _NoAutocast():
+            interpreter = fx.Interpreter(self._graph)
+            outputs = interpreter.boxed_run(inputs)
+        return list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+
+
+@dataclasses.dataclass
+class Counters:
+    """Lookups of a cache: answered, compiled, and plans that had to go."""
+
+    hits: int = 0
+    misses: int = 0
+    evicted: int = 0
+
+
+class PlanCache:
+    """Plans by key, the least recently used go. Safe for many threads: one compiles a key, others wait for it.
+
+    Args:
+        make: the plan for a key; runs outside the lock.
+        capacity: plans kept, at least 1.
+    """
+
+    def __init__(self, make: Callable[[Any], Plan], capacity: int) -> None:
+        self._make = make
+        self._capacity = capacity
+        self._plans: OrderedDict[Hashable, Plan] = OrderedDict()
+        self._tickets: dict[Hashable, threading.Lock] = {}
+        self._lock = threading.Lock()
+        self.counters = Counters()
+
+    def get(self, key: Hashable) -> Plan:
+        """The plan for `key`, compiled now if there is none."""
+        with self._lock:
+            plan = self._plans.get(key)
+            if plan is not None:
+                self.counters.hits += 1
+                self._plans.move_to_end(key)
+                return plan
+            ticket = self._tickets.setdefault(key, threading.Lock())
+        with ticket:
+            with self._lock:
+                plan = self._plans.get(key)
+                if plan is not None:
+                    self.counters.hits += 1
+                    return plan
+            plan = self._make(key)
+            with self._lock:
+                self.counters.misses += 1
+                self._plans[key] = plan
+                self._tickets.pop(key, None)
+                if len(self._plans) > self._capacity:
+                    self._plans.popitem(last=False)
+                    self.counters.evicted += 1
+        return plan
+
+    def items(self) -> list[tuple[Hashable, Plan]]:
+        """Keys and plans, the least recently used first."""
+        with self._lock:
+            return list(self._plans.items())
+
+
+class CompiledGraph:
+    """One graph of a region with its plans.
+
+    Args:
+        graph: functional ATen, as AOTAutograd hands it to a compiler.
+        options: checked options.
+        role: "forward", "backward" or "inference".
+        optional: positions of the inputs that may be None: incoming gradients.
+    """
+
+    def __init__(
+        self, graph: fx.GraphModule, options: Options, role: str, optional: Sequence[int] = ()
+    ) -> None:
+        self.role = role
+        self._graph = graph
+        self._options = options
+        self._optional = tuple(optional)
+        self._num_outputs = len(graph.graph.output_node().args[0])  # type: ignore[arg-type]
+        self.plans = PlanCache(self._plan, options.max_plans)
+
+    def run(self, inputs: list[Any]) -> list[Any]:
+        """Outputs for flat inputs; `inputs` is emptied, so that what nobody else holds can go."""
+        undefined = tuple(i for i in self._optional if inputs[i] is None)
+        if undefined and len(undefined) == len(self._optional):
+            inputs.clear()
+            return [None] * self._num_outputs
+        return self.plans.get(undefined).run(inputs)
+
+    def _plan(self, undefined: tuple[int, ...]) -> Plan:
+        graph = copy.deepcopy(self._graph) if self._optional else self._graph
+        if undefined:
+            without_gradients(graph, undefined)
+        log.debug("%s graph, undefined gradients %s:\n%s", self.role, undefined, graph.graph)
+        return Plan(graph, self._options)
+
+    def debug_state(self) -> dict[str, Any]:
+        """Plans by key, counters, and what runs operator by operator."""
+        return {
+            "role": self.role,
+            "plans": {
+                key: {
+                    "nodes": plan.num_nodes,
+                    "calls": plan.calls,
+                    "fallback": plan.fallback,
+                    "prepared": plan.native.cache_counters if plan.native is not None else {},
+                }
+                for key, plan in self.plans.items()
+            },
+            **dataclasses.asdict(self.plans.counters),
+        }

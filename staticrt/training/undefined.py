@@ -1,0 +1,158 @@
+"""Backward graphs for calls in which some incoming gradients are undefined.
+
+Autograd tells "no gradient" from a gradient of zeros: what only an undefined gradient reaches gets none, and nothing
+is computed for it. Filling in zeros, as AOTAutograd does, is slower, gives parameters a `.grad` that eager leaves
+None, and turns a saved infinity into NaN.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from staticrt import _compat
+
+aten = torch.ops.aten
+
+
+def without_gradients(graph: fx.GraphModule, undefined: Sequence[int]) -> int:
+    """Specialise a backward graph, in place, to incoming gradients that are None.
+
+    Every value of a backward graph that depends on incoming gradients is linear in them, so one that depends on
+    undefined ones only is zero. Outputs among those become None, sums lose them, other readers get zeros.
+
+    Args:
+        graph: a backward graph; its placeholders stay.
+        undefined: indices of the placeholders that will be None.
+
+    Returns:
+        How many nodes turned out to be zero.
+    """
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    missing = {placeholders[i] for i in undefined}
+    zero = _zero_nodes(graph, missing)
+    replacement: dict[fx.Node, Any] = {}
+    for node in list(graph.graph.nodes):
+        if node.op == "output":
+            node.args = (
+                tuple(None if item in zero else replacement.get(item, item) for item in node.args[0]),
+            )
+            continue
+        if node in zero or node.op != "call_function":
+            continue
+        other = _other_summand(node, zero)
+        if other is not None:
+            replacement[node] = replacement.get(other, other)
+            node.replace_all_uses_with(replacement[node], propagate_meta=False)
+            continue
+        for argument in node.all_input_nodes:
+            if argument in zero:
+                with graph.graph.inserting_before(node):
+                    node.replace_input_with(argument, _zeros(graph, argument))
+    graph.graph.eliminate_dead_code(is_impure_node=_keep)
+    graph.recompile()
+    return len(zero)
+
+
+def _zero_nodes(graph: fx.GraphModule, missing: set[fx.Node]) -> set[fx.Node]:
+    """The nodes that depend on incoming gradients, but on none that is defined."""
+    zero = set(missing)
+    defined = {
+        node for node in graph.graph.find_nodes(op="placeholder") if _compat.is_tangent(node)
+    } - missing
+    for node in graph.graph.nodes:
+        if node.op != "call_function":
+            continue
+        inputs = node.all_input_nodes
+        if any(argument in defined for argument in inputs):
+            defined.add(node)
+        elif any(argument in zero for argument in inputs):
+            zero.add(node)
+    return zero
+
+
+def _other_summand(node: fx.Node, zero: set[fx.Node]) -> fx.Node | None:
+    """For a sum with exactly one zero, the other summand, if the sum equals it in dtype and sizes."""
+    if node.target is not aten.add.Tensor or node.kwargs or len(node.args) != 2:
+        return None
+    left, right = node.args
+    if not isinstance(left, fx.Node) or not isinstance(right, fx.Node):
+        return None
+    other = right if left in zero else left
+    ours: Any = node.meta.get("val")
+    theirs: Any = other.meta.get("val")
+    if (left in zero) == (right in zero) or not isinstance(theirs, torch.Tensor):
+        return None
+    same = ours.dtype == theirs.dtype and len(ours.shape) == len(theirs.shape)
+    return (
+        other
+        if same and all(str(a) == str(b) for a, b in zip(ours.shape, theirs.shape, strict=True))
+        else None
+    )
+
+
+def _zeros(graph: fx.GraphModule, node: fx.Node) -> fx.Node:
+    """Zeros in the place of a node, inserted where the graph inserts now."""
+    value: Any = node.meta["val"]
+    sizes = [size if isinstance(size, int) else _size(graph, size) for size in value.shape]
+    zeros = graph.graph.call_function(
+        aten.zeros.default, (sizes,), {"dtype": value.dtype, "device": value.device}
+    )
+    zeros.meta["val"] = value
+    return zeros
+
+
+def _size(graph: fx.GraphModule, size: torch.SymInt) -> fx.Node:
+    """A node that computes a symbolic size from the graph's inputs."""
+    known = _known_sizes(graph)
+    text = str(size.node.expr)
+    if text in known:
+        return known[text]()
+    symbols = {str(symbol): known[str(symbol)]() for symbol in sorted(size.node.expr.free_symbols, key=str)}
+    scope = {name: fx.Proxy(node) for name, node in symbols.items()}
+    proxy = eval(text, {"__builtins__": {}, "Max": torch.sym_max, "Min": torch.sym_min}, scope)
+    assert isinstance(proxy, fx.Proxy)
+    for made in _ancestors(proxy.node, set(symbols.values())):
+        made.meta.setdefault("val", size)
+    return proxy.node
+
+
+def _known_sizes(graph: fx.GraphModule) -> dict[str, Callable[[], fx.Node]]:
+    """Text of an expression -> how to get a node with its value, from the placeholders."""
+    known: dict[str, Callable[[], fx.Node]] = {}
+    for node in graph.graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt):
+            known.setdefault(str(value.node.expr), functools.partial(lambda n: n, node))
+        elif isinstance(value, torch.Tensor) and not _compat.is_tangent(node):
+            for dim, size in enumerate(value.shape):
+                if isinstance(size, torch.SymInt):
+                    known.setdefault(str(size.node.expr), functools.partial(_size_of, graph, node, dim))
+    return known
+
+
+def _size_of(graph: fx.GraphModule, node: fx.Node, dim: int) -> fx.Node:
+    size = graph.graph.call_function(aten.sym_size.int, (node, dim))
+    size.meta["val"] = node.meta["val"].shape[dim]
+    return size
+
+
+def _ancestors(node: fx.Node, stop: set[fx.Node]) -> list[fx.Node]:
+    found, todo = [], [node]
+    while todo:
+        current = todo.pop()
+        if current not in stop and current not in found:
+            found.append(current)
+            todo += current.all_input_nodes
+    return found
+
+
+def _keep(node: fx.Node) -> bool:
+    if node.op in ("placeholder", "output"):
+        return True
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
