@@ -92,7 +92,7 @@ Status DeviceAllocator::allocate(const Request& request, Addr* address) {
   Core& core = *core_;
   // Sizes 1 to kSmallMax.
   if (core.cache_gate.load(std::memory_order_relaxed) && request.size - 1 < kSmallMax &&
-      request.address == kNullAddr && core.caches->allocate(request.size, request.stream, address))
+      request.address == kNullAddr && !request.pool && core.caches->allocate(request.size, request.stream, address))
     return Status::Ok();
   if (request.size == 0) [[unlikely]] {
     *address = kNullAddr;
@@ -109,8 +109,15 @@ Status DeviceAllocator::allocate(const Request& request, Addr* address) {
   want.size_class = size_class_of(want.size);
   want.stream = request.stream;
   want.address = request.address;
-  if (core.routes.any()) [[unlikely]]
+  if (request.pool) [[unlikely]] {
+    const Core::Lock lock(core);
+    const Pool* pool = core.pools.find(*request.pool);
+    if (pool == nullptr)
+      return Status::InvalidArgument(detail::concat("allocate: there is no pool ", *request.pool));
+    want.pool = pool->index;
+  } else if (core.routes.any()) [[unlikely]] {
     want.pool = core.routes.resolve(request.stream);
+  }
   if (core.context_level.load(std::memory_order_relaxed) != ContextLevel::never) [[unlikely]]
     want.context = core.make_context();
   return core.allocate(want, address);

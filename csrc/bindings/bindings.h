@@ -23,4 +23,7 @@ void bind_planner(pybind11::module_& m);
 // The caching allocator, its pools and the simulated device; after bind_errors.
 void bind_allocator(pybind11::module_& m);
 
+// Storage primitives and pools of graph capture; after bind_errors.
+void bind_capture(pybind11::module_& m);
+
 }  // namespace staticrt::bindings
