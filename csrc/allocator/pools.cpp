@@ -116,6 +116,14 @@ Status Pools::end_capture(uint64_t token, bool succeeded) {
   return Status::Ok();
 }
 
+Status Pools::set_captured(PoolId id, bool captured) {
+  const Core::Lock lock(core_);
+  Pool* pool = nullptr;
+  SRT_TRY(find(id, &pool));
+  pool->captured = captured;
+  return Status::Ok();
+}
+
 int64_t Pools::refs(PoolId id) {
   const Core::Lock lock(core_);
   const Pool* pool = core_.pools.find(id);

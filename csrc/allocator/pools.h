@@ -34,6 +34,9 @@ class Pools {
   Status begin_capture(PoolId id, uint64_t* token);
   Status end_capture(uint64_t token, bool succeeded);
 
+  // Whether graphs may replay into the pool's free blocks, so that their pages stay. A capture says so too.
+  Status set_captured(PoolId id, bool captured);
+
   // use_count; 0 if there is no such pool.
   int64_t refs(PoolId id);
   bool exists(PoolId id);

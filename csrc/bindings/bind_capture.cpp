@@ -115,18 +115,21 @@ void bind_storage(py::module_& m) {
       });
   m.def("storage_ref", [](const at::Tensor& tensor) { return StorageRef(tensor); });
   m.def("tensor_at", [](const py::handle& meta) { return tensor_at(to_spec(meta)); });
-  m.def("release_storage", [](const StorageRef& r) {
+  m.def("release", [](const StorageRef& r) {
     if (const auto storage = r.lock()) release(*storage);
   });
-  m.def("poison_storage", [](const StorageRef& r, const std::string& text) {
+  m.def("poison", [](const StorageRef& r, const std::string& text) {
     if (const auto storage = r.lock()) poison(*storage, text);
   });
-  m.def("rehome_storage", [](const StorageRef& r) {
+  m.def("rehome", [](const StorageRef& r) {
     const auto storage = r.lock_or_throw("rehome");
     const py::gil_scoped_release no_gil;
     return rehome(*storage);
   });
-  m.def("adopt_storage", [](const StorageRef& r, CpuPool& pool) { pool.adopt(*r.lock_or_throw("adopt")); });
+  m.def("adopt", [](const StorageRef& r, const py::object& pool) {
+    if (py::isinstance<CpuPool>(pool)) return pool.cast<CpuPool&>().adopt(*r.lock_or_throw("adopt"));
+    pool.attr("adopt")(r);  // a pool of another kind of device, or a wrapper of ours
+  });
   m.def("ptrs_equal", &ptrs_equal);
   m.def("use_counts", [](const std::vector<StorageRef>& refs) {
     std::vector<int64_t> counts;

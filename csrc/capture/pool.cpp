@@ -109,10 +109,7 @@ CpuPool::CpuPool()
         return alloc::PoolId{0, ++table().pools};
       }()) {
   check(host().pools().retain(id_));
-  // Graphs replay into free blocks: the pool counts as captured from the start, so that its pages stay.
-  uint64_t token = 0;
-  check(host().pools().begin_capture(id_, &token));
-  check(host().pools().end_capture(token, true));
+  check(host().pools().set_captured(id_, true));
 }
 
 CpuPool::~CpuPool() {
@@ -270,7 +267,10 @@ void CpuPool::prime(size_t nbytes) {
 size_t CpuPool::trim() {
   if (graphs_.load() != 0) return 0;
   alloc::Bytes released = 0;
-  check(host().empty_cache(id_, &released));
+  check(host().pools().set_captured(id_, false));
+  const alloc::Status status = host().empty_cache(id_, &released);
+  check(host().pools().set_captured(id_, true));
+  check(status);
   return released;
 }
 
