@@ -23,7 +23,7 @@ CSRC_ROOMS = {
     "kernels": BASE,
     "program": BASE,
     "runtime": BASE | {"program", "planner", "allocator", "kernels"},
-    "capture": BASE | {"program", "planner", "allocator", "kernels", "runtime"},
+    "capture": BASE | {"program", "planner", "allocator", "kernels"},
     "bindings": BASE | {"program", "planner", "allocator", "kernels", "runtime", "capture"},
 }
 OPEN = {"staticrt.errors", "staticrt.native", "staticrt._C", "staticrt._build_info"}

@@ -92,7 +92,8 @@ Status DeviceAllocator::allocate(const Request& request, Addr* address) {
   Core& core = *core_;
   // Sizes 1 to kSmallMax.
   if (core.cache_gate.load(std::memory_order_relaxed) && request.size - 1 < kSmallMax &&
-      request.address == kNullAddr && !request.pool && core.caches->allocate(request.size, request.stream, address))
+      request.address == kNullAddr && !request.pool &&
+      core.caches->allocate(request.size, request.stream, address))
     return Status::Ok();
   if (request.size == 0) [[unlikely]] {
     *address = kNullAddr;

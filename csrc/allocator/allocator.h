@@ -29,7 +29,7 @@ class Inspector;
 struct Request {
   Bytes size = 0;  // 0: null address, no block (R1)
   StreamId stream = kDefaultStream;
-  Addr address = kNullAddr;  // N8: exactly there, or oom without change
+  Addr address = kNullAddr;                   // N8: exactly there, or oom without change
   std::optional<PoolId> pool = std::nullopt;  // served by this pool, whatever is routed
 };
 

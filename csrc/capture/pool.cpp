@@ -158,8 +158,8 @@ void CpuPool::adopt(c10::StorageImpl& storage) {
     const auto at = table().blocks.find(addr(ptr));
     SRT_CHECK(at != table().blocks.end() && at->second.pool == id_ && at->second.live,
               "adopt: the storage's address ", ptr, " is no live block of pool ", id_.key());
-    SRT_CHECK(storage._mutable_data_ptr_no_checks().get_context() == nullptr,
-              "adopt: the storage at ", ptr, " has an owner of its bytes already");
+    SRT_CHECK(storage._mutable_data_ptr_no_checks().get_context() == nullptr, "adopt: the storage at ", ptr,
+              " has an owner of its bytes already");
     ++at->second.deleters;
   }
   own(storage, ptr);

@@ -3,8 +3,9 @@
 // Note [Blocks and their owners]
 //   A block is live until everyone who may free it has done so: the storages that own it, or free() for one
 //   that allocate() gave. restore() rebuilds the allocator's block lists; a storage that owned a block before
-//   and is not named there keeps a deleter that nothing can take from it. So deleters are counted per address,
-//   and a block goes with the last of them: a stale deleter can delay a free, never cause a wrong one.
+//   and is not named there keeps a deleter that nothing can take from it. So deleters are counted per
+//   address, and a block goes with the last of them: a stale deleter can delay a free, never cause a wrong
+//   one.
 //
 //   Deleters find their block by address in a table that outlives every pool, because torch frees tensors
 //   long after a pool is gone, and at process exit after static objects are.
@@ -65,8 +66,9 @@ class CpuPool : public std::enable_shared_from_this<CpuPool> {
 
   // The pool as it is.
   alloc::PoolImage checkpoint();
-  // The pool as it was. Storages in `alive` own their blocks; no other storage owns any; live blocks without one
-  // stay until free(). Throws InputError, and nothing has changed, if an alive storage has no block in the image.
+  // The pool as it was. Storages in `alive` own their blocks; no other storage owns any; live blocks without
+  // one stay until free(). Throws InputError, and nothing has changed, if an alive storage has no block in
+  // the image.
   PoolDelta restore(const alloc::PoolImage& image, const std::vector<StorageRef>& alive);
 
   std::vector<alloc::Addr> live();

@@ -61,7 +61,8 @@ at::Tensor tensor_on(c10::intrusive_ptr<c10::StorageImpl> storage, const TensorS
 
 // Gives the storage's bytes back now; it has no address and no deleter afterwards.
 void release(c10::StorageImpl& storage);
-// release(), and every later access raises `text`: arithmetic, views that are used, print, numpy, out=, data_ptr.
+// release(), and every later access raises `text`: arithmetic, views that are used, print, numpy, out=,
+// data_ptr.
 void poison(c10::StorageImpl& storage, const std::string& text);
 // Copies the storage to new memory of its device; every view follows. The old bytes go back to their owner if
 // the storage was one. Returns the bytes copied.

@@ -32,7 +32,9 @@ class CpuGraphPool:
     def allocate(self, nbytes: int, align: int = 64) -> int:
         """A block of its own, given back with `free`. Aligned to 512 bytes, whatever is asked up to that."""
         if align < 1 or align > _BLOCK_ALIGNMENT_BYTES or align & (align - 1):
-            raise InputError(f"align is {align} bytes; a power of two up to {_BLOCK_ALIGNMENT_BYTES} is possible")
+            raise InputError(
+                f"align is {align} bytes; a power of two up to {_BLOCK_ALIGNMENT_BYTES} is possible"
+            )
         return self.native.allocate(nbytes)
 
     def free(self, ptr: int) -> None:

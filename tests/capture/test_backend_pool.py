@@ -263,10 +263,10 @@ def test_prime_reserves_and_trim_gives_back():
 def test_a_dropped_pool_gives_everything_back():
 
     def reserved() -> int:
-        return staticrt.memory.stats("cpu")["reserved_bytes.all.current"]
+        return staticrt.memory.stats(device="cpu")["reserved_bytes.all.current"]
 
     gc.collect()
-    staticrt.memory.empty_cache("cpu")
+    staticrt.memory.empty_cache(device="cpu")
     before = reserved()
     pool = CpuGraphPool()
     with pool.route():
@@ -305,7 +305,6 @@ def test_threads_route_to_their_own_pools_and_free_each_others_memory():
     for thread in threads:
         thread.join()
     assert errors == []
-    x = None
     for i, pool in enumerate(pools):
         assert len(pool.live_ptrs()) == len(kept[i])
         kept[i].clear()
