@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from staticrt import errors as errors
     from staticrt import memory as memory
     from staticrt import planner as planner
+    from staticrt.asynchronous import Future as Future
+    from staticrt.asynchronous import fork as fork
+    from staticrt.asynchronous import set_num_async_threads as set_num_async_threads
+    from staticrt.asynchronous import wait as wait
     from staticrt.compiler import CompiledFunction as CompiledFunction
     from staticrt.compiler import CompiledModule as CompiledModule
     from staticrt.compiler import compile as compile
@@ -23,7 +27,11 @@ __version__ = "0.1.0"
 _LAZY: dict[str, str] = {
     "CompiledFunction": "staticrt.compiler",
     "CompiledModule": "staticrt.compiler",
+    "Future": "staticrt.asynchronous",
     "compile": "staticrt.compiler",
+    "fork": "staticrt.asynchronous",
+    "set_num_async_threads": "staticrt.asynchronous",
+    "wait": "staticrt.asynchronous",
 }
 _MODULES = (
     "errors",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import threading
 import warnings
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from staticrt.frontend.structure import Flattener
 from staticrt.native import _C
 from staticrt.options import Options
 from staticrt.report.explain import CaptureReport, EagerReport, Explanation, operator_counts
+from staticrt.weights import new_weights
 
 
 @dataclasses.dataclass(eq=False)
@@ -277,6 +278,20 @@ class Engine:
         """The same, and results are the caller's from now on."""
         for native in self._natives():
             native.disable_manage_output_tensors()
+
+    def swap_weights(self, weights: Mapping[str, torch.Tensor], strict: bool = True) -> None:
+        """See `CompiledModule.swap_weights`."""
+        assert isinstance(self.function, torch.nn.Module)
+        pairs = new_weights(self.function, weights, strict)
+        with self._lock:
+            # Calls being served hold the old tensors. A map over C functions: no thread comes in between.
+            deque(map(torch._C._swap_tensor_impl, *zip(*pairs, strict=True)), maxlen=0)
+            self.fast.forget()
+
+    def trim(self) -> None:
+        """Give back memory that no call uses: arenas of idle frames. The next call takes it again."""
+        for native in self._natives():
+            native.trim()
 
     def _natives(self) -> list[_C.Executable]:
         found = [entry.executable for entry in self._order]

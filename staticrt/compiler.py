@@ -6,11 +6,12 @@ import contextlib
 import copy
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, overload
 
 import torch
 
+from staticrt.asynchronous import Future, fork
 from staticrt.compiled import Engine
 from staticrt.options import Options, parse_options
 from staticrt.report.explain import Explanation
@@ -44,6 +45,14 @@ class CompiledFunction:
     def explain(self) -> Explanation:
         """What was compiled, what runs eagerly, and why."""
         return self._engine.explain()
+
+    def run_async(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """The call, made beside this thread; see `staticrt.fork`."""
+        return fork(self, *args, **kwargs)
+
+    def trim(self) -> None:
+        """Give back memory that no call uses; the next call takes it again."""
+        self._engine.trim()
 
     def deallocate_output_tensors(self) -> None:
         """See `Engine.deallocate_output_tensors`."""
@@ -154,6 +163,29 @@ class CompiledModule(torch.nn.Module):
     def explain(self) -> Explanation:
         """What was compiled, what runs eagerly, and why."""
         return self._engine.explain()
+
+    def swap_weights(self, weights: Mapping[str, torch.Tensor], strict: bool = True) -> None:
+        """Put other values into parameters and buffers, all at once, while calls go on.
+
+        A call that has begun finishes on the old values; one that begins afterwards sees only new ones. The
+        module's tensors stay the same objects, so optimizers keep them; `.grad` is None afterwards.
+
+        Args:
+            weights: by name, as in `state_dict()`; they are copied.
+            strict: every parameter and persistent buffer must be named.
+
+        Raises:
+            InputError: a name, shape, dtype or device that does not fit; nothing has changed.
+        """
+        self._engine.swap_weights(weights, strict)
+
+    def run_async(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """The call, made beside this thread; see `staticrt.fork`."""
+        return fork(self, *args, **kwargs)
+
+    def trim(self) -> None:
+        """Give back memory that no call uses; the next call takes it again."""
+        self._engine.trim()
 
     def deallocate_output_tensors(self) -> None:
         """See `Engine.deallocate_output_tensors`."""

@@ -124,6 +124,12 @@ OPTIONS: tuple[Option, ...] = (
         minimum=1,
     ),
     Option("deterministic", (bool,), False, "Choose kernels by rule instead of by measuring."),
+    Option(
+        "verify",
+        (bool,),
+        False,
+        "Debugging: run the general path beside each prepared run; InternalError where their results differ.",
+    ),
     Option("poison", (bool,), False, "Debugging: fill planned memory with NaN before each prepared run."),
 )
 _RUNTIME = (
@@ -135,6 +141,7 @@ _RUNTIME = (
     "manage_outputs",
     "deterministic",
     "poison",
+    "verify",
 )
 _BY_NAME = {option.name: option for option in OPTIONS}
 

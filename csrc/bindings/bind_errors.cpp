@@ -11,15 +11,21 @@ void raise(const char* type, const char* message) {
 }
 }  // namespace
 
+void raise_own_error(std::exception_ptr thrown) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const InputError& error) {
+    raise("InputError", error.what());
+  } catch (const OutOfMemoryError& error) {
+    raise("OutOfMemoryError", error.what());
+  } catch (const InternalError& error) {
+    raise("InternalError", error.what());
+  }
+}
+
 void bind_errors(py::module_& m) {
   py::register_exception_translator([](std::exception_ptr thrown) {
-    try {
-      if (thrown) std::rethrow_exception(thrown);
-    } catch (const InputError& error) {
-      raise("InputError", error.what());
-    } catch (const InternalError& error) {
-      raise("InternalError", error.what());
-    }
+    if (thrown) raise_own_error(thrown);
   });
 }
 

@@ -189,8 +189,13 @@ struct FastCallObject {
 
 PyObject* vectorcall(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* keywords) {
   HANDLE_TH_ERRORS
-  return reinterpret_cast<FastCallObject*>(self)->fast->call(
-      args, static_cast<size_t>(PyVectorcall_NARGS(nargsf)), keywords);
+  try {
+    return reinterpret_cast<FastCallObject*>(self)->fast->call(
+        args, static_cast<size_t>(PyVectorcall_NARGS(nargsf)), keywords);
+  } catch (const std::exception&) {
+    raise_own_error(std::current_exception());  // throws what is not ours: torch knows those
+    return nullptr;
+  }
   END_HANDLE_TH_ERRORS
 }
 

@@ -1,6 +1,8 @@
 // Executable: flat inputs in, flat outputs out.
 #include <torch/csrc/jit/python/pybind_utils.h>
 
+#include <chrono>
+
 #include "bindings/bindings.h"
 #include "runtime/executable.h"
 
@@ -28,13 +30,31 @@ py::list run(Executable& executable, const py::list& list) {
   return result;
 }
 
+// Wall time of that many calls made from C++, one after the other.
+double seconds_for(Executable& executable, const py::list& list, int64_t calls) {
+  const std::vector<c10::IValue> inputs = to_inputs(list);
+  std::vector<InputView> views(inputs.size());
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i].isTensor()) {
+      views[i].tensor = &inputs[i].toTensor();
+    } else {
+      views[i].value = inputs[i];
+    }
+  }
+  const py::gil_scoped_release no_gil;
+  std::vector<c10::IValue> outputs;
+  const auto start = std::chrono::steady_clock::now();
+  for (int64_t i = 0; i < calls; ++i) executable.run(views, outputs);
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 }  // namespace
 
 void bind_runtime(py::module_& m) {
   py::class_<Executable, std::shared_ptr<Executable>>(m, "Executable")
       .def(py::init([](const std::shared_ptr<Program>& program, bool out_variants, bool optimize_memory,
                        bool cleanup_activations, bool manage_outputs, bool prepared, int64_t max_prepared,
-                       bool deterministic, bool poison) {
+                       bool deterministic, bool poison, bool verify) {
              ExecutableOptions options;
              options.bind.out_variants = out_variants;
              options.memory.optimize_memory = optimize_memory;
@@ -44,13 +64,15 @@ void bind_runtime(py::module_& m) {
              options.max_prepared = max_prepared;
              options.preparation.deterministic = deterministic;
              options.preparation.poison = poison;
+             options.verify = verify;
              return std::make_shared<Executable>(program, options);
            }),
            py::arg("program"), py::kw_only(), py::arg("out_variants") = true,
            py::arg("optimize_memory") = true, py::arg("cleanup_activations") = false,
            py::arg("manage_outputs") = false, py::arg("prepared") = true, py::arg("max_prepared") = 8,
-           py::arg("deterministic") = false, py::arg("poison") = false)
+           py::arg("deterministic") = false, py::arg("poison") = false, py::arg("verify") = false)
       .def("run", &run)
+      .def("seconds_for", &seconds_for, py::arg("inputs"), py::arg("calls"))
       .def("trim", &Executable::trim)
       .def("deallocate_output_tensors", &Executable::deallocate_output_tensors)
       .def("disable_manage_output_tensors", &Executable::disable_manage_output_tensors)

@@ -4,10 +4,14 @@
 #include <ATen/core/ivalue.h>
 #include <pybind11/pybind11.h>
 
+#include <exception>
+
 namespace staticrt::bindings {
 
 // Raises the class of that name from staticrt.errors wherever C++ throws its counterpart.
 void bind_errors(pybind11::module_& m);
+// Sets that Python error for an exception of ours; throws any other on.
+void raise_own_error(std::exception_ptr thrown);
 void bind_program(pybind11::module_& m);
 void bind_runtime(pybind11::module_& m);
 void bind_fast_call(pybind11::module_& m);

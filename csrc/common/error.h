@@ -15,6 +15,11 @@ class InputError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Memory could not be had. Nothing of what asked for it is left.
+class OutOfMemoryError : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 // A broken invariant of this library: always our bug.
 class InternalError : public std::logic_error {
   using std::logic_error::logic_error;

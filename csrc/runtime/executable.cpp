@@ -9,8 +9,10 @@
 #include <algorithm>
 
 #include "common/error.h"
+#include "runtime/arena_memory.h"
 #include "runtime/general_path.h"
 #include "runtime/trace.h"
+#include "runtime/verify.h"
 
 namespace staticrt {
 namespace {
@@ -101,8 +103,9 @@ void Executable::run(std::span<const InputView> inputs, std::vector<c10::IValue>
   const RunState state;
   std::unique_ptr<Frame> frame = take_frame();
   try {
-    if (!options_.prepared || !run_prepared(*frame, inputs, outputs))
-      run_general_path(*frame, inputs, outputs);
+    const bool ran = options_.prepared && (options_.verify ? run_both(*frame, inputs, outputs)
+                                                           : run_prepared(*frame, inputs, outputs));
+    if (!ran) run_general_path(*frame, inputs, outputs);
   } catch (...) {
     give_back(std::move(frame));
     throw;
@@ -111,7 +114,7 @@ void Executable::run(std::span<const InputView> inputs, std::vector<c10::IValue>
 }
 
 bool Executable::run_if_prepared(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs) {
-  if (!options_.prepared) return false;
+  if (!options_.prepared || options_.verify) return false;
   TracedRun traced(*this);
   const RunState state;
   std::unique_ptr<Frame> frame = take_frame();
@@ -187,14 +190,28 @@ bool Executable::run_prepared(Frame& frame, std::span<const InputView> inputs,
   return true;
 }
 
+bool Executable::run_both(Frame& frame, std::span<const InputView> inputs,
+                          std::vector<c10::IValue>& outputs) {
+  if (!find_prepared(frame, inputs, at::get_num_threads())) return false;
+  const RandomState random;
+  const ShadowInputs shadow(inputs, written_inputs());
+  std::vector<c10::IValue> expected;
+  run_general_path(frame, shadow.views(), expected, /*record=*/false);
+  random.restore();
+  run_prepared(frame, inputs, outputs);
+  check_same_outputs(*bound_.program, outputs, expected);
+  shadow.check(*bound_.program, inputs);
+  return true;
+}
+
 void Executable::run_general_path(Frame& frame, std::span<const InputView> inputs,
-                                  std::vector<c10::IValue>& outputs) {
+                                  std::vector<c10::IValue>& outputs, bool record) {
   const int64_t begin_ns = trace_now_ns();
   Trace* const trace = current_trace();
   if (trace) trace->innermost().found_ns = begin_ns;
   std::optional<Signature> signature;
   std::optional<Recorder> recorder;
-  if (options_.prepared && can_be_prepared(inputs)) {
+  if (record && options_.prepared && can_be_prepared(inputs)) {
     signature.emplace(inputs, at::get_num_threads());
     if (cache_.worth_preparing(*signature)) recorder.emplace(bound_, inputs);
   }
@@ -229,6 +246,7 @@ void Executable::run_general_path(Frame& frame, std::span<const InputView> input
     cache_.publish(
         std::make_shared<PreparedProgram>(bound_, *recorder, std::move(*signature), options_.preparation),
         inputs);
+    release_idle_arena_memory();  // what this run had; the prepared program's arena may be smaller
   }
   const int64_t end_ns = trace_now_ns();
   if (trace && recorder) trace->innermost().recorded_ns = end_ns - ran_ns;
@@ -285,6 +303,8 @@ void Executable::trim() {
     num_frames_ -= static_cast<int64_t>(idle.size());
     for (const auto& frame : idle) hits_of_gone_frames_ += frame->hits;
   }
+  idle.clear();
+  release_idle_arena_memory();
 }
 
 NodeCounts Executable::node_counts() const {

@@ -23,6 +23,7 @@ struct ExecutableOptions {
   BindOptions bind;
   MemoryOptions memory;
   bool prepared = true;         // off: every call takes the general path
+  bool verify = false;          // each prepared run is compared with the general path's
   bool manage_outputs = false;  // outputs lie in memory of ours until released; implies !prepared
   int64_t max_prepared = 8;     // prepared programs kept
   PreparedOptions preparation;
@@ -90,7 +91,11 @@ class Executable : public std::enable_shared_from_this<Executable> {
   void give_back(std::unique_ptr<Frame> frame);
   bool run_prepared(Frame& frame, std::span<const InputView> inputs, std::vector<c10::IValue>& outputs);
   PreparedFrame* find_prepared(Frame& frame, std::span<const InputView> inputs, int num_threads);
-  void run_general_path(Frame& frame, std::span<const InputView> inputs, std::vector<c10::IValue>& outputs);
+  // May prepare a program from what it saw, unless `record` is off.
+  void run_general_path(Frame& frame, std::span<const InputView> inputs, std::vector<c10::IValue>& outputs,
+                        bool record = true);
+  // Both paths, compared; false, and nothing happened, if the signature is not prepared.
+  bool run_both(Frame& frame, std::span<const InputView> inputs, std::vector<c10::IValue>& outputs);
   // Drops inputs, unmanaged values and outputs.
   void clear(Frame& frame) const;
 

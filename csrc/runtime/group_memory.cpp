@@ -5,6 +5,7 @@
 #include "common/bits.h"
 #include "common/error.h"
 #include "planner/storage_groups.h"
+#include "runtime/arena_memory.h"
 #include "runtime/managed_storage.h"
 
 namespace staticrt {
@@ -31,7 +32,7 @@ void GroupMemory::place() {
   if (needed_bytes_ > buffer_bytes_ || !buffer_) {
     buffer_.clear();
     buffer_bytes_ = 0;
-    if (needed_bytes_ > 0) buffer_ = c10::GetCPUAllocator()->allocate(static_cast<size_t>(needed_bytes_));
+    if (needed_bytes_ > 0) buffer_ = allocate_arena(needed_bytes_);
     buffer_bytes_ = needed_bytes_;
   }
   int64_t offset = 0;
@@ -45,7 +46,16 @@ void GroupMemory::place() {
 
 void GroupMemory::begin_run(c10::IValue* slots) {
   if (!planned_) return;
-  if (needed_bytes_ > buffer_bytes_ || (needed_bytes_ > 0 && !buffer_)) place();
+  if (needed_bytes_ > buffer_bytes_ || (needed_bytes_ > 0 && !buffer_)) {
+    try {
+      place();
+    } catch (const OutOfMemoryError&) {
+      // Sizes are the largest ever seen: start again from what the next calls need.
+      for (Group& group : groups_) group.size_bytes = 0;
+      needed_bytes_ = 0;
+      throw;
+    }
+  }
   for (Group& group : groups_) {
     for (const ValueId id : group.members) {
       if (slots[id].isTensor()) continue;

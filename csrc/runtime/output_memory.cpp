@@ -4,6 +4,7 @@
 
 #include "common/bits.h"
 #include "common/error.h"
+#include "runtime/arena_memory.h"
 #include "runtime/managed_storage.h"
 
 namespace staticrt {
@@ -35,8 +36,9 @@ void OutputMemory::begin_run(c10::IValue* slots) {
   if (!profiled_) return;
   if (size_bytes() > buffer_bytes_) {
     buffer_.clear();
+    buffer_bytes_ = 0;  // should the next line throw
+    buffer_ = allocate_arena(size_bytes());
     buffer_bytes_ = size_bytes();
-    buffer_ = c10::GetCPUAllocator()->allocate(static_cast<size_t>(buffer_bytes_));
   }
   int64_t offset = 0;
   for (Output& output : outputs_) {

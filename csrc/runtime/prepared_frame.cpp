@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "common/error.h"
+#include "runtime/arena_memory.h"
 #include "runtime/general_path.h"
 #include "runtime/prepared.h"
 #include "runtime/run_error.h"
@@ -67,7 +68,7 @@ void PreparedFrame::move_to(Arena& arena) {
     arena.data.clear();
     arena.size_bytes = 0;
     ++arena.generation;
-    arena.data = c10::GetCPUAllocator()->allocate(static_cast<size_t>(p.stats_.arena_bytes));
+    arena.data = allocate_arena(p.stats_.arena_bytes);
     arena.size_bytes = p.stats_.arena_bytes;
   }
   if (arena_generation_ == arena.generation) return;

@@ -1,0 +1,102 @@
+"""Arenas come from staticrt's own allocator: counted, limited, given back."""
+
+import gc
+
+import pytest
+import torch
+
+import staticrt
+from staticrt.errors import OutOfMemoryError
+
+MIB = 1 << 20
+
+
+def allocated() -> int:
+    staticrt.memory.empty_cache(device="cpu")  # small blocks that a thread keeps count as allocated
+    return staticrt.memory.stats("cpu")["allocated_bytes.all.current"]
+
+
+class Wide(torch.nn.Module):
+    """Needs an arena of several times its input's size."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = torch.nn.Linear(64, 512)
+        self.down = torch.nn.Linear(512, 64)
+
+    def forward(self, x):
+        return self.down(torch.softmax(self.up(x), 1))
+
+
+@pytest.fixture
+def model():
+    with torch.no_grad():
+        yield Wide().eval()
+    gc.collect()
+
+
+def arena_bytes(fast) -> int:
+    (native,) = fast._engine._natives()
+    return max(stats["arena_bytes"] for stats in native.prepared_stats)
+
+
+def test_an_arena_is_the_allocators_and_as_large_as_planned(model):
+    fast = staticrt.compile(model)
+    before = allocated()
+    x = torch.randn(256, 64)
+    for _ in range(3):
+        torch.testing.assert_close(fast(x), model(x))
+    planned = arena_bytes(fast)
+    assert planned >= 256 * 512 * 4
+    assert planned <= allocated() - before < planned + 4096
+    fast.trim()
+    assert allocated() == before
+    torch.testing.assert_close(fast(x), model(x))
+
+
+def test_steady_state_makes_no_allocation(model):
+    fast = staticrt.compile(model)
+    x = torch.randn(32, 64)
+    for _ in range(3):
+        fast(x)
+    before = staticrt.memory.stats("cpu")["allocation.all.allocated"]
+    for _ in range(50):
+        fast(x)
+    assert staticrt.memory.stats("cpu")["allocation.all.allocated"] == before
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+def test_out_of_memory_names_the_arena_and_loses_nothing(model, prepared):
+    fast = staticrt.compile(model, prepared=prepared)
+    small, large = torch.randn(2, 64), torch.randn(4096, 64)
+    for _ in range(3):
+        fast(small)
+    staticrt.memory.empty_cache(device="cpu")
+    reserved = staticrt.memory.stats("cpu")["reserved_bytes.all.current"]
+    staticrt.memory.set_limit(bytes=reserved, device="cpu")
+    try:
+        failures = 0
+        for _ in range(4):  # general and prepared
+            try:
+                torch.testing.assert_close(fast(large), model(large))
+            except OutOfMemoryError as error:
+                failures += 1
+                assert "out of memory" in str(error) and "arena of a compiled program" in str(error)
+        assert failures
+        torch.testing.assert_close(fast(small), model(small))
+    finally:
+        staticrt.memory.set_limit(device="cpu")
+    for _ in range(3):
+        torch.testing.assert_close(fast(large), model(large))
+
+
+def test_a_dropped_model_gives_its_arena_back(model):
+    before = allocated()
+    fast = staticrt.compile(model)
+    for rows in (8, 64, 512):
+        for _ in range(2):
+            fast(torch.randn(rows, 64))
+    assert allocated() > before
+    del fast
+    gc.collect()
+    assert allocated() == before
