@@ -30,7 +30,7 @@ def test_many_calls_at_once_equal_eager(model):
             torch.testing.assert_close(staticrt.wait(future), model(x))
 
 
-@pytest.mark.parametrize("width,depth", [(10, 2), (3, 5)])
+@pytest.mark.parametrize(("width", "depth"), [(10, 2), (3, 5)])
 def test_nested_forks_do_not_wait_for_each_other(width, depth):
     def count(level: int) -> int:
         if level == 0:

@@ -82,7 +82,7 @@ def test_tied_weights_and_partial_swaps():
 
 
 @pytest.mark.parametrize(
-    "weights,text",
+    ("weights", "text"),
     [
         ({"weight": torch.zeros(4, 4)}, "missing: bias"),
         ({"weight": torch.zeros(4, 4), "bias": torch.zeros(4), "x": torch.zeros(1)}, "unknown: x"),

@@ -27,9 +27,9 @@ std::shared_ptr<PreparedProgram> hold(std::shared_ptr<const PreparedProgram> pro
                                       std::shared_ptr<const Executable> executable) {
   if (!program) return nullptr;
   auto* pointer = const_cast<PreparedProgram*>(program.get());
-  auto both = std::make_shared<
-      std::pair<std::shared_ptr<const PreparedProgram>, std::shared_ptr<const Executable>>>(
-      std::move(program), std::move(executable));
+  auto both =
+      std::make_shared<std::pair<std::shared_ptr<const PreparedProgram>, std::shared_ptr<const Executable>>>(
+          std::move(program), std::move(executable));
   return {std::move(both), pointer};
 }
 

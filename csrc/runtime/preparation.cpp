@@ -568,9 +568,8 @@ PreparedProgram::PreparedProgram(const BoundProgram& bound, const Recorder& reco
 std::vector<uint32_t> PreparedProgram::nodes_of(const Step& step) const {
   if (step.kind == StepKind::kAllocate || step.kind == StepKind::kView) {
     const auto& nodes = bound_.program->nodes();
-    const auto after =
-        std::partition_point(nodes.begin(), nodes.end(),
-                             [&](const Node& node) { return node.first_output <= step.value; });
+    const auto after = std::partition_point(
+        nodes.begin(), nodes.end(), [&](const Node& node) { return node.first_output <= step.value; });
     return {static_cast<uint32_t>(after - nodes.begin()) - 1};
   }
   if (step.kind != StepKind::kCall) return {step.node};

@@ -69,7 +69,8 @@ TEST(a_call_that_is_not_prepared_leaves_no_run_behind) {
 TEST(a_failed_run_ends_in_the_trace_and_the_next_one_is_traced) {
   const auto executable = relu_chain_executable(false);
   install_trace();
-  EXPECT_THROW(executable->run({c10::IValue(at::randn({16})), c10::IValue(1)}), InputError, "expected 1 inputs");
+  EXPECT_THROW(executable->run({c10::IValue(at::randn({16})), c10::IValue(1)}), InputError,
+               "expected 1 inputs");
   EXPECT_THROW(executable->run({c10::IValue(std::string("no tensor"))}), std::exception, "");
   executable->run({at::randn({16})});
   const std::unique_ptr<Trace> trace = take_trace();
