@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from staticrt.compiler import CompiledFunction as CompiledFunction
     from staticrt.compiler import CompiledModule as CompiledModule
     from staticrt.compiler import compile as compile
+    from staticrt.onnx.export import to_onnx as to_onnx
+    from staticrt.onnx.load import from_onnx as from_onnx
 
 __version__ = "0.1.0"
 
@@ -30,7 +32,9 @@ _LAZY: dict[str, str] = {
     "Future": "staticrt.asynchronous",
     "compile": "staticrt.compiler",
     "fork": "staticrt.asynchronous",
+    "from_onnx": "staticrt.onnx.load",
     "set_num_async_threads": "staticrt.asynchronous",
+    "to_onnx": "staticrt.onnx.export",
     "wait": "staticrt.asynchronous",
 }
 _MODULES = (

@@ -327,7 +327,8 @@ class Engine:
         impossible = isinstance(error, CannotCapture)
         self._failures[key] = Failure(reason, where, impossible)
         # What the model raised may be the caller's mistake: eager decides, and parts are tried afterwards.
-        self._routes[key] = "eager" if self._is_part else "parts" if impossible else "later"
+        whole = self._is_part or getattr(self.function, "runs_whole_or_eagerly", False)
+        self._routes[key] = "eager" if whole else "parts" if impossible else "later"
 
     def _tensors(self) -> dict[int, tuple[str, str]]:
         function = self.function

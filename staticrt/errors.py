@@ -73,5 +73,9 @@ class DeviceError(StaticRuntimeError):
     """A device failed, cannot do what was asked, or is not there."""
 
 
+class OnnxError(StaticRuntimeError, ValueError):
+    """An ONNX model that is damaged or invalid, or holds what staticrt does not support; or a failed export."""
+
+
 class InternalError(StaticRuntimeError):
     """A broken invariant of staticrt itself: please report it."""

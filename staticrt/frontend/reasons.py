@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+import threading
 from types import FrameType
 
 import torch
@@ -24,6 +25,21 @@ _INFRASTRUCTURE = (
     "site-packages/pluggy",
 )
 _user_files: dict[str, bool] = {}
+_location = threading.local()
+
+
+def set_location(place: tuple[str, int, str, str] | None) -> None:
+    """Say where in a model that is no Python code this thread is, until told otherwise.
+
+    Args:
+        place: file, line (or node number), function (or operator) and text; None: look at Python frames again.
+    """
+    _location.place = place
+
+
+def location() -> tuple[str, int, str, str] | None:
+    """What `set_location` said last in this thread."""
+    return getattr(_location, "place", None)
 
 
 class CannotCapture(Exception):
@@ -79,12 +95,18 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
 
 def model_line(frame: FrameType | None = None) -> str:
     """ "file.py:41" of the model line now running, or ""."""
+    place = location()
+    if place is not None:
+        return f"{os.path.basename(place[0])}:{place[1]}"
     found = user_frame(frame if frame is not None else sys._getframe(1))
     return "" if found is None else f"{os.path.basename(found.f_code.co_filename)}:{found.f_lineno}"
 
 
 def stack_trace(frame: FrameType | None) -> str | None:
     """The model line now running in the form fx keeps in meta["stack_trace"]."""
+    place = location()
+    if place is not None:
+        return f'File "{place[0]}", line {place[1]}, in {place[2]}\n    {place[3]}'
     found = user_frame(frame)
     if found is None:
         return None

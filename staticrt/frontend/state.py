@@ -99,13 +99,10 @@ class Snapshot:
         if isinstance(value, set):
             self._sets.append((path, value, set(value)))
             return []
-        if type(value).__module__.split(".")[0] in (
-            "logging",
-            "threading",
-            "_thread",
-            "concurrent",
-            "staticrt",
-        ):
+        room = type(value).__module__.split(".")[0]
+        if room in ("logging", "threading", "_thread", "concurrent"):
+            return []
+        if room == "staticrt" and not isinstance(value, torch.nn.Module):
             return []
         attributes = getattr(value, "__dict__", None)
         if not isinstance(attributes, dict):

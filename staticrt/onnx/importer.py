@@ -1,0 +1,302 @@
+"""From the protobuf messages of a model to a `Program`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx
+import torch
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
+
+from staticrt.errors import OnnxError
+from staticrt.onnx import registry
+from staticrt.onnx.functions import FunctionBodies
+from staticrt.onnx.numbers import MAX_NUMBERS, Numbers, objects
+from staticrt.onnx.program import FunctionBody, Program, Scope, Step, function_operator
+from staticrt.onnx.registry import Call, Operator
+from staticrt.onnx.types import to_tensor
+
+_DOMAINS = {"ai.onnx": ""}
+_MAX_DEPTH = 64
+_DROPPED = frozenset({"consumed_inputs"})  # of operator set 1, a hint
+
+
+class Importer:
+    """Imports one model.
+
+    Args:
+        model: checked by the caller as far as `onnx` can.
+        name: for messages.
+        base_dir: where its external data may lie; "" for nowhere.
+    """
+
+    def __init__(self, model: ModelProto, name: str, base_dir: str) -> None:
+        self.model = model
+        self.name = name
+        self.base_dir = base_dir
+        self.tensors: list[tuple[str, str, torch.Tensor]] = []  # kind, name, value
+        self.bodies = FunctionBodies(model)
+        self._unsupported: list[str] = []
+        self._depth = 0
+        self._number = 0
+
+    def run(self) -> Program:
+        """The main graph.
+
+        Raises:
+            OnnxError: operators without a builder, all of them named; a damaged model.
+        """
+        program = self.graph(self.model.graph, versions(self.model.opset_import, self.name))
+        if self._unsupported:
+            lines = list(dict.fromkeys(self._unsupported))
+            raise OnnxError(
+                f"{self.name} needs {len(lines)} operator(s) that are not supported: {'; '.join(lines[:20])}",
+                fix="write the operators as model-local functions, or export the model with other ones",
+            )
+        return program
+
+    def graph(self, graph: GraphProto, opsets: Mapping[str, int]) -> Program:
+        """A graph or sub-graph."""
+        constants: dict[str, Numbers | int] = {}
+        for tensor in graph.initializer:
+            constants[tensor.name] = self._initializer(tensor.name, to_tensor(tensor, self.base_dir))
+        for sparse in graph.sparse_initializer:
+            constants[sparse.values.name] = self._initializer(sparse.values.name, self._dense(sparse))
+        # Before IR version 4 initializers are listed as inputs, too; a caller need not give those.
+        inputs = tuple(value.name for value in graph.input if value.name not in constants)
+        outputs = tuple(value.name for value in graph.output)
+        return self._program(graph.name, inputs, outputs, graph.node, opsets, constants, {})
+
+    def function(self, proto: FunctionProto, node: NodeProto, opsets: Mapping[str, int]) -> Operator:
+        """A function as an operator, its attributes bound to those of one call."""
+        given = {a.name: a for a in proto.attribute_proto}
+        given.update({a.name: a for a in node.attribute})
+        inner = {**opsets, **versions(proto.opset_import, proto.name)}
+        program = self._program(
+            proto.name, tuple(proto.input), tuple(proto.output), proto.node, inner, {}, given
+        )
+        return function_operator(node.op_type, node.domain, program)
+
+    def _program(
+        self,
+        name: str,
+        inputs: tuple[str, ...],
+        outputs: tuple[str, ...],
+        nodes: Sequence[NodeProto],
+        opsets: Mapping[str, int],
+        constants: dict[str, Numbers | int],
+        bound: Mapping[str, AttributeProto],
+    ) -> Program:
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise OnnxError(
+                f"{self.name}: graphs or functions are nested more than {_MAX_DEPTH} deep", at=name
+            )
+        steps: list[Step] = []
+        for node in nodes:
+            if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+                (output,) = node.output
+                constants[output] = self._constant(node, bound)
+                continue
+            step = self._step(node, opsets, bound)
+            if step is None:
+                continue
+            if not self._fold(step, constants):
+                steps.append(step)
+        self._depth -= 1
+        free = _liveness(steps, inputs, outputs, constants)
+        return Program(name, inputs, outputs, tuple(steps), constants, free)
+
+    def _step(
+        self, node: NodeProto, opsets: Mapping[str, int], bound: Mapping[str, AttributeProto]
+    ) -> Step | None:
+        self._number += 1
+        domain = _DOMAINS.get(node.domain, node.domain)
+        label = f"{node.op_type} {node.name or ', '.join(node.output)!r}"
+        operator = self._operator(node, domain, opsets, label)
+        if operator is None:
+            return None
+        attributes: dict[str, Any] = {}
+        if not isinstance(operator.function, FunctionBody):  # a body has its attributes bound already
+            for attribute in node.attribute:
+                if attribute.name not in _DROPPED:
+                    found = bound.get(attribute.ref_attr_name) if attribute.ref_attr_name else attribute
+                    if found is not None:
+                        attributes[attribute.name] = self._attribute(found, opsets, label)
+            self._check_attributes(operator, attributes, label)
+        inputs = tuple(node.input)
+        while inputs and not inputs[-1]:
+            inputs = inputs[:-1]
+        given = sum(1 for name in inputs[: operator.required] if name)
+        if given < operator.required or (operator.rest is None and len(inputs) > len(operator.kinds)):
+            raise OnnxError(
+                f"{node.op_type} takes {operator.required} to {len(operator.kinds)} inputs, got {len(inputs)}",
+                at=f"{label} of {self.name}",
+                fix="the model is invalid; export it again",
+            )
+        outputs = tuple(node.output)
+        text = f"{', '.join(filter(None, outputs))} = {node.op_type}({', '.join(inputs)})"
+        location = (self.name, self._number, node.op_type, _printable(text))
+        return Step(operator, label, location, inputs, outputs, attributes, opsets.get(domain, 1))
+
+    def _operator(
+        self, node: NodeProto, domain: str, opsets: Mapping[str, int], label: str
+    ) -> Operator | None:
+        version = opsets.get(domain)
+        proto = self.bodies.local(node)
+        if proto is None:
+            if version is None:
+                raise OnnxError(
+                    f"the model does not import operator set {domain or 'ai.onnx'!r}", at=f"{label} of {self.name}",
+                    fix="the model is invalid; export it again",
+                )  # fmt: skip
+            found = registry.find(domain, node.op_type, version)
+            if found is not None:
+                return found
+            proto = self.bodies.of_schema(node, domain, version)
+        if proto is None:
+            what = f"{domain + '.' if domain else ''}{node.op_type} (opset {version}) at {label}"
+            self._unsupported.append(what)
+            return None
+        return self.function(proto, node, opsets)
+
+    def _check_attributes(self, operator: Operator, attributes: dict[str, Any], label: str) -> None:
+        unknown = sorted(attributes.keys() - operator.attributes)
+        if unknown:
+            raise OnnxError(
+                f"{operator.name} has no attribute {unknown[0]!r}; it has {', '.join(sorted(operator.attributes))}",
+                at=f"{label} of {self.name}",
+                fix="the model is invalid, or newer than this version of staticrt knows",
+            )
+
+    def _attribute(self, attribute: AttributeProto, opsets: Mapping[str, int], label: str) -> Any:
+        kind = attribute.type
+        if kind == AttributeProto.GRAPH:
+            return self.graph(attribute.g, opsets)
+        if kind == AttributeProto.TENSOR:
+            return to_tensor(attribute.t, self.base_dir, label)
+        if kind == AttributeProto.STRING:
+            return attribute.s.decode(errors="replace")
+        if kind == AttributeProto.STRINGS:
+            return tuple(item.decode(errors="replace") for item in attribute.strings)
+        if kind in (AttributeProto.FLOAT, AttributeProto.INT):
+            return onnx.helper.get_attribute_value(attribute)
+        if kind in (AttributeProto.FLOATS, AttributeProto.INTS):
+            return tuple(onnx.helper.get_attribute_value(attribute))
+        if kind == AttributeProto.TYPE_PROTO:
+            return attribute.tp
+        raise OnnxError(
+            f"attribute {attribute.name!r} of type {kind} is not supported", at=f"{label} of {self.name}"
+        )
+
+    # -- constants ---------------------------------------------------------------------------------------------
+
+    def _constant(self, node: NodeProto, bound: Mapping[str, AttributeProto]) -> Numbers | int:
+        label = f"Constant {node.output[0]!r}"
+        if len(node.attribute) != 1:
+            raise OnnxError(
+                f"a Constant has one value, got {len(node.attribute)}", at=f"{label} of {self.name}"
+            )
+        (attribute,) = node.attribute
+        if attribute.ref_attr_name:
+            attribute = bound.get(attribute.ref_attr_name, attribute)
+        name = node.attribute[0].name
+        if name == "sparse_value":
+            return self._initializer(node.output[0], self._dense(attribute.sparse_tensor), structural=True)
+        value = self._attribute(attribute, {}, label)
+        if isinstance(value, (str, tuple)) and name.startswith("value_string"):
+            raise OnnxError("strings are not supported", at=f"{label} of {self.name}")
+        if not isinstance(value, torch.Tensor):
+            value = torch.tensor(
+                value, dtype=torch.float32 if name.startswith("value_float") else torch.int64
+            )
+        return self._initializer(node.output[0], value, structural=True)
+
+    def _initializer(self, name: str, value: torch.Tensor, structural: bool = False) -> Numbers | int:
+        """Small integers, and scalars written in the graph, are structure; all else is state of the module."""
+        whole = not value.is_floating_point() and not value.is_complex()
+        if value.dim() <= 1 and (whole or structural) and value.numel() <= (MAX_NUMBERS if whole else 16):
+            return Numbers(objects(value.reshape(-1).tolist(), tuple(value.shape)), value.dtype)
+        self.tensors.append(("buffer" if whole else "parameter", name, value))
+        return len(self.tensors) - 1
+
+    def _dense(self, sparse: onnx.SparseTensorProto) -> torch.Tensor:
+        values, indices = to_tensor(sparse.values, self.base_dir), to_tensor(sparse.indices, self.base_dir)
+        dims = list(sparse.dims)
+        flat = torch.zeros(int(torch.tensor(dims).prod()), dtype=values.dtype)
+        if indices.dim() == 2:
+            strides = torch.tensor([int(torch.tensor(dims[i + 1 :]).prod()) for i in range(len(dims))])
+            indices = (indices * strides).sum(1)
+        if indices.numel() != values.numel() or (
+            len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(flat)
+        ):
+            raise OnnxError(
+                f"sparse tensor {sparse.values.name!r} has indices outside of its shape", at=self.name
+            )
+        flat[indices] = values
+        return flat.reshape(dims)
+
+    def _fold(self, step: Step, constants: dict[str, Numbers | int]) -> bool:
+        """Compute a step now if it only depends on structure, not on the module's state."""
+        if not step.operator.pure or any(isinstance(v, Program) for v in step.attributes.values()):
+            return False
+        inputs = [constants.get(name) if name else None for name in step.inputs]
+        if any(
+            name and not isinstance(value, Numbers) for name, value in zip(step.inputs, inputs, strict=True)
+        ):
+            return False
+        try:
+            found = step.operator.run(inputs, step.attributes, Call(step.opset, step.outputs, Scope(())))
+        except Exception:  # the run says what is wrong
+            return False
+        found = found if isinstance(found, tuple) else (found,)
+        if len(found) < len(step.outputs) or not all(isinstance(v, (Numbers, torch.Tensor)) for v in found):
+            return False
+        if any(isinstance(v, torch.Tensor) and v.numel() > MAX_NUMBERS for v in found):
+            return False
+        for name, value in zip(step.outputs, found, strict=False):
+            if name:
+                constants[name] = (
+                    value if isinstance(value, Numbers) else self._initializer(name, value, True)
+                )
+        return True
+
+
+def versions(imports: Sequence[Any], name: str) -> dict[str, int]:
+    """Version of each operator set a model or function imports.
+
+    Raises:
+        OnnxError: a version that the installed `onnx` package does not know.
+    """
+    found = {_DOMAINS.get(item.domain, item.domain): int(item.version) for item in imports}
+    newest = onnx.defs.onnx_opset_version()
+    if found.get("", 1) > newest or found.get("", 1) < 1:
+        raise OnnxError(
+            f"{name} is written in operator set {found['']}; the installed onnx package knows 1 to {newest}",
+            fix="upgrade onnx, or convert the model with onnx.version_converter",
+        )
+    return found
+
+
+def _liveness(
+    steps: list[Step], inputs: tuple[str, ...], outputs: tuple[str, ...], constants: Mapping[str, Any]
+) -> frozenset[str]:
+    """Fill in `Step.last`; return the names that come from outside."""
+    own = {*inputs, *constants, *(name for step in steps for name in step.outputs)}
+    alive = set(outputs)
+    free = set(outputs)
+    for step in reversed(steps):
+        used = {name for name in step.inputs if name}
+        for value in step.attributes.values():
+            if isinstance(value, Program):
+                used |= value.free
+        ends = (used | set(step.outputs)) - alive
+        step.last = tuple(sorted(name for name in ends if name in own and name))
+        alive |= used
+        free |= used
+    return frozenset(free - own)
+
+
+def _printable(text: str) -> str:
+    return text.encode("unicode_escape").decode()[:200]

@@ -1,0 +1,214 @@
+"""The module that an ONNX model becomes, and its compiled form."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from staticrt.compiler import CompiledModule
+from staticrt.errors import InputError
+from staticrt.onnx.numbers import Numbers, objects
+from staticrt.onnx.program import Program, Scope, recording
+from staticrt.onnx.types import from_array
+from staticrt.options import Options, parse_options
+
+_MAX_HOST = 64  # elements of an input that decides shapes
+
+
+@dataclasses.dataclass(frozen=True)
+class InputInfo:
+    """An input of a model.
+
+    Args:
+        dtype: of a tensor; None for a sequence or an optional value.
+        shape: per dimension a size, a name, or None where the model does not say; None: any rank.
+        host: its values decide shapes, so they are part of what a capture is made for.
+    """
+
+    name: str
+    dtype: torch.dtype | None
+    shape: tuple[int | str | None, ...] | None
+    host: bool = False
+    optional: bool = False
+
+
+class OnnxModule(torch.nn.Module):
+    """An ONNX model. Float initializers are its parameters (without gradients), large integer ones its buffers.
+
+    Args:
+        program: what it computes.
+        inputs: what it takes, in the model's order.
+        tensors: kind ("parameter" or "buffer"), ONNX name, value.
+    """
+
+    runs_whole_or_eagerly = True  # there is no Python code of the model's own for Dynamo to cut
+
+    def __init__(
+        self, program: Program, inputs: Sequence[InputInfo], tensors: Sequence[tuple[str, str, torch.Tensor]]
+    ) -> None:
+        super().__init__()
+        self.inputs = tuple(inputs)
+        self.input_names = tuple(info.name for info in inputs)
+        self.output_names = program.outputs
+        self._program = program
+        self._paths = tuple(_register(self, *tensor) for tensor in tensors)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """See `OnnxModel.__call__`."""
+        arguments = self.bind(args, kwargs)
+        tensors = [_get(self, path) for path in self._paths]
+        values = [self._enter(info, value) for info, value in zip(self.inputs, arguments, strict=True)]
+        own = {id(tensor) for tensor in tensors}
+        outputs = [_leave(value, own) for value in self._program.run(Scope(tensors), values)]
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Positional arguments as `forward` computes with them: arrays as tensors, deciding values as numbers.
+
+        Raises:
+            InputError: an input is missing, unknown or given twice, or its type does not fit.
+        """
+        if len(args) > len(self.inputs):
+            raise InputError(
+                f"the model takes {len(self.inputs)} inputs, got {len(args)}",
+                fix=f"its inputs are {', '.join(self.input_names)}",
+            )
+        given = dict(zip(self.input_names, args, strict=False))
+        for name, value in kwargs.items():
+            if name not in self.input_names or name in given:
+                what = "is given twice" if name in given else "is not an input of the model"
+                raise InputError(f"{name!r} {what}", fix=f"its inputs are {', '.join(self.input_names)}")
+            given[name] = value
+        missing = [info.name for info in self.inputs if info.name not in given and not info.optional]
+        if missing:
+            raise InputError(
+                f"input {missing[0]!r} is missing",
+                fix=f"the model's inputs are {', '.join(self.input_names)}",
+            )
+        return tuple(_bind(info, given.get(info.name)) for info in self.inputs)
+
+    def _enter(self, info: InputInfo, value: Any) -> Any:
+        """A bound argument as a value of the program."""
+        if isinstance(value, torch.Tensor):
+            _check(info, value)
+            return value
+        if info.dtype is not None and isinstance(
+            value, (tuple, int, float, bool, torch.SymInt, torch.SymFloat)
+        ):
+            return Numbers(objects(value), info.dtype)
+        return value
+
+    def extra_repr(self) -> str:
+        return f"inputs={', '.join(self.input_names)}; outputs={', '.join(self.output_names)}"
+
+
+class OnnxModel(CompiledModule):
+    """A compiled ONNX model: `staticrt.compile` of an `OnnxModule`, called with tensors or numpy arrays.
+
+    Inputs are given in the model's order or by their names (`model(**{"input.1": x})`); one output comes back as
+    a tensor, several as a tuple in the model's order, sequences as lists. Results are always torch tensors.
+    """
+
+    def __new__(cls, module: OnnxModule, options: Options) -> OnnxModel:
+        return torch.nn.Module.__new__(cls)  # type: ignore[no-any-return]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._engine.fast.call(*self._module.bind(args, kwargs))  # type: ignore[operator]
+
+    @property
+    def module(self) -> OnnxModule:
+        """The model as a plain module, which runs eagerly."""
+        return self._module  # type: ignore[return-value]
+
+    def __repr__(self) -> str:
+        return f"OnnxModel({self._module!r})"
+
+    def __reduce__(self) -> Any:
+        return _rebuild, (self._module, dict(self._options.values))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OnnxModel:
+        return OnnxModel(copy.deepcopy(self.module, memo), self._options)
+
+    def __copy__(self) -> OnnxModel:
+        return OnnxModel(copy.copy(self.module), self._options)
+
+
+def _rebuild(module: OnnxModule, options: dict[str, Any]) -> OnnxModel:
+    return OnnxModel(module, parse_options(options))
+
+
+def _register(module: torch.nn.Module, kind: str, name: str, value: torch.Tensor) -> tuple[str, ...]:
+    """Add a tensor under its ONNX name; dots lead into submodules, so that exported state dicts keep their keys."""
+    parts = [part for part in name.split(".") if part] or ["unnamed"]
+    owner = module
+    path: list[str] = []
+    for part in parts[:-1]:
+        child = owner._modules.get(part)
+        if child is None:
+            if hasattr(owner, part):
+                break
+            child = torch.nn.Module()
+            owner.add_module(part, child)
+        owner = child
+        path.append(part)
+    leaf = "_".join(parts[len(path) :])
+    while hasattr(owner, leaf):
+        leaf += "_"
+    if kind == "parameter":
+        owner.register_parameter(leaf, torch.nn.Parameter(value, requires_grad=False))
+    else:
+        owner.register_buffer(leaf, value)
+    return (*path, leaf)
+
+
+def _get(module: torch.nn.Module, path: tuple[str, ...]) -> torch.Tensor:
+    for part in path[:-1]:
+        module = module._modules[part]  # type: ignore[assignment]
+    leaf = path[-1]
+    found = module._parameters[leaf] if leaf in module._parameters else module._buffers[leaf]
+    assert found is not None
+    return found
+
+
+def _bind(info: InputInfo, value: Any) -> Any:
+    if type(value) is torch.Tensor:
+        pass
+    elif type(value).__module__ == "numpy":
+        value = from_array(value)
+    elif isinstance(value, (list, tuple)) and info.dtype is None:
+        value = [from_array(item) if type(item).__module__ == "numpy" else item for item in value]
+    if info.host and isinstance(value, torch.Tensor) and value.dim() <= 1 and not recording():
+        _check(info, value)
+        if value.numel() <= _MAX_HOST:
+            found = value.tolist()
+            return tuple(found) if isinstance(found, list) else found
+    return value
+
+
+def _check(info: InputInfo, value: torch.Tensor) -> None:
+    """Raise InputError unless a tensor fits the model's declaration; a capture then knows the fixed sizes."""
+    if info.dtype is not None and value.dtype != info.dtype:
+        raise InputError(
+            f"input {info.name!r} is {info.dtype}, got {value.dtype}", fix=f"pass it as .to({info.dtype})"
+        )
+    if info.shape is None:
+        return
+    fits = value.dim() == len(info.shape)
+    if not fits or any(
+        type(want) is int and have != want for have, want in zip(value.shape, info.shape, strict=True)
+    ):
+        shown = ", ".join("?" if dim is None else str(dim) for dim in info.shape)
+        raise InputError(f"input {info.name!r} has shape [{shown}], got {list(map(str, value.shape))}")
+
+
+def _leave(value: Any, own: set[int]) -> Any:
+    """An output as the caller gets it: never one of the module's tensors."""
+    if isinstance(value, Numbers):
+        return value.tensor().clone() if recording() else value.tensor()
+    if isinstance(value, (list, tuple)):
+        return [_leave(item, own) for item in value]
+    return value.clone() if id(value) in own else value
