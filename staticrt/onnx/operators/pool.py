@@ -247,13 +247,15 @@ def max_unpool(
     count = len(kernel_shape)
     stride, around = list(strides or [1] * count), list(pads or [0] * 2 * count)
     sizes: list[Any] = list(x.shape[:2])
-    if output_shape is not None:
-        sizes = output_shape.list()
-    else:
-        for i in range(count):
-            sizes.append((x.shape[2 + i] - 1) * stride[i] - around[i] - around[count + i] + kernel_shape[i])
+    for i in range(count):
+        sizes.append((x.shape[2 + i] - 1) * stride[i] - around[i] - around[count + i] + kernel_shape[i])
     total: Any = 1
     for size in sizes:
         total = total * size
     flat = torch.zeros([total], dtype=x.dtype, device=x.device)
-    return flat.scatter(0, indices.reshape(-1), x.reshape(-1)).reshape(sizes)
+    found = flat.scatter(0, indices.reshape(-1), x.reshape(-1)).reshape(sizes)
+    if output_shape is None:
+        return found
+    # The indices count in the inferred shape; a larger one adds zeros behind.
+    wanted = output_shape.list()[2:]
+    return padded(found, [0] * count, [want - have for want, have in zip(wanted, sizes[2:], strict=True)])

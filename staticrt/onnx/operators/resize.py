@@ -45,7 +45,8 @@ def _positions(rule: Rule, size: Any, out: Any, scale: Any, start: float, end: f
     if kind == "pytorch_half_pixel":
         return (index + 0.5) / scale - 0.5 if _more_than_one(out) else torch.zeros_like(index)
     if kind == "align_corners":
-        return index * ((size - 1) / (out - 1)) if _more_than_one(out) else torch.zeros_like(index)
+        exact = size * scale  # not rounded down
+        return index * ((size - 1) / (exact - 1)) if _more_than_one(out) else torch.zeros_like(index)
     if kind == "asymmetric":
         return index / scale
     if kind == "tf_half_pixel_for_nn":
@@ -105,7 +106,7 @@ def _along(x: Tensor, axis: int, rule: Rule, out: Any, scale: Any, start: float,
     for tap in range(1 - taps, taps + 1):
         place = base + tap
         weight = _kernel(rule, (place - position) * stretch)
-        if rule.exclude_outside or rule.antialias:
+        if rule.exclude_outside:
             weight = torch.where((place >= 0) & (place <= size - 1), weight, torch.zeros_like(weight))
         weights.append(weight)
         places.append(torch.clamp(place, min=0, max=size - 1).to(torch.int64))
