@@ -11,18 +11,9 @@ from torch import nn
 
 from staticrt.models.bench.job import Setting
 from staticrt.models.bench.timing import hot_call
+from staticrt.report.roofline import COPIES, GEMM_SIZES, gemm_routes
 
-GEMM_SIZES = (512, 1024)
 MOST_SECONDS = 0.1  # for one figure
-# Two sizes of one copy in bytes, whose difference in time leaves the call's own cost out. Source and
-# destination of the larger fill at most 24 KiB (an L1 cache has 32 or more), 192 KiB (an L2 cache has 256
-# or more), 4 MiB, 512 MiB (more than any cache).
-COPIES = {
-    "l1": (4 << 10, 12 << 10),
-    "l2": (48 << 10, 96 << 10),
-    "l3": (1 << 20, 2 << 20),
-    "memory": (0, 256 << 20),
-}
 
 
 def _best_ns(call: Callable[..., Any], arguments: Sequence[Any], seconds: float, threads: int) -> float:
@@ -39,22 +30,11 @@ def _copy_bandwidth(sizes: tuple[int, int], seconds: float) -> float:
     return 2 * (sizes[1] - sizes[0]) / max(large - small, 1.0) * 1e9
 
 
-def _gemm_routes(size: int) -> dict[str, Callable[[], Any]]:
-    """Ways to multiply two square matrices, [size, size] each."""
-    a, b, out = (torch.randn(size, size) for _ in range(3))
-    routes: dict[str, Callable[[], Any]] = {"mm": lambda: torch.mm(a, b, out=out)}
-    if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        packed = torch.ops.mkldnn._reorder_linear_weight(b, size)
-        linear = torch.ops.mkldnn._linear_pointwise
-        routes["mkldnn packed linear"] = lambda: linear(a, packed, None, "none", [], "")
-    return routes
-
-
 def _gemm_speeds(seconds: float, threads: int) -> dict[str, float]:
     """FLOP/s of each route at its best size."""
     speeds: dict[str, float] = {}
     for size in GEMM_SIZES:
-        for name, route in _gemm_routes(size).items():
+        for name, route in gemm_routes(size).items():
             speed = 2 * size**3 / _best_ns(route, (), seconds, threads) * 1e9
             speeds[name] = max(speed, speeds.get(name, 0.0))
     return speeds

@@ -1,0 +1,130 @@
+"""What a compiled callable can tell about itself: one mixin, one method per report.
+
+A compiled module is still the module: where the model itself has an attribute of the same name (`metrics`,
+`profile`, …), the model's wins, and the report is reached as `staticrt.report.tools.Tools.metrics(compiled)`.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+
+if TYPE_CHECKING:
+    from staticrt.compiled import Engine
+    from staticrt.report.compare import CompareReport
+    from staticrt.report.metrics import Metrics
+    from staticrt.report.profile import ProfileReport
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _Tool:
+    """A method that steps back where the wrapped module has an attribute of its name."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.__doc__ = function.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self.function
+        module = instance.__dict__.get("_module")
+        if module is not None and _has_own(module, self.name):
+            return getattr(module, self.name)
+        return types.MethodType(self.function, instance)
+
+
+def _has_own(module: torch.nn.Module, name: str) -> bool:
+    found = (module.__dict__, module._parameters, module._buffers, module._modules)
+    return any(name in names for names in found) or hasattr(type(module), name)
+
+
+def tool(function: F) -> F:
+    return cast(F, _Tool(function))
+
+
+class Tools:
+    """Reports on a compiled callable."""
+
+    _engine: Engine
+
+    @tool
+    def profile(self, *args: Any, runs: int = 20, **kwargs: Any) -> ProfileReport:
+        """Where the time of a call with these arguments goes, node by node.
+
+        Args:
+            args, kwargs: of the call. A model argument named `runs` goes through
+                `staticrt.report.profile.profile`.
+            runs: traced calls; figures are medians.
+
+        Returns:
+            A report to print, `to_json()`, or `to_chrome_trace(path)`.
+        """
+        from staticrt.report.profile import profile
+
+        return profile(self, args, kwargs, name=self._engine.name, runs=runs)  # type: ignore[arg-type]
+
+    @tool
+    def metrics(self, *args: Any, runs: int = 20, **kwargs: Any) -> Metrics:
+        """Counts, memory and signatures of every graph; with arguments, also the times of calls with them."""
+        from staticrt.report.metrics import metrics_of
+        from staticrt.report.profile import profile
+
+        report = None
+        if args or kwargs:
+            report = profile(self, args, kwargs, name=self._engine.name, runs=runs)  # type: ignore[arg-type]
+        return metrics_of(self._engine.executables(), self._engine.fast.calls, report)
+
+    @tool
+    def compare(
+        self, *args: Any, rtol: float | None = None, atol: float | None = None, **kwargs: Any
+    ) -> CompareReport:
+        """Run eager and compiled on these arguments and find the first node that is off.
+
+        Args:
+            rtol, atol: tolerances as of `torch.testing.assert_close`; its defaults per dtype if None.
+
+        Returns:
+            A report; `report.ok`, or the stage (capture, pass, node) where results part.
+        """
+        from staticrt.report.compare import compare
+
+        return compare(self._engine, args, kwargs, rtol=rtol, atol=atol)
+
+    @tool
+    def plot_memory(self, path: str | Path, graph: int = 0, signature: int = -1) -> None:
+        """Draw the planned memory of one prepared program: who holds which bytes while which node runs.
+
+        Args:
+            path: .svg, .html, or .png (needs matplotlib).
+            graph: number of the captured graph, as in `explain()`.
+            signature: number of its prepared signature; the last one by default.
+
+        Raises:
+            InputError: no such graph, or nothing is prepared yet.
+        """
+        from staticrt.report.arena_plot import plot_arena
+
+        plot_arena(self._engine.executables(), graph, signature).save(path)
+
+    @tool
+    def draw(self, path: str | Path, graph: int = 0) -> None:
+        """Draw a captured graph: operators, shapes, fused chains, what is planned and what falls back.
+
+        Args:
+            path: .svg, .html, .png (needs matplotlib), or .dot (Graphviz text).
+            graph: number of the captured graph, as in `explain()`.
+
+        Raises:
+            InputError: no such graph.
+        """
+        from staticrt.report.graph_plot import draw_graph
+
+        draw_graph(self._engine.executables(), graph, path)
