@@ -16,13 +16,15 @@ from staticrt.errors import CaptureError
 from staticrt.fast_path import FastPath
 from staticrt.frontend.dynamo import NotCompiled, Parts
 from staticrt.frontend.graph import CapturedGraph
+from staticrt.frontend.names import argument_names
 from staticrt.frontend.keys import CallKey, EagerOnly, call_key, eager_reason
 from staticrt.frontend.reasons import CannotCapture
 from staticrt.frontend.state import Snapshot, StateGuard
 from staticrt.frontend.structure import Flattener
 from staticrt.native import _C
 from staticrt.options import Options
-from staticrt.report.explain import CaptureReport, EagerReport, Explanation, operator_counts
+from staticrt.report.eager import eager_call
+from staticrt.report.explain import EagerReport, Explanation, capture_report
 from staticrt.weights import new_weights
 
 
@@ -154,7 +156,8 @@ class Engine:
 
     def _run_eagerly(self, args: Any, kwargs: Any, reason: str, where: str = "") -> Any:
         self._eager["call", reason, where] += 1
-        return self.function(*args, **kwargs)
+        with eager_call(self.name, reason, where):
+            return self.function(*args, **kwargs)
 
     # -- captures ----------------------------------------------------------------------------------------------
 
@@ -235,6 +238,7 @@ class Engine:
                 args,
                 kwargs,
                 snapshot=snapshot,
+                names=argument_names(self.function, args, kwargs, len(leaves)),
                 tensors=self._tensors(),
                 dynamic=self.options.dynamic is not False,
                 symbolic_ints=symbolic,
@@ -299,11 +303,11 @@ class Engine:
 
     def explain(self) -> Explanation:
         """What was compiled, what runs eagerly, and why."""
-        captures = tuple(_capture_report(entry) for entry in self._order)
+        captures = tuple(capture_report(entry) for entry in self._order)
         eager = tuple(EagerReport(*key, calls=count) for key, count in sorted(self._eager.items()) if count)
         if self._parts is not None:
             captures += tuple(
-                dataclasses.replace(_capture_report(entry), route="part")
+                dataclasses.replace(capture_report(entry), route="part")
                 for part in self._part_engines
                 for entry in part._order
             )
@@ -341,35 +345,6 @@ class Engine:
 
 def _any_requires_grad(leaves: Sequence[Any]) -> bool:
     return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
-
-
-def _capture_report(entry: Entry) -> CaptureReport:
-    captured = entry.captured
-    graph = captured.module.graph
-    placeholders = graph.find_nodes(op="placeholder")
-    users = [
-        (spec, node) for spec, node in zip(captured.inputs, placeholders, strict=True) if spec.kind == "user"
-    ]
-    counts = operator_counts(captured)
-    return CaptureReport(
-        route=entry.route,
-        inputs=tuple(f"{spec.name}: {describe(node.meta['val'])}" for spec, node in users),
-        nodes=sum(count for _name, count in counts),
-        operators=counts,
-        guards=tuple(map(str, captured.guards.guards)),
-        mutates=tuple(spec.name for spec in captured.inputs if spec.mutated),
-        passes=getattr(entry.executable, "pass_lines", tuple)(),
-        kinds=tuple(getattr(entry.executable, "node_kinds", dict)().items()),
-        executor=type(entry.executable).__name__,
-        calls=entry.calls,
-    )
-
-
-def describe(value: Any) -> str:
-    """A fake value in short: "float32[s0, 8]"."""
-    if not isinstance(value, torch.Tensor):
-        return str(value)
-    return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}]"
 
 
 def _share_memory(captured: CapturedGraph, leaves: Sequence[Any]) -> bool:

@@ -15,11 +15,12 @@ from staticrt.asynchronous import Future, fork
 from staticrt.compiled import Engine
 from staticrt.options import Options, parse_options
 from staticrt.report.explain import Explanation
+from staticrt.report.tools import Tools
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class CompiledFunction:
+class CompiledFunction(Tools):
     """A function that runs compiled. Calls like the function it wraps."""
 
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
@@ -134,7 +135,7 @@ _DUNDERS = (
 )
 
 
-class CompiledModule(torch.nn.Module):
+class CompiledModule(Tools, torch.nn.Module):
     """A module that runs compiled. Its parameters, buffers, hooks and attributes are the wrapped module's own."""
 
     _module: torch.nn.Module

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from staticrt.errors import InputError
-from staticrt.report.drawing import png_possible
-from staticrt.report.memory_plot import format_bytes, load_snapshot, plot
+from staticrt.report.drawing import format_bytes, png_possible
+from staticrt.report.memory_plot import load_snapshot, plot
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

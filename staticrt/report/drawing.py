@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import colorsys
+import hashlib
+import html
 import importlib
 import importlib.util
 from collections.abc import Sequence
@@ -85,19 +88,23 @@ class Drawing:
         """Write the file; its name says how.
 
         Raises:
-            OptionError: it is neither .svg nor .png, or .png without matplotlib.
+            OptionError: it is neither .svg, .html nor .png, or .png without matplotlib.
         """
         suffix = Path(path).suffix.lower()
         if suffix == ".svg":
             Path(path).write_text(self.svg(), encoding="utf-8")
+        elif suffix == ".html":
+            title = html.escape(Path(path).stem)
+            page = f'<!doctype html>\n<meta charset="utf-8">\n<title>{title}</title>\n{self.svg()}'
+            Path(path).write_text(page, encoding="utf-8")
         elif suffix == ".png":
             self._save_png(path)
         else:
-            raise OptionError(f"cannot draw into {str(path)!r}", fix="name it .svg or .png")
+            raise OptionError(f"cannot draw into {str(path)!r}", fix="name it .svg, .html or .png")
 
     def _save_png(self, path: str | Path) -> None:
         if not png_possible():
-            raise OptionError("PNG needs matplotlib", fix="pip install matplotlib, or write .svg")
+            raise OptionError("PNG needs matplotlib", fix="pip install matplotlib, or write .svg or .html")
         # By name: matplotlib is optional, also for the type checker.
         matplotlib: Any = importlib.import_module("matplotlib.figure")
         dots = 100
@@ -115,6 +122,23 @@ class Drawing:
                 align = {"start": "left", "middle": "center", "end": "right"}[shape.anchor]
                 axes.text(*shape.at, shape.text, fontsize=shape.size * 72 / dots, ha=align, va="baseline")
         figure.savefig(path)
+
+
+def format_bytes(size: float) -> str:
+    """A size with a binary unit: 1.50 MiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.2f} {unit}"
+        size /= 1024
+    return f"{size:.2f} TiB"
+
+
+def color_of(label: str) -> str:
+    """A colour that depends on the label alone."""
+    digest = hashlib.md5(label.encode(), usedforsecurity=False).digest()
+    light, strength = 0.5 + digest[1] / 1280, 0.35 + digest[2] / 850
+    red, green, blue = colorsys.hls_to_rgb(digest[0] / 256, light, strength)
+    return f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}"
 
 
 def png_possible() -> bool:

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from staticrt.frontend.graph import CapturedGraph
+from staticrt.native import _C
+from staticrt.report.drawing import format_bytes
+from staticrt.report.graphs import input_names
+from staticrt.report.signatures import SignatureReport, program_text, signature_reports
+
+if TYPE_CHECKING:
+    from staticrt.compiled import Entry
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +33,9 @@ class CaptureReport:
         kinds: the runtime's node kinds (managed, view, fallback …), if it gives them.
         executor: what runs it.
         calls: how often it ran.
+        signatures: programs prepared for input signatures: kernels and memory of each.
+        program: the graph as the runtime has it, one line per node.
+        islands: parts given to accelerators.
     """
 
     route: str
@@ -35,6 +48,9 @@ class CaptureReport:
     kinds: tuple[tuple[str, int], ...]
     executor: str
     calls: int
+    signatures: tuple[SignatureReport, ...] = ()
+    program: str = ""
+    islands: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +72,7 @@ class EagerReport:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """What a compiled callable does; `str()` is meant to be read."""
+    """What a compiled callable does; `str()` is meant to be read, `details()` lists every node."""
 
     name: str
     captures: tuple[CaptureReport, ...]
@@ -64,21 +80,20 @@ class Explanation:
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
+        return self._text(details=False)
+
+    def details(self) -> str:
+        """`str()`, and for each graph its program: every node with its kind, kernel and model line."""
+        return self._text(details=True)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain data."""
+        return dataclasses.asdict(self)
+
+    def _text(self, details: bool) -> str:
         lines = [f"{self.name}: {len(self.captures)} captured graph{'s' * (len(self.captures) != 1)}"]
         for number, report in enumerate(self.captures):
-            lines.append(
-                f"  graph {number} ({report.route}, {report.executor}): {report.nodes} nodes, {report.calls} calls"
-            )
-            lines.append(f"    inputs:    {', '.join(report.inputs) or 'none'}")
-            lines.append(
-                "    operators: " + ", ".join(f"{name} ×{count}" for name, count in report.operators[:8])
-            )
-            if report.kinds:
-                lines.append("    kinds:     " + ", ".join(f"{kind} {count}" for kind, count in report.kinds))
-            lines += [f"    guard:     {guard}" for guard in report.guards]
-            if report.mutates:
-                lines.append(f"    writes:    {', '.join(report.mutates)}")
-            lines += [f"    pass:      {line}" for line in report.passes]
+            lines += _capture_lines(number, report, details)
         if self.eager:
             lines.append("  runs eagerly:")
         for item in self.eager:
@@ -86,6 +101,82 @@ class Explanation:
             lines.append(f"    {item.what}{place}: {item.reason}   ({item.calls} calls)")
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
+
+
+def _capture_lines(number: int, report: CaptureReport, details: bool) -> list[str]:
+    lines = [
+        f"  graph {number} ({report.route}, {report.executor}): {report.nodes} nodes, {report.calls} calls",
+        f"    inputs:    {', '.join(report.inputs) or 'none'}",
+        "    operators: " + ", ".join(f"{name} ×{count}" for name, count in report.operators[:8]),
+    ]
+    if report.kinds:
+        lines.append("    kinds:     " + ", ".join(f"{kind} {count}" for kind, count in report.kinds))
+    lines += [f"    guard:     {guard}" for guard in report.guards]
+    if report.mutates:
+        lines.append(f"    writes:    {', '.join(report.mutates)}")
+    lines += [f"    pass:      {line}" for line in report.passes]
+    lines += [f"    island:    {line}" for line in report.islands]
+    for signature in report.signatures:
+        lines.append(f"    signature: {', '.join(signature.inputs) or 'no tensors'}")
+        lines.append(
+            f"      memory:  arena {format_bytes(signature.arena_bytes)} "
+            f"(lower bound {format_bytes(signature.lower_bound_bytes)}, without sharing "
+            f"{format_bytes(signature.values_bytes)}), outputs {format_bytes(signature.output_bytes)} a call"
+            + (
+                f", unmanaged {format_bytes(signature.unmanaged_bytes)}"
+                if signature.unmanaged_bytes
+                else ""
+            )
+        )
+        lines.append(
+            "      kernels: " + ", ".join(f"{route} ×{count}" for route, count in signature.kernels)
+        )
+        if details:
+            lines += [f"        {step}" for step in signature.steps]
+    if details and report.program:
+        lines.append("    program:")
+        lines += [f"      {line}" for line in report.program.splitlines()]
+    return lines
+
+
+def capture_report(entry: Entry) -> CaptureReport:
+    """The report of one capture of an engine."""
+    from staticrt.executable import StaticExecutable
+
+    captured = entry.captured
+    placeholders = captured.module.graph.find_nodes(op="placeholder")
+    users = [
+        (spec, node) for spec, node in zip(captured.inputs, placeholders, strict=True) if spec.kind == "user"
+    ]
+    counts = operator_counts(captured)
+    native = entry.executable.native if isinstance(entry.executable, StaticExecutable) else None
+    return CaptureReport(
+        route=entry.route,
+        inputs=tuple(f"{spec.name}: {describe(node.meta['val'])}" for spec, node in users),
+        nodes=sum(count for _name, count in counts),
+        operators=counts,
+        guards=tuple(map(str, captured.guards.guards)),
+        mutates=tuple(spec.name for spec in captured.inputs if spec.mutated),
+        passes=getattr(entry.executable, "pass_lines", tuple)(),
+        kinds=tuple(getattr(entry.executable, "node_kinds", dict)().items()),
+        executor=type(entry.executable).__name__,
+        calls=_runs(native) if native else entry.calls,
+        signatures=signature_reports(native, input_names(captured)) if native else (),
+        program=program_text(native) if native else str(captured.module.graph),
+        islands=getattr(entry.executable, "island_lines", tuple)(),
+    )
+
+
+def _runs(executable: _C.Executable) -> int:
+    """Calls that ended, those served without Python included."""
+    return executable.cache_counters["hits"] + _C.rare_times(executable)["general_runs"]
+
+
+def describe(value: Any) -> str:
+    """A fake value in short: "float32[s0, 8]"."""
+    if not isinstance(value, torch.Tensor):
+        return str(value)
+    return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}]"
 
 
 def operator_counts(captured: CapturedGraph) -> tuple[tuple[str, int], ...]:

@@ -5,8 +5,6 @@ Reads the schema of `torch.cuda.memory._snapshot`, from torch or from `staticrt.
 
 from __future__ import annotations
 
-import colorsys
-import hashlib
 import io
 import json
 import pickle
@@ -15,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from staticrt.errors import InputError
-from staticrt.report.drawing import Drawing, Point
+from staticrt.report.drawing import Drawing, Point, color_of, format_bytes
 
 STATES = {
     "active_allocated": "#4878a8",
@@ -163,15 +161,6 @@ def _reserved(trace: list[dict[str, Any]], segments: list[dict[str, Any]]) -> li
     return levels
 
 
-def format_bytes(size: float) -> str:
-    """A size with a binary unit: 1.50 MiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1024:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.2f} {unit}"
-        size /= 1024
-    return f"{size:.2f} TiB"
-
-
 def plot(snapshot: dict[str, Any], device: int = 0) -> Drawing:
     """The picture of a snapshot: memory over time above, one bar for each segment below."""
     segments = [each for each in snapshot["segments"] if each.get("device", 0) == device]
@@ -200,7 +189,7 @@ def _draw_timeline(drawing: Drawing, line: Timeline) -> None:
         lower = _staircase(layer.steps, layer.end if layer.end > layer.begin else layer.begin + 1)
         upper = [(action, size + layer.size) for action, size in reversed(lower)]
         points = [at(action, size) for action, size in [*lower, *upper]]
-        drawing.polygon(points, _color(layer.label), layer.label)
+        drawing.polygon(points, color_of(layer.label), layer.label)
     if any(size for _, _, size in line.rest):
         end = max(line.actions, 1)
         lower = _staircase([(action, below) for action, below, _ in line.rest], end)
@@ -241,11 +230,3 @@ def _draw_segments(drawing: Drawing, rows: list[dict[str, Any]], top: int, left_
             offset += block["size"]
     legend = "blue: in use; orange: freed, still used by a stream; grey: free. Left: pool and stream."
     drawing.text(LEFT, top + len(rows) * ROW + 14, legend, 10)
-
-
-def _color(label: str) -> str:
-    """A colour that depends on the label alone."""
-    digest = hashlib.md5(label.encode(), usedforsecurity=False).digest()
-    light, strength = 0.5 + digest[1] / 1280, 0.35 + digest[2] / 850
-    red, green, blue = colorsys.hls_to_rgb(digest[0] / 256, light, strength)
-    return f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}"

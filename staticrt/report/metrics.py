@@ -10,6 +10,7 @@ from typing import Any
 from tabulate import tabulate
 
 from staticrt.native import _C
+from staticrt.report.graphs import Graph
 from staticrt.report.profile import KindRow, ProfileReport
 from staticrt.report.programs import nodes_of
 
@@ -114,7 +115,7 @@ class Metrics:
         return text
 
 
-_GROUPS = {"out": "out", "boxed_out": "out", "native": "native", "boxed": "fallback", "control": "control"}
+_GROUPS = {"out variant": "out", "boxed out variant": "out", "native": "native", "control flow": "control"}
 
 
 def graph_metrics(name: str, executable: _C.Executable) -> list[GraphMetrics]:
@@ -153,10 +154,10 @@ def graph_metrics(name: str, executable: _C.Executable) -> list[GraphMetrics]:
 
 
 def metrics_of(
-    executables: Sequence[tuple[str, _C.Executable]], fast_calls: int, profiled: ProfileReport | None
+    compiled: Sequence[Graph], fast_calls: int, profiled: ProfileReport | None
 ) -> Metrics:
-    """Metrics of named executables, with the times of a profile if there is one."""
-    graphs = tuple(g for name, executable in executables for g in graph_metrics(name, executable))
+    """Metrics of graphs, with the times of a profile if there is one."""
+    graphs = tuple(m for graph in compiled for m in graph_metrics(graph.name, graph.native))
     times = None
     if profiled is not None:
         times = TimeMetrics(

@@ -39,7 +39,7 @@ class ProfileRow:
         depth: 0; in a body of control flow 1 or more, whose time is in its control row's `time_ns` too.
         calls: runs of it per call.
         time_ns: with bodies; self_ns: without.
-        share: of `self_ns` in the time of a call.
+        share: of `self_ns` in the time of a call that is not traced.
         flops, read_bytes, written_bytes: per call.
         floor_ns: the least time this machine needs for them; None where nothing is counted.
     """
@@ -100,13 +100,13 @@ class ProfileReport:
         runs: profiled calls.
         threads: torch's intra-op threads.
         call_ns: median time of a call that is not traced.
-        traced_ns: median time of a traced call, to which shares refer.
+        traced_ns: median time of a traced call.
         setup_ns: from a run's begin to its first step; alloc_ns: of it, memory; both per call.
         dealloc_ns: handing out outputs, emptying slots, giving back memory.
         outside_ns: neither in runs nor in eager calls: arguments, guards, Python between parts.
         paths: how the runs went, "prepared" in steady state.
         rows: in execution order.
-        machine: the measured limits.
+        machine: the measured limits, or what a step reached where that was more.
     """
 
     name: str
@@ -169,7 +169,7 @@ class ProfileReport:
         headers = ["node", "op", "kind", "route", "µs", "%", "MB", "GFLOP/s", "of roof", "line"]
         body = [
             [
-                "  " * row.depth + _short(row.name, 36),
+                "↳ " * row.depth + _short(row.name, 36),
                 _short(row.op, 28),
                 row.kind,
                 _short(row.route, 24),
@@ -299,7 +299,6 @@ class _Sum:
 
 
 def _report(name: str, calls: Sequence[Call], plain: Sequence[int]) -> ProfileReport:
-    machine = roofline()
     sums: dict[Any, _Sum] = {}
     eager: dict[tuple[str, str, str], list[int]] = {}
     for number, call in enumerate(calls):
@@ -309,13 +308,18 @@ def _report(name: str, calls: Sequence[Call], plain: Sequence[int]) -> ProfileRe
         for span in call.eager:
             eager.setdefault((span.name, span.reason, span.where), []).append(span.end_ns - span.begin_ns)
     traced = statistics.median(call.end_ns - call.begin_ns for call in calls)
-    rows = [_row(entry, len(calls), traced, machine) for entry in sums.values()]
+    rows = [_row(entry, len(calls)) for entry in sums.values()]
+    machine = roofline().raised_to((row.flops, row.bytes, row.self_ns) for row in rows)
+    rows = [_with_floor(row, machine) for row in rows]
     for (what, reason, where), times in eager.items():
         total = sum(times) / len(calls)
         rows.append(
             ProfileRow(what, (), reason, "eager", "eager", where, "", 0, len(times) / len(calls), total, total,
-                       total / traced, 0, 0, 0, None)
+                       0.0, 0, 0, 0, None)
         )  # fmt: skip
+    # Tracing makes calls longer; what the steps take is compared with calls that are not traced.
+    whole = max(statistics.median(plain), sum(row.self_ns for row in rows), 1.0)
+    rows = [dataclasses.replace(row, share=row.self_ns / whole) for row in rows]
     return ProfileReport(
         name=name,
         runs=len(calls),
@@ -337,7 +341,7 @@ def _median(calls: Sequence[Call], name: str) -> float:
     return statistics.median(sum(getattr(run, name) for run in call.runs if run.depth == 0) for call in calls)
 
 
-def _row(entry: _Sum, num_calls: int, traced_ns: float, machine: Roofline) -> ProfileRow:
+def _row(entry: _Sum, num_calls: int) -> ProfileRow:
     work = entry.step.work
     per_call = entry.count / num_calls
     # A call in which the step did not run counts as zero.
@@ -359,14 +363,19 @@ def _row(entry: _Sum, num_calls: int, traced_ns: float, machine: Roofline) -> Pr
         calls=per_call,
         time_ns=statistics.median(times),
         self_ns=self_ns,
-        share=self_ns / traced_ns,
+        share=0.0,
         flops=flops,
         read_bytes=read,
         written_bytes=written,
-        floor_ns=machine.floor_ns(work.flops, work.read_bytes + work.written_bytes) * per_call
-        if read + written
-        else None,
+        floor_ns=None,
     )
+
+
+def _with_floor(row: ProfileRow, machine: Roofline) -> ProfileRow:
+    if row.bytes == 0 or row.calls == 0:
+        return row
+    once = machine.floor_ns(round(row.flops / row.calls), round(row.bytes / row.calls))
+    return dataclasses.replace(row, floor_ns=once * row.calls)
 
 
 def _short(text: str, width: int) -> str:

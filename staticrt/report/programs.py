@@ -18,7 +18,7 @@ class Node:
         name: of the graph node.
         op: "aten::add.Tensor".
         where: the model line, or "".
-        kind: how it is bound: out, native, boxed_out, boxed, control.
+        kind: how it is bound: "out variant", "boxed out variant", "native", "fallback", "control flow".
         args: per argument, the values it reads.
         constants: arguments that are numbers, by position.
         outputs: the values it makes.

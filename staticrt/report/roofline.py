@@ -6,7 +6,7 @@ import ctypes
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -36,6 +36,11 @@ def gemm_routes(size: int) -> dict[str, Callable[[], Any]]:
     return routes
 
 
+def cache_of(moved_bytes: int) -> str:
+    """The smallest cache that holds so many bytes, or "memory"."""
+    return next((name for name, sizes in COPIES.items() if moved_bytes <= 2 * sizes[1]), "memory")
+
+
 @dataclasses.dataclass(frozen=True)
 class Roofline:
     """The machine's limits.
@@ -55,8 +60,21 @@ class Roofline:
 
         Bytes pass at the speed of the smallest cache they all fit into.
         """
-        level = next((name for name, sizes in COPIES.items() if moved_bytes <= 2 * sizes[1]), "memory")
-        return max(flops / self.flops_per_s, moved_bytes / self.bytes_per_s[level]) * 1e9
+        return max(flops / self.flops_per_s, moved_bytes / self.bytes_per_s[cache_of(moved_bytes)]) * 1e9
+
+    def raised_to(self, seen: Iterable[tuple[int, int, float]]) -> Roofline:
+        """At least what was reached: on a busy machine the measured limits may be too low.
+
+        Args:
+            seen: (flops, bytes, ns) of each thing that ran.
+        """
+        flops_per_s, bytes_per_s = self.flops_per_s, dict(self.bytes_per_s)
+        for flops, moved_bytes, ns in seen:
+            if ns > 0 and moved_bytes > 0:
+                flops_per_s = max(flops_per_s, flops / ns * 1e9)
+                level = cache_of(moved_bytes)
+                bytes_per_s[level] = max(bytes_per_s[level], moved_bytes / ns * 1e9)
+        return Roofline(flops_per_s, bytes_per_s, self.threads)
 
 
 def _best_ns(call: Callable[[], Any]) -> float:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
+from staticrt.report.graphs import Graph, input_names
+
 if TYPE_CHECKING:
     from staticrt.compiled import Engine
     from staticrt.report.compare import CompareReport
@@ -44,6 +46,18 @@ class _Tool:
 def _has_own(module: torch.nn.Module, name: str) -> bool:
     found = (module.__dict__, module._parameters, module._buffers, module._modules)
     return any(name in names for names in found) or hasattr(type(module), name)
+
+
+def graphs_of(engine: Engine) -> list[Graph]:
+    """The captured graphs that the C++ runtime runs, in the order and with the numbers of `explain()`."""
+    from staticrt.executable import StaticExecutable
+
+    entries = [*engine._order, *(entry for part in engine._part_engines for entry in part._order)]
+    return [
+        Graph(f"graph {number}", entry.executable.native, input_names(entry.captured))
+        for number, entry in enumerate(entries)
+        if isinstance(entry.executable, StaticExecutable)
+    ]
 
 
 def tool(function: F) -> F:
@@ -80,7 +94,7 @@ class Tools:
         report = None
         if args or kwargs:
             report = profile(self, args, kwargs, name=self._engine.name, runs=runs)  # type: ignore[arg-type]
-        return metrics_of(self._engine.executables(), self._engine.fast.calls, report)
+        return metrics_of(graphs_of(self._engine), self._engine.fast.calls, report)
 
     @tool
     def compare(
@@ -112,7 +126,7 @@ class Tools:
         """
         from staticrt.report.arena_plot import plot_arena
 
-        plot_arena(self._engine.executables(), graph, signature).save(path)
+        plot_arena(graphs_of(self._engine), graph, signature).save(path)
 
     @tool
     def draw(self, path: str | Path, graph: int = 0) -> None:
@@ -127,4 +141,4 @@ class Tools:
         """
         from staticrt.report.graph_plot import draw_graph
 
-        draw_graph(self._engine.executables(), graph, path)
+        draw_graph(graphs_of(self._engine), graph, path)

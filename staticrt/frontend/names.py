@@ -1,0 +1,47 @@
+"""Readable names of a call's flat arguments: "x", "cache[0]", "batch['mask']"."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+
+def argument_names(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], leaves: int
+) -> tuple[str, ...]:
+    """One name per leaf, in pytree order; () where a structure is not pytree's own.
+
+    Args:
+        leaves: how many leaves the caller counts.
+    """
+    target = function.forward if isinstance(function, torch.nn.Module) else function
+    try:
+        parameters = list(inspect.signature(target).parameters.values())
+    except (TypeError, ValueError):
+        return ()
+    names: list[str] = []
+    for index, value in enumerate(args):
+        names += _leaf_names(_positional(parameters, index), value)
+    for key, value in kwargs.items():
+        names += _leaf_names(key, value)
+    return tuple(names) if len(names) == leaves else ()
+
+
+def _positional(parameters: list[inspect.Parameter], index: int) -> str:
+    for place, parameter in enumerate(parameters):
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            return f"{parameter.name}[{index - place}]"
+        if place == index:
+            return parameter.name
+    return f"argument {index}"
+
+
+def _leaf_names(name: str, value: Any) -> list[str]:
+    if isinstance(value, torch.Tensor):
+        return [name]
+    paths, _ = pytree.tree_flatten_with_path(value)
+    return [name + pytree.keystr(path) for path, _leaf in paths]
