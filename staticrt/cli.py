@@ -1,7 +1,8 @@
 """`staticrt COMMAND`: one module per command, imported only when its command is called.
 
 A command's module has `add_arguments(parser)` and `main(args) -> int`, which returns the exit code:
-0 done, 1 the command ran but its check failed, 2 wrong use (arguments, files).
+0 done, 1 the command ran but failed (the model raised, results differ, a target was missed), 2 wrong use
+(arguments, files, inputs).
 """
 
 from __future__ import annotations
@@ -10,36 +11,67 @@ import argparse
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
-from staticrt.errors import StaticRuntimeError
+from staticrt import __version__
+from staticrt.errors import InputError, OptionError, PlanError, StaticRuntimeError
 
 # command -> (module, what it does)
 COMMANDS: dict[str, tuple[str, str]] = {
-    "bench": ("staticrt.models.bench.command", "measure the model zoo against every installed peer, on CPU"),
-    "memory": ("staticrt.memory_command", "draw a memory snapshot: its timeline and segments"),
-    "plan": ("staticrt.plan_command", "plan memory for CSV files of live ranges and sizes"),
+    "run": ("staticrt.commands.run", "run a model once and show its results; --check compares with eager"),
+    "bench": (
+        "staticrt.models.bench.command",
+        "measure a model, or the model zoo, against every installed peer",
+    ),
+    "inspect": (
+        "staticrt.commands.inspect",
+        "show what is compiled: graph, passes, kernels, memory, eager parts",
+    ),
+    "profile": ("staticrt.commands.profile", "show where a call's time goes, node by node"),
+    "plan": ("staticrt.commands.plan", "plan memory: of a model, or of CSV files of live ranges and sizes"),
+    "memory": ("staticrt.commands.memory", "draw a model's planned memory, or a memory snapshot"),
+    "compile": ("staticrt.commands.compile", "compile a model into a .pt2 archive"),
+    "env": ("staticrt.commands.env", "print versions, machine and build: what an issue report needs"),
 }
+EXIT_CODES = "exit codes: 0 done; 1 it failed or a check did; 2 wrong arguments, files or inputs"
+_USAGE = (InputError, OptionError, PlanError)
+INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(prog="staticrt", description="A static runtime for PyTorch.")
+    parser = argparse.ArgumentParser(
+        prog="staticrt", description="A static runtime for PyTorch.", epilog=EXIT_CODES
+    )
+    parser.add_argument("--version", action="version", version=f"staticrt {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     chosen = next((word for word in arguments if not word.startswith("-")), None)
     for name, (module, help_text) in COMMANDS.items():
-        command = commands.add_parser(name, help=help_text, description=help_text)
+        command = commands.add_parser(name, help=help_text, description=help_text, epilog=EXIT_CODES)
         if name == chosen:
             importlib.import_module(module).add_arguments(command)
+            command.add_argument("--debug", action="store_true", help="show tracebacks")
     args = parser.parse_args(arguments)
     try:
         code: int = importlib.import_module(COMMANDS[args.command][0]).main(args)
         sys.stdout.flush()
         return code
-    except StaticRuntimeError as error:
-        print(f"staticrt {args.command}: {error}", file=sys.stderr)
-        return 2
     except BrokenPipeError:  # the reader (head, less) has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except StaticRuntimeError as error:
+        return _report(args, error, str(error), 2 if isinstance(error, _USAGE) else 1)
+    except OSError as error:
+        place = f": {error.filename}" if error.filename else ""
+        return _report(args, error, f"{error.strerror or error}{place}", 2)
+
+
+def _report(args: argparse.Namespace, error: BaseException, text: str, code: int) -> int:
+    if args.debug:
+        traceback.print_exception(error)
+    print(f"staticrt {args.command}: {text}", file=sys.stderr)
+    return code

@@ -16,8 +16,8 @@ from staticrt.errors import CaptureError
 from staticrt.fast_path import FastPath
 from staticrt.frontend.dynamo import NotCompiled, Parts
 from staticrt.frontend.graph import CapturedGraph
-from staticrt.frontend.names import argument_names
 from staticrt.frontend.keys import CallKey, EagerOnly, call_key, eager_reason
+from staticrt.frontend.names import argument_names
 from staticrt.frontend.reasons import CannotCapture
 from staticrt.frontend.state import Snapshot, StateGuard
 from staticrt.frontend.structure import Flattener

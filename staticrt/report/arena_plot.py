@@ -165,7 +165,10 @@ def _draw_live(drawing: Drawing, layout: ArenaLayout, x: object, top: int) -> No
     drawing.text(LEFT, top - 8, "bytes held while each node runs", 11)
     below = [0] * len(arena)
     for sizes, color, title in zip(
-        stack, ("#4878a8", "#78a848", "#d8a040"), ("planned values", "outputs", "unmanaged values"), strict=True
+        stack,
+        ("#4878a8", "#78a848", "#d8a040"),
+        ("planned values", "outputs", "unmanaged values"),
+        strict=True,
     ):
         above = [a + b for a, b in zip(below, sizes, strict=True)]
         if any(sizes):

@@ -30,11 +30,12 @@ def chrome_trace(name: str, calls: Sequence[Call]) -> dict[str, Any]:
                 work = step.work
                 add(
                     work.op if work.kind not in ("allocate", "view") else work.name,
-                    work.kind,
+                    "step",
                     step.begin_ns,
                     step.end_ns,
                     node=work.name,
                     nodes=list(work.nodes),
+                    kind=work.kind,
                     route=work.route,
                     line=work.where,
                     shapes=work.shapes,
@@ -42,5 +43,12 @@ def chrome_trace(name: str, calls: Sequence[Call]) -> dict[str, Any]:
                     bytes=work.read_bytes + work.written_bytes,
                 )
         for span in call.eager:
-            add(f"eager: {span.name}", "eager", span.begin_ns, span.end_ns, reason=span.reason, line=span.where)
+            add(
+                f"eager: {span.name}",
+                "eager",
+                span.begin_ns,
+                span.end_ns,
+                reason=span.reason,
+                line=span.where,
+            )
     return {"traceEvents": events, "displayTimeUnit": "ns"}

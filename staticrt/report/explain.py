@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -122,15 +123,9 @@ def _capture_lines(number: int, report: CaptureReport, details: bool) -> list[st
             f"      memory:  arena {format_bytes(signature.arena_bytes)} "
             f"(lower bound {format_bytes(signature.lower_bound_bytes)}, without sharing "
             f"{format_bytes(signature.values_bytes)}), outputs {format_bytes(signature.output_bytes)} a call"
-            + (
-                f", unmanaged {format_bytes(signature.unmanaged_bytes)}"
-                if signature.unmanaged_bytes
-                else ""
-            )
+            + (f", unmanaged {format_bytes(signature.unmanaged_bytes)}" if signature.unmanaged_bytes else "")
         )
-        lines.append(
-            "      kernels: " + ", ".join(f"{route} ×{count}" for route, count in signature.kernels)
-        )
+        lines.append("      kernels: " + ", ".join(f"{route} ×{count}" for route, count in signature.kernels))
         if details:
             lines += [f"        {step}" for step in signature.steps]
     if details and report.program:
@@ -155,7 +150,7 @@ def capture_report(entry: Entry) -> CaptureReport:
         inputs=tuple(f"{spec.name}: {describe(node.meta['val'])}" for spec, node in users),
         nodes=sum(count for _name, count in counts),
         operators=counts,
-        guards=tuple(map(str, captured.guards.guards)),
+        guards=guard_lines(captured),
         mutates=tuple(spec.name for spec in captured.inputs if spec.mutated),
         passes=getattr(entry.executable, "pass_lines", tuple)(),
         kinds=tuple(getattr(entry.executable, "node_kinds", dict)().items()),
@@ -164,6 +159,22 @@ def capture_report(entry: Entry) -> CaptureReport:
         signatures=signature_reports(native, input_names(captured)) if native else (),
         program=program_text(native) if native else str(captured.module.graph),
         islands=getattr(entry.executable, "island_lines", tuple)(),
+    )
+
+
+def guard_lines(captured: CapturedGraph) -> tuple[str, ...]:
+    """Guards in the caller's terms: "x.shape[1] == 64" for a symbol's name."""
+    names = {int(spec.target): spec.name for spec in captured.inputs if spec.kind == "user"}
+    places = {}
+    for symbol in captured.guards.symbols:
+        leaf = names.get(symbol.leaf, f"argument {symbol.leaf}")
+        places[symbol.name] = {
+            "size": f"{leaf}.shape[{symbol.dim}]", "stride": f"{leaf}.stride({symbol.dim})", "value": leaf
+        }[symbol.prop]  # fmt: skip
+    return tuple(
+        re.sub(r"[A-Za-z_]\w*", lambda match: places.get(match[0], match[0]), guard.expression)
+        + (f"   ({guard.reason})" if guard.reason else "")
+        for guard in captured.guards.guards
     )
 
 

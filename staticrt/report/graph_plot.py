@@ -54,9 +54,7 @@ def boxes_of(graph: Graph) -> list[Box]:
     kinds = _kinds(nodes, view)
     maker = {value: node.name for node in nodes for value in node.outputs}
     inputs = {number: name for number, name in enumerate(graph.inputs) if name}
-    boxes = [
-        Box(name, f"{name}  {_shape(view, number)}", "input", "", ()) for number, name in inputs.items()
-    ]
+    boxes = [Box(name, f"{name}  {_shape(view, number)}", "input", "", ()) for number, name in inputs.items()]
     for node in nodes:
         sources = dict.fromkeys(
             found for value in node.reads if (found := maker.get(value) or inputs.get(value)) is not None

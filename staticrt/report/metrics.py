@@ -94,7 +94,18 @@ class Metrics:
         return json.dumps(self.to_dict(), indent=indent)
 
     def __str__(self) -> str:
-        headers = ["", "nodes", "managed", "native", "fallback", "arena B", "bound B", "hits", "misses", "first ms"]
+        headers = [
+            "",
+            "nodes",
+            "managed",
+            "native",
+            "fallback",
+            "arena B",
+            "bound B",
+            "hits",
+            "misses",
+            "first ms",
+        ]
         rows = [
             [g.name, g.nodes["total"], g.nodes["managed"], g.nodes["native"], g.nodes["fallback"], g.arena_bytes,
              g.lower_bound_bytes, g.hits, g.misses, f"{g.first_iteration_ns / 1e6:.2f}"]
@@ -153,9 +164,7 @@ def graph_metrics(name: str, executable: _C.Executable) -> list[GraphMetrics]:
     return found
 
 
-def metrics_of(
-    compiled: Sequence[Graph], fast_calls: int, profiled: ProfileReport | None
-) -> Metrics:
+def metrics_of(compiled: Sequence[Graph], fast_calls: int, profiled: ProfileReport | None) -> Metrics:
     """Metrics of graphs, with the times of a profile if there is one."""
     graphs = tuple(m for graph in compiled for m in graph_metrics(graph.name, graph.native))
     times = None

@@ -188,6 +188,10 @@ class ProfileReport:
         return text
 
     def __str__(self) -> str:
+        return f"{self.summary()}\n\n{self.table()}"
+
+    def summary(self) -> str:
+        """Times of the whole call, the machine's limits, and steps by kind."""
         kinds = [
             [k.kind, k.count, f"{k.time_ns / 1e3:.2f}", f"{k.share:.1%}"[:-1], f"{k.flops / 1e6:.2f}"]
             for k in self.by_kind()
@@ -201,8 +205,6 @@ class ProfileReport:
             "",
             tabulate(kinds, ["kind", "steps", "µs", "%", "MFLOP"], disable_numparse=True,
                      colalign=("left", "right", "right", "right", "right") if kinds else None),
-            "",
-            self.table(),
         ])  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
@@ -338,7 +340,8 @@ def _report(name: str, calls: Sequence[Call], plain: Sequence[int]) -> ProfileRe
 
 
 def _median(calls: Sequence[Call], name: str) -> float:
-    return statistics.median(sum(getattr(run, name) for run in call.runs if run.depth == 0) for call in calls)
+    sums: list[float] = [sum(getattr(run, name) for run in call.runs if run.depth == 0) for call in calls]
+    return statistics.median(sums)
 
 
 def _row(entry: _Sum, num_calls: int) -> ProfileRow:
@@ -347,9 +350,7 @@ def _row(entry: _Sum, num_calls: int) -> ProfileRow:
     # A call in which the step did not run counts as zero.
     times = [entry.total.get(number, 0) for number in range(num_calls)]
     own = [entry.total.get(number, 0) - entry.inner.get(number, 0) for number in range(num_calls)]
-    flops, read, written = (
-        round(n * per_call) for n in (work.flops, work.read_bytes, work.written_bytes)
-    )
+    flops, read, written = (round(n * per_call) for n in (work.flops, work.read_bytes, work.written_bytes))
     self_ns = statistics.median(own)
     return ProfileRow(
         name=work.name,

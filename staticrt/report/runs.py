@@ -120,6 +120,7 @@ class Tracer:
             while child is not None and child["begin_ns"] <= end:
                 inside += child["end_ns"] - child["begin_ns"]
                 child = next(inner, None)
+            key: tuple[Any, ...]
             if is_node:
                 work = self._node(executable, index, next(shapes))
                 key = (program, "node", index)

@@ -44,9 +44,7 @@ def signature_reports(executable: _C.Executable, names: Sequence[str]) -> tuple[
     return tuple(_report(executable, p, names) for p in _C.prepared_programs(executable))
 
 
-def _report(
-    executable: _C.Executable, prepared: _C.PreparedProgram, names: Sequence[str]
-) -> SignatureReport:
+def _report(executable: _C.Executable, prepared: _C.PreparedProgram, names: Sequence[str]) -> SignatureReport:
     view = PreparedView(executable, prepared)
     sizes: Counter[str] = Counter()
     for kind, _id, _begin, _end, size, _offset in prepared.blocks:

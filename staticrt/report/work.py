@@ -107,17 +107,67 @@ _COUNTS: dict[str, Callable[[Shapes, Shapes, Constants], int]] = {
     **dict.fromkeys(("softmax", "_softmax", "log_softmax", "_log_softmax", "_safe_softmax"), _per_read(5)),
     **dict.fromkeys(("layer_norm", "native_layer_norm", "group_norm", "native_group_norm"), _per_read(8)),
     **dict.fromkeys(("rms_norm", "_fused_rms_norm"), _per_read(4)),
-    **dict.fromkeys(("batch_norm", "native_batch_norm", "_native_batch_norm_legit_no_training"), _per_read(2)),
+    **dict.fromkeys(
+        ("batch_norm", "native_batch_norm", "_native_batch_norm_legit_no_training"), _per_read(2)
+    ),
     **dict.fromkeys(("sum", "mean", "amax", "amin", "prod", "max", "min", "argmax", "argmin"), _per_read(1)),
     **dict.fromkeys(("var", "std", "var_mean", "std_mean"), _per_read(3)),
 }
 
 # They move bytes and compute nothing.
 _MOVES = frozenset(
-    "cat stack clone copy copy_ contiguous _to_copy embedding gather index index_select slice_scatter "
-    "select_scatter scatter where pad constant_pad_nd repeat expand view reshape permute transpose t slice "
-    "select unsqueeze squeeze split chunk unbind narrow flatten flip roll fill zeros ones full empty "
-    "zeros_like ones_like full_like empty_like arange to detach alias lift_fresh_copy masked_fill".split()
+    [
+        "cat",
+        "stack",
+        "clone",
+        "copy",
+        "copy_",
+        "contiguous",
+        "_to_copy",
+        "embedding",
+        "gather",
+        "index",
+        "index_select",
+        "slice_scatter",
+        "select_scatter",
+        "scatter",
+        "where",
+        "pad",
+        "constant_pad_nd",
+        "repeat",
+        "expand",
+        "view",
+        "reshape",
+        "permute",
+        "transpose",
+        "t",
+        "slice",
+        "select",
+        "unsqueeze",
+        "squeeze",
+        "split",
+        "chunk",
+        "unbind",
+        "narrow",
+        "flatten",
+        "flip",
+        "roll",
+        "fill",
+        "zeros",
+        "ones",
+        "full",
+        "empty",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "empty_like",
+        "arange",
+        "to",
+        "detach",
+        "alias",
+        "lift_fresh_copy",
+        "masked_fill",
+    ]
 )
 
 # They read only rows of their first tensor: as much of it as they write.

@@ -169,7 +169,7 @@ def test_an_empty_snapshot_is_a_picture_too():
 
 
 def test_drawings_know_their_formats(tmp_path):
-    with pytest.raises(OptionError, match=r"name it .svg or .png"):
+    with pytest.raises(OptionError, match=r"name it .svg, .html or .png"):
         drawing.Drawing(10, 10).save(tmp_path / "x.gif")
 
 

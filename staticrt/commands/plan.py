@@ -1,4 +1,4 @@
-"""`staticrt plan FILE.csv…`: plan memory for instances in CSV files."""
+"""`staticrt plan`: the memory plan of a model, or plans for instances in CSV files."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ import json
 import sys
 from pathlib import Path
 
+from staticrt.commands.loading import MODEL_HELP, add_model_options, names_model
+from staticrt.commands.model_memory import plan_model
+from staticrt.commands.plan_goals import measure_goals
 from staticrt.errors import InputError, StaticRuntimeError
-from staticrt.plan_goals import measure_goals
 from staticrt.plan_instances import read_specs
 from staticrt.planner import EFFORTS, ArenaPlan, plan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Plan memory for CSV files: a header with lower, upper, size (others are ignored), then one buffer "
+        "Plan memory. Of a MODEL: compile it, run it once, and show the plan of its prepared program. "
+        "Of CSV files: a header with lower, upper, size (others are ignored), then one buffer "
         "per line, live on [lower, upper). Prints offsets in row order, arena_bytes, lower_bound, proved_optimal."
     )
-    parser.add_argument("files", nargs="*", metavar="FILE.csv")
+    parser.add_argument("files", nargs="*", metavar="MODEL | FILE.csv", help=f"CSV files, or {MODEL_HELP}")
+    add_model_options(parser)
     parser.add_argument(
         "--goals",
         metavar="DIR",
@@ -42,6 +46,9 @@ def _print(path: str, result: ArenaPlan, as_json: bool) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Plans every file it can; 2 if one of them could not be planned."""
+    if len(args.files) == 1 and names_model(args.files[0]):
+        args.model = args.files[0]
+        return plan_model(args)
     if args.goals:
         return measure_goals(Path(args.goals))
     if not args.files:

@@ -1,0 +1,1 @@
+"""The commands of `staticrt`, one module each, and what they share."""

@@ -1,0 +1,58 @@
+"""Calling a model from a command: without gradients, its own errors told as such."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from staticrt.commands.loading import model_error
+from staticrt.commands.progress import progress
+from staticrt.errors import StaticRuntimeError
+
+
+def call(what: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """`function(*args, **kwargs)` without gradients, shown as `what` if it takes long.
+
+    Raises:
+        ModelError: the model raised.
+    """
+    try:
+        with progress(what), torch.no_grad():
+            return function(*args, **kwargs)
+    except StaticRuntimeError:
+        raise
+    except Exception as error:
+        raise model_error(what, error) from error
+
+
+def copied(value: Any) -> Any:
+    """Arguments with tensors of their own, so that a model that writes into them spoils nothing."""
+    return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), value)
+
+
+def describe_result(value: Any) -> list[dict[str, Any]]:
+    """One line per leaf of a result: its path, dtype, sizes, and of tensors least, mean and largest value."""
+    lines = []
+    for path, leaf in pytree.tree_flatten_with_path(value)[0]:
+        place = pytree.keystr(path) or "result"
+        if not isinstance(leaf, torch.Tensor):
+            lines.append(
+                {"name": place, "value": leaf if isinstance(leaf, (int, float, str, bool)) else repr(leaf)}
+            )
+            continue
+        entry: dict[str, Any] = {
+            "name": place,
+            "dtype": str(leaf.dtype).removeprefix("torch."),
+            "sizes": list(leaf.shape),
+        }
+        if leaf.numel() and not leaf.is_complex():
+            numbers = leaf.double()
+            finite = torch.isfinite(numbers)
+            entry["finite"] = bool(finite.all())
+            for name, figure in (("min", numbers.min()), ("mean", numbers.mean()), ("max", numbers.max())):
+                entry[name] = figure.item() if entry["finite"] else None
+        lines.append(entry)
+    return lines

@@ -1,0 +1,288 @@
+"""A model from the command line: an ONNX file, a .pt2 archive, or package.module:Name."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import importlib.util
+import inspect
+import json
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from staticrt.commands.inputs import TensorSpec, add_input_arguments, build_inputs
+from staticrt.commands.progress import progress
+from staticrt.errors import InputError, OptionError, StaticRuntimeError
+
+MODEL_HELP = (
+    "an ONNX file, a .pt2 archive (of torch.export.save or staticrt.save), or package.module:Name or "
+    "file.py:Name, where Name is an nn.Module class, a module, or a function"
+)
+
+
+class ModelError(StaticRuntimeError):
+    """The user's own model raised: its message, and where."""
+
+
+@dataclasses.dataclass
+class LoadedModel:
+    """A model ready to be compiled.
+
+    Args:
+        name: for reports.
+        door: "onnx", "export" (torch.export.save), "archive" (staticrt.save), "python".
+        eager: what to compare with, None where there is none (an archive without its graph).
+        compiled: what runs: compiled already, or to be compiled.
+        names: of the arguments; specs: what is known of them; required: how many have no default.
+        examples: arguments that came with the model.
+    """
+
+    name: str
+    door: str
+    eager: Callable[..., Any] | None
+    compiled: Callable[..., Any]
+    names: tuple[str, ...] = ()
+    specs: tuple[TensorSpec, ...] = ()
+    required: int = 0
+    examples: tuple[Any, ...] | None = None
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare MODEL and its options."""
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    add_model_options(parser)
+
+
+def names_model(text: str) -> bool:
+    """Whether this looks like a MODEL rather than like another file."""
+    return Path(text).suffix.lower() in (".onnx", ".pt2") or (":" in text and not Path(text).exists())
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Declare a model's constructor arguments, options of the compiler, and inputs."""
+    parser.add_argument(
+        "--init", default="{}", metavar="JSON", help="constructor arguments of a class, as a JSON object"
+    )
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=JSON",
+        help="an option of staticrt.compile: --option prepared=false",
+    )
+    parser.add_argument("--threads", type=int, metavar="N", help="intra-op threads (torch's default)")
+    add_input_arguments(parser)
+
+
+def compile_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The --option arguments, as keywords of `staticrt.compile`.
+
+    Raises:
+        OptionError: one that is no NAME=VALUE.
+    """
+    options: dict[str, Any] = {}
+    for text in arguments.option:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise OptionError(f"--option {text!r}: expected NAME=VALUE")
+        try:
+            options[name] = json.loads(value)
+        except json.JSONDecodeError:
+            options[name] = value  # a bare word: executor=static
+    return options
+
+
+def prepare_model(
+    arguments: argparse.Namespace,
+) -> tuple[LoadedModel, Any, tuple[Any, ...], dict[str, Any]]:
+    """Load, compile and feed the model of a command: (loaded, compiled callable, args, kwargs).
+
+    Raises:
+        InputError, OptionError: wrong names, files or inputs.
+        ModelError: the model's own code failed while it was imported or built.
+    """
+    import staticrt
+
+    if arguments.threads is not None:
+        if arguments.threads < 1:
+            raise OptionError(f"--threads {arguments.threads}: expected at least 1")
+        torch.set_num_threads(arguments.threads)
+    torch.manual_seed(arguments.seed)
+    with progress(f"loading {arguments.model}"):
+        loaded = load_model(arguments.model, arguments.init, compile_options(arguments))
+    args, kwargs = build_inputs(arguments, loaded.names, loaded.specs, loaded.examples, loaded.required)
+    compiled = loaded.compiled
+    if not hasattr(compiled, "_engine") and loaded.door != "archive":
+        compiled = staticrt.compile(compiled, **compile_options(arguments))
+    return loaded, compiled, args, kwargs
+
+
+def load_model(text: str, init: str = "{}", options: dict[str, Any] | None = None) -> LoadedModel:
+    """The model that `text` names. See `prepare_model` for errors."""
+    path = Path(text)
+    suffix = path.suffix.lower()
+    if suffix in (".onnx", ".pt2"):
+        if not path.is_file():
+            raise InputError(f"{text}: there is no such file")
+        return _load_onnx(path, options or {}) if suffix == ".onnx" else _load_pt2(path, options or {})
+    if ":" not in text:
+        raise InputError(f"{text!r} names no model", fix=f"MODEL is {MODEL_HELP}")
+    return _load_python(text, init)
+
+
+def _load_onnx(path: Path, options: dict[str, Any]) -> LoadedModel:
+    raise InputError(f"{path}: ONNX files cannot be read yet")
+
+
+def _load_pt2(path: Path, options: dict[str, Any]) -> LoadedModel:
+    if not zipfile.is_zipfile(path):
+        raise InputError(
+            f"{path}: not a .pt2 archive (a zip file)",
+            fix="write one with torch.export.save or staticrt.save",
+        )
+    try:
+        program = torch.export.load(str(path))
+    except Exception as error:
+        raise InputError(f"{path}: torch.export.load failed: {_first_line(error)}") from error
+    module: Any = program.module()
+    examples = program.example_inputs
+    names, specs = _export_inputs(program)
+    args = None
+    if examples is not None and not examples[1]:
+        args = tuple(examples[0])
+    return LoadedModel(path.name, "export", module, module, names, specs, len(names), args)
+
+
+def _export_inputs(program: torch.export.ExportedProgram) -> tuple[tuple[str, ...], tuple[TensorSpec, ...]]:
+    users = set(program.graph_signature.user_inputs)
+    names, specs = [], []
+    for node in program.graph.find_nodes(op="placeholder"):
+        if node.name not in users:
+            continue
+        value = node.meta.get("val")
+        names.append(str(node.target))
+        if isinstance(value, torch.Tensor):
+            known = all(isinstance(size, int) for size in value.shape)
+            specs.append(TensorSpec(tuple(map(int, value.shape)) if known else None, value.dtype))
+        else:
+            specs.append(TensorSpec(None))
+    return tuple(names), tuple(specs)
+
+
+def _load_python(text: str, init: str) -> LoadedModel:
+    place, _, attribute = text.rpartition(":")
+    module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
+    found: Any = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            public = [name for name, value in vars(module).items() if _is_model(value, module.__name__)]
+            raise InputError(
+                f"{place} has no {attribute!r}", fix=f"it has {', '.join(public)}" if public else None
+            )
+        found = getattr(found, part)
+    try:
+        keywords = json.loads(init)
+    except json.JSONDecodeError as error:
+        raise OptionError(f"--init {init!r} is not JSON: {error}") from error
+    if not isinstance(keywords, dict):
+        raise OptionError(f'--init {init!r}: expected a JSON object, as {{"width": 64}}')
+    if isinstance(found, type):
+        if not issubclass(found, torch.nn.Module):
+            raise InputError(f"{text} is a class but no nn.Module")
+        found = _build(text, found, keywords)
+    elif keywords:
+        raise OptionError(f"--init is for classes, {text} is none")
+    if isinstance(found, torch.nn.Module):
+        found = found.eval()
+        target: Callable[..., Any] = found.forward
+    elif callable(found):
+        target = found
+    else:
+        raise InputError(f"{text} is a {type(found).__name__}, neither an nn.Module nor a function")
+    names, required = _parameters(target)
+    return LoadedModel(attribute, "python", found, found, names, (), required)
+
+
+def _is_model(value: Any, module: str) -> bool:
+    return isinstance(value, type) and issubclass(value, torch.nn.Module) and value.__module__ == module
+
+
+def _build(text: str, cls: type, keywords: dict[str, Any]) -> Any:
+    try:
+        inspect.signature(cls).bind(**keywords)
+    except TypeError as error:
+        raise OptionError(
+            f"{text} cannot be built: {error}", fix="give its arguments as --init '{\"name\": value}'"
+        ) from error
+    try:
+        return cls(**keywords)
+    except Exception as error:
+        raise model_error(f"building {text}", error) from error
+
+
+def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], int]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return (), 0
+    plain = [
+        p
+        for p in parameters
+        if p.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    ]
+    if len(plain) < len(list(parameters)):
+        return (), 0  # *args: any number, no names
+    return tuple(p.name for p in plain), sum(p.default is inspect.Parameter.empty for p in plain)
+
+
+def _import_module(name: str) -> Any:
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            raise InputError(
+                f"there is no module {error.name!r}", fix="run where it can be imported, or give file.py:Name"
+            ) from error
+        raise model_error(f"importing {name}", error) from error
+    except Exception as error:
+        raise model_error(f"importing {name}", error) from error
+
+
+def _import_file(path: Path) -> Any:
+    if not path.is_file():
+        raise InputError(f"{path}: there is no such file")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise model_error(f"importing {path}", error) from error
+    return module
+
+
+def model_error(doing: str, error: Exception) -> ModelError:
+    """An error of the model's own code, in one line and a place."""
+    from staticrt.frontend.reasons import exception_line
+
+    return ModelError(
+        f"{doing} failed: {type(error).__name__}: {_first_line(error)}",
+        at=exception_line(error) or None,
+        fix="--debug shows the traceback",
+    )
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

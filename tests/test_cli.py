@@ -1,0 +1,287 @@
+"""`staticrt COMMAND`: what it prints, exit codes, and that user mistakes get a sentence, not a traceback."""
+
+import importlib
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from staticrt.cli import COMMANDS, main
+
+TOY = """
+import torch
+
+class Toy(torch.nn.Module):
+    def __init__(self, width=32):
+        super().__init__()
+        self.a = torch.nn.Linear(16, width)
+        self.b = torch.nn.Linear(width, 4)
+
+    def forward(self, x, scale=2.0):
+        return self.b(torch.relu(self.a(x)) * scale)
+
+class Embed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(10, 4)
+
+    def forward(self, ids, mask):
+        return {"rows": self.table(ids) * mask, "count": ids.shape[0]}
+
+class Wrong(torch.nn.Module):
+    def forward(self, x):
+        return x @ torch.ones(3, 3)
+
+class Broken(torch.nn.Module):
+    def __init__(self):
+        raise ValueError("no weights")
+
+class NeedsWidth(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+
+def add(x, y):
+    return x + y, torch.zeros(2)
+
+constant = 3
+"""
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    (tmp_path / "toy_models.py").write_text(TOY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    sys.modules.pop("toy_models", None)
+    return "toy_models:Toy"
+
+
+@pytest.fixture
+def call(capsys):
+    """Exit code, stdout, stderr of a command."""
+
+    def run(*words):
+        try:
+            code = main(list(words))
+        except SystemExit as error:
+            code = error.code
+        captured = capsys.readouterr()
+        assert "Traceback" not in captured.err
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_exit_codes(command, call):
+    code, out, _ = call(command, "--help")
+    assert code == 0
+    assert "exit codes: 0 done" in out
+    assert "--json" in out
+
+
+def test_help_names_every_command(call):
+    code, out, _ = call("--help")
+    assert code == 0
+    assert all(f"\n    {name}" in out for name in COMMANDS)
+    assert call("--version")[1].startswith("staticrt 0.")
+
+
+def test_run_prints_results_and_checks_them(toy, call):
+    code, out, _ = call("run", toy, "--shape", "x=3x16", "--check")
+    assert code == 0
+    assert "float32[3, 4]" in out
+    assert "check: equal to eager" in out
+
+
+def test_run_json_describes_every_output(toy, call):
+    code, out, _ = call(
+        "run", "toy_models:Embed", "--shape", "ids=5:int64:10", "--shape", "mask=5x4:bool", "--json"
+    )
+    assert code == 0
+    rows, count = json.loads(out)["outputs"]
+    assert (rows["name"], rows["dtype"], rows["sizes"]) == ("['rows']", "float32", [5, 4])
+    assert rows["min"] <= rows["mean"] <= rows["max"]
+    assert count == {"name": "['count']", "value": 5}
+
+
+def test_inputs_come_from_files_and_values(toy, call, tmp_path):
+    x = torch.arange(48.0).reshape(3, 16)
+    np.save("x.npy", x.numpy())
+    torch.save(x, "x.pt")
+    sums = set()
+    for given in ("x.npy", "x=x.npy", "x=x.pt"):
+        code, _, err = call("run", toy, "--input", given, "--value", "scale=3.0", "--save", "out.pt")
+        assert code == 0, err
+        sums.add(torch.load("out.pt").sum().item())
+    assert len(sums) == 1
+
+
+def test_files_and_functions_are_models_too(toy, call, tmp_path):
+    code, out, _ = call(
+        "run", str(tmp_path / "toy_models.py") + ":add", "--shape", "3", "--shape", "3", "--json"
+    )
+    assert code == 0
+    assert [o["sizes"] for o in json.loads(out)["outputs"]] == [[3], [2]]
+
+
+def test_exported_programs_bring_their_inputs(toy, call):
+    module = importlib.import_module("toy_models").Toy().eval()
+    torch.export.save(torch.export.export(module, (torch.randn(3, 16),)), "toy.pt2")
+    for words in (
+        ("run", "toy.pt2", "--check"),
+        ("inspect", "toy.pt2"),
+        ("run", "toy.pt2", "--shape", "3x16"),
+    ):
+        code, out, err = call(*words)
+        assert code == 0, err
+        assert "toy.pt2" in out or "captured graph" in out
+
+
+def test_inspect_profile_plan_memory(toy, call, tmp_path):
+    shape = ("--shape", "x=3x16")
+    code, out, _ = call("inspect", toy, *shape, "--details", "--metrics", "--draw", "graph.html")
+    assert code == 0
+    assert "1 captured graph" in out
+    assert "relu_default … mul_tensor" in out
+    assert (tmp_path / "graph.html").exists()
+    document = json.loads(call("inspect", toy, *shape, "--json", "--metrics")[1])
+    assert document["explain"]["captures"][0]["nodes"] == 4
+    assert document["metrics"]["graphs"][0]["nodes"]["total"] == 4
+
+    code, out, _ = call("profile", toy, *shape, "--runs", "2", "--trace", "trace.json")
+    assert code == 0
+    assert "relu+mul" in out
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert json.loads(call("profile", toy, *shape, "--runs", "2", "--json")[1])["runs"] == 2
+    for by in ("op", "kind", "line"):
+        assert call("profile", toy, *shape, "--runs", "2", "--by", by)[0] == 0
+
+    code, out, _ = call("plan", toy, *shape)
+    assert code == 0
+    assert "arena 768 B" in out
+    (graph,) = json.loads(call("plan", toy, *shape, "--json")[1])["graphs"]
+    assert graph["arena_bytes"] == 2 * 3 * 32 * 4
+    assert {b["kind"] for b in graph["blocks"]} == {"arena", "output"}
+
+    code, out, _ = call("memory", toy, *shape, "-o", "memory.svg")
+    assert code == 0
+    assert (tmp_path / "memory.svg").read_text().startswith("<svg")
+    assert json.loads(call("memory", toy, *shape, "--json")[1])["written"] == ["Toy_memory.svg"]
+
+
+def test_env_says_what_an_issue_needs(call):
+    code, out, _ = call("env", "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert found["torch"]["version"] == torch.__version__ == found["build"]["torch"]
+    assert found["torch"]["threads"] == torch.get_num_threads()
+    assert found["machine"]["cpus"] >= 1
+    assert f"python: {sys.version.split()[0]}" in call("env")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["run", "toy_models:Toy"], 2, "nothing is given for the model's argument 'x'"),
+        (["run", "toy_models:Nope"], 2, "toy_models has no 'Nope'"),
+        (["run", "toy_models:constant"], 2, "neither an nn.Module nor a function"),
+        (["run", "toy_models:NeedsWidth"], 2, "missing a required argument: 'width'"),
+        (["run", "toy_models:Broken"], 1, "ValueError: no weights"),
+        (["run", "nowhere.at_all:Nope"], 2, "there is no module 'nowhere'"),
+        (["run", "nothing"], 2, "'nothing' names no model"),
+        (["run", "no.onnx"], 2, "there is no such file"),
+        (["run", "no.py:X"], 2, "there is no such file"),
+        (["run", "toy_models.py:Wrong", "--shape", "2x5"], 1, "mat1 and mat2 shapes cannot be multiplied"),
+        (["run", "toy_models:Toy", "--shape", "z=3"], 2, "the model has no argument 'z'"),
+        (["run", "toy_models:Toy", "--shape", "3x"], 2, "is no shape"),
+        (["run", "toy_models:Toy", "--shape", "3x16:float12"], 2, "unknown dtype 'float12'"),
+        (["run", "toy_models:Toy", "--shape", "1", "--shape", "2", "--shape", "3"], 2, "3 inputs given"),
+        (["run", "toy_models:Toy", "--input", "x=no.npy"], 2, "there is no such file"),
+        (["run", "toy_models:Toy", "--input", "x=toy_models.py"], 2, "unknown kind of file"),
+        (["run", "toy_models:Toy", "--value", "x=[1"], 2, "not JSON"),
+        (["run", "toy_models:Toy", "--init", "[1]"], 2, "expected a JSON object"),
+        (["run", "toy_models:Toy", "--init", '{"depth": 2}'], 2, "unexpected keyword argument 'depth'"),
+        (
+            ["run", "toy_models:Toy", "--shape", "3x16", "--option", "prepard=false"],
+            2,
+            "did you mean 'prepared'",
+        ),
+        (["run", "toy_models:Toy", "--shape", "3x16", "--threads", "0"], 2, "expected at least 1"),
+        (["run", "toy_models:Toy", "--shape", "3x16", "--save", "x.bin"], 2, "name it .pt"),
+        (["profile", "toy_models:Toy", "--shape", "3x16", "--runs", "0"], 2, "expected at least 1"),
+        (["plan"], 2, "no files to plan"),
+        (["plan", "no.csv"], 2, "No such file"),
+        (["memory", "no.pickle"], 2, "cannot read a snapshot"),
+        (
+            ["inspect", "toy_models:Toy", "--shape", "3x16", "--draw", "x.gif"],
+            2,
+            "name it .svg, .html or .png",
+        ),
+        (
+            ["inspect", "toy_models:Toy", "--shape", "3x16", "--draw", "no/x.svg"],
+            2,
+            "No such file or directory",
+        ),
+        (["compile", "toy_models:Toy", "-o", "x.zip"], 2, "name it .pt2"),
+        (["fly"], 2, "invalid choice: 'fly'"),
+    ],
+)
+def test_mistakes_get_a_sentence(toy, call, words, code, message):
+    got, out, err = call(*words)
+    assert (got, out) == (code, "")
+    assert message in err
+
+
+def test_damaged_archives_are_refused(toy, call, tmp_path):
+    (tmp_path / "bad.pt2").write_bytes(b"not a zip")
+    code, _, err = call("run", "bad.pt2")
+    assert (code, "not a .pt2 archive" in err) == (2, True)
+    module = importlib.import_module("toy_models").Toy().eval()
+    torch.export.save(torch.export.export(module, (torch.randn(3, 16),)), "toy.pt2")
+    whole = (tmp_path / "toy.pt2").read_bytes()
+    (tmp_path / "cut.pt2").write_bytes(whole[: len(whole) // 2])
+    code, _, err = call("run", "cut.pt2")
+    assert (code, "cut.pt2" in err) == (2, True)
+
+
+def test_debug_shows_the_traceback(toy, capsys):
+    assert main(["run", "toy_models:Broken", "--debug"]) == 1
+    assert 'raise ValueError("no weights")' in capsys.readouterr().err
+
+
+def test_progress_is_shown_on_a_terminal_after_a_second_and_nowhere_else():
+    import io
+    import time
+
+    from staticrt.commands.progress import progress
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    terminal, file = Terminal(), io.StringIO()
+    for stream in (terminal, file):
+        with progress("thinking", stream):
+            pass
+        assert stream.getvalue() == ""
+    with progress("thinking", terminal):
+        time.sleep(1.2)
+    assert "thinking … 1 s" in terminal.getvalue()
+    assert terminal.getvalue().endswith("\r\x1b[K")
+
+
+def test_it_is_a_program_of_its_own(toy, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "staticrt", "run", toy, "--shape", "x=3x16", "--check"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=300,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "equal to eager" in done.stdout
