@@ -48,7 +48,7 @@ def test_a_kernel_that_is_off_is_named():
 
         def off(x):
             # The runtime runs below autograd, eager does not.
-            key = torch._C._dispatch_key_parse("AutogradCPU")
+            key = torch._C._dispatch_key_parse("ADInplaceOrView")
             return x + 1 if torch._C._dispatch_tls_is_dispatch_key_excluded(key) else x.clone()
 
         library.impl("off", off, "CPU")
