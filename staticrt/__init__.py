@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from staticrt.compiler import compile as compile
     from staticrt.onnx.export import to_onnx as to_onnx
     from staticrt.onnx.load import from_onnx as from_onnx
+    from staticrt.training.step import CompiledStep as CompiledStep
+    from staticrt.training.step import compile_step as compile_step
 
 __version__ = "0.1.0"
 
@@ -29,8 +31,10 @@ __version__ = "0.1.0"
 _LAZY: dict[str, str] = {
     "CompiledFunction": "staticrt.compiler",
     "CompiledModule": "staticrt.compiler",
+    "CompiledStep": "staticrt.training.step",
     "Future": "staticrt.asynchronous",
     "compile": "staticrt.compiler",
+    "compile_step": "staticrt.training.step",
     "fork": "staticrt.asynchronous",
     "from_onnx": "staticrt.onnx.load",
     "set_num_async_threads": "staticrt.asynchronous",

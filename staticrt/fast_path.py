@@ -53,6 +53,7 @@ class FastPath:
         state: StateGuard,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        grad_states: Sequence[int] = (),
     ) -> None:
         """Serve calls like this one, which the engine has just served, from now on.
 
@@ -61,6 +62,8 @@ class FastPath:
             outputs: per flat output of the graph, ("tensor", position among the program's outputs) or
                 ("constant", object).
             state: holds while the capture does.
+            grad_states: of a program that differentiates by itself: `_C.grad_state` of each input, none of which
+                may change. Empty: calls that need gradients are not served.
         """
         key = (id(program), len(args), tuple(kwargs), captured.in_spec)
         if key in self._known:
@@ -92,6 +95,7 @@ class FastPath:
             model_tensors=list(captured.values),
             guard=guard,
             environment=environment,
+            grad_states=list(grad_states),
         )
 
 

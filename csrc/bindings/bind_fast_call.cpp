@@ -12,6 +12,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "bindings/bindings.h"
@@ -59,7 +60,19 @@ struct Entry {
   std::shared_ptr<StateGuard> guard;
   uint64_t environment = 0;
   std::vector<uint32_t> written_inputs;
+  // A program that differentiates by itself: what of each input autograd would do, which must not change.
+  // Empty: the program serves no call that needs gradients.
+  std::vector<uint8_t> grad_states;
 };
+
+// 0: no gradient; 1: a leaf that wants one; 2: something with a history or hooks, which only eager serves.
+uint8_t grad_state(const at::Tensor& tensor) {
+  if (!tensor.requires_grad()) return 0;
+  if (tensor.grad_fn() || !torch::autograd::impl::hooks(tensor).empty() ||
+      torch::autograd::impl::post_acc_grad_hooks(tensor))
+    return 2;
+  return 1;
+}
 
 class FastCall {
  public:
@@ -67,7 +80,8 @@ class FastCall {
 
   void add(size_t num_positional, const py::list& keyword_names, const py::list& arguments,
            const py::object& result, std::shared_ptr<Executable> executable,
-           std::vector<at::Tensor> model_tensors, std::shared_ptr<StateGuard> guard, uint64_t environment) {
+           std::vector<at::Tensor> model_tensors, std::shared_ptr<StateGuard> guard, uint64_t environment,
+           std::vector<uint8_t> grad_states) {
     auto entry = std::make_shared<Entry>(Entry{num_positional,
                                                {},
                                                {},
@@ -76,7 +90,8 @@ class FastCall {
                                                std::move(model_tensors),
                                                std::move(guard),
                                                environment,
-                                               {}});
+                                               {},
+                                               std::move(grad_states)});
     for (const py::handle& name : keyword_names)
       entry->keyword_names.push_back(py::reinterpret_borrow<py::object>(name));
     for (const py::handle& argument : arguments) entry->arguments.emplace_back(argument);
@@ -156,8 +171,17 @@ class FastCall {
     return false;
   }
 
+  static bool same_grad_states(const Entry& entry, const std::vector<InputView>& inputs) {
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (inputs[i].tensor && grad_state(*inputs[i].tensor) != entry.grad_states[i]) return false;
+    }
+    return true;
+  }
+
   bool run(Entry& entry, const std::vector<InputView>& inputs, PyObject** result) {
-    if (needs_gradients(inputs) || written_input_is_shared(entry, inputs)) return false;
+    if ((entry.grad_states.empty() ? needs_gradients(inputs) : !same_grad_states(entry, inputs)) ||
+        written_input_is_shared(entry, inputs))
+      return false;
     std::vector<c10::IValue> outputs;
     // The caller's references keep the arguments alive; model tensors are the entry's.
     bool ran = false;
@@ -262,13 +286,15 @@ void bind_fast_call(py::module_& m) {
       "add_fast_entry",
       [](const py::object& fast, size_t num_positional, const py::list& keyword_names,
          const py::list& arguments, const py::object& result, std::shared_ptr<Executable> executable,
-         std::vector<at::Tensor> model_tensors, std::shared_ptr<StateGuard> guard, uint64_t env) {
+         std::vector<at::Tensor> model_tensors, std::shared_ptr<StateGuard> guard, uint64_t env,
+         std::vector<uint8_t> grad_states) {
         unpack(fast).add(num_positional, keyword_names, arguments, result, std::move(executable),
-                         std::move(model_tensors), std::move(guard), env);
+                         std::move(model_tensors), std::move(guard), env, std::move(grad_states));
       },
       py::kw_only(), py::arg("fast"), py::arg("num_positional"), py::arg("keyword_names"),
       py::arg("arguments"), py::arg("result"), py::arg("executable"), py::arg("model_tensors"),
-      py::arg("guard"), py::arg("environment"));
+      py::arg("guard"), py::arg("environment"), py::arg("grad_states") = std::vector<uint8_t>{});
+  m.def("grad_state", &grad_state);
   m.def("clear_fast_entries", [](const py::object& fast) { unpack(fast).clear(); });
   m.def("fast_calls", [](const py::object& fast) { return unpack(fast).fast_calls(); });
 }

@@ -45,6 +45,7 @@ Executable::Executable(std::shared_ptr<const Program> program, const ExecutableO
   options_.prepared &= !options.manage_outputs;
   // The general path then only serves misses: its bytes must not lie idle beside the arena.
   options_.memory.cleanup_activations |= options_.prepared;
+  written_inputs_ = find_written_inputs();
   const Program& p = *bound_.program;
   ExecutableOptions of_bodies = options;
   of_bodies.manage_outputs = false;  // a body's outputs are its node's values
@@ -106,6 +107,7 @@ void Executable::run(std::span<const InputView> inputs, std::vector<c10::IValue>
     const bool ran = options_.prepared && (options_.verify ? run_both(*frame, inputs, outputs)
                                                            : run_prepared(*frame, inputs, outputs));
     if (!ran) run_general_path(*frame, inputs, outputs);
+    bump_versions(inputs);
   } catch (...) {
     give_back(std::move(frame));
     throw;
@@ -121,6 +123,7 @@ bool Executable::run_if_prepared(std::span<const InputView> inputs, std::vector<
   bool ran = false;
   try {
     ran = run_prepared(*frame, inputs, outputs);
+    if (ran) bump_versions(inputs);
   } catch (...) {
     give_back(std::move(frame));
     throw;
@@ -130,7 +133,14 @@ bool Executable::run_if_prepared(std::span<const InputView> inputs, std::vector<
   return ran;
 }
 
-std::vector<uint32_t> Executable::written_inputs() const {
+void Executable::bump_versions(std::span<const InputView> inputs) const {
+  for (const uint32_t index : written_inputs_) {
+    const at::Tensor* tensor = inputs[index].tensor;
+    if (tensor && tensor->defined() && !tensor->is_inference()) tensor->unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+std::vector<uint32_t> Executable::find_written_inputs() const {
   const Program& program = *bound_.program;
   std::vector<bool> written(program.num_values(), false);
   for (const Node& node : program.nodes()) {

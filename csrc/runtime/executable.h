@@ -62,8 +62,8 @@ class Executable : public std::enable_shared_from_this<Executable> {
 
   // Runs only if these inputs' signature is prepared; false, and nothing happened, otherwise.
   bool run_if_prepared(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs);
-  // Inputs that some node writes into.
-  std::vector<uint32_t> written_inputs() const;
+  // Inputs that some node writes into. A run bumps their versions, as eager writes do.
+  const std::vector<uint32_t>& written_inputs() const { return written_inputs_; }
 
   const Program& program() const { return *bound_.program; }
   const BoundProgram& bound() const { return bound_; }
@@ -98,10 +98,13 @@ class Executable : public std::enable_shared_from_this<Executable> {
   bool run_both(Frame& frame, std::span<const InputView> inputs, std::vector<c10::IValue>& outputs);
   // Drops inputs, unmanaged values and outputs.
   void clear(Frame& frame) const;
+  std::vector<uint32_t> find_written_inputs() const;
+  void bump_versions(std::span<const InputView> inputs) const;
 
   ExecutableOptions options_;
   BoundProgram bound_;
   PreparedCache cache_;
+  std::vector<uint32_t> written_inputs_;
   std::vector<ValueId> transient_;  // slots to empty after a run: all but constants and managed values
   std::atomic<bool> manage_outputs_;
   mutable std::mutex mutex_;

@@ -82,8 +82,9 @@ void Recorder::after_node(uint32_t node_index, const c10::IValue* slots) {
     ValueRecord& record = records_[id];
     const c10::IValue& value = slots[id];
     if (!value.isTensor() || !value.toTensor().defined()) {
-      // A number made from a tensor's contents is data, whatever the op is called.
-      record.stable = stable && (value.isNone() || value.isScalar() || value.isIntList());
+      // A number made from a tensor's contents is data, whatever the op is called. A gradient that nobody
+      // asked for is an undefined tensor, in every call.
+      record.stable = stable && (value.isNone() || value.isScalar() || value.isIntList() || value.isTensor());
       record.number = value;
       continue;
     }
@@ -101,6 +102,11 @@ void Recorder::after_node(uint32_t node_index, const c10::IValue* slots) {
     for (const ValueId source : program.reads(node)) adopt_owner(source);
     for (uint32_t k = 0; k < i; ++k) adopt_owner(node.first_output + k);
   }
+  // A node is prepared whole or not at all: where one result is not determined, nobody notes where the others
+  // lie.
+  bool all_stable = true;
+  for (uint32_t i = 0; i < node.num_outputs; ++i) all_stable &= records_[node.first_output + i].stable;
+  for (uint32_t i = 0; i < node.num_outputs; ++i) records_[node.first_output + i].stable = all_stable;
 }
 
 }  // namespace staticrt

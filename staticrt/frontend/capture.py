@@ -29,6 +29,7 @@ def capture(
     tensors: dict[int, tuple[str, str]] | None = None,
     dynamic: bool = True,
     symbolic_ints: frozenset[int] = frozenset(),
+    autograd: bool = False,
 ) -> CapturedGraph:
     """Record `function(*args, **kwargs)` as a graph with symbolic sizes.
 
@@ -40,6 +41,7 @@ def capture(
         tensors: id of a model's tensor -> ("parameter" or "buffer", qualified name).
         dynamic: sizes are symbols; else constants.
         symbolic_ints: indices of int leaves that become symbols.
+        autograd: record what autograd computes too: the function calls `backward()` or `autograd.grad` itself.
 
     Raises:
         CannotCapture: the run did something that a graph does not replay.
@@ -60,6 +62,7 @@ def capture(
                     oblivious,
                     not dynamic,
                     symbolic_ints,
+                    autograd,
                 )
             except CannotCapture:
                 raise
@@ -88,7 +91,9 @@ def _attempt(
     oblivious: bool,
     static: bool,
     symbolic_ints: frozenset[int],
+    autograd: bool,
 ) -> CapturedGraph:
+    from torch._dispatch.python import enable_python_dispatcher
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -110,7 +115,9 @@ def _attempt(
     with random_state(), tracing(oblivious):
         maker = FakeMaker(fake_mode, oblivious=oblivious, static=static)
         fakes = maker.make(leaves, symbolic_ints)
-        tracer = Tracer(fake_mode, watcher)
+        tracer = Tracer(fake_mode, watcher, autograd=autograd)
+        # With autograd on, composite operators are taken apart above the tracer: in Python, on symbolic sizes.
+        level = enable_python_dispatcher() if autograd else torch._C._AutoDispatchBelowAutograd()
         placeholders: dict[int, fx.Node] = {}
         for index, fake in enumerate(fakes.leaves):
             if isinstance(fake, (torch.Tensor, torch.SymInt)):
@@ -122,7 +129,7 @@ def _attempt(
         containers = builder.containers
         before = [contents(container) for container in containers]
         try:
-            with fake_mode, torch._C._AutoDispatchBelowAutograd(), tracer:
+            with fake_mode, level, tracer:
                 watcher.start()
                 try:
                     result = function(*fake_args, **fake_kwargs)

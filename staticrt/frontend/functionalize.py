@@ -21,6 +21,9 @@ from staticrt.frontend.trace import Tracer
 
 aten = torch.ops.aten
 
+# Updates of whole parameter groups: they stay in place, since copies of all parameters would only be copied back.
+_STAY_IN_PLACE = frozenset({"staticrt::adam_", "staticrt::sgd_"})
+
 
 def functionalize(recorded: Tracer, outputs: list[Any]) -> tuple[Tracer, list[Any], set[fx.Node]]:
     """A functional copy of a recorded graph.
@@ -52,6 +55,8 @@ class _Functionalizer:
         self.roots: dict[int, fx.Node] = {}
         self.current: dict[fx.Node, int] = {}  # old node -> version of its storage that env holds
         self.placeholders: dict[fx.Node, fx.Node] = {}
+        self.stored: dict[int, int] = {}  # storage -> version that its placeholder holds, if not 0
+        self.done: set[fx.Node] = set()  # placeholders written
 
     def _written_storages(self) -> set[int]:
         found: set[int] = set()
@@ -220,6 +225,9 @@ class _Functionalizer:
         from staticrt.frontend.writes import functional_form
 
         targets = _written_args(node)
+        if node.target._schema.name in _STAY_IN_PLACE:  # type: ignore[union-attr]
+            self._write_in_place(node, targets)
+            return
         args, kwargs = self._values(node.args), self._value(node.kwargs)
         results, returned = self._call(functional_form, node.target, args, kwargs)
         if len(results) != len(targets):
@@ -236,6 +244,29 @@ class _Functionalizer:
                 self.env[node] = returned[0]
         else:
             self.env[node] = returned
+
+    def _write_in_place(self, node: fx.Node, targets: list[fx.Node]) -> None:
+        for target in map(self._canonical, targets):
+            storage = _storage(target.meta["val"])
+            if target.op != "placeholder" or self.roots[storage] is not target:
+                raise CannotCapture(f"{node.target} updates what is no parameter or state of its own")
+            self._store_placeholder(storage, target)
+            self.done.add(self.placeholders[target])
+        self._copy(node)
+
+    def _store_placeholder(self, storage: int, root: fx.Node) -> None:
+        """Write what earlier operators made of a placeholder into it; aliases are taken from it anew."""
+        if self.version[storage] == self.stored.get(storage, 0):
+            return
+        placeholder = self.placeholders[root]
+        node = self.new.graph.call_function(
+            aten.copy_.default, (placeholder, self.new.argument(self.env[root]))
+        )
+        node.meta["val"] = root.meta["val"]
+        self.done.add(placeholder)
+        self.env[root] = root.meta["val"]
+        self.version[storage] += 1
+        self.current[root] = self.stored[storage] = self.version[storage]
 
     def _store(self, target: fx.Node, result: torch.Tensor) -> None:
         """Make `result` the content of `target`'s memory."""
@@ -274,21 +305,14 @@ class _Functionalizer:
     # -- ends --------------------------------------------------------------------------------------------------
 
     def _write_back(self) -> set[fx.Node]:
-        done: set[fx.Node] = set()
         for storage, root in self.roots.items():
-            if self.version[storage] == 0:
-                continue
             if root.op == "placeholder":
-                placeholder = self.placeholders[root]
-                new_value = self.new.argument(self.env[root])
-                node = self.new.graph.call_function(aten.copy_.default, (placeholder, new_value))
-                node.meta["val"] = root.meta["val"]
-                done.add(placeholder)
-                self.env[root] = root.meta["val"]
-            # Outputs take their view chains anew from the root, so that they alias as in eager.
-            self.version[storage] += 1
-            self.current[root] = self.version[storage]
-        return done
+                self._store_placeholder(storage, root)
+            elif self.version[storage] > 0:
+                # Outputs take their view chains anew from the root, so that they alias as in eager.
+                self.version[storage] += 1
+                self.current[root] = self.version[storage]
+        return self.done
 
     def _output(self, out: Any) -> Any:
         old = self.nodes_of.get(id(out)) if isinstance(out, torch.Tensor) else None

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from staticrt.frontend import composites, shapes
 from staticrt.frontend.reasons import CannotCapture, stack_trace
@@ -30,6 +30,13 @@ aten = torch.ops.aten
 _QUERIES = frozenset(
     {"prim::device", "aten::sym_size", "aten::sym_stride", "aten::sym_numel", "aten::is_contiguous"}
 )
+# Views that nobody may take for views: written pieces leave their source as it is, as far as anyone may know.
+_SECRET_VIEWS = {
+    aten.unsafe_split.Tensor: aten.split.Tensor,
+    aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default,
+}
+# Names of regions in a profile.
+_LABELS = frozenset({"profiler::_record_function_enter_new", "profiler::_record_function_exit"})
 
 
 @dataclasses.dataclass(eq=False)
@@ -48,11 +55,18 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         fake_mode: a `FakeTensorMode` with a ShapeEnv.
         watcher: of model code; paused while the tracer works.
         parent: the tracer of the graph around a control-flow body.
+        autograd: the mode lies beneath autograd, which runs; else autograd is switched off around it.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, fake_mode: Any, watcher: Watcher | None = None, parent: Tracer | None = None) -> None:
+    def __init__(
+        self,
+        fake_mode: Any,
+        watcher: Watcher | None = None,
+        parent: Tracer | None = None,
+        autograd: bool = False,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.fake_mode = fake_mode
         self.shape_env = fake_mode.shape_env
@@ -72,6 +86,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive: list[torch.Tensor] = []
         self.watcher = watcher
         self.parent = parent
+        self.autograd = autograd
+        self.on_lift: Any = None  # called with each real tensor that the model uses, before its first use
         self.outer: dict[
             Any, tuple[Any, fx.Node]
         ] = {}  # what a body uses from outside: value, own placeholder
@@ -103,6 +119,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise CannotCapture(f"a tensor of layout {real.layout}")
         if real.is_conj() or real.is_neg():
             raise CannotCapture("a tensor that is a lazy conjugate or negative")
+        if self.on_lift is not None:
+            self.on_lift(real)
         fake = self._fake_of_real(real)
         anchor = self.user_placeholders[0] if self.user_placeholders else None
         first = anchor if anchor is not None else next(iter(self.graph.nodes), None)
@@ -152,13 +170,16 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if self.watcher is None:
-            return self._dispatch(func, args, kwargs or {})
-        self.watcher.pause()
+        if self.watcher is not None:
+            self.watcher.pause()
         try:
-            return self._dispatch(func, args, kwargs or {})
+            if not self.autograd:
+                return self._dispatch(func, args, kwargs or {})
+            with torch._C._AutoDispatchBelowAutograd():
+                return self._dispatch(func, args, kwargs or {})
         finally:
-            self.watcher.resume()
+            if self.watcher is not None:
+                self.watcher.resume()
 
     def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(func, torch._ops.OpOverload):
@@ -167,6 +188,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return hops.record(self, func, args, kwargs)
         if func._schema.name in _QUERIES:
             return func(*args, **kwargs)
+        if func._schema.name in _LABELS:
+            with _disable_current_modes():
+                return func(*args, **kwargs)
         if torch.is_grad_enabled() and not self.grad_enabled:
             raise CannotCapture("the model turns gradients on")
         kind = composites.kind(func, args, kwargs)
@@ -189,6 +213,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 out = func(*fake_args, **fake_kwargs)
             if kind is composites.Kind.KEEP and composites.aliases_inputs(out, fake_args, fake_kwargs):
                 return self._expand(func, args, kwargs)
+        if func in _SECRET_VIEWS:
+            func = _SECRET_VIEWS[func]
+            out = [torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=o.device) for o in out]
         return self._record(func, fake_args, fake_kwargs, out, known)
 
     def _expand(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

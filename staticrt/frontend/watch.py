@@ -85,6 +85,9 @@ class Watcher:
                 if user:
                     self._enter(frame)
                 elif code in _impure_codes():
+                    if frame.f_locals.get("enabled") is False:  # fork_rng that does nothing
+                        del self._codes[code]
+                        return
                     self._note(f"calls {code.co_name}()", user_frame(frame) or frame)
         elif event == "c_call" and self._codes.get(frame.f_code):
             what = impure_call(arg)

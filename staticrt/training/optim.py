@@ -1,0 +1,223 @@
+"""SGD, Adam and AdamW that a training step can be compiled with.
+
+They are `torch.optim`'s own classes: options, state, state dict, hooks, schedulers and eager steps are inherited.
+While a step is recorded (`staticrt.compile_step`), `step()` updates each parameter group by one operator, which
+writes in place and reads every hyperparameter from a tensor. So a schedule changes numbers, never the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from staticrt.frontend.reasons import CannotCapture
+from staticrt.native import _C  # loads the operators
+from staticrt.training.recording import Recording, current
+
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+__all__ = ["SGD", "Adam", "AdamW"]
+
+
+class NotReady(CannotCapture):
+    """The optimiser has no state for a parameter yet: torch makes it in an eager step."""
+
+
+class Recordable:
+    """What the optimisers below add to torch's.
+
+    Class attributes:
+        numbers: names of the hyperparameters that may change without a new recording, in the operator's order;
+            "betas" counts as two.
+        flags: names of those that are part of the graph.
+    """
+
+    numbers: ClassVar[tuple[str, ...]] = ()
+    flags: ClassVar[tuple[str, ...]] = ("maximize", "foreach", "fused", "capturable", "differentiable")
+
+    param_groups: list[dict[str, Any]]
+    state: Any
+
+    # -- hyperparameters -----------------------------------------------------------------------------------------
+
+    def number_tensors(self) -> list[torch.Tensor]:
+        """One float64 tensor for each group with its hyperparameters, up to date; always the same objects."""
+        tensors: list[torch.Tensor] = self.__dict__.setdefault("_staticrt_numbers", [])
+        while len(tensors) < len(self.param_groups):
+            tensors.append(torch.zeros(len(self._numbers_of(self.param_groups[0])), dtype=torch.float64))
+        return tensors
+
+    def synchronise(self) -> None:
+        """Bring `number_tensors` up to date with `param_groups`."""
+        known: list[Any] = self.__dict__.setdefault("_staticrt_known", [])
+        groups = self.param_groups
+        if len(known) != len(groups):
+            known[:] = [None] * len(groups)
+        for index, group in enumerate(groups):
+            numbers = self._numbers_of(group)
+            if numbers != known[index]:
+                with torch.no_grad():
+                    self.number_tensors()[index].copy_(torch.tensor(numbers, dtype=torch.float64))
+                known[index] = numbers
+
+    def _numbers_of(self, group: dict[str, Any]) -> tuple[float, ...]:
+        found: list[float] = []
+        for name in self.numbers:
+            value = group[name]
+            if name == "betas":
+                found += [float(value[0]), float(value[1])]
+            else:
+                found.append(value if type(value) is float else float(value))
+        return tuple(found)
+
+    def structure(self) -> list[Any]:
+        """What a recording depends on besides numbers and tensors: the flags of each group."""
+        return [[self._flags_of(group), len(group["params"])] for group in self.param_groups]
+
+    def _flags_of(self, group: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple(group.get(name) for name in self.flags)
+
+    # -- recorded calls ------------------------------------------------------------------------------------------
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients of all parameters, as in `torch.optim`."""
+        recording = current()
+        if recording is None or not set_to_none:
+            super().zero_grad(set_to_none)  # type: ignore[misc]
+            return
+        recording.reset([p for group in self.param_groups for p in group["params"]])
+
+    def _record_step(self, recording: Recording, closure: Callable[[], Any] | None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        recording.use_optimizer(self)
+        with torch.no_grad():
+            for group, numbers in zip(self.param_groups, self.number_tensors(), strict=False):
+                by_kind: dict[Any, list[torch.Tensor]] = {}
+                for p in group["params"]:
+                    if p.grad is not None:
+                        by_kind.setdefault((p.dtype, p.device), []).append(p)
+                for params in by_kind.values():
+                    self._record_group(group, params, numbers)
+        return loss
+
+    def _record_group(self, group: dict[str, Any], params: list[torch.Tensor], numbers: torch.Tensor) -> None:
+        raise NotImplementedError
+
+    def is_ready(self) -> bool:
+        """Whether every parameter that has a gradient has what state it needs."""
+        return True
+
+    def can_record(self) -> str | None:
+        """Why recorded steps would differ from torch's, or None."""
+        for group in self.param_groups:
+            if group.get("differentiable"):
+                return "an optimiser with differentiable=True"
+            for p in group["params"]:
+                if p.dtype not in _DTYPES:
+                    return f"an optimiser of {p.dtype} parameters"
+                if p.layout != torch.strided or not _is_dense(p):
+                    return "an optimiser of parameters that are not dense"
+        return None
+
+    def _states(self, params: Sequence[torch.Tensor], name: str) -> list[torch.Tensor]:
+        found = []
+        for p in params:
+            value = self.state.get(p, {}).get(name)
+            if value is None:
+                raise NotReady("a parameter's first update: torch makes its state in an eager step")
+            found.append(value)
+        return found
+
+
+def _is_dense(p: torch.Tensor) -> bool:
+    return bool(torch.ops.aten.is_non_overlapping_and_dense.default(p))
+
+
+def _unhooked(kind: Any) -> Any:
+    """A torch optimiser's `step` without the step hooks, which run around ours already."""
+    step = kind.step
+    return step.__wrapped__ if getattr(step, "hooked", False) else step
+
+
+def _grads(params: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    grads = []
+    for p in params:
+        assert p.grad is not None
+        if p.grad.layout != torch.strided:
+            raise CannotCapture("a sparse gradient")
+        if p.grad.dtype != p.dtype:
+            raise CannotCapture(f"a {p.grad.dtype} gradient of a {p.dtype} parameter")
+        grads.append(p.grad)
+    return grads
+
+
+class SGD(Recordable, torch.optim.SGD):
+    """`torch.optim.SGD`, with the same arguments, that `staticrt.compile_step` can record."""
+
+    numbers = ("lr", "weight_decay", "momentum", "dampening")
+    flags = (*Recordable.flags, "nesterov")
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One update; see `torch.optim.SGD.step`."""
+        recording = current()
+        if recording is None:
+            return _unhooked(torch.optim.SGD)(self, closure)
+        return self._record_step(recording, closure)
+
+    def _flags_of(self, group: dict[str, Any]) -> tuple[Any, ...]:
+        return (*super()._flags_of(group), group["momentum"] != 0)
+
+    def is_ready(self) -> bool:
+        return all(
+            group["momentum"] == 0 or any("momentum_buffer" in self.state.get(p, {}) for p in group["params"])
+            for group in self.param_groups
+        )
+
+    def _record_group(self, group: dict[str, Any], params: list[torch.Tensor], numbers: torch.Tensor) -> None:
+        buffers = self._states(params, "momentum_buffer") if group["momentum"] != 0 else []
+        torch.ops.staticrt.sgd_(
+            params, _grads(params), buffers, numbers, group["nesterov"], group["maximize"]
+        )
+
+
+class Adam(Recordable, torch.optim.Adam):
+    """`torch.optim.Adam`, with the same arguments, that `staticrt.compile_step` can record."""
+
+    numbers = ("lr", "betas", "weight_decay", "eps")
+    flags = (*Recordable.flags, "amsgrad", "decoupled_weight_decay")
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One update; see `torch.optim.Adam.step`."""
+        recording = current()
+        if recording is None:
+            return _unhooked(torch.optim.Adam)(self, closure)
+        return self._record_step(recording, closure)
+
+    def is_ready(self) -> bool:
+        return len(self.state) > 0
+
+    def _record_group(self, group: dict[str, Any], params: list[torch.Tensor], numbers: torch.Tensor) -> None:
+        torch.ops.staticrt.adam_(
+            params,
+            _grads(params),
+            self._states(params, "exp_avg"),
+            self._states(params, "exp_avg_sq"),
+            self._states(params, "max_exp_avg_sq") if group["amsgrad"] else [],
+            self._states(params, "step"),
+            numbers,
+            group["amsgrad"],
+            group["maximize"],
+            bool(group.get("decoupled_weight_decay", isinstance(self, AdamW))),
+        )
+
+
+class AdamW(Adam, torch.optim.AdamW):
+    """`torch.optim.AdamW`, with the same arguments, that `staticrt.compile_step` can record."""
+
+
+assert _C is not None

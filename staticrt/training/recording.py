@@ -1,0 +1,165 @@
+"""What a recorded training step does to gradients and optimisers, apart from the operators it runs.
+
+A step is recorded while autograd runs on fake results: `backward()` leaves fake tensors in `.grad` of real
+parameters. A `Recording` remembers what was there before, tells afterwards what became of each, and puts it back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import types
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+from torch.optim import optimizer as torch_optimizer
+from torch.utils._python_dispatch import _disable_current_modes
+
+from staticrt.frontend.reasons import CannotCapture
+from staticrt.frontend.state import Snapshot
+
+_thread = threading.local()
+
+
+def current() -> Recording | None:
+    """The recording that this thread is making."""
+    return getattr(_thread, "recording", None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """A tensor with a `.grad`.
+
+    Args:
+        tensor: the real parameter, or the fake of the caller's argument number `argument`.
+        argument: index among the flat arguments, or -1.
+        grad: its gradient before the step.
+    """
+
+    tensor: torch.Tensor
+    argument: int
+    grad: torch.Tensor | None
+
+
+@dataclasses.dataclass(frozen=True)
+class GradEffect:
+    """What the step does to one leaf's `.grad`.
+
+    Args:
+        effect: "keep" (the object stays; it may be written in place), "none" or "new" (an output of the graph).
+        had_grad: whether there was a gradient before; None if the step does not depend on it.
+    """
+
+    leaf: Leaf
+    effect: Literal["keep", "none", "new"]
+    had_grad: bool | None
+
+
+class Recording:
+    """One attempt to record a step. Use `begin`, run the step, `end`; then `restore` whatever happened.
+
+    Args:
+        snapshot: Python state that the step reads; optimisers of torch that it steps are added.
+        leaves: parameters known before: those of modules and optimisers that the step's function reaches.
+    """
+
+    def __init__(self, snapshot: Snapshot, leaves: Iterable[torch.Tensor]) -> None:
+        self._snapshot = snapshot
+        self._leaves: dict[int, Leaf] = {}
+        self._reset: set[int] = set()
+        self._handle: Any = None
+        self._owner = threading.get_ident()
+        self._tracer: Any = None
+        self.optimizers: list[Any] = []
+        self._known = list(leaves)
+
+    def begin(self, arguments: list[Any], tracer: Any) -> None:
+        """Start; `arguments` are the flat fake arguments, `tracer` is what records."""
+        _thread.recording = self
+        self._tracer = tracer
+        tracer.on_lift = self.add_leaf
+        for tensor in self._known:
+            self.add_leaf(tensor)
+        for index, value in enumerate(arguments):
+            if isinstance(value, torch.Tensor) and value.requires_grad:
+                self._leaves[id(value)] = Leaf(value, index, None)
+        self._handle = torch_optimizer.register_optimizer_step_pre_hook(self._before_step)
+
+    def add_leaf(self, tensor: torch.Tensor) -> None:
+        """Remember the gradient that a leaf has before the step touches it."""
+        if tensor.requires_grad and tensor.is_leaf and id(tensor) not in self._leaves:
+            self._leaves[id(tensor)] = Leaf(tensor, -1, tensor.grad)
+
+    def reset(self, params: list[torch.Tensor]) -> None:
+        """`zero_grad`: whatever gradient there was is never read, unless the step has read it already."""
+        for p in params:
+            self.add_leaf(p)
+            leaf = self._leaves.get(id(p))
+            if leaf is not None and p.grad is leaf.grad:
+                self._reset.add(id(p))
+            p.grad = None
+
+    def use_optimizer(self, optimizer: Any) -> None:
+        """An optimiser of ours updates parameters in the step."""
+        reason = optimizer.can_record()
+        if reason is not None:
+            raise CannotCapture(reason)
+        if not any(known is optimizer for known in self.optimizers):
+            with _disable_current_modes():
+                optimizer.synchronise()
+            self.optimizers.append(optimizer)
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Torch's own optimisers change Python state that the snapshot has to know."""
+        if threading.get_ident() == self._owner and not type(optimizer).__module__.startswith("staticrt."):
+            self._snapshot.add(type(optimizer).__name__, optimizer)
+
+    def end(self) -> list[GradEffect]:
+        """What became of every leaf's gradient, in order of the leaves."""
+        touched = set(self._tracer.lifted)  # by id: what the recorded operators read or wrote
+        effects = []
+        for key, leaf in self._leaves.items():
+            now = leaf.tensor.grad
+            depends = key not in self._reset or (leaf.grad is not None and id(leaf.grad) in touched)
+            effect: Literal["keep", "none", "new"] = (
+                "keep" if now is leaf.grad else "none" if now is None else "new"
+            )
+            if effect == "keep" and leaf.grad is None and key in self._reset:
+                effect = "none"
+            effects.append(GradEffect(leaf, effect, (leaf.grad is not None) if depends else None))
+        return effects
+
+    def restore(self) -> None:
+        """Put all gradients back."""
+        _thread.recording = None
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+        for leaf in self._leaves.values():
+            if leaf.tensor.grad is not leaf.grad:
+                leaf.tensor.grad = leaf.grad
+        torch.clear_autocast_cache()
+
+
+def reachable(function: Any, snapshot: Snapshot) -> tuple[list[torch.nn.Module], list[Any]]:
+    """Modules and optimisers that a function reaches: through closures, attributes and the globals it names."""
+    found: dict[int, Any] = {id(value): value for value in snapshot._alive}
+    for value in list(found.values()):
+        if isinstance(value, types.FunctionType):
+            for code in _codes(value.__code__):
+                for name in code.co_names:
+                    item = value.__globals__.get(name)
+                    if isinstance(item, (torch.nn.Module, torch.optim.Optimizer)):
+                        found[id(item)] = item
+    modules = [value for value in found.values() if isinstance(value, torch.nn.Module)]
+    optimizers = [value for value in found.values() if isinstance(value, torch.optim.Optimizer)]
+    return modules, optimizers
+
+
+def _codes(code: types.CodeType) -> list[types.CodeType]:
+    found = [code]
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found += _codes(constant)
+    return found

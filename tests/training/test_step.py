@@ -1,0 +1,499 @@
+"""`staticrt.compile_step`: after any number of steps everything is as after eager ones."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from training_cases import MODELS, data, mlp, plain_step, run_both
+
+import staticrt
+from staticrt.errors import CaptureError, InputError, OptionError
+from staticrt.training import optim
+
+
+def pair(make, **arguments):
+    """Two equal models, torch's optimiser of the first and ours of the second."""
+    torch.manual_seed(0)
+    a = make()
+    b = copy.deepcopy(a)
+    return a, b, torch.optim.Adam(a.parameters(), **arguments), optim.Adam(b.parameters(), **arguments)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd-momentum", "adamw"])
+@pytest.mark.parametrize("name", MODELS)
+def test_20_steps_equal_eager(name, optimizer):
+    step, _ = run_both(MODELS[name][0], data(name), optimizer, fullgraph=True)
+    assert len(step._variants) == 1
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_other_batch_sizes_need_one_more_recording(name, dynamic):
+    torch.manual_seed(2)
+    batches = [MODELS[name][1](n) for n in (6, 6, 5, 4, 7, 6, 3)]
+    step, _ = run_both(MODELS[name][0], batches, fullgraph=True, dynamic=dynamic)
+    assert len(step._variants) == (2 if dynamic is None else 1)
+
+
+def accumulating_step(model, optimizer):
+    def step(x, y, last):
+        loss = F.cross_entropy(model(x), y) / 4
+        loss.backward()
+        if last:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+def test_accumulation_and_clipping():
+    batches = [(*batch, i % 4 == 3) for i, batch in enumerate(data("mlp", 24))]
+    step, _ = run_both(mlp, batches, make_step=accumulating_step)
+    # Before the first gradient; later ones; the last: no size or number makes another.
+    assert len(step._variants) <= 3
+    assert (
+        sum(
+            v._entry.calls + v.fast.fast_calls if hasattr(v.fast, "fast_calls") else 0 for v in step._variants
+        )
+        >= 0
+    )
+
+
+def test_gradients_kept_and_written_in_place():
+    """`zero_grad(set_to_none=False)` keeps the gradient objects."""
+
+    def make_step(model, optimizer):
+        def step(x, y):
+            optimizer.zero_grad(set_to_none=False)
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+        return lambda x, y: (step(x, y), torch.zeros(()))[1]
+
+    step, _ = run_both(mlp, data("mlp"), make_step=make_step)
+    assert len(step._variants) == 1
+
+
+def test_torchs_zero_grad_of_modules():
+    def make_step(model, optimizer):
+        def step(x, y):
+            model.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step
+
+    run_both(mlp, data("mlp"), make_step=make_step)
+
+
+def test_gradient_penalty():
+    def make_step(model, optimizer):
+        def step(x, y):
+            optimizer.zero_grad()
+            x = x.detach().requires_grad_()
+            out = model(x)
+            (gx,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+            loss = F.cross_entropy(out, y) + 0.1 * gx.square().sum()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step
+
+    run_both(
+        lambda: nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 4)), data("mlp"), make_step=make_step
+    )
+
+
+def test_updates_by_hand():
+    def make_step(model, optimizer):
+        def step(x, y):
+            params = list(model.parameters())
+            loss = F.cross_entropy(model(x), y)
+            grads = torch.autograd.grad(loss, params)
+            with torch.no_grad():
+                for p, g in zip(params, grads, strict=True):
+                    p -= 0.1 * g
+            return loss
+
+        return step
+
+    step, _ = run_both(mlp, data("mlp"), "sgd", make_step=make_step, fullgraph=True)
+    assert len(step._variants) == 1
+
+
+def test_moving_average_of_weights_after_the_update():
+    def make_step(model, optimizer):
+        average = [p.detach().clone() for p in model.parameters()]
+        model.average = average
+
+        def step(x, y):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            with torch.no_grad():
+                for a, p in zip(average, model.parameters(), strict=True):
+                    a.lerp_(p, 0.1)
+            return loss + sum(a.sum() for a in average)
+
+        return step
+
+    run_both(mlp, data("mlp"), make_step=make_step)
+
+
+def test_weights_clamped_before_and_after_the_update():
+    def make_step(model, optimizer):
+        def step(x, y):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.mul_(0.99)
+            optimizer.step()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.clamp_(-0.2, 0.2)
+            return loss
+
+        return step
+
+    step, _ = run_both(mlp, data("mlp"), make_step=make_step)
+    assert len(step._variants) == 1
+
+
+def test_two_optimisers_in_turn():
+    torch.manual_seed(0)
+    generator, critic = nn.Linear(4, 6), nn.Linear(6, 1)
+    eager = copy.deepcopy((generator, critic))
+    noise = [torch.randn(8, 4) for _ in range(10)]
+    real = torch.randn(8, 6)
+
+    def make(generator, critic, kind):
+        of_generator = kind(generator.parameters(), lr=1e-2)
+        of_critic = kind(critic.parameters(), lr=1e-2)
+
+        def step(z):
+            of_critic.zero_grad()
+            loss = critic(generator(z).detach()).mean() - critic(real).mean()
+            loss.backward()
+            of_critic.step()
+            of_generator.zero_grad()
+            of_critic.zero_grad()
+            (-critic(generator(z)).mean()).backward()
+            of_generator.step()
+            return loss
+
+        return step
+
+    step = staticrt.compile_step(make(generator, critic, optim.Adam))
+    eager_step = make(*eager, torch.optim.Adam)
+    for z in noise:
+        torch.testing.assert_close(step(z), eager_step(z).detach(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(generator.state_dict(), eager[0].state_dict(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(critic.state_dict(), eager[1].state_dict(), rtol=1e-4, atol=1e-5)
+    assert len(step._variants) == 1
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * 3 * x  # wrong on purpose: it must be this that runs
+
+
+def test_custom_autograd_functions():
+    def make_step(model, optimizer):
+        def step(x, y):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(Square.apply(model(x)), y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step
+
+    step, _ = run_both(mlp, data("mlp"), make_step=make_step, fullgraph=True)
+    assert len(step._variants) == 1
+
+
+@pytest.mark.parametrize("preserve", [False, True])
+def test_checkpointing(preserve):
+    """Kept random state cannot be recorded: then the step runs eagerly, never with another dropout mask."""
+
+    def make_step(model, optimizer):
+        def step(x, y):
+            optimizer.zero_grad()
+            out = checkpoint(model, x, use_reentrant=False, preserve_rng_state=preserve)
+            loss = F.cross_entropy(out, y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step
+
+    make = mlp if preserve else (lambda: nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 4)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        step, _ = run_both(make, data("mlp"), make_step=make_step)
+    assert len(step._variants) == (0 if preserve else 1)
+
+
+def test_autocast():
+    def make_step(model, optimizer):
+        def step(x, y):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                out = model(x)
+            loss = F.cross_entropy(out.float(), y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step
+
+    make = lambda: nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 4))  # noqa: E731
+    step, _ = run_both(make, data("mlp"), "sgd", make_step=make_step, fullgraph=True)
+    assert len(step._variants) == 1
+
+
+def test_a_parameter_frozen_midway():
+    def between(i, model, optimizer):
+        if i == 8:
+            model[0].weight.requires_grad_(False)
+        if i == 14:
+            model[0].weight.requires_grad_(True)
+
+    run_both(mlp, data("mlp"), between=between)
+
+
+def test_weights_loaded_midway():
+    def between(i, model, optimizer):
+        if i == 8:
+            torch.manual_seed(5)
+            model.load_state_dict(mlp().state_dict())
+
+    step, _ = run_both(mlp, data("mlp"), between=between)
+    assert len(step._variants) == 1
+
+
+def test_training_and_evaluation_mode():
+    def between(i, model, optimizer):
+        model.train(i % 3 != 0)
+
+    step, _ = run_both(MODELS["cnn"][0], data("cnn"), between=between)
+    assert len(step._variants) == 2
+
+
+def test_a_hook_added_midway_runs():
+    seen = []
+
+    def between(i, model, optimizer):
+        if i == 8:
+            model[0].weight.register_hook(lambda grad: (seen.append(1), grad * 0.5)[1])
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run_both(mlp, data("mlp"), between=between)
+    assert len(seen) == 2 * 11
+
+
+def test_gradients_of_arguments():
+    w = torch.ones(3, requires_grad=True)
+
+    @staticrt.compile_step(fullgraph=True)
+    def step(x):
+        (x * w).square().sum().backward()
+
+    for _ in range(3):
+        x = torch.arange(3.0).requires_grad_()
+        step(x)
+        torch.testing.assert_close(x.grad, 2 * torch.arange(3.0))
+    torch.testing.assert_close(w.grad, 6 * torch.arange(3.0).square())
+
+
+def test_torchs_own_optimisers_are_recorded_too():
+    a, b, eager, _ = pair(mlp, lr=1e-2)
+    theirs = torch.optim.Adam(b.parameters(), lr=1e-2)
+    step = staticrt.compile_step(plain_step(b, theirs))
+    eager_step = plain_step(a, eager)
+    for run in (eager_step, step):
+        torch.manual_seed(1)
+        for batch in data("mlp", 8):
+            run(*batch)
+    torch.testing.assert_close(b.state_dict(), a.state_dict(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        theirs.state_dict()["state"], eager.state_dict()["state"], rtol=1e-4, atol=1e-5
+    )
+    assert len(step._variants) == 1
+    theirs.param_groups[0]["lr"] = eager.param_groups[0]["lr"] = 0.5
+    for run in (eager_step, step):
+        torch.manual_seed(1)
+        run(*data("mlp", 1)[0])
+    torch.testing.assert_close(b.state_dict(), a.state_dict(), rtol=1e-4, atol=1e-5)
+
+
+class Trainer:
+    def __init__(self, model, optimizer):
+        self.model, self.optimizer, self.calls = model, optimizer, 0
+
+    @staticrt.compile_step
+    def step(self, x, y):
+        self.optimizer.zero_grad()
+        loss = F.cross_entropy(self.model(x), y)
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+
+def test_methods():
+    a, b, eager, ours = pair(mlp, lr=1e-2)
+    trainers = Trainer(b, ours), Trainer(copy.deepcopy(b), optim.Adam(b.parameters()))
+    expected = plain_step(a, eager)
+    for run in (expected, trainers[0].step):
+        torch.manual_seed(1)
+        for batch in data("mlp"):
+            run(*batch)
+    torch.testing.assert_close(b.state_dict(), a.state_dict(), rtol=1e-4, atol=1e-5)
+    assert trainers[1].step is not trainers[0].step
+    assert trainers[0].step._variants
+
+
+def test_what_cannot_be_recorded_runs_eagerly_and_says_why():
+    def make_step(model, optimizer):
+        def step(x, y):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            if loss.item() < 100:
+                loss.backward()
+            optimizer.step()
+            return loss
+
+        return step
+
+    with pytest.warns(UserWarning, match="runs eagerly"):
+        step, _ = run_both(mlp, data("mlp", 8), make_step=make_step)
+    assert not step._variants
+    assert "not recorded" in str(step.explain())
+
+    p = torch.ones(1, requires_grad=True)
+
+    @staticrt.compile_step(fullgraph=True)
+    def prints():
+        print("hello")
+        p.sum().backward()
+
+    with pytest.raises(CaptureError, match=r"calls print\(\)"):
+        prints()
+    assert p.grad is None
+
+
+def test_an_exception_leaves_nothing_behind():
+    a, b, eager, ours = pair(mlp, lr=1e-2)
+    step = staticrt.compile_step(plain_step(b, ours))
+    expected = plain_step(a, eager)
+    batches = data("mlp")
+    for run in (expected, step):
+        torch.manual_seed(1)
+        for i, (x, y) in enumerate(batches):
+            run(x, y)
+            if i in (0, 5):
+                with pytest.raises((IndexError, RuntimeError)):
+                    run(x, torch.full_like(y, 99))
+                torch.manual_seed(i)
+    torch.testing.assert_close(b.state_dict(), a.state_dict(), rtol=1e-4, atol=1e-5)
+
+
+def test_recording_leaves_gradients_and_parameters_alone():
+    p = torch.ones(2, requires_grad=True)
+    before = p.grad = torch.full((2,), 3.0)
+
+    def step(x):
+        (p * x).sum().backward()
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        staticrt.compile_step(step)(torch.ones(2))
+    assert p.grad is before
+    assert torch.equal(before, torch.full((2,), 4.0))  # the eager run's, once
+    assert torch.equal(p.detach(), torch.ones(2))
+
+
+def test_writes_are_seen_by_eager_graphs():
+    """A parameter saved by an eager graph and updated by a step: autograd refuses, as in eager."""
+    w = torch.ones(3, requires_grad=True)
+    optimizer = optim.SGD([w], lr=0.1)
+
+    @staticrt.compile_step(fullgraph=True)
+    def step():
+        optimizer.zero_grad()
+        w.square().sum().backward()
+        optimizer.step()
+
+    step()
+    step()
+    pending = (w * w).sum()
+    step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        pending.backward()
+
+
+def test_results_are_the_callers():
+    _, b, _, ours = pair(mlp, lr=1e-2)
+    step = staticrt.compile_step(plain_step(b, ours))
+    batch = data("mlp", 1)[0]
+    losses = [step(*batch) for _ in range(5)]
+    assert len({loss.item() for loss in losses}) == 5
+    assert not any(loss.requires_grad for loss in losses[1:])
+
+
+def test_gradients_reset_last_live_in_the_arena():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+
+    @staticrt.compile_step(fullgraph=True)
+    def step(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    x = torch.randn(16, 64)
+    step(x)
+    step(x)
+    (variant,) = step._variants
+    assert len(variant.captured.outputs()) == 1
+    (stats,) = variant._entry.executable.native.prepared_stats
+    assert 0 < stats["arena_bytes"] <= 1.03 * stats["lower_bound_bytes"]
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_no_grad_and_wrong_uses():
+    w = torch.ones(1, requires_grad=True)
+
+    def step():
+        w.square().sum().backward()
+
+    compiled = staticrt.compile_step(step)
+    with torch.no_grad(), pytest.raises(RuntimeError, match="does not require grad"):
+        compiled()
+    with pytest.raises(InputError, match="takes a function that trains, got Linear"):
+        staticrt.compile_step(nn.Linear(1, 1))
+    with pytest.raises(OptionError, match="dynamic"):
+        staticrt.compile_step(step, dynamik=True)
