@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from staticrt.compiled import Entry, _capture_report, _share_memory, tensor_metadata
+from staticrt.compiled import Entry, _share_memory, tensor_metadata
 from staticrt.executable import Executable, StaticExecutable
 from staticrt.fast_path import FastPath
 from staticrt.frontend.graph import CapturedGraph
@@ -15,7 +15,7 @@ from staticrt.frontend.keys import CallKey
 from staticrt.frontend.state import StateGuard
 from staticrt.frontend.structure import Flattener
 from staticrt.native import _C
-from staticrt.report.explain import CaptureReport
+from staticrt.report.explain import CaptureReport, capture_report
 from staticrt.training.recording import GradEffect
 
 
@@ -203,7 +203,7 @@ class Variant:
 
     def report(self) -> CaptureReport:
         """For `explain()`."""
-        return _capture_report(self._entry)
+        return capture_report(self._entry)
 
 
 def _missed(*args: Any, **kwargs: Any) -> Any:
