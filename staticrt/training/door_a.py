@@ -54,6 +54,7 @@ class Region:
         self.calls = 0
         self.saved_bytes = 0
         self._options = options
+        self._num_results = 0
         self._eager: Callable[..., Any] = torch.compiler.disable(gm.forward)  # type: ignore[no-untyped-call]
         self._replay = Replay(self._eager, self.name)
         self._remembers = options.double_backward
@@ -75,6 +76,7 @@ class Region:
         return run
 
     def _partition(self, joint: fx.GraphModule, inputs: Any, **keywords: Any) -> tuple[Any, Any]:
+        self._num_results = int(keywords["num_fwd_outputs"])
         return safe_partition(joint, inputs, budget=self._options.activation_memory_budget, **keywords)
 
     def _compiler(self, role: str) -> Callable[..., Any]:
@@ -86,7 +88,9 @@ class Region:
                 for index, node in enumerate(graph.graph.find_nodes(op="placeholder"))
                 if role == "backward" and _compat.is_tangent(node)
             ]
-            compiled = CompiledGraph(graph, self._options, role, optional)
+            compiled = CompiledGraph(
+                graph, self._options, role, optional, self._num_results if role == "forward" else None
+            )
             self.graphs.append(compiled)
             log.info("%s: %s graph of %d nodes", self.name, role, len(graph.graph.nodes))
 

@@ -6,6 +6,7 @@ time once the activation budget is below 1 (pytorch/pytorch #190717, #197039). H
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -38,15 +39,18 @@ def safe_partition(
     Returns:
         The forward and the backward graph.
     """
-    pin_unrepeatable(joint, static_lifetime_input_indices or [])
+    pinned = {node.name for node in pin_unrepeatable(joint, static_lifetime_input_indices or [])}
     with _compat.memory_budget(budget):
-        return _compat.min_cut_partition(
+        forward, backward = _compat.min_cut_partition(
             joint,
             inputs,
             num_fwd_outputs=num_fwd_outputs,
             static_lifetime_input_indices=static_lifetime_input_indices,
             **keywords,
         )
+    _save(forward, backward, num_fwd_outputs, pinned)
+    _save_results_themselves(forward, num_fwd_outputs)
+    return forward, backward
 
 
 def pin_unrepeatable(joint: fx.GraphModule, static_inputs: list[int]) -> list[fx.Node]:
@@ -80,6 +84,78 @@ def pin_unrepeatable(joint: fx.GraphModule, static_inputs: list[int]) -> list[fx
     for node in ordered:
         _compat.must_save(node)
     return ordered
+
+
+def _save(forward: fx.GraphModule, backward: fx.GraphModule, num_results: int, pinned: set[str]) -> None:
+    """Save what is pinned where upstream computes it again, and parts of tuples where it saves the tuple.
+
+    Upstream's knapsack forgets values that are tuples, such as a dropout with its mask, once nothing else is left to
+    choose from.
+    """
+    output = forward.graph.output_node()
+    values: list[Any] = list(output.args[0])  # type: ignore[arg-type]
+    ours = {node.name: node for node in forward.graph.nodes}
+    changed = False
+    for node in list(backward.graph.nodes):
+        again = node.op == "call_function" and node.name in pinned and node.name in ours
+        again = again and not _is_getitem(node)
+        many = isinstance(node.meta.get("val"), (tuple, list))
+        if not again and not (many and node.op == "placeholder"):
+            continue
+        changed = True
+        own = ours[node.name]
+        before = node if node.op == "placeholder" else _first_tensor(backward)
+        position = values.index(own) if own in values[num_results:] else num_results
+        for part in list(node.users) if many else [node]:
+            saved = _part(forward, own, part) if many else own
+            values.insert(position, saved)
+            position += 1
+            with backward.graph.inserting_before(before):
+                placeholder = backward.graph.placeholder(f"{saved.name}_saved")
+            placeholder.meta.update(part.meta)
+            part.replace_all_uses_with(placeholder)
+            if many:
+                backward.graph.erase_node(part)
+        if node.op == "placeholder":
+            values.remove(own)
+        backward.graph.erase_node(node)
+    if changed:
+        output.args = (tuple(values),)
+        backward.graph.eliminate_dead_code()
+        forward.recompile()
+        backward.recompile()
+
+
+def _part(forward: fx.GraphModule, many: fx.Node, part: fx.Node) -> fx.Node:
+    """The forward's getitem of `many` that the backward has as `part`."""
+    for user in many.users:
+        if _is_getitem(user) and user.args[1] == part.args[1]:
+            return user
+    with forward.graph.inserting_after(many):
+        own = forward.graph.call_function(operator.getitem, (many, part.args[1]))
+    own.meta.update(part.meta)
+    return own
+
+
+def _first_tensor(backward: fx.GraphModule) -> fx.Node:
+    """Saved sizes come first among a backward's placeholders, then saved tensors, then incoming gradients."""
+    return next(
+        node
+        for node in backward.graph.find_nodes(op="placeholder")
+        if not isinstance(node.meta.get("val"), (torch.SymInt, int))
+    )
+
+
+def _save_results_themselves(forward: fx.GraphModule, num_results: int) -> None:
+    """Where a detached result is saved, save the result: autograd then sees it edited in place."""
+    output = forward.graph.output_node()
+    values = list(output.args[0])  # type: ignore[arg-type]
+    for index in range(num_results, len(values)):
+        while isinstance(values[index], fx.Node) and values[index].target is aten.detach.default:
+            values[index] = values[index].args[0]
+    output.args = (tuple(values),)
+    forward.graph.eliminate_dead_code(is_impure_node=lambda node: node.target is not aten.detach.default)
+    forward.recompile()
 
 
 def _copied_into(joint: fx.GraphModule) -> set[fx.Node]:

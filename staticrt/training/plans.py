@@ -23,6 +23,7 @@ from staticrt.lowering import lower
 from staticrt.native import _C
 from staticrt.options import Options
 from staticrt.passes.pipeline import run_pipeline
+from staticrt.training.saved import SavedAlias, saved_aliases
 from staticrt.training.undefined import without_gradients
 
 log = logging.getLogger(__name__)
@@ -34,15 +35,17 @@ class Plan:
     Args:
         graph: functional ATen with fake-tensor `meta["val"]`; the plan owns it.
         options: checked options.
+        num_results: outputs from this one on are saved for a backward; None: none is.
 
     Attributes:
         fallback: why the graph runs operator by operator, or "".
     """
 
-    def __init__(self, graph: fx.GraphModule, options: Options) -> None:
+    def __init__(self, graph: fx.GraphModule, options: Options, num_results: int | None = None) -> None:
         self.fallback = ""
         self.calls = 0
         self.native: _C.Executable | None = None
+        self._aliases: list[SavedAlias] = []
         self._graph = graph
         self.num_nodes = sum(node.op == "call_function" for node in graph.graph.nodes)
         if options.executor == "reference":
@@ -55,6 +58,8 @@ class Plan:
             )
             if runtime.pop("passes"):
                 run_pipeline(graph)
+            if num_results is not None:
+                self._aliases = saved_aliases(graph, num_results)
             lowered = lower(graph)
             self.native = _C.Executable(lowered.program, **runtime)
             self._outputs = lowered.outputs
@@ -70,8 +75,11 @@ class Plan:
         if self.native is None:
             return self._run_operators(inputs)
         values = self.native.run(inputs)
+        outputs = [values[item] if kind == "tensor" else item for kind, item in self._outputs]
+        for alias in self._aliases:
+            outputs[alias.output] = alias.renewed(inputs, outputs)
         inputs.clear()
-        return [values[item] if kind == "tensor" else item for kind, item in self._outputs]
+        return outputs
 
     def _run_operators(self, inputs: list[Any]) -> list[Any]:
         with torch.no_grad(), _NoAutocast():
@@ -144,12 +152,19 @@ class CompiledGraph:
         options: checked options.
         role: "forward", "backward" or "inference".
         optional: positions of the inputs that may be None: incoming gradients.
+        num_results: of a forward: outputs from this one on are saved for the backward.
     """
 
     def __init__(
-        self, graph: fx.GraphModule, options: Options, role: str, optional: Sequence[int] = ()
+        self,
+        graph: fx.GraphModule,
+        options: Options,
+        role: str,
+        optional: Sequence[int] = (),
+        num_results: int | None = None,
     ) -> None:
         self.role = role
+        self._num_results = num_results
         self._graph = graph
         self._options = options
         self._optional = tuple(optional)
@@ -169,7 +184,7 @@ class CompiledGraph:
         if undefined:
             without_gradients(graph, undefined)
         log.debug("%s graph, undefined gradients %s:\n%s", self.role, undefined, graph.graph)
-        return Plan(graph, self._options)
+        return Plan(graph, self._options, self._num_results)
 
     def debug_state(self) -> dict[str, Any]:
         """Plans by key, counters, and what runs operator by operator."""

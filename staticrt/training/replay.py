@@ -124,9 +124,8 @@ class Replay:
         self._check_versions(call)
         needed = [i for i, needs in enumerate(ctx.needs_input_grad) if needs]
         with torch.enable_grad(), self._state_of(call):
-            inputs = [
-                _stand_in(value, version) for value, version in zip(call.inputs, call.versions, strict=True)
-            ]
+            sources = [_stand_in(value) for value in call.inputs]
+            inputs = [_unshared(value, version) for value, version in zip(sources, call.versions, strict=True)]
             outputs = self._function(*inputs)
             outputs = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
         roots, seeds = [], []
@@ -141,7 +140,7 @@ class Replay:
                 seeds.append(gradient)
         found = iter(
             torch.autograd.grad(
-                roots, [inputs[i] for i in needed], seeds, create_graph=True, allow_unused=True
+                roots, [sources[i] for i in needed], seeds, create_graph=True, allow_unused=True
             )
             if roots
             else [None] * len(needed)
@@ -170,10 +169,15 @@ class Replay:
             yield
 
 
-def _stand_in(value: Any, version: int | None) -> Any:
+def _stand_in(value: Any) -> Any:
     """A tensor to differentiate by that is no other input's ancestor."""
     if not isinstance(value, torch.Tensor):
         return value
-    if version is None or value.layout != torch.strided:
+    if value.layout != torch.strided:
         return value.clone()
     return value.view_as(value) if value.requires_grad else value.detach()
+
+
+def _unshared(value: Any, version: int | None) -> Any:
+    """What the region may write: a copy of an input that it does."""
+    return value.clone() if isinstance(value, torch.Tensor) and version is None else value

@@ -1,0 +1,82 @@
+"""Saved activations that are views of what the caller holds.
+
+Views that the runtime makes count versions of their own. A saved one must count with its base, or autograd would miss
+that the base was edited in place before the backward.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from staticrt.ops import facts_of_call
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedAlias:
+    """A saved output that may be a view of an input or of a result.
+
+    Args:
+        output: its index.
+        base: index of what it views, among the inputs or the outputs.
+        of_input: which of the two.
+    """
+
+    output: int
+    base: int
+    of_input: bool
+
+    def renewed(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
+        """The saved output as a view that autograd knows, if it is one."""
+        saved, base = outputs[self.output], (inputs if self.of_input else outputs)[self.base]
+        if saved is base or saved.untyped_storage().data_ptr() != base.untyped_storage().data_ptr():
+            return saved
+        return base.as_strided(saved.size(), saved.stride(), saved.storage_offset())
+
+
+def saved_aliases(graph: fx.GraphModule, num_results: int) -> list[SavedAlias]:
+    """The outputs from `num_results` on that view operators connect with an input or an earlier output."""
+    outputs: Any = graph.graph.output_node().args[0]
+    roots: dict[fx.Node, tuple[int, bool]] = {}
+    for index, node in enumerate(graph.graph.find_nodes(op="placeholder")):
+        roots[node] = (index, True)
+    for index, item in enumerate(outputs[:num_results]):
+        if isinstance(item, fx.Node) and isinstance(item.meta.get("val"), torch.Tensor):
+            roots.setdefault(_root(item), (index, False))
+    found = []
+    for index, item in enumerate(outputs[num_results:], num_results):
+        if not isinstance(item, fx.Node) or item.op != "call_function" or _root(item) not in roots:
+            continue
+        base, of_input = roots[_root(item)]
+        if isinstance(item.meta.get("val"), torch.Tensor) and (of_input or outputs[base] is not item):
+            found.append(SavedAlias(index, base, of_input))
+    return found
+
+
+def _root(node: fx.Node) -> fx.Node:
+    """The node that owns the memory of `node`."""
+    while node.op == "call_function":
+        source: Any = None
+        if node.target is operator.getitem:
+            source = node.args[0]
+        elif isinstance(node.target, torch._ops.OpOverload):
+            aliases = facts_of_call(node.target, node.args, node.kwargs).aliases
+            if aliases and aliases[0].arg < len(node.args):
+                source = node.args[aliases[0].arg]
+        if not isinstance(source, fx.Node) or isinstance(source.meta.get("val"), (int, torch.SymInt)):
+            return node
+        if node.target is operator.getitem and not _is_view(source):
+            return node  # a part of several results is memory of its own
+        node = source
+    return node
+
+
+def _is_view(node: fx.Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    return bool(facts_of_call(node.target, node.args, node.kwargs).aliases)
