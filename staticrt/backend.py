@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
 from staticrt.errors import OptionError
 from staticrt.options import Options, parse_options
+
+if TYPE_CHECKING:
+    from staticrt.training.door_a import Region
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +50,7 @@ def staticrt_backend(
         raise OptionError(f"unknown mode {mode!r}", fix=f"modes are {', '.join(_MODES)}")
     parsed = parse_options(dict(options or {}))
     if needs_gradients(gm, inputs):
-        return _training(gm, inputs, parsed)
+        return region_of(gm, inputs, parsed) if parsed.training else gm.forward
     return _inference(gm, inputs, parsed)
 
 
@@ -65,7 +68,8 @@ def needs_gradients(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
     return any(node.op == "call_method" and node.target == "requires_grad_" for node in gm.graph.nodes)
 
 
-def _training(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
+def region_of(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -> Region:
+    """A graph of Dynamo compiled for training; arguments as for `staticrt_backend`."""
     from staticrt.training.door_a import Region
 
     region = Region(gm, inputs, options)

@@ -103,6 +103,9 @@ class Engine:
         self._symbolic_ints = symbolic_ints
         self._parts: Parts | None = None
         self._part_engines: list[Engine] = []
+        self._training: Parts | None = None
+        self._regions: list[Any] = []
+        self._untrainable = ""
         self._part_calls = 0
         self.fast = FastPath(self)
 
@@ -120,7 +123,7 @@ class Engine:
         except EagerOnly as error:
             return self._run_eagerly(args, kwargs, str(error))
         if torch.is_grad_enabled() and (call.needs_grad or self._wants_gradients()):
-            return self._run_eagerly(args, kwargs, "the call needs gradients")
+            return self._train(args, kwargs)
         try:
             entry = self._find(call, leaves)
         except TypeError:  # an argument that cannot be hashed
@@ -204,11 +207,47 @@ class Engine:
     def _compiled_parts(self) -> Parts:
         with self._lock:
             if self._parts is None:
-                self._parts = Parts(self.function, self._make_part, self.options.dynamic)
+                self._parts = Parts(self.function, self._make_part, self.options.dynamic is not False)
             return self._parts
 
-    def _make_part(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        part = Engine(function, self.options, f"{self.name}, part {len(self._part_engines)}", part=True)
+    def _train(self, args: Any, kwargs: Any) -> Any:
+        """Run a call whose results need gradients: Dynamo cuts it, each part is differentiated ahead of time."""
+        if self._is_part or not self.options.training or self._untrainable:
+            return self._run_eagerly(args, kwargs, self._untrainable or "the call needs gradients")
+        with self._lock:
+            if self._training is None:
+                self._training = Parts(
+                    self.function,
+                    self._make_part,
+                    self.options.dynamic,
+                    fullgraph=self.options.fullgraph,
+                    max_captures=self.options.max_captures,
+                )
+        before = self._part_calls
+        try:
+            result = self._training(*args, **kwargs)
+        except NotCompiled as error:
+            if self.options.fullgraph:
+                raise CaptureError(f"cannot capture {self.name} for training: {error}") from error
+            self._untrainable = str(error)
+            return self._run_eagerly(args, kwargs, self._untrainable)
+        if self._part_calls == before:
+            self._eager["call", "the call needs gradients, and Dynamo found nothing to compile", ""] += 1
+        return result
+
+    def _make_part(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        from staticrt.backend import needs_gradients, region_of
+
+        if needs_gradients(gm, inputs):
+            region = region_of(gm, inputs, self.options)
+            self._regions.append(region)
+
+            def train(*args: Any) -> Any:
+                self._part_calls += 1
+                return region(*args)
+
+            return train
+        part = Engine(gm.forward, self.options, f"{self.name}, part {len(self._part_engines)}", part=True)
         self._part_engines.append(part)
 
         def run(*args: Any) -> Any:
@@ -243,6 +282,8 @@ class Engine:
                 dynamic=self.options.dynamic is not False,
                 symbolic_ints=symbolic,
             )
+            if torch.is_grad_enabled() and any(value.requires_grad for value in captured.values):
+                raise CannotCapture("the result may need gradients of a tensor that is no argument")
         except Exception as error:
             self._fail(call.key, error)
             return None
@@ -305,14 +346,17 @@ class Engine:
         """What was compiled, what runs eagerly, and why."""
         captures = tuple(capture_report(entry) for entry in self._order)
         eager = tuple(EagerReport(*key, calls=count) for key, count in sorted(self._eager.items()) if count)
-        if self._parts is not None:
+        captures += tuple(region.report() for region in self._regions)
+        for parts in (self._parts, self._training):
+            if parts is not None:
+                eager += tuple(
+                    EagerReport("between parts", reason, where, 0) for reason, where in parts.breaks
+                )
+        if self._part_engines:
             captures += tuple(
                 dataclasses.replace(capture_report(entry), route="part")
                 for part in self._part_engines
                 for entry in part._order
-            )
-            eager += tuple(
-                EagerReport("between parts", reason, where, 0) for reason, where in self._parts.breaks
             )
             eager += tuple(item for part in self._part_engines for item in part.explain().eager)
         notes = tuple(

@@ -265,7 +265,7 @@ def compile(module: Any, example_inputs: Any = None, *, dynamic: bool | None = N
 
     The result is called like the original. Without `example_inputs` the first call captures. Sizes stay symbolic:
     other batch sizes and lengths need no new capture; another dtype, device, rank, layout or constant does.
-    Calls that need gradients run eagerly. `explain()` says what was compiled, what was not, and why.
+    Calls that need gradients are compiled with their backward, see docs/training.md. `explain()` says what was compiled, what was not, and why.
 
     Args:
         module: an `nn.Module` (its parameters stay its own) or a function.

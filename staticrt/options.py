@@ -96,6 +96,7 @@ OPTIONS: tuple[Option, ...] = (
         False,
         "Keep results in memory of the runtime until deallocate_output_tensors(); every call takes the general path.",
     ),
+    Option("training", (bool,), True, "Compile calls that need gradients; off: they run eagerly."),
     Option(
         "activation_memory_budget",
         (float, int, type(None)),

@@ -24,19 +24,28 @@ class Parts:
 
     Args:
         function: the model.
-        make_part: gives the callable that runs one part, a `GraphModule` on flat inputs.
-        dynamic: as in `staticrt.compile`.
+        make_part: gives the callable that runs one part, from a `GraphModule` and example inputs.
+        dynamic: as in `torch.compile`.
+        fullgraph: raise instead of splitting.
+        max_captures: parts kept for one piece of code; None: Dynamo's own limit.
     """
 
     def __init__(
         self,
         function: Callable[..., Any],
-        make_part: Callable[[Callable[..., Any]], Callable[..., Any]],
+        make_part: Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]],
         dynamic: bool | None,
+        fullgraph: bool = False,
+        max_captures: int | None = None,
     ) -> None:
         self._make_part = make_part
         self.breaks: list[tuple[str, str]] = []  # reason, model line
-        self._run = torch.compile(function, backend=self._backend, dynamic=dynamic is not False)
+        self._run = torch.compile(function, backend=self._backend, dynamic=dynamic, fullgraph=fullgraph)
+        self._config = dict(_CONFIG)
+        if fullgraph:
+            self._config["suppress_errors"] = False
+        if max_captures is not None:
+            self._config["recompile_limit"] = max_captures
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the function.
@@ -49,7 +58,7 @@ class Parts:
 
         known = len(graph_break_reasons)
         try:
-            with dynamo.config.patch(_CONFIG):  # type: ignore[attr-defined]
+            with dynamo.config.patch(self._config):  # type: ignore[attr-defined]
                 return self._run(*args, **kwargs)
         except dynamo.exc.TorchDynamoException as error:
             raise NotCompiled(str(error).strip().split("\n")[0]) from error
@@ -67,7 +76,7 @@ class Parts:
     def _backend(
         self, gm: torch.fx.GraphModule, inputs: Sequence[Any], **_options: Any
     ) -> Callable[..., Any]:
-        return self._make_part(gm.forward)
+        return self._make_part(gm, inputs)
 
 
 class NotCompiled(Exception):

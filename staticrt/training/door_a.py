@@ -6,9 +6,11 @@ AOTAutograd brings functionalization, aliases, write-backs and tangents; what it
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +19,8 @@ from torch import fx
 
 from staticrt import _compat
 from staticrt.options import Options
+from staticrt.report.explain import CaptureReport
+from staticrt.training.islands import Eager, example_values, needs_splitting, run_compiled, split
 from staticrt.training.partition import safe_partition
 from staticrt.training.plans import CompiledGraph
 from staticrt.training.replay import Replay
@@ -42,24 +46,43 @@ class Region:
         name: for messages and reports.
 
     Attributes:
-        graphs: the compiled forward, backward or inference graphs so far (a backward at its first run).
-        eager_reason: why the region runs eagerly, or "".
+        eager: the nodes that run eagerly, and why.
         calls: how often it ran.
     """
 
     def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any], options: Options, name: str = "") -> None:
         self.name = name or f"region {next(_numbers)}"
-        self.graphs: list[CompiledGraph] = []
-        self.eager_reason = ""
+        self._graphs: list[CompiledGraph] = []
         self.calls = 0
-        self.saved_bytes = 0
         self._options = options
+        self._remembers = options.double_backward
+        self._inputs = tuple(_describe(value) for value in inputs)
         self._num_results = 0
         self._eager: Callable[..., Any] = torch.compiler.disable(gm.forward)  # type: ignore[no-untyped-call]
         self._replay = Replay(self._eager, self.name)
-        self._remembers = options.double_backward
-        self._run = self._compile(gm, inputs)
+        self.eager: tuple[Eager, ...] = ()
+        self._islands: list[Region] = []
+        self._run = self._compile_islands(gm) if needs_splitting(gm) else self._compile(gm, inputs)
         _live.append(weakref.ref(self))
+
+    def _compile_islands(self, gm: fx.GraphModule) -> Callable[..., Any]:
+        """Compile what can be, as regions of their own; the rest runs eagerly between them."""
+        pieces = split(gm, self._options.min_island_nodes)
+        self.eager = pieces.eager
+        self._remembers = False  # each island does, for itself
+        for item in self.eager:
+            log.info("%s: %s runs eagerly: %s", self.name, item.node, item.reason)
+        islands = {
+            name: Region(
+                pieces.module.get_submodule(name),  # type: ignore[arg-type]
+                example_values(pieces.module, name),
+                self._options,
+                f"{self.name}, {name}",
+            )
+            for name in pieces.islands
+        }
+        self._islands = list(islands.values())
+        return torch.compiler.disable(run_compiled(pieces, islands))  # type: ignore[no-untyped-call, no-any-return]
 
     def _compile(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         run, cls = _compat.aot_compile(
@@ -91,7 +114,7 @@ class Region:
             compiled = CompiledGraph(
                 graph, self._options, role, optional, self._num_results if role == "forward" else None
             )
-            self.graphs.append(compiled)
+            self._graphs.append(compiled)
             log.info("%s: %s graph of %d nodes", self.name, role, len(graph.graph.nodes))
 
             def run(inputs: list[Any]) -> list[Any]:
@@ -109,15 +132,46 @@ class Region:
         with self._replay.recording(inputs):
             return self._run(*inputs)
 
+    @property
+    def graphs(self) -> list[CompiledGraph]:
+        """The compiled forward, backward and inference graphs so far: a backward is compiled when it first runs."""
+        return self._graphs + [graph for island in self._islands for graph in island.graphs]
+
+    def report(self) -> CaptureReport:
+        """The region for `explain()`."""
+        counts: Counter[str] = Counter()
+        for graph in self.graphs:
+            counts.update(graph.operators)
+        return CaptureReport(
+            route="training",
+            inputs=self._inputs,
+            nodes=sum(counts.values()),
+            operators=tuple(counts.most_common()),
+            guards=(),
+            mutates=(),
+            passes=(),
+            kinds=tuple((graph.role, sum(graph.operators.values())) for graph in self.graphs),
+            executor="door A",
+            calls=self.calls,
+        )
+
     def debug_state(self) -> dict[str, Any]:
         """Plans of each graph with their counters, and what runs eagerly."""
         return {
             "name": self.name,
             "door": "A",
             "calls": self.calls,
-            "eager": self.eager_reason,
+            "eager": [dataclasses.asdict(item) for item in self.eager],
+            "islands": [island.name for island in self._islands],
             "graphs": [graph.debug_state() for graph in self.graphs],
         }
+
+
+def _describe(value: Any) -> str:
+    """An example input in short: "float32[8, 4]"."""
+    if not isinstance(value, torch.Tensor):
+        return str(value)
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
 
 
 def _draws(node: fx.Node) -> bool:

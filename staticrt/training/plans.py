@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import logging
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -89,7 +89,7 @@ class Plan:
 
 
 @dataclasses.dataclass
-class Counters:
+class Lookups:
     """Lookups of a cache: answered, compiled, and plans that had to go."""
 
     hits: int = 0
@@ -111,7 +111,7 @@ class PlanCache:
         self._plans: OrderedDict[Hashable, Plan] = OrderedDict()
         self._tickets: dict[Hashable, threading.Lock] = {}
         self._lock = threading.Lock()
-        self.counters = Counters()
+        self.counters = Lookups()
 
     def get(self, key: Hashable) -> Plan:
         """The plan for `key`, compiled now if there is none."""
@@ -170,6 +170,7 @@ class CompiledGraph:
         self._optional = tuple(optional)
         self._num_outputs = len(graph.graph.output_node().args[0])  # type: ignore[arg-type]
         self.plans = PlanCache(self._plan, options.max_plans)
+        self.operators = Counter(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
 
     def run(self, inputs: list[Any]) -> list[Any]:
         """Outputs for flat inputs; `inputs` is emptied, so that what nobody else holds can go."""

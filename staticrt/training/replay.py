@@ -125,7 +125,9 @@ class Replay:
         needed = [i for i, needs in enumerate(ctx.needs_input_grad) if needs]
         with torch.enable_grad(), self._state_of(call):
             sources = [_stand_in(value) for value in call.inputs]
-            inputs = [_unshared(value, version) for value, version in zip(sources, call.versions, strict=True)]
+            inputs = [
+                _unshared(value, version) for value, version in zip(sources, call.versions, strict=True)
+            ]
             outputs = self._function(*inputs)
             outputs = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
         roots, seeds = [], []

@@ -102,7 +102,7 @@ def test_views_of_arguments(door):
         assert transposed._base is x
         assert flat.data_ptr() == x.data_ptr()
         assert not double._is_view()
-        grad, = torch.autograd.grad((transposed.sum() + flat.square().sum() + double.sum()), x)
+        (grad,) = torch.autograd.grad((transposed.sum() + flat.square().sum() + double.sum()), x)
         torch.testing.assert_close(grad, 3 + 2 * x.detach())
 
 
@@ -115,8 +115,8 @@ def test_views_of_intermediates_twice_differentiable(door):
     for run in (door(function), function):
         x = torch.linspace(-1, 1, 6).requires_grad_()
         tail, grid = run(x)
-        slope, = torch.autograd.grad(tail.sum() + grid.square().sum(), x, create_graph=True)
-        again, = torch.autograd.grad(slope.sum(), x)
+        (slope,) = torch.autograd.grad(tail.sum() + grid.square().sum(), x, create_graph=True)
+        (again,) = torch.autograd.grad(slope.sum(), x)
         results.append((slope.detach(), again))
     torch.testing.assert_close(*results)
 
@@ -124,7 +124,7 @@ def test_views_of_intermediates_twice_differentiable(door):
 def test_tangent_that_is_not_contiguous(door):
     compiled, x = door(lambda x: x.sin() * 2), torch.randn(4, 6, requires_grad=True)
     for tangent in (torch.randn(6, 4).t(), torch.randn(4, 1).expand(4, 6), torch.randn(4, 12)[:, ::2]):
-        grad, = torch.autograd.grad(compiled(x), x, tangent)
+        (grad,) = torch.autograd.grad(compiled(x), x, tangent)
         torch.testing.assert_close(grad, tangent * 2 * x.detach().cos())
 
 
@@ -210,7 +210,7 @@ def test_saved_tensors_hooks_see_what_is_saved(door):
             torch.manual_seed(1)
             x, w = torch.randn(4, 4), torch.randn(4, 4, requires_grad=True)
 
-            def pack(tensor):
+            def pack(tensor, packed=packed):
                 packed.append(tensor.shape)
                 return tensor.clone()
 
@@ -359,8 +359,8 @@ def test_interleaved_forwards_and_backwards(door):
     xs = [torch.randn(4, 6) for _ in range(4)]
     outs = [compiled(x, w) for x in xs]
     for i in (2, 0, 3, 1):
-        grad, = torch.autograd.grad(outs[i], w)
-        want, = torch.autograd.grad((xs[i] @ w).tanh().sum(), w)
+        (grad,) = torch.autograd.grad(outs[i], w)
+        (want,) = torch.autograd.grad((xs[i] @ w).tanh().sum(), w)
         torch.testing.assert_close(grad, want)
 
 
@@ -392,8 +392,8 @@ def test_many_threads(door):
             generator = torch.Generator().manual_seed(seed)
             for _round in range(20):
                 x = torch.randn(3, 8, generator=generator)
-                grad, = torch.autograd.grad(compiled(x, w), w)
-                want, = torch.autograd.grad((x @ w).tanh().sum(), w)
+                (grad,) = torch.autograd.grad(compiled(x, w), w)
+                (want,) = torch.autograd.grad((x @ w).tanh().sum(), w)
                 torch.testing.assert_close(grad, want)
         except Exception as error:
             failed.append(error)
@@ -456,7 +456,7 @@ def test_numpy_in_the_middle(door):
             return torch.from_numpy(grad.numpy() / 2)
 
     def function(x):
-        return Half.apply(x.sin() * x) .cos()
+        return Half.apply(x.sin() * x).cos()
 
     results = []
     for run in (door(function), function):
@@ -521,12 +521,5 @@ def test_base_of_a_saved_view_edited_in_place_is_caught(door, edited, budget):
     x, w = torch.randn(3, 4), torch.randn(3, 5, requires_grad=True)
     y, out = door(function, activation_memory_budget=budget)(x, w)
     (x if edited == "argument" else y).add_(1)
-    if edited == "result" and budget == 0.0:
-        try:  # computing y again from x is as right
-            grad, = torch.autograd.grad(out.sum(), w)
-            torch.testing.assert_close(grad, (2 * x).sum(1, keepdim=True).expand(3, 5))
-        except RuntimeError as error:
-            assert "modified by an inplace" in str(error)
-        return
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()

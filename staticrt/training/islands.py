@@ -1,0 +1,235 @@
+"""Regions cut into islands: what can be differentiated ahead of time is compiled, the rest runs eagerly between.
+
+As in TorchScript's graph executor, islands make no cycles, side effects keep their order, results that share memory
+leave an island as views of each other, and islands too small to be worth a call stay eager.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+from torch.fx.passes.operator_support import OperatorSupportBase
+
+# Modules whose functions AOTAutograd traces into operators.
+_KNOWN_MODULES = ("torch", "_operator", "math", "builtins", "einops")
+
+
+class Differentiable(OperatorSupportBase):
+    """Which nodes of a Dynamo graph AOTAutograd traces faithfully."""
+
+    def is_node_supported(self, submodules: Mapping[str, torch.nn.Module], node: fx.Node) -> bool:
+        return node.op not in ("placeholder", "output", "get_attr") and unsupported_reason(node) == ""
+
+
+def unsupported_reason(node: fx.Node) -> str:
+    """Why a node of a Dynamo graph has to run eagerly, or ""."""
+    if node.op == "call_function":
+        target: Any = node.target
+        if isinstance(target, torch._ops.HigherOrderOperator):
+            return ""  # Dynamo made it, with the graphs of its bodies
+        if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+            return ""
+        owner = getattr(target, "__self__", None)
+        if isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
+            return f"the custom autograd.Function {owner.__qualname__}"
+        module = (getattr(target, "__module__", None) or "").split(".")[0]
+        if module not in _KNOWN_MODULES and getattr(target, "__objclass__", None) is None:
+            return f"the Python function {getattr(target, '__qualname__', target)}"
+    return ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Eager:
+    """A node that runs eagerly.
+
+    Args:
+        node: its name and target.
+        reason: why.
+    """
+
+    node: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """A region in pieces.
+
+    Args:
+        module: the region; its children named in `islands` are what may be compiled.
+        islands: names of the children.
+        eager: what stays eager, and why.
+    """
+
+    module: fx.GraphModule
+    islands: tuple[str, ...]
+    eager: tuple[Eager, ...]
+
+
+def needs_splitting(gm: fx.GraphModule) -> bool:
+    """Whether a graph of Dynamo holds anything that AOTAutograd cannot trace."""
+    return any(unsupported_reason(node) for node in gm.graph.nodes)
+
+
+def split(gm: fx.GraphModule, min_nodes: int) -> Split:
+    """Cut a graph of Dynamo into islands and eager nodes.
+
+    Args:
+        gm: left as it is.
+        min_nodes: islands with fewer compute nodes stay eager.
+    """
+    state = next((node for node in gm.graph.nodes if _changes_state(node)), None)
+    if state is not None:
+        reason = f"{state.target} changes how the calls after it run"
+        return Split(
+            gm,
+            (),
+            tuple(
+                Eager(f"{node.name} = {node.target}", reason) for node in gm.graph.nodes if _computes(node)
+            ),
+        )
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {}))
+    copied = fx.GraphModule(gm, graph)
+    eager = [
+        Eager(f"{node.name} = {node.target}", reason)
+        for node in copied.graph.nodes
+        if (reason := unsupported_reason(node))
+    ]
+    if _order_matters(copied):
+        groups = _in_order(copied)
+    else:
+        # Upstream counts functions only, not methods: `min_nodes` is the only threshold.
+        partitioner = CapabilityBasedPartitioner(copied, Differentiable(), allows_single_node_partition=True)
+        groups = [list(partition.nodes) for partition in partitioner.propose_partitions()]
+    kept = []
+    for group in groups:
+        count = sum(_computes(node) for node in group)
+        if count >= min_nodes:
+            kept.append(group)
+        else:
+            eager += [
+                Eager(
+                    f"{node.name} = {node.target}", f"its island has {count} compute nodes, under {min_nodes}"
+                )
+                for node in group
+            ]
+    before = {name for name, _child in copied.named_children()}
+    fused = _fuse(copied, kept)
+    islands = tuple(name for name, _child in fused.named_children() if name not in before)
+    return Split(fused, islands, tuple(eager))
+
+
+def _fuse(gm: fx.GraphModule, groups: Sequence[Sequence[fx.Node]]) -> fx.GraphModule:
+    from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
+
+    order = {node: index for index, node in enumerate(gm.graph.nodes)}
+    partitions = [dict.fromkeys(sorted(group, key=order.__getitem__)) for group in groups]
+    return fuse_by_partitions(gm, partitions, "island_", always_return_tuple=True)
+
+
+def _order_matters(gm: fx.GraphModule) -> bool:
+    """Whether moving a node past another one could change what is computed."""
+    return any(_writes(node) or _draws(node) for node in gm.graph.nodes)
+
+
+def _in_order(gm: fx.GraphModule) -> list[list[fx.Node]]:
+    """Runs of supported nodes, as they stand."""
+    groups: list[list[fx.Node]] = [[]]
+    for node in gm.graph.nodes:
+        if node.op in ("placeholder", "get_attr", "output"):
+            continue
+        if unsupported_reason(node):
+            groups.append([])
+        else:
+            groups[-1].append(node)
+    return [group for group in groups if group]
+
+
+def _changes_state(node: fx.Node) -> bool:
+    """Whether a node changes the state of the thread, as `set_grad_enabled` and entering autocast do."""
+    if node.op != "call_function" or node.meta.get("example_value") is not None:
+        return False
+    return getattr(node.target, "__name__", "") != "setitem" and not isinstance(
+        node.target, torch._ops.OpOverload
+    )
+
+
+def _writes(node: fx.Node) -> bool:
+    if node.op == "call_method":
+        name = str(node.target)
+        return (name.endswith("_") and not name.endswith("__")) or name == "__setitem__"
+    if node.op != "call_function":
+        return node.op == "call_module"
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target._schema.is_mutable
+    name = getattr(node.target, "__name__", "")
+    inplace = node.kwargs.get("inplace", False) is not False or "out" in node.kwargs
+    in_operator = name in ("setitem",) or (
+        name.startswith("i") and getattr(operator, name, None) is node.target
+    )
+    return inplace or in_operator or (name.endswith("_") and not name.endswith("__"))
+
+
+# Functions that draw random numbers have one of these in their names.
+_RANDOM_NAMES = (
+    "rand",
+    "dropout",
+    "bernoulli",
+    "normal",
+    "multinomial",
+    "poisson",
+    "exponential",
+    "uniform",
+    "rrelu",
+)
+
+
+def _draws(node: fx.Node) -> bool:
+    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+    if name == "scaled_dot_product_attention":
+        return True
+    return node.op in ("call_method", "call_function") and any(part in name for part in _RANDOM_NAMES)
+
+
+def _computes(node: fx.Node) -> bool:
+    return node.op in ("call_function", "call_method", "call_module") and node.target is not operator.getitem
+
+
+def example_values(gm: fx.GraphModule, name: str) -> list[Any]:
+    """The example inputs of a child, from the metadata that Dynamo left on the nodes that call it."""
+    (call,) = gm.graph.find_nodes(op="call_module", target=name)
+    return [
+        argument.meta.get("example_value") if isinstance(argument, fx.Node) else argument
+        for argument in call.args
+    ]
+
+
+def run_compiled(split_region: Split, compiled: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+    """The region with its islands replaced.
+
+    Args:
+        split_region: from `split`.
+        compiled: callable by island name.
+    """
+    module = split_region.module
+    for name, function in compiled.items():
+        module.delete_submodule(name)
+        setattr(module, name, _Call(function))
+    module.recompile()
+    return module.forward
+
+
+class _Call(torch.nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, *args: Any) -> Any:
+        return self._function(*args)
