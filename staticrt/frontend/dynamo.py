@@ -41,7 +41,7 @@ class Parts:
         self._make_part = make_part
         self.breaks: list[tuple[str, str]] = []  # reason, model line
         self._run = torch.compile(function, backend=self._backend, dynamic=dynamic, fullgraph=fullgraph)
-        self._config = dict(_CONFIG)
+        self._config: dict[str, Any] = dict(_CONFIG)
         if fullgraph:
             self._config["suppress_errors"] = False
         if max_captures is not None:

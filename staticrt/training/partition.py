@@ -139,11 +139,12 @@ def _part(forward: fx.GraphModule, many: fx.Node, part: fx.Node) -> fx.Node:
 
 def _first_tensor(backward: fx.GraphModule) -> fx.Node:
     """Saved sizes come first among a backward's placeholders, then saved tensors, then incoming gradients."""
-    return next(
+    found: fx.Node = next(
         node
         for node in backward.graph.find_nodes(op="placeholder")
         if not isinstance(node.meta.get("val"), (torch.SymInt, int))
     )
+    return found
 
 
 def _save_results_themselves(forward: fx.GraphModule, num_results: int) -> None:
