@@ -1,0 +1,182 @@
+"""`staticrt bench --micro`: what one node and one call cost, beside TorchScript's Static Runtime.
+
+Every figure is taken in this process, each peer in blocks that alternate with ours; the best block counts,
+since anything else only adds time.
+"""
+
+from __future__ import annotations
+
+import gc
+import resource
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from tabulate import tabulate
+from torch import Tensor, nn
+
+from staticrt import compile
+from staticrt.models import zoo
+from staticrt.models.bench.peers.torchscript import STATIC_RUNTIME
+from staticrt.models.bench.timing import block_timer, calls_per_block
+
+NODES = 100
+ROUNDS = 15
+BLOCK_SECONDS = 0.004
+PASSED, MISSED = "passed", "MISSED"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One target and what was measured; `value` is in the target's unit."""
+
+    name: str
+    target: str
+    value: float
+    unit: str
+    verdict: str
+
+
+def _figure(name: str, value: float, unit: str, most: float | None = None, least: float | None = None) -> Figure:
+    if most is not None:
+        return Figure(name, f"<= {most:g}", value, unit, PASSED if value <= most else MISSED)
+    assert least is not None
+    return Figure(name, f">= {least:g}", value, unit, PASSED if value >= least else MISSED)
+
+
+class Chain(nn.Module):
+    """`nodes` pointwise operators in a row."""
+
+    def __init__(self, nodes: int) -> None:
+        super().__init__()
+        self.nodes = nodes
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        for index in range(self.nodes):
+            x = x * y if index % 2 else x + y
+        return x
+
+
+class Unfusable(nn.Module):
+    """The same number of operators, no two neighbours of which can be one loop."""
+
+    def __init__(self, nodes: int) -> None:
+        super().__init__()
+        self.nodes = nodes
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        for index in range(self.nodes):
+            x = torch.softmax(x, -1) if index % 2 else x + y
+        return x
+
+
+def best_ns(calls: Sequence[Callable[..., Any]], arguments: Sequence[Any]) -> list[float]:
+    """Best time of one call of each, in blocks that take turns."""
+    timers = [block_timer(call, arguments) for call in calls]
+    counts = [calls_per_block(timer, BLOCK_SECONDS) for timer in timers]
+    best = [float("inf")] * len(calls)
+    for _ in range(ROUNDS):
+        for index, (timer, count) in enumerate(zip(timers, counts, strict=True)):
+            best[index] = min(best[index], timer(count).call_ns)
+    return best
+
+
+def _warm(module: nn.Module, arguments: tuple[Tensor, ...], **options: Any) -> Any:
+    fast = compile(module.eval(), **options)
+    for _ in range(4):
+        fast(*arguments)
+    return fast
+
+
+def _nodes() -> list[Figure]:
+    figures = []
+    for elements, most, least in ((8, 60.0, 5.0), (256, None, 5.0), (1024, None, 1.0), (65_536, None, 1.0)):
+        arguments = (torch.rand(elements), torch.rand(elements))
+        chain = Chain(NODES)
+        own, peer = best_ns([_warm(chain, arguments), STATIC_RUNTIME.prepare(chain, arguments, 1)], arguments)
+        if most is not None:
+            figures.append(_figure(f"pointwise node, chain of {NODES}, N={elements}", own / NODES, "ns", most=most))
+        figures.append(_figure(f"  Static Runtime / ours, N={elements}", peer / own, "x", least=least))
+    arguments = (torch.rand(8, 8), torch.rand(8, 8))
+    apart = Unfusable(NODES)
+    own, peer = best_ns([_warm(apart, arguments), STATIC_RUNTIME.prepare(apart, arguments, 1)], arguments)
+    figures.append(_figure("node that fuses with none (add, softmax), 8x8", own / NODES, "ns", most=250.0))
+    figures.append(_figure("  Static Runtime / ours", peer / own, "x", least=1.0))
+    return figures
+
+
+def _calls() -> list[Figure]:
+    x = torch.rand(8)
+    module = Chain(1)
+    fast = _warm(module, (x, x))
+    (native,) = fast._engine._natives()
+    own, peer = best_ns([fast, STATIC_RUNTIME.prepare(module, (x, x), 1)], (x, x))
+    inside = min(native.seconds_for([x, x], 20_000) for _ in range(ROUNDS)) / 20_000 * 1e9
+    return [
+        _figure("call from Python, one node", own / 1e3, "us", most=1.0),
+        _figure("call from C++, one node", inside / 1e3, "us", most=0.3),
+        _figure("  Static Runtime / ours, from Python", peer / own, "x", least=1.0),
+    ]
+
+
+def _preparation(sizes: Sequence[int]) -> list[Figure]:
+    """Time beyond capture, and how it grows with the graph."""
+    per_node: dict[int, float] = {}
+    capture: dict[int, float] = {}
+    first_ms = 0.0
+    arguments = (torch.rand(4, 8), torch.rand(4, 8))
+    _warm(Unfusable(4), arguments)  # what the first capture of a process pays is not this graph's
+    for nodes in sizes:
+        gc.collect()
+        fast = compile(Unfusable(nodes).eval())
+        start = time.perf_counter()
+        fast._engine.prepare(arguments, {})
+        captured = time.perf_counter()
+        fast(*arguments)
+        fast(*arguments)
+        done = time.perf_counter()
+        capture[nodes] = captured - start
+        per_node[nodes] = (done - start) / nodes
+        if nodes == 1000:
+            first_ms = (done - captured) * 1e3
+    figures = [_figure("prepare 1,000 nodes, beyond capture", first_ms, "ms", most=100.0)]
+    smallest, largest = min(sizes), max(sizes)
+    growth = per_node[largest] / per_node[smallest]
+    figures.append(_figure(f"cost per node, {largest:,} nodes / {smallest:,} nodes", growth, "x", most=1.5))
+    return figures
+
+
+def _memory() -> list[Figure]:
+    """Arenas as planned, and no system allocation per call, over the zoo."""
+    worst, faults = 0.0, 0
+    for entry in zoo.select(None):
+        arguments = entry.inputs()
+        fast = _warm(entry.build(), arguments)
+        for native in fast._engine._natives():
+            for stats in native.prepared_stats:
+                if stats["lower_bound_bytes"]:
+                    worst = max(worst, stats["arena_bytes"] / stats["lower_bound_bytes"])
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(5):
+            fast(*arguments)
+        faults += entry.tag == zoo.OVERHEAD_BOUND and resource.getrusage(resource.RUSAGE_SELF).ru_minflt > before
+    return [
+        _figure("largest arena / lower bound over the zoo", worst, "x", most=1.0),
+        _figure("overhead-bound models that touch new pages in steady state", float(faults), "", most=0.0),
+    ]
+
+
+def main(quick: bool) -> tuple[list[dict[str, Any]], str]:
+    """Every figure: as JSON rows, and as a table."""
+    torch.set_num_threads(1)
+    with torch.inference_mode(False), torch.no_grad():
+        figures = [*_nodes(), *_calls(), *_preparation((1000, 2000) if quick else (1000, 5000, 20_000)), *_memory()]
+    rows = [asdict(figure) for figure in figures]
+    table = tabulate(
+        [(f.name, f"{f.value:.3g} {f.unit}".strip(), f.target, f.verdict) for f in figures],
+        headers=("executor", "measured", "target", "verdict"),
+        disable_numparse=True,
+    )
+    return rows, table
