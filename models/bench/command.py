@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import importlib
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +23,8 @@ FORMAT = 1  # of the JSON; rises when a field changes its meaning
 FULL = {"seconds": 3.0, "block_seconds": 0.02, "min_rounds": 7, "timeout": 900.0}
 QUICK = {"seconds": 0.15, "block_seconds": 0.005, "min_rounds": 3, "timeout": 120.0}
 QUICK_WORKERS = 2
+# Benchmarks of parts, each a module with `main(quick) -> (rows, table)`; a row's "verdict" is "passed" or "MISSED".
+SUITES = {"micro": ("staticrt.models.bench.micro", "the executor: one node, one call, preparation, arenas")}
 INTERRUPTED = 130  # exit code after Ctrl-C, as a shell gives it
 
 
@@ -52,6 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, metavar="S", help="of timing per model and peer")
     parser.add_argument("--timeout", type=float, metavar="S", help="a worker may take in all")
     parser.add_argument("--details", action="store_true", help="also rounds, spread, errors of every pair")
+    for suite, (_module, what) in SUITES.items():
+        parser.add_argument(
+            f"--{suite}", action="store_true", help=f"instead of the zoo: {what}, with targets"
+        )
     parser.add_argument("--gates", action="store_true", help="also the targets; exit code 1 if one is missed")
 
 
@@ -61,6 +68,9 @@ def main(arguments: argparse.Namespace) -> int:
     Raises:
         OptionError: an unknown model or peer, or a number out of range.
     """
+    for suite in SUITES:
+        if getattr(arguments, suite):
+            return _run_suite(suite, arguments)
     entries = zoo.select(arguments.models)
     peers = select(arguments.peers, quick=arguments.quick)
     setting = _setting(arguments)
@@ -89,6 +99,14 @@ def main(arguments: argparse.Namespace) -> int:
     if not is_complete:
         return INTERRUPTED
     return int(arguments.gates and any(gate.verdict == gates_module.MISSED for gate in gates))
+
+
+def _run_suite(name: str, arguments: argparse.Namespace) -> int:
+    target = _target(arguments.json, name)
+    rows, table = importlib.import_module(SUITES[name][0]).main(bool(arguments.quick))
+    _save({"format": FORMAT, "suite": name, "environment": environment((), 1, 1), "rows": rows}, target)
+    print(f"{table}\n\nRaw results: {target}")
+    return int(arguments.gates and any(row["verdict"] == gates_module.MISSED for row in rows))
 
 
 def _setting(arguments: argparse.Namespace) -> Setting:
@@ -122,10 +140,10 @@ def _workers(arguments: argparse.Namespace) -> int:
     return int(arguments.workers)
 
 
-def _target(asked: Path | None) -> Path:
+def _target(asked: Path | None, name: str = "bench") -> Path:
     """Where the JSON goes; checked before hours of measuring."""
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    target = asked if asked is not None else Path("results", f"bench-{stamp}.json")
+    target = asked if asked is not None else Path("results", f"{name}-{stamp}.json")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.touch()

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 from staticrt import compile
 from staticrt.models import zoo
+from staticrt.models.bench.gates import MISSED, PASSED
 from staticrt.models.bench.peers.torchscript import STATIC_RUNTIME
 from staticrt.models.bench.timing import block_timer, calls_per_block
 
 NODES = 100
 ROUNDS = 15
 BLOCK_SECONDS = 0.004
-PASSED, MISSED = "passed", "MISSED"
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,9 @@ class Figure:
     verdict: str
 
 
-def _figure(name: str, value: float, unit: str, most: float | None = None, least: float | None = None) -> Figure:
+def _figure(
+    name: str, value: float, unit: str, most: float | None = None, least: float | None = None
+) -> Figure:
     if most is not None:
         return Figure(name, f"<= {most:g}", value, unit, PASSED if value <= most else MISSED)
     assert least is not None
@@ -97,7 +99,9 @@ def _nodes() -> list[Figure]:
         chain = Chain(NODES)
         own, peer = best_ns([_warm(chain, arguments), STATIC_RUNTIME.prepare(chain, arguments, 1)], arguments)
         if most is not None:
-            figures.append(_figure(f"pointwise node, chain of {NODES}, N={elements}", own / NODES, "ns", most=most))
+            figures.append(
+                _figure(f"pointwise node, chain of {NODES}, N={elements}", own / NODES, "ns", most=most)
+            )
         figures.append(_figure(f"  Static Runtime / ours, N={elements}", peer / own, "x", least=least))
     arguments = (torch.rand(8, 8), torch.rand(8, 8))
     apart = Unfusable(NODES)
@@ -161,7 +165,9 @@ def _memory() -> list[Figure]:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         for _ in range(5):
             fast(*arguments)
-        faults += entry.tag == zoo.OVERHEAD_BOUND and resource.getrusage(resource.RUSAGE_SELF).ru_minflt > before
+        faults += (
+            entry.tag == zoo.OVERHEAD_BOUND and resource.getrusage(resource.RUSAGE_SELF).ru_minflt > before
+        )
     return [
         _figure("largest arena / lower bound over the zoo", worst, "x", most=1.0),
         _figure("overhead-bound models that touch new pages in steady state", float(faults), "", most=0.0),
@@ -172,7 +178,12 @@ def main(quick: bool) -> tuple[list[dict[str, Any]], str]:
     """Every figure: as JSON rows, and as a table."""
     torch.set_num_threads(1)
     with torch.inference_mode(False), torch.no_grad():
-        figures = [*_nodes(), *_calls(), *_preparation((1000, 2000) if quick else (1000, 5000, 20_000)), *_memory()]
+        figures = [
+            *_nodes(),
+            *_calls(),
+            *_preparation((1000, 2000) if quick else (1000, 5000, 20_000)),
+            *_memory(),
+        ]
     rows = [asdict(figure) for figure in figures]
     table = tabulate(
         [(f.name, f"{f.value:.3g} {f.unit}".strip(), f.target, f.verdict) for f in figures],
