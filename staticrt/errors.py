@@ -45,6 +45,10 @@ class LoweringError(StaticRuntimeError):
     """A graph could not be turned into a Program."""
 
 
+class ArchiveError(StaticRuntimeError):
+    """A saved model cannot be written or read: the file is damaged, of another version, or needs what is not here."""
+
+
 class AliasError(StaticRuntimeError):
     """Values share memory where they must not."""
 

@@ -24,7 +24,8 @@ CSRC_ROOMS = {
     "program": BASE,
     "runtime": BASE | {"program", "planner", "allocator", "kernels"},
     "capture": BASE | {"program", "planner", "allocator", "kernels"},
-    "bindings": BASE | {"program", "planner", "allocator", "kernels", "runtime", "capture"},
+    "archive": BASE | {"program", "kernels", "runtime"},
+    "bindings": BASE | {"program", "planner", "allocator", "kernels", "runtime", "capture", "archive"},
 }
 OPEN = {"staticrt.errors", "staticrt.native", "staticrt._C", "staticrt._build_info"}
 FOREIGN = re.compile(r"^(torch|ATen|c10|caffe2|cuda|Python\.h|pybind11)")

@@ -1,5 +1,6 @@
 #include "bindings/bindings.h"
 #include "common/error.h"
+#include "staticrt/staticrt.h"
 
 namespace py = pybind11;
 
@@ -18,6 +19,8 @@ void raise_own_error(std::exception_ptr thrown) {
     raise("InputError", error.what());
   } catch (const OutOfMemoryError& error) {
     raise("OutOfMemoryError", error.what());
+  } catch (const ArchiveError& error) {
+    raise("ArchiveError", error.what());
   } catch (const InternalError& error) {
     raise("InternalError", error.what());
   }

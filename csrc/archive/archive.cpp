@@ -1,0 +1,146 @@
+#include "archive/archive.h"
+
+#include <ATen/Version.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <set>
+
+#include "archive/zip_index.h"
+#include "common/version.h"
+#include "kernels/torch_version.h"
+
+namespace staticrt {
+namespace {
+
+constexpr std::string_view kMagic = "STATICRT";
+constexpr size_t kHeaderBytes = 32;
+
+// "2.13.0+cpu" is release "2.13".
+std::string release_of(const std::string& version) {
+  return version.substr(0, version.find('.', version.find('.') + 1));
+}
+
+bool has_cpu_feature(const std::string& feature) {
+  const std::string here = at::get_cpu_capability();
+  return feature == here || feature == "DEFAULT" || (feature == "AVX2" && here == "AVX512");
+}
+
+void check_versions(const ArchiveFacts& facts) {
+  SRT_ARCHIVE(
+      release_of(facts.torch_version) == release_of(torch_version()), "archive was saved with torch ",
+      facts.torch_version, ", this is torch ", torch_version(), "\n  fix: load it with torch ",
+      release_of(facts.torch_version),
+      ", or save it again here: staticrt.compile(torch.export.load(path).module()) and staticrt.save");
+  for (const std::string& feature : facts.cpu_features) {
+    SRT_ARCHIVE(has_cpu_feature(feature), "archive needs a CPU with ", feature, ", torch uses ",
+                at::get_cpu_capability(),
+                " here\n  fix: save it again without cpu_features, or load it on such a CPU");
+  }
+}
+
+ByteReader open_body(std::string_view record) {
+  ByteReader header(record, "program.bin");
+  SRT_ARCHIVE(record.size() >= kHeaderBytes && record.substr(0, kMagic.size()) == kMagic, header.damaged(),
+              "it does not begin as one");
+  for (size_t i = 0; i < kMagic.size(); ++i) header.get<char>();
+  const auto format = header.get<uint32_t>();
+  SRT_ARCHIVE(format == kFormatVersion, "archive has format version ", format, ", staticrt ", version(),
+              " reads version ", kFormatVersion,
+              "\n  fix: load it with the staticrt that saved it, or save it again with this one");
+  header.get<uint32_t>();
+  const auto size = header.get<uint64_t>();
+  const auto sum = header.get<uint64_t>();
+  const std::string_view body = record.substr(kHeaderBytes);
+  SRT_ARCHIVE(size == body.size(), header.damaged(), "its body has ", body.size(), " bytes, expected ", size);
+  SRT_ARCHIVE(checksum(body.data(), body.size()) == sum, header.damaged(), "its checksum differs");
+  return ByteReader(body, "program.bin");
+}
+
+ArchiveFacts read_facts(ByteReader& in) {
+  ArchiveFacts facts;
+  facts.staticrt_version = in.get_string();
+  facts.torch_version = in.get_string();
+  facts.cpu_capability = in.get_string();
+  facts.cpu_features.resize(in.get_count(8));
+  for (std::string& feature : facts.cpu_features) feature = in.get_string();
+  facts.name = in.get_string();
+  facts.calling = in.get_string();
+  return facts;
+}
+
+}  // namespace
+
+Archive::Archive(std::shared_ptr<Blob> blob, const std::string& where, const ArchiveOptions& options) {
+  try {
+    read(blob, options);
+  } catch (const ArchiveError& error) {
+    const std::string text = error.what();
+    const size_t line = std::min(text.find('\n'), text.size());
+    throw ArchiveError(text.substr(0, line) + "\n  at:  " + where + text.substr(line));
+  } catch (const InputError& error) {
+    throw ArchiveError(std::string("archive holds a program that cannot run: ") + error.what() +
+                       "\n  at:  " + where);
+  }
+}
+
+void Archive::read(const std::shared_ptr<Blob>& blob, const ArchiveOptions& options) {
+  const c10::InferenceMode normal(false);  // weights may be written by any later call
+  const ZipIndex zip(blob->view());
+  const ZipRecord* record = zip.find(kProgramRecord);
+  SRT_ARCHIVE(record, "archive has no program of staticrt's (record ", kProgramRecord,
+              ")\n  fix: save one: staticrt.save(staticrt.compile(torch.export.load(path).module()), path)");
+  ByteReader in = open_body(blob->view().substr(record->offset, record->size));
+  facts_ = read_facts(in);
+  check_versions(facts_);
+  tensors_ = read_tensors(in, blob, zip, options.check_weights);
+  weights_.resize(in.get_count(13));
+  for (Weight& weight : weights_) {
+    weight.name = in.get_string();
+    const auto kind = in.get<uint8_t>();
+    SRT_ARCHIVE(kind <= static_cast<uint8_t>(WeightKind::kConstant), in.damaged(), "weight ", weight.name);
+    weight.kind = static_cast<WeightKind>(kind);
+    weight.tensor = in.get_index(tensors_.size(), "tensor");
+  }
+  const size_t num_captures = in.get_count(100);
+  for (size_t i = 0; i < num_captures; ++i) {
+    captures_.push_back(std::make_shared<Capture>(read_capture(in, tensors_), tensors_, options.executable));
+  }
+  in.expect_end();
+  SRT_ARCHIVE(!captures_.empty(), in.damaged(), "it holds no capture");
+}
+
+void ArchiveBuilder::add_capture(const CaptureSpec& spec) {
+  write_capture(spec, captures_, tensors_);
+  ++num_captures_;
+}
+
+std::string ArchiveBuilder::finish(const ArchiveFacts& facts,
+                                   const std::vector<std::string>& record_names) const {
+  ByteWriter body;
+  body.put_string(facts.staticrt_version);
+  body.put_string(facts.torch_version);
+  body.put_string(facts.cpu_capability);
+  body.put_size(facts.cpu_features.size());
+  for (const std::string& feature : facts.cpu_features) body.put_string(feature);
+  body.put_string(facts.name);
+  body.put_string(facts.calling);
+  tensors_.write(body, record_names);
+  body.put_size(weights_.size());
+  for (const Weight& weight : weights_) {
+    body.put_string(weight.name);
+    body.put(static_cast<uint8_t>(weight.kind));
+    body.put(weight.tensor);
+  }
+  body.put(num_captures_);
+  ByteWriter record;
+  for (const char c : kMagic) record.put(c);
+  record.put(kFormatVersion);
+  record.put(uint32_t{0});
+  const std::string bytes = body.take() + captures_.bytes();
+  record.put_size(bytes.size());
+  record.put(checksum(bytes.data(), bytes.size()));
+  return record.take() + bytes;
+}
+
+}  // namespace staticrt

@@ -1,0 +1,80 @@
+// A saved model: weights by name and captures. The file is a .pt2 archive (a zip of stored records, as torch
+// writes it) with one record more, kProgramRecord:
+//
+//   magic "STATICRT", u32 format version, u32 0, u64 bytes of the body, u64 checksum of the body
+//   body: versions, required CPU features, storages and tensors, weight names, captures
+//
+// Reading unpickles nothing and runs nothing: it copies numbers out of checked bounds.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "archive/capture.h"
+#include "archive/tensor_table.h"
+
+namespace staticrt {
+
+inline constexpr char kProgramRecord[] = "staticrt/program.bin";
+inline constexpr uint32_t kFormatVersion = 1;
+
+enum class WeightKind : uint8_t { kParameter = 0, kBuffer = 1, kTemporaryBuffer = 2, kConstant = 3 };
+
+struct Weight {
+  std::string name;
+  WeightKind kind = WeightKind::kParameter;
+  uint32_t tensor = 0;
+};
+
+struct ArchiveFacts {
+  std::string staticrt_version;
+  std::string torch_version;
+  std::string cpu_capability;             // of the machine that saved it
+  std::vector<std::string> cpu_features;  // a machine must have to load it
+  std::string name;                       // of the model
+  std::string calling;                    // Python's: parameters of forward, as JSON
+};
+
+struct ArchiveOptions {
+  bool check_weights = true;
+  ExecutableOptions executable;
+};
+
+// Immutable but for the bytes of its tensors; shared by threads.
+class Archive {
+ public:
+  // where: the path, for messages. Throws ArchiveError.
+  Archive(std::shared_ptr<Blob> blob, const std::string& where, const ArchiveOptions& options);
+
+  const ArchiveFacts& facts() const { return facts_; }
+  const std::vector<at::Tensor>& tensors() const { return tensors_; }
+  const std::vector<Weight>& weights() const { return weights_; }
+  const std::vector<std::shared_ptr<Capture>>& captures() const { return captures_; }
+
+ private:
+  void read(const std::shared_ptr<Blob>& blob, const ArchiveOptions& options);
+  ArchiveFacts facts_;
+  std::vector<at::Tensor> tensors_;
+  std::vector<Weight> weights_;
+  std::vector<std::shared_ptr<Capture>> captures_;
+};
+
+// Gathers what an archive holds. Storages are written by the caller, who then names their records.
+class ArchiveBuilder {
+ public:
+  uint32_t add_tensor(const at::Tensor& tensor) { return tensors_.add(tensor); }
+  void add_weight(Weight weight) { weights_.push_back(std::move(weight)); }
+  void add_capture(const CaptureSpec& spec);
+  std::vector<at::Tensor> storages() const { return tensors_.storages(); }
+  // The bytes of kProgramRecord.
+  std::string finish(const ArchiveFacts& facts, const std::vector<std::string>& record_names) const;
+
+ private:
+  TensorTable tensors_;
+  std::vector<Weight> weights_;
+  ByteWriter captures_;
+  uint64_t num_captures_ = 0;
+};
+
+}  // namespace staticrt

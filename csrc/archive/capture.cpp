@@ -1,0 +1,169 @@
+#include "archive/capture.h"
+
+#include <ATen/autocast_mode.h>
+
+namespace staticrt {
+namespace {
+
+std::string sizes_text(const at::Tensor& tensor) {
+  std::string text = "[";
+  for (int64_t d = 0; d < tensor.dim(); ++d) text += (d ? ", " : "") + std::to_string(tensor.size(d));
+  return text + "]";
+}
+
+int64_t value_of(const SizeSymbol& symbol, std::span<const Leaf> leaves) {
+  const Leaf& leaf = leaves[symbol.leaf];
+  switch (symbol.prop) {
+    case SizeSymbol::Prop::kSize:
+      return leaf.tensor.size(symbol.dim);
+    case SizeSymbol::Prop::kStride:
+      return leaf.tensor.stride(symbol.dim);
+    case SizeSymbol::Prop::kValue:
+      break;
+  }
+  return leaf.number;
+}
+
+}  // namespace
+
+std::string autocast_state() {
+  std::string state;
+  for (const at::DeviceType device : {at::kCPU, at::kCUDA}) {
+    if (!at::autocast::is_autocast_enabled(device)) continue;
+    if (!state.empty()) state += ",";
+    state += c10::DeviceTypeName(device, true) + ":";
+    state += c10::toString(at::autocast::get_autocast_dtype(device));
+  }
+  return state;
+}
+
+Capture::Capture(CaptureSpec spec, const std::vector<at::Tensor>& tensors, const ExecutableOptions& options)
+    : spec_(std::move(spec)), executable_(std::make_shared<Executable>(spec_.program, options)) {
+  for (const uint32_t number : spec_.model_tensors) model_tensors_.push_back(tensors[number]);
+  if (spec_.guards) {
+    ExecutableOptions plain;
+    plain.prepared = false;
+    guards_ = std::make_shared<Executable>(spec_.guards, plain);
+  }
+  written_inputs_ = executable_->written_inputs();
+  const Liveness& live = executable_->bound().liveness;
+  const Program& program = executable_->program();
+  may_copy_.assign(program.num_inputs(), true);
+  for (ValueId id = 0; id < program.num_inputs(); ++id) may_copy_[id] = !live.touches_output[id];
+  for (const uint32_t id : written_inputs_) may_copy_[id] = false;
+}
+
+std::string Capture::leaf_refusal(const LeafSpec& spec, const Leaf& leaf) const {
+  if (spec.kind == LeafKind::kConstant) {
+    const std::string given = leaf.kind == LeafKind::kInt ? std::to_string(leaf.number) : leaf.constant;
+    if (leaf.kind != LeafKind::kTensor && given == spec.constant) return "";
+    return "'" + spec.name + "' is " + (leaf.kind == LeafKind::kTensor ? "a tensor" : given) +
+           ", captured as the constant " + spec.constant;
+  }
+  if (leaf.kind != spec.kind) {
+    return "'" + spec.name + "' is " + (leaf.kind == LeafKind::kTensor ? "a tensor" : "no tensor") +
+           ", expected " + (spec.kind == LeafKind::kTensor ? "a tensor" : "an int");
+  }
+  if (spec.kind == LeafKind::kInt) return "";
+  const at::Tensor& t = leaf.tensor;
+  const std::string name = "'" + spec.name + "' ";
+  if (!t.defined() || !t.device().is_cpu() || t.layout() != at::kStrided || t.is_quantized() || t.is_conj() ||
+      t.is_neg()) {
+    return name + "is no dense CPU tensor";
+  }
+  if (t.scalar_type() != spec.dtype) {
+    return name + "has dtype " + c10::toString(t.scalar_type()) + ", expected " + c10::toString(spec.dtype);
+  }
+  if (t.dim() != spec.dim) {
+    return name + "has " + std::to_string(t.dim()) + " dimensions, " + sizes_text(t) + ", expected " +
+           std::to_string(spec.dim);
+  }
+  if (layout_of(t) == spec.layout) return "";
+  const bool copy = spec.input < 0 || may_copy_[model_tensors_.size() + static_cast<size_t>(spec.input)];
+  if (copy && laid_out(t, spec.layout).defined()) return "";
+  return name + "is laid out in memory otherwise than when captured; pass x.contiguous()";
+}
+
+// "s0 = size of 'x' in dimension 1".
+std::string Capture::source_of(const SizeSymbol& symbol) const {
+  const std::string leaf = "'" + spec_.leaves[symbol.leaf].name + "'";
+  if (symbol.prop == SizeSymbol::Prop::kValue) return symbol.name + " = " + leaf;
+  return symbol.name + " = " + (symbol.prop == SizeSymbol::Prop::kSize ? "size" : "stride") + " of " + leaf +
+         " in dimension " + std::to_string(symbol.dim);
+}
+
+std::string Capture::guard_refusal(std::span<const Leaf> leaves) const {
+  if (!guards_) return "";
+  std::vector<c10::IValue> numbers;
+  for (const SizeSymbol& symbol : spec_.symbols) numbers.emplace_back(value_of(symbol, leaves));
+  std::vector<c10::IValue> held;
+  try {
+    held = guards_->run(numbers);
+  } catch (const std::exception& error) {
+    return std::string("its size conditions cannot be computed: ") + error.what();
+  }
+  for (size_t i = 0; i < held.size(); ++i) {
+    if (held[i].isBool() && held[i].toBool()) continue;
+    std::string text = "the condition " + spec_.guard_texts[i] + " does not hold";
+    for (size_t k = 0; k < spec_.symbols.size(); ++k) {
+      if (spec_.guard_texts[i].find(spec_.symbols[k].name) != std::string::npos)
+        text += ", " + source_of(spec_.symbols[k]) + " = " + std::to_string(numbers[k].toInt());
+    }
+    return text;
+  }
+  return "";
+}
+
+std::string Capture::refusal(std::span<const Leaf> leaves) const {
+  if (leaves.size() != spec_.leaves.size()) {
+    return "it takes " + std::to_string(spec_.leaves.size()) + " values, got " +
+           std::to_string(leaves.size());
+  }
+  if (const std::string state = autocast_state(); state != spec_.autocast) {
+    return "it was captured with autocast " + (spec_.autocast.empty() ? "off" : spec_.autocast) +
+           ", the call has it " + (state.empty() ? "off" : "at " + state);
+  }
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    if (std::string why = leaf_refusal(spec_.leaves[i], leaves[i]); !why.empty()) return why;
+  }
+  return guard_refusal(leaves);
+}
+
+void Capture::check_written_apart(const std::vector<InputView>& inputs) const {
+  for (const uint32_t written : written_inputs_) {
+    const at::Tensor* target = inputs[written].tensor;
+    if (!target) continue;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      SRT_CHECK(i == written || !inputs[i].tensor || !inputs[i].tensor->is_alias_of(*target), "input '",
+                spec_.program->values()[written].name,
+                "', which the model writes, shares memory with input '", spec_.program->values()[i].name,
+                "'\n  fix: clone one of them before the call");
+    }
+  }
+}
+
+std::vector<c10::IValue> Capture::run(std::span<const Leaf> leaves) const {
+  std::vector<InputView> inputs(spec_.program->num_inputs());
+  std::vector<at::Tensor> copies;
+  copies.reserve(leaves.size());
+  for (size_t i = 0; i < model_tensors_.size(); ++i) inputs[i].tensor = &model_tensors_[i];
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    const LeafSpec& spec = spec_.leaves[i];
+    if (spec.input < 0) continue;
+    InputView& input = inputs[model_tensors_.size() + static_cast<size_t>(spec.input)];
+    if (leaves[i].kind == LeafKind::kInt) {
+      input.value = leaves[i].number;
+    } else if (layout_of(leaves[i].tensor) == spec.layout) {
+      input.tensor = &leaves[i].tensor;
+    } else {
+      copies.push_back(laid_out(leaves[i].tensor, spec.layout));
+      input.tensor = &copies.back();
+    }
+  }
+  check_written_apart(inputs);
+  std::vector<c10::IValue> outputs;
+  executable_->run(inputs, outputs);
+  return outputs;
+}
+
+}  // namespace staticrt

@@ -1,0 +1,52 @@
+// One capture of an archive: a program, the inputs and sizes it is right for, and the model tensors it reads.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "archive/capture_record.h"
+#include "runtime/executable.h"
+
+namespace staticrt {
+
+// One leaf of a call: a tensor, an int, or the JSON of anything else.
+struct Leaf {
+  LeafKind kind = LeafKind::kConstant;
+  at::Tensor tensor;
+  int64_t number = 0;
+  std::string constant;
+};
+
+class Capture {
+ public:
+  Capture(CaptureSpec spec, const std::vector<at::Tensor>& tensors, const ExecutableOptions& options);
+
+  const CaptureSpec& spec() const { return spec_; }
+  const std::vector<at::Tensor>& model_tensors() const { return model_tensors_; }
+  const std::shared_ptr<Executable>& executable() const { return executable_; }
+
+  // Why these leaves do not fit, or "". Tensors in another layout fit if they may be copied.
+  std::string refusal(std::span<const Leaf> leaves) const;
+  // Runs on leaves that fit; the program's outputs. Thread-safe.
+  std::vector<c10::IValue> run(std::span<const Leaf> leaves) const;
+
+ private:
+  std::string guard_refusal(std::span<const Leaf> leaves) const;
+  std::string source_of(const SizeSymbol& symbol) const;
+  std::string leaf_refusal(const LeafSpec& spec, const Leaf& leaf) const;
+  void check_written_apart(const std::vector<InputView>& inputs) const;
+
+  const CaptureSpec spec_;
+  std::vector<at::Tensor> model_tensors_;
+  std::shared_ptr<Executable> executable_;
+  std::shared_ptr<Executable> guards_;
+  std::vector<uint32_t> written_inputs_;
+  std::vector<bool> may_copy_;  // per program input: nothing sees whose bytes it has
+};
+
+// What of this thread's autocasting a capture depends on, as CaptureSpec::autocast writes it.
+std::string autocast_state();
+
+}  // namespace staticrt

@@ -1,0 +1,52 @@
+// What an archive says of one capture, as bytes and as a struct.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "archive/bytes.h"
+#include "archive/layout.h"
+#include "archive/tensor_table.h"
+#include "program/program.h"
+
+namespace staticrt {
+
+enum class LeafKind : uint8_t { kTensor = 0, kInt = 1, kConstant = 2 };
+
+// What one leaf of the caller's arguments must be.
+struct LeafSpec {
+  LeafKind kind = LeafKind::kTensor;
+  std::string name;  // "x", "kwargs['mask']", for messages
+  at::ScalarType dtype = at::kFloat;
+  int64_t dim = 0;
+  Layout layout;
+  std::string constant;  // of kConstant: JSON that Python wrote; of an int, its digits
+  int32_t input = -1;    // the program's input after the model tensors; -1: not read
+};
+
+// A number of a leaf that guards mention.
+struct SizeSymbol {
+  enum class Prop : uint8_t { kSize = 0, kStride = 1, kValue = 2 };
+  std::string name;
+  uint32_t leaf = 0;
+  Prop prop = Prop::kSize;
+  uint32_t dim = 0;
+};
+
+struct CaptureSpec {
+  std::shared_ptr<const Program> program;
+  std::vector<uint32_t> model_tensors;  // tensor numbers: the program's first inputs
+  std::vector<LeafSpec> leaves;
+  std::vector<SizeSymbol> symbols;
+  std::shared_ptr<const Program> guards;  // symbols in, one bool per guard out; null: none
+  std::vector<std::string> guard_texts;   // "s0 <= 64   (model.py:3)"
+  std::string autocast;                   // "", or what was on: "cpu:bfloat16"
+  std::vector<int32_t> outputs;           // per flat output: the program's output, or -1: a constant
+  std::string structure;                  // Python's, as JSON
+};
+
+void write_capture(const CaptureSpec& spec, ByteWriter& out, TensorTable& tensors);
+CaptureSpec read_capture(ByteReader& in, const std::vector<at::Tensor>& tensors);
+
+}  // namespace staticrt

@@ -1,0 +1,144 @@
+// The public C++ API (include/staticrt/staticrt.h).
+#include <ATen/core/grad_mode.h>
+
+#include "archive/archive.h"
+#include "staticrt/staticrt.h"
+
+namespace staticrt {
+namespace {
+
+ArchiveOptions to_archive_options(const LoadOptions& options) {
+  ArchiveOptions result;
+  result.check_weights = options.check_weights;
+  result.executable.prepared = options.prepared;
+  result.executable.max_prepared = options.max_prepared;
+  result.executable.preparation.deterministic = options.deterministic;
+  return result;
+}
+
+// The leaves of a capture for a C++ call: constants are what they were when captured.
+std::vector<Leaf> leaves_of(const CaptureSpec& spec, const std::vector<c10::IValue>& inputs,
+                            std::string& why) {
+  std::vector<Leaf> leaves(spec.leaves.size());
+  size_t next = 0;
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    Leaf& leaf = leaves[i];
+    if (spec.leaves[i].kind == LeafKind::kConstant) {
+      leaf.constant = spec.leaves[i].constant;
+      continue;
+    }
+    if (next < inputs.size()) {
+      const c10::IValue& value = inputs[next];
+      if (value.isTensor()) {
+        leaf.kind = LeafKind::kTensor;
+        leaf.tensor = value.toTensor();
+      } else if (value.isInt()) {
+        leaf.kind = LeafKind::kInt;
+        leaf.number = value.toInt();
+      } else {
+        why = "input " + std::to_string(next) + " is neither a tensor nor an int";
+      }
+    }
+    ++next;
+  }
+  if (next != inputs.size())
+    why = "it takes " + std::to_string(next) + " inputs, got " + std::to_string(inputs.size());
+  return leaves;
+}
+
+void check_gradients(const std::vector<c10::IValue>& inputs) {
+  if (!at::GradMode::is_enabled()) return;
+  for (const c10::IValue& input : inputs) {
+    if (input.isTensor() && input.toTensor().defined() && input.toTensor().requires_grad()) {
+      throw CallError(
+          "an input requires gradients, which a loaded program does not give\n"
+          "  fix: call it under at::NoGradGuard, or pass input.detach()");
+    }
+  }
+}
+
+}  // namespace
+
+struct Module::State {
+  Archive archive;
+};
+
+Module::Module(std::shared_ptr<const State> state) : state_(std::move(state)) {}
+
+Module load(const std::string& path, const LoadOptions& options) {
+  return Module(std::make_shared<Module::State>(
+      Module::State{Archive(Blob::map_file(path), path, to_archive_options(options))}));
+}
+
+Module load(const void* data, size_t size_bytes, const LoadOptions& options) {
+  const std::string_view bytes(static_cast<const char*>(data), size_bytes);
+  return Module(std::make_shared<Module::State>(Module::State{Archive(
+      Blob::copy_of(bytes), std::to_string(size_bytes) + " bytes in memory", to_archive_options(options))}));
+}
+
+std::vector<c10::IValue> Module::run_values(const std::vector<c10::IValue>& inputs) const {
+  check_gradients(inputs);
+  std::string reasons;
+  for (size_t number = 0; number < state_->archive.captures().size(); ++number) {
+    const Capture& capture = *state_->archive.captures()[number];
+    std::string why;
+    const std::vector<Leaf> leaves = leaves_of(capture.spec(), inputs, why);
+    if (why.empty()) why = capture.refusal(leaves);
+    if (!why.empty()) {
+      reasons += "\n  capture " + std::to_string(number) + ": " + why;
+      continue;
+    }
+    try {
+      std::vector<c10::IValue> found = capture.run(leaves);
+      std::vector<c10::IValue> outputs;
+      for (const int32_t output : capture.spec().outputs) {
+        outputs.push_back(output < 0 ? c10::IValue() : found[static_cast<size_t>(output)]);
+      }
+      return outputs;
+    } catch (const InputError& error) {
+      throw CallError(error.what());
+    }
+  }
+  throw CallError("the call fits no capture of " + state_->archive.facts().name + reasons +
+                  "\n  fix: save the model with example_inputs like these");
+}
+
+std::vector<at::Tensor> Module::run(const std::vector<at::Tensor>& inputs) const {
+  std::vector<at::Tensor> outputs;
+  for (c10::IValue& value : run_values({inputs.begin(), inputs.end()})) {
+    if (value.isTensor()) outputs.push_back(std::move(value).toTensor());
+  }
+  return outputs;
+}
+
+size_t Module::num_captures() const {
+  return state_->archive.captures().size();
+}
+
+std::vector<InputSpec> Module::inputs(size_t capture) const {
+  std::vector<InputSpec> specs;
+  for (const LeafSpec& leaf : state_->archive.captures().at(capture)->spec().leaves) {
+    if (leaf.kind == LeafKind::kConstant) continue;
+    specs.push_back({leaf.name, leaf.kind == LeafKind::kTensor, leaf.dtype, leaf.dim});
+  }
+  return specs;
+}
+
+std::vector<std::pair<std::string, at::Tensor>> Module::weights() const {
+  std::vector<std::pair<std::string, at::Tensor>> found;
+  for (const Weight& weight : state_->archive.weights()) {
+    if (weight.kind != WeightKind::kConstant)
+      found.emplace_back(weight.name, state_->archive.tensors()[weight.tensor]);
+  }
+  return found;
+}
+
+const std::string& Module::torch_version() const {
+  return state_->archive.facts().torch_version;
+}
+
+const std::string& Module::staticrt_version() const {
+  return state_->archive.facts().staticrt_version;
+}
+
+}  // namespace staticrt

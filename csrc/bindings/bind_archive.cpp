@@ -1,0 +1,182 @@
+// Writing and reading archives for staticrt/archive.
+#include <torch/csrc/jit/python/pybind_utils.h>
+
+#include "archive/archive.h"
+#include "bindings/bindings.h"
+#include "common/version.h"
+
+namespace py = pybind11;
+
+namespace staticrt::bindings {
+namespace {
+
+LeafSpec to_leaf_spec(const py::handle& object) {
+  const auto dict = object.cast<py::dict>();
+  LeafSpec leaf;
+  leaf.kind = static_cast<LeafKind>(dict["kind"].cast<uint8_t>());
+  leaf.name = dict["name"].cast<std::string>();
+  if (leaf.kind == LeafKind::kTensor) {
+    leaf.dtype = dict["dtype"].cast<at::ScalarType>();
+    leaf.dim = dict["dim"].cast<int64_t>();
+    leaf.layout = dict["layout"].cast<Layout>();
+  } else if (leaf.kind == LeafKind::kConstant) {
+    leaf.constant = dict["constant"].cast<std::string>();
+  }
+  leaf.input = dict["input"].cast<int32_t>();
+  return leaf;
+}
+
+void add_capture(ArchiveBuilder& builder, const py::dict& d) {
+  CaptureSpec spec;
+  spec.program = d["program"].cast<std::shared_ptr<Program>>();
+  for (const py::handle& tensor : d["model_tensors"]) {
+    spec.model_tensors.push_back(builder.add_tensor(tensor.cast<at::Tensor>()));
+  }
+  for (const py::handle& leaf : d["leaves"]) spec.leaves.push_back(to_leaf_spec(leaf));
+  for (const py::handle& item : d["symbols"]) {
+    const auto parts = item.cast<std::tuple<std::string, uint32_t, uint8_t, uint32_t>>();
+    spec.symbols.push_back({std::get<0>(parts), std::get<1>(parts),
+                            static_cast<SizeSymbol::Prop>(std::get<2>(parts)), std::get<3>(parts)});
+  }
+  if (!d["guards"].is_none()) spec.guards = d["guards"].cast<std::shared_ptr<Program>>();
+  spec.guard_texts = d["guard_texts"].cast<std::vector<std::string>>();
+  spec.autocast = d["autocast"].cast<std::string>();
+  spec.outputs = d["outputs"].cast<std::vector<int32_t>>();
+  spec.structure = d["structure"].cast<std::string>();
+  builder.add_capture(spec);
+}
+
+py::bytes finish(const ArchiveBuilder& builder, const py::dict& d, const std::vector<std::string>& records) {
+  ArchiveFacts facts;
+  facts.staticrt_version = d["staticrt_version"].cast<std::string>();
+  facts.torch_version = d["torch_version"].cast<std::string>();
+  facts.cpu_capability = d["cpu_capability"].cast<std::string>();
+  facts.cpu_features = d["cpu_features"].cast<std::vector<std::string>>();
+  facts.name = d["name"].cast<std::string>();
+  facts.calling = d["calling"].cast<std::string>();
+  return builder.finish(facts, records);
+}
+
+// Tensors, ints (not bools), and the JSON of everything else.
+std::vector<Leaf> to_leaves(const py::list& list) {
+  std::vector<Leaf> leaves;
+  for (const py::handle& item : list) {
+    Leaf leaf;
+    if (THPVariable_Check(item.ptr())) {
+      leaf.kind = LeafKind::kTensor;
+      leaf.tensor = THPVariable_Unpack(item.ptr());
+    } else if (py::isinstance<py::int_>(item)) {
+      leaf.kind = LeafKind::kInt;
+      leaf.number = item.cast<int64_t>();
+    } else {
+      leaf.constant = item.cast<std::string>();
+    }
+    leaves.push_back(std::move(leaf));
+  }
+  return leaves;
+}
+
+py::list run(const Capture& capture, const py::list& list) {
+  const std::vector<Leaf> leaves = to_leaves(list);
+  std::vector<c10::IValue> outputs;
+  {
+    const py::gil_scoped_release no_gil;
+    outputs = capture.run(leaves);
+  }
+  py::list result;
+  for (c10::IValue& output : outputs) result.append(torch::jit::toPyObject(std::move(output)));
+  return result;
+}
+
+py::dict describe_leaf(const LeafSpec& leaf) {
+  py::dict d;
+  d["kind"] = static_cast<int>(leaf.kind);
+  d["name"] = leaf.name;
+  d["dtype"] = leaf.dtype;
+  d["dim"] = leaf.dim;
+  d["constant"] = leaf.constant;
+  d["input"] = leaf.input;
+  return d;
+}
+
+std::shared_ptr<Archive> open(const py::object& source, const std::string& where, bool check_weights,
+                              const py::dict& d) {
+  ArchiveOptions options;
+  options.check_weights = check_weights;
+  ExecutableOptions& e = options.executable;
+  e.bind.out_variants = d["out_variants"].cast<bool>();
+  e.memory.optimize_memory = d["optimize_memory"].cast<bool>();
+  e.prepared = d["prepared"].cast<bool>();
+  e.max_prepared = d["max_prepared"].cast<int64_t>();
+  e.preparation.deterministic = d["deterministic"].cast<bool>();
+  e.preparation.poison = d["poison"].cast<bool>();
+  e.verify = d["verify"].cast<bool>();
+  const bool is_bytes = py::isinstance<py::bytes>(source);
+  const std::string_view bytes = is_bytes ? source.cast<std::string_view>() : std::string_view();
+  const std::string path = is_bytes ? "" : source.cast<std::string>();
+  const py::gil_scoped_release no_gil;  // `source` holds the bytes
+  return std::make_shared<Archive>(is_bytes ? Blob::copy_of(bytes) : Blob::map_file(path), where, options);
+}
+
+}  // namespace
+
+void bind_archive(py::module_& m) {
+  m.attr("ARCHIVE_RECORD") = kProgramRecord;
+  py::class_<ArchiveBuilder>(m, "ArchiveBuilder")
+      .def(py::init<>())
+      .def("weight",
+           [](ArchiveBuilder& b, const std::string& name, uint8_t kind, const at::Tensor& tensor) {
+             b.add_weight({name, static_cast<WeightKind>(kind), b.add_tensor(tensor)});
+           })
+      .def("capture", &add_capture)
+      .def("storages", &ArchiveBuilder::storages)
+      .def("finish", &finish);
+  py::class_<Capture, std::shared_ptr<Capture>>(m, "ArchiveCapture")
+      .def("refusal", [](const Capture& c, const py::list& leaves) { return c.refusal(to_leaves(leaves)); })
+      .def("run", &run)
+      .def_property_readonly("executable", &Capture::executable)
+      .def_property_readonly("model_tensors", &Capture::model_tensors)
+      .def_property_readonly("leaves",
+                             [](const Capture& c) {
+                               py::list list;
+                               for (const LeafSpec& leaf : c.spec().leaves) list.append(describe_leaf(leaf));
+                               return list;
+                             })
+      .def_property_readonly("guard_texts", [](const Capture& c) { return c.spec().guard_texts; })
+      .def_property_readonly("guarded_leaves",
+                             [](const Capture& c) {
+                               std::vector<uint32_t> leaves;
+                               for (const SizeSymbol& symbol : c.spec().symbols)
+                                 leaves.push_back(symbol.leaf);
+                               return leaves;
+                             })
+      .def_property_readonly("autocast", [](const Capture& c) { return c.spec().autocast; })
+      .def_property_readonly("outputs", [](const Capture& c) { return c.spec().outputs; })
+      .def_property_readonly("structure", [](const Capture& c) { return c.spec().structure; });
+  py::class_<Archive, std::shared_ptr<Archive>>(m, "Archive")
+      .def_property_readonly("captures", &Archive::captures)
+      .def_property_readonly(
+          "weights",
+          [](const Archive& a) {
+            py::list list;
+            for (const Weight& w : a.weights()) {
+              list.append(py::make_tuple(w.name, static_cast<int>(w.kind), a.tensors()[w.tensor]));
+            }
+            return list;
+          })
+      .def_property_readonly("facts", [](const Archive& a) {
+        py::dict d;
+        d["staticrt_version"] = a.facts().staticrt_version;
+        d["torch_version"] = a.facts().torch_version;
+        d["cpu_capability"] = a.facts().cpu_capability;
+        d["cpu_features"] = a.facts().cpu_features;
+        d["name"] = a.facts().name;
+        d["calling"] = a.facts().calling;
+        return d;
+      });
+  m.def("open_archive", &open);
+  m.def("autocast_state", &autocast_state);
+  m.def("version", &version);
+}
+
+}  // namespace staticrt::bindings

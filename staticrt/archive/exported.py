@@ -1,0 +1,109 @@
+"""The `torch.export` form of a compiled model, so that an archive opens without staticrt too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.export import Dim
+
+from staticrt.compiled import Entry
+from staticrt.frontend.structure import Builder, Structure
+
+# A size that nothing takes for a special case, as 0 and 1 are.
+_PLAIN_SIZE = 3
+
+
+def _as_module(function: Callable[..., Any]) -> torch.nn.Module:
+    """A function as a module, which torch.export asks for; its signature stays visible."""
+    if isinstance(function, torch.nn.Module):
+        return function
+    module = torch.nn.Module()
+    module.forward = function
+    return module
+
+
+def export(function: Callable[..., Any], entry: Entry, parts: Sequence[Any]) -> torch.export.ExportedProgram:
+    """Export what `entry` captured, with the sizes symbolic that are symbols there.
+
+    Args:
+        function: the module or function.
+        entry: a capture of it.
+        parts: the leaves' part of the capture's key.
+
+    Raises:
+        Exception: whatever torch.export raises.
+    """
+    captured = entry.captured
+    module = _as_module(function)
+    leaves = example_leaves(entry, parts)
+    args, kwargs = Builder(leaves).build(captured.in_spec)
+    fixed = {(symbol.leaf, symbol.dim) for symbol in captured.guards.symbols if symbol.name[0] in "dt"}
+    dynamic = {(s.leaf, s.dim) for s in captured.guards.symbols if s.prop == "size"} - fixed
+    shapes = [
+        {dim: Dim.AUTO if (index, dim) in dynamic else Dim.STATIC for dim in range(leaf.dim())}
+        if isinstance(leaf, torch.Tensor)
+        else None
+        for index, leaf in enumerate(leaves)
+    ]
+    args_shapes, kwargs_shapes = Builder(shapes).build(captured.in_spec)
+    with torch.no_grad():
+        return torch.export.export(
+            module,
+            args,
+            kwargs,
+            dynamic_shapes=_by_name(module, args_shapes, kwargs_shapes, captured.in_spec),
+            strict=False,
+        )
+
+
+def _by_name(module: torch.nn.Module, args: Any, kwargs: Any, spec: Structure) -> Any:
+    # With keyword arguments torch.export takes a dict by parameter name.
+    if not kwargs:
+        return args
+    import inspect
+
+    bound = inspect.signature(module.forward).bind_partial(*args, **kwargs)
+    return dict(bound.arguments)
+
+
+def example_leaves(entry: Entry, parts: Sequence[Any]) -> list[Any]:
+    """Arguments like those of the capture: zeros in its sizes, its constants."""
+    captured = entry.captured
+    placeholders = captured.module.graph.find_nodes(op="placeholder")
+    values = dict(zip(captured.inputs, (node.meta["val"] for node in placeholders), strict=True))
+    fakes = {int(spec.target): value for spec, value in values.items() if spec.kind == "user"}
+    ints = dict(entry.ints)
+    usual: list[Any] = []
+    grown: list[Any] = []
+    for index, part in enumerate(parts):
+        if index in fakes and isinstance(fakes[index], torch.Tensor):
+            sizes = [
+                int(torch.fx.experimental.symbolic_shapes.guarding_hint_or_throw(s))
+                for s in _sizes(fakes[index])
+            ]
+            larger = [
+                _PLAIN_SIZE if isinstance(symbol, torch.SymInt) and size < 2 else size
+                for symbol, size in zip(fakes[index].shape, sizes, strict=True)
+            ]
+            usual.append(_zeros(sizes, fakes[index]))
+            grown.append(_zeros(larger, fakes[index]))
+            continue
+        value = ints.get(index, 2) if part is int else _constant(part)
+        usual.append(value)
+        grown.append(value)
+    return grown if captured.guards.holds(grown) else usual
+
+
+def _sizes(fake: torch.Tensor) -> list[Any]:
+    return list(fake.shape)
+
+
+def _zeros(sizes: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(list(sizes), dtype=like.dtype, device=like.device)
+
+
+def _constant(part: Any) -> Any:
+    kind, value = part
+    return float(value) if kind is float else value

@@ -1,0 +1,80 @@
+"""The `.pt2` file around the program: torch's own records, and which of them hold which weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import IO, Any
+
+import torch
+from torch.export.pt2_archive import _package
+from torch.export.pt2_archive.constants import CONSTANTS_DIR, WEIGHTS_DIR
+
+from staticrt.native import _C
+
+
+class _Writer(_package.PT2ArchiveWriter):
+    """Writes records, and remembers which raw record each stored tensor went to."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file)
+        self.sizes: dict[str, int] = {}
+        self.configs: dict[str, dict[str, Any]] = {}
+
+    def write_bytes(self, name: str, data: bytes) -> None:
+        super().write_bytes(name, data)
+        self.sizes[name] = len(data)
+        for folder in (WEIGHTS_DIR, CONSTANTS_DIR):
+            if name.startswith(folder) and name.endswith("_config.json"):
+                self.configs[folder] = json.loads(data)["config"]
+
+    def raw_records(self, program: torch.export.ExportedProgram) -> dict[int, str]:
+        """Address of a storage -> the record that holds all its bytes."""
+        found: dict[int, str] = {}
+        tensors: dict[str, dict[str, Any]] = {
+            WEIGHTS_DIR: dict(program.state_dict),
+            CONSTANTS_DIR: dict(program.constants),
+        }
+        for folder, config in self.configs.items():
+            for name, entry in config.items():
+                tensor = tensors[folder].get(name)
+                record = folder + entry["path_name"]
+                if isinstance(tensor, torch.Tensor) and not entry["use_pickle"]:
+                    storage = tensor.untyped_storage()
+                    if self.sizes.get(record) == storage.nbytes() > 0:
+                        found[storage.data_ptr()] = record
+        return found
+
+
+def write_package(
+    file: IO[bytes],
+    builder: _C.ArchiveBuilder,
+    facts: dict[str, Any],
+    exported: torch.export.ExportedProgram | None,
+) -> None:
+    """Write a whole archive; weights that the exported program holds too are stored once.
+
+    Args:
+        file: writable and seekable.
+        builder: complete.
+        facts: versions and the like, as `ArchiveBuilder.finish` takes them.
+        exported: for `torch.export.load`.
+    """
+    writer = _Writer(file)
+    with writer:
+        known: dict[int, str] = {}
+        if exported is not None:
+            _package._package_exported_programs(writer, {"model": exported})
+            known = writer.raw_records(exported)
+        writer.write_bytes(_C.ARCHIVE_RECORD, builder.finish(facts, _write_storages(writer, builder, known)))
+
+
+def _write_storages(writer: _Writer, builder: _C.ArchiveBuilder, known: dict[int, str]) -> Sequence[str]:
+    names = []
+    for number, storage in enumerate(builder.storages()):
+        name = known.get(storage.data_ptr()) if storage.numel() else None
+        if name is None:
+            name = f"staticrt/weights/{number}"
+            writer.write_bytes(name, storage.numpy().tobytes())
+        names.append(name)
+    return names

@@ -1,0 +1,290 @@
+"""Damaged, foreign and hostile files give ArchiveError, never a wrong answer or a crash."""
+
+import io
+import pickle
+import random
+import re
+import struct
+import zipfile
+
+import pytest
+import torch
+from torch import nn
+
+import staticrt
+from staticrt.errors import ArchiveError
+from staticrt.native import _C
+
+X = torch.linspace(-1, 1, 24).reshape(4, 6)
+HEADER_BYTES = 32  # of program.bin: magic, versions, size, checksum
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.register_buffer("scale", torch.full((8,), 2.0))
+
+    def forward(self, x, flag=True):
+        if x.shape[0] > 100:
+            return x
+        y = torch.cond(x.sum() > 1e6, lambda y: y + 1, lambda y: y * 2, (self.first(x),))
+        return {"y": y * self.scale, "sum": [y.sum(0).reshape(x.shape[0] // x.shape[0], -1)]}
+
+
+@pytest.fixture(scope="module")
+def saved():
+    torch.manual_seed(0)
+    with torch.no_grad():
+        buffer = io.BytesIO()
+        staticrt.save(staticrt.compile(Model().eval()), buffer, (X,), exported_program=False)
+        return buffer.getvalue()
+
+
+@pytest.fixture(scope="module")
+def answer(saved):
+    return run(saved)
+
+
+def run(data):
+    with torch.no_grad():
+        result = staticrt.load(data)(X)
+        return result["y"], result["sum"][0]
+
+
+def record_of(data, name=_C.ARCHIVE_RECORD):
+    """Where a record's bytes are: (offset, size)."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        (info,) = (i for i in archive.infolist() if i.filename.split("/", 1)[1] == name)
+    at = info.header_offset
+    name_bytes, extra_bytes = struct.unpack("<HH", data[at + 26 : at + 30])
+    return at + 30 + name_bytes + extra_bytes, info.file_size
+
+
+def checksum(body):
+    """As csrc/archive/checksum.cpp."""
+    mask, multiplier = (1 << 64) - 1, 0x9E3779B97F4A7C15
+
+    def step(lane, word):
+        product = (lane ^ word) * multiplier & mask
+        return (product << 29 | product >> 35) & mask
+
+    lanes = [1, 2, 3, 4]
+    whole = len(body) // 32 * 32
+    for start in range(0, whole, 32):
+        lanes = [
+            step(lane, word) for lane, word in zip(lanes, struct.unpack_from("<4Q", body, start), strict=True)
+        ]
+    for index, start in enumerate(range(whole, len(body), 8)):
+        word = int.from_bytes(body[start : start + 8], "little")
+        lanes[index] = step(lanes[index], word)
+    result = len(body)
+    for lane in lanes:
+        result = step(result, lane)
+    return result ^ result >> 32
+
+
+def with_body(data, change):
+    """The archive with its program's body changed in place, and the checksum made to fit."""
+    offset, size = record_of(data)
+    body = bytearray(data[offset + HEADER_BYTES : offset + size])
+    change(body)
+    header = bytearray(data[offset : offset + HEADER_BYTES])
+    header[24:32] = struct.pack("<Q", checksum(bytes(body)))
+    return data[:offset] + bytes(header) + bytes(body) + data[offset + size :]
+
+
+def replaced(data, old, new):
+    assert len(old) == len(new)
+
+    def change(body):
+        at = body.index(old)
+        body[at : at + len(old)] = new
+
+    return with_body(data, change)
+
+
+def test_the_checksum_above_is_the_one_in_the_file(saved, answer):
+    same = with_body(saved, lambda body: None)
+    assert same == saved
+    assert torch.equal(run(same)[0], answer[0])
+
+
+def test_every_truncation_is_an_error(saved):
+    rng = random.Random(0)
+    lengths = {0, 1, 21, 22, 100, len(saved) - 1, len(saved) - 22, len(saved) - 23}
+    lengths |= {rng.randrange(len(saved)) for _ in range(300)}
+    for length in sorted(lengths):
+        with pytest.raises(ArchiveError, match=r"at:  \d+ bytes in memory"):
+            staticrt.load(saved[:length])
+
+
+def test_flipped_bits_are_errors_or_change_nothing(saved, answer):
+    rng = random.Random(1)
+    offset, size = record_of(saved)
+    weight, weight_bytes = record_of(saved, "staticrt/weights/0")
+    places = [rng.randrange(len(saved)) for _ in range(400)]
+    must_fail = [offset + rng.randrange(12) for _ in range(20)]
+    must_fail += [offset + rng.randrange(16, size) for _ in range(100)]
+    must_fail += [weight + rng.randrange(weight_bytes) for _ in range(50)]
+    for place in must_fail + places:
+        data = bytearray(saved)
+        data[place] ^= 1 << rng.randrange(8)
+        try:
+            got = run(bytes(data))
+        except ArchiveError:
+            continue
+        assert place not in must_fail, f"flipped byte {place} was not seen"
+        assert torch.equal(got[0], answer[0])
+        assert torch.equal(got[1], answer[1])
+
+
+def test_hostile_bodies_never_crash(saved):
+    """Changes whose checksum fits reach the reader behind it: any error is one of ours, and none is a crash."""
+    rng = random.Random(2)
+    size = record_of(saved)[1] - HEADER_BYTES
+    refused = 0
+    for _ in range(400):
+
+        def change(body):
+            for _ in range(rng.choice((1, 1, 1, 3))):
+                at = rng.randrange(size)
+                kind = rng.randrange(3)
+                if kind == 0:
+                    body[at] ^= 1 << rng.randrange(8)
+                elif kind == 1:
+                    body[at] = rng.choice((0, 1, 127, 255))
+                elif at + 8 < size:
+                    body[at : at + 8] = struct.pack("<Q", rng.choice((0, 1, 2**31, 2**63, 2**64 - 1)))
+
+        data = with_body(saved, change)
+        try:
+            staticrt.load(data)
+        except ArchiveError:
+            refused += 1
+    assert refused > 100
+
+
+def test_other_versions_are_named(saved):
+    offset, _size = record_of(saved)
+    newer = bytearray(saved)
+    newer[offset + 8 : offset + 12] = struct.pack("<I", 99)
+    with pytest.raises(
+        ArchiveError, match=r"format version 99, staticrt .* reads version 1\n.*\n  fix: load it with"
+    ):
+        staticrt.load(bytes(newer))
+    version = torch.__version__.encode()
+    old = b"2.99" + version[4:]
+    with pytest.raises(
+        ArchiveError, match=rf"saved with torch {re.escape(old.decode())}, this is torch .*\n.*\n  fix:"
+    ):
+        staticrt.load(replaced(saved, version, old))
+    # Another build of the same release reads it.
+    local = version[:-1] + bytes([version[-1] ^ 1])
+    run(replaced(saved, version, local))
+
+
+def test_missing_cpu_features_are_named(tmp_path):
+    with torch.no_grad():
+        compiled = staticrt.compile(nn.ReLU())
+        path = tmp_path / "model.pt2"
+        capability = torch.backends.cpu.get_cpu_capability()
+        staticrt.save(compiled, path, X, exported_program=False, cpu_features=[capability])
+        assert staticrt.load(path).facts["cpu_features"] == [capability]
+        staticrt.save(compiled, path, X, exported_program=False, cpu_features=["avx9000"])
+        with pytest.raises(
+            ArchiveError, match=rf"needs a CPU with AVX9000, torch uses {capability} here\n.*\n  fix:"
+        ):
+            staticrt.load(path)
+
+
+def test_files_that_are_no_archive(tmp_path, saved):
+    missing = tmp_path / "missing.pt2"
+    with pytest.raises(ArchiveError, match=r"cannot open archive .*missing.pt2.*No such file"):
+        staticrt.load(missing)
+    with pytest.raises(ArchiveError, match="not a regular file"):
+        staticrt.load(tmp_path)
+    for content in (b"", b"hello", bytes(1000), b"PK\x03\x04" + bytes(500)):
+        path = tmp_path / "file.pt2"
+        path.write_bytes(content)
+        with pytest.raises(ArchiveError, match=r"not a \.pt2 archive|cut short"):
+            staticrt.load(path)
+    plain = tmp_path / "plain.pt2"
+    torch.export.save(torch.export.export(nn.ReLU(), (X,)), plain)
+    with pytest.raises(ArchiveError, match=r"no program of staticrt's .*\n.*plain.pt2\n  fix: save one"):
+        staticrt.load(plain)
+    squeezed = io.BytesIO()
+    with (
+        zipfile.ZipFile(io.BytesIO(saved)) as old,
+        zipfile.ZipFile(squeezed, "w", zipfile.ZIP_DEFLATED) as new,
+    ):
+        for info in old.infolist():
+            new.writestr(info.filename, old.read(info))
+    with pytest.raises(ArchiveError, match="is compressed"):
+        staticrt.load(squeezed.getvalue())
+    # Stored, but not aligned: weights are copied.
+    moved = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(saved)) as old, zipfile.ZipFile(moved, "w", zipfile.ZIP_STORED) as new:
+        for info in old.infolist():
+            new.writestr(info.filename, old.read(info))
+    torch.testing.assert_close(run(moved.getvalue())[0], run(saved)[0])
+
+
+def test_a_missing_weight_is_named(saved):
+    fewer = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(saved)) as old, zipfile.ZipFile(fewer, "w") as new:
+        for info in old.infolist():
+            if not info.filename.endswith("staticrt/weights/1"):
+                new.writestr(info.filename, old.read(info))
+    with pytest.raises(ArchiveError, match="record staticrt/weights/1, which holds weights, is missing"):
+        staticrt.load(fewer.getvalue())
+
+
+def test_weights_are_not_read_where_verification_is_off(saved, answer):
+    offset, _size = record_of(saved, "staticrt/weights/0")
+    data = bytearray(saved)
+    data[offset] ^= 1
+    with pytest.raises(ArchiveError, match="record staticrt/weights/0, which holds weights, is damaged"):
+        staticrt.load(bytes(data))
+    assert staticrt.load(bytes(data), check_weights=False).name == "Model"
+
+
+def test_nothing_is_unpickled_or_imported(tmp_path, monkeypatch, answer, saved):
+    path = tmp_path / "model.pt2"
+    torch.manual_seed(0)
+    with torch.no_grad():
+        staticrt.save(staticrt.compile(Model().eval()), path, (X,))
+
+    def forbidden(*args, **kwargs):
+        raise AssertionError("unpickled")
+
+    for owner, name in ((pickle, "load"), (pickle, "loads"), (pickle, "Unpickler"), (torch, "load")):
+        monkeypatch.setattr(owner, name, forbidden)
+    with torch.no_grad():
+        torch.testing.assert_close(staticrt.load(path)(X)["y"], answer[0])
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [
+        "[" * 100000,
+        '{"arguments": "*"}',
+        '{"arguments": {"node": [], "type": "os:system", "context": null}, "results": {}, "constants": []}',
+        '{"arguments": {"tuple": [{"ref": 7}, {"dict": [], "keys": []}]}, "results": {"result": "*", "writes": []}, "constants": []}',
+    ],
+)
+def test_hostile_structures_are_errors(structure, saved, monkeypatch):
+    """The JSON inside is read without trust too."""
+    from staticrt.archive.loaded import _Capture
+    from staticrt.archive.structures import Decoder
+
+    class Native:
+        leaves = ()
+        model_tensors = ()
+        guarded_leaves = ()
+        outputs = ()
+
+    native = Native()
+    native.structure = structure
+    with pytest.raises(ArchiveError):
+        _Capture(native, Decoder())
