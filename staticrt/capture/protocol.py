@@ -158,6 +158,10 @@ class GraphCapture(Protocol):
     ) -> AbstractContextManager[Any]:
         """Record what this thread does on the device inside the block; its allocations come from the pool.
 
+        With `caps.capture_executes` the block's results are right when it ends. Without, nothing has been computed
+        yet, and all bytes that existed before the block (of the pool and elsewhere) are as they were: the first
+        replay computes.
+
         An exception inside leaves the graph empty and the pool without any of the block's allocations, but for
         those that somebody still owns.
 
@@ -165,8 +169,7 @@ class GraphCapture(Protocol):
             inputs: tensors that a replay may find elsewhere, in the order of `rebinds`.
 
         Raises:
-            CaptureError: on leaving, something ran that no replay can repeat; nothing was computed that the
-                caller may use, mutated inputs included.
+            CaptureError: on leaving, something ran that no replay can repeat. Results are as without the error.
         """
         ...
 

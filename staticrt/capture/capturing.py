@@ -1,0 +1,262 @@
+"""Making a node: inputs are put in place, the function runs once under capture, its outputs are understood."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from staticrt.capture.functions import Function
+from staticrt.capture.inputs import (
+    Copies,
+    is_aligned,
+    new_buffer,
+    not_owning,
+    overlap_pattern,
+    storage_ptrs,
+)
+from staticrt.capture.liveness import PathOutput, differing, liveness
+from staticrt.capture.outputs import Kind, Source, alias_of_input, classify
+from staticrt.capture.protocol import GraphBackend, GraphPool
+from staticrt.capture.storage import describe, is_plain, rehome, storage_ref
+from staticrt.capture.tree import Node
+from staticrt.errors import CaptureError
+
+
+class CannotCapture(Exception):
+    """The function ran under capture but cannot be replayed.
+
+    Args:
+        outputs: the call's results where capturing executes, else None: the call has to run plain.
+        forever: another attempt would end the same way.
+    """
+
+    def __init__(self, reason: str, outputs: list[Any] | None = None, forever: bool = True) -> None:
+        super().__init__(reason)
+        self.outputs = outputs
+        self.forever = forever
+
+
+class Capturing:
+    """One capture under way.
+
+    Args:
+        inputs: of the call; emptied, as the function may free its inputs' bytes. See `give_back`.
+    """
+
+    def __init__(
+        self,
+        backend: GraphBackend,
+        pool: GraphPool,
+        stream: Any,
+        device: int,
+        number: int,
+        function: Function,
+        parent: Node | None,
+        inputs: list[Any],
+        reason: str,
+    ) -> None:
+        self._backend = backend
+        self._pool = pool
+        self._stream = stream
+        self._device = device
+        self.function = function
+        self.node = Node(number, function, parent, backend.new_graph(pool), reason)
+        self._sort_inputs(inputs)
+        # What may die inside the capture is known by its storage alone; all else is held.
+        self._kept = [None if i in self._mortal else value for i, value in enumerate(inputs)]
+        self._metas = {i: (storage_ref(inputs[i]), describe(inputs[i])) for i in self._mortal}
+        self._given: list[Any] = inputs
+
+    def _sort_inputs(self, inputs: Sequence[Any]) -> None:
+        node, function = self.node, self.function
+        caps = self._backend.caps
+        ptrs = storage_ptrs(inputs)
+        tensors = [i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
+        if caps.rebind_inputs:
+            static = [i for i in tensors if i in function.static_inputs and i not in function.unstable]
+            node.rebound = tuple(i for i in tensors if i not in static)
+            node.static = tuple(static)
+            node.ptrs = [value.data_ptr() if i in static else None for i, value in enumerate(inputs)]
+            node.outside = tuple(tensors)
+            node.overlap = overlap_pattern(inputs, node.outside)
+            self._copied: tuple[int, ...] = ()
+            self._mortal: frozenset[int] = frozenset()
+            return
+        before_this = node.path[:-1]
+        given_out = {output.ptr for level in before_this for output in level if output is not None}
+        managed = [i for i in tensors if ptrs[i] != 0 and ptrs[i] in given_out and i not in function.unstable]
+        static = [
+            i
+            for i in tensors
+            if i in function.static_inputs
+            and i not in managed
+            and i not in function.unstable
+            and is_aligned(inputs[i])
+        ]
+        placed = {*managed, *static}
+        node.managed = tuple(managed)
+        node.static = tuple(static)
+        node.ptrs = [value.data_ptr() if i in placed else None for i, value in enumerate(inputs)]
+        node.outside = tuple(i for i in tensors if i not in managed)
+        node.overlap = overlap_pattern(inputs, node.outside)
+        self._copied = tuple(i for i in tensors if i not in placed)
+        self._mortal = frozenset(managed)
+
+    def run(self, check_pool: Any) -> list[Any]:
+        """Capture; returns the call's outputs.
+
+        Args:
+            check_pool: called with the addresses of buffers before the capture.
+
+        Raises:
+            CannotCapture: no replay could do what the function does.
+            BaseException: what the function raised. The node must be dropped then.
+        """
+        node, backend = self.node, self._backend
+        parent = node.parent
+        path_before = node.path[:-1]
+        if isinstance(parent, Node):
+            node.alive_before = liveness(path_before)
+            node.dead_before = differing(parent.alive_after, node.alive_before)
+        given = self._place_inputs()
+        self._given.clear()
+        sources = [Source(i, given[i]) for i in node.outside if is_plain(given[i])]
+        for value in given:
+            if isinstance(value, torch.Generator):
+                backend.register_generator(node.graph, value)
+        check_pool(self._buffer_ptrs)
+        rebound = [given[i] for i in node.rebound]
+        outputs: list[Any] | None = None
+        failed: CaptureError | None = None
+        try:
+            with self._environment(), node.graph.capture(stream=self._stream, inputs=rebound):
+                del rebound
+                outputs = list(self.function.model(given))
+                given.clear()
+        except CaptureError as error:
+            if outputs is None:
+                raise
+            failed = error
+        if failed is None:
+            try:
+                self._understand(outputs, sources, path_before)
+            except CaptureError as error:
+                failed = error
+        if failed is not None:
+            del sources
+            raise CannotCapture(
+                failed.message, self._results(outputs) if backend.caps.capture_executes else None
+            )
+        return self._finish(outputs)
+
+    def _place_inputs(self) -> list[Any]:
+        """The inputs that the function gets; buffers are filled."""
+        given = list(self._given)
+        self._buffer_ptrs: tuple[int, ...] = ()
+        if not self._copied:
+            return given
+        with self._backend.device_scope(self._device), self._pool.route(self._stream):
+            buffers = [new_buffer(given[i]) for i in self._copied]
+        copies = Copies(self._copied, [not_owning(buffer) for buffer in buffers])
+        copies.run(given)
+        self._buffer_ptrs = tuple(p for p in storage_ptrs(buffers) if p)
+        for index, buffer in zip(self._copied, buffers, strict=True):
+            given[index] = buffer
+        self.node.copies = copies
+        self.node.copied_bytes += copies.nbytes
+        return given
+
+    @contextlib.contextmanager
+    def _environment(self) -> Iterator[None]:
+        with self._backend.device_scope(self._device):
+            if self._backend.caps.capture_executes:
+                yield
+                return
+            state = torch.random.get_rng_state()  # the first replay draws the numbers
+            try:
+                yield
+            finally:
+                torch.random.set_rng_state(state)
+
+    def _understand(self, outputs: Any, sources: list[Source], path_before: Any) -> None:
+        node = self.node
+        parent = node.parent
+        now = liveness(path_before)
+        if isinstance(parent, Node):
+            node.dead_after = differing(node.alive_before, now)
+        find = parent.find if parent is not None else lambda _ptr: None
+        node.specs = classify(
+            outputs, sources, self.function.constants, find, self._backend.owns, self.function.where
+        )
+        node.cacheable = [False] * len(outputs)
+        for position, (spec, out) in enumerate(zip(node.specs, outputs, strict=True)):
+            if spec.kind is Kind.NEW and not self._backend.caps.rebind_outputs:
+                assert spec.meta is not None
+                node.outputs.append(PathOutput(storage_ref(out), spec.meta.data_ptr, spec.meta.nbytes))
+                node.cacheable[position] = not spec.conj and not spec.neg
+            elif spec.kind is Kind.ALIAS_NEW and not self._backend.caps.rebind_outputs:
+                node.outputs.append(node.outputs[spec.index])
+                node.cacheable[spec.index] = False
+            elif spec.kind is Kind.ALIAS_PATH:
+                node.outputs.append(node.path[spec.depth][spec.index])
+                self._alias_ancestor(spec.depth, spec.index)
+            else:
+                node.outputs.append(None)
+
+    def _alias_ancestor(self, depth: int, index: int) -> None:
+        node = self.node
+        ancestor = node.path_nodes()[depth]
+        assert isinstance(ancestor, Node)
+        owner = ancestor.specs[index]
+        # The alias may itself be of an output before it.
+        if owner.kind is Kind.ALIAS_PATH:
+            self._alias_ancestor(owner.depth, owner.index)
+        else:
+            ancestor.mark_aliased(owner.index if owner.kind is Kind.ALIAS_NEW else index)
+        storage = node.path[depth][index]
+        node.preserved |= {
+            i for i in node.managed if storage is not None and self._metas[i][0].recorded_ptr == storage.ptr
+        }
+
+    def _finish(self, outputs: Any) -> list[Any]:
+        node, backend = self.node, self._backend
+        node.kernels = node.graph.num_kernels
+        if backend.caps.rebind_outputs:
+            news = [out for out, spec in zip(outputs, node.specs, strict=True) if spec.kind is Kind.NEW]
+            node.graph.bind_outputs(news)
+            for out in news:
+                rehome(storage_ref(out))
+            del news
+            node.alive_after = liveness(node.path)
+            return self._results(outputs)
+        node.alive_after = liveness(node.path)
+        results = self._results(outputs)
+        outputs.clear()  # buffers among them go
+        node.image = self._pool.checkpoint()
+        if not backend.caps.capture_executes:
+            node.copies.run(self._kept)
+            node.graph.replay()
+        return results
+
+    def _results(self, outputs: Any) -> list[Any]:
+        """The outputs with the caller's own inputs in place of buffers."""
+        results: list[Any] = []
+        for out, spec in zip(outputs, self.node.specs or [None] * len(outputs), strict=True):
+            if spec is not None and spec.kind is Kind.INPUT:
+                out = self._kept[spec.index]
+            elif spec is not None and spec.kind is Kind.ALIAS_INPUT and spec.index in self._copied:
+                out = alias_of_input(spec, self._kept[spec.index])
+            results.append(out)
+        return results
+
+    def give_back(self) -> list[Any] | None:
+        """The call's inputs again, after a failure; None if one of them died inside the capture."""
+        inputs = list(self._kept)
+        for index, (ref, meta) in self._metas.items():
+            if ref.use_count() == 0:
+                return None
+            inputs[index] = ref.tensor(meta)
+        return inputs

@@ -1,0 +1,269 @@
+"""`GraphContext`: the owner of one tree, its pool and its lock."""
+
+from __future__ import annotations
+
+import collections
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from staticrt.capture.backend import get_backend
+from staticrt.capture.functions import Function
+from staticrt.capture.generations import Generations, Pending
+from staticrt.capture.manager import Manager, is_capturing
+from staticrt.capture.policy import Policy
+from staticrt.capture.protocol import GraphBackend, PoolStats
+from staticrt.capture.report import GraphReport, report
+from staticrt.errors import CaptureError, OptionError
+
+_contexts: weakref.WeakSet[GraphContext] = weakref.WeakSet()
+_left_to_parent: list[Any] = []  # what a forked child must neither use nor free
+
+
+class GraphContext:
+    """Functions that are captured together: their graphs share one private pool.
+
+    Contexts can be passed around and shared by threads: one call runs at a time, under the context's lock. Outputs of
+    captured calls belong to the caller: what is still held when a new step begins keeps its values.
+
+    Args:
+        device: "cpu", or a CUDA device.
+        policy: all options at once; or give single ones of `Policy` as keywords.
+        backend: of the device; None: the registered one.
+
+    Example:
+        >>> ctx = GraphContext("cpu")
+        >>> f = ctx.wrap(lambda x, y: (x @ y).relu())
+        >>> f(torch.ones(2, 3), torch.ones(3, 2)).shape  # captures
+        torch.Size([2, 2])
+        >>> f(torch.ones(2, 3), torch.ones(3, 2)).shape  # replays
+        torch.Size([2, 2])
+        >>> ctx.close()
+    """
+
+    def __init__(
+        self,
+        device: torch.device | str = "cpu",
+        *,
+        policy: Policy | None = None,
+        backend: GraphBackend | None = None,
+        **options: Any,
+    ) -> None:
+        if policy is not None and options:
+            raise OptionError(
+                "give policy= or single options, not both", fix="dataclasses.replace(policy, …)"
+            )
+        try:
+            self.policy = policy or Policy(**options)
+        except TypeError as error:
+            names = ", ".join(Policy.__dataclass_fields__)
+            raise OptionError(f"GraphContext: {error}", fix=f"options are {names}") from None
+        self.device = torch.device(device)
+        self._backend = backend
+        self._start()
+        self._closed = False
+        _contexts.add(self)
+
+    def _start(self) -> None:
+        self._lock = threading.RLock()
+        self._manager: Manager | None = None
+        self.generations = Generations(self.policy.exact_pending)
+        self._functions: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._dead: collections.deque[list[Function]] = collections.deque()
+
+    # -- functions -----------------------------------------------------------------------------------------------
+
+    def wrap(self, function: Callable[..., Any], **options: Any) -> Any:
+        """A callable that captures `function` and replays it.
+
+        What runs inside must depend on its tensor arguments, on the integers and other constants passed, and on
+        nothing else that changes: Python code runs only while a call is captured or runs plain. Each combination of
+        constants, sizes, strides and dtypes is another capture, the least recently used go. Modules bring their
+        parameters and buffers along as static inputs. Calls that need gradients capture forward and backward.
+
+        Args:
+            function: a function or module. With `boxed`, takes one list, which it may empty, and returns a list.
+            options: `static_inputs`: positions or names of arguments at a fixed place in memory. `mutated_inputs`:
+                positions or names of arguments that are written. `constants`: tensors it closes over.
+                `unused_ints`: integer arguments that change nothing. `mode`, `boxed`, `name`, `key`,
+                `stack_traces`: see `WrappedFunction`.
+
+        Example:
+            >>> ctx = GraphContext("cpu")
+            >>> weight = torch.ones(3, 3)
+            >>> f = ctx.wrap(lambda x, w: x @ w, static_inputs=(1,))
+            >>> f(torch.ones(1, 3), weight)
+            tensor([[3., 3., 3.]])
+        """
+        from staticrt.capture.wrap import WrappedFunction
+
+        self._check_open()
+        return WrappedFunction(self, function, **options)
+
+    def adopt(self, wrapped: Any, functions: list[Function]) -> None:
+        """Keep the tree while `wrapped` lives; drop the captures of `functions`, a live list, with it."""
+        self._functions.add(wrapped)
+        weakref.finalize(wrapped, _wrapped_died, weakref.ref(self), functions).atexit = False
+
+    def call(self, function: Function, inputs: list[Any]) -> list[Any]:
+        """Run one captured function; `inputs` is emptied.
+
+        Raises:
+            CaptureError: the context is closed.
+        """
+        if is_capturing():
+            return function.run_plain(inputs)
+        with self._lock:
+            self._check_open()
+            if self._dead:
+                self._bury()
+            manager = self._manager
+            if manager is None:
+                manager = self._manager = Manager(
+                    self.backend, self.device.index or 0, self.policy, self.generations
+                )
+            with self.generations:
+                return manager.call(function, inputs)
+
+    def forget(self, function: Function) -> None:
+        """Drop the captures of one function."""
+        with self._lock:
+            if self._manager is not None:
+                self._manager.forget(function)
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    def step(self) -> Generations:
+        """`with ctx.step():` calls inside are one step, as if one outer call made them."""
+        return self.generations
+
+    def new_pending(self) -> Pending:
+        """A token for a backward that will need outputs of this step; drop it when it never will any more."""
+        return self.generations.new_pending()
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    @property
+    def manager(self) -> Manager | None:
+        """The tree; None before the first call and after the last wrapped function died."""
+        return self._manager
+
+    @property
+    def backend(self) -> GraphBackend:
+        """What captures on this device."""
+        if self._backend is None:
+            self._backend = get_backend(self.device)
+        return self._backend
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        """End: outputs that are held move to memory of their own, then graphs and pool go.
+
+        Wrapped functions raise afterwards. A second call does nothing.
+        """
+        with self._lock:
+            self._closed = True
+            self._drop_manager()
+
+    def trim(self) -> int:
+        """Drop every capture and give unused memory back; later calls capture again. Returns bytes."""
+        with self._lock:
+            return self._manager.trim() if self._manager is not None else 0
+
+    def memory(self) -> PoolStats:
+        """Memory of the pool."""
+        with self._lock:
+            return self._manager.pool.stats() if self._manager is not None else PoolStats(0, 0, 0, 0)
+
+    def explain(self) -> GraphReport:
+        """Per edge of the tree, why it was captured, replays, bytes copied; what runs plain and why; memory."""
+        with self._lock:
+            functions = [f for wrapped in self._wrapped() for f in wrapped.functions()]
+            return report(self._manager, functions, str(self.device))
+
+    def __enter__(self) -> GraphContext:
+        return self
+
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{len(self._functions)} functions"
+        return f"<staticrt.capture.GraphContext on {self.device}, {state}>"
+
+    def __del__(self) -> None:
+        manager = getattr(self, "_manager", None)
+        if manager is not None:
+            self._manager = None
+            manager.close()
+
+    def _wrapped(self) -> Sequence[Any]:
+        return sorted(self._functions, key=lambda wrapped: wrapped.number)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise CaptureError(
+                "Running a captured function after its graph context was closed",
+                fix="make a new GraphContext",
+            )
+
+    def _bury(self) -> None:
+        """Drop captures of wrapped functions that died. REQUIRES: the lock, and no call under way."""
+        while self._dead:
+            for function in self._dead.popleft():
+                if self._manager is not None:
+                    self._manager.forget(function)
+        if not self._functions:
+            self._drop_manager()
+
+    def _drop_manager(self) -> None:
+        manager, self._manager = self._manager, None
+        if manager is not None:
+            manager.close()
+
+    def _idle(self) -> bool:
+        return self._manager is None or not self._manager.in_call
+
+    def _forked(self) -> None:
+        """In a forked child: begin empty, leave the parent's graphs alone."""
+        _left_to_parent.append((self._manager, self._lock))
+        functions = self._functions
+        self._start()
+        self._functions = functions
+        for wrapped in functions:
+            wrapped.forget_all()
+
+
+def _wrapped_died(context: weakref.ref[GraphContext], functions: list[Function]) -> None:
+    ctx = context()
+    if ctx is None:
+        return
+    ctx._dead.append(functions)
+    # May run in any thread at any time, also inside a call of this context.
+    if ctx._lock.acquire(blocking=False):
+        try:
+            if ctx._idle():
+                ctx._bury()
+        finally:
+            ctx._lock.release()
+
+
+def _after_fork() -> None:
+    for context in list(_contexts):
+        context._forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)

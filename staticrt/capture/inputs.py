@@ -1,0 +1,118 @@
+"""How a captured graph gets its inputs: in place, rebound, or copied into buffers in the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from staticrt.capture.storage import describe, is_plain, storage_ptr, tensor_at
+
+ALIGNMENT_BYTES = 16
+
+
+def storage_ptrs(inputs: Sequence[Any]) -> list[int]:
+    """Per input the address of its storage; 0 for what has none."""
+    return [
+        storage_ptr(value) if isinstance(value, torch.Tensor) and is_plain(value) else 0 for value in inputs
+    ]
+
+
+def is_aligned(tensor: torch.Tensor) -> bool:
+    return tensor.data_ptr() % ALIGNMENT_BYTES == 0
+
+
+def without_expanded(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without dimensions of stride 0, whose elements are all the same memory."""
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
+def new_buffer(value: torch.Tensor) -> torch.Tensor:
+    """Memory laid out like `value`. REQUIRES: allocations are routed to the pool."""
+    return torch.empty_strided(
+        tuple(value.shape), tuple(value.stride()), dtype=value.dtype, device=value.device
+    )
+
+
+def not_owning(tensor: torch.Tensor) -> torch.Tensor:
+    """The same bytes in a storage that neither owns them nor is owned by anybody else."""
+    return tensor_at(describe(tensor))
+
+
+class Copies:
+    """Copies of inputs into their buffers before each replay.
+
+    Args:
+        indices: inputs to copy.
+        buffers: their buffers, in the same order, not owning.
+    """
+
+    def __init__(self, indices: Sequence[int], buffers: Sequence[torch.Tensor]) -> None:
+        self.indices = tuple(indices)
+        self._buffers = list(buffers)
+        self._plain: list[tuple[int, torch.Tensor]] = []
+        self._expanded: list[tuple[int, torch.Tensor]] = []
+        self._overlapping: list[tuple[int, torch.Tensor]] = []
+        self.nbytes = 0
+        for index, buffer in zip(indices, buffers, strict=True):
+            small = without_expanded(buffer)
+            self.nbytes += small.numel() * small.itemsize
+            if torch._debug_has_internal_overlap(small) != 0 and small.numel() > 1 and _overlaps(small):
+                self._overlapping.append((index, buffer))
+            elif small is buffer:
+                self._plain.append((index, buffer))
+            else:
+                self._expanded.append((index, small))
+        self._targets = [buffer for _index, buffer in (*self._plain, *self._expanded)]
+
+    def run(self, inputs: Sequence[Any]) -> None:
+        """Copy. `inputs`: all inputs of the call."""
+        if self._targets:
+            sources = [inputs[index] for index, _buffer in self._plain]
+            sources += [without_expanded(inputs[index]) for index, _buffer in self._expanded]
+            with torch.no_grad():
+                torch._foreach_copy_(self._targets, sources)
+        for index, buffer in self._overlapping:
+            copy_span(buffer, inputs[index])
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    """Whether two indices of the tensor are the same memory. May say yes where the answer is no."""
+    extent = 1
+    for size, stride in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda pair: pair[1]):
+        if size == 1:
+            continue
+        if stride < extent:
+            return True
+        extent = stride * (size - 1) + extent
+    return False
+
+
+def copy_span(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy all bytes from the first to the last element: for layouts that overlap themselves."""
+    span = 1 + sum((size - 1) * stride for size, stride in zip(source.shape, source.stride(), strict=True))
+    if source.numel():
+        flat = (span,), (1,)
+        torch.as_strided(target, *flat).copy_(torch.as_strided(source, *flat))
+
+
+def overlap_pattern(inputs: Sequence[Any], indices: Sequence[int]) -> tuple[tuple[int, int, int], ...]:
+    """Inputs on one storage: (first, other, distance in bytes of their first elements)."""
+    first: dict[int, int] = {}
+    pattern: list[tuple[int, int, int]] = []
+    for index in indices:
+        value = inputs[index]
+        if not isinstance(value, torch.Tensor) or not is_plain(value):
+            continue
+        ptr = storage_ptr(value)
+        if ptr == 0:
+            continue
+        if ptr in first:
+            pattern.append((first[ptr], index, value.data_ptr() - inputs[first[ptr]].data_ptr()))
+        else:
+            first[ptr] = index
+    return tuple(pattern)

@@ -1,0 +1,141 @@
+"""Whether anyone but the tree still holds an output.
+
+An output that a replay returns anew is alive while its storage is. With cached outputs (policy "reuse") the tree
+itself holds the tensor, and what it holds must be told from what others hold: Python references to the tensor or to
+its storage object, C++ owners of the tensor (autograd), other tensors on the storage (views).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import torch
+
+from staticrt.capture.protocol import StorageRef
+from staticrt.capture.storage import storage_ref
+
+# (depth, index): an output of the node at that depth of a path
+PathIndex = tuple[int, int]
+
+
+class PathOutput:
+    """The storage of one output of a node. Outputs that alias each other share one of these.
+
+    Args:
+        ref: the storage that the last run of the node gave out.
+        ptr: the address at capture; every replay writes there.
+        nbytes: of the storage.
+    """
+
+    __slots__ = ("_storage", "cached", "moved", "nbytes", "ptr", "ref")
+
+    def __init__(self, ref: StorageRef, ptr: int, nbytes: int) -> None:
+        self.ref = ref
+        self.ptr = ptr
+        self.nbytes = nbytes
+        self.moved = False  # the storage has other memory now: it is nobody's concern here
+        self.cached: torch.Tensor | None = None
+        self._storage: torch.UntypedStorage | None = None
+
+    def alive(self) -> bool:
+        """Whether anyone but the tree holds it."""
+        tensor = self.cached
+        if tensor is None:
+            return not self.moved and self.ref.use_count() > 0
+        return (
+            sys.getrefcount(tensor) > _CACHED_TENSOR
+            or tensor._use_count() > 1
+            or self.ref.use_count() > 2
+            or sys.getrefcount(self._storage) > _CACHED_STORAGE
+        )
+
+    def give_out(self, tensor: torch.Tensor) -> None:
+        """A replay made this tensor: its storage is the output now."""
+        self.ref = storage_ref(tensor)
+        self.moved = False
+
+    def cache(self, tensor: torch.Tensor) -> None:
+        """Keep the tensor to return it again; hide our reference from autograd's and autocast's tests."""
+        torch._C._add_cached_tensor(tensor)
+        self.give_out(tensor)
+        self._storage = tensor.untyped_storage()
+        self.cached = tensor
+
+    def drop_cache(self) -> None:
+        """Forget the tensor: from now on it lives as long as others hold it."""
+        if self.cached is not None:
+            torch._C._remove_cached_tensor(self.cached)
+            self.cached = None
+            self._storage = None
+
+    def alive_without(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether it is still alive once these tensors on it are dropped.
+
+        Args:
+            tensors: each held once by this list and once by the list of inputs; by anyone else only if it is alive.
+
+        May say yes where the answer is no, never the reverse.
+        """
+        if not self.alive():
+            return False
+        tensor = self.cached
+        if tensor is not None:
+            mine = sum(t is tensor for t in tensors)
+            return not (
+                mine > 0
+                and mine == len(tensors)
+                and sys.getrefcount(tensor) == _CACHED_TENSOR + 2 * mine
+                and tensor._use_count() == 1
+                and self.ref.use_count() == 2
+                and sys.getrefcount(self._storage) == _CACHED_STORAGE
+            )
+        if not tensors:
+            return True
+        storage = tensors[
+            0
+        ].untyped_storage()  # makes the storage's Python object, so that it counts for sure
+        if sys.getrefcount(storage) > _STORAGE:
+            return True
+        distinct = {id(t): t for t in tensors}
+        times = {key: sum(id(t) == key for t in tensors) for key in distinct}
+        for key in list(distinct):
+            # held by: the two lists (each time), `distinct`, the argument of getrefcount
+            if sys.getrefcount(distinct[key]) != 2 * times[key] + 2 or distinct[key]._use_count() != 1:
+                return True
+        return self.ref.use_count() > len(distinct) + 1
+
+
+def _measure() -> tuple[int, int, int]:
+    """Reference counts that mean "only us", measured because they differ between releases of torch."""
+
+    class Holder:
+        __slots__ = ("cached", "storage")
+
+    holder = Holder()
+    holder.cached = torch.empty(1)
+    holder.storage = holder.cached.untyped_storage()
+    tensor = holder.cached
+    cached_tensor = sys.getrefcount(tensor)
+    cached_storage = sys.getrefcount(holder.storage)
+    other = [torch.empty(1)]
+    storage = other[0].untyped_storage()
+    return cached_tensor, cached_storage, sys.getrefcount(storage)
+
+
+_CACHED_TENSOR, _CACHED_STORAGE, _STORAGE = _measure()
+
+
+def liveness(path: Sequence[Sequence[PathOutput | None]]) -> list[list[bool]]:
+    """Per output of a path, whether it is alive."""
+    return [[output is not None and output.alive() for output in level] for level in path]
+
+
+def differing(before: Sequence[Sequence[bool]], now: Sequence[Sequence[bool]]) -> list[PathIndex]:
+    """Where the two differ; `now` may be longer."""
+    return [
+        (depth, index)
+        for depth, (old, new) in enumerate(zip(before, now, strict=False))
+        for index, (a, b) in enumerate(zip(old, new, strict=True))
+        if a != b
+    ]

@@ -1,0 +1,39 @@
+"""Make accesses to overwritten outputs raise instead of reading other bytes."""
+
+from __future__ import annotations
+
+from staticrt.capture.functions import Mode
+from staticrt.capture.storage import poison
+from staticrt.capture.tree import Node, PathNode
+
+
+def message(trace: str | None, gradient: bool) -> str:
+    """What an access to an overwritten output says."""
+    found = trace.strip() if trace else "[Could not find stack trace]"
+    if gradient:
+        return (
+            "Error: accessing gradient tensor output of a captured graph that has been overwritten by a subsequent "
+            f"run. Stack trace: {found}. Allocate .grad before the captured backward runs, set .grad to None before "
+            'each backward, or use live_outputs="clone".'
+        )
+    return (
+        "Error: accessing tensor output of a captured graph that has been overwritten by a subsequent run. "
+        f'Stack trace: {found}. Clone the tensor before the next call, or use live_outputs="clone".'
+    )
+
+
+def poison_path(node: PathNode) -> int:
+    """Poison everything held of the path; returns how many storages."""
+    texts: dict[int, str] = {}
+    for each in node.path_nodes():
+        if isinstance(each, Node):
+            each.drop_caches()
+        gradient = each.function.mode is Mode.BACKWARD
+        for index, output in enumerate(each.outputs):
+            if output is not None:
+                texts.setdefault(id(output), message(each.function.stack_trace(index), gradient))
+    held = node.alive_storages()
+    for output in held:
+        poison(output.ref, texts.get(id(output), message(None, False)))
+        output.moved = True
+    return len(held)

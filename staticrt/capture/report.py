@@ -1,0 +1,136 @@
+"""`GraphContext.explain()`: what replays, what was captured again and why, what runs plain and why."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from staticrt.capture.functions import Function
+from staticrt.capture.protocol import PoolStats
+
+if TYPE_CHECKING:
+    from staticrt.capture.manager import Manager
+
+
+@dataclasses.dataclass(frozen=True)
+class EdgeReport:
+    """One capture.
+
+    Args:
+        path: names of the functions from the root to this capture.
+        reason: why it was captured.
+        replays: how often it ran since.
+        copied_bytes: input bytes copied in all calls, the capture included.
+        kernels: launches of one replay.
+        inputs: how its inputs arrive: (name, "static", "from this step", "rebound" or "copied").
+    """
+
+    path: tuple[str, ...]
+    reason: str
+    replays: int
+    copied_bytes: int
+    kernels: int
+    inputs: tuple[tuple[str, str], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class SkipReport:
+    """Calls of one function that ran uncaptured, and why."""
+
+    function: str
+    reason: str
+    calls: int
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphReport:
+    """What a graph context does; `str()` is meant to be read.
+
+    Args:
+        captures, restores, evicted: counts since the tree was made.
+        rehomed_bytes: moved out of the pool because callers still held them.
+    """
+
+    device: str
+    edges: tuple[EdgeReport, ...]
+    skips: tuple[SkipReport, ...]
+    memory: PoolStats
+    captures: int
+    restores: int
+    evicted: int
+    rehomed_bytes: int
+
+    @property
+    def replays(self) -> int:
+        """Of all captures that are kept."""
+        return sum(edge.replays for edge in self.edges)
+
+    @property
+    def copied_bytes(self) -> int:
+        """Input bytes copied by captures that are kept."""
+        return sum(edge.copied_bytes for edge in self.edges)
+
+    def __str__(self) -> str:
+        m = self.memory
+        lines = [
+            f"graphs on {self.device}: {len(self.edges)} kept, {self.captures} captured, {self.evicted} evicted, "
+            f"{self.replays} replays",
+            f"  memory: {m.reserved_bytes} bytes in {m.segments} segments, {m.live_blocks} blocks live "
+            f"({m.live_bytes} bytes); {self.rehomed_bytes} bytes moved to callers",
+        ]
+        for edge in self.edges:
+            lines.append(
+                f"  {' > '.join(edge.path)}: {edge.kernels} kernels, {edge.replays} replays, "
+                f"{edge.copied_bytes} input bytes copied"
+            )
+            lines.append(f"    captured: {edge.reason}")
+            if edge.inputs:
+                lines.append("    inputs:   " + ", ".join(f"{name} {how}" for name, how in edge.inputs))
+        if self.skips:
+            lines.append("  runs uncaptured:")
+        lines += [f"    {skip.function}: {skip.reason}   ({skip.calls} calls)" for skip in self.skips]
+        return "\n".join(lines)
+
+
+def report(manager: Manager | None, functions: Sequence[Function], device: str) -> GraphReport:
+    """The state of a tree.
+
+    Args:
+        functions: all functions of the context, also those without a capture.
+    """
+    edges = []
+    for node in manager.nodes() if manager is not None else ():
+        function = node.function
+        how = {
+            **dict.fromkeys(node.static, "static"),
+            **dict.fromkeys(node.managed, "from this step"),
+            **dict.fromkeys(node.rebound, "rebound"),
+            **dict.fromkeys(node.copies.indices, "copied"),
+        }
+        edges.append(
+            EdgeReport(
+                path=tuple(each.function.name for each in node.path_nodes()),
+                reason=node.reason,
+                replays=node.replays,
+                copied_bytes=node.copied_bytes,
+                kernels=node.kernels,
+                inputs=tuple((function.input_name(index), how[index]) for index in sorted(how)),
+            )
+        )
+    every = dict.fromkeys([*functions, *(manager.seen if manager is not None else ())])
+    skips = [
+        SkipReport(function.name, reason, calls)
+        for function in every
+        for reason, calls in sorted(function.skips.items())
+    ]
+    return GraphReport(
+        device=device,
+        edges=tuple(edges),
+        skips=tuple(skips),
+        memory=manager.pool.stats() if manager is not None else PoolStats(0, 0, 0, 0),
+        captures=manager.captures if manager is not None else 0,
+        restores=manager.restores if manager is not None else 0,
+        evicted=manager.evicted if manager is not None else 0,
+        rehomed_bytes=manager.rehomed_bytes if manager is not None else 0,
+    )

@@ -1,0 +1,330 @@
+"""What `GraphContext.wrap` returns: one captured function per kind of call, the least recently used go."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from staticrt.capture.functions import Function, Mode
+from staticrt.capture.manager import is_capturing
+from staticrt.capture.policy import KeyFunction
+from staticrt.errors import InputError
+
+if TYPE_CHECKING:
+    from staticrt.capture.context import GraphContext
+
+_numbers = itertools.count()
+_CONSTANTS = (bool, float, complex, str, type(None), torch.dtype, torch.device)
+
+
+class _Kind:
+    """One kind of call: its captured function and the structure of its results."""
+
+    function: Function
+    out_spec: Any = None  # of the last run of Python code
+
+
+class WrappedFunction:
+    """A function whose calls are captured and replayed. See `GraphContext.wrap`.
+
+    Args:
+        context: owns the captures.
+        function: what runs; an `nn.Module` brings its parameters and buffers as static inputs.
+        static_inputs: arguments that stay at one place in memory: positions, or names of parameters.
+        mutated_inputs: arguments that the function writes. Buffers of a module need not be named.
+        unused_ints: integer arguments that change nothing: calls that differ in them share a capture.
+        constants: tensors that the function closes over and may return.
+        mode: "inference", "forward" (a backward follows) or "backward".
+        boxed: the function takes one list, which it empties, and returns a list; so does the wrapper.
+        name: for reports; None: the function's.
+        key: integers of a call -> what decides which capture it uses; None: the integers themselves.
+        stack_traces: where each output is made, for messages.
+    """
+
+    def __init__(
+        self,
+        context: GraphContext,
+        function: Callable[..., Any],
+        *,
+        static_inputs: Sequence[int | str] = (),
+        mutated_inputs: Sequence[int | str] = (),
+        unused_ints: Sequence[int | str] = (),
+        constants: Sequence[torch.Tensor] = (),
+        mode: str | Mode = Mode.INFERENCE,
+        boxed: bool = False,
+        name: str | None = None,
+        key: KeyFunction | None = None,
+        stack_traces: Sequence[str | None] | None = None,
+    ) -> None:
+        if not callable(function):
+            raise InputError(f"wrap takes a function or module, got {type(function).__name__}")
+        if not boxed and not isinstance(function, torch.nn.Module):
+            functools.update_wrapper(self, function)
+        self.context = context
+        self.number = next(_numbers)
+        self.name = name or getattr(function, "__name__", None) or type(function).__name__
+        self._function = function
+        self._module = function if isinstance(function, torch.nn.Module) else None
+        self._boxed = boxed
+        self._mode = Mode(mode)
+        self._key = key
+        self._constants = tuple(constants)
+        self._stack_traces = tuple(stack_traces) if stack_traces is not None else None
+        names = _parameter_names(function) if not boxed else ()
+        self._static = _positions(static_inputs, names, "static_inputs")
+        self._mutated = _positions(mutated_inputs, names, "mutated_inputs")
+        self._unused = _positions(unused_ints, names, "unused_ints")
+        self._names = names
+        self._kinds: OrderedDict[Any, _Kind] = OrderedDict()
+        self._live: list[Function] = []  # the functions of `_kinds`, also known to the finalizer
+        self._sizes: set[Any] = set()
+        self._warned_sizes = False
+        self._trained: Callable[..., Any] | None = None
+        context.adopt(self, self._live)
+
+    # -- calls ---------------------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_capturing():
+            return self._function(*args, **kwargs)
+        if self._boxed:
+            return self._call_boxed(args[0])
+        lifted = self._lifted()
+        if torch.is_grad_enabled() and _any_needs_grad(args, kwargs, lifted):
+            return self._train(args, kwargs)
+        leaves, spec = _flatten(args, kwargs)
+        number = len(leaves)
+        leaves += [tensor for _name, tensor in lifted]
+        key = self._kind_key(leaves, number)
+        if key is None:
+            return self._function(*args, **kwargs)
+        kind = self._kinds.get((spec, key))
+        if kind is None:
+            made = self._new_kind(spec, key, leaves, number, args, kwargs, lifted)
+            if made is None:
+                return self._function(*args, **kwargs)
+            kind = made
+        elif len(self._kinds) > 1:
+            self._kinds.move_to_end((spec, key))
+        del args, kwargs
+        outputs = self.context.call(kind.function, leaves)
+        return pytree.tree_unflatten(outputs, kind.out_spec)
+
+    def _call_boxed(self, inputs: list[Any]) -> list[Any]:
+        key = self._kind_key(inputs, len(inputs))
+        if key is None:
+            return list(self._function(inputs))
+        kind = self._kinds.get(key)
+        if kind is None:
+            if not self._worth_capturing(inputs):
+                return list(self._function(inputs))
+            function = Function(
+                self._function,
+                self.name,
+                frozenset(i for i in self._static if isinstance(i, int)),
+                self._constants,
+                tuple(i for i in self._mutated if isinstance(i, int)),
+                self._mode,
+                (),
+                self._stack_traces,
+            )
+            kind = _Kind()
+            kind.function = function
+            self._add_kind(key, kind)
+        elif len(self._kinds) > 1:
+            self._kinds.move_to_end(key)
+        return self.context.call(kind.function, inputs)
+
+    def _train(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Forward and backward captured, with the graphs of `torch.compile(backend="staticrt")`."""
+        if self._trained is None:
+            self._trained = torch.compile(
+                self._function, backend="staticrt", options={"graphs": self.context}
+            )
+        with self.context.step():
+            return self._trained(*args, **kwargs)
+
+    # -- kinds of calls ------------------------------------------------------------------------------------------
+
+    def _kind_key(self, leaves: Sequence[Any], number: int) -> Any:
+        """What decides which capture a call uses; None: it cannot be captured."""
+        parts: list[Any] = [
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.is_autocast_enabled("cpu"),
+            torch.is_autocast_enabled("cuda"),
+        ]
+        ints: list[int] = []
+        for index, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor):
+                if leaf.layout is not torch.strided:
+                    return None
+                parts.append(
+                    (leaf.shape, leaf.dtype, leaf.stride(), leaf.device, leaf.is_conj(), leaf.is_neg())
+                )
+            elif type(leaf) is int:
+                if index not in self._unused:
+                    ints.append(leaf)
+            elif isinstance(leaf, torch.Generator):
+                parts.append(torch.Generator)
+            elif isinstance(leaf, _CONSTANTS):
+                parts.append((type(leaf), leaf))
+            else:
+                return None
+        if ints:
+            parts.append(self._key(tuple(ints)) if self._key is not None else tuple(ints))
+        if self._module is not None:
+            parts.append(tuple(m.training for m in self._module.modules()))
+        return tuple(parts)
+
+    def _worth_capturing(self, leaves: Sequence[Any]) -> bool:
+        """Whether the policy wants calls of these integers captured; warns of too many sizes."""
+        ints = tuple(v for i, v in enumerate(leaves) if type(v) is int and i not in self._unused)
+        policy = self.context.policy
+        if policy.capture_sizes is not None and ints:
+            single = ints[0] if len(ints) == 1 else ints
+            if ints not in policy.capture_sizes and single not in policy.capture_sizes:
+                return False
+        self._sizes.add(ints)
+        if len(self._sizes) > policy.max_sizes_unwarned and not self._warned_sizes:
+            self._warned_sizes = True
+            warnings.warn(
+                f"staticrt: {self.name} has been captured for {len(self._sizes)} distinct sizes; each takes a capture. "
+                "Pad to few sizes, or name the worthwhile ones in capture_sizes",
+                stacklevel=4,
+            )
+        return True
+
+    def _new_kind(
+        self,
+        spec: Any,
+        key: Any,
+        leaves: Sequence[Any],
+        number: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        lifted: Sequence[tuple[str, torch.Tensor]],
+    ) -> _Kind | None:
+        if not self._worth_capturing(leaves):
+            return None
+        owners = _owners(args, kwargs)
+        static = {i for i, owner in enumerate(owners) if self._names_one(self._static, owner)}
+        static |= set(range(number, len(leaves)))
+        mutated = tuple(i for i, owner in enumerate(owners) if self._names_one(self._mutated, owner))
+        names = tuple(self._leaf_name(owner) for owner in owners) + tuple(name for name, _t in lifted)
+        function = self._function
+        kind = _Kind()
+
+        def model(inputs: list[Any]) -> list[Any]:
+            own_args, own_kwargs = pytree.tree_unflatten(inputs[:number], spec)
+            inputs.clear()
+            outputs, kind.out_spec = pytree.tree_flatten(function(*own_args, **own_kwargs))
+            return outputs
+
+        kind.function = Function(
+            model,
+            self.name,
+            frozenset(static),
+            self._constants,
+            mutated,
+            self._mode,
+            names,
+            self._stack_traces,
+        )
+        return self._add_kind((spec, key), kind)
+
+    def _add_kind(self, key: Any, kind: _Kind) -> _Kind:
+        self._kinds[key] = kind
+        self._live.append(kind.function)
+        while len(self._kinds) > self.context.policy.max_graphs:
+            _key, old = self._kinds.popitem(last=False)
+            self._live.remove(old.function)
+            self.context.forget(old.function)
+        return kind
+
+    def _names_one(self, wanted: frozenset[int | str], owner: int | str) -> bool:
+        if owner in wanted:
+            return True
+        if isinstance(owner, int) and owner < len(self._names):
+            return self._names[owner] in wanted
+        return isinstance(owner, str) and owner in self._names and self._names.index(owner) in wanted
+
+    def _leaf_name(self, owner: int | str) -> str:
+        if isinstance(owner, str):
+            return owner
+        return self._names[owner] if owner < len(self._names) else ""
+
+    def _lifted(self) -> list[tuple[str, torch.Tensor]]:
+        if self._module is None:
+            return []
+        return [*self._module.named_parameters(), *self._module.named_buffers()]
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def functions(self) -> list[Function]:
+        """The captured functions, the least recently used first."""
+        return [kind.function for kind in self._kinds.values()]
+
+    def forget_all(self) -> None:
+        """Know no kind of call any more (a forked child begins empty)."""
+        self._kinds.clear()
+        self._live.clear()
+        self._trained = None
+
+    def __repr__(self) -> str:
+        return f"<{self.name}, captured in {self.context!r}>"
+
+
+def _parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
+    try:
+        target = function.forward if isinstance(function, torch.nn.Module) else function
+        parameters = inspect.signature(target).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(p.name for p in parameters if p.kind in positional)
+
+
+def _positions(given: Sequence[int | str], names: Sequence[str], option: str) -> frozenset[int | str]:
+    for item in given:
+        if not isinstance(item, (int, str)) or isinstance(item, bool):
+            raise InputError(f"{option} holds positions and names of arguments, got {item!r}")
+    return frozenset(given)
+
+
+def _flatten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
+    return pytree.tree_flatten((args, kwargs))
+
+
+def _owners(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int | str]:
+    """Per leaf the argument it belongs to."""
+    owners: list[int | str] = []
+    for position, value in enumerate(args):
+        owners += [position] * len(pytree.tree_leaves(value))
+    for name, value in kwargs.items():
+        owners += [name] * len(pytree.tree_leaves(value))
+    return owners
+
+
+def _any_needs_grad(
+    args: tuple[Any, ...], kwargs: dict[str, Any], lifted: Sequence[tuple[str, torch.Tensor]]
+) -> bool:
+    if any(tensor.requires_grad for _name, tensor in lifted):
+        return True
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Tensor):
+            if value.requires_grad:
+                return True
+        elif isinstance(value, (list, tuple, dict)) and any(
+            isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in pytree.tree_leaves(value)
+        ):
+            return True
+    return False
