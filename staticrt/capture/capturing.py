@@ -124,9 +124,7 @@ class Capturing:
         given = self._place_inputs()
         self._given.clear()
         sources = [Source(i, given[i]) for i in node.outside if is_plain(given[i])]
-        for value in given:
-            if isinstance(value, torch.Generator):
-                backend.register_generator(node.graph, value)
+        self._register_generators(given)
         check_pool(self._buffer_ptrs)
         rebound = [given[i] for i in node.rebound]
         outputs: list[Any] | None = None
@@ -151,6 +149,11 @@ class Capturing:
                 failed.message, self._results(outputs) if backend.caps.capture_executes else None
             )
         return self._finish(outputs)
+
+    def _register_generators(self, given: Sequence[Any]) -> None:
+        for value in given:
+            if isinstance(value, torch.Generator):
+                self._backend.register_generator(self.node.graph, value)
 
     def _place_inputs(self) -> list[Any]:
         """The inputs that the function gets; buffers are filled."""

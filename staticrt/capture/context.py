@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 
 from staticrt.capture.backend import get_backend
-from staticrt.capture.functions import Function
+from staticrt.capture.functions import Function, Mode
 from staticrt.capture.generations import Generations, Pending
 from staticrt.capture.manager import Manager, is_capturing
 from staticrt.capture.policy import Policy
@@ -67,6 +68,7 @@ class GraphContext:
         self._backend = backend
         self._start()
         self._closed = False
+        self._num_functions = 0  # wrapped ones that live
         _contexts.add(self)
 
     def _start(self) -> None:
@@ -108,6 +110,7 @@ class GraphContext:
     def adopt(self, wrapped: Any, functions: list[Function]) -> None:
         """Keep the tree while `wrapped` lives; drop the captures of `functions`, a live list, with it."""
         self._functions.add(wrapped)
+        self._num_functions += 1
         weakref.finalize(wrapped, _wrapped_died, weakref.ref(self), functions).atexit = False
 
     def call(self, function: Function, inputs: list[Any]) -> list[Any]:
@@ -127,6 +130,8 @@ class GraphContext:
                 manager = self._manager = Manager(
                     self.backend, self.device.index or 0, self.policy, self.generations
                 )
+            if function.mode is Mode.BACKWARD:  # belongs to the step of its forward
+                return manager.call(function, inputs)
             with self.generations:
                 return manager.call(function, inputs)
 
@@ -206,7 +211,7 @@ class GraphContext:
 
     def __del__(self) -> None:
         manager = getattr(self, "_manager", None)
-        if manager is not None:
+        if manager is not None and not sys.is_finalizing():  # the process takes the memory with it
             self._manager = None
             manager.close()
 
@@ -226,7 +231,7 @@ class GraphContext:
             for function in self._dead.popleft():
                 if self._manager is not None:
                     self._manager.forget(function)
-        if not self._functions:
+        if self._num_functions == 0:
             self._drop_manager()
 
     def _drop_manager(self) -> None:
@@ -251,6 +256,7 @@ def _wrapped_died(context: weakref.ref[GraphContext], functions: list[Function])
     ctx = context()
     if ctx is None:
         return
+    ctx._num_functions -= 1
     ctx._dead.append(functions)
     # May run in any thread at any time, also inside a call of this context.
     if ctx._lock.acquire(blocking=False):

@@ -25,9 +25,9 @@ from staticrt.capture.generations import Generations
 from staticrt.capture.liveness import PathOutput
 from staticrt.capture.policy import Policy
 from staticrt.capture.protocol import GraphBackend
-from staticrt.capture.storage import is_plain, rehome, storage_ref
+from staticrt.capture.storage import is_plain, rehome, storage_ptr, storage_ref
 from staticrt.capture.tree import Node, PathNode, WarmupNode
-from staticrt.errors import CaptureError
+from staticrt.errors import CaptureError, InternalError
 
 
 class State(enum.Enum):
@@ -77,6 +77,7 @@ class Manager:
         self.evicted = 0
         self.mutation_warnings = 0
         if policy.caches_outputs:
+            # Never switched off again: the switch is the process's, and cached tensors of other managers may live.
             torch._C._set_cached_tensors_enabled(True)
 
     # -- what tests and explain() read ---------------------------------------------------------------------------
@@ -229,11 +230,12 @@ class Manager:
         assert self._current is not None
         return sum(node.function is function for node in self._current.path_nodes()) >= 2
 
-    def _end_path(self, move: bool = False) -> None:
+    def _end_path(self, move: bool = False, inputs: Sequence[Any] = ()) -> None:
         """Leave the path; what is still held is moved out, poisoned or left, as the policy says.
 
         Args:
             move: move it out in any case, because the pool ends.
+            inputs: of the call that begins: they are moved, not poisoned.
         """
         node = self._current
         if node is None:
@@ -245,6 +247,8 @@ class Manager:
         if move or self.policy.live_outputs == "clone":
             self._move_out(node.alive_storages())
         elif self.policy.live_outputs == "error" or self.state is not State.REPLAY:
+            given = {storage_ptr(v) for v in inputs if isinstance(v, torch.Tensor) and is_plain(v)}
+            self._move_out([output for output in node.alive_storages() if output.ptr in given])
             poisoning.poison_path(node)
         self._set_none()
 
@@ -584,8 +588,23 @@ class Manager:
     def close(self) -> None:
         """End: what callers hold moves out of the pool, then graphs and pool go."""
         self.trim()
-        if self.policy.caches_outputs:
-            torch._C._set_cached_tensors_enabled(False)
+
+    def validate(self) -> None:
+        """Check what always holds between calls.
+
+        Raises:
+            InternalError: with the first broken invariant.
+        """
+        current = self._current
+        if (current is None) != (self.state is State.NONE):
+            raise InternalError(f"state is {self.state.value}, the current node {current}")
+        if current is not None and self.state is not State.WARMUP and current not in self.nodes():
+            raise InternalError(f"the current node, of {current.function.name}, is not in the tree")
+        if self._suspect:
+            return
+        # After replays the pool's books are not kept; otherwise they agree with what is alive.
+        books = None if self.state is State.REPLAY else current
+        restore.check(self.pool, books, f"in state {self.state.value}")
 
     def _number(self, warmup: bool = False) -> int:
         if warmup:

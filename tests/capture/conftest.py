@@ -1,0 +1,47 @@
+"""Test devices by name, so that test files find them under any import mode."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import fake_backend  # noqa: E402
+
+sys.modules["tests_capture_fake"] = fake_backend
+import harness  # noqa: E402
+
+sys.modules["tests_capture_harness"] = harness
+
+
+@pytest.fixture
+def make_tree():
+    """Makes trees; after the test nothing may be left of them."""
+    trees = []
+
+    def make(*args, **options):
+        trees.append(harness.Tree(*args, **options))
+        return trees[-1]
+
+    yield make
+    for tree in trees:
+        tree.check_gone()
+
+
+@pytest.fixture
+def tree(make_tree):
+    """Upstream's rules on a device that captures as CUDA does."""
+    return make_tree()
+
+
+@pytest.fixture
+def cold(make_tree):
+    """The same without warmups."""
+    return make_tree(warmup=False)
+
+
+@pytest.fixture
+def cold_step(cold):
+    """The same with the whole test as one step, as where upstream calls trees directly."""
+    with cold.step():
+        yield cold
