@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -172,18 +171,6 @@ class Capturing:
         self.node.copied_bytes += copies.nbytes
         return given
 
-    @contextlib.contextmanager
-    def _environment(self) -> Iterator[None]:
-        with self._backend.device_scope(self._device):
-            if self._backend.caps.capture_executes:
-                yield
-                return
-            state = torch.random.get_rng_state()  # the first replay draws the numbers
-            try:
-                yield
-            finally:
-                torch.random.set_rng_state(state)
-
     def _understand(self, outputs: Any, sources: list[Source], path_before: Any) -> None:
         node = self.node
         parent = node.parent
@@ -247,11 +234,15 @@ class Capturing:
     def _results(self, outputs: Any) -> list[Any]:
         """The outputs with the caller's own inputs in place of buffers."""
         results: list[Any] = []
-        for out, spec in zip(outputs, self.node.specs or [None] * len(outputs), strict=True):
-            if spec is not None and spec.kind is Kind.INPUT:
-                out = self._kept[spec.index]
-            elif spec is not None and spec.kind is Kind.ALIAS_INPUT and spec.index in self._copied:
-                out = alias_of_input(spec, self._kept[spec.index])
+        if not self.node.specs:  # not understood
+            return list(outputs)
+        for out, spec in zip(outputs, self.node.specs, strict=True):
+            given = self._kept[spec.index] if spec.kind in (Kind.INPUT, Kind.ALIAS_INPUT) else None
+            if spec.kind is Kind.INPUT:
+                out = given
+            elif spec.kind is Kind.ALIAS_INPUT and spec.index in self._copied:
+                assert given is not None
+                out = alias_of_input(spec, given)
             results.append(out)
         return results
 

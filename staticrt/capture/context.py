@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from staticrt.capture.backend import get_backend
 from staticrt.capture.functions import Function, Mode
 from staticrt.capture.generations import Generations, Pending
 from staticrt.capture.manager import Manager, is_capturing
@@ -162,6 +161,8 @@ class GraphContext:
     def backend(self) -> GraphBackend:
         """What captures on this device."""
         if self._backend is None:
+            from staticrt.capture.backend import get_backend
+
             self._backend = get_backend(self.device)
         return self._backend
 

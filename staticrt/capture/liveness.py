@@ -45,7 +45,7 @@ class PathOutput:
             return not self.moved and self.ref.use_count() > 0
         return (
             sys.getrefcount(tensor) > _CACHED_TENSOR
-            or tensor._use_count() > 1
+            or _owners(tensor) > 1
             or self.ref.use_count() > 2
             or sys.getrefcount(self._storage) > _CACHED_STORAGE
         )
@@ -86,7 +86,7 @@ class PathOutput:
                 mine > 0
                 and mine == len(tensors)
                 and sys.getrefcount(tensor) == _CACHED_TENSOR + 2 * mine
-                and tensor._use_count() == 1
+                and _owners(tensor) == 1
                 and self.ref.use_count() == 2
                 and sys.getrefcount(self._storage) == _CACHED_STORAGE
             )
@@ -101,9 +101,15 @@ class PathOutput:
         times = {key: sum(id(t) == key for t in tensors) for key in distinct}
         for key in list(distinct):
             # held by: the two lists (each time), `distinct`, the argument of getrefcount
-            if sys.getrefcount(distinct[key]) != 2 * times[key] + 2 or distinct[key]._use_count() != 1:
+            if sys.getrefcount(distinct[key]) != 2 * times[key] + 2 or _owners(distinct[key]) != 1:
                 return True
         return self.ref.use_count() > len(distinct) + 1
+
+
+def _owners(tensor: torch.Tensor) -> int:
+    """C++ owners of the tensor, Python's included."""
+    count: int = tensor._use_count()  # type: ignore[attr-defined]
+    return count
 
 
 def _measure() -> tuple[int, int, int]:
@@ -111,6 +117,8 @@ def _measure() -> tuple[int, int, int]:
 
     class Holder:
         __slots__ = ("cached", "storage")
+        cached: torch.Tensor
+        storage: torch.UntypedStorage
 
     holder = Holder()
     holder.cached = torch.empty(1)

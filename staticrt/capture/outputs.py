@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -26,7 +27,8 @@ class Kind(enum.Enum):
     CONSTANT = "constant"  # a captured object: an int, None, a tensor the function closes over
 
 
-class OutputSpec(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class OutputSpec:
     """One output.
 
     Args:
@@ -201,7 +203,8 @@ def rebuild(
         kind = spec.kind
         if kind is Kind.NEW:
             ref = refs[position]
-            assert ref is not None and spec.meta is not None
+            assert ref is not None
+            assert spec.meta is not None
             if ref.cached is not None:
                 ref.cached._backward_hooks = None
                 outputs.append(ref.cached)
@@ -217,6 +220,7 @@ def rebuild(
             outputs.append(alias_of_input(spec, inputs[spec.index]))
         else:
             ref = refs[position]
-            assert ref is not None and spec.meta is not None
+            assert ref is not None
+            assert spec.meta is not None
             outputs.append(with_flags(ref.ref.tensor(spec.meta), spec))
     return outputs

@@ -169,7 +169,8 @@ class GraphCapture(Protocol):
             inputs: tensors that a replay may find elsewhere, in the order of `rebinds`.
 
         Raises:
-            CaptureError: on leaving, something ran that no replay can repeat. Results are as without the error.
+            CaptureError: on leaving, something ran that no replay can repeat. The block's results are not to be
+                used, and what it wrote is as before: the caller runs the function again, uncaptured.
         """
         ...
 

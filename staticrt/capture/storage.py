@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from staticrt.capture.protocol import GraphPool, StorageRef, TensorMeta
+from staticrt.capture.protocol import StorageRef, TensorMeta
 from staticrt.native import _C
 
 
@@ -19,16 +19,12 @@ def tensor_at(meta: TensorMeta) -> torch.Tensor:
     return _C.tensor_at(meta)
 
 
-def adopt(ref: StorageRef, pool: GraphPool) -> None:
-    _C.adopt(ref, pool)
-
-
 def poison(ref: StorageRef, text: str) -> None:
-    _C.poison(ref, text)
+    _C.poison(cast(_C.StorageRef, ref), text)
 
 
 def rehome(ref: StorageRef) -> int:
-    return _C.rehome(ref)
+    return _C.rehome(cast(_C.StorageRef, ref))
 
 
 def ptrs_equal(inputs: Sequence[Any], ptrs: Sequence[int | None], indices: Sequence[int]) -> bool:
@@ -50,7 +46,7 @@ def describe(tensor: torch.Tensor) -> TensorMeta:
         tensor.device,
         tuple(tensor.shape),
         tuple(tensor.stride()),
-        tensor.storage_offset(),
+        int(tensor.storage_offset()),
     )
 
 

@@ -146,9 +146,8 @@ class WrappedFunction:
     def _train(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward and backward captured, with the graphs of `torch.compile(backend="staticrt")`."""
         if self._trained is None:
-            self._trained = torch.compile(
-                self._function, backend="staticrt", options={"graphs": self.context}
-            )
+            options: dict[str, Any] = {"graphs": self.context}
+            self._trained = torch.compile(self._function, backend="staticrt", options=options)
         with self.context.step():
             return self._trained(*args, **kwargs)
 

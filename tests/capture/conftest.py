@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-import fake_backend  # noqa: E402
+import fake_backend
 
 sys.modules["tests_capture_fake"] = fake_backend
 import harness  # noqa: E402

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from staticrt.capture.cpu_pool import CpuGraphPool
 from staticrt.capture.protocol import GraphCaps, TensorMeta
@@ -74,7 +74,9 @@ class Recording(TorchDispatchMode):
         tree_map(lambda v: outs.append(v) if isinstance(v, torch.Tensor) else None, result)
         storages = {t.untyped_storage().data_ptr() for t in tensors if is_plain(t)}
         news = [
-            t for t in outs if id(t) not in before and is_plain(t) and t.untyped_storage().data_ptr() not in storages
+            t
+            for t in outs
+            if id(t) not in before and is_plain(t) and t.untyped_storage().data_ptr() not in storages
         ]
         self.made |= {t.untyped_storage().data_ptr() for t in news}
         writes = func._schema.is_mutable
@@ -85,7 +87,11 @@ class Recording(TorchDispatchMode):
 
     def save_written(self, func: Any, args: Any, kwargs: Any) -> None:
         for argument, value in zip(func._schema.arguments, args, strict=False):
-            if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, torch.Tensor):
+            if (
+                argument.alias_info is not None
+                and argument.alias_info.is_write
+                and isinstance(value, torch.Tensor)
+            ):
                 self.save(value)
         for argument in func._schema.arguments:
             if argument.alias_info is not None and argument.alias_info.is_write and argument.name in kwargs:
@@ -93,7 +99,7 @@ class Recording(TorchDispatchMode):
 
     def save(self, tensor: torch.Tensor) -> None:
         ptr = tensor.untyped_storage().data_ptr()
-        if not self.graph.caps.capture_executes and ptr not in self.made:
+        if ptr not in self.made:
             self.made.add(ptr)
             storage = tensor.untyped_storage()
             everything = tensor_at(
@@ -142,25 +148,23 @@ class FakeGraph:
                 fault(self.faults, "capture_end")
         except BaseException:
             self.ops = []
-            self.put_back(saved, recording)
+            put_back(saved, recording)
             raise
         if not self.caps.capture_executes:
             info = self.pool.check_live({raw.data_ptr() for raw, _copy in saved})
             for ptr, nbytes, _where in info.unexpected if info is not None else ():
                 raw_bytes(ptr, nbytes).fill_(SCRIBBLE)
-            self.put_back(saved, recording)
+            put_back(saved, recording)
         if self.broken:
+            put_back(saved, recording)
             raise CaptureError(self.broken)
-
-    def put_back(self, saved: Any, recording: Recording) -> None:
-        if self.caps.capture_executes:
-            return
-        for raw, copy in (*saved, *recording.undo):
-            raw.copy_(copy)
 
     def bind_outputs(self, outputs: Any) -> None:
         self.outputs = [
-            (t.untyped_storage().data_ptr(), t.untyped_storage().data_ptr() + max(1, t.untyped_storage().nbytes()))
+            (
+                t.untyped_storage().data_ptr(),
+                t.untyped_storage().data_ptr() + max(1, t.untyped_storage().nbytes()),
+            )
             for t in outputs
         ]
 
@@ -180,8 +184,7 @@ class FakeGraph:
                     return value.tensor(rebinds, moved) if isinstance(value, Place) else value
 
                 result = func(*tree_map(put, args), **tree_map(put, kwargs))
-                outs: list[torch.Tensor] = []
-                tree_map(lambda v: outs.append(v) if isinstance(v, torch.Tensor) else None, result)
+                outs = [v for v in tree_leaves(result) if isinstance(v, torch.Tensor)]
                 for index, place in news:
                     place.tensor(rebinds, moved).copy_(outs[index])
 
@@ -194,6 +197,11 @@ class FakeGraph:
 
     def pool_id(self) -> tuple[int, int]:
         return self.pool.id
+
+
+def put_back(saved: Any, recording: Recording) -> None:
+    for raw, copy in (*saved, *recording.undo):
+        raw.copy_(copy)
 
 
 def raw_bytes(ptr: int, nbytes: int) -> torch.Tensor:
@@ -265,5 +273,3 @@ class FakeBackend:
 
     def owns(self, tensor: torch.Tensor) -> bool:
         return tensor.device.type == "cpu"
-
-

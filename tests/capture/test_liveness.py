@@ -34,6 +34,7 @@ def test_an_output_dies_before_a_restore(cold_step):
 
 def test_aliased_outputs_die(cold_step):
     cold = cold_step
+
     def f(args):
         (x,) = empty(args)
         y = x + 2
@@ -55,6 +56,7 @@ def test_aliased_outputs_die(cold_step):
 
 def test_two_views_of_one_storage(cold_step):
     cold = cold_step
+
     def f(args):
         (x,) = empty(args)
         y = x + 1
@@ -220,7 +222,7 @@ def test_an_input_moved_out_of_the_pool(cold_step):
     x1, x2 = f([inp])
     g([x1])
     del x1, x2
-    x1, x2 = f([inp])
+    x1, _x2 = f([inp])
     assert cold.restores == 0
     elsewhere = torch.zeros_like(x1)
     g([elsewhere])

@@ -53,7 +53,7 @@ def test_a_function_called_twice_and_a_sum(tree):
 
 def test_a_path_ends_with_its_step(tree):
     first = tree.boxed(cube)
-    second = tree.boxed(lambda args: [args[0] + args.pop(1) if not args.pop(0) is None else None])
+    second = tree.boxed(lambda args: [args[0] + args.pop(1) if args.pop(0) is not None else None])
     second = tree.boxed(lambda args: (lambda x, y: [x + y])(*empty(args)))
     other = tree.boxed(lambda args: [empty(args)[0] + 4])
     for _ in range(3):
