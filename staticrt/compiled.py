@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import warnings
@@ -186,7 +187,8 @@ class Engine:
         if route == "parts":
             before = self._part_calls
             try:
-                result = self._compiled_parts()(*args, **kwargs)
+                with self._step(args):
+                    result = self._compiled_parts()(*args, **kwargs)
                 if self._part_calls == before:  # nothing to compile, or Dynamo's recompile limit
                     self._eager["call", failed.reason, failed.where] += 1
                 return result
@@ -225,7 +227,8 @@ class Engine:
                 )
         before = self._part_calls
         try:
-            result = self._training(*args, **kwargs)
+            with self._step(args):
+                result = self._training(*args, **kwargs)
         except NotCompiled as error:
             if self.options.fullgraph:
                 raise CaptureError(f"cannot capture {self.name} for training: {error}") from error
@@ -289,7 +292,7 @@ class Engine:
             return None
         entry = Entry(
             captured=captured,
-            executable=executable.build(captured, self.options.executor, **self.options.runtime()),
+            executable=self._executable(captured),
             state=snapshot.guard(),
             ints=tuple((i, v) for i, v in call.ints if i not in symbolic),
             metadata=tensor_metadata(captured.values),
@@ -298,6 +301,22 @@ class Engine:
         self._entries[call.key] = [*self._entries.get(call.key, ()), entry]
         self._order.append(entry)
         return entry
+
+    def _step(self, args: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
+        """For graph trees, the parts of one call are one step."""
+        if self.options.graphs is False:
+            return contextlib.nullcontext()
+        from staticrt.capture.compiled import step_of
+
+        return step_of(self.options.graphs, args)
+
+    def _executable(self, captured: CapturedGraph) -> executable.Executable:
+        built = executable.build(captured, self.options.executor, **self.options.runtime())
+        if self.options.graphs is False:
+            return built
+        from staticrt.capture.compiled import CapturedExecutable
+
+        return CapturedExecutable(built, captured, self.options.graphs, self.name)
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Capture for these arguments without running the model on them."""
@@ -363,7 +382,18 @@ class Engine:
             f"not captured whole: {failure.reason}" + (f" at {failure.where}" if failure.where else "")
             for failure in dict.fromkeys(self._failures.values())
         )
-        return Explanation(self.name, captures, eager, notes)
+        return Explanation(self.name, captures, eager, notes + self._graph_notes())
+
+    def _graph_notes(self) -> tuple[str, ...]:
+        """What graph capture did, for each tree that programs of this callable run in."""
+        if self.options.graphs is False:
+            return ()
+        from staticrt.capture.compiled import reports
+
+        engines = [self, *self._part_engines]
+        runs = [entry.executable.captured for engine in engines for entry in engine._order]  # type: ignore[attr-defined]
+        runs += [run for region in self._regions for run in region.captured_runs()]
+        return tuple(str(report) for report in reports(runs))
 
     def _fail(self, key: tuple[Any, ...], error: Exception) -> None:
         """Remember why a capture failed and how its calls run from now on."""

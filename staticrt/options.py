@@ -62,6 +62,12 @@ OPTIONS: tuple[Option, ...] = (
         choices=("auto", "static", "reference"),
     ),
     Option(
+        "graphs",
+        (bool, object),
+        False,
+        "Record each program's run once per signature and replay it: True, or a staticrt.capture.GraphContext.",
+    ),
+    Option(
         "max_captures",
         (int,),
         16,
@@ -167,6 +173,17 @@ class Options:
         return Options, (dict(self.values),)
 
 
+def _check_context(value: object) -> None:
+    from staticrt.capture.context import GraphContext
+
+    if not isinstance(value, GraphContext):
+        raise OptionError(
+            f"option 'graphs' takes True, False or a staticrt.capture.GraphContext, got {value!r} "
+            f"({type(value).__name__})",
+            fix="graphs=True",
+        )
+
+
 def parse_options(given: Mapping[str, Any]) -> Options:
     """Check names and values; fill in defaults.
 
@@ -182,5 +199,7 @@ def parse_options(given: Mapping[str, Any]) -> Options:
     for option in OPTIONS:
         value = given.get(option.name, option.default)
         option.check(value)
+        if option.name == "graphs" and not isinstance(value, bool):
+            _check_context(value)
         values[option.name] = value
     return Options(values)

@@ -127,26 +127,28 @@ class Capturing:
         check_pool(self._buffer_ptrs)
         rebound = [given[i] for i in node.rebound]
         outputs: list[Any] | None = None
-        failed: CaptureError | None = None
+        random_state = torch.random.get_rng_state()
         try:
-            with self._environment(), node.graph.capture(stream=self._stream, inputs=rebound):
+            with (
+                self._backend.device_scope(self._device),
+                node.graph.capture(stream=self._stream, inputs=rebound),
+            ):
                 del rebound
                 outputs = list(self.function.model(given))
                 given.clear()
         except CaptureError as error:
-            if outputs is None:
+            if outputs is None:  # the function's own
                 raise
-            failed = error
-        if failed is None:
-            try:
-                self._understand(outputs, sources, path_before)
-            except CaptureError as error:
-                failed = error
-        if failed is not None:
-            del sources
-            raise CannotCapture(
-                failed.message, self._results(outputs) if backend.caps.capture_executes else None
-            )
+            torch.random.set_rng_state(random_state)  # the function runs again, uncaptured
+            raise CannotCapture(error.message) from None
+        finally:
+            if not backend.caps.capture_executes:  # the first replay draws the numbers
+                torch.random.set_rng_state(random_state)
+        try:
+            self._understand(outputs, sources, path_before)
+        except CaptureError as error:
+            results = self._results(outputs) if backend.caps.capture_executes else None
+            raise CannotCapture(error.message, results) from None
         return self._finish(outputs)
 
     def _register_generators(self, given: Sequence[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import os
 import sys
 import threading
@@ -22,6 +23,7 @@ from staticrt.capture.report import GraphReport, report
 from staticrt.errors import CaptureError, OptionError
 
 _contexts: weakref.WeakSet[GraphContext] = weakref.WeakSet()
+_numbers = itertools.count()
 _left_to_parent: list[Any] = []  # what a forked child must neither use nor free
 
 
@@ -64,6 +66,7 @@ class GraphContext:
             names = ", ".join(Policy.__dataclass_fields__)
             raise OptionError(f"GraphContext: {error}", fix=f"options are {names}") from None
         self.device = torch.device(device)
+        self.number = next(_numbers)
         self._backend = backend
         self._start()
         self._closed = False
@@ -75,6 +78,8 @@ class GraphContext:
         self._manager: Manager | None = None
         self.generations = Generations(self.policy.exact_pending)
         self._functions: weakref.WeakSet[Any] = weakref.WeakSet()
+        # Compiled programs that run here, each with its wrapped function.
+        self.programs: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._dead: collections.deque[list[Function]] = collections.deque()
 
     # -- functions -----------------------------------------------------------------------------------------------
@@ -246,9 +251,9 @@ class GraphContext:
     def _forked(self) -> None:
         """In a forked child: begin empty, leave the parent's graphs alone."""
         _left_to_parent.append((self._manager, self._lock))
-        functions = self._functions
+        functions, programs = self._functions, self.programs
         self._start()
-        self._functions = functions
+        self._functions, self.programs = functions, programs
         for wrapped in functions:
             wrapped.forget_all()
 

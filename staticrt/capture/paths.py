@@ -94,10 +94,9 @@ class Paths:
         if self._current is None:
             return
         if self.policy.live_outputs != "reuse":
-            if (self._twice_on_path(function) and self.generations.number() != self._generation) or (
-                self._may_start() and not self._continues(inputs)
-            ):
-                self._end_path()
+            twice = self.generations.number() != self._generation and self._twice_on_path(function)
+            if twice or (self._may_start() and not self._continues(inputs)):
+                self._end_path(inputs=inputs)  # y = f(y) for ever begins again at a root
             elif self.state is not State.REPLAY and self._current.all_dead():
                 self._set_none()
             return

@@ -47,6 +47,7 @@ class WrappedFunction:
         name: for reports; None: the function's.
         key: integers of a call -> what decides which capture it uses; None: the integers themselves.
         stack_traces: where each output is made, for messages.
+        input_names: of boxed inputs, for messages.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class WrappedFunction:
         name: str | None = None,
         key: KeyFunction | None = None,
         stack_traces: Sequence[str | None] | None = None,
+        input_names: Sequence[str] = (),
     ) -> None:
         if not callable(function):
             raise InputError(f"wrap takes a function or module, got {type(function).__name__}")
@@ -78,7 +80,7 @@ class WrappedFunction:
         self._key = key
         self._constants = tuple(constants)
         self._stack_traces = tuple(stack_traces) if stack_traces is not None else None
-        names = _parameter_names(function) if not boxed else ()
+        names = _parameter_names(function) if not boxed else tuple(input_names)
         self._static = _positions(static_inputs, names, "static_inputs")
         self._mutated = _positions(mutated_inputs, names, "mutated_inputs")
         self._unused = _positions(unused_ints, names, "unused_ints")
@@ -133,7 +135,7 @@ class WrappedFunction:
                 self._constants,
                 tuple(i for i in self._mutated if isinstance(i, int)),
                 self._mode,
-                (),
+                self._names,
                 self._stack_traces,
             )
             kind = _Kind()

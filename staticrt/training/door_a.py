@@ -12,7 +12,7 @@ import logging
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -24,6 +24,9 @@ from staticrt.training.islands import Eager, example_values, needs_splitting, ru
 from staticrt.training.partition import safe_partition
 from staticrt.training.plans import CompiledGraph
 from staticrt.training.replay import Replay
+
+if TYPE_CHECKING:
+    from staticrt.capture.compiled import CapturedRuns
 
 log = logging.getLogger(__name__)
 _numbers = itertools.count()
@@ -60,6 +63,7 @@ class Region:
         self._num_results = 0
         self._eager: Callable[..., Any] = torch.compiler.disable(gm.forward)  # type: ignore[no-untyped-call]
         self._replay = Replay(self._eager, self.name)
+        self._replay.graphs = options.graphs
         self.eager: tuple[Eager, ...] = ()
         self._islands: list[Region] = []
         self._run = self._compile_islands(gm) if needs_splitting(gm) else self._compile(gm, inputs)
@@ -97,6 +101,12 @@ class Region:
         if cls is not None:
             self._replay.attach(cls)
         return run
+
+    def captured_runs(self) -> list[CapturedRuns]:
+        """Programs that run captured (option `graphs`)."""
+        islands = [run for island in self._islands for run in island.captured_runs()]
+        plans = [plan for graph in self._graphs for _key, plan in graph.plans.items()]
+        return islands + [plan.captured for plan in plans if plan.captured is not None]
 
     def _partition(self, joint: fx.GraphModule, inputs: Any, **keywords: Any) -> tuple[Any, Any]:
         self._num_results = int(keywords["num_fwd_outputs"])

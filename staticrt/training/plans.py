@@ -12,7 +12,7 @@ import logging
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -26,6 +26,10 @@ from staticrt.passes.pipeline import run_pipeline
 from staticrt.training.saved import SavedAlias, saved_aliases
 from staticrt.training.undefined import without_gradients
 
+if TYPE_CHECKING:
+    from staticrt.capture.compiled import CapturedRuns
+    from staticrt.capture.context import GraphContext
+
 log = logging.getLogger(__name__)
 
 
@@ -36,12 +40,17 @@ class Plan:
         graph: functional ATen with fake-tensor `meta["val"]`; the plan owns it.
         options: checked options.
         num_results: outputs from this one on are saved for a backward; None: none is.
+        role: "forward", "backward" or "inference".
 
     Attributes:
+        captured: its runs, captured and replayed, with the option `graphs`.
         fallback: why the graph runs operator by operator, or "".
     """
 
-    def __init__(self, graph: fx.GraphModule, options: Options, num_results: int | None = None) -> None:
+    def __init__(
+        self, graph: fx.GraphModule, options: Options, num_results: int | None = None, role: str = "inference"
+    ) -> None:
+        self.captured: CapturedRuns | None = None
         self.fallback = ""
         self.calls = 0
         self.native: _C.Executable | None = None
@@ -63,6 +72,8 @@ class Plan:
             lowered = lower(graph)
             self.native = _C.Executable(lowered.program, **runtime)
             self._outputs = lowered.outputs
+            if options.graphs is not False:
+                self.captured = _captured(self.native, lowered.outputs, options.graphs, role)
         except LoweringError as error:
             if options.executor == "static":
                 raise
@@ -74,8 +85,11 @@ class Plan:
         self.calls += 1
         if self.native is None:
             return self._run_operators(inputs)
-        values = self.native.run(inputs)
-        outputs = [values[item] if kind == "tensor" else item for kind, item in self._outputs]
+        if self.captured is not None:
+            outputs = list(self.captured.run(list(inputs) if self._aliases else inputs))
+        else:
+            values = self.native.run(inputs)
+            outputs = [values[item] if kind == "tensor" else item for kind, item in self._outputs]
         for alias in self._aliases:
             outputs[alias.output] = alias.renewed(inputs, outputs)
         inputs.clear()
@@ -86,6 +100,20 @@ class Plan:
             interpreter = fx.Interpreter(self._graph)
             outputs = interpreter.boxed_run(inputs)
         return list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+
+
+def _captured(
+    native: _C.Executable, outputs: Sequence[Any], graphs: bool | GraphContext, role: str
+) -> CapturedRuns:
+    from staticrt.capture.compiled import CapturedRuns
+
+    def run(inputs: list[Any]) -> list[Any]:
+        values = native.run(inputs)
+        inputs.clear()
+        return [values[item] if kind == "tensor" else item for kind, item in outputs]
+
+    written = native.written_inputs
+    return CapturedRuns(run, graphs, role, mutated_inputs=written, static_inputs=(), mode=role)
 
 
 @dataclasses.dataclass
@@ -185,7 +213,7 @@ class CompiledGraph:
         if undefined:
             without_gradients(graph, undefined)
         log.debug("%s graph, undefined gradients %s:\n%s", self.role, undefined, graph.graph)
-        return Plan(graph, self._options, self._num_results)
+        return Plan(graph, self._options, self._num_results, self.role)
 
     def debug_state(self) -> dict[str, Any]:
         """Plans by key, counters, and what runs operator by operator."""

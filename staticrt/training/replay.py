@@ -43,6 +43,7 @@ class Replay:
     Attributes:
         written: which inputs the region writes; known once it is compiled.
         random: whether the region draws random numbers; known once it is compiled.
+        graphs: the option: captured graphs must know which backwards are due.
     """
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
@@ -55,6 +56,7 @@ class Replay:
         self._slots: list[tuple[str, int]] = []
         self.written: list[bool] = []
         self.random = False
+        self.graphs: Any = False  # the option
 
     # -- forward -----------------------------------------------------------------------------------------------
 
@@ -89,11 +91,14 @@ class Replay:
         self._slots = _compat.gradient_slots(cls.metadata)
         self.written = _compat.written_inputs(cls.metadata)
         forward, backward = cls.forward, cls.backward
+        if self.graphs is not False:
+            from staticrt.capture.compiled import new_pending
 
         def recorded_forward(ctx: Any, *args: Any) -> Any:
             outputs = forward(ctx, *args)
             ctx.set_materialize_grads(False)
             ctx._staticrt_call = getattr(self._current, "call", None)
+            ctx._staticrt_pending = new_pending(self.graphs, args) if self.graphs is not False else None
             return outputs
 
         def differentiable_backward(ctx: Any, *grads: Any) -> Any:
@@ -101,7 +106,7 @@ class Replay:
                 boxed = len(grads) == 1 and isinstance(grads[0], list)
                 return self._differentiate(ctx, list(grads[0]) if boxed else list(grads))
             if not _compat.keeps_graph():
-                ctx._staticrt_call = None
+                ctx._staticrt_call = ctx._staticrt_pending = None
             return backward(ctx, *grads)
 
         cls.forward = staticmethod(recorded_forward)
