@@ -79,7 +79,8 @@ class CapturedRuns:
     def run(self, inputs: list[Any]) -> Sequence[Any]:
         """Outputs for flat inputs; `inputs` is emptied."""
         with torch.no_grad():
-            return self._wrapped(inputs)(inputs)
+            outputs: Sequence[Any] = self._wrapped(inputs)(inputs)
+        return outputs
 
     @property
     def contexts(self) -> list[GraphContext]:

@@ -31,7 +31,7 @@ def test_a_module_replays(context):
     fast = staticrt.compile(model, graphs=context, executor="reference")
     with torch.no_grad():
         held = []
-        for number in range(5):
+        for _ in range(5):
             x = torch.randn(2, 4)
             held.append((fast(x), model(x)))
         for out, expected in held:  # outputs belong to the caller

@@ -1,0 +1,26 @@
+"""A bounded run of the fuzzer; `python tests/capture/fuzz.py --steps 100000` runs as long as wanted.
+
+STATICRT_FUZZ_STEPS sets the steps per device and policy here.
+"""
+
+import os
+import sys
+import warnings
+
+import pytest
+
+sys.path.insert(0, os.path.dirname(__file__))
+import fuzz
+
+STEPS = int(os.environ.get("STATICRT_FUZZ_STEPS", "300"))
+PROGRAM = 100
+
+
+@pytest.mark.parametrize(("device", "policy"), [("copy", "clone"), ("rebind", "clone"), ("copy", "error")])
+def test_random_programs_run_as_eager(device, policy):
+    replays = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number in range(STEPS // PROGRAM):
+            replays += fuzz.run(20_000 + number, PROGRAM, device=device, live_outputs=policy).replays
+    assert replays > 0
