@@ -32,6 +32,7 @@ FAMILIES = (
     "effects",
     "control_flow",
     "quantized",
+    "collectives",
     "other",
 )
 for _family in FAMILIES:

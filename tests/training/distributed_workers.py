@@ -1,0 +1,122 @@
+"""What each rank of a distributed test runs. Imported by the ranks' own processes."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from torch import nn
+
+import staticrt
+
+WORLD = 2
+
+
+def run_ranks(worker: Callable[..., Any], folder: Path) -> list[Any]:
+    """`worker(rank)` in two processes with a gloo group over loopback; what each returned."""
+    mp.spawn(_main, args=(worker, str(folder)), nprocs=WORLD, join=True)
+    return [torch.load(folder / f"result-{rank}", weights_only=False) for rank in range(WORLD)]
+
+
+def _main(rank: int, worker: Callable[..., Any], folder: str) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/rendezvous",
+        rank=rank,
+        world_size=WORLD,
+        timeout=datetime.timedelta(seconds=120),
+    )
+    try:
+        torch.save(worker(rank), Path(folder, f"result-{rank}"))
+    finally:
+        dist.destroy_process_group()
+
+
+class TensorParallel(nn.Module):
+    """The rank's half of an MLP: columns of the first matrix, rows of the second, one reduction."""
+
+    def __init__(self, first: torch.Tensor, second: torch.Tensor, rank: int) -> None:
+        super().__init__()
+        half = first.shape[1] // WORLD
+        self.first = nn.Parameter(first[:, rank * half : (rank + 1) * half].clone())
+        self.second = nn.Parameter(second[rank * half : (rank + 1) * half].clone())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        part = F.relu(x @ self.first) @ self.second
+        return funcol.all_reduce(part, "sum", dist.group.WORLD)
+
+
+def weights() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(8, 16), torch.randn(16, 4), torch.randn(5, 8)
+
+
+def tensor_parallel(rank: int) -> dict[str, Any]:
+    """Results of the compiled half models, over several sizes, by both front doors."""
+    first, second, x = weights()
+    found: dict[str, Any] = {}
+    for door in ("compile", "backend"):
+        module = TensorParallel(first, second, rank).eval()
+        fast = (
+            staticrt.compile(module, fullgraph=True)
+            if door == "compile"
+            else torch.compile(module, backend="staticrt", fullgraph=True)
+        )
+        with torch.no_grad():
+            found[door] = [fast(x[:size]).clone() for size in (5, 5, 5, 3, 5)]
+        if door == "compile":
+            text = str(fast.explain())
+            found["explain"] = text
+    return found
+
+
+def ordered(rank: int) -> dict[str, Any]:
+    """Collectives that nobody reads, that are equal, and that depend on nothing."""
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        funcol.all_reduce(x, "sum", dist.group.WORLD)  # nobody reads it: the other rank waits for it all the same
+        a = funcol.all_reduce(x * 2, "sum", dist.group.WORLD)
+        b = funcol.all_reduce(x * 2, "sum", dist.group.WORLD)
+        gathered = funcol.all_gather_tensor(x + rank, 0, dist.group.WORLD)
+        scattered = funcol.reduce_scatter_tensor(gathered, "sum", 0, dist.group.WORLD)
+        return torch.cat([a + b, gathered, scattered])
+
+    x = torch.arange(4.0).reshape(2, 2) + 10 * rank
+    fast = staticrt.compile(model, fullgraph=True)
+    with torch.no_grad():
+        expected = model(x)
+        results = [fast(x).clone() for _ in range(4)]
+    return {"expected": expected, "results": results, "explain": str(fast.explain())}
+
+
+def data_parallel(rank: int) -> dict[str, Any]:
+    """Gradients of `DDP(torch.compile(model))` and of eager DDP, each rank with its own batch."""
+    torch.manual_seed(0)
+    eager = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    model.load_state_dict(eager.state_dict())
+    expected = nn.parallel.DistributedDataParallel(eager)
+    fast = nn.parallel.DistributedDataParallel(torch.compile(model, backend="staticrt"))
+    torch.manual_seed(10 + rank)
+    grads = []
+    for _ in range(3):
+        x, y = torch.randn(6, 8), torch.randint(0, 4, (6,))
+        pair = []
+        for run, module in ((expected, eager), (fast, model)):
+            module.zero_grad()
+            F.cross_entropy(run(x), y).backward()
+            pair.append([p.grad.clone() for p in module.parameters()])
+        grads.append(pair)
+    from staticrt.training import debug_state
+
+    return {"grads": grads, "regions": [region["calls"] for region in debug_state()]}

@@ -1,0 +1,63 @@
+"""Two gloo ranks on loopback: collectives inside compiled graphs, and DDP around them."""
+
+import pytest
+import torch
+from distributed_workers import data_parallel, ordered, run_ranks, tensor_parallel, weights
+from torch import fx
+
+from staticrt.distributed import check_groups, group_names
+from staticrt.errors import InputError
+from staticrt.ops import facts
+from staticrt.passes.effects import is_pure
+
+
+def test_tensor_parallel_mlp_equals_one_process(tmp_path):
+    first, second, x = weights()
+    expected = torch.relu(x @ first) @ second
+    for found in run_ranks(tensor_parallel, tmp_path):
+        for door in ("compile", "backend"):
+            for result in found[door]:
+                torch.testing.assert_close(result, expected[: len(result)], rtol=1e-4, atol=1e-4)
+        assert "_c10d_functional.all_reduce" in found["explain"]
+        assert "StaticExecutable" in found["explain"]
+
+
+def test_collectives_are_never_removed_merged_or_reordered(tmp_path):
+    for found in run_ranks(ordered, tmp_path):
+        for result in found["results"]:
+            torch.testing.assert_close(result, found["expected"])
+        assert "_c10d_functional.all_reduce.default ×3" in found["explain"]
+
+
+def test_ddp_around_a_compiled_model_equals_eager_ddp(tmp_path):
+    results = run_ranks(data_parallel, tmp_path)
+    for found in results:
+        for eager, compiled in found["grads"]:
+            torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
+        assert found["regions"] == [3]
+    # Reduced over ranks: both have the same.
+    torch.testing.assert_close(results[0]["grads"], results[1]["grads"])
+
+
+def graph_with(group: str) -> fx.GraphModule:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    reduced = graph.call_function(torch.ops._c10d_functional.all_reduce.default, (x, "sum", group))
+    graph.call_function(torch.ops._c10d_functional.wait_tensor.default, (reduced,))
+    graph.output((x,))
+    return fx.GraphModule({}, graph)
+
+
+def test_facts():
+    gm = graph_with("0")
+    for node in [n for n in gm.graph.nodes if n.op == "call_function"]:
+        assert not is_pure(node)
+    known = facts(torch.ops._c10d_functional.all_reduce.default)
+    assert [(alias.output, alias.arg, alias.may) for alias in known.aliases] == [(0, 0, True)]
+
+
+def test_groups_are_named_and_checked():
+    assert group_names(graph_with("tp")) == ("tp",)
+    check_groups(())
+    with pytest.raises(InputError, match="talks to process group 'tp', which this process does not have"):
+        check_groups(group_names(graph_with("tp")))
