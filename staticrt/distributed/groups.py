@@ -55,10 +55,10 @@ def _exists(name: str) -> bool:
 
     if not dist.is_available() or not dist.is_initialized():
         return False
-    from torch.distributed.distributed_c10d import _resolve_process_group
+    from torch.distributed import distributed_c10d as c10d
 
     try:
-        _resolve_process_group(name)  # type: ignore[arg-type]
+        c10d._resolve_process_group(name)  # type: ignore[attr-defined]
     except (RuntimeError, KeyError, ValueError):
         return False
     return True
