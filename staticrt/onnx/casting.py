@@ -38,6 +38,8 @@ def cast_to_dtype(x: Tensor, dtype: torch.dtype, saturate: int = 1) -> Tensor:
         if saturate:
             limit = torch.finfo(dtype).max
             return torch.clamp(x, -limit, limit).to(dtype)
+        if dtype is torch.float8_e4m3fn:  # has no infinity; 464 still rounds to its largest value, 448
+            x = torch.where(torch.abs(x) > 464, torch.nan, x)
     if x.dtype in _FLOAT8 and not dtype.is_floating_point:
         x = x.float()
     return x.to(dtype)

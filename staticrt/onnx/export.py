@@ -115,7 +115,7 @@ def _free(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
     def dims(value: Any) -> Any:
         return (
-            dict.fromkeys(range(value.dim()), torch.export.Dim.DYNAMIC)
+            dict.fromkeys(range(value.dim()), torch.export.Dim.AUTO)
             if isinstance(value, torch.Tensor)
             else None
         )

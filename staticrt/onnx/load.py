@@ -159,7 +159,10 @@ def _input(value: onnx.ValueInfoProto, host: bool) -> InputInfo:
         shape = []
         for dim in tensor.shape.dim:
             which = dim.WhichOneof("value")
-            shape.append(dim.dim_value if which == "dim_value" else (dim.dim_param or None))
+            if which == "dim_value" and dim.dim_value > 0:
+                shape.append(dim.dim_value)
+            else:  # some exporters write 0 or -1 for a size they do not know
+                shape.append(dim.dim_param or None if which == "dim_param" else None)
     dtype = dtype_of(tensor.elem_type, f"input {value.name!r}")
     return InputInfo(
         value.name, dtype, None if shape is None else tuple(shape), host and not dtype.is_complex

@@ -124,6 +124,8 @@ def real(value: Any) -> Any:
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
     """One element as another type, with C's rules: truncation towards zero, rounding to the float type."""
+    if isinstance(value, torch.SymBool):
+        value = bool(value)  # a guard of the capture
     if dtype is torch.bool:
         return bool(value != 0)
     if dtype.is_floating_point:
@@ -136,8 +138,6 @@ def cast(value: Any, dtype: torch.dtype) -> Any:
         return float(value)
     if isinstance(value, (torch.SymInt, torch.SymFloat)):
         return whole(value)
-    if isinstance(value, torch.SymBool):
-        value = bool(value)
     return int(value)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 
 from staticrt.onnx.arguments import Ints, axes_of, axis_of, wide
 from staticrt.onnx.numbers import Numbers, Tensor, objects
@@ -41,12 +42,23 @@ def _extreme(function: Callable[..., Tensor], worst: Callable[[torch.dtype], flo
             return x.clone()
         if x.dtype is torch.bool:
             return reduce(x.to(torch.uint8), axes, keep).to(torch.bool)
-        if any(type(x.shape[axis]) is int and x.shape[axis] == 0 for axis in axes):
+        if any(_is_empty(x.shape[axis]) for axis in axes):
             shape = [1 if i in axes else size for i, size in enumerate(x.shape) if keep or i not in axes]
             return torch.full(shape, worst(x.dtype), dtype=x.dtype, device=x.device)
         return function(wide(x), axes, keepdim=keep).to(x.dtype)
 
     return reduce
+
+
+def _is_empty(size: Any) -> bool:
+    """Whether a size is 0, as far as a capture can know."""
+    if not isinstance(size, torch.SymInt):
+        return bool(size == 0)
+    if not has_free_unbacked_symbols(size) and size.node.has_hint() and size.node.hint == 0:
+        raise IndexError(
+            "an empty dimension is reduced"
+        )  # symbolic sizes pass for positive: capture it as a constant
+    return False
 
 
 def _lowest(dtype: torch.dtype) -> float:

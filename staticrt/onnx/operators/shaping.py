@@ -108,13 +108,20 @@ def _host_squeeze(x: Numbers, axes: Any = None) -> Any:
 
 @op("Squeeze", since=13, host=_host_squeeze)
 def squeeze(x: Tensor, axes: Numbers | None = None) -> Tensor:
-    wanted = None if axes is None else axes_of(axes, x.dim())
-    return x.reshape(_without(x, wanted))
+    return _squeezed(x, None if axes is None else axes_of(axes, x.dim()))
+
+
+def _squeezed(x: Tensor, axes: list[int] | None) -> Tensor:
+    _without(x, axes)
+    wanted = axes if axes is not None else [i for i, size in enumerate(x.shape) if size == 1]
+    for axis in sorted(wanted, reverse=True):  # squeeze() keeps a symbolic size that a guard says is 1
+        x = x.select(axis, 0)
+    return x
 
 
 @op("Squeeze", host=lambda x, *, axes=None: _host_squeeze(x, axes))
 def squeeze_1(x: Tensor, *, axes: Ints | None = None) -> Tensor:
-    return x.reshape(_without(x, None if axes is None else axes_of(axes, x.dim())))
+    return _squeezed(x, None if axes is None else axes_of(axes, x.dim()))
 
 
 def _widened(shape: tuple[Any, ...], axes: Any) -> list[Any]:

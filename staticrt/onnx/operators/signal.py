@@ -20,7 +20,8 @@ def _fourier(x: Tensor, length: Any, axis: int, inverse: int, onesided: int) -> 
         raise OnnxError("DFT over the dimension of real and imaginary parts")
     value = torch.view_as_complex(x.contiguous()) if x.shape[-1] == 2 else x.squeeze(-1)
     if onesided and inverse:
-        return torch.fft.irfft(value, length, axis).unsqueeze(-1)
+        real: Tensor = torch.fft.irfft(value, length, axis)
+        return real.unsqueeze(-1)
     if onesided:
         return torch.view_as_real(torch.fft.rfft(value, length, axis))
     transform = torch.fft.ifft if inverse else torch.fft.fft

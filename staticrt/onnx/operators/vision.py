@@ -65,7 +65,8 @@ def non_max_suppression(
     count = 0 if most is None else int(most.item())
     iou = 0.0 if iou_threshold is None else float(iou_threshold.item())
     lowest = -float("inf") if score_threshold is None else float(score_threshold.item())
-    return _suppress(boxes, scores, count, iou, lowest, bool(center_point_box))
+    found: Tensor = _suppress(boxes, scores, count, iou, lowest, bool(center_point_box))
+    return found
 
 
 def _roi_align(
@@ -81,9 +82,10 @@ def _roi_align(
 ) -> Tensor:
     if mode not in ("avg", "max"):
         raise OnnxError(f"unknown mode {mode!r} of RoiAlign")
-    return _align(
+    found: Tensor = _align(
         x, rois, batch.to(torch.int64), height, width, ratio, scale, transform == "half_pixel", mode == "max"
     )
+    return found
 
 
 @op("RoiAlign", since=16)
@@ -159,6 +161,21 @@ def col2im(
     return found
 
 
+def _bilinear(planes: Tensor, height: Any, width: Any, y: Tensor, x: Tensor) -> Tensor:
+    """Samples [n, channels, points] of planes [n, channels, height * width] at y, x [n, points]; 0 outside."""
+    top, left = torch.floor(y), torch.floor(x)
+    found: Any = 0
+    for row, row_weight in ((top, 1 - (y - top)), (top + 1, y - top)):
+        for column, column_weight in ((left, 1 - (x - left)), (left + 1, x - left)):
+            inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+            place = torch.where(inside, row * width + column, 0).to(torch.int64)
+            weight = torch.where(inside, row_weight * column_weight, 0).to(planes.dtype)
+            index = place.unsqueeze(1).expand(-1, planes.shape[1], -1)
+            found = found + torch.gather(planes, 2, index) * weight.unsqueeze(1)
+    total: Tensor = found
+    return total
+
+
 @op("DeformConv", since=19)
 def deform_conv(
     x: Tensor,
@@ -186,10 +203,8 @@ def deform_conv(
     right = torch.arange(columns) * stride[1] - around[1]
     y = shifts[:, :, :, 0] + (torch.arange(kernel[0]) * dilation[0])[:, None, None, None] + down[:, None]
     z = shifts[:, :, :, 1] + (torch.arange(kernel[1]) * dilation[1])[:, None, None] + right
-    grid = torch.stack([(2 * z + 1) / width - 1, (2 * y + 1) / height - 1], -1)
-    grid = grid.reshape(batch * offset_group, count * rows, columns, 2)
-    parts = x.reshape(batch * offset_group, channels // offset_group, height, width)
-    taken = F.grid_sample(parts, grid.to(x.dtype), "bilinear", "zeros", False)
+    parts = x.reshape(batch * offset_group, channels // offset_group, height * width)
+    taken = _bilinear(parts, height, width, y.flatten(1), z.flatten(1))
     taken = taken.reshape(batch, offset_group, channels // offset_group, count, rows * columns)
     if mask is not None:
         taken = taken * mask.reshape(batch, offset_group, 1, count, rows * columns)
