@@ -190,6 +190,9 @@ def test_autocast_and_default_dtype():
         assert got.dtype == want.dtype
         torch.testing.assert_close(got, want)
 
+    assert compiled.explain().captures[-1].route == "whole"
+    assert len(compiled.explain().captures) == 2
+
     def function(x):
         return x + torch.ones(3)
 

@@ -97,6 +97,9 @@ def tracing(oblivious: bool) -> Iterator[None]:
     compiler.is_dynamo_compiling = lambda: True  # cond and friends then call their operators at once
     associative_scan.generic_associative_scan = sequential_scan
     torch.backends.mha.set_fastpath_enabled(False)
+    # Autocast keeps casts of parameters until its block ends: a fake one would serve eager calls later.
+    autocast_cache = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
     try:
         with (
             _config.patch(backed_size_oblivious=oblivious),  # type: ignore[attr-defined]
@@ -109,3 +112,4 @@ def tracing(oblivious: bool) -> Iterator[None]:
         compiler.is_dynamo_compiling = is_dynamo_compiling
         associative_scan.generic_associative_scan = generic_scan
         torch.backends.mha.set_fastpath_enabled(fastpath)
+        torch.set_autocast_cache_enabled(autocast_cache)
