@@ -105,6 +105,7 @@ void bind_storage(py::module_& m) {
              const auto storage = r.lock();
              return storage.defined() ? number(address_of(*storage)) : 0;
            })
+      .def("storage_impl", [](const StorageRef& r) { return number(r.get()); })
       .def("nbytes",
            [](const StorageRef& r) {
              const auto storage = r.lock();
@@ -130,6 +131,7 @@ void bind_storage(py::module_& m) {
     if (py::isinstance<CpuPool>(pool)) return pool.cast<CpuPool&>().adopt(*r.lock_or_throw("adopt"));
     pool.attr("adopt")(r);  // a pool of another kind of device, or a wrapper of ours
   });
+  m.def("own_address", [](const StorageRef& r) { own_address(*r.lock_or_throw("adopt")); });
   m.def("ptrs_equal", &ptrs_equal);
   m.def("use_counts", [](const std::vector<StorageRef>& refs) {
     std::vector<int64_t> counts;

@@ -31,5 +31,7 @@ void bind_allocator(pybind11::module_& m);
 
 // Storage primitives and pools of graph capture; after bind_errors.
 void bind_capture(pybind11::module_& m);
+// Captured CPU graphs; after bind_capture.
+void bind_capture_graph(pybind11::module_& m);
 
 }  // namespace staticrt::bindings

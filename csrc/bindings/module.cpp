@@ -11,4 +11,5 @@ PYBIND11_MODULE(_C, m) {
   staticrt::bindings::bind_archive(m);
   staticrt::bindings::bind_allocator(m);
   staticrt::bindings::bind_capture(m);
+  staticrt::bindings::bind_capture_graph(m);
 }

@@ -26,6 +26,8 @@ class StorageRef {
   // Owners; 0 once it died.
   int64_t use_count() const { return static_cast<int64_t>(weak_.use_count()); }
   bool is_alive() const { return !weak_.expired(); }
+  // Its identity, which torch's own functions on storages take as a number; null if it died.
+  c10::StorageImpl* get() const { return weak_.lock().get(); }
   // Null if it died.
   c10::intrusive_ptr<c10::StorageImpl> lock() const { return weak_.lock(); }
   // The same, or InternalError that names `what` was wanted of it.
@@ -59,6 +61,9 @@ at::Tensor tensor_at(const TensorSpec& spec);
 // A tensor on a storage that exists: an alias of its other tensors. The spec's address is not read.
 at::Tensor tensor_on(c10::intrusive_ptr<c10::StorageImpl> storage, const TensorSpec& spec);
 
+// The storage's death gives its address back to the allocator of its device. REQUIRES: that allocator gave
+// the address, and nobody else frees it.
+void own_address(c10::StorageImpl& storage);
 // Gives the storage's bytes back now; it has no address and no deleter afterwards.
 void release(c10::StorageImpl& storage);
 // release(), and every later access raises `text`: arithmetic, views that are used, print, numpy, out=,

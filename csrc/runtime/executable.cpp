@@ -9,10 +9,12 @@
 #include <algorithm>
 
 #include "common/error.h"
+#include "program/program_call.h"
 #include "runtime/arena_memory.h"
 #include "runtime/general_path.h"
 #include "runtime/trace.h"
 #include "runtime/verify.h"
+#include "runtime/watched_run.h"
 
 namespace staticrt {
 namespace {
@@ -100,6 +102,14 @@ std::vector<c10::IValue> Executable::run(std::vector<c10::IValue> inputs) {
 void Executable::run(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs) {
   SRT_CHECK(inputs.size() == bound_.program->num_inputs(), "expected ", bound_.program->num_inputs(),
             " inputs, got ", inputs.size());
+  if (ProgramWatcher* watcher = program_watcher()) [[unlikely]] {
+    WatchedRun call(*this, inputs, outputs);
+    return watcher->watch(call);
+  }
+  run_unwatched(inputs, outputs);
+}
+
+void Executable::run_unwatched(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs) {
   const TracedRun traced(*this);
   const RunState state;
   std::unique_ptr<Frame> frame = take_frame();
@@ -116,7 +126,7 @@ void Executable::run(std::span<const InputView> inputs, std::vector<c10::IValue>
 }
 
 bool Executable::run_if_prepared(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs) {
-  if (!options_.prepared || options_.verify) return false;
+  if (!options_.prepared || options_.verify || program_watcher() != nullptr) return false;
   TracedRun traced(*this);
   const RunState state;
   std::unique_ptr<Frame> frame = take_frame();
@@ -138,6 +148,12 @@ void Executable::bump_versions(std::span<const InputView> inputs) const {
     const at::Tensor* tensor = inputs[index].tensor;
     if (tensor && tensor->defined() && !tensor->is_inference()) tensor->unsafeGetTensorImpl()->bump_version();
   }
+}
+
+bool Executable::run_frame(PreparedFrame& frame, std::span<const InputView> inputs, Arena& arena,
+                           std::vector<c10::IValue>& outputs) {
+  const RunState state;
+  return frame.run(inputs, arena, outputs);
 }
 
 std::vector<uint32_t> Executable::find_written_inputs() const {

@@ -60,6 +60,17 @@ class Executable : public std::enable_shared_from_this<Executable> {
   // The same on borrowed inputs; outputs are overwritten.
   void run(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs);
 
+  // The same, whether or not this thread is recorded (program/program_call.h).
+  void run_unwatched(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs);
+  // Runs a frame of the caller's; as PreparedFrame::run().
+  bool run_frame(PreparedFrame& frame, std::span<const InputView> inputs, Arena& arena,
+                 std::vector<c10::IValue>& outputs);
+  // Null if none is prepared for these inputs.
+  std::shared_ptr<const PreparedProgram> find_prepared_program(std::span<const InputView> inputs,
+                                                               int num_threads) {
+    return options_.prepared ? cache_.find(inputs, num_threads) : nullptr;
+  }
+
   // Runs only if these inputs' signature is prepared; false, and nothing happened, otherwise.
   bool run_if_prepared(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs);
   // Inputs that some node writes into. A run bumps their versions, as eager writes do.

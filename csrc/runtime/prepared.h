@@ -134,6 +134,10 @@ class PreparedFrame {
   // be dropped. An exception leaves nothing behind.
   bool run(std::span<const InputView> inputs, Arena& arena, std::vector<c10::IValue>& outputs);
 
+  // From now on the value that `output` is (a view of) lies in `like`'s storage, unless an operator allocates
+  // it.
+  void place(ValueId output, const at::Tensor& like);
+
   const PreparedProgram& prepared() const { return *prepared_; }
   const std::shared_ptr<const PreparedProgram>& shared() const { return prepared_; }
 
@@ -152,6 +156,7 @@ class PreparedFrame {
   const std::shared_ptr<const PreparedProgram> prepared_;
   std::vector<c10::IValue> slots_;
   std::vector<char*> bases_;
+  std::vector<at::Tensor> places_;  // by value; empty unless place() was called
   uint64_t arena_generation_ = 0;
   char* arena_ = nullptr;
   uint32_t resume_at_ = 0;  // where the general path takes over

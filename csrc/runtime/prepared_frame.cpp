@@ -62,6 +62,12 @@ PreparedFrame::PreparedFrame(std::shared_ptr<const PreparedProgram> prepared)
   arena_generation_ = ~uint64_t{0};
 }
 
+void PreparedFrame::place(ValueId output, const at::Tensor& like) {
+  const ValueId owner = prepared_->records_[output].owner;
+  places_.resize(slots_.size());
+  places_[owner] = tensor_over(like.storage(), 0, prepared_->records_[owner].meta);
+}
+
 void PreparedFrame::move_to(Arena& arena) {
   const PreparedProgram& p = *prepared_;
   if (p.stats_.arena_bytes > arena.size_bytes) {
@@ -159,7 +165,9 @@ bool PreparedFrame::run_steps(Watch&& watch) {
       }
       case StepKind::kAllocate: {
         const TensorMeta& meta = p.records_[step.value].meta;
-        at::Tensor tensor = at::detail::empty_strided_cpu(meta.sizes, meta.strides, meta.dtype);
+        const bool placed = !places_.empty() && places_[step.value].defined();
+        at::Tensor tensor = placed ? places_[step.value]
+                                   : at::detail::empty_strided_cpu(meta.sizes, meta.strides, meta.dtype);
         bases_[static_cast<size_t>(p.base_of_[step.value])] = static_cast<char*>(tensor.mutable_data_ptr());
         slots_[step.value] = std::move(tensor);
         break;

@@ -1,0 +1,60 @@
+// Captured CPU graphs, for staticrt/capture/cpu.py.
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "bindings/bindings.h"
+#include "capture/graph.h"
+
+namespace py = pybind11;
+
+namespace staticrt::bindings {
+
+using namespace capture;
+
+namespace {
+
+using MaybeTensors = std::optional<std::vector<at::Tensor>>;
+
+const std::vector<at::Tensor>* pointer(const MaybeTensors& tensors) {
+  return tensors ? &*tensors : nullptr;
+}
+
+py::dict stats(const CpuGraph& graph) {
+  const RecordStats s = graph.record().stats();
+  py::dict d;
+  d["prepared"] = s.prepared;
+  d["out"] = s.out;
+  d["calls"] = s.calls;
+  d["fills"] = s.fills;
+  d["programs"] = s.programs;
+  d["shadow_copied_bytes"] = s.shadow_copied_bytes;
+  d["constant_bytes"] = s.constant_bytes;
+  return d;
+}
+
+}  // namespace
+
+void bind_capture_graph(py::module_& m) {
+  py::class_<CpuGraph, std::shared_ptr<CpuGraph>>(m, "CpuGraph")
+      .def(py::init<std::shared_ptr<CpuPool>, bool>(), py::arg("pool"), py::arg("own_kernels") = true)
+      .def("begin", &CpuGraph::begin)
+      .def("end", &CpuGraph::end)
+      .def("abort", &CpuGraph::abort)
+      .def("bind_outputs", &CpuGraph::bind_outputs)
+      .def(
+          "replay",
+          [](CpuGraph& graph, const MaybeTensors& inputs, const MaybeTensors& outputs) {
+            const py::gil_scoped_release no_gil;
+            graph.replay(pointer(inputs), pointer(outputs));
+          },
+          py::arg("inputs") = py::none(), py::arg("outputs") = py::none())
+      .def("reset", &CpuGraph::reset)
+      .def("describe", [](const CpuGraph& graph) { return graph.record().describe(); })
+      .def_property_readonly("is_captured", &CpuGraph::is_captured)
+      .def_property_readonly("num_steps", [](const CpuGraph& graph) { return graph.record().num_steps(); })
+      .def_property_readonly("written_inputs",
+                             [](const CpuGraph& graph) { return graph.record().written_inputs(); })
+      .def_property_readonly("stats", &stats);
+}
+
+}  // namespace staticrt::bindings

@@ -1,0 +1,50 @@
+// CpuGraph: one captured function.
+//
+//   CpuGraph graph(pool);
+//   graph.begin(inputs);  ...run the function...  graph.end();
+//   graph.replay(&other_inputs, nullptr);
+//
+// Thread safety: begin(), end() and abort() in one thread; replays wait for each other.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "capture/pool.h"
+#include "capture/record.h"
+#include "capture/recorder.h"
+
+namespace staticrt::capture {
+
+class CpuGraph {
+ public:
+  // Without own_kernels a replay runs torch's kernels only.
+  explicit CpuGraph(std::shared_ptr<CpuPool> pool, bool own_kernels = true);
+
+  // Records this thread until end() or abort().
+  void begin(const std::vector<at::Tensor>& inputs);
+  // Empty, or why no replay could repeat what ran; the graph is then empty and what was overwritten is put
+  // back.
+  std::string end();
+  // The function threw: as after a failure.
+  void abort();
+
+  void bind_outputs(const std::vector<at::Tensor>& outputs);
+  void replay(const std::vector<at::Tensor>* inputs, const std::vector<at::Tensor>* outputs);
+  void reset();
+  const Record& record() const;
+  bool is_captured() const { return record_ != nullptr; }
+  CpuPool& pool() const { return hold_.pool(); }
+
+ private:
+  CpuPool::GraphHold hold_;
+  const bool own_kernels_;
+  std::unique_ptr<Recorder> recorder_;
+  std::unique_ptr<Record> record_;
+  std::vector<std::pair<const void*, ShellId>> made_;  // identities: only bind_outputs() compares them
+  mutable std::mutex mutex_;
+};
+
+}  // namespace staticrt::capture

@@ -1,0 +1,141 @@
+// Record: what one capture ran, as calls bound to fixed places; replay() runs it again without Python.
+//
+// Every storage that a call reads or writes has a shell: a storage of the record's own that points at the
+// bytes of this replay. Tensors of calls lie on shells, so that giving a shell another address moves all of
+// its views. Calls of kernels of ours address bytes through `bases`, one entry per shell.
+//
+// Thread safety: one thread at a time; CpuGraph holds a lock.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "capture/storage_ref.h"
+#include "program/program_call.h"
+
+namespace staticrt::capture {
+
+using ShellId = uint32_t;
+
+struct Shell {
+  enum class Kind : uint8_t {
+    kPool,      // made by the record, at a fixed address of the pool
+    kInput,     // a declared input: its address may change with each replay
+    kExternal,  // a tensor the function found somewhere: parameters, closures; used where it is
+    kConstant,  // bytes the function made without any operator, kept by the record
+  };
+  Kind kind = Kind::kPool;
+  c10::intrusive_ptr<c10::StorageImpl> storage;
+  void* captured = nullptr;
+  size_t nbytes = 0;
+};
+
+// Result `output` of a call (element `element` of a list, or -1) goes to the place of `target`.
+struct ResultCopy {
+  uint32_t output = 0;
+  int32_t element = -1;
+  at::Tensor target;
+};
+
+struct Step {
+  enum class Kind : uint8_t {
+    kPrepared,  // a kernel of ours, on addresses
+    kOut,       // an out variant, into its final place
+    kCall,      // an operator as it is: in-place ones, and those whose results are copied to their places
+    kFill,      // bytes that no operator made
+    kProgram,   // a compiled program, prepared for these sizes
+  };
+  Kind kind = Kind::kCall;
+  uint32_t first_arg = 0;
+  uint32_t num_args = 0;
+  uint32_t state = 0;                     // of dispatch, as it was at the capture
+  bool grad_mode = false;                 // some operators save for a backward only if gradients are on
+  std::optional<c10::OperatorHandle> op;  // kPrepared: runs if the kernel of ours refuses the values
+  std::vector<ResultCopy> copies;
+  int (*run)(const void* params, char* const* bases, char* workspace) = nullptr;  // kPrepared
+  std::shared_ptr<const void> params;
+  ShellId target = 0;                 // kFill
+  std::unique_ptr<FixedRun> program;  // kProgram
+  std::string route;                  // for dump()
+};
+
+struct RecordStats {
+  int64_t prepared = 0;
+  int64_t out = 0;
+  int64_t calls = 0;
+  int64_t fills = 0;
+  int64_t programs = 0;
+  int64_t shadow_copied_bytes = 0;  // per replay: results of operators without an out variant
+  int64_t constant_bytes = 0;
+};
+
+// An input or output whose bytes a replay may find elsewhere.
+struct Binding {
+  ShellId shell = 0;
+  TensorSpec spec;  // as captured; sizes, strides and dtype stay
+};
+
+class Record {
+ public:
+  // --- while recording
+  ShellId add_shell(Shell shell);
+  void add_step(Step step, std::vector<c10::IValue> args);
+  uint32_t state_index(const c10::impl::LocalDispatchKeySet& tls);
+  void need_workspace(int64_t bytes);
+  // A tensor like `like` on a shell.
+  at::Tensor on_shell(const at::Tensor& like, ShellId shell) const;
+  const Shell& shell(ShellId id) const { return shells_[id]; }
+  std::vector<char*> bases() const { return bases_; }
+  void declare_input(Binding binding) { inputs_.push_back(std::move(binding)); }
+  void declare_written(ShellId shell, const c10::VariableVersion& version);
+
+  // --- afterwards
+  // Throws InputError unless each tensor has a storage of its own that the capture made.
+  void bind_outputs(std::span<const at::Tensor> outputs,
+                    const std::vector<std::pair<const void*, ShellId>>& made);
+  // nullopt: the tensors of the capture. Throws InputError if one has other sizes, strides or dtype, and what
+  // kernels throw.
+  void replay(const std::vector<at::Tensor>* inputs, const std::vector<at::Tensor>* outputs);
+  std::vector<uint32_t> written_inputs() const;
+  RecordStats stats() const;
+  size_t num_steps() const { return steps_.size(); }
+  size_t num_inputs() const { return inputs_.size(); }
+  std::string describe() const;
+
+ private:
+  void bind(std::vector<Binding>& bindings, const std::vector<at::Tensor>* tensors, const char* what);
+  void point(ShellId id, void* ptr);
+  void run_steps();
+  void run_boxed(const Step& step);
+  void copy_result(const ResultCopy& copy, const c10::IValue& result);
+
+  std::vector<Shell> shells_;
+  std::vector<char*> bases_;
+  std::vector<Step> steps_;
+  std::vector<c10::IValue> args_;
+  std::vector<c10::impl::LocalDispatchKeySet> states_;
+  std::vector<Binding> inputs_, outputs_;
+  std::vector<ShellId> external_;
+  struct Written {
+    ShellId shell;
+    c10::VariableVersion version;  // of the tensor at the capture
+  };
+  std::vector<Written> written_;
+  int64_t workspace_bytes_ = 0;
+  at::DataPtr workspace_;
+  std::vector<c10::IValue> stack_;
+};
+
+// Guards of any call of a record: below autograd, without modes of Python.
+c10::impl::LocalDispatchKeySet replay_state(c10::impl::LocalDispatchKeySet tls);
+
+}  // namespace staticrt::capture

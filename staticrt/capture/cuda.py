@@ -1,0 +1,319 @@
+"""CUDA graphs through `torch.cuda.CUDAGraph` and torch's private pools.
+
+Written by the documented interfaces of torch 2.11 to 2.13. It has never run: no machine with a GPU was at hand; the
+tests marked `cuda` are what would show that it works.
+
+Pools need names of `torch._C` that are private, though the same in those versions. Where one is missing the backend
+is off, with a reason, rather than half there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, cast
+
+import torch
+
+from staticrt.capture.protocol import (
+    GraphCaps,
+    GraphCapture,
+    GraphPool,
+    LeakInfo,
+    PoolDelta,
+    PoolId,
+    PoolImage,
+    PoolStats,
+    StorageRef,
+)
+from staticrt.errors import DeviceError, InputError
+from staticrt.native import _C
+
+_PRIVATE_NAMES = (
+    "_cuda_beginAllocateCurrentThreadToPool",
+    "_cuda_endAllocateToPool",
+    "_cuda_releasePool",
+    "_cuda_getCheckpointState",
+    "_cuda_setCheckpointPoolState",
+    "_cuda_checkPoolLiveAllocations",
+    "_cuda_clearCublasWorkspaces",
+    "_cuda_cudaCachingAllocator_raw_delete",
+)
+
+
+def missing_names() -> list[str]:
+    """Private names of torch that this backend needs and this torch lacks."""
+    return [name for name in _PRIVATE_NAMES if not hasattr(torch._C, name)]
+
+
+def _new_stream(index: int) -> Any:
+    make: Any = torch.cuda.Stream
+    return make(index)
+
+
+def _snapshot() -> list[dict[str, Any]]:
+    read: Any = torch.cuda.memory_snapshot
+    return cast(list[dict[str, Any]], read())
+
+
+def _private(name: str) -> Any:
+    return getattr(torch._C, name)
+
+
+@contextlib.contextmanager
+def _without_workspaces() -> Iterator[None]:
+    """cuBLAS workspaces made inside lie in a pool: none may be there before, none may stay."""
+    _private("_cuda_clearCublasWorkspaces")()
+    try:
+        yield
+    finally:
+        _private("_cuda_clearCublasWorkspaces")()
+
+
+class CudaPoolImage:
+    """torch's checkpoint of a pool, with the addresses that were live."""
+
+    def __init__(self, state: Any, live: list[int]) -> None:
+        self.state = state
+        self._live = live
+
+    def live(self) -> list[int]:
+        return self._live
+
+
+class CudaGraphPool:
+    """`GraphPool` on one CUDA device. An empty graph keeps it alive, as torch counts pools by their graphs."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._id: PoolId = torch.cuda.graph_pool_handle()
+        self._keeper = torch.cuda.CUDAGraph()
+        with torch.cuda.device(index):
+            self._stream = _new_stream(index)
+            with (
+                warnings.catch_warnings(record=True),  # an empty graph is meant here
+                torch.cuda.graph(
+                    self._keeper, pool=self._id, stream=self._stream, capture_error_mode="thread_local"
+                ),
+            ):
+                pass
+
+    @property
+    def id(self) -> PoolId:
+        return self._id
+
+    @contextlib.contextmanager
+    def route(self, stream: Any = None) -> Iterator[None]:
+        side = self._stream if stream is None else stream
+        with torch.cuda.device(self._index):
+            outer = torch.cuda.current_stream()
+            side.wait_stream(outer)
+            with torch.cuda.stream(side):
+                _private("_cuda_beginAllocateCurrentThreadToPool")(self._index, self._id)
+                try:
+                    yield
+                finally:
+                    _private("_cuda_endAllocateToPool")(self._index, self._id)
+                    _private("_cuda_releasePool")(self._index, self._id)
+            outer.wait_stream(side)
+
+    def allocate(self, nbytes: int, align: int = 64) -> int:
+        if align > 512:
+            raise InputError(f"align is {align} bytes; CUDA blocks are aligned to 512")
+        if nbytes == 0:
+            return 0
+        with self.route():
+            return cast(
+                int, torch.cuda.caching_allocator_alloc(nbytes, self._index, torch.cuda.current_stream())
+            )
+
+    def free(self, ptr: int) -> None:
+        if ptr:
+            _private("_cuda_cudaCachingAllocator_raw_delete")(ptr)
+
+    def adopt(self, ref: StorageRef) -> None:
+        """The storage's death frees its block from now on."""
+        _C.own_address(cast(_C.StorageRef, ref))
+
+    def checkpoint(self) -> PoolImage:
+        state = _private("_cuda_getCheckpointState")(self._index, self._id)
+        return CudaPoolImage(state, sorted(self.live_ptrs()))
+
+    def restore(self, image: PoolImage, alive: Sequence[StorageRef]) -> PoolDelta:
+        before = self.live_ptrs()
+        storages = [cast(Any, ref).storage_impl() for ref in alive if ref.use_count() > 0]
+        # Given as stale and as live: torch takes each deleter away and gives it back with the new block.
+        _private("_cuda_setCheckpointPoolState")(
+            self._index, cast(CudaPoolImage, image).state, storages, storages
+        )
+        now = self.live_ptrs()
+        return PoolDelta(tuple(sorted(before - now)), tuple(sorted(now - before)))
+
+    def live_ptrs(self) -> set[int]:
+        return {address for address, _ in self._live_blocks()}
+
+    def check_live(self, expected: set[int]) -> LeakInfo | None:
+        if _private("_cuda_checkPoolLiveAllocations")(self._index, self._id, expected):
+            return None
+        live = dict(self._live_blocks())
+        return LeakInfo(
+            tuple(sorted(expected - live.keys())),
+            tuple((ptr, live[ptr], "") for ptr in sorted(live.keys() - expected)),
+        )
+
+    def stats(self) -> PoolStats:
+        blocks, segments = self._live_blocks(), self._segments()
+        return PoolStats(
+            len(blocks),
+            sum(size for _, size in blocks),
+            len(segments),
+            sum(s["total_size"] for s in segments),
+        )
+
+    def prime(self, nbytes: int) -> None:
+        self.free(self.allocate(nbytes))
+
+    def trim(self) -> int:
+        """0: torch gives memory of a private pool back only with its last graph."""
+        return 0
+
+    def _segments(self) -> list[dict[str, Any]]:
+        return [
+            segment
+            for segment in _snapshot()
+            if segment["device"] == self._index and tuple(segment["segment_pool_id"]) == tuple(self._id)
+        ]
+
+    def _live_blocks(self) -> list[tuple[int, int]]:
+        found = []
+        for segment in self._segments():
+            address = segment["address"]
+            for block in segment["blocks"]:
+                if block["state"] == "active_allocated":
+                    found.append((address, block["requested_size"]))
+                address += block["size"]
+        return found
+
+
+class CudaGraphCapture:
+    """`GraphCapture` on CUDA: its inputs and outputs stay where they were at the capture."""
+
+    def __init__(self, pool: CudaGraphPool, keep: bool) -> None:
+        self._pool = pool
+        self._graph: Any = torch.cuda.CUDAGraph(keep_graph=keep)
+        if keep:
+            self._graph.enable_debug_mode()
+
+    @contextlib.contextmanager
+    def capture(
+        self,
+        *,
+        stream: Any = None,
+        inputs: Sequence[torch.Tensor] = (),
+        error_mode: str = "thread_local",
+    ) -> Iterator[None]:
+        with (
+            torch.cuda.device(self._pool._index),
+            _without_workspaces(),
+            torch.cuda.graph(
+                self._graph,
+                pool=cast(Any, self._pool.id),
+                stream=self._pool._stream if stream is None else stream,
+                capture_error_mode=error_mode,
+            ),
+        ):
+            yield
+
+    def bind_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
+        raise InputError(
+            "a CUDA graph writes its outputs where it was captured (caps.rebind_outputs is False)"
+        )
+
+    def replay(
+        self,
+        rebinds: Sequence[torch.Tensor] | None = None,
+        outputs: Sequence[torch.Tensor] | None = None,
+    ) -> None:
+        if rebinds is not None or outputs is not None:
+            raise InputError(
+                "a CUDA graph reads and writes where it was captured (caps.rebind_inputs is False)",
+                fix="copy inputs into the tensors of the capture",
+            )
+        self._graph.replay()
+
+    def reset(self) -> None:
+        self._graph.reset()
+
+    def dump(self, path: str) -> None:
+        """Write the graph in DOT form. Needs `new_graph(keep=True)`."""
+        self._graph.debug_dump(path)
+
+    def pool_id(self) -> PoolId:
+        return self._pool.id
+
+    @property
+    def num_kernels(self) -> int:
+        """1: torch does not say how many launches a graph has."""
+        return 1
+
+
+class CudaBackend:
+    """`GraphBackend` of CUDA devices."""
+
+    caps = GraphCaps(
+        capture_executes=False, rebind_inputs=False, rebind_outputs=False, has_streams=True, philox=True
+    )
+
+    def device_count(self) -> int:
+        return torch.cuda.device_count()
+
+    def device_scope(self, index: int) -> AbstractContextManager[Any]:
+        return torch.cuda.device(index)
+
+    def synchronize(self, index: int) -> None:
+        torch.cuda.synchronize(index)
+
+    def new_stream(self, index: int) -> Any:
+        return _new_stream(index)
+
+    def current_stream(self, index: int) -> Any:
+        return torch.cuda.current_stream(index)
+
+    def join(self, first: Any, then: Any) -> None:
+        then.wait_stream(first)
+
+    def new_pool(self, index: int) -> GraphPool:
+        return CudaGraphPool(index)
+
+    def new_graph(self, pool: GraphPool, *, keep: bool = False) -> GraphCapture:
+        if not isinstance(pool, CudaGraphPool):
+            raise InputError(f"a CUDA graph lies in a CUDA pool, got {type(pool).__name__}")
+        return CudaGraphCapture(pool, keep)
+
+    @contextlib.contextmanager
+    def warmup_scope(self, pool: GraphPool, stream: Any) -> Iterator[None]:
+        with _without_workspaces(), pool.route(stream):
+            yield
+
+    def register_generator(self, graph: GraphCapture, generator: torch.Generator) -> None:
+        cast(CudaGraphCapture, graph)._graph.register_generator_state(generator)
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        return tensor.device.type == "cuda" and tensor.layout is torch.strided
+
+
+def make_backend() -> CudaBackend:
+    """The backend, or DeviceError with what is missing."""
+    if torch.version.cuda is None or not torch.cuda.is_available():
+        raise DeviceError(
+            f"no CUDA graphs: torch {torch.__version__} sees no CUDA device",
+            fix="install torch with CUDA on a machine with a GPU",
+        )
+    if missing := missing_names():
+        raise DeviceError(
+            f"no CUDA graphs: torch {torch.__version__} lacks torch._C.{', '.join(missing)}",
+            fix="use torch 2.11 to 2.13",
+        )
+    return CudaBackend()
