@@ -24,7 +24,10 @@ FULL = {"seconds": 3.0, "block_seconds": 0.02, "min_rounds": 7, "timeout": 900.0
 QUICK = {"seconds": 0.15, "block_seconds": 0.005, "min_rounds": 3, "timeout": 120.0}
 QUICK_WORKERS = 2
 # Benchmarks of parts, each a module with `main(quick) -> (rows, table)`; a row's "verdict" is "passed" or "MISSED".
-SUITES = {"micro": ("staticrt.models.bench.micro", "the executor: one node, one call, preparation, arenas")}
+SUITES = {
+    "micro": ("staticrt.models.bench.micro", "the executor: one node, one call, preparation, arenas"),
+    "graphs": ("staticrt.models.bench.graphs", "captured graphs: one operator of a replay, storages"),
+}
 INTERRUPTED = 130  # exit code after Ctrl-C, as a shell gives it
 
 

@@ -7,31 +7,41 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from tabulate import tabulate
 
+import staticrt
 from staticrt.capture.cpu_pool import CpuGraphPool
+from staticrt.models.bench.gates import MISSED, PASSED
 from staticrt.native import _C
 
 OPERATORS = 20
 ELEMENTS = 8
-BLOCKS = 40
+BLOCKS = 60
 
 
-class Row(NamedTuple):
-    """One measurement, in microseconds; `target` None: no target, printed for comparison."""
+@dataclass(frozen=True)
+class Row:
+    """One measurement in microseconds; without `target_us` it is there for comparison."""
 
     name: str
     value_us: float
-    target_us: float | None
+    target_us: float | None = None
+
+    @property
+    def verdict(self) -> str:
+        if self.target_us is None:
+            return ""
+        return PASSED if self.value_us <= self.target_us else MISSED
 
 
-def best_us(call: Callable[[], object], calls: int) -> float:
+def best_us(call: Callable[[], object], calls: int, blocks: int = BLOCKS) -> float:
     """Least time of one call, in microseconds, over blocks of `calls` calls."""
     best = float("inf")
-    for _ in range(BLOCKS):
+    for _ in range(blocks):
         begin = time.perf_counter()
         for _ in range(calls):
             call()
@@ -40,66 +50,69 @@ def best_us(call: Callable[[], object], calls: int) -> float:
 
 
 def chain(x: torch.Tensor) -> torch.Tensor:
-    """20 operators on 8 floats; every second one has an out variant that no kernel of ours replaces bitwise."""
+    """20 operators on a few floats, none of which a view or a constant could stand for."""
     for _ in range(OPERATORS // 2):
         x = torch.relu(torch.add(x, x))
     return x
 
 
-def captured(own_kernels: bool) -> tuple[_C.CpuGraph, torch.Tensor, torch.Tensor]:
-    """The chain as a graph; with kernels of ours, or with torch's out variants called boxed."""
+def replay_rows(blocks: int = BLOCKS) -> list[Row]:
+    """Cost per operator of a replayed graph; the call from Python and the rebinding of its input are in it."""
     x = torch.ones(ELEMENTS)
-    graph = _C.CpuGraph(CpuGraphPool().native, own_kernels)
-    graph.begin([x])
-    y = chain(x)
-    failure = graph.end()
-    assert not failure, failure
-    return graph, x, y
 
+    def per_operator(call: Callable[[], object]) -> float:
+        return best_us(call, 100, blocks) / OPERATORS
 
-def replay_rows() -> list[Row]:
-    """Cost of one operator of a replayed graph; the call from Python and the rebinding are in it."""
-    x = torch.ones(ELEMENTS)
+    def replay_of(function: Callable[..., Any], own_kernels: bool) -> float:
+        graph = _C.CpuGraph(CpuGraphPool().native, own_kernels)
+        graph.begin([x])
+        kept = function(x)
+        failure = graph.end()
+        assert not failure, failure
+        replay, inputs = graph.replay, [x]
+        value = per_operator(lambda: replay(inputs))
+        del kept
+        return value
+
     with torch.no_grad():
-        rows = [Row("eager, per operator", best_us(lambda: chain(x), 50) / OPERATORS, None)]
-        for own_kernels, name, target in ((False, "boxed", 0.25), (True, "prepared", 0.12)):
-            graph, x, _y = captured(own_kernels)
-            inputs = [x]
-            replay = graph.replay
-
-            def call(replay: Callable[..., object] = replay, inputs: list[torch.Tensor] = inputs) -> None:
-                replay(inputs)
-
-            rows.append(Row(f"replay {name}, per operator", best_us(call, 200) / OPERATORS, target))
-    return rows
+        compiled = staticrt.compile(chain)
+        for _ in range(3):
+            compiled(x)
+        return [
+            Row("eager, per operator", per_operator(lambda: chain(x))),
+            Row("replay, boxed, per operator", replay_of(chain, own_kernels=False), 0.25),
+            Row("replay, prepared, per operator", replay_of(chain, own_kernels=True), 0.12),
+            Row("replay of a compiled function, per operator", replay_of(compiled, own_kernels=True), 0.12),
+        ]
 
 
-def primitive_rows() -> list[Row]:
-    """The storage primitives that a tree calls for each input and output."""
+def primitive_rows(blocks: int = BLOCKS) -> list[Row]:
+    """Storage primitives that a tree calls for inputs and outputs, called from Python."""
     x = torch.ones(ELEMENTS)
     ref, spec = _C.storage_ref(x), _C.TensorSpec.of(x)
     ptrs = [x.data_ptr()]
     return [
-        Row("use_count", best_us(ref.use_count, 2000), None),
-        Row("ptrs_equal, one input", best_us(lambda: _C.ptrs_equal([x], ptrs, [0]), 1000), None),
-        Row("tensor_at", best_us(lambda: _C.tensor_at(spec), 1000), None),
+        Row("use_count", best_us(ref.use_count, 1000, blocks)),
+        Row("ptrs_equal, one input", best_us(lambda: _C.ptrs_equal([x], ptrs, [0]), 1000, blocks)),
+        Row("tensor_at", best_us(lambda: _C.tensor_at(spec), 1000, blocks)),
     ]
 
 
-def render(rows: list[Row]) -> str:
-    """A table of rows."""
+# What is measured, in the order printed.
+GROUPS: list[Callable[[int], list[Row]]] = [replay_rows, primitive_rows]
+
+
+def main(quick: bool) -> tuple[list[dict[str, Any]], str]:
+    """Every row as a dictionary, and the table."""
+    rows = [row for group in GROUPS for row in group(BLOCKS // 6 if quick else BLOCKS)]
     lines = [
         [
             row.name,
             f"{row.value_us:.3f}",
-            "" if row.target_us is None else f"{row.target_us:.2f}",
-            "" if row.target_us is None else ("met" if row.value_us <= row.target_us else "missed"),
+            "" if row.target_us is None else f"<= {row.target_us:g}",
+            row.verdict,
         ]
         for row in rows
     ]
-    return tabulate(lines, headers=["graphs on the CPU", "µs", "target", ""], disable_numparse=True)
-
-
-def all_rows() -> list[Row]:
-    """Every row, in the order printed."""
-    return [*replay_rows(), *primitive_rows()]
+    table = tabulate(lines, headers=["graphs on the CPU", "µs", "target", ""], disable_numparse=True)
+    return [{**asdict(row), "verdict": row.verdict} for row in rows], table
