@@ -12,6 +12,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
+#include <atomic>
 #include <functional>
 #include <thread>
 
@@ -23,24 +24,24 @@ using namespace staticrt::capture;
 
 namespace {
 
-using Tensors = std::vector<at::Tensor>;
-using Function = std::function<at::Tensor(const Tensors&)>;
+using TensorVector = std::vector<at::Tensor>;
+using Function = std::function<at::Tensor(const TensorVector&)>;
 
-at::Tensor capture(CpuGraph& graph, const Function& function, const Tensors& inputs) {
+at::Tensor recorded(CpuGraph& graph, const Function& function, const TensorVector& inputs) {
   graph.begin(inputs);
   at::Tensor result = function(inputs);
   EXPECT_EQ(graph.end(), std::string());
   return result;
 }
 
-void check(const Function& function, const std::function<Tensors()>& make) {
+void check(const Function& function, const std::function<TensorVector()>& make) {
   CpuGraph graph(CpuPool::make());
-  const Tensors first = make();
+  const TensorVector first = make();
   const at::Tensor want = function(first);
-  const at::Tensor got = capture(graph, function, first);
+  const at::Tensor got = recorded(graph, function, first);
   EXPECT(at::equal(got, want));
   for (int i = 0; i < 3; ++i) {
-    const Tensors inputs = make();
+    const TensorVector inputs = make();
     graph.replay(&inputs, nullptr);
     EXPECT(at::allclose(got, function(inputs), 1e-5, 1e-6, true));
   }
@@ -49,27 +50,28 @@ void check(const Function& function, const std::function<Tensors()>& make) {
 }  // namespace
 
 TEST(replays_compute_what_eager_computes) {
-  check([](const Tensors& in) { return at::matmul(in[0], in[1]).add(1).relu().softmax(-1).sum(0); },
-        [] { return Tensors{at::rand({4, 8}), at::rand({8, 3})}; });
+  check([](const TensorVector& in) { return at::matmul(in[0], in[1]).add(1).relu().softmax(-1).sum(0); },
+        [] { return TensorVector{at::rand({4, 8}), at::rand({8, 3})}; });
   check(
-      [](const Tensors& in) {
+      [](const TensorVector& in) {
         at::Tensor y = in[0].t().slice(0, 1).clone();
         y.select(0, 0).mul_(2);
         y.add_(at::scalar_tensor(3)).index_put_({at::arange(2)}, at::full({}, -1.0));
         return y;
       },
-      [] { return Tensors{at::rand({3, 4})}; });
+      [] { return TensorVector{at::rand({3, 4})}; });
 }
 
 TEST(replays_in_inference_mode_and_with_gradients) {
-  const Function f = [](const Tensors& in) {
+  const Function f = [](const TensorVector& in) {
     at::Tensor w = in[1].detach().requires_grad_();
     at::matmul(in[0], w).sin().sum().backward();
     return w.grad();
   };
-  check(f, [] { return Tensors{at::rand({4, 8}), at::rand({8, 3})}; });
+  check(f, [] { return TensorVector{at::rand({4, 8}), at::rand({8, 3})}; });
   const c10::InferenceMode guard;
-  check([](const Tensors& in) { return in[0].mul(2).exp(); }, [] { return Tensors{at::rand({5})}; });
+  check([](const TensorVector& in) { return in[0].mul(2).exp(); },
+        [] { return TensorVector{at::rand({5})}; });
 }
 
 TEST(a_failed_capture_puts_inputs_back) {
@@ -91,11 +93,11 @@ TEST(a_failed_capture_puts_inputs_back) {
 
 TEST(a_graph_replays_in_other_threads_one_at_a_time) {
   CpuGraph graph(CpuPool::make());
-  const Tensors inputs{at::rand({64})};
+  const TensorVector inputs{at::rand({64})};
   at::Tensor counter = at::zeros({}, at::kLong);
-  const at::Tensor y = capture(
+  const at::Tensor y = recorded(
       graph,
-      [&](const Tensors& in) {
+      [&](const TensorVector& in) {
         counter.add_(1);
         return in[0].cos().mul(2);
       },
@@ -117,7 +119,7 @@ TEST(threads_record_their_own_graphs_at_once) {
     threads.emplace_back([&, t] {
       for (int i = 0; i < 20; ++i) {
         CpuGraph graph(CpuPool::make());
-        const Tensors inputs{at::full({16}, t + 1.0)};
+        const TensorVector inputs{at::full({16}, t + 1.0)};
         graph.begin(inputs);
         const at::Tensor y = inputs[0].mul(2).add(inputs[0]).sum();
         if (!graph.end().empty()) ++wrong;
@@ -131,12 +133,12 @@ TEST(threads_record_their_own_graphs_at_once) {
 
 TEST(outputs_may_be_placed_elsewhere) {
   CpuGraph graph(CpuPool::make());
-  const Tensors inputs{at::rand({8})};
-  const at::Tensor y = capture(graph, [](const Tensors& in) { return in[0].exp(); }, inputs);
+  const TensorVector inputs{at::rand({8})};
+  const at::Tensor y = recorded(graph, [](const TensorVector& in) { return in[0].exp(); }, inputs);
   graph.bind_outputs({y});
   const at::Tensor before = y.clone();
-  const Tensors other{at::rand({8})};
-  const Tensors outs{at::zeros({8})};
+  const TensorVector other{at::rand({8})};
+  const TensorVector outs{at::zeros({8})};
   graph.replay(&other, &outs);
   EXPECT(at::equal(outs[0], other[0].exp()));
   EXPECT(at::equal(y, before));

@@ -6,9 +6,11 @@
 #include <c10/core/CPUAllocator.h>
 
 #include <atomic>
+#include <mutex>
 #include <thread>
 
 #include "allocator/devices.h"
+#include "allocator/pools.h"
 #include "capture/routing.h"
 #include "common/error.h"
 #include "test.h"
