@@ -280,8 +280,13 @@ def compile(module: Any, example_inputs: Any = None, *, dynamic: bool | None = N
     Raises:
         OptionError: an unknown option or value.
         CaptureError: with `fullgraph=True`, the model cannot be captured whole.
+        AcceleratorUnavailable: `accelerators` names one that cannot be used here.
     """
     parsed = parse_options({"dynamic": dynamic, **options})
+    if parsed.accelerators is not None:
+        from staticrt import accelerators
+
+        accelerators.find(parsed.accelerators)
     if isinstance(module, (CompiledModule, CompiledFunction)):
         module = module._engine.function
     if not callable(module):

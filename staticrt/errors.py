@@ -57,6 +57,10 @@ class PlanError(StaticRuntimeError, ValueError):
     """A memory plan was asked for with specs that make none."""
 
 
+class AcceleratorUnavailable(StaticRuntimeError):
+    """An accelerator was asked for by name and cannot be used here; the message says what was found."""
+
+
 class GradError(StaticRuntimeError):
     """A call needs gradients that this compiled function cannot give."""
 

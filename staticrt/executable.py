@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import fx
@@ -13,6 +13,9 @@ from staticrt.frontend.graph import CapturedGraph
 from staticrt.lowering import lower
 from staticrt.native import _C
 from staticrt.passes.pipeline import PipelineOptions, PipelineReport, run_pipeline
+
+if TYPE_CHECKING:
+    from staticrt.accelerators.partition import Islands
 
 
 class Executable(Protocol):
@@ -68,10 +71,14 @@ class StaticExecutable:
         LoweringError: the graph holds what no Program can express.
     """
 
-    def __init__(self, captured: CapturedGraph, *, passes: bool = True, **options: Any) -> None:
+    def __init__(
+        self, captured: CapturedGraph, *, passes: bool = True, accelerators: str | None = None, **options: Any
+    ) -> None:
         self.passes: PipelineReport | None = (
             run_pipeline(captured.module, options=_known(captured)) if passes else None
         )
+        # The program refers to its islands by number, so they live as long as this.
+        self._islands, self._no_islands = _cut_islands(captured, accelerators)
         lowered = lower(captured.module)
         self.program = lowered.program
         self.native = _C.Executable(lowered.program, **options)
@@ -87,9 +94,30 @@ class StaticExecutable:
             return ()
         return tuple(f"{p.name}: {p.count} rewritten" for p in self.passes.passes if p.changed)
 
+    def island_lines(self) -> tuple[str, ...]:
+        """What the accelerator got and did, or why there is none."""
+        if self._islands is not None:
+            return self._islands.lines()
+        return (f"no accelerator: {self._no_islands}",) if self._no_islands else ()
+
     def node_kinds(self) -> dict[str, int]:
         """How many nodes are of which kind: managed, out, native, fallback, control, total."""
         return self.native.node_counts
+
+
+def _cut_islands(captured: CapturedGraph, choice: str | None) -> tuple[Islands | None, str]:
+    """The islands of an accelerator, cut out of the graph in place; or None, and why."""
+    if choice is None:
+        return None, ""
+    from staticrt.accelerators import find
+    from staticrt.accelerators.partition import cut_islands
+
+    accelerator, reason = find(choice)
+    if accelerator is None:
+        return None, reason
+    placeholders = captured.module.graph.find_nodes(op="placeholder")
+    own = frozenset(n.name for n, spec in zip(placeholders, captured.inputs, strict=True) if spec.kind != "user")
+    return cut_islands(captured.module, accelerator, own), ""
 
 
 def _known(captured: CapturedGraph) -> PipelineOptions:

@@ -130,6 +130,12 @@ OPTIONS: tuple[Option, ...] = (
         "Training: plans kept for one graph, one for each set of defined gradients; the least recent go.",
         minimum=1,
     ),
+    Option(
+        "accelerators",
+        (str, type(None)),
+        None,
+        "An accelerator that compiles islands of the graph: a name ('tensorrt'), 'auto' (the first that is available).",
+    ),
     Option("deterministic", (bool,), False, "Choose kernels by rule instead of by measuring."),
     Option(
         "verify",
@@ -149,6 +155,7 @@ _RUNTIME = (
     "deterministic",
     "poison",
     "verify",
+    "accelerators",
 )
 _BY_NAME = {option.name: option for option in OPTIONS}
 

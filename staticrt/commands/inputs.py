@@ -23,7 +23,7 @@ _DTYPES = {
 }  # fmt: skip
 _DEFAULT_HIGH = 2  # integers are indices more often than not: 0 and 1 are in range of most tables
 _SHAPE = re.compile(
-    r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<sizes>\d+(?:x\d+)*|scalar)(?::(?P<dtype>\w+))?(?::(?P<high>\d+))?"
+    r"(?:(?P<name>[^=]+)=)?(?P<sizes>\d+(?:x\d+)*|scalar)(?::(?P<dtype>\w+))?(?::(?P<high>\d+))?"
 )
 
 
@@ -34,11 +34,13 @@ class TensorSpec:
     Args:
         sizes: None where they are not known.
         high: integers are drawn from [0, high).
+        text: what the model says of it, for messages: "float32[batch, 3, 224, 224]".
     """
 
     sizes: tuple[int, ...] | None
     dtype: torch.dtype = torch.float32
     high: int | None = None
+    text: str = ""
 
     def make(self, generator: torch.Generator) -> torch.Tensor:
         """Random values: normal floats, small integers, fair booleans."""
@@ -133,8 +135,9 @@ def read_tensors(path: str) -> list[torch.Tensor]:
 
 
 def _named(text: str) -> tuple[str, str]:
-    match = re.fullmatch(r"([A-Za-z_]\w*)=(.+)", text)
-    return (match[1], match[2]) if match else ("", text)
+    """ "x=file.npy" as its name ("" if none) and the rest; a file's name may hold "=" itself."""
+    name, equals, rest = text.partition("=")
+    return ("", text) if not equals or Path(text).exists() else (name, rest)
 
 
 def build_inputs(
@@ -211,8 +214,9 @@ def _complete(
         elif place < len(specs) and specs[place].sizes is not None:
             values[name] = specs[place].make(generator)
         elif place < required:
+            said = f", {specs[place].text}" if place < len(specs) and specs[place].text else ""
             raise InputError(
-                f"nothing is given for the model's argument {name!r}",
+                f"nothing is given for the model's argument {name!r}{said}",
                 fix=f"add --shape {name}=SIZES (such as {name}=1x3x224x224), or --input {name}=FILE",
             )
     if not names:

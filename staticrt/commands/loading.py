@@ -137,7 +137,21 @@ def load_model(text: str, init: str = "{}", options: dict[str, Any] | None = Non
 
 
 def _load_onnx(path: Path, options: dict[str, Any]) -> LoadedModel:
-    raise InputError(f"{path}: ONNX files cannot be read yet")
+    import staticrt
+
+    compiled = staticrt.from_onnx(path, **options)
+    module: Any = compiled._module
+    specs = tuple(_onnx_spec(info) for info in module.inputs)
+    required = max((i + 1 for i, info in enumerate(module.inputs) if not info.optional), default=0)
+    return LoadedModel(path.name, "onnx", module, compiled, module.input_names, specs, required)
+
+
+def _onnx_spec(info: Any) -> TensorSpec:
+    if info.dtype is None or info.shape is None:
+        return TensorSpec(None)
+    known = all(isinstance(size, int) for size in info.shape)
+    text = f"{str(info.dtype).removeprefix('torch.')}[{', '.join('?' if s is None else str(s) for s in info.shape)}]"
+    return TensorSpec(tuple(info.shape) if known else None, info.dtype, text=text)
 
 
 def _load_pt2(path: Path, options: dict[str, Any]) -> LoadedModel:

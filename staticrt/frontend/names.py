@@ -23,18 +23,20 @@ def argument_names(
         parameters = list(inspect.signature(target).parameters.values())
     except (TypeError, ValueError):
         return ()
+    own = getattr(function, "input_names", None) if isinstance(function, torch.nn.Module) else None
     names: list[str] = []
     for index, value in enumerate(args):
-        names += _leaf_names(_positional(parameters, index), value)
+        names += _leaf_names(_positional(parameters, index, own), value)
     for key, value in kwargs.items():
         names += _leaf_names(key, value)
     return tuple(names) if len(names) == leaves else ()
 
 
-def _positional(parameters: list[inspect.Parameter], index: int) -> str:
+def _positional(parameters: list[inspect.Parameter], index: int, own: tuple[str, ...] | None) -> str:
     for place, parameter in enumerate(parameters):
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            return f"{parameter.name}[{index - place}]"
+            names = () if own is None else own
+            return names[index] if index < len(names) else f"{parameter.name}[{index - place}]"
         if place == index:
             return parameter.name
     return f"argument {index}"

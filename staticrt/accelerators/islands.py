@@ -1,0 +1,184 @@
+"""Islands at run time: one operator that looks its island up and runs what the accelerator made of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from staticrt.accelerators.protocol import Accelerator
+from staticrt.frontend import tracing
+
+_MOST_SHAPES = 16  # compiled forms of one island; further shapes run operator by operator
+
+_MOST_NEW_WEIGHTS = 3  # compilations because weights changed; from then on weights are inputs
+
+_library = torch.library.Library("staticrt_islands", "DEF")
+_library.define("run(Tensor[] inputs, int island) -> Tensor[]")
+_islands: weakref.WeakValueDictionary[int, Island] = weakref.WeakValueDictionary()
+_handles = itertools.count()
+
+
+class _WithWeights(torch.nn.Module):
+    """An island's body with some of its inputs as buffers, so that an accelerator may pack them."""
+
+    def __init__(self, body: fx.GraphModule, weights: dict[int, torch.Tensor]) -> None:
+        super().__init__()
+        self.body = body
+        self.positions = tuple(weights)
+        for position, tensor in weights.items():
+            self.register_buffer(f"weight_{position}", tensor.detach())
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        rest = iter(inputs)
+        total = len(inputs) + len(self.positions)
+        return self.body(
+            *(getattr(self, f"weight_{i}") if i in self.positions else next(rest) for i in range(total))
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Form:
+    """What an accelerator made for some shapes.
+
+    Args:
+        run: takes the inputs that are not weights; None: it could not, see `reason`.
+        weights: position -> (address, version) of the weights compiled in.
+    """
+
+    run: Callable[..., Any] | None
+    weights: dict[int, tuple[int, int]]
+    reason: str = ""
+
+
+class Island:
+    """A part of a graph that an accelerator compiles, once for each combination of input shapes.
+
+    The model's own tensors are compiled in as constants; when one changes, the island is compiled anew, and after
+    a few times they become inputs.
+
+    Args:
+        body: takes tensors, returns a tuple of tensors.
+        model_inputs: positions of inputs that are the model's own tensors.
+        nodes, ops, where: names, operators and model lines inside, for reports.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        body: fx.GraphModule,
+        *,
+        model_inputs: tuple[int, ...] = (),
+        nodes: tuple[str, ...] = (),
+        ops: tuple[str, ...] = (),
+        where: tuple[str, ...] = (),
+    ) -> None:
+        self.accelerator = accelerator
+        self.body = body
+        self.model_inputs = model_inputs
+        self.nodes = nodes
+        self.ops = ops
+        self.where = where
+        self.calls = 0
+        self.fallbacks: dict[str, int] = {}
+        self._forms: dict[Any, _Form] = {}
+        self._new_weights = 0
+        self._lock = threading.Lock()
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        key = tuple((x.dtype, x.shape, x.stride(), x.device) for x in inputs)
+        with self._lock:
+            self.calls += 1
+            form = self._forms.get(key)
+            if form is not None and form.weights and form.weights != _versions(inputs, form.weights):
+                self._new_weights += 1
+                form = None
+            if form is None:
+                form = self._compile(key, inputs)
+            if form.run is None:
+                self.fallbacks[form.reason] = self.fallbacks.get(form.reason, 0) + 1
+        if form.run is None:
+            results = self.body(*inputs)
+        else:
+            results = form.run(*(x for i, x in enumerate(inputs) if i not in form.weights))
+        return _apart(list(results) if isinstance(results, (list, tuple)) else [results], inputs)
+
+    def _compile(self, key: Any, inputs: Sequence[torch.Tensor]) -> _Form:
+        if key not in self._forms and len(self._forms) >= _MOST_SHAPES:
+            return _Form(None, {}, f"more than {_MOST_SHAPES} combinations of shapes")
+        weights: dict[int, torch.Tensor] = {}
+        if self._new_weights < _MOST_NEW_WEIGHTS:
+            weights = {i: inputs[i] for i in self.model_inputs if not inputs[i].is_inference()}
+        given = [x.detach() for i, x in enumerate(inputs) if i not in weights]
+        try:
+            if not given:  # torch.export and accelerators want at least one input
+                weights, given = {}, [x.detach() for x in inputs]
+            module = _WithWeights(self.body, weights) if weights else self.body
+            with tracing.lock:  # torch.export keeps state of the whole process
+                program = torch.export.export(module, tuple(given), strict=False)
+            form = _Form(self.accelerator.compile(program, given), _versions(inputs, weights))
+        except Exception as error:
+            lines = str(error).strip().splitlines()
+            form = _Form(None, {}, f"{type(error).__name__}: {lines[0] if lines else ''}".strip())
+        self._forms[key] = form
+        return form
+
+    def line(self, accelerator: str) -> str:
+        """A line for `explain()`."""
+        shown = ", ".join(self.ops[:4]) + (", …" if len(self.ops) > 4 else "")
+        compiled = sum(form.run is not None for form in self._forms.values())
+        text = f"{accelerator}: {len(self.nodes)} nodes ({shown}), {self.calls} calls, compiled for {compiled} shapes"
+        if self.where:
+            text += f"   ({', '.join(self.where[:3])}{', …' if len(self.where) > 3 else ''})"
+        for reason, count in sorted(self.fallbacks.items()):
+            text += f"; fell back in {count} calls: {reason}"
+        return text
+
+
+def _versions(inputs: Sequence[torch.Tensor], positions: Iterable[int]) -> dict[int, tuple[int, int]]:
+    return {i: (inputs[i].data_ptr(), inputs[i]._version) for i in positions}
+
+
+def register_island(island: Island) -> int:
+    """A number for the operator; good for as long as the island lives."""
+    handle = next(_handles)
+    _islands[handle] = island
+    return handle
+
+
+def _apart(results: list[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Results with memory of their own: the operator promises no aliases."""
+    seen = {x.untyped_storage().data_ptr() for x in inputs if x.numel()}
+    apart = []
+    for result in results:
+        address = result.untyped_storage().data_ptr()
+        if result.numel() and address in seen:
+            result = result.clone(memory_format=torch.preserve_format)
+            address = result.untyped_storage().data_ptr()
+        seen.add(address)
+        apart.append(result)
+    return apart
+
+
+def _run(inputs: list[torch.Tensor], island: int) -> list[torch.Tensor]:
+    found = _islands.get(island)
+    if found is None:
+        raise RuntimeError(f"island {island} is gone: the compiled function it belongs to no longer exists")
+    return found.run(inputs)
+
+
+def _fake(inputs: list[torch.Tensor], island: int) -> list[torch.Tensor]:
+    found = _islands.get(island)
+    if found is None:
+        raise RuntimeError(f"island {island} is gone")
+    return list(found.body(*inputs))
+
+
+_library.impl("run", _run, "CompositeExplicitAutograd")
+_library.impl("run", _fake, "Meta")
