@@ -116,7 +116,9 @@ def _cut_islands(captured: CapturedGraph, choice: str | None) -> tuple[Islands |
     if accelerator is None:
         return None, reason
     placeholders = captured.module.graph.find_nodes(op="placeholder")
-    own = frozenset(n.name for n, spec in zip(placeholders, captured.inputs, strict=True) if spec.kind != "user")
+    own = frozenset(
+        n.name for n, spec in zip(placeholders, captured.inputs, strict=True) if spec.kind != "user"
+    )
     return cut_islands(captured.module, accelerator, own), ""
 
 

@@ -174,6 +174,77 @@ def test_inspect_profile_plan_memory(toy, call, tmp_path):
     assert json.loads(call("memory", toy, *shape, "--json")[1])["written"] == ["Toy_memory.svg"]
 
 
+@pytest.fixture
+def onnx_file(toy, tmp_path):
+    pytest.importorskip("onnx", reason="needs the package onnx")
+    import onnx
+    from onnx import TensorProto, helper
+
+    x = helper.make_tensor_value_info("data.in", TensorProto.FLOAT, ["batch", 8])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 8])
+    nodes = [helper.make_node("Relu", ["data.in"], ["r"]), helper.make_node("Add", ["r", "r"], ["y"])]
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", [x], [y]), opset_imports=[helper.make_opsetid("", 18)]
+    )
+    onnx.save(model, tmp_path / "two.onnx")
+    return "two.onnx"
+
+
+def test_onnx_files_are_models(onnx_file, call, tmp_path):
+    code, out, err = call("run", onnx_file, "--shape", "data.in=3x8", "--check", "--json")
+    assert code == 0, err
+    assert json.loads(out)["outputs"][0]["sizes"] == [3, 8]
+    assert json.loads(out)["check"] == {"ok": True}
+    code, out, _ = call("inspect", onnx_file, "--shape", "3x8")
+    assert code == 0
+    assert "data.in: float32[" in out
+    code, _, err = call("run", onnx_file)
+    assert code == 2
+    assert "argument 'data.in', float32[batch, 8]" in err
+    (tmp_path / "cut.onnx").write_bytes((tmp_path / onnx_file).read_bytes()[:40])
+    code, _, err = call("run", "cut.onnx", "--shape", "3x8")
+    assert code == 2
+    assert "cut.onnx" in err
+
+
+def test_bench_measures_a_model_of_the_users(toy, call, tmp_path):
+    words = (
+        "bench",
+        toy,
+        "--shape",
+        "x=3x16",
+        "--quick",
+        "--seconds",
+        "0.05",
+        "--peers",
+        "eager,torchscript,staticrt",
+    )
+    code, out, err = call(*words)
+    assert code == 0, err
+    assert [line.split()[0] for line in out.splitlines()[3:]] == ["eager", "torchscript", "staticrt"]
+    code, out, _ = call(*words, "--json")
+    document = json.loads(out)
+    assert document["inputs"] == ["float32[3, 16]"]
+    for row in document["rows"]:
+        assert row["status"] == "ok"
+        assert 0 < row["p50_us"] <= row["p90_us"] <= row["p99_us"]
+        assert row["speedup"] == pytest.approx(document["rows"][0]["p50_us"] / row["p50_us"])
+    assert call(*words, "--json", "raw.json")[0] == 0
+    assert json.loads((tmp_path / "raw.json").read_text())["model"] == "Toy"
+
+
+def test_bench_tells_which_peer_cannot(toy, call):
+    code, out, _ = call(
+        "bench", "toy_models:Embed", "--shape", "ids=5:int64:10", "--shape", "mask=5x4:bool", "--quick",
+        "--seconds", "0.05", "--peers", "eager,torchscript,staticrt", "--json",
+    )  # fmt: skip
+    rows = {row["peer"]: row for row in json.loads(out)["rows"]}
+    assert code == 0
+    assert rows["torchscript"]["status"] == "failed"
+    assert rows["torchscript"]["reason"]
+    assert rows["staticrt"]["status"] == "ok"
+
+
 def test_env_says_what_an_issue_needs(call):
     code, out, _ = call("env", "--json")
     assert code == 0

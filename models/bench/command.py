@@ -1,4 +1,4 @@
-"""`staticrt bench`: the zoo against every peer."""
+"""`staticrt bench`: the zoo, or one model of the user's, against every peer."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from staticrt.commands.loading import MODEL_HELP, add_model_options
 from staticrt.errors import OptionError
 from staticrt.models import zoo
 from staticrt.models.bench import gates as gates_module
@@ -18,7 +19,9 @@ from staticrt.models.bench.job import Setting
 from staticrt.models.bench.measure import allowed_cpus, measure
 from staticrt.models.bench.peers import select
 from staticrt.models.bench.report import render, render_gates
+from staticrt.models.bench.user_model import bench_model
 
+STDOUT = Path("-")
 FORMAT = 1  # of the JSON; rises when a field changes its meaning
 FULL = {"seconds": 3.0, "block_seconds": 0.02, "min_rounds": 7, "timeout": 900.0}
 QUICK = {"seconds": 0.15, "block_seconds": 0.005, "min_rounds": 3, "timeout": 120.0}
@@ -34,6 +37,8 @@ INTERRUPTED = 130  # exit code after Ctrl-C, as a shell gives it
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `staticrt bench`."""
     names = ", ".join(entry.name for entry in zoo.ENTRIES)
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=f"instead of the zoo: {MODEL_HELP}")
+    add_model_options(parser, shared=False)
     parser.add_argument(
         "--models", type=_words, metavar="NAMES", help=f"names, patterns or tags, by comma: {names}"
     )
@@ -51,7 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="CPUs per peer (default 1)")
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="raw results (default: results/bench-….json)"
+        "--json",
+        type=Path,
+        nargs="?",
+        const=STDOUT,
+        metavar="FILE",
+        help="raw results (of the zoo by default results/bench-….json); without FILE or with -: print them instead",
     )
     parser.add_argument("--quick", action="store_true", help="short rounds, and only peers that start fast")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights and inputs (default 0)")
@@ -74,6 +84,8 @@ def main(arguments: argparse.Namespace) -> int:
     for suite in SUITES:
         if getattr(arguments, suite):
             return _run_suite(suite, arguments)
+    if arguments.model is not None:
+        return bench_model(arguments)
     entries = zoo.select(arguments.models)
     peers = select(arguments.peers, quick=arguments.quick)
     setting = _setting(arguments)
@@ -95,10 +107,14 @@ def main(arguments: argparse.Namespace) -> int:
     document["gates"] = [asdict(gate) for gate in gates]
     document["complete"] = is_complete
     _save(document, target)
-    print(render(document, details=arguments.details))
-    if arguments.gates:
+    if target == STDOUT:
+        print(json.dumps(document, allow_nan=False))
+    else:
+        print(render(document, details=arguments.details))
+    if arguments.gates and target != STDOUT:
         print(f"\n{render_gates(gates)}")
-    print(f"\nRaw results: {target}" + ("" if is_complete else " (interrupted: incomplete)"))
+    if target != STDOUT:
+        print(f"\nRaw results: {target}" + ("" if is_complete else " (interrupted: incomplete)"))
     if not is_complete:
         return INTERRUPTED
     return int(arguments.gates and any(gate.verdict == gates_module.MISSED for gate in gates))
@@ -145,6 +161,8 @@ def _workers(arguments: argparse.Namespace) -> int:
 
 def _target(asked: Path | None, name: str = "bench") -> Path:
     """Where the JSON goes; checked before hours of measuring."""
+    if asked == STDOUT:
+        return asked
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     target = asked if asked is not None else Path("results", f"{name}-{stamp}.json")
     try:
@@ -157,6 +175,8 @@ def _target(asked: Path | None, name: str = "bench") -> Path:
 
 def _save(document: dict[str, Any], target: Path) -> None:
     """Write whole or not at all, so that an interrupted run leaves readable JSON."""
+    if target == STDOUT:
+        return  # printed at the end
     partial = target.with_name(target.name + ".part")
     partial.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
     partial.replace(target)

@@ -79,9 +79,7 @@ def _bases_of_results(module: fx.GraphModule) -> frozenset[fx.Node]:
     """Bases of results of which several share memory, or a result is a view."""
     (output,) = module.graph.find_nodes(op="output")
     bases = Counter(_base(node) for node in output.all_input_nodes)
-    return frozenset(
-        base for base, count in bases.items() if count > 1 or base not in output.all_input_nodes
-    )
+    return frozenset(base for base, count in bases.items() if count > 1 or base not in output.all_input_nodes)
 
 
 def cut_islands(module: fx.GraphModule, accelerator: Accelerator, model_inputs: frozenset[str]) -> Islands:
@@ -142,9 +140,7 @@ def _replace(
     )
     handle = register_island(island)
     with module.graph.inserting_before(node):
-        call = module.graph.call_function(
-            torch.ops.staticrt_islands.run.default, (list(node.args), handle)
-        )
+        call = module.graph.call_function(torch.ops.staticrt_islands.run.default, (list(node.args), handle))
         call.meta["val"] = [values[n.name] for n in results]
         call.meta["stack_trace"] = node.meta.get("stack_trace")
         parts = []

@@ -53,8 +53,8 @@ class TensorSpec:
         return torch.randint(0, high, self.sizes, generator=generator).to(self.dtype)
 
 
-def add_input_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare --shape, --input, --value and --seed."""
+def add_input_arguments(parser: argparse.ArgumentParser, seed: bool = True) -> None:
+    """Declare --shape, --input, --value and, if asked, --seed."""
     group = parser.add_argument_group(
         "inputs (of a model without example inputs, in the order of its arguments)"
     )
@@ -75,7 +75,8 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--value", action="append", default=[], metavar="NAME=JSON", help="an argument that is no tensor: n=3"
     )
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="of random tensors (0)")
+    if seed:
+        group.add_argument("--seed", type=int, default=0, metavar="N", help="of random tensors (0)")
 
 
 def parse_shape(text: str) -> tuple[str, TensorSpec]:

@@ -64,8 +64,12 @@ def names_model(text: str) -> bool:
     return Path(text).suffix.lower() in (".onnx", ".pt2") or (":" in text and not Path(text).exists())
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Declare a model's constructor arguments, options of the compiler, and inputs."""
+def add_model_options(parser: argparse.ArgumentParser, shared: bool = True) -> None:
+    """Declare a model's constructor arguments, options of the compiler, and inputs.
+
+    Args:
+        shared: also --threads and --seed, which some commands have of their own.
+    """
     parser.add_argument(
         "--init", default="{}", metavar="JSON", help="constructor arguments of a class, as a JSON object"
     )
@@ -76,8 +80,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=JSON",
         help="an option of staticrt.compile: --option prepared=false",
     )
-    parser.add_argument("--threads", type=int, metavar="N", help="intra-op threads (torch's default)")
-    add_input_arguments(parser)
+    if shared:
+        parser.add_argument("--threads", type=int, metavar="N", help="intra-op threads (torch's default)")
+    add_input_arguments(parser, seed=shared)
 
 
 def compile_options(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -115,6 +120,7 @@ def prepare_model(
         torch.set_num_threads(arguments.threads)
     torch.manual_seed(arguments.seed)
     with progress(f"loading {arguments.model}"):
+        importlib.import_module("staticrt.frontend.capture")  # imports are not the model's time
         loaded = load_model(arguments.model, arguments.init, compile_options(arguments))
     args, kwargs = build_inputs(arguments, loaded.names, loaded.specs, loaded.examples, loaded.required)
     compiled = loaded.compiled

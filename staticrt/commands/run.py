@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import time
 from pathlib import Path
@@ -35,7 +34,6 @@ def main(args: argparse.Namespace) -> int:
         raise OptionError(f"--save {args.save}: name it .pt")
     loaded, compiled, inputs, keywords = prepare_model(args)
     before = copied((inputs, keywords))
-    importlib.import_module("staticrt.frontend.capture")  # imports are not the model's time
     begin = time.perf_counter()
     result = call(f"compiling and running {loaded.name}", compiled, *inputs, **keywords)
     first = time.perf_counter() - begin

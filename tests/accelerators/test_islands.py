@@ -67,7 +67,9 @@ def test_results_equal_eager_for_every_shape_and_call(prepared):
         x = torch.randn(rows, 8)
         torch.testing.assert_close(compiled(x), model(x))
     first, second = islands(compiled)
-    assert first.startswith("reference: 2 nodes (aten.linear.default, aten.relu.default), 6 calls, compiled for 3 shapes")
+    assert first.startswith(
+        "reference: 2 nodes (aten.linear.default, aten.relu.default), 6 calls, compiled for 3 shapes"
+    )
     assert "test_islands.py:" in second
     assert "sort" not in first + second
     assert compiled.explain().captures[0].calls == 6

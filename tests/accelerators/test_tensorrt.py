@@ -95,7 +95,8 @@ def test_availability_names_what_is_missing(stand, monkeypatch):
     assert usable
     assert f"torch-tensorrt {VERSION}" in reason
     monkeypatch.setattr(
-        "staticrt.accelerators.tensorrt._dynamo", lambda: (_ for _ in ()).throw(Exception("libnvinfer.so.11 not found"))
+        "staticrt.accelerators.tensorrt._dynamo",
+        lambda: (_ for _ in ()).throw(Exception("libnvinfer.so.11 not found")),
     )
     usable, reason = TensorRT().is_available()
     assert not usable
@@ -114,7 +115,9 @@ def wheel() -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder)]
         try:
-            subprocess.run([*command, f"torch-tensorrt=={VERSION}"], check=True, capture_output=True, timeout=60)
+            subprocess.run(
+                [*command, f"torch-tensorrt=={VERSION}"], check=True, capture_output=True, timeout=60
+            )
         except (subprocess.SubprocessError, OSError):
             pytest.skip(f"the wheel torch-tensorrt {VERSION} cannot be fetched: no package index here")
         found = sorted(folder.glob(f"torch_tensorrt-{VERSION}-*.whl"))
