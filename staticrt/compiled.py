@@ -311,7 +311,12 @@ class Engine:
         return step_of(self.options.graphs, args)
 
     def _executable(self, captured: CapturedGraph) -> executable.Executable:
-        built = executable.build(captured, self.options.executor, **self.options.runtime())
+        built = executable.build(
+            captured,
+            self.options.executor,
+            accelerators=self.options.accelerators,
+            **self.options.runtime(),
+        )
         if self.options.graphs is False:
             return built
         from staticrt.capture.compiled import CapturedExecutable

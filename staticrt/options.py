@@ -155,7 +155,6 @@ _RUNTIME = (
     "deterministic",
     "poison",
     "verify",
-    "accelerators",
 )
 _BY_NAME = {option.name: option for option in OPTIONS}
 

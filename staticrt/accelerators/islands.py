@@ -19,7 +19,7 @@ _MOST_SHAPES = 16  # compiled forms of one island; further shapes run operator b
 
 _MOST_NEW_WEIGHTS = 3  # compilations because weights changed; from then on weights are inputs
 
-_library = torch.library.Library("staticrt_islands", "DEF")
+_library: Any = torch.library.Library("staticrt_islands", "DEF")  # type: ignore[no-untyped-call]
 _library.define("run(Tensor[] inputs, int island) -> Tensor[]")
 _islands: weakref.WeakValueDictionary[int, Island] = weakref.WeakValueDictionary()
 _handles = itertools.count()

@@ -120,7 +120,8 @@ def _replace(
     model_inputs: frozenset[str],
 ) -> Island:
     """Turn one fused call_module into a call of the island operator."""
-    body: fx.GraphModule = module.get_submodule(str(node.target))
+    body = module.get_submodule(str(node.target))
+    assert isinstance(body, fx.GraphModule)
     (output,) = body.graph.find_nodes(op="output")
     single = isinstance(output.args[0], fx.Node)
     results = [output.args[0]] if single else list(output.args[0])
@@ -152,9 +153,9 @@ def _replace(
         node.replace_all_uses_with(parts[0])
     else:
         for user in list(node.users):
-            position = user.args[1]
-            assert isinstance(position, int)
-            user.replace_all_uses_with(parts[position])
+            place = user.args[1]
+            assert isinstance(place, int)
+            user.replace_all_uses_with(parts[place])
             module.graph.erase_node(user)
     module.graph.erase_node(node)
     module.delete_submodule(str(node.target))

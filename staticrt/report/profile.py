@@ -106,6 +106,7 @@ class ProfileReport:
         outside_ns: neither in runs nor in eager calls: arguments, guards, Python between parts.
         paths: how the runs went, "prepared" in steady state.
         rows: in execution order.
+        hints: what would make the call itself faster.
         machine: the measured limits, or what a step reached where that was more.
     """
 
@@ -121,6 +122,7 @@ class ProfileReport:
     paths: tuple[str, ...]
     rows: tuple[ProfileRow, ...]
     machine: Roofline
+    hints: tuple[str, ...] = ()
     calls: tuple[Call, ...] = dataclasses.field(default=(), repr=False, compare=False)
 
     def by_kind(self) -> tuple[KindRow, ...]:
@@ -202,6 +204,7 @@ class ProfileReport:
             f"setup {self.setup_ns / 1e3:.2f} µs (memory {self.alloc_ns / 1e3:.2f}), release {self.dealloc_ns / 1e3:.2f} µs, "
             f"outside the runtime {self.outside_ns / 1e3:.2f} µs; roof {self.machine.flops_per_s / 1e9:.0f} GFLOP/s, "
             f"{self.machine.bytes_per_s['memory'] / 1e9:.1f} GB/s from memory",
+            *(f"hint: {hint}" for hint in self.hints),
             "",
             tabulate(kinds, ["kind", "steps", "µs", "%", "MFLOP"], disable_numparse=True,
                      colalign=("left", "right", "right", "right", "right") if kinds else None),

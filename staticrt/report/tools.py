@@ -6,6 +6,7 @@ A compiled module is still the module: where the model itself has an attribute o
 
 from __future__ import annotations
 
+import dataclasses
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -49,15 +50,27 @@ def _has_own(module: torch.nn.Module, name: str) -> bool:
 
 
 def graphs_of(engine: Engine) -> list[Graph]:
-    """The captured graphs that the C++ runtime runs, in the order and with the numbers of `explain()`."""
+    """The captured graphs that the C++ runtime runs, with the numbers of `explain()`.
+
+    A graph compiled for training has programs of its own for forward, backward and inference; the first has
+    the graph's name.
+    """
     from staticrt.executable import StaticExecutable
 
-    entries = [*engine._order, *(entry for part in engine._part_engines for entry in part._order)]
-    return [
-        Graph(f"graph {number}", entry.executable.native, input_names(entry.captured))
-        for number, entry in enumerate(entries)
-        if isinstance(entry.executable, StaticExecutable)
-    ]
+    found: list[Graph] = []
+    parts = [entry for part in engine._part_engines for entry in part._order]
+    for number, item in enumerate([*engine._order, *engine._regions, *parts]):
+        name = f"graph {number}"
+        if hasattr(item, "captured"):
+            if isinstance(item.executable, StaticExecutable):
+                found.append(Graph(name, item.executable.native, input_names(item.captured)))
+            continue
+        for graph in item.graphs:
+            for _key, plan in graph.plans.items():
+                if plan.native is not None:
+                    first = all(other.name != name for other in found)
+                    found.append(Graph(name if first else f"{name}, {graph.role}", plan.native, ()))
+    return found
 
 
 def tool(function: F) -> F:
@@ -83,7 +96,14 @@ class Tools:
         """
         from staticrt.report.profile import profile
 
-        return profile(self, args, kwargs, name=self._engine.name, runs=runs)  # type: ignore[arg-type]
+        report = profile(self, args, kwargs, name=self._engine.name, runs=runs)  # type: ignore[arg-type]
+        hints = list(report.hints)
+        if torch.is_grad_enabled() and self._engine._wants_gradients():
+            hints.append("gradients were recorded for training; to infer, call under torch.no_grad()")
+        for item in self._engine.explain().eager:
+            if item.calls:
+                hints.append(f"ran eagerly: {item.reason}" + (f" at {item.where}" if item.where else ""))
+        return dataclasses.replace(report, hints=tuple(dict.fromkeys(hints)))
 
     @tool
     def metrics(self, *args: Any, runs: int = 20, **kwargs: Any) -> Metrics:

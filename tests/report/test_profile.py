@@ -104,6 +104,14 @@ def test_an_eager_call_is_a_row_with_its_reason():
     assert 0 < row.self_ns <= report.traced_ns
 
 
+def test_a_call_that_records_gradients_gets_a_hint(net, x):
+    assert net.profile(x, runs=1).hints == ()
+    with torch.enable_grad():
+        report = net.profile(x, runs=1)
+    assert "torch.no_grad()" in report.hints[0]
+    assert "hint: gradients were recorded" in str(report)
+
+
 def test_parts_between_graph_breaks_are_profiled(capsys):
     report = staticrt.compile(Prints()).profile(torch.ones(3), runs=2)
     assert {"mul+add", "relu+sub"} <= {row.op for row in report.rows}
