@@ -15,7 +15,14 @@ import traceback
 from collections.abc import Sequence
 
 from staticrt import __version__
-from staticrt.errors import InputError, OnnxError, OptionError, PlanError, StaticRuntimeError
+from staticrt.errors import (
+    ArchiveError,
+    InputError,
+    OnnxError,
+    OptionError,
+    PlanError,
+    StaticRuntimeError,
+)
 
 # command -> (module, what it does)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -35,7 +42,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "env": ("staticrt.commands.env", "print versions, machine and build: what an issue report needs"),
 }
 EXIT_CODES = "exit codes: 0 done; 1 it failed or a check did; 2 wrong arguments, files or inputs"
-_USAGE = (InputError, OnnxError, OptionError, PlanError)
+_USAGE = (ArchiveError, InputError, OnnxError, OptionError, PlanError)
 INTERRUPTED = 130
 
 

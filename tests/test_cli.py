@@ -308,6 +308,27 @@ def test_mistakes_get_a_sentence(toy, call, words, code, message):
     assert message in err
 
 
+def test_compile_writes_archives_that_every_command_takes(toy, call, tmp_path):
+    code, out, err = call("compile", toy, "--shape", "x=3x16", "-o", "toy.pt2", "--json")
+    assert code == 0, err
+    assert json.loads(out)["bytes"] == (tmp_path / "toy.pt2").stat().st_size
+    results = set()
+    for model in (toy, "toy.pt2"):
+        code, out, err = call("run", model, "--shape", "x=5x16", "--seed", "7", "--json")
+        assert code == 0, err
+        results.add(json.loads(out)["outputs"][0]["sizes"][0])
+    assert results == {5}
+    for words in (("inspect",), ("profile", "--runs", "1"), ("plan",), ("memory", "-o", "m.svg")):
+        code, _, err = call(words[0], "toy.pt2", "--shape", "x=3x16", *words[1:])
+        assert code == 0, err
+    code, _, err = call("run", "toy.pt2", "--shape", "x=3x16", "--check")
+    assert code == 2
+    assert "no eager form" in err
+    whole = (tmp_path / "toy.pt2").read_bytes()
+    (tmp_path / "cut.pt2").write_bytes(whole[: len(whole) // 2])
+    assert call("run", "cut.pt2", "--shape", "x=3x16")[0] == 2
+
+
 def test_damaged_archives_are_refused(toy, call, tmp_path):
     (tmp_path / "bad.pt2").write_bytes(b"not a zip")
     code, _, err = call("run", "bad.pt2")

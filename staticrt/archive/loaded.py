@@ -21,6 +21,7 @@ from staticrt.frontend.structure import Flattener, ResultSpec, Structure
 from staticrt.native import _C
 from staticrt.options import parse_options
 from staticrt.report.explain import CaptureReport, Explanation
+from staticrt.report.tools import Tools
 
 # As WeightKind in csrc/archive/archive.h.
 _PARAMETER, _BUFFER, _TEMPORARY_BUFFER, _CONSTANT = range(4)
@@ -181,7 +182,7 @@ def json_text(data: Any) -> str:
     return json.dumps(data, separators=(",", ":"))
 
 
-class LoadedModel:
+class LoadedModel(Tools):
     """A model read from an archive. Called like the module that was saved, from any thread.
 
     Parameters and buffers are tensors of their own: `state_dict()` gives them, and copying into them, or

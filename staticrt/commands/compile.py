@@ -24,7 +24,7 @@ def main(args: argparse.Namespace) -> int:
         raise OptionError(f"--output {args.output}: name it .pt2")
     loaded, compiled, inputs, keywords = prepare_model(args)
     call(f"compiling {loaded.name}", compiled, *inputs, **keywords)
-    call(f"saving {args.output}", lambda: staticrt.save(compiled, args.output))  # type: ignore[attr-defined]
+    call(f"saving {args.output}", lambda: staticrt.save(compiled, args.output))
     size = Path(args.output).stat().st_size
     if args.json:
         print(json.dumps({"model": loaded.name, "archive": args.output, "bytes": size}))

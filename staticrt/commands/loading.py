@@ -166,6 +166,8 @@ def _load_pt2(path: Path, options: dict[str, Any]) -> LoadedModel:
             f"{path}: not a .pt2 archive (a zip file)",
             fix="write one with torch.export.save or staticrt.save",
         )
+    if _is_own_archive(path):
+        return _load_archive(path, options)
     try:
         program = torch.export.load(str(path))
     except Exception as error:
@@ -177,6 +179,26 @@ def _load_pt2(path: Path, options: dict[str, Any]) -> LoadedModel:
     if examples is not None and not examples[1]:
         args = tuple(examples[0])
     return LoadedModel(path.name, "export", module, module, names, specs, len(names), args)
+
+
+def _is_own_archive(path: Path) -> bool:
+    """Whether staticrt.save wrote it: it then has records of its own beside torch's."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any("/staticrt/" in name for name in archive.namelist())
+    except (OSError, zipfile.BadZipFile) as error:
+        raise InputError(f"{path}: a damaged archive: {error}") from error
+
+
+def _load_archive(path: Path, options: dict[str, Any]) -> LoadedModel:
+    import staticrt
+
+    loaded = staticrt.load(str(path), **options)
+    names = tuple(name for name, _kind, _default in loaded._parameters)
+    required = sum(not default for _name, _kind, default in loaded._parameters)
+    dtypes = {leaf["name"]: leaf.get("dtype") for capture in loaded._captures for leaf in capture.leaves}
+    specs = tuple(TensorSpec(None, dtypes.get(name) or torch.float32) for name in names)
+    return LoadedModel(path.name, "archive", None, loaded, names, specs, required)
 
 
 def _export_inputs(program: torch.export.ExportedProgram) -> tuple[tuple[str, ...], tuple[TensorSpec, ...]]:

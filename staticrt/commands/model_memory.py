@@ -26,7 +26,7 @@ def _layouts(args: argparse.Namespace) -> tuple[LoadedModel, list[tuple[str, Are
     loaded, compiled, inputs, keywords = prepare_model(args)
     for _ in range(2):
         call(f"compiling {loaded.name}", compiled, *inputs, **keywords)
-    graphs = graphs_of(compiled._engine)
+    graphs = graphs_of(compiled)
     if not graphs:
         raise InputError(
             f"nothing of {loaded.name} was compiled, so no memory is planned",

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
+from staticrt.errors import InputError
 from staticrt.report.graphs import Graph, input_names
 
 if TYPE_CHECKING:
-    from staticrt.compiled import Engine
     from staticrt.report.compare import CompareReport
     from staticrt.report.metrics import Metrics
     from staticrt.report.profile import ProfileReport
@@ -49,12 +49,23 @@ def _has_own(module: torch.nn.Module, name: str) -> bool:
     return any(name in names for names in found) or hasattr(type(module), name)
 
 
-def graphs_of(engine: Engine) -> list[Graph]:
-    """The captured graphs that the C++ runtime runs, with the numbers of `explain()`.
+def _name_of(compiled: Any) -> str:
+    engine = getattr(compiled, "_engine", None)
+    return str(compiled.name if engine is None else engine.name)
 
-    A graph compiled for training has programs of its own for forward, backward and inference; the first has
-    the graph's name.
+
+def graphs_of(compiled: Any) -> list[Graph]:
+    """The graphs of a compiled callable, or of a model from an archive, that the C++ runtime runs.
+
+    They have the numbers of `explain()`. A graph compiled for training has programs of its own for forward, backward and
+    inference; the first has the graph's name.
     """
+    engine = getattr(compiled, "_engine", None)
+    if engine is None:
+        return [
+            Graph(f"graph {number}", capture.native.executable, _archive_names(capture))
+            for number, capture in enumerate(compiled._captures)
+        ]
     from staticrt.executable import StaticExecutable
 
     found: list[Graph] = []
@@ -73,14 +84,18 @@ def graphs_of(engine: Engine) -> list[Graph]:
     return found
 
 
+def _archive_names(capture: Any) -> tuple[str, ...]:
+    """Names of a loaded program's inputs, "" for the model's own tensors, which come first."""
+    users = sorted((leaf["input"], leaf["name"]) for leaf in capture.leaves if leaf["input"] >= 0)
+    return ("",) * len(capture.values) + tuple(name for _position, name in users)
+
+
 def tool(function: F) -> F:
     return cast(F, _Tool(function))
 
 
 class Tools:
     """Reports on a compiled callable."""
-
-    _engine: Engine
 
     @tool
     def profile(self, *args: Any, runs: int = 20, **kwargs: Any) -> ProfileReport:
@@ -96,11 +111,12 @@ class Tools:
         """
         from staticrt.report.profile import profile
 
-        report = profile(self, args, kwargs, name=self._engine.name, runs=runs)  # type: ignore[arg-type]
+        report = profile(self, args, kwargs, name=_name_of(self), runs=runs)  # type: ignore[arg-type]
         hints = list(report.hints)
-        if torch.is_grad_enabled() and self._engine._wants_gradients():
+        engine = getattr(self, "_engine", None)
+        if engine is not None and torch.is_grad_enabled() and engine._wants_gradients():
             hints.append("gradients were recorded for training; to infer, call under torch.no_grad()")
-        for item in self._engine.explain().eager:
+        for item in () if engine is None else engine.explain().eager:
             if item.calls:
                 hints.append(f"ran eagerly: {item.reason}" + (f" at {item.where}" if item.where else ""))
         return dataclasses.replace(report, hints=tuple(dict.fromkeys(hints)))
@@ -113,8 +129,10 @@ class Tools:
 
         report = None
         if args or kwargs:
-            report = profile(self, args, kwargs, name=self._engine.name, runs=runs)  # type: ignore[arg-type]
-        return metrics_of(graphs_of(self._engine), self._engine.fast.calls, report)
+            report = profile(self, args, kwargs, name=_name_of(self), runs=runs)  # type: ignore[arg-type]
+        engine = getattr(self, "_engine", None)
+        fast = engine.fast if engine is not None else self._fast  # type: ignore[attr-defined]
+        return metrics_of(graphs_of(self), fast.calls, report)
 
     @tool
     def compare(
@@ -130,7 +148,13 @@ class Tools:
         """
         from staticrt.report.compare import compare
 
-        return compare(self._engine, args, kwargs, rtol=rtol, atol=atol)
+        engine = getattr(self, "_engine", None)
+        if engine is None:
+            raise InputError(
+                "a model from an archive has no eager form to compare with",
+                fix="compare the model it was saved from, or torch.export.load's",
+            )
+        return compare(engine, args, kwargs, rtol=rtol, atol=atol)
 
     @tool
     def plot_memory(self, path: str | Path, graph: int = 0, signature: int = -1) -> None:
@@ -146,7 +170,7 @@ class Tools:
         """
         from staticrt.report.arena_plot import plot_arena
 
-        plot_arena(graphs_of(self._engine), graph, signature).save(path)
+        plot_arena(graphs_of(self), graph, signature).save(path)
 
     @tool
     def draw(self, path: str | Path, graph: int = 0) -> None:
@@ -161,4 +185,4 @@ class Tools:
         """
         from staticrt.report.graph_plot import draw_graph
 
-        draw_graph(graphs_of(self._engine), graph, path)
+        draw_graph(graphs_of(self), graph, path)

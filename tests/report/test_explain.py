@@ -87,7 +87,7 @@ def test_parts_are_graphs_of_their_own(capsys):
 
 def test_the_layout_is_the_plan(net, x):
     net(x)
-    name, layout = find_layout(graphs_of(net._engine), 0, -1)
+    name, layout = find_layout(graphs_of(net), 0, -1)
     assert name == "graph 0"
     inside = [b for b in layout.blocks if b.offset >= 0]
     for a in inside:
