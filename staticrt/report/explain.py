@@ -136,15 +136,13 @@ def _capture_lines(number: int, report: CaptureReport, details: bool) -> list[st
 
 def capture_report(entry: Entry) -> CaptureReport:
     """The report of one capture of an engine."""
-    from staticrt.executable import StaticExecutable
-
     captured = entry.captured
     placeholders = captured.module.graph.find_nodes(op="placeholder")
     users = [
         (spec, node) for spec, node in zip(captured.inputs, placeholders, strict=True) if spec.kind == "user"
     ]
     counts = operator_counts(captured)
-    native = entry.executable.native if isinstance(entry.executable, StaticExecutable) else None
+    native: _C.Executable | None = getattr(entry.executable, "native", None)
     return CaptureReport(
         route=entry.route,
         inputs=tuple(f"{spec.name}: {describe(node.meta['val'])}" for spec, node in users),
@@ -155,7 +153,7 @@ def capture_report(entry: Entry) -> CaptureReport:
         passes=getattr(entry.executable, "pass_lines", tuple)(),
         kinds=tuple(getattr(entry.executable, "node_kinds", dict)().items()),
         executor=type(entry.executable).__name__,
-        calls=_runs(native) if native else entry.calls,
+        calls=max(entry.calls, _runs(native) if native else 0),  # a replay runs no program
         signatures=signature_reports(native, input_names(captured)) if native else (),
         program=program_text(native) if native else str(captured.module.graph),
         islands=getattr(entry.executable, "island_lines", tuple)(),

@@ -66,15 +66,14 @@ def graphs_of(compiled: Any) -> list[Graph]:
             Graph(f"graph {number}", capture.native.executable, _archive_names(capture))
             for number, capture in enumerate(compiled._captures)
         ]
-    from staticrt.executable import StaticExecutable
-
     found: list[Graph] = []
     parts = [entry for part in engine._part_engines for entry in part._order]
     for number, item in enumerate([*engine._order, *engine._regions, *parts]):
         name = f"graph {number}"
         if hasattr(item, "captured"):
-            if isinstance(item.executable, StaticExecutable):
-                found.append(Graph(name, item.executable.native, input_names(item.captured)))
+            native = getattr(item.executable, "native", None)
+            if native is not None:
+                found.append(Graph(name, native, input_names(item.captured)))
             continue
         for graph in item.graphs:
             for _key, plan in graph.plans.items():
