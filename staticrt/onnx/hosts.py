@@ -44,10 +44,10 @@ _THROUGH = frozenset(
 
 def deciding_inputs(program: Program) -> frozenset[str]:
     """Names of the program's inputs whose values decide shapes or branches."""
-    return frozenset(_needed(program)) & frozenset(program.inputs)
+    return frozenset(needed_numbers(program)) & frozenset(program.inputs)
 
 
-def _needed(program: Program, outputs: frozenset[str] = frozenset()) -> set[str]:
+def needed_numbers(program: Program, outputs: frozenset[str] = frozenset()) -> set[str]:
     """Names in this program, or around it, that are needed as numbers."""
     needed = set(outputs)
     for step in reversed(program.steps):
@@ -65,5 +65,5 @@ def _of_step(step: Step, needed: set[str]) -> set[str]:
         found.add(step.inputs[0])
     for value in step.attributes.values():
         if isinstance(value, Program):
-            found |= _needed(value) & value.free
+            found |= needed_numbers(value) & value.free
     return found

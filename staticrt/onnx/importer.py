@@ -12,6 +12,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from staticrt.errors import OnnxError
 from staticrt.onnx import registry
 from staticrt.onnx.functions import FunctionBodies
+from staticrt.onnx.hosts import needed_numbers
 from staticrt.onnx.numbers import MAX_NUMBERS, Numbers, objects
 from staticrt.onnx.program import FunctionBody, Program, Scope, Step, function_operator
 from staticrt.onnx.registry import Call, Operator
@@ -106,7 +107,22 @@ class Importer:
                 steps.append(step)
         self._depth -= 1
         free = _liveness(steps, inputs, outputs, constants)
-        return Program(name, inputs, outputs, tuple(steps), constants, free)
+        program = Program(name, inputs, outputs, tuple(steps), constants, free)
+        self._as_numbers(constants, needed_numbers(program))
+        return program
+
+    def _as_numbers(self, constants: dict[str, Numbers | int], needed: set[str]) -> None:
+        """Scales and the like are structure even where they are initializers."""
+        for name in sorted(needed & constants.keys()):
+            index = constants[name]
+            if isinstance(index, Numbers):
+                continue
+            value = self.tensors[index][2]
+            if value.dim() <= 1 and value.numel() <= MAX_NUMBERS and not value.is_complex():
+                constants[name] = Numbers(
+                    objects(value.reshape(-1).tolist(), tuple(value.shape)), value.dtype
+                )
+                self.tensors[index] = ("structure", *self.tensors[index][1:])
 
     def _step(
         self, node: NodeProto, opsets: Mapping[str, int], bound: Mapping[str, AttributeProto]

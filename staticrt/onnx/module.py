@@ -42,7 +42,7 @@ class OnnxModule(torch.nn.Module):
     Args:
         program: what it computes.
         inputs: what it takes, in the model's order.
-        tensors: kind ("parameter" or "buffer"), ONNX name, value.
+        tensors: kind ("parameter", "buffer", or "structure": no state), ONNX name, value.
     """
 
     runs_whole_or_eagerly = True  # there is no Python code of the model's own for Dynamo to cut
@@ -161,7 +161,7 @@ def _register(module: torch.nn.Module, kind: str, name: str, value: torch.Tensor
     if kind == "parameter":
         owner.register_parameter(leaf, torch.nn.Parameter(value, requires_grad=False))
     else:
-        owner.register_buffer(leaf, value)
+        owner.register_buffer(leaf, value, persistent=kind == "buffer")
     return (*path, leaf)
 
 
