@@ -14,6 +14,7 @@ import torch
 # How Dynamo is set while it runs for us.
 _CONFIG = {
     "suppress_errors": True,  # a frame that it fails on runs eagerly; the others stay compiled
+    "allow_rnn": True,  # nn.LSTM and its kin are operators like others
     "trace_numpy": False,  # numpy stays numpy: its emulation differs in dtypes
     "allow_unspec_int_on_nn_module": True,  # a counter on a module is no constant
 }

@@ -46,7 +46,7 @@ def without_gradients(graph: fx.GraphModule, undefined: Sequence[int]) -> int:
             continue
         other = _other_summand(node, zero)
         if other is not None:
-            replacement[node] = replacement.get(other, other)
+            replacement[node] = _laid_out_like(graph, node, replacement.get(other, other))
             node.replace_all_uses_with(replacement[node], propagate_meta=False)
             continue
         for argument in node.all_input_nodes:
@@ -93,6 +93,22 @@ def _other_summand(node: fx.Node, zero: set[fx.Node]) -> fx.Node | None:
         if same and all(str(a) == str(b) for a, b in zip(ours.shape, theirs.shape, strict=True))
         else None
     )
+
+
+def _laid_out_like(graph: fx.GraphModule, node: fx.Node, other: fx.Node) -> fx.Node:
+    """`other`, copied if its strides are not those that the readers of the sum `node` were recorded with."""
+    ours: Any = node.meta["val"]
+    theirs: Any = other.meta["val"]
+    if all(str(a) == str(b) for a, b in zip(ours.stride(), theirs.stride(), strict=True)):
+        return other
+    with graph.graph.inserting_before(node):
+        sizes = [size if isinstance(size, int) else _size(graph, size) for size in ours.shape]
+        strides = [stride if isinstance(stride, int) else _size(graph, stride) for stride in ours.stride()]
+        options = {"dtype": ours.dtype, "device": ours.device}
+        empty = graph.graph.call_function(aten.empty_strided.default, (sizes, strides), options)
+        copied = graph.graph.call_function(aten.copy.default, (empty, other))
+    empty.meta["val"] = copied.meta["val"] = ours
+    return copied
 
 
 def _zeros(graph: fx.GraphModule, node: fx.Node) -> fx.Node:

@@ -107,7 +107,7 @@ def _architectures():
     return {build.__name__: build for build in module.ARCHITECTURES}
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "vit", "t5"])
+@pytest.mark.parametrize("name", ["bert", "llama", "t5"])
 def test_transformers(name):
     pytest.importorskip("transformers")
     build = _architectures()[name]

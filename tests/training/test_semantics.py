@@ -156,6 +156,24 @@ def test_undefined_gradient_of_an_infinite_branch(door):
     assert x.grad.tolist() == [2.0, 2.0, 2.0]
 
 
+def test_undefined_gradient_where_the_other_summand_is_laid_out_otherwise(door):
+    """The sum of both gradients is row-major, what remains of it is not; views that follow must not be misled."""
+
+    def function(x):
+        y = x.sin()
+        return y.mul(2), (y.transpose(0, 1).exp()[:, :3]).matmul(torch.ones(3, 2)).transpose(0, 1)
+
+    compiled = door(function)
+    for used in (0, 1, (0, 1)):
+        grads = []
+        for run in (compiled, function):
+            x = torch.linspace(0, 1, 12).reshape(3, 4).requires_grad_()
+            outs = run(x)
+            sum(outs[i].square().sum() for i in (used if isinstance(used, tuple) else (used,))).backward()
+            grads.append(x.grad)
+        torch.testing.assert_close(*grads)
+
+
 def test_undefined_gradients_are_plans_of_their_own(door):
     compiled = door(lambda x: (x.sin(), x.cos()))
     x = torch.randn(3, requires_grad=True)
