@@ -117,6 +117,14 @@ OPTIONS: tuple[Option, ...] = (
         "Training: keep references to a region's inputs, so that its gradients can be differentiated.",
     ),
     Option(
+        "door",
+        (str,),
+        "auto",
+        "Training: what joins forward and backward: 'b' (a node in C++; an error where it does not fit), "
+        "'a' (AOTAutograd's runtime), 'auto' (b where it fits).",
+        choices=("auto", "a", "b"),
+    ),
+    Option(
         "min_island_nodes",
         (int,),
         5,

@@ -19,6 +19,8 @@ void bind_fast_call(pybind11::module_& m);
 void bind_trace(pybind11::module_& m);
 // Saving and loading; after bind_program and bind_runtime.
 void bind_archive(pybind11::module_& m);
+// Differentiable regions; after bind_runtime.
+void bind_training(pybind11::module_& m);
 
 // Tensor, None, bool, int, float, complex, str and flat lists of them; InputError for anything else.
 c10::IValue to_ivalue(const pybind11::handle& object);

@@ -9,6 +9,7 @@ PYBIND11_MODULE(_C, m) {
   staticrt::bindings::bind_fast_call(m);
   staticrt::bindings::bind_trace(m);
   staticrt::bindings::bind_archive(m);
+  staticrt::bindings::bind_training(m);
   staticrt::bindings::bind_allocator(m);
   staticrt::bindings::bind_capture(m);
   staticrt::bindings::bind_capture_graph(m);

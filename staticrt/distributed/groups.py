@@ -58,7 +58,7 @@ def _exists(name: str) -> bool:
     from torch.distributed import distributed_c10d as c10d
 
     try:
-        c10d._resolve_process_group(name)  # type: ignore[attr-defined]
+        c10d._resolve_process_group(name)  # type: ignore[attr-defined, arg-type]
     except (RuntimeError, KeyError, ValueError):
         return False
     return True

@@ -18,8 +18,10 @@ import torch
 from torch import fx
 
 from staticrt import _compat
+from staticrt.errors import OptionError
 from staticrt.options import Options
 from staticrt.report.explain import CaptureReport
+from staticrt.training.door_b import NotDoorB, Pair, open_door_b
 from staticrt.training.islands import Eager, example_values, needs_splitting, run_compiled, split
 from staticrt.training.partition import safe_partition
 from staticrt.training.plans import CompiledGraph
@@ -64,6 +66,9 @@ class Region:
         self._eager: Callable[..., Any] = torch.compiler.disable(gm.forward)  # type: ignore[no-untyped-call]
         self._replay = Replay(self._eager, self.name)
         self._replay.graphs = options.graphs
+        self._pair: Pair | None = None
+        self.door = "A"
+        self.not_door_b = ""
         self.eager: tuple[Eager, ...] = ()
         self._islands: list[Region] = []
         self._run = self._compile_islands(gm) if needs_splitting(gm) else self._compile(gm, inputs)
@@ -100,6 +105,8 @@ class Region:
         self._remembers = self._remembers and cls is not None
         if cls is not None:
             self._replay.attach(cls)
+            if self._options.door != "a":
+                return self._through_door_b(cls.metadata, len(inputs)) or run
         return run
 
     def captured_runs(self) -> list[CapturedRuns]:
@@ -108,9 +115,38 @@ class Region:
         plans = [plan for graph in self._graphs for _key, plan in graph.plans.items()]
         return islands + [plan.captured for plan in plans if plan.captured is not None]
 
+    def _through_door_b(self, metadata: Any, num_inputs: int) -> Callable[..., Any] | None:
+        """The region behind a node of our own, or None where that does not fit."""
+        pair, self._pair = self._pair, None
+        forward = next((graph for graph in self._graphs if graph.role == "forward"), None)
+        try:
+            if pair is None or forward is None:
+                raise NotDoorB("it has no graph to differentiate")
+            if self._options.graphs:
+                raise NotDoorB("its programs run captured")
+            native, backward = open_door_b(
+                pair, forward.plans.get(()), metadata, num_inputs, self._options, self._replay, self.name
+            )
+        except NotDoorB as error:
+            if self._options.door == "b":
+                raise OptionError(
+                    f"{self.name} does not fit door='b': {error}", fix="leave the option 'door' at 'auto'"
+                ) from error
+            self.not_door_b = str(error)
+            return None
+        self.door = "B"
+        self._graphs.append(backward)
+        self._remembers = False  # the node keeps the inputs
+        return native.run
+
     def _partition(self, joint: fx.GraphModule, inputs: Any, **keywords: Any) -> tuple[Any, Any]:
         self._num_results = int(keywords["num_fwd_outputs"])
-        return safe_partition(joint, inputs, budget=self._options.activation_memory_budget, **keywords)
+        forward, backward = safe_partition(
+            joint, inputs, budget=self._options.activation_memory_budget, **keywords
+        )
+        if self._options.door != "a":
+            self._pair = Pair(forward, backward, keywords["num_fwd_outputs"])
+        return forward, backward
 
     def _compiler(self, role: str) -> Callable[..., Any]:
         def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
@@ -169,7 +205,8 @@ class Region:
         """Plans of each graph with their counters, and what runs eagerly."""
         return {
             "name": self.name,
-            "door": "A",
+            "door": self.door,
+            "not door B": self.not_door_b,
             "calls": self.calls,
             "eager": [dataclasses.asdict(item) for item in self.eager],
             "islands": [island.name for island in self._islands],

@@ -6,7 +6,12 @@ import pytest
 import torch
 
 # door -> how a function is compiled through it
-DOORS = {"A": lambda function, **options: torch.compile(function, backend="staticrt", options=options)}
+DOORS = {
+    name: lambda function, door=door, **options: torch.compile(
+        function, backend="staticrt", options={"door": door, **options}
+    )
+    for name, door in {"A": "a", "B where it fits": "auto"}.items()
+}
 
 
 @pytest.fixture(params=DOORS)

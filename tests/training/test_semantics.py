@@ -182,7 +182,12 @@ def test_undefined_gradients_are_plans_of_their_own(door):
     (sum(out.sum() for out in compiled(x))).backward()
     state = training.debug_state()[-1]
     (backward,) = [graph for graph in state["graphs"] if graph["role"] == "backward"]
-    assert (backward["misses"], backward["hits"], backward["evicted"]) == (3, 3, 0)
+    # The node of door B keeps the plans it was given and asks only once for each.
+    assert (backward["misses"], backward["hits"], backward["evicted"]) == (
+        3,
+        3 if state["door"] == "A" else 1,
+        0,
+    )
     assert sorted(len(key) for key in backward["plans"]) == [0, 1, 1]
 
 

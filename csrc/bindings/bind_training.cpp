@@ -1,0 +1,117 @@
+// Region: a differentiable region as two Programs behind one autograd node.
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "bindings/bindings.h"
+#include "runtime/backward_node.h"
+
+namespace py = pybind11;
+
+namespace staticrt::bindings {
+namespace {
+
+py::object to_object(const c10::IValue& value) {
+  return torch::jit::toPyObject(value);
+}
+
+// A Python function held by C++ code that may drop it without the GIL.
+std::shared_ptr<py::function> hold(py::function function) {
+  return {new py::function(std::move(function)), [](py::function* held) {
+            const py::gil_scoped_acquire gil;
+            delete held;
+          }};
+}
+
+RegionCallbacks callbacks(py::function make_plan, py::function differentiate) {
+  RegionCallbacks result;
+  result.make_plan = [make = hold(std::move(make_plan))](const std::vector<bool>& undefined,
+                                                         const std::vector<bool>& unneeded) {
+    const py::gil_scoped_acquire gil;
+    const py::tuple made = (*make)(undefined, unneeded);
+    auto plan = std::make_shared<BackwardPlan>();
+    plan->executable = made[0].cast<std::shared_ptr<Executable>>();
+    plan->gradients = made[1].cast<std::vector<int32_t>>();
+    return std::shared_ptr<const BackwardPlan>(std::move(plan));
+  };
+  result.differentiate = [run = hold(std::move(differentiate))](
+                             const std::vector<c10::IValue>& inputs, const std::vector<bool>& needed,
+                             const std::vector<at::Tensor>& gradients, const at::Tensor& random_state) {
+    const py::gil_scoped_acquire gil;
+    py::list flat;
+    for (const c10::IValue& input : inputs) flat.append(to_object(input));
+    py::list given;
+    for (const at::Tensor& gradient : gradients) {
+      if (gradient.defined()) {
+        given.append(gradient);
+      } else {
+        given.append(py::none());
+      }
+    }
+    const py::object state = random_state.defined() ? py::cast(random_state) : py::none();
+    std::vector<at::Tensor> found;
+    for (const py::handle& item : (*run)(flat, needed, given, state).cast<py::sequence>())
+      found.push_back(item.is_none() ? at::Tensor() : item.cast<at::Tensor>());
+    return found;
+  };
+  return result;
+}
+
+RegionPlan plan_of(const py::dict& facts) {
+  RegionPlan plan;
+  plan.name = facts["name"].cast<std::string>();
+  plan.forward = facts["forward"].cast<std::shared_ptr<Executable>>();
+  plan.num_inputs = facts["num_inputs"].cast<uint32_t>();
+  for (const auto& [index, differentiable] : facts["outputs"].cast<std::vector<std::pair<uint32_t, bool>>>())
+    plan.outputs.push_back({index, differentiable});
+  for (const auto& [from, index, views_input, views_output] :
+       facts["saved"].cast<std::vector<std::tuple<std::string, uint32_t, int32_t, int32_t>>>()) {
+    SavedValue value;
+    value.from = from == "input"    ? SavedValue::From::kInput
+                 : from == "output" ? SavedValue::From::kOutput
+                                    : SavedValue::From::kResult;
+    value.index = index;
+    value.views_input = views_input;
+    value.views_output = views_output;
+    plan.saved.push_back(value);
+  }
+  plan.backward_inputs = facts["backward_inputs"].cast<std::vector<int32_t>>();
+  plan.gradient_outputs = facts["gradient_outputs"].cast<std::vector<uint32_t>>();
+  for (const auto& name : facts["gradient_formats"].cast<std::vector<std::string>>())
+    plan.gradient_formats.push_back(name == "channels_last"      ? c10::MemoryFormat::ChannelsLast
+                                    : name == "channels_last_3d" ? c10::MemoryFormat::ChannelsLast3d
+                                                                 : c10::MemoryFormat::Contiguous);
+  plan.keeps_inputs = facts["keeps_inputs"].cast<bool>();
+  plan.draws_random = facts["draws_random"].cast<bool>();
+  return plan;
+}
+
+py::tuple run(Region& region, const py::args& args) {
+  std::vector<c10::IValue> inputs;
+  inputs.reserve(args.size());
+  for (const py::handle& item : args) inputs.push_back(to_ivalue(item));
+  std::vector<c10::IValue> outputs;
+  {
+    const py::gil_scoped_release no_gil;
+    outputs = region.run(inputs);
+  }
+  py::tuple result(outputs.size());
+  for (size_t i = 0; i < outputs.size(); ++i) result[i] = to_object(outputs[i]);
+  return result;
+}
+
+}  // namespace
+
+void bind_training(py::module_& m) {
+  py::class_<Region, std::shared_ptr<Region>>(m, "Region")
+      .def(py::init([](const py::dict& facts, py::function make_plan, py::function differentiate) {
+             return std::make_shared<Region>(plan_of(facts),
+                                             callbacks(std::move(make_plan), std::move(differentiate)));
+           }),
+           py::arg("facts"), py::arg("make_plan"), py::arg("differentiate"))
+      .def("run", &run)
+      .def_property_readonly("num_plans", &Region::num_plans);
+}
+
+}  // namespace staticrt::bindings
