@@ -377,3 +377,18 @@ def test_it_is_a_program_of_its_own(toy, tmp_path):
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "equal to eager" in done.stdout
+
+
+def test_a_wrong_input_gets_three_lines_and_no_log(toy, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "staticrt", "run", "toy_models:Wrong", "--shape", "2x5"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=300,
+    )
+    assert done.returncode == 1
+    first, place, fix = done.stderr.splitlines()
+    assert "mat1 and mat2 shapes cannot be multiplied (2x5 and 3x3)" in first
+    assert place.startswith("  at:  toy_models.py:")
+    assert "--debug" in fix

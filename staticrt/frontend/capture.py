@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -48,7 +50,7 @@ def capture(
         Exception: whatever the model raised.
     """
     snapshot = snapshot if snapshot is not None else Snapshot()
-    with lock:
+    with lock, _quiet_fakes():
         attempts = [True, False] if dynamic else [False]
         for oblivious in attempts:
             try:
@@ -73,6 +75,21 @@ def capture(
                 ):
                     raise
     raise AssertionError("unreachable")
+
+
+@contextlib.contextmanager
+def _quiet_fakes() -> Iterator[None]:
+    """Keep torch from printing a traceback where the model raises on fake tensors.
+
+    A wrong argument gets one message: what eager raises, or the capture's reason in `explain()`.
+    """
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before = log.disabled
+    log.disabled = True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def _leaves(value: Any) -> list[Any]:
