@@ -134,7 +134,7 @@ class GraphContext:
                 manager = self._manager = Manager(
                     self.backend, self.device.index or 0, self.policy, self.generations
                 )
-            if function.mode is Mode.BACKWARD:  # belongs to the step of its forward
+            if manager.bound or function.mode is Mode.BACKWARD:  # which belongs to the step of its forward
                 return manager.call(function, inputs)
             with self.generations:
                 return manager.call(function, inputs)

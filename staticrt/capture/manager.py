@@ -37,7 +37,6 @@ class Manager(Limits):
             BaseException: what the function raised; the manager is as before the call, or has no path.
         """
         self.in_call = True
-        self._seen.add(function)
         try:
             outputs = self._call(function, inputs)
         finally:
@@ -58,7 +57,7 @@ class Manager(Limits):
     def _call(self, function: Function, inputs: list[Any]) -> list[Any]:
         if self._suspect:
             self._clear_suspicion()
-        if self.backend.caps.rebind_inputs and self.backend.caps.rebind_outputs:
+        if self.bound:
             return self._call_bound(function, inputs)
         self._begin(function, inputs)
         while True:
@@ -184,6 +183,7 @@ class Manager(Limits):
     def _capture(self, function: Function, inputs: list[Any], reason: str) -> list[Any]:
         parent = self._current
         assert parent is None or isinstance(parent, Node)
+        self._seen.add(function)
         with process_lock:
             if self.backend.caps.has_streams:
                 self.backend.synchronize(self.device)
@@ -266,6 +266,7 @@ class Manager(Limits):
         return self._run_plain(function, inputs, function.plain_reason or str(failed))
 
     def _run_plain(self, function: Function, inputs: list[Any], reason: str) -> list[Any]:
+        self._seen.add(function)
         function.skips[reason] += 1
         with _inside():
             return function.run_plain(inputs)

@@ -45,6 +45,8 @@ class Paths:
 
     def __init__(self, backend: GraphBackend, device: int, policy: Policy, generations: Generations) -> None:
         self.backend = backend
+        # Replays take any addresses: there is nothing in the pool that a caller could hold.
+        self.bound = backend.caps.rebind_inputs and backend.caps.rebind_outputs
         self.device = device
         self.policy = policy
         self.generations = generations

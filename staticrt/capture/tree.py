@@ -150,6 +150,7 @@ class Node(PathNode):
         self.specs: list[OutputSpec] = []
         self.cacheable: list[bool] = []  # no output on any path aliases it
         self._caches_filled = False
+        self._news: list[tuple[int, OutputSpec]] | None = None
 
         # counters
         self.replays = 0
@@ -217,15 +218,19 @@ class Node(PathNode):
     def replay_bound(self, inputs: list[Any]) -> list[Any]:
         """The same where a replay reads and writes wherever the caller's tensors are."""
         self.replays += 1
-        memory: dict[int, torch.Tensor] = {
-            position: fresh(spec) for position, spec in enumerate(self.specs) if spec.kind is Kind.NEW
-        }
-        self.graph.replay([inputs[index] for index in self.rebound], list(memory.values()))
+        if self._news is None:
+            self._news = [(position, spec) for position, spec in enumerate(self.specs) if spec.kind is Kind.NEW]
+        memory = [fresh(spec) for _position, spec in self._news]
+        self.graph.replay([inputs[index] for index in self.rebound], memory)
+        if len(memory) == len(self.specs) and all(spec.whole for _position, spec in self._news):
+            inputs.clear()
+            return memory
+        owned = dict(zip((position for position, _spec in self._news), memory, strict=True))
         outputs: list[Any] = []
         for spec in self.specs:
             kind = spec.kind
             if kind is Kind.NEW or kind is Kind.ALIAS_NEW:
-                outputs.append(shaped(spec, memory[spec.index]))
+                outputs.append(shaped(spec, owned[spec.index]))
             elif kind is Kind.CONSTANT:
                 outputs.append(spec.value)
             elif kind is Kind.INPUT:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from staticrt.capture.context import GraphContext
 
 _numbers = itertools.count()
+_LEAVES = frozenset({torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None)})
 _CONSTANTS = (bool, float, complex, str, type(None), torch.dtype, torch.device)
 
 
@@ -104,7 +105,8 @@ class WrappedFunction:
             return self._train(args, kwargs)
         leaves, spec = _flatten(args, kwargs)
         number = len(leaves)
-        leaves += [tensor for _name, tensor in lifted]
+        if lifted:
+            leaves += [tensor for _name, tensor in lifted]
         key = self._kind_key(leaves, number)
         if key is None:
             return self._function(*args, **kwargs)
@@ -118,7 +120,7 @@ class WrappedFunction:
             self._kinds.move_to_end((spec, key))
         del args, kwargs
         outputs = self.context.call(kind.function, leaves)
-        return pytree.tree_unflatten(outputs, kind.out_spec)
+        return _unflatten(outputs, kind.out_spec)
 
     def _call_boxed(self, inputs: list[Any]) -> list[Any]:
         key = self._kind_key(inputs, len(inputs))
@@ -157,27 +159,22 @@ class WrappedFunction:
 
     def _kind_key(self, leaves: Sequence[Any], number: int) -> Any:
         """What decides which capture a call uses; None: it cannot be captured."""
-        parts: list[Any] = [
-            torch.is_grad_enabled(),
-            torch.is_inference_mode_enabled(),
-            torch.is_autocast_enabled("cpu"),
-            torch.is_autocast_enabled("cuda"),
-        ]
+        parts: list[Any] = [torch.is_grad_enabled(), torch.is_inference_mode_enabled()]
+        if torch._C._is_any_autocast_enabled():
+            parts += [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]
         ints: list[int] = []
         for index, leaf in enumerate(leaves):
             if isinstance(leaf, torch.Tensor):
                 if leaf.layout is not torch.strided:
                     return None
-                parts.append(
-                    (leaf.shape, leaf.dtype, leaf.stride(), leaf.device, leaf.is_conj(), leaf.is_neg())
-                )
+                parts += (leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.is_conj(), leaf.is_neg())
             elif type(leaf) is int:
                 if index not in self._unused:
                     ints.append(leaf)
             elif isinstance(leaf, torch.Generator):
                 parts.append(torch.Generator)
             elif isinstance(leaf, _CONSTANTS):
-                parts.append((type(leaf), leaf))
+                parts += (type(leaf), leaf)
             else:
                 return None
         if ints:
@@ -225,9 +222,11 @@ class WrappedFunction:
         kind = _Kind()
 
         def model(inputs: list[Any]) -> list[Any]:
-            own_args, own_kwargs = pytree.tree_unflatten(inputs[:number], spec)
+            own = inputs[:number]
             inputs.clear()
-            outputs, kind.out_spec = pytree.tree_flatten(function(*own_args, **own_kwargs))
+            own_args, own_kwargs = (own, {}) if spec is None else pytree.tree_unflatten(own, spec)
+            own = []
+            outputs, kind.out_spec = _flatten_outputs(function(*own_args, **own_kwargs))
             return outputs
 
         kind.function = Function(
@@ -302,7 +301,28 @@ def _positions(given: Sequence[int | str], names: Sequence[str], option: str) ->
 
 
 def _flatten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
+    """Leaves and structure; None for positional arguments without containers, which most calls have."""
+    if not kwargs and all(type(value) in _LEAVES for value in args):
+        return list(args), None
     return pytree.tree_flatten((args, kwargs))
+
+
+def _flatten_outputs(outputs: Any) -> tuple[list[Any], Any]:
+    """Leaves and structure; a type where that says all: Tensor, tuple or list of leaves."""
+    kind = type(outputs)
+    if kind is torch.Tensor:
+        return [outputs], kind
+    if kind in (tuple, list) and all(type(value) in _LEAVES for value in outputs):
+        return list(outputs), kind
+    return pytree.tree_flatten(outputs)
+
+
+def _unflatten(leaves: list[Any], spec: Any) -> Any:
+    if spec is torch.Tensor:
+        return leaves[0]
+    if spec is tuple:
+        return tuple(leaves)
+    return leaves if spec is list else pytree.tree_unflatten(leaves, spec)
 
 
 def _owners(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int | str]:
