@@ -80,7 +80,7 @@ class Edges:
         if self._policy.retry_plain:
             edge.plain_calls -= 1
             if edge.plain_calls == 0:
-                edge.mismatches = 0
+                edge.mismatches = -1  # the next one captures, whatever the limit
         return f"more than {self._policy.recapture_limit} unexpected mismatches, the last: {edge.reason}"
 
     def forget_nodes(self, nodes: Iterable[PathNode]) -> None:

@@ -107,7 +107,7 @@ class WrappedFunction:
         number = len(leaves)
         if lifted:
             leaves += [tensor for _name, tensor in lifted]
-        key = self._kind_key(leaves, number)
+        key = self._kind_key(leaves, self._unused_leaves(spec, args, kwargs))
         if key is None:
             return self._function(*args, **kwargs)
         kind = self._kinds.get((spec, key))
@@ -123,12 +123,12 @@ class WrappedFunction:
         return _unflatten(outputs, kind.out_spec)
 
     def _call_boxed(self, inputs: list[Any]) -> list[Any]:
-        key = self._kind_key(inputs, len(inputs))
+        key = self._kind_key(inputs, self._unused)
         if key is None:
             return list(self._function(inputs))
         kind = self._kinds.get(key)
         if kind is None:
-            if not self._worth_capturing(inputs):
+            if not self._worth_capturing(inputs, self._unused):
                 return list(self._function(inputs))
             function = Function(
                 self._function,
@@ -157,7 +157,14 @@ class WrappedFunction:
 
     # -- kinds of calls ------------------------------------------------------------------------------------------
 
-    def _kind_key(self, leaves: Sequence[Any], number: int) -> Any:
+    def _unused_leaves(self, spec: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[Any]:
+        """Leaves that are integers which change nothing."""
+        if not self._unused:
+            return self._unused
+        owners = range(len(args)) if spec is None else _owners(args, kwargs)
+        return frozenset(i for i, owner in enumerate(owners) if self._names_one(self._unused, owner))
+
+    def _kind_key(self, leaves: Sequence[Any], unused: frozenset[Any]) -> Any:
         """What decides which capture a call uses; None: it cannot be captured."""
         parts: list[Any] = [torch.is_grad_enabled(), torch.is_inference_mode_enabled()]
         if torch._C._is_any_autocast_enabled():
@@ -169,7 +176,7 @@ class WrappedFunction:
                     return None
                 parts += (leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.is_conj(), leaf.is_neg())
             elif type(leaf) is int:
-                if index not in self._unused:
+                if index not in unused:
                     ints.append(leaf)
             elif isinstance(leaf, torch.Generator):
                 parts.append(torch.Generator)
@@ -183,9 +190,9 @@ class WrappedFunction:
             parts.append(tuple(m.training for m in self._module.modules()))
         return tuple(parts)
 
-    def _worth_capturing(self, leaves: Sequence[Any]) -> bool:
+    def _worth_capturing(self, leaves: Sequence[Any], unused: frozenset[Any]) -> bool:
         """Whether the policy wants calls of these integers captured; warns of too many sizes."""
-        ints = tuple(v for i, v in enumerate(leaves) if type(v) is int and i not in self._unused)
+        ints = tuple(v for i, v in enumerate(leaves) if type(v) is int and i not in unused)
         policy = self.context.policy
         if policy.capture_sizes is not None and ints:
             single = ints[0] if len(ints) == 1 else ints
@@ -211,7 +218,7 @@ class WrappedFunction:
         kwargs: dict[str, Any],
         lifted: Sequence[tuple[str, torch.Tensor]],
     ) -> _Kind | None:
-        if not self._worth_capturing(leaves):
+        if not self._worth_capturing(leaves, self._unused_leaves(spec, args, kwargs)):
             return None
         owners = _owners(args, kwargs)
         static = {i for i, owner in enumerate(owners) if self._names_one(self._static, owner)}
