@@ -18,6 +18,7 @@ from staticrt.capture.outputs import Kind, OutputSpec, alias_of_input, fresh, re
 from staticrt.capture.protocol import GraphCapture, PoolImage, StorageRef
 from staticrt.capture.storage import storage_ref, tensor_at
 
+empty_like = torch.empty_like
 Path = list[list[PathOutput | None]]
 
 
@@ -150,7 +151,9 @@ class Node(PathNode):
         self.specs: list[OutputSpec] = []
         self.cacheable: list[bool] = []  # no output on any path aliases it
         self._caches_filled = False
-        self._news: list[tuple[int, OutputSpec]] | None = None
+        self._news: list[tuple[int, OutputSpec]] | None = None  # outputs that a bound replay makes
+        self._patterns: list[torch.Tensor] | None = None  # `empty_like` makes them from these
+        self._only_news = False  # and there are no others
 
         # counters
         self.replays = 0
@@ -219,10 +222,15 @@ class Node(PathNode):
         """The same where a replay reads and writes wherever the caller's tensors are."""
         self.replays += 1
         if self._news is None:
-            self._news = [(position, spec) for position, spec in enumerate(self.specs) if spec.kind is Kind.NEW]
-        memory = [fresh(spec) for _position, spec in self._news]
+            self._prepare_news()
+        assert self._news is not None
+        memory = (
+            [fresh(spec) for _position, spec in self._news]
+            if self._patterns is None
+            else [empty_like(pattern) for pattern in self._patterns]
+        )
         self.graph.replay([inputs[index] for index in self.rebound], memory)
-        if len(memory) == len(self.specs) and all(spec.whole for _position, spec in self._news):
+        if self._only_news:
             inputs.clear()
             return memory
         owned = dict(zip((position for position, _spec in self._news), memory, strict=True))
@@ -239,6 +247,20 @@ class Node(PathNode):
                 outputs.append(alias_of_input(spec, inputs[spec.index]))
         inputs.clear()
         return outputs
+
+    def _prepare_news(self) -> None:
+        """Decide how a bound replay makes its outputs."""
+        self._news = [(position, spec) for position, spec in enumerate(self.specs) if spec.kind is Kind.NEW]
+        metas = [spec.meta for _position, spec in self._news]
+        patterns = [tensor_at(meta) for meta in metas if meta is not None]
+        self._only_news = len(patterns) == len(self.specs) and all(
+            spec.whole for _position, spec in self._news
+        )
+        if all(
+            spec.whole and torch.empty_like(pattern).stride() == pattern.stride()
+            for (_position, spec), pattern in zip(self._news, patterns, strict=True)
+        ):
+            self._patterns = patterns
 
     def freed_since(self) -> list[int]:
         """Addresses of path outputs that were alive after the capture and are not now, each once."""

@@ -158,7 +158,9 @@ def test_d3_a_forked_child_starts_empty(both):
     if child == 0:
         good = both.ctx.manager is None and torch.equal(out, torch.full((2,), 8.0))
         for number in range(3):
-            good = good and torch.equal(f([torch.full((2,), float(number))])[0], torch.full((2,), number**3 * 1.0))
+            good = good and torch.equal(
+                f([torch.full((2,), float(number))])[0], torch.full((2,), number**3 * 1.0)
+            )
         os._exit(0 if good else 1)
     _pid, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
@@ -279,7 +281,7 @@ def test_d10_inputs_survive_a_failed_capture(both):
         try:
             assert torch.equal(f(given)[0], torch.full((2,), 27.0))
         except KeyboardInterrupt as error:
-            assert [v is x for v in given] == [True]  # noqa: PT017
+            assert [v is x for v in given] == [True]
             error.__traceback__ = None
         assert torch.equal(x, torch.full((2,), 3.0))
 

@@ -1,0 +1,132 @@
+"""Functions that write their inputs. Numbers: upstream's scenarios (skips, warnings)."""
+
+import warnings
+
+import pytest
+import torch
+from tests_capture_fake import FakeBackend
+from tests_capture_harness import empty
+
+from staticrt.capture.generations import mark_step_begin
+from staticrt.capture.policy import Policy
+
+
+def plus_one(args):
+    return [empty(args)[0] + 1]
+
+
+def add_two(args):
+    (x,) = empty(args)
+    x.add_(2)
+    return [x]
+
+
+def test_a_written_input_runs_plain_and_a_buffer_is_captured(tree):
+    f = tree.boxed(add_two, mutated_inputs=(0,), stack_traces=["  x.add_(2)\n"])
+    with pytest.warns(UserWarning, match=r"mutation on input: input 0 .* \(found from x.add_\(2\)\)"):
+        f([torch.ones(10)])
+    assert tree.manager.all_roots() == []
+
+    def module(args):
+        buffer, x = empty(args)
+        buffer.add_(x)
+        return [buffer + x]
+
+    g = tree.boxed(module, static_inputs=(0,), mutated_inputs=(0,))
+    buffer, twin = torch.ones(10), torch.ones(10)
+    for _ in range(4):
+        out = g([buffer, torch.ones(10)])[0]
+        twin += 1
+        assert torch.equal(out, twin + 1)
+        assert torch.equal(buffer, twin)
+    assert tree.captures == 1
+
+
+def test_out_arguments_are_writes(tree):
+    f = tree.boxed(
+        lambda args: (lambda a, b, out: [torch.logical_xor(a, b, out=out)])(*empty(args)), mutated_inputs=(2,)
+    )
+    a, b, out = torch.tensor([True, False]), torch.tensor([True, True]), torch.zeros(2, dtype=torch.bool)
+    with pytest.warns(UserWarning, match="mutation on input"):
+        f([a, b, out])
+    assert out.tolist() == [False, True]
+
+
+def test_path_tensors_may_be_written_then_an_eager_one_may_not(tree):
+    f, mut = tree.boxed(plus_one), tree.boxed(add_two, mutated_inputs=(0,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            mark_step_begin()
+            x = torch.rand(4)
+            y = f([x])[0]
+            assert torch.equal(mut([y])[0], x + 1 + 2)
+    assert tree.skips() == 0
+    mark_step_begin()
+    x = torch.rand(4)
+    y = f([x])[0].clone()
+    with pytest.warns(UserWarning, match="mutation on input"):
+        mut([y])
+    assert torch.equal(y, x + 1 + 2)
+    assert tree.skips() == 1
+
+
+def test_support_off_skips_and_warns_once(make_tree):
+    tree = make_tree(mutation=False)
+    f, mut = tree.boxed(plus_one), tree.boxed(add_two, mutated_inputs=(0,))
+    with pytest.warns(UserWarning, match="captures of functions that write inputs are off") as caught:  # noqa: PT031
+        for _ in range(3):
+            mark_step_begin()
+            x = torch.rand(4)
+            assert torch.equal(mut(f([x]))[0], x + 1 + 2)
+    assert len([w for w in caught if "mutation on input" in str(w.message)]) == 1
+    assert tree.manager.mutation_warnings == 1
+
+
+def test_each_function_warns_once(tree):
+    f, mut = tree.boxed(plus_one), tree.boxed(add_two, mutated_inputs=(0,))
+    with pytest.warns(UserWarning, match="mutation on input") as caught:  # noqa: PT031
+        mut([torch.rand(4)])
+        for _ in range(3):
+            mark_step_begin()
+            y = f([torch.rand(4)])[0]
+            mut([y])
+        mut([y.clone()])
+    assert len([w for w in caught if "mutation on input" in str(w.message)]) == 1
+
+
+def test_a_constant_that_is_written(tree):
+    counter = torch.zeros(1)
+
+    def f(args):
+        (x,) = empty(args)
+        counter.add_(1)
+        return [x + counter]
+
+    f = tree.boxed(f, constants=(counter,))
+    for number in range(1, 5):
+        assert f([torch.zeros(1)])[0].item() == number
+        assert counter.item() == number
+
+
+def test_a_written_input_that_shares_memory_runs_plain(tree):
+    base = torch.ones(4)
+    f = tree.boxed(
+        lambda args: (lambda b, v: [b.add_(1), v * 2])(*empty(args)), mutated_inputs=(0,), static_inputs=(0,)
+    )
+    with pytest.warns(UserWarning, match="shares memory with input 1"):  # noqa: PT031
+        for number in range(2, 5):
+            _b, twice = f([base, base[:2]])
+            assert torch.equal(twice, torch.full((2,), number * 2.0))
+
+
+def test_bound_graphs_write_wherever_the_caller_is(make_tree):
+    tree = make_tree(FakeBackend("rebind"), Policy())
+    f = tree.boxed(add_two, mutated_inputs=(0,))
+    for number in range(4):
+        x = torch.full((3,), float(number))
+        out = f([x])[0]
+        assert out is x
+        assert torch.equal(x, torch.full((3,), number + 2.0))
+    assert tree.captures == 1
+    assert tree.skips() == 0
