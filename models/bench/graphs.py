@@ -25,7 +25,7 @@ BLOCKS = 60
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement in microseconds; without `target_us` it is there for comparison."""
+    """One measurement, in microseconds unless its name says otherwise; without a target it is for comparison."""
 
     name: str
     value_us: float
@@ -98,8 +98,15 @@ def primitive_rows(blocks: int = BLOCKS) -> list[Row]:
     ]
 
 
+def tree_rows(blocks: int = BLOCKS) -> list[Row]:
+    """What trees add to a replay: see `graph_trees`."""
+    from staticrt.models.bench import graph_trees
+
+    return graph_trees.tree_rows(blocks)
+
+
 # What is measured, in the order printed.
-GROUPS: list[Callable[[int], list[Row]]] = [replay_rows, primitive_rows]
+GROUPS: list[Callable[[int], list[Row]]] = [replay_rows, primitive_rows, tree_rows]
 
 
 def main(quick: bool) -> tuple[list[dict[str, Any]], str]:

@@ -6,8 +6,8 @@ from staticrt.models.bench.gates import MISSED, PASSED
 
 def test_rows_and_verdicts():
     rows, table = graphs.main(quick=True)
-    assert all(row["value_us"] > 0 for row in rows)
-    assert [row["verdict"] for row in rows if row["target_us"] is None] == [""] * 4
+    assert all(row["value_us"] > 0 or "copied" in row["name"] for row in rows)
+    assert {row["verdict"] for row in rows if row["target_us"] is None} == {""}
     assert {row["verdict"] for row in rows if row["target_us"] is not None} <= {PASSED, MISSED}
     for row in rows:
         assert row["name"] in table
