@@ -17,7 +17,7 @@ from staticrt.capture.inputs import (
     storage_ptrs,
 )
 from staticrt.capture.liveness import PathOutput, differing, liveness
-from staticrt.capture.outputs import Kind, Source, alias_of_input, classify
+from staticrt.capture.outputs import Kind, Source, alias_of_input, classify, like_fresh
 from staticrt.capture.protocol import GraphBackend, GraphPool
 from staticrt.capture.storage import describe, is_plain, rehome, storage_ref
 from staticrt.capture.tree import Node
@@ -218,7 +218,8 @@ class Capturing:
         node.kernels = node.graph.num_kernels
         if backend.caps.rebind_outputs:
             news = [out for out, spec in zip(outputs, node.specs, strict=True) if spec.kind is Kind.NEW]
-            node.graph.bind_outputs(news)
+            new_specs = [spec for spec in node.specs if spec.kind is Kind.NEW]
+            node.graph.bind_outputs([like_fresh(*pair) for pair in zip(new_specs, news, strict=True)])
             for out in news:
                 rehome(storage_ref(out))
             del news

@@ -182,6 +182,16 @@ def fresh(spec: OutputSpec) -> torch.Tensor:
     return torch.empty(meta.nbytes, dtype=torch.uint8, device=meta.device)
 
 
+def like_fresh(spec: OutputSpec, output: torch.Tensor) -> torch.Tensor:
+    """The captured output as `fresh` will make it: itself, or all bytes of its storage."""
+    meta = spec.meta
+    assert meta is not None
+    if spec.whole:
+        return output
+    flat = meta._replace(dtype=torch.uint8, size=(meta.nbytes,), stride=(1,), storage_offset=0)
+    return storage_ref(output).tensor(flat)
+
+
 def shaped(spec: OutputSpec, memory: torch.Tensor) -> torch.Tensor:
     """The output on memory that `fresh` made, or on that of the output it aliases."""
     meta = spec.meta

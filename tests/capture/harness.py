@@ -8,16 +8,33 @@ compiled call as `with tree.step()`.
 from __future__ import annotations
 
 import gc
-import warnings
 from typing import Any
 
 import torch
 from tests_capture_fake import FakeBackend
 
 from staticrt.capture.context import GraphContext
+from staticrt.capture.cpu import CpuBackend
 from staticrt.capture.generations import reset_marks
 from staticrt.capture.policy import Policy
 from staticrt.capture.tree import Node
+
+
+class RealCpu(CpuBackend):
+    """The CPU's own backend, which remembers its pools."""
+
+    def __init__(self) -> None:
+        self.pools: list[Any] = []
+        self.faults: dict[str, list[Any]] = {}  # it has none
+
+    def new_pool(self, index: int) -> Any:
+        self.pools.append(super().new_pool(index))
+        return self.pools[-1]
+
+
+def device(name: str) -> Any:
+    """A backend by name: "copy" and "rebind" are test devices, "cpu" is the real one."""
+    return RealCpu() if name == "cpu" else FakeBackend(name)
 
 
 class Tree:
@@ -104,11 +121,6 @@ def cube(args: list[Any]) -> list[Any]:
 
 def storage(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
-
-
-def no_warnings() -> Any:
-    catcher = warnings.catch_warnings()
-    return catcher
 
 
 class Trained:

@@ -8,14 +8,14 @@ import weakref
 import pytest
 import torch
 from tests_capture_fake import FakeBackend
-from tests_capture_harness import Trained, cube, empty
+from tests_capture_harness import Trained, cube, device, empty
 
 from staticrt.capture.policy import Policy
 
 
-@pytest.fixture(params=["copy", "rebind"])
+@pytest.fixture(params=["copy", "rebind", "cpu"])
 def both(request, make_tree):
-    return make_tree(FakeBackend(request.param), Policy())
+    return make_tree(device(request.param), Policy())
 
 
 @pytest.fixture
@@ -33,6 +33,24 @@ def test_d1_held_outputs_keep_their_values(both):
         assert torch.equal(twice, x * 2)
         assert torch.equal(row, x[0])
         assert torch.equal(turned, (x + 1).t())
+
+
+def test_d1_outputs_that_do_not_cover_their_storage(both):
+    def f(args):
+        (x,) = empty(args)
+        y = x * 2
+        return [y[0], (x + 1)[0].expand(3, -1), y.t()[1:], x.sum().expand(2)]
+
+    wrapped = both.boxed(f)
+    held = []
+    for number in range(5):
+        x = torch.arange(6.0).view(2, 3) + number
+        held.append((wrapped([x]), f([x])))
+    for outs, expected in held:
+        for out, want in zip(outs, expected, strict=True):
+            assert torch.equal(out, want)
+            assert out.stride() == want.stride()
+        assert outs[0].untyped_storage().data_ptr() == outs[2].untyped_storage().data_ptr()
 
 
 def test_d1_views_follow_a_held_output(both):
@@ -184,8 +202,8 @@ def test_d4_executing_captures_run_the_body_once(make_tree):
 
 
 def test_d5_captures_are_bounded(make_tree):
-    for device in ("copy", "rebind"):
-        tree = make_tree(FakeBackend(device), Policy(max_graphs=4))
+    for name in ("copy", "rebind", "cpu"):
+        tree = make_tree(device(name), Policy(max_graphs=4))
         f = tree.wrap(lambda x: x * 2 + 1)
         for _round in range(2):
             for size in range(1, 30):

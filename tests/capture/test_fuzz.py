@@ -16,7 +16,9 @@ STEPS = int(os.environ.get("STATICRT_FUZZ_STEPS", "300"))
 PROGRAM = 100
 
 
-@pytest.mark.parametrize(("device", "policy"), [("copy", "clone"), ("rebind", "clone"), ("copy", "error")])
+@pytest.mark.parametrize(
+    ("device", "policy"), [("copy", "clone"), ("rebind", "clone"), ("cpu", "clone"), ("copy", "error")]
+)
 def test_random_programs_run_as_eager(device, policy):
     replays = 0
     with warnings.catch_warnings():
