@@ -13,6 +13,7 @@ from torch import fx
 from staticrt.errors import OptionError
 from staticrt.passes.base import GraphPass
 from staticrt.passes.canonical_views import CanonicalViews
+from staticrt.passes.channels_last import ChannelsLast
 from staticrt.passes.cse import MergeEqualCalls
 from staticrt.passes.dead_code import RemoveDeadCode
 from staticrt.passes.differential import Comparison
@@ -20,6 +21,7 @@ from staticrt.passes.fold_batch_norm import FoldBatchNorm
 from staticrt.passes.fold_constants import FoldConstants
 from staticrt.passes.functional import FunctionaliseInPlace
 from staticrt.passes.fuse_attention import FuseAttention
+from staticrt.passes.fuse_norms import FuseNorms
 from staticrt.passes.merge_sizes import MergeSizes
 from staticrt.passes.no_ops import RemoveNoOps
 
@@ -33,15 +35,23 @@ class PipelineOptions:
         freeze: parameters and buffers keep their values for the life of the result, so that they may
             be folded into each other. Default False: an optimizer step or `load_state_dict` is seen.
         constants: tensors behind the placeholders that never change, by placeholder target.
+        tracked: targets of the placeholders (parameters, buffers) whose changes the runtime notices: it
+            computes what depends on them alone once, and again after a change.
         weights: tensors behind parameters and buffers, by placeholder target; read only with `freeze`.
         fold_limit_bytes: the largest constant that folding may make, and the most it may add in all.
     """
 
     inference: bool = True
     freeze: bool = False
+    tracked: frozenset[str] = frozenset()
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
     weights: Mapping[str, torch.Tensor] = field(default_factory=dict)
     fold_limit_bytes: int = 1 << 20
+
+
+def _kept(options: PipelineOptions) -> frozenset[str]:
+    """Placeholders on which a computation is done once, not in every call."""
+    return frozenset(options.weights) if options.freeze else options.tracked
 
 
 # The order, and why. Each line: how to make the pass, and what it builds on.
@@ -54,10 +64,11 @@ PIPELINE: tuple[tuple[Callable[[PipelineOptions], GraphPass], str], ...] = (
     (lambda o: RemoveNoOps(inference=o.inference), "before patterns are sought: detach and clone hide them"),
     (lambda o: CanonicalViews(), "after no-ops went, chains of views are next to each other"),
     (lambda o: MergeEqualCalls(), "equal values have equal arguments only after the passes above"),
+    (lambda o: FuseNorms(), "as the next one, on graphs without no-op casts in between"),
     (lambda o: FuseAttention(), "on canonical transposes; before folding, which only shortens its operands"),
     (
-        lambda o: FoldBatchNorm(frozenset(o.weights) if o.freeze else frozenset()),
-        "writes calls on weights, which the next pass computes",
+        lambda o: FoldBatchNorm(_kept(o)),
+        "writes calls on weights, which the next pass computes, or the runtime once",
     ),
     (
         lambda o: FoldConstants(
@@ -65,6 +76,7 @@ PIPELINE: tuple[tuple[Callable[[PipelineOptions], GraphPass], str], ...] = (
         ),
         "after merging, so that equal constants are made once",
     ),
+    (lambda o: ChannelsLast(_kept(o)), "after norms went into weights, which makes its regions larger"),
     (lambda o: RemoveDeadCode(), "last: the others leave behind what they replaced"),
 )
 

@@ -314,6 +314,7 @@ class Engine:
         built = executable.build(
             captured,
             self.options.executor,
+            freeze=self.options.freeze,
             accelerators=self.options.accelerators,
             **self.options.runtime(),
         )

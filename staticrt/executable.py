@@ -72,16 +72,29 @@ class StaticExecutable:
     """
 
     def __init__(
-        self, captured: CapturedGraph, *, passes: bool = True, accelerators: str | None = None, **options: Any
+        self,
+        captured: CapturedGraph,
+        *,
+        passes: bool = True,
+        freeze: bool | None = None,
+        accelerators: str | None = None,
+        **options: Any,
     ) -> None:
+        # The general path computes everything in every call, and an accelerator keeps weights itself: there,
+        # nothing made of them is kept.
+        calls_prepared = options.get("prepared", True) and not options.get("manage_outputs")
+        keeps = freeze is not False and accelerators is None and calls_prepared
+        weights = _weights(captured) if keeps else []
         self.passes: PipelineReport | None = (
-            run_pipeline(captured.module, options=_known(captured)) if passes else None
+            run_pipeline(captured.module, options=_known(captured, weights)) if passes else None
         )
         # The program refers to its islands by number, so they live as long as this.
         self._islands, self._no_islands = _cut_islands(captured, accelerators)
         lowered = lower(captured.module)
         self.program = lowered.program
-        self.native = _C.Executable(lowered.program, **options)
+        self.native = _C.Executable(
+            lowered.program, weights=weights, check_weights=freeze is not True, **options
+        )
         self.outputs = lowered.outputs
 
     def run(self, flat_inputs: Sequence[Any]) -> Sequence[Any]:
@@ -122,15 +135,21 @@ def _cut_islands(captured: CapturedGraph, choice: str | None) -> tuple[Islands |
     return cut_islands(captured.module, accelerator, own), ""
 
 
-def _known(captured: CapturedGraph) -> PipelineOptions:
-    """What passes may assume of this capture: lifted constants never change, parameters and buffers do."""
+def _weights(captured: CapturedGraph) -> list[int]:
+    """Indices of the inputs that are the model's own tensors and not written by the graph."""
+    return [i for i, spec in enumerate(captured.inputs) if spec.kind != "user" and not spec.mutated]
+
+
+def _known(captured: CapturedGraph, weights: Sequence[int]) -> PipelineOptions:
+    """What passes may assume of this capture: lifted constants never change, parameters and buffers may."""
     placeholders = captured.module.graph.find_nodes(op="placeholder")
     constants = {
         str(node.target): value
         for node, spec, value in zip(placeholders, captured.inputs, captured.values, strict=False)
         if spec.kind == "constant" and not spec.mutated
     }
-    return PipelineOptions(constants=constants)
+    tracked = frozenset(str(placeholders[i].target) for i in weights)
+    return PipelineOptions(constants=constants, tracked=tracked)
 
 
 def build(captured: CapturedGraph, executor: str, **options: Any) -> Executable:

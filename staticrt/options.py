@@ -144,6 +144,13 @@ OPTIONS: tuple[Option, ...] = (
         None,
         "An accelerator that compiles islands of the graph: a name ('tensorrt'), 'auto' (the first that is available).",
     ),
+    Option(
+        "freeze",
+        (bool, type(None)),
+        None,
+        "None: what is made of weights alone (packed, folded) is kept, and made anew when they change. "
+        "True: weights never change after the first call. False: nothing is kept.",
+    ),
     Option("deterministic", (bool,), False, "Choose kernels by rule instead of by measuring."),
     Option(
         "verify",

@@ -37,8 +37,16 @@ std::string autocast_state() {
   return state;
 }
 
+// The model's tensors are the first inputs: what is made of them alone is kept between runs.
+static ExecutableOptions with_weights(ExecutableOptions options, size_t count) {
+  for (ValueId id = 0; id < count; ++id) options.weights.push_back(id);
+  return options;
+}
+
 Capture::Capture(CaptureSpec spec, const std::vector<at::Tensor>& tensors, const ExecutableOptions& options)
-    : spec_(std::move(spec)), executable_(std::make_shared<Executable>(spec_.program, options)) {
+    : spec_(std::move(spec)),
+      executable_(
+          std::make_shared<Executable>(spec_.program, with_weights(options, spec_.model_tensors.size()))) {
   for (const uint32_t number : spec_.model_tensors) model_tensors_.push_back(tensors[number]);
   if (spec_.guards) {
     ExecutableOptions plain;

@@ -54,7 +54,8 @@ void bind_runtime(py::module_& m) {
   py::class_<Executable, std::shared_ptr<Executable>>(m, "Executable")
       .def(py::init([](const std::shared_ptr<Program>& program, bool out_variants, bool optimize_memory,
                        bool cleanup_activations, bool manage_outputs, bool prepared, int64_t max_prepared,
-                       bool deterministic, bool poison, bool verify) {
+                       bool deterministic, bool poison, bool verify, std::vector<ValueId> weights,
+                       bool check_weights) {
              ExecutableOptions options;
              options.bind.out_variants = out_variants;
              options.memory.optimize_memory = optimize_memory;
@@ -65,12 +66,15 @@ void bind_runtime(py::module_& m) {
              options.preparation.deterministic = deterministic;
              options.preparation.poison = poison;
              options.verify = verify;
+             options.weights = std::move(weights);
+             options.check_weights = check_weights;
              return std::make_shared<Executable>(program, options);
            }),
            py::arg("program"), py::kw_only(), py::arg("out_variants") = true,
            py::arg("optimize_memory") = true, py::arg("cleanup_activations") = false,
            py::arg("manage_outputs") = false, py::arg("prepared") = true, py::arg("max_prepared") = 8,
-           py::arg("deterministic") = false, py::arg("poison") = false, py::arg("verify") = false)
+           py::arg("deterministic") = false, py::arg("poison") = false, py::arg("verify") = false,
+           py::arg("weights") = std::vector<ValueId>{}, py::arg("check_weights") = true)
       .def("run", &run)
       .def("seconds_for", &seconds_for, py::arg("inputs"), py::arg("calls"))
       .def("trim", &Executable::trim)
@@ -103,6 +107,8 @@ void bind_runtime(py::module_& m) {
                                  d["out_steps"] = s.out_steps;
                                  d["generic_steps"] = s.generic_steps;
                                  d["skipped_nodes"] = s.skipped_nodes;
+                                 d["fixed_nodes"] = s.fixed_nodes;
+                                 d["derived_bytes"] = s.derived_bytes;
                                  d["routes"] = program->routes();
                                  list.append(d);
                                }

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/conv_plan.h"
+#include "kernels/conv_pixels.h"
 #include "kernels/row_kernels.h"
 
 namespace staticrt {
@@ -73,58 +73,99 @@ struct DepthwisePlanes {
   }
 };
 
-// Channels last: taps are vectors over the channels, laid out [taps, channels] in the workspace.
+// Channels last: a block of pixels times one vector of channels is summed over all taps in registers.
 struct DepthwisePixels {
   ConvPlan p;
+  PixelBand band;
+  PixelEpilogue epilogue;
+  Operand ordered;  // the weight as [taps, channels], if it is fixed
+  bool is_ordered = false;
+  std::vector<int64_t> offsets;  // of taps, from a pixel's first
   int operator()(char* const* bases, char* workspace) const {
     const Window& w = p.w;
-    const RowKernels& rows = row_kernels();
     const int64_t channels = p.out_channels;
-    auto* taps = reinterpret_cast<float*>(workspace);
-    const float* weight = floats(p.weight, bases);
-    for (int64_t c = 0; c < channels; ++c) {
-      for (int64_t t = 0; t < w.taps(); ++t) taps[t * channels + c] = weight[c * w.taps() + t];
+    auto* buffer = reinterpret_cast<float*>(workspace);
+    const float* taps = buffer + band.floats();
+    if (is_ordered) {
+      taps = floats(ordered, bases);
+    } else {
+      order(floats(p.weight, bases), w.taps(), channels, w.taps(), 1, buffer + band.floats());
     }
     const float* bias = p.has_bias ? floats(p.bias, bases) : nullptr;
-    for_rows(p.batch * w.out_h, w.out_w * channels * w.taps(), p.num_threads, [&](int64_t line) {
-      const int64_t oh = line % w.out_h;
-      const float* in = floats(p.x, bases) + line / w.out_h * w.in_h * w.in_w * channels;
-      for (int64_t ow = 0; ow < w.out_w; ++ow) {
-        const float* where[kMaxTaps];
-        const float* used[kMaxTaps];
-        int64_t count = 0;
-        for (int64_t kh = 0; kh < w.kernel_h; ++kh) {
-          const int64_t ih = oh * w.stride_h - w.pad_h + kh * w.dilation_h;
-          if (ih < 0 || ih >= w.in_h) continue;
-          for (int64_t kw = 0; kw < w.kernel_w; ++kw) {
-            const int64_t iw = ow * w.stride_w - w.pad_w + kw * w.dilation_w;
-            if (iw < 0 || iw >= w.in_w) continue;
-            where[count] = in + (ih * w.in_w + iw) * channels;
-            used[count++] = taps + (kh * w.kernel_w + kw) * channels;
-          }
-        }
-        rows.multiplied_rows(floats_out(p.out, bases) + (line * w.out_w + ow) * channels, where, used, count,
-                             channels, bias);
+    const int64_t line = w.out_w * channels;
+    int status = kRan;
+    for (int64_t image = 0; image < p.batch; ++image) {
+      for (int64_t first = 0; first < w.out_h; first += band.lines()) {
+        const int64_t lines = std::min(band.lines(), w.out_h - first);
+        const float* in =
+            band.fill(floats(p.x, bases) + image * w.in_h * w.in_w * channels, first, lines, buffer);
+        const int64_t at = (image * w.out_h + first) * line;
+        for_rows(lines, line * w.taps(), p.num_threads, [&](int64_t i) {
+          row_kernels().depthwise_line(floats_out(p.out, bases) + at + i * line,
+                                       in + i * w.stride_h * band.pitch(), w.stride_w * channels,
+                                       offsets.data(), w.taps(), taps, bias, w.out_w, channels);
+        });
+        status |= epilogue.part(bases, at, at + lines * line);
       }
-    });
-    return kRan;
+    }
+    return status | epilogue.whole(bases, p.batch * w.out_h * line);
+  }
+
+  static void order(const float* weight, int64_t taps, int64_t channels, int64_t channel, int64_t tap,
+                    float* out) {
+    for (int64_t t = 0; t < taps; ++t) {
+      for (int64_t c = 0; c < channels; ++c) out[t * channels + c] = weight[c * channel + t * tap];
+    }
   }
 };
 
+std::optional<PreparedCall> depthwise_pixels(const ConvPlan& p, PrepareRequest& request) {
+  constexpr int64_t kBandBytes = 256 << 10;
+  const Window& w = p.w;
+  DepthwisePixels conv{p,
+                       PixelBand(w, p.in_channels, kBandBytes),
+                       PixelEpilogue(request, p.out_channels),
+                       {},
+                       p.weight_operand.is_fixed,
+                       {}};
+  for (int64_t kh = 0; kh < w.kernel_h; ++kh) {
+    for (int64_t kw = 0; kw < w.kernel_w; ++kw)
+      conv.offsets.push_back(kh * w.dilation_h * conv.band.pitch() + kw * w.dilation_w * p.in_channels);
+  }
+  const int64_t weight_bytes = w.taps() * p.out_channels * static_cast<int64_t>(sizeof(float));
+  request.workspace_bytes = conv.band.floats() * static_cast<int64_t>(sizeof(float));
+  if (conv.is_ordered) {
+    Derivation d;
+    d.layout = "taps by channels";
+    d.sources = {p.weight_operand};
+    d.size_bytes = weight_bytes;
+    d.make = [w, strides = p.weight_operand.meta.strides, channels = p.out_channels](
+                 const char* const* sources, char* out) {
+      const auto* weight = reinterpret_cast<const float*>(sources[0]);
+      for (int64_t kh = 0; kh < w.kernel_h; ++kh) {
+        DepthwisePixels::order(weight + kh * strides[2], w.kernel_w, channels, strides[0], strides[3],
+                               reinterpret_cast<float*>(out) + kh * w.kernel_w * channels);
+      }
+    };
+    conv.ordered = request.derive(std::move(d));
+  } else {
+    request.workspace_bytes += weight_bytes;
+  }
+  return call_with(std::move(conv), "depthwise pixels");
+}
+
 }  // namespace
 
-std::optional<PreparedCall> prepare_depthwise(const ConvPlan& p, int64_t* workspace_bytes) {
+std::optional<PreparedCall> prepare_depthwise(const ConvPlan& p, PrepareRequest& request) {
+  if (p.channels_last && p.group_out() == 1) return depthwise_pixels(p, request);
   // Large windows of large images: oneDNN, which eager takes, is faster.
-  if (p.w.taps() > kMaxTaps || (p.w.taps() > 25 && p.multiply_adds() > 500'000)) return std::nullopt;
-  const auto bytes = [](int64_t n) { return n * static_cast<int64_t>(sizeof(float)); };
-  if (!p.channels_last) {
-    const PaddedPlane padded(p.w);
-    *workspace_bytes = bytes(padded.floats());
-    return call_with(DepthwisePlanes{p, padded}, "depthwise planes");
+  if (p.channels_last || p.w.taps() > kMaxTaps || (p.w.taps() > 25 && p.multiply_adds() > 500'000) ||
+      !p.weight_operand.meta.is_contiguous()) {
+    return std::nullopt;
   }
-  if (p.group_out() != 1) return std::nullopt;
-  *workspace_bytes = bytes(p.w.taps() * p.out_channels);
-  return call_with(DepthwisePixels{p}, "depthwise pixels");
+  const PaddedPlane padded(p.w);
+  request.workspace_bytes = padded.floats() * static_cast<int64_t>(sizeof(float));
+  return call_with(DepthwisePlanes{p, padded}, "depthwise planes");
 }
 
 }  // namespace staticrt

@@ -25,7 +25,7 @@ struct ConvPlan {
   bool channels_last = false;  // input and output
   Operand x, weight, out, bias;
   bool has_bias = false;
-  const float* weight_constant = nullptr;  // contiguous [out, in / groups, h, w], or null
+  TensorOperand weight_operand;  // [out, in / groups, h, w]; contiguous unless it is fixed
   int num_threads = 1;
   int64_t group_in() const { return in_channels / groups; }
   int64_t group_out() const { return out_channels / groups; }
@@ -37,7 +37,7 @@ struct ConvPlan {
 std::optional<ConvPlan> conv_plan(const PrepareRequest& request, int64_t groups);
 
 // Each input channel by itself (groups == in_channels).
-std::optional<PreparedCall> prepare_depthwise(const ConvPlan& plan, int64_t* workspace_bytes);
+std::optional<PreparedCall> prepare_depthwise(const ConvPlan& plan, PrepareRequest& request);
 
 inline constexpr int64_t kMaxTaps = 128;
 

@@ -26,6 +26,26 @@ struct GemmArgs {
   bool accumulate = false;      // add the product to what C holds
   PrimFn activation = nullptr;  // a unary primitive of class float32, or null
   const Imm* activation_imm = nullptr;
+  // Told of rows [begin, end) of C when they are final; only where all panels are multiplied at once.
+  void (*rows_done)(void* context, int64_t begin, int64_t end) = nullptr;
+  void* rows_done_context = nullptr;
+};
+
+// A convolution of channels-last pixels. Output pixel (line, m) sums, over the segments s, `length` floats at
+// a + line * a_line + m * a_row + segments[s] times as many rows of B; the rows of B follow each other.
+struct ConvArgs {
+  int64_t lines = 0;
+  int64_t m = 0;  // pixels of a line
+  int64_t n = 0;  // output channels
+  const float* a = nullptr;
+  int64_t a_line = 0, a_row = 0;
+  const int64_t* segments = nullptr;
+  int64_t num_segments = 0;
+  int64_t length = 0;
+  const float* b = nullptr;  // packed
+  float* c = nullptr;
+  int64_t c_line = 0, c_row = 0;
+  const float* bias = nullptr;  // [n], or null
 };
 
 struct GemmKernels {
@@ -35,6 +55,8 @@ struct GemmKernels {
   // B[k, n] = b[k * b_k + n * b_n] into panels [begin, end) of out.
   void (*pack)(const float* b, int64_t b_k, int64_t b_n, int64_t k, int64_t n, float* out, int64_t begin,
                int64_t end);
+  // Panels [begin, end).
+  void (*convolve)(const ConvArgs& args, int64_t begin, int64_t end);
   // c[m, n] = bias[n] + dot(a[m, :], b[n, :]) for rows of B that are adjacent along k.
   void (*dots)(const GemmArgs& args, int64_t b_n);
 

@@ -44,7 +44,8 @@ void set_b(MatmulShape& s, const TensorOperand& t) {
   s.n = t.meta.sizes[r - 1];
   s.b_k = t.meta.strides[r - 2];
   s.b_n = t.meta.strides[r - 1];
-  s.b_constant = t.constant_data;
+  s.b_fixed = t.is_fixed;
+  s.b_fixed_operand = t;
 }
 
 bool set_c(MatmulShape& s, const TensorOperand& t) {
@@ -102,7 +103,7 @@ std::optional<PreparedCall> finish(MatmulShape& s, PrepareRequest& request) {
   s.num_threads = request.num_threads;
   s.deterministic = request.deterministic;
   tidy(s);
-  return prepare_matmul(s, &request.workspace_bytes);
+  return prepare_matmul(s, request);
 }
 
 // All tensors of one floating dtype.
@@ -141,7 +142,8 @@ SRT_PREPARE("aten::linear", prepare_linear) {
   s.n = w.meta.sizes[0];
   s.b_n = w.meta.strides[0];
   s.b_k = w.meta.strides[1];
-  s.b_constant = w.constant_data;
+  s.b_fixed = w.is_fixed;
+  s.b_fixed_operand = w;
   s.c = out.where;
   if (s.n != 1 && out.meta.strides[rank - 1] != 1) return std::nullopt;
   if (request.args.size() > 2 && request.args[2].is_tensor() && request.args[2].tensors[0].meta.defined()) {

@@ -25,13 +25,17 @@ struct MatmulShape {
   double beta = 1;  // of bias
   PrimFn activation = nullptr;
   Imm activation_imm[3] = {};
-  const void* b_constant = nullptr;  // B's bytes, if they never change
+  bool has_epilogue = false;
+  Epilogue epilogue;              // on the dense output, after the activation
+  bool b_fixed = false;           // B depends on weights alone: it may be packed ahead,
+  TensorOperand b_fixed_operand;  // as this operand, with the strides above
   int num_threads = 1;
   bool deterministic = false;
 };
 
-// nullopt if no route covers the strides. Sets workspace_bytes.
-std::optional<PreparedCall> prepare_matmul(MatmulShape shape, int64_t* workspace_bytes);
+// nullopt if no route covers the strides. Sets the request's workspace, derivations and whether its epilogue
+// is taken; the rest of it is not read.
+std::optional<PreparedCall> prepare_matmul(MatmulShape shape, PrepareRequest& request);
 
 // Nanoseconds spent so far in this process on measuring routes.
 int64_t route_measuring_ns();

@@ -49,4 +49,8 @@ bool is_pointwise(std::string_view op);
 // of the nodes run one by one, bitwise or within prepared_tolerance() of each. Needs no workspace.
 std::optional<PreparedCall> prepare_chain(const ChainRequest& request);
 
+// The same as something to be done part by part to the last node's result, which is dense. nullopt also if
+// results that are stored have different strides.
+std::optional<Epilogue> prepare_chain_epilogue(const ChainRequest& request);
+
 }  // namespace staticrt

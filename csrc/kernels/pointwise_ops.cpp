@@ -1,60 +1,11 @@
+// The operators but activations (pointwise_activations.cpp).
 #include "kernels/pointwise_ops.h"
 
-#include <ATen/ScalarOps.h>
-#include <ATen/native/TypeProperties.h>
-#include <c10/core/DefaultDtype.h>
-#include <c10/core/ScalarType.h>
-
-#include <cmath>
 #include <map>
 
 namespace staticrt {
 
 using at::ScalarType;
-
-bool PointwiseNode::is_number(size_t i) const {
-  if (i >= args_.size() || args_[i].is_tensor) return false;
-  const c10::IValue& v = args_[i].value;
-  return v.isInt() || v.isDouble() || v.isBool();
-}
-
-Reg PointwiseNode::in(size_t i, ScalarType dtype) {
-  if (is_tensor(i)) return b.exact(b.convert(args_[i].reg, dtype));
-  if (!is_number(i)) return {};
-  Reg reg = b.number(number(i), dtype);
-  reg.exact = !raw_format_of(dtype);
-  return b.exact(reg);
-}
-
-Reg PointwiseNode::in_wide(size_t i, ScalarType dtype) {
-  const bool reduced = at::isReducedFloatingType(dtype);
-  if (!reduced || (is_tensor(i) && args_[i].numel != 1)) return in(i, dtype);
-  if (is_number(i)) return b.number(number(i), dtype);
-  if (!is_tensor(i)) return {};
-  Reg reg = b.convert(args_[i].reg, ScalarType::Float);
-  reg.dtype = dtype;
-  return reg;
-}
-
-ScalarType PointwiseNode::common(size_t i, size_t k) const {
-  at::native::ResultTypeState state;
-  for (const size_t j : {i, k}) {
-    if (!is_tensor(j)) {
-      const auto type = number(j).type();
-      const bool floating = at::isFloatingType(type);
-      const ScalarType wrapped = floating ? c10::get_default_dtype_as_scalartype() : type;
-      state.wrappedResult =
-          at::native::result_type({ScalarType::Undefined, ScalarType::Undefined, state.wrappedResult});
-      state.wrappedResult = state.wrappedResult == ScalarType::Undefined
-                                ? wrapped
-                                : c10::promoteTypes(state.wrappedResult, wrapped);
-      continue;
-    }
-    ScalarType& into = args_[j].rank > 0 ? state.dimResult : state.zeroResult;
-    into = into == ScalarType::Undefined ? dtype(j) : c10::promoteTypes(into, dtype(j));
-  }
-  return at::native::result_type(state);
-}
 
 namespace {
 
@@ -192,90 +143,6 @@ Reg masked_fill(Node& n) {
   return select(n, 1, 2, 0);
 }
 
-// Bounds are cast to the result's dtype.
-Reg clamp_numbers(Node& n, size_t lo, size_t hi) {
-  if (n.out() == ScalarType::Bool || (!n.is_none(lo) && !n.is_number(lo)) ||
-      (!n.is_none(hi) && !n.is_number(hi)))
-    return {};
-  const Reg x = n.in(0, n.out());
-  const Prim prim = n.is_none(lo) ? Prim::kClampMax : n.is_none(hi) ? Prim::kClampMin : Prim::kClamp;
-  const size_t first = n.is_none(lo) ? hi : lo;
-  if (n.is_none(first)) return {};
-  if (at::isFloatingType(n.out())) {
-    double a = n.real(first, 0);
-    double b = n.real(hi, 0);
-    // clamp with a NaN bound fills; leave that to eager.
-    if (std::isnan(a) || std::isnan(b)) return {};
-    if (const auto raw = raw_format_of(n.out()); raw == RawFormat::kBFloat16) {
-      a = static_cast<float>(c10::BFloat16(static_cast<float>(a)));
-      b = static_cast<float>(c10::BFloat16(static_cast<float>(b)));
-    } else if (raw == RawFormat::kHalf) {
-      a = static_cast<float>(c10::Half(static_cast<float>(a)));
-      b = static_cast<float>(c10::Half(static_cast<float>(b)));
-    }
-    return n.b.unary(prim, x, n.out(), {a, b, 0});
-  }
-  if (n.number(first).isFloatingPoint() || (!n.is_none(hi) && n.number(hi).isFloatingPoint())) return {};
-  const int64_t a = n.number(first).toLong();
-  const int64_t b = n.is_none(hi) ? 0 : n.number(hi).toLong();
-  if (raw_format_of(n.out()) && (std::abs(a) > 127 || std::abs(b) > 127 || n.out() == ScalarType::Byte))
-    return {};
-  return n.b.int_unary(prim, x, n.out(), {a, b, 0});
-}
-
-Reg clamp(Node& n) {
-  return clamp_numbers(n, 1, 2);
-}
-Reg clamp_min(Node& n) {
-  return clamp_numbers(n, 1, 9);
-}
-Reg clamp_max(Node& n) {
-  return clamp_numbers(n, 9, 1);
-}
-
-Reg hardtanh(Node& n) {
-  if (!at::isFloatingType(n.out())) return {};
-  if (n.size() > 2) return clamp_numbers(n, 1, 2);
-  return n.b.unary(Prim::kClamp, n.in(0, n.out()), n.out(), {n.real(1, -1), n.real(2, 1), 0});
-}
-
-Reg clamp_tensor(Node& n) {
-  if (n.out() == ScalarType::Bool) return {};
-  Reg x = n.in(0, n.out());
-  if (n.is_tensor(1) && n.is_tensor(2) && at::isFloatingType(n.out())) {
-    return n.b.ternary(Prim::kClampTensor, x, n.in(1, n.out()), n.in(2, n.out()), n.out());
-  }
-  if (n.is_tensor(1)) x = n.b.binary(Prim::kMaximum, x, n.in(1, n.out()), n.out());
-  if (n.is_tensor(2)) x = n.b.binary(Prim::kMinimum, x, n.in(2, n.out()), n.out());
-  return x;
-}
-
-// Floating activations with up to three numbers after the input.
-template <Prim prim>
-Reg activation(Node& n, double a, double b, double c) {
-  if (!at::isFloatingType(n.out()) || n.dtype(0) != n.out()) return {};
-  return n.b.unary(prim, n.in(0, n.out()), n.out(), {n.real(1, a), n.real(2, b), n.real(3, c)});
-}
-
-Reg leaky_relu(Node& n) {
-  return activation<Prim::kLeakyRelu>(n, 0.01, 0, 0);
-}
-Reg elu(Node& n) {
-  return activation<Prim::kElu>(n, 1, 1, 1);
-}
-Reg softplus(Node& n) {
-  return activation<Prim::kSoftplus>(n, 1, 20, 0);
-}
-Reg threshold(Node& n) {
-  return activation<Prim::kThreshold>(n, 0, 0, 0);
-}
-
-Reg gelu(Node& n) {
-  if (!at::isFloatingType(n.out())) return {};
-  const bool tanh = !n.is_none(1) && n.value(1).toStringRef() == "tanh";
-  return n.b.unary(tanh ? Prim::kGeluTanh : Prim::kGelu, n.in(0, n.out()), n.out());
-}
-
 Reg pow_number(Node& n) {
   if (!at::isFloatingType(n.out()) || !n.is_number(1) || n.dtype(0) != n.out()) return {};
   const double exponent = n.real(1, 1);
@@ -337,11 +204,9 @@ Reg ones(Node& n) {
   return n.b.number(1, n.out());
 }
 
-using Table = std::map<std::string_view, EmitFn>;
-
-const Table& table() {
+const EmitTable& table() {
   using P = Prim;
-  static const Table ops = {
+  static const EmitTable ops = {
       {"aten::abs", &same_unary<P::kAbs>},
       {"aten::neg", &same_unary<P::kNeg>},
       {"aten::sign", &same_unary<P::kSign>},
@@ -373,16 +238,6 @@ const Table& table() {
       {"aten::trunc", &rounding<P::kTrunc>},
       {"aten::frac", &float_unary<P::kFrac>},
       {"aten::relu", &relu},
-      {"aten::gelu", &gelu},
-      {"aten::leaky_relu", &leaky_relu},
-      {"aten::elu", &elu},
-      {"aten::softplus", &softplus},
-      {"aten::threshold", &threshold},
-      {"aten::hardtanh", &hardtanh},
-      {"aten::clamp", &clamp},
-      {"aten::clamp_min", &clamp_min},
-      {"aten::clamp_max", &clamp_max},
-      {"aten::clamp.Tensor", &clamp_tensor},
       {"aten::isnan", &test_value<P::kIsNan>},
       {"aten::isinf", &test_value<P::kIsInf>},
       {"aten::logical_not", &logical_not},
@@ -462,13 +317,17 @@ const Table& table() {
 }  // namespace
 
 EmitFn find_emit(std::string_view op) {
-  const auto found = table().find(op);
-  return found == table().end() ? nullptr : found->second;
+  for (const EmitTable* emits : {&table(), &activation_emits()}) {
+    if (const auto found = emits->find(op); found != emits->end()) return found->second;
+  }
+  return nullptr;
 }
 
 std::vector<std::string_view> pointwise_ops() {
   std::vector<std::string_view> names;
-  for (const auto& [name, emit] : table()) names.push_back(name);
+  for (const EmitTable* emits : {&table(), &activation_emits()}) {
+    for (const auto& [name, emit] : *emits) names.push_back(name);
+  }
   return names;
 }
 

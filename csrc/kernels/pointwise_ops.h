@@ -1,6 +1,7 @@
 // What each pointwise operator computes, as tile steps.
 #pragma once
 
+#include <map>
 #include <string_view>
 
 #include "kernels/tile_builder.h"
@@ -50,6 +51,9 @@ class PointwiseNode {
 
 // The result, not yet rounded to node.out(); invalid: these dtypes or arguments are not covered.
 using EmitFn = Reg (*)(PointwiseNode& node);
+
+using EmitTable = std::map<std::string_view, EmitFn>;
+const EmitTable& activation_emits();
 
 EmitFn find_emit(std::string_view op);  // nullptr: no pointwise operator known here
 std::vector<std::string_view> pointwise_ops();

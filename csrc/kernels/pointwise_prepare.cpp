@@ -10,15 +10,16 @@ bool is_pointwise(std::string_view op) {
   return find_emit(op) != nullptr;
 }
 
-std::optional<PreparedCall> prepare_chain(const ChainRequest& request) {
-  if (request.nodes.empty() || request.nodes.size() > kMaxChainNodes) return std::nullopt;
+// The chain as a program; nullptr if some node, dtype or layout is not covered.
+static std::shared_ptr<TileProgram> chain_program(const ChainRequest& request) {
+  if (request.nodes.empty() || request.nodes.size() > kMaxChainNodes) return nullptr;
   TileBuilder builder(request.sizes, request.num_threads);
   std::vector<std::vector<int>> operand_of(request.nodes.size());
   std::vector<int> output_of(request.nodes.size(), -1);
   // Outputs first: the layout follows the first of them.
   for (size_t i = 0; i < request.nodes.size(); ++i) {
     const ChainNode& node = request.nodes[i];
-    if (!tile_supports(node.out.dtype) || node.out.sizes != request.sizes) return std::nullopt;
+    if (!tile_supports(node.out.dtype) || node.out.sizes != request.sizes) return nullptr;
     if (node.store) output_of[i] = builder.declare(node.out, *node.store, true);
   }
   for (size_t i = 0; i < request.nodes.size(); ++i) {
@@ -27,13 +28,13 @@ std::optional<PreparedCall> prepare_chain(const ChainRequest& request) {
       operand_of[i].push_back(is_tensor ? builder.declare(arg.tensor.meta, arg.tensor.where, false) : -1);
     }
   }
-  if (!builder.layout()) return std::nullopt;
+  if (!builder.layout()) return nullptr;
 
   std::vector<Reg> results;
   for (size_t i = 0; i < request.nodes.size(); ++i) {
     const ChainNode& node = request.nodes[i];
     const EmitFn emit = find_emit(node.op);
-    if (emit == nullptr) return std::nullopt;
+    if (emit == nullptr) return nullptr;
     std::vector<PointwiseNode::Argument> args;
     for (size_t k = 0; k < node.args.size(); ++k) {
       const ChainArg& arg = node.args[k];
@@ -44,7 +45,7 @@ std::optional<PreparedCall> prepare_chain(const ChainRequest& request) {
         out.rank = arg.tensor.meta.sizes.size();
         out.numel = arg.tensor.meta.numel();
       } else if (arg.kind == ChainArg::Kind::kResult) {
-        if (arg.result >= i) return std::nullopt;
+        if (arg.result >= i) return nullptr;
         out.reg = results[arg.result];
         out.rank = request.sizes.size();
         out.numel = request.nodes[arg.result].out.numel();
@@ -55,15 +56,29 @@ std::optional<PreparedCall> prepare_chain(const ChainRequest& request) {
     }
     PointwiseNode pointwise(builder, std::move(args), node.out.dtype);
     const Reg result = emit(pointwise);
-    if (!result.valid()) return std::nullopt;
+    if (!result.valid()) return nullptr;
     results.push_back(result);
   }
   for (size_t i = 0; i < request.nodes.size(); ++i) {
     if (output_of[i] >= 0) builder.store(output_of[i], results[i]);
   }
-  auto program = builder.finish();
+  return builder.finish();
+}
+
+std::optional<PreparedCall> prepare_chain(const ChainRequest& request) {
+  auto program = chain_program(request);
   if (!program) return std::nullopt;
   return make_tile_call(std::move(program));
+}
+
+std::optional<Epilogue> prepare_chain_epilogue(const ChainRequest& request) {
+  const TensorMeta& last = request.nodes.back().out;
+  for (const ChainNode& node : request.nodes) {
+    if (node.store && node.out.strides != last.strides) return std::nullopt;
+  }
+  auto program = chain_program(request);
+  if (!program || program->numel == 0) return std::nullopt;
+  return make_tile_epilogue(std::move(program));
 }
 
 namespace {

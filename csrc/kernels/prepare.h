@@ -10,8 +10,10 @@
 #include <c10/util/SmallVector.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -38,9 +40,27 @@ struct TensorMeta {
 struct TensorOperand {
   TensorMeta meta;
   Operand where;
-  // The bytes, if they are the same in every run for as long as the prepared program lives (a constant
-  // or a frozen weight), so that they may be packed; else null.
-  const void* constant_data = nullptr;
+  // A weight or constant, or made of those alone: the bytes are the same in every run until the weights
+  // change, so that what is made of them can be kept (PrepareRequest::derive).
+  bool is_fixed = false;
+};
+
+// Bytes that a call wants to have made of fixed operands before it runs: packed weights.
+struct Derivation {
+  std::string layout;  // tells derivations of the same sources apart; equal layouts give equal bytes
+  std::vector<TensorOperand> sources;
+  int64_t size_bytes = 0;
+  // From the first bytes of the sources to `out`, which is 64-aligned. Must not keep pointers.
+  std::function<void(const char* const* sources, char* out)> make;
+};
+
+// Pointwise operations on a call's output, run part by part while its elements are in the cache.
+struct Epilogue {
+  // Elements [begin, end) of the output in memory order; both are multiples of `unit`, or the end. Returns
+  // kRan or kRedo. Any number of threads may run different parts.
+  int (*run)(const void* params, char* const* bases, int64_t begin, int64_t end) = nullptr;
+  std::shared_ptr<const void> params;
+  int64_t unit = 1;
 };
 
 // One node, on one signature: CPU, strided, no conj or neg bit, recorded by a run of the general path.
@@ -61,6 +81,19 @@ struct PrepareRequest {
   // Bytes of scratch memory the call needs while it runs, 64-aligned; where they lie is filled in by the
   // runtime after prepare returns. Set by prepare.
   int64_t workspace_bytes = 0;
+
+  // What is to be done to the output afterwards, or null. The output is dense, and its first bytes are where
+  // the epilogue's are. A kernel that runs it on every element, once, after they are final, says so.
+  const Epilogue* epilogue = nullptr;
+  bool takes_epilogue = false;
+
+  // Asks for derived bytes; their place in a run. REQUIRES: every source is fixed.
+  Operand derive(Derivation derivation) {
+    derivations.push_back(std::move(derivation));
+    return {first_derived + static_cast<uint32_t>(derivations.size() - 1), 0};
+  }
+  std::vector<Derivation> derivations;
+  uint32_t first_derived = 0;  // base entry of the first of them; set by the runtime
 };
 
 inline constexpr int kRan = 0;

@@ -1,11 +1,11 @@
-// Convolution of float32 images: 1x1 as a matrix product, depthwise directly, the rest as matrix products
-// over blocks of output pixels whose inputs are gathered into the cache (never the whole im2col matrix).
+// Convolution of float32 images: 1x1 as a matrix product, depthwise and channels last in files of their own,
+// the rest as matrix products over panels of output pixels whose inputs are gathered into the cache (never
+// the whole im2col matrix).
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/conv_plan.h"
+#include "kernels/conv_pixels.h"
 #include "kernels/gemm_routes.h"
-#include "kernels/packed_weights.h"
 #include "kernels/row_kernels.h"
 
 namespace staticrt {
@@ -20,10 +20,10 @@ std::optional<ConvPlan> conv_plan(const PrepareRequest& request, int64_t groups)
   const TensorOperand* weight = tensor_or_null(request, 1);
   const TensorOperand* bias = tensor_or_null(request, 2);
   const TensorOperand& out = request.outs[0];
-  if (!x || !weight || request.outs.size() != 1 || !is_float(x->meta) || !is_plain_float(weight->meta) ||
-      !is_float(out.meta) || x->meta.sizes.size() != 4 || weight->meta.sizes.size() != 4 ||
-      out.meta.sizes.size() != 4 || out.meta.numel() == 0 || x->meta.numel() == 0 ||
-      (bias && !is_plain_float(bias->meta)) || groups < 1) {
+  if (!x || !weight || request.outs.size() != 1 || !is_float(x->meta) || !is_float(weight->meta) ||
+      (!weight->is_fixed && !weight->meta.is_contiguous()) || !is_float(out.meta) ||
+      x->meta.sizes.size() != 4 || weight->meta.sizes.size() != 4 || out.meta.sizes.size() != 4 ||
+      out.meta.numel() == 0 || x->meta.numel() == 0 || (bias && !is_plain_float(bias->meta)) || groups < 1) {
     return std::nullopt;
   }
   // Strings ("same", "valid") are another overload's.
@@ -53,14 +53,12 @@ std::optional<ConvPlan> conv_plan(const PrepareRequest& request, int64_t groups)
   p.out = out.where;
   p.has_bias = bias != nullptr;
   if (bias) p.bias = bias->where;
-  p.weight_constant = static_cast<const float*>(weight->constant_data);
+  p.weight_operand = *weight;
   p.num_threads = request.num_threads;
   return p;
 }
 
 namespace {
-
-constexpr int64_t kPixelBlock = 48;
 
 // Planes: out[o, pixels] = W[o, taps of inputs] * columns, a panel of nr pixels at a time.
 struct PlaneConv {
@@ -134,57 +132,6 @@ struct PlaneConv {
   }
 };
 
-// Channels last: out[pixels, o] = rows[pixels, taps of inputs] * W^T, in blocks of pixels; W^T is packed
-// ahead.
-struct PixelConv {
-  ConvPlan p;
-  std::shared_ptr<const PackedWeights> packed;  // [taps, in] x [out]
-  int operator()(char* const* bases, char* workspace) const {
-    const Window& w = p.w;
-    const GemmKernels& gemm = gemm_kernels();
-    auto* rows = reinterpret_cast<float*>(workspace);
-    const int64_t depth = w.taps() * p.in_channels;
-    const int64_t pixels = w.out_h * w.out_w;
-    GemmArgs g;
-    g.n = p.out_channels;
-    g.k = depth;
-    g.a = rows;
-    g.a_row = depth;
-    g.b = packed->data();
-    g.b_row = gemm.nr;
-    g.b_panel = gemm.nr * depth;
-    g.c_row = p.out_channels;
-    g.bias = p.has_bias ? floats(p.bias, bases) : nullptr;
-    for (int64_t at = 0; at < p.batch * pixels; at += kPixelBlock) {
-      g.m = std::min(kPixelBlock, p.batch * pixels - at);
-      for (int64_t r = 0; r < g.m; ++r) gather(floats(p.x, bases), rows + r * depth, at + r);
-      g.c = floats_out(p.out, bases) + at * p.out_channels;
-      gemm.multiply(g, 0, gemm.panels(g.n));
-    }
-    return kRan;
-  }
-
-  void gather(const float* in, float* row, int64_t pixel) const {
-    const Window& w = p.w;
-    const int64_t image = pixel / (w.out_h * w.out_w);
-    const int64_t oh = pixel / w.out_w % w.out_h;
-    const int64_t ow = pixel % w.out_w;
-    const auto bytes = static_cast<size_t>(p.in_channels) * sizeof(float);
-    in += image * w.in_h * w.in_w * p.in_channels;
-    for (int64_t kh = 0; kh < w.kernel_h; ++kh) {
-      const int64_t ih = oh * w.stride_h - w.pad_h + kh * w.dilation_h;
-      for (int64_t kw = 0; kw < w.kernel_w; ++kw, row += p.in_channels) {
-        const int64_t iw = ow * w.stride_w - w.pad_w + kw * w.dilation_w;
-        if (ih < 0 || ih >= w.in_h || iw < 0 || iw >= w.in_w) {
-          std::fill(row, row + p.in_channels, 0.0F);
-        } else {
-          std::memcpy(row, in + (ih * w.in_w + iw) * p.in_channels, bytes);
-        }
-      }
-    }
-  }
-};
-
 std::optional<PreparedCall> pointwise_conv(const ConvPlan& p, PrepareRequest& request) {
   MatmulShape s;
   const int64_t pixels = p.w.out_h * p.w.out_w;
@@ -200,9 +147,10 @@ std::optional<PreparedCall> pointwise_conv(const ConvPlan& p, PrepareRequest& re
     s.a_row = p.in_channels;
     s.b = p.weight;
     s.n = p.out_channels;
-    s.b_n = p.in_channels;
-    s.b_k = 1;
-    s.b_constant = p.weight_constant;
+    s.b_n = p.weight_operand.meta.strides[0];
+    s.b_k = p.weight_operand.meta.strides[1];
+    s.b_fixed = p.weight_operand.is_fixed;
+    s.b_fixed_operand = p.weight_operand;
     s.c_row = p.out_channels;
   } else {
     s.a = p.weight;
@@ -218,41 +166,25 @@ std::optional<PreparedCall> pointwise_conv(const ConvPlan& p, PrepareRequest& re
     s.bias_row = 1;
     s.bias_col = 0;
   }
-  return prepare_matmul(s, &request.workspace_bytes);
+  return prepare_matmul(s, request);
 }
 
 std::optional<PreparedCall> prepare_conv(PrepareRequest& request, int64_t groups) {
   const auto plan = conv_plan(request, groups);
   if (!plan) return std::nullopt;
   const ConvPlan& p = *plan;
-  const GemmKernels& gemm = gemm_kernels();
-  const auto floats_to_bytes = [](int64_t n) { return n * static_cast<int64_t>(sizeof(float)); };
-  if (p.groups == 1 && p.w.is_pointwise()) return pointwise_conv(p, request);
-  if (p.groups > 1 && p.group_in() == 1) return prepare_depthwise(p, &request.workspace_bytes);
+  if (p.groups == 1 && p.w.is_pointwise() && (p.channels_last || p.weight_operand.meta.is_contiguous()))
+    return pointwise_conv(p, request);
+  if (p.groups > 1 && p.group_in() == 1) {
+    if (auto call = prepare_depthwise(p, request)) return call;
+  }
+  if (p.channels_last) return prepare_pixel_conv(p, request);
+  if (!p.weight_operand.meta.is_contiguous()) return std::nullopt;
   // Above this size oneDNN, which eager takes, is faster than gathering panels.
-  const int64_t depth_in = p.group_in() * p.w.taps();
-  if (!p.channels_last && depth_in > 64 && p.multiply_adds() > 2'000'000) return std::nullopt;
-  if (!p.channels_last) {
-    request.workspace_bytes = floats_to_bytes(gemm.nr * p.group_in() * p.w.taps());
-    return call_with(PlaneConv{p}, "conv: panels of pixels");
-  }
-  if (p.groups > 1 || p.weight_constant == nullptr) return std::nullopt;
-  // Depth in the order of a pixel's row, [taps, in]; the weight is [out, in, taps].
-  const int64_t taps = p.w.taps();
-  std::vector<float> ordered(static_cast<size_t>(p.out_channels * taps * p.in_channels));
-  for (int64_t o = 0; o < p.out_channels; ++o) {
-    for (int64_t c = 0; c < p.in_channels; ++c) {
-      for (int64_t t = 0; t < taps; ++t) {
-        ordered[static_cast<size_t>((o * taps + t) * p.in_channels + c)] =
-            p.weight_constant[(o * p.in_channels + c) * taps + t];
-      }
-    }
-  }
-  const int64_t depth = taps * p.in_channels;
-  auto packed = std::make_shared<PackedWeights>(gemm.packed_floats(depth, p.out_channels));
-  gemm.pack(ordered.data(), 1, depth, depth, p.out_channels, packed->data(), 0, gemm.panels(p.out_channels));
-  request.workspace_bytes = floats_to_bytes(kPixelBlock * depth);
-  return call_with(PixelConv{p, std::move(packed)}, "conv: rows of pixels");
+  const int64_t depth = p.group_in() * p.w.taps();
+  if (depth > 64 && p.multiply_adds() > 2'000'000) return std::nullopt;
+  request.workspace_bytes = gemm_kernels().nr * depth * static_cast<int64_t>(sizeof(float));
+  return call_with(PlaneConv{p}, "conv: panels of pixels");
 }
 
 }  // namespace

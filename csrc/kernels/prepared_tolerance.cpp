@@ -71,6 +71,7 @@ Tolerance prepared_tolerance(std::string_view op) {
       {"aten::clamp_min", {0, 5e-324}},
       {"aten::clamp_max", {0, 5e-324}},
       {"aten::hardtanh", {0, 5e-324}},
+      {"aten::relu6", {0, 5e-324}},
       {"aten::relu", {0, 5e-324}},
   };
   const auto found = table.find(op);

@@ -34,6 +34,11 @@ struct RowKernels {
   // out[i] = bias[i] + sum_t x[t][i] * weights[t][i]; bias may be null
   void (*multiplied_rows)(float* out, const float* const* x, const float* const* weights, int64_t count,
                           int64_t n, const float* bias);
+  // A line of a depthwise convolution, channels last: out[m, c] = bias[c] + sum_t x[m * x_pixel + offsets[t]
+  // + c]
+  // * weights[t * channels + c]; bias may be null.
+  void (*depthwise_line)(float* out, const float* x, int64_t x_pixel, const int64_t* offsets, int64_t taps,
+                         const float* weights, const float* bias, int64_t pixels, int64_t channels);
   // out[i] = scale * sum_t x[t][i]
   void (*sum_rows)(float* out, const float* const* x, int64_t count, int64_t n, float scale);
   // out[i] = max_t x[t][i], NaN if any is

@@ -61,5 +61,7 @@ struct TileProgram {
 
 // What runs it; picks the leanest of three loops.
 PreparedCall make_tile_call(std::shared_ptr<TileProgram> program);
+// The same over parts of the iteration space.
+Epilogue make_tile_epilogue(std::shared_ptr<TileProgram> program);
 
 }  // namespace staticrt

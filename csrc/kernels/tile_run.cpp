@@ -154,6 +154,12 @@ int run_one_tile(const void* params, char* const* bases, char*) {
   return run_steps(p, at, p.numel);
 }
 
+int run_range(const void* params, char* const* bases, int64_t begin, int64_t end) {
+  const auto& p = *static_cast<const TileProgram*>(params);
+  const int64_t row = p.row_mode ? p.sizes[0] : 1;
+  return run_part(p, bases, begin / row, end / row);
+}
+
 int run_nothing(const void*, char* const*, char*) {
   return kRan;
 }
@@ -233,6 +239,14 @@ PreparedCall make_tile_call(std::shared_ptr<TileProgram> program) {
   call.params = std::move(program);
   call.route = "tile loop";
   return call;
+}
+
+Epilogue make_tile_epilogue(std::shared_ptr<TileProgram> program) {
+  Epilogue epilogue;
+  epilogue.run = &run_range;
+  epilogue.unit = program->row_mode ? program->sizes[0] : 1;
+  epilogue.params = std::move(program);
+  return epilogue;
 }
 
 }  // namespace staticrt

@@ -42,6 +42,7 @@ Frame::Frame(const BoundProgram& bound, const MemoryOptions& options)
 Executable::Executable(std::shared_ptr<const Program> program, const ExecutableOptions& options)
     : options_(options),
       bound_(bind(std::move(program), options.bind)),
+      fixed_(bound_, options.weights, options.check_weights),
       cache_(static_cast<size_t>(std::max<int64_t>(1, options.max_prepared))),
       manage_outputs_(options.manage_outputs) {
   options_.prepared &= !options.manage_outputs;
@@ -51,6 +52,7 @@ Executable::Executable(std::shared_ptr<const Program> program, const ExecutableO
   const Program& p = *bound_.program;
   ExecutableOptions of_bodies = options;
   of_bodies.manage_outputs = false;  // a body's outputs are its node's values
+  of_bodies.weights.clear();         // its inputs are values of this program
   for (size_t i = 0; i < bound_.nodes.size(); ++i) {
     for (const auto& body : p.nodes()[i].bodies) {
       bound_.nodes[i].bodies.push_back(std::make_shared<Executable>(body, of_bodies));
@@ -270,7 +272,8 @@ void Executable::run_general_path(Frame& frame, std::span<const InputView> input
   const int64_t ran_ns = trace_now_ns();
   if (recorder) {
     cache_.publish(
-        std::make_shared<PreparedProgram>(bound_, *recorder, std::move(*signature), options_.preparation),
+        std::make_shared<PreparedProgram>(bound_, *recorder, std::move(*signature), options_.preparation,
+                                          fixed_.can_track(inputs) ? &fixed_ : nullptr),
         inputs);
     release_idle_arena_memory();  // what this run had; the prepared program's arena may be smaller
   }

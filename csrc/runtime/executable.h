@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "runtime/bind.h"
+#include "runtime/fixed_values.h"
 #include "runtime/frame.h"
 #include "runtime/prepared_cache.h"
 #include "runtime/signature.h"
@@ -27,6 +28,10 @@ struct ExecutableOptions {
   bool manage_outputs = false;  // outputs lie in memory of ours until released; implies !prepared
   int64_t max_prepared = 8;     // prepared programs kept
   PreparedOptions preparation;
+  // Inputs that are the model's own tensors, which seldom change: what is made of them alone is kept, see
+  // Note [Weights are constants with a version].
+  std::vector<ValueId> weights;
+  bool check_weights = true;  // off: they never change after the first run
 };
 
 // Times in ns of what happens rarely; runs are timed by a Trace.
@@ -114,6 +119,7 @@ class Executable : public std::enable_shared_from_this<Executable> {
 
   ExecutableOptions options_;
   BoundProgram bound_;
+  FixedValues fixed_;
   PreparedCache cache_;
   std::vector<uint32_t> written_inputs_;
   std::vector<ValueId> transient_;  // slots to empty after a run: all but constants and managed values

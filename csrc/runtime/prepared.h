@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/prepare.h"
+#include "runtime/fixed_values.h"
 #include "runtime/recorder.h"
 #include "runtime/signature.h"
 
@@ -68,13 +69,17 @@ struct PreparedStats {
   int64_t out_steps = 0;
   int64_t generic_steps = 0;
   int64_t skipped_nodes = 0;  // views and numbers that need no step
+  int64_t fixed_nodes =
+      0;  // computed once for the weights' values, Note [Weights are constants with a version]
+  int64_t derived_bytes = 0;  // packed weights
 };
 
 class PreparedProgram {
  public:
+  // fixed: of the executable, or null if these inputs' weights cannot be kept track of.
   // REQUIRES: recorder saw one whole run of `bound` on inputs of this signature.
   PreparedProgram(const BoundProgram& bound, const Recorder& recorder, Signature signature,
-                  const PreparedOptions& options);
+                  const PreparedOptions& options, FixedValues* fixed);
 
   const Signature& signature() const { return signature_; }
   const PreparedStats& stats() const { return stats_; }
@@ -97,6 +102,7 @@ class PreparedProgram {
   const BoundProgram& bound_;
   const Signature signature_;
   const PreparedOptions options_;
+  FixedValues* const fixed_;
   std::vector<ValueRecord> records_;
   // Per owner: its entry in a frame's table of bases; -1: nothing addresses its bytes. Each owner has an
   // entry of its own, so that calls can be prepared before offsets are planned.
@@ -110,6 +116,14 @@ class PreparedProgram {
   std::vector<ValueId> numbers_;          // values whose slots hold the recorded number
   std::vector<ValueId> transient_;        // slots to empty after a run
   uint32_t num_bases_ = 0;
+  // Of the fixed values: which are computed, which a base or a slot holds, what is derived, and the weights
+  // that all this depends on.
+  std::vector<bool> is_fixed_result_;
+  std::vector<ValueId> fixed_values_;
+  std::vector<std::pair<int32_t, ValueId>> fixed_bases_;
+  std::vector<ValueId> fixed_slots_;
+  std::vector<DerivedBytes> derived_;
+  std::vector<ValueId> fixed_weights_;
   std::vector<std::shared_ptr<const void>> kept_;            // parameters of calls
   std::vector<std::pair<std::string, std::string>> routes_;  // node name, kernel chosen
   std::vector<MemoryBlock> blocks_;                          // all but inputs and constants
@@ -151,6 +165,8 @@ class PreparedFrame {
   at::Tensor view_of_owner(ValueId value) const;
   void finish_generally(uint32_t first_node);
   void materialize(ValueId value);
+  bool uses_fixed() const { return !prepared_->fixed_values_.empty() || !prepared_->derived_.empty(); }
+  void follow_weights(std::span<const InputView> inputs);
   void clear();
 
   const std::shared_ptr<const PreparedProgram> prepared_;
@@ -159,7 +175,9 @@ class PreparedFrame {
   std::vector<at::Tensor> places_;  // by value; empty unless place() was called
   uint64_t arena_generation_ = 0;
   char* arena_ = nullptr;
-  uint32_t resume_at_ = 0;  // where the general path takes over
+  std::shared_ptr<const FixedState> fixed_;
+  std::span<const InputView> inputs_;  // of the run
+  uint32_t resume_at_ = 0;             // where the general path takes over
 };
 
 }  // namespace staticrt

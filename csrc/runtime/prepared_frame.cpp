@@ -68,6 +68,19 @@ void PreparedFrame::place(ValueId output, const at::Tensor& like) {
   places_[owner] = tensor_over(like.storage(), 0, prepared_->records_[owner].meta);
 }
 
+// Points to what is made of the weights as they are now.
+void PreparedFrame::follow_weights(std::span<const InputView> inputs) {
+  const PreparedProgram& p = *prepared_;
+  if (fixed_ && (!p.fixed_->checks() || fixed_->holds(inputs, p.fixed_weights_))) return;
+  fixed_ = p.fixed_->acquire(inputs, p.fixed_values_, p.derived_);
+  for (const auto& [base, id] : p.fixed_bases_) {
+    const at::Tensor& tensor = FixedValues::value_of(*fixed_, id).toTensor();
+    bases_[static_cast<size_t>(base)] = const_cast<char*>(static_cast<const char*>(tensor.const_data_ptr()));
+  }
+  for (const ValueId id : p.fixed_slots_) slots_[id] = FixedValues::value_of(*fixed_, id);
+  for (const DerivedBytes& bytes : p.derived_) bases_[bytes.base] = FixedValues::data_of(*fixed_, bytes);
+}
+
 void PreparedFrame::move_to(Arena& arena) {
   const PreparedProgram& p = *prepared_;
   if (p.stats_.arena_bytes > arena.size_bytes) {
@@ -116,10 +129,12 @@ bool PreparedFrame::run(std::span<const InputView> inputs, Arena& arena, std::ve
           const_cast<char*>(static_cast<const char*>(inputs[i].tensor->unsafeGetTensorImpl()->data()));
     }
   }
-  for (const ValueId id : p.inputs_in_slots_) slots_[id] = *inputs[id].tensor;
   bool as_planned = true;
   Trace* const trace = current_trace();
+  inputs_ = inputs;
   try {
+    if (uses_fixed()) follow_weights(inputs);
+    for (const ValueId id : p.inputs_in_slots_) slots_[id] = *inputs[id].tensor;
     if (trace) [[unlikely]] {
       trace->innermost().placed_ns = trace_now_ns();
       trace->innermost().prepared = prepared_;
@@ -231,6 +246,10 @@ void PreparedFrame::materialize(ValueId value) {
   const PreparedProgram& p = *prepared_;
   if (!slots_[value].isNone() || !p.records_[value].is_tensor) return;
   const ValueId owner = p.records_[value].owner;
+  if (!p.is_fixed_result_.empty() && p.is_fixed_result_[owner] && slots_[owner].isNone()) {
+    slots_[owner] = FixedValues::value_of(*p.fixed_->acquire(inputs_, std::span(&owner, 1), {}), owner);
+    if (owner == value) return;
+  }
   slots_[value] = !slots_[owner].isNone() && owner != value ? view_of_owner(value) : shell(value);
 }
 

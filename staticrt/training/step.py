@@ -216,7 +216,8 @@ class CompiledStep:
             captured = attempt(False)  # a formula that does not take symbolic sizes
         remove_copies_of_gradients(captured.module)
         captured.inputs = tuple(_not_constant(spec) for spec in captured.inputs)
-        executable = build(captured, self._options.executor, **self._options.runtime())
+        # The step writes its weights: nothing made of them is worth keeping.
+        executable = build(captured, self._options.executor, freeze=False, **self._options.runtime())
         return Variant(key, leaves, captured, executable, snapshot.guard(), effects, recording.optimizers)
 
 

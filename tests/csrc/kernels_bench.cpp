@@ -81,7 +81,7 @@ void measure(const std::string& op, std::vector<c10::IValue> args,
     if (args[i].isTensor()) {
       argument.tensors.push_back(operand(args[i].toTensor()));
       if (std::count(constants.begin(), constants.end(), i) > 0) {
-        argument.tensors[0].constant_data = args[i].toTensor().const_data_ptr();
+        argument.tensors[0].is_fixed = true;
       }
     } else if (args[i].isTensorList()) {
       for (const at::Tensor& t : args[i].toTensorVector()) argument.tensors.push_back(operand(t));
@@ -93,12 +93,22 @@ void measure(const std::string& op, std::vector<c10::IValue> args,
   for (const at::Tensor& t : want) request.outs.push_back(operand(t));
   const PrepareFn prepare = find_prepare(op);
   const auto start = std::chrono::steady_clock::now();
+  request.first_derived = static_cast<uint32_t>(bases.size());
   const auto call = prepare ? prepare(request) : std::nullopt;
   const double prepare_us =
       std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
   if (!call) {
     std::printf("%-70s eager %10.0f ns   prepared: declined\n", name.c_str(), eager);
     return;
+  }
+  std::vector<std::vector<char>> derived;
+  for (const Derivation& derivation : request.derivations) {
+    std::vector<const char*> sources;
+    for (const TensorOperand& source : derivation.sources) sources.push_back(source.where.at(bases.data()));
+    derived.emplace_back(static_cast<size_t>(derivation.size_bytes) + 64);
+    bases.push_back(derived.back().data() +
+                    (64 - reinterpret_cast<uintptr_t>(derived.back().data()) % 64) % 64);
+    derivation.make(sources.data(), bases.back());
   }
   std::vector<char> workspace(static_cast<size_t>(request.workspace_bytes) + 64);
   char* scratch = workspace.data() + (64 - reinterpret_cast<uintptr_t>(workspace.data()) % 64) % 64;

@@ -52,6 +52,15 @@ def test_live_weights_keep_their_norm(capture):
     assert sum(graph.count(n) for n in NORMS) == 1
 
 
+def test_norm_goes_into_weights_that_the_runtime_tracks(capture):
+    conv, norm, sizes = FOLDED["2d"]
+    graph = capture(model(conv, norm), [torch.randn(sizes)])
+    options = PipelineOptions(tracked=frozenset(frozen(graph)))
+    run_pipeline(graph.gm, options=options, compare_with=graph.inputs())
+    assert sum(graph.count(n) for n in NORMS) == 0
+    assert graph.count(aten.rsqrt.default) == 1  # computed by the graph, from the weights as they are
+
+
 class TwoReaders(nn.Module):
     def __init__(self):
         super().__init__()

@@ -128,18 +128,6 @@ TEST(products_with_threads_equal_eager) {
   expect_prepared("aten::linear", {unit(rng, {64, 300}), unit(rng, {500, 300}), unit(rng, {500})}, options);
 }
 
-TEST(a_swapped_weight_is_packed_anew) {
-  std::mt19937 rng(7);
-  const at::Tensor x = unit(rng, {16, 64});
-  const at::Tensor w = unit(rng, {64, 64});
-  RunOptions options;
-  options.constants = {1};
-  options.deterministic = true;
-  expect_prepared("aten::linear", {x, w, c10::IValue()}, options);
-  w.copy_(unit(rng, {64, 64}));
-  expect_prepared("aten::linear", {x, w, c10::IValue()}, options);
-}
-
 TEST(measuring_is_bounded) {
   EXPECT(route_measuring_ns() < 2'000'000'000);
 }

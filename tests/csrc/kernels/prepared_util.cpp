@@ -81,7 +81,7 @@ PreparedRun run_prepared(const std::string& op, const std::vector<c10::IValue>& 
     if (!t.defined()) return o;
     o.where = {static_cast<uint32_t>(bases.size()), 0};
     bases.push_back(static_cast<char*>(const_cast<void*>(t.const_data_ptr())));
-    if (constant) o.constant_data = t.const_data_ptr();
+    o.is_fixed = constant;
     return o;
   };
   for (size_t i = 0; i < args.size(); ++i) {
@@ -116,8 +116,19 @@ PreparedRun run_prepared(const std::string& op, const std::vector<c10::IValue>& 
     bases.push_back(reinterpret_cast<char*>(start));
     request.outs.push_back(std::move(out));
   }
+  request.first_derived = static_cast<uint32_t>(bases.size());
   const auto call = prepare(request);
   if (!call) return result;
+  std::vector<std::vector<char>> derived;
+  for (const Derivation& derivation : request.derivations) {
+    std::vector<const char*> sources;
+    for (const TensorOperand& source : derivation.sources) sources.push_back(source.where.at(bases.data()));
+    derived.emplace_back(static_cast<size_t>(derivation.size_bytes) + 64);
+    char* start = derived.back().data();
+    start += (64 - reinterpret_cast<uintptr_t>(start) % 64) % 64;
+    derivation.make(sources.data(), start);
+    bases.push_back(start);
+  }
   result.prepared = true;
   result.route = call->route;
   std::vector<unsigned char> workspace(static_cast<size_t>(request.workspace_bytes) + 64 + kGuardBytes,

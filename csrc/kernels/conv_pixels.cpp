@@ -1,0 +1,122 @@
+// Convolution of channels-last images: a matrix product whose rows are runs of neighbouring input pixels,
+// read where they lie. No im2col matrix is made; with one group, the taps of a kernel line are one run.
+#include "kernels/conv_pixels.h"
+
+#include <ATen/Parallel.h>
+
+#include <string>
+#include <vector>
+
+#include "kernels/gemm_kernels.h"
+
+namespace staticrt {
+namespace {
+
+constexpr int64_t kBandBytes = 1 << 20;  // of input lines: half of a common L2 cache
+
+struct PixelConv {
+  ConvPlan p;
+  PixelBand band;
+  PixelEpilogue epilogue;
+  Operand packed;                 // per group: panels of [segments x length] x [group_out]
+  std::vector<int64_t> segments;  // floats from a pixel's first tap
+  int64_t length = 0;
+
+  int operator()(char* const* bases, char* workspace) const {
+    const Window& w = p.w;
+    const GemmKernels& gemm = gemm_kernels();
+    const int64_t depth = static_cast<int64_t>(segments.size()) * length;
+    const int64_t panels = gemm.panels(p.group_out());
+    ConvArgs g;
+    g.m = w.out_w;
+    g.n = p.group_out();
+    g.a_line = w.stride_h * band.pitch();
+    g.a_row = w.stride_w * p.in_channels;
+    g.segments = segments.data();
+    g.num_segments = static_cast<int64_t>(segments.size());
+    g.length = length;
+    g.c_line = w.out_w * p.out_channels;
+    g.c_row = p.out_channels;
+    int status = kRan;
+    for (int64_t image = 0; image < p.batch; ++image) {
+      for (int64_t first = 0; first < w.out_h; first += band.lines()) {
+        g.lines = std::min(band.lines(), w.out_h - first);
+        const float* in = floats(p.x, bases) + image * w.in_h * w.in_w * p.in_channels;
+        in = band.fill(in, first, g.lines, reinterpret_cast<float*>(workspace));
+        const int64_t at = (image * w.out_h + first) * g.c_line;
+        for (int64_t group = 0; group < p.groups; ++group) {
+          g.a = in + group * p.group_in();
+          g.b = floats(packed, bases) + group * gemm.packed_floats(depth, p.group_out());
+          g.c = floats_out(p.out, bases) + at + group * p.group_out();
+          g.bias = p.has_bias ? floats(p.bias, bases) + group * p.group_out() : nullptr;
+          convolve(gemm, g, panels);
+        }
+        status |= epilogue.part(bases, at, at + g.lines * g.c_line);
+      }
+    }
+    return status | epilogue.whole(bases, p.batch * w.out_h * g.c_line);
+  }
+
+  void convolve(const GemmKernels& gemm, const ConvArgs& g, int64_t panels) const {
+    constexpr int64_t kMinWork = 1 << 18;
+    const int64_t work = 2 * g.lines * g.m * g.num_segments * g.length * gemm.nr;  // of a panel
+    if (p.num_threads == 1 || work * panels < 2 * kMinWork) return gemm.convolve(g, 0, panels);
+    at::parallel_for(0, panels, std::max<int64_t>(1, kMinWork / std::max<int64_t>(work, 1)),
+                     [&](int64_t begin, int64_t end) { gemm.convolve(g, begin, end); });
+  }
+};
+
+// The weight [out, in / groups, h, w] with its depth in the order of a pixel's segments, in panels.
+Derivation packed_weight(const ConvPlan& p, bool lines) {
+  const GemmKernels& gemm = gemm_kernels();
+  const int64_t depth = p.group_in() * p.w.taps();
+  Derivation d;
+  d.layout = "conv panels of " + std::to_string(gemm.nr) + (lines ? " by lines of " : " by taps of ") +
+             std::to_string(p.groups);
+  d.sources = {p.weight_operand};
+  d.size_bytes = p.groups * gemm.packed_floats(depth, p.group_out()) * static_cast<int64_t>(sizeof(float));
+  d.make = [p, depth](const char* const* sources, char* out) {
+    const GemmKernels& all = gemm_kernels();
+    const auto* weight = reinterpret_cast<const float*>(sources[0]);
+    const auto& strides = p.weight_operand.meta.strides;
+    std::vector<float> ordered(static_cast<size_t>(p.group_out() * depth));
+    for (int64_t group = 0; group < p.groups; ++group) {
+      float* to = ordered.data();
+      for (int64_t o = 0; o < p.group_out(); ++o) {
+        const float* from = weight + (group * p.group_out() + o) * strides[0];
+        for (int64_t kh = 0; kh < p.w.kernel_h; ++kh) {
+          for (int64_t kw = 0; kw < p.w.kernel_w; ++kw) {
+            for (int64_t c = 0; c < p.group_in(); ++c)
+              *to++ = from[c * strides[1] + kh * strides[2] + kw * strides[3]];
+          }
+        }
+      }
+      all.pack(ordered.data(), 1, depth, depth, p.group_out(),
+               reinterpret_cast<float*>(out) + group * all.packed_floats(depth, p.group_out()), 0,
+               all.panels(p.group_out()));
+    }
+  };
+  return d;
+}
+
+}  // namespace
+
+std::optional<PreparedCall> prepare_pixel_conv(const ConvPlan& p, PrepareRequest& request) {
+  if (!p.weight_operand.is_fixed) return std::nullopt;
+  const Window& w = p.w;
+  PixelConv conv{p, PixelBand(w, p.in_channels, kBandBytes), PixelEpilogue(request, p.out_channels), {}, {},
+                 0};
+  // Taps of a line that follow each other are one run.
+  const bool lines = p.groups == 1 && (w.dilation_w == 1 || w.kernel_w == 1);
+  conv.length = lines ? w.kernel_w * p.in_channels : p.group_in();
+  for (int64_t kh = 0; kh < w.kernel_h; ++kh) {
+    const int64_t line = kh * w.dilation_h * conv.band.pitch();
+    for (int64_t kw = 0; kw < (lines ? 1 : w.kernel_w); ++kw)
+      conv.segments.push_back(line + kw * w.dilation_w * p.in_channels);
+  }
+  conv.packed = request.derive(packed_weight(p, lines));
+  request.workspace_bytes = conv.band.floats() * static_cast<int64_t>(sizeof(float));
+  return call_with(std::move(conv), "conv: runs of pixels");
+}
+
+}  // namespace staticrt

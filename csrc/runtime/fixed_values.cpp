@@ -1,0 +1,250 @@
+#include "runtime/fixed_values.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <set>
+
+#include "common/error.h"
+#include "runtime/general_path.h"
+#include "runtime/run_error.h"
+
+namespace staticrt {
+namespace {
+
+constexpr uint32_t kNoNode = ~0U;
+
+std::vector<ValueId> merged(const std::vector<ValueId>& a, const std::vector<ValueId>& b) {
+  std::vector<ValueId> all;
+  std::set_union(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(all));
+  return all;
+}
+
+}  // namespace
+
+bool WeightStamp::can_stamp(const at::Tensor& weight) {
+  return weight.defined() && weight.has_storage() && weight.is_cpu() && !weight.is_inference();
+}
+
+WeightStamp::WeightStamp(const at::Tensor& weight)
+    : storage_(weight.storage().getWeakStorageImpl()),
+      identity_(weight.storage().unsafeGetStorageImpl()),
+      data_(static_cast<const char*>(weight.const_data_ptr())),
+      version_(weight.is_inference() ? 0
+                                     : weight.unsafeGetTensorImpl()->version_counter().current_version()) {
+  const int64_t bytes = weight.numel() * weight.element_size();
+  if (!weight.is_non_overlapping_and_dense() || bytes < 4) return;
+  const int64_t words = std::min<int64_t>(bytes / 4, int64_t{1} << 29);
+  num_samples_ = static_cast<size_t>(std::min<int64_t>(words, kSamples));
+  for (size_t i = 0; i < num_samples_; ++i) {
+    const int64_t last = static_cast<int64_t>(num_samples_) - 1;
+    const int64_t word = last == 0 ? 0 : (words - 1) * static_cast<int64_t>(i) / last;
+    offsets_[i] = static_cast<uint32_t>(word * 4);
+    std::memcpy(&words_[i], data_ + offsets_[i], 4);
+  }
+}
+
+bool WeightStamp::holds(const at::Tensor& weight) const {
+  c10::TensorImpl& impl = *weight.unsafeGetTensorImpl();
+  if (impl.unsafe_storage().unsafeGetStorageImpl() != identity_ || impl.data() != data_) return false;
+  if (!impl.is_inference() && impl.version_counter().current_version() != version_) return false;
+  uint32_t differs = 0;
+  for (size_t i = 0; i < num_samples_; ++i) {
+    uint32_t word = 0;
+    std::memcpy(&word, data_ + offsets_[i], 4);
+    differs |= word ^ words_[i];
+  }
+  return differs == 0;
+}
+
+bool WeightStamp::operator==(const WeightStamp& other) const {
+  return identity_ == other.identity_ && data_ == other.data_ && version_ == other.version_ &&
+         num_samples_ == other.num_samples_ && words_ == other.words_;
+}
+
+bool FixedState::holds(std::span<const InputView> inputs, std::span<const ValueId> weights) const {
+  for (const ValueId id : weights) {
+    if (!inputs[id].tensor || !stamps_[id].holds(*inputs[id].tensor)) return false;
+  }
+  return true;
+}
+
+FixedValues::FixedValues(const BoundProgram& bound, std::vector<ValueId> weights, bool checks)
+    : bound_(bound), weights_(std::move(weights)), checks_(checks) {
+  const Program& program = *bound.program;
+  const Liveness& liveness = bound.liveness;
+  fixed_.assign(program.num_values(), false);
+  definition_.assign(program.num_values(), kNoNode);
+  // What some node writes into keeps no value.
+  std::vector<bool> written(program.num_values(), false);
+  for (const Node& node : program.nodes()) {
+    for (const uint32_t index : node.written_args) {
+      const Arg& arg = program.arg(node, index);
+      for (uint32_t k = 0; k < arg.count; ++k)
+        written[liveness.alias_class[program.operands()[arg.first + k]]] = true;
+    }
+  }
+  for (const ValueId id : weights_) {
+    SRT_CHECK(program.is_input(id), "weight ", id, " is no input: there are ", program.num_inputs());
+    fixed_[id] = !written[liveness.alias_class[id]];
+  }
+  for (size_t i = 0; i < program.constants().size(); ++i) {
+    const ValueId id = program.first_constant() + static_cast<ValueId>(i);
+    fixed_[id] = !written[liveness.alias_class[id]];
+  }
+  for (uint32_t index = 0; index < program.nodes().size(); ++index) {
+    const Node& node = program.nodes()[index];
+    bool fixed = !node.has_effects && node.written_args.empty() && node.num_outputs > 0 &&
+                 bound.nodes[index].kind != BoundKind::kControl;
+    bool reads_tensor = false;
+    for (const ValueId id : program.reads(node)) {
+      fixed &= fixed_[id];
+      reads_tensor |=
+          !program.is_constant(id) || program.constants()[id - program.first_constant()].isTensor();
+    }
+    // Other operators may have state of their own.
+    if (node.handle) fixed &= node.handle->schema().name().rfind("aten::", 0) == 0;
+    for (uint32_t i = 0; i < node.num_outputs; ++i) {
+      const ValueId id = node.first_output + i;
+      definition_[id] = index;
+      fixed_[id] = fixed && reads_tensor && !written[liveness.alias_class[id]];
+    }
+  }
+}
+
+std::vector<ValueId> FixedValues::weights_of(ValueId id) const {
+  const Program& program = *bound_.program;
+  if (program.is_input(id)) return {id};
+  std::vector<ValueId> found;
+  if (definition_[id] == kNoNode) return found;
+  std::vector<ValueId> open{id};
+  std::set<ValueId> seen;
+  while (!open.empty()) {
+    const ValueId next = open.back();
+    open.pop_back();
+    if (!seen.insert(next).second) continue;
+    if (program.is_input(next)) found.push_back(next);
+    if (definition_[next] == kNoNode) continue;
+    for (const ValueId read : program.reads(program.nodes()[definition_[next]])) open.push_back(read);
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+bool FixedValues::can_track(std::span<const InputView> inputs) const {
+  for (const ValueId id : weights_) {
+    const at::Tensor* weight = inputs[id].tensor;
+    if (!weight || !weight->has_storage() || !weight->is_cpu()) return false;
+    if (checks_ && !WeightStamp::can_stamp(*weight)) return false;
+  }
+  return true;
+}
+
+// The state for these weights: the latest, or a new one with what their change leaves.
+std::shared_ptr<FixedState> FixedValues::state_for(std::span<const InputView> inputs) {
+  if (latest_ && (!checks_ || latest_->holds(inputs, weights_))) return latest_;
+  auto state = std::make_shared<FixedState>();
+  state->stamps_.resize(bound_.program->num_inputs());
+  for (const ValueId id : weights_) state->stamps_[id] = WeightStamp(*inputs[id].tensor);
+  if (latest_) {
+    const auto unchanged = [&](const FixedState::Made& made) {
+      return std::all_of(made.weights.begin(), made.weights.end(),
+                         [&](ValueId id) { return state->stamps_[id] == latest_->stamps_[id]; });
+    };
+    for (const auto& [id, made] : latest_->values_) {
+      if (unchanged(made)) state->values_.emplace(id, made);
+    }
+    for (const auto& [key, made] : latest_->derived_) {
+      if (unchanged(made)) state->derived_.emplace(key, made);
+    }
+  }
+  latest_ = state;
+  return state;
+}
+
+// Runs the nodes behind fixed values that a state lacks.
+class FixedValues::Computation {
+ public:
+  Computation(FixedValues& owner, FixedState& state, std::span<const InputView> inputs)
+      : owner_(owner), state_(state), program_(*owner.bound_.program), inputs_(inputs) {}
+
+  c10::IValue value(ValueId id) {
+    if (program_.is_input(id)) return *inputs_[id].tensor;
+    if (program_.is_constant(id)) return program_.constants()[id - program_.first_constant()];
+    if (const auto found = state_.values_.find(id); found != state_.values_.end()) return found->second.value;
+    compute(id);
+    return slots_[id];
+  }
+
+  // Keeps the value in the state.
+  void keep(ValueId id) {
+    if (program_.is_input(id) || program_.is_constant(id) || state_.values_.count(id)) return;
+    state_.values_[id] = {value(id), nullptr, owner_.weights_of(id)};
+  }
+
+ private:
+  // In node order, without recursion: chains of nodes may be long.
+  void compute(ValueId id) {
+    if (slots_.empty()) slots_.resize(program_.num_values());
+    std::vector<uint32_t> nodes;
+    std::vector<ValueId> open{id};
+    while (!open.empty()) {
+      const ValueId next = open.back();
+      open.pop_back();
+      if (!slots_[next].isNone()) continue;
+      const uint32_t definition = owner_.definition_[next];
+      if (definition == kNoNode || state_.values_.count(next)) {
+        slots_[next] = value(next);
+        continue;
+      }
+      nodes.push_back(definition);
+      for (const ValueId read : program_.reads(program_.nodes()[definition])) open.push_back(read);
+    }
+    std::sort(nodes.begin(), nodes.end());
+    nodes.erase(std::unique(nodes.begin(), nodes.end()), nodes.end());
+    for (const uint32_t index : nodes) {
+      try {
+        run_node(owner_.bound_, index, slots_.data());
+      } catch (...) {
+        rethrow_at(program_, program_.nodes()[index]);
+      }
+    }
+  }
+
+  FixedValues& owner_;
+  FixedState& state_;
+  const Program& program_;
+  std::span<const InputView> inputs_;
+  std::vector<c10::IValue> slots_;
+};
+
+std::shared_ptr<const FixedState> FixedValues::acquire(std::span<const InputView> inputs,
+                                                       std::span<const ValueId> values,
+                                                       std::span<const DerivedBytes> derived) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::shared_ptr<FixedState> state = state_for(inputs);
+  Computation computation(*this, *state, inputs);
+  for (const DerivedBytes& bytes : derived) {
+    if (state->derived_.count(bytes.key)) continue;
+    FixedState::Made made;
+    std::vector<c10::IValue> kept;  // alive until the bytes are made
+    std::vector<const char*> sources;
+    for (size_t i = 0; i < bytes.owners.size(); ++i) {
+      kept.push_back(computation.value(bytes.owners[i]));
+      sources.push_back(static_cast<const char*>(kept.back().toTensor().const_data_ptr()) +
+                        bytes.derivation.sources[i].where.offset_bytes);
+      made.weights = merged(made.weights, weights_of(bytes.owners[i]));
+    }
+    constexpr std::align_val_t kAlignment{64};
+    auto* data = static_cast<char*>(
+        ::operator new(static_cast<size_t>(std::max<int64_t>(bytes.derivation.size_bytes, 1)), kAlignment));
+    made.data = std::shared_ptr<const char>(
+        data, [](const char* p) { ::operator delete(const_cast<char*>(p), std::align_val_t{64}); });
+    bytes.derivation.make(sources.data(), data);
+    state->derived_.emplace(bytes.key, std::move(made));
+  }
+  for (const ValueId id : values) computation.keep(id);
+  return state;
+}
+
+}  // namespace staticrt

@@ -1,0 +1,120 @@
+// Note [Weights are constants with a version]
+//
+// Parameters and buffers are inputs of a program, so that every change of them is seen. Most calls change
+// none: what depends on weights and constants alone (a folded batch norm, a transposed or packed weight) is
+// computed once and kept, together with a stamp of each weight it was made of. Every run compares the stamps;
+// when one differs, what was made of that weight is made anew, and the rest is carried over. Running calls
+// keep the state they began with.
+//
+// A stamp is the weight's storage, address and version counter, which every in-place operator, optimizer
+// step, load_state_dict and swap of `.data` changes. Writes through `.data` or a numpy view leave the counter
+// alone; therefore a stamp also holds a sample of the weight's words. A write that goes around the counter
+// and misses every sampled word is not seen: ask for `freeze=False` to never keep anything.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/prepare.h"
+#include "runtime/bind.h"
+#include "runtime/signature.h"
+
+namespace staticrt {
+
+class WeightStamp {
+ public:
+  WeightStamp() = default;
+  explicit WeightStamp(const at::Tensor& weight);
+  bool holds(const at::Tensor& weight) const;
+  bool operator==(const WeightStamp& other) const;
+
+  // A tensor whose changes can be seen: it counts versions.
+  static bool can_stamp(const at::Tensor& weight);
+
+ private:
+  static constexpr size_t kSamples = 16;
+  // Weak: the address cannot come back for another storage while this stamp lives.
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage_{c10::intrusive_ptr<c10::StorageImpl>()};
+  const c10::StorageImpl* identity_ = nullptr;
+  const char* data_ = nullptr;
+  uint32_t version_ = 0;
+  std::array<uint32_t, kSamples> offsets_{};  // bytes, of 4-byte words
+  std::array<uint32_t, kSamples> words_{};
+  size_t num_samples_ = 0;
+};
+
+// A derivation of a prepared program: what to make, and which values it is made of.
+struct DerivedBytes {
+  Derivation derivation;
+  std::vector<ValueId> owners;  // of the sources
+  std::string key;              // equal for equal bytes
+  uint32_t base = 0;            // of the frame's table
+};
+
+// What was made of one state of the weights. Filled under the mutex of its FixedValues; entries never change.
+class FixedState {
+ public:
+  // Whether the weights (program inputs, by index) are still those this was made of.
+  bool holds(std::span<const InputView> inputs, std::span<const ValueId> weights) const;
+
+ private:
+  friend class FixedValues;
+  struct Made {
+    c10::IValue value;                 // of a node
+    std::shared_ptr<const char> data;  // of a derivation
+    std::vector<ValueId> weights;      // inputs that it depends on, ascending
+  };
+  std::vector<WeightStamp> stamps_;  // per program input; only of weights
+  std::map<ValueId, Made> values_;
+  std::map<std::string, Made> derived_;
+};
+
+// The fixed values of one executable. Thread safety: all operations.
+class FixedValues {
+ public:
+  // checks: compare stamps in every run; off: weights are taken to keep the values of the first run.
+  FixedValues(const BoundProgram& bound, std::vector<ValueId> weights, bool checks);
+
+  // Whether the value depends on weights and constants alone, by the structure of the program. Weights
+  // and constants themselves count.
+  bool is_fixed(ValueId id) const { return fixed_[id]; }
+  bool checks() const { return checks_; }
+  // Weights that the value depends on, ascending.
+  std::vector<ValueId> weights_of(ValueId id) const;
+  // Whether every weight among these inputs can be kept track of.
+  bool can_track(std::span<const InputView> inputs) const;
+
+  // What a prepared program needs, for the weights among `inputs`. Computes what is missing; an exception
+  // leaves everything as it was. Runs under the executable's run state.
+  std::shared_ptr<const FixedState> acquire(std::span<const InputView> inputs,
+                                            std::span<const ValueId> values,
+                                            std::span<const DerivedBytes> derived);
+  // REQUIRES: acquire() was asked for it in this state.
+  static const c10::IValue& value_of(const FixedState& state, ValueId id) {
+    return state.values_.at(id).value;
+  }
+  static char* data_of(const FixedState& state, const DerivedBytes& derived) {
+    return const_cast<char*>(state.derived_.at(derived.key).data.get());
+  }
+
+ private:
+  class Computation;
+  std::shared_ptr<FixedState> state_for(std::span<const InputView> inputs);
+
+  const BoundProgram& bound_;
+  const std::vector<ValueId> weights_;
+  const bool checks_;
+  std::vector<bool> fixed_;           // per value
+  std::vector<uint32_t> definition_;  // per value: its node
+  std::mutex mutex_;
+  std::shared_ptr<FixedState> latest_;
+};
+
+}  // namespace staticrt

@@ -1,0 +1,120 @@
+// How a recorded run becomes a prepared program (preparation*.cpp).
+//
+//   find_fixed what weights and constants alone decide: computed once, Note [Weights are constants with a
+//   version] classify   what each other node turns into: nothing, a prepared call, part of a chain, a tensor
+//   step settle     which values need a tensor in a slot, and who owns the bytes plan       offsets of all
+//   bytes that never leave a run emit       the steps, in node order
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "kernels/pointwise_chain.h"
+#include "runtime/fixed_values.h"
+#include "runtime/prepared.h"
+
+namespace staticrt {
+
+class Preparation {
+ public:
+  Preparation(PreparedProgram& result, const BoundProgram& bound)
+      : result_(result), bound_(bound), program_(*bound.program), records_(result.records_) {}
+
+  void run();
+
+ private:
+  enum class Plan : uint8_t { kSkip, kFixed, kCall, kOut, kGeneric, kUnstable };
+
+  struct NodePlan {
+    Plan plan = Plan::kGeneric;
+    PreparedCall call;  // of kCall; a chain's is at its last node
+    std::string route;
+    std::vector<DerivedBytes> derived;
+    int64_t workspace_bytes = 0;
+    uint32_t chain_first = 0;  // kCall: first and last node of its chain
+    uint32_t chain_last = 0;
+  };
+
+  // A call, and the pointwise nodes after it that it does to its output: where that output goes.
+  struct Fusion {
+    uint32_t host = 0;        // node of the call
+    TensorOperand final_out;  // of the last pointwise node
+  };
+
+  const Node& node_at(uint32_t index) const { return program_.nodes()[index]; }
+  Operands operands_of_node(const Node& node) {
+    return Operands(slots_.data(), program_.operands().data(), program_.args().data() + node.first_arg,
+                    node.num_args, node.first_output, node.num_outputs);
+  }
+
+  // preparation.cpp
+  void find_owners();
+  void find_fixed();
+  bool is_fixed_node(uint32_t index) const;
+  void classify();
+  void plan_single(uint32_t index);
+  std::optional<PrepareRequest> request_for(uint32_t index);
+  bool prepare_node(uint32_t index);
+  std::vector<DerivedBytes> derived_by(PrepareRequest& request);
+  uint32_t base_of(ValueId owner);
+  TensorOperand operand(ValueId id);
+  bool all_plain(const Node& node) const;
+  bool makes_tensors(const Node& node) const;
+  bool is_stable(const Node& node) const;
+  bool is_skippable(const Node& node, const BoundNode& bound) const;
+
+  // preparation_chains.cpp
+  bool starts_chain(uint32_t index) const;
+  uint32_t prepare_chain_from(uint32_t first);
+  bool try_chain(const std::vector<uint32_t>& members);
+  bool try_fusion(uint32_t host, const std::vector<uint32_t>& members);
+  uint32_t host_before(uint32_t first) const;
+  bool can_take_place_of(uint32_t host, ValueId final_id, const std::vector<uint32_t>& members) const;
+  std::optional<ChainRequest> chain_request(const std::vector<uint32_t>& members, const Fusion* fusion);
+  void keep_chain(const std::vector<uint32_t>& members, uint32_t first, const ChainRequest& request);
+  bool is_needed_outside(ValueId result, const std::vector<uint32_t>& members) const;
+
+  // preparation_emit.cpp
+  void settle();
+  void plan();
+  void emit();
+  void emit_node(uint32_t index);
+  void emit_releases();
+  void emit_fixed();
+  void note_other_blocks();
+  void need_slot(ValueId id);
+  bool is_arena_owner(ValueId id) const;
+  bool made_by_node(ValueId id) const;
+  bool is_read_in_run(ValueId owner) const;
+  Plan plan_of(ValueId id) const {
+    return defined_by(id) == kNoNode ? Plan::kSkip : plans_[defined_by(id)].plan;
+  }
+  uint32_t defined_by(ValueId id) const { return definition_.empty() ? kNoNode : definition_[id]; }
+
+  static constexpr uint32_t kNoNode = ~0U;
+
+  PreparedProgram& result_;
+  const BoundProgram& bound_;
+  const Program& program_;
+  const std::vector<ValueRecord>& records_;
+  std::vector<c10::IValue> slots_;  // recorded numbers, for argument lists
+  std::vector<std::vector<uint32_t>> users_;
+  std::vector<std::vector<ValueId>> owned_;  // per owner: the tensors over its bytes
+  std::vector<bool> is_output_;
+  std::vector<bool> escapes_;
+  std::vector<NodePlan> plans_;
+  std::vector<bool> is_fixed_;       // per value: an owner whose bytes only the weights decide
+  std::vector<ValueId> base_owner_;  // per base entry; kNoNode: derived bytes
+  std::set<ValueId> unstored_;       // chain results that never touch memory
+  std::vector<uint32_t> definition_;
+  std::vector<bool> needs_slot_;
+  std::vector<uint32_t> begin_, end_;
+  std::map<uint32_t, int64_t> workspace_offset_;
+};
+
+// Bytes from the first to past the last element.
+int64_t extent_bytes(const TensorMeta& meta);
+
+}  // namespace staticrt

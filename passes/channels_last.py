@@ -1,0 +1,326 @@
+"""Keep the images of a convolutional network in channels-last memory.
+
+A kernel that sums over channels wants those of one pixel next to each other. Eager converts around every
+convolution, or computes in the slower layout; here whole regions (convolutions, and what carries their
+layout on: pointwise operators, pooling, concatenation) run channels last, and only tensors that cross a
+region's border are converted. Values and the strides of everything outside stay as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from staticrt.ops.facts import Cost, Tolerance
+from staticrt.passes.aliasing import AliasInfo
+from staticrt.passes.base import GraphPass, PassResult, register_pass, tensor_meta
+from staticrt.passes.effects import named_argument, node_facts
+from staticrt.passes.rewrite import fake_value, insert_call
+from staticrt.passes.symbols import known_equal, same_meta
+
+aten = torch.ops.aten
+CONVS = frozenset({aten.conv2d.default, aten.convolution.default})
+POOLS = frozenset(
+    {
+        aten.max_pool2d.default,
+        aten.avg_pool2d.default,
+        aten.adaptive_avg_pool2d.default,
+        aten._adaptive_avg_pool2d.default,
+    }
+)
+CARRIERS = POOLS | {aten.cat.default, aten.upsample_nearest2d.default, aten.upsample_nearest2d.vec}
+# They give the same result whatever layout they read, where the fake result says so.
+INDIFFERENT = frozenset(
+    {
+        aten.mean.dim,
+        aten.sum.dim_IntList,
+        aten.amax.default,
+        aten.view.default,
+        aten.reshape.default,
+        aten.squeeze.dims,
+        aten.flatten.using_ints,
+        aten.layer_norm.default,
+        aten.linear.default,
+    }
+)
+# An input with so few channels costs next to nothing to convert.
+FEW_CHANNELS = 4
+Strides = Sequence[Any]
+
+
+@register_pass
+class ChannelsLast(GraphPass):
+    """Run regions of convolutions channels last, with conversions at their borders only.
+
+    Only where a region has more convolutions than borders to convert; only float32 on CPU; only where
+    all weights of its convolutions keep their values from call to call, so that they are reordered once.
+    Values that are written in place stay as they are.
+
+    Requires: ATen-level graph.
+    Ensures:  outputs with the strides they had, equal within the order of accumulation.
+
+    Args:
+        fixed: targets of the placeholders or `get_attr`s whose tensors may be kept reordered.
+    """
+
+    name = "channels-last"
+    tolerance = Tolerance(rtol=1e-4, atol=1e-5)
+
+    def __init__(self, fixed: frozenset[str]) -> None:
+        self.fixed = fixed
+
+    def run(self, gm: fx.GraphModule) -> PassResult:
+        if not self.fixed or not any(n.target in CONVS for n in gm.graph.nodes):
+            return PassResult(gm, changed=False)
+        fixed = _fixed_nodes(gm, self.fixed)
+        aliases = AliasInfo(gm)
+        members = [n for n in gm.graph.nodes if _can_join(n, fixed) and not aliases.is_written(n)]
+        count = 0
+        for region in _regions(members):
+            count += _Region(region).convert()
+        return PassResult(gm, changed=count > 0, count=count)
+
+
+def _fixed_nodes(gm: fx.GraphModule, names: frozenset[str]) -> set[fx.Node]:
+    """Nodes that depend on the tensors `names` alone."""
+    found: set[fx.Node] = set()
+    for node in gm.graph.nodes:
+        if node.op in ("placeholder", "get_attr"):
+            if str(node.target) in names:
+                found.add(node)
+        elif node.op == "call_function" and node.all_input_nodes and found.issuperset(node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _can_join(node: fx.Node, fixed: set[fx.Node]) -> bool:
+    """Whether `node` could run channels last: it makes one plain float image from images."""
+    meta = tensor_meta(node)
+    if node.op != "call_function" or meta is None or not _is_image(meta) or node in fixed:
+        return False
+    if not (is_contiguous(meta) or is_channels_last(meta)):
+        return False
+    if node.target in CONVS:
+        weight = tensor_meta(node.args[1])
+        transposed = named_argument(node, "transposed", False)
+        return weight is not None and (weight.dim() == 4 and (transposed is True or node.args[1] in fixed))
+    if node.target is aten.cat.default:
+        return named_argument(node, "dim", 0) in (1, -3) and all(
+            _is_image_node(n) for n in node.all_input_nodes
+        )
+    if node.target in CARRIERS:
+        return True
+    return _is_pointwise(node, meta)
+
+
+def _is_pointwise(node: fx.Node, meta: torch.Tensor) -> bool:
+    """A pointwise operator on images of one size, numbers, and one value per channel."""
+    facts = node_facts(node)
+    if facts.cost is not Cost.POINTWISE or not facts.fusable or facts.mutates:
+        return False
+    full = False
+    for source in node.all_input_nodes:
+        value = source.meta.get("val")
+        if not isinstance(value, torch.Tensor):
+            continue
+        if value.dim() == 4 and all(known_equal(a, b) for a, b in zip(value.shape, meta.shape, strict=True)):
+            full |= _is_image(value)
+            if not _is_image(value):
+                return False
+        elif not all(known_equal(size, 1) for size in [*value.shape[:-3], *value.shape[-2:]]):
+            return False
+    return full
+
+
+def _is_image(meta: torch.Tensor) -> bool:
+    return meta.dim() == 4 and meta.dtype == torch.float32 and meta.device.type == "cpu"
+
+
+def _is_image_node(node: fx.Node) -> bool:
+    meta = tensor_meta(node)
+    return meta is not None and _is_image(meta)
+
+
+def _has_strides(meta: torch.Tensor, order: Iterable[int]) -> bool:
+    """Dense with dimensions in this order, innermost first; dimensions of one element do not count."""
+    expected: Any = 1
+    for dim in order:
+        if not known_equal(meta.shape[dim], 1) and not known_equal(meta.stride(dim), expected):
+            return False
+        expected = expected * meta.shape[dim]
+    return True
+
+
+def is_contiguous(meta: torch.Tensor) -> bool:
+    """Surely contiguous, for every value of symbolic sizes."""
+    return _has_strides(meta, range(meta.dim() - 1, -1, -1))
+
+
+def is_channels_last(meta: torch.Tensor) -> bool:
+    """Four dimensions, surely channels last in memory."""
+    return meta.dim() == 4 and _has_strides(meta, (1, 3, 2, 0))
+
+
+def _regions(members: list[fx.Node]) -> list[list[fx.Node]]:
+    """Connected members, in graph order; only those with a convolution."""
+    inside = set(members)
+    region_of: dict[fx.Node, list[fx.Node]] = {}
+    order = {node: index for index, node in enumerate(members)}
+    for first in members:
+        if first in region_of:
+            continue
+        region = region_of[first] = []
+        pending = [first]
+        while pending:
+            node = pending.pop()
+            region.append(node)
+            for other in (*node.all_input_nodes, *node.users):
+                if other in inside and other not in region_of:
+                    region_of[other] = region
+                    pending.append(other)
+    unique = {id(region): region for region in region_of.values()}
+    return [
+        sorted(region, key=order.__getitem__)
+        for region in unique.values()
+        if any(node.target in CONVS for node in region)
+    ]
+
+
+class _Region:
+    """One region, how it would look channels last, and the rewriting."""
+
+    def __init__(self, nodes: list[fx.Node]) -> None:
+        self.nodes = nodes
+        self.inside = set(nodes)
+        self.values: dict[fx.Node, torch.Tensor] = {}  # fake results, channels last
+        self.entries: dict[fx.Node, torch.Tensor] = {}  # images from outside that need converting
+        self.leaving: dict[fx.Node, list[fx.Node]] = {}  # nodes whose old layout these users need
+
+    def convert(self) -> int:
+        """Rewrite the graph if that pays; the number of nodes that changed their layout."""
+        if not self._propagate():
+            return 0
+        changed = [n for n in self.nodes if not same_meta(self.values[n], n.meta["val"])]
+        self._find_leaving(set(changed))
+        borders = sum(not _is_cheap(value) for value in self.entries.values())
+        borders += sum(not _is_cheap(self.values[n]) for n in self.leaving)
+        convs = sum(node.target in CONVS for node in self.nodes)
+        if not changed or convs <= borders:
+            return 0
+        self._rewrite()
+        return len(changed)
+
+    def _propagate(self) -> bool:
+        for node in self.nodes:
+            for source in node.all_input_nodes:
+                meta = tensor_meta(source)
+                if source in self.inside or source in self.entries or meta is None or not _is_image(meta):
+                    continue
+                if _is_operand(node, source, meta) and not is_channels_last(meta):
+                    self.entries[source] = fake_value(
+                        aten.clone.default, (source,), {"memory_format": torch.channels_last}
+                    )
+            try:
+                value = self._value_of(node)
+            except Exception:
+                return False
+            if not isinstance(value, torch.Tensor) or not is_channels_last(value):
+                return False
+            self.values[node] = value
+        return True
+
+    def _value_of(self, node: fx.Node, extra: dict[fx.Node, Any] | None = None) -> Any:
+        """The fake result of `node` on what the region's nodes would give."""
+        known = {**self.entries, **self.values, **(extra or {})}
+        return _fake_call(node, known)
+
+    def _find_leaving(self, changed: set[fx.Node]) -> None:
+        for node in self.nodes:
+            if node not in changed:
+                continue
+            users = [u for u in node.users if u not in self.inside and not self._is_indifferent(u)]
+            if users:
+                self.leaving[node] = users
+
+    def _is_indifferent(self, user: fx.Node, depth: int = 1) -> bool:
+        """Whether `user` gives the very same result, strides included, for the new layout."""
+        if user.op != "call_function" or user.target not in INDIFFERENT | {aten.permute.default}:
+            return False
+        try:
+            value = self._value_of(user)
+        except Exception:
+            return False
+        if not isinstance(value, torch.Tensor):
+            return False
+        if user.target in INDIFFERENT and same_meta(value, user.meta["val"]):
+            return True
+        # A permutation into another layout, whose readers do not care.
+        return (
+            depth > 0
+            and user.target is aten.permute.default
+            and bool(user.users)
+            and all(self._reads_any_layout(u, user, value) for u in user.users)
+        )
+
+    def _reads_any_layout(self, user: fx.Node, source: fx.Node, value: torch.Tensor) -> bool:
+        if user.target not in INDIFFERENT or user.target in (aten.view.default, aten.reshape.default):
+            return False
+        try:
+            result = self._value_of(user, {source: value})
+        except Exception:
+            return False
+        return isinstance(result, torch.Tensor) and same_meta(result, user.meta["val"])
+
+    def _rewrite(self) -> None:
+        entered: dict[fx.Node, fx.Node] = {}
+        for node in self.nodes:
+            for source in node.all_input_nodes:
+                if source in self.entries:
+                    if source not in entered:
+                        entered[source] = insert_call(
+                            node, aten.clone.default, (source,), {"memory_format": torch.channels_last}
+                        )
+                    node.replace_input_with(source, entered[source])
+            node.meta["val"] = self.values[node]
+        for node, users in self.leaving.items():
+            back = insert_call(
+                node.next, aten.clone.default, (node,), {"memory_format": torch.contiguous_format}
+            )
+            for user in users:
+                user.replace_input_with(node, back)
+        for node in self.nodes:
+            for user in list(node.users):
+                if user not in self.inside and user.target is aten.permute.default:
+                    user.meta["val"] = _fake_call(user, {})
+
+
+def _is_operand(node: fx.Node, source: fx.Node, meta: torch.Tensor) -> bool:
+    """Whether `source` is an image that `node` computes on, and no weight or value per channel."""
+    if node.target in CONVS:
+        return node.args[0] is source
+    shape = node.meta["val"].shape
+    if node.target in CARRIERS:
+        return True
+    return all(known_equal(a, b) for a, b in zip(meta.shape, shape, strict=True))
+
+
+def _is_cheap(meta: torch.Tensor) -> bool:
+    few = meta.shape[1]
+    if isinstance(few, int) and few <= FEW_CHANNELS:
+        return True
+    return known_equal(meta.shape[2], 1) and known_equal(meta.shape[3], 1)
+
+
+def _fake_call(node: fx.Node, known: dict[fx.Node, Any]) -> Any:
+    """The fake result of `node` with other values for some of its inputs."""
+    saved = {n: n.meta["val"] for n in node.all_input_nodes if n in known}
+    try:
+        for source in saved:
+            source.meta["val"] = known[source]
+        return fake_value(node.target, node.args, node.kwargs)
+    finally:
+        for source, value in saved.items():
+            source.meta["val"] = value

@@ -1,0 +1,109 @@
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from staticrt.passes.channels_last import ChannelsLast, is_channels_last
+
+aten = torch.ops.aten
+
+
+def fixed(graph):
+    return frozenset({**graph.names("PARAMETER"), **graph.names("BUFFER")})
+
+
+def convs(graph):
+    return [n for n in graph.gm.graph.nodes if n.target in (aten.conv2d.default, aten.convolution.default)]
+
+
+class Chain(nn.Module):
+    """Three convolutions with all that carries their layout on."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(8, 12, 3, padding=1)
+        self.second = nn.Conv2d(12, 12, 3, padding=1, groups=3)
+        self.third = nn.Conv2d(24, 8, 1)
+        self.gain = nn.Parameter(torch.rand(12, 1, 1))
+
+    def forward(self, x):
+        y = F.relu(self.first(x)) * self.gain + 1
+        y = F.max_pool2d(torch.cat([y, F.hardswish(self.second(y))], 1), 2)
+        return self.third(y)
+
+
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.chain = Chain()
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x):
+        return self.head(torch.flatten(F.adaptive_avg_pool2d(self.chain(x), 1), 1))
+
+
+def test_a_region_is_converted_at_its_borders_only(capture):
+    graph = capture(Chain().eval(), [torch.randn(2, 8, 12, 14)])
+    assert graph.run(ChannelsLast(fixed(graph))).changed
+    assert all(is_channels_last(n.meta["val"]) for n in convs(graph))
+    assert graph.count(aten.clone.default) == 2  # in and out
+
+
+def test_what_reads_any_layout_needs_no_conversion(capture):
+    graph = capture(Classifier().eval(), [torch.randn(2, 8, 12, 14)])
+    assert graph.run(ChannelsLast(fixed(graph))).changed
+    assert graph.count(aten.clone.default) == 1
+
+
+def test_symbolic_sizes(capture):
+    dims = ({0: torch.export.Dim.AUTO, 2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO},)
+    graph = capture(Classifier().eval(), [torch.randn(2, 8, 12, 14)], dynamic=dims)
+    assert graph.run(ChannelsLast(fixed(graph)), [torch.randn(3, 8, 20, 18)]).changed
+
+
+def test_images_that_are_channels_last_already_stay(capture):
+    x = torch.randn(2, 8, 12, 14).contiguous(memory_format=torch.channels_last)
+    graph = capture(Chain().eval(), [x])
+    graph.run(ChannelsLast(fixed(graph)))
+    assert graph.count(aten.clone.default) == 0
+
+
+class Written(nn.Module):
+    """The border's image is returned too, and read by an operator with a layout of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.chain = Chain()
+
+    def forward(self, x):
+        y = self.chain(x)
+        return y, y.as_strided((3, 3), (1, 2)), y.flatten(1)
+
+
+def test_other_readers_see_the_layout_they_saw(capture):
+    graph = capture(Written().eval(), [torch.randn(2, 8, 12, 14)])
+    assert graph.run(ChannelsLast(fixed(graph))).changed
+    output = graph.gm.graph.output_node().args[0][0]
+    assert output.target is aten.clone.default
+    assert output.meta["val"].is_contiguous()
+
+
+STAYS = {
+    "one convolution between two borders": (lambda: nn.Conv2d(8, 8, 3), (2, 8, 9, 9)),
+    "images of one dimension": (lambda: nn.Sequential(nn.Conv1d(4, 4, 3), nn.Conv1d(4, 4, 3)), (2, 4, 9)),
+    "volumes": (lambda: nn.Sequential(nn.Conv3d(4, 4, 1), nn.Conv3d(4, 4, 1)), (2, 4, 5, 5, 5)),
+    "float64": (lambda: Chain().double(), (2, 8, 12, 14)),
+}
+
+
+@pytest.mark.parametrize("name", STAYS)
+def test_stays_where_it_must(capture, name):
+    make, sizes = STAYS[name]
+    dtype = torch.float64 if name == "float64" else torch.float32
+    graph = capture(make().eval(), [torch.randn(sizes, dtype=dtype)])
+    assert not graph.run(ChannelsLast(fixed(graph))).changed
+
+
+def test_live_weights_are_left_alone(capture):
+    graph = capture(Chain().eval(), [torch.randn(2, 8, 12, 14)])
+    assert not graph.run(ChannelsLast(frozenset())).changed

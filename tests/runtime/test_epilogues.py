@@ -1,0 +1,151 @@
+"""Pointwise operators after a matrix product or convolution are done while its result is in the cache."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import staticrt
+
+ACTIVATIONS = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "hardswish": F.hardswish,
+    "relu6": F.relu6,
+    "clamp": lambda x: x.clamp(-0.25, 0.5),
+    "leaky_relu": lambda x: F.leaky_relu(x, 0.2),
+    "residual": None,
+    "residual, relu": None,
+    "scale of a channel": None,
+}
+LAYERS = {
+    "linear": (lambda: nn.Linear(48, 48), (5, 7, 48)),
+    "linear without bias": (lambda: nn.Linear(48, 48, bias=False), (64, 48)),
+    "1x1": (lambda: nn.Conv2d(16, 16, 1), (2, 16, 9, 11)),
+    "3x3": (lambda: nn.Conv2d(16, 16, 3, padding=1), (2, 16, 9, 11)),
+    "grouped": (lambda: nn.Conv2d(16, 16, 3, padding=1, groups=4), (2, 16, 9, 11)),
+    "depthwise": (lambda: nn.Conv2d(16, 16, 5, padding=2, groups=16), (2, 16, 9, 11)),
+}
+
+
+class Net(nn.Module):
+    """Three layers, so that images are worth converting; the activation after each."""
+
+    def __init__(self, layer, activation):
+        super().__init__()
+        self.layers = nn.ModuleList([layer(), layer(), layer()])
+        self.activation = activation
+        self.gain = nn.Parameter(torch.rand(16, 1, 1) + 0.5)
+
+    def act(self, y, x):
+        if self.activation == "residual":
+            return y + x
+        if self.activation == "residual, relu":
+            return F.relu(x + y)
+        if self.activation == "scale of a channel":
+            return y * (self.gain if y.dim() == 4 else self.gain.flatten().repeat(3)) - 0.5
+        return ACTIVATIONS[self.activation](y)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = self.act(layer(x), x)
+        return x
+
+
+def routes(fast):
+    return [route for _name, route in fast._engine._order[0].executable.native.prepared_stats[-1]["routes"]]
+
+
+@pytest.mark.parametrize(("layer", "activation"), itertools.product(LAYERS, ACTIVATIONS))
+def test_equals_eager(layer, activation):
+    torch.manual_seed(0)
+    make, sizes = LAYERS[layer]
+    net = Net(make, activation).eval()
+    fast = staticrt.compile(net)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        x = torch.randn(sizes)
+        with torch.no_grad():
+            got, want = fast(x), net(x)
+        assert got.stride() == want.stride()
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    assert sum("+ tile loop" in route for route in routes(fast)) == 3, routes(fast)
+
+
+class ReadTwice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(48, 48)
+
+    def forward(self, x):
+        y = self.linear(x)
+        z = F.gelu(y)
+        return z @ y.t()
+
+
+class Returned(ReadTwice):
+    def forward(self, x):
+        y = self.linear(x)
+        return y, F.gelu(y)
+
+
+class ReadTransposed(ReadTwice):
+    def forward(self, x):
+        y = self.linear(x)
+        return y + y.t()
+
+
+class OtherType(ReadTwice):
+    def forward(self, x):
+        return self.linear(x).to(torch.float64) * 2
+
+
+class Broadcast(ReadTwice):
+    def forward(self, x):
+        return self.linear(x) + x[:, None]
+
+
+@pytest.mark.parametrize("net", [ReadTwice, Returned, ReadTransposed, OtherType, Broadcast])
+def test_a_result_that_is_needed_as_it_was_is_left_alone(net):
+    torch.manual_seed(0)
+    net = net().eval()
+    fast = staticrt.compile(net)
+    x = torch.randn(48, 48)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(fast(x), net(x), rtol=1e-4, atol=1e-4)
+    assert not any("+ tile loop" in route for route in routes(fast))
+
+
+def test_nan_and_infinity_pass_through():
+    net = nn.Sequential(nn.Linear(64, 64), nn.ReLU6(), nn.Linear(64, 64), nn.GELU()).eval()
+    fast = staticrt.compile(net)
+    x = torch.randn(32, 64)
+    x[3, 5], x[4, 6], x[7, 1] = float("nan"), float("inf"), float("-inf")
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(fast(x), net(x), rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def test_poisoned_memory_and_threads():
+    torch.manual_seed(0)
+    net = Net(LAYERS["3x3"][0], "residual, relu").eval()
+    wide = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256), nn.SiLU()).eval()
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            for module, sizes in ((net, (2, 16, 30, 31)), (wide, (128, 256))):
+                fast = staticrt.compile(module, poison=True)
+                x = torch.randn(sizes)
+                with torch.no_grad():
+                    for _ in range(3):
+                        torch.testing.assert_close(fast(x), module(x), rtol=1e-4, atol=1e-4)
+    finally:
+        torch.set_num_threads(before)
