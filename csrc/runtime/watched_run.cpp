@@ -89,6 +89,14 @@ std::unique_ptr<FixedRun> WatchedRun::fix(const std::vector<at::Tensor>& inputs,
   auto prepared = executable_.find_prepared_program(inputs_, at::get_num_threads());
   auto owner = executable_.weak_from_this().lock();
   if (!prepared || !owner) return nullptr;
+  // Weights stay where they are, and what is made of them follows their versions.
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const at::Tensor* original = inputs_[i].tensor;
+    if (!original || !inputs[i].defined() || original->is_inference() || inputs[i].is_inference() ||
+        original->const_data_ptr() != inputs[i].const_data_ptr())
+      continue;
+    inputs[i].unsafeGetTensorImpl()->set_version_counter(original->unsafeGetTensorImpl()->version_counter());
+  }
   return std::make_unique<PlacedRun>(std::move(owner), std::move(prepared),
                                      std::vector<InputView>(inputs_.begin(), inputs_.end()), inputs, outputs);
 }

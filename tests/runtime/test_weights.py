@@ -219,3 +219,16 @@ def test_threads_agree_while_weights_stand_still():
         for thread in threads:
             thread.join()
     assert not wrong
+
+
+def test_graphs_on_the_cpu_see_updates():
+    net = make()
+    fast = staticrt.compile(net, graphs=True)
+    x = torch.randn(2, 3, 8, 8)
+    for _ in range(6):
+        agree(fast, net, x)
+    for update in (load, one_element, optimizer_step):
+        with torch.enable_grad():
+            update(net)
+        for _ in range(3):
+            agree(fast, net, x)
