@@ -72,6 +72,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{suite}", action="store_true", help=f"instead of the zoo: {what}, with targets"
         )
+    parser.add_argument(
+        "--train", action="store_true", help="training steps instead: eager, AOT eager, staticrt, whole steps"
+    )
+    parser.add_argument("--inductor", action="store_true", help="with --train: Inductor too")
     parser.add_argument("--gates", action="store_true", help="also the targets; exit code 1 if one is missed")
 
 
@@ -84,6 +88,8 @@ def main(arguments: argparse.Namespace) -> int:
     for suite in SUITES:
         if getattr(arguments, suite):
             return _run_suite(suite, arguments)
+    if arguments.train:
+        return _run_training(arguments)
     if arguments.model is not None:
         return bench_model(arguments)
     entries = zoo.select(arguments.models)
@@ -126,6 +132,26 @@ def _run_suite(name: str, arguments: argparse.Namespace) -> int:
     _save({"format": FORMAT, "suite": name, "environment": environment((), 1, 1), "rows": rows}, target)
     print(f"{table}\n\nRaw results: {target}")
     return int(arguments.gates and any(row["verdict"] == gates_module.MISSED for row in rows))
+
+
+def _run_training(arguments: argparse.Namespace) -> int:
+    import torch
+
+    from staticrt.models.bench.train import measure_training, render_training
+
+    target = _target(arguments.json)
+    seconds = arguments.seconds or (0.3 if arguments.quick else 3.0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(arguments.threads)
+    try:
+        rows = measure_training(seconds=seconds, inductor=arguments.inductor)
+    finally:
+        torch.set_num_threads(before)
+    facts = environment([], arguments.threads, 1)
+    _save({"format": FORMAT, "environment": facts, "training": rows, "complete": True}, target)
+    print(render_training(rows))
+    print(f"\nRaw results: {target}")
+    return int(arguments.gates and any(row["speedup"]["whole step"] < row["target"] for row in rows))
 
 
 def _setting(arguments: argparse.Namespace) -> Setting:

@@ -1,0 +1,220 @@
+"""`staticrt bench --train`: training steps of small models, side by side in one process, and the memory they keep."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import staticrt
+from staticrt.training import optim
+
+Step = Callable[[], Any]
+
+
+class _Lstm(nn.Module):
+    """A cell unrolled; x: float32 [batch, steps, features]."""
+
+    def __init__(self, features: int, hidden: int) -> None:
+        super().__init__()
+        self.cell, self.head, self.hidden = nn.LSTMCell(features, hidden), nn.Linear(hidden, 8), hidden
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = c = x.new_zeros(x.shape[0], self.hidden)
+        for t in x.unbind(1):
+            h, c = self.cell(t, (h, c))
+        out: torch.Tensor = self.head(h)
+        return out
+
+
+class _Transformer(nn.Module):
+    """Pre-norm blocks with causal attention; x: float32 [batch, length, width]."""
+
+    def __init__(self, width: int, heads: int, depth: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.layers = nn.ModuleList(
+            nn.ModuleDict(
+                {
+                    "norm1": nn.LayerNorm(width),
+                    "norm2": nn.LayerNorm(width),
+                    "qkv": nn.Linear(width, 3 * width, bias=False),
+                    "out": nn.Linear(width, width),
+                    "up": nn.Linear(width, 4 * width),
+                    "down": nn.Linear(4 * width, width),
+                }
+            )
+            for _ in range(depth)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            parts: Any = layer
+            qkv = parts["qkv"](parts["norm1"](x)).chunk(3, -1)
+            q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in qkv)
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + parts["out"](mixed.transpose(1, 2).flatten(2))
+            x = x + parts["down"](F.gelu(parts["up"](parts["norm2"](x))))
+        return x
+
+
+def _mlp(width: int, depth: int) -> nn.Module:
+    layers: list[nn.Module] = []
+    for _ in range(depth):
+        layers += [nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width)]
+    return nn.Sequential(*layers)
+
+
+# name -> model, input sizes, least speedup of a whole step over eager
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], float]] = {
+    "small MLP": (lambda: _mlp(64, 3), (32, 64), 1.3),
+    "LSTM, 8 steps": (lambda: _Lstm(64, 64), (16, 8, 64), 1.3),
+    "transformer, 1 layer": (lambda: _Transformer(128, 4, 1), (4, 32, 128), 1.0),
+    "large MLP": (lambda: _mlp(512, 4), (128, 512), 1.0),
+}
+
+
+def _loss(model: Any, x: torch.Tensor) -> torch.Tensor:
+    loss: torch.Tensor = model(x).square().mean()
+    return loss
+
+
+def _steps(
+    make: Callable[[], nn.Module], sizes: tuple[int, ...], inductor: bool
+) -> dict[str, tuple[Step, Any]]:
+    """Each way to run the same step from the same weights: its call, and what ran compiled."""
+    torch.manual_seed(0)
+    source, x = make(), torch.randn(*sizes)
+    ways: dict[str, Callable[[nn.Module], Any]] = {
+        "eager": lambda m: m,
+        "AOT eager": lambda m: torch.compile(m, backend="aot_eager", dynamic=False),
+        "staticrt": lambda m: torch.compile(m, backend="staticrt", dynamic=False),
+    }
+    if inductor:
+        ways["Inductor"] = lambda m: torch.compile(m, dynamic=False)
+    found: dict[str, tuple[Step, Any]] = {}
+    for name, prepare in ways.items():
+        model = copy.deepcopy(source)
+        run, optimizer = prepare(model), torch.optim.SGD(model.parameters(), lr=1e-3)
+
+        def step(run: Any = run, optimizer: Any = optimizer) -> torch.Tensor:
+            loss = _loss(run, x)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        found[name] = (step, run)
+    model = copy.deepcopy(source)
+    own = optim.SGD(model.parameters(), lr=1e-3)
+
+    @staticrt.compile_step
+    def whole() -> torch.Tensor:
+        loss = _loss(model, x)
+        loss.backward()  # type: ignore[no-untyped-call]
+        own.step()
+        own.zero_grad()
+        return loss
+
+    found["whole step"] = (whole, whole)
+    return found
+
+
+def _time(steps: dict[str, Step], seconds: float) -> dict[str, float]:
+    """Median ms of each, in turns of about 20 ms."""
+    calls = {}
+    for name, step in steps.items():
+        for _ in range(3):
+            step()
+        begin = time.perf_counter()
+        step()
+        calls[name] = max(1, int(0.02 / (time.perf_counter() - begin)))
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(times["eager"]) < 3:
+        for name, step in steps.items():
+            begin = time.perf_counter()
+            for _ in range(calls[name]):
+                step()
+            times[name].append((time.perf_counter() - begin) / calls[name] * 1e3)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def _saved_bytes(run: Any, x: torch.Tensor, model: nn.Module) -> int:
+    """Bytes that a forward keeps for its backward: distinct storages but parameters' and the input's."""
+    known = {t.untyped_storage().data_ptr() for t in [x, *model.parameters(), *model.buffers()]}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = run(x)
+    total = sum(storage.nbytes() for storage in kept.values())
+    del loss
+    return total
+
+
+def measure_training(*, seconds: float, inductor: bool) -> list[dict[str, Any]]:
+    """One row for each model: ms of each way, speedups over eager, saved bytes, arena and its lower bound."""
+    rows = []
+    for name, (make, sizes, target) in MODELS.items():
+        torch._dynamo.reset()
+        steps = _steps(make, sizes, inductor)
+        first = {way: step().item() for way, (step, _run) in steps.items()}
+        if max(abs(loss - first["eager"]) for loss in first.values()) > 1e-3 * max(1.0, abs(first["eager"])):
+            raise AssertionError(f"{name}: losses differ: {first}")
+        ms = _time({way: step for way, (step, _run) in steps.items()}, seconds)
+        torch.manual_seed(0)
+        model, x = make(), torch.randn(*sizes)
+        fast = torch.compile(model, backend="staticrt", dynamic=False)
+        whole: Any = steps["whole step"][1]
+        stats = [s for v in whole._variants for s in v._entry.executable.native.prepared_stats]
+        rows.append(
+            {
+                "model": name,
+                "target": target,
+                "ms": ms,
+                "speedup": {way: ms["eager"] / value for way, value in ms.items()},
+                "saved_bytes": {
+                    "eager": _saved_bytes(model, x, model),
+                    "staticrt": _saved_bytes(fast, x, model),
+                },
+                "arena_bytes": max((s["arena_bytes"] for s in stats), default=0),
+                "lower_bound_bytes": max((s["lower_bound_bytes"] for s in stats), default=0),
+            }
+        )
+    return rows
+
+
+def render_training(rows: list[dict[str, Any]]) -> str:
+    """The tables, targets beside values."""
+    ways = list(rows[0]["ms"])
+    lines = ["Training step, ms (speedup over eager)", ""]
+    lines.append(f"{'model':<22}" + "".join(f"{way:>18}" for way in ways) + f"{'target':>9}")
+    for row in rows:
+        cells = "".join(f"{row['ms'][way]:>10.3f} ({row['speedup'][way]:.2f})".rjust(18) for way in ways)
+        verdict = "met" if row["speedup"]["whole step"] >= row["target"] else "missed"
+        lines.append(f"{row['model']:<22}{cells}{row['target']:>6.2f} {verdict}")
+    lines += [
+        "",
+        "Memory, MB",
+        "",
+        f"{'model':<22}{'saved, eager':>14}{'saved, staticrt':>17}{'step arena':>12}{'bound':>9}",
+    ]
+    for row in rows:
+        saved = row["saved_bytes"]
+        lines.append(
+            f"{row['model']:<22}{saved['eager'] / 1e6:>14.3f}{saved['staticrt'] / 1e6:>17.3f}"
+            f"{row['arena_bytes'] / 1e6:>12.3f}{row['lower_bound_bytes'] / 1e6:>9.3f}"
+        )
+    return "\n".join(lines)
