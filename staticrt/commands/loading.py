@@ -327,4 +327,5 @@ def model_error(doing: str, error: Exception) -> ModelError:
 
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    # The runtime's own errors go on with the node: "… (\n  at: …".
+    return lines[0].removesuffix("(").rstrip() if lines else type(error).__name__

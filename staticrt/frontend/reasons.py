@@ -6,7 +6,9 @@ import linecache
 import os
 import sys
 import threading
+import weakref
 from types import FrameType
+from typing import Any
 
 import torch
 
@@ -24,6 +26,7 @@ _INFRASTRUCTURE = (
     "site-packages/_pytest",
     "site-packages/pluggy",
 )
+_graph_nodes: weakref.WeakKeyDictionary[Any, list[str | None]] = weakref.WeakKeyDictionary()
 _user_files: dict[str, bool] = {}
 _location = threading.local()
 
@@ -111,8 +114,25 @@ def stack_trace(frame: FrameType | None) -> str | None:
     if found is None:
         return None
     code, line = found.f_code, found.f_lineno
+    if code.co_filename.startswith("<eval_with_key>") and (source := _source_of_generated(found)):
+        return source
     text = linecache.getline(code.co_filename, line).strip()
     return f'File "{code.co_filename}", line {line}, in {code.co_name}\n    {text}'
+
+
+def _source_of_generated(frame: FrameType) -> str | None:
+    """The model line that a line of a GraphModule's generated code was made from, as Dynamo noted it."""
+    module = frame.f_locals.get("self")
+    lines = getattr(module, "_lineno_map", None)
+    if not lines:
+        return None
+    index = lines.get(frame.f_lineno - getattr(module, "_prologue_start", 0))
+    if index is None:
+        return None
+    if module not in _graph_nodes:
+        _graph_nodes[module] = [node.meta.get("stack_trace") for node in module.graph.nodes]
+    traces = _graph_nodes[module]
+    return traces[index] if index < len(traces) else None
 
 
 def exception_line(error: BaseException) -> str:

@@ -116,7 +116,10 @@ class Tools:
         if engine is not None and torch.is_grad_enabled() and engine._wants_gradients():
             hints.append("gradients were recorded for training; to infer, call under torch.no_grad()")
         for item in () if engine is None else engine.explain().eager:
-            if item.calls:
+            if item.what == "between parts":
+                place = f" at {item.where}" if item.where else ""
+                hints.append(f"the model is cut{place}: {item.reason}")
+            elif item.calls:
                 hints.append(f"ran eagerly: {item.reason}" + (f" at {item.where}" if item.where else ""))
         return dataclasses.replace(report, hints=tuple(dict.fromkeys(hints)))
 

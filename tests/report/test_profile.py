@@ -115,7 +115,9 @@ def test_a_call_that_records_gradients_gets_a_hint(net, x):
 def test_parts_between_graph_breaks_are_profiled(capsys):
     report = staticrt.compile(Prints()).profile(torch.ones(3), runs=2)
     assert {"mul+add", "relu+sub"} <= {row.op for row in report.rows}
+    assert all(row.where.startswith("models.py:") for row in report.rows)
     assert report.outside_ns > 0
+    assert any(hint.startswith("the model is cut at models.py:") for hint in report.hints)
 
 
 def test_the_general_path_is_profiled_node_by_node(x):
