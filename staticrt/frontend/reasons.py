@@ -124,7 +124,7 @@ def _source_of_generated(frame: FrameType) -> str | None:
     """The model line that a line of a GraphModule's generated code was made from, as Dynamo noted it."""
     module = frame.f_locals.get("self")
     lines = getattr(module, "_lineno_map", None)
-    if not lines:
+    if module is None or not lines:
         return None
     index = lines.get(frame.f_lineno - getattr(module, "_prologue_start", 0))
     if index is None:

@@ -103,9 +103,8 @@ def test_a_restore_drops_the_caches(tree):
         del out2
         assert tree.live() == 0
         assert tree.restores == count
-    new = f(torch.rand(20, 20))
-    assert tree.node.cacheable == [False]
-    assert id(new) != before
+    f(torch.rand(20, 20))
+    assert tree.node.cacheable == [False]  # a new object each time (whose id may be an old one's)
 
 
 def test_five_outputs_of_two_storages(tree):

@@ -27,8 +27,8 @@ def test_explain_names_kernels_memory_and_signatures(net, x):
     assert "x.shape[1] == 64" in text
     assert "kernels:" in text
     details = net.explain().details()
-    assert "linear_default = linear: call [gemm" in details
-    assert "gelu_default … add_tensor = gelu+mul+add: chain" in details
+    assert "linear_default … add_tensor = linear+gelu+mul+add: chain [gemm" in details
+    assert "linear_default_1 = linear: call [gemm" in details
     json.dumps(net.explain().to_dict())
 
 
