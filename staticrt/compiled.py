@@ -412,6 +412,7 @@ class Engine:
         self._failures[key] = Failure(reason, where, impossible)
         # What the model raised may be the caller's mistake: eager decides, and parts are tried afterwards.
         whole = self._is_part or getattr(self.function, "runs_whole_or_eagerly", False)
+        whole |= isinstance(error, CannotCapture) and error.even_in_parts
         self._routes[key] = "eager" if whole else "parts" if impossible else "later"
 
     def _tensors(self) -> dict[int, tuple[str, str]]:

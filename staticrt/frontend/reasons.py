@@ -51,10 +51,12 @@ class CannotCapture(Exception):
     Args:
         reason: what it met, as a phrase.
         where: the model line, or "" where it is not known.
+        even_in_parts: what Dynamo would make of it is not what eager does either.
     """
 
-    def __init__(self, reason: str, where: str = "") -> None:
+    def __init__(self, reason: str, where: str = "", even_in_parts: bool = False) -> None:
         super().__init__(reason if not where else f"{reason} ({where})")
+        self.even_in_parts = even_in_parts
         self.reason = reason
         self.where = where or model_line()
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from staticrt.frontend.reasons import CannotCapture
+
 # One capture at a time: some of this state belongs to the whole process.
 lock = threading.RLock()
 
@@ -74,6 +76,35 @@ def random_state() -> Iterator[None]:
             numpy_random.set_state(numpy_state)
 
 
+def _refuse_nested_batch() -> bool:
+    """Stands for `torch.backends.mha.get_fastpath_enabled`: False, the fast path's operators have no graph form.
+
+    They compute the same, with one exception: `nn.TransformerEncoder` makes a nested tensor of a padded batch, and
+    what it returns at padded positions is 0.
+
+    Raises:
+        CannotCapture: asked by an encoder that would do so.
+    """
+    encoder = torch.nn.TransformerEncoder.forward
+    asker = sys._getframe(1)
+    if asker.f_code is encoder.__code__:
+        of = asker.f_locals
+        module = of["self"]
+        if (
+            getattr(module, "use_nested_tensor", False)
+            and not module.layers[0].training
+            and of["src"].dim() == 3
+            and of["src_key_padding_mask"] is not None
+            and of["mask"] is None
+            and not torch.is_autocast_enabled()
+        ):
+            raise CannotCapture(
+                "nn.TransformerEncoder makes a nested tensor of a padded batch; enable_nested_tensor=False compiles",
+                even_in_parts=True,
+            )
+    return False
+
+
 @contextlib.contextmanager
 def tracing(oblivious: bool) -> Iterator[None]:
     """Let models see that they are being compiled, and control flow reach the tracer whole.
@@ -97,6 +128,9 @@ def tracing(oblivious: bool) -> Iterator[None]:
     compiler.is_dynamo_compiling = lambda: True  # cond and friends then call their operators at once
     associative_scan.generic_associative_scan = sequential_scan
     torch.backends.mha.set_fastpath_enabled(False)
+    ask_fastpath = torch.backends.mha.get_fastpath_enabled
+    if fastpath:
+        torch.backends.mha.get_fastpath_enabled = _refuse_nested_batch
     # Autocast keeps casts of parameters until its block ends: a fake one would serve eager calls later.
     autocast_cache = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
@@ -111,5 +145,6 @@ def tracing(oblivious: bool) -> Iterator[None]:
         compiler._is_compiling_flag = was_compiling
         compiler.is_dynamo_compiling = is_dynamo_compiling
         associative_scan.generic_associative_scan = generic_scan
+        torch.backends.mha.get_fastpath_enabled = ask_fastpath
         torch.backends.mha.set_fastpath_enabled(fastpath)
         torch.set_autocast_cache_enabled(autocast_cache)
