@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -285,15 +285,3 @@ class GraphBackend(Protocol):
     def owns(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor is on this kind of device, so that its storage can be a pool's."""
         ...
-
-
-@runtime_checkable
-class HasExecutable(Protocol):
-    """A function that is one run of a compiled program; a backend may capture the program itself.
-
-    Args:
-        executable: `_C.Executable`; the function's inputs are its inputs in order.
-    """
-
-    @property
-    def executable(self) -> Any: ...
