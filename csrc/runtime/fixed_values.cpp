@@ -1,6 +1,7 @@
 #include "runtime/fixed_values.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <new>
 #include <set>
@@ -13,6 +14,20 @@ namespace staticrt {
 namespace {
 
 constexpr uint32_t kNoNode = ~0U;
+
+// What a stamp keeps (see the note in the header).
+constexpr int64_t kWordBytes = 4;
+constexpr int64_t kWholeBytes = 4096;
+constexpr int64_t kBlockBytes = 1024;
+constexpr int64_t kMaxBlocks = 64;  // each may be a miss of every cache
+
+// From the first element to the end of the last.
+int64_t spanned_bytes(const at::Tensor& weight) {
+  if (weight.numel() == 0) return 0;
+  int64_t last = 0;
+  for (int64_t i = 0; i < weight.dim(); ++i) last += (weight.size(i) - 1) * weight.stride(i);
+  return (last + 1) * weight.element_size();
+}
 
 std::vector<ValueId> merged(const std::vector<ValueId>& a, const std::vector<ValueId>& b) {
   std::vector<ValueId> all;
@@ -30,18 +45,27 @@ WeightStamp::WeightStamp(const at::Tensor& weight)
     : storage_(weight.storage().getWeakStorageImpl()),
       identity_(weight.storage().unsafeGetStorageImpl()),
       data_(static_cast<const char*>(weight.const_data_ptr())),
-      version_(weight.is_inference() ? 0
-                                     : weight.unsafeGetTensorImpl()->version_counter().current_version()) {
-  const int64_t bytes = weight.numel() * weight.element_size();
-  if (!weight.is_non_overlapping_and_dense() || bytes < 4) return;
-  const int64_t words = std::min<int64_t>(bytes / 4, int64_t{1} << 29);
-  num_samples_ = static_cast<size_t>(std::min<int64_t>(words, kSamples));
-  for (size_t i = 0; i < num_samples_; ++i) {
-    const int64_t last = static_cast<int64_t>(num_samples_) - 1;
-    const int64_t word = last == 0 ? 0 : (words - 1) * static_cast<int64_t>(i) / last;
-    offsets_[i] = static_cast<uint32_t>(word * 4);
-    std::memcpy(&words_[i], data_ + offsets_[i], 4);
+      version_(weight.is_inference() ? 0 : weight.unsafeGetTensorImpl()->version_counter().current_version()),
+      sizes_(weight.sizes()),
+      strides_(weight.strides()) {
+  const int64_t bytes = spanned_bytes(weight);
+  if (bytes <= kWholeBytes) {
+    bytes_.assign(data_, data_ + bytes);
+    return;
   }
+  const auto block_bytes =
+      static_cast<uint64_t>(std::max(kBlockBytes, (bytes + kMaxBlocks - 1) / kMaxBlocks));
+  block_words_ = static_cast<int64_t>(std::bit_ceil(block_bytes)) / kWordBytes;
+  words_.resize(static_cast<size_t>(bytes / (block_words_ * kWordBytes)));
+  for (size_t i = 0; i < words_.size(); ++i) words_[i] = word_of_block(static_cast<int64_t>(i));
+}
+
+uint32_t WeightStamp::word_of_block(int64_t block) const {
+  const uint64_t scattered = (static_cast<uint64_t>(block) * 0x9E3779B97F4A7C15U) >> 32;
+  const int64_t word = block * block_words_ + (static_cast<int64_t>(scattered) & (block_words_ - 1));
+  uint32_t value = 0;
+  std::memcpy(&value, data_ + word * kWordBytes, kWordBytes);
+  return value;
 }
 
 bool WeightStamp::holds(const at::Tensor& weight) const {
@@ -49,17 +73,18 @@ bool WeightStamp::holds(const at::Tensor& weight) const {
   if (impl.unsafe_storage().unsafeGetStorageImpl() != identity_ || impl.data() != data_) return false;
   if (!impl.is_inference() && impl.version_counter().current_version() != version_) return false;
   uint32_t differs = 0;
-  for (size_t i = 0; i < num_samples_; ++i) {
-    uint32_t word = 0;
-    std::memcpy(&word, data_ + offsets_[i], 4);
-    differs |= word ^ words_[i];
-  }
-  return differs == 0;
+  for (size_t i = 0; i < words_.size(); ++i) differs |= word_of_block(static_cast<int64_t>(i)) ^ words_[i];
+  return differs == 0 && std::memcmp(data_, bytes_.data(), bytes_.size()) == 0;
+}
+
+bool WeightStamp::has_layout_of(const at::Tensor& weight) const {
+  return weight.sizes() == sizes_ && weight.strides() == strides_;
 }
 
 bool WeightStamp::operator==(const WeightStamp& other) const {
   return identity_ == other.identity_ && data_ == other.data_ && version_ == other.version_ &&
-         num_samples_ == other.num_samples_ && words_ == other.words_;
+         sizes_ == other.sizes_ && strides_ == other.strides_ && words_ == other.words_ &&
+         bytes_ == other.bytes_;
 }
 
 bool FixedState::holds(std::span<const InputView> inputs, std::span<const ValueId> weights) const {
@@ -142,7 +167,11 @@ bool FixedValues::can_track(std::span<const InputView> inputs) const {
 
 // The state for these weights: the latest, or a new one with what their change leaves.
 std::shared_ptr<FixedState> FixedValues::state_for(std::span<const InputView> inputs) {
-  if (latest_ && (!checks_ || latest_->holds(inputs, weights_))) return latest_;
+  const auto has_layout = [&](ValueId id) { return latest_->stamps_[id].has_layout_of(*inputs[id].tensor); };
+  if (latest_ && std::all_of(weights_.begin(), weights_.end(), has_layout) &&
+      (!checks_ || latest_->holds(inputs, weights_))) {
+    return latest_;
+  }
   auto state = std::make_shared<FixedState>();
   state->stamps_.resize(bound_.program->num_inputs());
   for (const ValueId id : weights_) state->stamps_[id] = WeightStamp(*inputs[id].tensor);

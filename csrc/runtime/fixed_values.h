@@ -6,15 +6,18 @@
 // when one differs, what was made of that weight is made anew, and the rest is carried over. Running calls
 // keep the state they began with.
 //
-// A stamp is the weight's storage, address and version counter, which every in-place operator, optimizer
-// step, load_state_dict and swap of `.data` changes. Writes through `.data` or a numpy view leave the counter
-// alone; therefore a stamp also holds a sample of the weight's words. A write that goes around the counter
-// and misses every sampled word is not seen: ask for `freeze=False` to never keep anything.
+// A stamp is the weight's storage, address, layout and version counter, which every in-place operator,
+// optimizer step, load_state_dict and swap of `.data` changes. Writes through `.data` or a numpy view leave
+// the counter alone; therefore a stamp also holds bytes of the weight: all of one of at most 4 KiB, of a
+// larger one a word in every block of 1 KiB, in larger blocks where that were more than 64. So every write in
+// one piece of 2 KiB, or of a sixteenth of the weight where that is more, is seen; the words' places within
+// their blocks are scattered, so that a written column is not missed as a whole. A smaller write that goes
+// around the counter can miss every word: `freeze=False` never keeps anything.
 #pragma once
 
+#include <ATen/core/DimVector.h>
 #include <ATen/core/Tensor.h>
 
-#include <array>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -32,22 +35,27 @@ class WeightStamp {
  public:
   WeightStamp() = default;
   explicit WeightStamp(const at::Tensor& weight);
+  // Whether nothing was written since. Sizes and strides are taken to be the same: a signature has told.
   bool holds(const at::Tensor& weight) const;
+  bool has_layout_of(const at::Tensor& weight) const;
   bool operator==(const WeightStamp& other) const;
 
   // A tensor whose changes can be seen: it counts versions.
   static bool can_stamp(const at::Tensor& weight);
 
  private:
-  static constexpr size_t kSamples = 16;
+  // Of the bytes that the weight spans, gaps between its elements included.
+  uint32_t word_of_block(int64_t block) const;
+
   // Weak: the address cannot come back for another storage while this stamp lives.
   c10::weak_intrusive_ptr<c10::StorageImpl> storage_{c10::intrusive_ptr<c10::StorageImpl>()};
   const c10::StorageImpl* identity_ = nullptr;
   const char* data_ = nullptr;
   uint32_t version_ = 0;
-  std::array<uint32_t, kSamples> offsets_{};  // bytes, of 4-byte words
-  std::array<uint32_t, kSamples> words_{};
-  size_t num_samples_ = 0;
+  at::DimVector sizes_, strides_;
+  int64_t block_words_ = 0;      // a power of two; 0: all bytes are kept
+  std::vector<uint32_t> words_;  // one of each block
+  std::vector<char> bytes_;
 };
 
 // A derivation of a prepared program: what to make, and which values it is made of.

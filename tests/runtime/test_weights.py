@@ -20,7 +20,7 @@ class Net(nn.Module):
         self.norm2 = nn.BatchNorm2d(24)
         self.point = nn.Conv2d(24, 40, 1)
         self.head = nn.Linear(40, 17)
-        self.scale = nn.Parameter(torch.ones(17, 17))
+        self.scale = nn.Parameter(torch.randn(17, 17))
 
     def forward(self, x):
         x = torch.relu(self.norm(self.stem(x)))
@@ -98,12 +98,25 @@ def one_element(net):
         net.point.weight[3, 5, 0, 0] += 1
 
 
+def one_row_of_data(net):
+    net.scale.data[13] -= 3
+
+
+def one_bias_by_numpy(net):
+    net.point.bias.detach().numpy()[29] += 1
+
+
+def transposed(net):
+    net.scale = nn.Parameter(net.scale.detach().t())  # the same storage, sizes and version, other strides
+
+
 def buffers(net):
     net.norm2.running_mean.add_(0.5)
 
 
 UPDATES = [
-    optimizer_step, adam_step, load, swap_data, swap_twice, replace, write_data, write_numpy, one_element, buffers,
+    optimizer_step, adam_step, load, swap_data, swap_twice, replace, write_data, write_numpy, one_element, one_row_of_data,
+    one_bias_by_numpy, transposed, buffers,
 ]  # fmt: skip
 
 
@@ -232,3 +245,28 @@ def test_graphs_on_the_cpu_see_updates():
             update(net)
         for _ in range(3):
             agree(fast, net, x)
+
+
+@pytest.mark.parametrize("row", [0, 1, 77, 119, 120])
+@pytest.mark.parametrize("strided", [False, True])
+def test_a_written_sixteenth_is_seen_wherever_it_lies(row, strided):
+    linear = nn.Linear(1024, 128, bias=False).eval()
+    if strided:  # a weight that lies between others' elements
+        linear.weight = nn.Parameter(torch.randn(128, 2048)[:, ::2])
+    fast = staticrt.compile(linear)
+    x = torch.randn(4, 1024)
+    for _ in range(3):
+        agree(fast, linear, x)
+    linear.weight.data[row : row + 8] += 1
+    agree(fast, linear, x)
+
+
+@pytest.mark.parametrize("element", [0, 5, 777, 1023])
+def test_any_element_of_a_small_weight_is_seen(element):
+    linear = nn.Linear(32, 32, bias=False).eval()
+    fast = staticrt.compile(linear)
+    x = torch.randn(4, 32)
+    for _ in range(3):
+        agree(fast, linear, x)
+    linear.weight.data.view(-1)[element] += 1
+    agree(fast, linear, x)
