@@ -48,6 +48,13 @@ void bind_capture_graph(py::module_& m) {
             graph.replay(pointer(inputs), pointer(outputs));
           },
           py::arg("inputs") = py::none(), py::arg("outputs") = py::none())
+      .def(
+          "replay_new",
+          [](CpuGraph& graph, const MaybeTensors& inputs) {
+            const py::gil_scoped_release no_gil;
+            return graph.replay_new(pointer(inputs));
+          },
+          py::arg("inputs") = py::none())
       .def("reset", &CpuGraph::reset)
       .def("describe", [](const CpuGraph& graph) { return graph.record().describe(); })
       .def_property_readonly("is_captured", &CpuGraph::is_captured)

@@ -44,6 +44,12 @@ void CpuGraph::replay(const std::vector<at::Tensor>* inputs, const std::vector<a
   record_->replay(inputs, outputs);
 }
 
+std::vector<at::Tensor> CpuGraph::replay_new(const std::vector<at::Tensor>* inputs) {
+  const std::lock_guard lock(mutex_);
+  SRT_CHECK(record_, "replay: nothing is captured, or the graph was reset");
+  return record_->replay_new(inputs);
+}
+
 void CpuGraph::reset() {
   const std::lock_guard lock(mutex_);
   record_.reset();

@@ -33,6 +33,7 @@ class CpuGraph {
 
   void bind_outputs(const std::vector<at::Tensor>& outputs);
   void replay(const std::vector<at::Tensor>* inputs, const std::vector<at::Tensor>* outputs);
+  std::vector<at::Tensor> replay_new(const std::vector<at::Tensor>* inputs);
   void reset();
   const Record& record() const;
   bool is_captured() const { return record_ != nullptr; }

@@ -8,11 +8,12 @@
 #include <unordered_set>
 
 #include "kernels/pointwise_chain.h"
+#include "kernels/structured_ops.h"
 
 namespace staticrt::capture {
 namespace {
 
-using Overloads = std::unordered_map<std::string, std::vector<c10::OperatorHandle>>;
+using Overloads = std::unordered_map<std::string, std::vector<c10::OperatorName>>;
 
 // Composite operators of any backend that only call other operators. Others of their kind also touch bytes
 // themselves (pack_padded_sequence), so that recording what they call would miss something.
@@ -23,6 +24,11 @@ const std::unordered_set<std::string>& transparent() {
       "aten::_to_copy",   "aten::embedding", "aten::rand",        "aten::randn",      "aten::rand_like",
       "aten::randn_like", "aten::randint",   "aten::randint_like"};
   return *names;
+}
+
+// Operators with a kernel that only calls one other operator, which has an out variant where they have none.
+bool forwards(const std::string& name) {
+  return name == "aten::relu";  // clamp_min(x, 0)
 }
 
 bool allocates(const std::string& base) {
@@ -63,13 +69,13 @@ bool is_exact(const std::string& base) {
   return base.starts_with("aten::") && names->contains(base.substr(6));
 }
 
-// Every overload by base name, read once: operators registered later have no out overload here.
+// Names of every overload by base name, read once: operators registered later have no out overload here.
+// Names only: to look up thousands of operators takes longer than most captures.
 const Overloads& overloads() {
   static const auto* all = [] {
     auto* found = new Overloads;
-    auto& dispatcher = c10::Dispatcher::singleton();
-    for (const c10::OperatorName& name : dispatcher.getAllOpNames())
-      if (auto handle = dispatcher.findSchema(name)) (*found)[name.name].push_back(*handle);
+    for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames())
+      (*found)[name.name].push_back(name);
     return found;
   }();
   return *all;
@@ -95,13 +101,24 @@ bool is_out_of(const c10::FunctionSchema& op, const c10::FunctionSchema& out) {
 std::optional<c10::OperatorHandle> find_out(const c10::OperatorHandle& op) {
   const auto at = overloads().find(op.operator_name().name);
   if (at == overloads().end()) return std::nullopt;
-  for (const c10::OperatorHandle& candidate : at->second) {
+  for (const c10::OperatorName& name : at->second) {
+    const auto candidate = c10::Dispatcher::singleton().findSchema(name);
     // Without a kernel of its own it calls the functional form and copies: no gain.
-    if (is_out_of(op.schema(), candidate.schema()) &&
-        candidate.hasKernelForDispatchKey(c10::DispatchKey::CPU))
+    if (candidate && is_out_of(op.schema(), candidate->schema()) &&
+        candidate->hasKernelForDispatchKey(c10::DispatchKey::CPU))
       return candidate;
   }
   return std::nullopt;
+}
+
+std::optional<c10::OperatorHandle> find_structured_out(const c10::OperatorHandle& op,
+                                                       const std::string& name) {
+  const auto overload = structured_out_overload(name);
+  if (!overload) return std::nullopt;
+  const auto out = c10::Dispatcher::singleton().findSchema({op.operator_name().name, std::string(*overload)});
+  if (!out || !is_out_of(op.schema(), out->schema()) || !out->hasKernelForDispatchKey(c10::DispatchKey::CPU))
+    return std::nullopt;
+  return out;
 }
 
 OpFacts read(const c10::OperatorHandle& op) {
@@ -113,7 +130,9 @@ OpFacts read(const c10::OperatorHandle& op) {
   const auto& args = op.schema().arguments();
   for (uint32_t i = 0; i < args.size(); ++i)
     if (is_written(args[i])) facts.writes.push_back(i);
-  facts.decompose = !own_kernel && (implicit || (facts.writes.empty() && transparent().contains(name.name)));
+  facts.decompose =
+      forwards(facts.name) ||
+      (!own_kernel && (implicit || (facts.writes.empty() && transparent().contains(name.name))));
   facts.allocates = facts.writes.empty() && allocates(name.name);
   facts.overwrites = facts.writes.size() == 1 && facts.writes[0] == 0 && overwrites(name.name);
   facts.random = op.hasTag(at::Tag::nondeterministic_seeded);
@@ -124,7 +143,10 @@ OpFacts read(const c10::OperatorHandle& op) {
   facts.updates_statistics = name.name == "aten::native_batch_norm" && facts.writes.empty();
   if (facts.decompose || facts.allocates || !facts.writes.empty() || facts.random) return facts;
   if (facts.updates_statistics || facts.reads_on_host) return facts;
-  facts.out = find_out(op);
+  facts.out = find_structured_out(op, facts.name);
+  facts.structured = facts.out.has_value();
+  if (!facts.out) facts.out = find_out(op);
+  if (facts.out) facts.direct = direct_call(*facts.out);
   if (!is_exact(name.name)) return facts;
   facts.pointwise = is_pointwise(facts.name);
   facts.prepare = find_prepare(facts.name);

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "capture/direct_call.h"
 #include "kernels/prepare.h"
 
 namespace staticrt::capture {
@@ -27,6 +28,8 @@ struct OpFacts {
   bool updates_statistics = false;
   // An overload that computes the same into given outputs, with a kernel of its own.
   std::optional<c10::OperatorHandle> out;
+  bool structured = false;  // one kernel computes both forms: `out` gives the same bits, whatever they are
+  DirectCall direct;        // `out` without boxing, if its signature is known
   // A kernel of ours that gives the same bits for any values.
   PrepareFn prepare = nullptr;
   bool pointwise = false;

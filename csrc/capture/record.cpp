@@ -1,7 +1,7 @@
 #include "capture/record.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/boxing/KernelFunction.h>
-#include <ATen/ops/empty.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
@@ -160,6 +160,16 @@ void Record::replay(const std::vector<at::Tensor>* inputs, const std::vector<at:
   }
 }
 
+std::vector<at::Tensor> Record::replay_new(const std::vector<at::Tensor>* inputs) {
+  std::vector<at::Tensor> outputs;
+  outputs.reserve(outputs_.size());
+  for (const Binding& output : outputs_)
+    outputs.push_back(
+        at::detail::empty_strided_cpu(output.spec.sizes, output.spec.strides, output.spec.dtype));
+  replay(inputs, &outputs);
+  return outputs;
+}
+
 void Record::run_steps() {
   char* const* bases = bases_.data();
   auto* workspace = static_cast<char*>(workspace_.get());
@@ -186,6 +196,7 @@ void Record::run_steps() {
 }
 
 void Record::run_boxed(const Step& step) {
+  if (step.direct != nullptr) return (*step.direct)(args_.data() + step.first_arg);
   stack_.clear();
   for (uint32_t i = 0; i < step.num_args; ++i) stack_.push_back(args_[step.first_arg + i]);
   step.op->redispatchBoxed(kCpu, &stack_);

@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "capture/direct_call.h"
 #include "capture/storage_ref.h"
 #include "program/program_call.h"
 
@@ -60,6 +61,7 @@ struct Step {
   uint32_t state = 0;                     // of dispatch, as it was at the capture
   bool grad_mode = false;                 // some operators save for a backward only if gradients are on
   std::optional<c10::OperatorHandle> op;  // kPrepared: runs if the kernel of ours refuses the values
+  const DirectCall* direct = nullptr;     // kOut: the same without boxing; lives with the process
   std::vector<ResultCopy> copies;
   int (*run)(const void* params, char* const* bases, char* workspace) = nullptr;  // kPrepared
   std::shared_ptr<const void> params;
@@ -94,7 +96,7 @@ class Record {
   // A tensor like `like` on a shell.
   at::Tensor on_shell(const at::Tensor& like, ShellId shell) const;
   const Shell& shell(ShellId id) const { return shells_[id]; }
-  std::vector<char*> bases() const { return bases_; }
+  const std::vector<char*>& bases() const { return bases_; }
   void declare_input(Binding binding) { inputs_.push_back(std::move(binding)); }
   void declare_written(ShellId shell, const c10::VariableVersion& version);
 
@@ -105,6 +107,8 @@ class Record {
   // nullopt: the tensors of the capture. Throws InputError if one has other sizes, strides or dtype, and what
   // kernels throw.
   void replay(const std::vector<at::Tensor>* inputs, const std::vector<at::Tensor>* outputs);
+  // Into outputs made for this replay, as bind_outputs() was given them.
+  std::vector<at::Tensor> replay_new(const std::vector<at::Tensor>* inputs);
   std::vector<uint32_t> written_inputs() const;
   RecordStats stats() const;
   size_t num_steps() const { return steps_.size(); }

@@ -6,6 +6,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <cstring>
 #include <exception>
 #include <unordered_set>
 
@@ -205,25 +206,39 @@ void Recorder::dispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   for (const c10::IValue& arg : args) for_each_tensor(arg, [&](const at::Tensor&) { any_tensor = true; });
   const bool checks = num_results == 0 && any_tensor;  // an assertion
   if (fresh.empty() && written.empty() && !checks) return;
-  for (const at::Tensor& tensor : fresh) {
-    if (known_.contains(tensor.storage().unsafeGetStorageImpl()) &&
-        known(tensor).contents == Contents::kMade && known(tensor).ptr != nullptr &&
-        pool_->serial_of(known(tensor).ptr) != 0)
+  std::vector<at::DataPtr> bytes(fresh.size());
+  for (size_t i = 0; i < fresh.size(); ++i) {
+    if (known_.contains(fresh[i].storage().unsafeGetStorageImpl()) &&
+        known(fresh[i]).contents == Contents::kMade && known(fresh[i]).ptr != nullptr &&
+        pool_->serial_of(known(fresh[i]).ptr) != 0)
       continue;  // two results of one storage
-    place(tensor);
+    bytes[i] = move_to_pool(fresh[i]);
   }
+  const auto fill_places = [&] {
+    for (size_t i = 0; i < fresh.size(); ++i)
+      if (bytes[i])
+        std::memcpy(address_of(*fresh[i].storage().unsafeGetStorageImpl()), bytes[i].get(),
+                    fresh[i].storage().nbytes());
+  };
   // Bytes that no tensor decides are constants, as long as they are few.
   constexpr size_t kFewBytes = 1 << 16;
   if (!any_tensor && !facts.random && written.empty() && fresh.size() == 1 &&
       fresh[0].storage().nbytes() <= kFewBytes) {
+    fill_places();
     known(fresh[0]).contents = Contents::kPending;
     return;
   }
   for (ResultCopy& copy : copies) copy.target = record_->on_shell(copy.target, known(copy.target).shell);
   if (written.empty() && copies.size() == num_results && !fresh.empty()) {
-    if (own_kernels_ && add_prepared(op, facts, args, fresh, copies)) return;
-    if (add_out(facts, args, fresh)) return;
+    Call call{args, std::move(on), fresh, std::move(bytes), std::move(copies), tls};
+    const bool done = fill_their_storages(call) &&
+                      ((own_kernels_ && add_prepared(op, facts, call)) || add_out(facts, call));
+    if (done) return;
+    on = std::move(call.on);
+    bytes = std::move(call.bytes);
+    copies = std::move(call.copies);
   }
+  fill_places();
   Step step;
   step.op = op;
   step.grad_mode = c10::GradMode::is_enabled();

@@ -5,9 +5,9 @@
 //
 // Note [What a replay must repeat]
 //   - An operator that makes tensors: its results get places in the pool, and the best of three calls that
-//   gives
-//     the same bits is kept: a kernel of ours, an out variant, the operator itself with its results copied.
-//     The first two are tried at once, into scratch memory, and compared.
+//     gives the same bits is kept: a kernel of ours, an out variant, the operator itself with its results
+//     copied. The first two are tried at once, into those places, and compared; but out variants of
+//     structured operators are taken as they are, because one kernel computes both forms.
 //   - An operator in place: as it is. What it overwrites that others can see is kept until the capture has
 //   ended
 //     well, so that a failed one leaves inputs as they were.
@@ -92,15 +92,30 @@ class Recorder final : public ProgramWatcher {
   ShellId keep_constant(Known& known);
   void wrote(const at::Tensor& tensor);
   void place(const at::Tensor& tensor);
+  // Gives the tensor's storage a place in the pool, not yet filled. The bytes it had; null: there are none,
+  // or they are in the pool already.
+  at::DataPtr move_to_pool(const at::Tensor& tensor);
+
+  // An operator that has run; its results have places in the pool.
+  struct Call {
+    const std::vector<c10::IValue>& args;
+    std::vector<c10::IValue> on;  // the same on shells
+    std::vector<at::Tensor> results;
+    std::vector<at::DataPtr> bytes;  // of the results, as the operator made them; see move_to_pool()
+    std::vector<ResultCopy> copies;
+    c10::impl::LocalDispatchKeySet tls;
+  };
 
   c10::IValue on_shells(const c10::IValue& value);
   std::vector<ResultCopy> new_results(const c10::IValue* results, size_t count,
                                       const std::vector<c10::IValue>& args, std::vector<at::Tensor>* fresh);
-  // steps.cpp: the same results by a cheaper call. False: none gives the same bits.
-  bool add_prepared(const c10::OperatorHandle& op, const OpFacts& facts, const std::vector<c10::IValue>& args,
-                    const std::vector<at::Tensor>& outs, const std::vector<ResultCopy>& copies);
-  bool add_out(const OpFacts& facts, const std::vector<c10::IValue>& args,
-               const std::vector<at::Tensor>& outs);
+  // steps.cpp: the same results by a cheaper call, which fills their places. False: none gives the same bits.
+  bool add_prepared(const c10::OperatorHandle& op, const OpFacts& facts, Call& call);
+  bool add_out(const OpFacts& facts, Call& call);
+  static bool fill_their_storages(const Call& call);
+  static void scribble(const Call& call);
+  static bool same_bits(const Call& call);
+  static bool tried_out(const OpFacts& facts, const Call& call);
 
   const std::shared_ptr<CpuPool> pool_;
   const uint64_t first_serial_;

@@ -109,16 +109,23 @@ void Recorder::wrote(const at::Tensor& tensor) {
   place(tensor);
 }
 
-void Recorder::place(const at::Tensor& tensor) {
+at::DataPtr Recorder::move_to_pool(const at::Tensor& tensor) {
   auto* impl = tensor.storage().unsafeGetStorageImpl();
   const size_t nbytes = impl->nbytes();
   void* ptr = address_of(*impl);
+  at::DataPtr left;
   if (nbytes != 0 && ptr != nullptr && pool_->serial_of(ptr) == 0) {
-    at::DataPtr data = pool_->take(nbytes);
-    std::memcpy(data.get(), impl->mutable_data(), nbytes);
-    impl->set_data_ptr_noswap(std::move(data));
+    (void)impl->mutable_data();  // a copy-on-write storage gets its own bytes here
+    left = impl->set_data_ptr(pool_->take(nbytes));
   }
   learn(c10::intrusive_ptr<c10::StorageImpl>::unsafe_reclaim_from_nonowning(impl), Contents::kMade);
+  return left;
+}
+
+void Recorder::place(const at::Tensor& tensor) {
+  const at::DataPtr left = move_to_pool(tensor);
+  auto* impl = tensor.storage().unsafeGetStorageImpl();
+  if (left) std::memcpy(address_of(*impl), left.get(), impl->nbytes());
 }
 
 }  // namespace staticrt::capture

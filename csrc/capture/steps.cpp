@@ -1,4 +1,4 @@
-// Cheaper calls with the same results: kernels of ours and out variants, tried into scratch memory and
+// Cheaper calls with the same results: kernels of ours and out variants, tried into the results' places and
 // compared.
 #include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
@@ -13,42 +13,6 @@
 
 namespace staticrt::capture {
 namespace {
-
-// Memory for results that is no result's: a kernel that does not write all of it is found out.
-class Scratch {
- public:
-  explicit Scratch(const std::vector<at::Tensor>& outs) {
-    for (const at::Tensor& out : outs) {
-      const size_t nbytes = out.storage().nbytes();
-      bytes_.push_back(unrouted_allocator()->allocate(std::max<size_t>(nbytes, 1)));
-      std::memset(bytes_.back().get(), 0xA5, nbytes);
-    }
-  }
-  void* at(size_t i) const { return bytes_[i].get(); }
-
-  bool same_bits(const std::vector<at::Tensor>& outs) const {
-    for (size_t i = 0; i < outs.size(); ++i)
-      if (std::memcmp(bytes_[i].get(), outs[i].storage().data(), outs[i].storage().nbytes()) != 0)
-        return false;
-    return true;
-  }
-
- private:
-  std::vector<at::DataPtr> bytes_;
-};
-
-// Each result has a storage of its own and fills it.
-bool fill_their_storages(const std::vector<at::Tensor>& outs) {
-  for (size_t i = 0; i < outs.size(); ++i) {
-    const at::Tensor& out = outs[i];
-    if (out.storage_offset() != 0 || out.is_conj() || out.is_neg() || !out.is_non_overlapping_and_dense() ||
-        static_cast<size_t>(out.numel()) * out.itemsize() != out.storage().nbytes() || out.numel() == 0)
-      return false;
-    for (size_t k = 0; k < i; ++k)
-      if (out.storage().unsafeGetStorageImpl() == outs[k].storage().unsafeGetStorageImpl()) return false;
-  }
-  return true;
-}
 
 TensorMeta meta_of(const at::Tensor& tensor) {
   TensorMeta meta;
@@ -77,10 +41,38 @@ bool is_one(const c10::IValue& value) {
 
 }  // namespace
 
-bool Recorder::add_prepared(const c10::OperatorHandle& op, const OpFacts& facts,
-                            const std::vector<c10::IValue>& args, const std::vector<at::Tensor>& outs,
-                            const std::vector<ResultCopy>& copies) {
-  if ((facts.prepare == nullptr && !facts.pointwise) || !fill_their_storages(outs)) return false;
+// Each result has a storage of its own, fills it, and has a place that is not filled yet.
+bool Recorder::fill_their_storages(const Call& call) {
+  for (size_t i = 0; i < call.results.size(); ++i) {
+    const at::Tensor& out = call.results[i];
+    if (out.storage_offset() != 0 || out.is_conj() || out.is_neg() || !out.is_non_overlapping_and_dense() ||
+        static_cast<size_t>(out.numel()) * out.itemsize() != out.storage().nbytes() || !call.bytes[i])
+      return false;
+    for (size_t k = 0; k < i; ++k)
+      if (out.storage().unsafeGetStorageImpl() == call.results[k].storage().unsafeGetStorageImpl())
+        return false;
+  }
+  return true;
+}
+
+// A kernel that does not write all of its place is found out.
+void Recorder::scribble(const Call& call) {
+  for (const at::Tensor& out : call.results)
+    std::memset(address_of(*out.storage().unsafeGetStorageImpl()), 0xA5, out.storage().nbytes());
+}
+
+bool Recorder::same_bits(const Call& call) {
+  for (size_t i = 0; i < call.results.size(); ++i) {
+    const c10::StorageImpl& place = *call.results[i].storage().unsafeGetStorageImpl();
+    if (std::memcmp(address_of(place), call.bytes[i].get(), place.nbytes()) != 0) return false;
+  }
+  return true;
+}
+
+bool Recorder::add_prepared(const c10::OperatorHandle& op, const OpFacts& facts, Call& done) {
+  const std::vector<c10::IValue>& args = done.args;
+  const std::vector<at::Tensor>& outs = done.results;
+  if (facts.prepare == nullptr && !facts.pointwise) return false;
   if (facts.scales_second && !is_one(args[2])) return false;
   if (!std::all_of(outs.begin(), outs.end(), addressable)) return false;
   PrepareRequest request;
@@ -148,67 +140,72 @@ bool Recorder::add_prepared(const c10::OperatorHandle& op, const OpFacts& facts,
   }
   if (!call) return false;
 
-  const Scratch scratch(outs);
-  std::vector<char*> bases = record_->bases();
-  for (size_t i = 0; i < outs.size(); ++i)
-    bases[request.outs[i].where.base] = static_cast<char*>(scratch.at(i));
-  const at::DataPtr workspace =
-      unrouted_allocator()->allocate(static_cast<size_t>(std::max<int64_t>(request.workspace_bytes, 1)));
+  scribble(done);
+  const std::vector<char*>& bases = record_->bases();
+  at::DataPtr workspace;
+  if (request.workspace_bytes > 0)
+    workspace = unrouted_allocator()->allocate(static_cast<size_t>(request.workspace_bytes));
   if (call->run(call->params.get(), bases.data(), static_cast<char*>(workspace.get())) != kRan ||
-      !scratch.same_bits(outs))
+      !same_bits(done))
     return false;
 
-  std::vector<c10::IValue> on;
-  for (const c10::IValue& arg : args) on.push_back(on_shells(arg));
   record_->need_workspace(request.workspace_bytes);
   Step step;
   step.kind = Step::Kind::kPrepared;
   step.op = op;  // raises eager's error where the kernel refuses the values
-  step.copies = copies;
+  step.copies = std::move(done.copies);
   step.grad_mode = c10::GradMode::is_enabled();
-  step.state = record_->state_index(c10::impl::tls_local_dispatch_key_set());
+  step.state = record_->state_index(done.tls);
   step.run = call->run;
   step.params = std::move(call->params);
   step.route = facts.name + ", " + std::string(call->route);
-  record_->add_step(std::move(step), std::move(on));
+  record_->add_step(std::move(step), std::move(done.on));
   return true;
 }
 
-bool Recorder::add_out(const OpFacts& facts, const std::vector<c10::IValue>& args,
-                       const std::vector<at::Tensor>& outs) {
-  if (!facts.out || !fill_their_storages(outs)) return false;
-  const c10::impl::LocalDispatchKeySet tls = c10::impl::tls_local_dispatch_key_set();
-  const Scratch scratch(outs);
-  std::vector<c10::IValue> on;
-  for (const c10::IValue& arg : args) on.push_back(on_shells(arg));
-  torch::jit::Stack stack = on;
-  std::vector<at::Tensor> tried;
-  for (size_t i = 0; i < outs.size(); ++i) {
-    TensorSpec spec = TensorSpec::of(outs[i]);
-    spec.storage_ptr = scratch.at(i);
-    tried.push_back(tensor_at(spec));
-    stack.emplace_back(tried.back());
+bool Recorder::add_out(const OpFacts& facts, Call& call) {
+  if (!facts.out) return false;
+  const size_t num_args = call.on.size();
+  for (const at::Tensor& out : call.results) call.on.emplace_back(record_->on_shell(out, known(out).shell));
+  if (facts.structured) {
+    for (size_t i = 0; i < call.results.size(); ++i) {
+      const c10::StorageImpl& place = *call.results[i].storage().unsafeGetStorageImpl();
+      std::memcpy(address_of(place), call.bytes[i].get(), place.nbytes());
+    }
+  } else if (!tried_out(facts, call)) {
+    call.on.resize(num_args);
+    return false;
   }
+  Step step;
+  step.kind = Step::Kind::kOut;
+  step.op = facts.out;
+  step.direct = facts.direct ? &facts.direct : nullptr;
+  step.grad_mode = c10::GradMode::is_enabled();
+  step.state = record_->state_index(call.tls);
+  step.route = facts.name + (step.direct != nullptr ? ", out variant, unboxed" : ", out variant");
+  record_->add_step(std::move(step), std::move(call.on));
+  return true;
+}
+
+// Runs the out variant into the results' places.
+bool Recorder::tried_out(const OpFacts& facts, const Call& call) {
+  scribble(call);
+  torch::jit::Stack stack = call.on;
   try {
-    const c10::impl::ForceDispatchKeyGuard state(replay_state(tls));
+    const c10::impl::ForceDispatchKeyGuard state(replay_state(call.tls));
     facts.out->redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
   } catch (const std::exception&) {
     return false;
   }
-  for (size_t i = 0; i < outs.size(); ++i)
-    if (address_of(tried[i]) != scratch.at(i) || tried[i].sizes() != outs[i].sizes() ||
-        tried[i].strides() != outs[i].strides())
+  const size_t num_args = call.on.size() - call.results.size();
+  for (size_t i = 0; i < call.results.size(); ++i) {
+    const at::Tensor& place = call.on[num_args + i].toTensor();
+    if (address_of(*place.storage().unsafeGetStorageImpl()) !=
+            address_of(*call.results[i].storage().unsafeGetStorageImpl()) ||
+        place.sizes() != call.results[i].sizes() || place.strides() != call.results[i].strides())
       return false;
-  if (!scratch.same_bits(outs)) return false;
-  for (const at::Tensor& out : outs) on.emplace_back(record_->on_shell(out, known(out).shell));
-  Step step;
-  step.kind = Step::Kind::kOut;
-  step.op = facts.out;
-  step.grad_mode = c10::GradMode::is_enabled();
-  step.state = record_->state_index(tls);
-  step.route = facts.name + ", out variant";
-  record_->add_step(std::move(step), std::move(on));
-  return true;
+  }
+  return same_bits(call);
 }
 
 }  // namespace staticrt::capture

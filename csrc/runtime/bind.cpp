@@ -3,7 +3,7 @@
 #include <string>
 
 #include "common/error.h"
-#include "runtime/structured_ops.h"
+#include "kernels/structured_ops.h"
 
 namespace staticrt {
 namespace {

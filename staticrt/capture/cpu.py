@@ -58,6 +58,9 @@ class CpuGraphCapture:
     ) -> None:
         self.native.replay(rebinds, outputs)
 
+    def replay_new(self, rebinds: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return self.native.replay_new(rebinds)
+
     def reset(self) -> None:
         self.native.reset()
 

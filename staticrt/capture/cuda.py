@@ -243,6 +243,11 @@ class CudaGraphCapture:
             )
         self._graph.replay()
 
+    def replay_new(self, rebinds: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        raise InputError(
+            "a CUDA graph writes its outputs where it was captured (caps.rebind_outputs is False)"
+        )
+
     def reset(self) -> None:
         self._graph.reset()
 

@@ -173,17 +173,9 @@ def alias_of_input(spec: OutputSpec, source: torch.Tensor) -> torch.Tensor:
     return with_flags(storage_ref(source).tensor(meta._replace(storage_offset=offset)), spec)
 
 
-def fresh(spec: OutputSpec) -> torch.Tensor:
-    """Memory of the caller's for a new output (`caps.rebind_outputs`)."""
-    meta = spec.meta
-    assert meta is not None
-    if spec.whole:
-        return torch.empty_strided(meta.size, meta.stride, dtype=meta.dtype, device=meta.device)
-    return torch.empty(meta.nbytes, dtype=torch.uint8, device=meta.device)
-
-
 def like_fresh(spec: OutputSpec, output: torch.Tensor) -> torch.Tensor:
-    """The captured output as `fresh` will make it: itself, or all bytes of its storage."""
+    """The memory a replay makes for a new output (`caps.rebind_outputs`): laid out like the output itself where that
+    is its whole storage, else all bytes of the storage."""
     meta = spec.meta
     assert meta is not None
     if spec.whole:
@@ -193,7 +185,7 @@ def like_fresh(spec: OutputSpec, output: torch.Tensor) -> torch.Tensor:
 
 
 def shaped(spec: OutputSpec, memory: torch.Tensor) -> torch.Tensor:
-    """The output on memory that `fresh` made, or on that of the output it aliases."""
+    """The output on memory that a replay made, or on that of the output it aliases."""
     meta = spec.meta
     assert meta is not None
     if spec.whole and spec.kind is Kind.NEW:

@@ -209,8 +209,10 @@ class Paths:
         self.state = State.CAPTURE
 
     def _escape(self, outputs: Sequence[Any]) -> None:
-        """Move outputs that are in the pool to memory of their own."""
+        """Move outputs that are in the pool to memory of their own; what the path gave out is its concern."""
         live = self.pool.live_ptrs()
+        if self._current is not None:
+            live -= {output.ptr for output in self._current.alive_storages()}
         moved: set[int] = set()
         for out in outputs:
             if not isinstance(out, torch.Tensor) or not is_plain(out):

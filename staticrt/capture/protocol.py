@@ -195,6 +195,13 @@ class GraphCapture(Protocol):
         """
         ...
 
+    def replay_new(self, rebinds: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Run the record into fresh memory of the caller's, in the order of `bind_outputs`, and return that.
+
+        Only with `caps.rebind_outputs`.
+        """
+        ...
+
     def reset(self) -> None:
         """Drop the record. A replay afterwards raises."""
         ...

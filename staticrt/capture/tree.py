@@ -14,11 +14,10 @@ import torch
 from staticrt.capture.functions import Function
 from staticrt.capture.inputs import Copies
 from staticrt.capture.liveness import PathIndex, PathOutput, liveness
-from staticrt.capture.outputs import Kind, OutputSpec, alias_of_input, fresh, rebuild, shaped
+from staticrt.capture.outputs import Kind, OutputSpec, alias_of_input, rebuild, shaped
 from staticrt.capture.protocol import GraphCapture, PoolImage, StorageRef
 from staticrt.capture.storage import storage_ref, tensor_at
 
-empty_like = torch.empty_like
 Path = list[list[PathOutput | None]]
 
 
@@ -152,7 +151,7 @@ class Node(PathNode):
         self.cacheable: list[bool] = []  # no output on any path aliases it
         self._caches_filled = False
         self._news: list[tuple[int, OutputSpec]] | None = None  # outputs that a bound replay makes
-        self._patterns: list[torch.Tensor] | None = None  # `empty_like` makes them from these
+        self._rebinds_all = False  # all inputs are tensors that a replay finds anew
         self._only_news = False  # and there are no others
 
         # counters
@@ -224,12 +223,9 @@ class Node(PathNode):
         if self._news is None:
             self._prepare_news()
         assert self._news is not None
-        memory = (
-            [fresh(spec) for _position, spec in self._news]
-            if self._patterns is None
-            else [empty_like(pattern) for pattern in self._patterns]
+        memory = self.graph.replay_new(
+            inputs if self._rebinds_all else [inputs[index] for index in self.rebound]
         )
-        self.graph.replay([inputs[index] for index in self.rebound], memory)
         if self._only_news:
             inputs.clear()
             return memory
@@ -249,18 +245,10 @@ class Node(PathNode):
         return outputs
 
     def _prepare_news(self) -> None:
-        """Decide how a bound replay makes its outputs."""
+        """Decide how a bound replay gives out its outputs."""
         self._news = [(position, spec) for position, spec in enumerate(self.specs) if spec.kind is Kind.NEW]
-        metas = [spec.meta for _position, spec in self._news]
-        patterns = [tensor_at(meta) for meta in metas if meta is not None]
-        self._only_news = len(patterns) == len(self.specs) and all(
-            spec.whole for _position, spec in self._news
-        )
-        if all(
-            spec.whole and torch.empty_like(pattern).stride() == pattern.stride()
-            for (_position, spec), pattern in zip(self._news, patterns, strict=True)
-        ):
-            self._patterns = patterns
+        self._only_news = all(spec.kind is Kind.NEW and spec.whole for spec in self.specs)
+        self._rebinds_all = self.rebound == tuple(range(len(self.ptrs)))
 
     def freed_since(self) -> list[int]:
         """Addresses of path outputs that were alive after the capture and are not now, each once."""

@@ -159,7 +159,13 @@ class FakeGraph:
             put_back(saved, recording)
             raise CaptureError(self.broken)
 
+    def replay_new(self, rebinds: Any) -> list[torch.Tensor]:
+        memory = [torch.empty_strided(size, stride, dtype=dtype) for size, stride, dtype in self.metas]
+        self.replay(rebinds, memory)
+        return memory
+
     def bind_outputs(self, outputs: Any) -> None:
+        self.metas = [(t.shape, t.stride(), t.dtype) for t in outputs]
         self.outputs = [
             (
                 t.untyped_storage().data_ptr(),

@@ -418,15 +418,19 @@ def main() -> int:
     parser.add_argument("--live-outputs", default="clone", choices=["clone", "error"])
     args = parser.parse_args()
     print(f"seed {args.seed}")
-    replays = 0
+    replays = failed = 0
     for number in range(max(1, args.steps // args.program)):
-        replays += run(
-            args.seed + number, args.program, device=args.device, live_outputs=args.live_outputs
-        ).replays
+        try:
+            replays += run(
+                args.seed + number, args.program, device=args.device, live_outputs=args.live_outputs
+            ).replays
+        except AssertionError as error:
+            failed += 1
+            print(error, flush=True)
         if number % 50 == 49:
-            print(f"{(number + 1) * args.program} steps, {replays} replays", flush=True)
-    print(f"{args.steps} steps, {replays} replays: no difference")
-    return 0
+            print(f"{(number + 1) * args.program} steps, {replays} replays, {failed} failed", flush=True)
+    print(f"{args.steps} steps, {replays} replays, {failed} programs that failed")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

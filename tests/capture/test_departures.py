@@ -35,6 +35,26 @@ def test_d1_held_outputs_keep_their_values(both):
         assert torch.equal(turned, (x + 1).t())
 
 
+def test_d12_a_graph_of_views_leaves_what_the_path_gave_out_in_place(make_tree):
+    """Not worth a graph, the function runs plain: the storage it returns a view of is still the path's."""
+    tree = make_tree(device("copy"), Policy(warmup=False))
+    f, turned = tree.boxed(cube), tree.boxed(lambda args: [empty(args)[0].t()])
+    x = torch.arange(6.0).view(2, 3)
+    with tree.step():
+        y = f([x])[0]
+        place = y.data_ptr()
+        z = turned([y])[0]
+        assert z.data_ptr() == y.data_ptr() == place
+        tree.manager.validate()
+    for number in range(3):
+        with tree.step():
+            (w,) = f([x + number])
+            tree.manager.validate()
+            assert torch.equal(w, (x + number) ** 3)
+        assert torch.equal(y, x**3)
+        assert torch.equal(z, (x**3).t())
+
+
 def test_d1_outputs_that_do_not_cover_their_storage(both):
     def f(args):
         (x,) = empty(args)

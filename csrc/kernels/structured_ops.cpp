@@ -1,7 +1,7 @@
 // Structured operators of ATen and their out overloads, from torch's own native_functions.yaml (2.13):
 // functional operators with a `structured_delegate` that has a CPU kernel. Names only; an operator that the
 // loaded torch lacks is not found in its dispatcher and falls back.
-#include "runtime/structured_ops.h"
+#include "kernels/structured_ops.h"
 
 #include <algorithm>
 #include <iterator>
