@@ -118,7 +118,9 @@ class Region:
     def __init__(
         self,
         facts: dict[str, Any],
-        make_plan: Callable[[list[bool], list[bool]], tuple[Executable, list[int]]],
+        make_plan: Callable[
+            [list[bool], list[bool]], tuple[Executable | Callable[[list[Any]], list[Any]], list[int]]
+        ],
         differentiate: Callable[..., Sequence[torch.Tensor | None]],
     ) -> None: ...
     def run(self, *inputs: Any) -> tuple[Any, ...]: ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -36,7 +37,9 @@ def aot_compile(
     """
     from torch._dynamo.backends.common import aot_autograd
 
-    with _aot_lock:
+    with _aot_lock, warnings.catch_warnings():
+        # Of anomaly mode, which upstream traces in; the error itself is reported by the caller.
+        warnings.filterwarnings("ignore", "Error detected in")
         before = set(torch.autograd.Function.__subclasses__())
         compiled = aot_autograd(
             fw_compiler=forward,
@@ -56,6 +59,13 @@ def aot_compile(
     # any. Our Programs take nothing but their inputs, so that there is nothing to donate.
     made[-1].metadata.bw_donated_idxs = []
     return compiled, made[-1]
+
+
+def restarts_dynamo(error: BaseException) -> bool:
+    """Whether an error that leaves `aot_compile` is Dynamo's signal to trace the frame again."""
+    from torch._dynamo import exc
+
+    return isinstance(error, (exc.RestartAnalysis, exc.SkipFrame))
 
 
 def keeps_graph() -> bool:

@@ -372,6 +372,7 @@ class Engine:
         captures = tuple(capture_report(entry) for entry in self._order)
         eager = tuple(EagerReport(*key, calls=count) for key, count in sorted(self._eager.items()) if count)
         captures += tuple(region.report() for region in self._regions)
+        eager += tuple(item for region in self._regions for item in region.eager_reports())
         for parts in (self._parts, self._training):
             if parts is not None:
                 eager += tuple(

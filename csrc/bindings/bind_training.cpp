@@ -24,6 +24,17 @@ std::shared_ptr<py::function> hold(py::function function) {
           }};
 }
 
+std::function<std::vector<c10::IValue>(const std::vector<c10::IValue>&)> by_operators(py::function run) {
+  return [run = hold(std::move(run))](const std::vector<c10::IValue>& inputs) {
+    const py::gil_scoped_acquire gil;
+    py::list flat;
+    for (const c10::IValue& input : inputs) flat.append(to_object(input));
+    std::vector<c10::IValue> results;
+    for (const py::handle& item : (*run)(flat).cast<py::sequence>()) results.push_back(to_ivalue(item));
+    return results;
+  };
+}
+
 RegionCallbacks callbacks(py::function make_plan, py::function differentiate) {
   RegionCallbacks result;
   result.make_plan = [make = hold(std::move(make_plan))](const std::vector<bool>& undefined,
@@ -31,7 +42,11 @@ RegionCallbacks callbacks(py::function make_plan, py::function differentiate) {
     const py::gil_scoped_acquire gil;
     const py::tuple made = (*make)(undefined, unneeded);
     auto plan = std::make_shared<BackwardPlan>();
-    plan->executable = made[0].cast<std::shared_ptr<Executable>>();
+    if (py::isinstance<Executable>(made[0])) {
+      plan->executable = made[0].cast<std::shared_ptr<Executable>>();
+    } else {
+      plan->by_operators = by_operators(made[0].cast<py::function>());
+    }
     plan->gradients = made[1].cast<std::vector<int32_t>>();
     return std::shared_ptr<const BackwardPlan>(std::move(plan));
   };

@@ -210,7 +210,9 @@ variable_list StaticGraphBackward::run_plan(const variable_list& gradients) {
       arguments.emplace_back();
     }
   }
-  const std::vector<c10::IValue> results = backward->executable->run(std::move(arguments));
+  const std::vector<c10::IValue> results = backward->executable
+                                               ? backward->executable->run(std::move(arguments))
+                                               : backward->by_operators(arguments);
   variable_list found(num_outputs());
   for (size_t i = 0; i < found.size(); ++i) {
     const int32_t index = backward->gradients[i];

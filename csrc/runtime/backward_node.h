@@ -22,9 +22,10 @@
 namespace staticrt {
 
 // A backward program and, for each input of the region, which of the program's outputs is its gradient (-1:
-// none).
+// none). A graph that does not lower has no executable: its operators run one by one.
 struct BackwardPlan {
   std::shared_ptr<Executable> executable;
+  std::function<std::vector<c10::IValue>(const std::vector<c10::IValue>&)> by_operators;
   std::vector<int32_t> gradients;
 };
 

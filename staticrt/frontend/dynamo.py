@@ -62,7 +62,8 @@ class Parts:
             with dynamo.config.patch(self._config):  # type: ignore[attr-defined]
                 return self._run(*args, **kwargs)
         except dynamo.exc.TorchDynamoException as error:
-            raise NotCompiled(str(error).strip().split("\n")[0]) from error
+            told = getattr(error, "inner_exception", error)  # of a part that our own backend refused
+            raise NotCompiled(str(told).strip().split("\n")[0]) from error
         finally:
             for reason in graph_break_reasons[known:]:
                 self._add_break(reason)

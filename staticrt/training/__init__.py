@@ -18,3 +18,11 @@ def debug_state() -> list[dict[str, Any]]:
     from staticrt.training.door_a import regions
 
     return [region.debug_state() for region in regions()]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "optim":
+        import importlib
+
+        return importlib.import_module("staticrt.training.optim")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,23 +9,25 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
+import re
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
 from staticrt import _compat
-from staticrt.errors import OptionError
+from staticrt.errors import CaptureError, LoweringError, OptionError
 from staticrt.options import Options
-from staticrt.report.explain import CaptureReport
+from staticrt.report.explain import CaptureReport, EagerReport
 from staticrt.training.door_b import NotDoorB, Pair, open_door_b
 from staticrt.training.islands import Eager, example_values, needs_splitting, run_compiled, split
 from staticrt.training.partition import safe_partition
 from staticrt.training.plans import CompiledGraph
 from staticrt.training.replay import Replay
+from staticrt.training.saved import lost_aliases, shared_results
 
 if TYPE_CHECKING:
     from staticrt.capture.compiled import CapturedRuns
@@ -41,6 +43,10 @@ def regions() -> list[Region]:
     return [region for region in (ref() for ref in _live) if region is not None]
 
 
+class _Unfaithful(Exception):
+    """Upstream compiled something else than the region."""
+
+
 class Region:
     """A differentiable region, compiled.
 
@@ -49,14 +55,23 @@ class Region:
         inputs: example inputs, one per placeholder.
         options: checked options.
         name: for messages and reports.
+        is_island: it is a part of a region; what fails in it is not cut further.
 
     Attributes:
         eager: the nodes that run eagerly, and why.
         calls: how often it ran.
     """
 
-    def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any], options: Options, name: str = "") -> None:
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        inputs: Sequence[Any],
+        options: Options,
+        name: str = "",
+        is_island: bool = False,
+    ) -> None:
         self.name = name or f"region {next(_numbers)}"
+        self._is_island = is_island
         self._graphs: list[CompiledGraph] = []
         self.calls = 0
         self._options = options
@@ -71,12 +86,39 @@ class Region:
         self.not_door_b = ""
         self.eager: tuple[Eager, ...] = ()
         self._islands: list[Region] = []
-        self._run = self._compile_islands(gm) if needs_splitting(gm) else self._compile(gm, inputs)
+        self._failed = ""
+        self._shared: list[tuple[int, int]] = []
+        self._run = self._compile_islands(gm) if needs_splitting(gm) else self._compile_or_cut(gm, inputs)
         _live.append(weakref.ref(self))
 
-    def _compile_islands(self, gm: fx.GraphModule) -> Callable[..., Any]:
+    def _compile_or_cut(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Compile a region; where upstream fails on a node, that node runs eagerly between islands, or all does."""
+        try:
+            return self._compile(gm, inputs)
+        except (OptionError, LoweringError):
+            raise  # what the options asked for
+        except Exception as error:
+            if _compat.restarts_dynamo(error):
+                raise
+            kind = "" if isinstance(error, _Unfaithful) else f"{type(error).__name__}: "
+            reason = f"it cannot be differentiated ahead of time: {kind}{_first_line(error)}"
+            if self._options.fullgraph:
+                raise CaptureError(f"cannot compile {self.name} for training: {reason}") from error
+            failing = None if self._is_island else _failing_node(gm, error)
+            log.info("%s: %s", self.name, reason)
+        self._graphs.clear()
+        self._pair = None
+        if failing is not None:
+            return self._compile_islands(gm, {failing: reason})
+        self._failed = reason
+        self._remembers = False
+        return self._eager
+
+    def _compile_islands(
+        self, gm: fx.GraphModule, unsupported: Mapping[str, str] | None = None
+    ) -> Callable[..., Any]:
         """Compile what can be, as regions of their own; the rest runs eagerly between them."""
-        pieces = split(gm, self._options.min_island_nodes)
+        pieces = split(gm, self._options.min_island_nodes, unsupported)
         self.eager = pieces.eager
         self._remembers = False  # each island does, for itself
         for item in self.eager:
@@ -87,6 +129,7 @@ class Region:
                 example_values(pieces.module, name),
                 self._options,
                 f"{self.name}, {name}",
+                is_island=True,
             )
             for name in pieces.islands
         }
@@ -103,6 +146,8 @@ class Region:
             partition=self._partition,
         )
         self._remembers = self._remembers and cls is not None
+        if cls is not None and (lost := lost_aliases(self._shared, cls.metadata)):
+            raise _Unfaithful(lost)
         if cls is not None:
             self._replay.attach(cls)
             if self._options.door != "a":
@@ -127,12 +172,17 @@ class Region:
             native, backward = open_door_b(
                 pair, forward.plans.get(()), metadata, num_inputs, self._options, self._replay, self.name
             )
-        except NotDoorB as error:
+        except Exception as error:
+            if self._options.executor == "static" and isinstance(error, LoweringError):
+                raise
+            reason = (
+                str(error) if isinstance(error, NotDoorB) else f"{type(error).__name__}: {_first_line(error)}"
+            )
             if self._options.door == "b":
                 raise OptionError(
-                    f"{self.name} does not fit door='b': {error}", fix="leave the option 'door' at 'auto'"
+                    f"{self.name} does not fit door='b': {reason}", fix="leave the option 'door' at 'auto'"
                 ) from error
-            self.not_door_b = str(error)
+            self.not_door_b = reason
             return None
         self.door = "B"
         self._graphs.append(backward)
@@ -141,6 +191,7 @@ class Region:
 
     def _partition(self, joint: fx.GraphModule, inputs: Any, **keywords: Any) -> tuple[Any, Any]:
         self._num_results = int(keywords["num_fwd_outputs"])
+        self._shared = shared_results(joint, self._num_results)
         forward, backward = safe_partition(
             joint, inputs, budget=self._options.activation_memory_budget, **keywords
         )
@@ -197,9 +248,15 @@ class Region:
             mutates=(),
             passes=(),
             kinds=tuple((graph.role, sum(graph.operators.values())) for graph in self.graphs),
-            executor="door A",
+            executor="eager" if self._failed else f"door {self.door}",
             calls=self.calls,
         )
+
+    def eager_reports(self) -> list[EagerReport]:
+        """What of the region runs eagerly, for `explain()`."""
+        found = [EagerReport("region", self._failed, "", self.calls)] if self._failed else []
+        found += [EagerReport(f"node {item.node}", item.reason, "", self.calls) for item in self.eager]
+        return found + [report for island in self._islands for report in island.eager_reports()]
 
     def debug_state(self) -> dict[str, Any]:
         """Plans of each graph with their counters, and what runs eagerly."""
@@ -208,6 +265,7 @@ class Region:
             "door": self.door,
             "not door B": self.not_door_b,
             "calls": self.calls,
+            "failed": self._failed,
             "eager": [dataclasses.asdict(item) for item in self.eager],
             "islands": [island.name for island in self._islands],
             "graphs": [graph.debug_state() for graph in self.graphs],
@@ -219,6 +277,17 @@ def _describe(value: Any) -> str:
     if not isinstance(value, torch.Tensor):
         return str(value)
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).split("\n") if line.strip()), "no message")
+
+
+def _failing_node(gm: fx.GraphModule, error: BaseException) -> str | None:
+    """The node that upstream was executing when it failed, if its message says so."""
+    named = re.search(r"While executing %(\w+)", str(error))
+    nodes = {node.name for node in gm.graph.nodes if node.op.startswith("call_")}
+    return named[1] if named and named[1] in nodes else None
 
 
 def _draws(node: fx.Node) -> bool:

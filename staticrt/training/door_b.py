@@ -8,7 +8,7 @@ keeps saved tensors, versions, hooks, undefined and unneeded gradients as any no
 from __future__ import annotations
 
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -111,7 +111,9 @@ def open_door_b(
         "keeps_inputs": options.double_backward,
         "draws_random": replay.random,
     }
-    region.make_plan([False] * len(region.tangents), [False] * num_inputs)  # that it lowers is found out now
+    whole = region.compiled.plans.get(())
+    if whole.native is None:
+        raise NotDoorB(f"its backward graph runs operator by operator: {whole.fallback}")
     return _C.Region(facts, region.make_plan, region.differentiate), region.compiled
 
 
@@ -194,8 +196,13 @@ class _Region:
 
     def make_plan(
         self, undefined: Sequence[bool], unneeded: Sequence[bool]
-    ) -> tuple[_C.Executable, list[int]]:
-        """The backward program for calls without these incoming gradients that need none for these inputs."""
+    ) -> tuple[_C.Executable | Callable[[list[Any]], list[Any]], list[int]]:
+        """The backward program for calls without these incoming gradients that need none for these inputs.
+
+        Returns:
+            The program, or where it does not lower a function that runs its operators; of each input of the region,
+            which of its outputs is the gradient, -1 for none.
+        """
         missing = [len(self.saved) + number for number, absent in enumerate(undefined) if absent]
         if not any(unneeded):
             return self._native(self.compiled.plans.get(tuple(missing)))
@@ -207,9 +214,9 @@ class _Region:
         return self._native(Plan(graph, self._options))
 
     @staticmethod
-    def _native(plan: Plan) -> tuple[_C.Executable, list[int]]:
+    def _native(plan: Plan) -> tuple[_C.Executable | Callable[[list[Any]], list[Any]], list[int]]:
         if plan.native is None:
-            raise NotDoorB(f"its backward graph runs operator by operator: {plan.fallback}")
+            return plan.run, list(range(plan.num_outputs))
         return plan.native, [item if kind == "tensor" else -1 for kind, item in plan._outputs]
 
     def differentiate(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,10 +21,18 @@ _KNOWN_MODULES = ("torch", "_operator", "math", "builtins", "einops")
 
 
 class Differentiable(OperatorSupportBase):
-    """Which nodes of a Dynamo graph AOTAutograd traces faithfully."""
+    """Which nodes of a Dynamo graph AOTAutograd traces faithfully.
+
+    Args:
+        unfit: those that it does not.
+    """
+
+    def __init__(self, unfit: Container[fx.Node]) -> None:
+        super().__init__()
+        self._unfit = unfit
 
     def is_node_supported(self, submodules: Mapping[str, torch.nn.Module], node: fx.Node) -> bool:
-        return node.op not in ("placeholder", "output", "get_attr") and unsupported_reason(node) == ""
+        return node.op not in ("placeholder", "output", "get_attr") and node not in self._unfit
 
 
 def unsupported_reason(node: fx.Node) -> str:
@@ -77,13 +85,15 @@ def needs_splitting(gm: fx.GraphModule) -> bool:
     return any(unsupported_reason(node) for node in gm.graph.nodes)
 
 
-def split(gm: fx.GraphModule, min_nodes: int) -> Split:
+def split(gm: fx.GraphModule, min_nodes: int, unsupported: Mapping[str, str] | None = None) -> Split:
     """Cut a graph of Dynamo into islands and eager nodes.
 
     Args:
         gm: left as it is.
         min_nodes: islands with fewer compute nodes stay eager.
+        unsupported: names of further nodes that have to run eagerly, and why.
     """
+    reasons = unsupported or {}
     state = next((node for node in gm.graph.nodes if _changes_state(node)), None)
     if state is not None:
         reason = f"{state.target} changes how the calls after it run"
@@ -95,19 +105,24 @@ def split(gm: fx.GraphModule, min_nodes: int) -> Split:
             ),
         )
     graph = fx.Graph()
-    graph.output(graph.graph_copy(gm.graph, {}))
+    copies: dict[fx.Node, fx.Node] = {}
+    graph.output(graph.graph_copy(gm.graph, copies))
     copied = fx.GraphModule(gm, graph)
-    eager = [
-        Eager(f"{node.name} = {node.target}", reason)
-        for node in copied.graph.nodes
-        if (reason := unsupported_reason(node))
-    ]
+    unfit = {copies[node]: reasons[node.name] for node in gm.graph.nodes if node.name in reasons}
+    unfit |= {node: reason for node in graph.nodes if (reason := unsupported_reason(node))}
+    eager = [Eager(f"{node.name} = {node.target}", unfit[node]) for node in graph.nodes if node in unfit]
     if _order_matters(copied):
-        groups = _in_order(copied)
+        groups = _in_order(copied, unfit)
     else:
         # Upstream counts functions only, not methods: `min_nodes` is the only threshold.
-        partitioner = CapabilityBasedPartitioner(copied, Differentiable(), allows_single_node_partition=True)
-        groups = [list(partition.nodes) for partition in partitioner.propose_partitions()]
+        partitioner = CapabilityBasedPartitioner(
+            copied, Differentiable(unfit), allows_single_node_partition=True
+        )
+        groups = [
+            part
+            for partition in partitioner.propose_partitions()
+            for part in _connected(list(partition.nodes))
+        ]
     kept = []
     for group in groups:
         count = sum(_computes(node) for node in group)
@@ -139,17 +154,34 @@ def _order_matters(gm: fx.GraphModule) -> bool:
     return any(_writes(node) or _draws(node) for node in gm.graph.nodes)
 
 
-def _in_order(gm: fx.GraphModule) -> list[list[fx.Node]]:
+def _in_order(gm: fx.GraphModule, unfit: Container[fx.Node]) -> list[list[fx.Node]]:
     """Runs of supported nodes, as they stand."""
     groups: list[list[fx.Node]] = [[]]
     for node in gm.graph.nodes:
         if node.op in ("placeholder", "get_attr", "output"):
             continue
-        if unsupported_reason(node):
+        if node in unfit:
             groups.append([])
         else:
             groups[-1].append(node)
     return [group for group in groups if group]
+
+
+def _connected(group: Sequence[fx.Node]) -> list[list[fx.Node]]:
+    """Parts of an island between which nothing flows.
+
+    A gradient that reaches one of them would wake the eager producers of the others' inputs, and a custom
+    `autograd.Function` answers an undefined gradient with zeros, where eager leaves None.
+    """
+    parts = {node: [node] for node in group}  # node -> the part it is in; parts are shared lists
+    for node in group:
+        for source in node.all_input_nodes:
+            if source not in parts or parts[source] is parts[node]:
+                continue
+            small, large = sorted((parts[source], parts[node]), key=len)
+            large += small
+            parts.update(dict.fromkeys(small, large))
+    return list({id(part): part for part in parts.values()}.values())
 
 
 def _changes_state(node: fx.Node) -> bool:

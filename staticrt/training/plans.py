@@ -56,10 +56,12 @@ class Plan:
         self.native: _C.Executable | None = None
         self._aliases: list[SavedAlias] = []
         self._graph = graph
+        self.num_outputs = len(graph.graph.output_node().args[0])  # type: ignore[arg-type]
         self.num_nodes = sum(node.op == "call_function" for node in graph.graph.nodes)
         if options.executor == "reference":
             self.fallback = "executor='reference'"
             return
+        as_given = _nodes_copied(graph)
         try:
             runtime = dict(options.runtime())
             runtime["manage_outputs"] = (
@@ -74,10 +76,13 @@ class Plan:
             self._outputs = lowered.outputs
             if options.graphs is not False:
                 self.captured = _captured(self.native, lowered.outputs, options.graphs, role)
-        except LoweringError as error:
+        except Exception as error:
             if options.executor == "static":
                 raise
-            self.fallback = str(error).split("\n")[0]
+            kind = "" if isinstance(error, LoweringError) else f"{type(error).__name__}: "
+            self.fallback = kind + str(error).split("\n")[0]
+            self.native, self.captured, self._aliases = None, None, []
+            self._graph = as_given  # a pass that failed may have left its graph halfway
             log.info("a graph of %d nodes runs operator by operator: %s", self.num_nodes, self.fallback)
 
     def run(self, inputs: list[Any]) -> list[Any]:
@@ -100,6 +105,12 @@ class Plan:
             interpreter = fx.Interpreter(self._graph)
             outputs = interpreter.boxed_run(inputs)
         return list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+
+
+def _nodes_copied(gm: fx.GraphModule) -> fx.GraphModule:
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {}))
+    return fx.GraphModule(gm, graph)
 
 
 def _captured(

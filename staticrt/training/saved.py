@@ -58,6 +58,35 @@ def saved_aliases(graph: fx.GraphModule, num_results: int) -> list[SavedAlias]:
     return found
 
 
+def shared_results(joint: fx.GraphModule, num_results: int) -> list[tuple[int, int]]:
+    """Pairs of a forward's outputs that view operators give the same memory, the smaller index first."""
+    outputs: Any = joint.graph.output_node().args[0]
+    first: dict[fx.Node, int] = {}
+    found = []
+    for index, item in enumerate(outputs[:num_results]):
+        if isinstance(item, fx.Node) and isinstance(item.meta.get("val"), torch.Tensor):
+            earlier = first.setdefault(_root(item), index)
+            if earlier != index:
+                found.append((earlier, index))
+    return found
+
+
+def lost_aliases(shared: Sequence[tuple[int, int]], metadata: Any) -> str:
+    """Which result upstream takes for a tensor of its own although it is a view of an input that is written, or "".
+
+    Args:
+        shared: from `shared_results`.
+        metadata: upstream's `ViewAndMutationMeta`.
+    """
+    written = len(metadata.mutated_inp_runtime_indices)  # their new values are the first outputs
+    for one, other in shared:
+        if one >= written or not written <= other < written + len(metadata.output_info):
+            continue
+        if metadata.output_info[other - written].output_type.name == "non_alias":
+            return f"result {other - written} is one of several views of a written input"
+    return ""
+
+
 def _root(node: fx.Node) -> fx.Node:
     """The node that owns the memory of `node`."""
     while node.op == "call_function":

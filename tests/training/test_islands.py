@@ -5,7 +5,9 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from staticrt import training
+import staticrt
+from staticrt import _compat, training
+from staticrt.errors import CaptureError
 from staticrt.training.islands import split
 
 
@@ -171,3 +173,114 @@ def test_a_graph_is_left_as_it_is():
     pieces = split(graph, 1)
     assert graph.code == before
     assert len(pieces.islands) == 1
+
+
+def test_parts_without_a_common_value_are_islands_of_their_own(door):
+    """Else the gradient of one would wake the function before the other, which answers with zeros."""
+
+    def f(x, y):
+        return by_numpy(x).sin().cos(), (y * 2).sin()
+
+    compiled = door(f, min_island_nodes=1)
+    for run in (f, compiled):
+        x, y = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+        run(x, y)[1].sum().backward()
+        assert x.grad is None
+        torch.testing.assert_close(y.grad, 2 * (y * 2).cos())
+
+
+@torch.library.custom_op("staticrt_tests::halved_by_value", mutates_args=())
+def halved_by_value(x: torch.Tensor) -> torch.Tensor:
+    return x / 2
+
+
+@halved_by_value.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+def _by_value(ctx, grad):
+    return grad / (2.0 if float(grad.sum()) < 1e9 else 3.0)  # reads a value: no graph holds that
+
+
+halved_by_value.register_autograd(_by_value)
+
+
+def test_what_upstream_cannot_differentiate_runs_eagerly_and_says_why(door):
+    def f(x):
+        return halved_by_value(x.sin().cos().tanh()).exp().sin()
+
+    compiled = door(f, min_island_nodes=1)
+    for size in (3, 3, 4, 5):
+        _equal_gradients(compiled, f, torch.randn(size))
+    assert "cannot be differentiated ahead of time" in training.debug_state()[-1]["failed"]
+
+
+def _equal_gradients(compiled, f, x):
+    got, want = x.clone().requires_grad_(), x.clone().requires_grad_()
+    compiled(got).sum().backward()
+    f(want).sum().backward()
+    torch.testing.assert_close(got.grad, want.grad)
+
+
+def test_a_node_that_upstream_fails_on_runs_eagerly_between_islands(door, monkeypatch):
+    real = _compat.aot_compile
+
+    def failing(gm, *args, **keywords):
+        for node in gm.graph.nodes:
+            if node.name == "exp":
+                raise ValueError(f"no formula\n\nWhile executing %{node.name} : [num_users=1] = …")
+        return real(gm, *args, **keywords)
+
+    monkeypatch.setattr(_compat, "aot_compile", failing)
+    f = lambda x: x.sin().cos().tanh().exp().sin().cos()  # noqa: E731
+    compiled = door(f, min_island_nodes=1)
+    for size in (3, 3, 4):
+        _equal_gradients(compiled, f, torch.randn(size))
+    state = next(state for state in training.debug_state() if state["eager"])
+    assert [item["node"] for item in state["eager"]] == ["exp = exp"]
+    assert "ValueError: no formula" in state["eager"][0]["reason"]
+    assert len(state["islands"]) == 2
+
+
+def test_a_whole_call_that_upstream_cannot_differentiate_is_explained():
+    torch._dynamo.reset()
+    compiled = staticrt.compile(lambda x: halved_by_value(x.sin()).cos())
+    x = torch.randn(4, requires_grad=True)
+    compiled(x).sum().backward()
+    torch.testing.assert_close(x.grad, -(x.sin() / 2).sin() / 2 * x.cos())
+    (item,) = compiled.explain().eager
+    assert "cannot be differentiated ahead of time" in item.reason
+    assert item.calls == 1
+    with pytest.raises(CaptureError, match="cannot be differentiated"):
+        staticrt.compile(lambda x: halved_by_value(x.sin()).cos(), fullgraph=True)(x)
+
+
+def test_a_graph_that_does_not_lower_runs_operator_by_operator(door, monkeypatch):
+    """A pass that fails in the backward: first for all gradients, then for a plan that comes later."""
+    from staticrt.training import plans
+
+    real, failing = plans.run_pipeline, []
+
+    def run_pipeline(graph):
+        if failing:
+            next(iter(graph.graph.nodes)).prepend(
+                graph.graph.create_node("call_function", torch.sin, (None,))
+            )
+            raise KeyError("a pass that fails halfway")
+        return real(graph)
+
+    monkeypatch.setattr(plans, "run_pipeline", run_pipeline)
+    f = lambda x, y: (x.sin() * y.cos()).tanh() * (y * 3)  # noqa: E731
+    for late in (False, True):
+        torch._dynamo.reset()
+        failing[:] = [] if late else [1]
+        compiled = door(f)
+        for call in range(3):
+            leaves = [torch.randn(3, requires_grad=True) for _ in range(2)]
+            wanted = leaves if call == 0 else leaves[:1]
+            out = compiled(*leaves)
+            failing[:] = [1]
+            got = torch.autograd.grad(out.sum(), wanted)
+            torch.testing.assert_close(got, torch.autograd.grad(f(*leaves).sum(), wanted))
+        torch.testing.assert_close(compiled(*leaves), f(*leaves))

@@ -546,3 +546,20 @@ def test_base_of_a_saved_view_edited_in_place_is_caught(door, edited, budget):
     (x if edited == "argument" else y).add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
+
+
+def test_one_of_several_views_of_a_written_argument_is_still_its_view(door):
+    """Upstream gives such a result memory of its own."""
+
+    def f(x, w):
+        x.mul_(w)
+        return x.chunk(2)[1]
+
+    compiled = door(f)
+    for run in (compiled, f):
+        w = torch.randn(4, 3, requires_grad=True)
+        x = torch.randn(4, 3)
+        out = run(x, w)
+        assert out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+        x.detach().fill_(7)
+        assert bool((out == 7).all())
