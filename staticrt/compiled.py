@@ -13,13 +13,14 @@ from typing import Any
 import torch
 
 from staticrt import executable
-from staticrt.errors import CaptureError
+from staticrt.branches import MAX_BRANCHES, OtherDecision, run_decided
+from staticrt.errors import CaptureError, LoweringError, PassError
 from staticrt.fast_path import FastPath
 from staticrt.frontend.dynamo import NotCompiled, Parts
 from staticrt.frontend.graph import CapturedGraph
 from staticrt.frontend.keys import CallKey, EagerOnly, call_key, eager_reason
 from staticrt.frontend.names import argument_names
-from staticrt.frontend.reasons import CannotCapture
+from staticrt.frontend.reasons import CannotCapture, ModelChanges
 from staticrt.frontend.state import Snapshot, StateGuard
 from staticrt.frontend.structure import Flattener
 from staticrt.native import _C
@@ -27,6 +28,9 @@ from staticrt.options import Options
 from staticrt.report.eager import eager_call
 from staticrt.report.explain import EagerReport, Explanation, capture_report
 from staticrt.weights import new_weights
+
+# Captures that may fail as the model changes its own attributes: many do so in their first call only.
+_MAX_CHANGES = 2
 
 
 @dataclasses.dataclass(eq=False)
@@ -94,12 +98,13 @@ class Engine:
         self._entries: dict[tuple[Any, ...], list[Entry]] = {}
         self._routes: dict[
             tuple[Any, ...], str
-        ] = {}  # key -> "parts", "later" or "eager", once capture failed
+        ] = {}  # key -> "parts", "later", "again" or "eager", once capture failed
         self._order: list[Entry] = []
         self._eager: Counter[tuple[str, str, str]] = Counter()
         self._lock = threading.RLock()
         self._warned: set[str] = set()
         self._failures: dict[tuple[Any, ...], Failure] = {}
+        self._changes: Counter[tuple[Any, ...]] = Counter()  # key -> captures the model's changes spoiled
         self._is_part = part
         self._symbolic_ints = symbolic_ints
         self._parts: Parts | None = None
@@ -129,17 +134,20 @@ class Engine:
             entry = self._find(call, leaves)
         except TypeError:  # an argument that cannot be hashed
             return self._run_eagerly(args, kwargs, "an argument is neither a tensor nor hashable")
-        if entry is None:
-            return self._miss(call, flattener, args, kwargs)
-        return self._run(entry, flattener, args, kwargs)
+        try:
+            if entry is None:
+                return self._miss(call, flattener, args, kwargs)
+            return self._run(entry, flattener, args, kwargs)
+        except OtherDecision as other:
+            return self._run_other(call, flattener, args, kwargs, [other.entry])
 
     def _wants_gradients(self) -> bool:
         parameters = getattr(self.function, "parameters", None)
         return parameters is not None and any(p.requires_grad for p in parameters())
 
-    def _find(self, call: CallKey, leaves: Sequence[Any]) -> Entry | None:
+    def _find(self, call: CallKey, leaves: Sequence[Any], tried: Sequence[Entry] = ()) -> Entry | None:
         for entry in self._entries.get(call.key, ()):
-            if entry.accepts(leaves, call):
+            if entry not in tried and entry.accepts(leaves, call):
                 return entry
         return None
 
@@ -152,8 +160,11 @@ class Engine:
             )
         entry.calls += 1
         flat = [*captured.values, *(leaves[index] for index in captured.user_leaves)]
-        outputs = entry.executable.run(flat)
-        if isinstance(entry.executable, executable.StaticExecutable):
+        if captured.decided:
+            outputs = run_decided(entry, flat)
+        else:
+            outputs = entry.executable.run(flat)
+        if isinstance(entry.executable, executable.StaticExecutable) and not captured.decided:
             static = entry.executable
             self.fast.learn(captured, static.native, static.outputs, entry.state, args, kwargs)
         return captured.out_spec.build(outputs, flat_args.containers)
@@ -163,14 +174,36 @@ class Engine:
         with eager_call(self.name, reason, where):
             return self.function(*args, **kwargs)
 
+    def _run_other(self, call: CallKey, flat: Flattener, args: Any, kwargs: Any, tried: list[Entry]) -> Any:
+        """Run a call whose data decides otherwise than in the captures `tried`."""
+        while call.key not in self._routes:
+            entry = self._find(call, flat.leaves, tried)
+            try:
+                if entry is None:
+                    return self._miss(call, flat, args, kwargs, tried)
+                result = self._run(entry, flat, args, kwargs)
+                with self._lock:  # likely the next call's branch too
+                    entries = self._entries.get(call.key, [])
+                    self._entries[call.key] = [entry, *(e for e in entries if e is not entry)]
+                return result
+            except OtherDecision as other:
+                if other.entry in tried:
+                    break
+                tried.append(other.entry)
+        return self._run_uncaptured(call.key, args, kwargs)
+
     # -- captures ----------------------------------------------------------------------------------------------
 
-    def _miss(self, call: CallKey, flat: Flattener, args: Any, kwargs: Any) -> Any:
+    def _miss(
+        self, call: CallKey, flat: Flattener, args: Any, kwargs: Any, tried: Sequence[Entry] = ()
+    ) -> Any:
         entry = None
         with self._lock:
             if call.key not in self._routes:
-                entry = self._find(call, flat.leaves)  # another thread may have made it
-                if entry is None:
+                entry = self._find(call, flat.leaves, tried)  # another thread may have made it
+                if entry is None and len(tried) >= MAX_BRANCHES:
+                    self._give_up_branches(call.key)
+                elif entry is None:
                     if len(self._order) >= self.options.max_captures:
                         reason = f"more than max_captures={self.options.max_captures} captures"
                         self._warn_once(f"{self.name}: {reason}; further ones run eagerly")
@@ -204,6 +237,8 @@ class Engine:
             raise
         if route == "later":
             self._routes[key] = "parts"
+        elif route == "again":
+            self._routes.pop(key, None)
         return result
 
     def _compiled_parts(self) -> Parts:
@@ -284,15 +319,22 @@ class Engine:
                 tensors=self._tensors(),
                 dynamic=self.options.dynamic is not False,
                 symbolic_ints=symbolic,
+                decide=not self._is_part and self.options.graphs is False,
             )
             if torch.is_grad_enabled() and any(value.requires_grad for value in captured.values):
                 raise CannotCapture("the result may need gradients of a tensor that is no argument")
+            built = self._executable(captured)
+        except (PassError, LoweringError) as error:
+            if self.options.executor == "static":
+                raise
+            self._fail(call.key, CannotCapture(str(error), ""))
+            return None
         except Exception as error:
             self._fail(call.key, error)
             return None
         entry = Entry(
             captured=captured,
-            executable=self._executable(captured),
+            executable=built,
             state=snapshot.guard(),
             ints=tuple((i, v) for i, v in call.ints if i not in symbolic),
             metadata=tensor_metadata(captured.values),
@@ -402,6 +444,13 @@ class Engine:
         runs += [run for region in self._regions for run in region.captured_runs()]
         return tuple(str(report) for report in reports(runs))
 
+    def _give_up_branches(self, key: tuple[Any, ...]) -> None:
+        """Data decides too often otherwise: captures that follow branches cost more than they save."""
+        dropped = [entry for entry in self._entries[key] if entry.captured.decided]
+        self._entries[key] = [entry for entry in self._entries[key] if not entry.captured.decided]
+        self._order = [entry for entry in self._order if entry not in dropped]
+        self._fail(key, CannotCapture(f"data decides branches in more than {MAX_BRANCHES} ways", ""))
+
     def _fail(self, key: tuple[Any, ...], error: Exception) -> None:
         """Remember why a capture failed and how its calls run from now on."""
         from staticrt.frontend.capture import failure
@@ -415,6 +464,9 @@ class Engine:
         whole = self._is_part or getattr(self.function, "runs_whole_or_eagerly", False)
         whole |= isinstance(error, CannotCapture) and error.even_in_parts
         self._routes[key] = "eager" if whole else "parts" if impossible else "later"
+        if isinstance(error, ModelChanges) and self._changes[key] < _MAX_CHANGES:
+            self._changes[key] += 1
+            self._routes[key] = "again"
 
     def _tensors(self) -> dict[int, tuple[str, str]]:
         function = self.function

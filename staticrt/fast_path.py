@@ -80,6 +80,8 @@ class FastPath:
             arguments = [walker.walk(value) for value in (*args, *kwargs.values())]
             walker.check_complete()
             leaves = list(outputs)
+            for index, value in captured.out_spec.objects.items():
+                leaves[index] = ("constant", value)
             if captured.out_spec.writes or captured.in_spec.has_references():
                 return
             result = _result(captured.out_spec.result, leaves)
@@ -96,6 +98,7 @@ class FastPath:
             guard=guard,
             environment=environment,
             grad_states=list(grad_states),
+            requires_grad=walker.requires_grad,
         )
 
 
@@ -105,6 +108,9 @@ class _Arguments:
     def __init__(self, captured: CapturedGraph) -> None:
         first = len(captured.values)
         self._inputs = {leaf: first + k for k, leaf in enumerate(captured.user_leaves)}
+        self._inputs.update({leaf: self._inputs[of] for leaf, of in captured.same if of in self._inputs})
+        self._first = first
+        self.requires_grad = [False] * len(captured.user_leaves)
         self._guarded = {symbol.leaf for symbol in captured.guards.symbols}
         self._leaf = 0
 
@@ -121,6 +127,7 @@ class _Arguments:
             # A tensor that the graph does not take may still be guarded: its sizes are checked in Python.
             if leaf not in self._inputs:
                 raise _NotFast
+            self.requires_grad[self._inputs[leaf] - self._first] = value.requires_grad
             return ("tensor", self._inputs[leaf])
         if leaf in self._inputs or kind not in (int, float, bool, str, type(None)):
             raise _NotFast

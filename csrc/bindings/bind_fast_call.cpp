@@ -15,6 +15,10 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
+#include <functional>
+#include <span>
+
 #include "bindings/bindings.h"
 #include "bindings/call_tree.h"
 #include "bindings/state_guard.h"
@@ -63,7 +67,28 @@ struct Entry {
   // A program that differentiates by itself: what of each input autograd would do, which must not change.
   // Empty: the program serves no call that needs gradients.
   std::vector<uint8_t> grad_states;
+  std::vector<uint8_t> requires_grad;  // of each input after the model's tensors: a model may ask for it
 };
+
+// Whether no tensor is given twice: models ask `key is value`.
+bool all_distinct(std::span<const InputView> inputs) {
+  if (inputs.size() <= 8) {
+    for (size_t i = 1; i < inputs.size(); ++i) {
+      for (size_t j = 0; j < i; ++j) {
+        if (inputs[i].tensor && inputs[j].tensor && inputs[i].tensor->is_same(*inputs[j].tensor))
+          return false;
+      }
+    }
+    return true;
+  }
+  thread_local std::vector<const void*> seen;
+  seen.clear();
+  for (const InputView& input : inputs) {
+    if (input.tensor) seen.push_back(input.tensor->unsafeGetTensorImpl());
+  }
+  std::sort(seen.begin(), seen.end(), std::less<>());
+  return std::adjacent_find(seen.begin(), seen.end()) == seen.end();
+}
 
 // 0: no gradient; 1: a leaf that wants one; 2: something with a history or hooks, which only eager serves.
 uint8_t grad_state(const at::Tensor& tensor) {
@@ -81,7 +106,7 @@ class FastCall {
   void add(size_t num_positional, const py::list& keyword_names, const py::list& arguments,
            const py::object& result, std::shared_ptr<Executable> executable,
            std::vector<at::Tensor> model_tensors, std::shared_ptr<StateGuard> guard, uint64_t environment,
-           std::vector<uint8_t> grad_states) {
+           std::vector<uint8_t> grad_states, std::vector<uint8_t> requires_grad) {
     auto entry = std::make_shared<Entry>(Entry{num_positional,
                                                {},
                                                {},
@@ -91,7 +116,8 @@ class FastCall {
                                                std::move(guard),
                                                environment,
                                                {},
-                                               std::move(grad_states)});
+                                               std::move(grad_states),
+                                               std::move(requires_grad)});
     for (const py::handle& name : keyword_names)
       entry->keyword_names.push_back(py::reinterpret_borrow<py::object>(name));
     for (const py::handle& argument : arguments) entry->arguments.emplace_back(argument);
@@ -146,8 +172,13 @@ class FastCall {
         return false;
       if (!entry.arguments[num_positional + i].match(args[num_positional + i], inputs)) return false;
     }
-    for (size_t i = 0; i < entry.model_tensors.size(); ++i) inputs[i].tensor = &entry.model_tensors[i];
-    return entry.guard->holds();
+    const size_t num_own = entry.model_tensors.size();
+    for (size_t i = 0; i < num_own; ++i) inputs[i].tensor = &entry.model_tensors[i];
+    const std::span<const InputView> given = std::span<const InputView>(inputs).subspan(num_own);
+    for (size_t i = 0; i < given.size(); ++i) {
+      if (given[i].tensor && given[i].tensor->requires_grad() != (entry.requires_grad[i] != 0)) return false;
+    }
+    return all_distinct(given) && entry.guard->holds();
   }
 
   static bool needs_gradients(const std::vector<InputView>& inputs) {
@@ -287,13 +318,15 @@ void bind_fast_call(py::module_& m) {
       [](const py::object& fast, size_t num_positional, const py::list& keyword_names,
          const py::list& arguments, const py::object& result, std::shared_ptr<Executable> executable,
          std::vector<at::Tensor> model_tensors, std::shared_ptr<StateGuard> guard, uint64_t env,
-         std::vector<uint8_t> grad_states) {
+         std::vector<uint8_t> grad_states, std::vector<uint8_t> requires_grad) {
         unpack(fast).add(num_positional, keyword_names, arguments, result, std::move(executable),
-                         std::move(model_tensors), std::move(guard), env, std::move(grad_states));
+                         std::move(model_tensors), std::move(guard), env, std::move(grad_states),
+                         std::move(requires_grad));
       },
       py::kw_only(), py::arg("fast"), py::arg("num_positional"), py::arg("keyword_names"),
       py::arg("arguments"), py::arg("result"), py::arg("executable"), py::arg("model_tensors"),
-      py::arg("guard"), py::arg("environment"), py::arg("grad_states") = std::vector<uint8_t>{});
+      py::arg("guard"), py::arg("environment"), py::arg("grad_states") = std::vector<uint8_t>{},
+      py::arg("requires_grad"));
   m.def("grad_state", &grad_state);
   m.def("clear_fast_entries", [](const py::object& fast) { unpack(fast).clear(); });
   m.def("fast_calls", [](const py::object& fast) { return unpack(fast).fast_calls(); });

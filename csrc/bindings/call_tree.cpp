@@ -62,7 +62,11 @@ bool CallTree::match(PyObject* object, std::vector<InputView>& inputs) const {
   switch (kind_) {
     case Kind::kTensor: {
       if (!THPVariable_CheckExact(object)) return false;
-      if (index_ >= 0) inputs[static_cast<size_t>(index_)].tensor = &THPVariable_Unpack(object);
+      if (index_ < 0) return true;
+      const at::Tensor& tensor = THPVariable_Unpack(object);
+      const at::Tensor*& input = inputs[static_cast<size_t>(index_)].tensor;
+      if (input && !input->is_same(tensor)) return false;
+      input = &tensor;
       return true;
     }
     case Kind::kConstant:

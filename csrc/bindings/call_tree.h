@@ -1,7 +1,7 @@
 // The shape of a call's arguments and results: which leaf is which program input or output.
 //
 // Python describes a tree by nested tuples:
-//   ("tensor", i)                 program input i (-1: not used) / program output i
+//   ("tensor", i)                 program input i (-1: not used; twice: the same tensor) / program output i
 //   ("constant", object)          an argument equal to it / the object itself
 //   ("tuple" | "list", [trees])   exactly these types
 //   ("dict", [(key, tree), ...])  exactly a dict, keys in any order / in this order

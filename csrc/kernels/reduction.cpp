@@ -41,6 +41,23 @@ namespace cpu = at::cpu;
 namespace n = at::native;
 using T = at::Tensor;
 
+// The native kernels leave this check to their callers.
+void check_not_empty(const char* name, const T& self) {
+  TORCH_CHECK(self.numel() > 0, name,
+              "(): Expected reduction dim to be specified for input.numel() == 0. Specify the reduction dim "
+              "with the 'dim' argument.");
+}
+
+T& min_of_all(const T& self, T& out) {
+  check_not_empty("min", self);
+  return n::min_unary_out(self, out);
+}
+
+T& max_of_all(const T& self, T& out) {
+  check_not_empty("max", self);
+  return n::max_unary_out(self, out);
+}
+
 const RegisterKernels kReduction{
     out<as<T&(const T&, int64_t, bool, T&)>(cpu::all_outf)>("aten::all.dim"),
     out<as<T&(const T&, at::OptionalIntArrayRef, bool, T&)>(cpu::all_outf)>("aten::all.dims"),
@@ -78,8 +95,8 @@ const RegisterKernels kReduction{
     out<as<T&(const T&, const std::optional<at::Scalar>&, at::IntArrayRef, bool, T&)>(cpu::norm_outf)>(
         "aten::norm.ScalarOpt_dim"),
     out<n::histogram_histc_out>("aten::histc"),
-    out<n::min_unary_out>("aten::min"),
-    out<n::max_unary_out>("aten::max"),
+    out<min_of_all>("aten::min"),
+    out<max_of_all>("aten::max"),
     out<as<UnaryOut>(cpu::all_outf)>("aten::all"),
     out<as<UnaryOut>(cpu::any_outf)>("aten::any"),
     out<cpu::renorm_outf>("aten::renorm"),

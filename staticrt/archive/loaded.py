@@ -101,6 +101,8 @@ class _Guards:
 class _Capture:
     """One capture: the C++ object, and what Python needs to call it. Attributes are those of `CapturedGraph`."""
 
+    same = ()  # archives hold no capture with one tensor as several arguments
+
     def __init__(self, native: _C.ArchiveCapture, decoder: Decoder) -> None:
         self.native = native
         try:

@@ -55,7 +55,14 @@ def encode(structure: Structure) -> Any:
 
 
 def encode_result(spec: ResultSpec) -> dict[str, Any]:
-    """JSON of a result's structure and of the caller's containers that change."""
+    """JSON of a result's structure and of the caller's containers that change.
+
+    Raises:
+        ArchiveError: the result holds an object that no file can.
+    """
+    if spec.objects:
+        held = next(iter(spec.objects.values()))
+        raise ArchiveError(f"an archive cannot hold a result of type {type(held).__name__}")
     return {
         "result": encode(spec.result),
         "writes": [[number, encode(structure)] for number, structure in spec.writes],

@@ -96,11 +96,23 @@ def _captures(engine: Engine) -> list[Capture]:
             (key, entry)
             for entry in entries
             if isinstance(entry.executable, StaticExecutable)
+            and not (entry.captured.decided or entry.captured.same)
             and tensor_metadata(entry.captured.values) == entry.metadata
             and entry.state.holds()
         ]
     if found:
         return found
+    held = [entry.captured for entries in engine._entries.values() for entry in entries]
+    if any(captured.same for captured in held):
+        raise ArchiveError(
+            f"{engine.name} was captured with one tensor as several arguments, which an archive does not tell apart",
+            fix="pass example_inputs= with a tensor of its own for each argument",
+        )
+    if any(captured.decided for captured in held):
+        raise ArchiveError(
+            f"{engine.name} has branches that data decides: its captures hold for some data only",
+            fix="use torch.cond or torch.where for them",
+        )
     why = "; ".join(engine.explain().notes)
     raise ArchiveError(
         f"{engine.name} has no capture to save" + (f": {why}" if why else ""),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,13 +13,27 @@ from torch import fx
 
 from staticrt.frontend.fakes import FakeMaker, guards_of
 from staticrt.frontend.graph import CapturedGraph, InputSpec
-from staticrt.frontend.reasons import CannotCapture, exception_line
+from staticrt.frontend.reasons import CannotCapture, ModelChanges, exception_line
 from staticrt.frontend.state import Snapshot
-from staticrt.frontend.structure import Builder, Flattener, ResultSpec, Structure, contents, same_contents
+from staticrt.frontend.structure import (
+    Builder,
+    Flattener,
+    ResultSpec,
+    Structure,
+    contents,
+    repeated,
+    same_contents,
+)
 from staticrt.frontend.tracing import lock, random_state, tracing
 from staticrt.frontend.watch import ImpureCall, Watcher
 
 aten = torch.ops.aten
+
+# What a graph's output may be.
+_IN_GRAPHS = (
+    *(torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, int, float, complex, str, bytes, type(None)),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+)
 
 
 def capture(
@@ -32,6 +47,7 @@ def capture(
     dynamic: bool = True,
     symbolic_ints: frozenset[int] = frozenset(),
     autograd: bool = False,
+    decide: bool = False,
 ) -> CapturedGraph:
     """Record `function(*args, **kwargs)` as a graph with symbolic sizes.
 
@@ -44,6 +60,7 @@ def capture(
         dynamic: sizes are symbols; else constants.
         symbolic_ints: indices of int leaves that become symbols.
         autograd: record what autograd computes too: the function calls `backward()` or `autograd.grad` itself.
+        decide: branches that data decides are followed as these arguments' values tell, with checks in the graph.
 
     Raises:
         CannotCapture: the run did something that a graph does not replay.
@@ -51,8 +68,12 @@ def capture(
     """
     snapshot = snapshot if snapshot is not None else Snapshot()
     with lock, _quiet_fakes():
-        attempts = [True, False] if dynamic else [False]
-        for oblivious in attempts:
+        # (sizes 0 and 1 are like any other, sizes are constants); the first that the model takes.
+        attempts = [(True, False), (False, False), (False, True)] if dynamic else [(False, True)]
+        if not _has_small_sizes((args, kwargs)):
+            attempts = [attempt for attempt in attempts if attempt != (False, False)]
+        for attempt in attempts:
+            oblivious, static = attempt
             try:
                 return _attempt(
                     function,
@@ -62,17 +83,17 @@ def capture(
                     snapshot,
                     tensors or {},
                     oblivious,
-                    not dynamic,
+                    static,
                     symbolic_ints,
                     autograd,
+                    decide,
                 )
             except CannotCapture:
                 raise
-            except Exception:
-                if not oblivious or not any(
-                    isinstance(leaf, torch.Tensor) and any(size in (0, 1) for size in leaf.shape)
-                    for leaf in _leaves((args, kwargs))
-                ):
+            except Exception as error:
+                if type(error).__name__ == "GuardOnDataDependentSymNode":
+                    raise CannotCapture("a number that data decides", exception_line(error)) from error
+                if attempt == attempts[-1]:
                     raise
     raise AssertionError("unreachable")
 
@@ -92,10 +113,13 @@ def _quiet_fakes() -> Iterator[None]:
         log.disabled = before
 
 
-def _leaves(value: Any) -> list[Any]:
+def _has_small_sizes(value: Any) -> bool:
     flattener = Flattener()
     flattener.flatten(value)
-    return flattener.leaves
+    return any(
+        isinstance(leaf, torch.Tensor) and any(size in (0, 1) for size in leaf.shape)
+        for leaf in flattener.leaves
+    )
 
 
 def _attempt(
@@ -109,18 +133,19 @@ def _attempt(
     static: bool,
     symbolic_ints: frozenset[int],
     autograd: bool,
+    decide: bool,
 ) -> CapturedGraph:
     from torch._dispatch.python import enable_python_dispatcher
     from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+    from staticrt.frontend.decisions import DecidingShapeEnv, Decisions
     from staticrt.frontend.functionalize import functionalize
     from staticrt.frontend.trace import Tracer
 
     flattener = Flattener()
     in_spec = flattener.flatten((args, kwargs))
     leaves = flattener.leaves
-    env = ShapeEnv(
+    env = DecidingShapeEnv(
         allow_scalar_outputs=True,
         allow_dynamic_output_shape_ops=True,
         specialize_zero_one=not oblivious,
@@ -136,8 +161,9 @@ def _attempt(
         # With autograd on, composite operators are taken apart above the tracer: in Python, on symbolic sizes.
         level = enable_python_dispatcher() if autograd else torch._C._AutoDispatchBelowAutograd()
         placeholders: dict[int, fx.Node] = {}
+        same = dict(repeated(leaves))
         for index, fake in enumerate(fakes.leaves):
-            if isinstance(fake, (torch.Tensor, torch.SymInt)):
+            if isinstance(fake, (torch.Tensor, torch.SymInt)) and index not in same:
                 placeholders[index] = tracer.add_user(fake, f"arg_{index}")
         for symbol, size in fakes.symbols.items():
             tracer.sources[symbol] = (placeholders[size.leaf], size.prop, size.dim)
@@ -145,6 +171,7 @@ def _attempt(
         fake_args, fake_kwargs = builder.build(in_spec)
         containers = builder.containers
         before = [contents(container) for container in containers]
+        env.decider = Decisions(tracer, leaves) if decide else None
         try:
             with fake_mode, level, tracer:
                 watcher.start()
@@ -156,22 +183,25 @@ def _attempt(
                     watcher.stop()
             changed = snapshot.changes()
         finally:
+            env.decider = None
             snapshot.restore()
         if watcher.impure:
             what, where = watcher.impure[0]
             raise CannotCapture(f"the model {what}", where)
         if changed:
-            raise CannotCapture(f"the model changes {changed[0]}")
+            raise ModelChanges(f"the model changes {changed[0]}")
         outputs, out_spec = _flatten_result(result, containers, before, snapshot)
-        for out in outputs:
+        for out in (*outputs, *out_spec.objects.values()):
             _check_output(out)
+        tracer.check_storages()
         written: set[fx.Node] = set()
         if tracer.writes:
             tracer, nodes, written = functionalize(tracer, outputs)
         else:
             nodes = [tracer.argument(out) for out in outputs]
         _assert_data_dependent(tracer)
-    return _finish(tracer, nodes, written, names, tensors, in_spec, out_spec, guards_of(env, fakes), snapshot)
+    captured = _finish(tracer, nodes, written, names, tensors, in_spec, out_spec, guards_of(env, fakes))
+    return dataclasses.replace(captured, same=repeated(leaves))
 
 
 def _flatten_result(
@@ -190,7 +220,9 @@ def _flatten_result(
             values = [item for _key, item in new]
             as_plain = values if isinstance(container, list) else dict(new)
             writes.append((number, flattener.flatten(as_plain)))
-    return flattener.leaves, ResultSpec(structure, writes)
+    objects = {i: leaf for i, leaf in enumerate(flattener.leaves) if not isinstance(leaf, _IN_GRAPHS)}
+    leaves = [None if i in objects else leaf for i, leaf in enumerate(flattener.leaves)]
+    return leaves, ResultSpec(structure, writes, objects)
 
 
 def _check_output(out: Any) -> None:
@@ -227,7 +259,6 @@ def _finish(
     in_spec: Any,
     out_spec: Any,
     guards: Any,
-    snapshot: Snapshot,
 ) -> CapturedGraph:
     from staticrt.frontend.hops import body_holder
 
@@ -258,7 +289,21 @@ def _finish(
         out_spec=out_spec,
         guards=guards,
         random=tracer.random,
+        decided=_decided(graph),
     )
+
+
+def _decided(graph: fx.Graph) -> int:
+    """How many decisions a graph checks: all before its first write, so that a failed check has changed nothing."""
+    from staticrt.frontend.decisions import checks_of
+
+    checks = set(checks_of(graph))
+    wrote = False
+    for node in graph.nodes if checks else ():
+        if node in checks and wrote:
+            raise CannotCapture("a branch that data decides, after a write that stays in place")
+        wrote |= isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    return len(checks)
 
 
 def failure(error: BaseException) -> tuple[str, str]:

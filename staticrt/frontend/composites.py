@@ -66,7 +66,8 @@ def scalar_overload(func: Any, args: tuple[Any, ...]) -> Any:
         return func
     for arg, parameter in zip(args, func._schema.arguments, strict=False):
         if isinstance(arg, (torch.SymInt, torch.SymFloat)) and str(parameter.type) == "Tensor":
-            scalar = getattr(getattr(torch.ops.aten, func._schema.name.split("::")[1], None), "Scalar", None)
+            overload = func._overloadname.replace("Tensor", "Scalar")  # div.Tensor_mode: div.Scalar_mode
+            scalar = getattr(getattr(torch.ops.aten, func._schema.name.split("::")[1], None), overload, None)
             if func._schema.name.startswith("aten::") and scalar is not None and not func._schema.is_mutable:
                 return scalar
             break

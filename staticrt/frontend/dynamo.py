@@ -41,6 +41,7 @@ class Parts:
     ) -> None:
         self._make_part = make_part
         self.breaks: list[tuple[str, str]] = []  # reason, model line
+        function = _with_own_code(function)
         self._run = torch.compile(function, backend=self._backend, dynamic=dynamic, fullgraph=fullgraph)
         self._config: dict[str, Any] = dict(_CONFIG)
         if fullgraph:
@@ -79,6 +80,24 @@ class Parts:
         self, gm: torch.fx.GraphModule, inputs: Sequence[Any], **_options: Any
     ) -> Callable[..., Any]:
         return self._make_part(gm, inputs)
+
+
+def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A module of torch's own, called by a function of its own.
+
+    Dynamo runs such modules from one function of its own and limits recompiles by code: without this, the ninth
+    `nn.LSTM` of a process would not be compiled.
+    """
+    forward = getattr(type(function), "forward", None)
+    where = getattr(getattr(forward, "__code__", None), "co_filename", "")
+    if not isinstance(function, torch.nn.Module) or not where.startswith(os.path.dirname(torch.__file__)):
+        return function
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    run.__code__ = run.__code__.replace()
+    return run
 
 
 class NotCompiled(Exception):

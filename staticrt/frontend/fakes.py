@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from staticrt.frontend.graph import Guard, GuardSet, SizeSymbol
+from staticrt.frontend.structure import repeated
 from staticrt.frontend.symbols import guard_source
 
 
@@ -51,7 +52,7 @@ class FakeMaker:
 
     Args:
         fake_mode: with a ShapeEnv.
-        oblivious: sizes 0 and 1 get symbols too.
+        oblivious: sizes of 1 get symbols too.
         static: every size is a constant.
     """
 
@@ -66,8 +67,11 @@ class FakeMaker:
     def make(self, leaves: Sequence[Any], symbolic_ints: frozenset[int]) -> FakeInputs:
         """Fakes of all leaves; numbers in `symbolic_ints` become symbols, other non-tensors stay."""
         fakes: list[Any] = []
+        first = dict(repeated(leaves))
         for index, leaf in enumerate(leaves):
-            if isinstance(leaf, torch.Tensor):
+            if index in first:
+                fakes.append(fakes[first[index]])
+            elif isinstance(leaf, torch.Tensor):
                 fakes.append(self._tensor(index, leaf))
             elif index in symbolic_ints:
                 fakes.append(self._symbol(index, "value", 0, leaf))
@@ -79,7 +83,9 @@ class FakeMaker:
         from torch._dynamo.source import ConstantSource
         from torch.fx.experimental.symbolic_shapes import DimDynamic
 
-        if prop != "value" and (self.static or (value in (0, 1) and not self.oblivious)):
+        # Symbols are positive to sympy: an empty dimension is a constant, and part of a call's key.
+        empty = prop == "size" and value == 0
+        if prop != "value" and (self.static or empty or (value in (0, 1) and not self.oblivious)):
             letter = "d" if prop == "size" else "t"
             self.fixed.append((SizeSymbol(f"{letter}{leaf}_{dim}", leaf, prop, dim), value))
             return value

@@ -123,6 +123,8 @@ class CapturedGraph:
         guards: conditions on sizes; another capture is needed where they fail.
         route: how it was captured ("trace", "dynamo").
         random: the graph draws random numbers, in eager's order.
+        decided: branches that data decides and that the graph follows: it stops where data decides otherwise.
+        same: (index, first index) of each of the caller's leaves that is the same tensor as an earlier one.
         notes: readable remarks for `explain()`.
     """
 
@@ -134,6 +136,8 @@ class CapturedGraph:
     guards: GuardSet
     route: str = "trace"
     random: bool = False
+    decided: int = 0
+    same: tuple[tuple[int, int], ...] = ()
     notes: tuple[str, ...] = ()
 
     @property

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from staticrt.frontend.fakes import layout_of
+from staticrt.frontend.structure import repeated
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _VALUES = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.layout)
@@ -85,7 +86,17 @@ def call_key(leaves: Sequence[Any], spec: Any) -> CallKey:
             raise EagerOnly("an argument is a symbolic number")
         else:
             parts.append(Identity(leaf))
-    return CallKey((spec, environment(), *parts), tuple(ints), grad and torch.is_grad_enabled())
+    state = (*environment(), repeated(leaves), _empty_dims(leaves))
+    return CallKey((spec, state, *parts), tuple(ints), grad and torch.is_grad_enabled())
+
+
+def _empty_dims(leaves: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
+    """(index, dims of size 0) of each empty tensor: models ask `if x.numel()`, and no other size is special."""
+    return tuple(
+        (index, *(dim for dim, size in enumerate(leaf.shape) if size == 0))
+        for index, leaf in enumerate(leaves)
+        if isinstance(leaf, torch.Tensor) and 0 in leaf.shape
+    )
 
 
 def environment() -> tuple[Any, ...]:

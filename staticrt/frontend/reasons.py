@@ -26,6 +26,8 @@ _INFRASTRUCTURE = (
     "site-packages/_pytest",
     "site-packages/pluggy",
 )
+# How the message begins of a program that stops because data decided a branch otherwise than in its capture.
+OTHERWISE = "staticrt: data decided otherwise"
 _graph_nodes: weakref.WeakKeyDictionary[Any, list[str | None]] = weakref.WeakKeyDictionary()
 _user_files: dict[str, bool] = {}
 _location = threading.local()
@@ -50,15 +52,19 @@ class CannotCapture(Exception):
 
     Args:
         reason: what it met, as a phrase.
-        where: the model line, or "" where it is not known.
+        where: the model line, "" where there is none; None: the one now running.
         even_in_parts: what Dynamo would make of it is not what eager does either.
     """
 
-    def __init__(self, reason: str, where: str = "", even_in_parts: bool = False) -> None:
+    def __init__(self, reason: str, where: str | None = None, even_in_parts: bool = False) -> None:
         super().__init__(reason if not where else f"{reason} ({where})")
         self.even_in_parts = even_in_parts
         self.reason = reason
-        self.where = where or model_line()
+        self.where = model_line() if where is None else where
+
+
+class ModelChanges(CannotCapture):
+    """The model changed state of its own while it was recorded: a later call may find that done."""
 
 
 def is_user_file(filename: str) -> bool:

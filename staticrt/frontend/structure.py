@@ -149,6 +149,16 @@ class Flattener:
         self.containers.append(value)
 
 
+def repeated(leaves: Sequence[Any]) -> tuple[tuple[int, int], ...]:
+    """(index, first index) of each tensor that an earlier leaf is too: models ask `key is value`."""
+    first: dict[int, int] = {}
+    found: list[tuple[int, int]] = []
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor) and first.setdefault(id(leaf), index) != index:
+            found.append((index, first[id(leaf)]))
+    return tuple(found)
+
+
 class _Attributes(tuple):  # type: ignore[type-arg]
     """Marks a structure that is a plain object, by its attribute names."""
 
@@ -270,17 +280,26 @@ class ResultSpec:
     Args:
         result: structure of the result.
         writes: (container number, structure of its new contents) of each container the model changed.
+        objects: flat output -> object that is no tensor, number or other constant of a graph; None stands for it.
     """
 
-    def __init__(self, result: Structure, writes: Sequence[tuple[int, Structure]] = ()) -> None:
+    def __init__(
+        self,
+        result: Structure,
+        writes: Sequence[tuple[int, Structure]] = (),
+        objects: dict[int, Any] | None = None,
+    ) -> None:
         self.result = result
         self.writes = tuple(writes)
-        self.single = result is LEAF and not writes
+        self.objects = objects or {}
+        self.single = result is LEAF and not writes and not self.objects
 
     def build(self, flat: Sequence[Any], containers: Sequence[Any]) -> Any:
         """The result; `containers` are the caller's, in the order they were flattened."""
         if self.single:
             return flat[0]
+        if self.objects:
+            flat = [self.objects.get(index, value) for index, value in enumerate(flat)]
         builder = Builder(flat, containers)
         result = builder.build(self.result)
         new = [(number, builder.build(structure)) for number, structure in self.writes]

@@ -134,14 +134,25 @@ class SymbolNodes:
             node = self._bind(expr)
             if node is None:
                 replaced = shape_env.replace(expr)
-                if replaced == expr:
-                    raise CannotCapture(f"the size {expr} comes from no input")
-                node = self._build(replaced, shape_env)
+                if replaced != expr:
+                    node = self._build(replaced, shape_env)
+                else:
+                    node = self._from_truth(expr)
             self._nodes[expr] = node
             return node
         result = self._compose(expr, shape_env)
         self._nodes[expr] = result
         return result
+
+    def _from_truth(self, symbol: Any) -> fx.Node:
+        """The number of a truth value that data decides: torch writes that as `symbol == 1`."""
+        import sympy
+
+        truth = self._nodes.get(sympy.Eq(symbol, 1))
+        if not isinstance(truth, fx.Node):
+            raise CannotCapture(f"the size {symbol} comes from no input")
+        node: fx.Node = self._emit(torch.sym_ite, truth, 1, 0)
+        return node
 
     def _compose(self, expr: Any, shape_env: Any) -> Any:
         name = expr.func.__name__

@@ -48,6 +48,13 @@ class Lifted:
     node: fx.Node
 
 
+def _expressions(tensor: Any) -> tuple[Any, ...]:
+    """A fake tensor's sizes, to compare without guards."""
+    if not isinstance(tensor, torch.Tensor):
+        return ()
+    return tuple(size.node.expr if isinstance(size, torch.SymInt) else size for size in tensor.shape)
+
+
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The recording mode. Use inside its fake mode: `with fake_mode, below_autograd, tracer: model(...)`.
 
@@ -76,6 +83,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.mutated: set[fx.Node] = set()
         self.writes = False  # an operator that writes was recorded
         self.random = False
+        self.decided = 0  # checks of what data decided
         self.user_placeholders: list[fx.Node] = []
         self.sources: dict[Any, tuple[fx.Node, str, int]] = {}  # symbol -> placeholder, property, dim
         self.grad_enabled = torch.is_grad_enabled()
@@ -83,7 +91,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.unbacked: list[tuple[Any, fx.Node, int | None]] = []  # symbol, its node, the dim that has it
         self._storages: dict[int, torch.UntypedStorage] = {}  # real storage -> its fake
         self._nodes: dict[int, fx.Node] = {}
-        self._alive: list[torch.Tensor] = []
+        self._alive: list[tuple[torch.Tensor, int]] = []  # tensors with a node, their storages
         self.watcher = watcher
         self.parent = parent
         self.autograd = autograd
@@ -92,6 +100,19 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             Any, tuple[Any, fx.Node]
         ] = {}  # what a body uses from outside: value, own placeholder
         self.bodies: dict[str, fx.GraphModule] = {}
+        self._deciders: list[Any] = []
+
+    def __enter__(self) -> Tracer:
+        # The inputs of a control-flow body have no values yet that could decide anything.
+        self._deciders.append(self.shape_env.decider)
+        if self.parent is not None:
+            self.shape_env.decider = None
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        super().__exit__(*exc)  # type: ignore[no-untyped-call]
+        self.shape_env.decider = self._deciders.pop()
 
     # -- inputs ------------------------------------------------------------------------------------------------
 
@@ -106,7 +127,16 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def track(self, tensor: torch.Tensor, node: fx.Node) -> None:
         self._nodes[id(tensor)] = node
-        self._alive.append(tensor)
+        self._alive.append((tensor, tensor.untyped_storage()._cdata))
+
+    def check_storages(self) -> None:
+        """No tensor has been given other memory behind the dispatcher's back, as `x.data = y` does.
+
+        Raises:
+            CannotCapture: one has.
+        """
+        if any(tensor.untyped_storage()._cdata != storage for tensor, storage in self._alive):
+            raise CannotCapture("the model sets a tensor's .data", "", even_in_parts=True)
 
     def lift(self, real: torch.Tensor) -> Lifted:
         """The placeholder of a real tensor."""
@@ -207,12 +237,22 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         known = len(self.shape_env.pending_fresh_unbacked_symbols)
         shape_rule = shapes.RULES.get(func)
         out = None if shape_rule is None else shape_rule(self.fake_mode, *fake_args, **fake_kwargs)
+        target = fake_kwargs.get("out") if func._schema.is_mutable else None
+        size_before = _expressions(target)
         if out is None:
             # Meta functions call operators on symbolic sizes; their C++ kernels take only concrete ones.
             with enable_python_dispatcher():
                 out = func(*fake_args, **fake_kwargs)
             if kind is composites.Kind.KEEP and composites.aliases_inputs(out, fake_args, fake_kwargs):
                 return self._expand(func, args, kwargs)
+        if (
+            target is not None
+            and _expressions(target) != size_before
+            and self._nodes[id(target)].op == "placeholder"
+        ):
+            raise CannotCapture("out= is an argument of another size, which eager resizes")
+        if fake_kwargs.get("generator") is not None:
+            raise CannotCapture("random numbers of a generator of their own")
         if func in _SECRET_VIEWS:
             func = _SECRET_VIEWS[func]
             out = [torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=o.device) for o in out]
@@ -346,7 +386,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.unbacked.append((value.node.expr, owner, None))
                     self.define_unbacked(value.node.expr, value, None, owner)
                 elif free and isinstance(value, torch.SymBool):
-                    raise CannotCapture("a boolean that data decides")
+                    if self.shape_env.decider is None:
+                        raise CannotCapture("a boolean that data decides")
+                    self.unbacked.append((value.node.expr, owner, None))
+                    self.define_unbacked(value.node.expr, value, None, owner)
                 missing -= free
             elif isinstance(value, torch.Tensor):
                 for dim, size in enumerate(value.shape):

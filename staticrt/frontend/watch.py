@@ -6,12 +6,14 @@ Python's `random` or seeds a generator must not be recorded. Torch's own code an
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import inspect
 import random
 import sys
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -75,6 +77,16 @@ class Watcher:
     def resume(self) -> None:
         """Watch again."""
         sys.setprofile(self._event)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Do not watch within; afterwards as before."""
+        profile = sys.getprofile()
+        sys.setprofile(None)
+        try:
+            yield
+        finally:
+            sys.setprofile(profile)
 
     def _event(self, frame: types.FrameType, event: str, arg: Any) -> None:
         if event == "call":

@@ -1,0 +1,212 @@
+"""Branches that data decides: `if mask.any():`, `for i in range(int(n)):`.
+
+A graph has no branches of Python's. Where a model asks for a number or truth value that only data tells, the
+capture computes it from the call's own arguments, follows the branch that eager would take, and leaves a node that
+checks the same answer in every later call. Where the check fails nothing has been written yet: the engine takes
+another capture, or makes one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
+from torch.utils._python_dispatch import _disable_current_modes
+
+from staticrt.frontend.reasons import OTHERWISE
+
+if TYPE_CHECKING:
+    from staticrt.frontend.trace import Tracer
+
+aten = torch.ops.aten
+
+_MAX_DECISIONS = 200
+
+
+class DecidingShapeEnv(ShapeEnv):
+    """A ShapeEnv that asks `decider` where it would raise that data decides."""
+
+    decider: Decisions | None = None
+
+    def _evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super()._evaluate_expr(orig_expr, *args, **kwargs)
+        except GuardOnDataDependentSymNode:
+            answer = None if self.decider is None else self.decider.decide(orig_expr)
+            if answer is None:
+                raise
+            return answer
+
+
+class Decisions:
+    """Answers of one capture to what data decides.
+
+    Args:
+        tracer: of the capture.
+        leaves: the caller's flat arguments; never written.
+    """
+
+    def __init__(self, tracer: Tracer, leaves: Sequence[Any]) -> None:
+        self._tracer = tracer
+        self._leaves = leaves
+        self._run: _RealRun | None = None
+        self._answers: dict[Any, Any] = {}
+
+    def decide(self, expr: Any) -> Any:
+        """What `expr` is for this call's data, as a sympy value; None: not to be told here."""
+        import sympy
+
+        if expr in self._answers:
+            return self._answers[expr]
+        tracer = self._tracer
+        if len(self._answers) >= _MAX_DECISIONS:
+            return None
+        with _unwatched(tracer):
+            node = tracer.symbols.from_expr(expr, tracer.shape_env)
+            if not isinstance(node, fx.Node):
+                return sympy.sympify(node)
+            if self._run is None or not self._run.still_fits():
+                self._run = _RealRun(tracer, self._leaves)
+            try:
+                value = self._run.value_of(node)
+            except _Unknown:
+                return None
+            if not isinstance(value, (bool, int, float)):
+                return None
+            self._check(node, value)
+        answer = self._answers[expr] = sympy.sympify(value)
+        return answer
+
+    def _check(self, node: fx.Node, value: Any) -> None:
+        """Record that the program holds only where `node` is `value`."""
+        tracer = self._tracer
+        graph = tracer.graph
+        condition = node
+        if isinstance(value, bool):
+            if not value:
+                condition = graph.call_function(torch.sym_not, (node,))
+                condition.meta["val"] = torch.sym_not(node.meta["val"])
+        else:
+            import operator
+
+            condition = graph.call_function(operator.eq, (node, value))
+            condition.meta["val"] = node.meta["val"] == value
+        check = graph.call_function(aten._assert_scalar.default, (condition, f"{OTHERWISE} than {value}"))
+        check.meta["val"] = None
+        tracer.annotate(check)
+        tracer.decided += 1
+
+
+def checks_of(graph: fx.Graph) -> list[fx.Node]:
+    """The nodes of a graph that check decisions."""
+    return [
+        node
+        for node in graph.find_nodes(op="call_function", target=aten._assert_scalar.default)
+        if str(node.args[1]).startswith(OTHERWISE)
+    ]
+
+
+class _Unknown(Exception):
+    """A value that cannot be computed while capturing."""
+
+
+class _RealRun:
+    """Recorded nodes, run on real arguments.
+
+    Without writes and random numbers only what a decision needs is run; with them all nodes, in order, on copies
+    of what is written.
+    """
+
+    def __init__(self, tracer: Tracer, leaves: Sequence[Any]) -> None:
+        self._tracer = tracer
+        self._leaves = leaves
+        self._in_order = tracer.writes or tracer.random
+        self._values: dict[fx.Node, Any] = {}
+        self._copies: dict[int, torch.UntypedStorage] = {}
+        self._generator = torch.get_rng_state()
+
+    def still_fits(self) -> bool:
+        """False once the graph has gained its first write or random number."""
+        return self._in_order == (self._tracer.writes or self._tracer.random)
+
+    def value_of(self, node: fx.Node) -> Any:
+        saved = torch.get_rng_state()
+        torch.set_rng_state(self._generator)
+        try:
+            with _disable_current_modes(), _no_autocast(), torch.no_grad():
+                for each in self._needed(node):
+                    if each not in self._values:
+                        self._values[each] = self._compute(each)
+            self._generator = torch.get_rng_state()
+        finally:
+            torch.set_rng_state(saved)
+        return self._values[node]
+
+    def _needed(self, node: fx.Node) -> list[fx.Node]:
+        if self._in_order:
+            nodes = list(self._tracer.graph.nodes)
+            return nodes[: nodes.index(node) + 1]
+        wanted, stack = {node}, [node]
+        while stack:
+            for source in stack.pop().all_input_nodes:
+                if source not in wanted and source not in self._values:
+                    wanted.add(source)
+                    stack.append(source)
+        return [each for each in self._tracer.graph.nodes if each in wanted]
+
+    def _compute(self, node: fx.Node) -> Any:
+        if node.op == "placeholder":
+            return self._placeholder(node)
+        target: Any = node.target
+        if node.op != "call_function" or isinstance(target, torch._ops.HigherOrderOperator):
+            raise _Unknown
+        if target is aten._assert_scalar.default:
+            return None
+        args = fx.map_arg(node.args, self._values.__getitem__)
+        kwargs = fx.map_arg(node.kwargs, self._values.__getitem__)
+        return target(*args, **kwargs)
+
+    def _placeholder(self, node: fx.Node) -> Any:
+        for lifted in self._tracer.lifted.values():
+            if lifted.node is node:
+                return self._own(lifted.value)
+        if node not in self._tracer.user_placeholders:
+            raise _Unknown
+        return self._own(self._leaves[int(str(node.target).removeprefix("arg_"))])
+
+    def _own(self, value: Any) -> Any:
+        """A tensor that the run may write: on a copy of its bytes, shared as the original's are."""
+        if not self._in_order or not isinstance(value, torch.Tensor):
+            return value
+        storage = value.untyped_storage()
+        copy = self._copies.get(storage._cdata)
+        if copy is None:
+            copy = self._copies[storage._cdata] = storage.clone()
+        made = torch.empty(0, dtype=value.dtype, device=value.device)
+        return made.set_(copy, value.storage_offset(), value.shape, value.stride())  # type: ignore[call-overload]
+
+
+@contextlib.contextmanager
+def _unwatched(tracer: Tracer) -> Iterator[None]:
+    if tracer.watcher is None:
+        yield
+        return
+    with tracer.watcher.paused():
+        yield
+
+
+@contextlib.contextmanager
+def _no_autocast() -> Iterator[None]:
+    """Recorded graphs have autocast's casts in them already."""
+    on = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    for device in on:
+        torch.set_autocast_enabled(device, False)
+    try:
+        yield
+    finally:
+        for device in on:
+            torch.set_autocast_enabled(device, True)
