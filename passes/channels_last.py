@@ -31,7 +31,17 @@ POOLS = frozenset(
         aten._adaptive_avg_pool2d.default,
     }
 )
-CARRIERS = POOLS | {aten.cat.default, aten.upsample_nearest2d.default, aten.upsample_nearest2d.vec}
+UPSAMPLING = frozenset(
+    {
+        aten.upsample_nearest2d.default,
+        aten.upsample_nearest2d.vec,
+        aten._upsample_nearest_exact2d.default,
+        aten._upsample_nearest_exact2d.vec,
+        aten.upsample_bilinear2d.default,
+        aten.upsample_bilinear2d.vec,
+    }
+)
+CARRIERS = POOLS | UPSAMPLING | {aten.cat.default}
 # They give the same result whatever layout they read, where the fake result says so.
 INDIFFERENT = frozenset(
     {

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
@@ -38,6 +39,8 @@ def fake_value(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     modes = [t.fake_mode for t in tree_leaves((fake_args, fake_kwargs)) if isinstance(t, FakeTensor)]
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.no_grad())
+        # Composite operators in C++ may take concrete sizes only; their Python decompositions take symbols.
+        stack.enter_context(enable_python_dispatcher())
         if modes:
             stack.enter_context(modes[0])
             if modes[0].shape_env is not None:

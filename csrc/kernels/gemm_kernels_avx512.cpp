@@ -3,7 +3,7 @@
 
 #ifdef CPU_CAPABILITY_AVX512
 #define STATICRT_GEMM_LANES 16
-#define STATICRT_GEMM_ROWS 12
+#define STATICRT_GEMM_ROWS 14
 #include "kernels/gemm_kernels_impl.h"
 
 namespace staticrt {

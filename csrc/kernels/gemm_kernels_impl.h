@@ -50,9 +50,9 @@ struct Block {
   int64_t num_segments = 1;
 };
 
-template <int rows, int panels>
+// kCount: vectors of columns; of one vector, the other half of its panel is left out.
+template <int rows, int kCount>
 void block(const Block& g) {
-  constexpr int kCount = panels * kVectors;
   Vec sum[rows][kCount] = {};
   const float* b = g.b;
   for (int64_t s = 0; s < g.num_segments; ++s) {
@@ -65,7 +65,7 @@ void block(const Block& g) {
 #pragma GCC unroll 8
       for (int v = 0; v < kCount; ++v)
         __builtin_prefetch(b + kAhead * g.b_row + (v / kVectors) * g.b_panel + (v % kVectors) * kLanes);
-#pragma GCC unroll 12
+#pragma GCC unroll 14
       for (int r = 0; r < rows; ++r) {
         const float y = a[r * g.a_row];
 #pragma GCC unroll 8
@@ -73,10 +73,10 @@ void block(const Block& g) {
       }
     }
   }
-#pragma GCC unroll 12
+#pragma GCC unroll 14
   for (int r = 0; r < rows; ++r) {
     float* c = g.c + r * g.c_row;
-    if (g.columns == panels * kWidth) {
+    if (g.columns == kCount * kLanes) {
 #pragma GCC unroll 8
       for (int v = 0; v < kCount; ++v) {
         Vec y = sum[r][v];
@@ -85,7 +85,7 @@ void block(const Block& g) {
         store(c + v * kLanes, y);
       }
     } else {
-      float row[panels * kWidth];
+      float row[kCount * kLanes];
 #pragma GCC unroll 8
       for (int v = 0; v < kCount; ++v) store(row + v * kLanes, sum[r][v]);
       for (int64_t n = 0; n < g.columns; ++n) {
@@ -100,14 +100,14 @@ void block(const Block& g) {
 
 using BlockFn = void (*)(const Block&);
 
-template <int panels, int... rows>
+template <int vectors, int... rows>
 constexpr std::array<BlockFn, sizeof...(rows)> block_table(std::integer_sequence<int, rows...>) {
-  return {&block<rows + 1, panels>...};
+  return {&block<rows + 1, vectors>...};
 }
 
 // How many panels a block of so many rows takes at once, by the number of registers.
 constexpr int panels_at_once(int rows) {
-  constexpr int kSums = kLanes == 16 ? 24 : 12;
+  constexpr int kSums = kLanes == 16 ? 28 : 12;
   int panels = 1;
   while (panels < 4 && rows * panels * 2 * kVectors <= kSums) panels *= 2;
   return panels;
@@ -122,12 +122,14 @@ constexpr int kFourPanelRows = [] {
   while (panels_at_once(rows + 1) >= 4) ++rows;
   return rows;
 }();
-constexpr auto kOnePanel = block_table<1>(std::make_integer_sequence<int, kRows>());
-constexpr auto kTwoPanels = block_table<2>(std::make_integer_sequence<int, kTwoPanelRows>());
-constexpr auto kFourPanels = block_table<4>(std::make_integer_sequence<int, kFourPanelRows>());
+constexpr auto kHalfPanel = block_table<1>(std::make_integer_sequence<int, kRows>());
+constexpr auto kOnePanel = block_table<kVectors>(std::make_integer_sequence<int, kRows>());
+constexpr auto kTwoPanels = block_table<2 * kVectors>(std::make_integer_sequence<int, kTwoPanelRows>());
+constexpr auto kFourPanels = block_table<4 * kVectors>(std::make_integer_sequence<int, kFourPanelRows>());
 
-BlockFn block_for(int64_t rows, int panels) {
+BlockFn block_for(int64_t rows, int panels, int64_t columns) {
   const auto r = static_cast<size_t>(rows - 1);
+  if (columns <= kLanes) return kHalfPanel[r];
   return panels == 4 ? kFourPanels[r] : panels == 2 ? kTwoPanels[r] : kOnePanel[r];
 }
 
@@ -158,7 +160,7 @@ void multiply(const GemmArgs& g, int64_t begin, int64_t end) {
           const int64_t rows = std::min(rows_each, m_end - m);
           b.a = g.a + m * g.a_row + k0;
           b.c = g.c + m * g.c_row + n;
-          block_for(rows, panels)(b);
+          block_for(rows, panels, b.columns)(b);
           if (last && g.activation) {
             for (int64_t r = 0; r < rows; ++r) {
               float* c = b.c + r * g.c_row;
@@ -198,7 +200,7 @@ void convolve(const ConvArgs& g, int64_t begin, int64_t end) {
       for (int64_t m = 0; m < g.m; m += rows_each) {
         b.a = g.a + line * g.a_line + m * g.a_row;
         b.c = g.c + line * g.c_line + m * g.c_row + n;
-        block_for(std::min(rows_each, g.m - m), panels)(b);
+        block_for(std::min(rows_each, g.m - m), panels, b.columns)(b);
       }
     }
     p += panels;

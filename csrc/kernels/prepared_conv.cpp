@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "kernels/conv_pixels.h"
+#include "kernels/conv_routes.h"
 #include "kernels/gemm_routes.h"
 #include "kernels/row_kernels.h"
 
@@ -178,7 +179,7 @@ std::optional<PreparedCall> prepare_conv(PrepareRequest& request, int64_t groups
   if (p.groups > 1 && p.group_in() == 1) {
     if (auto call = prepare_depthwise(p, request)) return call;
   }
-  if (p.channels_last) return prepare_pixel_conv(p, request);
+  if (p.channels_last) return prepare_image_conv(p, request);
   if (!p.weight_operand.meta.is_contiguous()) return std::nullopt;
   // Above this size oneDNN, which eager takes, is faster than gathering panels.
   const int64_t depth = p.group_in() * p.w.taps();

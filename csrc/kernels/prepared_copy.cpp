@@ -17,6 +17,8 @@ struct Piece {
 };
 
 struct Concatenation {
+  static constexpr int64_t kBlock = 64;
+  static constexpr int64_t kShort = 512;
   std::vector<Piece> pieces;
   Operand out;
   int64_t rows;
@@ -26,6 +28,13 @@ struct Concatenation {
       const char* from = p.from.at(bases);
       char* to = out.at(bases) + p.offset_bytes;
       if (from == to && rows == 1) continue;  // made in place
+      if (p.bytes % kBlock == 0 && p.bytes <= kShort) {
+        for (int64_t r = 0; r < rows; ++r) {  // a call of memcpy would take longer than the copy
+          for (int64_t i = 0; i < p.bytes; i += kBlock)
+            std::memcpy(to + r * out_row + i, from + r * p.bytes + i, kBlock);
+        }
+        continue;
+      }
       for (int64_t r = 0; r < rows; ++r) {
         std::memcpy(to + r * out_row, from + r * p.bytes, static_cast<size_t>(p.bytes));
       }
@@ -34,15 +43,29 @@ struct Concatenation {
   }
 };
 
+TensorMeta pixels_first(const TensorMeta& t) {
+  const auto permuted = [](const Ints& v) { return Ints{v[0], v[2], v[3], v[1]}; };
+  return {t.dtype, permuted(t.sizes), permuted(t.strides)};
+}
+
 // The dims before `dim` are rows; what follows is one run of bytes per source and row.
 std::optional<PreparedCall> concatenate(PrepareRequest& request, bool stack) {
   if (request.args.empty() || request.args[0].tensors.empty()) return std::nullopt;
-  const TensorOperand& out = request.outs[0];
-  if (!out.meta.is_contiguous()) return std::nullopt;
+  TensorOperand out = request.outs[0];
   const auto rank = static_cast<int64_t>(out.meta.sizes.size());
   int64_t dim = int_or(request, 1, 0);
   if (dim < 0) dim += rank;
   if (dim < 0 || dim >= rank) return std::nullopt;
+  std::vector<TensorOperand> sources = request.args[0].tensors;
+  if (!stack && !out.meta.is_contiguous() && is_channels_last(out.meta)) {  // seen as [N, H, W, C]
+    dim = dim == 0 ? 0 : dim == 1 ? 3 : dim - 1;
+    out.meta = pixels_first(out.meta);
+    for (TensorOperand& t : sources) {
+      if (!is_channels_last(t.meta)) return std::nullopt;
+      t.meta = pixels_first(t.meta);
+    }
+  }
+  if (!out.meta.is_contiguous()) return std::nullopt;
   const auto d = static_cast<size_t>(dim);
   const auto element = static_cast<int64_t>(c10::elementSize(out.meta.dtype));
   Concatenation c;
@@ -53,7 +76,7 @@ std::optional<PreparedCall> concatenate(PrepareRequest& request, bool stack) {
   for (size_t k = d + 1; k < out.meta.sizes.size(); ++k) inner *= out.meta.sizes[k];
   c.out_row = inner * out.meta.sizes[d];
   int64_t at = 0;
-  for (const TensorOperand& t : request.args[0].tensors) {
+  for (const TensorOperand& t : sources) {
     if (!t.meta.defined() || t.meta.dtype != out.meta.dtype || !t.meta.is_contiguous()) return std::nullopt;
     if (!stack && t.meta.sizes.size() == 1 && t.meta.sizes[0] == 0)
       continue;  // eager skips these, whatever the rank

@@ -39,6 +39,8 @@ struct RowKernels {
   // * weights[t * channels + c]; bias may be null.
   void (*depthwise_line)(float* out, const float* x, int64_t x_pixel, const int64_t* offsets, int64_t taps,
                          const float* weights, const float* bias, int64_t pixels, int64_t channels);
+  // out[i] = sum_t x[t][i] * weights[t]; nothing past n is read.
+  void (*scaled_rows)(float* out, const float* const* x, const float* weights, int64_t count, int64_t n);
   // out[i] = scale * sum_t x[t][i]
   void (*sum_rows)(float* out, const float* const* x, int64_t count, int64_t n, float scale);
   // out[i] = max_t x[t][i], NaN if any is

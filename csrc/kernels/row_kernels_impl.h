@@ -225,6 +225,15 @@ void multiplied_rows(float* out, const float* const* x, const float* const* weig
       [](const V& sum) { return sum; });
 }
 
+void scaled_rows(float* out, const float* const* x, const float* weights, int64_t count, int64_t n) {
+  fold_rows(
+      out, count, n, [](int64_t, int64_t) { return V(0); },
+      [&](const V& sum, int64_t t, int64_t i, int64_t k) {
+        return at::vec::fmadd(load_some(x[t] + i, k), V(weights[t]), sum);
+      },
+      [](const V& sum) { return sum; });
+}
+
 // Pixels [m, m + count) of channels [c, c + n).
 template <int count>
 void depthwise_block(float* out, const float* x, int64_t x_pixel, const int64_t* offsets, int64_t taps,
@@ -290,6 +299,7 @@ constexpr RowKernels kKernels{&sum,
                               &weighted_rows,
                               &multiplied_rows,
                               &depthwise_line,
+                              &scaled_rows,
                               &sum_rows,
                               &max_rows};
 

@@ -107,3 +107,27 @@ def test_stays_where_it_must(capture, name):
 def test_live_weights_are_left_alone(capture):
     graph = capture(Chain().eval(), [torch.randn(2, 8, 12, 14)])
     assert not graph.run(ChannelsLast(frozenset())).changed
+
+
+class Decoder(nn.Module):
+    """Upsampling to a symbolic size between convolutions."""
+
+    def __init__(self, **how):
+        super().__init__()
+        self.how = how
+        self.down = nn.Conv2d(8, 16, 3, stride=2, padding=1)
+        self.middle = nn.Conv2d(16, 16, 3, padding=1)
+        self.up = nn.Conv2d(24, 8, 3, padding=1)
+
+    def forward(self, x):
+        y = F.interpolate(F.relu(self.middle(self.down(x))), size=x.shape[2:], **self.how)
+        return self.up(torch.cat([y, x], 1))
+
+
+@pytest.mark.parametrize("how", [{}, {"mode": "nearest-exact"}, {"mode": "bilinear"}], ids=str)
+def test_upsampling_to_a_symbolic_size_stays_channels_last(capture, how):
+    dims = ({0: torch.export.Dim.AUTO, 2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO},)
+    graph = capture(Decoder(**how).eval(), [torch.randn(2, 8, 12, 14)], dynamic=dims)
+    assert graph.run(ChannelsLast(fixed(graph)), [torch.randn(3, 8, 20, 18)]).changed
+    assert all(is_channels_last(n.meta["val"]) for n in convs(graph))
+    assert graph.count(aten.clone.default) == 2  # in and out

@@ -1,6 +1,8 @@
 // Convolutions of channels-last images with fixed weights, over random shapes, against eager.
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/all.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/isfinite.h>
 #include <ATen/ops/zeros.h>
 
 #include <iostream>
@@ -57,6 +59,9 @@ void expect_conv(const std::vector<c10::IValue>& args, int num_threads, bool fix
   what << args[0].toTensor().sizes() << " " << args[1].toTensor().sizes() << args[3] << args[4] << args[5]
        << args[6] << " " << got.route;
   if (!got.prepared) fail(__FILE__, __LINE__, what.str() + ": prepare declined");
+  // The general path takes over then.
+  if (got.status == kRedo && !at::isfinite(want).all().item<bool>()) return;
+  if (got.status != kRan) fail(__FILE__, __LINE__, what.str() + ": asked for a redo");
   expect_close(got.outs[0], want, prepared_tolerance("aten::conv2d"), what.str());
 }
 

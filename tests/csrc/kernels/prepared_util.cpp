@@ -60,7 +60,7 @@ int64_t span_bytes(const at::Tensor& t) {
 PreparedRun run_prepared(const std::string& op, const std::vector<c10::IValue>& given,
                          const std::vector<at::Tensor>& like, const RunOptions& options) {
   PreparedRun result;
-  const PrepareFn prepare = find_prepare(op);
+  const PrepareFn prepare = options.prepare ? options.prepare : find_prepare(op);
   if (prepare == nullptr) fail(__FILE__, __LINE__, op + " has no prepare function");
   const size_t dot = op.find('.');
   const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(

@@ -27,7 +27,8 @@ struct RunOptions {
   std::vector<size_t> constants;  // arguments whose bytes are constant
   int num_threads = 1;
   bool deterministic = false;
-  int64_t misalign = 0;  // bytes (a multiple of the element size) that every output's base is off 64
+  PrepareFn prepare = nullptr;  // instead of the one that is registered
+  int64_t misalign = 0;         // bytes (a multiple of the element size) that every output's base is off 64
 };
 
 // The outputs have the dtype, sizes and strides of `like`, start poisoned and lie between guard bytes, which

@@ -1,0 +1,112 @@
+// Which kernel a convolution of channels-last images takes: measured where several fit.
+#include "kernels/conv_routes.h"
+
+#include <ctime>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "kernels/conv_pixels.h"
+#include "kernels/gemm_kernels.h"
+
+namespace staticrt {
+namespace {
+
+constexpr int64_t kMaxMultiplyAdds = 60'000'000;   // of one measured run: about a millisecond
+constexpr int64_t kProcessBudgetNs = 150'000'000;  // for all shapes; then routes are chosen by rule
+constexpr double kMinGain = 1.15;                  // for transformed weights, which take 16/9 of the memory
+
+// Of this thread, so that other processes do not decide.
+int64_t now_ns() {
+  timespec t{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return t.tv_sec * 1'000'000'000 + t.tv_nsec;
+}
+
+float* aligned(std::vector<float>& x, int64_t n) {
+  x.assign(static_cast<size_t>(n) + 16, 0.5F);
+  return x.data() + (16 - reinterpret_cast<uintptr_t>(x.data()) / sizeof(float) % 16) % 16;
+}
+
+using Prepare = PreparedCall (*)(const ConvPlan& plan, PrepareRequest& request);
+
+PreparedCall direct(const ConvPlan& plan, PrepareRequest& request) {
+  return *prepare_pixel_conv(plan, request);
+}
+
+// The least of a few runs on weights and images that hold one number.
+int64_t time_ns(const ConvPlan& original, Prepare prepare) {
+  ConvPlan p = original;
+  p.num_threads = 1;
+  p.x = {0, 0};
+  p.out = {1, 0};
+  p.bias = {2, 0};
+  PrepareRequest request;
+  request.first_derived = 3;
+  const PreparedCall call = prepare(p, request);
+  std::vector<float> x, out, bias, packed, workspace;
+  char* bases[] = {
+      reinterpret_cast<char*>(aligned(x, p.batch * p.in_channels * p.w.in_h * p.w.in_w)),
+      reinterpret_cast<char*>(aligned(out, p.batch * p.out_channels * p.w.out_h * p.w.out_w)),
+      reinterpret_cast<char*>(aligned(bias, p.out_channels)),
+      reinterpret_cast<char*>(aligned(packed, request.derivations[0].size_bytes / 4)),
+  };
+  auto* scratch = reinterpret_cast<char*>(aligned(workspace, request.workspace_bytes / 4));
+  int64_t least = 0;
+  for (int run = 0; run < 4; ++run) {  // the first one warms up
+    const int64_t start = now_ns();
+    call.run(call.params.get(), bases, scratch);
+    const int64_t ns = now_ns() - start;
+    if (run == 1 || (run > 1 && ns < least)) least = ns;
+  }
+  return least;
+}
+
+bool winograd_is_faster(const ConvPlan& original) {
+  // One image, of as many lines as the budget allows.
+  ConvPlan p = original;
+  p.batch = 1;
+  const int64_t line = std::max<int64_t>(1, p.multiply_adds() / p.w.out_h);
+  constexpr int64_t kMinLines = 8;
+  const int64_t lines = std::min(p.w.out_h, std::max(kMinLines, kMaxMultiplyAdds / line));
+  p.w.in_h -= p.w.out_h - lines;
+  p.w.out_h = lines;
+  return static_cast<double>(time_ns(p, &direct)) >
+         kMinGain * static_cast<double>(time_ns(p, &prepare_winograd_conv));
+}
+
+// What measurements say on machines with AVX2 and AVX-512.
+bool winograd_by_rule(const ConvPlan& p) {
+  const int64_t tiles = p.batch * ((p.w.out_h + 1) / 2) * ((p.w.out_w + 1) / 2);
+  return p.in_channels >= 48 && p.out_channels >= 48 && tiles >= 40;
+}
+
+bool takes_winograd(const ConvPlan& p) {
+  static std::mutex mutex;
+  static std::map<std::vector<int64_t>, bool> chosen;
+  static int64_t spent_ns = 0;
+  const std::vector<int64_t> key = {p.batch,   p.in_channels, p.out_channels, p.w.out_h,
+                                    p.w.out_w, p.w.pad_h,     p.w.pad_w,      p.num_threads};
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = chosen.find(key);
+  if (found != chosen.end()) return found->second;
+  bool faster = winograd_by_rule(p);
+  if (spent_ns < kProcessBudgetNs) {
+    const int64_t start = now_ns();
+    faster = winograd_is_faster(p);
+    spent_ns += now_ns() - start;
+  }
+  chosen.emplace(key, faster);
+  return faster;
+}
+
+}  // namespace
+
+std::optional<PreparedCall> prepare_image_conv(const ConvPlan& p, PrepareRequest& request) {
+  // A sum in the order of the definition where results must not depend on a measurement.
+  if (!request.deterministic && winograd_fits(p) && takes_winograd(p))
+    return prepare_winograd_conv(p, request);
+  return prepare_pixel_conv(p, request);
+}
+
+}  // namespace staticrt

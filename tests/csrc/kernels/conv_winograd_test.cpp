@@ -1,0 +1,133 @@
+// Winograd's kernel, whatever the measurement would choose, against eager and against float64.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/abs.h>
+#include <ATen/ops/max.h>
+#include <ATen/ops/sub.h>
+
+#include <limits>
+
+#include "kernels/conv_routes.h"
+#include "kernels/prepared_util.h"
+#include "test.h"
+
+namespace {
+
+using namespace staticrt;
+using namespace staticrt::test;
+
+c10::IValue ints(std::vector<int64_t> values) {
+  return c10::List<int64_t>(at::ArrayRef<int64_t>(values));
+}
+
+at::Tensor unit(std::mt19937& rng, at::IntArrayRef sizes) {
+  return random_tensor(rng, sizes, at::kFloat).clamp(-2, 2).div(2);
+}
+
+std::optional<PreparedCall> winograd(PrepareRequest& request) {
+  const auto plan = conv_plan(request, int_or(request, 6, 1));
+  if (!plan || !winograd_fits(*plan)) return std::nullopt;
+  return prepare_winograd_conv(*plan, request);
+}
+
+struct Sizes {
+  int64_t batch, in, out, h, w, pad_h, pad_w;
+};
+
+std::vector<c10::IValue> arguments(std::mt19937& rng, const Sizes& s, bool bias) {
+  at::Tensor weight = unit(rng, {s.out, s.in, 3, 3});
+  if (s.h % 2) weight = weight.contiguous(at::MemoryFormat::ChannelsLast);
+  return {unit(rng, {s.batch, s.in, s.h, s.w}).contiguous(at::MemoryFormat::ChannelsLast),
+          weight,
+          bias ? c10::IValue(unit(rng, {s.out})) : c10::IValue(),
+          ints({1, 1}),
+          ints({s.pad_h, s.pad_w}),
+          ints({1, 1}),
+          1};
+}
+
+PreparedRun run(const std::vector<c10::IValue>& args, const at::Tensor& want, int num_threads) {
+  RunOptions options;
+  options.constants = {1, 2};
+  options.num_threads = num_threads;
+  options.prepare = &winograd;
+  return run_prepared("aten::conv2d", args, {want.contiguous(at::MemoryFormat::ChannelsLast)}, options);
+}
+
+void expect_winograd(const std::vector<c10::IValue>& args, int num_threads = 1) {
+  const at::Tensor want = run_eager("aten::conv2d", args)[0];
+  const PreparedRun got = run(args, want, num_threads);
+  std::ostringstream what;
+  what << args[0].toTensor().sizes() << args[1].toTensor().sizes() << args[4];
+  if (!got.prepared) fail(__FILE__, __LINE__, what.str() + ": prepare declined");
+  EXPECT(got.status == kRan);
+  expect_close(got.outs[0], want, prepared_tolerance("aten::conv2d"), what.str());
+}
+
+}  // namespace
+
+TEST(winograd_of_odd_shapes_equals_eager) {
+  std::mt19937 rng(31);
+  const auto pick = [&](int64_t low, int64_t high) {
+    return std::uniform_int_distribution<int64_t>(low, high)(rng);
+  };
+  for (int i = 0; i < 80; ++i) {
+    const int64_t channels[] = {16, 17, 31, 33, 48, 65, 70};
+    Sizes s{pick(1, 3), channels[pick(0, 6)], channels[pick(0, 6)], 0, 0, pick(0, 2), pick(0, 2)};
+    s.h = pick(4 - 2 * std::min<int64_t>(s.pad_h, 1), 19);
+    s.w = pick(4 - 2 * std::min<int64_t>(s.pad_w, 1), 19);
+    expect_winograd(arguments(rng, s, i % 2 == 0), i % 3 == 0 ? 3 : 1);
+  }
+}
+
+TEST(winograd_of_lines_longer_than_a_block_equals_eager) {
+  std::mt19937 rng(32);
+  for (const int64_t width : {223, 224, 225, 449, 600})
+    expect_winograd(arguments(rng, {1, 16, 33, 5, width, 1, 1}, true), 2);
+  expect_winograd(arguments(rng, {2, 300, 16, 20, 21, 1, 1}, true));
+}
+
+TEST(winograd_is_as_exact_as_eager_within_a_small_factor) {
+  std::mt19937 rng(33);
+  for (const int64_t channels : {16, 64, 256}) {
+    const auto args = arguments(rng, {1, channels, 32, 14, 14, 1, 1}, true);
+    std::vector<c10::IValue> wide = args;
+    for (size_t i = 0; i < 3; ++i) wide[i] = args[i].toTensor().to(at::kDouble);
+    const at::Tensor exact = run_eager("aten::conv2d", wide)[0];
+    const at::Tensor eager = run_eager("aten::conv2d", args)[0];
+    const at::Tensor own = run(args, eager, 1).outs[0];
+    const auto worst = [&](const at::Tensor& y) {
+      return at::sub(y.to(at::kDouble), exact).abs().max().item<double>();
+    };
+    EXPECT(worst(own) < 6 * worst(eager));
+  }
+}
+
+TEST(winograd_leaves_what_is_not_finite_to_the_general_path) {
+  std::mt19937 rng(34);
+  for (const float value :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), 3e38F}) {
+    for (const int64_t threads : {1, 2}) {
+      auto args = arguments(rng, {2, 32, 32, 20, 21, 1, 1}, true);
+      const at::Tensor want = run_eager("aten::conv2d", args)[0];
+      EXPECT(run(args, want, static_cast<int>(threads)).status == kRan);
+      args[0].toTensor().mutable_data_ptr<float>()[32 * (20 * 21 + 57) + 3] = value;
+      EXPECT(run(args, want, static_cast<int>(threads)).status == kRedo);
+    }
+  }
+}
+
+TEST(winograd_declines_what_it_does_not_compute) {
+  std::mt19937 rng(35);
+  const auto args = arguments(rng, {1, 16, 16, 8, 8, 1, 1}, false);
+  const at::Tensor like = run_eager("aten::conv2d", args)[0];
+  EXPECT(run(args, like, 1).prepared);
+  const auto declines = [&](size_t i, c10::IValue value) {
+    std::vector<c10::IValue> other = args;
+    other[i] = std::move(value);
+    return !run(other, run_eager("aten::conv2d", other)[0], 1).prepared;
+  };
+  EXPECT(declines(3, ints({2, 1})));
+  EXPECT(declines(5, ints({1, 2})));
+  EXPECT(declines(1, unit(rng, {16, 16, 3, 1})));
+  EXPECT(declines(1, unit(rng, {8, 16, 3, 3})));
+}
