@@ -38,7 +38,7 @@ void bind_capture_graph(py::module_& m) {
   py::class_<CpuGraph, std::shared_ptr<CpuGraph>>(m, "CpuGraph")
       .def(py::init<std::shared_ptr<CpuPool>, bool>(), py::arg("pool"), py::arg("own_kernels") = true)
       .def("begin", &CpuGraph::begin)
-      .def("end", &CpuGraph::end)
+      .def("end", &CpuGraph::end, py::arg("put_back") = false)
       .def("abort", &CpuGraph::abort)
       .def("bind_outputs", &CpuGraph::bind_outputs)
       .def(

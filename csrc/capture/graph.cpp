@@ -12,7 +12,7 @@ void CpuGraph::begin(const std::vector<at::Tensor>& inputs) {
   recorder_ = std::make_unique<Recorder>(hold_.shared(), inputs, own_kernels_);
 }
 
-std::string CpuGraph::end() {
+std::string CpuGraph::end(bool put_back) {
   SRT_CHECK(recorder_, "end of a capture that did not begin");
   SRT_CHECK(Recorder::current() == recorder_.get(), "a capture must end in the thread that began it");
   const std::unique_ptr<Recorder> recorder = std::move(recorder_);
@@ -22,6 +22,7 @@ std::string CpuGraph::end() {
     return recorder->failure();
   }
   record_ = recorder->finish(&made_);
+  if (put_back) recorder->undo();
   return {};
 }
 

@@ -26,8 +26,8 @@ class CpuGraph {
   // Records this thread until end() or abort().
   void begin(const std::vector<at::Tensor>& inputs);
   // Empty, or why no replay could repeat what ran; the graph is then empty and what was overwritten is put
-  // back.
-  std::string end();
+  // back. With `put_back` it is in any case: as if nothing had run yet.
+  std::string end(bool put_back = false);
   // The function threw: as after a failure.
   void abort();
 

@@ -330,7 +330,6 @@ std::unique_ptr<Record> Recorder::finish(std::vector<std::pair<const void*, Shel
     if (entry->contents == Contents::kPending) fill(*entry);
     made->emplace_back(impl, entry->shell);
   }
-  saved_.clear();
   return std::move(record_);
 }
 

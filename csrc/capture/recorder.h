@@ -59,7 +59,7 @@ class Recorder final : public ProgramWatcher {
   void settle();
   // The record. REQUIRES: no failure. `made`: storages in the pool by their identity.
   std::unique_ptr<Record> finish(std::vector<std::pair<const void*, ShellId>>* made);
-  // Puts back what in-place operators overwrote.
+  // Puts back what in-place operators overwrote; after finish() too.
   void undo();
 
   void dispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);

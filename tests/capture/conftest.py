@@ -28,16 +28,22 @@ def make_tree():
         tree.check_gone()
 
 
+@pytest.fixture(params=["copy", "cpu_copy"])
+def copying(request):
+    """A device that captures as CUDA does."""
+    return harness.device(request.param)
+
+
 @pytest.fixture
-def tree(make_tree):
+def tree(make_tree, copying):
     """Upstream's rules on a device that captures as CUDA does."""
-    return make_tree()
+    return make_tree(copying)
 
 
 @pytest.fixture
-def cold(make_tree):
+def cold(make_tree, copying):
     """The same without warmups."""
-    return make_tree(warmup=False)
+    return make_tree(copying, warmup=False)
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ if __name__ == "__main__":
 from tests_capture_fake import FakeBackend, Fault
 
 from staticrt.capture.context import GraphContext
+from staticrt.capture.cpu_copy import CpuCopyBackend
 from staticrt.capture.generations import mark_step_begin, reset_marks
 
 
@@ -138,7 +139,8 @@ class Fuzz:
     """One random program and its run.
 
     Args:
-        device: "copy" or "rebind" of the fake backend, or "cpu": the registered one.
+        device: "copy" or "rebind" of the fake backend, "cpu": the registered one, "cpu_copy": its recordings under
+            CUDA's rules.
         live_outputs: the policy; with "error" a held value may raise instead of being right.
     """
 
@@ -148,8 +150,10 @@ class Fuzz:
         self.rng = random.Random(seed)
         self.seed = seed
         self.live_outputs = live_outputs
-        self.backend: Any = None if device == "cpu" else FakeBackend(device)
-        self.faults = faults and self.backend is not None
+        self.backend: Any = {"cpu": lambda: None, "cpu_copy": CpuCopyBackend}.get(
+            device, lambda: FakeBackend(device)
+        )()
+        self.faults = faults and isinstance(self.backend, FakeBackend)
         self.context = GraphContext(
             "cpu", backend=self.backend, live_outputs=live_outputs, max_graphs=self.rng.choice([2, 4, 16])
         )
@@ -372,7 +376,7 @@ class Fuzz:
         self.losses.clear()
         del held, manager
         gc.collect()
-        for pool in self.backend.pools if self.backend is not None else ():
+        for pool in getattr(self.backend, "pools", ()):
             stats = pool.stats()
             assert stats.live_blocks == 0, stats
             assert stats.segments == 0, stats
@@ -414,7 +418,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--program", type=int, default=200, help="steps per program")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="copy", choices=["copy", "rebind", "cpu"])
+    parser.add_argument("--device", default="copy", choices=["copy", "rebind", "cpu", "cpu_copy"])
     parser.add_argument("--live-outputs", default="clone", choices=["clone", "error"])
     args = parser.parse_args()
     print(f"seed {args.seed}")

@@ -13,8 +13,11 @@ from typing import Any
 import torch
 from tests_capture_fake import FakeBackend
 
+from staticrt.capture.backend import get_backend
 from staticrt.capture.context import GraphContext
 from staticrt.capture.cpu import CpuBackend
+from staticrt.capture.cpu_copy import CpuCopyBackend
+from staticrt.capture.cpu_pool import CpuGraphPool
 from staticrt.capture.generations import reset_marks
 from staticrt.capture.policy import Policy
 from staticrt.capture.tree import Node
@@ -32,9 +35,22 @@ class RealCpu(CpuBackend):
         return self.pools[-1]
 
 
+class RealCopy(CpuCopyBackend):
+    """The CPU's recordings under CUDA's rules, remembering pools."""
+
+    def __init__(self) -> None:
+        self.pools: list[Any] = []
+        self.faults: dict[str, list[Any]] = {}
+
+    def new_pool(self, index: int) -> Any:
+        self.pools.append(super().new_pool(index))
+        return self.pools[-1]
+
+
 def device(name: str) -> Any:
-    """A backend by name: "copy" and "rebind" are test devices, "cpu" is the real one."""
-    return RealCpu() if name == "cpu" else FakeBackend(name)
+    """A backend by name: "copy" and "rebind" are test devices, "cpu" and "cpu_copy" record for real."""
+    real = {"cpu": RealCpu, "cpu_copy": RealCopy}
+    return real[name]() if name in real else FakeBackend(name)
 
 
 class Tree:
@@ -178,3 +194,32 @@ def cubed(tree: Tree, capture_backward: bool = True) -> Trained:
         return [square * 3 * gradient]
 
     return Trained(tree, forward, backward, capture_backward)
+
+
+class Captured:
+    """`function(*inputs) -> tensor or tuple`, captured on `inputs`."""
+
+    def __init__(self, function, *inputs):
+        self.pool = CpuGraphPool()
+        self.graph = get_backend("cpu").new_graph(self.pool)
+        with self.graph.capture(inputs=inputs):
+            result = function(*inputs)
+        self.outputs = result if isinstance(result, tuple) else (result,)
+
+    def __call__(self, *inputs):
+        self.graph.replay(inputs)
+        return [t.clone() for t in self.outputs]
+
+
+def check(function, make_inputs, calls=3, **tolerance):
+    """Eager against one capture and `calls` replays on fresh inputs."""
+    inputs = make_inputs()
+    expected = function(*inputs)
+    captured = Captured(function, *inputs)
+    torch.testing.assert_close(captured.outputs, expected if isinstance(expected, tuple) else (expected,))
+    for _ in range(calls):
+        inputs = make_inputs()
+        expected = function(*inputs)
+        got = captured(*inputs)
+        torch.testing.assert_close(tuple(got), expected if isinstance(expected, tuple) else (expected,))
+    return captured

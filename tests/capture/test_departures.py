@@ -13,14 +13,14 @@ from tests_capture_harness import Trained, cube, device, empty
 from staticrt.capture.policy import Policy
 
 
-@pytest.fixture(params=["copy", "rebind", "cpu"])
+@pytest.fixture(params=["copy", "rebind", "cpu", "cpu_copy"])
 def both(request, make_tree):
     return make_tree(device(request.param), Policy())
 
 
 @pytest.fixture
-def default(make_tree):
-    return make_tree(policy=Policy())
+def default(make_tree, copying):
+    return make_tree(copying, policy=Policy())
 
 
 def test_d1_held_outputs_keep_their_values(both):

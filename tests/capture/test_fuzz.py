@@ -17,7 +17,8 @@ PROGRAM = 100
 
 
 @pytest.mark.parametrize(
-    ("device", "policy"), [("copy", "clone"), ("rebind", "clone"), ("cpu", "clone"), ("copy", "error")]
+    ("device", "policy"),
+    [("copy", "clone"), ("rebind", "clone"), ("cpu", "clone"), ("cpu_copy", "clone"), ("copy", "error")],
 )
 def test_random_programs_run_as_eager(device, policy):
     replays = 0

@@ -1,5 +1,7 @@
 """When outputs live and die, and what restores of the pool make of it. Numbers: upstream's scenarios."""
 
+import re
+
 import torch
 from tests_capture_harness import empty, storage
 
@@ -295,7 +297,7 @@ def test_a_sparse_output_runs_plain(tree):
     for _ in range(3):
         out = wrapped(torch.tensor([[1, 3]]), torch.ones(2, 4))
         assert torch.equal(out.to_dense(), f(torch.tensor([[1, 3]]), torch.ones(2, 4)).to_dense())
-    assert "sparse" in str(tree.ctx.explain())
+    assert re.search("sparse|not dense", str(tree.ctx.explain()))
 
 
 def test_multinomial(tree):
