@@ -190,6 +190,28 @@ def onnx_file(toy, tmp_path):
     return "two.onnx"
 
 
+def test_a_shape_without_dtype_has_the_models(toy, call, tmp_path):
+    pytest.importorskip("onnx", reason="needs the package onnx")
+    import onnx
+    from onnx import TensorProto, helper
+
+    ids = helper.make_tensor_value_info("ids", TensorProto.INT64, ["n", 2])
+    y = helper.make_tensor_value_info("y", TensorProto.INT64, ["n", 2])
+    graph = helper.make_graph([helper.make_node("Add", ["ids", "ids"], ["y"])], "g", [ids], [y])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), tmp_path / "ids.onnx")
+    embed = ("--shape", "ids=3:int64", "--shape", "mask=3x4")
+    assert call("compile", "toy_models:Embed", *embed, "-o", "embed.pt2")[0] == 0
+    for words in (("ids.onnx", "--shape", "ids=4x2"), ("ids.onnx", "--shape", "4x2")):
+        code, out, err = call("run", *words, "--json")
+        assert code == 0, err
+        assert json.loads(out)["outputs"][0]["dtype"] == "int64"
+    for words in (("ids=5", "mask=5x4"), ("5", "5x4"), ("mask=5x4", "5")):
+        code, out, err = call("run", "embed.pt2", "--shape", words[0], "--shape", words[1], "--json")
+        assert code == 0, err
+    code, _, err = call("run", "ids.onnx", "--shape", "ids=4x2:float32")
+    assert code == 2
+
+
 def test_onnx_files_are_models(onnx_file, call, tmp_path):
     code, out, err = call("run", onnx_file, "--shape", "data.in=3x8", "--check", "--json")
     assert code == 0, err

@@ -33,24 +33,26 @@ class TensorSpec:
 
     Args:
         sizes: None where they are not known.
+        dtype: None where it is not said: the model's, if that is known, else float32.
         high: integers are drawn from [0, high).
         text: what the model says of it, for messages: "float32[batch, 3, 224, 224]".
     """
 
     sizes: tuple[int, ...] | None
-    dtype: torch.dtype = torch.float32
+    dtype: torch.dtype | None = None
     high: int | None = None
     text: str = ""
 
     def make(self, generator: torch.Generator) -> torch.Tensor:
         """Random values: normal floats, small integers, fair booleans."""
         assert self.sizes is not None
-        if self.dtype.is_floating_point or self.dtype.is_complex:
-            return torch.randn(self.sizes, generator=generator).to(self.dtype)
-        if self.dtype is torch.bool:
+        dtype = self.dtype or torch.float32
+        if dtype.is_floating_point or dtype.is_complex:
+            return torch.randn(self.sizes, generator=generator).to(dtype)
+        if dtype is torch.bool:
             return torch.randint(0, 2, self.sizes, generator=generator).bool()
         high = _DEFAULT_HIGH if self.high is None else self.high
-        return torch.randint(0, high, self.sizes, generator=generator).to(self.dtype)
+        return torch.randint(0, high, self.sizes, generator=generator).to(dtype)
 
 
 def add_input_arguments(parser: argparse.ArgumentParser, seed: bool = True) -> None:
@@ -63,7 +65,7 @@ def add_input_arguments(parser: argparse.ArgumentParser, seed: bool = True) -> N
         action="append",
         default=[],
         metavar="[NAME=]SIZES[:DTYPE[:HIGH]]",
-        help="a random tensor: x=1x3x224x224, ids=1x16:int64:30522 (integers below 30522), t=scalar:float32",
+        help="a random tensor: x=1x3x224x224, ids=1x16:int64:30522 (integers below 30522), t=scalar; DTYPE: the model's, else float32",
     )
     group.add_argument(
         "--input",
@@ -90,14 +92,14 @@ def parse_shape(text: str) -> tuple[str, TensorSpec]:
         raise InputError(
             f"--shape {text!r} is no shape", fix="write [NAME=]SIZES[:DTYPE[:HIGH]], such as x=1x3x224x224"
         )
-    dtype = match["dtype"] or "float32"
-    if dtype not in _DTYPES:
+    dtype = match["dtype"]
+    if dtype is not None and dtype not in _DTYPES:
         raise InputError(f"--shape {text!r}: unknown dtype {dtype!r}", fix=f"one of {', '.join(_DTYPES)}")
     sizes = () if match["sizes"] == "scalar" else tuple(map(int, match["sizes"].split("x")))
     high = int(match["high"]) if match["high"] else None
     if high == 0:
         raise InputError(f"--shape {text!r}: integers below 0 there are none")
-    return match["name"] or "", TensorSpec(sizes, _DTYPES[dtype], high)
+    return match["name"] or "", TensorSpec(sizes, _DTYPES[dtype] if dtype else None, high)
 
 
 def read_tensors(path: str) -> list[torch.Tensor]:
@@ -174,7 +176,7 @@ def build_inputs(
 
     for text in arguments.shape:
         name, spec = parse_shape(text)
-        put(name, spec.make(generator), f"--shape {text}")
+        put(name, spec, f"--shape {text}")
     for text in arguments.input:
         name, path = _named(text)
         tensors = read_tensors(path)
@@ -203,15 +205,23 @@ def _complete(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if names and len(positional) > len(names):
         raise InputError(f"{len(positional)} inputs given, the model takes {len(names)}: {', '.join(names)}")
+
+    def made(value: Any, place: int | None = None) -> Any:
+        if not isinstance(value, TensorSpec):
+            return value
+        if value.dtype is None and place is not None and place < len(specs):
+            value = dataclasses.replace(value, dtype=specs[place].dtype)
+        return value.make(generator)
+
+    if not names:
+        return tuple(map(made, positional)), {name: made(value) for name, value in keyword.items()}
     # Unnamed inputs fill the places that no name takes.
     values: dict[str, Any] = dict(keyword)
     rest = iter(positional)
     for place, name in enumerate(names):
-        if name in values:
-            continue
-        given = next(rest, None)
-        if given is not None:
-            values[name] = given
+        given = values[name] if name in values else next(rest, None)
+        if given is not None or name in values:
+            values[name] = made(given, place)
         elif place < len(specs) and specs[place].sizes is not None:
             values[name] = specs[place].make(generator)
         elif place < required:
@@ -220,8 +230,6 @@ def _complete(
                 f"nothing is given for the model's argument {name!r}{said}",
                 fix=f"add --shape {name}=SIZES (such as {name}=1x3x224x224), or --input {name}=FILE",
             )
-    if not names:
-        return tuple(positional), keyword
     ordered: list[Any] = []
     for name in names:
         if name not in values:

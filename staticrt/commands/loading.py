@@ -154,7 +154,7 @@ def _load_onnx(path: Path, options: dict[str, Any]) -> LoadedModel:
 
 def _onnx_spec(info: Any) -> TensorSpec:
     if info.dtype is None or info.shape is None:
-        return TensorSpec(None)
+        return TensorSpec(None, info.dtype)
     known = all(isinstance(size, int) for size in info.shape)
     text = f"{str(info.dtype).removeprefix('torch.')}[{', '.join('?' if s is None else str(s) for s in info.shape)}]"
     return TensorSpec(tuple(info.shape) if known else None, info.dtype, text=text)
@@ -196,8 +196,13 @@ def _load_archive(path: Path, options: dict[str, Any]) -> LoadedModel:
     loaded = staticrt.load(str(path), **options)
     names = tuple(name for name, _kind, _default in loaded._parameters)
     required = sum(not default for _name, _kind, default in loaded._parameters)
-    dtypes = {leaf["name"]: leaf.get("dtype") for capture in loaded._captures for leaf in capture.leaves}
-    specs = tuple(TensorSpec(None, dtypes.get(name) or torch.float32) for name in names)
+    dtypes = {
+        leaf["name"]: getattr(torch, str(leaf["dtype"]).removeprefix("torch."))
+        for capture in loaded._captures
+        for leaf in capture.leaves
+        if leaf.get("dtype")
+    }
+    specs = tuple(TensorSpec(None, dtypes.get(name)) for name in names)
     return LoadedModel(path.name, "archive", None, loaded, names, specs, required)
 
 
