@@ -160,10 +160,7 @@ class Engine:
             )
         entry.calls += 1
         flat = [*captured.values, *(leaves[index] for index in captured.user_leaves)]
-        if captured.decided:
-            outputs = run_decided(entry, flat)
-        else:
-            outputs = entry.executable.run(flat)
+        outputs = run_decided(entry, flat) if captured.decided else entry.executable.run(flat)
         if isinstance(entry.executable, executable.StaticExecutable) and not captured.decided:
             static = entry.executable
             self.fast.learn(captured, static.native, static.outputs, entry.state, args, kwargs)

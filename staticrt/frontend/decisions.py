@@ -89,7 +89,7 @@ class Decisions:
         if isinstance(value, bool):
             if not value:
                 condition = graph.call_function(torch.sym_not, (node,))
-                condition.meta["val"] = torch.sym_not(node.meta["val"])
+                condition.meta["val"] = torch.sym_not(node.meta["val"])  # type: ignore[no-untyped-call]
         else:
             import operator
 
@@ -185,7 +185,7 @@ class _RealRun:
         storage = value.untyped_storage()
         copy = self._copies.get(storage._cdata)
         if copy is None:
-            copy = self._copies[storage._cdata] = storage.clone()
+            copy = self._copies[storage._cdata] = storage.clone()  # type: ignore[no-untyped-call]
         made = torch.empty(0, dtype=value.dtype, device=value.device)
         return made.set_(copy, value.storage_offset(), value.shape, value.stride())  # type: ignore[call-overload]
 

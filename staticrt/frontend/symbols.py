@@ -134,10 +134,7 @@ class SymbolNodes:
             node = self._bind(expr)
             if node is None:
                 replaced = shape_env.replace(expr)
-                if replaced != expr:
-                    node = self._build(replaced, shape_env)
-                else:
-                    node = self._from_truth(expr)
+                node = self._build(replaced, shape_env) if replaced != expr else self._from_truth(expr)
             self._nodes[expr] = node
             return node
         result = self._compose(expr, shape_env)
