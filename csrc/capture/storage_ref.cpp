@@ -84,8 +84,10 @@ at::Tensor tensor_on(c10::intrusive_ptr<c10::StorageImpl> storage, const TensorS
 void own_address(c10::StorageImpl& storage) {
   const at::Device device = storage.device();
   void* ptr = address_of(storage);
-  SRT_CHECK(storage._mutable_data_ptr_no_checks().get_context() == nullptr, "adopt: the storage at ", ptr,
-            " has an owner of its bytes already");
+  const at::DataPtr& data = storage._mutable_data_ptr_no_checks();
+  // torch disarms an owner by giving it a deleter that does nothing.
+  SRT_CHECK(data.get_context() == nullptr || data.get_deleter() == &c10::detail::deleteNothing,
+            "adopt: the storage at ", ptr, " has an owner of its bytes already");
   const auto deleter = c10::GetAllocator(device.type())->raw_deleter();
   SRT_CHECK(deleter != nullptr, "adopt: the allocator of ", device, " cannot free an address by itself");
   storage.set_data_ptr_noswap(at::DataPtr(ptr, ptr, deleter, device));

@@ -40,6 +40,7 @@ _PRIVATE_NAMES = (
     "_cuda_checkPoolLiveAllocations",
     "_cuda_clearCublasWorkspaces",
     "_cuda_cudaCachingAllocator_raw_delete",
+    "_has_Standard_Deleter",
 )
 
 
@@ -70,6 +71,16 @@ def _without_workspaces() -> Iterator[None]:
         yield
     finally:
         _private("_cuda_clearCublasWorkspaces")()
+
+
+@contextlib.contextmanager
+def _stream_kept() -> Iterator[None]:
+    """`torch.cuda.graph` leaves its stream current when ending the capture raises."""
+    before = torch.cuda.current_stream()
+    try:
+        yield
+    finally:
+        torch.cuda.set_stream(before)
 
 
 class CudaPoolImage:
@@ -143,11 +154,19 @@ class CudaGraphPool:
 
     def restore(self, image: PoolImage, alive: Sequence[StorageRef]) -> PoolDelta:
         before = self.live_ptrs()
-        storages = [cast(Any, ref).storage_impl() for ref in alive if ref.use_count() > 0]
-        # Given as stale and as live: torch takes each deleter away and gives it back with the new block.
+        # Each storage once, although outputs share them.
+        storages = {cast(Any, ref).storage_impl(): ref for ref in alive if ref.use_count() > 0}
+        # torch disarms "stale" storages, which must own their block, and arms others, which must own nothing: it
+        # cannot do both to one. So owners are disarmed there and armed again here.
+        owners = [impl for impl in storages if _private("_has_Standard_Deleter")(impl)]
         _private("_cuda_setCheckpointPoolState")(
-            self._index, cast(CudaPoolImage, image).state, storages, storages
+            self._index,
+            cast(CudaPoolImage, image).state,
+            owners,
+            [impl for impl in storages if impl not in owners],
         )
+        for impl in owners:
+            self.adopt(storages[impl])
         now = self.live_ptrs()
         return PoolDelta(tuple(sorted(before - now)), tuple(sorted(now - before)))
 
@@ -214,17 +233,25 @@ class CudaGraphCapture:
         inputs: Sequence[torch.Tensor] = (),
         error_mode: str = "thread_local",
     ) -> Iterator[None]:
-        with (
-            torch.cuda.device(self._pool._index),
-            _without_workspaces(),
-            torch.cuda.graph(
-                self._graph,
-                pool=cast(Any, self._pool.id),
-                stream=self._pool._stream if stream is None else stream,
-                capture_error_mode=error_mode,
-            ),
-        ):
-            yield
+        raised: BaseException | None = None
+        with torch.cuda.device(self._pool._index), _stream_kept(), _without_workspaces():
+            try:
+                with torch.cuda.graph(
+                    self._graph,
+                    pool=cast(Any, self._pool.id),
+                    stream=self._pool._stream if stream is None else stream,
+                    capture_error_mode=error_mode,
+                ):
+                    try:
+                        yield
+                    except BaseException as error:
+                        raised = error
+                        raise
+            except BaseException as error:
+                # Ending a broken capture raises too, which says less and may hide a Ctrl-C.
+                if raised is None or error is raised:
+                    raise
+                raise raised from error
 
     def bind_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
         raise InputError(
@@ -315,6 +342,11 @@ def make_backend() -> CudaBackend:
         raise DeviceError(
             f"no CUDA graphs: torch {torch.__version__} sees no CUDA device",
             fix="install torch with CUDA on a machine with a GPU",
+        )
+    if (allocator := torch.cuda.get_allocator_backend()) != "native":
+        raise DeviceError(
+            f"no CUDA graphs: torch's allocator is {allocator!r}, which has no checkpoints of pools",
+            fix="leave backend:cudaMallocAsync out of PYTORCH_CUDA_ALLOC_CONF",
         )
     if missing := missing_names():
         raise DeviceError(

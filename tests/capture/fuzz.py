@@ -281,7 +281,11 @@ class Fuzz:
                 for index in body:
                     given = []
                     for _input in range(self.plain[index].inputs):
-                        fitting = [v for v in mine if v.real.shape == (size, size) and v.real.is_contiguous()]
+                        fitting = [
+                            v
+                            for v in mine
+                            if self.usable(v) and v.real.shape == (size, size) and v.real.is_contiguous()
+                        ]
                         if not (chained and fitting):
                             mine.append(fresh_value(self.rng, size))
                             fitting = mine[-1:]

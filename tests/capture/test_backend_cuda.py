@@ -22,6 +22,7 @@ def test_without_a_gpu_the_backend_is_off_with_a_reason(monkeypatch):
 def test_a_missing_private_name_turns_the_backend_off(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
     for name in cuda._PRIVATE_NAMES:
         monkeypatch.setattr(torch._C, name, object(), raising=False)
     assert isinstance(cuda.make_backend(), cuda.CudaBackend)
