@@ -102,15 +102,16 @@ def capture(
 def _quiet_fakes() -> Iterator[None]:
     """Keep torch from printing a traceback where the model raises on fake tensors.
 
-    A wrong argument gets one message: what eager raises, or the capture's reason in `explain()`.
+    A wrong argument gets one message: what eager raises, or the capture's reason in `explain()`. Nor may torch note
+    each symbol with a traceback in its structured trace, which it does whether or not anyone reads that.
     """
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    before = log.disabled
-    log.disabled = True
+    log, trace = logging.getLogger("torch._subclasses.fake_tensor"), logging.getLogger("torch.__trace")
+    disabled, log.disabled = log.disabled, True
+    handlers, trace.handlers = trace.handlers, []
     try:
         yield
     finally:
-        log.disabled = before
+        log.disabled, trace.handlers = disabled, handlers
 
 
 def _has_small_sizes(value: Any) -> bool:

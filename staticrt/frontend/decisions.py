@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
+from torch._guards import SLoc
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.utils._python_dispatch import _disable_current_modes
 
-from staticrt.frontend.reasons import OTHERWISE
+from staticrt.frontend.reasons import OTHERWISE, model_line
 
 if TYPE_CHECKING:
     from staticrt.frontend.trace import Tracer
@@ -31,6 +32,17 @@ class DecidingShapeEnv(ShapeEnv):
     """A ShapeEnv that asks `decider` where it would raise that data decides."""
 
     decider: Decisions | None = None
+
+    def _get_stack_summary(
+        self, is_debug: bool = False, framework_loc: str | None = None
+    ) -> tuple[SLoc, str]:
+        # Torch's own walks every frame twice, and imports Dynamo to tell whose file it is.
+        return SLoc(framework_loc or model_line(), None), ""
+
+    def _make_data_dependent_error(
+        self, expr: Any, unhinted_expr: Any, **_options: Any
+    ) -> GuardOnDataDependentSymNode:
+        return GuardOnDataDependentSymNode(expr, f"data decides {unhinted_expr}")
 
     def _evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
         try:

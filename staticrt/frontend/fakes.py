@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._guards import GuardSource, Source
 
 from staticrt.frontend.graph import Guard, GuardSet, SizeSymbol
 from staticrt.frontend.structure import repeated
@@ -47,6 +48,21 @@ class FakeInputs:
     fixed: list[tuple[SizeSymbol, int]]  # sizes that are constants of the capture
 
 
+class _Size(Source):
+    """Where a symbol comes from: nothing but a name, as no guard of torch's is made of it."""
+
+    def __init__(self, name: str) -> None:
+        self._text = name
+
+    @property
+    def _name_template(self) -> str:
+        return self._text
+
+    @property
+    def guard_source(self) -> GuardSource:  # type: ignore[override]
+        return GuardSource.CONSTANT
+
+
 class FakeMaker:
     """Makes fake leaves in a fake mode.
 
@@ -80,7 +96,6 @@ class FakeMaker:
         return FakeInputs(fakes, self.symbols, self.fixed)
 
     def _symbol(self, leaf: int, prop: Any, dim: int, value: int) -> Any:
-        from torch._dynamo.source import ConstantSource
         from torch.fx.experimental.symbolic_shapes import DimDynamic
 
         # Symbols are positive to sympy: an empty dimension is a constant, and part of a call's key.
@@ -89,7 +104,7 @@ class FakeMaker:
             letter = "d" if prop == "size" else "t"
             self.fixed.append((SizeSymbol(f"{letter}{leaf}_{dim}", leaf, prop, dim), value))
             return value
-        source = ConstantSource(f"{prop}_{leaf}_{dim}")
+        source = _Size(f"{prop}_{leaf}_{dim}")
         symbol = self.env.create_symbol(
             value,
             source,
@@ -160,12 +175,5 @@ def guards_of(env: Any, inputs: FakeInputs) -> GuardSet:
 
 def _reason(guard: Any) -> str:
     """The model line of a guard: the innermost frame of model code when it was made."""
-    from staticrt.frontend.reasons import is_user_file
-
-    stack = getattr(guard.sloc, "stack", None)
-    if stack is None:
-        return ""
-    for frame in reversed(stack.summary()):
-        if is_user_file(frame.filename):
-            return f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno}"
-    return ""
+    place = getattr(guard.sloc, "framework_loc", "")
+    return place if isinstance(place, str) else ""

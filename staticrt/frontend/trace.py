@@ -114,6 +114,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__exit__(*exc)  # type: ignore[no-untyped-call]
         self.shape_env.decider = self._deciders.pop()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # Dynamo meets no recording mode; its wrapper would cost as much as a small operator
+
     # -- inputs ------------------------------------------------------------------------------------------------
 
     def add_user(self, fake: Any, name: str) -> fx.Node:
