@@ -22,7 +22,7 @@ from staticrt.passes.rewrite import fake_value, insert_call
 from staticrt.passes.symbols import known_equal, same_meta
 
 aten = torch.ops.aten
-CONVS = frozenset({aten.conv2d.default, aten.convolution.default})
+CONVS = frozenset({aten.conv2d.default, aten.convolution.default, aten.conv_transpose2d.input})
 POOLS = frozenset(
     {
         aten.max_pool2d.default,
@@ -115,8 +115,7 @@ def _can_join(node: fx.Node, fixed: set[fx.Node]) -> bool:
         return False
     if node.target in CONVS:
         weight = tensor_meta(node.args[1])
-        transposed = named_argument(node, "transposed", False)
-        return weight is not None and (weight.dim() == 4 and (transposed is True or node.args[1] in fixed))
+        return weight is not None and weight.dim() == 4 and node.args[1] in fixed
     if node.target is aten.cat.default:
         return named_argument(node, "dim", 0) in (1, -3) and all(
             _is_image_node(n) for n in node.all_input_nodes

@@ -1,8 +1,10 @@
 // Depthwise convolution: all taps of an output row (or pixel) are summed in registers.
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "kernels/conv_pixels.h"
+#include "kernels/depthwise_kernels.h"
 #include "kernels/row_kernels.h"
 
 namespace staticrt {
@@ -73,42 +75,61 @@ struct DepthwisePlanes {
   }
 };
 
-// Channels last: a block of pixels times one vector of channels is summed over all taps in registers.
+// Channels last: lines of pixels, several of them before the epilogue runs on them.
 struct DepthwisePixels {
   ConvPlan p;
-  PixelBand band;
   PixelEpilogue epilogue;
   Operand ordered;  // the weight as [taps, channels], if it is fixed
   bool is_ordered = false;
-  std::vector<int64_t> offsets;  // of taps, from a pixel's first
   int operator()(char* const* bases, char* workspace) const {
     const Window& w = p.w;
     const int64_t channels = p.out_channels;
-    auto* buffer = reinterpret_cast<float*>(workspace);
-    const float* taps = buffer + band.floats();
+    const float* taps = reinterpret_cast<float*>(workspace);
     if (is_ordered) {
       taps = floats(ordered, bases);
     } else {
-      order(floats(p.weight, bases), w.taps(), channels, w.taps(), 1, buffer + band.floats());
+      order(floats(p.weight, bases), w.taps(), channels, w.taps(), 1, reinterpret_cast<float*>(workspace));
     }
-    const float* bias = p.has_bias ? floats(p.bias, bases) : nullptr;
+    constexpr int64_t kPartFloats = 8192;
     const int64_t line = w.out_w * channels;
-    int status = kRan;
-    for (int64_t image = 0; image < p.batch; ++image) {
-      for (int64_t first = 0; first < w.out_h; first += band.lines()) {
-        const int64_t lines = std::min(band.lines(), w.out_h - first);
-        const float* in =
-            band.fill(floats(p.x, bases) + image * w.in_h * w.in_w * channels, first, lines, buffer);
-        const int64_t at = (image * w.out_h + first) * line;
-        for_rows(lines, line * w.taps(), p.num_threads, [&](int64_t i) {
-          row_kernels().depthwise_line(floats_out(p.out, bases) + at + i * line,
-                                       in + i * w.stride_h * band.pitch(), w.stride_w * channels,
-                                       offsets.data(), w.taps(), taps, bias, w.out_w, channels);
-        });
-        status |= epilogue.part(bases, at, at + lines * line);
-      }
+    const int64_t lines = p.batch * w.out_h;
+    const int64_t part = std::clamp<int64_t>(kPartFloats / line, 1, lines);
+    std::atomic<int> status{kRan};
+    for_rows((lines + part - 1) / part, part * line * w.taps(), p.num_threads, [&](int64_t i) {
+      const int64_t begin = i * part;
+      const int64_t end = std::min(begin + part, lines);
+      for (int64_t at = begin; at < end; ++at) one_line(bases, taps, at);
+      if (const int s = epilogue.part(bases, begin * line, end * line)) status |= s;
+    });
+    return status | epilogue.whole(bases, lines * line);
+  }
+
+  // Lines count over all images.
+  void one_line(char* const* bases, const float* taps, int64_t at) const {
+    const Window& w = p.w;
+    const int64_t channels = p.out_channels;
+    const float* image = floats(p.x, bases) + at / w.out_h * w.in_h * w.in_w * channels;
+    const float* rows[kMaxTaps];
+    const float* weights[kMaxTaps];
+    DepthwiseLine g;
+    for (int64_t kh = 0; kh < w.kernel_h; ++kh) {
+      const int64_t ih = at % w.out_h * w.stride_h - w.pad_h + kh * w.dilation_h;
+      if (ih < 0 || ih >= w.in_h) continue;
+      rows[g.num_rows] = image + ih * w.in_w * channels;
+      weights[g.num_rows++] = taps + kh * w.kernel_w * channels;
     }
-    return status | epilogue.whole(bases, p.batch * w.out_h * line);
+    g.out = floats_out(p.out, bases) + at * w.out_w * channels;
+    g.out_w = w.out_w;
+    g.in_w = w.in_w;
+    g.channels = channels;
+    g.taps = w.kernel_w;
+    g.stride = w.stride_w;
+    g.pad = w.pad_w;
+    g.dilation = w.dilation_w;
+    g.rows = rows;
+    g.weights = weights;
+    g.bias = p.has_bias ? floats(p.bias, bases) : nullptr;
+    depthwise_kernels().line(g);
   }
 
   static void order(const float* weight, int64_t taps, int64_t channels, int64_t channel, int64_t tap,
@@ -120,20 +141,10 @@ struct DepthwisePixels {
 };
 
 std::optional<PreparedCall> depthwise_pixels(const ConvPlan& p, PrepareRequest& request) {
-  constexpr int64_t kBandBytes = 256 << 10;
   const Window& w = p.w;
-  DepthwisePixels conv{p,
-                       PixelBand(w, p.in_channels, kBandBytes),
-                       PixelEpilogue(request, p.out_channels),
-                       {},
-                       p.weight_operand.is_fixed,
-                       {}};
-  for (int64_t kh = 0; kh < w.kernel_h; ++kh) {
-    for (int64_t kw = 0; kw < w.kernel_w; ++kw)
-      conv.offsets.push_back(kh * w.dilation_h * conv.band.pitch() + kw * w.dilation_w * p.in_channels);
-  }
+  if (w.kernel_h > kMaxTaps) return std::nullopt;
+  DepthwisePixels conv{p, PixelEpilogue(request, p.out_channels), {}, p.weight_operand.is_fixed};
   const int64_t weight_bytes = w.taps() * p.out_channels * static_cast<int64_t>(sizeof(float));
-  request.workspace_bytes = conv.band.floats() * static_cast<int64_t>(sizeof(float));
   if (conv.is_ordered) {
     Derivation d;
     d.layout = "taps by channels";
@@ -149,7 +160,7 @@ std::optional<PreparedCall> depthwise_pixels(const ConvPlan& p, PrepareRequest& 
     };
     conv.ordered = request.derive(std::move(d));
   } else {
-    request.workspace_bytes += weight_bytes;
+    request.workspace_bytes = weight_bytes;
   }
   return call_with(std::move(conv), "depthwise pixels");
 }

@@ -34,7 +34,12 @@ struct ConvPlan {
 
 // From (input, weight, bias, stride, padding, dilation) at arguments 0..5 and the given groups; nullopt for
 // dtypes and layouts without a kernel.
-std::optional<ConvPlan> conv_plan(const PrepareRequest& request, int64_t groups);
+// `transposed`: of a transposed convolution, whose weight is [in, out / groups, h, w].
+std::optional<ConvPlan> conv_plan(const PrepareRequest& request, int64_t groups, size_t dilation_at = 5,
+                                  bool transposed = false);
+
+// A transposed convolution of channels-last images; nullopt unless the weight is fixed.
+std::optional<PreparedCall> prepare_transposed_conv(const ConvPlan& plan, PrepareRequest& request);
 
 // Each input channel by itself (groups == in_channels).
 std::optional<PreparedCall> prepare_depthwise(const ConvPlan& plan, PrepareRequest& request);

@@ -3,6 +3,7 @@
 
 #include "kernels/pointwise_chain.h"
 #include "kernels/pointwise_ops.h"
+#include "kernels/transposition.h"
 
 namespace staticrt {
 
@@ -65,7 +66,19 @@ static std::shared_ptr<TileProgram> chain_program(const ChainRequest& request) {
   return builder.finish();
 }
 
+// A lone copy into another layout.
+static std::optional<PreparedCall> layout_copy(const ChainRequest& request) {
+  if (request.nodes.size() != 1) return std::nullopt;
+  const ChainNode& node = request.nodes[0];
+  if (node.op != "aten::clone" || node.args.empty() || node.args[0].kind != ChainArg::Kind::kTensor ||
+      !node.store) {
+    return std::nullopt;
+  }
+  return prepare_transposition(node.args[0].tensor, {node.out, *node.store}, request.num_threads);
+}
+
 std::optional<PreparedCall> prepare_chain(const ChainRequest& request) {
+  if (auto call = layout_copy(request)) return call;
   auto program = chain_program(request);
   if (!program) return std::nullopt;
   return make_tile_call(std::move(program));

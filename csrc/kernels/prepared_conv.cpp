@@ -16,7 +16,8 @@ static void pair_of(const Ints& v, int64_t otherwise, int64_t* a, int64_t* b) {
   *b = v.empty() ? otherwise : v.size() == 1 ? v[0] : v[1];
 }
 
-std::optional<ConvPlan> conv_plan(const PrepareRequest& request, int64_t groups) {
+std::optional<ConvPlan> conv_plan(const PrepareRequest& request, int64_t groups, size_t dilation_at,
+                                  bool transposed) {
   const TensorOperand* x = tensor_or_null(request, 0);
   const TensorOperand* weight = tensor_or_null(request, 1);
   const TensorOperand* bias = tensor_or_null(request, 2);
@@ -34,7 +35,7 @@ std::optional<ConvPlan> conv_plan(const PrepareRequest& request, int64_t groups)
   if (!planes && !p.channels_last) return std::nullopt;
   pair_of(ints_or_empty(request, 3), 1, &p.w.stride_h, &p.w.stride_w);
   pair_of(ints_or_empty(request, 4), 0, &p.w.pad_h, &p.w.pad_w);
-  pair_of(ints_or_empty(request, 5), 1, &p.w.dilation_h, &p.w.dilation_w);
+  pair_of(ints_or_empty(request, dilation_at), 1, &p.w.dilation_h, &p.w.dilation_w);
   p.batch = x->meta.sizes[0];
   p.in_channels = x->meta.sizes[1];
   p.w.in_h = x->meta.sizes[2];
@@ -45,8 +46,9 @@ std::optional<ConvPlan> conv_plan(const PrepareRequest& request, int64_t groups)
   p.w.kernel_h = weight->meta.sizes[2];
   p.w.kernel_w = weight->meta.sizes[3];
   p.groups = groups;
-  if (p.in_channels % groups != 0 || p.out_channels % groups != 0 || weight->meta.sizes[1] != p.group_in() ||
-      weight->meta.sizes[0] != p.out_channels) {
+  if (p.in_channels % groups != 0 || p.out_channels % groups != 0 ||
+      weight->meta.sizes[1] != (transposed ? p.group_out() : p.group_in()) ||
+      weight->meta.sizes[0] != (transposed ? p.in_channels : p.out_channels)) {
     return std::nullopt;
   }
   p.x = x->where;
@@ -192,7 +194,16 @@ std::optional<PreparedCall> prepare_conv(PrepareRequest& request, int64_t groups
 
 // (input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
 SRT_PREPARE("aten::convolution", prepare_convolution) {
-  return bool_or(request, 6, false) ? std::nullopt : prepare_conv(request, int_or(request, 8, 1));
+  const int64_t groups = int_or(request, 8, 1);
+  if (!bool_or(request, 6, false)) return prepare_conv(request, groups);
+  const auto plan = conv_plan(request, groups, 5, true);
+  return plan ? prepare_transposed_conv(*plan, request) : std::nullopt;
+}
+
+// (input, weight, bias, stride, padding, output_padding, groups, dilation)
+SRT_PREPARE("aten::conv_transpose2d.input", prepare_conv_transpose2d) {
+  const auto plan = conv_plan(request, int_or(request, 6, 1), 7, true);
+  return plan ? prepare_transposed_conv(*plan, request) : std::nullopt;
 }
 
 // (input, weight, bias, stride, padding, dilation, groups)

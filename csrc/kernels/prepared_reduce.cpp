@@ -45,7 +45,9 @@ struct ColumnReduction {
 
 std::optional<PreparedCall> prepare_reduction(PrepareRequest& request, Reduction kind, bool has_dims) {
   const TensorOperand* x = tensor_or_null(request, 0);
-  if (!x || !is_plain_float(x->meta) || request.outs.size() != 1 || !is_plain_float(request.outs[0].meta)) {
+  const bool pixels = x && !x->meta.is_contiguous() && is_channels_last(x->meta);
+  if (!x || !is_float(x->meta) || !(pixels || x->meta.is_contiguous()) || request.outs.size() != 1 ||
+      !is_plain_float(request.outs[0].meta)) {
     return std::nullopt;
   }
   const auto rank = static_cast<int64_t>(x->meta.sizes.size());
@@ -60,7 +62,12 @@ std::optional<PreparedCall> prepare_reduction(PrepareRequest& request, Reduction
   std::sort(dims.begin(), dims.end());
   if (!dims.empty() && dims.back() - dims.front() + 1 != dims.size()) return std::nullopt;  // not adjacent
   if (!dims.empty() && dims.back() >= static_cast<size_t>(rank)) return std::nullopt;
-  const Blocks b = dims.empty() ? Blocks{} : blocks_of(x->meta, dims.front(), dims.back());
+  // Lines and columns of channels-last images: [N, H * W, C].
+  if (pixels && (dims.size() != 2 || dims.front() != 2)) return std::nullopt;
+  const auto& sizes = x->meta.sizes;
+  const Blocks b = pixels         ? Blocks{sizes[0], sizes[2] * sizes[3], sizes[1]}
+                   : dims.empty() ? Blocks{}
+                                  : blocks_of(x->meta, dims.front(), dims.back());
   if (b.outer * b.inner == 0 || b.middle == 0) return std::nullopt;
   const Operand from = x->where;
   const Operand to = request.outs[0].where;

@@ -58,6 +58,7 @@ Tolerance prepared_tolerance(std::string_view op) {
       {"aten::_scaled_dot_product_flash_attention_for_cpu", {2e-5, 2e-5}},
       {"aten::convolution", {2e-5, 1e-4}},
       {"aten::conv2d", {2e-5, 1e-4}},
+      {"aten::conv_transpose2d.input", {2e-5, 1e-4}},
       {"aten::avg_pool2d", {1e-6, 1e-6}},
       {"aten::adaptive_avg_pool2d", {1e-5, 1e-6}},
       {"aten::_adaptive_avg_pool2d", {1e-5, 1e-6}},

@@ -34,11 +34,6 @@ struct RowKernels {
   // out[i] = bias[i] + sum_t x[t][i] * weights[t][i]; bias may be null
   void (*multiplied_rows)(float* out, const float* const* x, const float* const* weights, int64_t count,
                           int64_t n, const float* bias);
-  // A line of a depthwise convolution, channels last: out[m, c] = bias[c] + sum_t x[m * x_pixel + offsets[t]
-  // + c]
-  // * weights[t * channels + c]; bias may be null.
-  void (*depthwise_line)(float* out, const float* x, int64_t x_pixel, const int64_t* offsets, int64_t taps,
-                         const float* weights, const float* bias, int64_t pixels, int64_t channels);
   // out[i] = sum_t x[t][i] * weights[t]; nothing past n is read.
   void (*scaled_rows)(float* out, const float* const* x, const float* weights, int64_t count, int64_t n);
   // out[i] = scale * sum_t x[t][i]

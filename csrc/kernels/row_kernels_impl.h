@@ -234,39 +234,6 @@ void scaled_rows(float* out, const float* const* x, const float* weights, int64_
       [](const V& sum) { return sum; });
 }
 
-// Pixels [m, m + count) of channels [c, c + n).
-template <int count>
-void depthwise_block(float* out, const float* x, int64_t x_pixel, const int64_t* offsets, int64_t taps,
-                     const float* weights, const float* bias, int64_t channels, int64_t n) {
-  V sum[count];
-  for (int j = 0; j < count; ++j) sum[j] = bias ? load_some(bias, n) : V(0);
-  for (int64_t t = 0; t < taps; ++t) {
-    const V w = load_some(weights + t * channels, n);
-    const float* from = x + offsets[t];
-    for (int j = 0; j < count; ++j) sum[j] = at::vec::fmadd(load_some(from + j * x_pixel, n), w, sum[j]);
-  }
-  for (int j = 0; j < count; ++j) sum[j].store(out + j * channels, static_cast<int>(n));
-}
-
-void depthwise_line(float* out, const float* x, int64_t x_pixel, const int64_t* offsets, int64_t taps,
-                    const float* weights, const float* bias, int64_t pixels, int64_t channels) {
-  for (int64_t c = 0; c < channels; c += kLanes) {
-    const int64_t n = std::min<int64_t>(kLanes, channels - c);
-    const float* b = bias ? bias + c : nullptr;
-    int64_t m = 0;
-    // Blocks of eight pixels hide the latency of a multiply-add; a weight is loaded once for all of them.
-    for (; m + 8 <= pixels; m += 8)
-      depthwise_block<8>(out + m * channels + c, x + m * x_pixel + c, x_pixel, offsets, taps, weights + c, b,
-                         channels, n);
-    for (; m + 4 <= pixels; m += 4)
-      depthwise_block<4>(out + m * channels + c, x + m * x_pixel + c, x_pixel, offsets, taps, weights + c, b,
-                         channels, n);
-    for (; m < pixels; ++m)
-      depthwise_block<1>(out + m * channels + c, x + m * x_pixel + c, x_pixel, offsets, taps, weights + c, b,
-                         channels, n);
-  }
-}
-
 void sum_rows(float* out, const float* const* x, int64_t count, int64_t n, float scale) {
   const V factor(scale);
   fold_rows(
@@ -298,7 +265,6 @@ constexpr RowKernels kKernels{&sum,
                               &accumulate_scaled,
                               &weighted_rows,
                               &multiplied_rows,
-                              &depthwise_line,
                               &scaled_rows,
                               &sum_rows,
                               &max_rows};

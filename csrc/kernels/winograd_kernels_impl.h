@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstring>
+#include <type_traits>
 
 #include "kernels/winograd_kernels.h"
 
@@ -25,6 +26,15 @@ inline void store(float* p, Vec x, [[maybe_unused]] int64_t n) {
   } else {
     std::memcpy(p, &x, static_cast<size_t>(n) * sizeof(float));
   }
+}
+
+// Calls f(whole, c, n) for vectors of channels that cover them all; the last two may overlap.
+template <class F>
+inline void each_vector(int64_t channels, const F& f) {
+  if (channels < kLanes) return f(std::false_type(), 0, channels);
+  int64_t c = 0;
+  for (; c + kLanes <= channels; c += kLanes) f(std::true_type(), c, kLanes);
+  if (c < channels) f(std::true_type(), channels - kLanes, kLanes);
 }
 
 // Bt d B for one vector of channels (the tail has n).
@@ -55,9 +65,9 @@ inline void input_vector(const float* const* d, int64_t c, int64_t n, float* out
 void transform_inputs(const float* const* pixels, int64_t tiles, int64_t channels, float* out,
                       int64_t out_element) {
   for (int64_t t = 0; t < tiles; ++t, pixels += kTileInputs, out += channels) {
-    int64_t c = 0;
-    for (; c + kLanes <= channels; c += kLanes) input_vector<true>(pixels, c, kLanes, out + c, out_element);
-    if (c < channels) input_vector<false>(pixels, c, channels - c, out + c, out_element);
+    each_vector(channels, [&](auto whole, int64_t c, int64_t n) {
+      input_vector<decltype(whole)::value>(pixels, c, n, out + c, out_element);
+    });
   }
 }
 
@@ -90,10 +100,9 @@ float transform_outputs(const float* products, int64_t element, int64_t row, int
                         const float* bias, float* const* pixels) {
   Vec check = {};
   for (int64_t t = 0; t < tiles; ++t, pixels += kTileOutputs, products += row) {
-    int64_t c = 0;
-    for (; c + kLanes <= n; c += kLanes)
-      output_vector<true>(products + c, element, bias, c, kLanes, pixels, check);
-    if (c < n) output_vector<false>(products + c, element, bias, c, n - c, pixels, check);
+    each_vector(n, [&](auto whole, int64_t c, int64_t count) {
+      output_vector<decltype(whole)::value>(products + c, element, bias, c, count, pixels, check);
+    });
   }
   float sum = 0;
   for (int i = 0; i < kLanes; ++i) sum += check[i];

@@ -131,3 +131,21 @@ def test_upsampling_to_a_symbolic_size_stays_channels_last(capture, how):
     assert graph.run(ChannelsLast(fixed(graph)), [torch.randn(3, 8, 20, 18)]).changed
     assert all(is_channels_last(n.meta["val"]) for n in convs(graph))
     assert graph.count(aten.clone.default) == 2  # in and out
+
+
+class TransposedDecoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(8, 16, 3, padding=1)
+        self.up = nn.ConvTranspose2d(16, 8, 2, stride=2)
+        self.last = nn.Conv2d(8, 12, 3, padding=1)
+
+    def forward(self, x):
+        return self.last(F.relu(self.up(F.relu(self.first(x)))))
+
+
+def test_a_transposed_convolution_stays_inside_its_region(capture):
+    dims = ({0: torch.export.Dim.AUTO, 2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO},)
+    graph = capture(TransposedDecoder().eval(), [torch.randn(2, 8, 12, 14)], dynamic=dims)
+    assert graph.run(ChannelsLast(fixed(graph)), [torch.randn(3, 8, 20, 18)]).changed
+    assert graph.count(aten.clone.default) == 2  # in and out

@@ -1,0 +1,19 @@
+// Depthwise convolutions for one instruction set; CMakeLists.txt gives this file its flags.
+#include "kernels/depthwise_kernels.h"
+
+#ifdef CPU_CAPABILITY_AVX512
+#define STATICRT_DEPTHWISE_LANES 16
+#include "kernels/depthwise_kernels_impl.h"
+
+namespace staticrt {
+const DepthwiseKernels* depthwise_kernels_avx512() {
+  return &kKernels;
+}
+}  // namespace staticrt
+#else
+namespace staticrt {
+const DepthwiseKernels* depthwise_kernels_avx512() {
+  return nullptr;
+}
+}  // namespace staticrt
+#endif

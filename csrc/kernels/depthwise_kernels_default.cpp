@@ -1,0 +1,9 @@
+// Depthwise convolutions without instruction-set flags.
+#define STATICRT_DEPTHWISE_LANES 4
+#include "kernels/depthwise_kernels_impl.h"
+
+namespace staticrt {
+const DepthwiseKernels* depthwise_kernels_default() {
+  return &kKernels;
+}
+}  // namespace staticrt
