@@ -59,22 +59,6 @@ std::shared_ptr<GemmPlan> make_plan(const MatmulShape& s, Route route, const Ope
   return plan;
 }
 
-// B of the shape in panels.
-Derivation packed_b(const MatmulShape& s) {
-  const GemmKernels& kernels = gemm_kernels();
-  Derivation d;
-  d.layout = "panels of " + std::to_string(kernels.nr) + " of " + std::to_string(s.k) + "x" +
-             std::to_string(s.n) + ":" + std::to_string(s.b_k) + ":" + std::to_string(s.b_n);
-  d.sources = {s.b_fixed_operand};
-  d.size_bytes = kernels.packed_floats(s.k, s.n) * static_cast<int64_t>(sizeof(float));
-  d.make = [k = s.k, n = s.n, b_k = s.b_k, b_n = s.b_n](const char* const* sources, char* out) {
-    const GemmKernels& all = gemm_kernels();
-    all.pack(reinterpret_cast<const float*>(sources[0]), b_k, b_n, k, n, reinterpret_cast<float*>(out), 0,
-             all.panels(n));
-  };
-  return d;
-}
-
 // ---- measuring -------------------------------------------------------------------------------------
 
 constexpr int64_t kMaxFlops = 50'000'000;          // of one measured run: half a millisecond or less
@@ -190,6 +174,21 @@ int run_nothing(const void*, char* const*, char*) {
 
 }  // namespace
 
+Derivation packed_weight(const TensorOperand& weight, int64_t k, int64_t n, int64_t b_k, int64_t b_n) {
+  const GemmKernels& kernels = gemm_kernels();
+  Derivation d;
+  d.layout = "panels of " + std::to_string(kernels.nr) + " of " + std::to_string(k) + "x" +
+             std::to_string(n) + ":" + std::to_string(b_k) + ":" + std::to_string(b_n);
+  d.sources = {weight};
+  d.size_bytes = kernels.packed_floats(k, n) * static_cast<int64_t>(sizeof(float));
+  d.make = [=](const char* const* sources, char* out) {
+    const GemmKernels& all = gemm_kernels();
+    all.pack(reinterpret_cast<const float*>(sources[0]), b_k, b_n, k, n, reinterpret_cast<float*>(out), 0,
+             all.panels(n));
+  };
+  return d;
+}
+
 int64_t route_measuring_ns() {
   return measured_ns;
 }
@@ -221,7 +220,9 @@ std::optional<PreparedCall> prepare_matmul(MatmulShape s, PrepareRequest& reques
   const Route route = choose(s, routes);
   request.workspace_bytes = workspace_of(s, route);
   request.takes_epilogue = s.has_epilogue;
-  const Operand packed = route == Route::kPacked ? request.derive(packed_b(s)) : Operand{};
+  const Operand packed = route == Route::kPacked
+                             ? request.derive(packed_weight(s.b_fixed_operand, s.k, s.n, s.b_k, s.b_n))
+                             : Operand{};
   return call_of(make_plan(s, route, packed));
 }
 

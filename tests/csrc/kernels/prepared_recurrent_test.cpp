@@ -1,0 +1,89 @@
+#include <ATen/core/Tensor.h>
+
+#include <cmath>
+
+#include "kernels/prepared_util.h"
+#include "test.h"
+
+namespace {
+
+using namespace staticrt;
+using namespace staticrt::test;
+
+// Small: cells with large weights are chaotic, and every rounding grows.
+at::Tensor unit(std::mt19937& rng, at::IntArrayRef sizes, double scale = 0.25) {
+  return random_tensor(rng, sizes, at::kFloat).clamp(-2, 2).mul(scale);
+}
+
+struct Sizes {
+  int64_t steps, batch, features, hidden, layers;
+  bool bidirectional, batch_first;
+  int64_t projected = 0;
+};
+
+const std::vector<Sizes> kSizes = {
+    {1, 1, 1, 1, 1, false, false},    {5, 1, 7, 16, 1, true, false},    {4, 3, 33, 31, 2, true, true},
+    {70, 2, 5, 40, 3, false, false},  {7, 70, 12, 260, 1, true, true},  {3, 0, 4, 5, 1, false, false},
+    {6, 3, 7, 19, 2, true, false, 5}, {2, 20, 64, 128, 2, true, false},
+};
+
+std::vector<c10::IValue> arguments(std::mt19937& rng, const std::string& op, const Sizes& s, bool biases) {
+  const bool lstm = op == "aten::lstm.input";
+  const int64_t gates = (lstm ? 4 : op == "aten::gru.input" ? 3 : 1) * s.hidden;
+  const int64_t state = s.projected ? s.projected : s.hidden;
+  const int64_t directions = s.bidirectional ? 2 : 1;
+  const double scale = 0.5 / std::sqrt(static_cast<double>(s.hidden));
+  std::vector<at::Tensor> weights;
+  for (int64_t layer = 0; layer < s.layers; ++layer) {
+    for (int64_t d = 0; d < directions; ++d) {
+      weights.push_back(unit(rng, {gates, layer == 0 ? s.features : directions * state}, scale));
+      weights.push_back(unit(rng, {gates, state}, scale));
+      if (biases) {
+        weights.push_back(unit(rng, {gates}));
+        weights.push_back(unit(rng, {gates}));
+      }
+      if (s.projected) weights.push_back(unit(rng, {s.projected, s.hidden}));
+    }
+  }
+  const int64_t cells = s.layers * directions;
+  const at::Tensor h0 = unit(rng, {cells, s.batch, state});
+  const at::Tensor x =
+      s.batch_first ? unit(rng, {s.batch, s.steps, s.features}) : unit(rng, {s.steps, s.batch, s.features});
+  c10::IValue hidden = h0;
+  if (lstm) hidden = std::vector<at::Tensor>{h0, unit(rng, {cells, s.batch, s.hidden})};
+  return {x, hidden, weights, biases, s.layers, 0.0, false, s.bidirectional, s.batch_first};
+}
+
+}  // namespace
+
+TEST(recurrent_layers_equal_eager) {
+  std::mt19937 rng(1);
+  for (const std::string op :
+       {"aten::lstm.input", "aten::gru.input", "aten::rnn_tanh.input", "aten::rnn_relu.input"}) {
+    for (const Sizes& s : kSizes) {
+      if (s.projected && op != "aten::lstm.input") continue;
+      for (const bool biases : {false, true}) {
+        for (const int threads : {1, 2}) {
+          RunOptions options;
+          options.constants = {2};
+          options.num_threads = threads;
+          expect_prepared(op, arguments(rng, op, s, biases), options);
+        }
+      }
+    }
+  }
+}
+
+TEST(recurrent_layers_with_changing_weights_or_dropout_decline) {
+  std::mt19937 rng(2);
+  const std::string op = "aten::lstm.input";
+  auto args = arguments(rng, op, kSizes[2], true);
+  const auto want = run_eager(op, args);
+  EXPECT(!run_prepared(op, args, want).prepared);
+  RunOptions options;
+  options.constants = {2};
+  EXPECT(run_prepared(op, args, want, options).prepared);
+  args[5] = 0.5;
+  args[6] = true;
+  EXPECT(!run_prepared(op, args, want, options).prepared);
+}
