@@ -56,10 +56,22 @@ def compiled_once(compiled):
 
 def test_one_capture_serves_every_batch():
     compiled = staticrt.from_onnx(linear())
-    for batch in (1, 5, 2, 0, 7):
+    for batch in (1, 5, 2, 7):
         x = torch.randn(batch, 4)
         np.testing.assert_allclose(compiled(x), expected(x), rtol=1e-5, atol=1e-6)
     compiled_once(compiled)
+
+
+def test_an_empty_batch_has_a_capture_of_its_own():
+    compiled = staticrt.from_onnx(linear())
+    for batch in (3, 0, 5, 0):
+        x = torch.randn(batch, 4)
+        out = compiled(x)
+        assert out.shape == (batch, 3)
+        np.testing.assert_allclose(out, expected(x), rtol=1e-5, atol=1e-6)
+    report = compiled.explain()
+    assert len(report.captures) == 2, report
+    assert not report.eager, report
 
 
 def test_inputs_come_by_position_or_name_as_tensors_or_arrays():
