@@ -138,18 +138,25 @@ def _run_training(arguments: argparse.Namespace) -> int:
     import torch
 
     from staticrt.models.bench.train import measure_training, render_training
+    from staticrt.models.bench.train_memory import measure_memory, render_memory
 
     target = _target(arguments.json)
     seconds = arguments.seconds or (0.3 if arguments.quick else 3.0)
     before = torch.get_num_threads()
     torch.set_num_threads(arguments.threads)
+    memory = []
     try:
         rows = measure_training(seconds=seconds, inductor=arguments.inductor)
+        if not arguments.quick:
+            memory = measure_memory()
     finally:
         torch.set_num_threads(before)
     facts = environment([], arguments.threads, 1)
-    _save({"format": FORMAT, "environment": facts, "training": rows, "complete": True}, target)
+    document = {"format": FORMAT, "environment": facts, "training": rows, "memory": memory, "complete": True}
+    _save(document, target)
     print(render_training(rows))
+    if memory:
+        print(f"\n{render_memory(memory)}")
     print(f"\nRaw results: {target}")
     return int(arguments.gates and any(row["speedup"]["whole step"] < row["target"] for row in rows))
 

@@ -9,74 +9,22 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import staticrt
+from staticrt.models.bench.train_memory import saved_bytes
+from staticrt.models.bench.train_models import Lstm, Transformer, mlp
 from staticrt.training import optim
 
 Step = Callable[[], Any]
 
 
-class _Lstm(nn.Module):
-    """A cell unrolled; x: float32 [batch, steps, features]."""
-
-    def __init__(self, features: int, hidden: int) -> None:
-        super().__init__()
-        self.cell, self.head, self.hidden = nn.LSTMCell(features, hidden), nn.Linear(hidden, 8), hidden
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = c = x.new_zeros(x.shape[0], self.hidden)
-        for t in x.unbind(1):
-            h, c = self.cell(t, (h, c))
-        out: torch.Tensor = self.head(h)
-        return out
-
-
-class _Transformer(nn.Module):
-    """Pre-norm blocks with causal attention; x: float32 [batch, length, width]."""
-
-    def __init__(self, width: int, heads: int, depth: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.layers = nn.ModuleList(
-            nn.ModuleDict(
-                {
-                    "norm1": nn.LayerNorm(width),
-                    "norm2": nn.LayerNorm(width),
-                    "qkv": nn.Linear(width, 3 * width, bias=False),
-                    "out": nn.Linear(width, width),
-                    "up": nn.Linear(width, 4 * width),
-                    "down": nn.Linear(4 * width, width),
-                }
-            )
-            for _ in range(depth)
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            parts: Any = layer
-            qkv = parts["qkv"](parts["norm1"](x)).chunk(3, -1)
-            q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in qkv)
-            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-            x = x + parts["out"](mixed.transpose(1, 2).flatten(2))
-            x = x + parts["down"](F.gelu(parts["up"](parts["norm2"](x))))
-        return x
-
-
-def _mlp(width: int, depth: int) -> nn.Module:
-    layers: list[nn.Module] = []
-    for _ in range(depth):
-        layers += [nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width)]
-    return nn.Sequential(*layers)
-
-
 # name -> model, input sizes, least speedup of a whole step over eager
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], float]] = {
-    "small MLP": (lambda: _mlp(64, 3), (32, 64), 1.3),
-    "LSTM, 8 steps": (lambda: _Lstm(64, 64), (16, 8, 64), 1.3),
-    "transformer, 1 layer": (lambda: _Transformer(128, 4, 1), (4, 32, 128), 1.0),
-    "large MLP": (lambda: _mlp(512, 4), (128, 512), 1.0),
+    "small MLP": (lambda: mlp(64, 3), (32, 64), 1.3),
+    "LSTM, 8 steps": (lambda: Lstm(64, 64), (16, 8, 64), 1.3),
+    "transformer, 1 layer": (lambda: Transformer(128, 4, 1), (4, 32, 128), 1.0),
+    "large MLP": (lambda: mlp(512, 4), (128, 512), 1.0),
 }
 
 
@@ -146,24 +94,6 @@ def _time(steps: dict[str, Step], seconds: float) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def _saved_bytes(run: Any, x: torch.Tensor, model: nn.Module) -> int:
-    """Bytes that a forward keeps for its backward: distinct storages but parameters' and the input's."""
-    known = {t.untyped_storage().data_ptr() for t in [x, *model.parameters(), *model.buffers()]}
-    kept: dict[int, torch.UntypedStorage] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in known:
-            kept[storage.data_ptr()] = storage
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = run(x)
-    total = sum(storage.nbytes() for storage in kept.values())
-    del loss
-    return total
-
-
 def measure_training(*, seconds: float, inductor: bool) -> list[dict[str, Any]]:
     """One row for each model: ms of each way, speedups over eager, saved bytes, arena and its lower bound."""
     rows = []
@@ -186,8 +116,8 @@ def measure_training(*, seconds: float, inductor: bool) -> list[dict[str, Any]]:
                 "ms": ms,
                 "speedup": {way: ms["eager"] / value for way, value in ms.items()},
                 "saved_bytes": {
-                    "eager": _saved_bytes(model, x, model),
-                    "staticrt": _saved_bytes(fast, x, model),
+                    "eager": saved_bytes(model, x, model),
+                    "staticrt": saved_bytes(fast, x, model),
                 },
                 "arena_bytes": max((s["arena_bytes"] for s in stats), default=0),
                 "lower_bound_bytes": max((s["lower_bound_bytes"] for s in stats), default=0),

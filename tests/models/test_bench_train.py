@@ -2,17 +2,25 @@
 
 import json
 
+import torch
+
 from staticrt.cli import main
-from staticrt.models.bench import train
+from staticrt.models.bench import train, train_memory
 
 
 def test_one_model_is_measured_and_reported(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(train, "MODELS", {"small MLP": (lambda: train._mlp(8, 1), (4, 8), 1.3)})
+    monkeypatch.setattr(train, "MODELS", {"small MLP": (lambda: train.mlp(8, 1), (4, 8), 1.3)})
+    small = {"small": (lambda: torch.nn.Sequential(train.mlp(16, 1), torch.nn.Linear(16, 4)), (32, 16))}
+    monkeypatch.setattr(train_memory, "MODELS", small)
     target = tmp_path / "train.json"
     assert main(["bench", "--train", "--seconds", "0.05", "--json", str(target)]) == 0
     text = capsys.readouterr().out
     assert "whole step" in text
     assert "1.30 met" in text or "1.30 missed" in text
+    (memory,) = json.loads(target.read_text())["memory"]
+    assert memory["saved_bytes"]["staticrt 1"] <= memory["saved_bytes"]["eager"]
+    assert memory["step_bytes"]["arena"] >= memory["step_bytes"]["lower_bound"] > 0
+    assert "live peak" in text
     (row,) = json.loads(target.read_text())["training"]
     assert set(row["ms"]) == {"eager", "AOT eager", "staticrt", "whole step"}
     assert row["arena_bytes"] >= row["lower_bound_bytes"] > 0
