@@ -73,6 +73,13 @@ def keeps_graph() -> bool:
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())  # type: ignore[attr-defined]
 
 
+def is_whole_budget(budget: float | None) -> bool:
+    """Whether a budget, torch's own setting if None, keeps all activations that help."""
+    import torch._functorch.config as config
+
+    return float(config.activation_memory_budget if budget is None else budget) >= 1
+
+
 @contextlib.contextmanager
 def memory_budget(budget: float | None) -> Iterator[None]:
     """The share of activations that the partitioner may keep: 1 all that helps, 0 as few as possible.

@@ -14,6 +14,7 @@ from torch import fx
 
 from staticrt import _compat
 from staticrt.ops import facts_of_call
+from staticrt.training.recompute import recompute_cheap_values
 
 aten = torch.ops.aten
 
@@ -39,7 +40,9 @@ def safe_partition(
     Returns:
         The forward and the backward graph.
     """
-    pinned = {node.name for node in pin_unrepeatable(joint, static_lifetime_input_indices or [])}
+    _leave_out_running_statistics(joint)
+    eagers = _compat.is_whole_budget(budget)
+    pinned = {node.name for node in pin_unrepeatable(joint, static_lifetime_input_indices or [], eagers)}
     with _compat.memory_budget(budget):
         forward, backward = _compat.min_cut_partition(
             joint,
@@ -50,19 +53,30 @@ def safe_partition(
         )
     _save(forward, backward, num_fwd_outputs, pinned)
     _save_results_themselves(forward, num_fwd_outputs)
+    recompute_cheap_values(forward, backward, num_fwd_outputs, pinned)
     return forward, backward
 
 
-def pin_unrepeatable(joint: fx.GraphModule, static_inputs: list[int]) -> list[fx.Node]:
+def pin_unrepeatable(
+    joint: fx.GraphModule, static_inputs: list[int], only_eagers_inputs: bool = True
+) -> list[fx.Node]:
     """Mark the forward values that must be saved if the backward needs them; return them in graph order.
 
     They are: random numbers, and the first values computed from a tensor that may have another content by then: an
     input that the region writes, or a buffer.
+
+    Args:
+        joint: the joint graph.
+        static_inputs: parameters and buffers.
+        only_eagers_inputs: also of inputs that eager would not save, which may be written before the backward:
+            exp(parameter) saves its result, and the optimiser may step in between.
     """
     placeholders = joint.graph.find_nodes(op="placeholder")
     differentiated = _compat.differentiated_inputs(joint)
     tainted = _compat.mutated_inputs(joint) | _copied_into(joint)
     tainted |= {placeholders[i] for i in static_inputs if placeholders[i] not in differentiated}
+    unsaved = set(placeholders) - _read_by_backward(joint) - tainted if only_eagers_inputs else set()
+    unsaved = {node for node in unsaved if isinstance(node.meta.get("val"), torch.Tensor)}
     backward: set[fx.Node] = {node for node in placeholders if _compat.is_tangent(node)}
     pinned: set[fx.Node] = set()
     for node in joint.graph.nodes:
@@ -80,10 +94,42 @@ def pin_unrepeatable(joint: fx.GraphModule, static_inputs: list[int]) -> list[fx
             tainted.add(node)
         elif reads and node.target is not aten.copy_.default:
             pinned.add(node)
+        elif any(argument in unsaved for argument in node.all_input_nodes):
+            if _is_view(node):
+                unsaved.add(node)
+            elif "recompute" not in node.meta:  # a checkpoint of the user's says what is computed again
+                pinned.add(node)
     ordered = [node for node in joint.graph.nodes if node in pinned]
     for node in ordered:
         _compat.must_save(node)
     return ordered
+
+
+def _read_by_backward(joint: fx.GraphModule) -> set[fx.Node]:
+    """Placeholders of which the backward reads the values itself, or those of a view."""
+    backward: set[fx.Node] = set()
+    owner: dict[fx.Node, fx.Node] = {}  # a view of a placeholder -> the placeholder
+    read: set[fx.Node] = set()
+    for node in joint.graph.nodes:
+        if node.op == "placeholder":
+            if _compat.is_tangent(node):
+                backward.add(node)
+            else:
+                owner[node] = node
+        elif node.op == "call_function":
+            if any(argument in backward for argument in node.all_input_nodes):
+                backward.add(node)
+                read |= {owner[argument] for argument in node.all_input_nodes if argument in owner}
+            elif _is_view(node) and node.all_input_nodes[:1] and node.all_input_nodes[0] in owner:
+                owner[node] = owner[node.all_input_nodes[0]]
+    return read
+
+
+def _leave_out_running_statistics(joint: fx.GraphModule) -> None:
+    """A batch norm's backward in training takes the batch's statistics: nothing of the running ones need be saved."""
+    for node in joint.graph.find_nodes(op="call_function", target=aten.native_batch_norm_backward.default):
+        if len(node.args) > 7 and node.args[7] is True:
+            node.args = (*node.args[:3], None, None, *node.args[5:])
 
 
 def _save(forward: fx.GraphModule, backward: fx.GraphModule, num_results: int, pinned: set[str]) -> None:

@@ -167,3 +167,19 @@ def test_batch_norm(against_eager, budget):
         atol=1e-3,
     )
     assert net[1].num_batches_tracked == 3
+
+
+@pytest.mark.parametrize("function", [lambda w: w.exp() * 2, lambda w: (w * 3).sigmoid().tanh()])
+def test_an_input_that_eager_does_not_save_may_be_written_before_the_backward(door, function):
+    """Upstream saves the parameter and computes its exp again; an optimiser's step between the two then raises."""
+    compiled = door(function)
+    gradients = []
+    for run in (compiled, function):
+        torch.manual_seed(0)
+        w = torch.randn(64, requires_grad=True)
+        loss = run(w).sum()
+        with torch.no_grad():
+            w.add_(1)
+        loss.backward()
+        gradients.append(w.grad)
+    torch.testing.assert_close(*gradients)

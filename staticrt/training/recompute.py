@@ -1,0 +1,233 @@
+"""Saved values that the backward computes again from others that are saved anyway: fewer bytes, hardly more time.
+
+The partitioner's cut counts every value for itself and takes recomputation for free, as on a GPU that fuses all
+(pytorch/pytorch #197838). Here bytes are those of distinct storages, and time is a share of the backward's. Values are
+dropped one storage after the other, those first that free the most bytes for their time, as long as the time lasts:
+what is saved only ever shrinks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Container
+from typing import Any
+
+import torch
+from torch import fx
+
+from staticrt.ops import facts_of_call
+from staticrt.ops.facts import Cost
+from staticrt.training.saved import _root
+from staticrt.training.work import nanoseconds, storage_bytes
+
+aten = torch.ops.aten
+
+# Operators of other cost classes that read each element a few times.
+_CHEAP = {aten.native_layer_norm.default, aten._softmax.default, aten._log_softmax.default}
+# The longest chain that is computed again for one storage.
+_MAX_NODES = 8
+# Storages under this size stay: a node costs more than it frees.
+_MIN_BYTES = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Drop:
+    """A storage that need not be saved.
+
+    Args:
+        saved: its saved values, in the order of the forward's outputs.
+        bytes: what it frees.
+        nanoseconds: what computing it again takes.
+        chain: the nodes to run for that, in order.
+    """
+
+    saved: tuple[fx.Node, ...]
+    bytes: int
+    nanoseconds: float
+    chain: tuple[fx.Node, ...]
+
+
+def saved_storages(forward: fx.GraphModule, num_results: int) -> dict[fx.Node, list[fx.Node]]:
+    """The saved tensors by the node that owns their memory; what an input owns is not counted."""
+    outputs: Any = forward.graph.output_node().args[0]
+    found: dict[fx.Node, list[fx.Node]] = {}
+    for item in outputs[num_results:]:
+        if isinstance(item, fx.Node) and isinstance(item.meta.get("val"), torch.Tensor):
+            root = _root(item)
+            if root.op != "placeholder" and item not in found.setdefault(root, []):
+                found[root].append(item)
+    return found
+
+
+def saved_bytes(forward: fx.GraphModule, num_results: int) -> int:
+    """Bytes of the distinct storages that a forward saves, inputs not counted; symbolic sizes as when traced."""
+    return sum(storage_bytes(root) for root in saved_storages(forward, num_results))
+
+
+def recompute_cheap_values(
+    forward: fx.GraphModule,
+    backward: fx.GraphModule,
+    num_results: int,
+    unrepeatable: Container[str],
+    share: float = 0.03,
+) -> list[Drop]:
+    """Drop saved values, in place, where computing them again costs little.
+
+    Args:
+        forward, backward: as partitioned; the backward takes saved tensors in the order in which the forward gives them.
+        num_results: results of the region, the first outputs of the forward.
+        unrepeatable: names of forward nodes that must not be computed again, or read again if they are inputs.
+        share: of the backward's estimated time that may be added.
+
+    Returns:
+        What was dropped, in order.
+    """
+    move = _Move(forward, backward, num_results, unrepeatable)
+    unread = move.drop_unread()
+    left = share * sum(nanoseconds(node) for node in backward.graph.nodes)
+    dropped: list[Drop] = []
+    # The most bytes for the time first; `sorted` is stable: ties go to the first in the forward.
+    for found in sorted(move.candidates(), key=lambda drop: -drop.bytes / (drop.nanoseconds + 1.0)):
+        drop = move.renewed(found)  # others that went before may have made it longer, or impossible
+        if drop is not None and drop.nanoseconds <= left:
+            move.apply(drop)
+            left -= drop.nanoseconds
+            dropped.append(drop)
+    if dropped or unread:
+        move.finish()
+    return dropped
+
+
+class _Move:
+    """The two graphs while values go from saved to computed again."""
+
+    def __init__(
+        self,
+        forward: fx.GraphModule,
+        backward: fx.GraphModule,
+        num_results: int,
+        unrepeatable: Container[str],
+    ) -> None:
+        self._forward, self._backward = forward, backward
+        self._num_results = num_results
+        self._unrepeatable = unrepeatable
+        outputs: Any = forward.graph.output_node().args[0]
+        self._results = {item for item in outputs[:num_results] if isinstance(item, fx.Node)}
+        saved = [item for item in outputs[num_results:] if _is_tensor(item)]
+        sizes = [item for item in outputs[num_results:] if not _is_tensor(item)]
+        held = [n for n in backward.graph.find_nodes(op="placeholder") if "tangents" not in str(n.target)]
+        tensors = [node for node in held if _is_tensor(node)]
+        self._aligned = len(tensors) == len(saved) and len(held) - len(tensors) == len(sizes)
+        # Forward node -> the backward's node of the same value.
+        self._known: dict[fx.Node, fx.Node] = {}
+        if self._aligned:
+            self._known = dict(zip(saved, tensors, strict=True))
+            numbers = [node for node in held if not _is_tensor(node)]
+            self._known |= {n: m for n, m in zip(sizes, numbers, strict=True) if isinstance(n, fx.Node)}
+        self._gone: set[fx.Node] = set()
+
+    def drop_unread(self) -> int:
+        """Drop saved tensors that the backward does not read; how many there were."""
+        unread = [n for n, placeholder in self._known.items() if _is_tensor(n) and not placeholder.users]
+        for node in unread:
+            self._backward.graph.erase_node(self._known.pop(node))
+        self._gone.update(unread)
+        return len(unread)
+
+    def candidates(self) -> list[Drop]:
+        """Every storage that could be dropped now, in the order of the forward."""
+        if not self._aligned:
+            return []
+        found = []
+        for root, saved in saved_storages(self._forward, self._num_results).items():
+            size = storage_bytes(root)
+            kept = [node for node in saved if node not in self._gone]
+            if not kept or size < _MIN_BYTES or any({node, _root(node)} & self._results for node in kept):
+                continue
+            drop = self._drop(root, kept)
+            if drop is not None:
+                found.append(drop)
+        return found
+
+    def renewed(self, drop: Drop) -> Drop | None:
+        """The drop as it is now."""
+        return self._drop(_root(drop.saved[0]), list(drop.saved))
+
+    def _drop(self, root: fx.Node, saved: list[fx.Node]) -> Drop | None:
+        chain = self._chain(root, saved)
+        if chain is None:
+            return None
+        return Drop(tuple(saved), storage_bytes(root), sum(map(nanoseconds, chain)), tuple(chain))
+
+    def _chain(self, root: fx.Node, saved: list[fx.Node]) -> list[fx.Node] | None:
+        """The nodes to run for `saved` without their storage, in order; None: that cannot be done cheaply."""
+        order: dict[fx.Node, None] = {}
+
+        def visit(node: fx.Node) -> bool:
+            if node in order:
+                return True
+            if node in self._known and _root(node) is not root:
+                return True
+            if not self._repeatable(node) or len(order) >= _MAX_NODES:
+                return False
+            if not all(visit(source) for source in node.all_input_nodes):
+                return False
+            order[node] = None
+            return True
+
+        return list(order) if all(visit(node) for node in saved) else None
+
+    def _repeatable(self, node: fx.Node) -> bool:
+        if node.op != "call_function" or node.name in self._unrepeatable:
+            return False
+        if node.target is operator.getitem or not isinstance(
+            node.meta.get("val"), (torch.Tensor, tuple, list)
+        ):
+            return True  # arithmetic of sizes
+        if not isinstance(node.target, torch._ops.OpOverload) or "recompute" in node.meta:
+            return False
+        facts = facts_of_call(node.target, node.args, node.kwargs)
+        if facts.random or facts.mutates or not facts.pure:
+            return False
+        return facts.cost in (Cost.VIEW, Cost.POINTWISE) or node.target in _CHEAP
+
+    def apply(self, drop: Drop) -> None:
+        """Compute a storage's saved values in the backward, before their first use."""
+        placeholders = [self._known.pop(node) for node in drop.saved]
+        graph = self._backward.graph
+        # Nodes compare by their place in the graph.
+        first = min((user for node in placeholders for user in node.users), default=graph.output_node())
+        made: dict[fx.Node, fx.Node] = {}
+        with graph.inserting_before(first):
+            for node in drop.chain:
+                made[node] = graph.node_copy(node, lambda source: made.get(source) or self._known[source])
+        for node, placeholder in zip(drop.saved, placeholders, strict=True):
+            placeholder.replace_all_uses_with(made[node])
+            graph.erase_node(placeholder)
+        self._gone.update(drop.saved)
+
+    def finish(self) -> None:
+        """Take what went from the forward's outputs, and drop what nobody reads any more."""
+        output = self._forward.graph.output_node()
+        values: Any = output.args[0]
+        kept = [v for v in values[self._num_results :] if not (isinstance(v, fx.Node) and v in self._gone)]
+        output.args = ((*values[: self._num_results], *kept),)
+        for graph in (self._forward, self._backward):
+            graph.graph.eliminate_dead_code(is_impure_node=_keeps)
+            graph.graph.lint()
+            graph.recompile()
+
+
+def _keeps(node: fx.Node) -> bool:
+    if node.op in ("placeholder", "output"):
+        return True
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    facts = facts_of_call(target, node.args, node.kwargs)
+    return bool(facts.mutates) or facts.random or not facts.pure
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, fx.Node) and isinstance(value.meta.get("val"), torch.Tensor)

@@ -1,0 +1,119 @@
+"""What a region saves for its backward: never more than eager, nor than upstream's minimum cut."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from training_cases import Cnn, Lstm, Transformer
+
+from staticrt.models.bench.train_memory import _upstream, saved_bytes
+from staticrt.training.recompute import recompute_cheap_values
+
+
+class Gated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.gate, self.down = nn.Linear(16, 64), nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x):
+        return self.down(F.silu(self.gate(x)) * self.up(x)).softmax(-1)
+
+
+MODELS = {
+    "cnn": (Cnn, (32, 3 * 64)),
+    "lstm": (Lstm, (64, 24)),
+    "transformer": (Transformer, (32, 80)),
+    "gated": (Gated, (64, 16)),
+    "mlp": (
+        lambda: nn.Sequential(
+            nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64), nn.Dropout(0.1), nn.Linear(64, 64)
+        ),
+        (128, 64),
+    ),
+    "activations": (lambda: nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Mish(), nn.Softplus()), (128, 64)),
+}
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_more_than_eager_and_minimum_cut(name):
+    make, sizes = MODELS[name]
+    model, x = make(), torch.randn(*sizes)
+    saved = [
+        saved_bytes(run, x, model)
+        for run in (
+            # For second derivatives, copies of written buffers are kept as well.
+            torch.compile(model, backend="staticrt", dynamic=False, options={"double_backward": False}),
+            model,
+            torch.compile(model, backend=_upstream(min_cut_rematerialization_partition), dynamic=False),
+        )
+    ]
+    assert 0 < saved[0] <= min(saved[1:]), saved
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_is_computed_again_gives_eagers_gradients(dynamic):
+    model = Gated().double()
+    theirs = copy.deepcopy(model)
+    compiled = torch.compile(model, backend="staticrt", dynamic=dynamic)
+    for rows in (64, 64, 48):
+        x = torch.randn(rows, 16, dtype=torch.double)
+        for run in (compiled, theirs):
+            run(x).square().sum().backward()
+        for a, b in zip(model.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(a.grad, b.grad)
+
+
+def _region(share):
+    """A forward and a backward of gate = sigmoid(a), result = gate * b; saved: a, gate, b."""
+    graph = torch.fx.Graph()
+    a, b = graph.placeholder("a"), graph.placeholder("b")
+    aten = torch.ops.aten
+    square = graph.call_function(aten.mul.Tensor, (a, a))
+    gate = graph.call_function(aten.sigmoid.default, (square,))
+    product = graph.call_function(aten.mul.Tensor, (gate, b))
+    total = graph.call_function(aten.mm.default, (product, b))
+    graph.output((total, square, gate, product, b))
+    forward = torch.fx.GraphModule({}, graph)
+    graph = torch.fx.Graph()
+    saved = {name: graph.placeholder(name) for name in ("square", "gate", "product", "b")}
+    tangent = graph.placeholder("tangents_1")
+    left = graph.call_function(aten.mm.default, (tangent, saved["b"]))
+    right = graph.call_function(aten.mm.default, (saved["product"], left))
+    gated = graph.call_function(aten.mul.Tensor, (right, saved["gate"]))
+    graph.output((graph.call_function(aten.mul.Tensor, (gated, saved["square"])),))
+    backward = torch.fx.GraphModule({}, graph)
+    for module in (forward, backward):
+        for node in module.graph.nodes:
+            if node.op != "output":
+                node.meta["val"] = torch.empty(64, 64)
+    arguments = torch.randn(64, 64), torch.randn(64, 64)
+    gradient = torch.randn(64, 64)
+    want = backward(*forward(*arguments)[1:], gradient)
+    unrepeatable = {"mul_tensor", "mul_tensor_1"} if share is None else set()
+    dropped = recompute_cheap_values(forward, backward, 1, unrepeatable, 1.0 if share is None else share)
+    saved_now = forward(*arguments)[1:]
+    torch.testing.assert_close(backward(*saved_now, gradient), want)
+    return [[node.name for node in drop.saved] for drop in dropped], len(saved_now)
+
+
+def test_values_go_as_long_as_time_lasts():
+    """`square` cannot go: its input is not saved. `product` comes from `gate` and `b`, `gate` from `square`."""
+    dropped, left = _region(share=1.0)
+    assert sorted(dropped) == [["mul_tensor_1"], ["sigmoid_default"]]
+    assert left == 2
+    assert _region(share=0.0) == ([], 4)
+
+
+def test_what_cannot_be_repeated_stays():
+    assert _region(share=None) == ([["sigmoid_default"]], 3)
