@@ -1,10 +1,16 @@
-"""Networks trained through the compiled forward and backward: parameters and optimizer state equal to eager's."""
+"""Networks trained through the compiled forward and backward: parameters and optimizer state equal to eager's.
+
+The default run takes a few; `STATICRT_ALL_MODELS=1 pytest tests/training/test_models.py` takes 29 architectures of
+transformers through four doors and all of the zoo, 20 steps each.
+"""
 
 import copy
-import importlib.util
+import importlib
+import os
+import random
 import warnings
-from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,8 +18,10 @@ from torch.utils import _pytree as pytree
 
 import staticrt
 from staticrt.models import zoo
+from staticrt.training import optim
 
 STEPS = 20
+EVERYTHING = bool(os.environ.get("STATICRT_ALL_MODELS"))
 
 
 @pytest.fixture(autouse=True)
@@ -99,22 +107,71 @@ def test_convolutions_with_batch_norm_and_dropout():
     _equal_training(model, batches, STEPS, OPTIMIZERS["adam"])
 
 
-def _architectures():
-    path = Path(__file__).resolve().parents[1] / "test_transformers.py"
-    spec = importlib.util.spec_from_file_location("architectures_of_transformers", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return {build.__name__: build for build in module.ARCHITECTURES}
-
-
-@pytest.mark.parametrize("name", ["bert", "llama", "t5"])
-def test_transformers(name):
-    pytest.importorskip("transformers")
-    build = _architectures()[name]
+def _train_architecture(name, way, steps):
+    """Train one architecture of `transformers` through one door and compare with eager."""
+    architectures = pytest.importorskip("architectures")
     torch.manual_seed(0)
-    model, inputs, sizes = build()
-    model.train()
-    batches = [inputs(2, sizes[0]), inputs(3, sizes[0])]
+    model, inputs = architectures.ARCHITECTURES[name]()
+    batches = [inputs(2), inputs(3)]
+    models = {"eager": copy.deepcopy(model), way: model}
+    states = {}
+    for kind, each in models.items():
+        make = optim.AdamW if kind == "step" else torch.optim.AdamW
+        optimizer = make(each.parameters(), lr=1e-3, eps=1e-3)
+        run = each
+        if kind == "compile":
+            run = staticrt.compile(each)
+        elif kind in ("a", "auto"):
+            run = torch.compile(each, backend="staticrt", options={"door": kind})
+
+        def step(run=run, optimizer=optimizer, **arguments):
+            optimizer.zero_grad()
+            out = run(**arguments)
+            loss = out.loss if getattr(out, "loss", None) is not None else _loss(out)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        step = staticrt.compile_step(step) if kind == "step" else step
+        losses = []
+        for number in range(steps):
+            for seed in (torch.manual_seed, random.seed, np.random.seed):
+                seed(number)
+            losses.append(step(**batches[number % 2]).item())
+        states[kind] = losses, each.state_dict(), optimizer.state_dict()["state"]
+    torch.testing.assert_close(states[way], states["eager"], rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("way", ["auto", "compile"])
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_transformers(name, way):
+    pytest.importorskip("transformers")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        _equal_training(model, batches, 4, OPTIMIZERS["adamw"])
+        _train_architecture(name, way, 4)
+
+
+@pytest.mark.parametrize("name", ["t5", "vit", "distilbert"])
+def test_whole_steps_of_transformers(name):
+    pytest.importorskip("transformers")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _train_architecture(name, "step", 4)
+
+
+if EVERYTHING:
+
+    @pytest.mark.parametrize("way", ["a", "auto", "compile", "step"])
+    @pytest.mark.parametrize("name", importlib.import_module("architectures").ARCHITECTURES)
+    def test_every_architecture(name, way):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _train_architecture(name, way, STEPS)
+
+    @pytest.mark.parametrize("name", [e.name for e in zoo.ENTRIES if e.name not in TRAINED])
+    def test_every_network_of_the_zoo(name):
+        entry = zoo.get(name)
+        model = entry.build().train()
+        variant = min(entry.variants, key=lambda v: sum(t.numel() for t in entry.inputs(0, v)))
+        batches = [(entry.inputs(seed, variant), {}) for seed in range(3)]
+        _equal_training(model, batches, STEPS, OPTIMIZERS["sgd"])
