@@ -15,18 +15,18 @@ bool caching_disabled_by_environment() {
   return disabled;
 }
 
-Status invalid_pointer(Addr address) {
-  char text[96];
-  std::snprintf(text, sizeof text, "invalid device pointer 0x%llx: not ours, or already freed",
-                static_cast<unsigned long long>(address));
-  return Status::InvalidPointer(text);
-}
-
 Bytes limit_of(double fraction, Bytes total) {
   return static_cast<Bytes>(fraction * static_cast<double>(total));
 }
 
 }  // namespace
+
+Status DeviceAllocator::invalid_pointer(Addr address) {
+  char text[96];
+  std::snprintf(text, sizeof text, "invalid device pointer 0x%llx: not ours, or already freed",
+                static_cast<unsigned long long>(address));
+  return Status::InvalidPointer(text);
+}
 
 Core::Core(Driver& device, std::shared_ptr<const Config> settings)
     : driver(device),
@@ -35,7 +35,9 @@ Core::Core(Driver& device, std::shared_ptr<const Config> settings)
       configs{settings},
       compat(settings->compat()),
       streams(device) {
+  uncached_process = caching_disabled_by_environment();
   pools.create(kDefaultPool, compat, {}).refs = 1;
+  read_settings();
   caches = std::make_shared<ThreadCaches>(*this);
   if (settings->memory_fraction.has_value())
     budget.set_limit(limit_of(*settings->memory_fraction, info.total_bytes));
@@ -57,6 +59,8 @@ Core::~Core() {
       (void)driver.unmap(segment.base, segment.size).ok();
       (void)driver.va_release(segment.base, segment.size).ok();
     } else {
+      for (BlockId at = segment.first; at != 0; at = blocks[at].next)
+        if (blocks[at].flags & kStale) (void)driver.unmap(blocks[at].address, blocks[at].size).ok();
       (void)unmap_pages(segment.pages).ok();
       (void)driver.va_release(segment.base, segment.size).ok();
     }
@@ -74,16 +78,24 @@ DeviceAllocator::DeviceAllocator(std::shared_ptr<Driver> driver, Config config)
 
 DeviceAllocator::~DeviceAllocator() = default;
 
+void Core::read_settings() {
+  oversize = settings().max_split_bytes;
+  plain = !compat && oversize == std::numeric_limits<Bytes>::max() &&
+          settings().expandable_segments.value_or(true) && !settings().record_stream_reuse && broken.empty();
+}
+
 void Core::update_gate() {
   const Config& now = settings();
   bool open = !compat && now.thread_cache && now.caching && !now.rounding.enabled && !routes.any() &&
-              !budget.pressed(info.total_bytes) && ThreadCaches::supported() &&
-              !caching_disabled_by_environment();
+              !budget.pressed(info.total_bytes) && ThreadCaches::supported() && !uncached_process;
   bool was_open = false;
   {
     const Lock lock(*this);
     open = open && !trace.watching() && !captures.any();
-    was_open = cache_gate.exchange(open, std::memory_order_relaxed);
+    easy.store(!compat && now.caching && !now.rounding.enabled && !routes.any() && !uncached_process &&
+                   context_level.load(std::memory_order_relaxed) == ContextLevel::never,
+               std::memory_order_relaxed);
+    was_open = cache_gate.exchange(open ? caches->serial() : 0, std::memory_order_relaxed) != 0;
   }
   if (was_open && !open) caches->flush_all();
 }
@@ -91,64 +103,77 @@ void Core::update_gate() {
 Status DeviceAllocator::allocate(const Request& request, Addr* address) {
   Core& core = *core_;
   // Sizes 1 to kSmallMax.
-  if (core.cache_gate.load(std::memory_order_relaxed) && request.size - 1 < kSmallMax &&
-      request.address == kNullAddr && !request.pool &&
-      core.caches->allocate(request.size, request.stream, address))
-    return Status::Ok();
-  if (request.size == 0) [[unlikely]] {
+  const uint64_t gate = core.cache_gate.load(std::memory_order_relaxed);
+  if (request.size - 1 < kSmallMax && request.address == kNullAddr && !request.pool) [[likely]] {
+    if (ThreadCaches::hit(gate, request.size, request.stream, address)) [[likely]]
+      return Status::Ok();
+    if (gate != 0) return allocate_cached(request, address);
+  }
+  return allocate_shared(request, address);
+}
+
+// Sizes a thread cache takes.
+Status DeviceAllocator::allocate_cached(const Request& request, Addr* address) {
+  if (core_->caches->allocate(request.size, request.stream, address)) return Status::Ok();
+  return allocate_shared(request, address);
+}
+
+Status DeviceAllocator::allocate_any(const Request& request, Addr* address) {
+  Core& core = *core_;
+  if (request.size == 0) {
     *address = kNullAddr;
     return Status::Ok();
   }
   const Config& config = core.settings();
-  if (request.size >= kTooLarge) [[unlikely]]
-    return Status::Oom("Tried to allocate more than 1EB memory");
-  if (!config.caching || caching_disabled_by_environment()) [[unlikely]]
-    return allocate_uncached(request, address);
+  if (request.size >= kTooLarge) return Status::Oom("Tried to allocate more than 1EB memory");
+  if (!config.caching || core.uncached_process) return allocate_uncached(request, address);
   Want want;
   want.requested = request.size;
   want.size = round_request(request.size, config.rounding);
   want.size_class = size_class_of(want.size);
   want.stream = request.stream;
   want.address = request.address;
-  if (request.pool) [[unlikely]] {
+  if (request.pool) {
     const Core::Lock lock(core);
     const Pool* pool = core.pools.find(*request.pool);
     if (pool == nullptr)
       return Status::InvalidArgument(detail::concat("allocate: there is no pool ", *request.pool));
     want.pool = pool->index;
-  } else if (core.routes.any()) [[unlikely]] {
+  } else if (core.routes.any()) {
     want.pool = core.routes.resolve(request.stream);
   }
-  if (core.context_level.load(std::memory_order_relaxed) != ContextLevel::never) [[unlikely]]
+  if (core.context_level.load(std::memory_order_relaxed) != ContextLevel::never)
     want.context = core.make_context();
   return core.allocate(want, address);
 }
 
 Status DeviceAllocator::release(Addr address) {
-  if (address == kNullAddr) [[unlikely]]
+  const uint64_t gate = core_->cache_gate.load(std::memory_order_relaxed);
+  if (ThreadCaches::keep(gate, address)) [[likely]]
     return Status::Ok();
+  if (gate != 0) return release_cached(address);
+  return release_shared(address);
+}
+
+Status DeviceAllocator::release_cached(Addr address) {
   Core& core = *core_;
-  bool invalid = false;
-  if (core.cache_gate.load(std::memory_order_relaxed) && core.caches->release(address, &invalid))
-    return Status::Ok();
-  if (invalid) [[unlikely]]
-    return invalid_pointer(address);
-  Context context;
-  if (core.context_level.load(std::memory_order_relaxed) == ContextLevel::all) [[unlikely]]
-    context = core.make_context();
-  {
-    const Core::Lock lock(core);
-    if (const BlockId id = core.pages.block_at(address); id != 0) [[likely]] {
-      Block& block = core.blocks[id];
-      // A cached block that is not given out lies in a magazine: freed twice.
-      const bool idle = (block.flags & kThreadCached) != 0 && !ThreadCache::given(block);
-      if (block.address == address && block.state == BlockState::live && !idle) [[likely]] {
-        core.free_live(block, context);
-        return Status::Ok();
-      }
-    }
-  }
-  return release_uncached(address);
+  const BlockId id = core.pages.block_at(address);
+  if (id != 0 && core.caches->release(core.blocks[id], address)) return Status::Ok();
+  return release_shared(address);
+}
+
+// Null, uncached memory, wrong pointers, and frees whose context is recorded.
+Status DeviceAllocator::release_any(Addr address) {
+  if (address == kNullAddr) return Status::Ok();
+  Core& core = *core_;
+  const BlockId id = core.pages.block_at(address);
+  if (id == 0) return release_uncached(address);
+  const Context context = core.make_context();
+  const Core::Lock lock(core);
+  Block& block = core.blocks[id];
+  if (block.address != address || block.state != BlockState::live) return invalid_pointer(address);
+  core.free_live(block, &context);
+  return Status::Ok();
 }
 
 Status DeviceAllocator::record_use(Addr address, StreamId stream) {
@@ -192,6 +217,7 @@ Status DeviceAllocator::configure(const Config& config) {
         "use");
   core.configs.push_back(std::make_shared<const Config>(config));
   core.config.store(core.configs.back().get(), std::memory_order_release);
+  core.read_settings();
   if (config.memory_fraction.has_value())
     core.budget.set_limit(limit_of(*config.memory_fraction, core.info.total_bytes));
   lock.unlock();

@@ -62,6 +62,14 @@ class DeviceAllocator {
   Core& core() { return *core_; }  // for the other parts of allocator/
 
  private:
+  // From the fastest way to the last; each goes on to the next where it does not apply.
+  [[gnu::noinline]] Status allocate_cached(const Request& request, Addr* address);
+  [[gnu::noinline]] Status allocate_shared(const Request& request, Addr* address);  // fast.cpp
+  [[gnu::noinline]] Status allocate_any(const Request& request, Addr* address);
+  [[gnu::noinline]] Status release_cached(Addr address);
+  [[gnu::noinline]] Status release_shared(Addr address);  // fast.cpp
+  [[gnu::noinline]] Status release_any(Addr address);
+  [[gnu::noinline]] static Status invalid_pointer(Addr address);
   Status allocate_uncached(const Request& request, Addr* address);
   Status release_uncached(Addr address);
 

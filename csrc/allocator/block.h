@@ -16,9 +16,8 @@
 #pragma once
 
 #include <array>
-#include <atomic>
-#include <memory>
-#include <vector>
+#include <bit>
+#include <cstddef>
 
 #include "allocator/size_policy.h"
 #include "allocator/types.h"
@@ -44,21 +43,16 @@ inline std::ostream& operator<<(std::ostream& out, BlockState state) {
 // Whether the move is in the diagram above.
 constexpr bool allowed(BlockState from, BlockState to) {
   using enum BlockState;
-  switch (from) {
-    case unmapped:
-      return to == held;
-    case held:
-      return to == unmapped || to == free || to == live;
-    case free:
-      return to == held || to == live;
-    case live:
-      return to == free || to == pending_event || to == pending_capture;
-    case pending_event:
-      return to == free;
-    case pending_capture:
-      return to == free || to == pending_event;
-  }
-  return false;
+  auto set = [](auto... states) { return ((1u << static_cast<int>(states)) | ... | 0u); };
+  constexpr uint32_t moves[] = {
+      set(held),                                  // from unmapped
+      set(unmapped, free, live),                  // from held
+      set(held, live),                            // from free
+      set(free, pending_event, pending_capture),  // from live
+      set(free),                                  // from pending_event
+      set(free, pending_event),                   // from pending_capture
+  };
+  return (moves[static_cast<int>(from)] >> static_cast<int>(to)) & 1;
 }
 
 // Streams of a use set, one bit per slot; slots from 31 on share the last bit and a side table.
@@ -81,6 +75,7 @@ struct Block {
     struct {
       uint32_t uses, capture_uses;
     };
+    uint64_t all_uses;  // both
   };
   BlockId id = 0;
   PoolIndex pool = 0;
@@ -88,7 +83,8 @@ struct Block {
     uint32_t inserted_at;  // Free: the pool's search count then (G4)
     uint32_t pending;      // PendingEvent: batches this block waits for
   };
-  uint32_t flags = 0;  // BlockFlag
+  uint16_t flags = 0;    // BlockFlag
+  uint8_t magazine = 0;  // live, in a thread cache or given out by one: 1 + its cache class
 
   Block() : free_prev(0), free_next(0), inserted_at(0) {}
   Addr end() const { return address + size; }
@@ -96,68 +92,67 @@ struct Block {
 };
 static_assert(sizeof(Block) == 64);
 
-enum BlockFlag : uint32_t {
-  kHasContext = 1,    // the side table of contexts has an entry
-  kDiscardable = 2,   // hibernate may drop the pages although the block is Live
-  kThreadCached = 4,  // Live for the core, but in a magazine or given out by one
-  kLent = 8,          // Held for good: its pages are mapped again in a stitched segment
-  kExpandable = 16,   // in an expandable segment
+enum BlockFlag : uint16_t {
+  kHasContext = 1,   // the side table of contexts has an entry
+  kDiscardable = 2,  // hibernate may drop the pages although the block is Live
+  kStale = 4,        // Unmapped, but the driver still maps it to pages that have moved
+  kLent = 8,         // Held for good: its pages are mapped again in a stitched segment
+  kExpandable = 16,  // in an expandable segment
 };
 
-// Owns all blocks of a device. Ids are reused, last freed first, so that a replayed trace is identical.
+// Owns all blocks of a device: an array in reserved addresses, so that a block never moves and its id is an
+// index. Pages of it cost nothing until used. Ids are reused, last freed first, so that a replayed trace is
+// identical.
 class BlockSlab {
  public:
-  BlockSlab() { directory_[0].store(nullptr, std::memory_order_relaxed); }
+  BlockSlab();
+  ~BlockSlab();
   BlockSlab(const BlockSlab&) = delete;
   BlockSlab& operator=(const BlockSlab&) = delete;
-  ~BlockSlab() {
-    for (auto& chunk : directory_) delete[] chunk.load(std::memory_order_relaxed);
-  }
 
-  // REQUIRES: the id is that of a block. Safe without a lock: chunks never move.
-  Block& operator[](BlockId id) const {
-    return directory_[id >> kChunkBits].load(std::memory_order_acquire)[id & (kChunk - 1)];
-  }
+  // REQUIRES: the id is that of a block. Safe without a lock.
+  Block& operator[](BlockId id) const { return base_[id]; }
 
-  // A fresh block, or nullptr after 2^28 of them.
-  Block* create() {
-    if (!recycled_.empty()) {
-      const BlockId id = recycled_.back();
-      recycled_.pop_back();
-      Block& block = (*this)[id];
-      block = Block();
-      block.id = id;
-      ++count_;
-      return &block;
+  // A block whose fields, but for the id, are not set.
+  Block& create_raw() {
+    if (recycled_ != 0) {
+      Block& block = base_[recycled_];
+      recycled_ = block.next;
+      return block;
     }
-    const BlockId id = next_;
-    if ((id >> kChunkBits) >= kChunks) return nullptr;
-    auto& chunk = directory_[id >> kChunkBits];
-    if (chunk.load(std::memory_order_relaxed) == nullptr)
-      chunk.store(new Block[kChunk], std::memory_order_release);
-    ++next_;
-    ++count_;
-    Block& block = (*this)[id];
+    if (next_ == capacity_) [[unlikely]]
+      out_of_blocks();
+    Block& block = base_[next_];
+    block.id = next_++;
+    return block;
+  }
+  Block* create() {
+    Block& block = create_raw();
+    const BlockId id = block.id;
+    block = Block();
     block.id = id;
     return &block;
   }
   void destroy(Block& block) {
-    recycled_.push_back(block.id);
+    block.next = recycled_;
+    recycled_ = block.id;
     block.address = kNullAddr;
     block.state = BlockState::unmapped;
-    --count_;
   }
-  size_t count() const { return count_; }
+  // Blocks there are; walks the recycled ones.
+  size_t count() const {
+    size_t idle = 0;
+    for (BlockId id = recycled_; id != 0; id = base_[id].next) ++idle;
+    return next_ - 1 - idle;
+  }
 
  private:
-  static constexpr int kChunkBits = 12;
-  static constexpr uint32_t kChunk = 1u << kChunkBits;
-  static constexpr uint32_t kChunks = 1u << 16;
+  [[noreturn]] static void out_of_blocks();
 
-  std::vector<std::atomic<Block*>> directory_ = std::vector<std::atomic<Block*>>(kChunks);
-  std::vector<BlockId> recycled_;
+  Block* base_ = nullptr;
+  BlockId capacity_ = 0;
+  BlockId recycled_ = 0;  // linked by `next`
   BlockId next_ = 1;
-  size_t count_ = 0;
 };
 
 }  // namespace staticrt::alloc

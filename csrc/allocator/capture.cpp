@@ -54,6 +54,7 @@ void Core::defer_or_wait(Block& block) {
     if (block.uses == 0) return finish_free(block);
     return wait_for_uses(block);
   }
+  ledger.pend(pools[block.pool].stats, block.size_class, +1, static_cast<int64_t>(block.size));
   set_state(block, BlockState::pending_capture);
   captures.deferred.push_back(block.id);
   if (!settings().record_stream_reuse) return;
@@ -76,6 +77,8 @@ void Core::defer_or_wait(Block& block) {
 void Core::wait_for_uses(Block& block) {
   const std::vector<Slot> slots = streams.uses(block, false);
   streams.clear_uses(block, false);
+  if (block.state == BlockState::live)
+    ledger.pend(pools[block.pool].stats, block.size_class, +1, static_cast<int64_t>(block.size));
   set_state(block, BlockState::pending_event);
   block.pending = static_cast<uint32_t>(slots.size());
   for (const Slot slot : slots) streams.wait_for(slot, block.id);

@@ -2,7 +2,9 @@
 //
 //   tiles.cpp      split, merge, take, free: the block lists          (under the core mutex)
 //   find.cpp       search of free blocks                              (under the core mutex)
+//   fast.cpp       what most requests need of both, in one piece
 //   growth.cpp     new segments and pages
+//   move.cpp       pages of scattered free blocks, side by side
 //   reclaim.cpp    flush, gc, oversize, trim: giving memory back
 //   ladder.cpp     what happens on a miss, step by step; oom_text.cpp its message
 //   thread_cache.h magazines before all that
@@ -32,6 +34,7 @@
 #include "allocator/capture.h"
 #include "allocator/config.h"
 #include "allocator/device_api.h"
+#include "allocator/lock.h"
 #include "allocator/page_map.h"
 #include "allocator/pool.h"
 #include "allocator/segment.h"
@@ -82,12 +85,12 @@ class Core {
   class Lock {
    public:
     explicit Lock(Core& core) : core_(core) { core_.mutex.lock(); }
-    ~Lock() {
+    [[gnu::always_inline]] ~Lock() {
       if (held_) unlock();
     }
     Lock(const Lock&) = delete;
     Lock& operator=(const Lock&) = delete;
-    void unlock() {
+    [[gnu::always_inline]] void unlock() {
       held_ = false;
       if (core_.trace.has_undelivered() && core_.growth_owner != std::this_thread::get_id()) [[unlikely]]
         return core_.deliver_and_unlock();
@@ -126,7 +129,12 @@ class Core {
   // --- tiles.cpp (core mutex held)
   void insert_free(Block& block);
   void remove_free(Block& block);
-  void set_state(Block& block, BlockState to);
+  void set_state(Block& block, BlockState to) {
+    if (!allowed(block.state, to)) [[unlikely]]
+      illegal_move(block, to);
+    block.state = to;
+  }
+  void illegal_move(const Block& block, BlockState to);
   // Cuts `block` after `low` bytes; returns the new high part, equal in state, slot and segment.
   // REQUIRES: the block is in no index and starts no live range.
   Block& split(Block& block, Bytes low);
@@ -137,15 +145,26 @@ class Core {
   bool should_split(const Block& block, const Want& want) const;
   // A block that is Free (in no index) or Held becomes Live; what is too much is freed. Returns its start.
   Addr take(Block& block, const Want& want);
-  // Live block freed by its user: Free, PendingEvent or PendingCapture.
-  void free_live(Block& block, const Context& context);
+  [[gnu::noinline]] void trace_taken(Block& block, const Want& want);
+  [[gnu::noinline]] void trace_freed(const Block& block, const Context* context);
+  [[gnu::noinline]] void free_on(Block& block);
   void finish_free(Block& block);
-  void count_allocated(const Block& block, int64_t requested);
   void add_reserved(Segment& segment, Bytes bytes);
   void sub_reserved(Segment& segment, Bytes bytes);
   void count_segment(const Segment& segment, int sign);
   // The block that holds `address`, in any state, or nullptr.
   Block* block_containing(Addr address);
+
+  // --- fast.cpp (core mutex held)
+  // A live block from a free one of an expandable segment, or nullptr. Native mode. REQUIRES: plain, and the
+  // pool is not special; size is rounded.
+  Block* carve(Pool& pool, Slot slot, SizeClass size_class, Bytes size, Bytes requested);
+  Block* carve_inline(Pool& pool, Slot slot, SizeClass size_class, Bytes size, Bytes requested);
+  // Live block freed by its user: Free, PendingEvent or PendingCapture.
+  void free_live(Block& block, const Context* context = nullptr);
+  void free_inline(Block& block, SizeClass size_class, std::atomic<BlockId>* slot, const Context* context);
+  // Live bytes of an expandable segment become free, as part of free neighbours (B6).
+  void join(Pool& pool, Block& block, SizeClass size_class);
 
   // --- find.cpp (core mutex held)
   // A free block for `want`, out of its index, or nullptr.
@@ -180,9 +199,23 @@ class Core {
   void hold_room(const Want& want, Bytes chunk, const std::vector<BlockId>& run, Room* room);
   void leave_room(const Room& room);
   Status new_expandable(const Want& want);
-  Bytes page_bytes(SizeClass size_class) const;
+  Bytes page_bytes(SizeClass size_class) const;   // of one physical handle
+  Bytes chunk_bytes(SizeClass size_class) const;  // least that an expandable segment grows by
   // Held block of new or emptied pages: Unmapped, joined with unmapped neighbours (core mutex held).
   Block& put_unmapped(Block& block);
+
+  // --- move.cpp
+  struct Move {
+    std::vector<BlockId> donors;  // Held; each is its pages and no more
+    std::vector<std::pair<Addr, Page>> pages;
+    Bytes bytes = 0;
+    BlockId target = 0;  // Held, of `bytes`
+  };
+  std::vector<std::pair<Addr, Page>> pages_inside(const Block& block);  // core mutex held
+  bool plan_move(const Want& want, Move* move);                         // core mutex held
+  // Growth mutex held, core mutex not. True: a free block for `want` is there.
+  bool move_pages(const Want& want);
+  void settle_stale();
 
   // --- reclaim.cpp (growth mutex held, core mutex not). Bytes given back to the driver.
   Bytes flush(std::optional<PoolIndex> only = std::nullopt);
@@ -267,9 +300,15 @@ class Core {
   std::atomic<const Config*> config;
   std::vector<std::shared_ptr<const Config>> configs;
   const bool compat;  // the mode, for good
+  // Of the settings, under the core mutex: no option rules free blocks out (native mode); B8's bound.
+  // Nothing is broken, and no option asks for more.
+  bool plain = false;
+  bool uncached_process = false;  // G12
+  Bytes oversize = 0;
+  void read_settings();
 
   std::mutex growth_mutex;
-  std::mutex mutex;
+  FastMutex mutex;
   std::thread::id growth_owner;  // under the core mutex
 
   BlockSlab blocks;
@@ -282,9 +321,9 @@ class Core {
   Routes routes;
   Captures captures;
 
-  LevelSet levels;                                // device gauges; flow is in the pools
-  std::array<GaugeFlow, kSizeClasses> retired{};  // flow of dead pools
+  Ledger ledger;
   Counters counters;
+  Bytes stale_bytes = 0;  // of Stale blocks; changes under both mutexes
   Bytes arena_bytes = 0;  // mapped by plan arenas, part of the budget
 
   std::unordered_map<BlockId, Context> contexts;
@@ -297,7 +336,10 @@ class Core {
   std::vector<OomObserver> observers;
   std::string broken;  // first illegal state move; every later call reports it
   bool delivering = false;
-  std::atomic<bool> cache_gate{false};
+  // The serial number of `caches` while requests may go through them, else 0.
+  std::atomic<uint64_t> cache_gate{0};
+  // Native mode, and requests are served by the default pool without rounding options or contexts.
+  std::atomic<bool> easy{false};
   std::shared_ptr<ThreadCaches> caches;
   // Level of the history, if it has a context function.
   std::atomic<ContextLevel> context_level{ContextLevel::never};

@@ -9,8 +9,7 @@ Block* Core::search(const Want& want) {
   if (want.address != kNullAddr) [[unlikely]]
     return search_at(want);
   if (compat) return search_compat(want);
-  if (settings().max_split_bytes != std::numeric_limits<Bytes>::max() ||
-      settings().expandable_segments == false) [[unlikely]]
+  if (!plain) [[unlikely]]
     return search_constrained(want);
   const BlockId id = pool.free_of(want.size_class).find(blocks, want.slot, want.size);
   if (id == 0) return nullptr;

@@ -5,7 +5,16 @@
 namespace staticrt::alloc {
 
 Bytes Core::page_bytes(SizeClass size_class) const {
-  return size_class == SizeClass::small ? kSmallSegment : settings().large_segment_bytes;
+  // Native mode moves pages between free blocks, whose ends small pages reach closer (move.cpp).
+  return size_class == SizeClass::small || !compat ? kSmallSegment : settings().large_segment_bytes;
+}
+
+Bytes Core::chunk_bytes(SizeClass size_class) const {
+  const Bytes least = size_class == SizeClass::small ? kSmallSegment : settings().large_segment_bytes;
+  if (compat) return least;
+  // More on large devices: fewer driver calls, and what stays unused is less than a thousandth.
+  const Bytes most = std::max(least, size_class == SizeClass::small ? 4 * kMiB : 48 * kMiB);
+  return std::clamp(info.total_bytes / 1024 / kGranule * kGranule, least, most);
 }
 
 bool Core::uses_expandable(const Pool& pool) const {
@@ -32,9 +41,8 @@ Status Core::grow(const Want& want, Block** grown) {
   const RelaxedCapture relaxed(driver);  // S7
   Pool& pool = pools[want.pool];
   if (pool.options.provider != nullptr) return grow_provided(want, pool, grown);
-  const Bytes preferred = page_bytes(want.size_class);
   if (uses_expandable(pool)) {
-    Status status = grow_expandable(want, preferred, grown);
+    Status status = grow_expandable(want, chunk_bytes(want.size_class), grown);
     // U5: near the limit, whole preferred pages may not fit although the request does.
     if (status.oom() && !compat) status = grow_expandable(want, 0, grown);
     return status;
@@ -151,8 +159,11 @@ Status Core::unmap_pages(const std::map<Addr, Page>& mapped) {
 
 Block& Core::put_unmapped(Block& block) {
   set_state(block, BlockState::unmapped);
-  if (block.next != 0 && blocks[block.next].state == BlockState::unmapped) absorb_next(block);
-  if (block.prev == 0 || blocks[block.prev].state != BlockState::unmapped) return block;
+  auto joins = [&](BlockId id) {
+    return id != 0 && blocks[id].state == BlockState::unmapped && !(blocks[id].flags & kStale);
+  };
+  if (joins(block.next)) absorb_next(block);
+  if (!joins(block.prev)) return block;
   Block& prev = blocks[block.prev];
   absorb_next(prev);
   return prev;
@@ -169,12 +180,12 @@ bool Core::find_room(const Want& want, Bytes chunk, Room* room) {
       ours.emplace(segment.base, id);
   }
   auto usable = [&](const Block& block) {
-    return block.state == BlockState::unmapped ||
+    return (block.state == BlockState::unmapped && !(block.flags & kStale)) ||
            (block.state == BlockState::free && block.slot == want.slot);
   };
   for (const auto& [base, id] : ours) {
     for (BlockId at = segments[id].first; at != 0; at = blocks[at].next) {
-      if (blocks[at].state != BlockState::unmapped) continue;
+      if (blocks[at].state != BlockState::unmapped || (blocks[at].flags & kStale)) continue;
       BlockId start = at;
       if (blocks[at].prev != 0 && usable(blocks[blocks[at].prev])) start = blocks[at].prev;
       std::vector<BlockId> run;

@@ -34,6 +34,7 @@ Bytes total_of(const std::map<Addr, Page>& pages) {
 
 Status Pools::hibernate(PoolId id, Bytes* released) {
   const Core::Growth growth(core_);
+  core_.settle_stale();
   std::vector<BlockId> idle;
   std::map<SegmentId, std::map<Addr, Page>> discarded;
   PoolIndex index = 0;
@@ -60,7 +61,7 @@ Status Pools::hibernate(PoolId id, Bytes* released) {
   }
   {
     const Core::Lock lock(core_);
-    core_.pools[index].hibernated = true;  // from here on nothing is allocated from it
+    core_.pools[index].set_hibernated(true);  // from here on nothing is allocated from it
     idle = core_.collect_free([&](const Block& block) {
       return block.pool == index && core_.segments[block.segment].expandable();
     });
@@ -137,7 +138,7 @@ Status Pools::wake(PoolId id) {
     segment.dropped.clear();
     core_.free_backed(segment);
   }
-  core_.pools[index].hibernated = false;
+  core_.pools[index].set_hibernated(false);
   return status;
 }
 

@@ -14,24 +14,26 @@ Context Core::make_context() {
 }
 
 void Core::read_stats(std::optional<PoolIndex> pool, StatsReport* report) {
-  auto add_flow = [&](const GaugeFlow& flow, size_t c, size_t g, int64_t current) {
-    GaugeValue& value = report->gauges[g][c + 1];
-    value.allocated += flow.in[g] - flow.in_base[g];
-    value.freed += flow.out(g, current) - flow.out_base[g];
-  };
+  ledger.fold();
   for (size_t g = 0; g < kGauges; ++g) {
-    const LevelSet& set = pool.has_value() ? pools[*pool].stats.levels : levels;
-    report->gauges[g][0].current = set.all.current[g];
-    report->gauges[g][0].peak = set.all.peak[g];
+    auto show = [&](size_t which, const GaugeLevel& level) {
+      report->gauges[g][which].current = level.current[g];
+      report->gauges[g][which].peak = level.peak[g];
+    };
+    auto flow = [&](size_t c, const GaugeFlow& of, int64_t current) {
+      for (const size_t which : {size_t{0}, c + 1}) {
+        report->gauges[g][which].allocated += of.in[g] - of.in_base[g];
+        report->gauges[g][which].freed += of.out(g, current) - of.out_base[g];
+      }
+    };
+    const auto& levels = pool.has_value() ? pools[*pool].stats.level : ledger.level;
+    show(0, levels[PoolStats::kAll]);
     for (size_t c = 0; c < kSizeClasses; ++c) {
-      report->gauges[g][c + 1].current = set.of[c].current[g];
-      report->gauges[g][c + 1].peak = set.of[c].peak[g];
+      show(c + 1, levels[c]);
       for (PoolIndex i = 0; i < pools.end(); ++i)
         if (pools.exists(i) && (!pool.has_value() || *pool == i))
-          add_flow(pools[i].stats.flow[c], c, g, pools[i].stats.levels.of[c].current[g]);
-      if (!pool.has_value()) add_flow(retired[c], c, g, 0);
-      report->gauges[g][0].allocated += report->gauges[g][c + 1].allocated;
-      report->gauges[g][0].freed += report->gauges[g][c + 1].freed;
+          flow(c, pools[i].stats.flow[c], pools[i].stats.level[c].current[g]);
+      if (!pool.has_value()) flow(c, ledger.retired[c], 0);
     }
   }
   report->counters = counters;
@@ -52,19 +54,26 @@ StatsReport Inspector::stats(std::optional<PoolId> pool) {
 
 void Inspector::reset_peak() {
   const Core::Lock lock(core_);
-  core_.levels.reset_peak();
-  for (PoolIndex i = 0; i < core_.pools.end(); ++i)
-    if (core_.pools.exists(i)) core_.pools[i].stats.levels.reset_peak();
+  Ledger& ledger = core_.ledger;
+  ledger.fold();
+  for (GaugeLevel& level : ledger.level) level.reset_peak();
+  for (PoolIndex i = 0; i < core_.pools.end(); ++i) {
+    if (!core_.pools.exists(i)) continue;
+    for (GaugeLevel& level : core_.pools[i].stats.level) level.reset_peak();
+  }
   core_.counters.oversize_allocations.peak = core_.counters.oversize_allocations.current;
   core_.counters.oversize_segments.peak = core_.counters.oversize_segments.current;
 }
 
 void Inspector::reset_accumulated() {
   const Core::Lock lock(core_);
+  core_.ledger.fold();
   for (PoolIndex i = 0; i < core_.pools.end(); ++i)
-    for (size_t c = 0; c < kSizeClasses && core_.pools.exists(i); ++c)
-      core_.pools[i].stats.flow[c].reset(core_.pools[i].stats.levels.of[c]);
-  for (GaugeFlow& flow : core_.retired) flow.reset(GaugeLevel());
+    for (size_t c = 0; c < kSizeClasses && core_.pools.exists(i); ++c) {
+      PoolStats& stats = core_.pools[i].stats;
+      stats.flow[c].reset(stats.level[c].current);
+    }
+  for (GaugeFlow& flow : core_.ledger.retired) flow.reset({});
   Counters& counters = core_.counters;
   const GaugeValue allocations = counters.oversize_allocations;
   const GaugeValue segments = counters.oversize_segments;

@@ -24,11 +24,12 @@ Status Core::allocate(Want& want, Addr* address) {
   {
     const Lock lock(*this);
     want.slot = streams.slot_of(want.stream);
+    const Pool& pool = pools[want.pool];
     if (!broken.empty()) [[unlikely]]
       return Status::Internal(broken);
-    if (pools[want.pool].hibernated) [[unlikely]]
+    if (pool.hibernated) [[unlikely]]
       return Status::InvalidArgument(
-          detail::concat("pool ", pools[want.pool].id, " is hibernated; wake it before allocating from it"));
+          detail::concat("pool ", pool.id, " is hibernated; wake it before allocating from it"));
     if (streams.has_waiting()) poll_ready();
     if (!captures.markers.empty()) [[unlikely]]
       return_settled(want.stream);
@@ -57,6 +58,7 @@ class Climb {
   }
   // True if the climb is over: served, or the driver failed for another reason than memory.
   bool grow() {
+    if (core_.move_pages(want_) && search()) return true;
     Block* grown = nullptr;
     status_ = core_.grow(want_, &grown);
     if (status_.ok()) {

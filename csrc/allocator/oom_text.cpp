@@ -32,8 +32,9 @@ std::string Core::oom_text(const Want& want, const Status& reason, const LadderL
                                                                : "");
     if (pool.captured && pool.index != want.pool && sleeper.empty()) sleeper = pool.id.key();
   }
-  const auto active = static_cast<Bytes>(levels.all.current[static_cast<size_t>(Gauge::active_bytes)]);
-  const auto live = static_cast<Bytes>(levels.all.current[static_cast<size_t>(Gauge::allocated_bytes)]);
+  ledger.fold();
+  const auto active = static_cast<Bytes>(ledger.all().now(Gauge::active_bytes));
+  const auto live = static_cast<Bytes>(ledger.all().now(Gauge::allocated_bytes));
 
   std::string family = info.name.substr(0, info.name.find(':'));
   for (char& letter : family) letter = static_cast<char>(std::toupper(static_cast<unsigned char>(letter)));

@@ -50,20 +50,28 @@ class PageMap {
   }
 
   // Active block that starts exactly at `address`, or 0.
-  BlockId block_at(Addr address) const {
-    const Page* page = find(address);
+  [[gnu::always_inline]] BlockId block_at(Addr address) const {
+    const auto* slot = find_slot(address);
+    return slot == nullptr ? 0 : slot->load(std::memory_order_relaxed);
+  }
+  // slot_of for any address; nullptr if no page near it was ever inserted.
+  [[gnu::always_inline]] std::atomic<BlockId>* find_slot(Addr address) const {
+    Page* page = find(address);
     if (page == nullptr) [[unlikely]]
-      return 0;
-    const auto* small = page->small.load(std::memory_order_acquire);
-    return (small != nullptr ? small[(address & (kPage - 1)) / kMinBlock] : page->large[(address >> 20) & 1])
-        .load(std::memory_order_relaxed);
+      return nullptr;
+    auto* small = page->small.load(std::memory_order_acquire);
+    return small != nullptr ? &small[(address & (kPage - 1)) / kMinBlock] : &page->large[(address >> 20) & 1];
   }
   // Enters or (0) removes the active block that starts at `address`. REQUIRES: its page was inserted.
-  void set_block(Addr address, BlockId block) {
-    Page* page = find(address);
-    auto* small = page->small.load(std::memory_order_relaxed);
-    (small != nullptr ? small[(address & (kPage - 1)) / kMinBlock] : page->large[(address >> 20) & 1])
-        .store(block, std::memory_order_relaxed);
+  [[gnu::always_inline]] void set_block(Addr address, BlockId block) {
+    slot_of(address)->store(block, std::memory_order_relaxed);
+  }
+  // Where the block that starts at `address` is entered. REQUIRES: its page was inserted, now or before.
+  [[gnu::always_inline]] std::atomic<BlockId>* slot_of(Addr address) {
+    Leaf* leaf = root_[address >> (21 + kLeafBits)].load(std::memory_order_relaxed);
+    Page& page = leaf->pages[(address >> 21) & ((1 << kLeafBits) - 1)];
+    auto* small = page.small.load(std::memory_order_relaxed);
+    return small != nullptr ? &small[(address & (kPage - 1)) / kMinBlock] : &page.large[(address >> 20) & 1];
   }
 
  private:
@@ -80,7 +88,7 @@ class PageMap {
     Page pages[1 << kLeafBits];
   };
 
-  Page* find(Addr address) const {
+  [[gnu::always_inline]] Page* find(Addr address) const {
     if (address >= kLimit) [[unlikely]]
       return nullptr;
     Leaf* leaf = root_[address >> (21 + kLeafBits)].load(std::memory_order_acquire);

@@ -36,6 +36,7 @@ struct Pool {
       : id(pool_id),
         index(pool_index),
         options(std::move(pool_options)),
+        special(options.no_split),
         free{FreeIndex(ordered), FreeIndex(ordered)} {}
 
   const PoolId id;
@@ -46,12 +47,17 @@ struct Pool {
   PoolState state = PoolState::open;
   bool captured = false;    // a captured graph may touch the memory on replay (changes)
   bool hibernated = false;  // (changes)
+  bool special = false;     // (changes) hibernated or no_split: not served by carve()
   std::array<FreeIndex, kSizeClasses> free;
   // Per class. G4: the age of a free block is the searches since its insertion.
   std::array<uint32_t, kSizeClasses> searches{};
   Bytes mapped = 0;
   PoolStats stats;
 
+  void set_hibernated(bool value) {
+    hibernated = value;
+    special = value || options.no_split;
+  }
   FreeIndex& free_of(SizeClass c) { return free[static_cast<size_t>(c)]; }
   const FreeIndex& free_of(SizeClass c) const { return free[static_cast<size_t>(c)]; }
 };

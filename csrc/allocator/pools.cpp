@@ -36,7 +36,7 @@ Status Pools::release(PoolId id) {
     if (--pool->refs > 0) return Status::Ok();
     pool->state = PoolState::draining;
     pool->captured = false;  // no graph is left that could touch the memory
-    pool->hibernated = false;
+    pool->set_hibernated(false);
     for (SegmentId s = 1; s <= core_.segments.last(); ++s)
       if (core_.segments.exists(s) && core_.segments[s].pool == pool->index)
         core_.segments[s].dropped.clear();
@@ -44,6 +44,7 @@ Status Pools::release(PoolId id) {
   }
   if (gone) {
     const Core::Growth growth(core_);
+    core_.settle_stale();
     core_.drop_empty_segments();
   }
   return Status::Ok();
@@ -63,7 +64,8 @@ Status Pools::begin_route(PoolId id, RouteFilter filter, const PoolOptions& opti
     index = core_.pools.find(id)->index;
   }
   if (core_.routes.begin(id, index, std::move(filter))) {
-    core_.cache_gate.store(false, std::memory_order_relaxed);  // caches hold the default pool's blocks
+    core_.cache_gate.store(0, std::memory_order_relaxed);
+    core_.easy.store(false, std::memory_order_relaxed);  // caches hold the default pool's blocks
     return Status::Ok();
   }
   SRT_TRY(release(id));  // another thread was faster
@@ -156,8 +158,8 @@ Status Pools::set_discardable(Addr address, bool discardable) {
   const BlockId id = core_.pages.block_at(address);
   if (id == 0 || core_.blocks[id].state != BlockState::live)
     return Status::InvalidPointer(detail::concat("set_discardable: ", address, " is no live block"));
-  uint32_t& flags = core_.blocks[id].flags;
-  flags = discardable ? flags | kDiscardable : flags & ~kDiscardable;
+  uint16_t& flags = core_.blocks[id].flags;
+  flags = static_cast<uint16_t>(discardable ? flags | kDiscardable : flags & ~kDiscardable);
   return Status::Ok();
 }
 

@@ -186,7 +186,8 @@ void Core::drop_empty_segments() {
       const Pool& pool = pools[segment.pool];
       const bool free_pool = pool.index == 0 || pool.state == PoolState::draining;
       const Block& first = blocks[segment.first];
-      if (segment.expandable() && free_pool && first.state == BlockState::unmapped && first.next == 0)
+      if (segment.expandable() && free_pool && first.state == BlockState::unmapped && first.next == 0 &&
+          !(first.flags & kStale))
         empty.push_back(id);
     }
   }
@@ -207,18 +208,14 @@ void Core::drop_dead_pools() {
     if (segments.exists(id)) holds[segments[id].pool] = true;
   for (PoolIndex i = 1; i < pools.end(); ++i) {
     if (!pools.exists(i) || pools[i].state != PoolState::draining || holds[i]) continue;
-    Pool& pool = pools[i];  // Dead: its flow stays part of the device's (I1)
-    for (size_t c = 0; c < kSizeClasses; ++c)
-      for (size_t g = 0; g < kGauges; ++g) {
-        retired[c].in[g] += pool.stats.flow[c].in[g];
-        retired[c].moved[g] += pool.stats.flow[c].moved[g];
-      }
-    pools.destroy(pool);
+    ledger.retire(pools[i].stats);
+    pools.destroy(pools[i]);
   }
 }
 
 Bytes Core::flush(std::optional<PoolIndex> only) {
   drain();
+  settle_stale();
   if (!compat) bring_home();
   // Stitched segments of Draining pools first: their lenders become free then.
   std::vector<BlockId> idle;
@@ -320,6 +317,7 @@ Bytes Core::release_oversize(const Want& want) {
 
 Bytes Core::trim(Bytes goal, std::optional<PoolIndex> except) {
   const RelaxedCapture relaxed(driver);
+  settle_stale();
   bring_home();
   std::vector<BlockId> idle;
   {

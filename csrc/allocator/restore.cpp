@@ -87,8 +87,6 @@ void count_block(const Block& block, int64_t sign, Sums* sums) {
   if (block.state == BlockState::live) {
     of[static_cast<size_t>(Gauge::allocation)] += sign;
     of[static_cast<size_t>(Gauge::allocated_bytes)] += size;
-    of[static_cast<size_t>(Gauge::active)] += sign;
-    of[static_cast<size_t>(Gauge::active_bytes)] += size;
     of[static_cast<size_t>(Gauge::requested_bytes)] += static_cast<int64_t>(block.requested) * sign;
   }
   if (block.state == BlockState::free && !(block.flags & kExpandable) && (block.prev | block.next) != 0) {
@@ -213,10 +211,8 @@ void build(Core& core, Segment& segment, Pool& pool, const std::vector<ImageRun>
 }
 
 void move_gauge(Core& core, Pool& pool, size_t c, size_t g, int64_t amount) {
-  if (amount == 0) return;
-  for (LevelSet* set : {&core.levels, &pool.stats.levels})
-    set->add(static_cast<Gauge>(g), static_cast<SizeClass>(c), amount);
-  pool.stats.flow[c].moved[g] += amount;
+  if (amount != 0)
+    core.ledger.open(pool.stats, static_cast<SizeClass>(c)).move(static_cast<Gauge>(g), amount);
 }
 
 std::vector<Addr> lent_blocks(Core& core, const Segment& segment) {
@@ -230,6 +226,7 @@ std::vector<Addr> lent_blocks(Core& core, const Segment& segment) {
 
 Status Pools::capture_image(PoolId id, PoolImage* image) {
   const Core::Growth growth(core_);
+  core_.settle_stale();
   const Core::Lock lock(core_);
   Pool* pool = nullptr;
   SRT_TRY(find(id, &pool));
@@ -247,6 +244,7 @@ Status Pools::capture_image(PoolId id, PoolImage* image) {
 
 Status Pools::restore_image(const PoolImage& image, RestoreResult* result) {
   const Core::Growth growth(core_);
+  core_.settle_stale();
   const RelaxedCapture relaxed(core_.driver);
   std::map<SegmentId, const ImageSegment*> saved;
   std::map<SegmentId, Ranges> missing;

@@ -1,5 +1,12 @@
 // Statistics (I1, I2): gauges with peak and flow, kept per device and per pool, and counters.
 //
+// Note [Peaks are folded]
+//   Every call moves three gauges, and each is part of four sums: pool and class, pool, device and class,
+//   device. A call moves the first two only, with their highest values since the last fold. As long as calls
+//   are of one pool (the open one), all that the device's sums hold besides it stands still, so the device's
+//   peaks follow from the pool's highest values. Opening another pool, or reading, folds. What is active is
+//   what is allocated plus what is pending; the pending part changes only between folds.
+//
 // A gauge stores its current value and what came in; what went out is the difference, so that
 // allocated - freed = current holds by construction (V5). Restoring a checkpoint changes gauges
 // without flow: `moved` takes that share.
@@ -49,57 +56,100 @@ struct Counters {
   GaugeValue oversize_allocations, oversize_segments;
 };
 
-// One gauge set: current values and peaks.
+// Current values and peaks of one sum.
 struct GaugeLevel {
   std::array<int64_t, kGauges> current{}, peak{};
 
-  void add(Gauge gauge, int64_t amount) {
-    const auto i = static_cast<size_t>(gauge);
-    if ((current[i] += amount) > peak[i]) peak[i] = current[i];
-  }
-  void sub(Gauge gauge, int64_t amount) { current[static_cast<size_t>(gauge)] -= amount; }
+  int64_t now(Gauge gauge) const { return current[static_cast<size_t>(gauge)]; }
   void reset_peak() { peak = current; }
 };
 
-// What came in and what a restore moved, of one size class; kept once, by the pool.
+// What came in and what a restore moved.
 struct GaugeFlow {
   std::array<int64_t, kGauges> in{}, moved{};
   std::array<int64_t, kGauges> in_base{}, out_base{};  // at the last reset
 
   int64_t out(size_t i, int64_t current) const { return in[i] + moved[i] - current; }
-  GaugeValue read(size_t i, const GaugeLevel& level) const {
-    return {level.current[i], level.peak[i], in[i] - in_base[i], out(i, level.current[i]) - out_base[i]};
-  }
-  void reset(const GaugeLevel& level) {
+  void reset(const std::array<int64_t, kGauges>& current) {
     for (size_t i = 0; i < kGauges; ++i) {
       in_base[i] = in[i];
-      out_base[i] = out(i, level.current[i]);
+      out_base[i] = out(i, current[i]);
     }
   }
 };
 
-// Of a pool or a device: sum over classes, and per class.
-struct LevelSet {
-  GaugeLevel all;
-  std::array<GaugeLevel, kSizeClasses> of;
+// A sum that calls move: its values now, and the highest since the last fold.
+struct RunningSum {
+  std::array<int64_t, kGauges> current{}, high{};
+  int64_t pending = 0, pending_bytes = 0;  // freed blocks that wait for a stream or a capture
 
-  void add(Gauge gauge, SizeClass c, int64_t amount) {
-    all.add(gauge, amount);
-    of[static_cast<size_t>(c)].add(gauge, amount);
+  [[gnu::always_inline]] void raise(size_t i, int64_t amount) {
+    if ((current[i] += amount) > high[i]) high[i] = current[i];
   }
-  void sub(Gauge gauge, SizeClass c, int64_t amount) {
-    all.sub(gauge, amount);
-    of[static_cast<size_t>(c)].sub(gauge, amount);
-  }
-  void reset_peak() {
-    all.reset_peak();
-    for (GaugeLevel& level : of) level.reset_peak();
-  }
+  void compute_active();
 };
 
+// Statistics of a pool. Index 0 and 1: its size classes, 2: all. Gauges `active` and `active_bytes` are
+// computed when folded.
 struct PoolStats {
-  LevelSet levels;
+  static constexpr size_t kAll = kSizeClasses;
+  std::array<RunningSum, kSizeClasses + 1> running;
+  std::array<GaugeLevel, kSizeClasses + 1> level;  // as of the last fold
   std::array<GaugeFlow, kSizeClasses> flow;
+};
+
+// Moves the gauges of one size class of the open pool.
+class Leaf {
+ public:
+  Leaf(PoolStats& pool, size_t c) : pool_(pool), c_(c) {}
+  [[gnu::always_inline]] void rise(Gauge gauge, int64_t amount) {
+    const auto i = static_cast<size_t>(gauge);
+    pool_.flow[c_].in[i] += amount;
+    raise(i, amount);
+  }
+  [[gnu::always_inline]] void fall(Gauge gauge, int64_t amount) {
+    const auto i = static_cast<size_t>(gauge);
+    pool_.running[c_].current[i] -= amount;
+    pool_.running[PoolStats::kAll].current[i] -= amount;
+  }
+  // Without flow: what a restore does.
+  void move(Gauge gauge, int64_t amount) {
+    const auto i = static_cast<size_t>(gauge);
+    pool_.flow[c_].moved[i] += amount;
+    raise(i, amount);
+  }
+
+ private:
+  [[gnu::always_inline]] void raise(size_t i, int64_t amount) {
+    pool_.running[c_].raise(i, amount);
+    pool_.running[PoolStats::kAll].raise(i, amount);
+  }
+  PoolStats& pool_;
+  const size_t c_;
+};
+
+// The sums of a device, and which pool is open.
+class Ledger {
+ public:
+  [[gnu::always_inline]] Leaf open(PoolStats& pool, SizeClass c) {
+    if (&pool != pool_) [[unlikely]]
+      open_another(pool);
+    return Leaf(pool, static_cast<size_t>(c));
+  }
+  // A freed block of `bytes` starts (sign 1) or ends (-1) to wait.
+  void pend(PoolStats& pool, SizeClass c, int64_t sign, int64_t bytes);
+  // Brings every sum up to date. Reads need it first.
+  void fold();
+  // The pool is going: its flow stays part of the device's (I1).
+  void retire(PoolStats& pool);
+
+  const GaugeLevel& all() const { return level[PoolStats::kAll]; }
+  std::array<GaugeLevel, kSizeClasses + 1> level;  // as in PoolStats
+  std::array<GaugeFlow, kSizeClasses> retired;
+
+ private:
+  void open_another(PoolStats& pool);
+  PoolStats* pool_ = nullptr;
 };
 
 // Statistics as a reader gets them. Index 0: all, 1: small_pool, 2: large_pool.

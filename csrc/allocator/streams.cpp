@@ -14,6 +14,7 @@ Streams::~Streams() {
 Slot Streams::find_slot(StreamId stream) {
   const auto [at, fresh] = slots_.emplace(raw(stream), static_cast<Slot>(lines_.size()));
   if (fresh) lines_.push_back({stream, {}, {}});
+  last_stream_ = stream;
   return last_slot_ = at->second;
 }
 
@@ -56,6 +57,7 @@ Status Streams::poll(std::vector<BlockId>* done) {
       give_event(oldest.event);
       line.batches.pop_front();
       --batches_;
+      waiting_ = dirty_ || batches_ != 0;
     }
   }
   return Status::Ok();

@@ -31,10 +31,7 @@ class Streams {
   ~Streams();
 
   // The slot of a stream, made if new. Slots count from 0 in order of first use.
-  Slot slot_of(StreamId stream) {
-    if (last_slot_ < lines_.size() && lines_[last_slot_].stream == stream) return last_slot_;
-    return find_slot(stream);
-  }
+  Slot slot_of(StreamId stream) { return stream == last_stream_ ? last_slot_ : find_slot(stream); }
   StreamId stream_of(Slot slot) const { return lines_[slot].stream; }
   size_t count() const { return lines_.size(); }
 
@@ -42,8 +39,9 @@ class Streams {
   void wait_for(Slot slot, BlockId block) {
     lines_[slot].open.push_back(block);
     dirty_ = true;
+    waiting_ = true;
   }
-  bool has_waiting() const { return dirty_ || batches_ != 0; }
+  bool has_waiting() const { return waiting_; }
   // Records an event for every open batch. On an error the batch stays open.
   Status close_open();
   // Takes the blocks of all completed batches, per slot from the oldest to the first unfinished (S3);
@@ -82,9 +80,11 @@ class Streams {
   Driver& driver_;
   std::vector<Line> lines_;
   std::unordered_map<uint64_t, Slot> slots_;
+  StreamId last_stream_{~uint64_t{0}};
   Slot last_slot_ = 0;
   bool dirty_ = false;                                      // some open batch is not empty
   size_t batches_ = 0;                                      // closed batches of all slots
+  bool waiting_ = false;                                    // dirty_, or batches_ is not 0
   std::vector<EventId> events_;                             // idle
   std::unordered_map<BlockId, std::vector<Slot>> many_[2];  // by in_capture: slots from 31 on
 };

@@ -33,15 +33,25 @@ bool register_barrier() {
 void barrier_all_threads() {}
 #endif
 
-// How many blocks of a class a magazine keeps: 64, but no more than about 1 MiB in all.
+// How many blocks of a class a magazine keeps: kEntries, but no more than about 1 MiB in all.
 uint32_t room_of(int index) {
   return static_cast<uint32_t>(std::clamp<Bytes>(kMiB / CacheClass::size(index), 2, Magazine::kEntries));
 }
 
 }  // namespace
 
-thread_local ThreadCaches::Last ThreadCaches::last_;
+[[gnu::tls_model("initial-exec")]] constinit thread_local ThreadCaches::Last ThreadCaches::last_;
 thread_local ThreadCaches::AtThreadEnd ThreadCaches::at_end_;
+
+ThreadCache::Line& ThreadCache::no_line() {
+  static Line line{StreamId{~uint64_t{0}}, Slot{0xffff}, {}};
+  return line;
+}
+
+Block& ThreadCache::no_block() {
+  static Block block;
+  return block;
+}
 
 void ThreadCache::take_all(std::vector<Block*>* blocks) {
   for (const auto& line : lines_)
@@ -102,7 +112,7 @@ void ThreadCaches::leave(const std::shared_ptr<ThreadCache>& cache) {
   std::vector<Block*> blocks;
   cache->visit(&blocks);
   const Core::Lock core_lock(*core_);
-  for (Block* block : blocks) core_->free_live(*block, nullptr);
+  for (Block* block : blocks) core_->free_live(*block);
 }
 
 Bytes ThreadCaches::flush_all() {
@@ -116,7 +126,7 @@ Bytes ThreadCaches::flush_all() {
   Bytes bytes = 0;
   for (Block* block : blocks) {
     bytes += block->size;
-    core_->free_live(*block, nullptr);
+    core_->free_live(*block);
   }
   return bytes;
 }
@@ -129,7 +139,7 @@ bool ThreadCaches::allocate(Bytes size, StreamId stream, Addr* address) {
     if (!owner.entered()) [[unlikely]]
       return false;
     if (ThreadCache::Line* line = cache.find(stream); line != nullptr) [[likely]] {
-      Magazine& magazine = line->magazines[index];
+      Magazine& magazine = line->magazines[index + 1];
       if (magazine.count != 0) [[likely]] {
         Block* block = magazine.entries[--magazine.count];
         ThreadCache::mark_given(*block, true);
@@ -154,11 +164,11 @@ bool ThreadCaches::refill(ThreadCache& cache, int index, StreamId stream, Addr* 
     const Core::Lock lock(*core_);
     want.slot = core_->streams.slot_of(stream);
     if (core_->streams.has_waiting()) core_->poll_ready();
-    while (count < room / 2 + 1) {
-      Block* block = core_->search(want);
+    Pool& pool = core_->pools[0];
+    while (count < room / 2 + 1 && core_->plain) {
+      Block* block = core_->carve(pool, want.slot, SizeClass::small, want.size, want.size);
       if (block == nullptr) break;
-      core_->take(*block, want);
-      block->flags |= kThreadCached;
+      block->magazine = static_cast<uint8_t>(index + 1);
       got[count++] = block;
     }
   }
@@ -166,7 +176,7 @@ bool ThreadCaches::refill(ThreadCache& cache, int index, StreamId stream, Addr* 
     if (!core_->allocate(want, address).ok()) return false;
     const Core::Lock lock(*core_);
     Block& block = core_->blocks[core_->pages.block_at(*address)];
-    block.flags |= kThreadCached;
+    block.magazine = static_cast<uint8_t>(index + 1);
     ThreadCache::mark_given(block, true);
     return true;
   }
@@ -177,7 +187,7 @@ bool ThreadCaches::refill(ThreadCache& cache, int index, StreamId stream, Addr* 
     ThreadCache::Line* line = owner.entered() ? cache.find(stream) : nullptr;
     if (owner.entered() && line == nullptr) line = &cache.add(stream, want.slot);
     if (line != nullptr) {
-      Magazine& magazine = line->magazines[index];
+      Magazine& magazine = line->magazines[index + 1];
       magazine.room = room;
       // Lowest address on top: it is given first.
       while (count > 1) magazine.entries[magazine.count++] = got[--count];
@@ -185,28 +195,16 @@ bool ThreadCaches::refill(ThreadCache& cache, int index, StreamId stream, Addr* 
   }
   if (count > 1) {  // a visitor is in: it wants blocks back, not away
     const Core::Lock lock(*core_);
-    while (count > 1) core_->free_live(*got[--count], nullptr);
+    while (count > 1) core_->free_live(*got[--count]);
   }
   return true;
 }
 
-bool ThreadCaches::release(Addr address, bool* invalid) {
-  const BlockId id = core_->pages.block_at(address);
-  if (id == 0) [[unlikely]]
-    return false;
-  Block& block = core_->blocks[id];
-  if (!(block.flags & kThreadCached)) return false;
-  if (!ThreadCache::given(block)) [[unlikely]] {
-    *invalid = true;
-    return false;
-  }
-  if ((block.uses | block.capture_uses) != 0) [[unlikely]]
+bool ThreadCaches::release(Block& block, Addr address) {
+  if (block.magazine == 0 || block.address != address || !ThreadCache::given(block) || block.all_uses != 0)
     return false;
   ThreadCache& cache = mine();
-  const int index = CacheClass::of(block.size);
-  // Small blocks split exactly (B3), so this holds; a wrong class would give out too few bytes.
-  if (CacheClass::size(index) != block.size) [[unlikely]]
-    return false;
+  const int index = block.magazine - 1;
   Block* spilled[Magazine::kEntries];
   uint32_t count = 0;
   {
@@ -216,7 +214,7 @@ bool ThreadCaches::release(Addr address, bool* invalid) {
     ThreadCache::Line* line = cache.find(block.slot);
     if (line == nullptr) [[unlikely]]
       return false;
-    Magazine& magazine = line->magazines[index];
+    Magazine& magazine = line->magazines[index + 1];
     if (magazine.room == 0) [[unlikely]]
       magazine.room = room_of(index);
     if (magazine.count == magazine.room) [[unlikely]] {
@@ -231,7 +229,7 @@ bool ThreadCaches::release(Addr address, bool* invalid) {
   }
   if (count != 0) [[unlikely]] {
     const Core::Lock lock(*core_);
-    for (uint32_t i = 0; i < count; ++i) core_->free_live(*spilled[i], nullptr);
+    for (uint32_t i = 0; i < count; ++i) core_->free_live(*spilled[i]);
   }
   return true;
 }

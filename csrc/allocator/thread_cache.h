@@ -13,6 +13,7 @@
 //   does not know membarrier, the owner uses a sequentially consistent exchange.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -33,13 +34,14 @@ inline constexpr bool kOwnerFence = false;
 // Four classes per doubling from 512 B to 1 MiB, multiples of 512.
 struct CacheClass {
   static constexpr int kCount = 40;
-  static constexpr int of(Bytes size) {
-    const Bytes units = (size + kMinBlock - 1) / kMinBlock;
+  static constexpr int compute(Bytes units) {
     if (units <= 4) return static_cast<int>(units) - 1;
     const int log2 = std::bit_width(units - 1) - 1;  // units in (2^log2, 2^(log2+1)]
     const auto step = static_cast<int>((units - 1) >> (log2 - 2)) - 4;
     return 4 + (log2 - 2) * 4 + step;
   }
+  // REQUIRES: 0 < size <= kSmallMax.
+  static int of(Bytes size);
   static constexpr Bytes size(int index) {
     if (index < 4) return static_cast<Bytes>(index + 1) * kMinBlock;
     const int log2 = (index - 4) / 4 + 2;
@@ -47,12 +49,23 @@ struct CacheClass {
     return ((Bytes{1} << log2) + (static_cast<Bytes>(step + 1) << (log2 - 2))) * kMinBlock;
   }
 };
-static_assert(CacheClass::of(kSmallMax) == CacheClass::kCount - 1);
 static_assert(CacheClass::size(CacheClass::kCount - 1) == kSmallMax);
-static_assert(CacheClass::of(2049) == 4 && CacheClass::size(4) == 2560 && CacheClass::of(2560) == 4);
+static_assert(CacheClass::compute(5) == 4 && CacheClass::size(4) == 2560);
+
+// 1 + the class of each number of 512-byte units.
+inline constexpr auto kCacheClasses = [] {
+  std::array<uint8_t, kSmallMax / kMinBlock + 1> classes{};
+  for (Bytes units = 1; units < classes.size(); ++units)
+    classes[units] = static_cast<uint8_t>(CacheClass::compute(units) + 1);
+  return classes;
+}();
+static_assert(kCacheClasses.back() == CacheClass::kCount);
+inline int CacheClass::of(Bytes size) {
+  return kCacheClasses[(size + kMinBlock - 1) / kMinBlock] - 1;
+}
 
 struct Magazine {
-  static constexpr uint32_t kEntries = 64;
+  static constexpr uint32_t kEntries = 63;  // 512 bytes in all
   uint32_t count = 0;
   uint32_t room = 0;  // 0 until first use; large classes keep fewer entries
   Block* entries[kEntries];
@@ -63,7 +76,7 @@ class ThreadCache {
   struct Line {
     StreamId stream{};
     Slot slot = 0;
-    Magazine magazines[CacheClass::kCount];
+    Magazine magazines[CacheClass::kCount + 1];  // by class + 1, as Block::magazine
   };
 
   // The owner's scope. If !entered(), a visitor is in: take the path without cache.
@@ -89,16 +102,18 @@ class ThreadCache {
     bool entered_;
   };
 
+  // The line used last, or nullptr.
+  Line* last() const { return last_; }
   // The line of a stream (slot), or nullptr.
   Line* find(StreamId stream) {
-    if (last_ != nullptr && last_->stream == stream) [[likely]]
+    if (last_->stream == stream && last_ != &no_line()) [[likely]]
       return last_;
     for (const auto& line : lines_)
       if (line->stream == stream) return last_ = line.get();
     return nullptr;
   }
   Line* find(Slot slot) {
-    if (last_ != nullptr && last_->slot == slot) [[likely]]
+    if (last_->slot == slot && last_ != &no_line()) [[likely]]
       return last_;
     for (const auto& line : lines_)
       if (line->slot == slot) return last_ = line.get();
@@ -109,6 +124,26 @@ class ThreadCache {
     lines_.back()->stream = stream;
     lines_.back()->slot = slot;
     return *lines_.back();
+  }
+  // The block given out last with this address, or another one.
+  Block*& hint(Addr address) { return hints_[(address / kMinBlock) % kHints]; }
+  // Into the magazine of the line used last, if it fits there. REQUIRES: it starts at the address being
+  // freed.
+  [[gnu::always_inline]] bool put(Block& block) {
+    if (!given(block) || block.all_uses != 0) [[unlikely]]
+      return false;
+    const Owner owner(*this);
+    Line* line = last_;
+    if (!owner.entered() || line->slot != block.slot) [[unlikely]]
+      return false;
+    Magazine& magazine = line->magazines[block.magazine];
+    const uint32_t count = magazine.count;
+    if (count >= magazine.room) [[unlikely]]
+      return false;
+    mark_given(block, false);
+    magazine.entries[count] = &block;
+    magazine.count = count + 1;
+    return true;
   }
   // Moves every entry to `blocks`. REQUIRES: called by the owner inside Owner, or by a visitor.
   void take_all(std::vector<Block*>* blocks);
@@ -127,8 +162,20 @@ class ThreadCache {
  private:
   std::atomic<uint32_t> busy_{0};
   std::atomic<uint32_t> visitors_{0};
-  Line* last_ = nullptr;
+  static constexpr size_t kHints = 64;
+  static Line& no_line();    // of no stream
+  static Block& no_block();  // at no address
+
+  Line* last_ = &no_line();
   std::vector<std::unique_ptr<Line>> lines_;
+  // By address. A hint may be old: a Block stays readable, and its address and mark say whether it is the
+  // one.
+  std::array<Block*, kHints> hints_ = filled(&no_block());
+  static std::array<Block*, kHints> filled(Block* block) {
+    std::array<Block*, kHints> all{};
+    all.fill(block);
+    return all;
+  }
 };
 
 // All thread caches of one allocator. Shared with the threads, which may end later than it.
@@ -149,14 +196,46 @@ class ThreadCaches : public std::enable_shared_from_this<ThreadCaches> {
   // Empties all caches; bytes given back. REQUIRES: the core mutex is not held.
   Bytes flush_all();
 
-  // Fast paths: false means: go the long way.
+  uint64_t serial() const { return serial_; }
+  // A block of the calling thread's magazine, without a lock; false if it has none, or if the thread last
+  // used other caches than those whose serial `gate` shows (0: none). REQUIRES: size > 0, <= kSmallMax.
+  [[gnu::always_inline]] static bool hit(uint64_t gate, Bytes size, StreamId stream, Addr* address) {
+    if (last_.owner != gate) [[unlikely]]
+      return false;
+    ThreadCache& cache = *last_.cache;
+    const ThreadCache::Owner owner(cache);
+    ThreadCache::Line* line = cache.last();
+    if (!owner.entered() || line->stream != stream) [[unlikely]]
+      return false;
+    Magazine& magazine = line->magazines[kCacheClasses[(size + kMinBlock - 1) / kMinBlock]];
+    if (magazine.count == 0) [[unlikely]]
+      return false;
+    Block* block = magazine.entries[--magazine.count];
+    ThreadCache::mark_given(*block, true);
+    const Addr given = block->address;
+    cache.hint(given) = block;
+    *address = given;
+    return true;
+  }
+  // Puts a block given out by a thread cache into the calling thread's magazine, without a lock; false if
+  // that takes more.
+  [[gnu::always_inline]] static bool keep(uint64_t gate, Addr address) {
+    if (last_.owner != gate) [[unlikely]]
+      return false;
+    ThreadCache& cache = *last_.cache;
+    Block& block = *cache.hint(address);
+    if (block.address != address) [[unlikely]]
+      return false;
+    return cache.put(block);
+  }
+  // What hit and keep leave: other lines and threads, empty and full magazines. false: go the long way.
   bool allocate(Bytes size, StreamId stream, Addr* address);
-  // Sets *invalid if the block lies in a magazine: freed twice.
-  bool release(Addr address, bool* invalid);
+  bool release(Block& block, Addr address);
 
  private:
+  static constexpr uint64_t kNobody = ~uint64_t{0};
   struct Last {
-    uint64_t owner = 0;
+    uint64_t owner = kNobody;
     ThreadCache* cache = nullptr;
   };
   struct Attached {
@@ -171,7 +250,8 @@ class ThreadCaches : public std::enable_shared_from_this<ThreadCaches> {
   bool refill(ThreadCache& cache, int index, StreamId stream, Addr* address);
   void leave(const std::shared_ptr<ThreadCache>& cache);
 
-  static thread_local Last last_;
+  // initial-exec: one load, also in a shared library.
+  [[gnu::tls_model("initial-exec")]] static constinit thread_local Last last_;
   static thread_local AtThreadEnd at_end_;
   const uint64_t serial_;
   std::mutex mutex_;  // before the core mutex

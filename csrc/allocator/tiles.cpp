@@ -4,11 +4,11 @@
 
 namespace staticrt::alloc {
 
-void Core::set_state(Block& block, BlockState to) {
-  if (!allowed(block.state, to) && broken.empty()) [[unlikely]]
+void Core::illegal_move(const Block& block, BlockState to) {
+  plain = false;
+  if (broken.empty())
     broken = detail::concat("block ", block.id, " of segment ", block.segment, " goes from ", block.state,
                             " to ", to, ", which is no legal move");
-  block.state = to;
 }
 
 void Core::insert_free(Block& block) {
@@ -16,14 +16,9 @@ void Core::insert_free(Block& block) {
   block.inserted_at = pool.searches[static_cast<size_t>(block.size_class)];
   pool.free_of(block.size_class).insert(blocks, block);
   if (!(block.flags & kExpandable) && (block.prev | block.next) != 0) {
-    const auto c = static_cast<size_t>(block.size_class);
-    for (LevelSet* set : {&levels, &pool.stats.levels}) {
-      set->add(Gauge::inactive_split, block.size_class, 1);
-      set->add(Gauge::inactive_split_bytes, block.size_class, static_cast<int64_t>(block.size));
-    }
-    pool.stats.flow[c].in[static_cast<size_t>(Gauge::inactive_split)] += 1;
-    pool.stats.flow[c].in[static_cast<size_t>(Gauge::inactive_split_bytes)] +=
-        static_cast<int64_t>(block.size);
+    Leaf leaf = ledger.open(pool.stats, block.size_class);
+    leaf.rise(Gauge::inactive_split, 1);
+    leaf.rise(Gauge::inactive_split_bytes, static_cast<int64_t>(block.size));
   }
 }
 
@@ -32,10 +27,9 @@ void Core::remove_free(Block& block) {
   pool.free_of(block.size_class).remove(blocks, block);
   // A free block's neighbours are not free, so whether it is split has not changed since its insertion.
   if (!(block.flags & kExpandable) && (block.prev | block.next) != 0) {
-    for (LevelSet* set : {&levels, &pool.stats.levels}) {
-      set->sub(Gauge::inactive_split, block.size_class, 1);
-      set->sub(Gauge::inactive_split_bytes, block.size_class, static_cast<int64_t>(block.size));
-    }
+    Leaf leaf = ledger.open(pool.stats, block.size_class);
+    leaf.fall(Gauge::inactive_split, 1);
+    leaf.fall(Gauge::inactive_split_bytes, static_cast<int64_t>(block.size));
   }
 }
 
@@ -48,7 +42,7 @@ Block& Core::split(Block& block, Bytes low) {
   high.state = block.state;
   high.size_class = block.size_class;
   high.pool = block.pool;
-  high.flags = block.flags & kExpandable;
+  high.flags = static_cast<uint16_t>(block.flags & kExpandable);
   high.prev = block.id;
   high.next = block.next;
   if (block.next != 0) blocks[block.next].prev = high.id;
@@ -95,27 +89,6 @@ bool Core::should_split(const Block& block, const Want& want) const {
   return want.size < settings().max_split_bytes && rest > kSmallMax;
 }
 
-void Core::count_allocated(const Block& block, int64_t requested) {
-  Pool& pool = pools[block.pool];
-  const auto size = static_cast<int64_t>(block.size);
-  const SizeClass c = block.size_class;
-  for (LevelSet* set : {&levels, &pool.stats.levels}) {
-    for (GaugeLevel* level : {&set->all, &set->of[static_cast<size_t>(c)]}) {
-      level->add(Gauge::allocation, 1);
-      level->add(Gauge::allocated_bytes, size);
-      level->add(Gauge::active, 1);
-      level->add(Gauge::active_bytes, size);
-      level->add(Gauge::requested_bytes, requested);
-    }
-  }
-  auto& in = pool.stats.flow[static_cast<size_t>(c)].in;
-  in[static_cast<size_t>(Gauge::allocation)] += 1;
-  in[static_cast<size_t>(Gauge::allocated_bytes)] += size;
-  in[static_cast<size_t>(Gauge::active)] += 1;
-  in[static_cast<size_t>(Gauge::active_bytes)] += size;
-  in[static_cast<size_t>(Gauge::requested_bytes)] += requested;
-}
-
 Addr Core::take(Block& block, const Want& want) {
   if (should_split(block, want)) {
     Block& rest = split(block, want.size);
@@ -132,62 +105,69 @@ Addr Core::take(Block& block, const Want& want) {
   block.capture_uses = 0;
   block.pending = 0;
   pages.set_block(block.address, block.id);
-  count_allocated(block, static_cast<int64_t>(want.requested));
-  if (block.size >= settings().max_split_bytes) [[unlikely]] {
-    GaugeValue& oversize = counters.oversize_allocations;
-    oversize.allocated += 1;
-    if (++oversize.current > oversize.peak) oversize.peak = oversize.current;
+  Leaf leaf = ledger.open(pools[block.pool].stats, block.size_class);
+  leaf.rise(Gauge::allocation, 1);
+  leaf.rise(Gauge::allocated_bytes, static_cast<int64_t>(block.size));
+  leaf.rise(Gauge::requested_bytes, static_cast<int64_t>(want.requested));
+  if (block.size >= oversize) [[unlikely]] {
+    GaugeValue& gauge = counters.oversize_allocations;
+    gauge.allocated += 1;
+    if (++gauge.current > gauge.peak) gauge.peak = gauge.current;
   }
-  if (trace.watching()) [[unlikely]] {
-    if (want.context != nullptr) {
-      contexts[block.id] = want.context;
-      block.flags |= kHasContext;
-    }
-    trace.add(Action::alloc, block.address, block.size, want.stream, pools[block.pool].trace_name,
-              trace.level() >= ContextLevel::alloc ? want.context : nullptr);
-  }
+  if (trace.watching()) [[unlikely]]
+    trace_taken(block, want);
   return block.address;
 }
 
-void Core::free_live(Block& block, const Context& context) {
-  pages.set_block(block.address, 0);
-  const auto size = static_cast<int64_t>(block.size);
-  Pool& pool = pools[block.pool];
-  for (LevelSet* set : {&levels, &pool.stats.levels}) {
-    set->sub(Gauge::allocation, block.size_class, 1);
-    set->sub(Gauge::allocated_bytes, block.size_class, size);
+void Core::trace_taken(Block& block, const Want& want) {
+  if (want.context != nullptr) {
+    contexts[block.id] = want.context;
+    block.flags |= kHasContext;
   }
-  if (block.size >= settings().max_split_bytes) [[unlikely]] {
+  if (want.context != nullptr && trace.level() >= ContextLevel::alloc) {
+    trace.add(Action::alloc, block.address, block.size, want.stream, pools[block.pool].trace_name,
+              want.context);
+  } else {
+    trace.add(Action::alloc, block.address, block.size, want.stream, pools[block.pool].trace_name);
+  }
+}
+
+// What free_inline leaves: blocks in use elsewhere, with contexts, of fixed segments or in compat mode.
+void Core::free_on(Block& block) {
+  if (block.size >= oversize) {
     counters.oversize_allocations.freed += 1;
     counters.oversize_allocations.current -= 1;
   }
-  if (trace.watching()) [[unlikely]]
-    trace.add(Action::free_requested, block.address, block.requested, streams.stream_of(block.slot),
-              pool.trace_name, trace.level() == ContextLevel::all ? context : nullptr);
-  block.flags &= ~(kDiscardable | kThreadCached);
-  if ((block.uses | block.capture_uses) != 0) [[unlikely]] {
+  block.flags &= static_cast<uint16_t>(~kDiscardable);
+  if ((block.uses | block.capture_uses) != 0) {
     defer_or_wait(block);
   } else {
     finish_free(block);
   }
 }
 
+void Core::trace_freed(const Block& block, const Context* context) {
+  const StreamId stream = streams.stream_of(block.slot);
+  const uint32_t name = pools[block.pool].trace_name;
+  if (context != nullptr && trace.level() == ContextLevel::all) {
+    trace.add(Action::free_requested, block.address, block.requested, stream, name, *context);
+  } else {
+    trace.add(Action::free_requested, block.address, block.requested, stream, name);
+  }
+}
+
 void Core::finish_free(Block& block) {
   Pool& pool = pools[block.pool];
   const auto size = static_cast<int64_t>(block.size);
-  for (LevelSet* set : {&levels, &pool.stats.levels}) {
-    for (GaugeLevel* level : {&set->all, &set->of[static_cast<size_t>(block.size_class)]}) {
-      level->sub(Gauge::active, 1);
-      level->sub(Gauge::active_bytes, size);
-      level->sub(Gauge::requested_bytes, static_cast<int64_t>(block.requested));
-    }
-  }
+  if (block.state != BlockState::live) ledger.pend(pool.stats, block.size_class, -1, size);
+  ledger.open(pool.stats, block.size_class)
+      .fall(Gauge::requested_bytes, static_cast<int64_t>(block.requested));
   if (trace.watching()) [[unlikely]]
     trace.add(Action::free_completed, block.address, block.requested, streams.stream_of(block.slot),
               pool.trace_name);
   if (block.flags & kHasContext) [[unlikely]] {
     contexts.erase(block.id);
-    block.flags &= ~kHasContext;
+    block.flags &= static_cast<uint16_t>(~kHasContext);
   }
   put_free(block);
 }
@@ -197,31 +177,30 @@ void Core::add_reserved(Segment& segment, Bytes bytes) {
   const auto amount = static_cast<int64_t>(bytes);
   segment.mapped += bytes;
   pool.mapped += bytes;
-  for (LevelSet* set : {&levels, &pool.stats.levels})
-    set->add(Gauge::reserved_bytes, segment.size_class, amount);
-  pool.stats.flow[static_cast<size_t>(segment.size_class)].in[static_cast<size_t>(Gauge::reserved_bytes)] +=
-      amount;
+  ledger.open(pool.stats, segment.size_class).rise(Gauge::reserved_bytes, amount);
 }
 
 void Core::sub_reserved(Segment& segment, Bytes bytes) {
   Pool& pool = pools[segment.pool];
   segment.mapped -= bytes;
   pool.mapped -= bytes;
-  for (LevelSet* set : {&levels, &pool.stats.levels})
-    set->sub(Gauge::reserved_bytes, segment.size_class, static_cast<int64_t>(bytes));
+  ledger.open(pool.stats, segment.size_class).fall(Gauge::reserved_bytes, static_cast<int64_t>(bytes));
 }
 
 void Core::count_segment(const Segment& segment, int sign) {
   if (segment.kind == SegmentKind::expandable || segment.kind == SegmentKind::stitched) return;  // E5
   Pool& pool = pools[segment.pool];
-  for (LevelSet* set : {&levels, &pool.stats.levels}) set->add(Gauge::segment, segment.size_class, sign);
-  if (sign > 0)
-    pool.stats.flow[static_cast<size_t>(segment.size_class)].in[static_cast<size_t>(Gauge::segment)] += 1;
-  if (segment.size < settings().max_split_bytes) return;
-  GaugeValue& oversize = counters.oversize_segments;
-  oversize.current += sign;
-  (sign > 0 ? oversize.allocated : oversize.freed) += 1;
-  if (oversize.current > oversize.peak) oversize.peak = oversize.current;
+  Leaf leaf = ledger.open(pool.stats, segment.size_class);
+  if (sign > 0) {
+    leaf.rise(Gauge::segment, 1);
+  } else {
+    leaf.fall(Gauge::segment, 1);
+  }
+  if (segment.size < oversize) return;
+  GaugeValue& gauge = counters.oversize_segments;
+  gauge.current += sign;
+  (sign > 0 ? gauge.allocated : gauge.freed) += 1;
+  if (gauge.current > gauge.peak) gauge.peak = gauge.current;
 }
 
 Block* Core::block_containing(Addr address) {

@@ -4,10 +4,6 @@
 #include <chrono>
 #include <unordered_map>
 
-#if defined(__x86_64__)
-#include <x86intrin.h>
-#endif
-
 namespace staticrt::alloc {
 namespace {
 
@@ -16,19 +12,17 @@ int64_t now_us() {
   return duration_cast<microseconds>(system_clock::now().time_since_epoch()).count();
 }
 
-#if defined(__x86_64__)
-uint64_t now_ticks() {
-  return __rdtsc();
-}
-#else
-uint64_t now_ticks() {
+#if !defined(__x86_64__)
+}  // namespace
+uint64_t Trace::slow_ticks() {
   return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
 }
+namespace {
 #endif
 
 // Two readings of both clocks, as far apart as the process is old, give the rate.
 struct Clock {
-  uint64_t ticks = now_ticks();
+  uint64_t ticks = Trace::ticks();
   int64_t us = now_us();
 };
 const Clock kStart;
@@ -46,18 +40,18 @@ class Texts {
  public:
   uint32_t intern(const std::string& text) {
     const std::lock_guard lock(mutex_);
-    const auto [at, fresh] = numbers_.emplace(text, static_cast<uint32_t>(texts_.size()));
-    if (fresh) texts_.push_back(text);
+    const auto [at, fresh] = numbers_.emplace(text, static_cast<uint32_t>(all_.size()));
+    if (fresh) all_.push_back(text);
     return at->second;
   }
   std::string text(uint32_t number) {
     const std::lock_guard lock(mutex_);
-    return texts_[number];
+    return all_[number];
   }
 
  private:
   std::mutex mutex_;
-  std::vector<std::string> texts_{""};
+  std::vector<std::string> all_{""};
   std::unordered_map<std::string, uint32_t> numbers_{{"", 0}};
 };
 Texts& texts() {
@@ -65,25 +59,25 @@ Texts& texts() {
   return leaked;
 }
 
-thread_local uint32_t metadata_number = 0;
-thread_local uint32_t compile_number = 0;
 thread_local std::vector<uint32_t> compile_stack;
 
 }  // namespace
 
+[[gnu::tls_model("initial-exec")]] constinit thread_local Trace::ThreadTexts Trace::texts_;
+
 void set_thread_metadata(const std::string& text) {
-  metadata_number = texts().intern(text);
+  Trace::texts_.metadata = texts().intern(text);
 }
 std::string thread_metadata() {
-  return texts().text(metadata_number);
+  return texts().text(Trace::texts_.metadata);
 }
 void push_compile_context(const std::string& text) {
-  compile_stack.push_back(compile_number);
-  compile_number = texts().intern(text);
+  compile_stack.push_back(Trace::texts_.compile);
+  Trace::texts_.compile = texts().intern(text);
 }
 void pop_compile_context() {
   if (compile_stack.empty()) return;
-  compile_number = compile_stack.back();
+  Trace::texts_.compile = compile_stack.back();
   compile_stack.pop_back();
 }
 
@@ -91,6 +85,7 @@ void Trace::configure(const HistoryOptions& options) {
   const bool keep = options.on && !options.clear;
   options_ = options;
   watching_ = options_.on || !trackers_.empty();
+  rolling_ = false;
   if (!keep) return clear();
   if (ring_.size() > options_.max_entries || next_ != 0) {
     // Straighten the ring, then keep the newest.
@@ -109,9 +104,12 @@ void Trace::add(Action action, Addr address, Bytes size, StreamId stream, uint32
                 const Context& context) {
   if (!watching_) return;
   if ((options_.skip_actions >> static_cast<int>(action)) & 1 && trackers_.empty()) return;
-  const TraceRecord record{now_ticks(), address,         size,           stream,
-                           pool_name,   metadata_number, compile_number, action};
-  if (!trackers_.empty()) undelivered_.push_back(entry_of(record, context));
+  const TraceRecord record{
+      ticks(), address, size, stream, pool_name, Trace::texts_.metadata, Trace::texts_.compile, action};
+  if (!trackers_.empty()) {
+    undelivered_.push_back(entry_of(record, context));
+    undelivered_any_ = true;
+  }
   if (!options_.on || (options_.skip_actions >> static_cast<int>(action)) & 1) return;
   const bool keeps = options_.level >= ContextLevel::alloc && context != nullptr;
   if (keeps && contexts_.size() < ring_.size()) contexts_.resize(ring_.size());
@@ -123,6 +121,8 @@ void Trace::add(Action action, Addr address, Bytes size, StreamId stream, uint32
   ring_[next_] = record;
   if (!contexts_.empty()) contexts_[next_] = context;
   if (++next_ == ring_.size()) next_ = 0;
+  last_ = &ring_.back();
+  rolling_ = trackers_.empty() && options_.skip_actions == 0 && contexts_.empty();
 }
 
 uint32_t Trace::name_pool(PoolId id) {
@@ -155,6 +155,7 @@ std::vector<TraceEntry> Trace::entries() const {
 }
 
 void Trace::clear() {
+  rolling_ = false;
   ring_.clear();
   contexts_.clear();
   next_ = 0;
@@ -168,6 +169,7 @@ void Trace::annotate(const std::string& text) {
 void Trace::attach(TraceTracker tracker) {
   trackers_.push_back(std::move(tracker));
   watching_ = true;
+  rolling_ = false;
 }
 
 }  // namespace staticrt::alloc

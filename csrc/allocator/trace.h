@@ -97,8 +97,18 @@ class Trace {
   ContextLevel level() const { return options_.on ? options_.level : ContextLevel::never; }
   const ContextFunction& context_function() const { return options_.context; }
 
+  void add(Action action, Addr address, Bytes size, StreamId stream, uint32_t pool_name) {
+    // A full ring without trackers, contexts or skipped actions: one record goes over the oldest.
+    if (rolling_) [[likely]] {
+      TraceRecord* record = &ring_[next_];
+      next_ = record == last_ ? 0 : next_ + 1;
+      *record = {ticks(), address, size, stream, pool_name, texts_.metadata, texts_.compile, action};
+      return;
+    }
+    add(action, address, size, stream, pool_name, nullptr);
+  }
   void add(Action action, Addr address, Bytes size, StreamId stream, uint32_t pool_name,
-           const Context& context = nullptr);
+           const Context& context);
   uint32_t name_pool(PoolId id);
   PoolId pool_name(uint32_t name) const { return pool_names_[name]; }
 
@@ -111,15 +121,40 @@ class Trace {
 
   void attach(TraceTracker tracker);
   // Entries added since, for dispatch outside the core mutex; see Core::Lock.
-  bool has_undelivered() const { return !undelivered_.empty(); }
-  std::deque<TraceEntry> take_undelivered() { return std::exchange(undelivered_, {}); }
+  bool has_undelivered() const { return undelivered_any_; }
+  std::deque<TraceEntry> take_undelivered() {
+    undelivered_any_ = false;
+    return std::exchange(undelivered_, {});
+  }
   const std::vector<TraceTracker>& trackers() const { return trackers_; }
 
+  static uint64_t ticks() {
+#if defined(__x86_64__)
+    return __builtin_ia32_rdtsc();
+#else
+    return slow_ticks();
+#endif
+  }
+
  private:
+  static uint64_t slow_ticks();
+  // Numbers of the texts that this thread's records carry.
+  struct ThreadTexts {
+    uint32_t metadata = 0, compile = 0;
+  };
+  friend void set_thread_metadata(const std::string& text);
+  friend void push_compile_context(const std::string& text);
+  friend void pop_compile_context();
+  friend std::string thread_metadata();
+  // initial-exec: one load, also in a shared library.
+  [[gnu::tls_model("initial-exec")]] static constinit thread_local ThreadTexts texts_;
+
   TraceEntry entry_of(const TraceRecord& record, const Context& context) const;
 
   HistoryOptions options_;
   bool watching_ = false;
+  bool rolling_ = false;               // see add()
+  const TraceRecord* last_ = nullptr;  // of the ring, while rolling_
   std::vector<TraceRecord> ring_;
   std::vector<Context> contexts_;  // beside ring_ if the level keeps any
   size_t next_ = 0;                // where the next record goes once the ring is full
@@ -127,6 +162,7 @@ class Trace {
   std::vector<PoolId> pool_names_{kDefaultPool};
   std::vector<TraceTracker> trackers_;
   std::deque<TraceEntry> undelivered_;
+  bool undelivered_any_ = false;
 };
 
 }  // namespace staticrt::alloc

@@ -44,8 +44,7 @@ class Validation {
     BlockId prev = 0;
     for (BlockId id = segment.first; id != 0; id = core_.blocks[id].next) {
       const Block& block = core_.blocks[id];
-      if (++seen_blocks_ > core_.blocks.count())
-        return fail("V1: the blocks of segment ", segment.id, " form a ring");
+      if (++seen_blocks_ > count_) return fail("V1: the blocks of segment ", segment.id, " form a ring");
       if (block.id != id || block.address != at || block.prev != prev || block.size == 0 ||
           block.segment != segment.id || block.pool != segment.pool || block.size_class != segment.size_class)
         return fail("V1: block ", id, " does not continue the tiling of segment ", segment.id, " at offset ",
@@ -67,7 +66,8 @@ class Validation {
     if (prev.state == BlockState::free && block.state == BlockState::free && prev.slot == block.slot)
       return fail("V2: blocks ", prev.id, " and ", block.id, " of segment ", block.segment,
                   " are both free, mapped, on stream ", core_.streams.stream_of(block.slot));
-    if (prev.state == BlockState::unmapped && block.state == BlockState::unmapped)
+    if (prev.state == BlockState::unmapped && block.state == BlockState::unmapped &&
+        !((prev.flags | block.flags) & kStale))
       return fail("V2: blocks ", prev.id, " and ", block.id, " of segment ", block.segment,
                   " are both unmapped");
     return Status::Ok();
@@ -154,11 +154,11 @@ class Validation {
   Status indexes() {
     for (PoolIndex i = 0; i < core_.pools.end(); ++i)
       for (size_t c = 0; c < kSizeClasses && core_.pools.exists(i); ++c)
-        if (core_.pools[i].free[c].count() != free_blocks_[{i, c}])
-          return fail("V3: the index of pool ", core_.pools[i].id, " has ", core_.pools[i].free[c].count(),
-                      " blocks, the pool has ", free_blocks_[{i, c}], " free");
-    if (seen_blocks_ != core_.blocks.count())
-      return fail("V1: ", core_.blocks.count() - seen_blocks_, " blocks are in no segment");
+        if (core_.pools[i].free[c].count(core_.blocks) != free_blocks_[{i, c}])
+          return fail("V3: the index of pool ", core_.pools[i].id, " has ",
+                      core_.pools[i].free[c].count(core_.blocks), " blocks, the pool has ",
+                      free_blocks_[{i, c}], " free");
+    if (seen_blocks_ != count_) return fail("V1: ", count_ - seen_blocks_, " blocks are in no segment");
     return Status::Ok();
   }
 
@@ -179,6 +179,7 @@ class Validation {
   }
 
   Status gauges() {
+    core_.ledger.fold();
     std::array<std::array<int64_t, kGauges>, kSizeClasses> device{};
     for (PoolIndex i = 0; i < core_.pools.end(); ++i) {
       if (!core_.pools.exists(i)) continue;
@@ -187,16 +188,16 @@ class Validation {
         for (size_t g = 0; g < kGauges; ++g) {
           const int64_t want = sums_.of[{i, c}][g];
           device[c][g] += want;
-          SRT_TRY(level(stats.levels.of[c], g, want, core_.pools[i].id.key()));
+          SRT_TRY(level(stats.level[c], g, want, core_.pools[i].id.key()));
         }
       for (size_t g = 0; g < kGauges; ++g)
-        SRT_TRY(
-            level(stats.levels.all, g, sums_.of[{i, 0}][g] + sums_.of[{i, 1}][g], core_.pools[i].id.key()));
+        SRT_TRY(level(stats.level[PoolStats::kAll], g, sums_.of[{i, 0}][g] + sums_.of[{i, 1}][g],
+                      core_.pools[i].id.key()));
     }
     for (size_t g = 0; g < kGauges; ++g) {
       for (size_t c = 0; c < kSizeClasses; ++c)
-        SRT_TRY(level(core_.levels.of[c], g, device[c][g], "the device"));
-      SRT_TRY(level(core_.levels.all, g, device[0][g] + device[1][g], "the device"));
+        SRT_TRY(level(core_.ledger.level[c], g, device[c][g], "the device"));
+      SRT_TRY(level(core_.ledger.all(), g, device[0][g] + device[1][g], "the device"));
     }
     return Status::Ok();
   }
@@ -240,6 +241,7 @@ class Validation {
 
   Core& core_;
   size_t seen_blocks_ = 0;
+  const size_t count_ = core_.blocks.count();
   BlockSums sums_;
   std::map<PoolIndex, Bytes> mapped_;
   std::map<std::pair<PoolIndex, size_t>, size_t> free_blocks_;

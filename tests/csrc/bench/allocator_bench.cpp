@@ -170,15 +170,18 @@ struct Loop {
   int target;
   std::function<void(Bench&, uint64_t)> run;
 };
+// n times: 4 KiB allocated and freed.
+void pairs(Bench& b, uint64_t n) {
+  DeviceAllocator& allocator = *b.allocator;
+  const Request request{.size = 4096};
+  Addr address = kNullAddr;
+  for (uint64_t i = 0; i < n; ++i)
+    if (!allocator.allocate(request, &address).ok() || !allocator.release(address).ok()) std::abort();
+}
+
 const Loop kLoops[] = {
-    {"thread_cache_4k", "", 120,
-     [](Bench& b, uint64_t n) {
-       for (uint64_t i = 0; i < n; ++i) b.free(b.alloc(4096));
-     }},
-    {"shared_4k", "thread_cache:False", 400,
-     [](Bench& b, uint64_t n) {
-       for (uint64_t i = 0; i < n; ++i) b.free(b.alloc(4096));
-     }},
+    {"thread_cache_4k", "", 120, pairs},
+    {"shared_4k", "thread_cache:False", 400, pairs},
     {"random_1000_live", "thread_cache:False", 900,
      [](Bench& b, uint64_t n) {
        std::vector<Bytes> sizes;
@@ -198,7 +201,7 @@ const Loop kLoops[] = {
        history.on = true;
        history.max_entries = 1000;
        if (!b.allocator->inspector().record_history(history).ok()) std::abort();
-       for (uint64_t i = 0; i < n; ++i) b.free(b.alloc(4096));
+       pairs(b, n);
      }},
 };
 
