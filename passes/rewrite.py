@@ -12,6 +12,8 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
+from staticrt.ops.quick_fakes import quick_fake
+
 
 def insert_call(
     before: fx.Node, op: Any, args: Sequence[Any], kwargs: dict[str, Any] | None = None
@@ -36,7 +38,8 @@ def fake_value(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """What `op` returns for the fake values of these arguments."""
     fake_args: Any = fx.map_arg(tuple(args), lambda n: n.meta["val"])
     fake_kwargs: Any = fx.map_arg(kwargs, lambda n: n.meta["val"])
-    modes = [t.fake_mode for t in tree_leaves((fake_args, fake_kwargs)) if isinstance(t, FakeTensor)]
+    tensors = [t for t in tree_leaves((fake_args, fake_kwargs)) if isinstance(t, torch.Tensor)]
+    modes = [t.fake_mode for t in tensors if isinstance(t, FakeTensor)]
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         # Composite operators in C++ may take concrete sizes only; their Python decompositions take symbols.
@@ -45,4 +48,8 @@ def fake_value(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             stack.enter_context(modes[0])
             if modes[0].shape_env is not None:
                 stack.enter_context(modes[0].shape_env.suppress_guards())
+            if len(modes) == len(tensors):
+                value = quick_fake(modes[0], op, fake_args, fake_kwargs)
+                if value is not None:
+                    return value
         return op(*fake_args, **fake_kwargs)

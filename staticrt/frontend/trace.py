@@ -19,10 +19,11 @@ from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from staticrt.frontend import composites, shapes
+from staticrt.frontend import composites
 from staticrt.frontend.reasons import CannotCapture, stack_trace
 from staticrt.frontend.symbols import SymbolNodes
 from staticrt.frontend.watch import Watcher
+from staticrt.ops.quick_fakes import quick_fake
 
 aten = torch.ops.aten
 
@@ -239,8 +240,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if torch.Tag.inplace_view in func.tags:
             return self._inplace_view(func, fake_args, fake_kwargs)
         known = len(self.shape_env.pending_fresh_unbacked_symbols)
-        shape_rule = shapes.RULES.get(func)
-        out = None if shape_rule is None else shape_rule(self.fake_mode, *fake_args, **fake_kwargs)
+        out = quick_fake(self.fake_mode, func, fake_args, fake_kwargs)
         target = fake_kwargs.get("out") if func._schema.is_mutable else None
         size_before = _expressions(target)
         if out is None:

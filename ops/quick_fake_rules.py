@@ -1,127 +1,24 @@
-"""Quick fake results for frequent operators.
-
-torch's own rules are general and slow with symbolic sizes (milliseconds for `layer_norm`), and some pin sizes that the
-operator does not depend on (oneDNN heuristics of `convolution`, broadcasting in `matmul`). Each rule here covers the
-common case and gives `None` for the rest, which then takes torch's way, errors included.
-"""
+"""Quick fake results of matrix products, norms, convolutions, resampling and recurrent layers (quick_fakes.py)."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from staticrt.ops.quick_fakes import agree, contiguous_strides, format_strides, is_contiguous, new, rule, same
+
 aten = torch.ops.aten
 _check: Callable[[Any], None] = torch._check
-Rule = Callable[..., Any]
-RULES: dict[Any, Rule] = {}
-
-
-def rule(*ops: Any) -> Callable[[Rule], Rule]:
-    """Register a rule: (fake_mode, *args, **kwargs) -> fake result, or None."""
-
-    def register(function: Rule) -> Rule:
-        for op in ops:
-            RULES[op] = function
-        return function
-
-    return register
-
-
-def new(
-    mode: Any, sizes: Sequence[Any], like: torch.Tensor, strides: Sequence[Any] | None = None
-) -> torch.Tensor:
-    """A fake tensor of `like`'s dtype and device, contiguous unless strides are given."""
-    from torch._subclasses.fake_tensor import FakeTensor
-    from torch.utils._mode_utils import no_dispatch
-
-    sizes = list(sizes)
-    with no_dispatch():
-        if strides is None:
-            strides = _contiguous_strides(mode, sizes)
-        meta = torch.empty_strided(sizes, strides, dtype=like.dtype, device="meta")
-    return FakeTensor(mode, meta, like.device)
-
-
-def _expr(size: Any) -> Any:
-    return size.node.expr if isinstance(size, torch.SymInt) else size
-
-
-def _contiguous_strides(mode: Any, sizes: Sequence[Any]) -> list[Any]:
-    """Row-major strides; equal sizes share the symbolic products, which are slow to build."""
-    cache = mode.__dict__.setdefault("_staticrt_strides", {})
-    key = tuple(map(_expr, sizes))
-    found = cache.get(key)
-    if found is None:
-        found = []
-        stride: Any = 1
-        for size in reversed(sizes):
-            found.append(stride)
-            stride = stride * (max(size, 1) if isinstance(size, int) else size)
-        cache[key] = found = found[::-1]
-    return list(found)
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Whether two sizes are equal as expressions, whatever the symbols are."""
-    x, y = _expr(a), _expr(b)
-    if x == y:
-        return True
-    if isinstance(x, int) or isinstance(y, int):
-        return False
-    return bool(_expanded(x) == _expanded(y))
-
-
-@functools.lru_cache(maxsize=4096)
-def _expanded(expr: Any) -> Any:
-    import sympy
-
-    return sympy.expand(expr)
-
-
-def _agree(a: Any, b: Any) -> bool:
-    """Whether two sizes are equal, guarding on it where both are the caller's."""
-    if _same(a, b):
-        return True
-    hints = [size.node.hint if isinstance(size, torch.SymInt) else size for size in (a, b)]
-    if None in hints or hints[0] != hints[1]:
-        return False
-    _check(a == b)
-    return True
-
-
-def is_contiguous(x: torch.Tensor) -> bool:
-    """Whether the strides are row-major as expressions: decided without guards."""
-    strides = x.stride()
-    return all(_same(a, b) for a, b in zip(strides, _contiguous_strides(x.fake_mode, x.shape), strict=True))  # type: ignore[attr-defined]
-
-
-def format_strides(x: torch.Tensor, sizes: Sequence[Any]) -> list[Any] | None:
-    """Strides for `sizes` in the memory format of `x`: row-major, or channels last; None for another layout."""
-    mode = x.fake_mode  # type: ignore[attr-defined]
-    if is_contiguous(x):
-        return _contiguous_strides(mode, sizes)
-    if x.dim() not in (4, 5):
-        return None
-    if not all(map(_same, x.stride(), _channels_last_strides(mode, x.shape))):
-        return None
-    return _channels_last_strides(mode, sizes)
-
-
-def _channels_last_strides(mode: Any, sizes: Sequence[Any]) -> list[Any]:
-    batch, channels, *spatial = sizes
-    strides = _contiguous_strides(mode, [batch, *spatial, channels])
-    return [strides[0], strides[-1], *strides[1:-1]]
 
 
 @rule(aten.linear.default)
 def _linear(mode: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
-    if x.dim() < 2 or weight.dim() != 2 or x.dtype != weight.dtype or not _same(x.shape[-1], weight.shape[1]):
+    if x.dim() < 2 or weight.dim() != 2 or x.dtype != weight.dtype or not same(x.shape[-1], weight.shape[1]):
         return None
     if bias is not None and (
-        bias.dim() != 1 or bias.dtype != x.dtype or not _same(bias.shape[0], weight.shape[0])
+        bias.dim() != 1 or bias.dtype != x.dtype or not same(bias.shape[0], weight.shape[0])
     ):
         return None
     return new(mode, [*x.shape[:-1], weight.shape[0]], x)
@@ -132,11 +29,11 @@ def _layer_norm(
     mode: Any, x: torch.Tensor, shape: Sequence[Any], weight: Any = None, bias: Any = None, *rest: Any
 ) -> Any:
     tail = x.shape[x.dim() - len(shape) :]
-    if len(tail) != len(shape) or not all(map(_same, tail, shape)) or not x.dtype.is_floating_point:
+    if len(tail) != len(shape) or not all(map(same, tail, shape)) or not x.dtype.is_floating_point:
         return None
     for extra in (weight, bias):
         if extra is not None and (
-            extra.dtype != x.dtype or extra.dim() != len(shape) or not all(map(_same, extra.shape, shape))
+            extra.dtype != x.dtype or extra.dim() != len(shape) or not all(map(same, extra.shape, shape))
         ):
             return None
     return new(mode, x.shape, x)
@@ -149,7 +46,7 @@ def _batch_norm(
     channels = [extra for extra in (weight, bias, mean, var) if extra is not None]
     if training or mean is None or var is None or x.dim() < 2:
         return None
-    if any(extra.dtype != x.dtype or not _same(extra.shape[0], x.shape[1]) for extra in channels):
+    if any(extra.dtype != x.dtype or not same(extra.shape[0], x.shape[1]) for extra in channels):
         return None
     strides = format_strides(x, x.shape)
     return None if strides is None else new(mode, x.shape, x, strides)
@@ -204,16 +101,16 @@ def _attention(
         or dropout_p != 0
     ):
         return None
-    heads_match = all(_same(t.shape[1], query.shape[1]) for t in tensors) or enable_gqa
-    if not heads_match or not all(_agree(t.shape[0], query.shape[0]) for t in tensors):
+    heads_match = all(same(t.shape[1], query.shape[1]) for t in tensors) or enable_gqa
+    if not heads_match or not all(agree(t.shape[0], query.shape[0]) for t in tensors):
         return None
-    if not _agree(query.shape[-1], key.shape[-1]) or not _agree(key.shape[2], value.shape[2]):
+    if not agree(query.shape[-1], key.shape[-1]) or not agree(key.shape[2], value.shape[2]):
         return None
     # The flash kernel for CPU, chosen where it can be, keeps the query's order of dimensions:
     # aten/src/ATen/native/transformers/sdp_utils_cpp.cpp, cpu/FlashAttentionKernel.cpp.
     flash = (
         query.dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-        and _same(query.shape[-1], value.shape[-1])
+        and same(query.shape[-1], value.shape[-1])
         and all(isinstance(t.stride(-1), int) and t.stride(-1) == 1 for t in tensors)
         and torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
         and (attn_mask is None or attn_mask.dim() in (2, 4))
@@ -226,83 +123,17 @@ def _attention(
     head_stride, row_stride = query.stride()[1:3]
     if not isinstance(head_stride, int) or not isinstance(row_stride, int) or head_stride >= row_stride:
         return None
-    strides = _contiguous_strides(mode, [batch, length, heads, size])
+    strides = contiguous_strides(mode, [batch, length, heads, size])
     return new(mode, [batch, heads, length, size], query, [strides[0], strides[2], strides[1], strides[3]])
 
 
 @rule(aten.matmul.default)
 def _matmul(mode: Any, a: torch.Tensor, b: torch.Tensor) -> Any:
-    if a.dtype != b.dtype or a.dim() < 2 or b.dim() < 2 or not _same(a.shape[-1], b.shape[-2]):
+    if a.dtype != b.dtype or a.dim() < 2 or b.dim() < 2 or not same(a.shape[-1], b.shape[-2]):
         return None
-    if b.dim() == 2 or (a.dim() == b.dim() and all(map(_agree, a.shape[:-2], b.shape[:-2]))):
+    if b.dim() == 2 or (a.dim() == b.dim() and all(map(agree, a.shape[:-2], b.shape[:-2]))):
         return new(mode, [*a.shape[:-1], b.shape[-1]], a)
     return None
-
-
-_UNARY = [
-    getattr(aten, name).default
-    for name in [
-        "gelu",
-        "silu",
-        "tanh",
-        "sigmoid",
-        "exp",
-        "rsqrt",
-        "sqrt",
-        "neg",
-        "relu",
-        "sin",
-        "cos",
-        "erf",
-        "log",
-        "abs",
-        "hardswish",
-        "hardsigmoid",
-        "mish",
-        "softplus",
-        "reciprocal",
-        "hardtanh",
-        "leaky_relu",
-        "elu",
-        "log_sigmoid",
-        "log1p",
-        "expm1",
-        "floor",
-        "ceil",
-        "round",
-        "square",
-        "relu6",
-    ]
-]
-
-
-@rule(*_UNARY)
-def _unary(mode: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    if not x.dtype.is_floating_point or not is_contiguous(x):
-        return None
-    return new(mode, x.shape, x, x.stride())
-
-
-@rule(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
-def _binary(mode: Any, a: Any, b: Any, **kwargs: Any) -> Any:
-    if (
-        kwargs.keys() - {"alpha"}
-        or not isinstance(kwargs.get("alpha", 1), int)
-        or not isinstance(a, torch.Tensor)
-    ):
-        return None
-    if not a.dtype.is_floating_point or not is_contiguous(a):
-        return None
-    if isinstance(b, (int, float)) and not isinstance(b, bool):
-        return new(mode, a.shape, a, a.stride())
-    if not isinstance(b, torch.Tensor) or b.dtype != a.dtype or b.device != a.device or not is_contiguous(b):
-        return None
-    if b.dim() > a.dim():
-        return None
-    for own, other in zip(reversed(a.shape), reversed(b.shape), strict=False):
-        if not _same(own, other) and not (isinstance(other, int) and other == 1):
-            return None
-    return new(mode, a.shape, a, a.stride())
 
 
 def _conv_size(size: Any, weight: Any, padding: Any, dilation: Any, stride: Any) -> Any:
