@@ -209,24 +209,31 @@ class FastCall {
     return true;
   }
 
-  bool run(Entry& entry, const std::vector<InputView>& inputs, PyObject** result) {
-    if ((entry.grad_states.empty() ? needs_gradients(inputs) : !same_grad_states(entry, inputs)) ||
-        written_input_is_shared(entry, inputs))
-      return false;
-    std::vector<c10::IValue> outputs;
-    // The caller's references keep the arguments alive; model tensors are the entry's.
-    bool ran = false;
+  // The caller's references keep the arguments alive; model tensors are the entry's.
+  static bool run_unlocked(Executable& executable, const std::vector<InputView>& inputs,
+                           std::vector<c10::IValue>& outputs) {
     PyThreadState* released = PyEval_SaveThread();
     try {
-      ran = entry.executable->run_if_prepared(inputs, outputs);
+      const bool ran = executable.run_if_prepared(inputs, outputs);
+      PyEval_RestoreThread(released);
+      return ran;
     } catch (...) {
       PyEval_RestoreThread(released);
       throw;
     }
-    PyEval_RestoreThread(released);
-    if (!ran) return false;
+  }
+
+  bool run(Entry& entry, const std::vector<InputView>& inputs, PyObject** result) {
+    if ((entry.grad_states.empty() ? needs_gradients(inputs) : !same_grad_states(entry, inputs)) ||
+        written_input_is_shared(entry, inputs))
+      return false;
+    thread_local std::vector<c10::IValue> scratch;
+    std::vector<c10::IValue> outputs = std::move(scratch);  // a result's making may call Python, and us again
+    if (!run_unlocked(*entry.executable, inputs, outputs)) return false;
     ++fast_calls_;
     *result = entry.result.build(outputs);
+    outputs.clear();
+    scratch = std::move(outputs);
     return true;
   }
 

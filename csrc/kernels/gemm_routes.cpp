@@ -16,6 +16,17 @@ bool fits_int(int64_t x) {
   return x <= 0x7FFFFFFF;
 }
 
+// A few rows read a weight once: from memory in any layout as fast, but not from the second-level cache.
+constexpr int64_t kMinPackedRows = 4;
+
+bool may_pack(const MatmulShape& s) {
+  constexpr int64_t kMinWork = 1 << 11;
+  constexpr int64_t kMinWorkOfRows = 1 << 15;
+  constexpr int64_t kMaxCachedFloats = 1 << 15;
+  if (s.m >= kMinPackedRows) return s.m * s.n * s.k >= kMinWorkOfRows;
+  return s.n * s.k <= kMaxCachedFloats && s.m * s.n * s.k >= kMinWork;
+}
+
 std::vector<Route> routes_for(const MatmulShape& s) {
   std::vector<Route> routes;
   const bool blas_a = s.a_col == 1 || s.a_row == 1;
@@ -28,10 +39,7 @@ std::vector<Route> routes_for(const MatmulShape& s) {
   if (has_blas(s.is_double) && fits && blas_a && blas_b && leads) routes.push_back(Route::kBlas);
   if (s.is_double || s.a_col != 1 || s.alpha != 1 || (s.has_bias && s.beta != 1)) return routes;
   const bool one = s.batch[0] * s.batch[1] == 1;
-  // A few rows read a weight once, whatever its layout.
-  constexpr int64_t kMinPackedRows = 4;
-  constexpr int64_t kMinPackedWork = 1 << 15;
-  if (s.b_fixed && one && s.m >= kMinPackedRows && s.m * s.n * s.k >= kMinPackedWork) {
+  if (s.b_fixed && one && may_pack(s)) {
     routes.push_back(Route::kPacked);
   } else if (s.m >= 8) {
     routes.push_back(Route::kPackEach);
@@ -44,7 +52,7 @@ std::vector<Route> routes_for(const MatmulShape& s) {
 
 Route by_rule(const MatmulShape& s, const std::vector<Route>& routes) {
   const auto has = [&](Route r) { return std::find(routes.begin(), routes.end(), r) != routes.end(); };
-  if (has(Route::kPacked)) return Route::kPacked;
+  if (has(Route::kPacked) && s.m >= kMinPackedRows) return Route::kPacked;
   const bool small = s.m * s.n * s.k <= 32 * 32 * 32;
   if (small && has(Route::kDots)) return Route::kDots;
   if (small && has(Route::kDirect)) return Route::kDirect;

@@ -1,10 +1,6 @@
 #include "runtime/executable.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/grad_mode.h>
-#include <c10/core/InferenceMode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 
@@ -12,23 +8,12 @@
 #include "program/program_call.h"
 #include "runtime/arena_memory.h"
 #include "runtime/general_path.h"
+#include "runtime/run_state.h"
 #include "runtime/trace.h"
 #include "runtime/verify.h"
 #include "runtime/watched_run.h"
 
 namespace staticrt {
-namespace {
-
-// The state kernels run in: no autograd, no version counting, no autocast (casts are in the graph), and
-// normal tensors whatever the caller's inference mode.
-struct RunState {
-  c10::InferenceMode inference{false};
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
-  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
-  at::NoGradGuard no_grad;
-};
-
-}  // namespace
 
 Frame::Frame(const BoundProgram& bound, const MemoryOptions& options)
     : memory(bound, options), outputs(bound) {
@@ -65,9 +50,16 @@ Executable::Executable(std::shared_ptr<const Program> program, const ExecutableO
   }
 }
 
+Executable::~Executable() {
+  delete spare_.load();
+}
+
 std::unique_ptr<Frame> Executable::take_frame() {
+  if (Frame* frame = spare_.exchange(nullptr, std::memory_order_acquire))
+    return std::unique_ptr<Frame>(frame);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
+    gather_idle();  // one may have come back meanwhile
     if (!idle_.empty()) {
       std::unique_ptr<Frame> frame = std::move(idle_.back());
       idle_.pop_back();
@@ -79,8 +71,18 @@ std::unique_ptr<Frame> Executable::take_frame() {
 }
 
 void Executable::give_back(std::unique_ptr<Frame> frame) {
+  Frame* none = nullptr;
+  if (spare_.compare_exchange_strong(none, frame.get(), std::memory_order_release,
+                                     std::memory_order_relaxed)) {
+    (void)frame.release();
+    return;
+  }
   const std::lock_guard<std::mutex> lock(mutex_);
   idle_.push_back(std::move(frame));
+}
+
+void Executable::gather_idle() const {
+  if (Frame* frame = spare_.exchange(nullptr, std::memory_order_acquire)) idle_.emplace_back(frame);
 }
 
 void Executable::clear(Frame& frame) const {
@@ -113,7 +115,6 @@ void Executable::run(std::span<const InputView> inputs, std::vector<c10::IValue>
 
 void Executable::run_unwatched(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs) {
   const TracedRun traced(*this);
-  const RunState state;
   std::unique_ptr<Frame> frame = take_frame();
   try {
     const bool ran = options_.prepared && (options_.verify ? run_both(*frame, inputs, outputs)
@@ -130,7 +131,6 @@ void Executable::run_unwatched(std::span<const InputView> inputs, std::vector<c1
 bool Executable::run_if_prepared(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs) {
   if (!options_.prepared || options_.verify || program_watcher() != nullptr) return false;
   TracedRun traced(*this);
-  const RunState state;
   std::unique_ptr<Frame> frame = take_frame();
   bool ran = false;
   try {
@@ -154,7 +154,6 @@ void Executable::bump_versions(std::span<const InputView> inputs) const {
 
 bool Executable::run_frame(PreparedFrame& frame, std::span<const InputView> inputs, Arena& arena,
                            std::vector<c10::IValue>& outputs) {
-  const RunState state;
   return frame.run(inputs, arena, outputs);
 }
 
@@ -221,6 +220,7 @@ bool Executable::run_prepared(Frame& frame, std::span<const InputView> inputs,
 bool Executable::run_both(Frame& frame, std::span<const InputView> inputs,
                           std::vector<c10::IValue>& outputs) {
   if (!find_prepared(frame, inputs, at::get_num_threads())) return false;
+  const RunState state;
   const RandomState random;
   const ShadowInputs shadow(inputs, written_inputs());
   std::vector<c10::IValue> expected;
@@ -234,6 +234,7 @@ bool Executable::run_both(Frame& frame, std::span<const InputView> inputs,
 
 void Executable::run_general_path(Frame& frame, std::span<const InputView> inputs,
                                   std::vector<c10::IValue>& outputs, bool record) {
+  const RunState state;
   const int64_t begin_ns = trace_now_ns();
   Trace* const trace = current_trace();
   if (trace) trace->innermost().found_ns = begin_ns;
@@ -289,6 +290,7 @@ void Executable::run_general_path(Frame& frame, std::span<const InputView> input
 CacheCounters Executable::cache_counters() const {
   CacheCounters counters = cache_.counters();
   const std::lock_guard<std::mutex> lock(mutex_);
+  gather_idle();
   counters.hits = hits_of_gone_frames_;
   for (const auto& frame : idle_) counters.hits += frame->hits;
   return counters;
@@ -301,6 +303,7 @@ RareTimes Executable::rare_times() const {
 
 void Executable::deallocate_output_tensors() {
   const std::lock_guard<std::mutex> lock(mutex_);
+  gather_idle();
   const int64_t begin_ns = trace_now_ns();
   for (const auto& frame : idle_) frame->outputs.release();
   times_.output_dealloc_ns += trace_now_ns() - begin_ns;
@@ -313,12 +316,14 @@ void Executable::disable_manage_output_tensors() {
 
 bool Executable::is_managed_output(const at::Tensor& tensor) const {
   const std::lock_guard<std::mutex> lock(mutex_);
+  gather_idle();
   return std::any_of(idle_.begin(), idle_.end(),
                      [&](const auto& frame) { return frame->outputs.owns(tensor); });
 }
 
 std::pair<int64_t, int64_t> Executable::managed_outputs() const {
   const std::lock_guard<std::mutex> lock(mutex_);
+  gather_idle();
   if (idle_.empty() || !manage_outputs_.load()) return {0, 0};
   return {idle_.back()->outputs.num_tensors(), idle_.back()->outputs.size_bytes()};
 }
@@ -328,6 +333,7 @@ void Executable::trim() {
   std::vector<std::unique_ptr<Frame>> idle;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
+    gather_idle();
     idle.swap(idle_);
     num_frames_ -= static_cast<int64_t>(idle.size());
     for (const auto& frame : idle) hits_of_gone_frames_ += frame->hits;
@@ -353,6 +359,7 @@ NodeCounts Executable::node_counts() const {
 
 MemoryCounters Executable::memory_counters() const {
   const std::lock_guard<std::mutex> lock(mutex_);
+  gather_idle();
   return idle_.empty() ? MemoryCounters{} : idle_.back()->memory.counters();
 }
 

@@ -55,6 +55,7 @@ struct NodeCounts {
 class Executable : public std::enable_shared_from_this<Executable> {
  public:
   Executable(std::shared_ptr<const Program> program, const ExecutableOptions& options);
+  ~Executable();
   Executable(const Executable&) = delete;
   Executable& operator=(const Executable&) = delete;
 
@@ -105,6 +106,7 @@ class Executable : public std::enable_shared_from_this<Executable> {
  private:
   std::unique_ptr<Frame> take_frame();
   void give_back(std::unique_ptr<Frame> frame);
+  void gather_idle() const;  // REQUIRES: mutex_ is held
   bool run_prepared(Frame& frame, std::span<const InputView> inputs, std::vector<c10::IValue>& outputs);
   PreparedFrame* find_prepared(Frame& frame, std::span<const InputView> inputs, int num_threads);
   // May prepare a program from what it saw, unless `record` is off.
@@ -124,8 +126,10 @@ class Executable : public std::enable_shared_from_this<Executable> {
   std::vector<uint32_t> written_inputs_;
   std::vector<ValueId> transient_;  // slots to empty after a run: all but constants and managed values
   std::atomic<bool> manage_outputs_;
+  // The frame given back last, for a caller who comes alone: taken and given back without a lock.
+  mutable std::atomic<Frame*> spare_{nullptr};
   mutable std::mutex mutex_;
-  std::vector<std::unique_ptr<Frame>> idle_;
+  mutable std::vector<std::unique_ptr<Frame>> idle_;  // the others; gather_idle() adds the spare one
   int64_t num_frames_ = 0;
   int64_t hits_of_gone_frames_ = 0;
   RareTimes times_;

@@ -136,6 +136,9 @@ void Preparation::emit() {
   emit_releases();
   emit_fixed();
   note_other_blocks();
+  result_.direct_ = std::all_of(result_.steps_.begin(), result_.steps_.end(), [](const Step& step) {
+    return step.kind == StepKind::kCall || step.kind == StepKind::kAllocate || step.kind == StepKind::kView;
+  });
 }
 
 // Its slot is filled by its node's step in each call.
@@ -274,9 +277,10 @@ void Preparation::emit_fixed() {
     values.insert(id);
   }
   for (const ValueId id : values) depend_on(id);
+  std::set<std::string> made;  // calls that ask for the same bytes share them
   for (const DerivedBytes& bytes : result_.derived_) {
     for (const ValueId owner : bytes.owners) depend_on(owner);
-    result_.stats_.derived_bytes += bytes.derivation.size_bytes;
+    if (made.insert(bytes.key).second) result_.stats_.derived_bytes += bytes.derivation.size_bytes;
   }
   result_.fixed_values_.assign(values.begin(), values.end());
   result_.fixed_weights_.assign(weights.begin(), weights.end());

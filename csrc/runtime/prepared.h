@@ -129,6 +129,7 @@ class PreparedProgram {
   std::vector<MemoryBlock> blocks_;                          // all but inputs and constants
   std::vector<std::vector<uint32_t>> chains_;                // members of each chain, by its last node
   PreparedStats stats_;
+  bool direct_ = false;  // no step goes through torch's dispatcher
 };
 
 // One buffer for all prepared programs of a frame.
@@ -156,6 +157,7 @@ class PreparedFrame {
   const std::shared_ptr<const PreparedProgram>& shared() const { return prepared_; }
 
  private:
+  at::Tensor new_tensor(ValueId value) const;
   void move_to(Arena& arena);
   template <class Watch>
   bool run_steps(Watch&& watch);

@@ -3,12 +3,16 @@
 #include <c10/core/StorageImpl.h>
 
 #include <cstring>
+#include <optional>
 
 #include "common/error.h"
 #include "runtime/arena_memory.h"
 #include "runtime/general_path.h"
+#include "runtime/preparation.h"
 #include "runtime/prepared.h"
 #include "runtime/run_error.h"
+#include "runtime/run_state.h"
+#include "runtime/small_blocks.h"
 #include "runtime/trace.h"
 
 namespace staticrt {
@@ -21,16 +25,16 @@ at::Tensor tensor_over(c10::Storage storage, int64_t storage_offset, const Tenso
   return tensor;
 }
 
+c10::Storage storage_of(at::DataPtr data, size_t size_bytes) {
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), size_bytes,
+                                                            std::move(data), c10::GetCPUAllocator(),
+                                                            /*resizable=*/true));
+}
+
 // A tensor over bytes that it does not own.
 at::Tensor borrow(void* data, const TensorMeta& meta) {
-  int64_t last = 0;
-  for (size_t d = 0; d < meta.sizes.size(); ++d) last += (meta.sizes[d] - 1) * meta.strides[d];
-  const int64_t bytes =
-      meta.numel() == 0 ? 0 : (last + 1) * static_cast<int64_t>(c10::elementSize(meta.dtype));
-  return tensor_over(c10::Storage(c10::make_intrusive<c10::StorageImpl>(
-                         c10::StorageImpl::use_byte_size_t(), static_cast<size_t>(bytes),
-                         at::DataPtr(data, at::kCPU), c10::GetCPUAllocator(), /*resizable=*/true)),
-                     0, meta);
+  return tensor_over(storage_of(at::DataPtr(data, at::kCPU), static_cast<size_t>(extent_bytes(meta))), 0,
+                     meta);
 }
 
 bool same_meta(const at::Tensor& tensor, const ValueRecord& record) {
@@ -72,6 +76,7 @@ void PreparedFrame::place(ValueId output, const at::Tensor& like) {
 void PreparedFrame::follow_weights(std::span<const InputView> inputs) {
   const PreparedProgram& p = *prepared_;
   if (fixed_ && (!p.fixed_->checks() || fixed_->holds(inputs, p.fixed_weights_))) return;
+  const RunState state;  // the nodes behind them may run
   fixed_ = p.fixed_->acquire(inputs, p.fixed_values_, p.derived_);
   for (const auto& [base, id] : p.fixed_bases_) {
     const at::Tensor& tensor = FixedValues::value_of(*fixed_, id).toTensor();
@@ -117,8 +122,23 @@ at::Tensor PreparedFrame::view_of_owner(ValueId value) const {
   return view;
 }
 
+// Of the caller's, once the run is over.
+at::Tensor PreparedFrame::new_tensor(ValueId value) const {
+  const TensorMeta& meta = prepared_->records_[value].meta;
+  const auto bytes = static_cast<size_t>(extent_bytes(meta));
+  if (!small_blocks_serve(bytes)) return at::detail::empty_strided_cpu(meta.sizes, meta.strides, meta.dtype);
+  return tensor_over(storage_of(allocate_small(bytes), bytes), 0, meta);
+}
+
 bool PreparedFrame::run(std::span<const InputView> inputs, Arena& arena, std::vector<c10::IValue>& outputs) {
   const PreparedProgram& p = *prepared_;
+  std::optional<RunState> state;
+  std::optional<c10::InferenceMode> normal_tensors;
+  if (!p.direct_) {
+    state.emplace();
+  } else if (c10::InferenceMode::is_enabled()) {
+    normal_tensors.emplace(false);
+  }
   move_to(arena);
   if (p.options_.poison && p.stats_.arena_bytes > 0) {
     std::memset(arena_, 0xFF, static_cast<size_t>(p.stats_.arena_bytes));
@@ -179,10 +199,8 @@ bool PreparedFrame::run_steps(Watch&& watch) {
         break;
       }
       case StepKind::kAllocate: {
-        const TensorMeta& meta = p.records_[step.value].meta;
         const bool placed = !places_.empty() && places_[step.value].defined();
-        at::Tensor tensor = placed ? places_[step.value]
-                                   : at::detail::empty_strided_cpu(meta.sizes, meta.strides, meta.dtype);
+        at::Tensor tensor = placed ? places_[step.value] : new_tensor(step.value);
         bases_[static_cast<size_t>(p.base_of_[step.value])] = static_cast<char*>(tensor.mutable_data_ptr());
         slots_[step.value] = std::move(tensor);
         break;
@@ -254,6 +272,7 @@ void PreparedFrame::materialize(ValueId value) {
 }
 
 void PreparedFrame::finish_generally(uint32_t first_node) {
+  const RunState state;
   const Program& program = *prepared_->bound_.program;
   if (first_node < program.nodes().size()) {
     const ValueId first_undefined = program.nodes()[first_node].first_output;

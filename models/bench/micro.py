@@ -112,12 +112,12 @@ def _nodes() -> list[Figure]:
 
 
 def _calls() -> list[Figure]:
-    x = torch.rand(8)
+    x, y = torch.rand(8), torch.rand(8)
     module = Chain(1)
-    fast = _warm(module, (x, x))
+    fast = _warm(module, (x, y))
     (native,) = fast._engine._natives()
-    own, peer = best_ns([fast, STATIC_RUNTIME.prepare(module, (x, x), 1)], (x, x))
-    inside = min(native.seconds_for([x, x], 20_000) for _ in range(ROUNDS)) / 20_000 * 1e9
+    own, peer = best_ns([fast, STATIC_RUNTIME.prepare(module, (x, y), 1)], (x, y))
+    inside = min(native.seconds_for([x, y], 20_000) for _ in range(ROUNDS)) / 20_000 * 1e9
     return [
         _figure("call from Python, one node", own / 1e3, "us", most=1.0),
         _figure("call from C++, one node", inside / 1e3, "us", most=0.3),
