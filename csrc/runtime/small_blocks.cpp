@@ -15,36 +15,40 @@ constexpr size_t kUnit = 64;
 constexpr size_t kNumClasses = kMaxSmallBytes / kUnit;
 constexpr size_t kMaxKept = 16;  // blocks of a size and thread
 
-// Trivial, so that it can be read after the thread's destructors ran.
 struct Kept {
   void* blocks[kNumClasses][kMaxKept];
-  size_t count[kNumClasses];
-  bool watched;  // a Sweeper frees what is left at the thread's end
-  bool gone;     // it has
-};
-thread_local constinit Kept kept{};
+  size_t count[kNumClasses] = {};
 
-struct Sweeper {
-  ~Sweeper() {
-    kept.gone = true;
+  ~Kept() {
     for (size_t c = 0; c < kNumClasses; ++c) {
-      while (kept.count[c] > 0) std::free(kept.blocks[c][--kept.count[c]]);
+      while (count[c] > 0) std::free(blocks[c][--count[c]]);
     }
   }
 };
+// A pointer, as the room for thread-local data of libraries loaded late is small. Trivial, so that it can be
+// read after the thread's destructors ran.
+thread_local constinit Kept* kept = nullptr;
+thread_local constinit bool gone = false;  // the thread ends: nothing more is kept
 
-void watch() {
+struct Sweeper {
+  ~Sweeper() {
+    gone = true;
+    delete std::exchange(kept, nullptr);
+  }
+};
+
+Kept* make_kept() {
   thread_local Sweeper sweeper;
   (void)sweeper;
-  kept.watched = true;
+  return kept = new (std::nothrow) Kept;
 }
 
 template <size_t size_class>
 void release(void* block) {
-  Kept& mine = kept;
-  if (mine.gone || mine.count[size_class] == kMaxKept) return std::free(block);
-  if (!mine.watched) watch();
-  mine.blocks[size_class][mine.count[size_class]++] = block;
+  Kept* mine = kept;
+  if (!mine && !gone) mine = make_kept();
+  if (!mine || mine->count[size_class] == kMaxKept) return std::free(block);
+  mine->blocks[size_class][mine->count[size_class]++] = block;
 }
 
 template <size_t... classes>
@@ -63,8 +67,8 @@ bool small_blocks_serve(size_t size_bytes) {
 at::DataPtr allocate_small(size_t size_bytes) {
   const size_t size_class = size_bytes == 0 ? 0 : (size_bytes - 1) / kUnit;
   void* block = nullptr;
-  if (size_t& count = kept.count[size_class]; count > 0) {
-    block = kept.blocks[size_class][--count];
+  if (Kept* mine = kept; mine && mine->count[size_class] > 0) {
+    block = mine->blocks[size_class][--mine->count[size_class]];
   } else {
     block = std::aligned_alloc(kUnit, (size_class + 1) * kUnit);
     if (!block) throw std::bad_alloc();
