@@ -137,6 +137,11 @@ def is_tangent(node: fx.Node) -> bool:
     return node.op == "placeholder" and "tangents" in str(node.target)
 
 
+def is_backward(node: fx.Node) -> bool:
+    """Whether a node of a joint graph was traced in the backward; also one that needs no incoming gradient."""
+    return node.meta.get("partitioner_tag") == "is_backward"
+
+
 # Which outputs of a region get their gradient how; names as upstream's `OutputType`.
 _OWN_GRADIENT = ("non_alias", "unsafe_view_alias", "custom_function_view")
 _BASE_GRADIENT = ("alias_of_intermediate_save_as_output", "alias_of_intermediate")

@@ -41,8 +41,10 @@ def safe_partition(
         The forward and the backward graph.
     """
     _leave_out_running_statistics(joint)
-    eagers = _compat.is_whole_budget(budget)
-    pinned = {node.name for node in pin_unrepeatable(joint, static_lifetime_input_indices or [], eagers)}
+    whole = _compat.is_whole_budget(budget)
+    static = static_lifetime_input_indices or []
+    pinned = {node.name for node in pin_unrepeatable(joint, static, whole)}
+    kept = {node.name for node in _read_by_backward(joint) - _written(joint, static)} if whole else set()
     with _compat.memory_budget(budget):
         forward, backward = _compat.min_cut_partition(
             joint,
@@ -53,7 +55,7 @@ def safe_partition(
         )
     _save(forward, backward, num_fwd_outputs, pinned)
     _save_results_themselves(forward, num_fwd_outputs)
-    recompute_cheap_values(forward, backward, num_fwd_outputs, pinned)
+    recompute_cheap_values(forward, backward, num_fwd_outputs, pinned, kept)
     return forward, backward
 
 
@@ -72,9 +74,7 @@ def pin_unrepeatable(
             exp(parameter) saves its result, and the optimiser may step in between.
     """
     placeholders = joint.graph.find_nodes(op="placeholder")
-    differentiated = _compat.differentiated_inputs(joint)
-    tainted = _compat.mutated_inputs(joint) | _copied_into(joint)
-    tainted |= {placeholders[i] for i in static_inputs if placeholders[i] not in differentiated}
+    tainted = _written(joint, static_inputs)
     unsaved = set(placeholders) - _read_by_backward(joint) - tainted if only_eagers_inputs else set()
     unsaved = {node for node in unsaved if isinstance(node.meta.get("val"), torch.Tensor)}
     backward: set[fx.Node] = {node for node in placeholders if _compat.is_tangent(node)}
@@ -105,8 +105,16 @@ def pin_unrepeatable(
     return ordered
 
 
+def _written(joint: fx.GraphModule, static_inputs: list[int]) -> set[fx.Node]:
+    """Inputs that may have another content in the backward: those that the region writes, and buffers."""
+    placeholders = joint.graph.find_nodes(op="placeholder")
+    differentiated = _compat.differentiated_inputs(joint)
+    buffers = {placeholders[i] for i in static_inputs if placeholders[i] not in differentiated}
+    return _compat.mutated_inputs(joint) | _copied_into(joint) | buffers
+
+
 def _read_by_backward(joint: fx.GraphModule) -> set[fx.Node]:
-    """Placeholders of which the backward reads the values itself, or those of a view."""
+    """Inputs that eager saves: its backward reads their values, or those of a view."""
     backward: set[fx.Node] = set()
     owner: dict[fx.Node, fx.Node] = {}  # a view of a placeholder -> the placeholder
     read: set[fx.Node] = set()
@@ -117,7 +125,7 @@ def _read_by_backward(joint: fx.GraphModule) -> set[fx.Node]:
             else:
                 owner[node] = node
         elif node.op == "call_function":
-            if any(argument in backward for argument in node.all_input_nodes):
+            if _compat.is_backward(node) or any(argument in backward for argument in node.all_input_nodes):
                 backward.add(node)
                 read |= {owner[argument] for argument in node.all_input_nodes if argument in owner}
             elif _is_view(node) and node.all_input_nodes[:1] and node.all_input_nodes[0] in owner:

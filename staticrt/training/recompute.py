@@ -2,8 +2,9 @@
 
 The partitioner's cut counts every value for itself and takes recomputation for free, as on a GPU that fuses all
 (pytorch/pytorch #197838). Here bytes are those of distinct storages, and time is a share of the backward's. Values are
-dropped one storage after the other, those first that free the most bytes for their time, as long as the time lasts:
-what is saved only ever shrinks.
+dropped one storage after the other, those first that free the most bytes for their time, as long as the time lasts.
+What eager computes in its backward without an incoming gradient (the mask of a maximum) is computed there again where
+it is larger than what it is computed from. What is saved only ever shrinks.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from staticrt import _compat
 from staticrt.ops import facts_of_call
 from staticrt.ops.facts import Cost
 from staticrt.training.saved import _root
@@ -27,6 +29,9 @@ aten = torch.ops.aten
 _CHEAP = {aten.native_layer_norm.default, aten._softmax.default, aten._log_softmax.default}
 # The longest chain that is computed again for one storage.
 _MAX_NODES = 8
+# The same with what eager computes in its backward, too.
+_MAX_CHAIN = 32
+_MAX_ROUNDS = 4
 # Storages under this size stay: a node costs more than it frees.
 _MIN_BYTES = 256
 
@@ -37,15 +42,17 @@ class Drop:
 
     Args:
         saved: its saved values, in the order of the forward's outputs.
-        bytes: what it frees.
-        nanoseconds: what computing it again takes.
+        bytes: what it frees, less what is saved in its place.
+        nanoseconds: what computing it again takes; nothing for what eager computes in its backward, too.
         chain: the nodes to run for that, in order.
+        added: what must be saved for that and was not.
     """
 
     saved: tuple[fx.Node, ...]
     bytes: int
     nanoseconds: float
     chain: tuple[fx.Node, ...]
+    added: tuple[fx.Node, ...]
 
 
 def saved_storages(forward: fx.GraphModule, num_results: int) -> dict[fx.Node, list[fx.Node]]:
@@ -70,6 +77,7 @@ def recompute_cheap_values(
     backward: fx.GraphModule,
     num_results: int,
     unrepeatable: Container[str],
+    kept_inputs: Container[str] = (),
     share: float = 0.03,
 ) -> list[Drop]:
     """Drop saved values, in place, where computing them again costs little.
@@ -78,22 +86,27 @@ def recompute_cheap_values(
         forward, backward: as partitioned; the backward takes saved tensors in the order in which the forward gives them.
         num_results: results of the region, the first outputs of the forward.
         unrepeatable: names of forward nodes that must not be computed again, or read again if they are inputs.
+        kept_inputs: names of inputs that eager saves: saving them too costs no memory that is not the caller's.
         share: of the backward's estimated time that may be added.
 
     Returns:
         What was dropped, in order.
     """
-    move = _Move(forward, backward, num_results, unrepeatable)
+    move = _Move(forward, backward, num_results, unrepeatable, kept_inputs)
     unread = move.drop_unread()
     left = share * sum(nanoseconds(node) for node in backward.graph.nodes)
     dropped: list[Drop] = []
-    # The most bytes for the time first; `sorted` is stable: ties go to the first in the forward.
-    for found in sorted(move.candidates(), key=lambda drop: -drop.bytes / (drop.nanoseconds + 1.0)):
-        drop = move.renewed(found)  # others that went before may have made it longer, or impossible
-        if drop is not None and drop.nanoseconds <= left:
-            move.apply(drop)
-            left -= drop.nanoseconds
-            dropped.append(drop)
+    for _round in range(_MAX_ROUNDS):  # what one drop saves in its place may serve another
+        before = len(dropped)
+        # The most bytes for the time first; `sorted` is stable: ties go to the first in the forward.
+        for found in sorted(move.candidates(), key=lambda drop: -drop.bytes / (drop.nanoseconds + 1.0)):
+            drop = move.renewed(found)  # others that went before may have made it longer, or impossible
+            if drop is not None and drop.nanoseconds <= left:
+                move.apply(drop)
+                left -= drop.nanoseconds
+                dropped.append(drop)
+        if len(dropped) == before:
+            break
     if dropped or unread:
         move.finish()
     return dropped
@@ -108,15 +121,16 @@ class _Move:
         backward: fx.GraphModule,
         num_results: int,
         unrepeatable: Container[str],
+        kept_inputs: Container[str],
     ) -> None:
         self._forward, self._backward = forward, backward
         self._num_results = num_results
         self._unrepeatable = unrepeatable
         outputs: Any = forward.graph.output_node().args[0]
-        self._results = {item for item in outputs[:num_results] if isinstance(item, fx.Node)}
+        self._owners = {_root(item) for item in outputs[:num_results] if _is_tensor(item)}  # of results
         saved = [item for item in outputs[num_results:] if _is_tensor(item)]
         sizes = [item for item in outputs[num_results:] if not _is_tensor(item)]
-        held = [n for n in backward.graph.find_nodes(op="placeholder") if "tangents" not in str(n.target)]
+        held = [n for n in backward.graph.find_nodes(op="placeholder") if not _compat.is_tangent(n)]
         tensors = [node for node in held if _is_tensor(node)]
         self._aligned = len(tensors) == len(saved) and len(held) - len(tensors) == len(sizes)
         # Forward node -> the backward's node of the same value.
@@ -126,6 +140,10 @@ class _Move:
             numbers = [node for node in held if not _is_tensor(node)]
             self._known |= {n: m for n, m in zip(sizes, numbers, strict=True) if isinstance(n, fx.Node)}
         self._gone: set[fx.Node] = set()
+        inputs = forward.graph.find_nodes(op="placeholder")
+        self._free = {n for n in inputs if _is_tensor(n) and n.name in kept_inputs and n not in self._known}
+        self._added: list[fx.Node] = []
+        self._again: dict[fx.Node, fx.Node] = {}  # forward node -> where the backward computes it now
 
     def drop_unread(self) -> int:
         """Drop saved tensors that the backward does not read; how many there were."""
@@ -141,9 +159,8 @@ class _Move:
             return []
         found = []
         for root, saved in saved_storages(self._forward, self._num_results).items():
-            size = storage_bytes(root)
             kept = [node for node in saved if node not in self._gone]
-            if not kept or size < _MIN_BYTES or any({node, _root(node)} & self._results for node in kept):
+            if not kept or root in self._owners:
                 continue
             drop = self._drop(root, kept)
             if drop is not None:
@@ -155,28 +172,65 @@ class _Move:
         return self._drop(_root(drop.saved[0]), list(drop.saved))
 
     def _drop(self, root: fx.Node, saved: list[fx.Node]) -> Drop | None:
-        chain = self._chain(root, saved)
-        if chain is None:
+        found = self._chain(root, saved)
+        if found is None:
             return None
-        return Drop(tuple(saved), storage_bytes(root), sum(map(nanoseconds, chain)), tuple(chain))
+        chain, added = found
+        held = {_root(node) for node in self._known} - {root}
+        owners = dict.fromkeys(_root(node) for node in added)
+        more = sum(storage_bytes(owner) for owner in owners if owner not in held and not self._callers(owner))
+        size = storage_bytes(root) - more
+        time = sum(nanoseconds(node) for node in chain if not _compat.is_backward(node))
+        if size <= 0 or (time > 0 and size < _MIN_BYTES):
+            return None
+        return Drop(tuple(saved), size, time, tuple(chain), tuple(added))
 
-    def _chain(self, root: fx.Node, saved: list[fx.Node]) -> list[fx.Node] | None:
-        """The nodes to run for `saved` without their storage, in order; None: that cannot be done cheaply."""
+    def _callers(self, owner: fx.Node) -> bool:
+        return owner in self._owners or owner.op == "placeholder"
+
+    def _chain(self, root: fx.Node, saved: list[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]] | None:
+        """The nodes to run for `saved` without their storage, in order, and what must be saved in its place.
+
+        None: that cannot be done cheaply.
+        """
         order: dict[fx.Node, None] = {}
+        added: dict[fx.Node, None] = {}
+        cheap = 0
 
-        def visit(node: fx.Node) -> bool:
-            if node in order:
+        def visit(node: fx.Node, for_backward: bool) -> bool:
+            nonlocal cheap
+            if node in order or node in added:
                 return True
             if node in self._known and _root(node) is not root:
                 return True
-            if not self._repeatable(node) or len(order) >= _MAX_NODES:
+            if node in self._free or (
+                for_backward and _root(node) in self._owners and _root(node) is not root
+            ):
+                added[node] = None
+                return True
+            before = len(order), len(added), cheap
+            ours = _compat.is_backward(node)
+            cheap += not ours
+            fits = cheap <= _MAX_NODES and len(order) < _MAX_CHAIN and self._repeatable(node)
+            if fits and all(visit(source, ours) for source in node.all_input_nodes):
+                order[node] = None
+                return True
+            for entries, count in ((order, before[0]), (added, before[1])):
+                for entry in list(entries)[count:]:
+                    del entries[entry]
+            cheap = before[2]
+            if not for_backward or ours or not self._savable(node, root):
                 return False
-            if not all(visit(source) for source in node.all_input_nodes):
-                return False
-            order[node] = None
+            added[node] = None
             return True
 
-        return list(order) if all(visit(node) for node in saved) else None
+        if not all(visit(node, False) for node in saved):
+            return None
+        return list(order), list(added)
+
+    def _savable(self, node: fx.Node, root: fx.Node) -> bool:
+        """Whether a value that eager's backward reads can be saved itself: it is no view of an input that may change."""
+        return _is_tensor(node) and _root(node) is not root and _root(node).op != "placeholder"
 
     def _repeatable(self, node: fx.Node) -> bool:
         if node.op != "call_function" or node.name in self._unrepeatable:
@@ -190,29 +244,53 @@ class _Move:
         facts = facts_of_call(node.target, node.args, node.kwargs)
         if facts.random or facts.mutates or not facts.pure:
             return False
-        return facts.cost in (Cost.VIEW, Cost.POINTWISE) or node.target in _CHEAP
+        return _compat.is_backward(node) or facts.cost in (Cost.VIEW, Cost.POINTWISE) or node.target in _CHEAP
 
     def apply(self, drop: Drop) -> None:
         """Compute a storage's saved values in the backward, before their first use."""
         placeholders = [self._known.pop(node) for node in drop.saved]
         graph = self._backward.graph
+        for node in drop.added:
+            self._save(node)
         # Nodes compare by their place in the graph.
         first = min((user for node in placeholders for user in node.users), default=graph.output_node())
         made: dict[fx.Node, fx.Node] = {}
         with graph.inserting_before(first):
             for node in drop.chain:
-                made[node] = graph.node_copy(node, lambda source: made.get(source) or self._known[source])
+                again = self._again.get(node)
+                if again is None or not again < first:
+                    again = graph.node_copy(node, lambda source: made.get(source) or self._known[source])
+                made[node] = self._again[node] = again
         for node, placeholder in zip(drop.saved, placeholders, strict=True):
             placeholder.replace_all_uses_with(made[node])
             graph.erase_node(placeholder)
         self._gone.update(drop.saved)
+
+    def _save(self, node: fx.Node) -> None:
+        """Save one more value, last of the tensors: incoming gradients follow."""
+        value = node
+        while value.target is aten.detach.default:  # the result itself: autograd then sees it edited in place
+            value = value.all_input_nodes[0]
+        if value not in self._known:
+            self._free.discard(value)
+            self._added.append(value)
+            placeholders = self._backward.graph.find_nodes(op="placeholder")
+            following = next((p for p in placeholders if _compat.is_tangent(p)), None)
+            body = next(n for n in self._backward.graph.nodes if n.op != "placeholder")
+            with self._backward.graph.inserting_before(following or body):
+                placeholder = self._backward.graph.placeholder(f"{value.name}_saved")
+            placeholder.meta.update(value.meta)
+            self._known[value] = placeholder
+        self._known[node] = self._known[value]
 
     def finish(self) -> None:
         """Take what went from the forward's outputs, and drop what nobody reads any more."""
         output = self._forward.graph.output_node()
         values: Any = output.args[0]
         kept = [v for v in values[self._num_results :] if not (isinstance(v, fx.Node) and v in self._gone)]
-        output.args = ((*values[: self._num_results], *kept),)
+        tensors = [value for value in kept if _is_tensor(value)]
+        sizes = [value for value in kept if not _is_tensor(value)]
+        output.args = ((*values[: self._num_results], *tensors, *self._added, *sizes),)
         for graph in (self._forward, self._backward):
             graph.graph.eliminate_dead_code(is_impure_node=_keeps)
             graph.graph.lint()

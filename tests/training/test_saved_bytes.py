@@ -3,12 +3,14 @@
 import copy
 
 import pytest
+import random_regions
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from training_cases import Cnn, Lstm, Transformer
 
+from staticrt.backend import staticrt_backend
 from staticrt.models.bench.train_memory import _upstream, saved_bytes
 from staticrt.training.recompute import recompute_cheap_values
 
@@ -61,6 +63,52 @@ def test_no_more_than_eager_and_minimum_cut(name):
     assert 0 < saved[0] <= min(saved[1:]), saved
 
 
+def test_masks_of_maxima_are_made_in_the_backward_as_in_eager(door):
+    """Upstream keeps the mask, which has the size of what was reduced; eager keeps both sides of the comparison."""
+
+    def function(x):
+        rows = x.amax(0)
+        return rows.exp().amin(0) + x.abs().sum()
+
+    x = torch.randn(64, 48, requires_grad=True)
+    model = nn.Identity()
+    compiled = door(function, double_backward=False)
+    assert saved_bytes(compiled, x, model) <= saved_bytes(function, x, model)
+    (got,), (want,) = (torch.autograd.grad(run(x), x) for run in (compiled, function))
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("kind", [{}, {"draws": True}])
+def test_random_regions_save_no_more_than_eager(kind, monkeypatch):
+    monkeypatch.setattr(
+        random_regions, "SHAPES", ((40, 60), (60,), (1, 60), (40, 1), (60, 60), (40, 60), (2, 20, 60))
+    )
+    compared = 0
+    for seed in [*range(8), 125, 126, 134, 145]:
+        gm, leaves, moved = random_regions.region(seed, steps=20, **kind)
+        options = {"double_backward": False, "min_island_nodes": 1}
+        compiled = staticrt_backend(gm, random_regions.arguments_of(leaves, moved), options=options)
+        want, got = (_kept(run, random_regions.arguments_of(leaves, moved)) for run in (gm.forward, compiled))
+        assert got <= want, (seed, kind, got, want)
+        compared += want > 0
+    assert compared >= 6
+
+
+def _kept(function, arguments):
+    """Bytes of the storages that a call keeps for its backward, but those of its arguments and results."""
+    kept = {}
+
+    def pack(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        results = function(*arguments)
+    for tensor in [*results, *arguments]:
+        kept.pop(tensor.untyped_storage().data_ptr(), None)
+    return sum(storage.nbytes() for storage in kept.values())
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_what_is_computed_again_gives_eagers_gradients(dynamic):
     model = Gated().double()
@@ -101,7 +149,9 @@ def _region(share):
     gradient = torch.randn(64, 64)
     want = backward(*forward(*arguments)[1:], gradient)
     unrepeatable = {"mul_tensor", "mul_tensor_1"} if share is None else set()
-    dropped = recompute_cheap_values(forward, backward, 1, unrepeatable, 1.0 if share is None else share)
+    dropped = recompute_cheap_values(
+        forward, backward, 1, unrepeatable, share=1.0 if share is None else share
+    )
     saved_now = forward(*arguments)[1:]
     torch.testing.assert_close(backward(*saved_now, gradient), want)
     return [[node.name for node in drop.saved] for drop in dropped], len(saved_now)
