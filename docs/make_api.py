@@ -20,6 +20,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...] | None], ...] = (
     ("Comparisons", "staticrt.report.compare", ("CompareReport", "NodeDifference")),
     ("Accelerators", "staticrt.accelerators", ("Accelerator", "available", "find", "register_accelerator")),
     ("Planner", "staticrt.planner", None),
+    ("Routes", "staticrt.routes", None),
     ("Memory", "staticrt.memory", None),
     ("Graph passes", "staticrt.passes", None),
     ("Operator facts", "staticrt.ops", None),

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from staticrt import errors as errors
     from staticrt import memory as memory
     from staticrt import planner as planner
+    from staticrt import routes as routes
     from staticrt.archive import LoadedModel as LoadedModel
     from staticrt.archive import load as load
     from staticrt.archive import save as save
@@ -54,6 +55,7 @@ _MODULES = (
     "errors",
     "memory",
     "planner",
+    "routes",
 )
 
 __all__ = sorted([*_LAZY, *_MODULES, "__version__", "cmake_prefix_path"])

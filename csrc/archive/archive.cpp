@@ -1,9 +1,11 @@
 #include "archive/archive.h"
 
 #include <ATen/Version.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
+#include <cstring>
 #include <set>
 
 #include "archive/zip_index.h"
@@ -39,14 +41,15 @@ void check_versions(const ArchiveFacts& facts) {
   }
 }
 
-ByteReader open_body(std::string_view record) {
+// The body of the record, and the version of its format.
+std::pair<ByteReader, uint32_t> open_body(std::string_view record) {
   ByteReader header(record, "program.bin");
   SRT_ARCHIVE(record.size() >= kHeaderBytes && record.substr(0, kMagic.size()) == kMagic, header.damaged(),
               "it does not begin as one");
   for (size_t i = 0; i < kMagic.size(); ++i) header.get<char>();
   const auto format = header.get<uint32_t>();
-  SRT_ARCHIVE(format == kFormatVersion, "archive has format version ", format, ", staticrt ", version(),
-              " reads version ", kFormatVersion,
+  SRT_ARCHIVE(format >= 1 && format <= kFormatVersion, "archive has format version ", format, ", staticrt ",
+              version(), " reads versions 1 to ", kFormatVersion,
               "\n  fix: load it with the staticrt that saved it, or save it again with this one");
   header.get<uint32_t>();
   const auto size = header.get<uint64_t>();
@@ -54,10 +57,10 @@ ByteReader open_body(std::string_view record) {
   const std::string_view body = record.substr(kHeaderBytes);
   SRT_ARCHIVE(size == body.size(), header.damaged(), "its body has ", body.size(), " bytes, expected ", size);
   SRT_ARCHIVE(checksum(body.data(), body.size()) == sum, header.damaged(), "its checksum differs");
-  return ByteReader(body, "program.bin");
+  return {ByteReader(body, "program.bin"), format};
 }
 
-ArchiveFacts read_facts(ByteReader& in) {
+ArchiveFacts read_facts(ByteReader& in, uint32_t format) {
   ArchiveFacts facts;
   facts.staticrt_version = in.get_string();
   facts.torch_version = in.get_string();
@@ -66,6 +69,7 @@ ArchiveFacts read_facts(ByteReader& in) {
   for (std::string& feature : facts.cpu_features) feature = in.get_string();
   facts.name = in.get_string();
   facts.calling = in.get_string();
+  if (format >= 2) facts.machine = in.get_string();
   return facts;
 }
 
@@ -90,8 +94,8 @@ void Archive::read(const std::shared_ptr<Blob>& blob, const ArchiveOptions& opti
   const ZipRecord* record = zip.find(kProgramRecord);
   SRT_ARCHIVE(record, "archive has no program of staticrt's (record ", kProgramRecord,
               ")\n  fix: save one: staticrt.save(staticrt.compile(torch.export.load(path).module()), path)");
-  ByteReader in = open_body(blob->view().substr(record->offset, record->size));
-  facts_ = read_facts(in);
+  auto [in, format] = open_body(blob->view().substr(record->offset, record->size));
+  facts_ = read_facts(in, format);
   check_versions(facts_);
   tensors_ = read_tensors(in, blob, zip, options.check_weights);
   weights_.resize(in.get_count(13));
@@ -104,13 +108,31 @@ void Archive::read(const std::shared_ptr<Blob>& blob, const ArchiveOptions& opti
   }
   const size_t num_captures = in.get_count(100);
   for (size_t i = 0; i < num_captures; ++i) {
-    captures_.push_back(std::make_shared<Capture>(read_capture(in, tensors_), tensors_, options.executable));
+    captures_.push_back(
+        std::make_shared<Capture>(read_capture(in, tensors_, format), tensors_, options.executable));
+    if (facts_.staticrt_version == version()) captures_.back()->offer_work(tensors_, facts_.machine);
   }
   in.expect_end();
   SRT_ARCHIVE(!captures_.empty(), in.damaged(), "it holds no capture");
 }
 
-void ArchiveBuilder::add_capture(const CaptureSpec& spec) {
+uint32_t ArchiveBuilder::add_packed(const PackedBytes& packed) {
+  const uint64_t sum = checksum(packed.data.get(), static_cast<size_t>(packed.size_bytes));
+  const auto [found, is_new] = packed_.try_emplace({sum, packed.size_bytes}, 0);
+  // Other captures may have packed the same weights the same way.
+  const bool is_same = !is_new && std::memcmp(tensors_.at(found->second).const_data_ptr(), packed.data.get(),
+                                              static_cast<size_t>(packed.size_bytes)) == 0;
+  if (is_same) return found->second;
+  const uint32_t number = tensors_.add(at::from_blob(
+      const_cast<char*>(packed.data.get()), {packed.size_bytes}, [keep = packed.data](void*) {},
+      at::TensorOptions().dtype(at::kByte)));
+  found->second = number;
+  return number;
+}
+
+void ArchiveBuilder::add_capture(CaptureSpec spec, const PriorWork& work) {
+  for (const PackedBytes& packed : work.packed) spec.packed.push_back({packed.key, add_packed(packed)});
+  spec.choices = work.choices;
   write_capture(spec, captures_, tensors_);
   ++num_captures_;
 }
@@ -125,6 +147,7 @@ std::string ArchiveBuilder::finish(const ArchiveFacts& facts,
   for (const std::string& feature : facts.cpu_features) body.put_string(feature);
   body.put_string(facts.name);
   body.put_string(facts.calling);
+  body.put_string(facts.machine);
   tensors_.write(body, record_names);
   body.put_size(weights_.size());
   for (const Weight& weight : weights_) {

@@ -7,8 +7,10 @@
 // Reading unpickles nothing and runs nothing: it copies numbers out of checked bounds.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "archive/capture.h"
@@ -17,7 +19,7 @@
 namespace staticrt {
 
 inline constexpr char kProgramRecord[] = "staticrt/program.bin";
-inline constexpr uint32_t kFormatVersion = 1;
+inline constexpr uint32_t kFormatVersion = 2;  // version 1, without packed weights and choices, is read too
 
 enum class WeightKind : uint8_t { kParameter = 0, kBuffer = 1, kTemporaryBuffer = 2, kConstant = 3 };
 
@@ -31,6 +33,7 @@ struct ArchiveFacts {
   std::string staticrt_version;
   std::string torch_version;
   std::string cpu_capability;             // of the machine that saved it
+  std::string machine;                    // the same and its processor; empty in version 1
   std::vector<std::string> cpu_features;  // a machine must have to load it
   std::string name;                       // of the model
   std::string calling;                    // Python's: parameters of forward, as JSON
@@ -65,13 +68,16 @@ class ArchiveBuilder {
  public:
   uint32_t add_tensor(const at::Tensor& tensor) { return tensors_.add(tensor); }
   void add_weight(Weight weight) { weights_.push_back(std::move(weight)); }
-  void add_capture(const CaptureSpec& spec);
+  // work: what was worked out for it, kept with it.
+  void add_capture(CaptureSpec spec, const PriorWork& work = {});
   std::vector<at::Tensor> storages() const { return tensors_.storages(); }
   // The bytes of kProgramRecord.
   std::string finish(const ArchiveFacts& facts, const std::vector<std::string>& record_names) const;
 
  private:
+  uint32_t add_packed(const PackedBytes& packed);
   TensorTable tensors_;
+  std::map<std::pair<uint64_t, int64_t>, uint32_t> packed_;  // by checksum and size
   std::vector<Weight> weights_;
   ByteWriter captures_;
   uint64_t num_captures_ = 0;

@@ -61,6 +61,22 @@ Capture::Capture(CaptureSpec spec, const std::vector<at::Tensor>& tensors, const
   for (const uint32_t id : written_inputs_) may_copy_[id] = false;
 }
 
+void Capture::offer_work(const std::vector<at::Tensor>& tensors, const std::string& machine) {
+  const auto capability_of = [](const std::string& name) { return name.substr(0, name.find(',')); };
+  if (capability_of(machine) != capability_of(machine_name())) return;
+  PriorWork work;
+  for (const PackedSpec& spec : spec_.packed) {
+    const auto bytes = std::make_shared<at::Tensor>(tensors[spec.tensor]);
+    const auto* data = static_cast<const char*>(bytes->const_data_ptr());
+    packed_bytes_ += bytes->numel();
+    work.packed.push_back({spec.key, std::shared_ptr<const char>(bytes, data), bytes->numel()});
+  }
+  if (machine == machine_name()) work.choices = spec_.choices;
+  std::vector<InputView> inputs(executable_->program().num_inputs());
+  for (size_t i = 0; i < model_tensors_.size(); ++i) inputs[i].tensor = &model_tensors_[i];
+  executable_->offer(std::move(work), inputs);
+}
+
 std::string Capture::leaf_refusal(const LeafSpec& spec, const Leaf& leaf) const {
   if (spec.kind == LeafKind::kConstant) {
     const std::string given = leaf.kind == LeafKind::kInt ? std::to_string(leaf.number) : leaf.constant;

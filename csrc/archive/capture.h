@@ -27,6 +27,12 @@ class Capture {
   const std::vector<at::Tensor>& model_tensors() const { return model_tensors_; }
   const std::shared_ptr<Executable>& executable() const { return executable_; }
 
+  // Takes over what the archive holds of work done before, as far as this machine is like the one named.
+  void offer_work(const std::vector<at::Tensor>& tensors, const std::string& machine);
+
+  // Bytes of packed weights that the archive holds for this machine.
+  int64_t packed_bytes() const { return packed_bytes_; }
+
   // Why these leaves do not fit, or "". Tensors in another layout fit if they may be copied.
   std::string refusal(std::span<const Leaf> leaves) const;
   // Runs on leaves that fit; the program's outputs. Thread-safe.
@@ -42,6 +48,7 @@ class Capture {
   std::vector<at::Tensor> model_tensors_;
   std::shared_ptr<Executable> executable_;
   std::shared_ptr<Executable> guards_;
+  int64_t packed_bytes_ = 0;
   std::vector<uint32_t> written_inputs_;
   std::vector<bool> may_copy_;  // per program input: nothing sees whose bytes it has
 };

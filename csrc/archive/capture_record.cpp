@@ -34,6 +34,17 @@ void write_capture(const CaptureSpec& spec, ByteWriter& out, TensorTable& tensor
   out.put_size(spec.outputs.size());
   for (const int32_t output : spec.outputs) out.put(output);
   out.put_string(spec.structure);
+  out.put_size(spec.packed.size());
+  for (const PackedSpec& packed : spec.packed) {
+    out.put_string(packed.key);
+    out.put(packed.tensor);
+  }
+  out.put_size(spec.choices.size());
+  for (const RouteChoice& c : spec.choices) {
+    out.put_string(c.kind);
+    out.put_ints(c.key);
+    out.put(c.choice);
+  }
 }
 
 namespace {
@@ -90,9 +101,26 @@ void check_guards(ByteReader& in, const CaptureSpec& spec) {
               in.damaged(), "size conditions over ", spec.symbols.size(), " symbols");
 }
 
+void read_work(ByteReader& in, const std::vector<at::Tensor>& tensors, CaptureSpec& spec) {
+  spec.packed.resize(in.get_count(12));
+  for (PackedSpec& packed : spec.packed) {
+    packed.key = in.get_string();
+    packed.tensor = in.get_index(tensors.size(), "tensor");
+    const at::Tensor& bytes = tensors[packed.tensor];
+    SRT_ARCHIVE(bytes.scalar_type() == at::kByte && bytes.is_contiguous() && bytes.storage_offset() == 0,
+                in.damaged(), "packed weights ", packed.key, " are no bytes");
+  }
+  spec.choices.resize(in.get_count(24));
+  for (RouteChoice& choice : spec.choices) {
+    choice.kind = in.get_string();
+    choice.key = in.get_ints();
+    choice.choice = in.get<int64_t>();
+  }
+}
+
 }  // namespace
 
-CaptureSpec read_capture(ByteReader& in, const std::vector<at::Tensor>& tensors) {
+CaptureSpec read_capture(ByteReader& in, const std::vector<at::Tensor>& tensors, uint32_t format) {
   CaptureSpec spec;
   spec.program = read_program(in, tensors);
   spec.model_tensors.resize(in.get_count(4));
@@ -119,6 +147,7 @@ CaptureSpec read_capture(ByteReader& in, const std::vector<at::Tensor>& tensors)
                 output, " of ", spec.program->outputs().size());
   }
   spec.structure = in.get_string();
+  if (format >= 2) read_work(in, tensors, spec);
   check_inputs(in, spec);
   check_guards(in, spec);
   return spec;

@@ -8,6 +8,7 @@
 #include "archive/bytes.h"
 #include "archive/layout.h"
 #include "archive/tensor_table.h"
+#include "kernels/route_choices.h"
 #include "program/program.h"
 
 namespace staticrt {
@@ -34,6 +35,12 @@ struct SizeSymbol {
   uint32_t dim = 0;
 };
 
+// PackedBytes, in a tensor of bytes.
+struct PackedSpec {
+  std::string key;
+  uint32_t tensor = 0;
+};
+
 struct CaptureSpec {
   std::shared_ptr<const Program> program;
   std::vector<uint32_t> model_tensors;  // tensor numbers: the program's first inputs
@@ -44,9 +51,12 @@ struct CaptureSpec {
   std::string autocast;                   // "", or what was on: "cpu:bfloat16"
   std::vector<int32_t> outputs;           // per flat output: the program's output, or -1: a constant
   std::string structure;                  // Python's, as JSON
+  std::vector<PackedSpec> packed;         // of the model tensors
+  std::vector<RouteChoice> choices;       // of the machine that saved it
 };
 
 void write_capture(const CaptureSpec& spec, ByteWriter& out, TensorTable& tensors);
-CaptureSpec read_capture(ByteReader& in, const std::vector<at::Tensor>& tensors);
+// format: of the archive. Before version 2 nothing but the program was kept.
+CaptureSpec read_capture(ByteReader& in, const std::vector<at::Tensor>& tensors, uint32_t format);
 
 }  // namespace staticrt

@@ -20,6 +20,7 @@ class TensorTable {
   // The tensor's number; the same tensor, or an equal view of the same storage, has the same.
   // Throws ArchiveError for what an archive cannot hold: other devices and layouts, lazy bits.
   uint32_t add(const at::Tensor& tensor);
+  const at::Tensor& at(uint32_t number) const { return entries_[number].tensor; }
   // Each storage's bytes as uint8 [bytes], to be written as one record each.
   std::vector<at::Tensor> storages() const;
   // record_names: one per storage, where its bytes were written.

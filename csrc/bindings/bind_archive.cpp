@@ -43,7 +43,13 @@ void add_capture(ArchiveBuilder& builder, const py::dict& d) {
   spec.autocast = d["autocast"].cast<std::string>();
   spec.outputs = d["outputs"].cast<std::vector<int32_t>>();
   spec.structure = d["structure"].cast<std::string>();
-  builder.add_capture(spec);
+  const auto executable = d["executable"].cast<std::shared_ptr<Executable>>();
+  const auto tensors = d["model_tensors"].cast<std::vector<at::Tensor>>();
+  std::vector<InputView> inputs(executable->program().num_inputs());
+  for (size_t i = 0; i < tensors.size(); ++i) inputs[i].tensor = &tensors[i];
+  PriorWork work = executable->work_done(inputs);
+  if (!d["packed_weights"].cast<bool>()) work.packed.clear();
+  builder.add_capture(std::move(spec), work);
 }
 
 py::bytes finish(const ArchiveBuilder& builder, const py::dict& d, const std::vector<std::string>& records) {
@@ -54,6 +60,7 @@ py::bytes finish(const ArchiveBuilder& builder, const py::dict& d, const std::ve
   facts.cpu_features = d["cpu_features"].cast<std::vector<std::string>>();
   facts.name = d["name"].cast<std::string>();
   facts.calling = d["calling"].cast<std::string>();
+  facts.machine = machine_name();
   return builder.finish(facts, records);
 }
 
@@ -135,6 +142,7 @@ void bind_archive(py::module_& m) {
       .def("refusal", [](const Capture& c, const py::list& leaves) { return c.refusal(to_leaves(leaves)); })
       .def("run", &run)
       .def_property_readonly("executable", &Capture::executable)
+      .def_property_readonly("packed_bytes", &Capture::packed_bytes)
       .def_property_readonly("model_tensors", &Capture::model_tensors)
       .def_property_readonly("leaves",
                              [](const Capture& c) {
@@ -172,6 +180,7 @@ void bind_archive(py::module_& m) {
         d["cpu_features"] = a.facts().cpu_features;
         d["name"] = a.facts().name;
         d["calling"] = a.facts().calling;
+        d["machine"] = a.facts().machine;
         return d;
       });
   m.def("open_archive", &open);

@@ -51,6 +51,18 @@ double seconds_for(Executable& executable, const py::list& list, int64_t calls) 
 }  // namespace
 
 void bind_runtime(py::module_& m) {
+  using Choice = std::tuple<std::string, std::vector<int64_t>, int64_t>;
+  m.def("machine_name", &machine_name);
+  m.def("route_choices", [] {
+    std::vector<Choice> found;
+    for (const RouteChoice& c : route_choices()) found.emplace_back(c.kind, c.key, c.choice);
+    return found;
+  });
+  m.def("pin_routes", [](const std::vector<Choice>& given) {
+    std::vector<RouteChoice> choices;
+    for (const auto& [kind, key, choice] : given) choices.push_back({kind, key, choice});
+    pin_routes(choices, /*over=*/true);
+  });
   py::class_<Executable, std::shared_ptr<Executable>>(m, "Executable")
       .def(py::init([](const std::shared_ptr<Program>& program, bool out_variants, bool optimize_memory,
                        bool cleanup_activations, bool manage_outputs, bool prepared, int64_t max_prepared,
@@ -114,6 +126,7 @@ void bind_runtime(py::module_& m) {
                                }
                                return list;
                              })
+      .def_property_readonly("taken_bytes", &Executable::taken_bytes)
       .def_property_readonly("num_frames", &Executable::num_frames)
       .def_property_readonly("node_counts",
                              [](const Executable& e) {

@@ -2,8 +2,6 @@
 #include "kernels/conv_routes.h"
 
 #include <ctime>
-#include <map>
-#include <mutex>
 #include <vector>
 
 #include "kernels/conv_pixels.h"
@@ -81,30 +79,28 @@ bool winograd_by_rule(const ConvPlan& p) {
   return p.in_channels >= 48 && p.out_channels >= 48 && tiles >= 40;
 }
 
-bool takes_winograd(const ConvPlan& p) {
-  static std::mutex mutex;
-  static std::map<std::vector<int64_t>, bool> chosen;
-  static int64_t spent_ns = 0;
-  const std::vector<int64_t> key = {p.batch,   p.in_channels, p.out_channels, p.w.out_h,
-                                    p.w.out_w, p.w.pad_h,     p.w.pad_w,      p.num_threads};
-  const std::lock_guard<std::mutex> lock(mutex);
-  const auto found = chosen.find(key);
-  if (found != chosen.end()) return found->second;
-  bool faster = winograd_by_rule(p);
-  if (spent_ns < kProcessBudgetNs) {
-    const int64_t start = now_ns();
-    faster = winograd_is_faster(p);
-    spent_ns += now_ns() - start;
-  }
-  chosen.emplace(key, faster);
-  return faster;
+bool takes_winograd(const ConvPlan& p, PrepareRequest& request) {
+  static int64_t spent_ns = 0;  // one thread decides at a time
+  RouteChoice choice = choose_route(
+      "winograd",
+      {p.batch, p.in_channels, p.out_channels, p.w.out_h, p.w.out_w, p.w.pad_h, p.w.pad_w, p.num_threads},
+      [](int64_t kept) { return kept == 0 || kept == 1; },
+      [&] {
+        if (spent_ns >= kProcessBudgetNs) return int64_t{winograd_by_rule(p)};
+        const int64_t start = now_ns();
+        const bool faster = winograd_is_faster(p);
+        spent_ns += now_ns() - start;
+        return int64_t{faster};
+      });
+  request.choices.push_back(std::move(choice));
+  return request.choices.back().choice != 0;
 }
 
 }  // namespace
 
 std::optional<PreparedCall> prepare_image_conv(const ConvPlan& p, PrepareRequest& request) {
   // A sum in the order of the definition where results must not depend on a measurement.
-  if (!request.deterministic && winograd_fits(p) && takes_winograd(p))
+  if (!request.deterministic && winograd_fits(p) && takes_winograd(p, request))
     return prepare_winograd_conv(p, request);
   return prepare_pixel_conv(p, request);
 }

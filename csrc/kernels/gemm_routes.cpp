@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <ctime>
-#include <map>
-#include <mutex>
 #include <string>
 
 #include "kernels/gemm_plan.h"
@@ -84,9 +82,7 @@ int64_t now_ns() {
   return static_cast<int64_t>(static_cast<double>(std::clock()) * (1e9 / CLOCKS_PER_SEC));
 }
 
-using Key = std::vector<int64_t>;
-
-Key key_of(const MatmulShape& s) {
+std::vector<int64_t> key_of(const MatmulShape& s) {
   return {s.m,         s.n,          s.k,        s.batch[0] * s.batch[1],
           s.a_row,     s.a_col,      s.b_k,      s.b_n,
           s.c_row,     s.has_bias,   s.bias_row, s.b_fixed,
@@ -157,22 +153,25 @@ Route fastest(const MatmulShape& original, const std::vector<Route>& routes) {
   return best;
 }
 
-Route choose(const MatmulShape& s, const std::vector<Route>& routes) {
+Route choose(const MatmulShape& s, const std::vector<Route>& routes, PrepareRequest& request) {
   if (routes.size() == 1) return routes.front();
   if (s.deterministic || s.is_double) return by_rule(s, routes);
-  static std::mutex mutex;
-  static std::map<Key, Route> chosen;
-  const std::lock_guard<std::mutex> lock(mutex);
-  const Key key = key_of(s);
-  const auto found = chosen.find(key);
-  if (found != chosen.end()) return found->second;
-  Route route = by_rule(s, routes);
-  if (measured_ns < kProcessBudgetNs) {
-    const int64_t start = now_ns();
-    route = fastest(s, routes);
-    measured_ns += now_ns() - start;
-  }
-  chosen.emplace(key, route);
+  RouteChoice choice = choose_route(
+      "matmul", key_of(s),
+      [&](int64_t kept) {
+        return std::find(routes.begin(), routes.end(), static_cast<Route>(kept)) != routes.end();
+      },
+      [&] {
+        Route route = by_rule(s, routes);
+        if (measured_ns < kProcessBudgetNs) {
+          const int64_t start = now_ns();
+          route = fastest(s, routes);
+          measured_ns += now_ns() - start;
+        }
+        return static_cast<int64_t>(route);
+      });
+  const auto route = static_cast<Route>(choice.choice);
+  request.choices.push_back(std::move(choice));
   return route;
 }
 
@@ -225,7 +224,7 @@ std::optional<PreparedCall> prepare_matmul(MatmulShape s, PrepareRequest& reques
   }
   const auto routes = routes_for(s);
   if (routes.empty()) return std::nullopt;
-  const Route route = choose(s, routes);
+  const Route route = choose(s, routes, request);
   request.workspace_bytes = workspace_of(s, route);
   request.takes_epilogue = s.has_epilogue;
   const Operand packed = route == Route::kPacked

@@ -152,8 +152,12 @@ bool batch_norm_into(const T& input, const Optional& weight, const Optional& bia
 
 T& batch_norm(const T& input, const Optional& weight, const Optional& bias, const Optional& mean,
               const Optional& var, bool training, double momentum, double eps, bool cudnn_enabled, T& out) {
-  T save_mean = at::empty({0}, input.options());
-  T save_var = at::empty({0}, input.options());
+  // Statistics are float where the parameters have another dtype than the images (autocast).
+  const Optional& parameter = weight && weight->defined() ? weight : mean;
+  const bool mixed = parameter && parameter->defined() && parameter->scalar_type() != input.scalar_type();
+  const at::TensorOptions options = mixed ? input.options().dtype(at::kFloat) : input.options();
+  T save_mean = at::empty({0}, options);
+  T save_var = at::empty({0}, options);
   if (training || !batch_norm_into(input, weight, bias, mean, var, eps, out, save_mean, save_var)) {
     copy_result(out, n::batch_norm(input, weight, bias, mean, var, training, momentum, eps, cudnn_enabled));
   }

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "kernels/operands.h"
+#include "kernels/route_choices.h"
 
 namespace staticrt {
 
@@ -94,6 +95,8 @@ struct PrepareRequest {
   }
   std::vector<Derivation> derivations;
   uint32_t first_derived = 0;  // base entry of the first of them; set by the runtime
+
+  std::vector<RouteChoice> choices;  // what was chosen by measuring, for this call
 };
 
 inline constexpr int kRan = 0;

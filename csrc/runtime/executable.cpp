@@ -328,6 +328,22 @@ std::pair<int64_t, int64_t> Executable::managed_outputs() const {
   return {idle_.back()->outputs.num_tensors(), idle_.back()->outputs.size_bytes()};
 }
 
+void Executable::offer(PriorWork work, std::span<const InputView> inputs) {
+  fixed_.offer(std::move(work.packed), inputs);
+  pin_routes(work.choices, /*over=*/false);
+}
+
+PriorWork Executable::work_done(std::span<const InputView> inputs) {
+  PriorWork work;
+  work.packed = fixed_.packed(inputs);
+  for (const auto& program : prepared_programs()) {
+    work.choices.insert(work.choices.end(), program->choices().begin(), program->choices().end());
+  }
+  std::sort(work.choices.begin(), work.choices.end());
+  work.choices.erase(std::unique(work.choices.begin(), work.choices.end()), work.choices.end());
+  return work;
+}
+
 void Executable::trim() {
   if (manage_outputs_.load()) deallocate_output_tensors();
   std::vector<std::unique_ptr<Frame>> idle;

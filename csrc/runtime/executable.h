@@ -43,6 +43,13 @@ struct RareTimes {
   int64_t output_dealloc_ns = 0;  // taking back managed outputs
 };
 
+// What was worked out for a program and holds in another process too: on the same kind of machine, by the
+// same kernels. Used where it fits exactly; what does not is worked out anew.
+struct PriorWork {
+  std::vector<PackedBytes> packed;
+  std::vector<RouteChoice> choices;  // ordered, each once
+};
+
 struct NodeCounts {
   int64_t total = 0;
   int64_t managed = 0;  // all outputs managed by the planner
@@ -99,6 +106,12 @@ class Executable : public std::enable_shared_from_this<Executable> {
   bool is_managed_output(const at::Tensor& tensor) const;
   // Tensors and bytes of managed outputs.
   std::pair<int64_t, int64_t> managed_outputs() const;
+  // Work of another process, for the model tensors among these inputs. REQUIRES: no run began yet.
+  void offer(PriorWork work, std::span<const InputView> inputs);
+  // Work done so far, for the same. Only model tensors are read of `inputs`.
+  PriorWork work_done(std::span<const InputView> inputs);
+  // Bytes of packed weights that were offered and taken.
+  int64_t taken_bytes() const { return fixed_.taken_bytes(); }
   // Gives back all memory that is not in use: idle frames, arenas.
   void trim();
   int64_t num_frames() const;

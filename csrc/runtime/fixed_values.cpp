@@ -208,7 +208,7 @@ class FixedValues::Computation {
   // Keeps the value in the state.
   void keep(ValueId id) {
     if (program_.is_input(id) || program_.is_constant(id) || state_.values_.count(id)) return;
-    state_.values_[id] = {value(id), nullptr, owner_.weights_of(id)};
+    state_.values_[id] = {value(id), nullptr, 0, owner_.weights_of(id)};
   }
 
  private:
@@ -247,6 +247,45 @@ class FixedValues::Computation {
   std::vector<c10::IValue> slots_;
 };
 
+void FixedValues::offer(std::vector<PackedBytes> packed, std::span<const InputView> inputs) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (packed.empty()) return;
+  offered_stamps_.resize(bound_.program->num_inputs());
+  for (const ValueId id : weights_) {
+    if (!inputs[id].tensor || !WeightStamp::can_stamp(*inputs[id].tensor)) return;
+    offered_stamps_[id] = WeightStamp(*inputs[id].tensor);
+  }
+  for (PackedBytes& bytes : packed) {
+    std::string key = bytes.key;
+    offered_.emplace(std::move(key), std::move(bytes));
+  }
+}
+
+std::vector<PackedBytes> FixedValues::packed(std::span<const InputView> inputs) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<PackedBytes> all;
+  const auto is_same = [&](ValueId id) {
+    return inputs[id].tensor && latest_->stamps_[id].has_layout_of(*inputs[id].tensor);
+  };
+  if (!latest_ || !std::all_of(weights_.begin(), weights_.end(), is_same) ||
+      !latest_->holds(inputs, weights_)) {
+    return all;
+  }
+  for (const auto& [key, made] : latest_->derived_) all.push_back({key, made.data, made.size_bytes});
+  return all;
+}
+
+bool FixedValues::take_offered(const DerivedBytes& bytes, const FixedState& state, FixedState::Made& made) {
+  const auto found = offered_.find(bytes.key);
+  if (found == offered_.end() || found->second.size_bytes != made.size_bytes) return false;
+  for (const ValueId id : made.weights) {
+    if (!(state.stamps_[id] == offered_stamps_[id])) return false;
+  }
+  made.data = found->second.data;
+  taken_bytes_ += made.size_bytes;
+  return true;
+}
+
 std::shared_ptr<const FixedState> FixedValues::acquire(std::span<const InputView> inputs,
                                                        std::span<const ValueId> values,
                                                        std::span<const DerivedBytes> derived) {
@@ -256,13 +295,18 @@ std::shared_ptr<const FixedState> FixedValues::acquire(std::span<const InputView
   for (const DerivedBytes& bytes : derived) {
     if (state->derived_.count(bytes.key)) continue;
     FixedState::Made made;
+    made.size_bytes = bytes.derivation.size_bytes;
+    for (const ValueId owner : bytes.owners) made.weights = merged(made.weights, weights_of(owner));
+    if (take_offered(bytes, *state, made)) {
+      state->derived_.emplace(bytes.key, std::move(made));
+      continue;
+    }
     std::vector<c10::IValue> kept;  // alive until the bytes are made
     std::vector<const char*> sources;
     for (size_t i = 0; i < bytes.owners.size(); ++i) {
       kept.push_back(computation.value(bytes.owners[i]));
       sources.push_back(static_cast<const char*>(kept.back().toTensor().const_data_ptr()) +
                         bytes.derivation.sources[i].where.offset_bytes);
-      made.weights = merged(made.weights, weights_of(bytes.owners[i]));
     }
     constexpr std::align_val_t kAlignment{64};
     auto* data = static_cast<char*>(

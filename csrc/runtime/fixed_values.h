@@ -18,6 +18,7 @@
 #include <ATen/core/DimVector.h>
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -66,6 +67,13 @@ struct DerivedBytes {
   uint32_t base = 0;            // of the frame's table
 };
 
+// Derived bytes as they pass from one process to another, with the weights they were made of.
+struct PackedBytes {
+  std::string key;                   // DerivedBytes::key, of the same program
+  std::shared_ptr<const char> data;  // 64-aligned
+  int64_t size_bytes = 0;
+};
+
 // What was made of one state of the weights. Filled under the mutex of its FixedValues; entries never change.
 class FixedState {
  public:
@@ -77,6 +85,7 @@ class FixedState {
   struct Made {
     c10::IValue value;                 // of a node
     std::shared_ptr<const char> data;  // of a derivation
+    int64_t size_bytes = 0;            // of data
     std::vector<ValueId> weights;      // inputs that it depends on, ascending
   };
   std::vector<WeightStamp> stamps_;  // per program input; only of weights
@@ -104,6 +113,14 @@ class FixedValues {
   std::shared_ptr<const FixedState> acquire(std::span<const InputView> inputs,
                                             std::span<const ValueId> values,
                                             std::span<const DerivedBytes> derived);
+  // Bytes that another process made of these weights: taken instead of being made anew, as long as the
+  // weights they depend on are as they are in `inputs` now. REQUIRES: nothing was acquired yet.
+  void offer(std::vector<PackedBytes> packed, std::span<const InputView> inputs);
+  // What is derived now, ordered by key; nothing if the weights among `inputs` are not those it was made of.
+  std::vector<PackedBytes> packed(std::span<const InputView> inputs);
+  // Bytes taken of what was offered.
+  int64_t taken_bytes() const { return taken_bytes_; }
+
   // REQUIRES: acquire() was asked for it in this state.
   static const c10::IValue& value_of(const FixedState& state, ValueId id) {
     return state.values_.at(id).value;
@@ -115,6 +132,7 @@ class FixedValues {
  private:
   class Computation;
   std::shared_ptr<FixedState> state_for(std::span<const InputView> inputs);
+  bool take_offered(const DerivedBytes& bytes, const FixedState& state, FixedState::Made& made);
 
   const BoundProgram& bound_;
   const std::vector<ValueId> weights_;
@@ -123,6 +141,9 @@ class FixedValues {
   std::vector<uint32_t> definition_;  // per value: its node
   std::mutex mutex_;
   std::shared_ptr<FixedState> latest_;
+  std::map<std::string, PackedBytes> offered_;
+  std::vector<WeightStamp> offered_stamps_;  // per program input
+  std::atomic<int64_t> taken_bytes_{0};
 };
 
 }  // namespace staticrt

@@ -230,6 +230,7 @@ bool Preparation::prepare_node(uint32_t index) {
   plans_[index].route = call->route;
   plans_[index].call = std::move(*call);
   plans_[index].derived = derived_by(*request);
+  result_.choices_.insert(result_.choices_.end(), request->choices.begin(), request->choices.end());
   plans_[index].workspace_bytes = request->workspace_bytes;
   return true;
 }

@@ -180,6 +180,7 @@ bool Preparation::try_fusion(uint32_t host, const std::vector<uint32_t>& members
   plan.route = std::string(call->route) + " + tile loop";
   plan.call = std::move(*call);
   plan.derived = derived_by(*request);
+  result_.choices_.insert(result_.choices_.end(), request->choices.begin(), request->choices.end());
   plan.workspace_bytes = request->workspace_bytes;
   keep_chain(members, host, *chain);
   NodePlan& host_plan = plans_[host];

@@ -85,6 +85,8 @@ class PreparedProgram {
   const PreparedStats& stats() const { return stats_; }
   // Per prepared call: the node (of a chain, its last), and the kernel chosen.
   const std::vector<std::pair<std::string, std::string>>& routes() const { return routes_; }
+  // What of that was chosen by measuring.
+  const std::vector<RouteChoice>& choices() const { return choices_; }
   const BoundProgram& bound() const { return bound_; }
   const std::vector<Step>& steps() const { return steps_; }
   const std::vector<ValueRecord>& records() const { return records_; }
@@ -126,8 +128,9 @@ class PreparedProgram {
   std::vector<ValueId> fixed_weights_;
   std::vector<std::shared_ptr<const void>> kept_;            // parameters of calls
   std::vector<std::pair<std::string, std::string>> routes_;  // node name, kernel chosen
-  std::vector<MemoryBlock> blocks_;                          // all but inputs and constants
-  std::vector<std::vector<uint32_t>> chains_;                // members of each chain, by its last node
+  std::vector<RouteChoice> choices_;
+  std::vector<MemoryBlock> blocks_;            // all but inputs and constants
+  std::vector<std::vector<uint32_t>> chains_;  // members of each chain, by its last node
   PreparedStats stats_;
   bool direct_ = false;  // no step goes through torch's dispatcher
 };

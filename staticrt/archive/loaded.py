@@ -351,9 +351,15 @@ class LoadedModel(Tools):
         notes = (
             f"loaded from {self._where}: saved by staticrt {facts['staticrt_version']}, torch {facts['torch_version']}, "
             f"on a CPU with {facts['cpu_capability']}",
+            *self._packed_note(),
             "no model code: a call outside these captures is an error",
         )
         return Explanation(self.name, tuple(map(self._report, self._captures)), (), notes)
+
+    def _packed_note(self) -> tuple[str, ...]:
+        held = sum(capture.native.packed_bytes for capture in self._captures)
+        taken = sum(capture.native.executable.taken_bytes for capture in self._captures)
+        return (f"packed weights: {held} bytes in the archive, {taken} of them in use",) if held else ()
 
     def _report(self, capture: _Capture) -> CaptureReport:
         operators = tuple((str(name), int(count)) for name, count in capture.report["operators"])

@@ -40,6 +40,7 @@ def save(
     example_inputs: Any = None,
     *,
     exported_program: bool = True,
+    packed_weights: bool = True,
     cpu_features: Sequence[str] = (),
 ) -> None:
     """Save a compiled model: every capture made so far, its weights, and an ExportedProgram.
@@ -53,6 +54,8 @@ def save(
         example_inputs: as in `staticrt.compile`: capture for these first, so that no call is needed.
         exported_program: also write what `torch.export.load` reads, from one more trace. Where torch.export
             cannot trace the model, a warning says so and the archive has no such part.
+        packed_weights: also keep what calls so far made of the weights for this machine's kernels, so that the first
+            call after loading need not. Takes about as much room as the weights; other machines make their own.
         cpu_features: instruction sets ("AVX2", "AVX512") that a loading machine must have. None is needed: kernels
             are chosen where the archive is loaded. Name them where results must come from the same ones.
 
@@ -75,7 +78,8 @@ def save(
     _add_weights(builder, engine, captures)
     parameters = _parameters(engine.function)
     for key, entry in captures:
-        builder.capture(_capture(key, entry, [name for name, _kind, _default in parameters]))
+        names = [name for name, _kind, _default in parameters]
+        builder.capture({**_capture(key, entry, names), "packed_weights": packed_weights})
     facts = {
         "staticrt_version": staticrt.__version__,
         "torch_version": torch.__version__,
@@ -165,6 +169,7 @@ def _capture(key: tuple[Any, ...], entry: Entry, names: Sequence[str]) -> dict[s
     paths = _leaf_names(captured.in_spec, names)
     return {
         "program": executable.program,
+        "executable": executable.native,
         "model_tensors": [value.detach() for value in captured.values],
         "leaves": [
             _leaf(part, paths[index], inputs.get(index, -1), dict(entry.ints).get(index))

@@ -57,7 +57,7 @@ std::string make_archive(const std::string& torch = torch_version(),
   archive.add_weight({"weight", WeightKind::kParameter, 0});
   const at::Tensor storage = archive.storages().at(0);
   const std::string bytes(static_cast<const char*>(storage.const_data_ptr()), 4);
-  const ArchiveFacts facts{"0.1.0", torch, "AVX2", features, "Model", "[]"};
+  const ArchiveFacts facts{"0.1.0", torch, "AVX2", "AVX2, a processor", features, "Model", "[]"};
   return make_zip({{"weights/0", bytes}, {kProgramRecord, archive.finish(facts, {"weights/0"})}});
 }
 

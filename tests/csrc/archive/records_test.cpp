@@ -1,9 +1,11 @@
 // Records of programs, tensors and captures: what was written is read, and damaged bytes are refused. The
 // fuzz tests are meant to run under address and undefined-behaviour sanitizers too (-DSTATICRT_SANITIZE=...).
 #include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
 
 #include <random>
 
+#include "archive/archive.h"
 #include "archive/capture_record.h"
 #include "archive/constant_record.h"
 #include "archive/program_record.h"
@@ -54,6 +56,10 @@ std::shared_ptr<const Program> rich_program() {
   return builder.build();
 }
 
+std::vector<RouteChoice> rich_choices() {
+  return {{"matmul", {1, 2, 3}, 4}};
+}
+
 CaptureSpec rich_capture(TensorTable& tensors) {
   CaptureSpec spec;
   spec.program = rich_program();
@@ -82,6 +88,8 @@ CaptureSpec rich_capture(TensorTable& tensors) {
   spec.guard_texts = {"s0 < s1"};
   spec.outputs = {0, -1, 2};
   spec.structure = "{}";
+  spec.packed = {{"panels", tensors.add(at::zeros({64}, at::kByte))}};
+  spec.choices = rich_choices();
   return spec;
 }
 
@@ -111,7 +119,7 @@ CaptureSpec read_all(std::string_view bytes, const std::shared_ptr<Blob>& blob) 
   ByteReader in(bytes, "test");
   const ZipIndex zip(blob->view());
   const std::vector<at::Tensor> tensors = read_tensors(in, blob, zip, true);
-  CaptureSpec spec = read_capture(in, tensors);
+  CaptureSpec spec = read_capture(in, tensors, kFormatVersion);
   in.expect_end();
   return spec;
 }
@@ -142,6 +150,9 @@ TEST(a_capture_reads_as_it_was_written) {
   EXPECT_EQ(spec.symbols[1].name, "s1");
   EXPECT_EQ(spec.guards->nodes().size(), size_t{1});
   EXPECT_EQ(spec.outputs[1], -1);
+  EXPECT_EQ(spec.packed[0].key, "panels");
+  EXPECT_EQ(spec.packed[0].tensor, 1U);
+  EXPECT(spec.choices == rich_choices());
 }
 
 TEST(writing_what_was_read_gives_the_same_bytes) {
@@ -151,6 +162,7 @@ TEST(writing_what_was_read_gives_the_same_bytes) {
   ByteWriter again;
   CaptureSpec copy = spec;
   copy.model_tensors = {tensors.add(at::ones({4}))};
+  copy.packed[0].tensor = tensors.add(at::zeros({64}, at::kByte));
   write_capture(copy, again, tensors);
   EXPECT(written.bytes.ends_with(again.bytes()));
 }

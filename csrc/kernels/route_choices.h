@@ -1,0 +1,37 @@
+// Kernels that were chosen by measuring, for all shapes of this process.
+//
+// The same shape is measured once, and takes the same kernel from then on. Choices can be read and handed to
+// another process on the same machine (an archive, a file of pinned routes), which then measures nothing.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace staticrt {
+
+struct RouteChoice {
+  std::string kind;          // "matmul", "winograd": what is chosen
+  std::vector<int64_t> key;  // what it depends on: sizes, strides, threads
+  int64_t choice = 0;
+  auto operator<=>(const RouteChoice&) const = default;
+};
+
+// The kept choice of this kind and key if `fits` takes it, else what `decide` returns, which is kept. One
+// thread decides at a time, so that no measurement disturbs another.
+RouteChoice choose_route(std::string kind, std::vector<int64_t> key,
+                         const std::function<bool(int64_t choice)>& fits,
+                         const std::function<int64_t()>& decide);
+
+// All choices, ordered by kind and key.
+std::vector<RouteChoice> route_choices();
+// From now on these shapes take these kernels; prepared programs keep theirs. A choice that does not fit its
+// shape is decided anew when it is met. `over`: also where a choice is kept already.
+void pin_routes(const std::vector<RouteChoice>& choices, bool over);
+
+// Vector instructions in use and the processor's name: choices are worth something on the same machine only.
+const std::string& machine_name();
+
+}  // namespace staticrt

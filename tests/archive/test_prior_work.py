@@ -1,0 +1,176 @@
+"""What an archive keeps of work done before saving: packed weights and kernels chosen."""
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import staticrt
+
+X = torch.linspace(-1, 1, 2 * 3 * 20 * 20).reshape(2, 3, 20, 20)
+
+
+@pytest.fixture(autouse=True)
+def no_gradients():
+    with torch.no_grad():
+        yield
+
+
+def convolution():
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU()]
+    for _ in range(3):
+        layers += [nn.Conv2d(32, 32, 3), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 4)).eval()
+
+
+def saved(model, calls=2, **options):
+    compiled = staticrt.compile(model)
+    for _ in range(calls):
+        compiled(X)
+    buffer = io.BytesIO()
+    staticrt.save(compiled, buffer, (X,), exported_program=False, **options)
+    return buffer.getvalue()
+
+
+def packed(loaded):
+    """Bytes of packed weights: (in the archive, in use)."""
+    natives = [capture.native for capture in loaded._captures]
+    return sum(n.packed_bytes for n in natives), sum(n.executable.taken_bytes for n in natives)
+
+
+def expect(loaded, model):
+    for _ in range(3):
+        torch.testing.assert_close(loaded(X), model(X), rtol=1e-4, atol=1e-5)
+
+
+def test_packed_weights_are_taken_at_the_first_call():
+    model = convolution()
+    loaded = staticrt.load(saved(model))
+    held, taken = packed(loaded)
+    assert held > 0
+    assert taken == 0
+    expect(loaded, model)
+    assert packed(loaded) == (held, held)
+    assert f"packed weights: {held} bytes in the archive, {held} of them in use" in str(loaded.explain())
+
+
+@pytest.mark.parametrize("when", ["before the first call", "between calls"])
+@pytest.mark.parametrize("how", ["load_state_dict", "numpy"])
+def test_weights_that_change_are_packed_anew(when, how):
+    model = convolution()
+    loaded = staticrt.load(saved(model))
+    if when == "between calls":
+        expect(loaded, model)
+    if how == "load_state_dict":
+        other = convolution()
+        for parameter in other.parameters():
+            parameter.mul_(-0.5)
+        loaded.load_state_dict(other.state_dict())
+    else:
+        other = model
+        for weights in (model.state_dict(), loaded.state_dict()):
+            array = weights["0.weight"].numpy()
+            np.multiply(array, -0.5, out=array)
+    expect(loaded, other)
+
+
+def test_archives_without_them_are_smaller_and_as_right():
+    model = convolution()
+    small = saved(model, packed_weights=False)
+    assert len(small) < len(saved(model)) - packed(staticrt.load(saved(model)))[0] // 2
+    loaded = staticrt.load(small)
+    expect(loaded, model)
+    assert packed(loaded) == (0, 0)
+    assert "packed weights" not in str(loaded.explain())
+
+
+def test_packed_weights_of_other_values_are_left_out():
+    model = convolution()
+    compiled = staticrt.compile(model)
+    compiled(X)
+    compiled(X)
+    model[0].weight.mul_(2.0)  # packed: the old values
+    buffer = io.BytesIO()
+    staticrt.save(compiled, buffer, exported_program=False)
+    loaded = staticrt.load(buffer.getvalue())
+    assert packed(loaded)[0] == 0
+    expect(loaded, model)
+
+
+def test_captures_share_equal_packed_weights():
+    model = nn.LSTM(64, 64).eval()
+    compiled = staticrt.compile(model)
+    x = torch.randn(5, 2, 64)
+    state = (torch.randn(1, 2, 64), torch.randn(1, 2, 64))
+    for _ in range(2):
+        compiled(x)
+        compiled(x, state)
+    buffer = io.BytesIO()
+    staticrt.save(compiled, buffer, exported_program=False)
+    loaded = staticrt.load(buffer.getvalue())
+    held, _taken = packed(loaded)
+    weights = sum(p.nbytes for p in model.parameters())
+    assert len(loaded._captures) == 2
+    assert held > 1.9 * weights  # each capture has its own
+    assert len(buffer.getvalue()) < held // 2 + weights + 40_000
+    torch.testing.assert_close(loaded(x, state), model(x, state))
+    torch.testing.assert_close(loaded(x), model(x))
+
+
+def test_archives_of_format_1_are_read():
+    """Saved before archives kept any of this."""
+    data = Path(__file__).with_name("format1.pt2").read_bytes()
+    if not torch.__version__.startswith("2.13."):
+        with pytest.raises(staticrt.errors.ArchiveError, match="saved with torch"):
+            staticrt.load(data)
+        return
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2)).eval()
+    for p in model.parameters():
+        p.copy_((torch.arange(p.numel()) % 7 - 3).reshape(p.shape) / 8)
+    loaded = staticrt.load(data)
+    for batch in (1, 3):
+        x = torch.randn(batch, 3, 4, 4)
+        torch.testing.assert_close(loaded(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def matmul_kernels():
+    """Kernels of a fresh model with one matrix product, whose shape no other test has."""
+    fast = staticrt.compile(nn.Linear(96, 161).eval())
+    for _ in range(2):
+        fast(torch.ones(23, 96))
+    (entry,) = next(iter(fast._engine._entries.values()))
+    return [name for _node, name in entry.executable.native.prepared_stats[0]["routes"]]
+
+
+def test_routes_are_pinned_from_a_file(tmp_path):
+    path = tmp_path / "routes.json"
+    before = staticrt.routes.measured()
+    chosen = matmul_kernels()
+    (own,) = set(staticrt.routes.measured()) - set(before)
+    staticrt.routes.save(path)
+    data = json.loads(path.read_text())
+    kernels = {}
+    for choice in range(-1, 9):  # some of them fit the shape, and are taken, whatever was measured
+        data["routes"] = [{"kind": own.kind, "key": own.key, "choice": choice}]
+        path.write_text(json.dumps(data))
+        assert staticrt.routes.load(path) == 1
+        kernels[choice] = matmul_kernels()
+    assert kernels[own.choice] == chosen
+    assert len({str(names) for names in kernels.values()}) > 1
+
+
+def test_routes_of_another_machine_are_refused(tmp_path):
+    path = tmp_path / "routes.json"
+    path.write_text(json.dumps({"machine": "AVX9, a processor", "routes": []}))
+    with pytest.raises(staticrt.errors.OptionError, match="measured on AVX9, a processor, this is"):
+        staticrt.routes.load(path)
+    assert staticrt.routes.load(path, any_machine=True) == 0
+    for text in ("{", "[]", '{"machine": "m", "routes": [{"kind": 1, "key": [], "choice": 0}]}'):
+        path.write_text(text)
+        with pytest.raises(staticrt.errors.OptionError, match="no routes"):
+            staticrt.routes.load(path)
