@@ -7,7 +7,7 @@ import dataclasses
 import threading
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,11 +17,11 @@ from staticrt.branches import MAX_BRANCHES, OtherDecision, run_decided
 from staticrt.errors import CaptureError, LoweringError, PassError
 from staticrt.fast_path import FastPath
 from staticrt.frontend.dynamo import NotCompiled, Parts
-from staticrt.frontend.graph import CapturedGraph
+from staticrt.frontend.graph import CapturedGraph, InputSpec
 from staticrt.frontend.keys import CallKey, EagerOnly, call_key, eager_reason
 from staticrt.frontend.names import argument_names
 from staticrt.frontend.reasons import CannotCapture, ModelChanges
-from staticrt.frontend.state import Snapshot, StateGuard
+from staticrt.frontend.state import Snapshot, StateGuard, global_hooks
 from staticrt.frontend.structure import Flattener
 from staticrt.native import _C
 from staticrt.options import Options
@@ -154,10 +154,13 @@ class Engine:
     def _run(self, entry: Entry, flat_args: Flattener, args: Any, kwargs: Any) -> Any:
         leaves = flat_args.leaves
         captured = entry.captured
-        if captured.mutates and _share_memory(captured, leaves):
-            return self._run_eagerly(
-                args, kwargs, "an argument that is written shares memory with another input"
-            )
+        if captured.mutates:
+            if _share_memory(captured, leaves):
+                return self._run_eagerly(
+                    args, kwargs, "an argument that is written shares memory with another input"
+                )
+            if not torch.is_inference_mode_enabled() and _writes_inference_tensors(captured, leaves):
+                return self._run_eagerly(args, kwargs, "an inference tensor is written")  # which raises
         entry.calls += 1
         flat = [*captured.values, *(leaves[index] for index in captured.user_leaves)]
         outputs = run_decided(entry, flat) if captured.decided else entry.executable.run(flat)
@@ -214,7 +217,7 @@ class Engine:
         """Run what could not be captured whole: in parts where that may help, else eagerly."""
         failed = self._failures[key]
         route = self._routes.get(key, "eager")
-        if route == "parts":
+        if route == "parts" and not any(hooks for _name, hooks in global_hooks()):
             before = self._part_calls
             try:
                 with self._step(args):
@@ -248,6 +251,8 @@ class Engine:
         """Run a call whose results need gradients: Dynamo cuts it, each part is differentiated ahead of time."""
         if self._is_part or not self.options.training or self._untrainable:
             return self._run_eagerly(args, kwargs, self._untrainable or "the call needs gradients")
+        if any(hooks for _name, hooks in global_hooks()):
+            return self._run_eagerly(args, kwargs, "torch has hooks on all modules, which Dynamo does not see")
         with self._lock:
             if self._training is None:
                 self._training = Parts(
@@ -299,7 +304,7 @@ class Engine:
     def _capture(self, call: CallKey, leaves: Sequence[Any], args: Any, kwargs: Any) -> Entry | None:
         from staticrt.frontend.capture import capture
 
-        snapshot = Snapshot() if self._is_part else Snapshot([("", self.function)])
+        snapshot = Snapshot() if self._is_part else Snapshot([("", self.function), *global_hooks()])
         seen = [entry for entry in self._entries.get(call.key, ()) if entry.ints]
         symbolic = self._symbolic_ints | frozenset(
             index
@@ -478,12 +483,21 @@ def _any_requires_grad(leaves: Sequence[Any]) -> bool:
     return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
 
 
+def _inputs(captured: CapturedGraph, leaves: Sequence[Any]) -> Iterator[tuple[InputSpec, Any]]:
+    """Each input of a graph, with what this call gives for it."""
+    values = iter(captured.values)
+    for spec in captured.inputs:
+        yield spec, leaves[int(spec.target)] if spec.kind == "user" else next(values)
+
+
+def _writes_inference_tensors(captured: CapturedGraph, leaves: Sequence[Any]) -> bool:
+    return any(spec.mutated and value.is_inference() for spec, value in _inputs(captured, leaves))
+
+
 def _share_memory(captured: CapturedGraph, leaves: Sequence[Any]) -> bool:
     """Whether a written input overlaps another input: the graph has them apart."""
     seen: dict[int, bool] = {}
-    values = iter(captured.values)
-    for spec in captured.inputs:
-        value = leaves[int(spec.target)] if spec.kind == "user" else next(values)
+    for spec, value in _inputs(captured, leaves):
         if not isinstance(value, torch.Tensor):
             continue
         storage = value.untyped_storage()._cdata

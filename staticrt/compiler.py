@@ -159,7 +159,13 @@ class CompiledModule(Tools, torch.nn.Module):
     @property
     def forward(self) -> Any:  # type: ignore[override]
         """The compiled call, with the module's own signature."""
-        return functools.wraps(self._module.forward)(functools.partial(self._engine))
+        engine = self._engine
+
+        @functools.wraps(self._module.forward)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return engine(*args, **kwargs)
+
+        return forward
 
     def explain(self) -> Explanation:
         """What was compiled, what runs eagerly, and why."""

@@ -101,6 +101,17 @@ def test_compiled_module_answers_like_the_module():
         assert other[0].weight is not model[0].weight
 
 
+def test_a_compiled_module_is_exported_and_traced_as_the_module():
+    model, x = mlp().eval(), torch.randn(3, 8)
+    compiled = staticrt.compile(model)
+    with torch.no_grad():
+        want = model(x)
+        torch.testing.assert_close(compiled(x), want)
+        torch.testing.assert_close(torch.export.export(compiled, (x,)).module()(x), want)
+        torch.testing.assert_close(torch.jit.trace(compiled, (x,))(x), want)
+        torch.testing.assert_close(torch.compile(compiled, backend="eager")(x), want)
+
+
 def test_unknown_option_names_the_nearest():
     with pytest.raises(OptionError, match="did you mean 'dynamic'"):
         staticrt.compile(mlp(), dynamc=True)

@@ -179,6 +179,24 @@ def test_inference_mode_and_back():
     torch.testing.assert_close(compiled(made), model(made))
 
 
+def test_inference_tensors_are_written_only_in_inference_mode():
+    def step(x):
+        x.add_(1)
+        return x * 2
+
+    compiled = staticrt.compile(step)
+    with torch.inference_mode():
+        x, y = torch.zeros(3), torch.zeros(3)
+        assert torch.equal(compiled(x), step(y))
+    for grad in (True, False):
+        for function, argument in ((step, y), (compiled, x)):
+            with torch.set_grad_enabled(grad), pytest.raises(RuntimeError, match="Inplace update to inference"):
+                function(argument)
+        assert torch.equal(x, y)  # eager writes before it raises
+    with torch.no_grad():
+        assert torch.equal(compiled(torch.zeros(3)), torch.full((3,), 2.0))
+
+
 @torch.no_grad()
 def test_autocast_and_default_dtype():
     model = Model().eval()

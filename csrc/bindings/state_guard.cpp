@@ -49,8 +49,9 @@ StateGuard::StateGuard(const py::list& dicts, const py::list& lists, const py::l
     lists_.push_back(std::move(list));
   }
   for (const py::handle& live : sets) {
+    // A copy: py::set of a set is that set itself.
     sets_.push_back(
-        {py::reinterpret_borrow<py::object>(live), py::set(py::reinterpret_borrow<py::object>(live))});
+        {py::reinterpret_borrow<py::object>(live), py::reinterpret_steal<py::object>(PySet_New(live.ptr()))});
   }
   for (const py::handle& cell : cells) {
     const auto live = py::reinterpret_borrow<py::object>(cell);

@@ -17,6 +17,7 @@ _CONFIG = {
     "allow_rnn": True,  # nn.LSTM and its kin are operators like others
     "trace_numpy": False,  # numpy stays numpy: its emulation differs in dtypes
     "allow_unspec_int_on_nn_module": True,  # a counter on a module is no constant
+    "skip_nnmodule_hook_guards": False,  # a hook that is added later is seen
 }
 
 

@@ -86,16 +86,12 @@ class Snapshot:
         if isinstance(value, dict):
             saved = dict(dict.items(value))  # not through methods that a subclass overrides
             self._dicts.append((path, value, saved))
-            return [(f"{path}[{key!r}]", x) for key, x in saved.items() if not isinstance(x, _LEAF_TYPES)]
+            return [(f"{path}[{key!r}]", x) for key, x in saved.items() if not _is_leaf(x)]
         if isinstance(value, (list, deque)):
             self._lists.append((path, value, list(value)))
-            return [
-                (f"{path}[{i}]", item) for i, item in enumerate(value) if not isinstance(item, _LEAF_TYPES)
-            ]
+            return [(f"{path}[{i}]", item) for i, item in enumerate(value) if not _is_leaf(item)]
         if isinstance(value, tuple):
-            return [
-                (f"{path}[{i}]", item) for i, item in enumerate(value) if not isinstance(item, _LEAF_TYPES)
-            ]
+            return [(f"{path}[{i}]", item) for i, item in enumerate(value) if not _is_leaf(item)]
         if isinstance(value, set):
             self._sets.append((path, value, set(value)))
             return []
@@ -111,7 +107,7 @@ class Snapshot:
         self._dicts.append((path, attributes, dict(attributes)))
         found = []
         for key, item in attributes.items():
-            if isinstance(item, _LEAF_TYPES) and not isinstance(item, types.MethodType):
+            if _is_leaf(item):
                 continue
             if isinstance(value, torch.nn.Module) and key in ("_modules", "_parameters", "_buffers"):
                 if id(item) not in self._seen:  # keep paths readable: "encoder.layers.0"
@@ -187,6 +183,18 @@ class Snapshot:
     def guard(self) -> StateGuard:
         """A quick check that nothing differs."""
         return StateGuard(self)
+
+
+def _is_leaf(value: Any) -> bool:
+    """Whether nothing that could change is reached through a value."""
+    return isinstance(value, _LEAF_TYPES) and not isinstance(value, (types.FunctionType, types.MethodType))
+
+
+def global_hooks() -> list[tuple[str, dict[int, Any]]]:
+    """Torch's tables of hooks that every module calls, with names, as roots of a snapshot."""
+    module: Any = torch.nn.modules.module
+    names = (f"_global_{kind}_hooks" for kind in ("forward", "forward_pre", "backward", "backward_pre"))
+    return [(name, getattr(module, name)) for name in names]
 
 
 class StateGuard:
