@@ -1,5 +1,7 @@
 #include "bindings/state_guard.h"
 
+#include <algorithm>
+
 namespace py = pybind11;
 
 namespace staticrt::bindings {
@@ -59,10 +61,13 @@ StateGuard::StateGuard(const py::list& dicts, const py::list& lists, const py::l
   }
   for (const py::handle& item : globals) {
     const auto pair = item.cast<py::tuple>();
-    const auto scope = pair[0].cast<py::dict>();
-    globals_.push_back(
-        {scope, pair[1],
-         py::reinterpret_borrow<py::object>(PyDict_GetItem(scope.ptr(), py::object(pair[1]).ptr()))});
+    const auto live = pair[0].cast<py::dict>();
+    const py::object name = pair[1];
+    auto scope =
+        std::find_if(scopes_.begin(), scopes_.end(), [&](const Scope& s) { return s.live.is(live); });
+    if (scope == scopes_.end()) scope = scopes_.insert(scope, {live, version_of(live.ptr()), {}});
+    scope->names.emplace_back(
+        name, py::reinterpret_borrow<py::object>(PyDict_GetItem(live.ptr(), name.ptr())));
   }
 }
 
@@ -74,6 +79,12 @@ bool StateGuard::same_items(const Dict& dict) {
     if (dict.items[i].first.ptr() != key || dict.items[i].second.ptr() != value) return false;
   }
   return true;
+}
+
+bool StateGuard::same_names(const Scope& scope) {
+  return std::all_of(scope.names.begin(), scope.names.end(), [&](const auto& item) {
+    return PyDict_GetItem(scope.live.ptr(), item.first.ptr()) == item.second.ptr();
+  });
 }
 
 bool StateGuard::holds() {
@@ -94,8 +105,11 @@ bool StateGuard::holds() {
   for (const Pair& cell : cells_) {
     if (cell_content(cell.live) != cell.saved.ptr()) return false;
   }
-  for (const Global& global : globals_) {
-    if (PyDict_GetItem(global.scope.ptr(), global.name.ptr()) != global.value.ptr()) return false;
+  for (Scope& scope : scopes_) {
+    const uint64_t version = version_of(scope.live.ptr());
+    if (kHasVersions && version == scope.version) continue;
+    if (!same_names(scope)) return false;
+    scope.version = version;
   }
   for (const Pair& set : sets_) {
     const int same = PyObject_RichCompareBool(set.live.ptr(), set.saved.ptr(), Py_EQ);

@@ -36,18 +36,20 @@ class StateGuard {
     pybind11::object live;
     pybind11::object saved;
   };
-  struct Global {
-    pybind11::dict scope;
-    pybind11::object name;
-    pybind11::object value;
+  // Names in one module's or class's dict; a null value: the name is not there.
+  struct Scope {
+    pybind11::dict live;
+    uint64_t version = 0;
+    std::vector<std::pair<pybind11::object, pybind11::object>> names;
   };
   static bool same_items(const Dict& dict);
+  static bool same_names(const Scope& scope);
 
   std::vector<Dict> dicts_;
   std::vector<List> lists_;
   std::vector<Pair> sets_;
   std::vector<Pair> cells_;
-  std::vector<Global> globals_;
+  std::vector<Scope> scopes_;
 };
 
 }  // namespace staticrt::bindings

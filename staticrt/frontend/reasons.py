@@ -85,6 +85,11 @@ def is_user_file(filename: str) -> bool:
     return known
 
 
+def is_capture_file(filename: str) -> bool:
+    """Whether a file is the one that calls the model to capture it: what lies above it is no model code."""
+    return filename == _CAPTURE
+
+
 def user_frame(frame: FrameType | None) -> FrameType | None:
     """The innermost frame of model code at or above `frame`; torch's own modules where there is none."""
     first_module: FrameType | None = None

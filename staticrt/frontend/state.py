@@ -6,7 +6,11 @@ pure) and puts it back; afterwards the same record is the guard: the capture hol
 
 from __future__ import annotations
 
+import array
+import gc
+import threading
 import types
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -36,6 +40,7 @@ _LEAF_TYPES: tuple[type, ...] = (
     torch.Size,
 )
 _MAX_CONTAINERS = 200_000
+_MISSING = object()
 
 
 class Snapshot:
@@ -52,6 +57,10 @@ class Snapshot:
         self._sets: list[tuple[str, set[Any], set[Any]]] = []
         self._cells: list[tuple[str, types.CellType, Any]] = []
         self._globals: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = {}
+        self._owners: dict[int, type] = {}  # id of a class's dict -> the class
+        self._slots: list[tuple[str, Any, dict[str, Any]]] = []  # objects whose attributes lie in no dict
+        self._buffers: list[tuple[str, Any, bytes]] = []
+        self.read_names: set[str] = set()  # names in the code that ran
         self._alive: list[Any] = []
         self.complete = True
         for name, root in roots:
@@ -95,17 +104,34 @@ class Snapshot:
         if isinstance(value, set):
             self._sets.append((path, value, set(value)))
             return []
+        if isinstance(value, partial):
+            return [(path, value.func), (path, value.args), (path, value.keywords)]
+        if isinstance(value, types.MappingProxyType):
+            return [(path, item) for item in gc.get_referents(value)]
+        if isinstance(value, weakref.ref):
+            return [(path, value())]
         room = type(value).__module__.split(".")[0]
-        if room in ("logging", "threading", "_thread", "concurrent"):
+        if isinstance(value, (bytearray, array.array)) or (room == "numpy" and hasattr(value, "tobytes")):
+            self._buffers.append((path, value, _content_of(value)))
+            return []
+        own = isinstance(value, threading.local)
+        if room in ("logging", "threading", "_thread", "concurrent") and not own:
             return []
         if room == "staticrt" and not isinstance(value, torch.nn.Module):
             return []
+        found = []
+        if (slots := _slots_of(value)) is not None:
+            self._slots.append((path, value, slots))
+            found = [(f"{path}.{key}", item) for key, item in slots.items() if not _is_leaf(item)]
+            if own:
+                return found
         attributes = getattr(value, "__dict__", None)
         if not isinstance(attributes, dict):
-            return []
+            return found
         self._seen.add(id(attributes))
         self._dicts.append((path, attributes, dict(attributes)))
-        found = []
+        if isinstance(value, torch.nn.Module):
+            self._forward(type(value))
         for key, item in attributes.items():
             if _is_leaf(item):
                 continue
@@ -118,6 +144,12 @@ class Snapshot:
                 found.append((f"{path}.{key}", item))
         return found
 
+    def _forward(self, owner: type) -> None:
+        """What a module's class calls."""
+        found = next((each for each in owner.__mro__ if "forward" in vars(each)), None)
+        if found is not None and found is not torch.nn.Module:
+            self.add_global(dict_of(found), "forward", found)
+
     def _function(self, path: str, function: types.FunctionType) -> list[tuple[str, Any]]:
         found: list[tuple[str, Any]] = []
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -127,19 +159,30 @@ class Snapshot:
                 continue
             self._cells.append((f"{path}:{name}", cell, content))
             found.append((f"{path}:{name}", content))
+        found += [(f"{path}(...)", value) for value in function.__defaults__ or () if not _is_leaf(value)]
+        for own in (function.__kwdefaults__, function.__dict__):
+            if own:
+                found.append((path, own))
         return found
 
     def knows(self, address: int) -> bool:
         """Whether an object (by id) was there when the snapshot was taken."""
         return address in self._seen
 
-    def add_global(self, scope: dict[str, Any], name: str) -> None:
-        """Remember a global name's value, and what it holds."""
+    def add_global(self, scope: dict[str, Any], name: str, owner: type | None = None) -> None:
+        """Remember what a name in a scope means (nothing, maybe), and what that holds.
+
+        Args:
+            scope: globals, or the dict of the class `owner`.
+        """
         key = (id(scope), name)
         if key not in self._globals:
-            self._globals[key] = (scope, name, scope[name])
-            if not isinstance(scope[name], _LEAF_TYPES):
-                self.add(name, scope[name])
+            if owner is not None:
+                self._owners[id(scope)] = owner
+            value = scope.get(name, _MISSING)
+            self._globals[key] = (scope, name, value)
+            if not _is_leaf(value):
+                self.add(name, value)
 
     def changes(self) -> list[str]:
         """Paths of what differs now, each with what happened."""
@@ -151,10 +194,10 @@ class Snapshot:
             path for path, live_list, saved_list in self._lists if not _same_list(live_list, saved_list)
         ]
         found += [path for path, live, saved in self._sets if live != saved]
+        found += [path for path, live, saved in self._slots if not _same_slots(live, saved)]
         found += [path for path, cell, saved in self._cells if _content(cell) is not saved]
-        missing = object()
         found += [
-            name for scope, name, saved in self._globals.values() if scope.get(name, missing) is not saved
+            name for scope, name, saved in self._globals.values() if scope.get(name, _MISSING) is not saved
         ]
         return found
 
@@ -177,8 +220,20 @@ class Snapshot:
         for _path, cell, saved in self._cells:
             if _content(cell) is not saved:
                 cell.cell_contents = saved
+        for _path, live_object, attributes in self._slots:
+            for name, value in attributes.items():
+                if getattr(live_object, name, None) is not value:
+                    object.__setattr__(live_object, name, value)
         for scope, name, saved in self._globals.values():
-            scope[name] = saved
+            owner = self._owners.get(id(scope))
+            if scope.get(name, _MISSING) is saved:
+                continue
+            if owner is not None:
+                delattr(owner, name) if saved is _MISSING else setattr(owner, name, saved)
+            elif saved is _MISSING:
+                del scope[name]
+            else:
+                scope[name] = saved
 
     def guard(self) -> StateGuard:
         """A quick check that nothing differs."""
@@ -188,6 +243,37 @@ class Snapshot:
 def _is_leaf(value: Any) -> bool:
     """Whether nothing that could change is reached through a value."""
     return isinstance(value, _LEAF_TYPES) and not isinstance(value, (types.FunctionType, types.MethodType))
+
+
+def dict_of(owner: type) -> dict[str, Any]:
+    """The dict behind a class's `__dict__`, which is a read-only view of it."""
+    found: dict[str, Any] = gc.get_referents(owner.__dict__)[0]
+    return found
+
+
+def _slots_of(value: Any) -> dict[str, Any] | None:
+    """Attributes that lie in slots, or in a dict of this thread's own; None: there are none such."""
+    if isinstance(value, threading.local):
+        return dict(vars(value))
+    if isinstance(value, torch.nn.Module) or not any("__slots__" in vars(each) for each in type(value).__mro__):
+        return None
+    names = {
+        name
+        for each in type(value).__mro__
+        for name, member in vars(each).items()
+        if isinstance(member, types.MemberDescriptorType) and each.__module__ != "builtins"
+    }
+    return {name: getattr(value, name) for name in sorted(names) if hasattr(value, name)}
+
+
+def _same_slots(value: Any, saved: dict[str, Any]) -> bool:
+    now = _slots_of(value) or {}
+    return now.keys() == saved.keys() and all(now[name] is saved[name] for name in saved)
+
+
+def _content_of(value: Any) -> bytes:
+    """The bytes of a numpy array, an `array.array` or a bytearray."""
+    return value.tobytes() if hasattr(value, "tobytes") else bytes(value)
 
 
 def global_hooks() -> list[tuple[str, dict[int, Any]]]:
@@ -214,6 +300,12 @@ class StateGuard:
         self._sets = [(live, saved) for _p, live, saved in snapshot._sets]
         self._cells = [(cell, saved) for _p, cell, saved in snapshot._cells]
         self._globals = list(snapshot._globals.values())
+        self._slots = [(live, saved) for _p, live, saved in snapshot._slots]
+        self._buffers = [
+            (live, saved)
+            for path, live, saved in snapshot._buffers
+            if path.endswith("]") or path.rsplit(".", 1)[-1].split(":")[-1] in snapshot.read_names
+        ]
 
     def holds(self) -> bool:
         """True while nothing that the capture read has changed."""
@@ -224,13 +316,15 @@ class StateGuard:
         return (
             all(live == saved for live, saved in self._sets)
             and all(_content(cell) is saved for cell, saved in self._cells)
-            and all(name in scope and scope[name] is saved for scope, name, saved in self._globals)
+            and all(scope.get(name, _MISSING) is saved for scope, name, saved in self._globals)
+            and all(_same_slots(live, saved) for live, saved in self._slots)
+            and all(_content_of(live) == saved for live, saved in self._buffers)
         )
 
     def native(self) -> _C.StateGuard | None:
         """The same check in C++, or None if the snapshot holds what only Python compares."""
         lists = [live for _path, live, _saved in self._snapshot._lists]
-        if any(type(live) is not list for live in lists):
+        if self._slots or self._buffers or any(type(live) is not list for live in lists):
             return None
         return _C.StateGuard(
             [live for _path, live, _saved in self._snapshot._dicts],

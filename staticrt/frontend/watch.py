@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from staticrt.frontend.reads import Reads
 from staticrt.frontend.reasons import is_user_file, user_frame
 from staticrt.frontend.state import Snapshot
 from staticrt.frontend.tracing import ReplacedNames
@@ -32,6 +33,7 @@ _IMPURE_TYPES = (
     "_random.Random",
     "random.Random",
     "_io.",
+    "_contextvars.ContextVar",
     "datetime.",
     "torch._C.Generator",
     "torch.Generator",
@@ -41,7 +43,6 @@ _TENSOR_ESCAPES = frozenset(
 )
 _PURE_POSIX = frozenset({"fspath", "getpid", "stat", "getcwd"})
 _GLOBAL_WRITES = tuple(dis.opmap[name] for name in ("STORE_GLOBAL", "DELETE_GLOBAL"))
-_GUARDED = (bool, int, float, complex, str, type(None), tuple, list, dict, set, torch.Tensor, torch.nn.Module)
 
 
 class ImpureCall(BaseException):
@@ -52,11 +53,11 @@ class Watcher:
     """Profiles model code between `start` and `stop`.
 
     Args:
-        snapshot: gets the globals and containers that model code reads, before it can change them.
+        snapshot: gets what model code reads by name, before it can change it.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
+        self._reads = Reads(snapshot, self._note)
         self._codes: dict[types.CodeType, bool] = {}
         self._previous: Any = None
         self._names = ReplacedNames()
@@ -91,7 +92,10 @@ class Watcher:
     def _event(self, frame: types.FrameType, event: str, arg: Any) -> None:
         if event == "call":
             code = frame.f_code
-            if code not in self._codes:
+            known = self._codes.get(code)
+            if known and code.co_argcount and code.co_filename != _RANDOM_FILE:
+                self._reads.enter(frame)  # the same method, maybe of another class
+            elif known is None:
                 user = is_user_file(code.co_filename)
                 self._codes[code] = user or code.co_filename == _RANDOM_FILE
                 if user:
@@ -125,10 +129,7 @@ class Watcher:
         scope = frame.f_globals
         if "int" in code.co_names:
             self._names.replace_int(scope)
-        for name in code.co_names:
-            value = scope.get(name, frame)
-            if value is not frame and isinstance(value, _GUARDED) and not name.startswith("__"):
-                self._snapshot.add_global(scope, name)
+        self._reads.enter(frame)
 
 
 @functools.cache
