@@ -252,7 +252,9 @@ class Engine:
         if self._is_part or not self.options.training or self._untrainable:
             return self._run_eagerly(args, kwargs, self._untrainable or "the call needs gradients")
         if any(hooks for _name, hooks in global_hooks()):
-            return self._run_eagerly(args, kwargs, "torch has hooks on all modules, which Dynamo does not see")
+            return self._run_eagerly(
+                args, kwargs, "torch has hooks on all modules, which Dynamo does not see"
+            )
         with self._lock:
             if self._training is None:
                 self._training = Parts(

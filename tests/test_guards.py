@@ -190,7 +190,10 @@ def test_inference_tensors_are_written_only_in_inference_mode():
         assert torch.equal(compiled(x), step(y))
     for grad in (True, False):
         for function, argument in ((step, y), (compiled, x)):
-            with torch.set_grad_enabled(grad), pytest.raises(RuntimeError, match="Inplace update to inference"):
+            with (
+                torch.set_grad_enabled(grad),
+                pytest.raises(RuntimeError, match="Inplace update to inference"),
+            ):
                 function(argument)
         assert torch.equal(x, y)  # eager writes before it raises
     with torch.no_grad():

@@ -49,7 +49,8 @@ def test_backward_hooks_registered_after_the_first_step():
     seen = {id(model): [], id(eager): []}
     for each in (model, eager):
         each.zero_grad()
-        each[0].register_full_backward_hook(lambda _m, _gin, gout, log=seen[id(each)]: log.append(gout[0]))
+        log = seen[id(each)]
+        each[0].register_full_backward_hook(lambda _m, _gin, gout, log=log: log.append(gout[0]))
     for _ in range(2):
         compiled(x).sum().backward()
         eager(x).sum().backward()

@@ -11,6 +11,7 @@ import threading
 import types
 import weakref
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -100,7 +101,7 @@ def decorated(x):
 
 class Base(nn.Module):
     factor = 1.0
-    table = [1.0, 2.0]
+    table: ClassVar[list[float]] = [1.0, 2.0]
 
     def __init__(self, **attributes):
         super().__init__()
@@ -216,7 +217,7 @@ CHANGES = {
         lambda m: grow_item(m.f.__closure__[0].cell_contents, 0),
     ),
     "default argument": (
-        lambda: model(lambda self, x: self.f(x), f=lambda x, d={"k": 1.0}: x * d["k"]),  # noqa: B006 - the point
+        lambda: model(lambda self, x: self.f(x), f=lambda x, d={"k": 1.0}: x * d["k"]),
         lambda m: grow_item(m.f.__defaults__[0], "k"),
     ),
     "partial's keyword": (

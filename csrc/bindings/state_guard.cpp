@@ -66,8 +66,8 @@ StateGuard::StateGuard(const py::list& dicts, const py::list& lists, const py::l
     auto scope =
         std::find_if(scopes_.begin(), scopes_.end(), [&](const Scope& s) { return s.live.is(live); });
     if (scope == scopes_.end()) scope = scopes_.insert(scope, {live, version_of(live.ptr()), {}});
-    scope->names.emplace_back(
-        name, py::reinterpret_borrow<py::object>(PyDict_GetItem(live.ptr(), name.ptr())));
+    scope->names.emplace_back(name,
+                              py::reinterpret_borrow<py::object>(PyDict_GetItem(live.ptr(), name.ptr())));
   }
 }
 

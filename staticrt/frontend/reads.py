@@ -163,4 +163,3 @@ def _is_user_class(owner: type) -> bool:
     return owner.__module__ != "builtins" and (
         is_user_file(filename) if isinstance(filename, str) else owner.__module__ == "__main__"
     )
-

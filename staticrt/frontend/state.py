@@ -255,7 +255,9 @@ def _slots_of(value: Any) -> dict[str, Any] | None:
     """Attributes that lie in slots, or in a dict of this thread's own; None: there are none such."""
     if isinstance(value, threading.local):
         return dict(vars(value))
-    if isinstance(value, torch.nn.Module) or not any("__slots__" in vars(each) for each in type(value).__mro__):
+    if isinstance(value, torch.nn.Module) or not any(
+        "__slots__" in vars(each) for each in type(value).__mro__
+    ):
         return None
     names = {
         name
@@ -263,7 +265,7 @@ def _slots_of(value: Any) -> dict[str, Any] | None:
         for name, member in vars(each).items()
         if isinstance(member, types.MemberDescriptorType) and each.__module__ != "builtins"
     }
-    return {name: getattr(value, name) for name in sorted(names) if hasattr(value, name)}
+    return {name: getattr(value, name) for name in sorted(names) if hasattr(value, name)} if names else None
 
 
 def _same_slots(value: Any, saved: dict[str, Any]) -> bool:
