@@ -108,14 +108,15 @@ Status DeviceAllocator::allocate(const Request& request, Addr* address) {
     if (ThreadCaches::hit(gate, request.size, request.stream, address)) [[likely]]
       return Status::Ok();
     if (gate != 0) return allocate_cached(request, address);
+    return allocate_small(request, address);
   }
-  return allocate_shared(request, address);
+  return allocate_large(request, address);
 }
 
 // Sizes a thread cache takes.
 Status DeviceAllocator::allocate_cached(const Request& request, Addr* address) {
   if (core_->caches->allocate(request.size, request.stream, address)) return Status::Ok();
-  return allocate_shared(request, address);
+  return allocate_small(request, address);
 }
 
 Status DeviceAllocator::allocate_any(const Request& request, Addr* address) {

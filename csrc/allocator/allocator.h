@@ -64,7 +64,10 @@ class DeviceAllocator {
  private:
   // From the fastest way to the last; each goes on to the next where it does not apply.
   [[gnu::noinline]] Status allocate_cached(const Request& request, Addr* address);
-  [[gnu::noinline]] Status allocate_shared(const Request& request, Addr* address);  // fast.cpp
+  [[gnu::noinline]] Status allocate_small(const Request& request, Addr* address);  // fast.cpp
+  [[gnu::noinline]] Status allocate_large(const Request& request, Addr* address);  // fast.cpp
+  template <SizeClass c>
+  Status serve(const Request& request, Addr* address);
   [[gnu::noinline]] Status allocate_any(const Request& request, Addr* address);
   [[gnu::noinline]] Status release_cached(Addr address);
   [[gnu::noinline]] Status release_shared(Addr address);  // fast.cpp

@@ -63,10 +63,15 @@ struct Block {
   Bytes size = 0;
   Bytes requested = 0;  // by the user; 0 unless active
   BlockId prev = 0, next = 0;
-  SegmentId segment = 0;
-  Slot slot = 0;  // whose stream order the bytes follow: the allocating stream, or the last one
-  BlockState state = BlockState::unmapped;
-  SizeClass size_class = SizeClass::small;
+  union {
+    struct {
+      SegmentId segment;
+      Slot slot;  // whose stream order the bytes follow: the allocating stream, or the last one
+      BlockState state;
+      SizeClass size_class;
+    };
+    uint64_t place;  // all four, to copy
+  };
   // Free: links of TlsfIndex. Active: streams the user recorded, outside and inside captures.
   union {
     struct {
@@ -77,16 +82,32 @@ struct Block {
     };
     uint64_t all_uses;  // both
   };
+  union {
+    struct {
+      PoolIndex pool;
+      uint16_t flags;     // BlockFlag
+      uint16_t magazine;  // live, in a thread cache or given out by one: 1 + its cache class
+    };
+    struct {
+      uint32_t same_pool;
+      uint32_t marks;  // flags, and no magazine
+    };
+    uint64_t kind;  // all three, to copy
+  };
   BlockId id = 0;
-  PoolIndex pool = 0;
   union {
     uint32_t inserted_at;  // Free: the pool's search count then (G4)
     uint32_t pending;      // PendingEvent: batches this block waits for
   };
-  uint16_t flags = 0;    // BlockFlag
-  uint8_t magazine = 0;  // live, in a thread cache or given out by one: 1 + its cache class
 
-  Block() : free_prev(0), free_next(0), inserted_at(0) {}
+  Block()
+      : segment(0),
+        slot(0),
+        state(BlockState::unmapped),
+        size_class(SizeClass::small),
+        all_uses(0),
+        kind(0),
+        inserted_at(0) {}
   Addr end() const { return address + size; }
   bool active() const { return state >= BlockState::live; }
 };

@@ -96,6 +96,11 @@ class Core {
         return core_.deliver_and_unlock();
       core_.mutex.unlock();
     }
+    // REQUIRES: nothing was traced.
+    [[gnu::always_inline]] void unlock_untraced() {
+      held_ = false;
+      core_.mutex.unlock();
+    }
     void relock() {
       core_.mutex.lock();
       held_ = true;
@@ -146,7 +151,8 @@ class Core {
   // A block that is Free (in no index) or Held becomes Live; what is too much is freed. Returns its start.
   Addr take(Block& block, const Want& want);
   [[gnu::noinline]] void trace_taken(Block& block, const Want& want);
-  [[gnu::noinline]] void trace_freed(const Block& block, const Context* context);
+  [[gnu::noinline]] void trace_freed(const Block& block, const Context& context);
+  [[gnu::noinline]] void trace_completed(const Block& block);
   [[gnu::noinline]] void free_on(Block& block);
   void finish_free(Block& block);
   void add_reserved(Segment& segment, Bytes bytes);
@@ -161,10 +167,15 @@ class Core {
   Block* carve(Pool& pool, Slot slot, SizeClass size_class, Bytes size, Bytes requested);
   Block* carve_inline(Pool& pool, Slot slot, SizeClass size_class, Bytes size, Bytes requested);
   // Live block freed by its user: Free, PendingEvent or PendingCapture.
-  void free_live(Block& block, const Context* context = nullptr);
-  void free_inline(Block& block, SizeClass size_class, std::atomic<BlockId>* slot, const Context* context);
+  void free_live(Block& block, const Context* context = nullptr) {
+    free_at(block, pages.slot_of(block.address), context);
+  }
+  // `slot`: the block's place in the page map.
+  void free_at(Block& block, std::atomic<BlockId>* slot, const Context* context);
+  template <bool traced>
+  void free_inline(Block& block, std::atomic<BlockId>* slot, const Context* context);
   // Live bytes of an expandable segment become free, as part of free neighbours (B6).
-  void join(Pool& pool, Block& block, SizeClass size_class);
+  void join(Pool& pool, Block& block);
 
   // --- find.cpp (core mutex held)
   // A free block for `want`, out of its index, or nullptr.

@@ -22,7 +22,7 @@ SRT_INLINE Block* Core::carve_inline(Pool& pool, Slot slot, SizeClass size_class
   if (id == 0) [[unlikely]]
     return nullptr;
   Block& found = blocks[id];
-  if (!(found.flags & kExpandable)) [[unlikely]]  // fixed segments count what is split
+  if (found.marks != kExpandable) [[unlikely]]  // fixed segments count what is split
     return nullptr;
   Block* block = &found;
   if (found.size == size) {
@@ -33,12 +33,8 @@ SRT_INLINE Block* Core::carve_inline(Pool& pool, Slot slot, SizeClass size_class
     block->size = size;
     block->prev = found.prev;
     block->next = id;
-    block->segment = found.segment;
-    block->slot = slot;
-    block->size_class = size_class;
-    block->pool = pool.index;
-    block->flags = kExpandable;
-    block->magazine = 0;
+    block->place = found.place;
+    block->kind = found.kind;
     (found.prev != 0 ? blocks[found.prev].next : segments[found.segment].first) = block->id;
     found.prev = block->id;
     index->resize(blocks, found, found.address + size, found.size - size);
@@ -59,8 +55,8 @@ Block* Core::carve(Pool& pool, Slot slot, SizeClass size_class, Bytes size, Byte
   return carve_inline(pool, slot, size_class, size, requested);
 }
 
-SRT_INLINE void Core::join(Pool& pool, Block& block, SizeClass size_class) {
-  FreeIndex& free = pool.free[static_cast<size_t>(size_class)];
+SRT_INLINE void Core::join(Pool& pool, Block& block) {
+  FreeIndex& free = pool.free_of(block.size_class);
   auto joins = [&](BlockId other) {
     return other != 0 && blocks[other].state == BlockState::free && blocks[other].slot == block.slot;
   };
@@ -68,7 +64,7 @@ SRT_INLINE void Core::join(Pool& pool, Block& block, SizeClass size_class) {
   const BlockId prev_id = block.prev;
   const bool with_next = joins(next_id);
   if (joins(prev_id)) {
-    TlsfIndex& index = *free.of(block.slot);
+    TlsfIndex& index = free.at(block.slot);
     Block& prev = blocks[prev_id];
     Bytes size = prev.size + block.size;
     BlockId after = next_id;
@@ -87,7 +83,7 @@ SRT_INLINE void Core::join(Pool& pool, Block& block, SizeClass size_class) {
     Block& next = blocks[next_id];
     next.prev = prev_id;
     (prev_id != 0 ? blocks[prev_id].next : segments[block.segment].first) = next_id;
-    free.of(block.slot)->resize(blocks, next, block.address, block.size + next.size);
+    free.at(block.slot).resize(blocks, next, block.address, block.size + next.size);
     blocks.destroy(block);
   } else {
     block.state = BlockState::free;
@@ -96,47 +92,58 @@ SRT_INLINE void Core::join(Pool& pool, Block& block, SizeClass size_class) {
   }
 }
 
-SRT_INLINE void Core::free_inline(Block& block, SizeClass size_class, std::atomic<BlockId>* slot,
-                                  const Context* context) {
+template <bool traced>
+SRT_INLINE void Core::free_inline(Block& block, std::atomic<BlockId>* slot, const Context* context) {
   slot->store(0, std::memory_order_relaxed);
   Pool& pool = pools[block.pool];
-  Leaf leaf = ledger.open(pool.stats, size_class);
+  Leaf leaf = ledger.open(pool.stats, block.size_class);
   leaf.fall(Gauge::allocation, 1);
   leaf.fall(Gauge::allocated_bytes, static_cast<int64_t>(block.size));
-  if (trace.watching()) [[unlikely]]
-    trace_freed(block, context);
-  block.magazine = 0;
-  block.pending = 0;
-  // Flags other than kExpandable mean more work: a context to drop, say.
-  if (!plain || block.flags != kExpandable || block.all_uses != 0) [[unlikely]]
+  const StreamId stream = traced ? streams.stream_of(block.slot) : StreamId{};
+  if constexpr (traced) {
+    if (context == nullptr) {
+      trace.add(Action::free_requested, block.address, block.requested, stream, pool.trace_name);
+    } else {
+      trace_freed(block, *context);
+    }
+  }
+  // Other marks mean more work: a context to drop, say.
+  if (!plain || block.marks != kExpandable || block.all_uses != 0) [[unlikely]]
     return free_on(block);
   leaf.fall(Gauge::requested_bytes, static_cast<int64_t>(block.requested));
-  if (trace.watching()) [[unlikely]]
-    trace.add(Action::free_completed, block.address, block.requested, streams.stream_of(block.slot),
-              pool.trace_name);
-  join(pool, block, size_class);
+  if constexpr (traced)
+    trace.add(Action::free_completed, block.address, block.requested, stream, pool.trace_name);
+  join(pool, block);
 }
 
-void Core::free_live(Block& block, const Context* context) {
-  free_inline(block, block.size_class, pages.slot_of(block.address), context);
+void Core::free_at(Block& block, std::atomic<BlockId>* slot, const Context* context) {
+  if (block.magazine != 0) {
+    block.magazine = 0;
+    block.pending = 0;
+  }
+  if (trace.watching()) return free_inline<true>(block, slot, context);
+  free_inline<false>(block, slot, context);
 }
 
-Status DeviceAllocator::allocate_shared(const Request& request, Addr* address) {
+// One request of a class that is known when compiled, without an address or a pool.
+template <SizeClass c>
+SRT_INLINE Status DeviceAllocator::serve(const Request& request, Addr* address) {
   Core& core = *core_;
-  if (core.easy.load(std::memory_order_relaxed) && request.size - 1 < kTooLarge - 1 &&
-      request.address == kNullAddr && !request.pool) [[likely]] {
-    const Bytes size = round_up(request.size, kMinBlock);
-    const Core::Lock lock(core);
+  {
+    Core::Lock lock(core);
     Pool& pool = core.pools[0];
     if (core.plain && !core.streams.has_waiting()) [[likely]] {
+      const Bytes size = round_up(request.size, kMinBlock);
       const Slot slot = core.streams.slot_of(request.stream);
-      // Two copies, so that all that depends on the class is constant.
-      Block* block = size <= kSmallMax ? core.carve_inline(pool, slot, SizeClass::small, size, request.size)
-                                       : core.carve_inline(pool, slot, SizeClass::large, size, request.size);
+      const Block* block = core.carve_inline(pool, slot, c, size, request.size);
       if (block != nullptr) [[likely]] {
         *address = block->address;
-        if (core.trace.watching()) [[unlikely]]
+        if (core.trace.watching()) [[unlikely]] {
           core.trace.add(Action::alloc, block->address, size, request.stream, pool.trace_name);
+          lock.unlock();
+        } else {
+          lock.unlock_untraced();
+        }
         return Status::Ok();
       }
     }
@@ -144,12 +151,23 @@ Status DeviceAllocator::allocate_shared(const Request& request, Addr* address) {
   return allocate_any(request, address);
 }
 
+Status DeviceAllocator::allocate_small(const Request& request, Addr* address) {
+  if (core_->easy.load(std::memory_order_relaxed)) [[likely]]
+    return serve<SizeClass::small>(request, address);
+  return allocate_any(request, address);
+}
+
+Status DeviceAllocator::allocate_large(const Request& request, Addr* address) {
+  if (core_->easy.load(std::memory_order_relaxed) && request.size - 1 < kTooLarge - 1 &&
+      request.size > kSmallMax && request.address == kNullAddr && !request.pool) [[likely]]
+    return serve<SizeClass::large>(request, address);
+  return allocate_any(request, address);
+}
+
 Status DeviceAllocator::release_shared(Addr address) {
   Core& core = *core_;
   std::atomic<BlockId>* slot = core.pages.find_slot(address);
   if (slot == nullptr) [[unlikely]]
-    return release_any(address);
-  if (core.context_level.load(std::memory_order_relaxed) == ContextLevel::all) [[unlikely]]
     return release_any(address);
   Core::Lock lock(core);
   const BlockId id = slot->load(std::memory_order_relaxed);
@@ -162,11 +180,16 @@ Status DeviceAllocator::release_shared(Addr address) {
   if (block.address != address || block.state != BlockState::live ||
       (block.magazine != 0 && !ThreadCache::given(block))) [[unlikely]]
     return invalid_pointer(address);
-  if (block.size_class == SizeClass::small) {
-    core.free_inline(block, SizeClass::small, slot, nullptr);
-  } else {
-    core.free_inline(block, SizeClass::large, slot, nullptr);
+  if (block.magazine != 0 || core.trace.watching()) [[unlikely]] {
+    if (core.context_level.load(std::memory_order_relaxed) == ContextLevel::all) {
+      lock.unlock();
+      return release_any(address);
+    }
+    core.free_at(block, slot, nullptr);
+    return Status::Ok();
   }
+  core.free_inline<false>(block, slot, nullptr);
+  lock.unlock_untraced();
   return Status::Ok();
 }
 

@@ -194,11 +194,13 @@ class FreeIndex {
     return by_slot_[slot]->find(blocks, size);
   }
   // The index of a stream's blocks, or nullptr. REQUIRES: not ordered.
-  TlsfIndex* of(Slot slot) const { return slot < by_slot_.size() ? by_slot_[slot].get() : nullptr; }
+  TlsfIndex* of(Slot slot) const { return slot < slots_ ? by_slot_.data()[slot].get() : nullptr; }
+  // REQUIRES: a block of `slot` was inserted before.
+  TlsfIndex& at(Slot slot) const { return *by_slot_.data()[slot]; }
   TlsfIndex* of_or_new(Slot slot) {
     if (TlsfIndex* index = of(slot)) [[likely]]
       return index;
-    if (slot >= by_slot_.size()) by_slot_.resize(slot + size_t{1});
+    if (slot >= slots_) by_slot_.resize(slots_ = slot + size_t{1});
     by_slot_[slot] = std::make_unique<TlsfIndex>();
     return by_slot_[slot].get();
   }
@@ -222,6 +224,7 @@ class FreeIndex {
  private:
   bool ordered_;
   OrderedIndex by_size_;
+  size_t slots_ = 0;  // by_slot_.size()
   std::vector<std::unique_ptr<TlsfIndex>> by_slot_;
 };
 

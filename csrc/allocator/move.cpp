@@ -102,7 +102,11 @@ bool Core::move_pages(const Want& want) {
     at += page.size;
   }
   if (status.ok()) status = driver.set_access(base, move.bytes);
-  if (!status.ok() && at != base) (void)driver.unmap(base, at - base).ok();
+  if (!status.ok() && at != base) {
+    // Work on the old addresses may touch these pages now; an unmap wants them at rest.
+    (void)driver.stream_sync(want.stream).ok();
+    (void)driver.unmap(base, at - base).ok();
+  }
   const Lock lock(*this);
   Block& target = blocks[move.target];
   Segment& segment = segments[target.segment];
@@ -135,32 +139,31 @@ bool Core::move_pages(const Want& want) {
   return true;
 }
 
-// Removes old mappings, once the work that was enqueued before has ended (growth mutex held).
+// Removes old mappings, once the work that was enqueued before has ended (growth mutex held). The pages may
+// have come to other streams since: all are waited for, so that an unmap finds them at rest.
 void Core::settle_stale() {
   if (stale_bytes == 0) return;
   const RelaxedCapture relaxed(driver);
   std::vector<BlockId> stale;
+  std::vector<StreamId> waited;
   {
     const Lock lock(*this);
+    std::vector<bool> captured;
+    for (Slot slot = 0; slot < streams.count(); ++slot) {
+      captured.push_back(slot_captured(slot));
+      if (!captured[slot]) waited.push_back(streams.stream_of(slot));
+    }
     for (SegmentId id = 1; id <= segments.last(); ++id)
       for (BlockId at = segments.exists(id) ? segments[id].first : 0; at != 0; at = blocks[at].next)
-        if ((blocks[at].flags & kStale) && !slot_captured(blocks[at].slot)) stale.push_back(at);
+        if ((blocks[at].flags & kStale) && !captured[blocks[at].slot]) stale.push_back(at);
   }
-  std::map<Slot, bool> ended;
+  for (const StreamId stream : waited)
+    if (!driver.stream_sync(stream).ok()) return;
   for (const BlockId id : stale) {
-    Addr address = kNullAddr;
-    Bytes size = 0;
-    Slot slot = 0;
-    StreamId stream{};
-    {
-      const Lock lock(*this);
-      address = blocks[id].address;
-      size = blocks[id].size;
-      slot = blocks[id].slot;
-      stream = streams.stream_of(slot);
-    }
-    if (!ended.contains(slot)) ended[slot] = driver.stream_sync(stream).ok();
-    if (!ended[slot] || !driver.unmap(address, size).ok()) continue;
+    // Stale blocks change under the growth mutex only.
+    const Addr address = blocks[id].address;
+    const Bytes size = blocks[id].size;
+    if (!driver.unmap(address, size).ok()) continue;
     const Lock lock(*this);
     Block& block = blocks[id];
     block.flags &= static_cast<uint16_t>(~kStale);

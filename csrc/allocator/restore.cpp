@@ -16,14 +16,19 @@ std::vector<SegmentId> segments_of(Core& core, PoolIndex pool) {
   return ids;
 }
 
-// An image is of blocks at rest: none waits for an event or a capture's end.
+// An image is of blocks at rest: none waits for an event or a capture's end, and no mapping for its stream.
 Status at_rest(Core& core, const Pool& pool, const std::vector<SegmentId>& segments) {
   for (const SegmentId s : segments)
-    for (BlockId b = core.segments[s].first; b != 0; b = core.blocks[b].next)
-      if (core.blocks[b].state == BlockState::pending_event ||
-          core.blocks[b].state == BlockState::pending_capture)
+    for (BlockId b = core.segments[s].first; b != 0; b = core.blocks[b].next) {
+      const Block& block = core.blocks[b];
+      if (block.flags & kStale)
+        return Status::InvalidArgument(
+            detail::concat("checkpoint: work may still use former pages of pool ", pool.id,
+                           ", and its stream cannot be waited for; end its capture first"));
+      if (block.state == BlockState::pending_event || block.state == BlockState::pending_capture)
         return Status::InvalidArgument(detail::concat("checkpoint: a freed block of pool ", pool.id,
                                                       " still waits for another stream; synchronize first"));
+    }
   return Status::Ok();
 }
 
@@ -184,7 +189,7 @@ void build(Core& core, Segment& segment, Pool& pool, const std::vector<ImageRun>
     block.size_class = segment.size_class;
     block.pool = segment.pool;
     const bool pages = segment.kind == SegmentKind::expandable || segment.kind == SegmentKind::stitched;
-    block.flags = pages ? uint32_t{kExpandable} : 0;
+    block.flags = pages ? uint16_t{kExpandable} : uint16_t{0};
     if (run.state == BlockState::held) block.flags |= kLent;
     block.prev = prev == nullptr ? 0 : prev->id;
     if (prev == nullptr) {

@@ -9,14 +9,25 @@ constexpr size_t index_of(Gauge gauge) {
   return static_cast<size_t>(gauge);
 }
 
-}  // namespace
+using Values = std::array<int64_t, kGauges>;
 
-void RunningSum::compute_active() {
-  for (auto* values : {&current, &high}) {
-    (*values)[index_of(Gauge::active)] = (*values)[index_of(Gauge::allocation)] + pending;
-    (*values)[index_of(Gauge::active_bytes)] = (*values)[index_of(Gauge::allocated_bytes)] + pending_bytes;
+void compute_active(Values& values, int64_t pending, int64_t pending_bytes) {
+  values[index_of(Gauge::active)] = values[index_of(Gauge::allocation)] + pending;
+  values[index_of(Gauge::active_bytes)] = values[index_of(Gauge::allocated_bytes)] + pending_bytes;
+}
+
+// Into the levels of the pool and the device: values now, and the highest since the last fold.
+void fold_level(const Values& now, const Values& high, GaugeLevel& ours, GaugeLevel& device) {
+  for (size_t i = 0; i < kGauges; ++i) {
+    const int64_t others = device.current[i] - ours.current[i];
+    device.peak[i] = std::max(device.peak[i], others + high[i]);
+    ours.peak[i] = std::max(ours.peak[i], high[i]);
+    device.current[i] = others + now[i];
+    ours.current[i] = now[i];
   }
 }
+
+}  // namespace
 
 void Ledger::open_another(PoolStats& pool) {
   fold();
@@ -25,20 +36,22 @@ void Ledger::open_another(PoolStats& pool) {
 
 void Ledger::fold() {
   if (pool_ == nullptr) return;
-  for (size_t which = 0; which <= PoolStats::kAll; ++which) {
-    RunningSum& sum = pool_->running[which];
-    GaugeLevel& ours = pool_->level[which];
-    GaugeLevel& device = level[which];
-    sum.compute_active();
-    for (size_t i = 0; i < kGauges; ++i) {
-      const int64_t others = device.current[i] - ours.current[i];
-      device.peak[i] = std::max(device.peak[i], others + sum.high[i]);
-      ours.peak[i] = std::max(ours.peak[i], sum.high[i]);
-      device.current[i] = others + sum.current[i];
-      ours.current[i] = sum.current[i];
-    }
+  Values all{};
+  int64_t pending = 0;
+  int64_t pending_bytes = 0;
+  for (size_t c = 0; c < kSizeClasses; ++c) {
+    RunningSum& sum = pool_->running[c];
+    compute_active(sum.current, sum.pending, sum.pending_bytes);
+    compute_active(sum.high, sum.pending, sum.pending_bytes);
+    fold_level(sum.current, sum.high, pool_->level[c], level[c]);
     sum.high = sum.current;
+    pending += sum.pending;
+    pending_bytes += sum.pending_bytes;
+    for (size_t i = 0; i < kGauges; ++i) all[i] += sum.current[i];
   }
+  compute_active(pool_->high_all, pending, pending_bytes);
+  fold_level(all, pool_->high_all, pool_->level[PoolStats::kAll], level[PoolStats::kAll]);
+  pool_->high_all = all;
   // Whatever is allocated is active too.
   for (GaugeFlow& flow : pool_->flow)
     for (auto* amounts : {&flow.in, &flow.moved}) {
@@ -50,10 +63,8 @@ void Ledger::fold() {
 void Ledger::pend(PoolStats& pool, SizeClass c, int64_t sign, int64_t bytes) {
   (void)open(pool, c);
   fold();
-  for (const size_t which : {static_cast<size_t>(c), PoolStats::kAll}) {
-    pool.running[which].pending += sign;
-    pool.running[which].pending_bytes += sign * bytes;
-  }
+  pool.running[static_cast<size_t>(c)].pending += sign;
+  pool.running[static_cast<size_t>(c)].pending_bytes += sign * bytes;
 }
 
 void Ledger::retire(PoolStats& pool) {

@@ -2,10 +2,10 @@
 //
 // Note [Peaks are folded]
 //   Every call moves three gauges, and each is part of four sums: pool and class, pool, device and class,
-//   device. A call moves the first two only, with their highest values since the last fold. As long as calls
-//   are of one pool (the open one), all that the device's sums hold besides it stands still, so the device's
-//   peaks follow from the pool's highest values. Opening another pool, or reading, folds. What is active is
-//   what is allocated plus what is pending; the pending part changes only between folds.
+//   device. A call moves the first only, and keeps the highest values of the first two since the last fold.
+//   As long as calls are of one pool (the open one), all that the device's sums hold besides it stands still,
+//   so the device's peaks follow from the pool's highest values. Opening another pool, or reading, folds.
+//   What is active is what is allocated plus what is pending; the pending part changes only between folds.
 //
 // A gauge stores its current value and what came in; what went out is the difference, so that
 // allocated - freed = current holds by construction (V5). Restoring a checkpoint changes gauges
@@ -78,22 +78,18 @@ struct GaugeFlow {
   }
 };
 
-// A sum that calls move: its values now, and the highest since the last fold.
+// The sum of a pool and class: its values now, and the highest since the last fold.
 struct RunningSum {
   std::array<int64_t, kGauges> current{}, high{};
   int64_t pending = 0, pending_bytes = 0;  // freed blocks that wait for a stream or a capture
-
-  [[gnu::always_inline]] void raise(size_t i, int64_t amount) {
-    if ((current[i] += amount) > high[i]) high[i] = current[i];
-  }
-  void compute_active();
 };
 
 // Statistics of a pool. Index 0 and 1: its size classes, 2: all. Gauges `active` and `active_bytes` are
 // computed when folded.
 struct PoolStats {
   static constexpr size_t kAll = kSizeClasses;
-  std::array<RunningSum, kSizeClasses + 1> running;
+  std::array<RunningSum, kSizeClasses> running;
+  std::array<int64_t, kGauges> high_all{};         // of both classes together, since the last fold
   std::array<GaugeLevel, kSizeClasses + 1> level;  // as of the last fold
   std::array<GaugeFlow, kSizeClasses> flow;
 };
@@ -108,9 +104,7 @@ class Leaf {
     raise(i, amount);
   }
   [[gnu::always_inline]] void fall(Gauge gauge, int64_t amount) {
-    const auto i = static_cast<size_t>(gauge);
-    pool_.running[c_].current[i] -= amount;
-    pool_.running[PoolStats::kAll].current[i] -= amount;
+    pool_.running[c_].current[static_cast<size_t>(gauge)] -= amount;
   }
   // Without flow: what a restore does.
   void move(Gauge gauge, int64_t amount) {
@@ -121,8 +115,12 @@ class Leaf {
 
  private:
   [[gnu::always_inline]] void raise(size_t i, int64_t amount) {
-    pool_.running[c_].raise(i, amount);
-    pool_.running[PoolStats::kAll].raise(i, amount);
+    RunningSum& sum = pool_.running[c_];
+    const int64_t now = sum.current[i] += amount;
+    if (now > sum.high[i]) [[unlikely]]
+      sum.high[i] = now;
+    if (const int64_t all = now + pool_.running[1 - c_].current[i]; all > pool_.high_all[i]) [[unlikely]]
+      pool_.high_all[i] = all;
   }
   PoolStats& pool_;
   const size_t c_;

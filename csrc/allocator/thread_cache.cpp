@@ -168,7 +168,7 @@ bool ThreadCaches::refill(ThreadCache& cache, int index, StreamId stream, Addr* 
     while (count < room / 2 + 1 && core_->plain) {
       Block* block = core_->carve(pool, want.slot, SizeClass::small, want.size, want.size);
       if (block == nullptr) break;
-      block->magazine = static_cast<uint8_t>(index + 1);
+      block->magazine = static_cast<uint16_t>(index + 1);
       got[count++] = block;
     }
   }
@@ -176,7 +176,7 @@ bool ThreadCaches::refill(ThreadCache& cache, int index, StreamId stream, Addr* 
     if (!core_->allocate(want, address).ok()) return false;
     const Core::Lock lock(*core_);
     Block& block = core_->blocks[core_->pages.block_at(*address)];
-    block.magazine = static_cast<uint8_t>(index + 1);
+    block.magazine = static_cast<uint16_t>(index + 1);
     ThreadCache::mark_given(block, true);
     return true;
   }

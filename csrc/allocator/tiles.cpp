@@ -146,14 +146,14 @@ void Core::free_on(Block& block) {
   }
 }
 
-void Core::trace_freed(const Block& block, const Context* context) {
-  const StreamId stream = streams.stream_of(block.slot);
-  const uint32_t name = pools[block.pool].trace_name;
-  if (context != nullptr && trace.level() == ContextLevel::all) {
-    trace.add(Action::free_requested, block.address, block.requested, stream, name, *context);
-  } else {
-    trace.add(Action::free_requested, block.address, block.requested, stream, name);
-  }
+void Core::trace_freed(const Block& block, const Context& context) {
+  trace.add(Action::free_requested, block.address, block.requested, streams.stream_of(block.slot),
+            pools[block.pool].trace_name, trace.level() == ContextLevel::all ? context : nullptr);
+}
+
+void Core::trace_completed(const Block& block) {
+  trace.add(Action::free_completed, block.address, block.requested, streams.stream_of(block.slot),
+            pools[block.pool].trace_name);
 }
 
 void Core::finish_free(Block& block) {
@@ -163,8 +163,7 @@ void Core::finish_free(Block& block) {
   ledger.open(pool.stats, block.size_class)
       .fall(Gauge::requested_bytes, static_cast<int64_t>(block.requested));
   if (trace.watching()) [[unlikely]]
-    trace.add(Action::free_completed, block.address, block.requested, streams.stream_of(block.slot),
-              pool.trace_name);
+    trace_completed(block);
   if (block.flags & kHasContext) [[unlikely]] {
     contexts.erase(block.id);
     block.flags &= static_cast<uint16_t>(~kHasContext);

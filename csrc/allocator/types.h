@@ -118,12 +118,25 @@ inline std::ostream& operator<<(std::ostream& out, Code code) {
   return out << name_of(code);
 }
 
-// A code and, unless ok, a text. 24 bytes; an ok Status owns nothing, so returning one is cheap.
+// A code, and where it helps a text and the device's number. One word: a code that says all is kept in it, so
+// that ok, oom and not_ready cost nothing to return; else it points to the rest.
 class [[nodiscard]] Status {
  public:
   Status() = default;
-  explicit Status(Code code, std::string text = {}, int32_t native = 0) : code_(code), native_(native) {
-    if (!text.empty()) text_ = std::make_shared<const std::string>(std::move(text));
+  explicit Status(Code code, std::string text = {}, int32_t native = 0) : word_(word_of(code)) {
+    if (!text.empty() || native != 0) point_to(new Rest{code, native, std::move(text)});
+  }
+  Status(Status&& other) noexcept : word_(std::exchange(other.word_, 0)) {}
+  Status(const Status& other) : word_(other.word_) {
+    if (other.rest() != nullptr) point_to(new Rest(*other.rest()));
+  }
+  Status& operator=(Status other) noexcept {
+    std::swap(word_, other.word_);
+    return *this;
+  }
+  ~Status() {
+    if (word_ != 0) [[unlikely]]
+      delete rest();
   }
   static Status Ok() { return Status(); }
   static Status Oom(std::string text = {}, int32_t native = 0) {
@@ -138,26 +151,37 @@ class [[nodiscard]] Status {
     return Status(Code::error, std::move(text), native);
   }
 
-  bool ok() const { return code_ == Code::ok; }
-  bool oom() const { return code_ == Code::oom; }
-  Code code() const { return code_; }
+  bool ok() const { return word_ == 0; }
+  bool oom() const { return code() == Code::oom; }
+  Code code() const { return rest() == nullptr ? static_cast<Code>(word_ / 2) : rest()->code; }
   // The device's own error number (a CUresult), or 0.
-  int32_t native() const { return native_; }
+  int32_t native() const { return rest() == nullptr ? 0 : rest()->native; }
   // What failed and why, or "" where the code says all.
   const std::string& text() const {
     static const std::string none;
-    return text_ ? *text_ : none;
+    return rest() == nullptr ? none : rest()->text;
   }
   // For messages and test output: "ok", or "oom: cuMemCreate: out of memory".
   std::string describe() const {
-    return text_ ? std::string(name_of(code_)) + ": " + *text_ : std::string(name_of(code_));
+    return text().empty() ? std::string(name_of(code())) : std::string(name_of(code())) + ": " + text();
   }
 
  private:
-  Code code_ = Code::ok;
-  int32_t native_ = 0;
-  std::shared_ptr<const std::string> text_;
+  struct Rest {
+    Code code;
+    int32_t native;
+    std::string text;
+  };
+  // Odd: 1 + twice the code, for codes other than ok. Even: 0, or a pointer.
+  static constexpr uintptr_t word_of(Code code) {
+    return code == Code::ok ? 0 : 2 * static_cast<uintptr_t>(code) + 1;
+  }
+  void point_to(Rest* rest) { word_ = reinterpret_cast<uintptr_t>(rest); }
+  Rest* rest() const { return word_ & 1 ? nullptr : reinterpret_cast<Rest*>(word_); }
+
+  uintptr_t word_ = 0;
 };
+static_assert(sizeof(Status) == sizeof(void*));
 inline std::ostream& operator<<(std::ostream& out, const Status& status) {
   return out << status.describe();
 }

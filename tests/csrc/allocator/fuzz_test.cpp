@@ -1,7 +1,10 @@
-// Property fuzz (section 5.3): random operations with driver faults; after each one validate() and the race
-// oracle. And the exhaustive small model (5.5).
+// Property fuzz: random operations with driver faults; validate() and the race oracle watch them.
 //
-// STATICRT_FUZZ_OPERATIONS sets the number of operations per configuration (default small).
+// By the environment, for long runs of `test_allocator Fuzz`:
+//   STATICRT_FUZZ_OPERATIONS  operations per configuration and seed (1500)
+//   STATICRT_FUZZ_CHECK       validate() after every so many operations (1)
+//   STATICRT_FUZZ_SEED        first of the two seeds (1)
+// Each configuration prints what it did.
 #include <cstdlib>
 #include <iostream>
 #include <random>
@@ -11,10 +14,14 @@
 namespace staticrt::test {
 namespace {
 
-uint64_t operations() {
-  const char* text = std::getenv("STATICRT_FUZZ_OPERATIONS");
-  return text == nullptr ? 1500 : std::strtoull(text, nullptr, 10);
+uint64_t setting(const char* name, uint64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
 }
+
+struct Tally {
+  uint64_t operations = 0, served = 0, refused = 0, faults = 0, checks = 0;
+};
 
 // Plays a random program: allocations on several streams, work that is behind, cross-stream uses, private
 // pools with routes and captures, checkpoints, hibernation, flushes, faults.
@@ -26,10 +33,18 @@ class Fuzz {
     streams_.push_back(kDefaultStream);
   }
 
-  void run(uint64_t count) {
-    for (step_ = 0; step_ < count; ++step_) one();
+  // Checks after every `every` operations, and at the end.
+  void run(uint64_t count, uint64_t every = 1) {
+    for (uint64_t i = 1; i <= count; ++i) {
+      one();
+      ++tally_.operations;
+      if (i % every == 0) check();
+      // Reports are kept for good; a race is found at once, whatever `every` is.
+      if (!device_.sim().report_text().empty()) check();
+    }
     finish();
   }
+  const Tally& tally() const { return tally_; }
   uint64_t hash() const { return hash_; }
 
  private:
@@ -43,6 +58,10 @@ class Fuzz {
     config.virtual_memory = virtual_memory;
     config.backed = false;
     return config;
+  }
+  void check() {
+    device_.check();
+    ++tally_.checks;
   }
   uint64_t pick(uint64_t below) { return random_() % below; }
   StreamId stream() { return streams_[pick(streams_.size())]; }
@@ -74,7 +93,6 @@ class Fuzz {
     } else {
       checkpoint();
     }
-    device_.check();
   }
 
   void allocate() {
@@ -86,6 +104,7 @@ class Fuzz {
         status.text().find("hibernated") == std::string::npos)
       fail(__FILE__, __LINE__, status.describe());
     hash_ = hash_ * 1099511628211ull ^ (address == kNullAddr ? 1 : address - device_.sim().base());
+    ++(status.ok() ? tally_.served : tally_.refused);
     if (!status.ok()) return;
     device_.sim().allocated(address, bytes, on);
     device_.sim().touch(on, address, bytes);
@@ -116,6 +135,7 @@ class Fuzz {
     static constexpr SimCall kCalls[] = {
         SimCall::segment_alloc, SimCall::physical_create, SimCall::map,        SimCall::va_reserve,
         SimCall::set_access,    SimCall::event_create,    SimCall::memory_info};
+    ++tally_.faults;
     const SimCall call = kCalls[pick(std::size(kCalls))];
     const Status status = pick(3) == 0 ? Status::Error("planned", 77) : Status::Oom("planned");
     device_.sim().fail(call, 1 + pick(3), status, 1 + pick(2));
@@ -168,14 +188,20 @@ class Fuzz {
   std::vector<StreamId> streams_;
   std::vector<Live> live_;
   PoolId routed_;
-  uint64_t step_ = 0;
+  Tally tally_;
   uint64_t hash_ = 14695981039346656037ull;
 };
 
 void fuzz(const std::string& text, bool virtual_memory) {
-  for (const uint64_t seed : {1, 2}) {
-    std::cout << "seed " << seed << " " << text << "\n";
-    Fuzz(text, seed, virtual_memory).run(operations());
+  const uint64_t first = setting("STATICRT_FUZZ_SEED", 1);
+  const uint64_t count = setting("STATICRT_FUZZ_OPERATIONS", 1500);
+  for (const uint64_t seed : {first, first + 1}) {
+    std::cout << "seed " << seed << " " << (text.empty() ? "default" : text) << ": " << std::flush;
+    Fuzz play(text, seed, virtual_memory);
+    play.run(count, setting("STATICRT_FUZZ_CHECK", 1));
+    const Tally& tally = play.tally();
+    std::cout << tally.operations << " operations, " << tally.served << " allocations, " << tally.refused
+              << " refused, " << tally.faults << " fault plans, " << tally.checks << " checks" << std::endl;
   }
 }
 
@@ -210,49 +236,6 @@ TEST(V11_same_trace_same_addresses) {
     Fuzz second(text, 5, true);
     second.run(500);
     EXPECT_EQ(first.hash(), second.hash());
-  }
-}
-
-// Every program of up to 5 operations over 2 streams and 2 sizes: allocate (4 kinds), free the oldest or the
-// newest block, use the newest on the other stream, complete a stream's work; a device that holds 2 blocks.
-TEST(Small_model_is_exhaustive) {
-  constexpr int kOps = 9;
-  constexpr int kLength = 4;
-  uint64_t programs = 1;
-  for (int i = 0; i < kLength; ++i) programs *= kOps;
-  for (const char* mode : {"thread_cache:False", "mode:compat"}) {
-    for (uint64_t program = 0; program < programs; ++program) {
-      SimConfig config;
-      config.backed = false;
-      Device device(24 * kMiB, mode, config);
-      const StreamId streams[] = {kDefaultStream, device.sim().create_stream()};
-      std::vector<std::pair<Addr, int>> live;
-      uint64_t rest = program;
-      for (int i = 0; i < kLength; ++i, rest /= kOps) {
-        const auto op = static_cast<int>(rest % kOps);
-        if (op < 4) {
-          const Bytes bytes = op % 2 == 0 ? 12 * kMiB : 2 * kMiB;
-          const Addr address = device.try_alloc(bytes, streams[op / 2]);
-          if (address == kNullAddr) continue;
-          device.sim().touch(streams[op / 2], address, bytes);
-          live.emplace_back(address, op / 2);
-        } else if (op < 6 && !live.empty()) {
-          const size_t index = op == 4 ? 0 : live.size() - 1;
-          device.free(live[index].first);
-          live.erase(live.begin() + static_cast<ptrdiff_t>(index));
-        } else if (op == 6 && !live.empty()) {
-          const StreamId other = streams[1 - live.back().second];
-          // The program orders the use behind the owner's work, which it has seen end.
-          (void)device.sim().stream_sync(streams[live.back().second]).ok();
-          device.sim().touch(other, live.back().first, 512);
-          device.use(live.back().first, other);
-        } else if (op > 6) {
-          device.sim().advance(streams[op - 7]);
-        }
-        device.check();
-      }
-      device.empty_cache();
-    }
   }
 }
 
