@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "planner/conflicts.h"
 #include "planner/failed_states.h"
+#include "planner/terrain.h"
 
 namespace staticrt::planner {
 namespace {
@@ -14,14 +14,6 @@ constexpr int32_t kMostDepth = 4000;            // calls of solve() under way: a
 constexpr int64_t kStepScale = 64;              // sections and items looked at per step
 constexpr double kTouch = 1e15;                 // above any other part of a score that matters
 constexpr double kNoise[] = {0.2, 1, 4};
-constexpr int64_t kFar = std::numeric_limits<int64_t>::max();
-
-uint64_t mix(uint64_t x) {  // splitmix64
-  x += 0x9e3779b97f4a7c15ULL;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
-  return x ^ (x >> 31);
-}
 
 struct Part {
   int32_t begin, end;
@@ -36,45 +28,21 @@ struct Choice {
 
 }  // namespace
 
-class ValleySearch::Impl {
+class ValleySearch::Impl : private Terrain {
  public:
   Impl(std::span<const Item> items, int32_t sections, int64_t capacity)
-      : capacity_(capacity),
-        sections_(sections),
-        n_(static_cast<int32_t>(items.size())),
-        failed_(kMemoWords) {
-    ids_.resize(n_);
-    std::iota(ids_.begin(), ids_.end(), 0);
-    std::stable_sort(ids_.begin(), ids_.end(),
-                     [&](int32_t a, int32_t b) { return items[a].first < items[b].first; });
-    for (int32_t i : ids_) items_.push_back(items[i]);
+      : Terrain(items, sections, capacity), failed_(kMemoWords) {
     first_item_.assign(sections + 1, 0);
-    over_.resize(sections);
     twin_.assign(n_, -1);
-    crossing_.assign(sections + 1, 0);
-    code_.assign(sections, 0);
     for (int32_t i = 0; i < n_; ++i) {
       const Item& item = items_[i];
       ++first_item_[item.first + 1];
-      code_[item.first] ^= mix(i + 1);
-      for (int32_t s = item.first; s < item.last; ++s) over_[s].push_back(i);
-      for (int32_t s = item.first + 1; s < item.last; ++s) ++crossing_[s];
       for (int32_t j = i - 1; j >= 0 && items_[j].first == item.first && twin_[i] < 0; --j)
         if (items_[j].last == item.last && items_[j].size == item.size) twin_[i] = j;
-    }
-    std::partial_sum(first_item_.begin(), first_item_.end(), first_item_.begin());
-    words_ = static_cast<size_t>(sections + 63) / 64;
-    why_.assign(words_, 0);
-    left_ = section_loads(items_, sections);
-    for (const Item& item : items_)
       busy_.push_back(
           static_cast<double>(*std::max_element(left_.begin() + item.first, left_.begin() + item.last)));
-    height_.assign(sections, 0);
-    conflicts_ = Conflicts::of_ranges(items_, sections);
-    floor_.assign(n_, 0);
-    dirty_.assign(sections + 1, 0);
-    placed_.assign(n_, 0);
-    offset_.assign(n_, -1);
+    }
+    std::partial_sum(first_item_.begin(), first_item_.end(), first_item_.begin());
   }
 
   Verdict run(uint32_t style, int64_t budget) {
@@ -95,113 +63,15 @@ class ValleySearch::Impl {
   int64_t steps() const { return work_ / kStepScale; }
 
  private:
-  enum class Kind : uint8_t { kPlaced, kRaised, kLifted };
-  struct Move {
-    Kind kind;
-    int32_t index;  // item placed, section raised, item whose floor was lifted
-    int64_t level;  // height or floor before
-  };
-
   struct Depth {
     explicit Depth(int32_t& depth) : depth_(depth) { ++depth_; }
     ~Depth() { --depth_; }
     int32_t& depth_;
   };
 
-  // Both return false, with why_, if a section can no longer hold what is left for it.
-  bool place(int32_t i, int64_t level) {
-    const Item& item = items_[i];
-    for (int32_t s = item.first; s < item.last; ++s) {
-      height_[s] = level + item.size;
-      left_[s] -= item.size;
-    }
-    for (int32_t s = item.first + 1; s < item.last; ++s) --crossing_[s];
-    placed_[i] = 1;
-    offset_[i] = level;
-    code_[item.first] ^= mix(i + 1);
-    moves_.push_back({Kind::kPlaced, i, level});
-    work_ += item.last - item.first;
-    return lift_floors(conflicts_.of(i), level + item.size);
-  }
-
-  bool raise(int32_t section, int64_t level) {
-    moves_.push_back({Kind::kRaised, section, height_[section]});
-    height_[section] = level;
-    return lift_floors(over_[section], level);
-  }
-
-  bool lift_floors(std::span<const int32_t> items, int64_t level) {
-    int32_t begin = sections_, end = 0;
-    for (int32_t i : items) {
-      if (placed_[i] || floor_[i] >= level) continue;
-      moves_.push_back({Kind::kLifted, i, floor_[i]});
-      floor_[i] = level;
-      ++dirty_[items_[i].first];
-      --dirty_[items_[i].last];
-      begin = std::min(begin, items_[i].first);
-      end = std::max(end, items_[i].last);
-    }
-    work_ += static_cast<int64_t>(items.size());
-    bool fits = true;
-    for (int32_t s = begin, dirty = 0; s < end; ++s) {
-      dirty += dirty_[s];
-      dirty_[s] = 0;
-      if (fits && dirty > 0 && !holds_rest(s, level)) fits = false;
-    }
-    dirty_[std::max(begin, end)] = 0;
-    return fits;
-  }
-
-  // Items over a section lie one on the other, each on its floor at least. So for any level l, l + the sizes
-  // of those with a floor of at least l must not pass the capacity: looked at for the lowest floor, and for
-  // `level`, the floor just given to some. False, with why_, if they do.
-  bool holds_rest(int32_t section, int64_t level) {
-    int64_t lowest = kFar, above = 0;
-    for (int32_t i : over_[section])
-      if (!placed_[i]) {
-        lowest = std::min(lowest, floor_[i]);
-        if (floor_[i] >= level) above += items_[i].size;
-      }
-    work_ += static_cast<int64_t>(over_[section].size());
-    if (lowest + left_[section] <= capacity_ && level + above <= capacity_) return true;
-    std::fill(why_.begin(), why_.end(), 0);
-    add_bits(why_.data(), section, section + 1);
-    for (int32_t i : over_[section])
-      if (!placed_[i] && floor_[i] > height_[section]) {
-        const auto begin = height_.begin();
-        const int32_t peak =
-            static_cast<int32_t>(std::max_element(begin + items_[i].first, begin + items_[i].last) - begin);
-        add_bits(why_.data(), peak, peak + 1);
-      }
-    return false;
-  }
-
-  void undo_to(size_t mark) {
-    for (; moves_.size() > mark; moves_.pop_back()) {
-      const Move& move = moves_.back();
-      if (move.kind == Kind::kLifted) {
-        floor_[move.index] = move.level;
-        continue;
-      }
-      if (move.kind == Kind::kRaised) {
-        height_[move.index] = move.level;
-        continue;
-      }
-      // An item is placed on level ground: all its sections were at its offset.
-      const Item& item = items_[move.index];
-      for (int32_t s = item.first; s < item.last; ++s) {
-        height_[s] = move.level;
-        left_[s] += item.size;
-      }
-      for (int32_t s = item.first + 1; s < item.last; ++s) ++crossing_[s];
-      placed_[move.index] = 0;
-      code_[item.first] ^= mix(move.index + 1);
-    }
-  }
-
   // Splits [begin, end) where no unplaced item crosses; the parts do not touch each other.
   Verdict solve_parts(int32_t begin, int32_t end) {
-    const size_t mark = moves_.size(), parts_begin = parts_.size();
+    const size_t here = mark(), parts_begin = parts_.size();
     for (int32_t s = begin; s < end;) {
       if (left_[s] == 0) {
         ++s;
@@ -224,7 +94,7 @@ class ValleySearch::Impl {
       verdict = solve(part.begin, part.end);
     }
     parts_.resize(parts_begin);
-    if (verdict != Verdict::kFits) undo_to(mark);
+    if (verdict != Verdict::kFits) undo_to(here);
     return verdict;
   }
 
@@ -256,9 +126,6 @@ class ValleySearch::Impl {
     return smallest == kFar ? next : std::min(next, level + smallest);
   }
 
-  static void add_bits(uint64_t* set, int32_t begin, int32_t end) {
-    for (int32_t s = begin; s < end; ++s) set[s / 64] |= uint64_t{1} << (s % 64);
-  }
   bool touches(const std::vector<uint64_t>& set, int32_t begin, int32_t end) const {
     for (int32_t s = begin; s < end; ++s)
       if (set[s / 64] >> (s % 64) & 1) return true;
@@ -387,7 +254,7 @@ class ValleySearch::Impl {
     for (int32_t i : over_[choice.section])
       if (may_lie(i, level)) tries_.emplace_back(-score(i, choice), i);
     std::sort(tries_.begin() + from, tries_.end());
-    const size_t to = tries_.size(), here = moves_.size();
+    const size_t to = tries_.size(), here = mark();
     Verdict verdict = Verdict::kRefuted;
     bool jumped =
         false;  // a refutation that does not look at what was placed here holds for all alternatives
@@ -421,34 +288,18 @@ class ValleySearch::Impl {
     return verdict;
   }
 
-  const int64_t capacity_;
-  const int32_t sections_, n_;
-  std::vector<int32_t> ids_;         // ours -> caller's
-  std::vector<Item> items_;          // by first section
   std::vector<int32_t> first_item_;  // section -> first item that starts there
-  std::vector<std::vector<int32_t>> over_;
-  std::vector<double> busy_;   // the largest load of an item's sections
-  std::vector<int32_t> twin_;  // an earlier item of the same range and size: placed first
+  std::vector<double> busy_;         // the largest load of an item's sections
+  std::vector<int32_t> twin_;        // an earlier item of the same range and size: placed first
 
-  std::vector<int64_t> height_, left_;  // section -> terrain, sum of the unplaced sizes
-  std::vector<int32_t> crossing_;       // section -> unplaced items over it and the one before
-  std::vector<uint64_t> code_;          // section -> hash of the unplaced items that start there
-  std::vector<uint8_t> placed_;
-  std::vector<int64_t> offset_;
-  std::vector<int64_t> floor_;  // of an unplaced item: the highest terrain below it
-  std::vector<Move> moves_;
   std::vector<Part> parts_;
   std::vector<std::pair<double, int32_t>> tries_;
   std::vector<int64_t> state_, states_;
-  Conflicts conflicts_;
-  std::vector<int32_t> dirty_;  // section -> change of the number of dirty items there
-  size_t words_ = 0;
-  std::vector<uint64_t> why_;      // sections the last refutation looked at, as bits
   std::vector<uint64_t> reasons_;  // the same, collected by the calls of solve() under way
   FailedStates failed_;
   std::vector<int64_t> offsets_;
   uint32_t style_ = 0;
-  int64_t work_ = 0, limit_ = 0;
+  int64_t limit_ = 0;
   int32_t depth_ = 0;
 };
 
