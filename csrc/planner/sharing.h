@@ -1,0 +1,61 @@
+// Values that share bytes on purpose: a result written over an input that dies there, and values made where a
+// later node would copy them side by side.
+//
+// Both join live ranges, so that the planner sees one value, a group, in place of several. A group is kept
+// only if LB (planner.h) does not grow: an overwrite of equal sizes cannot make it grow, a copy's group may,
+// as its bytes are held from the first part on.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "planner/planner.h"
+
+namespace staticrt::planner {
+
+// Spec `output` may begin in the bytes of spec `input`, which has its size and ends while `output` is made:
+// the only moments at which both live are those of one node.
+struct Overwrite {
+  int32_t input = 0;
+  int32_t output = 0;
+};
+
+// Spec `output` is made by copying specs to places of its own: each part lies at offset_bytes of it, or is
+// copied there. Parts do not overlap.
+struct Copy {
+  struct Part {
+    int32_t input = 0;
+    int64_t offset_bytes = 0;
+  };
+  int32_t output = 0;
+  std::vector<Part> parts;
+};
+
+// Bytes that are not the arena's: those of spec `spec`, which others may have once it ended, until `until`.
+// Specs from `borrowers` on never lie there.
+struct Loan {
+  int32_t spec = 0;
+  int64_t until = 0;
+  int32_t borrowers = std::numeric_limits<int32_t>::max();
+};
+
+struct SharedPlan {
+  std::vector<int64_t> offsets;  // of every spec, in the arena or in a loan
+  std::vector<int32_t> loan;     // of every spec: the loan it lies in; -1: the arena
+  int64_t arena_bytes = 0;
+  int64_t lower_bound = 0;  // of the groups: no plan that shares as this one does is smaller
+  // Per overwrite and per part of each copy: whether it was done.
+  std::vector<bool> overwritten;
+  std::vector<std::vector<bool>> in_place;
+};
+
+// Decides what shares and plans the rest. The arena is never larger than without sharing. Overwrites are
+// given in the order of their nodes, and so are copies. Only parts at multiples of the alignment are made in
+// place. Throws PlanError as plan() does. REQUIRES: what the comments on Overwrite and Copy say.
+SharedPlan plan_shared(std::span<const Spec> specs, std::span<const Overwrite> overwrites,
+                       std::span<const Copy> copies, std::span<const Loan> loans = {}, int64_t alignment = 64,
+                       Effort effort = Effort::kDefault);
+
+}  // namespace staticrt::planner
