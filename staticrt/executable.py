@@ -13,6 +13,7 @@ from staticrt.frontend.graph import CapturedGraph
 from staticrt.lowering import lower
 from staticrt.native import _C
 from staticrt.passes.pipeline import PipelineOptions, PipelineReport, run_pipeline
+from staticrt.varying import SizeWatch
 
 if TYPE_CHECKING:
     from staticrt.accelerators.partition import Islands
@@ -96,9 +97,12 @@ class StaticExecutable:
             lowered.program, weights=weights, check_weights=freeze is not True, **options
         )
         self.outputs = lowered.outputs
+        names = [spec.name if spec.kind == "user" and calls_prepared else "" for spec in captured.inputs]
+        self._sizes = SizeWatch(names)
 
     def run(self, flat_inputs: Sequence[Any]) -> Sequence[Any]:
         values = self.native.run(list(flat_inputs))
+        self._sizes.see(self.native, flat_inputs)
         return [values[item] if kind == "tensor" else item for kind, item in self.outputs]
 
     def pass_lines(self) -> tuple[str, ...]:
