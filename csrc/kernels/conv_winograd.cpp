@@ -127,10 +127,11 @@ struct WinogradConv {
       g.b_row = gemm.nr;
       g.b_panel = gemm.nr * p.in_channels;
       g.c_row = g.n;
+      const int64_t matrix = gemm.packed_floats(p.in_channels, p.out_channels);
       for (int64_t e = 0; e < kTileInputs; ++e) {
         g.a = s.inputs + e * element;
-        g.b =
-            floats(packed, bases) + e * gemm.packed_floats(p.in_channels, p.out_channels) + panel * g.b_panel;
+        g.b = floats(packed, bases) + e * matrix + panel * g.b_panel;
+        g.b_next = e + 1 < kTileInputs ? g.b + matrix : nullptr;
         g.c = s.products + e * tiles * g.n;
         gemm.multiply(g, 0, count);
       }

@@ -20,6 +20,8 @@ struct GemmArgs {
   const float* b = nullptr;
   int64_t b_row = 0;    // elements between rows of B within a panel
   int64_t b_panel = 0;  // elements between panels
+  // Panels that the caller multiplies next, fetched ahead; or null.
+  const float* b_next = nullptr;
   float* c = nullptr;
   int64_t c_row = 0;
   const float* bias = nullptr;  // [n], or null

@@ -19,8 +19,9 @@ constexpr int kLanes = STATICRT_GEMM_LANES;
 constexpr int kRows = STATICRT_GEMM_ROWS;
 constexpr int kVectors = 2;  // of a panel
 constexpr int64_t kWidth = kLanes * kVectors;
-constexpr int64_t kChunkK = 1024;    // a panel of it stays in the L2 cache
-constexpr int64_t kChunkRows = 192;  // rows of A of it stay in the L2 cache
+constexpr int64_t kChunkK = 1024;           // a panel of it stays in the L2 cache
+constexpr int64_t kChunkRows = 192;         // rows of A of it stay in the L2 cache
+constexpr int64_t kCachedFloats = 1 << 18;  // half of a common L2 cache
 
 typedef float Vec __attribute__((vector_size(kLanes * sizeof(float)), aligned(4), may_alias));
 
@@ -32,11 +33,30 @@ inline void store(float* p, Vec x) {
 }
 
 constexpr int64_t kAhead = 16;  // rows of B that are prefetched ahead
+constexpr int64_t kLine = 16;   // floats of a cache line
 constexpr int64_t kWhole = 0;
+
+// What is fetched into the second-level cache while a block is summed: its share of the panels that are
+// multiplied next. Weights are read once per call, and other layers have driven them out: a first block that
+// waits for every line of a panel takes twice as long.
+struct Upcoming {
+  const float* next = nullptr;
+  int64_t step = 0;  // floats per k; one line is fetched per k
+
+  // Of `floats` from `next`, the share of block `index` of `blocks` that have k steps each. With nothing to
+  // fetch, it is a line of `mapped`: fetches from no page of the process cost a page walk each.
+  static Upcoming share(const float* next, int64_t floats, const float* mapped, int64_t k, int64_t index,
+                        int64_t blocks) {
+    const int64_t each = blocks * k;
+    const int64_t step = std::min(kLine, each == 0 ? 0 : (floats + each - 1) / each);
+    const int64_t at = index * k * step;
+    return at < floats ? Upcoming{next + at, step} : Upcoming{mapped, 0};
+  }
+};
 
 struct Block {
   const float* a;
-  int64_t a_row;
+  int64_t a_row;  // of rows at even distances
   const float* b;
   int64_t b_row;
   int64_t b_panel;
@@ -48,16 +68,20 @@ struct Block {
   int64_t columns;                    // of c that may be written
   const int64_t* segments = &kWhole;  // where runs of k elements of a begin
   int64_t num_segments = 1;
+  Upcoming upcoming = {};
+  const int64_t* a_rows = nullptr;  // where each row begins, of rows at any distances
 };
 
 // kCount: vectors of columns; of one vector, the other half of its panel is left out.
-template <int rows, int kCount>
+template <int rows, int kCount, bool even = true>
 void block(const Block& g) {
   Vec sum[rows][kCount] = {};
   const float* b = g.b;
+  const float* next = g.upcoming.next;
   for (int64_t s = 0; s < g.num_segments; ++s) {
     const float* a = g.a + g.segments[s];
-    for (int64_t k = 0; k < g.k; ++k, ++a, b += g.b_row) {
+    for (int64_t k = 0; k < g.k; ++k, ++a, b += g.b_row, next += g.upcoming.step) {
+      __builtin_prefetch(next, 0, 2);
       Vec x[kCount];
 #pragma GCC unroll 8
       for (int v = 0; v < kCount; ++v) x[v] = load(b + (v / kVectors) * g.b_panel + (v % kVectors) * kLanes);
@@ -67,7 +91,7 @@ void block(const Block& g) {
         __builtin_prefetch(b + kAhead * g.b_row + (v / kVectors) * g.b_panel + (v % kVectors) * kLanes);
 #pragma GCC unroll 14
       for (int r = 0; r < rows; ++r) {
-        const float y = a[r * g.a_row];
+        const float y = a[even ? r * g.a_row : g.a_rows[r]];
 #pragma GCC unroll 8
         for (int v = 0; v < kCount; ++v) sum[r][v] += y * x[v];
       }
@@ -100,9 +124,9 @@ void block(const Block& g) {
 
 using BlockFn = void (*)(const Block&);
 
-template <int vectors, int... rows>
+template <int vectors, bool even = true, int... rows>
 constexpr std::array<BlockFn, sizeof...(rows)> block_table(std::integer_sequence<int, rows...>) {
-  return {&block<rows + 1, vectors>...};
+  return {&block<rows + 1, vectors, even>...};
 }
 
 // How many panels a block of so many rows takes at once, by the number of registers.
@@ -124,6 +148,7 @@ constexpr int kFourPanelRows = [] {
 }();
 constexpr auto kHalfPanel = block_table<1>(std::make_integer_sequence<int, kRows>());
 constexpr auto kOnePanel = block_table<kVectors>(std::make_integer_sequence<int, kRows>());
+constexpr auto kUnevenRows = block_table<kVectors, false>(std::make_integer_sequence<int, kRows>());
 constexpr auto kTwoPanels = block_table<2 * kVectors>(std::make_integer_sequence<int, kTwoPanelRows>());
 constexpr auto kFourPanels = block_table<4 * kVectors>(std::make_integer_sequence<int, kFourPanelRows>());
 
@@ -139,6 +164,8 @@ void multiply(const GemmArgs& g, int64_t begin, int64_t end) {
     const int64_t blocks = (m_end - m0 + kRows - 1) / kRows;
     const int64_t rows_each = (m_end - m0 + blocks - 1) / blocks;  // of even height
     const int at_once = panels_at_once(static_cast<int>(rows_each));
+    // B is fetched ahead unless it lies elsewhere than in panels, or is there from the rows before.
+    const bool fetches = g.b_row == kWidth && (m0 == 0 || (end - begin) * kWidth * g.k > kCachedFloats);
     for (int64_t k0 = 0; k0 == 0 || k0 < g.k; k0 += kChunkK) {
       const int64_t k = std::min(kChunkK, g.k - k0);
       const bool last = k0 + kChunkK >= g.k;
@@ -156,8 +183,13 @@ void multiply(const GemmArgs& g, int64_t begin, int64_t end) {
                 last && g.bias ? g.bias + n : nullptr,
                 k0 > 0 || g.accumulate,
                 std::min<int64_t>(panels * kWidth, g.n - n)};
+        const float* next = p + panels < end ? b.b + panels * g.b_panel
+                            : last           ? g.b_next
+                                             : g.b + begin * g.b_panel + (k0 + k) * g.b_row;
+        const int64_t next_floats = fetches && next ? panels * kWidth * k : 0;
         for (int64_t m = m0; m < m_end; m += rows_each) {
           const int64_t rows = std::min(rows_each, m_end - m);
+          b.upcoming = Upcoming::share(next, next_floats, b.b, k, (m - m0) / rows_each, blocks);
           b.a = g.a + m * g.a_row + k0;
           b.c = g.c + m * g.c_row + n;
           block_for(rows, panels, b.columns)(b);
@@ -175,7 +207,37 @@ void multiply(const GemmArgs& g, int64_t begin, int64_t end) {
   }
 }
 
+// Lines too short to fill a block are summed several at once.
+void convolve_short_lines(const ConvArgs& g, int64_t begin, int64_t end) {
+  const int64_t depth = g.num_segments * g.length;
+  const int64_t most = kRows / g.m;  // lines of a block
+  const int64_t blocks = (g.lines + most - 1) / most;
+  const int64_t lines_each = (g.lines + blocks - 1) / blocks;
+  int64_t a_rows[kRows];
+  for (int64_t r = 0; r < lines_each * g.m; ++r) a_rows[r] = r / g.m * g.a_line + r % g.m * g.a_row;
+  Block b{nullptr, g.a_row, nullptr, kWidth, kWidth * depth, g.length, nullptr, g.c_row, nullptr, false, 0};
+  b.segments = g.segments;
+  b.num_segments = g.num_segments;
+  b.a_rows = a_rows;
+  for (int64_t p = begin; p < end; ++p) {
+    const int64_t n = p * kWidth;
+    b.b = g.b + n * depth;
+    b.bias = g.bias ? g.bias + n : nullptr;
+    b.columns = std::min(kWidth, g.n - n);
+    const int64_t next_floats = p + 1 < end ? kWidth * depth : 0;
+    for (int64_t line = 0; line < g.lines; line += lines_each) {
+      const int64_t rows = std::min(lines_each, g.lines - line) * g.m;
+      b.upcoming = Upcoming::share(b.b + kWidth * depth, next_floats, b.b, depth, line / lines_each, blocks);
+      b.a = g.a + line * g.a_line;
+      b.c = g.c + line * g.c_line + n;
+      kUnevenRows[static_cast<size_t>(rows - 1)](b);
+    }
+  }
+}
+
 void convolve(const ConvArgs& g, int64_t begin, int64_t end) {
+  if (2 * g.m <= kRows && g.lines > 1 && g.c_line == g.m * g.c_row)
+    return convolve_short_lines(g, begin, end);
   const int64_t depth = g.num_segments * g.length;
   const int64_t blocks = (g.m + kRows - 1) / kRows;
   const int64_t rows_each = (g.m + blocks - 1) / blocks;
@@ -196,8 +258,12 @@ void convolve(const ConvArgs& g, int64_t begin, int64_t end) {
             std::min<int64_t>(panels * kWidth, g.n - n)};
     b.segments = g.segments;
     b.num_segments = g.num_segments;
+    const bool ends = p + panels == end;
+    int64_t index = 0;
     for (int64_t line = 0; line < g.lines; ++line) {
-      for (int64_t m = 0; m < g.m; m += rows_each) {
+      for (int64_t m = 0; m < g.m; m += rows_each, ++index) {
+        b.upcoming = Upcoming::share(b.b + panels * kWidth * depth, ends ? 0 : panels * kWidth * depth, b.b,
+                                     depth, index, g.lines * blocks);
         b.a = g.a + line * g.a_line + m * g.a_row;
         b.c = g.c + line * g.c_line + m * g.c_row + n;
         block_for(std::min(rows_each, g.m - m), panels, b.columns)(b);

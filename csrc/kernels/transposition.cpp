@@ -5,6 +5,23 @@
 namespace staticrt {
 namespace {
 
+// Images of so few channels are transposed pixel by pixel: no square is full.
+constexpr int64_t kFewChannels = 4;
+
+// pixels[i, c] = planes[c, i] for i < n, planes `plane` floats apart.
+template <int channels>
+void to_pixels(const float* planes, int64_t plane, float* pixels, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    for (int c = 0; c < channels; ++c) pixels[i * channels + c] = planes[c * plane + i];
+  }
+}
+template <int channels>
+void to_planes(const float* pixels, float* planes, int64_t plane, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    for (int c = 0; c < channels; ++c) planes[c * plane + i] = pixels[i * channels + c];
+  }
+}
+
 // Per image out[j, i] = in[i, j], in squares, so that lines of both sides are used whole.
 struct Transposition {
   Operand x, out;
@@ -14,6 +31,10 @@ struct Transposition {
   static constexpr int64_t kSide = 16;
 
   int operator()(char* const* bases, char*) const {
+    if (std::min(rows, columns) <= kFewChannels) {
+      few_channels(bases);
+      return kRan;
+    }
     const int64_t bands = (columns + kSide - 1) / kSide;
     for_rows(images * bands, rows * kSide * 2, num_threads, [&](int64_t i) {
       const int64_t matrix = i / bands * rows * columns;
@@ -22,6 +43,29 @@ struct Transposition {
            std::min(columns, begin + kSide));
     });
     return kRan;
+  }
+
+  void few_channels(char* const* bases) const {
+    constexpr int64_t kPart = 4096;  // pixels
+    const int64_t channels = std::min(rows, columns);
+    const int64_t pixels = std::max(rows, columns);
+    const int64_t parts = (pixels + kPart - 1) / kPart;
+    for_rows(images * parts, kPart * channels * 2, num_threads, [&](int64_t i) {
+      const int64_t image = i / parts * pixels * channels;
+      const int64_t at = i % parts * kPart;
+      const int64_t n = std::min(kPart, pixels - at);
+      const float* from = floats(x, bases) + image;
+      float* to = floats_out(out, bases) + image;
+      if (rows == channels) {
+        constexpr decltype(&to_pixels<1>) kRun[] = {&to_pixels<1>, &to_pixels<2>, &to_pixels<3>,
+                                                    &to_pixels<4>};
+        kRun[channels - 1](from + at, pixels, to + at * channels, n);
+      } else {
+        constexpr decltype(&to_planes<1>) kRun[] = {&to_planes<1>, &to_planes<2>, &to_planes<3>,
+                                                    &to_planes<4>};
+        kRun[channels - 1](from + at * channels, to + at, pixels, n);
+      }
+    });
   }
 
   void band(const float* from, float* to, int64_t begin, int64_t end) const {

@@ -96,6 +96,22 @@ TEST(convolutions_with_threads_equal_eager) {
   }
 }
 
+TEST(convolutions_of_small_images_equal_eager) {
+  // Lines shorter than a block of rows are summed several at once.
+  std::mt19937 rng(16);
+  for (int64_t side = 1; side <= 8; ++side) {
+    for (const int64_t stride : {1, 2}) {
+      const at::Tensor x =
+          unit(rng, {2, 40, pick(rng, 1, 9), side * stride}).contiguous(at::MemoryFormat::ChannelsLast);
+      for (const int64_t kernel : {1, 3}) {
+        const at::Tensor w = unit(rng, {pick(rng, 1, 70), 40, kernel, kernel});
+        const at::Tensor bias = unit(rng, {w.size(0)});
+        expect_conv({x, w, bias, ints({1, stride}), ints({1, kernel / 2}), ints({1, 1}), 1}, pick(rng, 1, 2));
+      }
+    }
+  }
+}
+
 TEST(convolutions_in_bands_equal_eager) {
   // Images larger than one band of lines, with a halo between bands.
   std::mt19937 rng(15);

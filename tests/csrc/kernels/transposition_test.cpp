@@ -9,9 +9,9 @@ namespace {
 using namespace staticrt;
 using namespace staticrt::test;
 
-const std::vector<std::vector<int64_t>> kSizes = {{1, 3, 7, 9},   {2, 3, 16, 16}, {1, 17, 5, 7},
-                                                  {3, 33, 4, 11}, {1, 64, 8, 8},  {2, 1, 5, 5},
-                                                  {1, 5, 1, 1},   {2, 40, 1, 33}, {1, 16, 30, 31}};
+const std::vector<std::vector<int64_t>> kSizes = {
+    {1, 3, 7, 9}, {2, 3, 16, 16}, {1, 17, 5, 7},   {3, 33, 4, 11}, {1, 64, 8, 8},  {2, 1, 5, 5},
+    {1, 5, 1, 1}, {2, 40, 1, 33}, {1, 16, 30, 31}, {2, 2, 70, 71}, {2, 4, 65, 64}, {1, 3, 1, 2}};
 
 c10::IValue format(at::MemoryFormat f) {
   return static_cast<int64_t>(f);
