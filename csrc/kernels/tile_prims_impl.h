@@ -122,6 +122,34 @@ void vml_or(Single* single, Double* dbl, void* dst, const void* a, int64_t n, co
   map1<T>(dst, a, n, f);
 }
 
+// exp where it is 0 (masked with -inf, or far below) keeps VML on its slow path, ten times slower.
+template <class T>
+void vml_exp(void* dst, const void* a, int64_t n) {
+  constexpr T kZeroBelow = std::is_same_v<T, float> ? T(-104) : T(-746);  // exp rounds to 0 there
+  constexpr int64_t kBlock = 512;
+  const auto exp = [](void* to, const void* from, int64_t count) {
+    vml_or<T>(&vmsExp, &vmdExp, to, from, count, [](Vectorized<T> x) { return x.exp(); });
+  };
+  using Count = std::conditional_t<std::is_same_v<T, float>, int32_t, int64_t>;  // of T's width: vectorizes
+  for (int64_t begin = 0; begin < n; begin += kBlock) {
+    const int64_t count = std::min(kBlock, n - begin);
+    const T* in = static_cast<const T*>(a) + begin;
+    T* out = static_cast<T*>(dst) + begin;
+    Count zeros = 0;
+    for (int64_t i = 0; i < count; ++i) zeros += in[i] < kZeroBelow ? 1 : 0;
+    if (zeros == 0) {
+      exp(out, in, count);
+      continue;
+    }
+    T kept[kBlock];
+    T factor[kBlock];  // dst may be a
+    for (int64_t i = 0; i < count; ++i) factor[i] = in[i] < kZeroBelow ? T(0) : T(1);
+    for (int64_t i = 0; i < count; ++i) kept[i] = in[i] < kZeroBelow ? T(0) : in[i];
+    exp(out, kept, count);
+    for (int64_t i = 0; i < count; ++i) out[i] *= factor[i];
+  }
+}
+
 #define SRT_PRIM_ARGS                                                                         \
   [[maybe_unused]] void *dst, [[maybe_unused]] const void *a, [[maybe_unused]] const void *b, \
       [[maybe_unused]] const void *c, [[maybe_unused]] int64_t n, [[maybe_unused]] const Imm *imm
@@ -157,7 +185,7 @@ int float_unary(SRT_PRIM_ARGS) {
   SRT_VML_CASE(Prim::kSqrt, Sqrt, sqrt);
   if constexpr (op == Prim::kRsqrt) map1<T>(dst, a, n, [&](V x) { return one / x.sqrt(); });
   if constexpr (op == Prim::kReciprocal) map1<T>(dst, a, n, [](V x) { return x.reciprocal(); });
-  SRT_VML_CASE(Prim::kExp, Exp, exp);
+  if constexpr (op == Prim::kExp) vml_exp<T>(dst, a, n);
   SRT_VML_CASE(Prim::kLog, Ln, log);
   SRT_VML_CASE(Prim::kLog2, Log2, log2);
   SRT_VML_CASE(Prim::kLog10, Log10, log10);
