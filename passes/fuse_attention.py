@@ -1,98 +1,136 @@
 """Recognise attention written out by hand.
 
-    softmax(q @ k.transpose(-1, -2) * scale, dim=-1) @ v   ->   scaled_dot_product_attention(q, k, v)
+    softmax(q @ k.transpose(-1, -2) * scale + mask, dim=-1) @ v   ->   scaled_dot_product_attention(q, k, v, mask)
 
 The whole op reads the scores tile by tile; written out, the scores [batch, heads, queries, keys] go
-through memory four times.
+through memory four times, and six times with a mask.
+
+Note [Rows that are masked everywhere]: written out, such a row is NaN if the mask is -inf, and the mean of all
+values if it is a large negative number. The whole op answers 0 to the former. So masks of -inf bring two cheap
+calls along, which find these rows in the mask and write NaN into them; a causal mask has none, and masks of
+large negative numbers are added as numbers, which gives the mean.
 """
 
 from __future__ import annotations
 
+import math
+import operator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from staticrt.ops.facts import Tolerance
 from staticrt.passes.aliasing import AliasInfo
+from staticrt.passes.attention_masks import (
+    HIDING,
+    chosen,
+    hides_future,
+    is_causal,
+    literal,
+    never_hides_fully,
+)
 from staticrt.passes.base import GraphPass, PassResult, each_node, register_pass, tensor_meta
-from staticrt.passes.canonical_views import permutation
+from staticrt.passes.canonical_views import PERMUTE, PERMUTING, RESHAPE, permutation
 from staticrt.passes.effects import named_argument
-from staticrt.passes.rewrite import insert_call
-from staticrt.passes.symbols import known_equal, same_meta
+from staticrt.passes.rewrite import fake_mode_of, insert_call
+from staticrt.passes.symbols import known_equal, known_equal_all, same_meta
 
 aten = torch.ops.aten
 SDPA = aten.scaled_dot_product_attention.default
-MATMUL = aten.matmul.default
+PRODUCTS = frozenset({aten.matmul.default, aten.bmm.default})
 SOFTMAX = frozenset({aten._softmax.default, aten.softmax.int})
-SCALINGS = frozenset({aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar})
+MULTIPLY = frozenset({aten.mul.Tensor, aten.mul.Scalar})
+SCALINGS = frozenset({*MULTIPLY, aten.div.Tensor, aten.div.Scalar})
+COPIES = frozenset({aten.clone.default, aten.contiguous.default})
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What the scores went through: `mask` added, or replaced by `value` where `mask` is `when`."""
+
+    mask: fx.Node
+    value: float | None = None  # None: added
+    when: bool = True
+
+
+@dataclass
+class _Attention:
+    """One attention that ends in `product`; `keys` is [..., depth, keys], its steps innermost first."""
+
+    product: fx.Node
+    q: fx.Node
+    keys: fx.Node
+    v: fx.Node
+    scores: torch.Tensor
+    scalings: list[fx.Node] = field(default_factory=list)
+    steps: list[_Step] = field(default_factory=list)
+
+    def read(self) -> list[fx.Node]:
+        return [self.q, self.keys, self.v, *(step.mask for step in self.steps)]
 
 
 @register_pass
 class FuseAttention(GraphPass):
-    """Replace attention without a mask by `scaled_dot_product_attention`.
+    """Replace attention that is written out by `scaled_dot_product_attention`.
 
-    Operands of rank 4 and one floating dtype, equal batch and heads, a softmax over the keys in that
-    dtype, at most one literal scale. Not where scores or probabilities are read elsewhere, as in models
-    that return their attention weights; and not with a mask: a row that is masked everywhere is NaN
-    when written out and 0 in the whole op.
+    Operands of rank 3 or 4 and one floating dtype, equal batch and heads, a softmax over the keys in that
+    dtype, scales that are numbers. Masks are added, or fill scores with -inf or -1e9 and less; only where
+    scores are float32 or float64, because in lower precision a mask of numbers rounds scores away. Not
+    where scores or probabilities are read elsewhere, as in models that return their attention weights.
 
     Requires: ATen-level graph.
-    Ensures:  outputs equal within the order of accumulation, with the strides they had.
+    Ensures:  outputs equal within the order of accumulation, with the strides they had; rows that are masked
+              everywhere as eager answers them.
     """
 
     name = "fuse-attention"
     tolerance = Tolerance(rtol=1e-4, atol=1e-5)
 
     def run(self, gm: fx.GraphModule) -> PassResult:
-        matches = [(product, _match(product)) for product in each_node(gm, [MATMUL])]
-        if not any(match for _, match in matches):
+        found = [m for product in each_node(gm, PRODUCTS) if (m := _match(product)) is not None]
+        if not found:
             return PassResult(gm, changed=False)
         aliases = AliasInfo(gm)
+        masks = _Masks()
         count = 0
-        for product, match in matches:
-            if match is None or any(aliases.is_written(n) for n in match[:3]):
-                continue
-            q, k, v, scale = match
-            fused = insert_call(product, SDPA, (q, k, v), {"scale": scale})
-            before, after = tensor_meta(product), tensor_meta(fused)
-            if before is None or after is None or not same_meta(before, after):
-                gm.graph.erase_node(fused)
-                continue
-            product.replace_all_uses_with(fused)
-            gm.graph.erase_node(product)
-            count += 1
+        for match in found:
+            if not any(aliases.is_written(n) for n in match.read()):
+                count += _replace(match, masks)
         return PassResult(gm, changed=count > 0, count=count)
 
 
-def _match(product: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node, float] | None:
-    """(q, k, v, scale) of the attention that ends in `product`, or None."""
+def _match(product: fx.Node) -> _Attention | None:
     probabilities: Any = product.args[0]
     v: Any = product.args[1]
     if not _is_inner(probabilities) or probabilities.target not in SOFTMAX:
         return None
-    scores: Any = probabilities.args[0]
     rows = tensor_meta(probabilities)
-    dim = probabilities.args[1]
-    if rows is None or rows.dim() != 4 or dim not in (-1, 3):
+    if rows is None or rows.dim() not in (3, 4) or probabilities.args[1] not in (-1, rows.dim() - 1):
         return None
-    if named_argument(probabilities, "dtype") is not None or named_argument(probabilities, "half_to_float"):
+    if named_argument(probabilities, "half_to_float"):
         return None
-    scale = 1.0
-    if _is_inner(scores) and scores.target in SCALINGS:
-        factor = scores.args[1]
-        if not isinstance(factor, (int, float)) or isinstance(factor, bool) or not factor:
-            return None
-        scale = 1.0 / factor if scores.target in (aten.div.Tensor, aten.div.Scalar) else float(factor)
-        scores = scores.args[0]
-    if not _is_inner(scores) or scores.target is not MATMUL:
+    at: Any = probabilities.args[0]
+    scores = tensor_meta(at)
+    # softmax(x, dtype=...) of another dtype also rounds elsewhere
+    if scores is None or scores.dtype != rows.dtype or not isinstance(v, fx.Node):
         return None
-    q: Any = scores.args[0]
-    keys: Any = scores.args[1]
-    if not isinstance(keys, fx.Node) or permutation(keys) != [0, 1, 3, 2]:
+    steps: list[_Step] = []
+    while (step := _step(at, scores)) is not None:
+        steps.insert(0, step[0])
+        at = step[1]
+    scalings: list[fx.Node] = []
+    while _is_inner(at) and at.target in SCALINGS and not at.kwargs and _is_number(at.args[1]):
+        scalings.insert(0, at)
+        at = at.args[0]
+    if not _is_inner(at) or at.target not in PRODUCTS:
         return None
-    k: Any = keys.args[0]
-    return (q, k, v, scale) if _fits(q, k, v, rows) else None
+    q: Any = at.args[0]
+    keys: Any = at.args[1]
+    found = _Attention(product, q, keys, v, scores, scalings, steps)
+    return found if _fits(found) else None
 
 
 def _is_inner(node: Any) -> bool:
@@ -100,14 +138,273 @@ def _is_inner(node: Any) -> bool:
     return isinstance(node, fx.Node) and node.op == "call_function" and len(node.users) == 1
 
 
-def _fits(q: Any, k: Any, v: Any, rows: torch.Tensor) -> bool:
-    metas = [tensor_meta(n) for n in (q, k, v)]
-    if any(m is None or m.dim() != 4 or m.dtype != rows.dtype for m in metas):
+def _is_number(value: Any) -> bool:
+    """Whether scores may be multiplied by `value`: not 0, not a tensor of data."""
+    if isinstance(value, fx.Node) and isinstance(value.meta.get("val"), (torch.SymFloat, torch.SymInt)):
+        return True
+    number = literal(value)
+    return number is not None and number != 0 and math.isfinite(number) and not isinstance(value, bool)
+
+
+def _step(node: Any, scores: torch.Tensor) -> tuple[_Step, fx.Node] | None:
+    """(what `node` does to the scores, the scores before), if it applies a mask."""
+    if not _is_inner(node) or node.kwargs or scores.dtype not in (torch.float32, torch.float64):
+        return None
+    if node.target is aten.add.Tensor:
+        for inner, mask in (node.args, node.args[::-1]):
+            if _is_scores(inner, scores) and _is_mask(mask, scores, scores.dtype) and mask is not inner:
+                return _Step(mask), inner
+        return None
+    parts = chosen(node)
+    if parts is None or not _is_mask(parts[0], scores, torch.bool):
+        return None
+    for inner, other, when in ((parts[2], parts[1], True), (parts[1], parts[2], False)):
+        value = literal(other)
+        if value is not None and value <= HIDING and _is_scores(inner, scores):
+            return _Step(parts[0], value, when), inner
+    return None
+
+
+def _is_scores(node: Any, scores: torch.Tensor) -> bool:
+    """Whether `node` may be what became the scores: inner, of their sizes, not a mask itself."""
+    meta = tensor_meta(node)
+    if not _is_inner(node) or meta is None or meta.dtype != scores.dtype:
         return False
-    if not rows.dtype.is_floating_point:
+    if not known_equal_all(meta.shape, scores.shape):
         return False
-    return all(
-        known_equal(m.shape[d], rows.shape[d])  # type: ignore[union-attr]
-        for m in metas
-        for d in (0, 1)
+    return node.target in PRODUCTS or node.target in SCALINGS or _step(node, scores) is not None
+
+
+def _is_mask(node: Any, scores: torch.Tensor, dtype: torch.dtype) -> bool:
+    meta = tensor_meta(node)
+    return meta is not None and meta.dtype == dtype and 0 < meta.dim() <= scores.dim()
+
+
+def _fits(found: _Attention) -> bool:
+    scores, rank = found.scores, found.scores.dim()
+    metas = [tensor_meta(n) for n in (found.q, found.keys, found.v)]
+    if any(m is None or m.dim() != rank or m.dtype != scores.dtype for m in metas):
+        return False
+    if not scores.dtype.is_floating_point:
+        return False
+    q, keys, v = (m for m in metas if m is not None)
+    if any(not known_equal(m.shape[d], scores.shape[d]) for m in (q, keys, v) for d in range(rank - 2)):
+        return False
+    # Rows must be adjacent: keys are seen transposed.
+    return all(isinstance(n, int) and n == 1 for n in (q.stride(-1), keys.stride(-2), v.stride(-1)))
+
+
+def _replace(match: _Attention, masks: _Masks) -> bool:
+    product = match.product
+    rank = match.scores.dim()
+    before = tensor_meta(product)
+    k = _transposed(match.keys, product)
+    operands = [match.q, k, match.v]
+    if rank == 3:
+        operands = [insert_call(product, aten.unsqueeze.default, (n, 1)) for n in operands]
+    mask, causal, hidden = masks.of(match)
+    kwargs: dict[str, Any] = {"scale": _scale(match.scalings, product)}
+    args = (*operands, *((mask, 0.0, causal) if mask is not None or causal else ()))
+    value, surely = _result(*operands)
+    fused = insert_call(product, SDPA, args, kwargs, value=value)
+    if not surely:
+        fused = insert_call(product, aten.contiguous.default, (fused,), value=value)
+    if hidden is not None:
+        args = (hidden, math.nan, fused)
+        fused = insert_call(product, aten.where.ScalarSelf, args, value=_like(fused, match.scores.dtype))
+    if rank == 3:
+        fused = insert_call(product, aten.squeeze.dim, (fused, 1))
+    after = tensor_meta(fused)
+    assert before is not None
+    assert after is not None
+    if not same_meta(before, after):
+        _read_without_copies(product, fused)
+        if product.users:
+            kwargs = {"memory_format": torch.contiguous_format}
+            with fake_mode_of(before):
+                value = before.new_empty(before.shape)
+            fused = insert_call(product, aten.clone.default, (fused,), kwargs, value=value)
+            if not same_meta(before, fused.meta["val"]):
+                return False  # the product stays, dead code takes the rest
+    product.replace_all_uses_with(fused)
+    product.graph.erase_node(product)
+    return True
+
+
+def _transposed(keys: fx.Node, at: fx.Node) -> fx.Node:
+    """`keys` with its last two dims swapped, without a second permutation where it is one itself."""
+    rank = keys.meta["val"].dim()
+    order = [*range(rank - 2), rank - 1, rank - 2]
+    inner = permutation(keys) if keys.target in PERMUTING else None
+    if inner is None:
+        return insert_call(at, PERMUTE, (keys, order))
+    source: Any = keys.args[0]
+    dims = [inner[d] for d in order]
+    return source if dims == list(range(rank)) else insert_call(at, PERMUTE, (source, dims))
+
+
+def _scale(scalings: list[fx.Node], at: fx.Node) -> Any:
+    """The product of all scales: a number, or a node that computes it."""
+    number, nodes = 1.0, []
+    for scaling in scalings:
+        factor: Any = scaling.args[1]
+        known = literal(factor)
+        if known is None:
+            nodes.append((operator.mul if scaling.target in MULTIPLY else operator.truediv, factor))
+        else:
+            number = number * known if scaling.target in MULTIPLY else number / known
+    scale: Any = number
+    for function, factor in nodes:
+        value = function(scale.meta["val"] if isinstance(scale, fx.Node) else scale, factor.meta["val"])
+        with at.graph.inserting_before(at):
+            scale = at.graph.call_function(function, (scale, factor))
+        scale.meta["val"] = value
+    return scale
+
+
+def _result(q: fx.Node, k: fx.Node, v: fx.Node) -> tuple[torch.Tensor, bool]:
+    """(fake result, whether it is surely laid out so; without keys it may be contiguous nevertheless).
+
+    The flash kernel lays it out like the query, others make it contiguous:
+    aten/src/ATen/native/transformers/sdp_utils_cpp.cpp, use_flash_attention_cpp, and FlashAttentionKernel.cpp.
+    """
+    query, value = q.meta["val"], v.meta["val"]
+    flash = (
+        known_equal(query.shape[-1], value.shape[-1])
+        and query.device.type == "cpu"
+        and torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
     )
+    with fake_mode_of(query):
+        if not flash:
+            return query.new_empty([*query.shape[:-1], value.shape[-1]]), False
+        if any(known_equal_all(query.stride(), strides) for strides in _dense_strides(query.shape)):
+            return query.new_empty_strided(query.shape, query.stride()), True
+        return torch.empty_like(query), True
+
+
+def _dense_strides(shape: Any) -> list[tuple[Any, ...]]:
+    """Of [batch, heads, rows, depth] in memory, and of [batch, rows, heads, depth]."""
+    heads, rows, depth = shape[1:]
+    return [
+        (rows * heads * depth, rows * depth, depth, 1),
+        (rows * heads * depth, depth, heads * depth, 1),
+    ]
+
+
+def _read_without_copies(product: fx.Node, fused: fx.Node) -> None:
+    """Let readers that transpose the result and make it contiguous read `fused`, which mostly is so already."""
+    for user in list(product.users):
+        if user.target not in PERMUTING or not all(
+            reader.target is RESHAPE
+            or (reader.target in COPIES and reader.kwargs.get("memory_format") == torch.contiguous_format)
+            for reader in user.users
+        ):
+            continue
+        copies = [reader for reader in user.users if reader.target in COPIES]
+        if len(copies) > 1 or (copies and len(user.users) > 1):
+            continue
+        moved = insert_call(user, user.target, (fused, *user.args[1:]))
+        user.replace_all_uses_with(moved)
+        user.graph.erase_node(user)
+        for copy in copies:
+            # A copy only where another kernel than expected was taken.
+            copy.target, copy.kwargs = aten.contiguous.default, {}
+
+
+class _Masks:
+    """Masks as the whole op takes them, made once for all layers that share one.
+
+    Nodes are inserted before the first layer that needs them, so that later ones may read them.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[Any, tuple[fx.Node | None, bool, fx.Node | None]] = {}
+
+    def of(self, match: _Attention) -> tuple[fx.Node | None, bool, fx.Node | None]:
+        """(mask or None, whether attention is causal, rows that are hidden everywhere or None)."""
+        if not match.steps:
+            return None, False, None
+        first = match.steps[0]
+        if len(match.steps) == 1 and (
+            is_causal(first.mask) if first.value is None else hides_future(first.mask) is first.when
+        ):
+            return None, True, None
+        rank = match.scores.dim()
+        key = (rank, match.scores.dtype, *match.steps)
+        if key not in self._made:
+            self._made[key] = _build_mask(match, match.product)
+        return self._made[key]
+
+
+def _build_mask(match: _Attention, at: fx.Node) -> tuple[fx.Node, bool, fx.Node | None]:
+    dtype, rank = match.scores.dtype, match.scores.dim()
+    first = match.steps[0]
+    if len(match.steps) == 1 and first.value == -math.inf:
+        mask = _of_rank_4(first.mask, rank, at)
+        opposite = insert_call(at, aten.logical_not.default, (mask,), value=_like(mask, torch.bool))
+        shown, hidden = (opposite, mask) if first.when else (mask, opposite)
+        return shown, False, _hidden_rows(hidden, at)
+    total: fx.Node | None = None
+    for step in match.steps:
+        mask = _of_rank_4(step.mask, rank, at)
+        if step.value is None:
+            if total is not None:
+                mask = insert_call(at, aten.add.Tensor, (total, mask), value=_broadcast(total, mask))
+            total = mask
+            continue
+        value = step.value if step.value == -math.inf else torch.finfo(dtype).min
+        if total is None:
+            total = insert_call(at, aten.full.default, ([], 0.0), {"dtype": dtype})
+        op = aten.where.ScalarSelf if step.when else aten.where.ScalarOther
+        known = _broadcast(total, mask)
+        total = insert_call(at, op, (mask, value, total) if step.when else (mask, total, value), value=known)
+    assert total is not None
+    single = len(match.steps) == 1
+    safe = single and (never_hides_fully(first.mask) if first.value is None else first.value != -math.inf)
+    if safe:
+        return total, False, None
+    hidden = insert_call(at, aten.eq.Scalar, (total, -math.inf), value=_like(total, torch.bool))
+    return total, False, _hidden_rows(hidden, at)
+
+
+def _like(node: fx.Node, dtype: torch.dtype) -> torch.Tensor:
+    """The fake result of a pointwise call; torch's own functions take milliseconds for symbolic sizes."""
+    x: torch.Tensor = node.meta["val"]
+    if x.dtype == dtype:
+        return x
+    with fake_mode_of(x):
+        return x.new_empty_strided(x.shape, x.stride(), dtype=dtype)
+
+
+def _broadcast(a: fx.Node, b: fx.Node) -> torch.Tensor:
+    """The fake result, of a's dtype, of a pointwise call on two tensors."""
+    x, y = a.meta["val"], b.meta["val"]
+    shape = list(x.shape if x.dim() >= y.dim() else y.shape)
+    for d in range(1, min(x.dim(), y.dim()) + 1):
+        shape[-d] = y.shape[-d] if known_equal(x.shape[-d], 1) else x.shape[-d]
+    with fake_mode_of(x):
+        made: torch.Tensor = x.new_empty(shape)
+    return made
+
+
+def _of_rank_4(mask: fx.Node, rank: int, at: fx.Node) -> fx.Node:
+    """A mask of scores of rank 3 or 4 for scores [batch, heads, rows, keys]."""
+    dims = mask.meta["val"].dim()
+    if rank == 3 and dims == 3:
+        return insert_call(at, aten.unsqueeze.default, (mask, 1))
+    while dims in (1, 3):
+        mask = insert_call(at, aten.unsqueeze.default, (mask, 0))
+        dims += 1
+    return mask
+
+
+def _hidden_rows(hidden: fx.Node, at: fx.Node) -> fx.Node:
+    """Rows of which every key is hidden: bool [..., rows, 1]. Without keys there are none."""
+    meta = hidden.meta["val"]
+    with fake_mode_of(meta):
+        value = meta.new_empty([*meta.shape[:-1], 1])
+    rows = insert_call(at, aten.all.dim, (hidden, -1, True), value=value)
+    if statically_known_true(meta.shape[-1] > 0):
+        return rows
+    some = insert_call(at, aten.any.dim, (hidden, -1, True), value=value)
+    return insert_call(at, aten.logical_and.default, (rows, some), value=value)

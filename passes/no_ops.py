@@ -59,16 +59,26 @@ def _is_zero(value: Any) -> bool:
     return isinstance(value, (int, float)) and value == 0
 
 
+def _is_integral(node: fx.Node) -> bool:
+    meta = tensor_meta(node)
+    return meta is not None and meta.dtype in INTEGERS
+
+
+INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 # Identities of arithmetic that hold bit by bit. x + 0 is not among them: -0.0 + 0 is 0.0.
 ARITHMETIC: dict[OpOverload, Callable[[fx.Node], bool]] = {
     aten.mul.Tensor: lambda n: _is_one(n.args[1]),
     aten.mul.Scalar: lambda n: _is_one(n.args[1]),
     aten.div.Tensor: lambda n: _is_one(n.args[1]),
     aten.div.Scalar: lambda n: _is_one(n.args[1]),
+    # Integers have one zero.
+    aten.add.Tensor: lambda n: type(n.args[1]) is int and n.args[1] == 0 and _is_integral(n),
+    aten.sub.Tensor: lambda n: type(n.args[1]) is int and n.args[1] == 0 and _is_integral(n),
     aten.constant_pad_nd.default: lambda n: all(_is_zero(p) for p in argument(n, 1)),
     aten.pad.default: lambda n: all(_is_zero(p) for p in argument(n, 1)),
     aten.repeat.default: lambda n: all(_is_one(r) for r in argument(n, 1)),
-    aten.dropout.default: lambda n: named_argument(n, "train") is False,
+    # With p = 0 torch draws nothing either: aten/src/ATen/native/Dropout.cpp.
+    aten.dropout.default: lambda n: named_argument(n, "train") is False or _is_zero(n.args[1]),
     aten.alpha_dropout.default: lambda n: named_argument(n, "train") is False,
     aten.feature_dropout.default: lambda n: named_argument(n, "train") is False,
     aten.feature_alpha_dropout.default: lambda n: named_argument(n, "train") is False,

@@ -24,6 +24,7 @@ from staticrt.passes.fuse_attention import FuseAttention
 from staticrt.passes.fuse_norms import FuseNorms
 from staticrt.passes.merge_sizes import MergeSizes
 from staticrt.passes.no_ops import RemoveNoOps
+from staticrt.passes.share_heads import ShareHeads
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ PIPELINE: tuple[tuple[Callable[[PipelineOptions], GraphPass], str], ...] = (
     (lambda o: MergeEqualCalls(), "equal values have equal arguments only after the passes above"),
     (lambda o: FuseNorms(), "as the next one, on graphs without no-op casts in between"),
     (lambda o: FuseAttention(), "on canonical transposes; before folding, which only shortens its operands"),
+    (lambda o: ShareHeads(), "after attention was recognised, written out or not"),
     (
         lambda o: FoldBatchNorm(_kept(o)),
         "writes calls on weights, which the next pass computes, or the runtime once",

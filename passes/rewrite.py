@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from staticrt.ops.quick_fakes import quick_fake
 
 
 def insert_call(
-    before: fx.Node, op: Any, args: Sequence[Any], kwargs: dict[str, Any] | None = None
+    before: fx.Node,
+    op: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any] | None = None,
+    *,
+    value: Any = None,
 ) -> fx.Node:
     """A call of `op` in front of node `before`, with the fake value that these arguments give.
 
     The model line is that of `before`. Adds no guard on symbolic sizes.
 
+    Args:
+        value: the fake value, where the caller knows it better than the op's own meta function.
+
     Raises:
         Exception: whatever `op` raises for arguments it can't take; the graph is then unchanged.
     """
     kwargs = kwargs or {}
-    value = fake_value(op, args, kwargs)
+    if value is None:
+        value = fake_value(op, args, kwargs)
     with before.graph.inserting_before(before):
         node = before.graph.call_function(op, tuple(args), kwargs)
     node.meta = {k: v for k, v in before.meta.items() if k in ("stack_trace", "nn_module_stack")}
@@ -39,6 +48,17 @@ def fake_value(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     fake_args: Any = fx.map_arg(tuple(args), lambda n: n.meta["val"])
     fake_kwargs: Any = fx.map_arg(kwargs, lambda n: n.meta["val"])
     tensors = [t for t in tree_leaves((fake_args, fake_kwargs)) if isinstance(t, torch.Tensor)]
+    with fake_mode_of(*tensors) as mode:
+        if mode is not None and all(isinstance(t, FakeTensor) for t in tensors):
+            value = quick_fake(mode, op, fake_args, fake_kwargs)
+            if value is not None:
+                return value
+        return op(*fake_args, **fake_kwargs)
+
+
+@contextlib.contextmanager
+def fake_mode_of(*tensors: torch.Tensor) -> Iterator[FakeTensorMode | None]:
+    """Run operators in the mode of these fake tensors, without gradients and new guards."""
     modes = [t.fake_mode for t in tensors if isinstance(t, FakeTensor)]
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.no_grad())
@@ -48,8 +68,4 @@ def fake_value(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             stack.enter_context(modes[0])
             if modes[0].shape_env is not None:
                 stack.enter_context(modes[0].shape_env.suppress_guards())
-            if len(modes) == len(tensors):
-                value = quick_fake(modes[0], op, fake_args, fake_kwargs)
-                if value is not None:
-                    return value
-        return op(*fake_args, **fake_kwargs)
+        yield modes[0] if modes else None

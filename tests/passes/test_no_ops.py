@@ -28,6 +28,7 @@ NO_OPS = {
     "padding by nothing": (aten.constant_pad_nd.default, ([0, 0, 0, 0], 1.0)),
     "repeat once": (aten.repeat.default, ([1, 1],)),
     "dropout in eval mode": (aten.dropout.default, (0.5, False)),
+    "dropout of nothing": (aten.dropout.default, (0.0, True)),
     "contiguous": (aten.contiguous.default, ()),
 }
 KEPT = {
@@ -66,6 +67,19 @@ def test_stays_where_it_does_something(build, name):
         return (call(graph, aten.neg.default, call(graph, op, x, *args, **kwargs)),)
 
     assert not build(body, [x]).run(RemoveNoOps()).changed
+
+
+@pytest.mark.parametrize("op", [aten.add.Tensor, aten.sub.Tensor])
+@pytest.mark.parametrize(
+    ("dtype", "number", "goes"), [(torch.int64, 0, 1), (torch.int64, 0.0, 0), (torch.bool, 0, 0)]
+)
+def test_integers_have_one_zero(build, op, dtype, number, goes):
+    def body(graph, x):
+        return (call(graph, aten.mul.Tensor, call(graph, op, call(graph, aten.mul.Tensor, x, x), number), 2),)
+
+    if op is aten.sub.Tensor and dtype == torch.bool:
+        return
+    assert build(body, [torch.tensor([0, 1, 1]).to(dtype)]).run(RemoveNoOps()).count == goes
 
 
 @pytest.mark.parametrize("name", NO_OPS)
