@@ -20,20 +20,13 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from staticrt.ops.facts import Tolerance
 from staticrt.passes.aliasing import AliasInfo
-from staticrt.passes.attention_masks import (
-    HIDING,
-    chosen,
-    hides_future,
-    is_causal,
-    literal,
-    never_hides_fully,
-)
+from staticrt.passes.attention_masks import HIDING, chosen, literal
 from staticrt.passes.base import GraphPass, PassResult, each_node, register_pass, tensor_meta
 from staticrt.passes.canonical_views import PERMUTE, PERMUTING, RESHAPE, permutation
+from staticrt.passes.combine_masks import Masks, MaskStep, fake_like
 from staticrt.passes.effects import named_argument
 from staticrt.passes.rewrite import fake_mode_of, insert_call
 from staticrt.passes.symbols import known_equal, known_equal_all, same_meta
@@ -47,15 +40,6 @@ SCALINGS = frozenset({*MULTIPLY, aten.div.Tensor, aten.div.Scalar})
 COPIES = frozenset({aten.clone.default, aten.contiguous.default})
 
 
-@dataclass(frozen=True)
-class _Step:
-    """What the scores went through: `mask` added, or replaced by `value` where `mask` is `when`."""
-
-    mask: fx.Node
-    value: float | None = None  # None: added
-    when: bool = True
-
-
 @dataclass
 class _Attention:
     """One attention that ends in `product`; `keys` is [..., depth, keys], its steps innermost first."""
@@ -66,7 +50,7 @@ class _Attention:
     v: fx.Node
     scores: torch.Tensor
     scalings: list[fx.Node] = field(default_factory=list)
-    steps: list[_Step] = field(default_factory=list)
+    steps: list[MaskStep] = field(default_factory=list)
 
     def read(self) -> list[fx.Node]:
         return [self.q, self.keys, self.v, *(step.mask for step in self.steps)]
@@ -94,7 +78,7 @@ class FuseAttention(GraphPass):
         if not found:
             return PassResult(gm, changed=False)
         aliases = AliasInfo(gm)
-        masks = _Masks()
+        masks = Masks()
         count = 0
         for match in found:
             if not any(aliases.is_written(n) for n in match.read()):
@@ -117,7 +101,7 @@ def _match(product: fx.Node) -> _Attention | None:
     # softmax(x, dtype=...) of another dtype also rounds elsewhere
     if scores is None or scores.dtype != rows.dtype or not isinstance(v, fx.Node):
         return None
-    steps: list[_Step] = []
+    steps: list[MaskStep] = []
     while (step := _step(at, scores)) is not None:
         steps.insert(0, step[0])
         at = step[1]
@@ -146,14 +130,14 @@ def _is_number(value: Any) -> bool:
     return number is not None and number != 0 and math.isfinite(number) and not isinstance(value, bool)
 
 
-def _step(node: Any, scores: torch.Tensor) -> tuple[_Step, fx.Node] | None:
+def _step(node: Any, scores: torch.Tensor) -> tuple[MaskStep, fx.Node] | None:
     """(what `node` does to the scores, the scores before), if it applies a mask."""
     if not _is_inner(node) or node.kwargs or scores.dtype not in (torch.float32, torch.float64):
         return None
     if node.target is aten.add.Tensor:
         for inner, mask in (node.args, node.args[::-1]):
             if _is_scores(inner, scores) and _is_mask(mask, scores, scores.dtype) and mask is not inner:
-                return _Step(mask), inner
+                return MaskStep(mask), inner
         return None
     parts = chosen(node)
     if parts is None or not _is_mask(parts[0], scores, torch.bool):
@@ -161,7 +145,7 @@ def _step(node: Any, scores: torch.Tensor) -> tuple[_Step, fx.Node] | None:
     for inner, other, when in ((parts[2], parts[1], True), (parts[1], parts[2], False)):
         value = literal(other)
         if value is not None and value <= HIDING and _is_scores(inner, scores):
-            return _Step(parts[0], value, when), inner
+            return MaskStep(parts[0], value, when), inner
     return None
 
 
@@ -194,7 +178,7 @@ def _fits(found: _Attention) -> bool:
     return all(isinstance(n, int) and n == 1 for n in (q.stride(-1), keys.stride(-2), v.stride(-1)))
 
 
-def _replace(match: _Attention, masks: _Masks) -> bool:
+def _replace(match: _Attention, masks: Masks) -> bool:
     product = match.product
     rank = match.scores.dim()
     before = tensor_meta(product)
@@ -202,7 +186,7 @@ def _replace(match: _Attention, masks: _Masks) -> bool:
     operands = [match.q, k, match.v]
     if rank == 3:
         operands = [insert_call(product, aten.unsqueeze.default, (n, 1)) for n in operands]
-    mask, causal, hidden = masks.of(match)
+    mask, causal, hidden = masks.of(match.steps, match.scores, product)
     kwargs: dict[str, Any] = {"scale": _scale(match.scalings, product)}
     args = (*operands, *((mask, 0.0, causal) if mask is not None or causal else ()))
     value, surely = _result(*operands)
@@ -211,7 +195,7 @@ def _replace(match: _Attention, masks: _Masks) -> bool:
         fused = insert_call(product, aten.contiguous.default, (fused,), value=value)
     if hidden is not None:
         args = (hidden, math.nan, fused)
-        fused = insert_call(product, aten.where.ScalarSelf, args, value=_like(fused, match.scores.dtype))
+        fused = insert_call(product, aten.where.ScalarSelf, args, value=fake_like(fused, match.scores.dtype))
     if rank == 3:
         fused = insert_call(product, aten.squeeze.dim, (fused, 1))
     after = tensor_meta(fused)
@@ -309,102 +293,3 @@ def _read_without_copies(product: fx.Node, fused: fx.Node) -> None:
         for copy in copies:
             # A copy only where another kernel than expected was taken.
             copy.target, copy.kwargs = aten.contiguous.default, {}
-
-
-class _Masks:
-    """Masks as the whole op takes them, made once for all layers that share one.
-
-    Nodes are inserted before the first layer that needs them, so that later ones may read them.
-    """
-
-    def __init__(self) -> None:
-        self._made: dict[Any, tuple[fx.Node | None, bool, fx.Node | None]] = {}
-
-    def of(self, match: _Attention) -> tuple[fx.Node | None, bool, fx.Node | None]:
-        """(mask or None, whether attention is causal, rows that are hidden everywhere or None)."""
-        if not match.steps:
-            return None, False, None
-        first = match.steps[0]
-        if len(match.steps) == 1 and (
-            is_causal(first.mask) if first.value is None else hides_future(first.mask) is first.when
-        ):
-            return None, True, None
-        rank = match.scores.dim()
-        key = (rank, match.scores.dtype, *match.steps)
-        if key not in self._made:
-            self._made[key] = _build_mask(match, match.product)
-        return self._made[key]
-
-
-def _build_mask(match: _Attention, at: fx.Node) -> tuple[fx.Node, bool, fx.Node | None]:
-    dtype, rank = match.scores.dtype, match.scores.dim()
-    first = match.steps[0]
-    if len(match.steps) == 1 and first.value == -math.inf:
-        mask = _of_rank_4(first.mask, rank, at)
-        opposite = insert_call(at, aten.logical_not.default, (mask,), value=_like(mask, torch.bool))
-        shown, hidden = (opposite, mask) if first.when else (mask, opposite)
-        return shown, False, _hidden_rows(hidden, at)
-    total: fx.Node | None = None
-    for step in match.steps:
-        mask = _of_rank_4(step.mask, rank, at)
-        if step.value is None:
-            if total is not None:
-                mask = insert_call(at, aten.add.Tensor, (total, mask), value=_broadcast(total, mask))
-            total = mask
-            continue
-        value = step.value if step.value == -math.inf else torch.finfo(dtype).min
-        if total is None:
-            total = insert_call(at, aten.full.default, ([], 0.0), {"dtype": dtype})
-        op = aten.where.ScalarSelf if step.when else aten.where.ScalarOther
-        known = _broadcast(total, mask)
-        total = insert_call(at, op, (mask, value, total) if step.when else (mask, total, value), value=known)
-    assert total is not None
-    single = len(match.steps) == 1
-    safe = single and (never_hides_fully(first.mask) if first.value is None else first.value != -math.inf)
-    if safe:
-        return total, False, None
-    hidden = insert_call(at, aten.eq.Scalar, (total, -math.inf), value=_like(total, torch.bool))
-    return total, False, _hidden_rows(hidden, at)
-
-
-def _like(node: fx.Node, dtype: torch.dtype) -> torch.Tensor:
-    """The fake result of a pointwise call; torch's own functions take milliseconds for symbolic sizes."""
-    x: torch.Tensor = node.meta["val"]
-    if x.dtype == dtype:
-        return x
-    with fake_mode_of(x):
-        return x.new_empty_strided(x.shape, x.stride(), dtype=dtype)
-
-
-def _broadcast(a: fx.Node, b: fx.Node) -> torch.Tensor:
-    """The fake result, of a's dtype, of a pointwise call on two tensors."""
-    x, y = a.meta["val"], b.meta["val"]
-    shape = list(x.shape if x.dim() >= y.dim() else y.shape)
-    for d in range(1, min(x.dim(), y.dim()) + 1):
-        shape[-d] = y.shape[-d] if known_equal(x.shape[-d], 1) else x.shape[-d]
-    with fake_mode_of(x):
-        made: torch.Tensor = x.new_empty(shape)
-    return made
-
-
-def _of_rank_4(mask: fx.Node, rank: int, at: fx.Node) -> fx.Node:
-    """A mask of scores of rank 3 or 4 for scores [batch, heads, rows, keys]."""
-    dims = mask.meta["val"].dim()
-    if rank == 3 and dims == 3:
-        return insert_call(at, aten.unsqueeze.default, (mask, 1))
-    while dims in (1, 3):
-        mask = insert_call(at, aten.unsqueeze.default, (mask, 0))
-        dims += 1
-    return mask
-
-
-def _hidden_rows(hidden: fx.Node, at: fx.Node) -> fx.Node:
-    """Rows of which every key is hidden: bool [..., rows, 1]. Without keys there are none."""
-    meta = hidden.meta["val"]
-    with fake_mode_of(meta):
-        value = meta.new_empty([*meta.shape[:-1], 1])
-    rows = insert_call(at, aten.all.dim, (hidden, -1, True), value=value)
-    if statically_known_true(meta.shape[-1] > 0):
-        return rows
-    some = insert_call(at, aten.any.dim, (hidden, -1, True), value=value)
-    return insert_call(at, aten.logical_and.default, (rows, some), value=value)

@@ -22,6 +22,7 @@ from staticrt.passes.fold_constants import FoldConstants
 from staticrt.passes.functional import FunctionaliseInPlace
 from staticrt.passes.fuse_attention import FuseAttention
 from staticrt.passes.fuse_norms import FuseNorms
+from staticrt.passes.merge_pieces import MergePieces
 from staticrt.passes.merge_sizes import MergeSizes
 from staticrt.passes.no_ops import RemoveNoOps
 from staticrt.passes.share_heads import ShareHeads
@@ -64,6 +65,7 @@ PIPELINE: tuple[tuple[Callable[[PipelineOptions], GraphPass], str], ...] = (
     (lambda o: MergeSizes(), "before views are compared: equal sizes become one node or a literal"),
     (lambda o: RemoveNoOps(inference=o.inference), "before patterns are sought: detach and clone hide them"),
     (lambda o: CanonicalViews(), "after no-ops went, chains of views are next to each other"),
+    (lambda o: MergePieces(), "on canonical views; pieces that are selected alike become equal calls"),
     (lambda o: MergeEqualCalls(), "equal values have equal arguments only after the passes above"),
     (lambda o: FuseNorms(), "as the next one, on graphs without no-op casts in between"),
     (lambda o: FuseAttention(), "on canonical transposes; before folding, which only shortens its operands"),

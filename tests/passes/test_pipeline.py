@@ -9,6 +9,7 @@ import torch
 from torch import fx, nn
 
 from staticrt.errors import OptionError, PassError
+from staticrt.ops.facts import BITWISE
 from staticrt.passes import (
     GraphPass,
     PassResult,
@@ -17,7 +18,6 @@ from staticrt.passes import (
     register_pass,
     run_pipeline,
 )
-from staticrt.ops.facts import BITWISE
 from staticrt.passes.base import registered_passes
 from staticrt.passes.differential import Comparison
 
