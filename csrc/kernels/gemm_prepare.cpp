@@ -98,14 +98,6 @@ bool batch_strides(const TensorMeta& t, const TensorMeta& out, int64_t (&batch)[
   return true;
 }
 
-std::optional<PreparedCall> finish(MatmulShape& s, PrepareRequest& request) {
-  s.is_double = request.outs[0].meta.dtype == ScalarType::Double;
-  s.num_threads = request.num_threads;
-  s.deterministic = request.deterministic;
-  tidy(s);
-  return prepare_matmul(s, request);
-}
-
 // All tensors of one floating dtype.
 bool one_dtype(const PrepareRequest& request) {
   const ScalarType dtype = request.outs[0].meta.dtype;
@@ -122,7 +114,20 @@ double number_or(const PrepareRequest& request, size_t i, double otherwise) {
   return request.args[i].value.toScalar().toDouble();
 }
 
+std::optional<PreparedCall> finish(MatmulShape& s, PrepareRequest& request) {
+  s.is_double = request.outs[0].meta.dtype == ScalarType::Double;
+  s.num_threads = request.num_threads;
+  s.deterministic = request.deterministic;
+  tidy(s);
+  return prepare_matmul(s, request);
+}
+
 }  // namespace
+
+std::optional<PreparedCall> prepare_product(MatmulShape shape, PrepareRequest& request) {
+  if (!one_dtype(request)) return std::nullopt;
+  return finish(shape, request);
+}
 
 SRT_PREPARE("aten::linear", prepare_linear) {
   if (!one_dtype(request)) return std::nullopt;
