@@ -37,8 +37,8 @@ struct MatmulShape {
 // is taken; the rest of it is not read.
 std::optional<PreparedCall> prepare_matmul(MatmulShape shape, PrepareRequest& request);
 
-// The same with what the request says of dtype, threads and determinism, and with strides of dims of one element
-// put right; nullopt also unless all its tensors are of one floating dtype.
+// The same with what the request says of dtype, threads and determinism, and with strides of dims of one
+// element put right; nullopt also unless all its tensors are of one floating dtype.
 std::optional<PreparedCall> prepare_product(MatmulShape shape, PrepareRequest& request);
 
 // Nanoseconds spent so far in this process on measuring routes.
