@@ -8,11 +8,13 @@ Below autograd a composite operator reaches the tracer undecomposed. It stays wh
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from staticrt.frontend import autocast
 from staticrt.frontend.reasons import CannotCapture
 
 aten = torch.ops.aten
@@ -39,7 +41,15 @@ def kind(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Kind:
         return Kind.KEEP if not args[5] or args[3] is None else Kind.PLAIN  # training: see rewrite()
     if func is aten.instance_norm.default:
         return Kind.KEEP if args[3] is None else Kind.EXPAND
+    if found is Kind.KEEP and autocast.is_on() and not _has_casts(func):
+        return Kind.EXPAND  # autocast casts for the operators inside it (lstm, einsum)
     return found
+
+
+@functools.cache
+def _has_casts(func: Any) -> bool:
+    """Whether autocast on CPU knows the operator itself: its arguments then have been cast."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "AutocastCPU"))
 
 
 def _classify(func: Any) -> Kind:

@@ -19,7 +19,7 @@ from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from staticrt.frontend import composites
+from staticrt.frontend import autocast, composites
 from staticrt.frontend.reasons import CannotCapture, stack_trace
 from staticrt.frontend.symbols import SymbolNodes
 from staticrt.frontend.watch import Watcher
@@ -233,7 +233,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._expand(func, args, kwargs)
         special = composites.rewrite(func, args)
         if special is not None:
-            with self:
+            with self, autocast.for_parts():
                 return special(self, *args, **kwargs)
         fake_args = self._fake(args)
         fake_kwargs = self._fake(kwargs)
@@ -263,7 +263,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._record(func, fake_args, fake_kwargs, out, known)
 
     def _expand(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with self:
+        with self, autocast.for_parts():
             out = func.decompose(*args, **kwargs)
         if out is NotImplemented:
             raise CannotCapture(f"operator {func} has no decomposition")

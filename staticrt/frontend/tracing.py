@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from staticrt.frontend import autocast
 from staticrt.frontend.reasons import CannotCapture
 
 # One capture at a time: some of this state belongs to the whole process.
@@ -102,6 +103,15 @@ def _refuse_nested_batch() -> bool:
                 "nn.TransformerEncoder makes a nested tensor of a padded batch; enable_nested_tensor=False compiles",
                 even_in_parts=True,
             )
+    layers = (torch.nn.TransformerEncoderLayer, torch.nn.MultiheadAttention)
+    if torch.is_autocast_enabled("cpu") and asker.f_code in [layer.forward.__code__ for layer in layers]:
+        module = asker.f_locals["self"]
+        if not module.training and not torch.is_grad_enabled():
+            raise CannotCapture(
+                f"nn.{type(module).__name__} takes a fused path under autocast, whose dtypes are its own; "
+                "torch.backends.mha.set_fastpath_enabled(False) compiles",
+                even_in_parts=True,
+            )
     return False
 
 
@@ -136,6 +146,7 @@ def tracing(oblivious: bool) -> Iterator[None]:
     torch.set_autocast_cache_enabled(False)
     try:
         with (
+            autocast.noted(),
             _config.patch(backed_size_oblivious=oblivious),  # type: ignore[attr-defined]
             torch.inference_mode(False),
             torch.set_grad_enabled(grad),
