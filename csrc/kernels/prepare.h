@@ -102,6 +102,22 @@ struct PrepareRequest {
 inline constexpr int kRan = 0;
 inline constexpr int kRedo = 1;
 
+// The output at base `output` may lie in the bytes of the input at base `input`, where both have equal
+// extents: each element is read before it is written, and no other of that input's elements is read later.
+struct Reuse {
+  uint32_t input = 0;
+  uint32_t output = 0;
+};
+
+// All that the call does with the tensor at base `input` is to copy its bytes to a run of the output's. If
+// they lie there already, it leaves them alone.
+struct Slice {
+  uint32_t input = 0;
+  uint32_t output = 0;
+  int64_t offset_bytes = 0;  // of the run, from the output's first byte
+  int64_t size_bytes = 0;
+};
+
 struct PreparedCall {
   // workspace: at least workspace_bytes, or null if 0. Must not throw, allocate, or keep anything.
   // Returns kRan, or kRedo if the values need eager's error (an index out of range, an integer divided by
@@ -110,6 +126,11 @@ struct PreparedCall {
   int (*run)(const void* params, char* const* bases, char* workspace) = nullptr;
   std::shared_ptr<const void> params;
   std::string_view route;  // the kernel chosen, for explain() and profiles: "sgemm", "tile loop"
+  // What a plan may make of the operands' bytes. A call that may return kRedo allows no reuse: the node would
+  // then run again, on its own results.
+  std::vector<Reuse> reuses;
+  // Empty, or all inputs of which the output is made: if each lies in its place, nothing is left to do.
+  std::vector<Slice> slices;
 };
 
 // nullopt: not for these shapes or dtypes; the node then runs its out variant.

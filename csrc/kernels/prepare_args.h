@@ -88,4 +88,21 @@ PreparedCall call_with(F f, std::string_view route) {
   return call;
 }
 
+// The same, where every element of the first output is computed after the last time that another element of
+// the first argument is read.
+template <class F>
+PreparedCall call_in_place(F f, std::string_view route, const PrepareRequest& request) {
+  PreparedCall call = call_with(std::move(f), route);
+  const TensorOperand& x = request.args[0].tensors[0];
+  const TensorOperand& out = request.outs[0];
+  int reads = 0;
+  for (const auto& arg : request.args) {
+    for (const TensorOperand& t : arg.tensors) reads += t.meta.defined() && t.where.base == x.where.base;
+  }
+  const bool same_places = x.meta.dtype == out.meta.dtype && x.meta.strides == out.meta.strides &&
+                           x.where.offset_bytes == out.where.offset_bytes;
+  if (reads == 1 && same_places) call.reuses.push_back({x.where.base, out.where.base});
+  return call;
+}
+
 }  // namespace staticrt

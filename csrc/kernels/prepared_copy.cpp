@@ -76,6 +76,8 @@ std::optional<PreparedCall> concatenate(PrepareRequest& request, bool stack) {
   for (size_t k = d + 1; k < out.meta.sizes.size(); ++k) inner *= out.meta.sizes[k];
   c.out_row = inner * out.meta.sizes[d];
   int64_t at = 0;
+  std::vector<Slice> slices;
+  bool starts_at_its_base = true;
   for (const TensorOperand& t : sources) {
     if (!t.meta.defined() || t.meta.dtype != out.meta.dtype || !t.meta.is_contiguous()) return std::nullopt;
     if (!stack && t.meta.sizes.size() == 1 && t.meta.sizes[0] == 0)
@@ -83,10 +85,14 @@ std::optional<PreparedCall> concatenate(PrepareRequest& request, bool stack) {
     if (!stack && t.meta.sizes.size() != out.meta.sizes.size()) return std::nullopt;
     const int64_t bytes = stack ? inner : inner * t.meta.sizes[d];
     if (bytes > 0) c.pieces.push_back({t.where, at, bytes});
+    if (bytes > 0 && c.rows == 1) slices.push_back({t.where.base, out.where.base, at, bytes});
+    starts_at_its_base &= t.where.offset_bytes == 0;
     at += bytes;
   }
   if (at != c.out_row) return std::nullopt;
-  return call_with(std::move(c), "memcpy");
+  PreparedCall call = call_with(std::move(c), "memcpy");
+  if (starts_at_its_base) call.slices = std::move(slices);
+  return call;
 }
 
 }  // namespace

@@ -53,7 +53,7 @@ std::optional<PreparedCall> prepare_layer_norm(PrepareRequest& request) {
   const MaybeOperand w = maybe(weight);
   const MaybeOperand b = maybe(bias);
   const int threads = request.num_threads;
-  return call_with(
+  return call_in_place(
       [=](char* const* bases, char*) {
         const RowKernels& kernels = row_kernels();
         const float* in = floats(from, bases);
@@ -70,7 +70,7 @@ std::optional<PreparedCall> prepare_layer_norm(PrepareRequest& request) {
         });
         return kRan;
       },
-      "rows");
+      "rows", request);
 }
 
 }  // namespace
@@ -100,7 +100,7 @@ static std::optional<PreparedCall> rms_norm_with(PrepareRequest& request) {
   const Operand rstds = native ? request.outs[1].where : Operand{};
   const MaybeOperand w = maybe(weight);
   const int threads = request.num_threads;
-  return call_with(
+  return call_in_place(
       [=](char* const* bases, char*) {
         const RowKernels& kernels = row_kernels();
         const float* in = floats(from, bases);
@@ -113,7 +113,7 @@ static std::optional<PreparedCall> rms_norm_with(PrepareRequest& request) {
         });
         return kRan;
       },
-      "rows");
+      "rows", request);
 }
 
 SRT_PREPARE("aten::rms_norm", prepare_rms_norm) {
@@ -148,7 +148,7 @@ static std::optional<PreparedCall> group_norm_with(PrepareRequest& request, int6
   const MaybeOperand w = maybe(weight);
   const MaybeOperand b = maybe(bias);
   const int threads = request.num_threads;
-  return call_with(
+  return call_in_place(
       [=](char* const* bases, char*) {
         const RowKernels& kernels = row_kernels();
         const int64_t n = each * pixels;
@@ -171,7 +171,7 @@ static std::optional<PreparedCall> group_norm_with(PrepareRequest& request, int6
         });
         return kRan;
       },
-      "rows");
+      "rows", request);
 }
 
 // group_norm(input, num_groups, weight, bias, eps, cudnn_enabled)
@@ -218,7 +218,7 @@ static std::optional<PreparedCall> batch_norm_with(PrepareRequest& request, size
   const MaybeOperand b = maybe(bias);
   const int threads = request.num_threads;
   request.workspace_bytes = 2 * channels * static_cast<int64_t>(sizeof(float));
-  return call_with(
+  return call_in_place(
       [=](char* const* bases, char* workspace) {
         const RowKernels& kernels = row_kernels();
         auto* scale = reinterpret_cast<float*>(workspace);
@@ -243,7 +243,7 @@ static std::optional<PreparedCall> batch_norm_with(PrepareRequest& request, size
         }
         return kRan;
       },
-      planes ? "planes" : "pixels");
+      planes ? "planes" : "pixels", request);
 }
 
 SRT_PREPARE("aten::_native_batch_norm_legit_no_training", prepare_batch_norm_no_training) {

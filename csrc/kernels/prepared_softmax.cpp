@@ -60,7 +60,7 @@ std::optional<PreparedCall> prepare_softmax(PrepareRequest& request, bool log) {
   if (b.inner == 1) {
     const int threads = request.num_threads;
     const auto row = log ? row_kernels().log_softmax : row_kernels().softmax;
-    return call_with(
+    return call_in_place(
         [=](char* const* bases, char*) {
           const float* in = floats(from, bases);
           float* result = floats_out(to, bases);
@@ -68,10 +68,10 @@ std::optional<PreparedCall> prepare_softmax(PrepareRequest& request, bool log) {
                    [&](int64_t o) { row(result + o * b.middle, in + o * b.middle, b.middle); });
           return kRan;
         },
-        "rows");
+        "rows", request);
   }
   request.workspace_bytes = 3 * b.inner * static_cast<int64_t>(sizeof(float));
-  return call_with(ColumnSoftmax{from, to, b, log}, "columns");
+  return call_in_place(ColumnSoftmax{from, to, b, log}, "columns", request);
 }
 
 }  // namespace

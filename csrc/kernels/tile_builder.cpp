@@ -277,6 +277,9 @@ Reg TileBuilder::binary(Prim prim, Reg a, Reg b, ScalarType dtype, const c10::Sc
   b = exact(b);
   if (a.single && b.single) a = vector_of(a);
   const int form = b.single ? 1 : a.single ? 2 : 0;
+  const bool divides =
+      prim == Prim::kDivTrunc || prim == Prim::kDivFloor || prim == Prim::kFmod || prim == Prim::kRemainder;
+  may_redo_ |= divides && a.cls() == TileClass::kI64;
   return emit(tile_prims().op[static_cast<int>(prim)][index_of(a.cls())][form], {a, b, {}}, dtype,
               {imm_of(imm, a.cls()), Imm{}, Imm{}}, tile_class_of(dtype) == TileClass::kBool);
 }
@@ -365,6 +368,46 @@ void TileBuilder::forward_stores() {
   }
 }
 
+// Both have the same elements at the same offsets, and no step reads the operand after one wrote the output.
+bool TileBuilder::may_take_bytes(int output, int operand) const {
+  const Declared& out = operands_[output];
+  const Declared& in = operands_[operand];
+  const auto bytes = [](const Declared& o) { return c10::elementSize(o.meta.dtype); };
+  if (out.where.offset_bytes != in.where.offset_bytes || bytes(out) != bytes(in) || in.layout != out.layout)
+    return false;
+  for (int d = 0; d < program_->num_dims; ++d) {
+    if (out.byte_strides[d] != in.byte_strides[d] || out.byte_strides[d] == 0) return false;
+  }
+  bool is_written = false;
+  for (const Step& step : steps_) {
+    for (const int v : step.operands) {
+      if (is_written && v >= 0 && values_[v].kind == Virtual::Kind::kOperand && values_[v].operand == operand)
+        return false;
+    }
+    is_written |= values_[step.dst].kind == Virtual::Kind::kOperand && values_[step.dst].operand == output;
+  }
+  return true;
+}
+
+void TileBuilder::find_reuses() {
+  if (may_redo_) return;
+  for (size_t in = 0; in < operands_.size(); ++in) {
+    if (operands_[in].is_output) continue;
+    for (size_t out = 0; out < operands_.size(); ++out) {
+      if (!operands_[out].is_output) continue;
+      bool all = true;  // that are read of these bytes
+      for (size_t other = 0; other < operands_.size(); ++other) {
+        if (!operands_[other].is_output && operands_[other].where.base == operands_[in].where.base)
+          all &= may_take_bytes(static_cast<int>(out), static_cast<int>(other));
+      }
+      const Reuse reuse{operands_[in].where.base, operands_[out].where.base};
+      const auto same = [&](const Reuse& r) { return r.input == reuse.input && r.output == reuse.output; };
+      auto& found = program_->reuses;
+      if (all && std::none_of(found.begin(), found.end(), same)) found.push_back(reuse);
+    }
+  }
+}
+
 // Linear scan: a buffer is free again after its value's last use. Gathered values are live from the start,
 // scattered ones to the end.
 bool TileBuilder::assign_slots(int64_t* slot_bytes, int* num_slots) {
@@ -405,6 +448,7 @@ bool TileBuilder::assign_slots(int64_t* slot_bytes, int* num_slots) {
 
 std::shared_ptr<TileProgram> TileBuilder::finish() {
   forward_stores();
+  find_reuses();
   int64_t slot_bytes = 0;
   int num_slots = 0;
   assign_slots(&slot_bytes, &num_slots);

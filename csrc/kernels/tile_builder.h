@@ -89,6 +89,8 @@ class TileBuilder {
   Reg emit(PrimFn fn, std::array<Reg, 3> operands, at::ScalarType dtype, std::array<Imm, 3> imm, bool exact);
   bool overlaps(int output, int operand) const;
   void forward_stores();
+  void find_reuses();
+  bool may_take_bytes(int output, int operand) const;
   bool assign_slots(int64_t* slot_bytes, int* num_slots);
 
   Ints sizes_;
@@ -101,6 +103,7 @@ class TileBuilder {
   std::vector<Move> scatters_;
   std::map<int, Reg> rounded_;
   std::map<int, Reg> filled_;
+  bool may_redo_ = false;
   std::shared_ptr<TileProgram> program_;
 };
 

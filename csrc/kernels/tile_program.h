@@ -57,6 +57,7 @@ struct TileProgram {
   std::vector<std::array<int64_t, kMaxTileDims>> byte_strides;  // of each value, per dim
   std::vector<uint16_t> moving;                                 // values whose root changes from row to row
   int num_threads = 1;
+  std::vector<Reuse> reuses;
 };
 
 // What runs it; picks the leanest of three loops.

@@ -220,6 +220,7 @@ std::shared_ptr<SingleStep> single_step(const TileProgram& p, bool* any_constant
 
 PreparedCall make_tile_call(std::shared_ptr<TileProgram> program) {
   PreparedCall call;
+  call.reuses = program->reuses;
   if (program->numel == 0) {
     call.run = &run_nothing;
     call.params = std::move(program);
