@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from staticrt import executable
+from staticrt import donation, executable
 from staticrt.branches import MAX_BRANCHES, OtherDecision, run_decided
 from staticrt.errors import CaptureError, LoweringError, PassError
 from staticrt.fast_path import FastPath
@@ -114,10 +114,19 @@ class Engine:
         self._untrainable = ""
         self._part_calls = 0
         self.fast = FastPath(self)
+        if not part:
+            donation.check_names(function, options.donate)
 
     # -- calls -------------------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.options.donate and not self._is_part:
+            if torch.is_grad_enabled() and self._wants_gradients():
+                raise donation.needs_gradients(self.options.donate)
+            return donation.call(self._call, self.function, self.options.donate, args, kwargs)
+        return self._call(*args, **kwargs)
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
         reason = eager_reason()
         if reason is not None:
             return self._run_eagerly(args, kwargs, reason)
@@ -328,6 +337,8 @@ class Engine:
             if torch.is_grad_enabled() and any(value.requires_grad for value in captured.values):
                 raise CannotCapture("the result may need gradients of a tensor that is no argument")
             built = self._executable(captured)
+        except donation.WrittenDonation:
+            raise
         except (PassError, LoweringError) as error:
             if self.options.executor == "static":
                 raise
@@ -357,11 +368,15 @@ class Engine:
         return step_of(self.options.graphs, args)
 
     def _executable(self, captured: CapturedGraph) -> executable.Executable:
+        if not self._is_part:
+            executable.donated_inputs(captured, self.options.donate)
         built = executable.build(
             captured,
             self.options.executor,
             freeze=self.options.freeze,
             accelerators=self.options.accelerators,
+            # A graph that data may stop runs again as another one, on the same arguments.
+            donate=() if self._is_part or captured.decided else self.options.donate,
             **self.options.runtime(),
         )
         if self.options.graphs is False:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import fx
 
+from staticrt.donation import WrittenDonation, argument_of
 from staticrt.errors import LoweringError
 from staticrt.frontend.graph import CapturedGraph
 from staticrt.lowering import lower
@@ -79,6 +80,7 @@ class StaticExecutable:
         passes: bool = True,
         freeze: bool | None = None,
         accelerators: str | None = None,
+        donate: Sequence[str] = (),
         **options: Any,
     ) -> None:
         # The general path computes everything in every call, and an accelerator keeps weights itself: there,
@@ -94,7 +96,11 @@ class StaticExecutable:
         lowered = lower(captured.module)
         self.program = lowered.program
         self.native = _C.Executable(
-            lowered.program, weights=weights, check_weights=freeze is not True, **options
+            lowered.program,
+            weights=weights,
+            check_weights=freeze is not True,
+            donated=donated_inputs(captured, donate),
+            **options,
         )
         self.outputs = lowered.outputs
         names = [spec.name if spec.kind == "user" and calls_prepared else "" for spec in captured.inputs]
@@ -142,6 +148,28 @@ def _cut_islands(captured: CapturedGraph, choice: str | None) -> tuple[Islands |
 def _weights(captured: CapturedGraph) -> list[int]:
     """Indices of the inputs that are the model's own tensors and not written by the graph."""
     return [i for i, spec in enumerate(captured.inputs) if spec.kind != "user" and not spec.mutated]
+
+
+def donated_inputs(captured: CapturedGraph, names: Sequence[str]) -> list[tuple[int, str]]:
+    """Indices and names of the placeholders whose bytes the caller gives up.
+
+    Args:
+        names: of arguments, as in the function's signature; a container stands for every tensor in it.
+
+    Raises:
+        WrittenDonation: the graph writes one of them, so that its new contents are a result.
+    """
+    found = []
+    for index, spec in enumerate(captured.inputs):
+        if spec.kind != "user" or argument_of(spec.name) not in names:
+            continue
+        if spec.mutated:
+            raise WrittenDonation(
+                f"cannot donate {spec.name!r}: the model writes it, so its new contents are a result",
+                fix="leave it out of donate=",
+            )
+        found.append((index, spec.name))
+    return found
 
 
 def _known(captured: CapturedGraph, weights: Sequence[int]) -> PipelineOptions:

@@ -151,6 +151,20 @@ OPTIONS: tuple[Option, ...] = (
         "None: what is made of weights alone (packed, folded) is kept, and made anew when they change. "
         "True: weights never change after the first call. False: nothing is kept.",
     ),
+    Option(
+        "donate",
+        (str, tuple, list),
+        (),
+        "Arguments that the caller gives up with each call, by name: their bytes hold values of the run or a result, "
+        "and every later use of them raises.",
+    ),
+    Option(
+        "inter_op_threads",
+        (int,),
+        1,
+        "Threads that run independent kernels of one call beside each other; each then has a share of torch's threads.",
+        minimum=1,
+    ),
     Option("deterministic", (bool,), False, "Choose kernels by rule instead of by measuring."),
     Option(
         "verify",
@@ -170,6 +184,7 @@ _RUNTIME = (
     "deterministic",
     "poison",
     "verify",
+    "inter_op_threads",
 )
 _BY_NAME = {option.name: option for option in OPTIONS}
 
@@ -223,4 +238,23 @@ def parse_options(given: Mapping[str, Any]) -> Options:
         if option.name == "graphs" and not isinstance(value, bool):
             _check_context(value)
         values[option.name] = value
+    values["donate"] = _donated(values)
     return Options(values)
+
+
+def _donated(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """`donate` as a tuple of names."""
+    given = values["donate"]
+    names = (given,) if isinstance(given, str) else tuple(given)
+    for name in names:
+        if not isinstance(name, str) or not name:
+            raise OptionError(
+                f"option 'donate' takes names of arguments, got {name!r} ({type(name).__name__})",
+                fix="donate=('x',)",
+            )
+    if names and values["graphs"] is not False:
+        raise OptionError(
+            "option 'donate' does not go with graphs: a recorded run reads its inputs again",
+            fix="leave out one of the two",
+        )
+    return names

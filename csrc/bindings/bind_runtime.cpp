@@ -1,9 +1,12 @@
 // Executable: flat inputs in, flat outputs out.
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include <chrono>
 
 #include "bindings/bindings.h"
+#include "common/error.h"
+#include "runtime/donation.h"
 #include "runtime/executable.h"
 
 namespace py = pybind11;
@@ -63,11 +66,18 @@ void bind_runtime(py::module_& m) {
     for (const auto& [kind, key, choice] : given) choices.push_back({kind, key, choice});
     pin_routes(choices, /*over=*/true);
   });
+  // Python's tensor object is the one holder; the caster would be another.
+  m.def("check_donatable", [](const std::string& name, py::handle tensor) {
+    SRT_CHECK(THPVariable_Check(tensor.ptr()), "cannot donate '", name, "': it is no tensor");
+    check_donatable(name, THPVariable_Unpack(tensor.ptr()), 1);
+  });
+  m.def("take_bytes", &take_bytes);
   py::class_<Executable, std::shared_ptr<Executable>>(m, "Executable")
       .def(py::init([](const std::shared_ptr<Program>& program, bool out_variants, bool optimize_memory,
                        bool cleanup_activations, bool manage_outputs, bool prepared, int64_t max_prepared,
                        bool deterministic, bool poison, bool verify, std::vector<ValueId> weights,
-                       bool check_weights) {
+                       bool check_weights, const std::vector<std::pair<ValueId, std::string>>& donated,
+                       int inter_op_threads) {
              ExecutableOptions options;
              options.bind.out_variants = out_variants;
              options.memory.optimize_memory = optimize_memory;
@@ -80,13 +90,17 @@ void bind_runtime(py::module_& m) {
              options.verify = verify;
              options.weights = std::move(weights);
              options.check_weights = check_weights;
+             for (const auto& [id, name] : donated) options.preparation.donated.push_back({id, name});
+             options.preparation.inter_op_threads = inter_op_threads;
              return std::make_shared<Executable>(program, options);
            }),
            py::arg("program"), py::kw_only(), py::arg("out_variants") = true,
            py::arg("optimize_memory") = true, py::arg("cleanup_activations") = false,
            py::arg("manage_outputs") = false, py::arg("prepared") = true, py::arg("max_prepared") = 8,
            py::arg("deterministic") = false, py::arg("poison") = false, py::arg("verify") = false,
-           py::arg("weights") = std::vector<ValueId>{}, py::arg("check_weights") = true)
+           py::arg("weights") = std::vector<ValueId>{}, py::arg("check_weights") = true,
+           py::arg("donated") = std::vector<std::pair<ValueId, std::string>>{},
+           py::arg("inter_op_threads") = 1)
       .def("run", &run)
       .def("seconds_for", &seconds_for, py::arg("inputs"), py::arg("calls"))
       .def("trim", &Executable::trim)
@@ -119,6 +133,10 @@ void bind_runtime(py::module_& m) {
                                  d["out_steps"] = s.out_steps;
                                  d["generic_steps"] = s.generic_steps;
                                  d["skipped_nodes"] = s.skipped_nodes;
+                                 d["overwrites"] = s.overwrites;
+                                 d["parts_in_place"] = s.parts_in_place;
+                                 d["donated_bytes"] = s.donated_bytes;
+                                 d["parallel_calls"] = s.parallel_calls;
                                  d["fixed_nodes"] = s.fixed_nodes;
                                  d["derived_bytes"] = s.derived_bytes;
                                  d["routes"] = program->routes();

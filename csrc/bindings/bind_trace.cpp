@@ -122,6 +122,20 @@ const char* to_string(MemoryBlock::Kind kind) {
       return "output";
     case MemoryBlock::Kind::kUnmanaged:
       return "unmanaged";
+    case MemoryBlock::Kind::kDonated:
+      return "donated";
+  }
+  return "";
+}
+
+const char* to_string(MemoryBlock::Sharing sharing) {
+  switch (sharing) {
+    case MemoryBlock::Sharing::kNone:
+      return "";
+    case MemoryBlock::Sharing::kOverwrites:
+      return "over";
+    case MemoryBlock::Sharing::kPartOf:
+      return "part of";
   }
   return "";
 }
@@ -130,7 +144,7 @@ py::list blocks_of(const PreparedProgram& program) {
   py::list blocks;
   for (const MemoryBlock& block : program.blocks())
     blocks.append(py::make_tuple(to_string(block.kind), block.id, block.begin, block.end, block.size_bytes,
-                                 block.offset_bytes));
+                                 block.offset_bytes, to_string(block.sharing), block.shares_with));
   return blocks;
 }
 
@@ -140,6 +154,14 @@ py::list steps_of(const PreparedProgram& program) {
   for (const Step& step : program.steps())
     steps.append(py::make_tuple(program.nodes_of(step), program.route_of(step), step.value));
   return steps;
+}
+
+// Steps that run beside each other: first, count.
+py::list regions_of(const PreparedProgram& program) {
+  py::list regions;
+  for (const ParallelRegion& region : program.regions())
+    regions.append(py::make_tuple(region.first, region.count));
+  return regions;
 }
 
 // Per value: tensor or not, stable, (dtype, sizes, strides), owner, whether it is an input or a constant.
@@ -166,6 +188,10 @@ py::dict stats_of(const PreparedProgram& program) {
   d["out_steps"] = s.out_steps;
   d["generic_steps"] = s.generic_steps;
   d["skipped_nodes"] = s.skipped_nodes;
+  d["overwrites"] = s.overwrites;
+  d["parts_in_place"] = s.parts_in_place;
+  d["donated_bytes"] = s.donated_bytes;
+  d["parallel_calls"] = s.parallel_calls;
   return d;
 }
 
@@ -194,6 +220,7 @@ void bind_trace(py::module_& m) {
   py::class_<PreparedProgram, std::shared_ptr<PreparedProgram>>(m, "PreparedProgram")
       .def_property_readonly("blocks", &blocks_of)
       .def_property_readonly("steps", &steps_of)
+      .def_property_readonly("regions", &regions_of)
       .def_property_readonly("values", &values_of)
       .def_property_readonly("stats", &stats_of)
       .def_property_readonly("num_threads",

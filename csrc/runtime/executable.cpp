@@ -3,10 +3,12 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "common/error.h"
 #include "program/program_call.h"
 #include "runtime/arena_memory.h"
+#include "runtime/donation.h"
 #include "runtime/general_path.h"
 #include "runtime/run_state.h"
 #include "runtime/trace.h"
@@ -34,10 +36,16 @@ Executable::Executable(std::shared_ptr<const Program> program, const ExecutableO
   // The general path then only serves misses: its bytes must not lie idle beside the arena.
   options_.memory.cleanup_activations |= options_.prepared;
   written_inputs_ = find_written_inputs();
+  for (const auto& [id, name] : options_.preparation.donated) {
+    SRT_CHECK(!std::binary_search(written_inputs_.begin(), written_inputs_.end(), id), "cannot donate '",
+              name, "', which the graph writes: its new contents are a result",
+              "\n  fix: leave it out of donate=");
+  }
   const Program& p = *bound_.program;
   ExecutableOptions of_bodies = options;
   of_bodies.manage_outputs = false;  // a body's outputs are its node's values
   of_bodies.weights.clear();         // its inputs are values of this program
+  of_bodies.preparation.donated.clear();
   for (size_t i = 0; i < bound_.nodes.size(); ++i) {
     for (const auto& body : p.nodes()[i].bodies) {
       bound_.nodes[i].bodies.push_back(std::make_shared<Executable>(body, of_bodies));
@@ -115,12 +123,17 @@ void Executable::run(std::span<const InputView> inputs, std::vector<c10::IValue>
 
 void Executable::run_unwatched(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs) {
   const TracedRun traced(*this);
+  const std::vector<DonatedInput>& donated = options_.preparation.donated;
+  // Who calls holds the inputs in ways of its own, and has looked at them.
+  constexpr size_t kAny = std::numeric_limits<size_t>::max();
+  if (!donated.empty()) check_donated_inputs(*bound_.program, donated, inputs, kAny);
   std::unique_ptr<Frame> frame = take_frame();
   try {
     const bool ran = options_.prepared && (options_.verify ? run_both(*frame, inputs, outputs)
                                                            : run_prepared(*frame, inputs, outputs));
     if (!ran) run_general_path(*frame, inputs, outputs);
     bump_versions(inputs);
+    if (!donated.empty()) end_donation(donated, inputs, outputs);
   } catch (...) {
     give_back(std::move(frame));
     throw;
@@ -131,11 +144,14 @@ void Executable::run_unwatched(std::span<const InputView> inputs, std::vector<c1
 bool Executable::run_if_prepared(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs) {
   if (!options_.prepared || options_.verify || program_watcher() != nullptr) return false;
   TracedRun traced(*this);
+  const std::vector<DonatedInput>& donated = options_.preparation.donated;
+  if (!donated.empty()) check_donated_inputs(*bound_.program, donated, inputs, 1);
   std::unique_ptr<Frame> frame = take_frame();
   bool ran = false;
   try {
     ran = run_prepared(*frame, inputs, outputs);
     if (ran) bump_versions(inputs);
+    if (ran && !donated.empty()) end_donation(donated, inputs, outputs);
   } catch (...) {
     give_back(std::move(frame));
     throw;

@@ -35,6 +35,8 @@ void Preparation::run() {
   find_fixed();
   classify();
   settle();
+  find_slots();
+  find_regions();
   plan();
   emit();
 }
@@ -188,7 +190,7 @@ std::optional<PrepareRequest> Preparation::request_for(uint32_t index) {
   const Node& node = node_at(index);
   PrepareRequest request;
   request.op = node.op;
-  request.num_threads = result_.signature_.num_threads();
+  request.num_threads = intra_op_threads();
   request.deterministic = result_.options_.deterministic;
   const Operands op = operands_of_node(node);
   for (uint32_t i = 0; i < node.num_args; ++i) {

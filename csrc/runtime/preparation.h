@@ -1,17 +1,22 @@
 // How a recorded run becomes a prepared program (preparation*.cpp).
 //
-//   find_fixed what weights and constants alone decide: computed once, Note [Weights are constants with a
-//   version] classify   what each other node turns into: nothing, a prepared call, part of a chain, a tensor
-//   step settle     which values need a tensor in a slot, and who owns the bytes plan       offsets of all
-//   bytes that never leave a run emit       the steps, in node order
+//   find_fixed  what weights and constants alone decide: computed once,
+//               Note [Weights are constants with a version]
+//   classify    what each other node turns into: nothing, a prepared call, part of a chain, a tensor step
+//   settle      which values need a tensor in a slot, and who owns the bytes
+//   regions     which calls may run beside each other
+//   plan        offsets of all bytes that never leave a run, and what is made in place
+//   emit        the steps, in node order
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "kernels/pointwise_chain.h"
+#include "planner/sharing.h"
 #include "runtime/fixed_values.h"
 #include "runtime/prepared.h"
 
@@ -76,11 +81,36 @@ class Preparation {
   void keep_chain(const std::vector<uint32_t>& members, uint32_t first, const ChainRequest& request);
   bool is_needed_outside(ValueId result, const std::vector<uint32_t>& members) const;
 
+  // preparation_plan.cpp
+  void plan();
+  void find_donors(std::vector<planner::Spec>& specs);
+  ValueId find_heir(ValueId input) const;
+  void find_sharing();
+  void note_sharing(const planner::SharedPlan& plan);
+
+  // preparation_regions.cpp
+  struct Touched {
+    std::vector<ValueId> reads, writes;  // owners
+  };
+  // Calls that may run beside each other: nodes that their steps stand for, and per call those before it.
+  struct Region {
+    std::vector<uint32_t> units;
+    uint32_t begin = 0, end = 0;  // nodes
+    std::vector<std::vector<uint32_t>> before;
+  };
+  Touched touched_by(uint32_t index) const;
+  void find_regions();
+  void split_segment(const std::vector<uint32_t>& units);
+  void keep_region(const std::vector<uint32_t>& units, size_t first, size_t last,
+                   const std::vector<std::vector<uint32_t>>& before);
+  void emit_region(const Region& region);
+
   // preparation_emit.cpp
   void settle();
-  void plan();
+  void find_slots();
   void emit();
-  void emit_node(uint32_t index);
+  void emit_allocations(uint32_t index, uint32_t before);
+  void emit_step(uint32_t index);
   void emit_releases();
   void emit_fixed();
   void note_other_blocks();
@@ -90,6 +120,9 @@ class Preparation {
   bool is_read_in_run(ValueId owner) const;
   Plan plan_of(ValueId id) const {
     return defined_by(id) == kNoNode ? Plan::kSkip : plans_[defined_by(id)].plan;
+  }
+  int intra_op_threads() const {
+    return std::max(1, result_.signature_.num_threads() / std::max(1, result_.options_.inter_op_threads));
   }
   uint32_t defined_by(ValueId id) const { return definition_.empty() ? kNoNode : definition_[id]; }
 
@@ -111,7 +144,21 @@ class Preparation {
   std::vector<uint32_t> definition_;
   std::vector<bool> needs_slot_;
   std::vector<uint32_t> begin_, end_;
+  // Of the plan: the owners in the arena, their place among the specs, then the nodes of the workspaces.
+  std::vector<ValueId> planned_;
+  std::vector<int32_t> spec_of_;
+  std::vector<planner::Overwrite> overwrites_;
+  std::vector<planner::Copy> copies_;
+  std::vector<uint32_t> copy_nodes_;  // of each copy
   std::map<uint32_t, int64_t> workspace_offset_;
+  std::set<uint32_t> made_in_place_;  // nodes with nothing left to copy
+  std::vector<MemoryBlock> blocks_;   // of each spec
+  std::vector<planner::Loan> loans_;
+  std::vector<ValueId> lenders_;                   // of each loan
+  std::map<ValueId, ValueId> donor_of_;            // output -> the donated input whose bytes it takes
+  std::vector<std::vector<ValueId>> views_after_;  // by node
+  std::vector<Region> regions_;
+  std::map<uint32_t, size_t> region_of_;  // by the last node of a call
 };
 
 // Bytes from the first to past the last element.

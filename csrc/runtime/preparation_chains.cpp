@@ -47,7 +47,7 @@ uint32_t Preparation::prepare_chain_from(uint32_t first) {
 std::optional<ChainRequest> Preparation::chain_request(const std::vector<uint32_t>& members,
                                                        const Fusion* fusion) {
   ChainRequest request;
-  request.num_threads = result_.signature_.num_threads();
+  request.num_threads = intra_op_threads();
   request.sizes = records_[node_at(members[0]).first_output].meta.sizes;
   std::map<ValueId, uint32_t> position;
   for (uint32_t k = 0; k < members.size(); ++k) position[node_at(members[k]).first_output] = k;
@@ -179,6 +179,8 @@ bool Preparation::try_fusion(uint32_t host, const std::vector<uint32_t>& members
   NodePlan& plan = plans_[members.back()];
   plan.route = std::string(call->route) + " + tile loop";
   plan.call = std::move(*call);
+  plan.call.reuses.clear();  // an epilogue reads its operands after the call wrote the output
+  plan.call.slices.clear();
   plan.derived = derived_by(*request);
   result_.choices_.insert(result_.choices_.end(), request->choices.begin(), request->choices.end());
   plan.workspace_bytes = request->workspace_bytes;

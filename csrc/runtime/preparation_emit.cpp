@@ -1,8 +1,7 @@
-// Who needs a tensor, where bytes lie, and the steps.
+// Who needs a tensor, and the steps.
 #include <algorithm>
 
 #include "common/error.h"
-#include "planner/planner.h"
 #include "runtime/preparation.h"
 
 namespace staticrt {
@@ -57,41 +56,9 @@ void Preparation::settle() {
   }
 }
 
-void Preparation::plan() {
-  std::vector<planner::Spec> specs;
-  std::vector<ValueId> owners;
-  for (ValueId id = 0; id < program_.num_values(); ++id) {
-    if (!is_arena_owner(id)) continue;
-    specs.push_back({begin_[id], end_[id], extent_bytes(records_[id].meta)});
-    owners.push_back(id);
-  }
-  std::vector<uint32_t> workspaces;
-  for (uint32_t index = 0; index < plans_.size(); ++index) {
-    if (plans_[index].workspace_bytes == 0) continue;
-    specs.push_back({plans_[index].chain_first, index + 1, plans_[index].workspace_bytes});
-    workspaces.push_back(index);
-  }
-  const planner::Plan plan = planner::plan(specs);
-  result_.is_fixed_.assign(program_.num_values(), false);
-  for (const ValueId id : owners) result_.is_fixed_[id] = true;
-  for (size_t i = 0; i < owners.size(); ++i) {
-    result_.arena_offsets_.emplace_back(base_of(owners[i]), plan.offsets[i]);
-  }
-  for (size_t i = 0; i < workspaces.size(); ++i)
-    workspace_offset_[workspaces[i]] = plan.offsets[owners.size() + i];
-  for (size_t i = 0; i < specs.size(); ++i) {
-    const bool is_value = i < owners.size();
-    result_.blocks_.push_back({is_value ? MemoryBlock::Kind::kArena : MemoryBlock::Kind::kWorkspace,
-                               is_value ? owners[i] : workspaces[i - owners.size()],
-                               static_cast<uint32_t>(specs[i].begin), static_cast<uint32_t>(specs[i].end),
-                               specs[i].size_bytes, plan.offsets[i]});
-  }
-  result_.stats_.arena_bytes = plan.arena_bytes;
-  result_.stats_.lower_bound_bytes = plan.lower_bound;
-}
-
-void Preparation::emit() {
-  std::vector<std::vector<ValueId>> views_after(plans_.size());
+// Slots: what fills them, and after which node views are made anew.
+void Preparation::find_slots() {
+  views_after_.resize(plans_.size());
   for (ValueId id = 0; id < program_.num_values(); ++id) {
     if (!records_[id].is_tensor) {
       result_.numbers_.push_back(id);
@@ -109,21 +76,33 @@ void Preparation::emit() {
     } else if (owner != id && plans_[definition_[id]].plan == Plan::kSkip) {
       uint32_t position = definition_[id];
       if (definition_[owner] != kNoNode) position = std::max(position, plans_[definition_[owner]].chain_last);
-      views_after[position].push_back(id);
+      views_after_[position].push_back(id);
     }
   }
+}
+
+void Preparation::emit() {
   for (uint32_t index = 0; index < plans_.size(); ++index) {
     const NodePlan& plan = plans_[index];
     if (plan.plan == Plan::kFixed) {
       ++result_.stats_.fixed_nodes;
-    } else if (plan.plan == Plan::kSkip) {
+    } else if (plan.plan == Plan::kSkip || made_in_place_.count(index)) {
       ++result_.stats_.skipped_nodes;
     } else if (plan.plan == Plan::kCall && plan.chain_last != index) {
       ++result_.stats_.nodes_in_calls;
+    } else if (const auto found = region_of_.find(index); found != region_of_.end()) {
+      const Region& region = regions_[found->second];
+      // Tensors are made before the calls that may come in any order.
+      for (const uint32_t unit : region.units) {
+        if (index == region.units.front()) emit_allocations(unit, index);
+      }
+      emit_step(index);
+      if (index == region.units.back()) emit_region(region);
     } else {
-      emit_node(index);
+      emit_allocations(index, index);
+      emit_step(index);
     }
-    for (const ValueId id : views_after[index]) {
+    for (const ValueId id : views_after_[index]) {
       Step step;
       step.kind = StepKind::kView;
       step.node = index;
@@ -148,24 +127,30 @@ bool Preparation::made_by_node(ValueId id) const {
   return plan == Plan::kGeneric || plan == Plan::kUnstable;
 }
 
-void Preparation::emit_node(uint32_t index) {
+// Tensors that the call or out variant of node `index` writes outside the arena; made before node `before`.
+void Preparation::emit_allocations(uint32_t index, uint32_t before) {
   const NodePlan& plan = plans_[index];
-  if (plan.plan == Plan::kCall || plan.plan == Plan::kOut) {
-    for (uint32_t member = plan.chain_first; member <= index; ++member) {
-      if (plans_[member].plan != plan.plan || plans_[member].chain_last != index) continue;
-      for (uint32_t i = 0; i < node_at(member).num_outputs; ++i) {
-        const ValueId id = node_at(member).first_output + i;
-        if (is_arena_owner(id) || unstored_.count(id)) continue;
-        Step step;
-        step.kind = StepKind::kAllocate;
-        step.node = index;
-        step.first_node = plan.chain_first;
-        step.value = id;
-        base_of(id);
-        result_.steps_.push_back(step);
-      }
+  if (plan.plan != Plan::kCall && plan.plan != Plan::kOut) return;
+  for (uint32_t member = plan.chain_first; member <= index; ++member) {
+    if (plans_[member].plan != plan.plan || plans_[member].chain_last != index) continue;
+    for (uint32_t i = 0; i < node_at(member).num_outputs; ++i) {
+      const ValueId id = node_at(member).first_output + i;
+      if (is_arena_owner(id) || unstored_.count(id)) continue;
+      Step step;
+      step.kind = StepKind::kAllocate;
+      step.node = before;
+      step.first_node = plan.chain_first;
+      step.value = id;
+      const auto donor = donor_of_.find(id);
+      if (donor != donor_of_.end()) step.donor = static_cast<int32_t>(donor->second);
+      base_of(id);
+      result_.steps_.push_back(step);
     }
   }
+}
+
+void Preparation::emit_step(uint32_t index) {
+  const NodePlan& plan = plans_[index];
   Step step;
   step.node = index;
   step.first_node = plan.chain_first;
@@ -238,8 +223,18 @@ void Preparation::note_other_blocks() {
     if (definition_[id] == kNoNode || !record.is_tensor || record.owner != id) continue;
     if (is_arena_owner(id) || unstored_.count(id) || plan_of(id) == Plan::kFixed) continue;
     const bool leaves = escapes_[id];
-    result_.blocks_.push_back({leaves ? MemoryBlock::Kind::kOutput : MemoryBlock::Kind::kUnmanaged, id,
-                               begin_[id], leaves ? num_nodes : end_[id], extent_bytes(record.meta), -1});
+    MemoryBlock block;
+    block.kind = leaves ? MemoryBlock::Kind::kOutput : MemoryBlock::Kind::kUnmanaged;
+    block.id = id;
+    block.begin = begin_[id];
+    block.end = leaves ? num_nodes : end_[id];
+    block.size_bytes = extent_bytes(record.meta);
+    if (const auto donor = donor_of_.find(id); donor != donor_of_.end()) {
+      block.kind = MemoryBlock::Kind::kDonated;
+      block.sharing = MemoryBlock::Sharing::kOverwrites;
+      block.shares_with = donor->second;
+    }
+    result_.blocks_.push_back(block);
   }
 }
 

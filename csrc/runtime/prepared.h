@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/prepare.h"
+#include "runtime/donation.h"
 #include "runtime/fixed_values.h"
 #include "runtime/recorder.h"
 #include "runtime/signature.h"
@@ -35,6 +36,7 @@ struct Step {
   // kAllocate, kView
   ValueId value = 0;
   ValueId source = 0;  // kView: the owner, whose tensor is in its slot
+  int32_t donor = -1;  // kAllocate: the donated input whose bytes the tensor takes; -1: none
   // Slots to empty after this step: [first, first + count) of releases.
   uint32_t first_release = 0;
   uint32_t num_releases = 0;
@@ -47,18 +49,36 @@ struct MemoryBlock {
     kWorkspace,  // scratch bytes of a node, in the arena
     kOutput,     // allocated in each call and handed to the caller
     kUnmanaged,  // made by a node that allocates itself
+    kDonated,    // a value or workspace at an offset of a donated input
   };
   Kind kind = Kind::kArena;
   uint32_t id = 0;  // the value; of a workspace: the node
   uint32_t begin = 0;
   uint32_t end = 0;
   int64_t size_bytes = 0;
-  int64_t offset_bytes = -1;  // in the arena
+  int64_t offset_bytes = -1;  // in the arena, or in the donated input
+  // Whose bytes the value was made in: written over that value, or made where that value's node would have
+  // copied it. The block then ends, or the other begins, with the node at which the bytes change hands.
+  enum class Sharing : uint8_t { kNone, kOverwrites, kPartOf };
+  Sharing sharing = Sharing::kNone;
+  uint32_t shares_with = 0;  // a value
 };
 
 struct PreparedOptions {
   bool deterministic = false;
   bool poison = false;  // fill the arena with NaN before each run
+  std::vector<DonatedInput>
+      donated;               // inputs whose bytes are the run's after their last use, runtime/donation.h
+  int inter_op_threads = 1;  // threads that run independent calls beside each other
+};
+
+// Steps [first, first + count), all prepared calls, that need not run in order: each after those it depends
+// on.
+struct ParallelRegion {
+  uint32_t first = 0;
+  uint32_t count = 0;
+  std::vector<uint32_t> num_before;          // per step: those it directly depends on
+  std::vector<std::vector<uint32_t>> after;  // per step: those that directly depend on it, from `first`
 };
 
 struct PreparedStats {
@@ -71,7 +91,11 @@ struct PreparedStats {
   int64_t skipped_nodes = 0;  // views and numbers that need no step
   int64_t fixed_nodes =
       0;  // computed once for the weights' values, Note [Weights are constants with a version]
-  int64_t derived_bytes = 0;  // packed weights
+  int64_t derived_bytes = 0;   // packed weights
+  int64_t overwrites = 0;      // results written over an input that dies there
+  int64_t parts_in_place = 0;  // values made where a later node would copy them
+  int64_t donated_bytes = 0;   // of donated inputs that hold values of the run
+  int64_t parallel_calls = 0;  // that may run beside another
 };
 
 class PreparedProgram {
@@ -91,6 +115,8 @@ class PreparedProgram {
   const std::vector<Step>& steps() const { return steps_; }
   const std::vector<ValueRecord>& records() const { return records_; }
   const std::vector<MemoryBlock>& blocks() const { return blocks_; }
+  const std::vector<ParallelRegion>& regions() const { return regions_; }
+  const PreparedOptions& options() const { return options_; }
   // The nodes a step computes: one, or the members of a chain; of kAllocate and kView: the one that
   // defines the value.
   std::vector<uint32_t> nodes_of(const Step& step) const;
@@ -111,6 +137,13 @@ class PreparedProgram {
   std::vector<int32_t> base_of_;
   std::vector<bool> is_fixed_;                               // per value: an owner in the arena
   std::vector<std::pair<uint32_t, int64_t>> arena_offsets_;  // base entry, offset in the arena
+  struct DonatedPlace {
+    uint32_t base;
+    ValueId input;
+    int64_t offset_bytes;
+  };
+  std::vector<DonatedPlace> donated_places_;
+  std::vector<ParallelRegion> regions_;
   std::vector<Step> steps_;
   std::vector<ValueId> releases_;
   std::vector<ValueId> inputs_in_slots_;  // inputs that some step or output needs as a tensor
@@ -162,6 +195,9 @@ class PreparedFrame {
  private:
   at::Tensor new_tensor(ValueId value) const;
   void move_to(Arena& arena);
+  void place_in_donated();
+  void give_donated();
+  int run_region(const ParallelRegion& region);
   template <class Watch>
   bool run_steps(Watch&& watch);
   bool run_node_step(const Step& step);
@@ -177,7 +213,8 @@ class PreparedFrame {
   const std::shared_ptr<const PreparedProgram> prepared_;
   std::vector<c10::IValue> slots_;
   std::vector<char*> bases_;
-  std::vector<at::Tensor> places_;  // by value; empty unless place() was called
+  std::vector<at::Tensor> places_;                       // by value; empty unless place() was called
+  std::vector<std::pair<ValueId, c10::Storage>> heirs_;  // donated input, storage that takes its bytes
   uint64_t arena_generation_ = 0;
   char* arena_ = nullptr;
   std::shared_ptr<const FixedState> fixed_;

@@ -7,7 +7,9 @@
 
 #include "common/error.h"
 #include "runtime/arena_memory.h"
+#include "runtime/donation.h"
 #include "runtime/general_path.h"
+#include "runtime/inter_op.h"
 #include "runtime/preparation.h"
 #include "runtime/prepared.h"
 #include "runtime/run_error.h"
@@ -130,6 +132,30 @@ at::Tensor PreparedFrame::new_tensor(ValueId value) const {
   return tensor_over(storage_of(allocate_small(bytes), bytes), 0, meta);
 }
 
+// Values that lie where donated inputs were.
+void PreparedFrame::place_in_donated() {
+  const PreparedProgram& p = *prepared_;
+  for (const auto& [id, name] : p.options_.donated) {
+    // As for writing: bytes that copies share lazily become this tensor's own.
+    if (inputs_[id].tensor) bases_[id] = static_cast<char*>(inputs_[id].tensor->mutable_data_ptr());
+  }
+  if (p.donated_places_.empty()) return;
+  for (const auto& place : p.donated_places_) bases_[place.base] = bases_[place.input] + place.offset_bytes;
+  for (const ValueId id : p.shells_) {
+    if (!p.bound_.program->is_constant(id)) slots_[id] = shell(id);
+  }
+}
+
+// Outputs made in a donated input's bytes become their owners.
+void PreparedFrame::give_donated() {
+  for (const auto& [input, storage] : heirs_) {
+    c10::StorageImpl& donor = *inputs_[input].tensor->storage().unsafeGetStorageImpl();
+    storage.unsafeGetStorageImpl()->set_data_ptr_noswap(
+        donor.set_data_ptr(at::DataPtr(nullptr, donor.device())));
+  }
+  heirs_.clear();
+}
+
 bool PreparedFrame::run(std::span<const InputView> inputs, Arena& arena, std::vector<c10::IValue>& outputs) {
   const PreparedProgram& p = *prepared_;
   std::optional<RunState> state;
@@ -153,6 +179,7 @@ bool PreparedFrame::run(std::span<const InputView> inputs, Arena& arena, std::ve
   Trace* const trace = current_trace();
   inputs_ = inputs;
   try {
+    if (!p.options_.donated.empty()) place_in_donated();
     if (uses_fixed()) follow_weights(inputs);
     for (const ValueId id : p.inputs_in_slots_) slots_[id] = *inputs[id].tensor;
     if (trace) [[unlikely]] {
@@ -170,8 +197,12 @@ bool PreparedFrame::run(std::span<const InputView> inputs, Arena& arena, std::ve
       }
       finish_generally(resume_at_);
     }
+    if (!heirs_.empty()) give_donated();
   } catch (...) {
+    heirs_.clear();
     clear();
+    // What is left of them is no longer what the caller gave.
+    if (!p.options_.donated.empty()) end_donation(p.options_.donated, inputs, {});
     throw;
   }
   if (trace) [[unlikely]]
@@ -186,8 +217,19 @@ bool PreparedFrame::run(std::span<const InputView> inputs, Arena& arena, std::ve
 template <class Watch>
 bool PreparedFrame::run_steps(Watch&& watch) {
   const PreparedProgram& p = *prepared_;
-  for (const Step& step : p.steps_) {
-    const auto index = static_cast<uint32_t>(&step - p.steps_.data());
+  size_t region = 0;
+  for (uint32_t index = 0; index < p.steps_.size(); ++index) {
+    const Step& step = p.steps_[index];
+    if constexpr (std::is_same_v<std::decay_t<Watch>, Unwatched>) {
+      if (region < p.regions_.size() && index == p.regions_[region].first) [[unlikely]] {
+        if (run_region(p.regions_[region]) != kRan) {
+          resume_at_ = step.first_node;
+          return false;
+        }
+        index += p.regions_[region++].count - 1;
+        continue;
+      }
+    }
     watch.before(index);
     switch (step.kind) {
       case StepKind::kCall: {
@@ -200,7 +242,13 @@ bool PreparedFrame::run_steps(Watch&& watch) {
       }
       case StepKind::kAllocate: {
         const bool placed = !places_.empty() && places_[step.value].defined();
-        at::Tensor tensor = placed ? places_[step.value] : new_tensor(step.value);
+        at::Tensor tensor;
+        if (step.donor >= 0) [[unlikely]] {
+          tensor = borrow(bases_[static_cast<size_t>(step.donor)], p.records_[step.value].meta);
+          heirs_.emplace_back(static_cast<ValueId>(step.donor), tensor.storage());
+        } else {
+          tensor = placed ? places_[step.value] : new_tensor(step.value);
+        }
         bases_[static_cast<size_t>(p.base_of_[step.value])] = static_cast<char*>(tensor.mutable_data_ptr());
         slots_[step.value] = std::move(tensor);
         break;
@@ -221,6 +269,17 @@ bool PreparedFrame::run_steps(Watch&& watch) {
     watch.released();
   }
   return true;
+}
+
+int PreparedFrame::run_region(const ParallelRegion& region) {
+  const PreparedProgram& p = *prepared_;
+  const int status = run_beside(region, p.steps_, bases_.data(), arena_, p.options_.inter_op_threads);
+  for (uint32_t index = region.first; index < region.first + region.count; ++index) {
+    const Step& step = p.steps_[index];
+    for (uint32_t i = 0; i < step.num_releases && status == kRan; ++i)
+      slots_[p.releases_[step.first_release + i]] = c10::IValue();
+  }
+  return status;
 }
 
 bool PreparedFrame::run_node_step(const Step& step) {

@@ -75,13 +75,17 @@ def layout_of(executable: _C.Executable, prepared: _C.PreparedProgram) -> ArenaL
     view = PreparedView(executable, prepared)
     maker = {value: node for node in view.nodes for value in node.outputs}
     blocks = []
-    for kind, number, begin, end, size, offset in prepared.blocks:
+    for kind, number, begin, end, size, offset, sharing, other in prepared.blocks:
         if kind == "workspace":
             node = view.nodes[number]
             name, detail = node.name, f"workspace of {short_name(node.op)}"
         else:
             node = maker[number]
             name, detail = view.values[number].name, f"{short_name(node.op)} {view.values[number].shape}"
+        if kind == "donated":
+            offset = -1  # of the donated input, not of the arena
+            detail += ", in bytes that the caller gave up"
+        detail += f", {sharing} {view.values[other].name}" if sharing else ""
         detail += f"   {node.where}" if node.where else ""
         blocks.append(Block(kind, name, detail, begin, end, size, offset))
     return ArenaLayout(

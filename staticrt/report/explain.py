@@ -125,6 +125,17 @@ def _capture_lines(number: int, report: CaptureReport, details: bool) -> list[st
             f"{format_bytes(signature.values_bytes)}), outputs {format_bytes(signature.output_bytes)} a call"
             + (f", unmanaged {format_bytes(signature.unmanaged_bytes)}" if signature.unmanaged_bytes else "")
         )
+        if signature.overwrites or signature.parts_in_place:
+            lines.append(
+                f"      in place: {signature.overwrites} results over an input that dies there, "
+                f"{signature.parts_in_place} parts of copies made where they would be copied to"
+            )
+        if signature.donated_bytes:
+            lines.append(
+                f"      donated: {format_bytes(signature.donated_bytes)} of values in arguments given up"
+            )
+        if signature.parallel_calls:
+            lines.append(f"      beside:  {signature.parallel_calls} kernels may run beside another")
         lines.append("      kernels: " + ", ".join(f"{route} ×{count}" for route, count in signature.kernels))
         if details:
             lines += [f"        {step}" for step in signature.steps]

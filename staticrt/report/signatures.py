@@ -20,6 +20,10 @@ class SignatureReport:
         threads: intra-op threads it is for.
         arena_bytes: planned memory; lower_bound_bytes: no plan is smaller; values_bytes: without sharing.
         output_bytes, unmanaged_bytes: allocated in each call: results; what kernels of others allocate.
+        overwrites: results written over an input that dies there; parts_in_place: values made where a later node
+            would have copied them.
+        donated_bytes: values and results that lie in bytes which the caller gave up.
+        parallel_calls: kernels that may run beside another.
         kernels: kernel or route -> number of steps, most frequent first.
         steps: readable lines, in order.
     """
@@ -31,6 +35,10 @@ class SignatureReport:
     values_bytes: int
     output_bytes: int
     unmanaged_bytes: int
+    overwrites: int
+    parts_in_place: int
+    donated_bytes: int
+    parallel_calls: int
     kernels: tuple[tuple[str, int], ...]
     steps: tuple[str, ...]
 
@@ -47,7 +55,7 @@ def signature_reports(executable: _C.Executable, names: Sequence[str]) -> tuple[
 def _report(executable: _C.Executable, prepared: _C.PreparedProgram, names: Sequence[str]) -> SignatureReport:
     view = PreparedView(executable, prepared)
     sizes: Counter[str] = Counter()
-    for kind, _id, _begin, _end, size, _offset in prepared.blocks:
+    for kind, _id, _begin, _end, size, *_where in prepared.blocks:
         sizes[kind] += size
     kernels = Counter(step.route or step.kind for step in view.steps)
     inputs = tuple(
@@ -63,6 +71,10 @@ def _report(executable: _C.Executable, prepared: _C.PreparedProgram, names: Sequ
         values_bytes=sizes["arena"] + sizes["workspace"],
         output_bytes=sizes["output"],
         unmanaged_bytes=sizes["unmanaged"],
+        overwrites=view.stats["overwrites"],
+        parts_in_place=view.stats["parts_in_place"],
+        donated_bytes=sizes["donated"],
+        parallel_calls=view.stats["parallel_calls"],
         kernels=tuple(sorted(kernels.items(), key=lambda item: (-item[1], item[0]))),
         steps=tuple(map(_step_line, view.steps)),
     )
