@@ -1,6 +1,7 @@
 // Region: a differentiable region as two Programs behind one autograd node.
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -70,6 +71,17 @@ RegionCallbacks callbacks(py::function make_plan, py::function differentiate) {
       found.push_back(item.is_none() ? at::Tensor() : item.cast<at::Tensor>());
     return found;
   };
+  result.rethrow = [](const std::exception_ptr& error) {
+    const py::gil_scoped_acquire gil;
+    try {
+      raise_own_error(error);
+    } catch (...) {
+      return;  // not ours
+    }
+    python_error raised;
+    raised.persist();
+    throw raised;
+  };
   return result;
 }
 
@@ -116,6 +128,19 @@ py::tuple run(Region& region, const py::args& args) {
   return result;
 }
 
+// Of each tensor that the autograd node running on this thread was applied to, whether the backward in
+// progress wants its gradient; empty outside of one. `needs_input_grad` of Python functions only says whether
+// it could.
+std::vector<bool> wanted_gradients() {
+  const auto node = torch::autograd::get_current_node();
+  std::vector<bool> wanted;
+  if (!node) return wanted;
+  wanted.resize(node->num_outputs());
+  for (size_t i = 0; i < wanted.size(); ++i)
+    wanted[i] = node->next_edge(i).is_valid() && node->task_should_compute_output(i);
+  return wanted;
+}
+
 }  // namespace
 
 void bind_training(py::module_& m) {
@@ -127,6 +152,7 @@ void bind_training(py::module_& m) {
            py::arg("facts"), py::arg("make_plan"), py::arg("differentiate"))
       .def("run", &run)
       .def_property_readonly("num_plans", &Region::num_plans);
+  m.def("wanted_gradients", &wanted_gradients);
 }
 
 }  // namespace staticrt::bindings

@@ -164,6 +164,16 @@ variable_list StaticGraphBackward::apply(variable_list&& gradients) {
       "already been freed). Saved intermediate values of the graph are freed when you call .backward() or "
       "autograd.grad(). Specify retain_graph=True if you need to backward through the graph a second time or "
       "if you need to access saved tensors after calling backward.");
+  // The engine hands on what is thrown here, but knows nothing of our types of errors.
+  try {
+    return backward(gradients);
+  } catch (...) {
+    region_->callbacks().rethrow(std::current_exception());
+    throw;
+  }
+}
+
+variable_list StaticGraphBackward::backward(const variable_list& gradients) {
   const RegionPlan& plan = region_->plan();
   variable_list incoming;
   incoming.reserve(plan.gradient_outputs.size());

@@ -10,6 +10,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -70,6 +71,8 @@ struct RegionCallbacks {
       const std::vector<c10::IValue>& inputs, const std::vector<bool>& needed,
       const std::vector<at::Tensor>& gradients, const at::Tensor& random_state)>
       differentiate;
+  // Throws `error` as the caller of a backward is to see it; returns where nothing is to be changed.
+  std::function<void(std::exception_ptr error)> rethrow;
 };
 
 class Region : public std::enable_shared_from_this<Region> {
@@ -109,6 +112,7 @@ class StaticGraphBackward : public torch::autograd::Node {
   void release_variables() override;
 
  private:
+  torch::autograd::variable_list backward(const torch::autograd::variable_list& gradients);
   torch::autograd::variable_list differentiate(const torch::autograd::variable_list& gradients);
   torch::autograd::variable_list run_plan(const torch::autograd::variable_list& gradients);
   std::vector<bool> needed_inputs() const;

@@ -138,6 +138,7 @@ def _run_training(arguments: argparse.Namespace) -> int:
     import torch
 
     from staticrt.models.bench.train import measure_training, render_training
+    from staticrt.models.bench.train_costs import measure_compile, measure_two_operators, render_costs
     from staticrt.models.bench.train_memory import measure_memory, render_memory
 
     target = _target(arguments.json)
@@ -147,14 +148,15 @@ def _run_training(arguments: argparse.Namespace) -> int:
     memory = []
     try:
         rows = measure_training(seconds=seconds, inductor=arguments.inductor)
+        costs = {"two_operators_us": measure_two_operators(), "compile_s": measure_compile()}
         if not arguments.quick:
             memory = measure_memory()
     finally:
         torch.set_num_threads(before)
     facts = environment([], arguments.threads, 1)
-    document = {"format": FORMAT, "environment": facts, "training": rows, "memory": memory, "complete": True}
-    _save(document, target)
-    print(render_training(rows))
+    document = {"format": FORMAT, "environment": facts, "training": rows, "costs": costs, "memory": memory}
+    _save({**document, "complete": True}, target)
+    print(f"{render_training(rows)}\n\n{render_costs(costs)}")
     if memory:
         print(f"\n{render_memory(memory)}")
     print(f"\nRaw results: {target}")

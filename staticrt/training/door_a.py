@@ -214,8 +214,10 @@ class Region:
             self._graphs.append(compiled)
             log.info("%s: %s graph of %d nodes", self.name, role, len(graph.graph.nodes))
 
+            count = len(graph.graph.output_node().args[0])  # type: ignore[arg-type]
+
             def run(inputs: list[Any]) -> list[Any]:
-                return compiled.run(inputs)
+                return compiled.run(inputs, self._replay.unneeded(count) if role == "backward" else ())
 
             run._boxed_call = True  # type: ignore[attr-defined]
             return run

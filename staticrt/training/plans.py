@@ -211,19 +211,31 @@ class CompiledGraph:
         self.plans = PlanCache(self._plan, options.max_plans)
         self.operators = Counter(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
 
-    def run(self, inputs: list[Any]) -> list[Any]:
-        """Outputs for flat inputs; `inputs` is emptied, so that what nobody else holds can go."""
+    def run(self, inputs: list[Any], unneeded: Sequence[int] = ()) -> list[Any]:
+        """Outputs for flat inputs; `inputs` is emptied, so that what nobody else holds can go.
+
+        Args:
+            inputs: tensors and numbers; None for an incoming gradient that is undefined.
+            unneeded: of a backward: inputs of the region whose gradients nobody asks for; they are None.
+        """
         undefined = tuple(i for i in self._optional if inputs[i] is None)
         if undefined and len(undefined) == len(self._optional):
             inputs.clear()
             return [None] * self._num_outputs
-        return self.plans.get(undefined).run(inputs)
+        return self.plans.get((*undefined, *(-1 - i for i in unneeded))).run(inputs)
 
-    def _plan(self, undefined: tuple[int, ...]) -> Plan:
+    def _plan(self, key: tuple[int, ...]) -> Plan:
+        """The plan for calls without the inputs `i >= 0` and the outputs `-1 - i` of the key."""
         graph = copy.deepcopy(self._graph) if self._optional else self._graph
-        if undefined:
+        undefined = [i for i in key if i >= 0]
+        unneeded = {-1 - i for i in key if i < 0}
+        if unneeded:
+            output = graph.graph.output_node()
+            gradients: Any = output.args[0]
+            output.args = (tuple(None if i in unneeded else item for i, item in enumerate(gradients)),)
+        if key:
             without_gradients(graph, undefined)
-        log.debug("%s graph, undefined gradients %s:\n%s", self.role, undefined, graph.graph)
+        log.debug("%s graph, undefined or unneeded gradients %s:\n%s", self.role, key, graph.graph)
         return Plan(graph, self._options, self._num_results, self.role)
 
     def debug_state(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from staticrt import _compat
+from staticrt.native import _C
 
 
 @dataclasses.dataclass
@@ -58,6 +59,15 @@ class Replay:
         self.random = False
         self.graphs: Any = False  # the option
 
+    def unneeded(self, count: int) -> tuple[int, ...]:
+        """Inputs whose gradient could be computed but is not wanted by the backward in progress on this thread.
+
+        Args:
+            count: gradients that the region's backward graph gives; nothing is known if its inputs are others.
+        """
+        inputs, found = getattr(self._current, "unneeded", (0, ()))
+        return found if inputs == count else ()
+
     # -- forward -----------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -99,6 +109,7 @@ class Replay:
             ctx.set_materialize_grads(False)
             ctx._staticrt_call = getattr(self._current, "call", None)
             ctx._staticrt_pending = new_pending(self.graphs, args) if self.graphs is not False else None
+            ctx._staticrt_tensors = [i for i, value in enumerate(args) if isinstance(value, torch.Tensor)]
             return outputs
 
         def differentiable_backward(ctx: Any, *grads: Any) -> Any:
@@ -107,7 +118,13 @@ class Replay:
                 return self._differentiate(ctx, list(grads[0]) if boxed else list(grads))
             if not _compat.keeps_graph():
                 ctx._staticrt_call = ctx._staticrt_pending = None
-            return backward(ctx, *grads)
+            before = getattr(self._current, "unneeded", (0, ()))
+            needs = ctx.needs_input_grad
+            self._current.unneeded = len(needs), _unneeded(ctx._staticrt_tensors, needs)
+            try:
+                return backward(ctx, *grads)
+            finally:
+                self._current.unneeded = before
 
         cls.forward = staticmethod(recorded_forward)
         cls.backward = staticmethod(differentiable_backward)
@@ -174,6 +191,19 @@ class Replay:
                 stack.enter_context(torch.random.fork_rng(devices=[]))
                 torch.set_rng_state(call.random_state)
             yield
+
+
+def _unneeded(tensors: Sequence[int], needs: Sequence[bool]) -> tuple[int, ...]:
+    """Inputs that need a gradient for which the backward in progress has no use, as with `autograd.grad(out, x)`.
+
+    Args:
+        tensors: which inputs are tensors: the node has an edge for each of these.
+        needs: whether each input requires gradients.
+    """
+    wanted = _C.wanted_gradients()
+    if len(wanted) != len(tensors):
+        return ()
+    return tuple(i for i, wants in zip(tensors, wanted, strict=True) if needs[i] and not wants)
 
 
 def _stand_in(value: Any) -> Any:

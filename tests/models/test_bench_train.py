@@ -5,13 +5,16 @@ import json
 import torch
 
 from staticrt.cli import main
-from staticrt.models.bench import train, train_memory
+from staticrt.models.bench import train, train_costs, train_memory
 
 
 def test_one_model_is_measured_and_reported(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(train, "MODELS", {"small MLP": (lambda: train.mlp(8, 1), (4, 8), 1.3)})
     small = {"small": (lambda: torch.nn.Sequential(train.mlp(16, 1), torch.nn.Linear(16, 4)), (32, 16))}
     monkeypatch.setattr(train_memory, "MODELS", small)
+    monkeypatch.setattr(train_costs, "_CALLS", 4)
+    monkeypatch.setattr(train_costs, "_BATCHES", 2)
+    monkeypatch.setattr(train_costs, "_OPERATORS", 30)
     target = tmp_path / "train.json"
     assert main(["bench", "--train", "--seconds", "0.05", "--json", str(target)]) == 0
     text = capsys.readouterr().out
@@ -21,6 +24,11 @@ def test_one_model_is_measured_and_reported(tmp_path, monkeypatch, capsys):
     assert memory["saved_bytes"]["staticrt 1"] <= memory["saved_bytes"]["eager"]
     assert memory["step_bytes"]["arena"] >= memory["step_bytes"]["lower_bound"] > 0
     assert "live peak" in text
+    costs = json.loads(target.read_text())["costs"]
+    assert set(costs["two_operators_us"]) == {"eager", "AOT eager", "door A", "door B"}
+    assert costs["compile_s"]["nodes"] >= 60
+    assert costs["compile_s"]["plan"] > 0
+    assert "Forward and backward of two operators" in text
     (row,) = json.loads(target.read_text())["training"]
     assert set(row["ms"]) == {"eager", "AOT eager", "staticrt", "whole step"}
     assert row["arena_bytes"] >= row["lower_bound_bytes"] > 0
