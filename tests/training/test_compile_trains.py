@@ -158,3 +158,29 @@ def test_what_the_model_raises():
     with pytest.raises(ValueError, match="too long"):
         compiled(torch.ones(5, requires_grad=True))
     compiled(torch.ones(2, requires_grad=True)).sum().backward()
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.LSTM(4, 6, 2, batch_first=True),
+        lambda: nn.LSTM(4, 6, bidirectional=True),
+        lambda: nn.LSTM(4, 6, proj_size=3),
+        lambda: nn.GRU(4, 6, 2),
+    ],
+    ids=["lstm", "both-directions", "projected", "gru"],
+)
+def test_recurrent_layers_train_on_data_that_needs_no_gradients(make, graphs):
+    """torch's layer of an LSTM makes the workspace of its backward only while gradients are on."""
+    mine, theirs = (net := make()), copy.deepcopy(net)
+    run = staticrt.compile(mine, graphs=graphs)
+    for step in range(4):
+        x = torch.randn(3, 5, 4)
+        for model, call in ((mine, run), (theirs, theirs)):
+            model.train(step != 2)
+            model.zero_grad()
+            call(x)[0].square().sum().backward()
+        for p, q in zip(mine.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-5)
+    assert not run.explain().eager
