@@ -120,7 +120,7 @@ class Island:
             if not given:  # torch.export and accelerators want at least one input
                 weights, given = {}, [x.detach() for x in inputs]
             module = _WithWeights(self.body, weights) if weights else self.body
-            with tracing.lock:  # torch.export keeps state of the whole process
+            with tracing.alone():  # torch.export keeps state of the whole process
                 program = torch.export.export(module, tuple(given), strict=False)
             form = _Form(self.accelerator.compile(program, given), _versions(inputs, weights))
         except Exception as error:

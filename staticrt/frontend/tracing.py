@@ -16,8 +16,19 @@ import torch
 from staticrt.frontend import autocast
 from staticrt.frontend.reasons import CannotCapture
 
-# One capture at a time: some of this state belongs to the whole process.
 lock = threading.RLock()
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """One capture at a time, and none while another thread is in Dynamo: some of this state belongs to the process.
+
+    Both set torch's flag that something compiles and put it back as found: crosswise, it would stay set for ever.
+    """
+    dynamo = sys.modules.get("torch._dynamo.convert_frame")  # a capture does not wait for its import
+    compile_lock = getattr(dynamo, "compile_lock", None) or contextlib.nullcontext()
+    with compile_lock, lock:
+        yield
 
 
 class _IntMeta(type):

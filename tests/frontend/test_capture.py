@@ -1,6 +1,8 @@
 """Captures against eager: values, aliases, writes, symbolic sizes."""
 
 import copy
+import threading
+import time
 
 import pytest
 import torch
@@ -263,3 +265,40 @@ def test_tied_parameters_are_one_input():
     assert len(captured.values) == 1
     x = torch.randn(5, 3)
     torch.testing.assert_close(run(captured, x)[0], model(x))
+
+
+def test_a_capture_and_dynamo_in_another_thread_leave_torch_as_it_was():
+    """
+    Dynamo   [ flag on ............. flag as found ]
+    capture        [ flag on .................... flag as found ]   must not overlap: it would stay on
+    """
+    recording, compiled = threading.Event(), threading.Event()
+
+    def backend(gm, inputs):
+        recording.wait(0.3)  # for a capture that does not wait for us
+        return gm.forward
+
+    def in_dynamo():
+        torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
+        compiled.set()
+
+    def model(x):
+        recording.set()
+        compiled.wait(10)
+        return x * 2
+
+    import torch._dynamo.convert_frame
+
+    thread = threading.Thread(target=in_dynamo)
+    thread.start()
+    while not torch.compiler._is_compiling_flag and thread.is_alive():
+        time.sleep(0.001)
+    try:
+        capture(model, (torch.ones(2),), {})
+    except CannotCapture:
+        pass  # events are no operators
+    finally:
+        thread.join()
+        still = torch.compiler._is_compiling_flag
+        torch.compiler._is_compiling_flag = False
+    assert not still
