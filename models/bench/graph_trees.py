@@ -10,6 +10,7 @@ import torch
 
 from staticrt.capture import GraphContext
 from staticrt.models.bench.graphs import Row, best_us
+from staticrt.models.bench.threads import one_thread
 
 ELEMENTS = 8
 SHAPES = 1000
@@ -67,9 +68,7 @@ def first_call_rows(blocks: int) -> list[Row]:
         call()
         return time.thread_time() - begin
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with torch.no_grad():
+    with one_thread(), torch.no_grad():
         eager = min(timed(lambda: model(x)) * 1e6 for _ in range(max(blocks, 20)))
         first = second = float("inf")
         for _ in range(20):
@@ -78,7 +77,6 @@ def first_call_rows(blocks: int) -> list[Row]:
                 first = min(first, timed(lambda: wrapped(x)) * 1e6)  # noqa: B023
                 second = min(second, timed(lambda: wrapped(x)) * 1e6)  # noqa: B023
                 assert context.explain().replays == 1
-    torch.set_num_threads(threads)
     return [
         Row("call 1, which captures (× eager)", first / eager, 3.0),
         Row("call 2, which replays (× eager)", second / eager),

@@ -21,6 +21,7 @@ from staticrt import compile
 from staticrt.models import zoo
 from staticrt.models.bench.gates import MISSED, PASSED
 from staticrt.models.bench.peers.torchscript import STATIC_RUNTIME
+from staticrt.models.bench.threads import one_thread
 from staticrt.models.bench.timing import block_timer, calls_per_block
 
 NODES = 100
@@ -176,8 +177,7 @@ def _memory() -> list[Figure]:
 
 def main(quick: bool) -> tuple[list[dict[str, Any]], str]:
     """Every figure: as JSON rows, and as a table."""
-    torch.set_num_threads(1)
-    with torch.inference_mode(False), torch.no_grad():
+    with one_thread(), torch.inference_mode(False), torch.no_grad():
         figures = [
             *_nodes(),
             *_calls(),

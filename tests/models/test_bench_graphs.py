@@ -1,5 +1,8 @@
 """`staticrt bench --graphs`: every row is a time, and those with a target say whether it was met."""
 
+import pytest
+import torch
+
 from staticrt.models.bench import graphs
 from staticrt.models.bench.gates import MISSED, PASSED
 
@@ -24,3 +27,21 @@ def test_verdicts_compare_with_the_target():
     assert graphs.Row("a", 0.2, 0.25).verdict == PASSED
     assert graphs.Row("a", 0.3, 0.25).verdict == MISSED
     assert graphs.Row("a", 0.3).verdict == ""
+
+
+def test_threads_are_as_before_whatever_happens(monkeypatch):
+    from staticrt.models.bench import graph_trees
+
+    def fails(device):
+        assert torch.get_num_threads() == 1
+        raise RuntimeError("planned")
+
+    before = torch.get_num_threads()
+    monkeypatch.setattr(graph_trees, "GraphContext", fails)
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(RuntimeError, match="planned"):
+            graph_trees.first_call_rows(1)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
