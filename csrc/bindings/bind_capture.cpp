@@ -114,6 +114,12 @@ void bind_storage(py::module_& m) {
       .def("tensor", [](const StorageRef& r, const py::handle& meta) {
         return tensor_on(r.lock_or_throw("tensor"), to_spec(meta));
       });
+  py::class_<c10::VariableVersion>(m, "WriteCount")
+      .def_property_readonly("writes", [](const c10::VariableVersion& v) { return v.current_version(); });
+  m.def("write_count", [](const at::Tensor& tensor) -> std::optional<c10::VariableVersion> {
+    if (tensor.is_inference()) return std::nullopt;
+    return tensor.unsafeGetTensorImpl()->version_counter();
+  });
   m.def("storage_ref", [](const at::Tensor& tensor) { return StorageRef(tensor); });
   m.def("tensor_at", [](const py::handle& meta) { return tensor_at(to_spec(meta)); });
   m.def("release", [](const StorageRef& r) {

@@ -19,7 +19,7 @@ from staticrt.capture.inputs import (
 from staticrt.capture.liveness import PathOutput, differing, liveness
 from staticrt.capture.outputs import Kind, Source, alias_of_input, classify, like_fresh
 from staticrt.capture.protocol import GraphBackend, GraphPool
-from staticrt.capture.storage import describe, is_plain, rehome, storage_ref
+from staticrt.capture.storage import Writes, describe, is_plain, rehome, storage_ref
 from staticrt.capture.tree import Node
 from staticrt.errors import CaptureError
 
@@ -144,6 +144,12 @@ class Capturing:
         finally:
             if not backend.caps.capture_executes:  # the first replay draws the numbers
                 torch.random.set_rng_state(random_state)
+        if self._writes is not None and (written := self._writes.seen()):
+            # The caller's own tensors are as before: copies were written.
+            self.function.found_writing(written)
+            outputs.clear()
+            names = ", ".join(self.function.input_name(i) for i in written)
+            raise CannotCapture(f"mutation on input: {names} must be at a fixed place", forever=False)
         try:
             self._understand(outputs, sources, path_before)
         except CaptureError as error:
@@ -160,6 +166,7 @@ class Capturing:
         """The inputs that the function gets; buffers are filled."""
         given = list(self._given)
         self._buffer_ptrs: tuple[int, ...] = ()
+        self._writes: Writes | None = None
         if not self._copied:
             return given
         with self._backend.device_scope(self._device), self._pool.route(self._stream):
@@ -169,6 +176,7 @@ class Capturing:
         self._buffer_ptrs = tuple(p for p in storage_ptrs(buffers) if p)
         for index, buffer in zip(self._copied, buffers, strict=True):
             given[index] = buffer
+        self._writes = Writes(dict(zip(self._copied, buffers, strict=True)))
         self.node.copies = copies
         self.node.copied_bytes += copies.nbytes
         return given

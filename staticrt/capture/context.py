@@ -203,6 +203,13 @@ class GraphContext:
     def __enter__(self) -> GraphContext:
         return self
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> GraphContext:
+        """Itself: copies of what is captured here are captured here too."""
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a GraphContext cannot be pickled: its captures belong to this process")
+
     def __exit__(
         self,
         exception_type: type[BaseException] | None,

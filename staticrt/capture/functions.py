@@ -36,7 +36,7 @@ class Function:
         static_inputs: inputs that are at the same place in every call: parameters, buffers. A change of place is
             another capture.
         constants: tensors the callable closes over.
-        mutated: inputs it writes.
+        mutated: inputs it writes; a warmup or capture adds those it finds.
         mode: forward, backward or inference.
         input_names: for messages, one per input or none.
         stack_traces: where each output was made, for messages.
@@ -66,6 +66,10 @@ class Function:
         if index < len(self.input_names) and self.input_names[index]:
             return f"input {index} ({self.input_names[index]})"
         return f"input {index}"
+
+    def found_writing(self, inputs: Sequence[int]) -> None:
+        """A run wrote inputs that nobody named."""
+        self.mutated = tuple(sorted({*self.mutated, *inputs}))
 
     def stack_trace(self, output: int) -> str | None:
         """Where an output was made, if known."""

@@ -29,6 +29,18 @@ def unfit_input(function: Function, inputs: Sequence[Any], backend: GraphBackend
     return None
 
 
+def unwatched(function: Function, inputs: Sequence[Any], current: PathNode | None) -> dict[int, torch.Tensor]:
+    """Inputs outside the pool that the function may write although nobody said so."""
+    return {
+        index: value
+        for index, value in enumerate(inputs)
+        if isinstance(value, torch.Tensor)
+        and is_plain(value)
+        and index not in function.mutated
+        and not (current is not None and current.gave_out(storage_ptr(value)))
+    }
+
+
 def written_elsewhere(
     function: Function, inputs: Sequence[Any], current: PathNode | None, policy: Policy
 ) -> str | None:

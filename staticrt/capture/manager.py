@@ -12,10 +12,10 @@ from staticrt.capture import checks, restore
 from staticrt.capture.capturing import CannotCapture, Capturing
 from staticrt.capture.checks import Mismatch
 from staticrt.capture.functions import Function, Mode
-from staticrt.capture.gates import unfit_input, written_elsewhere
+from staticrt.capture.gates import unfit_input, unwatched, written_elsewhere
 from staticrt.capture.limits import Limits
 from staticrt.capture.paths import State, process_lock
-from staticrt.capture.storage import storage_ref
+from staticrt.capture.storage import Writes, storage_ref
 from staticrt.capture.tree import Node, WarmupNode
 from staticrt.errors import CaptureError
 
@@ -163,6 +163,7 @@ class Manager(Limits):
             ]
             if not already:
                 self._check_pool(self._current, "before a warmup")
+            writes = Writes(unwatched(function, inputs, self._current), compare=True)
             try:
                 with (
                     _inside(),
@@ -170,6 +171,8 @@ class Manager(Limits):
                     self.backend.warmup_scope(self.pool, self.stream),
                 ):
                     outputs = list(function.model(inputs))
+                function.found_writing(writes.seen())
+                del writes
                 node.add_outputs(outputs, known, self.backend.owns)
             except BaseException:
                 self._after_failure()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import itertools
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 _numbers = itertools.count()
 _LEAVES = frozenset({torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None)})
-_CONSTANTS = (bool, float, complex, str, type(None), torch.dtype, torch.device)
+_CONSTANTS = (bool, str, type(None), torch.dtype, torch.device)
 
 
 class _Kind:
@@ -71,6 +72,18 @@ class WrappedFunction:
             raise InputError(f"wrap takes a function or module, got {type(function).__name__}")
         if not boxed and not isinstance(function, torch.nn.Module):
             functools.update_wrapper(self, function)
+        self._options: dict[str, Any] = {
+            "static_inputs": static_inputs,
+            "mutated_inputs": mutated_inputs,
+            "unused_ints": unused_ints,
+            "constants": constants,
+            "mode": mode,
+            "boxed": boxed,
+            "name": name,
+            "key": key,
+            "stack_traces": stack_traces,
+            "input_names": input_names,
+        }
         self.context = context
         self.number = next(_numbers)
         self.name = name or getattr(function, "__name__", None) or type(function).__name__
@@ -179,7 +192,9 @@ class WrappedFunction:
                 if index not in unused:
                     ints.append(leaf)
             elif isinstance(leaf, torch.Generator):
-                parts.append(torch.Generator)
+                parts.append(leaf)  # itself: a replay draws from the one it was captured with
+            elif isinstance(leaf, (float, complex)):
+                parts += (type(leaf), repr(leaf))  # 0.0 and -0.0 are equal, nan is not equal to itself
             elif isinstance(leaf, _CONSTANTS):
                 parts += (type(leaf), leaf)
             else:
@@ -285,6 +300,15 @@ class WrappedFunction:
         self._kinds.clear()
         self._live.clear()
         self._trained = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> WrappedFunction:
+        """A copy of the function, captured in the same context."""
+        return WrappedFunction(self.context, copy.deepcopy(self._function, memo), **self._options)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"captures of {self.name} cannot be pickled: pickle the function itself, and wrap it again"
+        )
 
     def __repr__(self) -> str:
         return f"<{self.name}, captured in {self.context!r}>"

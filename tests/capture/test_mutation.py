@@ -130,3 +130,42 @@ def test_bound_graphs_write_wherever_the_caller_is(make_tree):
         assert torch.equal(x, torch.full((3,), number + 2.0))
     assert tree.captures == 1
     assert tree.skips() == 0
+
+
+@pytest.mark.parametrize(("warmup", "inference"), [(True, False), (True, True), (False, False)])
+def test_a_write_that_nobody_named_reaches_the_caller(make_tree, copying, warmup, inference):
+    tree = make_tree(copying, Policy(warmup=warmup))
+
+    def f(args):
+        a, b = empty(args)
+        a.add_(b)
+        return [a * b]
+
+    g = tree.boxed(f, input_names=["a", "b"])
+    with torch.inference_mode(inference), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number in range(4):
+            a, b = torch.full((3,), float(number)), torch.full((3,), 2.0)
+            (out,) = g([a, b])
+            assert torch.equal(a, torch.full((3,), number + 2.0))
+            assert torch.equal(out, a * b)
+    assert tree.captures == 0
+    assert all("input 0 (a)" in skip.reason for skip in tree.ctx.explain().skips)
+
+
+def test_an_unnamed_write_to_a_static_input_is_captured(make_tree, copying):
+    tree = make_tree(copying, Policy())
+
+    def f(args):
+        total, x = empty(args)
+        total.add_(x)
+        return [total * 2]
+
+    g = tree.boxed(f, static_inputs=(0,))
+    total, twin = torch.zeros(3), torch.zeros(3)
+    for _ in range(5):
+        (out,) = g([total, torch.ones(3)])
+        twin += 1
+        assert torch.equal(total, twin)
+        assert torch.equal(out, twin * 2)
+    assert tree.captures == 1
