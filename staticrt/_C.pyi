@@ -141,7 +141,13 @@ class FastCall:
 
 class StateGuard:
     def __init__(
-        self, dicts: list[Any], lists: list[Any], sets: list[Any], cells: list[Any], globals: list[Any]
+        self,
+        dicts: list[Any],
+        lists: list[Any],
+        sets: list[Any],
+        cells: list[Any],
+        globals: list[Any],
+        slots: list[Any],
     ) -> None: ...
     def holds(self) -> bool: ...
 

@@ -8,6 +8,7 @@ A command's module has `add_arguments(parser)` and `main(args) -> int`, which re
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
@@ -15,6 +16,7 @@ import traceback
 from collections.abc import Sequence
 
 from staticrt import __version__
+from staticrt.commands.output import json_only, print_json
 from staticrt.errors import (
     ArchiveError,
     InputError,
@@ -62,7 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             command.add_argument("--debug", action="store_true", help="show tracebacks")
     args = parser.parse_args(arguments)
     try:
-        code: int = importlib.import_module(COMMANDS[args.command][0]).main(args)
+        with json_only() if _wants_json(args) else contextlib.nullcontext():
+            code: int = importlib.import_module(COMMANDS[args.command][0]).main(args)
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # the reader (head, less) has seen enough
@@ -75,10 +78,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         place = f": {error.filename}" if error.filename else ""
         return _report(args, error, f"{error.strerror or error}{place}", 2)
+    except MemoryError as error:
+        return _report(args, error, f"out of memory: {error}", 1)
+    except Exception as error:  # nothing foreseen: still a sentence and an exit code
+        text = f"{type(error).__name__}: {error}\n  fix: --debug shows the traceback, which a report of this needs"
+        return _report(args, error, text, 1)
+
+
+def _wants_json(args: argparse.Namespace) -> bool:
+    """Whether stdout is to hold JSON alone. `bench --json FILE` writes a file instead."""
+    wanted = getattr(args, "json", None)
+    return wanted is True or (wanted is not None and str(wanted) == "-")
 
 
 def _report(args: argparse.Namespace, error: BaseException, text: str, code: int) -> int:
     if args.debug:
         traceback.print_exception(error)
     print(f"staticrt {args.command}: {text}", file=sys.stderr)
+    if _wants_json(args):
+        print_json({"error": text, "exit_code": code})
     return code

@@ -450,6 +450,11 @@ class Engine:
             f"not captured whole: {failure.reason}" + (f" at {failure.where}" if failure.where else "")
             for failure in dict.fromkeys(self._failures.values())
         )
+        notes += tuple(
+            f"graph {number} runs operator by operator, outside the runtime: {entry.executable.reason}"
+            for number, entry in enumerate(self._order)
+            if isinstance(entry.executable, executable.ReferenceExecutable) and entry.executable.reason
+        )
         return Explanation(self.name, captures, eager, notes + self._graph_notes())
 
     def _graph_notes(self) -> tuple[str, ...]:

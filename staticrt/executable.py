@@ -38,8 +38,10 @@ class ReferenceExecutable:
     For tests and for telling a runtime's mistake from a capture's.
     """
 
-    def __init__(self, captured: CapturedGraph) -> None:
+    def __init__(self, captured: CapturedGraph, reason: str = "") -> None:
+        """reason: why it stands in for the runtime; "" if it was asked for."""
         self._module: fx.GraphModule = captured.module
+        self.reason = reason
 
     def run(self, flat_inputs: Sequence[Any]) -> Sequence[Any]:
         # Autocast is in the graph already, as the casts it made.
@@ -195,7 +197,7 @@ def build(captured: CapturedGraph, executor: str, **options: Any) -> Executable:
         return ReferenceExecutable(captured)
     try:
         return StaticExecutable(captured, **options)
-    except LoweringError:
+    except LoweringError as error:
         if executor == "static":
             raise
-        return ReferenceExecutable(captured)
+        return ReferenceExecutable(captured, " ".join(str(error).split()))

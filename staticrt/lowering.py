@@ -263,14 +263,14 @@ class _Lowering:
 
 def _number_overload(node: fx.Node, target: torch._ops.OpOverload) -> torch._ops.OpOverload:
     """The overload for a call that gives a number where the schema has a tensor: `add.Tensor(x, 2)` is
-    `add.Scalar(x, 2)`, as the number would not take part in type promotion either way."""
+    `add.Scalar(x, 2)`, `floor_divide(x, 2)` is `floor_divide.Scalar(x, 2)`, as the number would not take part in type promotion either way."""
     for value, argument in zip(node.args, target._schema.arguments, strict=False):
         if str(argument.type) != "Tensor":
             continue
         given = value.meta.get("val") if isinstance(value, fx.Node) else value
         if isinstance(given, torch.Tensor) or given is None:
             continue
-        name = target._overloadname.replace("Tensor", "Scalar")
+        name = target._overloadname.replace("Tensor", "Scalar").replace("default", "Scalar")
         packet = target._overloadpacket
         if name == target._overloadname or not hasattr(packet, name):
             raise LoweringError(f"{target} is given a number for the tensor {argument.name!r}", at=node.name)

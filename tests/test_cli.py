@@ -414,3 +414,131 @@ def test_a_wrong_input_gets_three_lines_and_no_log(toy, tmp_path):
     assert "mat1 and mat2 shapes cannot be multiplied (2x5 and 3x3)" in first
     assert place.startswith("  at:  toy_models.py:")
     assert "--debug" in fix
+
+
+ODD = """
+import torch
+
+class Talks(torch.nn.Module):
+    def forward(self, x):
+        print("hello")
+        return x + 1
+
+class Mixed(torch.nn.Module):
+    def forward(self, x):
+        return {"y": x + 1, "kind": "mixed", "none": None, "nan": float("nan"), "low": -float("inf")}
+"""
+
+
+@pytest.fixture
+def odd(tmp_path, monkeypatch):
+    (tmp_path / "odd.py").write_text(ODD)
+    monkeypatch.chdir(tmp_path)
+    return "odd.py"
+
+
+def _strict(text):
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("run",), ("inspect",), ("profile", "--runs", "2")],
+    ids=lambda words: words[0],
+)
+def test_json_is_all_that_stdout_gets_although_the_model_prints(odd, call, words):
+    code, out, err = call(*words, f"{odd}:Talks", "--shape", "3", "--json")
+    assert code == 0
+    assert isinstance(_strict(out), dict)
+    assert "hello" in err
+
+
+def test_results_without_a_json_form_are_compared_and_described(odd, call):
+    code, out, _ = call("run", f"{odd}:Mixed", "--shape", "3", "--check", "--json")
+    assert code == 0
+    document = _strict(out)
+    assert document["check"] == {"ok": True}
+    values = {output["name"]: output.get("value") for output in document["outputs"]}
+    assert (values["['nan']"], values["['low']"], values["['kind']"]) == ("nan", "-inf", "mixed")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (("run", "odd.py:Mixed", "--shape", "x=3", "--shape", "x=4"), 2, "'x' is given twice"),
+        (("run", "odd.py:Mixed", "--shape", "99999999999x999"), 2, "give smaller sizes"),
+        (("run", "odd.py:Mixed", "--shape", "3", "--save", "/no/such/folder/x.pt"), 2, "no such folder"),
+        (("run", "odd.py:", "--shape", "3"), 2, "names no model"),
+        (("run", ":Mixed", "--shape", "3"), 2, "names no model"),
+        (("run", "folder.onnx"), 2, "is a folder"),
+        (("run", "odd.py:Mixed", "--value", "x=[1]"), 1, "TypeError"),
+        (("compile", "odd.py:Mixed", "--shape", "3", "-o", "folder.pt2"), 2, "is a folder"),
+        (("plan", "missing.csv"), 2, "No such file"),
+    ],
+)
+def test_a_mistake_is_a_sentence_and_with_json_a_document(odd, call, tmp_path, words, code, text):
+    (tmp_path / "folder.onnx").mkdir()
+    (tmp_path / "folder.pt2").mkdir()
+    found, out, err = call(*words, "--json")
+    assert found == code
+    assert text in err
+    assert text in _strict(out)["error"]
+
+
+def test_an_unforeseen_error_is_a_sentence_too(call, monkeypatch):
+    import staticrt.commands.env
+
+    def broken():
+        raise KeyError("nobody saw this coming")
+
+    monkeypatch.setattr(staticrt.commands.env, "environment", broken)
+    code, out, err = call("env", "--json")
+    assert code == 1
+    assert "KeyError: 'nobody saw this coming'" in err
+    assert _strict(out)["exit_code"] == 1
+
+
+def test_archives_are_not_compiled_again(toy, call):
+    assert call("compile", toy, "--shape", "3x16", "-o", "toy.pt2", "--no-export")[0] == 0
+    code, _, err = call("compile", "toy.pt2", "--shape", "3x16", "-o", "again.pt2")
+    assert code == 2
+    assert "compiled already" in err
+
+
+def test_an_archive_of_an_onnx_model_takes_the_models_names(onnx_file, call):
+    assert call("compile", onnx_file, "--shape", "data.in=2x8", "-o", "two.pt2")[2] == ""  # no warning
+    for shape in ("data.in=5x8", "5x8"):
+        code, out, err = call("run", "two.pt2", "--shape", shape)
+        assert code == 0, err
+        assert "float32[5, 8]" in out
+    assert isinstance(torch.export.load("two.pt2"), torch.export.ExportedProgram)
+
+
+def test_bench_says_what_is_not_installed_and_what_has_no_part(toy, call, monkeypatch):
+    from staticrt.models.bench.peers.base import Peer
+
+    monkeypatch.setattr(Peer, "missing", lambda peer: ["openvino"] if peer.name == "openvino" else [])
+    words = ("--quick", "--seconds", "0.01", "--peers", "eager,openvino,staticrt", "--json")
+    code, out, _ = call("bench", toy, "--shape", "3x16", *words)
+    assert code == 0
+    rows = {row["peer"]: row for row in _strict(out)["rows"]}
+    assert (rows["openvino"]["status"], rows["openvino"]["reason"]) == (
+        "not installed",
+        "pip install openvino",
+    )
+    call("compile", toy, "--shape", "3x16", "-o", "toy.pt2", "--no-export")
+    code, out, _ = call("bench", "toy.pt2", "--shape", "3x16", *words)
+    rows = {row["peer"]: row["status"] for row in _strict(out)["rows"]}
+    assert (code, rows) == (0, {"eager": "skipped", "openvino": "not installed", "staticrt": "ok"})
+
+
+def test_peers_run_an_exported_program(toy, call):
+    module = importlib.import_module("toy_models").Toy().eval()
+    torch.export.save(torch.export.export(module, (torch.randn(3, 16),)), "toy.pt2")
+    words = ("--quick", "--seconds", "0.01", "--peers", "torchscript,staticrt", "--json")
+    code, out, _ = call("bench", "toy.pt2", *words)
+    assert code == 0
+    assert [row["status"] for row in _strict(out)["rows"]] == ["ok", "ok"]

@@ -129,3 +129,28 @@ def test_fullgraph_raises_with_the_model_line():
 
     with pytest.raises(CaptureError, match=r"test_compiler\.py"):
         staticrt.compile(f, fullgraph=True)(torch.ones(3))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float32, torch.bool])
+@pytest.mark.parametrize("number", [3, -2, 2.5])
+def test_numbers_in_the_place_of_tensors_run_in_the_runtime(dtype, number):
+    x = torch.tensor([-7, 0, 1, 5]).to(dtype)
+    fast = staticrt.compile(lambda x: (x // number, x % number))
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), (x // number, x % number))
+    assert fast.explain().captures[0].executor == "StaticExecutable"
+
+
+def test_a_graph_that_cannot_be_lowered_says_so(monkeypatch):
+    from staticrt import executable
+    from staticrt.errors import LoweringError
+
+    def refuse(*_args, **_options):
+        raise LoweringError("no kernel for it", at="model.py:3")
+
+    monkeypatch.setattr(executable, "StaticExecutable", type("None", (), {"__new__": refuse}))
+    fast = staticrt.compile(lambda x: x + 1)
+    with torch.no_grad():
+        assert fast(torch.ones(2)).tolist() == [2.0, 2.0]
+    (note,) = fast.explain().notes
+    assert "outside the runtime: no kernel for it at: model.py:3" in note

@@ -314,3 +314,32 @@ def test_what_a_capture_needs_not_watch_costs_no_capture():
         assert torch.equal(compiled(x), compiled._module(x))
     assert len(compiled.explain().captures) == 1
     assert not compiled.explain().eager
+
+
+def test_state_in_slots_is_guarded_without_python():
+    module = model(lambda self, x: x * self.c.k if hasattr(self.c, "k") else x - 1, c=Slots())
+    fast = staticrt.compile(module)
+    x = torch.ones(3)
+    with torch.no_grad():
+        for _ in range(3):
+            fast(x)
+        before = fast._engine.fast.calls
+        fast(x)
+        assert fast._engine.fast.calls == before + 1
+        module.c.k = 5.0
+        assert fast(x).tolist() == [5.0] * 3
+        del module.c.k
+        assert fast(x).tolist() == [0.0] * 3
+        module.c.k = 2.0
+        assert fast(x).tolist() == [2.0] * 3
+
+
+def test_exported_modules_are_called_without_python():
+    program = torch.export.export(torch.nn.Linear(4, 2), (torch.ones(3, 4),))
+    fast = staticrt.compile(program.module())
+    with torch.no_grad():
+        for _ in range(3):
+            fast(torch.ones(3, 4))
+        before = fast._engine.fast.calls
+        fast(torch.ones(3, 4))
+    assert fast._engine.fast.calls == before + 1

@@ -316,7 +316,8 @@ void bind_fast_call(py::module_& m) {
   if (PyType_Ready(fast_call_type()) < 0) throw py::error_already_set();
   m.attr("FastCall") = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(fast_call_type()));
   py::class_<StateGuard, std::shared_ptr<StateGuard>>(m, "StateGuard")
-      .def(py::init<const py::list&, const py::list&, const py::list&, const py::list&, const py::list&>())
+      .def(py::init<const py::list&, const py::list&, const py::list&, const py::list&, const py::list&,
+                    const py::list&>())
       .def("holds", &StateGuard::holds);
   m.def("environment", &environment);
   m.def("make_fast_call", &make_fast_call);

@@ -32,10 +32,18 @@ PyObject* cell_content(const py::object& cell) {
   return PyCell_GET(cell.ptr());
 }
 
+// What lies in a slot, null if nothing does. Reads memory: no attribute hook of the class is asked.
+py::object slot_content(const py::object& live, const py::object& member) {
+  PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(live.ptr()));
+  PyObject* found = Py_TYPE(member.ptr())->tp_descr_get(member.ptr(), live.ptr(), type);
+  if (found == nullptr) PyErr_Clear();
+  return py::reinterpret_steal<py::object>(found);
+}
+
 }  // namespace
 
 StateGuard::StateGuard(const py::list& dicts, const py::list& lists, const py::list& sets,
-                       const py::list& cells, const py::list& globals) {
+                       const py::list& cells, const py::list& globals, const py::list& slots) {
   for (const py::handle& live : dicts) {
     Dict dict{py::reinterpret_borrow<py::object>(live), version_of(live.ptr()), {}};
     PyObject *key = nullptr, *value = nullptr;
@@ -68,6 +76,11 @@ StateGuard::StateGuard(const py::list& dicts, const py::list& lists, const py::l
     if (scope == scopes_.end()) scope = scopes_.insert(scope, {live, version_of(live.ptr()), {}});
     scope->names.emplace_back(name,
                               py::reinterpret_borrow<py::object>(PyDict_GetItem(live.ptr(), name.ptr())));
+  }
+  for (const py::handle& item : slots) {
+    const auto pair = item.cast<py::tuple>();
+    const py::object live = pair[0], member = pair[1];
+    slots_.push_back({live, member, slot_content(live, member)});
   }
 }
 
@@ -110,6 +123,9 @@ bool StateGuard::holds() {
     if (kHasVersions && version == scope.version) continue;
     if (!same_names(scope)) return false;
     scope.version = version;
+  }
+  for (const Slot& slot : slots_) {
+    if (slot_content(slot.live, slot.member).ptr() != slot.saved.ptr()) return false;
   }
   for (const Pair& set : sets_) {
     const int same = PyObject_RichCompareBool(set.live.ptr(), set.saved.ptr(), Py_EQ);

@@ -15,9 +15,9 @@ namespace staticrt::bindings {
 class StateGuard {
  public:
   // dicts, lists: containers whose contents must not change. sets: compared by value. cells: closure cells.
-  // globals: (scope dict, name) pairs.
+  // globals: (scope dict, name) pairs. slots: (object, member descriptor) pairs; a slot may be empty.
   StateGuard(const pybind11::list& dicts, const pybind11::list& lists, const pybind11::list& sets,
-             const pybind11::list& cells, const pybind11::list& globals);
+             const pybind11::list& cells, const pybind11::list& globals, const pybind11::list& slots);
 
   // True while nothing changed. Needs the GIL; never raises.
   bool holds();
@@ -42,6 +42,12 @@ class StateGuard {
     uint64_t version = 0;
     std::vector<std::pair<pybind11::object, pybind11::object>> names;
   };
+  // Saved: what the member descriptor gave, null if the slot is empty.
+  struct Slot {
+    pybind11::object live;
+    pybind11::object member;
+    pybind11::object saved;
+  };
   static bool same_items(const Dict& dict);
   static bool same_names(const Scope& scope);
 
@@ -50,6 +56,7 @@ class StateGuard {
   std::vector<Pair> sets_;
   std::vector<Pair> cells_;
   std::vector<Scope> scopes_;
+  std::vector<Slot> slots_;
 };
 
 }  // namespace staticrt::bindings

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from staticrt.commands.loading import MODEL_HELP, add_model_options
+from staticrt.commands.output import print_json
 from staticrt.errors import OptionError
 from staticrt.models import zoo
 from staticrt.models.bench import gates as gates_module
@@ -114,7 +115,7 @@ def main(arguments: argparse.Namespace) -> int:
     document["complete"] = is_complete
     _save(document, target)
     if target == STDOUT:
-        print(json.dumps(document, allow_nan=False))
+        print_json(document)
     else:
         print(render(document, details=arguments.details))
     if arguments.gates and target != STDOUT:

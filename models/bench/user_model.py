@@ -17,8 +17,9 @@ from torch import nn
 
 from staticrt.commands.call import call, copied
 from staticrt.commands.loading import LoadedModel, prepare_model
+from staticrt.commands.output import print_json
 from staticrt.commands.progress import progress
-from staticrt.errors import InputError, StaticRuntimeError
+from staticrt.errors import StaticRuntimeError
 from staticrt.models.bench.check import difference, leaves
 from staticrt.models.bench.environment import environment
 from staticrt.models.bench.peers import resolve, select
@@ -57,6 +58,10 @@ def bench_model(arguments: argparse.Namespace) -> int:
         expected = call(f"running {loaded.name} eagerly", loaded.eager, *copied(args), **copied(kwargs))
     for name in peers:
         rows[name] = {"peer": name}
+        why = _why_not(name, loaded, args, kwargs)
+        if why is not None:
+            rows[name] |= dict(zip(("status", "reason"), why, strict=True))
+            continue
         try:
             made, seconds, result = _prepare(name, loaded, compiled, args, kwargs)
         except Exception as error:  # a peer that cannot is a row, not the end
@@ -85,6 +90,8 @@ def bench_model(arguments: argparse.Namespace) -> int:
         "rows": list(rows.values()),
     }
     _show(document, arguments.json)
+    if not calls:
+        return 1
     own = rows.get("staticrt", {"status": "ok"})
     return 0 if own["status"] == "ok" else 1
 
@@ -93,6 +100,21 @@ def describe(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     return repr(value)
+
+
+def _why_not(
+    name: str, loaded: LoadedModel, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[str, str] | None:
+    """Status and reason of a peer that has no part in this comparison; None: it has."""
+    if missing := resolve(name).missing():
+        return "not installed", f"pip install {' '.join(missing)}"
+    if name == "staticrt":
+        return None
+    if loaded.eager is None:
+        return "skipped", "an archive of staticrt.save holds no eager form"
+    if name != "eager" and (kwargs or not all(isinstance(a, torch.Tensor) for a in args)):
+        return "skipped", "it takes positional tensors only"
+    return None
 
 
 def _prepare(
@@ -104,21 +126,16 @@ def _prepare(
 ) -> tuple[Callable[..., Any], float, Any]:
     """The peer's callable, seconds from the model to its first answer, and that answer."""
     peer = resolve(name)
-    missing = peer.missing()
-    if missing:
-        raise InputError(f"not installed: {', '.join(missing)}")
     peer.load()
     with progress(f"{name}: preparing"), torch.no_grad():
         begin = time.perf_counter()
         if name == "staticrt":
             made = compiled
-        elif loaded.eager is None:
-            raise InputError("the archive holds no eager form")
         elif name == "eager":
+            assert loaded.eager is not None
             made = loaded.eager
-        elif kwargs or not all(isinstance(a, torch.Tensor) for a in args):
-            raise InputError("it takes positional tensors only")
         else:
+            assert loaded.eager is not None
             module = (
                 copy.deepcopy(loaded.eager) if isinstance(loaded.eager, nn.Module) else _Calls(loaded.eager)
             )
@@ -167,12 +184,11 @@ def _percentiles(times: list[int]) -> Row:
 
 def _show(document: dict[str, Any], target: Path | None) -> None:
     if target is not None:
-        text = json.dumps(document, indent=1, allow_nan=False)
         if str(target) == "-":
-            print(text)
+            print_json(document, indent=1)
             return
         try:
-            target.write_text(text + "\n")
+            target.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
         except OSError as error:
             raise StaticRuntimeError(f"--json {target}: cannot be written: {error.strerror}") from error
     facts = document["environment"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -59,12 +60,11 @@ def export(function: Callable[..., Any], entry: Entry, parts: Sequence[Any]) -> 
 
 
 def _by_name(module: torch.nn.Module, args: Any, kwargs: Any, spec: Structure) -> Any:
-    # With keyword arguments torch.export takes a dict by parameter name.
-    if not kwargs:
+    # With keyword arguments, or *args, torch.export takes a dict by parameter name.
+    signature = inspect.signature(module.forward)
+    if not kwargs and not any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values()):
         return args
-    import inspect
-
-    bound = inspect.signature(module.forward).bind_partial(*args, **kwargs)
+    bound = signature.bind_partial(*args, **kwargs)
     return dict(bound.arguments)
 
 

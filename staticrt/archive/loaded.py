@@ -85,7 +85,7 @@ class _NoState:
     """What `FastPath` asks of a capture's Python state: a loaded program depends on none."""
 
     def native(self) -> _C.StateGuard:
-        return _C.StateGuard([], [], [], [], [])
+        return _C.StateGuard([], [], [], [], [], [])
 
 
 @dataclasses.dataclass(frozen=True)

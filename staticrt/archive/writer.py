@@ -145,6 +145,11 @@ def _add_weights(builder: _C.ArchiveBuilder, engine: Engine, captures: Sequence[
 
 def _parameters(function: Callable[..., Any]) -> list[list[Any]]:
     """Name, kind and default of each parameter of the model's call, as far as JSON holds it."""
+    if hasattr(function, "call_parameters"):  # a model whose arguments have no Python names (ONNX)
+        return [
+            [name, "POSITIONAL_OR_KEYWORD", [literals.encode(None)] if optional else []]
+            for name, optional in function.call_parameters()
+        ]
     call = function.forward if isinstance(function, torch.nn.Module) else function
     try:
         parameters = inspect.signature(call).parameters.values()

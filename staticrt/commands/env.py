@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.metadata
-import json
 import os
 import platform
 import sys
 from pathlib import Path
 from typing import Any
+
+from staticrt.commands.output import print_json
 
 _PACKAGES = (
     "numpy",
@@ -34,7 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     found = environment()
-    print(json.dumps(found) if args.json else _text(found))
+    if args.json:
+        print_json(found)
+    else:
+        print(_text(found))
     return 0
 
 

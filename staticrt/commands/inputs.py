@@ -44,7 +44,20 @@ class TensorSpec:
     text: str = ""
 
     def make(self, generator: torch.Generator) -> torch.Tensor:
-        """Random values: normal floats, small integers, fair booleans."""
+        """Random values: normal floats, small integers, fair booleans.
+
+        Raises:
+            InputError: there is no memory for so many.
+        """
+        try:
+            return self._make(generator)
+        except (RuntimeError, MemoryError, OverflowError) as error:
+            sizes = "x".join(map(str, self.sizes or ()))
+            raise InputError(
+                f"a tensor of {sizes} cannot be made: {str(error).splitlines()[0]}", fix="give smaller sizes"
+            ) from error
+
+    def _make(self, generator: torch.Generator) -> torch.Tensor:
         assert self.sizes is not None
         dtype = self.dtype or torch.float32
         if dtype.is_floating_point or dtype.is_complex:
@@ -169,6 +182,8 @@ def build_inputs(
     def put(name: str, value: Any, what: str) -> None:
         if name and names and name not in names:
             raise InputError(f"{what}: the model has no argument {name!r}", fix=f"it has {', '.join(names)}")
+        if name in keyword:
+            raise InputError(f"{what}: the argument {name!r} is given twice")
         if name:
             keyword[name] = value
         else:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from staticrt.commands.call import call
 from staticrt.commands.loading import add_model_arguments, prepare_model
+from staticrt.commands.output import print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,7 @@ def main(args: argparse.Namespace) -> int:
         document = {"model": loaded.name, "door": loaded.door, "explain": explanation.to_dict()}
         if metrics is not None:
             document["metrics"] = metrics.to_dict()
-        print(json.dumps(document))
+        print_json(document)
         return 0
     print(explanation.details() if args.details else explanation)
     if metrics is not None:

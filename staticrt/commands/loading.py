@@ -134,10 +134,12 @@ def load_model(text: str, init: str = "{}", options: dict[str, Any] | None = Non
     path = Path(text)
     suffix = path.suffix.lower()
     if suffix in (".onnx", ".pt2"):
+        if path.is_dir():
+            raise InputError(f"{text}: is a folder", fix="name the file in it")
         if not path.is_file():
             raise InputError(f"{text}: there is no such file")
         return _load_onnx(path, options or {}) if suffix == ".onnx" else _load_pt2(path, options or {})
-    if ":" not in text:
+    if not text.strip(":") or text[0] == ":" or text[-1] == ":" or ":" not in text:
         raise InputError(f"{text!r} names no model", fix=f"MODEL is {MODEL_HELP}")
     return _load_python(text, init)
 
@@ -173,6 +175,8 @@ def _load_pt2(path: Path, options: dict[str, Any]) -> LoadedModel:
     except Exception as error:
         raise InputError(f"{path}: torch.export.load failed: {_first_line(error)}") from error
     module: Any = program.module()
+    for part in module.modules():  # its code is fixed, and eval() refused: peers read the flag
+        part.training = False
     examples = program.example_inputs
     names, specs = _export_inputs(program)
     args = None
@@ -194,8 +198,11 @@ def _load_archive(path: Path, options: dict[str, Any]) -> LoadedModel:
     import staticrt
 
     loaded = staticrt.load(str(path), **options)
-    names = tuple(name for name, _kind, _default in loaded._parameters)
-    required = sum(not default for _name, _kind, default in loaded._parameters)
+    parameters = loaded._parameters
+    if any(kind.startswith("VAR") for _name, kind, _default in parameters):
+        parameters = []  # *args: any number, no names
+    names = tuple(name for name, _kind, _default in parameters)
+    required = sum(not default for _name, _kind, default in parameters)
     dtypes = {
         leaf["name"]: getattr(torch, str(leaf["dtype"]).removeprefix("torch."))
         for capture in loaded._captures
@@ -251,7 +258,7 @@ def _load_python(text: str, init: str) -> LoadedModel:
     elif callable(found):
         target = found
     else:
-        raise InputError(f"{text} is a {type(found).__name__}, neither an nn.Module nor a function")
+        raise InputError(f"{text} is of type {type(found).__name__}, neither an nn.Module nor a function")
     names, required = _parameters(target)
     return LoadedModel(attribute, "python", found, found, names, (), required)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 from staticrt.commands.loading import MODEL_HELP, add_model_options, names_model
 from staticrt.commands.model_memory import draw_model
+from staticrt.commands.output import print_json
 from staticrt.errors import InputError
 from staticrt.report.drawing import format_bytes, png_possible
 from staticrt.report.memory_plot import load_snapshot, plot
@@ -52,7 +52,7 @@ def main(args: argparse.Namespace) -> int:
     totals = {name: sum(each[key] for each in segments) for name, key in keys}
     if args.json:
         document = {"segments": len(segments), **{f"{name}_bytes": size for name, size in totals.items()}}
-        print(json.dumps({**document, "written": [str(output) for output in outputs]}))
+        print_json({**document, "written": [str(output) for output in outputs]})
         return 0
     print(f"segments:  {len(segments)}")
     for name, size in totals.items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from tabulate import tabulate
 
 from staticrt.commands.call import call
 from staticrt.commands.loading import LoadedModel, prepare_model
+from staticrt.commands.output import print_json
 from staticrt.errors import InputError
 from staticrt.report.arena_plot import ArenaLayout, draw_layout, find_layout
 from staticrt.report.drawing import format_bytes
@@ -40,7 +40,7 @@ def plan_model(args: argparse.Namespace) -> int:
     loaded, layouts = _layouts(args)
     if args.json:
         graphs = [{"graph": name, **_numbers(layout)} for name, layout in layouts]
-        print(json.dumps({"model": loaded.name, "graphs": graphs}))
+        print_json({"model": loaded.name, "graphs": graphs})
         return 0
     for name, layout in layouts:
         print(f"{loaded.name}, {name}: {_summary(layout)}")
@@ -66,7 +66,7 @@ def draw_model(args: argparse.Namespace) -> int:
         written.append(str(path))
     if args.json:
         graphs = [{"graph": name, **_numbers(layout)} for name, layout in layouts]
-        print(json.dumps({"model": loaded.name, "graphs": graphs, "written": written}))
+        print_json({"model": loaded.name, "graphs": graphs, "written": written})
         return 0
     for name, layout in layouts:
         print(f"{loaded.name}, {name}: {_summary(layout)}")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 from staticrt.commands.loading import MODEL_HELP, add_model_options, names_model
 from staticrt.commands.model_memory import plan_model
+from staticrt.commands.output import print_json
 from staticrt.commands.plan_goals import measure_goals
 from staticrt.errors import InputError, StaticRuntimeError
 from staticrt.plan_instances import read_specs
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _print(path: str, result: ArenaPlan, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"file": path, **vars(result)}))
+        print_json({"file": path, **vars(result)})
         return
     print(f"file: {path}")
     print(f"arena_bytes: {result.arena_bytes}")
@@ -59,6 +59,8 @@ def main(args: argparse.Namespace) -> int:
             result = plan(read_specs(path), alignment=args.alignment, effort=args.effort)
         except StaticRuntimeError as error:
             print(f"staticrt plan: {path}: {error}", file=sys.stderr)
+            if args.json:
+                print_json({"file": path, "error": str(error)})
             code = 2
             continue
         _print(path, result, args.json)

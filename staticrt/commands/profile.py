@@ -8,6 +8,7 @@ from tabulate import tabulate
 
 from staticrt.commands.call import call
 from staticrt.commands.loading import add_model_arguments, prepare_model
+from staticrt.commands.output import print_json
 from staticrt.errors import OptionError
 from staticrt.report.profile import ProfileReport, profile
 
@@ -39,7 +40,7 @@ def main(args: argparse.Namespace) -> int:
     if args.trace:
         report.to_chrome_trace(args.trace)
     if args.json:
-        print(report.to_json())
+        print_json(report.to_dict())
         return 0
     if args.by == "node":
         print(report.summary())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from staticrt.commands.call import call, copied, describe_result
 from staticrt.commands.loading import LoadedModel, add_model_arguments, prepare_model
+from staticrt.commands.output import print_json
 from staticrt.errors import InputError, OptionError
 
 
@@ -32,6 +32,8 @@ def main(args: argparse.Namespace) -> int:
         raise OptionError("--rtol and --atol are given together or not at all")
     if args.save and Path(args.save).suffix not in (".pt", ".pth"):
         raise OptionError(f"--save {args.save}: name it .pt")
+    if args.save and not Path(args.save).absolute().parent.is_dir():
+        raise OptionError(f"--save {args.save}: there is no such folder")
     loaded, compiled, inputs, keywords = prepare_model(args)
     before = copied((inputs, keywords))
     begin = time.perf_counter()
@@ -50,7 +52,10 @@ def main(args: argparse.Namespace) -> int:
     if args.save:
         leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         torch.save(leaves[0] if len(leaves) == 1 else leaves, args.save)
-    print(json.dumps(document) if args.json else _text(document))
+    if args.json:
+        print_json(document)
+    else:
+        print(_text(document))
     return code
 
 
@@ -62,7 +67,7 @@ def _check(
     inputs, keywords = copied(before)
     expected = call(f"running {loaded.name} eagerly", loaded.eager, *inputs, **keywords)
     try:
-        torch.testing.assert_close(result, expected, rtol=args.rtol, atol=args.atol, equal_nan=True)
+        _assert_close(result, expected, args.rtol, args.atol)
     except AssertionError as error:
         found = {"ok": False, "difference": str(error)}
         if hasattr(compiled, "compare"):
@@ -74,6 +79,30 @@ def _check(
             found["first_off"] = str(report)
         return found
     return {"ok": True}
+
+
+def _assert_close(result: Any, expected: Any, rtol: float | None, atol: float | None) -> None:
+    """As `torch.testing.assert_close`, of any results: what is no tensor or number is compared with ==."""
+    found, structure = pytree.tree_flatten_with_path(result)
+    wanted, expected_structure = pytree.tree_flatten_with_path(expected)
+    if structure != expected_structure:
+        raise AssertionError(f"the results' structures differ: {structure} is not {expected_structure}")
+    for (path, value), (_path, right) in zip(found, wanted, strict=True):
+        numbers = (torch.Tensor, int, float, complex)
+        if isinstance(value, numbers) and isinstance(right, numbers):
+            try:
+                torch.testing.assert_close(value, right, rtol=rtol, atol=atol, equal_nan=True)
+            except AssertionError as error:
+                raise AssertionError(f"{pytree.keystr(path) or 'result'}: {error}") from None
+        elif type(value) is not type(right) or not _same(value, right):
+            raise AssertionError(f"{pytree.keystr(path) or 'result'} is {value!r}, expected {right!r}")
+
+
+def _same(value: Any, right: Any) -> bool:
+    try:
+        return bool(value == right)
+    except Exception:  # an object of the model's own that cannot be compared, such as one that holds tensors
+        return True
 
 
 def _text(document: dict[str, Any]) -> str:

@@ -259,13 +259,18 @@ def _slots_of(value: Any) -> dict[str, Any] | None:
         "__slots__" in vars(each) for each in type(value).__mro__
     ):
         return None
-    names = {
-        name
-        for each in type(value).__mro__
-        for name, member in vars(each).items()
+    names = sorted({member.__name__ for member in _members(type(value))})
+    return {name: getattr(value, name) for name in names if hasattr(value, name)} if names else None
+
+
+def _members(kind: type) -> list[types.MemberDescriptorType]:
+    """What reads the slots of a class's objects."""
+    return [
+        member
+        for each in kind.__mro__
+        for member in vars(each).values()
         if isinstance(member, types.MemberDescriptorType) and each.__module__ != "builtins"
-    }
-    return {name: getattr(value, name) for name in sorted(names) if hasattr(value, name)} if names else None
+    ]
 
 
 def _same_slots(value: Any, saved: dict[str, Any]) -> bool:
@@ -326,7 +331,8 @@ class StateGuard:
     def native(self) -> _C.StateGuard | None:
         """The same check in C++, or None if the snapshot holds what only Python compares."""
         lists = [live for _path, live, _saved in self._snapshot._lists]
-        if self._slots or self._buffers or any(type(live) is not list for live in lists):
+        local = any(isinstance(live, threading.local) for live, _saved in self._slots)
+        if local or self._buffers or any(type(live) is not list for live in lists):
             return None
         return _C.StateGuard(
             [live for _path, live, _saved in self._snapshot._dicts],
@@ -334,6 +340,7 @@ class StateGuard:
             [live for live, _saved in self._sets],
             [cell for cell, _saved in self._cells],
             [(scope, name) for scope, name, _saved in self._globals],
+            [(live, member) for live, _saved in self._slots for member in _members(type(live))],
         )
 
     def changes(self) -> list[str]:

@@ -66,6 +66,10 @@ class OnnxModule(torch.nn.Module):
         outputs = [_leave(value, own) for value in self._program.run(Scope(tensors), values)]
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
+    def call_parameters(self) -> list[tuple[str, bool]]:
+        """Names of the call's arguments and whether each may be left out; names of ONNX are no Python names."""
+        return [(info.name, bool(info.optional)) for info in self.inputs]
+
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """Positional arguments as `forward` computes with them: arrays as tensors, deciding values as numbers.
 

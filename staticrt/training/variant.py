@@ -160,7 +160,7 @@ class Variant:
         for optimizer in self._optimizers:
             dicts = [optimizer.state, *optimizer.state.values()]
             lists = [optimizer.param_groups, *(group["params"] for group in optimizer.param_groups)]
-            guard = _C.StateGuard(dicts, lists, [], [], [])
+            guard = _C.StateGuard(dicts, lists, [], [], [], [])
             self._guards.append((optimizer.state, optimizer.param_groups, guard))
 
     # -- running -------------------------------------------------------------------------------------------------------
