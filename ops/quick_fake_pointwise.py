@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from staticrt.ops.quick_fakes import format_strides, is_contiguous, new, rule, same
+from staticrt.ops.quick_fakes import format_strides, is_contiguous, new, rule, same, same_stride
 
 aten = torch.ops.aten
 
@@ -99,7 +99,7 @@ def _fits(a: Any, b: Any, kwargs: dict[str, Any]) -> bool:
         return False
     if not is_contiguous(a) or not is_contiguous(b):
         same_sizes = b.dim() == a.dim() and all(map(same, a.shape, b.shape))
-        return same_sizes and all(map(same, strides, b.stride()))
+        return same_sizes and all(map(same_stride, strides, b.stride()))
     return b.dim() <= a.dim() and all(
         same(own, other) or (isinstance(other, int) and other == 1)
         for own, other in zip(reversed(a.shape), reversed(b.shape), strict=False)

@@ -31,17 +31,29 @@ def rule(*ops: Any) -> Callable[[Rule], Rule]:
 
 
 def new(
-    mode: Any, sizes: Sequence[Any], like: torch.Tensor, strides: Sequence[Any] | None = None
+    mode: Any,
+    sizes: Sequence[Any],
+    like: torch.Tensor,
+    strides: Sequence[Any] | None = None,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """A fake tensor of `like`'s dtype and device, contiguous unless strides are given."""
+    """A fake tensor of `like`'s dtype and device, contiguous unless other things are given."""
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.utils._mode_utils import no_dispatch
 
     sizes = list(sizes)
+    dtype = dtype or like.dtype
+    if strides is None:
+        strides = contiguous_strides(mode, sizes)
+    # A tensor of symbolic sizes takes torch dozens of symbolic operations. Made once, it is copied with a storage of
+    # its own, as its identity is what tells aliases.
+    templates = mode.__dict__.setdefault("_staticrt_templates", {})
+    key = (dtype, *map(_expr, sizes), *map(_expr, strides))
     with no_dispatch():
-        if strides is None:
-            strides = contiguous_strides(mode, sizes)
-        meta = torch.empty_strided(sizes, strides, dtype=like.dtype, device="meta")
+        template = templates.get(key)
+        if template is None:
+            template = templates[key] = torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
+        meta = torch._lazy_clone(template)
     return FakeTensor(mode, meta, like.device)
 
 
@@ -81,6 +93,31 @@ def _expanded(expr: Any) -> Any:
     return sympy.expand(expr)
 
 
+@functools.lru_cache(maxsize=4096)
+def _without_floors(expr: Any) -> Any:
+    """An expression with `Max(1, size)` read as `size`, as torch writes strides of sizes that may be 0."""
+    import sympy
+    from torch.utils._sympy.functions import Max
+
+    if not expr.has(Max):
+        return expr
+    kept = expr.replace(
+        lambda part: isinstance(part, Max) and len(part.args) == 2 and part.args[0] == 1,
+        lambda part: part.args[1],
+    )
+    return sympy.expand(kept)
+
+
+def same_stride(a: Any, b: Any) -> bool:
+    """Whether two strides are equal wherever no size is 0; strides of empty tensors mean nothing."""
+    if same(a, b):
+        return True
+    x, y = _expr(a), _expr(b)
+    if isinstance(x, int) or isinstance(y, int):
+        return False
+    return bool(_expanded(_without_floors(x)) == _expanded(_without_floors(y)))
+
+
 def agree(a: Any, b: Any) -> bool:
     """Whether two sizes are equal, guarding on it where both are the caller's."""
     if same(a, b):
@@ -95,7 +132,7 @@ def agree(a: Any, b: Any) -> bool:
 def is_contiguous(x: torch.Tensor) -> bool:
     """Whether the strides are row-major as expressions: decided without guards."""
     strides = x.stride()
-    return all(same(a, b) for a, b in zip(strides, contiguous_strides(x.fake_mode, x.shape), strict=True))  # type: ignore[attr-defined]
+    return all(map(same_stride, strides, contiguous_strides(x.fake_mode, x.shape)))  # type: ignore[attr-defined]
 
 
 def format_strides(x: torch.Tensor, sizes: Sequence[Any]) -> list[Any] | None:
@@ -105,7 +142,7 @@ def format_strides(x: torch.Tensor, sizes: Sequence[Any]) -> list[Any] | None:
         return contiguous_strides(mode, sizes)
     if x.dim() not in (4, 5):
         return None
-    if not all(map(same, x.stride(), channels_last_strides(mode, x.shape))):
+    if not all(map(same_stride, x.stride(), channels_last_strides(mode, x.shape))):
         return None
     return channels_last_strides(mode, sizes)
 
@@ -119,7 +156,7 @@ def channels_last_strides(mode: Any, sizes: Sequence[Any]) -> list[Any]:
 
 @functools.cache
 def _load_rules() -> None:
-    for name in ("quick_fake_rules", "quick_fake_pointwise"):
+    for name in ("quick_fake_rules", "quick_fake_pointwise", "quick_fake_images"):
         importlib.import_module(f"staticrt.ops.{name}")
 
 

@@ -9,6 +9,8 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from staticrt.ops.quick_fakes import same
+
 
 def number(value: Any) -> Any:
     """The number behind an argument: a node's symbolic value, or the literal itself."""
@@ -22,9 +24,17 @@ def known_equal(a: Any, b: Any) -> bool:
         return a is b
     if isinstance(a, int) and isinstance(b, int):
         return a == b
-    if isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt) and a.node.expr == b.node.expr:
+    if same(a, b):
         return True
+    if _differ_here(a, b):
+        return False
     return bool(statically_known_true(a == b))
+
+
+def _differ_here(a: Any, b: Any) -> bool:
+    """Whether the sizes the graph was captured with show that two are not equal for every input."""
+    hints = [x.node.hint if isinstance(x, torch.SymInt) else x for x in (a, b)]
+    return None not in hints and hints[0] != hints[1]
 
 
 def known_equal_all(a: Sequence[Any], b: Sequence[Any]) -> bool:
