@@ -127,8 +127,8 @@ bool place_in_order(std::span<const int64_t> sizes, const Conflicts& conflicts,
   return true;
 }
 
-// Whether most of the peak is items that live for a third of the time and longer: placed first, they lie in one
-// block at the bottom, and what comes and goes is packed above.
+// Whether most of the peak is items that live for a third of the time and longer: placed first, they lie in
+// one block at the bottom, and what comes and goes is packed above.
 bool long_lived_dominate(std::span<const Item> ranges, std::span<const int64_t> load) {
   const auto peak = std::max_element(load.begin(), load.end());
   if (peak == load.end()) return false;

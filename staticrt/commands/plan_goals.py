@@ -66,7 +66,9 @@ def _challenging(instances: dict[str, Specs]) -> bool:
         print(f"       {name}: arena {result.arena_bytes}, bound {result.lower_bound}, {time_s:.2f} s")
     met = not missed and max(seconds) <= 10 and sum(seconds) <= 10
     return _line(
-        "M3", met, f"above 1 MiB: {', '.join(missed) or 'none'}; slowest {max(seconds):.2f} s, sum {sum(seconds):.2f} s (<= 10)"
+        "M3",
+        met,
+        f"above 1 MiB: {', '.join(missed) or 'none'}; slowest {max(seconds):.2f} s, sum {sum(seconds):.2f} s (<= 10)",
     )
 
 
