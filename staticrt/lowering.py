@@ -136,9 +136,7 @@ class _Lowering:
 
     def _get_attr(self, node: fx.Node) -> None:
         value = operator.attrgetter(str(node.target))(self.module)
-        if isinstance(
-            value, (fx.GraphModule, torch.ScriptObject)
-        ):  # a body; an argument of its schema's class
+        if isinstance(value, fx.GraphModule):
             self.values[node] = value
         else:
             self.values[node] = self.builder.constant(value, node.name)

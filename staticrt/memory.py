@@ -201,8 +201,8 @@ class Device:
         if fraction is not None and bytes is not None:
             raise AllocatorError("set_limit takes fraction= or bytes=, not both")
         if fraction is not None:
-            if not 0 <= fraction <= 1:
-                raise AllocatorError(f"fraction is {fraction}", fix="give a number from 0 to 1")
+            if isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 <= fraction <= 1:
+                raise AllocatorError(f"fraction is {fraction!r}", fix="give a number from 0 to 1")
             bytes = int(fraction * self.total_bytes)
         self._handle.set_limit(None if bytes is None else _count("bytes", bytes))
 
@@ -311,7 +311,13 @@ def record_history(
 
 
 def set_metadata(text: str) -> None:
-    """A text that every action of this thread carries in the history from now on; "" ends it."""
+    """A text that every action of this thread carries in the history from now on; "" ends it.
+
+    Raises:
+        AllocatorError: it is no text.
+    """
+    if not isinstance(text, str):
+        raise AllocatorError(f"the metadata is {text!r}", fix="give a string")
     _C.set_memory_metadata(text)
 
 

@@ -18,9 +18,10 @@ _numbers = itertools.count(1)
 class Pool:
     """A private pool of one device.
 
-    `with pool:` routes allocations of this thread to it; contexts nest, the innermost serves. Its memory goes to
-    nobody else while the pool lives, except to requests of the default pool that would fail (`use_on_oom`).
-    The pool ends with its last reference: live memory in it stays valid, free memory goes back.
+    `with pool:` routes allocations of this thread to it; contexts of several pools nest, the innermost serves. A
+    pool has one context at a time, in one thread (AllocatorError otherwise). Its memory goes to nobody else while
+    the pool lives, except to requests of the default pool that would fail (`use_on_oom`). The pool ends with its
+    last reference: live memory in it stays valid, free memory goes back.
 
     Args:
         use_on_oom: its free blocks serve the default pool before that is out of memory.

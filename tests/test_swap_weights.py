@@ -1,6 +1,7 @@
 """Weights swapped under load: each call sees one version."""
 
 import threading
+import time
 
 import pytest
 import torch
@@ -42,11 +43,15 @@ def test_calls_see_one_version_each():
         thread.start()
     for version in range(2, 200):
         fast.swap_weights({"a": torch.full((64,), float(version)), "b": torch.full((64,), float(version))})
+        if version % 50 == 0:  # however busy the machine is, calls end between swaps
+            until = time.monotonic() + 60
+            while version not in seen and time.monotonic() < until:
+                time.sleep(0.001)
     stop.set()
     for thread in threads:
         thread.join()
     assert not problems
-    assert len(seen) > 1
+    assert {50.0, 100.0, 150.0} <= seen
     with torch.no_grad():
         assert float(fast(x)[1]) == 199
     assert float(module.a.detach()[0]) == 199

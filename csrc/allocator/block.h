@@ -12,10 +12,12 @@
 // the block's pages: nobody takes or merges it, and it is in no index.
 //
 // Thread safety: none, except that address, size, slot, pool and id of a Live block may be read without
-// a lock by whoever was given its address.
+// a lock by whoever was given its address, and that the address alone may be read of any block at any time
+// (LooseAddr): a thread cache looks whether a block it remembers is still the one at an address it was given.
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <bit>
 #include <cstddef>
 
@@ -58,8 +60,24 @@ constexpr bool allowed(BlockState from, BlockState to) {
 // Streams of a use set, one bit per slot; slots from 31 on share the last bit and a side table.
 inline constexpr uint32_t kManyUses = 1u << 31;
 
+// An address that is written under the core mutex and may be read without.
+class LooseAddr {
+ public:
+  LooseAddr(Addr address = kNullAddr) : address_(address) {}
+  LooseAddr(const LooseAddr& other) : address_(other) {}
+  LooseAddr& operator=(const LooseAddr& other) { return *this = static_cast<Addr>(other); }
+  LooseAddr& operator=(Addr address) {
+    std::atomic_ref<Addr>(address_).store(address, std::memory_order_relaxed);
+    return *this;
+  }
+  operator Addr() const { return std::atomic_ref<Addr>(address_).load(std::memory_order_relaxed); }
+
+ private:
+  mutable Addr address_;  // atomic_ref takes no const object (C++20)
+};
+
 struct Block {
-  Addr address = kNullAddr;
+  LooseAddr address;
   Bytes size = 0;
   Bytes requested = 0;  // by the user; 0 unless active
   BlockId prev = 0, next = 0;

@@ -20,20 +20,43 @@ uint64_t Trace::slow_ticks() {
 namespace {
 #endif
 
-// Two readings of both clocks, as far apart as the process is old, give the rate.
-struct Clock {
-  uint64_t ticks = Trace::ticks();
-  int64_t us = now_us();
-};
-const Clock kStart;
+// Both clocks at one moment: of a few readings, the one that took least in between.
+struct Moment {
+  uint64_t ticks = 0;
+  int64_t us = 0;
 
-int64_t us_of(uint64_t ticks) {
-  const Clock now;
-  const double passed = static_cast<double>(now.ticks - kStart.ticks);
-  if (passed <= 0) return kStart.us;
-  const double rate = static_cast<double>(now.us - kStart.us) / passed;
-  return kStart.us + static_cast<int64_t>(static_cast<double>(ticks - kStart.ticks) * rate);
-}
+  static Moment now() {
+    Moment best;
+    uint64_t least = ~uint64_t{0};
+    for (int i = 0; i < 3; ++i) {
+      const uint64_t before = Trace::ticks();
+      const int64_t us = now_us();
+      const uint64_t between = Trace::ticks() - before;
+      if (between < least) best = {before + between / 2, us};
+      least = std::min(least, between);
+    }
+    return best;
+  }
+};
+const Moment kStart = Moment::now();
+
+// Microseconds of ticks. Two moments, as far apart as the process is old, give the rate: one for all that is
+// read at once, so that times keep the order of ticks.
+class Times {
+ public:
+  Times() {
+    const Moment now = Moment::now();
+    if (now.ticks > kStart.ticks && now.us > kStart.us)
+      us_per_tick_ = static_cast<double>(now.us - kStart.us) / static_cast<double>(now.ticks - kStart.ticks);
+  }
+  int64_t us_of(uint64_t ticks) const {
+    const double passed = ticks <= kStart.ticks ? 0 : static_cast<double>(ticks - kStart.ticks);
+    return kStart.us + static_cast<int64_t>(passed * us_per_tick_);
+  }
+
+ private:
+  double us_per_tick_ = 0;
+};
 
 // Texts by number, for the life of the process: records outlive the threads that made them.
 class Texts {
@@ -108,6 +131,7 @@ void Trace::add(Action action, Addr address, Bytes size, StreamId stream, uint32
       ticks(), address, size, stream, pool_name, Trace::texts_.metadata, Trace::texts_.compile, action};
   if (!trackers_.empty()) {
     undelivered_.push_back(entry_of(record, context));
+    undelivered_.back().time_us = now_us();
     undelivered_any_ = true;
   }
   if (!options_.on || (options_.skip_actions >> static_cast<int>(action)) & 1) return;
@@ -132,13 +156,14 @@ uint32_t Trace::name_pool(PoolId id) {
   return static_cast<uint32_t>(pool_names_.size() - 1);
 }
 
+// All but the time.
 TraceEntry Trace::entry_of(const TraceRecord& record, const Context& context) const {
   return {record.action,
           record.address,
           record.size,
           record.stream,
           pool_names_[record.pool_name],
-          us_of(record.ticks),
+          /*time_us=*/0,
           texts().text(record.metadata),
           texts().text(record.compile_context),
           context};
@@ -147,9 +172,11 @@ TraceEntry Trace::entry_of(const TraceRecord& record, const Context& context) co
 std::vector<TraceEntry> Trace::entries() const {
   std::vector<TraceEntry> found;
   found.reserve(ring_.size());
+  const Times times;
   for (size_t i = 0; i < ring_.size(); ++i) {
     const size_t at = (next_ + i) % ring_.size();
     found.push_back(entry_of(ring_[at], at < contexts_.size() ? contexts_[at] : nullptr));
+    found.back().time_us = times.us_of(ring_[at].ticks);
   }
   return found;
 }

@@ -125,7 +125,7 @@ class Validation {
       const Block& block = core_.blocks[id];
       const bool wants = block.state != BlockState::unmapped;
       // Both ends of a block; V1 and page granularity cover the middle.
-      for (const Addr at : {block.address, block.end() - 1})
+      for (const Addr at : {Addr{block.address}, block.end() - 1})
         if ((core_.pages.segment_of(at) == segment.id) != wants)
           return fail("V8: the page map ", wants ? "misses" : "still has", " block ", id, " of segment ",
                       segment.id);
@@ -141,7 +141,7 @@ class Validation {
     if (page != segment.pages.begin()) --page;
     Bytes covered = 0;
     for (; page != segment.pages.end() && page->first < block.end(); ++page) {
-      const Addr low = std::max(page->first, block.address);
+      const Addr low = std::max(page->first, Addr{block.address});
       const Addr high = std::min(page->first + page->second.size, block.end());
       if (low < high) covered += high - low;
     }

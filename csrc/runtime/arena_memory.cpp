@@ -1,7 +1,9 @@
 #include "runtime/arena_memory.h"
 
 #include "allocator/allocator.h"
+#include "allocator/core.h"
 #include "allocator/devices.h"
+#include "allocator/inspector.h"
 #include "common/error.h"
 
 namespace staticrt {
@@ -18,6 +20,14 @@ void release(void* address) {
   static_cast<void>(status);
 }
 
+// Whether the limit allows `wanted` bytes if `held` ones are given back for them.
+bool fits_instead(int64_t held, int64_t wanted) {
+  const alloc::Budget& budget = host().core().budget;
+  if (!budget.limited()) return true;
+  const int64_t live = host().inspector().stats().of(alloc::Gauge::allocated_bytes).current;
+  return static_cast<alloc::Bytes>(live - held + wanted) <= budget.limit();
+}
+
 }  // namespace
 
 at::DataPtr allocate_arena(int64_t size_bytes) {
@@ -31,6 +41,29 @@ at::DataPtr allocate_arena(int64_t size_bytes) {
   }
   void* const data = reinterpret_cast<void*>(address);
   return {data, data, &release, at::kCPU};
+}
+
+void grow_arena(at::DataPtr& data, int64_t& size_bytes, int64_t wanted_bytes) {
+  const int64_t held = size_bytes;
+  if (held == 0 || !fits_instead(held, wanted_bytes)) {
+    data = allocate_arena(wanted_bytes);
+    size_bytes = wanted_bytes;
+    return;
+  }
+  // Given back first: both at once are never needed.
+  data.clear();
+  size_bytes = 0;
+  try {
+    data = allocate_arena(wanted_bytes);
+    size_bytes = wanted_bytes;
+  } catch (const OutOfMemoryError&) {
+    try {
+      data = allocate_arena(held);
+      size_bytes = held;
+    } catch (const OutOfMemoryError&) {  // the first error says more
+    }
+    throw;
+  }
 }
 
 void release_idle_arena_memory() {

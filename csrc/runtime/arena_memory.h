@@ -14,6 +14,11 @@ namespace staticrt {
 // Throws OutOfMemoryError, with what the allocator tried; nothing has changed then.
 at::DataPtr allocate_arena(int64_t size_bytes);
 
+// Makes an arena of `size_bytes` one of at least `wanted_bytes`, with other contents. Throws as above: the
+// arena is then as large as it was, so that programs which it was large enough for still run, unless somebody
+// took its memory meanwhile (then it is empty).
+void grow_arena(at::DataPtr& data, int64_t& size_bytes, int64_t wanted_bytes);
+
 // Returns what no arena uses to the system.
 void release_idle_arena_memory();
 

@@ -320,4 +320,14 @@ std::shared_ptr<const FixedState> FixedValues::acquire(std::span<const InputView
   return state;
 }
 
+c10::IValue FixedValues::value_of(const FixedState& state, ValueId id) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return state.values_.at(id).value;
+}
+
+char* FixedValues::data_of(const FixedState& state, const DerivedBytes& derived) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return const_cast<char*>(state.derived_.at(derived.key).data.get());
+}
+
 }  // namespace staticrt

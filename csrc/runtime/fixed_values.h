@@ -121,13 +121,10 @@ class FixedValues {
   // Bytes taken of what was offered.
   int64_t taken_bytes() const { return taken_bytes_; }
 
-  // REQUIRES: acquire() was asked for it in this state.
-  static const c10::IValue& value_of(const FixedState& state, ValueId id) {
-    return state.values_.at(id).value;
-  }
-  static char* data_of(const FixedState& state, const DerivedBytes& derived) {
-    return const_cast<char*>(state.derived_.at(derived.key).data.get());
-  }
+  // REQUIRES: acquire() was asked for it in this state. Under the mutex: for another signature another thread
+  // may be adding to the same state.
+  c10::IValue value_of(const FixedState& state, ValueId id) const;
+  char* data_of(const FixedState& state, const DerivedBytes& derived) const;
 
  private:
   class Computation;
@@ -139,7 +136,7 @@ class FixedValues {
   const bool checks_;
   std::vector<bool> fixed_;           // per value
   std::vector<uint32_t> definition_;  // per value: its node
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::shared_ptr<FixedState> latest_;
   std::map<std::string, PackedBytes> offered_;
   std::vector<WeightStamp> offered_stamps_;  // per program input

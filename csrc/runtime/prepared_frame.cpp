@@ -81,21 +81,18 @@ void PreparedFrame::follow_weights(std::span<const InputView> inputs) {
   const RunState state;  // the nodes behind them may run
   fixed_ = p.fixed_->acquire(inputs, p.fixed_values_, p.derived_);
   for (const auto& [base, id] : p.fixed_bases_) {
-    const at::Tensor& tensor = FixedValues::value_of(*fixed_, id).toTensor();
+    const at::Tensor tensor = p.fixed_->value_of(*fixed_, id).toTensor();
     bases_[static_cast<size_t>(base)] = const_cast<char*>(static_cast<const char*>(tensor.const_data_ptr()));
   }
-  for (const ValueId id : p.fixed_slots_) slots_[id] = FixedValues::value_of(*fixed_, id);
-  for (const DerivedBytes& bytes : p.derived_) bases_[bytes.base] = FixedValues::data_of(*fixed_, bytes);
+  for (const ValueId id : p.fixed_slots_) slots_[id] = p.fixed_->value_of(*fixed_, id);
+  for (const DerivedBytes& bytes : p.derived_) bases_[bytes.base] = p.fixed_->data_of(*fixed_, bytes);
 }
 
 void PreparedFrame::move_to(Arena& arena) {
   const PreparedProgram& p = *prepared_;
   if (p.stats_.arena_bytes > arena.size_bytes) {
-    arena.data.clear();
-    arena.size_bytes = 0;
-    ++arena.generation;
-    arena.data = allocate_arena(p.stats_.arena_bytes);
-    arena.size_bytes = p.stats_.arena_bytes;
+    ++arena.generation;  // also if it fails: the bytes may lie elsewhere then
+    grow_arena(arena.data, arena.size_bytes, p.stats_.arena_bytes);
   }
   if (arena_generation_ == arena.generation) return;
   arena_ = static_cast<char*>(arena.data.get());
@@ -324,7 +321,7 @@ void PreparedFrame::materialize(ValueId value) {
   if (!slots_[value].isNone() || !p.records_[value].is_tensor) return;
   const ValueId owner = p.records_[value].owner;
   if (!p.is_fixed_result_.empty() && p.is_fixed_result_[owner] && slots_[owner].isNone()) {
-    slots_[owner] = FixedValues::value_of(*p.fixed_->acquire(inputs_, std::span(&owner, 1), {}), owner);
+    slots_[owner] = p.fixed_->value_of(*p.fixed_->acquire(inputs_, std::span(&owner, 1), {}), owner);
     if (owner == value) return;
   }
   slots_[value] = !slots_[owner].isNone() && owner != value ? view_of_owner(value) : shell(value);

@@ -10,8 +10,6 @@ import threading
 import weakref
 from types import TracebackType
 
-from staticrt.capture.overrides import decisions
-
 
 class _Marks:
     count = 0
@@ -31,16 +29,9 @@ def reset_marks() -> None:
 
 
 class Pending:
-    """A backward that may still need what its forward saved. Whoever will run it keeps this object.
+    """A backward that may still need what its forward saved. Whoever will run it keeps this object."""
 
-    Args:
-        captured: whether it is to be captured, as overrides said where its forward ran.
-    """
-
-    __slots__ = ("__weakref__", "captured")
-
-    def __init__(self, captured: bool = True) -> None:
-        self.captured = captured
+    __slots__ = ("__weakref__",)
 
 
 class Generations:
@@ -72,7 +63,7 @@ class Generations:
 
     def new_pending(self) -> Pending:
         """A forward ran; its backward will need its outputs while the result lives."""
-        token = Pending(decisions()[1])
+        token = Pending()
         self._tokens.add(token)
         return token
 

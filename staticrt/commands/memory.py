@@ -35,8 +35,10 @@ def main(args: argparse.Namespace) -> int:
     snapshot = load_snapshot(args.file)
     if args.device < 0:
         raise InputError(f"device number is {args.device}")
-    segments = [each for each in snapshot["segments"] if each.get("device", 0) == args.device]
+    keys = (("reserved", "total_size"), ("active", "active_size"), ("allocated", "allocated_size"))
     try:
+        segments = [each for each in snapshot["segments"] if each.get("device", 0) == args.device]
+        totals = {name: sum(each[key] for each in segments) for name, key in keys}
         drawing = plot(snapshot, args.device)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise InputError(f"this is no memory snapshot: {error!r}", at=args.file) from error
@@ -48,8 +50,6 @@ def main(args: argparse.Namespace) -> int:
             outputs.append(outputs[0].with_suffix(".png"))
     for output in outputs:
         drawing.save(output)
-    keys = (("reserved", "total_size"), ("active", "active_size"), ("allocated", "allocated_size"))
-    totals = {name: sum(each[key] for each in segments) for name, key in keys}
     if args.json:
         document = {"segments": len(segments), **{f"{name}_bytes": size for name, size in totals.items()}}
         print_json({**document, "written": [str(output) for output in outputs]})

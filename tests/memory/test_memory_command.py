@@ -149,6 +149,11 @@ def test_command_writes_png_with_matplotlib(run_file, tmp_path, capsys, monkeypa
         (pickle.dumps([1, 2]), "this is no memory snapshot"),
         (pickle.dumps({"segments": 3}), "this is no memory snapshot"),
         (pickle.dumps({"segments": [{"stream": 0}]}), "this is no memory snapshot"),
+        (pickle.dumps({"segments": [5]}), "this is no memory snapshot"),
+        (
+            pickle.dumps({"segments": [dict.fromkeys(("address", "total_size", "stream"), 0)]}),
+            "no memory snapshot",
+        ),
         (b"cos\nsystem\n(S'true'\ntR.", "it wants to load os.system"),
     ],
 )

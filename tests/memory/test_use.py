@@ -118,7 +118,13 @@ def test_limits(sim):
     sim.set_limit()
     sim.allocate(30 * MIB)
     sim.free(a)
-    for wrong in ({"fraction": 1.5}, {"fraction": -0.1}, {"fraction": float("nan")}, {"bytes": -1}):
+    for wrong in (
+        {"fraction": 1.5},
+        {"fraction": -0.1},
+        {"fraction": float("nan")},
+        {"fraction": "half"},
+        {"bytes": -1},
+    ):
         with pytest.raises(AllocatorError, match=r"fraction is|bytes is"):
             sim.set_limit(**wrong)
     with pytest.raises(AllocatorError, match="not both"):

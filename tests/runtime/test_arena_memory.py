@@ -94,6 +94,26 @@ def test_out_of_memory_names_the_arena_and_loses_nothing(model, prepared):
         torch.testing.assert_close(fast(large), model(large))
 
 
+@pytest.mark.parametrize("limit", [0, 3 * MIB, 6 * MIB])
+def test_an_arena_that_cannot_grow_stays(model, limit):
+    """Even under a limit below what is held: sizes that ran before need no new memory."""
+    fast = staticrt.compile(model)
+    small, large = torch.randn(1000, 64), torch.randn(4096, 64)
+    for _ in range(2):
+        fast(small)
+    staticrt.memory.set_limit(bytes=limit, device="cpu")
+    try:
+        for _ in range(2):  # sizes of their own are seen, and prepared for
+            error_of(fast, large, model(large))
+        for _ in range(3):
+            torch.testing.assert_close(fast(small), model(small))
+            assert "arena of a compiled program" in error_of(fast, large, model(large))
+    finally:
+        staticrt.memory.set_limit(device="cpu")
+    for _ in range(3):
+        torch.testing.assert_close(fast(large), model(large))
+
+
 def test_a_dropped_model_gives_its_arena_back(model):
     before = allocated()
     fast = staticrt.compile(model)

@@ -121,6 +121,14 @@ TEST(I5_actions_and_times) {
   device.free(device.alloc(20 * MiB));
   device.empty_cache();
   device.try_alloc(200 * MiB);
+  // Times keep the order of what happened, in every reading of them.
+  for (int i = 0; i < 2000; ++i) {
+    int64_t last = 0;
+    for (const TraceEntry& entry : device.allocator().core().trace.entries()) {
+      EXPECT(entry.time_us >= last);
+      last = entry.time_us;
+    }
+  }
   std::vector<Action> actions;
   int64_t last = 0;
   for (const TraceEntry& entry : device.inspector().snapshot().trace) {
