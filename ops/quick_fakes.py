@@ -156,7 +156,7 @@ def channels_last_strides(mode: Any, sizes: Sequence[Any]) -> list[Any]:
 
 @functools.cache
 def _load_rules() -> None:
-    for name in ("quick_fake_rules", "quick_fake_pointwise", "quick_fake_images"):
+    for name in ("quick_fake_rules", "quick_fake_pointwise", "quick_fake_images", "quick_fake_quantized"):
         importlib.import_module(f"staticrt.ops.{name}")
 
 

@@ -136,7 +136,9 @@ class _Lowering:
 
     def _get_attr(self, node: fx.Node) -> None:
         value = operator.attrgetter(str(node.target))(self.module)
-        if isinstance(value, fx.GraphModule):
+        if isinstance(
+            value, (fx.GraphModule, torch.ScriptObject)
+        ):  # a body; an argument of its schema's class
             self.values[node] = value
         else:
             self.values[node] = self.builder.constant(value, node.name)

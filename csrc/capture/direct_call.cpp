@@ -4,9 +4,10 @@
 
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <unordered_map>
 #include <utility>
+
+#include "capture/unpack.h"
 
 namespace staticrt::capture {
 namespace {
@@ -16,28 +17,6 @@ constexpr c10::DispatchKeySet kCpu(c10::DispatchKey::CPU);
 using T = const at::Tensor&;
 using Out = at::Tensor&;
 using S = const at::Scalar&;
-
-// What an argument is held as during the call.
-template <class Arg>
-decltype(auto) unpack(const c10::IValue& value) {
-  if constexpr (std::is_same_v<Arg, T>) {
-    return value.toTensor();
-  } else if constexpr (std::is_same_v<Arg, Out>) {
-    // The kernel writes its bytes, not the handle.
-    return const_cast<at::Tensor&>(value.toTensor());
-  } else if constexpr (std::is_same_v<Arg, S>) {
-    return value.toScalar();
-  } else if constexpr (std::is_same_v<Arg, int64_t>) {
-    return value.toInt();
-  } else if constexpr (std::is_same_v<Arg, double>) {
-    return value.toDouble();
-  } else if constexpr (std::is_same_v<Arg, bool>) {
-    return value.toBool();
-  } else {
-    static_assert(std::is_same_v<Arg, std::string_view>);
-    return std::string_view(value.toStringRef());
-  }
-}
 
 template <class... Args>
 DirectCall make(const c10::OperatorHandle& op) {

@@ -196,6 +196,7 @@ void Record::run_steps() {
 }
 
 void Record::run_boxed(const Step& step) {
+  if (step.pointwise) return step.pointwise->run();
   if (step.direct != nullptr) return (*step.direct)(args_.data() + step.first_arg);
   stack_.clear();
   for (uint32_t i = 0; i < step.num_args; ++i) stack_.push_back(args_[step.first_arg + i]);

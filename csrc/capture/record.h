@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "capture/direct_call.h"
+#include "capture/pointwise_call.h"
 #include "capture/storage_ref.h"
 #include "program/program_call.h"
 
@@ -58,10 +59,11 @@ struct Step {
   Kind kind = Kind::kCall;
   uint32_t first_arg = 0;
   uint32_t num_args = 0;
-  uint32_t state = 0;                     // of dispatch, as it was at the capture
-  bool grad_mode = false;                 // some operators save for a backward only if gradients are on
-  std::optional<c10::OperatorHandle> op;  // kPrepared: runs if the kernel of ours refuses the values
-  const DirectCall* direct = nullptr;     // kOut: the same without boxing; lives with the process
+  uint32_t state = 0;                        // of dispatch, as it was at the capture
+  bool grad_mode = false;                    // some operators save for a backward only if gradients are on
+  std::optional<c10::OperatorHandle> op;     // kPrepared: runs if the kernel of ours refuses the values
+  const DirectCall* direct = nullptr;        // kOut: the same without boxing; lives with the process
+  std::unique_ptr<PointwiseCall> pointwise;  // kOut: the same on an iterator built once
   std::vector<ResultCopy> copies;
   int (*run)(const void* params, char* const* bases, char* workspace) = nullptr;  // kPrepared
   std::shared_ptr<const void> params;

@@ -111,6 +111,7 @@ class Recorder final : public ProgramWatcher {
                                       const std::vector<c10::IValue>& args, std::vector<at::Tensor>* fresh);
   // steps.cpp: the same results by a cheaper call, which fills their places. False: none gives the same bits.
   bool add_prepared(const c10::OperatorHandle& op, const OpFacts& facts, Call& call);
+  std::unique_ptr<PointwiseCall> try_pointwise(const OpFacts& facts, const Call& call);
   bool add_out(const OpFacts& facts, Call& call);
   static bool fill_their_storages(const Call& call);
   static void scribble(const Call& call);

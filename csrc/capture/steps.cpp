@@ -163,6 +163,21 @@ bool Recorder::add_prepared(const c10::OperatorHandle& op, const OpFacts& facts,
   return true;
 }
 
+// The call on an iterator of its own, if that gives the same bits.
+std::unique_ptr<PointwiseCall> Recorder::try_pointwise(const OpFacts& facts, const Call& call) {
+  std::unique_ptr<PointwiseCall> made;
+  if (call.results.size() != 1) return made;
+  const c10::impl::ForceDispatchKeyGuard state(replay_state(call.tls));
+  made = pointwise_call(facts.name, call.on.data());
+  if (!made) return made;
+  scribble(call);
+  made->run();
+  if (same_bits(call)) return made;
+  const c10::StorageImpl& place = *call.results[0].storage().unsafeGetStorageImpl();
+  std::memcpy(address_of(place), call.bytes[0].get(), place.nbytes());
+  return nullptr;
+}
+
 bool Recorder::add_out(const OpFacts& facts, Call& call) {
   if (!facts.out) return false;
   const size_t num_args = call.on.size();
@@ -180,9 +195,13 @@ bool Recorder::add_out(const OpFacts& facts, Call& call) {
   step.kind = Step::Kind::kOut;
   step.op = facts.out;
   step.direct = facts.direct ? &facts.direct : nullptr;
+  step.pointwise = try_pointwise(facts, call);
   step.grad_mode = c10::GradMode::is_enabled();
   step.state = record_->state_index(call.tls);
-  step.route = facts.name + (step.direct != nullptr ? ", out variant, unboxed" : ", out variant");
+  step.route = facts.name + ", out variant" +
+               (step.pointwise           ? ", iterator kept"
+                : step.direct != nullptr ? ", unboxed"
+                                         : "");
   record_->add_step(std::move(step), std::move(call.on));
   return true;
 }

@@ -7,22 +7,29 @@
 namespace staticrt::planner {
 namespace {
 
-// Restarts go through the plain styles, then through ever new random ones; each round of kRound restarts has
-// twice the budget of the one before: no style can waste more than a part of the whole.
-// A component whose items cover more sections than this in all is not searched: its tables alone would cost
+// Restarts go through the plain styles of filling valleys, then through ever new random ones, then through
+// the ranks of ordered search; each round has twice the budget of the one before: no way can waste more than
+// a part of the whole. Ordered search draws nothing, so that a run is worth more the longer it is. A
+// component whose items cover more sections than this in all is not searched: its tables alone would cost
 // more than a greedy plan of it.
 constexpr int64_t kMostIncidences = 8'000'000;
 constexpr int64_t kFirstBudget = 2000;
-constexpr int64_t kRound = 12;
-constexpr int64_t kPlainStyles = 4;
+constexpr int64_t kPlainStyles = 4, kStyles = 12;
+constexpr int64_t kRound = kStyles + OrderedSearch::kRanks;
+constexpr int64_t kOrderedShare = 4;
 
-int64_t restart_budget(int64_t restart) {
-  return kFirstBudget << std::min<int64_t>(restart / kRound, 30);
-}
+struct Restart {
+  bool ordered;
+  uint32_t style;  // or rank
+  int64_t budget;
+};
 
-uint32_t restart_style(int64_t restart) {
-  const int64_t in_round = restart % kRound, round = restart / kRound;
-  return static_cast<uint32_t>(in_round < kPlainStyles ? in_round : in_round + round * kRound);
+Restart nth_restart(int64_t n) {
+  const int64_t in_round = n % kRound, round = n / kRound;
+  const int64_t budget = kFirstBudget << std::min<int64_t>(round, 30);
+  if (in_round >= kStyles) return {true, static_cast<uint32_t>(in_round - kStyles), kOrderedShare * budget};
+  return {false, static_cast<uint32_t>(in_round < kPlainStyles ? in_round : in_round + round * kStyles),
+          budget};
 }
 
 }  // namespace
@@ -72,7 +79,7 @@ Verdict Decision::run(int64_t budget) {
 }
 
 Verdict Decision::restart(Component& component, int64_t most) {
-  if (!component.search) {
+  if (!component.valleys) {
     std::vector<Item> items;
     for (int32_t i : component.items) items.push_back(instance_.items[i]);
     const int32_t sections = compress(items);
@@ -83,17 +90,21 @@ Verdict Decision::restart(Component& component, int64_t most) {
       steps_ += most;
       return Verdict::kUndecided;
     }
-    component.search = std::make_unique<ValleySearch>(items, sections, capacity_);
+    component.valleys = std::make_unique<ValleySearch>(items, sections, capacity_);
+    component.ordered = std::make_unique<OrderedSearch>(items, sections, capacity_);
   }
-  const int64_t before = component.search->steps();
-  const int64_t budget = std::min(most, restart_budget(component.restarts));
-  const Verdict verdict = component.search->run(restart_style(component.restarts), budget);
-  ++component.restarts;
-  steps_ += std::max<int64_t>(1, component.search->steps() - before);
-  if (verdict == Verdict::kFits)
-    for (size_t k = 0; k < component.items.size(); ++k)
-      layout_.offsets[component.items[k]] = component.search->offsets()[k];
-  return verdict;
+  const Restart next = nth_restart(component.restarts++);
+  const int64_t budget = std::min(most, next.budget);
+  const auto run = [&](auto& search) {
+    const int64_t before = search.steps();
+    const Verdict verdict = search.run(next.style, budget);
+    steps_ += std::max<int64_t>(1, search.steps() - before);
+    if (verdict == Verdict::kFits)
+      for (size_t k = 0; k < component.items.size(); ++k)
+        layout_.offsets[component.items[k]] = search.offsets()[k];
+    return verdict;
+  };
+  return next.ordered ? run(*component.ordered) : run(*component.valleys);
 }
 
 void Decision::assemble() {

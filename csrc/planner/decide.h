@@ -8,6 +8,7 @@
 #include "planner/conflicts.h"
 #include "planner/greedy.h"
 #include "planner/instance.h"
+#include "planner/ordered_search.h"
 #include "planner/valley_search.h"
 
 namespace staticrt::planner {
@@ -28,7 +29,8 @@ class Decision {
   // Items that no unplaced neighbour ties to others: a problem of its own.
   struct Component {
     std::vector<int32_t> items;  // of the instance
-    std::unique_ptr<ValleySearch> search;
+    std::unique_ptr<ValleySearch> valleys;
+    std::unique_ptr<OrderedSearch> ordered;
     int64_t restarts = 0;
   };
 

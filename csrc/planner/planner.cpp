@@ -17,9 +17,9 @@ namespace staticrt::planner {
 namespace {
 
 // Steps of search by effort: some 5 ms, some seconds, about a minute of one core.
-constexpr std::array<int64_t, 4> kSteps = {0, 30'000, 20'000'000, 300'000'000};
+constexpr std::array<int64_t, 4> kSteps = {0, 30'000, 30'000'000, 300'000'000};
 // Share of them for the question at the lower bound; the rest narrows the gap to the incumbent.
-constexpr int64_t kAtBound = 2;
+constexpr int64_t kAtBound = 3;
 
 // Pairs of conflicts that are listed at most (8 bytes each); beyond, storage groups and time order remain.
 constexpr int64_t kMostPairs = 64'000'000;
@@ -43,7 +43,7 @@ struct State {
 // Halves the gap between bound and incumbent, `steps` in all. What is refuted raises the bound.
 void narrow(State& state, int64_t steps) {
   int64_t low = state.bound;  // above this, or not decided within the budget
-  constexpr int64_t kTries = 8;
+  constexpr int64_t kTries = 5;
   const int64_t each = std::max<int64_t>(1, steps / kTries);
   while (steps > 0 && low < state.best.height) {
     const int64_t capacity = low + (state.best.height - 1 - low) / 2;

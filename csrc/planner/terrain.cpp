@@ -53,6 +53,15 @@ bool Terrain::raise(int32_t section, int64_t level) {
   return lift_floors(over_[section], level);
 }
 
+// No floor is lifted: what lies over these sections is lifted by place(), higher.
+void Terrain::level_ground(int32_t i, int64_t level) {
+  for (int32_t s = items_[i].first; s < items_[i].last; ++s) {
+    if (height_[s] == level) continue;
+    moves_.push_back({Kind::kRaised, s, height_[s]});
+    height_[s] = level;
+  }
+}
+
 bool Terrain::lift_floors(std::span<const int32_t> items, int64_t level) {
   int32_t begin = sections_, end = 0;
   for (int32_t i : items) {

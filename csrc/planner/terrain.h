@@ -30,6 +30,8 @@ class Terrain {
   // Both return false, with why_, if a section can no longer hold what is left for it.
   bool place(int32_t i, int64_t level);
   bool raise(int32_t section, int64_t level);
+  // Raises the sections of an item to the level it is placed at next: place() wants level ground.
+  void level_ground(int32_t i, int64_t level);
   void undo_to(size_t mark);
   size_t mark() const { return moves_.size(); }
 

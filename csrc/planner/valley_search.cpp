@@ -10,8 +10,6 @@ namespace staticrt::planner {
 namespace {
 
 constexpr size_t kMemoWords = size_t{1} << 23;  // 64 MiB
-constexpr int32_t kMostDepth = 4000;            // calls of solve() under way: about 3 MiB of stack
-constexpr int64_t kStepScale = 64;              // sections and items looked at per step
 constexpr double kTouch = 1e15;                 // above any other part of a score that matters
 constexpr double kNoise[] = {0.2, 1, 4};
 

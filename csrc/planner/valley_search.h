@@ -15,10 +15,9 @@
 #include <vector>
 
 #include "planner/instance.h"
+#include "planner/verdict.h"
 
 namespace staticrt::planner {
-
-enum class Verdict { kFits, kRefuted, kUndecided };
 
 class ValleySearch {
  public:

@@ -54,6 +54,17 @@ void Recorder::record_tensor(ValueId id, const at::Tensor& tensor) {
   data_[id] = static_cast<const char*>(tensor.const_data_ptr());
 }
 
+// Products and look-ups with a packed weight: sizes follow from those of the input and of the weight, a
+// constant.
+static bool takes_packed_weight(const std::string& name) {
+  for (const char* prefix :
+       {"quantized::linear_dynamic", "quantized::linear_relu_dynamic", "quantized::embedding_byte",
+        "quantized::embedding_4bit", "quantized::embedding_bag_byte", "quantized::embedding_bag_4bit"}) {
+    if (name.rfind(prefix, 0) == 0) return true;
+  }
+  return false;
+}
+
 bool Recorder::node_is_stable(const Node& node, const BoundNode& bound_node) const {
   const Program& program = *bound_.program;
   for (const ValueId id : program.reads(node)) {
@@ -63,7 +74,8 @@ bool Recorder::node_is_stable(const Node& node, const BoundNode& bound_node) con
   if (!node.handle) return true;
   // An accelerator's island is compiled for the shapes it is given, which fix those of its results.
   const std::string& name = node.handle->schema().name();
-  if (name.rfind("aten::", 0) != 0 && name != "staticrt_islands::run") return false;
+  if (name.rfind("aten::", 0) != 0 && name != "staticrt_islands::run" && !takes_packed_weight(name))
+    return false;
   // Offsets of storages are no part of a signature.
   if (node.op == "aten::as_strided" || node.op == "aten::sym_storage_offset") return false;
   if (node.handle->hasTag(at::Tag::data_dependent_output)) return false;

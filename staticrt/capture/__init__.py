@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from staticrt.capture.defaults import close_default_contexts as close_default_contexts
     from staticrt.capture.defaults import default_context as default_context
     from staticrt.capture.generations import mark_step_begin as mark_step_begin
+    from staticrt.capture.overrides import override as override
     from staticrt.capture.policy import Policy as Policy
 
 _LAZY = {
@@ -24,6 +25,7 @@ _LAZY = {
     "default_context": "staticrt.capture.defaults",
     "get_backend": "staticrt.capture.backend",
     "mark_step_begin": "staticrt.capture.generations",
+    "override": "staticrt.capture.overrides",
     "register_backend": "staticrt.capture.backend",
 }
 

@@ -17,6 +17,7 @@ import torch
 from staticrt.capture.functions import Function, Mode
 from staticrt.capture.generations import Generations, Pending
 from staticrt.capture.manager import Manager, is_capturing
+from staticrt.capture.overrides import runs_plain
 from staticrt.capture.policy import Policy
 from staticrt.capture.protocol import GraphBackend, PoolStats
 from staticrt.capture.report import GraphReport, report
@@ -134,6 +135,8 @@ class GraphContext:
                 manager = self._manager = Manager(
                     self.backend, self.device.index or 0, self.policy, self.generations
                 )
+            if runs_plain(function.mode):
+                return manager.call_plain(function, inputs)
             if manager.bound or function.mode is Mode.BACKWARD:  # which belongs to the step of its forward
                 return manager.call(function, inputs)
             with self.generations:

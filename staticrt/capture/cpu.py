@@ -75,6 +75,10 @@ class CpuGraphCapture:
         return self.native.num_steps
 
     @property
+    def constant_bytes(self) -> int:
+        return self.native.stats["constant_bytes"]
+
+    @property
     def written_inputs(self) -> list[int]:
         """Indices of declared inputs that a replay writes."""
         return self.native.written_inputs

@@ -290,6 +290,11 @@ class CudaGraphCapture:
         """1: torch does not say how many launches a graph has."""
         return 1
 
+    @property
+    def constant_bytes(self) -> int:
+        """0: what a graph needs lies in the pool."""
+        return 0
+
 
 class CudaBackend:
     """`GraphBackend` of CUDA devices."""

@@ -54,6 +54,7 @@ class Function:
 
     def __post_init__(self) -> None:
         self.warmed_up = False
+        self.asked = False  # the policy was asked whether to capture it
         self.warned_mutation = False
         self.warned_pending = False
         self.plain_reason: str | None = None  # why it is never captured

@@ -10,6 +10,8 @@ import threading
 import weakref
 from types import TracebackType
 
+from staticrt.capture.overrides import decisions
+
 
 class _Marks:
     count = 0
@@ -29,9 +31,16 @@ def reset_marks() -> None:
 
 
 class Pending:
-    """A backward that may still need what its forward saved. Whoever will run it keeps this object."""
+    """A backward that may still need what its forward saved. Whoever will run it keeps this object.
 
-    __slots__ = ("__weakref__",)
+    Args:
+        captured: whether it is to be captured, as overrides said where its forward ran.
+    """
+
+    __slots__ = ("__weakref__", "captured")
+
+    def __init__(self, captured: bool = True) -> None:
+        self.captured = captured
 
 
 class Generations:
@@ -63,7 +72,7 @@ class Generations:
 
     def new_pending(self) -> Pending:
         """A forward ran; its backward will need its outputs while the result lives."""
-        token = Pending()
+        token = Pending(decisions()[1])
         self._tokens.add(token)
         return token
 

@@ -58,6 +58,7 @@ class Copies:
         self._expanded: list[tuple[int, torch.Tensor]] = []
         self._overlapping: list[tuple[int, torch.Tensor]] = []
         self.nbytes = 0
+        self.buffer_bytes = sum(buffer.untyped_storage().nbytes() for buffer in buffers)
         for index, buffer in zip(indices, buffers, strict=True):
             small = without_expanded(buffer)
             self.nbytes += small.numel() * small.itemsize

@@ -54,7 +54,20 @@ class Manager(Limits):
             self._move_out({id(o): o for o in self._current.outputs if o is not None and o.alive()}.values())
         return outputs
 
+    def call_plain(self, function: Function, inputs: list[Any]) -> list[Any]:
+        """Run a function as an override wants it; the step goes on."""
+        try:
+            return self._run_plain(function, inputs, "an override says so")
+        finally:
+            if function.mode is Mode.BACKWARD:
+                self.generations.backward_ran()
+
     def _call(self, function: Function, inputs: list[Any]) -> list[Any]:
+        if not function.asked:
+            function.asked = True
+            captures = self.policy.captures
+            if captures is not None and not captures(function.name, function.mode.value):
+                function.plain_reason = "the policy does not capture it"
         if self._suspect:
             self._clear_suspicion()
         if self.bound:
@@ -102,6 +115,7 @@ class Manager(Limits):
             if mismatch is None:
                 self._touch(node)
                 return node.replay_bound(inputs)
+            node.passed_over[mismatch.check] += 1
             self._note_unstable(function, mismatch)
         if (unfit := unfit_input(function, inputs, self.backend)) is not None:
             return self._run_plain(function, inputs, unfit)
@@ -114,6 +128,7 @@ class Manager(Limits):
             found = checks.check(node, inputs)
             if found is None:
                 return node, None
+            node.passed_over[found.check] += 1
             self._note_unstable(function, found)
             mismatch = found
         return None, mismatch

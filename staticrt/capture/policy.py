@@ -29,6 +29,8 @@ class Policy:
             upstream, until one backward has run.
         mutation: capture functions that write inputs at fixed places; else they run plain.
         capture_sizes: integers (or tuples of them) worth capturing; others run plain. None: all.
+        captures: (name of a function, "inference", "forward" or "backward") -> whether it is captured at all; asked
+            once per function and kind of call. None: all.
         max_sizes_unwarned: warn once when a function has captured more distinct sizes.
         min_kernels: functions whose graph launches fewer kernels run plain.
         check_pool: compare the pool's live blocks with what is known at every warmup, capture and restore.
@@ -44,6 +46,7 @@ class Policy:
     exact_pending: bool = True
     mutation: bool = True
     capture_sizes: Collection[Any] | None = None
+    captures: Callable[[str, str], bool] | None = None
     max_sizes_unwarned: int = 8
     min_kernels: int = 1
     check_pool: bool = True

@@ -217,6 +217,11 @@ class GraphCapture(Protocol):
         """Launches of one replay; 0: the function only makes views."""
         ...
 
+    @property
+    def constant_bytes(self) -> int:
+        """Memory that the record keeps for itself: values that the function made without any operator."""
+        ...
+
 
 class GraphPool(Protocol):
     """Memory of the graphs of one tree; owned by the tree, counted by graphs."""

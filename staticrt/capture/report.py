@@ -6,11 +6,22 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from staticrt.capture.checks import Check
 from staticrt.capture.functions import Function
 from staticrt.capture.protocol import PoolStats
 
 if TYPE_CHECKING:
     from staticrt.capture.manager import Manager
+
+
+# What a call was not like, by the check that it did not pass.
+NOT = {
+    Check.MANAGED: "an output of the step was at another place",
+    Check.DEAD_BEFORE: "an output was held that was dead at the capture",
+    Check.STATIC: "a static input was at another place",
+    Check.OVERLAP: "inputs shared memory in another way",
+    Check.DEAD_AFTER: "an output was to outlive the call that ended it at the capture",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +34,9 @@ class EdgeReport:
         replays: how often it ran since.
         copied_bytes: input bytes copied in all calls, the capture included.
         kernels: launches of one replay.
+        held_bytes: memory that only this capture keeps: buffers of inputs, constants, outputs that somebody holds.
+            What it computes in between lies in the pool, where all captures share it.
+        passed_over: why calls of the function here did not replay it: (reason, calls).
         inputs: how its inputs arrive: (name, "static", "from this step", "rebound" or "copied").
     """
 
@@ -31,6 +45,8 @@ class EdgeReport:
     replays: int
     copied_bytes: int
     kernels: int
+    held_bytes: int
+    passed_over: tuple[tuple[str, int], ...]
     inputs: tuple[tuple[str, str], ...]
 
 
@@ -82,9 +98,15 @@ class GraphReport:
         for edge in self.edges:
             lines.append(
                 f"  {' > '.join(edge.path)}: {edge.kernels} kernels, {edge.replays} replays, "
-                f"{edge.copied_bytes} input bytes copied"
+                f"{edge.copied_bytes} input bytes copied, {edge.held_bytes} bytes held"
             )
             lines.append(f"    captured: {edge.reason}")
+            if edge.passed_over:
+                lines.append(
+                    "    not replayed: " + "; ".join(f"{why} ({n} calls)" for why, n in edge.passed_over)
+                )
+            elif edge.replays == 0:
+                lines.append("    not replayed: no call since was like it")
             if edge.inputs:
                 lines.append("    inputs:   " + ", ".join(f"{name} {how}" for name, how in edge.inputs))
         if self.skips:
@@ -115,6 +137,10 @@ def report(manager: Manager | None, functions: Sequence[Function], device: str) 
                 replays=node.replays,
                 copied_bytes=node.copied_bytes,
                 kernels=node.kernels,
+                held_bytes=node.held_bytes(),
+                passed_over=tuple(
+                    (NOT[check], node.passed_over[check]) for check in Check if node.passed_over[check]
+                ),
                 inputs=tuple((function.input_name(index), how[index]) for index in sorted(how)),
             )
         )

@@ -6,7 +6,9 @@ A path is a series of nodes from a root to the current one. Parents own their ch
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from enum import Enum
 from typing import Any
 
 import torch
@@ -156,6 +158,7 @@ class Node(PathNode):
 
         # counters
         self.replays = 0
+        self.passed_over: Counter[Enum] = Counter()  # by the check that a call did not pass
         self.copied_bytes = 0
         self.kernels = 0
         self.last_use = 0
@@ -164,6 +167,11 @@ class Node(PathNode):
     def cached_outputs(self) -> list[torch.Tensor | None]:
         """Per output the tensor object that replays return again."""
         return [output.cached if output is not None else None for output in self.outputs]
+
+    def held_bytes(self) -> int:
+        """Memory that only this capture keeps: buffers of inputs, constants, and outputs that somebody holds."""
+        held = {id(output): output.nbytes for output in self.outputs if output is not None and output.alive()}
+        return self.copies.buffer_bytes + self.graph.constant_bytes + sum(held.values())
 
     def num_descendants(self) -> int:
         """Captures below this one."""

@@ -100,7 +100,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.outer: dict[
             Any, tuple[Any, fx.Node]
         ] = {}  # what a body uses from outside: value, own placeholder
-        self.bodies: dict[str, fx.GraphModule] = {}
+        self.bodies: dict[str, Any] = {}  # what get_attr nodes name: graphs, and TorchScript objects
+        self._objects: dict[int, fx.Node] = {}
         self._deciders: list[Any] = []
 
     def __enter__(self) -> Tracer:
@@ -315,11 +316,24 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return node if node is not None else self._nodes[id(self._fake_tensor(value))]
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return self.symbols.lookup(value)
+        if isinstance(value, torch.ScriptObject):
+            return self._object(value)
         if isinstance(value, (list, tuple)):
             return [self.argument(item) for item in value]
         if isinstance(value, dict):
             return {key: self.argument(item) for key, item in value.items()}
         return value
+
+    def _object(self, value: torch.ScriptObject) -> fx.Node:
+        """A node that gives a TorchScript object, such as the packed weight of a quantised layer."""
+        found = self._objects.get(id(value))
+        if found is None:
+            name = f"object_{len(self._objects)}"
+            self.bodies[name] = value
+            found = self.graph.get_attr(name)
+            found.meta["val"] = value
+            self._objects[id(value)] = found
+        return found
 
     def _record(self, func: Any, args: Any, kwargs: Any, out: Any, known: int) -> Any:
         func = composites.scalar_overload(func, args)

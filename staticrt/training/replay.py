@@ -103,6 +103,7 @@ class Replay:
         forward, backward = cls.forward, cls.backward
         if self.graphs is not False:
             from staticrt.capture.compiled import new_pending
+            from staticrt.capture.overrides import override
 
         def recorded_forward(ctx: Any, *args: Any) -> Any:
             outputs = forward(ctx, *args)
@@ -116,13 +117,19 @@ class Replay:
             if torch.is_grad_enabled():
                 boxed = len(grads) == 1 and isinstance(grads[0], list)
                 return self._differentiate(ctx, list(grads[0]) if boxed else list(grads))
+            pending = ctx._staticrt_pending
+            plain = (
+                contextlib.nullcontext() if pending is None or pending.captured else override(backward=False)
+            )
+            del pending
             if not _compat.keeps_graph():
                 ctx._staticrt_call = ctx._staticrt_pending = None
             before = getattr(self._current, "unneeded", (0, ()))
             needs = ctx.needs_input_grad
             self._current.unneeded = len(needs), _unneeded(ctx._staticrt_tensors, needs)
             try:
-                return backward(ctx, *grads)
+                with plain:
+                    return backward(ctx, *grads)
             finally:
                 self._current.unneeded = before
 

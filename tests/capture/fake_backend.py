@@ -122,6 +122,10 @@ class FakeGraph:
     def num_kernels(self) -> int:
         return len(self.ops or ())
 
+    @property
+    def constant_bytes(self) -> int:
+        return 0
+
     def record(self, func: Any, args: Any, kwargs: Any, outs: Any, news: Any, inputs: Any) -> None:
         def place(value: Any) -> Any:
             if isinstance(value, torch.Tensor) and is_plain(value):

@@ -51,6 +51,11 @@ OPERATORS = {
     "bitwise_and.Tensor": lambda a, b, c: (a > 0) & (b > 0),
 }
 UNBOXED = set(OPERATORS) - {"tril", "cumsum", "sum.dim_IntList", "mean.dim", "cat", "max.dim"}
+# These run on an iterator that is built once. A number among the arguments (sub) is converted to a tensor at each call.
+KEPT = {
+    *("exp", "clamp_min", "mul.Tensor", "add.Tensor", "threshold_backward", "addcmul", "addcdiv"),
+    *("softplus", "elu", "gelu", "gelu_backward", "leaky_relu", "silu"),
+}
 
 
 @pytest.mark.parametrize("name", OPERATORS)
@@ -66,7 +71,8 @@ def test_a_replay_on_other_values_gives_eagers_bits(name):
         assert torch.equal(captured, function(*inputs))
         route = [line for line in graph.describe().splitlines() if f"aten::{name}," in line]
         assert route, graph.describe()
-        assert ("unboxed" in route[0]) == (name in UNBOXED), route
+        assert ("unboxed" in route[0]) == (name in UNBOXED - KEPT), route
+        assert ("iterator kept" in route[0]) == (name in KEPT), route
         assert "out variant" in route[0]
         others = [square(11), square(12).mul_(3), square(13, positive=True)]
         (replayed,) = graph.replay_new(others)
@@ -104,3 +110,59 @@ def test_an_out_variant_of_another_layout_is_not_trusted():
         (again,) = graph.replay_new([x * 4])
         assert torch.equal(again, torch.cholesky(x * 4))
         assert again.stride() == y.stride()
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.int64, torch.bfloat16, torch.complex64, torch.bool]
+)
+@pytest.mark.parametrize(
+    "shapes",
+    [((6, 6), (6, 6)), ((6, 1), (1, 6)), ((6, 6), ()), ((), ()), ((3000, 40), (40,))],
+    ids=str,
+)
+def test_kept_iterators_follow_their_inputs(dtype, shapes):
+    """Broadcast, expanded, transposed and large operands, each replay at other places."""
+
+    def function(a, b):
+        return [
+            *(a + b, a * b, torch.add(a, a), (a + b).t() * 2 if (a + b).dim() == 2 else a * 2),
+            *((a.exp(), b.sin() - a.tanh(), a / b) if dtype is not torch.bool else ()),
+            *((torch.maximum(a, b), a.relu()) if not (dtype.is_complex or dtype is torch.bool) else ()),
+        ]
+
+    def make(seed):
+        generator = torch.Generator().manual_seed(seed)
+        return [(torch.randn(shape, generator=generator) * 3).to(dtype) for shape in shapes]
+
+    graph = _C.CpuGraph(CpuGraphPool().native, False)
+    with torch.no_grad():
+        inputs = make(0)
+        graph.begin(inputs)
+        captured = function(*inputs)
+        assert graph.end() == ""
+        graph.bind_outputs([c if c._base is None else c._base for c in captured])
+        kept = "iterator kept" in graph.describe()
+        assert kept == (dtype in (torch.float32, torch.float64, torch.int64))
+        for seed in (1, 2, 3):
+            others = make(seed)
+            for got, want in zip(graph.replay_new(others), function(*others), strict=True):
+                torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_kept_iterator_uses_as_many_threads_as_there_are_now():
+    x = torch.randn(1 << 18)
+    graph = _C.CpuGraph(CpuGraphPool().native, False)
+    before = torch.get_num_threads()
+    try:
+        with torch.no_grad():
+            torch.set_num_threads(1)
+            graph.begin([x])
+            y = x.exp()
+            assert graph.end() == ""
+            graph.bind_outputs([y])
+            for threads in (2, 1, 3):
+                torch.set_num_threads(threads)
+                other = torch.randn(1 << 18)
+                assert torch.equal(graph.replay_new([other])[0], other.exp())
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,13 @@
+// What a search says, and what its budget counts.
+#pragma once
+
+#include <cstdint>
+
+namespace staticrt::planner {
+
+enum class Verdict { kFits, kRefuted, kUndecided };
+
+inline constexpr int64_t kStepScale = 64;    // sections and items looked at per step
+inline constexpr int32_t kMostDepth = 4000;  // recursive calls under way: about 3 MiB of stack
+
+}  // namespace staticrt::planner
