@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from staticrt.frontend import autocast
+from staticrt.frontend import autocast, fast_paths
 from staticrt.frontend.reasons import CannotCapture
 
 aten = torch.ops.aten
@@ -158,6 +158,8 @@ def _gru_cell(
 _REWRITES: dict[Any, Callable[..., Any]] = {
     aten.lstm_cell.default: _lstm_cell,
     aten.gru_cell.default: _gru_cell,
+    aten._native_multi_head_attention.default: fast_paths.attention,
+    aten._transformer_encoder_layer_fwd.default: fast_paths.encoder_layer,
 }
 
 

@@ -89,10 +89,9 @@ def random_state() -> Iterator[None]:
 
 
 def _refuse_nested_batch() -> bool:
-    """Stands for `torch.backends.mha.get_fastpath_enabled`: False, the fast path's operators have no graph form.
+    """Stands for `torch.backends.mha.get_fastpath_enabled`: layers take eager's path (`fast_paths.py`).
 
-    They compute the same, with one exception: `nn.TransformerEncoder` makes a nested tensor of a padded batch, and
-    what it returns at padded positions is 0.
+    `nn.TransformerEncoder` makes a nested tensor of a padded batch there, which has no graph form.
 
     Raises:
         CannotCapture: asked by an encoder that would do so.
@@ -123,7 +122,7 @@ def _refuse_nested_batch() -> bool:
                 "torch.backends.mha.set_fastpath_enabled(False) compiles",
                 even_in_parts=True,
             )
-    return False
+    return asker.f_code is not encoder.__code__
 
 
 @contextlib.contextmanager
@@ -148,7 +147,6 @@ def tracing(oblivious: bool) -> Iterator[None]:
     compiler._is_compiling_flag = True
     compiler.is_dynamo_compiling = lambda: True  # cond and friends then call their operators at once
     associative_scan.generic_associative_scan = sequential_scan
-    torch.backends.mha.set_fastpath_enabled(False)
     ask_fastpath = torch.backends.mha.get_fastpath_enabled
     if fastpath:
         torch.backends.mha.get_fastpath_enabled = _refuse_nested_batch
@@ -168,5 +166,4 @@ def tracing(oblivious: bool) -> Iterator[None]:
         compiler.is_dynamo_compiling = is_dynamo_compiling
         associative_scan.generic_associative_scan = generic_scan
         torch.backends.mha.get_fastpath_enabled = ask_fastpath
-        torch.backends.mha.set_fastpath_enabled(fastpath)
         torch.set_autocast_cache_enabled(autocast_cache)
