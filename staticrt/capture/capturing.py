@@ -19,7 +19,7 @@ from staticrt.capture.inputs import (
 from staticrt.capture.liveness import PathOutput, differing, liveness
 from staticrt.capture.outputs import Kind, Source, alias_of_input, classify, like_fresh
 from staticrt.capture.protocol import GraphBackend, GraphPool
-from staticrt.capture.storage import Writes, describe, is_plain, rehome, storage_ref
+from staticrt.capture.storage import Places, Writes, describe, is_plain, rehome, storage_ref
 from staticrt.capture.tree import Node
 from staticrt.errors import CaptureError
 
@@ -68,6 +68,7 @@ class Capturing:
         self._kept = [None if i in self._mortal else value for i, value in enumerate(inputs)]
         self._metas = {i: (storage_ref(inputs[i]), describe(inputs[i])) for i in self._mortal}
         self._given: list[Any] = inputs
+        self.changed: list[torch.Tensor] = []  # inputs that the function gave other memory
 
     def _sort_inputs(self, inputs: Sequence[Any]) -> None:
         node, function = self.node, self.function
@@ -126,6 +127,7 @@ class Capturing:
         self._register_generators(given)
         check_pool(self._buffer_ptrs)
         rebound = [given[i] for i in node.rebound]
+        places = Places({i: given[i] for i in node.outside if is_plain(given[i])})
         outputs: list[Any] | None = None
         random_state = torch.random.get_rng_state()
         try:
@@ -144,6 +146,13 @@ class Capturing:
         finally:
             if not backend.caps.capture_executes:  # the first replay draws the numbers
                 torch.random.set_rng_state(random_state)
+        if changed := places.changed():
+            self.changed = list(changed.values())
+            results = list(outputs) if backend.caps.capture_executes else None
+            outputs.clear()
+            self._buffers.clear()
+            raise CannotCapture(self.function.changes(changed), results)
+        self._buffers.clear()
         if self._writes is not None and (written := self._writes.seen()):
             # The caller's own tensors are as before: copies were written.
             self.function.found_writing(written)
@@ -167,6 +176,7 @@ class Capturing:
         given = list(self._given)
         self._buffer_ptrs: tuple[int, ...] = ()
         self._writes: Writes | None = None
+        self._buffers: list[torch.Tensor] = []
         if not self._copied:
             return given
         with self._backend.device_scope(self._device), self._pool.route(self._stream):
@@ -177,6 +187,8 @@ class Capturing:
         for index, buffer in zip(self._copied, buffers, strict=True):
             given[index] = buffer
         self._writes = Writes(dict(zip(self._copied, buffers, strict=True)))
+        if not self.function.warmed_up:  # a warmup has seen what the function does to the tensors themselves
+            self._buffers = buffers
         self.node.copies = copies
         self.node.copied_bytes += copies.nbytes
         return given
@@ -191,6 +203,14 @@ class Capturing:
         node.specs = classify(
             outputs, sources, self.function.constants, find, self._backend.owns, self.function.where
         )
+        made = self._pool.live_ptrs()
+        for position, spec in enumerate(node.specs):
+            if spec.kind is Kind.NEW and spec.meta is not None and spec.meta.data_ptr not in made:
+                raise CaptureError(
+                    f"output {position} lies in memory that the capture did not make",
+                    at=self.function.where(position),
+                    fix="name tensors that the function closes over and returns in constants=",
+                )
         node.cacheable = [False] * len(outputs)
         for position, (spec, out) in enumerate(zip(node.specs, outputs, strict=True)):
             if spec.kind is Kind.NEW and not self._backend.caps.rebind_outputs:

@@ -6,7 +6,7 @@ import dataclasses
 import enum
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -67,6 +67,11 @@ class Function:
         if index < len(self.input_names) and self.input_names[index]:
             return f"input {index} ({self.input_names[index]})"
         return f"input {index}"
+
+    def changes(self, inputs: Iterable[int]) -> str:
+        """A reason to run plain."""
+        names = ", ".join(self.input_name(index) for index in inputs)
+        return f"it gives {names} another shape or other memory, which no replay can do"
 
     def found_writing(self, inputs: Sequence[int]) -> None:
         """A run wrote inputs that nobody named."""

@@ -15,7 +15,7 @@ from staticrt.capture.functions import Function, Mode
 from staticrt.capture.gates import unfit_input, unwatched, written_elsewhere
 from staticrt.capture.limits import Limits
 from staticrt.capture.paths import State, process_lock
-from staticrt.capture.storage import Writes, storage_ref
+from staticrt.capture.storage import Places, Writes, storage_ref
 from staticrt.capture.tree import Node, WarmupNode
 from staticrt.errors import CaptureError
 
@@ -178,7 +178,11 @@ class Manager(Limits):
             ]
             if not already:
                 self._check_pool(self._current, "before a warmup")
-            writes = Writes(unwatched(function, inputs, self._current), compare=True)
+            watched = unwatched(function, inputs, self._current)
+            # Static inputs are written where they are, in replays as well: they need no comparing.
+            writes = Writes(watched, compare=watched.keys() - function.static_inputs)
+            places = Places(watched)
+            del watched
             try:
                 with (
                     _inside(),
@@ -187,8 +191,11 @@ class Manager(Limits):
                 ):
                     outputs = list(function.model(inputs))
                 function.found_writing(writes.seen())
-                del writes
-                node.add_outputs(outputs, known, self.backend.owns)
+                if changed := places.changed():
+                    function.plain_reason = function.changes(changed)
+                    self._escape(list(changed.values()))
+                del writes, places, changed
+                node.add_outputs(outputs, known, self.backend.owns, self.pool.live_ptrs())
             except BaseException:
                 self._after_failure()
                 raise
@@ -270,7 +277,7 @@ class Manager(Limits):
             function.plain_reason = f"cannot be captured: {failed}"
         if failed.outputs is not None:
             function.skips[f"cannot be captured: {failed}"] += 1
-            self._escape(failed.outputs)
+            self._escape([*failed.outputs, *capturing.changed])
             self._after_failure()
             return failed.outputs
         given = capturing.give_back()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Collection, Sequence
 from typing import Any, cast
 
 import torch
@@ -34,32 +35,58 @@ def ptrs_equal(inputs: Sequence[Any], ptrs: Sequence[int | None], indices: Seque
 class Writes:
     """Which of some tensors are written from now on, without keeping their memory.
 
-    By version counters, so writes through `.data` are not seen.
-
     Args:
         tensors: by the numbers that `seen` gives.
-        compare: tensors of inference mode have no version: compare their bytes, which are kept meanwhile.
+        compare: numbers of tensors whose bytes are kept and compared, which shows writes that no version counter
+            counts: through `.data`, or in inference mode.
     """
 
-    def __init__(self, tensors: dict[int, torch.Tensor], compare: bool = False) -> None:
+    def __init__(self, tensors: dict[int, torch.Tensor], compare: Collection[int] = ()) -> None:
         self._counts: list[tuple[int, _C.WriteCount, int]] = []
-        self._bytes: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+        self._bytes: list[tuple[int, StorageRef, TensorMeta, torch.Tensor]] = []
         for number, tensor in tensors.items():
             count = _C.write_count(tensor)
             if count is not None:
                 self._counts.append((number, count, count.writes))
-            elif compare:
-                self._bytes.append((number, tensor, _raw(tensor).clone()))
+            if number in compare:
+                meta = describe(tensor)
+                ref = storage_ref(tensor)
+                self._bytes.append((number, ref, meta, _raw(ref.tensor(meta))))
 
     def seen(self) -> list[int]:
         """Numbers of written tensors."""
-        found = [number for number, count, before in self._counts if count.writes != before]
-        found += [number for number, now, before in self._bytes if not torch.equal(_raw(now), before)]
+        found = {number for number, count, before in self._counts if count.writes != before}
+        for number, ref, meta, before in self._bytes:
+            # Nobody sees what was written into memory that died. The tensor itself may have been given other memory.
+            if ref.use_count() > 0 and not (
+                ref.nbytes() >= meta.nbytes and torch.equal(_raw(ref.tensor(meta)), before)
+            ):
+                found.add(number)
         return sorted(found)
 
 
+class Places:
+    """Which of some tensors are given another shape or other memory from now on (`x.t_()`, `x.data = y`).
+
+    Args:
+        tensors: by the numbers that `changed` gives; they are not kept.
+    """
+
+    def __init__(self, tensors: dict[int, torch.Tensor]) -> None:
+        self._before = [(number, weakref.ref(t), describe(t)) for number, t in tensors.items()]
+
+    def changed(self) -> dict[int, torch.Tensor]:
+        """Those that still exist and are another tensor now."""
+        found: dict[int, torch.Tensor] = {}
+        for number, ref, before in self._before:
+            tensor = ref()
+            if tensor is not None and describe(tensor) != before:
+                found[number] = tensor
+        return found
+
+
 def _raw(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
+    return tensor.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
 
 
 def storage_ptr(tensor: torch.Tensor) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from enum import Enum
 from typing import Any
 
@@ -90,12 +90,15 @@ class WarmupNode(PathNode):
         super().__init__(number, function, parent)
         self._kept_parent = parent  # a warmup is nobody's child: only its follower knows it
 
-    def add_outputs(self, outputs: Sequence[Any], known: Sequence[StorageRef], owns: Any) -> None:
+    def add_outputs(
+        self, outputs: Sequence[Any], known: Sequence[StorageRef], owns: Any, live: Container[int]
+    ) -> None:
         """Watch the outputs that are new storages on the device.
 
         Args:
             outputs: what the function returned.
             known: storages of inputs and constants, which are not the pool's.
+            live: addresses of the pool's blocks: what lies elsewhere is not the function's own.
         """
         others = {ref.data_ptr() for ref in known if ref.use_count() > 0}
         seen: dict[int, PathOutput] = {}
@@ -105,7 +108,7 @@ class WarmupNode(PathNode):
                 continue
             ref = storage_ref(out)
             ptr = ref.recorded_ptr
-            if ptr == 0 or ptr in others:
+            if ptr == 0 or ptr in others or ptr not in live:
                 self.outputs.append(None)
                 continue
             if ptr not in seen:

@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 from tests_capture_fake import FakeBackend
-from tests_capture_harness import empty
+from tests_capture_harness import device, empty
 
 from staticrt.capture.generations import mark_step_begin
 from staticrt.capture.policy import Policy
@@ -169,3 +169,87 @@ def test_an_unnamed_write_to_a_static_input_is_captured(make_tree, copying):
         assert torch.equal(total, twin)
         assert torch.equal(out, twin * 2)
     assert tree.captures == 1
+
+
+def through_data(x, y):
+    x.data.add_(y)
+    return x * 2
+
+
+def other_data(x, y):
+    x.data = y
+    return x * 2
+
+
+def set_to(x, y):
+    x.set_(y)
+    return x + 1
+
+
+def turned(x, y):
+    x.t_()
+    return x + 1
+
+
+def one_dimension_more(x, y):
+    x.unsqueeze_(0)
+    return x @ y
+
+
+def made_inside(x, y):
+    x.data = y + 1
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    "function",
+    [through_data, other_data, set_to, turned, one_dimension_more, made_inside],
+    ids=lambda f: f.__name__,
+)
+@pytest.mark.parametrize("warmup", [True, False])
+def test_what_a_function_does_to_the_tensor_itself(make_tree, warmup, function):
+    """Captured calls leave arguments as eager does: their bytes, shapes, and what memory they lie in."""
+    for name in ("cpu", "cpu_copy"):
+        if function is through_data and name == "cpu_copy" and not warmup:
+            continue  # a capture computes nothing there, so that nothing could be compared
+        tree = make_tree(device(name), Policy(warmup=warmup))
+        f = tree.wrap(function)
+        kept = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for number in range(5):
+                x, y = torch.arange(4.0).view(2, 2) + number, torch.full((2, 2), 3.0)
+                twin_x, twin_y = x.clone(), y.clone()
+                assert torch.equal(f(x, y), function(twin_x, twin_y))
+                assert x.stride() == twin_x.stride()
+                assert (x.data_ptr() == y.data_ptr()) == (twin_x.data_ptr() == twin_y.data_ptr())
+                kept.append((x, twin_x))
+                for value, twin in kept:
+                    assert torch.equal(value, twin)
+        if function is not through_data:
+            assert tree.captures == 0
+            assert "input 0 (x) another shape or other memory" in str(tree.ctx.explain())
+        del x, y, kept, value
+
+
+def test_an_output_that_the_function_closes_over(make_tree):
+    for name in ("cpu", "cpu_copy"):
+        for constants in (False, True):
+            tree = make_tree(device(name), Policy())
+            total, twin = torch.zeros(3), torch.zeros(3)
+
+            def f(args, total=total):
+                (x,) = empty(args)
+                total.add_(x)
+                return [total]
+
+            f = tree.boxed(f, constants=(total,) if constants else ())
+            for _ in range(5):
+                x = torch.rand(3)
+                twin += x
+                (out,) = f([x])
+                assert out is total
+                assert torch.equal(total, twin)
+            assert tree.captures == constants
+            if not constants:
+                assert "memory that the capture did not make" in str(tree.ctx.explain())
