@@ -37,7 +37,7 @@ def aot_compile(
     """
     from torch._dynamo.backends.common import aot_autograd
 
-    with _aot_lock, warnings.catch_warnings():
+    with _aot_lock, warnings.catch_warnings(), recurrent_networks():
         # Of anomaly mode, which upstream traces in; the error itself is reported by the caller.
         warnings.filterwarnings("ignore", "Error detected in")
         before = set(torch.autograd.Function.__subclasses__())
@@ -59,6 +59,29 @@ def aot_compile(
     # any. Our Programs take nothing but their inputs, so that there is nothing to donate.
     made[-1].metadata.bw_donated_idxs = []
     return compiled, made[-1]
+
+
+@contextlib.contextmanager
+def recurrent_networks() -> Iterator[None]:
+    """While this holds, recurrent networks are traced as what eager computes.
+
+    With oneDNN on, a traced LSTM is one operator that saves nothing for its backward unless gradients are on, which they
+    are not while compiled graphs run; and see `training/recurrent.py`.
+    """
+    import torch._decomp.decompositions as decompositions
+
+    from staticrt.training.recurrent import with_dropout
+
+    # `torch.backends.mkldnn.flags` sets more than this, some of it with a warning.
+    onednn = torch._C._get_mkldnn_enabled()
+    helper = decompositions._rnn_helper
+    torch._C._set_mkldnn_enabled(False)
+    decompositions._rnn_helper = with_dropout(helper)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        decompositions._rnn_helper = helper
+        torch._C._set_mkldnn_enabled(onednn)
 
 
 def restarts_dynamo(error: BaseException) -> bool:

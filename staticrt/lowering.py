@@ -246,6 +246,8 @@ class _Lowering:
         many = isinstance(val, (tuple, list))
         parts: list[Any] = list(val) if isinstance(val, (tuple, list)) else [val]
         infos = [_info(f"{node.name}.{i}" if many else node.name, part) for i, part in enumerate(parts)]
+        if node.target in _WITH_STATISTICS:
+            infos[1:3] = [(name, _statistics_dtype(node), device) for name, _dtype, device in infos[1:3]]
         if val is None and not node.users:
             infos = []
         facts = {
@@ -284,6 +286,23 @@ def _info(name: str, val: Any) -> tuple[str, torch.dtype | None, torch.device | 
     if isinstance(val, torch.Tensor):
         return (name, val.dtype, val.device)
     return (name, None, None)
+
+
+# The second and third results are statistics. torch's rules for fake tensors give them the dtype of the input, its
+# kernels for the CPU that of the parameters, where these differ (autocast).
+_WITH_STATISTICS = {
+    torch.ops.aten.native_layer_norm.default: (2, 3),
+    torch.ops.aten.native_group_norm.default: (1, 2),
+    torch.ops.aten._native_batch_norm_legit_no_training.default: (1, 2, 3, 4),
+}
+
+
+def _statistics_dtype(node: fx.Node) -> torch.dtype:
+    """The dtype that torch's CPU kernel gives the statistics of a norm."""
+    parameters = [node.args[i] for i in _WITH_STATISTICS[node.target] if i < len(node.args)]  # type: ignore[index]
+    given = [item.meta["val"] for item in [*parameters, node.args[0]] if isinstance(item, fx.Node)]
+    dtype: torch.dtype = given[0].dtype
+    return dtype
 
 
 def _facts(node: fx.Node, target: torch._ops.OpOverload) -> dict[str, Any]:

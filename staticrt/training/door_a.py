@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from staticrt import _compat
 from staticrt.errors import CaptureError, LoweringError, OptionError
@@ -88,6 +89,7 @@ class Region:
         self._islands: list[Region] = []
         self._failed = ""
         self._shared: list[tuple[int, int]] = []
+        self._subclassed: list[int] | None = None
         self._run = self._compile_islands(gm) if needs_splitting(gm) else self._compile_or_cut(gm, inputs)
         _live.append(weakref.ref(self))
 
@@ -226,6 +228,13 @@ class Region:
 
     def __call__(self, *inputs: Any) -> Any:
         self.calls += 1
+        if self._subclassed is None:  # Dynamo guards types: they are those of the first call
+            self._subclassed = [i for i, value in enumerate(inputs) if _is_plain_subclass(value)]
+        if self._subclassed:  # Dynamo has taken their behaviour into the graph; AOTAutograd refuses them
+            flat = list(inputs)
+            for i in self._subclassed:
+                flat[i] = flat[i].as_subclass(torch.Tensor)
+            inputs = tuple(flat)
         if not self._remembers:
             return self._run(*inputs)
         with self._replay.recording(inputs):
@@ -272,6 +281,13 @@ class Region:
             "islands": [island.name for island in self._islands],
             "graphs": [graph.debug_state() for graph in self.graphs],
         }
+
+
+def _is_plain_subclass(value: Any) -> bool:
+    """Whether a value is of a class of tensors that differs by Python methods only."""
+    if not isinstance(value, torch.Tensor) or isinstance(value, torch.nn.Parameter):
+        return False
+    return type(value) is not torch.Tensor and not is_traceable_wrapper_subclass(value)
 
 
 def _describe(value: Any) -> str:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar, overload
 import torch
 from torch.utils import _pytree as pytree
 
+from staticrt import _compat
 from staticrt.compiled import Failure
 from staticrt.errors import CaptureError
 from staticrt.executable import build
@@ -202,9 +203,10 @@ class CompiledStep:
             dynamic = any(variant.differs_in_sizes(key, leaves) for variant in self._variants)
 
         def attempt(dynamic: bool) -> Any:
-            return capture(
-                traced, args, kwargs, snapshot=snapshot, tensors=names, dynamic=dynamic, autograd=True
-            )
+            with _compat.recurrent_networks():
+                return capture(
+                    traced, args, kwargs, snapshot=snapshot, tensors=names, dynamic=dynamic, autograd=True
+                )
 
         try:
             captured = attempt(dynamic)

@@ -563,3 +563,19 @@ def test_one_of_several_views_of_a_written_argument_is_still_its_view(door):
         assert out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
         x.detach().fill_(7)
         assert bool((out == 7).all())
+
+
+def test_a_class_of_tensors_with_methods_of_its_own(door):
+    class Named(torch.Tensor):
+        def name(self):
+            return "named"
+
+    layer = nn.Linear(3, 3)
+    compiled = door(layer)
+    for _ in range(3):
+        x = torch.randn(2, 3)
+        layer.zero_grad()
+        out = compiled(x.as_subclass(Named))
+        assert type(out) is Named
+        out.sum().backward()
+        torch.testing.assert_close(layer.weight.grad.as_subclass(torch.Tensor), x.sum(0).expand(3, 3))
