@@ -108,6 +108,10 @@ class StorageRef(Protocol):
         """Address now; 0 once it died or was poisoned."""
         ...
 
+    def nbytes(self) -> int:
+        """Size now; 0 once it died."""
+        ...
+
     def tensor(self, meta: TensorMeta) -> torch.Tensor:
         """A tensor on this storage (an alias). InternalError if it died."""
         ...
