@@ -148,6 +148,30 @@ TEST(Threads_prepare_other_sizes_over_the_same_weights) {
   }
 }
 
+// What one signature derives is read while others add theirs to the same state of the weights.
+TEST(Threads_read_derived_bytes_while_others_are_made) {
+  std::vector<ValueId> ids;
+  const BoundProgram bound = bind(layers(&ids), {});
+  FixedValues fixed(bound, ids, /*checks=*/true);
+  const std::vector<c10::IValue> given = with_weights(at::randn({2, kWide}), some_weights());
+  std::vector<InputView> inputs(given.size());
+  for (size_t i = 0; i < given.size(); ++i) inputs[i].tensor = &given[i].toTensor();
+  together(4, [&](int t) -> std::string {
+    for (int i = 0; i < 300; ++i) {
+      DerivedBytes bytes;
+      bytes.key = std::to_string(i) + "/" + std::to_string(t);
+      bytes.owners = {ids[0]};
+      bytes.derivation.sources.emplace_back();
+      bytes.derivation.size_bytes = 1;
+      bytes.derivation.make = [t](const char* const*, char* out) { *out = static_cast<char>(t); };
+      const auto state = fixed.acquire(inputs, {}, std::span(&bytes, 1));
+      for (int k = 0; k < 20; ++k)
+        if (*fixed.data_of(*state, bytes) != t) return "another's bytes";
+    }
+    return "";
+  });
+}
+
 TEST(Threads_bring_their_own_weights) {
   std::vector<ValueId> ids;
   Executable executable(layers(&ids), keeping(ids));
