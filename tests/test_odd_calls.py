@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import staticrt
-from staticrt.errors import ArchiveError
+from staticrt.errors import InputError
 
 
 def both(function, compiled, *args):
@@ -61,8 +61,11 @@ def test_an_archive_does_not_take_two_arguments_for_one(tmp_path):
     compiled = staticrt.compile(lambda a, b: a + b)
     x = torch.randn(3)
     compiled(x, x)
-    with pytest.raises(ArchiveError, match="one tensor as several arguments"):
-        staticrt.save(compiled, tmp_path / "model.srt")
+    staticrt.save(compiled, tmp_path / "model.pt2", exported_program=False)
+    loaded = staticrt.load(tmp_path / "model.pt2")
+    torch.testing.assert_close(loaded(x, x), x + x)
+    with pytest.raises(InputError, match="captured was one for both"):
+        loaded(x, x.clone())
 
 
 SIZE_BRANCHES = {

@@ -1,6 +1,9 @@
 #include "archive/capture.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/autocast_mode.h>
+
+#include <unordered_map>
 
 namespace staticrt {
 namespace {
@@ -9,6 +12,28 @@ std::string sizes_text(const at::Tensor& tensor) {
   std::string text = "[";
   for (int64_t d = 0; d < tensor.dim(); ++d) text += (d ? ", " : "") + std::to_string(tensor.size(d));
   return text + "]";
+}
+
+// How the message begins of a program that stops because data decides otherwise: OTHERWISE in
+// staticrt/frontend/reasons.py.
+constexpr std::string_view kOtherwise = "staticrt: data decided otherwise";
+
+uint64_t empty_dims_of(const at::Tensor& tensor) {
+  uint64_t dims = 0;
+  for (int64_t d = 0; d < tensor.dim(); ++d) dims |= static_cast<uint64_t>(tensor.size(d) == 0) << d;
+  return dims;
+}
+
+at::Tensor generator_state() {
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  return generator.get_state();
+}
+
+void put_back_generator(const at::Tensor& state) {
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  generator.set_state(state);
 }
 
 int64_t value_of(const SizeSymbol& symbol, std::span<const Leaf> leaves) {
@@ -102,10 +127,31 @@ std::string Capture::leaf_refusal(const LeafSpec& spec, const Leaf& leaf) const 
     return name + "has " + std::to_string(t.dim()) + " dimensions, " + sizes_text(t) + ", expected " +
            std::to_string(spec.dim);
   }
+  if (spec_.knows_empty && empty_dims_of(t) != spec.empty_dims) {
+    return name + "has sizes " + sizes_text(t) + ", captured was a tensor " +
+           (spec.empty_dims ? "with other or more" : "without") + " dimensions of size 0";
+  }
   if (layout_of(t) == spec.layout) return "";
   const bool copy = spec.input < 0 || may_copy_[model_tensors_.size() + static_cast<size_t>(spec.input)];
   if (copy && laid_out(t, spec.layout).defined()) return "";
   return name + "is laid out in memory otherwise than when captured; pass x.contiguous()";
+}
+
+std::string Capture::sameness_refusal(std::span<const Leaf> leaves) const {
+  std::unordered_map<const void*, size_t> first;
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    if (leaves[i].kind != LeafKind::kTensor) continue;
+    const auto [found, is_first] = first.emplace(leaves[i].tensor.unsafeGetTensorImpl(), i);
+    const int32_t same = is_first ? -1 : static_cast<int32_t>(found->second);
+    if (same == spec_.leaves[i].same) continue;
+    const int32_t other = std::max(same, spec_.leaves[i].same);
+    const std::string names =
+        "'" + spec_.leaves[i].name + "' and '" + spec_.leaves[static_cast<size_t>(other)].name + "' are ";
+    if (same < 0) return names + "two tensors, captured was one for both";
+    return names +
+           "the same tensor, captured were two; pass x.clone() as one of them, or save a capture of such";
+  }
+  return "";
 }
 
 // "s0 = size of 'x' in dimension 1".
@@ -150,6 +196,7 @@ std::string Capture::refusal(std::span<const Leaf> leaves) const {
   for (size_t i = 0; i < leaves.size(); ++i) {
     if (std::string why = leaf_refusal(spec_.leaves[i], leaves[i]); !why.empty()) return why;
   }
+  if (std::string why = sameness_refusal(leaves); !why.empty()) return why;
   return guard_refusal(leaves);
 }
 
@@ -166,7 +213,7 @@ void Capture::check_written_apart(const std::vector<InputView>& inputs) const {
   }
 }
 
-std::vector<c10::IValue> Capture::run(std::span<const Leaf> leaves) const {
+std::optional<std::vector<c10::IValue>> Capture::run(std::span<const Leaf> leaves) const {
   std::vector<InputView> inputs(spec_.program->num_inputs());
   std::vector<at::Tensor> copies;
   copies.reserve(leaves.size());
@@ -186,7 +233,14 @@ std::vector<c10::IValue> Capture::run(std::span<const Leaf> leaves) const {
   }
   check_written_apart(inputs);
   std::vector<c10::IValue> outputs;
-  executable_->run(inputs, outputs);
+  const at::Tensor generator = spec_.decided && spec_.random ? generator_state() : at::Tensor();
+  try {
+    executable_->run(inputs, outputs);
+  } catch (const c10::Error& error) {
+    if (!spec_.decided || !std::string_view(error.what_without_backtrace()).starts_with(kOtherwise)) throw;
+    if (generator.defined()) put_back_generator(generator);
+    return std::nullopt;
+  }
   return outputs;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -35,13 +36,15 @@ class Capture {
 
   // Why these leaves do not fit, or "". Tensors in another layout fit if they may be copied.
   std::string refusal(std::span<const Leaf> leaves) const;
-  // Runs on leaves that fit; the program's outputs. Thread-safe.
-  std::vector<c10::IValue> run(std::span<const Leaf> leaves) const;
+  // Runs on leaves that fit; the program's outputs, or nothing if data decides a branch otherwise than in
+  // this capture: then nothing is changed. Thread-safe.
+  std::optional<std::vector<c10::IValue>> run(std::span<const Leaf> leaves) const;
 
  private:
   std::string guard_refusal(std::span<const Leaf> leaves) const;
   std::string source_of(const SizeSymbol& symbol) const;
   std::string leaf_refusal(const LeafSpec& spec, const Leaf& leaf) const;
+  std::string sameness_refusal(std::span<const Leaf> leaves) const;
   void check_written_apart(const std::vector<InputView>& inputs) const;
 
   const CaptureSpec spec_;
@@ -52,6 +55,9 @@ class Capture {
   std::vector<uint32_t> written_inputs_;
   std::vector<bool> may_copy_;  // per program input: nothing sees whose bytes it has
 };
+
+// What a call is told whose data decides branches otherwise than in a capture.
+inline constexpr char kDecidedOtherwise[] = "data decides a branch otherwise than when it was captured";
 
 // What of this thread's autocasting a capture depends on, as CaptureSpec::autocast writes it.
 std::string autocast_state();

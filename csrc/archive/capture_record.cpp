@@ -18,6 +18,8 @@ void write_capture(const CaptureSpec& spec, ByteWriter& out, TensorTable& tensor
     out.put_ints(leaf.layout.value_or(std::vector<int64_t>()));
     out.put_string(leaf.constant);
     out.put(leaf.input);
+    out.put(leaf.same);
+    out.put(leaf.empty_dims);
   }
   out.put_size(spec.symbols.size());
   for (const SizeSymbol& symbol : spec.symbols) {
@@ -45,11 +47,13 @@ void write_capture(const CaptureSpec& spec, ByteWriter& out, TensorTable& tensor
     out.put_ints(c.key);
     out.put(c.choice);
   }
+  out.put(static_cast<uint8_t>(spec.decided));
+  out.put(static_cast<uint8_t>(spec.random));
 }
 
 namespace {
 
-LeafSpec read_leaf(ByteReader& in) {
+LeafSpec read_leaf(ByteReader& in, uint32_t format) {
   LeafSpec leaf;
   const auto kind = in.get<uint8_t>();
   SRT_ARCHIVE(kind <= static_cast<uint8_t>(LeafKind::kConstant), in.damaged(), "leaf of kind ",
@@ -69,7 +73,21 @@ LeafSpec read_leaf(ByteReader& in) {
   }
   leaf.constant = in.get_string();
   leaf.input = in.get<int32_t>();
+  if (format < 3) return leaf;
+  leaf.same = in.get<int32_t>();
+  leaf.empty_dims = in.get<uint64_t>();
   return leaf;
+}
+
+// A leaf that is the same tensor as another names the first of them.
+void check_sameness(ByteReader& in, const std::vector<LeafSpec>& leaves) {
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    if (leaves[i].same < 0) continue;
+    const auto first = static_cast<size_t>(leaves[i].same);
+    SRT_ARCHIVE(first < i && leaves[first].same < 0 && leaves[first].kind == LeafKind::kTensor &&
+                    leaves[i].kind == LeafKind::kTensor,
+                in.damaged(), "leaf ", leaves[i].name, " is the same as leaf ", leaves[i].same);
+  }
 }
 
 // Each leaf that the program reads is one of its inputs, and each input is read from one leaf.
@@ -126,7 +144,8 @@ CaptureSpec read_capture(ByteReader& in, const std::vector<at::Tensor>& tensors,
   spec.model_tensors.resize(in.get_count(4));
   for (uint32_t& number : spec.model_tensors) number = in.get_index(tensors.size(), "tensor");
   spec.leaves.resize(in.get_count(39));
-  for (LeafSpec& leaf : spec.leaves) leaf = read_leaf(in);
+  for (LeafSpec& leaf : spec.leaves) leaf = read_leaf(in, format);
+  check_sameness(in, spec.leaves);
   spec.symbols.resize(in.get_count(17));
   for (SizeSymbol& symbol : spec.symbols) {
     symbol.name = in.get_string();
@@ -148,6 +167,11 @@ CaptureSpec read_capture(ByteReader& in, const std::vector<at::Tensor>& tensors,
   }
   spec.structure = in.get_string();
   if (format >= 2) read_work(in, tensors, spec);
+  spec.knows_empty = format >= 3;
+  if (format >= 3) {
+    spec.decided = in.get_bool();
+    spec.random = in.get_bool();
+  }
   check_inputs(in, spec);
   check_guards(in, spec);
   return spec;

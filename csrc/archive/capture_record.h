@@ -24,6 +24,9 @@ struct LeafSpec {
   Layout layout;
   std::string constant;  // of kConstant: JSON that Python wrote; of an int, its digits
   int32_t input = -1;    // the program's input after the model tensors; -1: not read
+  int32_t same =
+      -1;  // the first leaf that is this very tensor; -1: no earlier one. Models ask `key is value`
+  uint64_t empty_dims = 0;  // a bit for each dimension of size 0. Models ask `if x.numel()`
 };
 
 // A number of a leaf that guards mention.
@@ -53,6 +56,9 @@ struct CaptureSpec {
   std::string structure;                  // Python's, as JSON
   std::vector<PackedSpec> packed;         // of the model tensors
   std::vector<RouteChoice> choices;       // of the machine that saved it
+  bool knows_empty = true;                // what leaves say of empty dimensions is known (since version 3)
+  bool decided = false;                   // the program stops where data decides branches otherwise
+  bool random = false;                    // it draws random numbers
 };
 
 void write_capture(const CaptureSpec& spec, ByteWriter& out, TensorTable& tensors);

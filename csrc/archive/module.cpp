@@ -89,10 +89,14 @@ std::vector<c10::IValue> Module::run_values(const std::vector<c10::IValue>& inpu
       continue;
     }
     try {
-      std::vector<c10::IValue> found = capture.run(leaves);
+      const std::optional<std::vector<c10::IValue>> found = capture.run(leaves);
+      if (!found) {
+        reasons += "\n  capture " + std::to_string(number) + ": " + kDecidedOtherwise;
+        continue;
+      }
       std::vector<c10::IValue> outputs;
       for (const int32_t output : capture.spec().outputs) {
-        outputs.push_back(output < 0 ? c10::IValue() : found[static_cast<size_t>(output)]);
+        outputs.push_back(output < 0 ? c10::IValue() : (*found)[static_cast<size_t>(output)]);
       }
       return outputs;
     } catch (const InputError& error) {
@@ -100,7 +104,7 @@ std::vector<c10::IValue> Module::run_values(const std::vector<c10::IValue>& inpu
     }
   }
   throw CallError("the call fits no capture of " + state_->archive.facts().name + reasons +
-                  "\n  fix: save the model with example_inputs like these");
+                  "\n  fix: call the compiled model like this before saving it");
 }
 
 std::vector<at::Tensor> Module::run(const std::vector<at::Tensor>& inputs) const {

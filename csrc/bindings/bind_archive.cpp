@@ -23,6 +23,8 @@ LeafSpec to_leaf_spec(const py::handle& object) {
     leaf.constant = dict["constant"].cast<std::string>();
   }
   leaf.input = dict["input"].cast<int32_t>();
+  if (dict.contains("same")) leaf.same = dict["same"].cast<int32_t>();
+  if (dict.contains("empty_dims")) leaf.empty_dims = dict["empty_dims"].cast<uint64_t>();
   return leaf;
 }
 
@@ -43,6 +45,8 @@ void add_capture(ArchiveBuilder& builder, const py::dict& d) {
   spec.autocast = d["autocast"].cast<std::string>();
   spec.outputs = d["outputs"].cast<std::vector<int32_t>>();
   spec.structure = d["structure"].cast<std::string>();
+  spec.decided = d["decided"].cast<bool>();
+  spec.random = d["random"].cast<bool>();
   const auto executable = d["executable"].cast<std::shared_ptr<Executable>>();
   const auto tensors = d["model_tensors"].cast<std::vector<at::Tensor>>();
   std::vector<InputView> inputs(executable->program().num_inputs());
@@ -83,15 +87,17 @@ std::vector<Leaf> to_leaves(const py::list& list) {
   return leaves;
 }
 
-py::list run(const Capture& capture, const py::list& list) {
+// None: data decides otherwise.
+py::object run(const Capture& capture, const py::list& list) {
   const std::vector<Leaf> leaves = to_leaves(list);
-  std::vector<c10::IValue> outputs;
+  std::optional<std::vector<c10::IValue>> outputs;
   {
     const py::gil_scoped_release no_gil;
     outputs = capture.run(leaves);
   }
+  if (!outputs) return py::none();
   py::list result;
-  for (c10::IValue& output : outputs) result.append(torch::jit::toPyObject(std::move(output)));
+  for (c10::IValue& output : *outputs) result.append(torch::jit::toPyObject(std::move(output)));
   return result;
 }
 
@@ -103,6 +109,7 @@ py::dict describe_leaf(const LeafSpec& leaf) {
   d["dim"] = leaf.dim;
   d["constant"] = leaf.constant;
   d["input"] = leaf.input;
+  d["same"] = leaf.same;
   return d;
 }
 
@@ -142,6 +149,7 @@ void bind_archive(py::module_& m) {
       .def("refusal", [](const Capture& c, const py::list& leaves) { return c.refusal(to_leaves(leaves)); })
       .def("run", &run)
       .def_property_readonly("executable", &Capture::executable)
+      .def_property_readonly("decided", [](const Capture& c) { return c.spec().decided; })
       .def_property_readonly("packed_bytes", &Capture::packed_bytes)
       .def_property_readonly("model_tensors", &Capture::model_tensors)
       .def_property_readonly("leaves",
@@ -183,6 +191,7 @@ void bind_archive(py::module_& m) {
         d["machine"] = a.facts().machine;
         return d;
       });
+  m.attr("DECIDED_OTHERWISE") = kDecidedOtherwise;
   m.def("open_archive", &open);
   m.def("autocast_state", &autocast_state);
   m.def("version", &version);

@@ -101,8 +101,6 @@ class _Guards:
 class _Capture:
     """One capture: the C++ object, and what Python needs to call it. Attributes are those of `CapturedGraph`."""
 
-    same = ()  # archives hold no capture with one tensor as several arguments
-
     def __init__(self, native: _C.ArchiveCapture, decoder: Decoder) -> None:
         self.native = native
         try:
@@ -116,6 +114,9 @@ class _Capture:
         self.leaves = native.leaves
         self.values = native.model_tensors
         reads = {leaf["input"]: index for index, leaf in enumerate(self.leaves) if leaf["input"] >= 0}
+        self.same = tuple(
+            (index, leaf["same"]) for index, leaf in enumerate(self.leaves) if leaf["same"] >= 0
+        )
         self.user_leaves = tuple(reads[position] for position in range(len(reads)))
         self.guards = _Guards(tuple(map(_Symbol, native.guarded_leaves)))
         self.outputs: list[tuple[str, Any]] = [
@@ -241,16 +242,19 @@ class LoadedModel(Tools):
                 continue
             flattener, leaves, rebound = call
             values = capture.native.run(leaves)
+            if values is None:
+                reasons.append(f"capture {number}: {_C.DECIDED_OTHERWISE}")
+                continue
             capture.calls += 1
             flat = [values[item] if kind == "tensor" else item for kind, item in capture.outputs]
-            if not rebound:
+            if not rebound and not capture.native.decided:
                 executable = capture.native.executable
                 self._fast.learn(capture, executable, capture.outputs, _NoState(), args, kwargs)  # type: ignore[arg-type]
             return capture.out_spec.build(flat, flattener.containers)
         raise InputError(
             f"the call fits no capture of {self.name}:\n    " + "\n    ".join(reasons),
             at=self._where,
-            fix="save the model again with example_inputs like these; no model code is in the archive",
+            fix="call the compiled model like this before saving it again; no model code is in the archive",
         )
 
     def _fit(

@@ -100,23 +100,11 @@ def _captures(engine: Engine) -> list[Capture]:
             (key, entry)
             for entry in entries
             if isinstance(entry.executable, StaticExecutable)
-            and not (entry.captured.decided or entry.captured.same)
             and tensor_metadata(entry.captured.values) == entry.metadata
             and entry.state.holds()
         ]
     if found:
         return found
-    held = [entry.captured for entries in engine._entries.values() for entry in entries]
-    if any(captured.same for captured in held):
-        raise ArchiveError(
-            f"{engine.name} was captured with one tensor as several arguments, which an archive does not tell apart",
-            fix="pass example_inputs= with a tensor of its own for each argument",
-        )
-    if any(captured.decided for captured in held):
-        raise ArchiveError(
-            f"{engine.name} has branches that data decides: its captures hold for some data only",
-            fix="use torch.cond or torch.where for them",
-        )
     why = "; ".join(engine.explain().notes)
     raise ArchiveError(
         f"{engine.name} has no capture to save" + (f": {why}" if why else ""),
@@ -170,6 +158,8 @@ def _capture(key: tuple[Any, ...], entry: Entry, names: Sequence[str]) -> dict[s
     executable = entry.executable
     assert isinstance(executable, StaticExecutable)
     parts = key[2:]
+    same = dict(captured.same)
+    empty = {index: dims for index, *dims in key[1][-1]}
     inputs = {leaf: position for position, leaf in enumerate(captured.user_leaves)}
     paths = _leaf_names(captured.in_spec, names)
     return {
@@ -177,13 +167,19 @@ def _capture(key: tuple[Any, ...], entry: Entry, names: Sequence[str]) -> dict[s
         "executable": executable.native,
         "model_tensors": [value.detach() for value in captured.values],
         "leaves": [
-            _leaf(part, paths[index], inputs.get(index, -1), dict(entry.ints).get(index))
+            {
+                **_leaf(part, paths[index], inputs.get(index, -1), dict(entry.ints).get(index)),
+                "same": same.get(index, -1),
+                "empty_dims": sum(1 << dim for dim in empty.get(index, ())),
+            }
             for index, part in enumerate(parts)
         ],
         "symbols": [(s.name, s.leaf, _PROPS[s.prop], s.dim) for s in captured.guards.symbols],
         "guards": lower_guards(captured.guards),
         "guard_texts": [str(guard) for guard in captured.guards.guards],
         "autocast": _autocast(key[1]),
+        "decided": bool(captured.decided),
+        "random": captured.random,
         "outputs": [item if kind == "tensor" else -1 for kind, item in executable.outputs],
         "structure": json.dumps(
             {

@@ -144,7 +144,8 @@ class Importer:
         inputs = tuple(node.input)
         while inputs and not inputs[-1]:
             inputs = inputs[:-1]
-        given = sum(1 for name in inputs[: operator.required] if name)
+        first = enumerate(inputs[: operator.required])
+        given = sum(1 for index, name in first if name or index in operator.lackable)
         if given < operator.required or (operator.rest is None and len(inputs) > len(operator.kinds)):
             raise OnnxError(
                 f"{node.op_type} takes {operator.required} to {len(operator.kinds)} inputs, got {len(inputs)}",

@@ -46,6 +46,7 @@ class Operator:
         attributes: names it takes.
         host: computes the node on numbers alone, or None.
         pure: same inputs, same outputs.
+        lackable: positions before the last required input that may be left out all the same.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Operator:
     wants_call: bool
     host: Builder | None
     pure: bool
+    lackable: frozenset[int] = frozenset()
 
     def kind(self, index: int) -> str:
         """How input `index` arrives."""
@@ -119,6 +121,7 @@ def _declare(
     function: Builder, name: str, domain: str, since: int, host: Builder | None, pure: bool
 ) -> Operator:
     kinds: list[str] = []
+    lackable: set[int] = set()
     rest, required, attributes, wants_call = None, 0, set(), False
     for parameter in inspect.signature(function).parameters.values():
         kind = "value"
@@ -135,8 +138,11 @@ def _declare(
         else:
             kinds.append(kind)
             required += parameter.default is parameter.empty
+            if parameter.default is parameter.empty and "None" in str(parameter.annotation):
+                lackable.add(len(kinds) - 1)
     return Operator(
-        name, domain, since, function, tuple(kinds), rest, required, frozenset(attributes), wants_call, host, pure
+        name, domain, since, function, tuple(kinds), rest, required, frozenset(attributes), wants_call, host, pure,
+        frozenset(lackable),
     )  # fmt: skip
 
 

@@ -75,7 +75,13 @@ CaptureSpec rich_capture(TensorTable& tensors) {
   LeafSpec constant;
   constant.kind = LeafKind::kConstant;
   constant.constant = "true";
-  spec.leaves = {n, strided, constant};
+  strided.empty_dims = 2;
+  LeafSpec again = strided;
+  again.name = "u";
+  again.same = 1;
+  spec.leaves = {n, strided, constant, again};
+  spec.decided = true;
+  spec.random = true;
   spec.symbols = {{"s0", 1, SizeSymbol::Prop::kSize, 1}, {"s1", 0, SizeSymbol::Prop::kValue, 0}};
   ProgramBuilder guards;
   const ValueId a = guards.add_input({"s0", false, {}, {}});
@@ -147,6 +153,10 @@ TEST(a_capture_reads_as_it_was_written) {
     }
   }
   EXPECT_EQ(spec.leaves[1].layout->at(0), 1);
+  EXPECT_EQ(spec.leaves[1].empty_dims, uint64_t{2});
+  EXPECT_EQ(spec.leaves[1].same, -1);
+  EXPECT_EQ(spec.leaves[3].same, 1);
+  EXPECT(spec.decided && spec.random);
   EXPECT_EQ(spec.symbols[1].name, "s1");
   EXPECT_EQ(spec.guards->nodes().size(), size_t{1});
   EXPECT_EQ(spec.outputs[1], -1);
