@@ -66,16 +66,39 @@ struct PixelConv {
   }
 };
 
+// The taps along one dimension that meet the image anywhere: with a wide dilation, others read only padding.
+std::vector<int64_t> live_taps(int64_t kernel, int64_t in, int64_t out, int64_t stride, int64_t pad,
+                               int64_t dilation) {
+  std::vector<int64_t> taps;
+  for (int64_t k = 0; k < kernel; ++k) {
+    const int64_t offset = k * dilation - pad;  // of the first result's pixel
+    bool live = false;
+    for (int64_t o = 0; o < out && !live; ++o) live = o * stride + offset >= 0 && o * stride + offset < in;
+    if (live) taps.push_back(k);
+  }
+  if (taps.empty()) taps.push_back(0);
+  return taps;
+}
+
+std::string name_of(const std::vector<int64_t>& taps) {
+  std::string name;
+  for (const int64_t tap : taps) name.append(" ").append(std::to_string(tap));
+  return name;
+}
+
 // The weight [out, in / groups, h, w] with its depth in the order of a pixel's segments, in panels.
-Derivation packed_weight(const ConvPlan& p, bool lines) {
+Derivation packed_weight(const ConvPlan& p, bool lines, const std::vector<int64_t>& rows,
+                         const std::vector<int64_t>& columns) {
   const GemmKernels& gemm = gemm_kernels();
-  const int64_t depth = p.group_in() * p.w.taps();
+  const int64_t taps = static_cast<int64_t>(rows.size() * columns.size());
+  const int64_t depth = p.group_in() * taps;
   Derivation d;
   d.layout = "conv panels of " + std::to_string(gemm.nr) + (lines ? " by lines of " : " by taps of ") +
              std::to_string(p.groups);
+  if (taps != p.w.taps()) d.layout.append(" at").append(name_of(rows)).append(" x").append(name_of(columns));
   d.sources = {p.weight_operand};
   d.size_bytes = p.groups * gemm.packed_floats(depth, p.group_out()) * static_cast<int64_t>(sizeof(float));
-  d.make = [p, depth](const char* const* sources, char* out) {
+  d.make = [p, depth, rows, columns](const char* const* sources, char* out) {
     const GemmKernels& all = gemm_kernels();
     const auto* weight = reinterpret_cast<const float*>(sources[0]);
     const auto& strides = p.weight_operand.meta.strides;
@@ -84,8 +107,8 @@ Derivation packed_weight(const ConvPlan& p, bool lines) {
       float* to = ordered.data();
       for (int64_t o = 0; o < p.group_out(); ++o) {
         const float* from = weight + (group * p.group_out() + o) * strides[0];
-        for (int64_t kh = 0; kh < p.w.kernel_h; ++kh) {
-          for (int64_t kw = 0; kw < p.w.kernel_w; ++kw) {
+        for (const int64_t kh : rows) {
+          for (const int64_t kw : columns) {
             for (int64_t c = 0; c < p.group_in(); ++c)
               *to++ = from[c * strides[1] + kh * strides[2] + kw * strides[3]];
           }
@@ -106,15 +129,23 @@ std::optional<PreparedCall> prepare_pixel_conv(const ConvPlan& p, PrepareRequest
   const Window& w = p.w;
   PixelConv conv{p, PixelBand(w, p.in_channels, kBandBytes), PixelEpilogue(request, p.out_channels), {}, {},
                  0};
+  const std::vector<int64_t> rows = live_taps(w.kernel_h, w.in_h, w.out_h, w.stride_h, w.pad_h, w.dilation_h);
+  std::vector<int64_t> columns = live_taps(w.kernel_w, w.in_w, w.out_w, w.stride_w, w.pad_w, w.dilation_w);
   // Taps of a line that follow each other are one run.
   const bool lines = p.groups == 1 && (w.dilation_w == 1 || w.kernel_w == 1);
-  conv.length = lines ? w.kernel_w * p.in_channels : p.group_in();
-  for (int64_t kh = 0; kh < w.kernel_h; ++kh) {
-    const int64_t line = kh * w.dilation_h * conv.band.pitch();
-    for (int64_t kw = 0; kw < (lines ? 1 : w.kernel_w); ++kw)
-      conv.segments.push_back(line + kw * w.dilation_w * p.in_channels);
+  if (lines) {
+    columns.clear();
+    for (int64_t kw = 0; kw < w.kernel_w; ++kw) columns.push_back(kw);
   }
-  conv.packed = request.derive(packed_weight(p, lines));
+  conv.length = lines ? w.kernel_w * p.in_channels : p.group_in();
+  for (const int64_t kh : rows) {
+    const int64_t line = kh * w.dilation_h * conv.band.pitch();
+    for (const int64_t kw : columns) {
+      if (lines && kw > 0) break;
+      conv.segments.push_back(line + kw * w.dilation_w * p.in_channels);
+    }
+  }
+  conv.packed = request.derive(packed_weight(p, lines, rows, columns));
   request.workspace_bytes = conv.band.floats() * static_cast<int64_t>(sizeof(float));
   return call_with(std::move(conv), "conv: runs of pixels");
 }
