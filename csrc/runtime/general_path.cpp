@@ -2,8 +2,6 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/boxing/KernelFunction.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/core/GradMode.h>
 
 #include "common/error.h"
 #include "runtime/control_flow.h"
@@ -56,14 +54,6 @@ void repair_overlap(const BoundProgram& bound, const Node& node, c10::IValue* sl
   }
 }
 
-// The layer makes the workspace that its backward reads only while gradients are on. Graphs of inference keep
-// recurrent operators whole, so that one which has this layer is a forward.
-bool saves_for_backward(const Node& node) {
-  static const auto* layer = new std::optional<c10::OperatorHandle>(
-      c10::Dispatcher::singleton().findSchema({"aten::mkldnn_rnn_layer", ""}));
-  return *layer && node.handle && *node.handle == **layer;
-}
-
 void run_boxed(const BoundProgram& bound, const Node& node, const BoundNode& bound_node, c10::IValue* slots) {
   const Program& program = *bound.program;
   const Operands op = operands_of(program, node, slots);
@@ -75,10 +65,7 @@ void run_boxed(const BoundProgram& bound, const Node& node, const BoundNode& bou
     bound_node.out_handle->callBoxed(stack);
     return;
   }
-  {
-    const c10::AutoGradMode mode(c10::GradMode::is_enabled() || saves_for_backward(node));
-    node.handle->callBoxed(stack);
-  }
+  node.handle->callBoxed(stack);
   store_results(program, node, stack, slots);
   if (bound_node.check_overlap) repair_overlap(bound, node, slots);
 }
