@@ -4,6 +4,7 @@
 
 #include <ATen/Parallel.h>
 
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,9 @@ namespace staticrt {
 namespace {
 
 constexpr int64_t kBandBytes = 1 << 20;  // of input lines: half of a common L2 cache
+constexpr int64_t kMinWork =
+    2'000'000;  // multiply-adds from which oneDNN's call costs little beside its work
+constexpr double kMinLiveShare = 0.5;
 
 struct PixelConv {
   ConvPlan p;
@@ -66,17 +70,31 @@ struct PixelConv {
   }
 };
 
-// The taps along one dimension that meet the image anywhere: with a wide dilation, others read only padding.
-std::vector<int64_t> live_taps(int64_t kernel, int64_t in, int64_t out, int64_t stride, int64_t pad,
-                               int64_t dilation) {
-  std::vector<int64_t> taps;
-  for (int64_t k = 0; k < kernel; ++k) {
-    const int64_t offset = k * dilation - pad;  // of the first result's pixel
-    bool live = false;
-    for (int64_t o = 0; o < out && !live; ++o) live = o * stride + offset >= 0 && o * stride + offset < in;
-    if (live) taps.push_back(k);
+// One dimension of a window: `in` pixels, `pad` before them.
+struct Axis {
+  int64_t kernel, in, out, stride, pad, dilation;
+  int64_t live_pixels(int64_t tap) const {  // results for which the tap meets the image
+    int64_t live = 0;
+    for (int64_t o = 0, at = tap * dilation - pad; o < out; ++o, at += stride) live += at >= 0 && at < in;
+    return live;
   }
-  if (taps.empty()) taps.push_back(0);
+  double live_share() const {
+    int64_t live = 0;
+    for (int64_t tap = 0; tap < kernel; ++tap) live += live_pixels(tap);
+    return static_cast<double>(live) / static_cast<double>(std::max<int64_t>(1, kernel * out));
+  }
+};
+
+// With a wide dilation, the outer taps may read nothing but padding. Drops them: `kernel` and `pad` shrink;
+// the taps that stay, by their numbers before.
+std::vector<int64_t> drop_dead_taps(Axis& axis) {
+  int64_t first = 0, last = axis.kernel - 1;
+  while (last > 0 && axis.live_pixels(last) == 0) --last;
+  while (first < last && axis.pad >= (first + 1) * axis.dilation && axis.live_pixels(first) == 0) ++first;
+  axis.kernel = last - first + 1;
+  axis.pad -= first * axis.dilation;
+  std::vector<int64_t> taps(static_cast<size_t>(axis.kernel));
+  std::iota(taps.begin(), taps.end(), first);
   return taps;
 }
 
@@ -124,28 +142,32 @@ Derivation packed_weight(const ConvPlan& p, bool lines, const std::vector<int64_
 
 }  // namespace
 
-std::optional<PreparedCall> prepare_pixel_conv(const ConvPlan& p, PrepareRequest& request) {
-  if (!p.weight_operand.is_fixed) return std::nullopt;
-  const Window& w = p.w;
+std::optional<PreparedCall> prepare_pixel_conv(const ConvPlan& original, PrepareRequest& request) {
+  if (!original.weight_operand.is_fixed) return std::nullopt;
+  ConvPlan p = original;
+  Window& w = p.w;
+  Axis height{w.kernel_h, w.in_h, w.out_h, w.stride_h, w.pad_h, w.dilation_h};
+  Axis width{w.kernel_w, w.in_w, w.out_w, w.stride_w, w.pad_w, w.dilation_w};
+  const std::vector<int64_t> rows = drop_dead_taps(height), columns = drop_dead_taps(width);
+  w.kernel_h = height.kernel;
+  w.pad_h = height.pad;
+  w.kernel_w = width.kernel;
+  w.pad_w = width.pad;
+  // Taps that meet padding for most results: oneDNN leaves these products out, runs of pixels do not.
+  if ((w.dilation_h > 1 || w.dilation_w > 1) && p.multiply_adds() > kMinWork &&
+      height.live_share() * width.live_share() < kMinLiveShare)
+    return std::nullopt;
   PixelConv conv{p, PixelBand(w, p.in_channels, kBandBytes), PixelEpilogue(request, p.out_channels), {}, {},
                  0};
-  const std::vector<int64_t> rows = live_taps(w.kernel_h, w.in_h, w.out_h, w.stride_h, w.pad_h, w.dilation_h);
-  std::vector<int64_t> columns = live_taps(w.kernel_w, w.in_w, w.out_w, w.stride_w, w.pad_w, w.dilation_w);
   // Taps of a line that follow each other are one run.
   const bool lines = p.groups == 1 && (w.dilation_w == 1 || w.kernel_w == 1);
-  if (lines) {
-    columns.clear();
-    for (int64_t kw = 0; kw < w.kernel_w; ++kw) columns.push_back(kw);
-  }
   conv.length = lines ? w.kernel_w * p.in_channels : p.group_in();
-  for (const int64_t kh : rows) {
+  for (int64_t kh = 0; kh < w.kernel_h; ++kh) {
     const int64_t line = kh * w.dilation_h * conv.band.pitch();
-    for (const int64_t kw : columns) {
-      if (lines && kw > 0) break;
+    for (int64_t kw = 0; kw < (lines ? 1 : w.kernel_w); ++kw)
       conv.segments.push_back(line + kw * w.dilation_w * p.in_channels);
-    }
   }
-  conv.packed = request.derive(packed_weight(p, lines, rows, columns));
+  conv.packed = request.derive(packed_weight(original, lines, rows, columns));
   request.workspace_bytes = conv.band.floats() * static_cast<int64_t>(sizeof(float));
   return call_with(std::move(conv), "conv: runs of pixels");
 }

@@ -43,3 +43,19 @@ def test_a_changed_weight_is_packed_again_for_every_size():
         for x in images:
             torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
         model[1].weight.mul_(1.5).add_(0.1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("dilation", "route"), [(24, "runs of pixels"), (12, "generic")])
+def test_what_meets_mostly_padding_is_left_to_whoever_skips_it(dilation, route):
+    """On 16x16 pixels one tap of dilation 24 meets the image; of dilation 12 all do, a quarter of the time."""
+    torch.manual_seed(0)
+    model = net((dilation, dilation), (dilation, dilation), 1, 1, 3)
+    model[1] = nn.Conv2d(16, 64, 3, padding=dilation, dilation=dilation)
+    model[3] = nn.Conv2d(64, 8, 1)
+    compiled = staticrt.compile(model.eval())
+    x = torch.randn(1, 8, 16, 16)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5, check_stride=True)
+    kernels = {name for name, _ in compiled.explain().captures[0].signatures[0].kernels}
+    assert any("runs of pixels" in name for name in kernels) == (route == "runs of pixels"), kernels
