@@ -22,7 +22,7 @@ from staticrt.frontend.keys import CallKey, EagerOnly, call_key, eager_reason
 from staticrt.frontend.names import argument_names
 from staticrt.frontend.reasons import CannotCapture, ModelChanges
 from staticrt.frontend.state import Snapshot, StateGuard, global_hooks
-from staticrt.frontend.structure import Flattener
+from staticrt.frontend.structure import Flattener, OpaqueState, TakenApart
 from staticrt.native import _C
 from staticrt.options import Options
 from staticrt.report.eager import eager_call
@@ -127,6 +127,12 @@ class Engine:
         return self._call(*args, **kwargs)
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self._look_up(args, kwargs)
+        except TakenApart:
+            return self._call(*args, **kwargs)
+
+    def _look_up(self, args: Any, kwargs: Any) -> Any:
         reason = eager_reason()
         if reason is not None:
             return self._run_eagerly(args, kwargs, reason)
@@ -313,6 +319,22 @@ class Engine:
             warnings.warn(f"staticrt: {text}", stacklevel=5)
 
     def _capture(self, call: CallKey, leaves: Sequence[Any], args: Any, kwargs: Any) -> Entry | None:
+        objects = OpaqueState(leaves)
+        entry = self._capture_leaves(call, leaves, args, kwargs)
+        changed, apart = objects.restore()
+        if not changed:
+            return entry
+        if entry is not None:
+            self._entries[call.key].remove(entry)
+            self._order.remove(entry)
+        if apart:
+            self._failures.pop(call.key, None)
+            self._routes.pop(call.key, None)
+            raise TakenApart
+        self._fail(call.key, CannotCapture("an object among the arguments is changed", ""))
+        return None
+
+    def _capture_leaves(self, call: CallKey, leaves: Sequence[Any], args: Any, kwargs: Any) -> Entry | None:
         from staticrt.frontend.capture import capture
 
         snapshot = Snapshot() if self._is_part else Snapshot([("", self.function), *global_hooks()])

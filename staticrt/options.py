@@ -88,7 +88,7 @@ OPTIONS: tuple[Option, ...] = (
         "Prepare a program for each input signature; off: every call takes the general path.",
     ),
     Option(
-        "max_prepared", (int,), 8, "Prepared programs kept for one capture, the least recent go.", minimum=1
+        "max_prepared", (int,), 64, "Prepared programs kept for one capture, the least recent go.", minimum=1
     ),
     Option(
         "out_variants", (bool,), True, "Write results into planned memory; off: every operator allocates."

@@ -96,7 +96,7 @@ void bind_runtime(py::module_& m) {
            }),
            py::arg("program"), py::kw_only(), py::arg("out_variants") = true,
            py::arg("optimize_memory") = true, py::arg("cleanup_activations") = false,
-           py::arg("manage_outputs") = false, py::arg("prepared") = true, py::arg("max_prepared") = 8,
+           py::arg("manage_outputs") = false, py::arg("prepared") = true, py::arg("max_prepared") = 64,
            py::arg("deterministic") = false, py::arg("poison") = false, py::arg("verify") = false,
            py::arg("weights") = std::vector<ValueId>{}, py::arg("check_weights") = true,
            py::arg("donated") = std::vector<std::pair<ValueId, std::string>>{},

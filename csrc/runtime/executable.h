@@ -26,7 +26,7 @@ struct ExecutableOptions {
   bool prepared = true;         // off: every call takes the general path
   bool verify = false;          // each prepared run is compared with the general path's
   bool manage_outputs = false;  // outputs lie in memory of ours until released; implies !prepared
-  int64_t max_prepared = 8;     // prepared programs kept
+  int64_t max_prepared = 64;    // prepared programs kept
   PreparedOptions preparation;
   // Inputs that are the model's own tensors, which seldom change: what is made of them alone is kept, see
   // Note [Weights are constants with a version].

@@ -38,7 +38,7 @@ struct LoadOptions {
   // Prepare a program for each input signature; off: every call takes the general path.
   bool prepared = true;
   // Prepared programs kept for one capture.
-  int64_t max_prepared = 8;
+  int64_t max_prepared = 64;
   // Choose kernels by rule instead of by measuring.
   bool deterministic = false;
 };

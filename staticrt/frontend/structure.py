@@ -7,6 +7,7 @@ changed.
 
 from __future__ import annotations
 
+import enum
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,6 +29,8 @@ _PLAIN = (
 )
 _OPAQUE = (types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, torch.nn.Module)
 _MAX_DEPTH = 64
+# Types of plain objects that held tensors once: taken apart when empty too. A new cache per prompt is one call.
+_HOLDERS: set[type] = set()
 
 
 class Structure:
@@ -134,7 +137,8 @@ class Flattener:
             children, context = handler.flatten_fn(value)
             self._remember(value)
             return Structure(kind, _frozen(context), tuple(map(self.flatten, children)))
-        if self._depth < _MAX_DEPTH and holds_tensors(value):
+        if self._depth < _MAX_DEPTH and (kind in _HOLDERS or holds_tensors(value)):
+            _HOLDERS.add(kind)
             self._remember(value)
             self._depth += 1
             attributes = vars(value)
@@ -195,6 +199,62 @@ def holds_tensors(value: Any, depth: int = 0) -> bool:
     attributes = getattr(value, "__dict__", None)
     return isinstance(attributes, dict) and any(
         holds_tensors(item, depth + 1) for item in attributes.values()
+    )
+
+
+class TakenApart(Exception):
+    """The call's arguments flatten otherwise now: it has to be looked up again."""
+
+
+class OpaqueState:
+    """What the objects among the leaves hold before a capture: a model that fills one would fill it with fakes."""
+
+    def __init__(self, leaves: Sequence[Any]) -> None:
+        self._before: dict[int, tuple[Any, list[tuple[Any, Any]]]] = {}
+        self._roots = [leaf for leaf in leaves if _is_object(leaf)]
+        for root in self._roots:
+            self._visit(root, 0)
+
+    def _visit(self, value: Any, depth: int) -> None:
+        if (
+            depth > 6
+            or id(value) in self._before
+            or not (isinstance(value, (list, dict)) or _is_object(value))
+        ):
+            return
+        held = contents(value)
+        self._before[id(value)] = (value, held)
+        for _key, item in held:
+            self._visit(item, depth + 1)
+
+    def restore(self) -> tuple[bool, bool]:
+        """Put back what changed: (whether anything had, whether a type is taken apart from now on)."""
+        changed: set[int] = set()
+        for number, (container, held) in self._before.items():
+            if not same_contents(held, contents(container)):
+                changed.add(number)
+                is_list = isinstance(container, list)
+                replace_contents(container, [item for _key, item in held] if is_list else dict(held))
+        known = len(_HOLDERS)
+        for root in self._roots:
+            self._mark(root, changed, set())
+        return bool(changed), len(_HOLDERS) > known
+
+    def _mark(self, value: Any, changed: set[int], met: set[int]) -> bool:
+        if id(value) in met or id(value) not in self._before:
+            return False
+        met.add(id(value))
+        inside = [self._mark(item, changed, met) for _key, item in self._before[id(value)][1]]
+        if not any(inside) and id(value) not in changed:
+            return False
+        if not isinstance(value, (list, dict)):
+            _HOLDERS.add(type(value))
+        return True
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(getattr(value, "__dict__", None), dict) and not isinstance(
+        value, (*_PLAIN, *_OPAQUE, enum.Enum)
     )
 
 
