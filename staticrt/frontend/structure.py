@@ -253,9 +253,9 @@ class OpaqueState:
 
 
 def _is_object(value: Any) -> bool:
-    return isinstance(getattr(value, "__dict__", None), dict) and not isinstance(
-        value, (*_PLAIN, *_OPAQUE, enum.Enum)
-    )
+    if isinstance(value, (*_PLAIN, *_OPAQUE, enum.Enum)):  # first: Dynamo cannot trace __dict__ of a tensor
+        return False
+    return isinstance(getattr(value, "__dict__", None), dict)
 
 
 class Builder:
