@@ -22,7 +22,7 @@ from staticrt.frontend.keys import CallKey, EagerOnly, call_key, eager_reason
 from staticrt.frontend.names import argument_names
 from staticrt.frontend.reasons import CannotCapture, ModelChanges
 from staticrt.frontend.state import Snapshot, StateGuard, global_hooks
-from staticrt.frontend.structure import Flattener, OpaqueState, TakenApart
+from staticrt.frontend.structure import Flattener, take_apart
 from staticrt.native import _C
 from staticrt.options import Options
 from staticrt.report.eager import eager_call
@@ -71,6 +71,10 @@ class Failure:
 def tensor_metadata(values: Sequence[torch.Tensor]) -> list[Any]:
     """What a capture assumed of the model's tensors (`weight.data = …` may change it)."""
     return [(v.dtype, v.shape, v.stride(), v.device, v.requires_grad) for v in values]
+
+
+class TakenApart(Exception):
+    """The call's arguments flatten otherwise now: it has to be looked up again."""
 
 
 class Engine:
@@ -319,25 +323,10 @@ class Engine:
             warnings.warn(f"staticrt: {text}", stacklevel=5)
 
     def _capture(self, call: CallKey, leaves: Sequence[Any], args: Any, kwargs: Any) -> Entry | None:
-        objects = OpaqueState(leaves)
-        entry = self._capture_leaves(call, leaves, args, kwargs)
-        changed, apart = objects.restore()
-        if not changed:
-            return entry
-        if entry is not None:
-            self._entries[call.key].remove(entry)
-            self._order.remove(entry)
-        if apart:
-            self._failures.pop(call.key, None)
-            self._routes.pop(call.key, None)
-            raise TakenApart
-        self._fail(call.key, CannotCapture("an object among the arguments is changed", ""))
-        return None
-
-    def _capture_leaves(self, call: CallKey, leaves: Sequence[Any], args: Any, kwargs: Any) -> Entry | None:
         from staticrt.frontend.capture import capture
 
         snapshot = Snapshot() if self._is_part else Snapshot([("", self.function), *global_hooks()])
+        snapshot.add_arguments(leaves)
         seen = [entry for entry in self._entries.get(call.key, ()) if entry.ints]
         symbolic = self._symbolic_ints | frozenset(
             index
@@ -356,11 +345,18 @@ class Engine:
                 symbolic_ints=symbolic,
                 decide=not self._is_part and self.options.graphs is False,
             )
+            if not snapshot.complete:
+                raise CannotCapture("the model reaches more containers than can be guarded")
             if torch.is_grad_enabled() and any(value.requires_grad for value in captured.values):
                 raise CannotCapture("the result may need gradients of a tensor that is no argument")
             built = self._executable(captured)
         except donation.WrittenDonation:
             raise
+        except ModelChanges as error:
+            if any([take_apart(leaves[index]) for index in snapshot.changed_arguments(error.paths)]):
+                raise TakenApart from error
+            self._fail(call.key, error)
+            return None
         except (PassError, LoweringError) as error:
             if self.options.executor == "static":
                 raise
@@ -409,6 +405,12 @@ class Engine:
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Capture for these arguments without running the model on them."""
+        try:
+            self._prepare(args, kwargs)
+        except TakenApart:
+            self.prepare(args, kwargs)
+
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         flattener = Flattener()
         spec = flattener.flatten((args, kwargs))
         leaves = flattener.leaves

@@ -266,8 +266,10 @@ class _Lowering:
 
 
 def _number_overload(node: fx.Node, target: torch._ops.OpOverload) -> torch._ops.OpOverload:
-    """The overload for a call that gives a number where the schema has a tensor: `add.Tensor(x, 2)` is
-    `add.Scalar(x, 2)`, `floor_divide(x, 2)` is `floor_divide.Scalar(x, 2)`, as the number would not take part in type promotion either way."""
+    """The overload for a call that gives a number where the schema has a tensor.
+
+    `add.Tensor(x, 2)` is `add.Scalar(x, 2)`: the number takes no part in type promotion either way.
+    """
     for value, argument in zip(node.args, target._schema.arguments, strict=False):
         if str(argument.type) != "Tensor":
             continue

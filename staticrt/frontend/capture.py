@@ -190,7 +190,7 @@ def _attempt(
             what, where = watcher.impure[0]
             raise CannotCapture(f"the model {what}", where)
         if changed:
-            raise ModelChanges(f"the model changes {changed[0]}")
+            raise ModelChanges(changed)
         outputs, out_spec = _flatten_result(result, containers, before, snapshot)
         for out in (*outputs, *out_spec.objects.values()):
             _check_output(out)

@@ -64,7 +64,15 @@ class CannotCapture(Exception):
 
 
 class ModelChanges(CannotCapture):
-    """The model changed state of its own while it was recorded: a later call may find that done."""
+    """The model changed state of its own while it was recorded: a later call may find that done.
+
+    Args:
+        paths: what changed, as `Snapshot.changes` gives it.
+    """
+
+    def __init__(self, paths: list[str]) -> None:
+        super().__init__(f"the model changes {paths[0]}")
+        self.paths = paths
 
 
 def is_user_file(filename: str) -> bool:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import array
 import gc
+import re
 import threading
 import types
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -62,6 +63,7 @@ class Snapshot:
         self._buffers: list[tuple[str, Any, bytes]] = []
         self.read_names: set[str] = set()  # names in the code that ran
         self._alive: list[Any] = []
+        self._arguments: dict[str, int] = {}  # path of a leaf -> its index
         self.complete = True
         for name, root in roots:
             self.add(name, root)
@@ -86,6 +88,18 @@ class Snapshot:
                 return
             self._remember(value)
             queue.extend(self._container(path, value))
+
+    def add_arguments(self, leaves: Sequence[Any]) -> None:
+        """Walk the arguments of a call that are neither tensors nor values: objects told by their identity."""
+        for index, leaf in enumerate(leaves):
+            if not _is_leaf(leaf):
+                self._arguments[f"argument {index}"] = index
+                self.add(f"argument {index}", leaf)
+
+    def changed_arguments(self, paths: Sequence[str]) -> list[int]:
+        """Indices of the leaves given to `add_arguments` to which some of these paths (see `changes`) lead."""
+        roots = {re.match(r"argument \d+|", path).group() for path in paths}  # type: ignore[union-attr]
+        return [index for name, index in self._arguments.items() if name in roots]
 
     def _remember(self, value: Any) -> None:
         self._seen.add(id(value))

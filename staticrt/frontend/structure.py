@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import enum
 import types
+import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,7 +32,7 @@ _PLAIN = (
 _OPAQUE = (types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, torch.nn.Module)
 _MAX_DEPTH = 64
 # Types of plain objects that held tensors once: taken apart when empty too. A new cache per prompt is one call.
-_HOLDERS: set[type] = set()
+_HOLDERS: weakref.WeakSet[type] = weakref.WeakSet()
 
 
 class Structure:
@@ -202,60 +204,23 @@ def holds_tensors(value: Any, depth: int = 0) -> bool:
     )
 
 
-class TakenApart(Exception):
-    """The call's arguments flatten otherwise now: it has to be looked up again."""
+def take_apart(value: Any) -> bool:
+    """From now on take objects of this type apart, tensors or not: calls change what they hold.
 
-
-class OpaqueState:
-    """What the objects among the leaves hold before a capture: a model that fills one would fill it with fakes."""
-
-    def __init__(self, leaves: Sequence[Any]) -> None:
-        self._before: dict[int, tuple[Any, list[tuple[Any, Any]]]] = {}
-        self._roots = [leaf for leaf in leaves if _is_object(leaf)]
-        for root in self._roots:
-            self._visit(root, 0)
-
-    def _visit(self, value: Any, depth: int) -> None:
-        if (
-            depth > 6
-            or id(value) in self._before
-            or not (isinstance(value, (list, dict)) or _is_object(value))
-        ):
-            return
-        held = contents(value)
-        self._before[id(value)] = (value, held)
-        for _key, item in held:
-            self._visit(item, depth + 1)
-
-    def restore(self) -> tuple[bool, bool]:
-        """Put back what changed: (whether anything had, whether a type is taken apart from now on)."""
-        changed: set[int] = set()
-        for number, (container, held) in self._before.items():
-            if not same_contents(held, contents(container)):
-                changed.add(number)
-                is_list = isinstance(container, list)
-                replace_contents(container, [item for _key, item in held] if is_list else dict(held))
-        known = len(_HOLDERS)
-        for root in self._roots:
-            self._mark(root, changed, set())
-        return bool(changed), len(_HOLDERS) > known
-
-    def _mark(self, value: Any, changed: set[int], met: set[int]) -> bool:
-        if id(value) in met or id(value) not in self._before:
-            return False
-        met.add(id(value))
-        inside = [self._mark(item, changed, met) for _key, item in self._before[id(value)][1]]
-        if not any(inside) and id(value) not in changed:
-            return False
-        if not isinstance(value, (list, dict)):
-            _HOLDERS.add(type(value))
-        return True
-
-
-def _is_object(value: Any) -> bool:
-    if isinstance(value, (*_PLAIN, *_OPAQUE, enum.Enum)):  # first: Dynamo cannot trace __dict__ of a tensor
+    Returns:
+        Whether that is new and possible: a plain object whose attributes all lie in its dict.
+    """
+    kind = type(value)
+    if isinstance(value, (*_PLAIN, *_OPAQUE, enum.Enum)) or not hasattr(value, "__dict__"):
         return False
-    return isinstance(getattr(value, "__dict__", None), dict)
+    if (
+        kind in _HOLDERS
+        or isinstance(value, (list, dict, set))
+        or any("__slots__" in vars(c) for c in kind.__mro__)
+    ):
+        return False
+    _HOLDERS.add(kind)
+    return True
 
 
 class Builder:
@@ -308,7 +273,7 @@ class Builder:
 
 def contents(container: Any) -> Any:
     """The items a container holds now, to compare by identity: a list of (key, item)."""
-    if isinstance(container, list):
+    if isinstance(container, (list, deque)):
         return list(enumerate(container))
     if isinstance(container, dict):
         return list(container.items())

@@ -168,6 +168,7 @@ class CompiledStep:
         from staticrt.frontend.capture import capture
 
         snapshot = Snapshot([("", self._function)])
+        snapshot.add_arguments(leaves)
         modules, optimizers = reachable(self._function, snapshot)
         for module in modules:
             if isinstance(module, torch.nn.parallel.DistributedDataParallel):
