@@ -10,7 +10,7 @@ import torch
 from staticrt.frontend.reasons import OTHERWISE
 
 if TYPE_CHECKING:
-    from staticrt.compiled import Entry
+    from staticrt.entry import Entry
 
 # Captures of one kind of call that differ in what data decided; beyond, the model is cut at its branches.
 MAX_BRANCHES = 4

@@ -2,75 +2,36 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import threading
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from staticrt import donation, executable
 from staticrt.branches import MAX_BRANCHES, OtherDecision, run_decided
+from staticrt.entry import Entry, Failure, share_memory, tensor_metadata, writes_inference_tensors
 from staticrt.errors import CaptureError, LoweringError, PassError
 from staticrt.fast_path import FastPath
-from staticrt.frontend.dynamo import NotCompiled, Parts
-from staticrt.frontend.graph import CapturedGraph, InputSpec
+from staticrt.frontend.dynamo import NotCompiled
+from staticrt.frontend.graph import CapturedGraph
 from staticrt.frontend.keys import CallKey, EagerOnly, call_key, eager_reason
 from staticrt.frontend.names import argument_names
 from staticrt.frontend.reasons import CannotCapture, ModelChanges
-from staticrt.frontend.state import Snapshot, StateGuard, global_hooks
+from staticrt.frontend.state import Snapshot, global_hooks
 from staticrt.frontend.structure import Flattener, take_apart
 from staticrt.native import _C
 from staticrt.options import Options
+from staticrt.pieces import Pieces
 from staticrt.report.eager import eager_call
-from staticrt.report.explain import EagerReport, Explanation, capture_report
+from staticrt.report.engine import explanation
+from staticrt.report.explain import Explanation
 from staticrt.weights import new_weights
 
 # Captures that may fail as the model changes its own attributes: many do so in their first call only.
 _MAX_CHANGES = 2
-
-
-@dataclasses.dataclass(eq=False)
-class Entry:
-    """One capture, ready to run."""
-
-    captured: CapturedGraph
-    executable: executable.Executable
-    state: StateGuard
-    ints: tuple[tuple[int, int], ...]  # int leaves that are constants of this capture
-    metadata: list[Any]
-    calls: int = 0
-    route: str = "whole"
-
-    def accepts(self, leaves: Sequence[Any], call: CallKey) -> bool:
-        values = dict(call.ints)
-        return (
-            all(values[index] == value for index, value in self.ints)
-            and self.captured.guards.holds(leaves)
-            and tensor_metadata(self.captured.values) == self.metadata
-            and self.state.holds()
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class Failure:
-    """Why a capture failed.
-
-    Args:
-        impossible: the model does what no graph replays; else it raised something.
-    """
-
-    reason: str
-    where: str
-    impossible: bool
-
-
-def tensor_metadata(values: Sequence[torch.Tensor]) -> list[Any]:
-    """What a capture assumed of the model's tensors (`weight.data = …` may change it)."""
-    return [(v.dtype, v.shape, v.stride(), v.device, v.requires_grad) for v in values]
 
 
 class TakenApart(Exception):
@@ -111,12 +72,8 @@ class Engine:
         self._changes: Counter[tuple[Any, ...]] = Counter()  # key -> captures the model's changes spoiled
         self._is_part = part
         self._symbolic_ints = symbolic_ints
-        self._parts: Parts | None = None
-        self._part_engines: list[Engine] = []
-        self._training: Parts | None = None
-        self._regions: list[Any] = []
+        self.pieces = Pieces(function, self._piece, options)
         self._untrainable = ""
-        self._part_calls = 0
         self.fast = FastPath(self)
         if not part:
             donation.check_names(function, options.donate)
@@ -174,11 +131,11 @@ class Engine:
         leaves = flat_args.leaves
         captured = entry.captured
         if captured.mutates:
-            if _share_memory(captured, leaves):
+            if share_memory(captured, leaves):
                 return self._run_eagerly(
                     args, kwargs, "an argument that is written shares memory with another input"
                 )
-            if not torch.is_inference_mode_enabled() and _writes_inference_tensors(captured, leaves):
+            if not torch.is_inference_mode_enabled() and writes_inference_tensors(captured, leaves):
                 return self._run_eagerly(args, kwargs, "an inference tensor is written")  # which raises
         entry.calls += 1
         flat = [*captured.values, *(leaves[index] for index in captured.user_leaves)]
@@ -237,11 +194,9 @@ class Engine:
         failed = self._failures[key]
         route = self._routes.get(key, "eager")
         if route == "parts" and not any(hooks for _name, hooks in global_hooks()):
-            before = self._part_calls
             try:
-                with self._step(args):
-                    result = self._compiled_parts()(*args, **kwargs)
-                if self._part_calls == before:  # nothing to compile, or Dynamo's recompile limit
+                result, compiled = self.pieces.infer(args, kwargs)
+                if not compiled:  # nothing to compile, or Dynamo's recompile limit
                     self._eager["call", failed.reason, failed.where] += 1
                 return result
             except NotCompiled as error:
@@ -260,12 +215,6 @@ class Engine:
             self._routes.pop(key, None)
         return result
 
-    def _compiled_parts(self) -> Parts:
-        with self._lock:
-            if self._parts is None:
-                self._parts = Parts(self.function, self._make_part, self.options.dynamic is not False)
-            return self._parts
-
     def _train(self, args: Any, kwargs: Any) -> Any:
         """Run a call whose results need gradients: Dynamo cuts it, each part is differentiated ahead of time."""
         if self._is_part or not self.options.training or self._untrainable:
@@ -274,48 +223,19 @@ class Engine:
             return self._run_eagerly(
                 args, kwargs, "torch has hooks on all modules, which Dynamo does not see"
             )
-        with self._lock:
-            if self._training is None:
-                self._training = Parts(
-                    self.function,
-                    self._make_part,
-                    self.options.dynamic,
-                    fullgraph=self.options.fullgraph,
-                    max_captures=self.options.max_captures,
-                )
-        before = self._part_calls
         try:
-            with self._step(args):
-                result = self._training(*args, **kwargs)
+            result, compiled = self.pieces.train(args, kwargs)
         except NotCompiled as error:
             if self.options.fullgraph:
                 raise CaptureError(f"cannot capture {self.name} for training: {error}") from error
             self._untrainable = str(error)
             return self._run_eagerly(args, kwargs, self._untrainable)
-        if self._part_calls == before:
+        if not compiled:
             self._eager["call", "the call needs gradients, and Dynamo found nothing to compile", ""] += 1
         return result
 
-    def _make_part(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        from staticrt.backend import needs_gradients, region_of
-
-        if needs_gradients(gm, inputs):
-            region = region_of(gm, inputs, self.options)
-            self._regions.append(region)
-
-            def train(*args: Any) -> Any:
-                self._part_calls += 1
-                return region(*args)
-
-            return train
-        part = Engine(gm.forward, self.options, f"{self.name}, part {len(self._part_engines)}", part=True)
-        self._part_engines.append(part)
-
-        def run(*args: Any) -> Any:
-            self._part_calls += 1
-            return part(*args)
-
-        return run
+    def _piece(self, function: Callable[..., Any], number: int) -> Engine:
+        return Engine(function, self.options, f"{self.name}, part {number}", part=True)
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:
@@ -353,7 +273,7 @@ class Engine:
         except donation.WrittenDonation:
             raise
         except ModelChanges as error:
-            if any([take_apart(leaves[index]) for index in snapshot.changed_arguments(error.paths)]):
+            if any(take_apart(leaves[index]) for index in snapshot.changed_arguments(error.paths)):
                 raise TakenApart from error
             self._fail(call.key, error)
             return None
@@ -376,14 +296,6 @@ class Engine:
         self._entries[call.key] = [*self._entries.get(call.key, ()), entry]
         self._order.append(entry)
         return entry
-
-    def _step(self, args: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
-        """For graph trees, the parts of one call are one step."""
-        if self.options.graphs is False:
-            return contextlib.nullcontext()
-        from staticrt.capture.compiled import step_of
-
-        return step_of(self.options.graphs, args)
 
     def _executable(self, captured: CapturedGraph) -> executable.Executable:
         if not self._is_part:
@@ -454,43 +366,7 @@ class Engine:
 
     def explain(self) -> Explanation:
         """What was compiled, what runs eagerly, and why."""
-        captures = tuple(capture_report(entry) for entry in self._order)
-        eager = tuple(EagerReport(*key, calls=count) for key, count in sorted(self._eager.items()) if count)
-        captures += tuple(region.report() for region in self._regions)
-        eager += tuple(item for region in self._regions for item in region.eager_reports())
-        for parts in (self._parts, self._training):
-            if parts is not None:
-                eager += tuple(
-                    EagerReport("between parts", reason, where, 0) for reason, where in parts.breaks
-                )
-        if self._part_engines:
-            captures += tuple(
-                dataclasses.replace(capture_report(entry), route="part")
-                for part in self._part_engines
-                for entry in part._order
-            )
-            eager += tuple(item for part in self._part_engines for item in part.explain().eager)
-        notes = tuple(
-            f"not captured whole: {failure.reason}" + (f" at {failure.where}" if failure.where else "")
-            for failure in dict.fromkeys(self._failures.values())
-        )
-        notes += tuple(
-            f"graph {number} runs operator by operator, outside the runtime: {entry.executable.reason}"
-            for number, entry in enumerate(self._order)
-            if isinstance(entry.executable, executable.ReferenceExecutable) and entry.executable.reason
-        )
-        return Explanation(self.name, captures, eager, notes + self._graph_notes())
-
-    def _graph_notes(self) -> tuple[str, ...]:
-        """What graph capture did, for each tree that programs of this callable run in."""
-        if self.options.graphs is False:
-            return ()
-        from staticrt.capture.compiled import reports
-
-        engines = [self, *self._part_engines]
-        runs = [entry.executable.captured for engine in engines for entry in engine._order]  # type: ignore[attr-defined]
-        runs += [run for region in self._regions for run in region.captured_runs()]
-        return tuple(str(report) for report in reports(runs))
+        return explanation(self)
 
     def _give_up_branches(self, key: tuple[Any, ...]) -> None:
         """Data decides too often otherwise: captures that follow branches cost more than they save."""
@@ -527,27 +403,3 @@ class Engine:
 
 def _any_requires_grad(leaves: Sequence[Any]) -> bool:
     return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
-
-
-def _inputs(captured: CapturedGraph, leaves: Sequence[Any]) -> Iterator[tuple[InputSpec, Any]]:
-    """Each input of a graph, with what this call gives for it."""
-    values = iter(captured.values)
-    for spec in captured.inputs:
-        yield spec, leaves[int(spec.target)] if spec.kind == "user" else next(values)
-
-
-def _writes_inference_tensors(captured: CapturedGraph, leaves: Sequence[Any]) -> bool:
-    return any(spec.mutated and value.is_inference() for spec, value in _inputs(captured, leaves))
-
-
-def _share_memory(captured: CapturedGraph, leaves: Sequence[Any]) -> bool:
-    """Whether a written input overlaps another input: the graph has them apart."""
-    seen: dict[int, bool] = {}
-    for spec, value in _inputs(captured, leaves):
-        if not isinstance(value, torch.Tensor):
-            continue
-        storage = value.untyped_storage()._cdata
-        if storage in seen and (seen[storage] or spec.mutated):
-            return True
-        seen[storage] = seen.get(storage, False) or spec.mutated
-    return False

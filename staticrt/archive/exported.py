@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.export import Dim
 
-from staticrt.compiled import Entry
+from staticrt.entry import Entry
 from staticrt.frontend.structure import Builder, Structure
 
 # A size that nothing takes for a special case, as 0 and 1 are.

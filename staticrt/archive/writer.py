@@ -17,8 +17,9 @@ import staticrt
 from staticrt.archive import literals, package, structures
 from staticrt.archive.exported import export
 from staticrt.archive.guards import lower_guards
-from staticrt.compiled import Engine, Entry, tensor_metadata
+from staticrt.compiled import Engine
 from staticrt.compiler import CompiledFunction, CompiledModule
+from staticrt.entry import Entry, tensor_metadata
 from staticrt.errors import ArchiveError
 from staticrt.executable import StaticExecutable
 from staticrt.frontend.structure import Structure

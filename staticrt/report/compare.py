@@ -24,7 +24,8 @@ from staticrt.native import _C
 from staticrt.passes.pipeline import run_pipeline
 
 if TYPE_CHECKING:
-    from staticrt.compiled import Engine, Entry
+    from staticrt.compiled import Engine
+    from staticrt.entry import Entry
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from staticrt.report.graphs import input_names
 from staticrt.report.signatures import SignatureReport, program_text, signature_reports
 
 if TYPE_CHECKING:
-    from staticrt.compiled import Entry
+    from staticrt.entry import Entry
 
 
 @dataclasses.dataclass(frozen=True)

@@ -67,8 +67,8 @@ def graphs_of(compiled: Any) -> list[Graph]:
             for number, capture in enumerate(compiled._captures)
         ]
     found: list[Graph] = []
-    parts = [entry for part in engine._part_engines for entry in part._order]
-    for number, item in enumerate([*engine._order, *engine._regions, *parts]):
+    parts = [entry for part in engine.pieces.engines for entry in part._order]
+    for number, item in enumerate([*engine._order, *engine.pieces.regions, *parts]):
         name = f"graph {number}"
         if hasattr(item, "captured"):
             native = getattr(item.executable, "native", None)

@@ -20,7 +20,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from staticrt import _compat
-from staticrt.compiled import Failure
+from staticrt.entry import Failure
 from staticrt.errors import CaptureError
 from staticrt.executable import build
 from staticrt.frontend.keys import CallKey, EagerOnly, call_key, eager_reason

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from staticrt.compiled import Entry, _share_memory, tensor_metadata
+from staticrt.entry import Entry, share_memory, tensor_metadata
 from staticrt.executable import Executable, StaticExecutable
 from staticrt.fast_path import FastPath
 from staticrt.frontend.graph import CapturedGraph
@@ -115,7 +115,7 @@ class Variant:
 
     def shares_memory(self, leaves: Sequence[Any]) -> bool:
         """Whether a tensor that is written overlaps another input."""
-        return _share_memory(self.captured, leaves)
+        return share_memory(self.captured, leaves)
 
     # -- tensors that may be replaced ----------------------------------------------------------------------------------
 

@@ -135,7 +135,7 @@ def test_what_the_caller_changes_between_calls_is_seen(function, kind):
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    "function, kind",
+    ("function", "kind"),
     [
         (count, State),
         (count, Slots),

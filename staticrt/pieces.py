@@ -1,0 +1,105 @@
+"""Functions that run cut into pieces: Dynamo cuts, each piece is captured or differentiated on its own."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from staticrt.frontend.dynamo import Parts
+from staticrt.options import Options
+
+if TYPE_CHECKING:
+    from staticrt.compiled import Engine
+
+
+class Pieces:
+    """A function run in pieces with eager Python between them.
+
+    Args:
+        function: what to cut.
+        make_engine: makes the engine of a piece that needs no gradients, from its function and number.
+        options: checked options.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        make_engine: Callable[[Callable[..., Any], int], Engine],
+        options: Options,
+    ) -> None:
+        self.engines: list[Engine] = []
+        self.regions: list[Any] = []  # pieces with their backward
+        self._function = function
+        self._make_engine = make_engine
+        self._options = options
+        self._inference: Parts | None = None
+        self._training: Parts | None = None
+        self._lock = threading.RLock()
+        self._calls = 0
+
+    @property
+    def breaks(self) -> list[tuple[str, str]]:
+        """(reason, model line) of each place where the function was cut."""
+        return [at for parts in (self._inference, self._training) if parts is not None for at in parts.breaks]
+
+    def infer(self, args: Any, kwargs: Any) -> tuple[Any, bool]:
+        """Run without gradients.
+
+        Returns:
+            The result, and whether any piece of it ran compiled.
+
+        Raises:
+            NotCompiled: Dynamo gave up before the function ran.
+        """
+        with self._lock:
+            if self._inference is None:
+                self._inference = Parts(self._function, self._make, self._options.dynamic is not False)
+        return self._run(self._inference, args, kwargs)
+
+    def train(self, args: Any, kwargs: Any) -> tuple[Any, bool]:
+        """As `infer`, for results that need gradients: each piece is differentiated ahead of time."""
+        with self._lock:
+            if self._training is None:
+                self._training = Parts(
+                    self._function,
+                    self._make,
+                    self._options.dynamic,
+                    fullgraph=self._options.fullgraph,
+                    max_captures=self._options.max_captures,
+                )
+        return self._run(self._training, args, kwargs)
+
+    def _run(self, parts: Parts, args: Any, kwargs: Any) -> tuple[Any, bool]:
+        before = self._calls
+        with self._step(args):
+            result = parts(*args, **kwargs)
+        return result, self._calls != before
+
+    def _step(self, args: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
+        """For graph trees, the pieces of one call are one step."""
+        if self._options.graphs is False:
+            return contextlib.nullcontext()
+        from staticrt.capture.compiled import step_of
+
+        return step_of(self._options.graphs, args)
+
+    def _make(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        from staticrt.backend import needs_gradients, region_of
+
+        piece: Callable[..., Any]
+        if needs_gradients(gm, inputs):
+            piece = region_of(gm, inputs, self._options)
+            self.regions.append(piece)
+        else:
+            piece = engine = self._make_engine(gm.forward, len(self.engines))
+            self.engines.append(engine)
+
+        def run(*args: Any) -> Any:
+            self._calls += 1
+            return piece(*args)
+
+        return run
