@@ -175,7 +175,9 @@ class _Lowering:
             )
 
     def _operator(self, node: fx.Node, target: torch._ops.OpOverload) -> None:
-        target = _number_overload(node, target)
+        numbers = _number_positions(node, target._schema)
+        if len(numbers) == 1 and (overload := _scalar_overload(target, numbers[0])) is not None:
+            target, numbers = overload, []
         args = []
         for position, argument in enumerate(target._schema.arguments):
             if position < len(node.args) and not argument.kwarg_only:
@@ -186,9 +188,29 @@ class _Lowering:
                 value = argument.default_value
             else:
                 raise LoweringError(f"{target} lacks argument {argument.name!r}", at=node.name)
-            args.append(self._argument(value))
+            args.append(self._number_tensor(node, value) if position in numbers else self._argument(value))
         name = target._schema.name + (f".{target._overloadname}" if target._overloadname != "default" else "")
         self._emit(node, name, args, **_facts(node, target))
+
+    def _number_tensor(self, node: fx.Node, value: Any) -> Any:
+        """A number that stands where `node` takes a tensor, as the tensor of no dimensions that torch makes of it."""
+        number = value.meta["val"] if isinstance(value, fx.Node) else value
+        beside = [a.meta.get("val") for a in node.args if isinstance(a, fx.Node)]
+        dtype = _promoted(number, [t for t in beside if isinstance(t, torch.Tensor)])
+        name = f"{node.name}.number"
+        if not isinstance(value, fx.Node):
+            return self.builder.constant(torch.tensor(number, dtype=dtype), name)
+        lists: dict[str, Any] = {"written_args": [], "aliases": [], "bodies": []}
+        facts = {
+            "name": name,
+            "where": model_line(node),
+            "unpacks_list": False,
+            "has_effects": False,
+            **lists,
+        }
+        info = (name, dtype, torch.device("cpu"))
+        args = [self.values[value], dtype, None, None, None]
+        return self.builder.node("aten::scalar_tensor", args, [info], facts)[0]
 
     def _higher_order(self, node: fx.Node, name: str) -> None:
         op = _CONTROL_FLOW.get(name)
@@ -265,23 +287,35 @@ class _Lowering:
         self.values[node] = refs if many else (refs[0] if refs else None)
 
 
-def _number_overload(node: fx.Node, target: torch._ops.OpOverload) -> torch._ops.OpOverload:
-    """The overload for a call that gives a number where the schema has a tensor.
-
-    `add.Tensor(x, 2)` is `add.Scalar(x, 2)`: the number takes no part in type promotion either way.
-    """
-    for value, argument in zip(node.args, target._schema.arguments, strict=False):
-        if str(argument.type) != "Tensor":
-            continue
+def _number_positions(node: fx.Node, schema: Any) -> list[int]:
+    """Positions of arguments that are numbers where the schema has tensors: `torch.mul(2, x)`, `x // 3`."""
+    found = []
+    for position, (value, argument) in enumerate(zip(node.args, schema.arguments, strict=False)):
         given = value.meta.get("val") if isinstance(value, fx.Node) else value
-        if isinstance(given, torch.Tensor) or given is None:
-            continue
-        name = target._overloadname.replace("Tensor", "Scalar").replace("default", "Scalar")
-        packet = target._overloadpacket
-        if name == target._overloadname or not hasattr(packet, name):
-            raise LoweringError(f"{target} is given a number for the tensor {argument.name!r}", at=node.name)
-        return getattr(packet, name)  # type: ignore[no-any-return]
-    return target
+        if str(argument.type) == "Tensor" and given is not None and not isinstance(given, torch.Tensor):
+            found.append(position)
+    return found
+
+
+def _scalar_overload(target: torch._ops.OpOverload, position: int) -> torch._ops.OpOverload | None:
+    """The overload that takes a number at this position: `add.Tensor(x, 2)` is `add.Scalar(x, 2)`, since the number
+    would not take part in type promotion either way."""
+    name = target._overloadname.replace("Tensor", "Scalar").replace("default", "Scalar")
+    if name == target._overloadname or not hasattr(target._overloadpacket, name):
+        return None
+    found: torch._ops.OpOverload = getattr(target._overloadpacket, name)
+    arguments = found._schema.arguments
+    return found if position < len(arguments) and str(arguments[position].type) == "number" else None
+
+
+def _promoted(number: Any, tensors: Sequence[torch.Tensor]) -> torch.dtype:
+    """The dtype in which torch computes with `number` beside tensors."""
+    for kind, plain in ((torch.SymInt, 1), (torch.SymFloat, 1.0), (torch.SymBool, True)):
+        number = plain if isinstance(number, kind) else number
+    dtype = torch.result_type(tensors[0], number) if tensors else torch.tensor(number).dtype
+    for tensor in tensors[1:]:
+        dtype = torch.promote_types(dtype, torch.result_type(tensor, number))
+    return dtype
 
 
 def _info(name: str, val: Any) -> tuple[str, torch.dtype | None, torch.device | None]:

@@ -74,12 +74,13 @@ def scalar_overload(func: Any, args: tuple[Any, ...]) -> Any:
     """`mul.Scalar` for `mul.Tensor(x, size)`: a symbolic number is no tensor where nothing wraps it as one."""
     if not any(isinstance(arg, (torch.SymInt, torch.SymFloat)) for arg in args):
         return func
-    for arg, parameter in zip(args, func._schema.arguments, strict=False):
+    for position, (arg, parameter) in enumerate(zip(args, func._schema.arguments, strict=False)):
         if isinstance(arg, (torch.SymInt, torch.SymFloat)) and str(parameter.type) == "Tensor":
             overload = func._overloadname.replace("Tensor", "Scalar")  # div.Tensor_mode: div.Scalar_mode
             scalar = getattr(getattr(torch.ops.aten, func._schema.name.split("::")[1], None), overload, None)
             if func._schema.name.startswith("aten::") and scalar is not None and not func._schema.is_mutable:
-                return scalar
+                at_number = str(scalar._schema.arguments[position].type) == "number"
+                return scalar if at_number else func  # sub.Scalar takes x - 2, not 2 - x
             break
     return func
 
