@@ -111,8 +111,8 @@ def _match(product: fx.Node) -> _Attention | None:
         at = at.args[0]
     if not _is_inner(at) or at.target not in PRODUCTS:
         return None
-    q: Any = at.args[0]
-    keys: Any = at.args[1]
+    q = _unscaled(at.args[0], scalings, scores)
+    keys = _unscaled(at.args[1], scalings, scores)
     found = _Attention(product, q, keys, v, scores, scalings, steps)
     return found if _fits(found) else None
 
@@ -120,6 +120,27 @@ def _match(product: fx.Node) -> _Attention | None:
 def _is_inner(node: Any) -> bool:
     """A call with one reader, whose value nobody else needs."""
     return isinstance(node, fx.Node) and node.op == "call_function" and len(node.users) == 1
+
+
+def _unscaled(operand: Any, scalings: list[fx.Node], scores: torch.Tensor) -> Any:
+    """An operand of the first product without a scale of its own, as exporters write it (the root of the scale on
+    either side); the scale joins the others. In lower precision it keeps the product in range, and stays."""
+    if scores.dtype not in (torch.float32, torch.float64):
+        return operand
+    while _is_inner(operand) and operand.target in SCALINGS and not operand.kwargs and len(operand.args) == 2:
+        before, after = tensor_meta(operand.args[0]), tensor_meta(operand)
+        if (
+            literal(operand.args[1]) is None
+            or not _is_number(operand.args[1])
+            or before is None
+            or after is None
+        ):
+            break
+        if before.dtype != after.dtype or not known_equal_all(before.shape, after.shape):
+            break
+        scalings.append(operand)
+        operand = operand.args[0]
+    return operand
 
 
 def _is_number(value: Any) -> bool:

@@ -20,6 +20,7 @@ from staticrt.passes.differential import Comparison
 from staticrt.passes.fold_batch_norm import FoldBatchNorm
 from staticrt.passes.fold_constants import FoldConstants
 from staticrt.passes.functional import FunctionaliseInPlace
+from staticrt.passes.fuse_activations import FuseActivations
 from staticrt.passes.fuse_attention import FuseAttention
 from staticrt.passes.fuse_norms import FuseNorms
 from staticrt.passes.merge_pieces import MergePieces
@@ -67,7 +68,8 @@ PIPELINE: tuple[tuple[Callable[[PipelineOptions], GraphPass], str], ...] = (
     (lambda o: CanonicalViews(), "after no-ops went, chains of views are next to each other"),
     (lambda o: MergePieces(), "on canonical views; pieces that are selected alike become equal calls"),
     (lambda o: MergeEqualCalls(), "equal values have equal arguments only after the passes above"),
-    (lambda o: FuseNorms(), "as the next one, on graphs without no-op casts in between"),
+    (lambda o: FuseActivations(), "on graphs without no-op casts in between"),
+    (lambda o: FuseNorms(), "as the one before and the next one"),
     (lambda o: FuseAttention(), "on canonical transposes; before folding, which only shortens its operands"),
     (lambda o: ShareHeads(), "after attention was recognised, written out or not"),
     (

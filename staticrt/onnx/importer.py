@@ -231,8 +231,10 @@ class Importer:
         return self._initializer(node.output[0], value, structural=True)
 
     def _initializer(self, name: str, value: torch.Tensor, structural: bool = False) -> Numbers | int:
-        """Small integers, and scalars written in the graph, are structure; all else is state of the module."""
+        """Small integers, single numbers and what is written in the graph are structure; all else is state of the
+        module. Exporters write epsilons, exponents and factors as scalars: known, they let patterns be recognised."""
         whole = not value.is_floating_point() and not value.is_complex()
+        structural = structural or (value.dim() == 0 and not value.is_complex())
         if value.dim() <= 1 and (whole or structural) and value.numel() <= (MAX_NUMBERS if whole else 16):
             return Numbers(objects(value.reshape(-1).tolist(), tuple(value.shape)), value.dtype)
         self.tensors.append(("buffer" if whole else "parameter", name, value))

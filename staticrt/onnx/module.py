@@ -54,6 +54,8 @@ class OnnxModule(torch.nn.Module):
         self.inputs = tuple(inputs)
         self.input_names = tuple(info.name for info in inputs)
         self.output_names = program.outputs
+        plain = all(info.dtype is not None and not info.host for info in self.inputs)
+        self.num_plain = len(inputs) if plain else -1  # tensors that need no binding; -1: some input does
         self._program = program
         self._paths = tuple(_register(self, *tensor) for tensor in tensors)
 
@@ -121,6 +123,12 @@ class OnnxModel(CompiledModule):
         return torch.nn.Module.__new__(cls)  # type: ignore[no-any-return]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not kwargs and len(args) == self.module.num_plain:
+            for value in args:
+                if type(value) is not torch.Tensor:
+                    break
+            else:
+                return self._engine.fast.call(*args)
         return self._engine.fast.call(*self._module.bind(args, kwargs))  # type: ignore[operator]
 
     @property

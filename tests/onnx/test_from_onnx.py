@@ -339,3 +339,40 @@ def test_copies_and_pickles_stay_models():
     x = torch.randn(2, 4)
     for other in (copy.deepcopy(compiled), pickle.loads(pickle.dumps(compiled))):
         np.testing.assert_allclose(other(x.numpy()), expected(x), rtol=1e-5, atol=1e-6)
+
+
+def written_out(names):
+    """What exporters write for gelu and RMS norm; scalars as initializers or as constants."""
+    values = {"root": 2**0.5, "one": 1.0, "half": 0.5, "two": 2.0, "eps": 1e-6}
+    nodes = [
+        ("Div", ["x", "root"], "a"), ("Erf", ["a"], "b"), ("Add", ["b", "one"], "c"), ("Mul", ["x", "c"], "d"),
+        ("Mul", ["d", "half"], "y"),
+        ("Pow", ["y", "two"], "e"), ("ReduceMean", ["e"], "f"), ("Add", ["f", "eps"], "g"), ("Sqrt", ["g"], "h"),
+        ("Div", ["one", "h"], "i"), ("Mul", ["y", "i"], "out"),
+    ]  # fmt: skip
+    tensors = [onnx.numpy_helper.from_array(np.float32(v), k) for k, v in values.items()]
+    made = [helper.make_node(k, i, [o], **({"axes": [-1]} if k == "ReduceMean" else {})) for k, i, o in nodes]
+    if names == "constants":
+        made = [helper.make_node("Constant", [], [t.name], value=t) for t in tensors] + made
+    graph = helper.make_graph(
+        made, "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 64])],
+        [helper.make_tensor_value_info("out", TensorProto.FLOAT, ["n", 64])],
+        tensors if names == "initializers" else [],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("names", ["initializers", "constants"])
+def test_patterns_of_exporters_are_recognised(names):
+    compiled = staticrt.from_onnx(written_out(names))
+    for rows in (3, 8, 3):
+        x = torch.randn(rows, 64)
+        y = torch.nn.functional.gelu(x)
+        want = y / (y.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
+        torch.testing.assert_close(compiled(x), want, rtol=1e-4, atol=1e-5)
+    report = str(compiled.explain())
+    assert "outside the runtime" not in report
+    assert "aten.gelu.default ×1" in report
+    assert "aten.rms_norm.default ×1" in report
+    assert not compiled.state_dict()

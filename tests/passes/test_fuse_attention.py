@@ -33,12 +33,22 @@ def unscaled(q, k, v):
     return (q @ k.transpose(2, 3)).softmax(-1) @ v + 1
 
 
-@pytest.mark.parametrize("function", [scaled, divided, unscaled])
+def scaled_apart(q, k, v):
+    return ((q * 0.7) @ (k.transpose(-1, -2) * 0.7 / 3.0) * 2.0).softmax(-1) @ v + 1
+
+
+@pytest.mark.parametrize("function", [scaled, divided, unscaled, scaled_apart])
 def test_written_out_attention_becomes_one_call(capture, function):
     graph = capture(function, inputs())
     assert graph.run(FuseAttention(), inputs()).count == 1
     RemoveDeadCode()(graph.gm)
     assert graph.targets() == [str(SDPA), "aten.add.Tensor"]
+
+
+def test_a_scale_that_widens_an_operand_stays(capture):
+    graph = capture(lambda q, k, v: ((q * torch.ones(2, 3, 5, 4)) @ k).softmax(-1) @ v, [
+        torch.randn(1, 3, 5, 4), torch.randn(2, 3, 4, 7), torch.randn(2, 3, 7, 4)])  # fmt: skip
+    graph.run(FuseAttention(), [torch.randn(1, 3, 5, 4), torch.randn(2, 3, 4, 7), torch.randn(2, 3, 7, 4)])
 
 
 def test_symbolic_lengths(capture):

@@ -80,6 +80,8 @@ def _binary(name: str, function: Function, host: Function, result: torch.dtype |
 
 
 def _divide(a: Any, b: Any) -> Any:
+    if not isinstance(a, Tensor) and a == 1 and b.dtype.is_floating_point:
+        return torch.reciprocal(b)  # the same quotient; norms written out are recognised by it
     tensor = a if isinstance(a, Tensor) else b
     return torch.div(a, b, rounding_mode=None if tensor.dtype.is_floating_point else "trunc")
 
