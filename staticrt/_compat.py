@@ -1,4 +1,4 @@
-"""Private names of torch that training needs, 2.11 to 2.13: nothing else here imports them."""
+"""Private names of torch that training and Dynamo need, 2.11 to 2.13: nothing else here imports them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import contextlib
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
 
 # AOTAutograd compiles one region at a time: what it makes is found by looking before and after.
 _aot_lock = threading.RLock()
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def aot_compile(
@@ -82,6 +84,18 @@ def recurrent_networks() -> Iterator[None]:
     finally:
         decompositions._rnn_helper = helper
         torch._C._set_mkldnn_enabled(onednn)
+
+
+def hidden_from_dynamo(function: F) -> F:
+    """Decorator: Dynamo neither compiles this function nor what it calls, where it meets it at run time.
+
+    `torch.compiler.disable` without its import of Dynamo and its cost at each call.
+    """
+    from torch._C._dynamo import eval_frame
+
+    skip = eval_frame._FrameAction.SKIP
+    eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
+    return function
 
 
 def restarts_dynamo(error: BaseException) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from staticrt import donation, executable
+from staticrt._compat import hidden_from_dynamo
 from staticrt.branches import MAX_BRANCHES, OtherDecision, run_decided
 from staticrt.entry import Entry, Failure, share_memory, tensor_metadata, writes_inference_tensors
 from staticrt.errors import CaptureError, LoweringError, PassError
@@ -80,6 +81,7 @@ class Engine:
 
     # -- calls -------------------------------------------------------------------------------------------------
 
+    @hidden_from_dynamo
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.options.donate and not self._is_part:
             if torch.is_grad_enabled() and self._wants_gradients():
@@ -87,6 +89,7 @@ class Engine:
             return donation.call(self._call, self.function, self.options.donate, args, kwargs)
         return self._call(*args, **kwargs)
 
+    @hidden_from_dynamo
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return self._look_up(args, kwargs)

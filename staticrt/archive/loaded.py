@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from staticrt._compat import hidden_from_dynamo
 from staticrt.archive import literals
 from staticrt.archive.structures import Decoder, count_leaves, largest_reference
 from staticrt.asynchronous import Future, fork
@@ -230,6 +231,7 @@ class LoadedModel(Tools):
 
     # -- calls -------------------------------------------------------------------------------------------------
 
+    @hidden_from_dynamo
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         reason = eager_reason()
         if reason is not None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
+from staticrt._compat import hidden_from_dynamo
 from staticrt.capture.functions import Function, Mode
 from staticrt.capture.manager import is_capturing
 from staticrt.capture.policy import KeyFunction
@@ -108,6 +109,7 @@ class WrappedFunction:
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
+    @hidden_from_dynamo
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_capturing():
             return self._function(*args, **kwargs)

@@ -53,6 +53,7 @@ class CompiledStep:
         self._eager: Counter[tuple[str, str, str]] = Counter()
         self._lock = threading.RLock()
 
+    @_compat.hidden_from_dynamo
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         for variant in self._variants:
             if variant.is_ready():
