@@ -26,7 +26,10 @@ class CompiledFunction(Tools):
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
         functools.update_wrapper(self, function)
         self._options = options
-        self._engine = Engine(function, options, getattr(function, "__qualname__", repr(function)))
+        # No repr of what has no name: it may be a method of a module that copy.deepcopy has only begun.
+        self._engine = Engine(
+            function, options, getattr(function, "__qualname__", type(function).__qualname__)
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._engine.fast.call(*args, **kwargs)

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import itertools
 import pickle
 
 import pytest
@@ -154,3 +155,40 @@ def test_a_graph_that_cannot_be_lowered_says_so(monkeypatch):
         assert fast(torch.ones(2)).tolist() == [2.0, 2.0]
     (note,) = fast.explain().notes
     assert "outside the runtime: no kernel for it at: model.py:3" in note
+
+
+def test_a_compiled_forward_in_its_module_trains_and_is_copied():
+    class Loop(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.norm, self.drop = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)
+
+        def forward(self, x):
+            return self.norm(self.drop(self.layer(x)))
+
+        def predict(self, x, times):
+            for _ in range(times):
+                x = self(x)
+            return x
+
+    torch.manual_seed(0)
+    theirs = Loop()
+    mine = copy.deepcopy(theirs)
+    mine.forward = staticrt.compile(mine.forward)
+    other = copy.deepcopy(mine)
+    for model, training in itertools.product((mine, other), (True, False)):
+        eager = copy.deepcopy(theirs).train(training)
+        eager.load_state_dict(model.train(training).state_dict())
+        model.zero_grad()
+        x, results = torch.randn(6, 4), []
+        for each in (model, eager):
+            torch.manual_seed(1)
+            results.append(each.predict(x, 3))
+            results[-1].sum().backward()
+        torch.testing.assert_close(*results)
+        for p, q in zip(model.parameters(), eager.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad)
+        for p, q in zip(model.buffers(), eager.buffers(), strict=True):
+            torch.testing.assert_close(p, q)
+    assert other.forward.__wrapped__.__self__ is other
+    assert not mine.forward.explain().eager

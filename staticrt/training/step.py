@@ -47,7 +47,7 @@ class CompiledStep:
         functools.update_wrapper(self, function)
         self._function = function
         self._options = options
-        self._name = getattr(function, "__qualname__", repr(function))
+        self._name = getattr(function, "__qualname__", type(function).__qualname__)
         self._variants: list[Variant] = []
         self._failures: dict[Any, tuple[int, Failure]] = {}
         self._eager: Counter[tuple[str, str, str]] = Counter()
