@@ -97,7 +97,10 @@ void Core::update_gate() {
                std::memory_order_relaxed);
     was_open = cache_gate.exchange(open ? caches->serial() : 0, std::memory_order_relaxed) != 0;
   }
-  if (was_open && !open) caches->flush_all();
+  if (was_open && !open) {
+    caches->flush_all();
+    const Lock trackers_see_it(*this);
+  }
 }
 
 Status DeviceAllocator::allocate(const Request& request, Addr* address) {

@@ -75,13 +75,16 @@ void Core::defer_or_wait(Block& block) {
 }
 
 void Core::wait_for_uses(Block& block) {
-  const std::vector<Slot> slots = streams.uses(block, false);
-  streams.clear_uses(block, false);
   if (block.state == BlockState::live)
     ledger.pend(pools[block.pool].stats, block.size_class, +1, static_cast<int64_t>(block.size));
   set_state(block, BlockState::pending_event);
-  block.pending = static_cast<uint32_t>(slots.size());
-  for (const Slot slot : slots) streams.wait_for(slot, block.id);
+  uint32_t batches = 0;
+  streams.for_each_use(block, false, [&](Slot slot) {
+    streams.wait_for(slot, block.id);
+    ++batches;
+  });
+  streams.clear_uses(block, false);
+  block.pending = batches;
   if (compat) (void)streams.close_open().ok();  // S2: recorded at free; on failure at the next poll
 }
 

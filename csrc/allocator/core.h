@@ -176,6 +176,7 @@ class Core {
   void free_inline(Block& block, std::atomic<BlockId>* slot, const Context* context);
   // Live bytes of an expandable segment become free, as part of free neighbours (B6).
   void join(Pool& pool, Block& block);
+  void join_free(Block& block);
 
   // --- find.cpp (core mutex held)
   // A free block for `want`, out of its index, or nullptr.

@@ -92,6 +92,10 @@ SRT_INLINE void Core::join(Pool& pool, Block& block) {
   }
 }
 
+void Core::join_free(Block& block) {
+  join(pools[block.pool], block);
+}
+
 template <bool traced>
 SRT_INLINE void Core::free_inline(Block& block, std::atomic<BlockId>* slot, const Context* context) {
   slot->store(0, std::memory_order_relaxed);
@@ -132,7 +136,9 @@ SRT_INLINE Status DeviceAllocator::serve(const Request& request, Addr* address) 
   {
     Core::Lock lock(core);
     Pool& pool = core.pools[0];
-    if (core.plain && !core.streams.has_waiting()) [[likely]] {
+    if (core.streams.has_waiting()) [[unlikely]]
+      core.poll_ready();
+    if (core.plain) [[likely]] {
       const Bytes size = round_up(request.size, kMinBlock);
       const Slot slot = core.streams.slot_of(request.stream);
       const Block* block = core.carve_inline(pool, slot, c, size, request.size);

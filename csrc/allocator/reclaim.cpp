@@ -5,12 +5,10 @@ namespace staticrt::alloc {
 
 Bytes Core::poll_ready() {
   if (!streams.has_waiting() || captures.any()) return 0;  // S5
-  std::vector<BlockId> done;
   // A failing event or query belongs to a broken device: the next growth reports it (G8).
   (void)streams.close_open().ok();
-  (void)streams.poll(&done).ok();
   Bytes freed = 0;
-  for (const BlockId id : done) {
+  for (const BlockId id : streams.poll()) {
     Block& block = blocks[id];
     if (--block.pending != 0) continue;
     freed += block.size;

@@ -17,9 +17,12 @@ std::vector<SegmentId> segments_of(Core& core, PoolIndex pool) {
 }
 
 // An image is of blocks at rest: none waits for an event or a capture's end, and no mapping for its stream.
-Status at_rest(Core& core, const Pool& pool, const std::vector<SegmentId>& segments) {
-  for (const SegmentId s : segments)
-    for (BlockId b = core.segments[s].first; b != 0; b = core.blocks[b].next) {
+// `counts`: blocks per segment.
+Status at_rest(Core& core, const Pool& pool, const std::vector<SegmentId>& segments,
+               std::vector<size_t>* counts = nullptr) {
+  for (const SegmentId s : segments) {
+    size_t count = 0;
+    for (BlockId b = core.segments[s].first; b != 0; b = core.blocks[b].next, ++count) {
       const Block& block = core.blocks[b];
       if (block.flags & kStale)
         return Status::InvalidArgument(
@@ -29,10 +32,12 @@ Status at_rest(Core& core, const Pool& pool, const std::vector<SegmentId>& segme
         return Status::InvalidArgument(detail::concat("checkpoint: a freed block of pool ", pool.id,
                                                       " still waits for another stream; synchronize first"));
     }
+    if (counts != nullptr) counts->push_back(count);
+  }
   return Status::Ok();
 }
 
-ImageSegment image_of(Core& core, const Segment& segment) {
+ImageSegment image_of(Core& core, const Segment& segment, size_t count) {
   ImageSegment image{segment.id,
                      segment.generation,
                      segment.kind,
@@ -41,15 +46,15 @@ ImageSegment image_of(Core& core, const Segment& segment) {
                      segment.size,
                      core.streams.stream_of(segment.slot),
                      {}};
+  image.runs.reserve(count);
   for (BlockId b = segment.first; b != 0; b = core.blocks[b].next) {
     const Block& block = core.blocks[b];
-    ImageRun run{block.size, block.requested, block.state, core.streams.stream_of(block.slot), {}};
-    if (block.state == BlockState::live && block.uses != 0)
-      for (const Slot slot : core.streams.uses(block, false))
-        run.uses.push_back(core.streams.stream_of(slot));
-    // What an unmapped or free block's stream is, only matters where bytes are.
-    if (block.state == BlockState::unmapped) run.stream = image.stream;
-    image.runs.push_back(std::move(run));
+    // What an unmapped block's stream is does not matter: no bytes are there.
+    const Slot slot = block.state == BlockState::unmapped ? segment.slot : block.slot;
+    ImageRun& run =
+        image.runs.emplace_back(block.size, block.requested, block.state, core.streams.stream_of(slot));
+    if (block.state == BlockState::live && block.uses != 0) [[unlikely]]
+      for (const Slot use : core.streams.uses(block, false)) run.uses.push_back(core.streams.stream_of(use));
   }
   return image;
 }
@@ -100,18 +105,27 @@ void count_block(const Block& block, int64_t sign, Sums* sums) {
   }
 }
 
+// What a segment is to become: a run of the image, or bytes mapped or unmapped since.
+struct Target {
+  Bytes size = 0;
+  BlockState state = BlockState::free;
+  StreamId stream{};
+  const ImageRun* live = nullptr;
+};
+
 // The target of a segment: the image's runs, where pages mapped since then are free; or, without an
 // image, free wherever there are pages.
-std::vector<ImageRun> target_runs(Core& core, const Segment& segment, const ImageSegment* image) {
+std::vector<Target> targets_of(Core& core, const Segment& segment, const ImageSegment* image) {
   const StreamId stream = core.streams.stream_of(segment.slot);
-  std::vector<ImageRun> runs;
-  auto add = [&](ImageRun run) {
-    const bool joins = !runs.empty() && runs.back().state == run.state && runs.back().stream == run.stream &&
-                       (run.state == BlockState::free || run.state == BlockState::unmapped);
+  std::vector<Target> targets;
+  auto add = [&](const Target& target) {
+    const bool joins = !targets.empty() && targets.back().state == target.state &&
+                       targets.back().stream == target.stream &&
+                       (target.state == BlockState::free || target.state == BlockState::unmapped);
     if (joins) {
-      runs.back().size += run.size;
+      targets.back().size += target.size;
     } else {
-      runs.push_back(std::move(run));
+      targets.push_back(target);
     }
   };
   // Parts [begin, end) of an unmapped run into what has pages now and what has not.
@@ -128,7 +142,7 @@ std::vector<ImageRun> target_runs(Core& core, const Segment& segment, const Imag
         high = std::min(end, page->first);
       }
       high = std::min(high, end);
-      add({high - begin, 0, here ? BlockState::free : BlockState::unmapped, stream, {}});
+      add({high - begin, here ? BlockState::free : BlockState::unmapped, stream});
       begin = high;
     }
   };
@@ -136,20 +150,21 @@ std::vector<ImageRun> target_runs(Core& core, const Segment& segment, const Imag
     if (segment.kind == SegmentKind::expandable) {
       add_by_pages(segment.base, segment.end());
     } else {
-      add({segment.size, 0, BlockState::free, stream, {}});
+      add({segment.size, BlockState::free, stream});
     }
-    return runs;
+    return targets;
   }
+  targets.reserve(image->runs.size() + 1);
   Addr at = image->base;
   for (const ImageRun& run : image->runs) {
     if (run.state == BlockState::unmapped) {
       add_by_pages(at, at + run.size);
     } else {
-      add(run);
+      add({run.size, run.state, run.stream, run.state == BlockState::live ? &run : nullptr});
     }
     at += run.size;
   }
-  return runs;
+  return targets;
 }
 
 void tear_down(Core& core, Segment& segment, Pool& pool, Sums* sums, std::vector<Addr>* freed) {
@@ -175,35 +190,32 @@ void tear_down(Core& core, Segment& segment, Pool& pool, Sums* sums, std::vector
   segment.first = 0;
 }
 
-void build(Core& core, Segment& segment, Pool& pool, const std::vector<ImageRun>& runs, Sums* sums,
+void build(Core& core, Segment& segment, Pool& pool, const std::vector<Target>& targets, Sums* sums,
            std::vector<Addr>* created) {
+  const bool pages = segment.kind == SegmentKind::expandable || segment.kind == SegmentKind::stitched;
   Addr at = segment.base;
   Block* prev = nullptr;
-  for (const ImageRun& run : runs) {
+  for (const Target& target : targets) {
     Block& block = *core.blocks.create();
     block.address = at;
-    block.size = run.size;
+    block.size = target.size;
     block.segment = segment.id;
-    block.slot = core.streams.slot_of(run.stream);
-    block.state = run.state;  // restore: any state becomes the saved one
+    block.slot = core.streams.slot_of(target.stream);
+    block.state = target.state;  // restore: any state becomes the saved one
     block.size_class = segment.size_class;
     block.pool = segment.pool;
-    const bool pages = segment.kind == SegmentKind::expandable || segment.kind == SegmentKind::stitched;
     block.flags = pages ? uint16_t{kExpandable} : uint16_t{0};
-    if (run.state == BlockState::held) block.flags |= kLent;
+    if (target.state == BlockState::held) block.flags |= kLent;
     block.prev = prev == nullptr ? 0 : prev->id;
-    if (prev == nullptr) {
-      segment.first = block.id;
-    } else {
-      prev->next = block.id;
-    }
-    if (run.state == BlockState::live) {
-      block.requested = run.requested;
-      for (const StreamId use : run.uses) core.streams.add_use(block, core.streams.slot_of(use), false);
+    (prev == nullptr ? segment.first : prev->next) = block.id;
+    if (target.live != nullptr) {
+      block.requested = target.live->requested;
+      for (const StreamId use : target.live->uses)
+        core.streams.add_use(block, core.streams.slot_of(use), false);
       core.pages.set_block(at, block.id);
       created->push_back(at);
     }
-    at += run.size;
+    at += target.size;
     prev = &block;
   }
   for (BlockId b = segment.first; b != 0; b = core.blocks[b].next) {
@@ -240,9 +252,11 @@ Status Pools::capture_image(PoolId id, PoolImage* image) {
   if (pool->hibernated)
     return Status::InvalidArgument(detail::concat("checkpoint: pool ", id, " is hibernated; wake it first"));
   const std::vector<SegmentId> ids = segments_of(core_, pool->index);
-  SRT_TRY(at_rest(core_, *pool, ids));
+  std::vector<size_t> counts;
+  SRT_TRY(at_rest(core_, *pool, ids, &counts));
   PoolImage read{id, pool->refs, {}};
-  for (const SegmentId s : ids) read.segments.push_back(image_of(core_, core_.segments[s]));
+  for (size_t i = 0; i < ids.size(); ++i)
+    read.segments.push_back(image_of(core_, core_.segments[ids[i]], counts[i]));
   *image = std::move(read);
   return Status::Ok();
 }
@@ -326,16 +340,15 @@ Status Pools::restore_image(const PoolImage& image, RestoreResult* result) {
     segment.pages.merge(pages);
   }
   Sums sums{};
+  // Segments by base address, so that both lists come in the order of addresses.
   for (const SegmentId s : segments_of(core_, index)) {
     Segment& segment = core_.segments[s];
-    const std::vector<ImageRun> runs = target_runs(core_, segment, saved.contains(s) ? saved[s] : nullptr);
+    const std::vector<Target> targets = targets_of(core_, segment, saved.contains(s) ? saved[s] : nullptr);
     tear_down(core_, segment, pool, &sums, &result->freed);
-    build(core_, segment, pool, runs, &sums, &result->created);
+    build(core_, segment, pool, targets, &sums, &result->created);
   }
   for (size_t c = 0; c < kSizeClasses; ++c)
     for (size_t g = 0; g < kGauges; ++g) move_gauge(core_, pool, c, g, sums[c][g]);
-  std::sort(result->freed.begin(), result->freed.end());
-  std::sort(result->created.begin(), result->created.end());
   return Status::Ok();
 }
 

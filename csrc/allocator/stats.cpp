@@ -10,10 +10,28 @@ constexpr size_t index_of(Gauge gauge) {
 }
 
 using Values = std::array<int64_t, kGauges>;
+constexpr std::array kAllocated{index_of(Gauge::allocation), index_of(Gauge::allocated_bytes)};
+constexpr std::array kActive{index_of(Gauge::active), index_of(Gauge::active_bytes)};
 
-void compute_active(Values& values, int64_t pending, int64_t pending_bytes) {
-  values[index_of(Gauge::active)] = values[index_of(Gauge::allocation)] + pending;
-  values[index_of(Gauge::active_bytes)] = values[index_of(Gauge::allocated_bytes)] + pending_bytes;
+void keep_high(Values& high, const Waiting& now, const Waiting& waiting, EarlierHighs& earlier) {
+  for (size_t k = 0; k < 2; ++k) {
+    int64_t& highest = high[kAllocated[k]];
+    earlier.allocated[k] = std::max(earlier.allocated[k], highest);
+    earlier.active[k] = std::max(earlier.active[k], highest + waiting[k]);
+    highest = now[k];
+  }
+}
+
+// Values now, and the highest since the last fold, of all gauges; a new span begins.
+void complete(Values& current, Values& high, const Waiting& waiting, EarlierHighs& earlier) {
+  keep_high(high, {current[kAllocated[0]], current[kAllocated[1]]}, waiting, earlier);
+  for (size_t k = 0; k < 2; ++k) {
+    current[kActive[k]] = current[kAllocated[k]] + waiting[k];
+    high[kAllocated[k]] = earlier.allocated[k];
+    high[kActive[k]] = earlier.active[k];
+    earlier.allocated[k] = current[kAllocated[k]];
+    earlier.active[k] = current[kActive[k]];
+  }
 }
 
 // Into the levels of the pool and the device: values now, and the highest since the last fold.
@@ -37,34 +55,43 @@ void Ledger::open_another(PoolStats& pool) {
 void Ledger::fold() {
   if (pool_ == nullptr) return;
   Values all{};
-  int64_t pending = 0;
-  int64_t pending_bytes = 0;
+  Waiting waiting{};
   for (size_t c = 0; c < kSizeClasses; ++c) {
     RunningSum& sum = pool_->running[c];
-    compute_active(sum.current, sum.pending, sum.pending_bytes);
-    compute_active(sum.high, sum.pending, sum.pending_bytes);
+    complete(sum.current, sum.high, sum.waiting, sum.earlier);
     fold_level(sum.current, sum.high, pool_->level[c], level[c]);
     sum.high = sum.current;
-    pending += sum.pending;
-    pending_bytes += sum.pending_bytes;
+    for (size_t k = 0; k < 2; ++k) waiting[k] += sum.waiting[k];
     for (size_t i = 0; i < kGauges; ++i) all[i] += sum.current[i];
   }
-  compute_active(pool_->high_all, pending, pending_bytes);
+  complete(all, pool_->high_all, waiting, pool_->earlier_all);
   fold_level(all, pool_->high_all, pool_->level[PoolStats::kAll], level[PoolStats::kAll]);
   pool_->high_all = all;
   // Whatever is allocated is active too.
   for (GaugeFlow& flow : pool_->flow)
-    for (auto* amounts : {&flow.in, &flow.moved}) {
-      (*amounts)[index_of(Gauge::active)] = (*amounts)[index_of(Gauge::allocation)];
-      (*amounts)[index_of(Gauge::active_bytes)] = (*amounts)[index_of(Gauge::allocated_bytes)];
-    }
+    for (auto* amounts : {&flow.in, &flow.moved})
+      for (size_t k = 0; k < 2; ++k) (*amounts)[kActive[k]] = (*amounts)[kAllocated[k]];
+}
+
+void Ledger::keep_highs(PoolStats& pool, size_t c) {
+  RunningSum& sum = pool.running[c];
+  const RunningSum& other = pool.running[1 - c];
+  Waiting now{}, all{}, waiting{};
+  for (size_t k = 0; k < 2; ++k) {
+    now[k] = sum.current[kAllocated[k]];
+    all[k] = now[k] + other.current[kAllocated[k]];
+    waiting[k] = sum.waiting[k] + other.waiting[k];
+  }
+  keep_high(sum.high, now, sum.waiting, sum.earlier);
+  keep_high(pool.high_all, all, waiting, pool.earlier_all);
 }
 
 void Ledger::pend(PoolStats& pool, SizeClass c, int64_t sign, int64_t bytes) {
   (void)open(pool, c);
-  fold();
-  pool.running[static_cast<size_t>(c)].pending += sign;
-  pool.running[static_cast<size_t>(c)].pending_bytes += sign * bytes;
+  const auto i = static_cast<size_t>(c);
+  keep_highs(pool, i);
+  pool.running[i].waiting[0] += sign;
+  pool.running[i].waiting[1] += sign * bytes;
 }
 
 void Ledger::retire(PoolStats& pool) {

@@ -5,7 +5,8 @@
 //   device. A call moves the first only, and keeps the highest values of the first two since the last fold.
 //   As long as calls are of one pool (the open one), all that the device's sums hold besides it stands still,
 //   so the device's peaks follow from the pool's highest values. Opening another pool, or reading, folds.
-//   What is active is what is allocated plus what is pending; the pending part changes only between folds.
+//   What is active is what is allocated plus what waits. Its highest value since the waiting part last
+//   changed is the highest allocated one plus that part; `pend` keeps it before it changes the part.
 //
 // A gauge stores its current value and what came in; what went out is the difference, so that
 // allocated - freed = current holds by construction (V5). Restoring a checkpoint changes gauges
@@ -78,10 +79,21 @@ struct GaugeFlow {
   }
 };
 
-// The sum of a pool and class: its values now, and the highest since the last fold.
+// Freed blocks that wait for a stream or a capture: their number, their bytes.
+using Waiting = std::array<int64_t, 2>;
+
+// Highest allocation, allocated_bytes, and active, active_bytes, from the last fold to the last change of
+// Waiting.
+struct EarlierHighs {
+  Waiting allocated{}, active{};
+};
+
+// The sum of a pool and class: its values now, and the highest since the last fold; for allocation and
+// allocated_bytes, since Waiting last changed.
 struct RunningSum {
   std::array<int64_t, kGauges> current{}, high{};
-  int64_t pending = 0, pending_bytes = 0;  // freed blocks that wait for a stream or a capture
+  Waiting waiting{};
+  EarlierHighs earlier;
 };
 
 // Statistics of a pool. Index 0 and 1: its size classes, 2: all. Gauges `active` and `active_bytes` are
@@ -89,7 +101,8 @@ struct RunningSum {
 struct PoolStats {
   static constexpr size_t kAll = kSizeClasses;
   std::array<RunningSum, kSizeClasses> running;
-  std::array<int64_t, kGauges> high_all{};         // of both classes together, since the last fold
+  std::array<int64_t, kGauges> high_all{};  // RunningSum::high of both classes together
+  EarlierHighs earlier_all;
   std::array<GaugeLevel, kSizeClasses + 1> level;  // as of the last fold
   std::array<GaugeFlow, kSizeClasses> flow;
 };
@@ -147,6 +160,7 @@ class Ledger {
 
  private:
   void open_another(PoolStats& pool);
+  static void keep_highs(PoolStats& pool, size_t c);
   PoolStats* pool_ = nullptr;
 };
 

@@ -1,7 +1,7 @@
 #include "allocator/streams.h"
 
 #include <algorithm>
-#include <bit>
+#include <utility>
 
 namespace staticrt::alloc {
 
@@ -12,10 +12,15 @@ Streams::~Streams() {
 }
 
 Slot Streams::find_slot(StreamId stream) {
-  const auto [at, fresh] = slots_.emplace(raw(stream), static_cast<Slot>(lines_.size()));
-  if (fresh) lines_.push_back({stream, {}, {}});
+  // Streams of CUDA are addresses: their low bits say little.
+  Recent& recent = recent_[(raw(stream) ^ raw(stream) >> 6) % kRecent];
+  if (recent.stream != stream) {
+    const auto [at, fresh] = slots_.emplace(raw(stream), static_cast<Slot>(lines_.size()));
+    if (fresh) lines_.push_back({stream, {}, {}});
+    recent = {stream, at->second};
+  }
   last_stream_ = stream;
-  return last_slot_ = at->second;
+  return last_slot_ = recent.slot;
 }
 
 Status Streams::take_event(EventId* event) {
@@ -30,37 +35,39 @@ Status Streams::take_event(EventId* event) {
 Status Streams::close_open() {
   if (!dirty_) return Status::Ok();
   for (Line& line : lines_) {
-    if (line.open.empty()) continue;
+    if (line.open == 0) continue;
     EventId event = kNoEvent;
     SRT_TRY(take_event(&event));
     if (Status status = driver_.event_record(event, line.stream); !status.ok()) {
       give_event(event);
       return status;
     }
-    line.batches.push_back({event, std::move(line.open)});
-    line.open.clear();
+    line.batches.push({event, std::exchange(line.open, 0)});
     ++batches_;
   }
   dirty_ = false;
   return Status::Ok();
 }
 
-Status Streams::poll(std::vector<BlockId>* done) {
-  if (batches_ == 0) return Status::Ok();
+const std::vector<BlockId>& Streams::poll() {
+  done_.clear();
+  if (batches_ == 0) return done_;
   for (Line& line : lines_) {
     while (!line.batches.empty()) {
-      Batch& oldest = line.batches.front();
-      Status status = driver_.event_query(oldest.event);
+      const Batch oldest = line.batches.front();
+      const Status status = driver_.event_query(oldest.event);
       if (status.code() == Code::not_ready) break;
-      if (!status.ok()) return status;
-      done->insert(done->end(), oldest.blocks.begin(), oldest.blocks.end());
+      if (!status.ok()) return done_;
+      done_.insert(done_.end(), line.blocks.begin(),
+                   line.blocks.begin() + static_cast<ptrdiff_t>(oldest.count));
+      line.blocks.pop(oldest.count);
+      line.batches.pop(1);
       give_event(oldest.event);
-      line.batches.pop_front();
       --batches_;
       waiting_ = dirty_ || batches_ != 0;
     }
   }
-  return Status::Ok();
+  return done_;
 }
 
 std::vector<EventId> Streams::outstanding() const {
@@ -83,14 +90,8 @@ void Streams::add_use(Block& block, Slot slot, bool in_capture) {
 }
 
 std::vector<Slot> Streams::uses(const Block& block, bool in_capture) const {
-  const uint32_t mask = in_capture ? block.capture_uses : block.uses;
   std::vector<Slot> slots;
-  for (uint32_t rest = mask & ~kManyUses; rest != 0; rest &= rest - 1)
-    slots.push_back(static_cast<Slot>(std::countr_zero(rest)));
-  if (mask & kManyUses) {
-    const auto& more = many_[in_capture].at(block.id);
-    slots.insert(slots.end(), more.begin(), more.end());
-  }
+  for_each_use(block, in_capture, [&](Slot slot) { slots.push_back(slot); });
   return slots;
 }
 

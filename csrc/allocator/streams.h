@@ -11,7 +11,8 @@
 // Thread safety: none; the core mutex is held. Nothing here blocks.
 #pragma once
 
-#include <deque>
+#include <array>
+#include <bit>
 #include <unordered_map>
 #include <vector>
 
@@ -20,9 +21,32 @@
 
 namespace staticrt::alloc {
 
+// First in, first out, in one array that is kept: no allocation in steady state.
+template <class T>
+class Fifo {
+ public:
+  bool empty() const { return first_ == items_.size(); }
+  const T& front() const { return items_[first_]; }
+  void push(T item) { items_.push_back(item); }
+  void pop(size_t count) {
+    first_ += count;
+    if (first_ >= (items_.size() + 1) / 2) {  // each item moves about once
+      items_.erase(items_.begin(), items_.begin() + static_cast<ptrdiff_t>(first_));
+      first_ = 0;
+    }
+  }
+  auto begin() const { return items_.begin() + static_cast<ptrdiff_t>(first_); }
+  auto end() const { return items_.end(); }
+
+ private:
+  std::vector<T> items_;
+  size_t first_ = 0;
+};
+
+// The next `count` blocks of a line, and the event behind which they are free.
 struct Batch {
   EventId event = kNoEvent;
-  std::vector<BlockId> blocks;
+  size_t count = 0;
 };
 
 class Streams {
@@ -37,7 +61,9 @@ class Streams {
 
   // Adds `block` to the open batch of `slot`. The caller counts block.pending.
   void wait_for(Slot slot, BlockId block) {
-    lines_[slot].open.push_back(block);
+    Line& line = lines_[slot];
+    line.blocks.push(block);
+    ++line.open;
     dirty_ = true;
     waiting_ = true;
   }
@@ -45,8 +71,9 @@ class Streams {
   // Records an event for every open batch. On an error the batch stays open.
   Status close_open();
   // Takes the blocks of all completed batches, per slot from the oldest to the first unfinished (S3);
-  // a block comes once for each batch it was in. An event query's error ends the poll.
-  Status poll(std::vector<BlockId>* done);
+  // a block comes once for each batch it was in. An event query's error ends the poll. The result holds until
+  // the next poll.
+  const std::vector<BlockId>& poll();
   // Events of all closed batches, oldest first per slot.
   std::vector<EventId> outstanding() const;
 
@@ -57,23 +84,30 @@ class Streams {
   void add_use(Block& block, Slot slot, bool in_capture);
   // Slots of the block's uses outside (or inside) captures, ascending.
   std::vector<Slot> uses(const Block& block, bool in_capture) const;
+  // The same, for each: f(slot).
+  template <class F>
+  void for_each_use(const Block& block, bool in_capture, F f) const {
+    const uint32_t mask = in_capture ? block.capture_uses : block.uses;
+    for (uint32_t rest = mask & ~kManyUses; rest != 0; rest &= rest - 1)
+      f(static_cast<Slot>(std::countr_zero(rest)));
+    if (mask & kManyUses) [[unlikely]]
+      for (const Slot slot : many_[in_capture].at(block.id)) f(slot);
+  }
   void clear_uses(Block& block, bool in_capture);
 
   // For validate(): calls f(slot, block id) for every waiting block.
   template <class F>
   void for_each_waiting(F f) const {
-    for (size_t slot = 0; slot < lines_.size(); ++slot) {
-      for (const BlockId id : lines_[slot].open) f(static_cast<Slot>(slot), id);
-      for (const Batch& batch : lines_[slot].batches)
-        for (const BlockId id : batch.blocks) f(static_cast<Slot>(slot), id);
-    }
+    for (size_t slot = 0; slot < lines_.size(); ++slot)
+      for (const BlockId id : lines_[slot].blocks) f(static_cast<Slot>(slot), id);
   }
 
  private:
   struct Line {
     StreamId stream;
-    std::vector<BlockId> open;
-    std::deque<Batch> batches;
+    Fifo<BlockId> blocks;  // of the batches, then of the open one
+    Fifo<Batch> batches;   // closed
+    size_t open = 0;       // blocks of the open one
   };
   Slot find_slot(StreamId stream);
 
@@ -82,6 +116,14 @@ class Streams {
   std::unordered_map<uint64_t, Slot> slots_;
   StreamId last_stream_{~uint64_t{0}};
   Slot last_slot_ = 0;
+  // Slots asked for lately: a program that changes between streams looks none up.
+  static constexpr size_t kRecent = 8;
+  struct Recent {
+    StreamId stream{~uint64_t{0}};
+    Slot slot = 0;
+  };
+  std::array<Recent, kRecent> recent_;
+  std::vector<BlockId> done_;                               // of the last poll
   bool dirty_ = false;                                      // some open batch is not empty
   size_t batches_ = 0;                                      // closed batches of all slots
   bool waiting_ = false;                                    // dirty_, or batches_ is not 0

@@ -42,6 +42,7 @@ uint32_t room_of(int index) {
 
 [[gnu::tls_model("initial-exec")]] constinit thread_local ThreadCaches::Last ThreadCaches::last_;
 thread_local ThreadCaches::AtThreadEnd ThreadCaches::at_end_;
+constinit thread_local bool ThreadCaches::ended_ = false;
 
 ThreadCache::Line& ThreadCache::no_line() {
   static Line line{StreamId{~uint64_t{0}}, Slot{0xffff}, {}};
@@ -55,10 +56,7 @@ Block& ThreadCache::no_block() {
 
 void ThreadCache::take_all(std::vector<Block*>* blocks) {
   for (const auto& line : lines_)
-    for (Magazine& magazine : line->magazines) {
-      blocks->insert(blocks->end(), magazine.entries, magazine.entries + magazine.count);
-      magazine.count = 0;
-    }
+    for (Magazine& magazine : line->magazines) magazine.take_oldest(magazine.count(), blocks);
 }
 
 void ThreadCache::visit(std::vector<Block*>* blocks) {
@@ -83,10 +81,12 @@ void ThreadCaches::detach() {
 
 ThreadCaches::AtThreadEnd::~AtThreadEnd() {
   last_ = {};
+  ended_ = true;
   for (const Attached& each : caches) each.owner->leave(each.cache);
 }
 
-ThreadCache& ThreadCaches::find_mine() {
+ThreadCache* ThreadCaches::find_mine() {
+  if (ended_) return nullptr;
   // Caches of allocators that are gone serve nobody.
   std::erase_if(at_end_.caches, [](const Attached& each) {
     const std::lock_guard lock(each.owner->mutex_);
@@ -95,14 +95,14 @@ ThreadCache& ThreadCaches::find_mine() {
   for (const Attached& each : at_end_.caches)
     if (each.owner.get() == this) {
       last_ = {serial_, each.cache.get()};
-      return *each.cache;
+      return each.cache.get();
     }
   auto fresh = std::make_shared<ThreadCache>();
   at_end_.caches.push_back({shared_from_this(), fresh});
   const std::lock_guard lock(mutex_);
   caches_.push_back(fresh);
   last_ = {serial_, fresh.get()};
-  return *fresh;
+  return fresh.get();
 }
 
 void ThreadCaches::leave(const std::shared_ptr<ThreadCache>& cache) {
@@ -111,7 +111,7 @@ void ThreadCaches::leave(const std::shared_ptr<ThreadCache>& cache) {
   if (core_ == nullptr) return;
   std::vector<Block*> blocks;
   cache->visit(&blocks);
-  const Core::Lock core_lock(*core_);
+  const std::lock_guard core_lock(core_->mutex);
   for (Block* block : blocks) core_->free_live(*block);
 }
 
@@ -122,7 +122,7 @@ Bytes ThreadCaches::flush_all() {
   // Ascending addresses, so that the result does not depend on which thread had which block.
   std::sort(blocks.begin(), blocks.end(),
             [](const Block* a, const Block* b) { return a->address < b->address; });
-  const Core::Lock core_lock(*core_);
+  const std::lock_guard core_lock(core_->mutex);
   Bytes bytes = 0;
   for (Block* block : blocks) {
     bytes += block->size;
@@ -132,23 +132,23 @@ Bytes ThreadCaches::flush_all() {
 }
 
 bool ThreadCaches::allocate(Bytes size, StreamId stream, Addr* address) {
-  ThreadCache& cache = mine();
+  ThreadCache* const cache = mine();
+  if (cache == nullptr) [[unlikely]]
+    return false;
   const int index = CacheClass::of(size);
   {
-    const ThreadCache::Owner owner(cache);
+    const ThreadCache::Owner owner(*cache);
     if (!owner.entered()) [[unlikely]]
       return false;
-    if (ThreadCache::Line* line = cache.find(stream); line != nullptr) [[likely]] {
-      Magazine& magazine = line->magazines[index + 1];
-      if (magazine.count != 0) [[likely]] {
-        Block* block = magazine.entries[--magazine.count];
+    if (ThreadCache::Line* line = cache->find(stream); line != nullptr) [[likely]] {
+      if (Block* block = line->magazines[index + 1].pop(); block != nullptr) [[likely]] {
         ThreadCache::mark_given(*block, true);
         *address = block->address;
         return true;
       }
     }
   }
-  return refill(cache, index, stream, address);
+  return refill(*cache, index, stream, address);
 }
 
 // Takes up to half a magazine of free blocks at once; no growth for it.
@@ -188,12 +188,13 @@ bool ThreadCaches::refill(ThreadCache& cache, int index, StreamId stream, Addr* 
     if (owner.entered() && line == nullptr) line = &cache.add(stream, want.slot);
     if (line != nullptr) {
       Magazine& magazine = line->magazines[index + 1];
-      magazine.room = room;
+      magazine.open(room);
       // Lowest address on top: it is given first.
-      while (count > 1) magazine.entries[magazine.count++] = got[--count];
+      while (count > 1 && !magazine.full()) magazine.push(*got[--count]);
     }
   }
-  if (count > 1) {  // a visitor is in: it wants blocks back, not away
+  // Left if a visitor is in, who wants blocks back, or if a tracker called at the unlock has used this cache.
+  if (count > 1) {
     const Core::Lock lock(*core_);
     while (count > 1) core_->free_live(*got[--count]);
   }
@@ -203,33 +204,29 @@ bool ThreadCaches::refill(ThreadCache& cache, int index, StreamId stream, Addr* 
 bool ThreadCaches::release(Block& block, Addr address) {
   if (block.magazine == 0 || block.address != address || !ThreadCache::given(block) || block.all_uses != 0)
     return false;
-  ThreadCache& cache = mine();
+  ThreadCache* const cache = mine();
+  if (cache == nullptr) [[unlikely]]
+    return false;
   const int index = block.magazine - 1;
-  Block* spilled[Magazine::kEntries];
-  uint32_t count = 0;
+  std::vector<Block*> spilled;
   {
-    const ThreadCache::Owner owner(cache);
+    const ThreadCache::Owner owner(*cache);
     if (!owner.entered()) [[unlikely]]
       return false;
-    ThreadCache::Line* line = cache.find(block.slot);
+    ThreadCache::Line* line = cache->find(block.slot);
     if (line == nullptr) [[unlikely]]
       return false;
     Magazine& magazine = line->magazines[index + 1];
-    if (magazine.room == 0) [[unlikely]]
-      magazine.room = room_of(index);
-    if (magazine.count == magazine.room) [[unlikely]] {
-      // The oldest half goes back.
-      count = (magazine.room + 1) / 2;
-      std::copy(magazine.entries, magazine.entries + count, spilled);
-      std::copy(magazine.entries + count, magazine.entries + magazine.count, magazine.entries);
-      magazine.count -= count;
-    }
+    if (!magazine.opened()) [[unlikely]]
+      magazine.open(room_of(index));
+    if (magazine.full()) [[unlikely]]
+      magazine.take_oldest((magazine.count() + 1) / 2, &spilled);
     ThreadCache::mark_given(block, false);
-    magazine.entries[magazine.count++] = &block;
+    magazine.push(block);
   }
-  if (count != 0) [[unlikely]] {
+  if (!spilled.empty()) [[unlikely]] {
     const Core::Lock lock(*core_);
-    for (uint32_t i = 0; i < count; ++i) core_->free_live(*spilled[i]);
+    for (Block* each : spilled) core_->free_live(*each);
   }
   return true;
 }

@@ -13,6 +13,7 @@
 //   does not know membarrier, the owner uses a sequentially consistent exchange.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <memory>
@@ -64,12 +65,41 @@ inline int CacheClass::of(Bytes size) {
   return kCacheClasses[(size + kMinBlock - 1) / kMinBlock] - 1;
 }
 
-struct Magazine {
-  static constexpr uint32_t kEntries = 63;  // 512 bytes in all
-  uint32_t count = 0;
-  uint32_t room = 0;  // 0 until first use; large classes keep fewer entries
-  Block* entries[kEntries];
+// A stack of blocks. Its bottom is a null entry, so that taking from it needs no count.
+class Magazine {
+ public:
+  static constexpr uint32_t kEntries = 61;  // 512 bytes in all
+
+  Magazine() { slots_[0] = nullptr; }
+  Magazine(const Magazine&) = delete;
+  Magazine& operator=(const Magazine&) = delete;
+  // The entry put last, or nullptr.
+  [[gnu::always_inline]] Block* pop() {
+    Block* const block = *top_;
+    if (block != nullptr) --top_;
+    return block;
+  }
+  [[gnu::always_inline]] bool full() const { return top_ == last_; }
+  // REQUIRES: not full.
+  [[gnu::always_inline]] void push(Block& block) { *++top_ = &block; }
+  // Keeps at most `entries`; 0 until first use.
+  bool opened() const { return last_ != slots_; }
+  void open(uint32_t entries) { last_ = slots_ + entries; }
+  size_t count() const { return static_cast<size_t>(top_ - slots_); }
+  // Moves the oldest `entries` to `blocks`.
+  void take_oldest(size_t entries, std::vector<Block*>* blocks) {
+    Block** const first = slots_ + 1;
+    blocks->insert(blocks->end(), first, first + entries);
+    std::copy(first + entries, top_ + 1, first);
+    top_ -= entries;
+  }
+
+ private:
+  Block** top_ = slots_;   // the last entry, or the bottom
+  Block** last_ = slots_;  // where a full magazine's last entry is
+  Block* slots_[1 + kEntries];
 };
+static_assert(sizeof(Magazine) == 512);
 
 class ThreadCache {
  public:
@@ -137,12 +167,10 @@ class ThreadCache {
     if (!owner.entered() || line->slot != block.slot) [[unlikely]]
       return false;
     Magazine& magazine = line->magazines[block.magazine];
-    const uint32_t count = magazine.count;
-    if (count >= magazine.room) [[unlikely]]
+    if (magazine.full()) [[unlikely]]
       return false;
     mark_given(block, false);
-    magazine.entries[count] = &block;
-    magazine.count = count + 1;
+    magazine.push(block);
     return true;
   }
   // Moves every entry to `blocks`. REQUIRES: called by the owner inside Owner, or by a visitor.
@@ -187,13 +215,14 @@ class ThreadCaches : public std::enable_shared_from_this<ThreadCaches> {
   // No thread reaches the core from here on; entries are dropped, the core frees their memory itself.
   void detach();
 
-  // The calling thread's cache, made if new.
-  ThreadCache& mine() {
+  // The calling thread's cache, made if new; nullptr once the thread's caches have ended.
+  ThreadCache* mine() {
     if (last_.owner == serial_) [[likely]]
-      return *last_.cache;
+      return last_.cache;
     return find_mine();
   }
-  // Empties all caches; bytes given back. REQUIRES: the core mutex is not held.
+  // Empties all caches; bytes given back. REQUIRES: the core mutex is not held. Trackers see the frees when
+  // the core mutex is released next: never under mutex_, since they may call the allocator.
   Bytes flush_all();
 
   uint64_t serial() const { return serial_; }
@@ -207,10 +236,9 @@ class ThreadCaches : public std::enable_shared_from_this<ThreadCaches> {
     ThreadCache::Line* line = cache.last();
     if (!owner.entered() || line->stream != stream) [[unlikely]]
       return false;
-    Magazine& magazine = line->magazines[kCacheClasses[(size + kMinBlock - 1) / kMinBlock]];
-    if (magazine.count == 0) [[unlikely]]
+    Block* block = line->magazines[kCacheClasses[(size + kMinBlock - 1) / kMinBlock]].pop();
+    if (block == nullptr) [[unlikely]]
       return false;
-    Block* block = magazine.entries[--magazine.count];
     ThreadCache::mark_given(*block, true);
     const Addr given = block->address;
     cache.hint(given) = block;
@@ -246,13 +274,15 @@ class ThreadCaches : public std::enable_shared_from_this<ThreadCaches> {
     std::vector<Attached> caches;
     ~AtThreadEnd();
   };
-  ThreadCache& find_mine();
+  ThreadCache* find_mine();
   bool refill(ThreadCache& cache, int index, StreamId stream, Addr* address);
   void leave(const std::shared_ptr<ThreadCache>& cache);
 
   // initial-exec: one load, also in a shared library.
   [[gnu::tls_model("initial-exec")]] static constinit thread_local Last last_;
   static thread_local AtThreadEnd at_end_;
+  // at_end_ is destroyed. Other thread-locals, older than it, may still free what they hold.
+  static constinit thread_local bool ended_;
   const uint64_t serial_;
   std::mutex mutex_;  // before the core mutex
   Core* core_;        // null after detach

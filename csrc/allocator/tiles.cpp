@@ -168,6 +168,7 @@ void Core::finish_free(Block& block) {
     contexts.erase(block.id);
     block.flags &= static_cast<uint16_t>(~kHasContext);
   }
+  if (plain && block.marks == kExpandable) return join_free(block);
   put_free(block);
 }
 

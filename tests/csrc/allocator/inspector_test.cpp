@@ -1,4 +1,4 @@
-// Section 2.7: statistics, snapshots, history, options; N9, N10; plan arenas and the front.
+// Section 2.7: snapshots, history, options; N9, N10; plan arenas and the front.
 #include <cstdlib>
 
 #include "allocator/device_fixture.h"
@@ -6,60 +6,6 @@
 #include "allocator/plan_arena.h"
 
 namespace staticrt::test {
-
-TEST(I1_gauges_and_counters) {
-  Device device(400 * MiB, kCompat);
-  const Addr a = device.alloc(1000);
-  const Addr b = device.alloc(3 * MiB);
-  auto check = [&](Gauge gauge, int which, GaugeValue want) {
-    const GaugeValue got = device.inspector().stats().of(gauge, which);
-    if (got.current != want.current || got.peak != want.peak || got.allocated != want.allocated ||
-        got.freed != want.freed)
-      fail(__FILE__, __LINE__,
-           std::string(name_of(gauge)) + ": " + std::to_string(got.current) + " " + std::to_string(got.peak) +
-               " " + std::to_string(got.allocated) + " " + std::to_string(got.freed));
-  };
-  const int64_t m = 1 << 20;
-  check(Gauge::allocation, 0, {2, 2, 2, 0});
-  check(Gauge::allocated_bytes, 1, {1024, 1024, 1024, 0});
-  check(Gauge::allocated_bytes, 2, {3 * m, 3 * m, 3 * m, 0});
-  check(Gauge::requested_bytes, 0, {1000 + 3 * m, 1000 + 3 * m, 1000 + 3 * m, 0});
-  check(Gauge::segment, 0, {2, 2, 2, 0});
-  check(Gauge::reserved_bytes, 0, {22 * m, 22 * m, 22 * m, 0});
-  check(Gauge::inactive_split, 0, {2, 2, 2, 0});
-  check(Gauge::inactive_split_bytes, 2, {17 * m, 17 * m, 17 * m, 0});
-  device.free(a);
-  device.free(b);
-  check(Gauge::allocation, 0, {0, 2, 2, 2});
-  check(Gauge::active_bytes, 2, {0, 3 * m, 3 * m, 3 * m});
-  check(Gauge::requested_bytes, 0, {0, 1000 + 3 * m, 1000 + 3 * m, 1000 + 3 * m});
-  check(Gauge::inactive_split, 0, {0, 2, 2, 2});
-  device.empty_cache();
-  check(Gauge::segment, 0, {0, 2, 2, 2});
-  check(Gauge::reserved_bytes, 0, {0, 22 * m, 22 * m, 22 * m});
-  EXPECT_EQ(device.counters().device_alloc, 2);
-  EXPECT_EQ(device.counters().device_free, 2);
-}
-
-TEST(I2_resets) {
-  Device device(400 * MiB, kCompat);
-  const Addr a = device.alloc(30 * MiB);
-  device.alloc(30 * MiB);
-  device.free(a);
-  device.inspector().reset_peak();
-  EXPECT_EQ(device.inspector().stats().of(Gauge::allocated_bytes).peak, int64_t{30} << 20);
-  device.empty_cache();
-  device.inspector().reset_accumulated();
-  const GaugeValue value = device.inspector().stats().of(Gauge::allocated_bytes);
-  EXPECT_EQ(value.allocated, 0);
-  EXPECT_EQ(value.freed, 0);
-  EXPECT_EQ(value.current, int64_t{30} << 20);
-  EXPECT_EQ(device.counters().sync_all_streams, 0);
-  EXPECT_EQ(device.counters().device_alloc, 0);
-  device.free(device.alloc(20 * MiB));
-  EXPECT_EQ(device.inspector().stats().of(Gauge::allocated_bytes).allocated, int64_t{20} << 20);
-  EXPECT_EQ(device.inspector().stats().of(Gauge::allocated_bytes).freed, int64_t{20} << 20);
-}
 
 TEST(I3_snapshot_shows_contiguous_mapped_ranges) {
   Device device(400 * MiB, kCompatExpandable);

@@ -132,6 +132,53 @@ TEST(Cache_gives_its_memory_to_a_request_that_needs_it) {
   device.alloc(64 * MiB);
 }
 
+// A thread-local that is older than the thread's caches is destroyed after them.
+TEST(Cache_serves_thread_locals_that_outlive_it) {
+  Bare device(64 * MiB);
+  struct Holder {
+    DeviceAllocator* allocator = nullptr;
+    Addr kept = kNullAddr;
+    bool* freed = nullptr;
+    ~Holder() {
+      if (allocator == nullptr) return;
+      Addr more = kNullAddr;
+      *freed = allocator->allocate({4096}, &more).ok() && allocator->release(more).ok() &&
+               allocator->release(kept).ok();
+    }
+  };
+  bool freed = false;
+  std::thread([&] {
+    thread_local Holder holder;
+    holder.freed = &freed;  // made before the cache
+    holder.kept = device.alloc(4096);
+    holder.allocator = device.allocator.get();
+  }).join();
+  EXPECT(freed);
+  EXPECT(device.allocator->empty_cache().ok());
+  EXPECT_EQ(device.allocator->core().budget.reserved(), 0u);
+}
+
+// Closing the caches gives blocks back, which trackers see; they may call the allocator.
+TEST(Cache_is_emptied_before_trackers_are_called) {
+  Bare device(64 * MiB);
+  for (int i = 0; i < 2; ++i)  // the first one grows and is no cache's
+    EXPECT(device.allocator->release(device.alloc(4096)).ok());
+  int frees = 0;
+  bool within = false;
+  device.allocator->inspector().attach_tracker([&](const TraceEntry& entry) {
+    frees += entry.action == Action::free_completed;
+    if (!std::exchange(within, true)) {
+      Addr address = kNullAddr;
+      EXPECT(device.allocator->allocate({4096}, &address).ok());
+      EXPECT(device.allocator->release(address).ok());
+      EXPECT(device.allocator->empty_cache().ok());
+      EXPECT(device.allocator->validate().ok());
+    }
+  });
+  EXPECT(within);
+  EXPECT(frees > 1);  // a magazine's and ours
+}
+
 // Threads allocate, free each other's blocks, and empty the caches meanwhile. Each block is stamped by its
 // owner; a stamp that changed means that two owners had it.
 TEST(Cache_stress) {
