@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "bindings/bindings.h"
+#include "bindings/stats.h"
 #include "common/error.h"
 #include "runtime/donation.h"
 #include "runtime/executable.h"
@@ -124,21 +125,7 @@ void bind_runtime(py::module_& m) {
                              [](const Executable& e) {
                                py::list list;
                                for (const auto& program : e.prepared_programs()) {
-                                 const PreparedStats& s = program->stats();
-                                 py::dict d;
-                                 d["arena_bytes"] = s.arena_bytes;
-                                 d["lower_bound_bytes"] = s.lower_bound_bytes;
-                                 d["num_calls"] = s.num_calls;
-                                 d["nodes_in_calls"] = s.nodes_in_calls;
-                                 d["out_steps"] = s.out_steps;
-                                 d["generic_steps"] = s.generic_steps;
-                                 d["skipped_nodes"] = s.skipped_nodes;
-                                 d["overwrites"] = s.overwrites;
-                                 d["parts_in_place"] = s.parts_in_place;
-                                 d["donated_bytes"] = s.donated_bytes;
-                                 d["parallel_calls"] = s.parallel_calls;
-                                 d["fixed_nodes"] = s.fixed_nodes;
-                                 d["derived_bytes"] = s.derived_bytes;
+                                 py::dict d = stats_of(*program);
                                  d["routes"] = program->routes();
                                  list.append(d);
                                }

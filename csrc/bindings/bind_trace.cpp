@@ -2,6 +2,7 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include "bindings/bindings.h"
+#include "bindings/stats.h"
 #include "runtime/executable.h"
 #include "runtime/trace.h"
 
@@ -178,23 +179,6 @@ py::list values_of(const PreparedProgram& prepared) {
   return values;
 }
 
-py::dict stats_of(const PreparedProgram& program) {
-  const PreparedStats& s = program.stats();
-  py::dict d;
-  d["arena_bytes"] = s.arena_bytes;
-  d["lower_bound_bytes"] = s.lower_bound_bytes;
-  d["num_calls"] = s.num_calls;
-  d["nodes_in_calls"] = s.nodes_in_calls;
-  d["out_steps"] = s.out_steps;
-  d["generic_steps"] = s.generic_steps;
-  d["skipped_nodes"] = s.skipped_nodes;
-  d["overwrites"] = s.overwrites;
-  d["parts_in_place"] = s.parts_in_place;
-  d["donated_bytes"] = s.donated_bytes;
-  d["parallel_calls"] = s.parallel_calls;
-  return d;
-}
-
 py::dict rare_times(const Executable& executable) {
   const RareTimes t = executable.rare_times();
   py::dict d;
@@ -215,6 +199,25 @@ std::vector<std::shared_ptr<PreparedProgram>> prepared_programs(
 }
 
 }  // namespace
+
+py::dict stats_of(const PreparedProgram& program) {
+  const PreparedStats& s = program.stats();
+  py::dict d;
+  d["arena_bytes"] = s.arena_bytes;
+  d["lower_bound_bytes"] = s.lower_bound_bytes;
+  d["num_calls"] = s.num_calls;
+  d["nodes_in_calls"] = s.nodes_in_calls;
+  d["out_steps"] = s.out_steps;
+  d["generic_steps"] = s.generic_steps;
+  d["skipped_nodes"] = s.skipped_nodes;
+  d["overwrites"] = s.overwrites;
+  d["parts_in_place"] = s.parts_in_place;
+  d["donated_bytes"] = s.donated_bytes;
+  d["parallel_calls"] = s.parallel_calls;
+  d["fixed_nodes"] = s.fixed_nodes;
+  d["derived_bytes"] = s.derived_bytes;
+  return d;
+}
 
 void bind_trace(py::module_& m) {
   py::class_<PreparedProgram, std::shared_ptr<PreparedProgram>>(m, "PreparedProgram")

@@ -2,7 +2,7 @@
 #include "kernels/depthwise_kernels.h"
 
 #ifdef CPU_CAPABILITY_AVX2
-#define STATICRT_DEPTHWISE_LANES 8
+#define STATICRT_CHANNEL_LANES 8
 #include "kernels/depthwise_kernels_impl.h"
 
 namespace staticrt {

@@ -2,7 +2,7 @@
 #include "kernels/depthwise_kernels.h"
 
 #ifdef CPU_CAPABILITY_AVX512
-#define STATICRT_DEPTHWISE_LANES 16
+#define STATICRT_CHANNEL_LANES 16
 #include "kernels/depthwise_kernels_impl.h"
 
 namespace staticrt {

@@ -1,5 +1,5 @@
 // Depthwise convolutions without instruction-set flags.
-#define STATICRT_DEPTHWISE_LANES 4
+#define STATICRT_CHANNEL_LANES 4
 #include "kernels/depthwise_kernels_impl.h"
 
 namespace staticrt {

@@ -8,38 +8,11 @@
 #include <cstring>
 #include <type_traits>
 
+#include "kernels/channel_vectors_impl.h"
 #include "kernels/depthwise_kernels.h"
 
 namespace staticrt {
 namespace {
-
-constexpr int64_t kLanes = STATICRT_DEPTHWISE_LANES;
-typedef float Vec __attribute__((vector_size(kLanes * sizeof(float)), aligned(4), may_alias));
-
-template <bool whole>
-inline Vec load(const float* p, [[maybe_unused]] int64_t n) {
-  if constexpr (whole) return *reinterpret_cast<const Vec*>(p);
-  Vec x = {};
-  std::memcpy(&x, p, static_cast<size_t>(n) * sizeof(float));
-  return x;
-}
-template <bool whole>
-inline void store(float* p, Vec x, [[maybe_unused]] int64_t n) {
-  if constexpr (whole) {
-    *reinterpret_cast<Vec*>(p) = x;
-  } else {
-    std::memcpy(p, &x, static_cast<size_t>(n) * sizeof(float));
-  }
-}
-
-// Calls f(whole, c, n) for vectors of channels that cover them all; the last two may overlap.
-template <class F>
-inline void each_vector(int64_t channels, const F& f) {
-  if (channels < kLanes) return f(std::false_type(), 0, channels);
-  int64_t c = 0;
-  for (; c + kLanes <= channels; c += kLanes) f(std::true_type(), c, kLanes);
-  if (c < channels) f(std::true_type(), channels - kLanes, kLanes);
-}
 
 // Pixels [m, m + count), all of whose taps are inside, for a kernel line of known length and stride.
 template <int taps, int stride, int count>

@@ -2,7 +2,7 @@
 #include "kernels/winograd_kernels.h"
 
 #ifdef CPU_CAPABILITY_AVX2
-#define STATICRT_WINOGRAD_LANES 8
+#define STATICRT_CHANNEL_LANES 8
 #include "kernels/winograd_kernels_impl.h"
 
 namespace staticrt {

@@ -2,7 +2,7 @@
 #include "kernels/winograd_kernels.h"
 
 #ifdef CPU_CAPABILITY_AVX512
-#define STATICRT_WINOGRAD_LANES 16
+#define STATICRT_CHANNEL_LANES 16
 #include "kernels/winograd_kernels_impl.h"
 
 namespace staticrt {

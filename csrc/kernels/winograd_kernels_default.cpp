@@ -1,5 +1,5 @@
 // Winograd transforms without instruction-set flags.
-#define STATICRT_WINOGRAD_LANES 4
+#define STATICRT_CHANNEL_LANES 4
 #include "kernels/winograd_kernels_impl.h"
 
 namespace staticrt {
