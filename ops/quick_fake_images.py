@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
+from staticrt.ops.quick_fake_layout import least
 from staticrt.ops.quick_fakes import (
     agree,
     channels_last_strides,
     contiguous_strides,
+    expression,
     format_strides,
     is_contiguous,
     new,
@@ -151,10 +153,8 @@ def _cat(mode: Any, tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
     dim %= rank
     if any(t.device != first.device for t in tensors):
         return None
-    channels_last = not is_contiguous(first)
-    if channels_last and (not all(map(_is_channels_last, tensors)) or dim != 1):
-        return None
-    if not channels_last and not all(map(is_contiguous, tensors)):
+    row_major = rank < 4 or all(map(is_contiguous, tensors)) or any(map(_is_no_image, tensors))
+    if not row_major and (not all(map(_is_channels_last, tensors)) or dim != 1):
         return None
     if rank == 1 and any(not isinstance(t.shape[0], int) for t in tensors):
         return None  # an empty one would be left out whatever the others are
@@ -165,8 +165,32 @@ def _cat(mode: Any, tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
     sizes = list(first.shape)
     for other in tensors[1:]:
         sizes[dim] = sizes[dim] + other.shape[dim]
-    strides = channels_last_strides(mode, sizes) if channels_last else contiguous_strides(mode, sizes)
+    strides = contiguous_strides(mode, sizes) if row_major else channels_last_strides(mode, sizes)
     return new(mode, sizes, first, strides)
+
+
+def _is_no_image(x: torch.Tensor) -> bool:
+    """Four dimensions of which the last is surely the innermost, so that the channels are not."""
+    if x.dim() != 4 or type(x.stride(3)) is not int or x.stride(3) != 1:
+        return False
+    outer = x.stride(1)
+    return outer > 1 if isinstance(outer, int) else least(expression(outer)) > 1
+
+
+@rule(aten.stack.default)
+def _stack(mode: Any, tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
+    first = tensors[0]
+    rank = first.dim()
+    if not -rank - 1 <= dim <= rank or not all(map(is_contiguous, tensors)):
+        return None
+    for other in tensors[1:]:
+        if other.dtype != first.dtype or other.device != first.device or other.dim() != rank:
+            return None
+        if not all(map(agree, first.shape, other.shape)):
+            return None
+    sizes = list(first.shape)
+    sizes.insert(dim % (rank + 1), len(tensors))
+    return new(mode, sizes, first)
 
 
 def _is_channels_last(x: torch.Tensor) -> bool:

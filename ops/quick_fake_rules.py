@@ -7,7 +7,17 @@ from typing import Any
 
 import torch
 
-from staticrt.ops.quick_fakes import agree, contiguous_strides, format_strides, is_contiguous, new, rule, same
+from staticrt.ops.quick_fakes import (
+    agree,
+    contiguous_strides,
+    expression,
+    format_strides,
+    is_contiguous,
+    new,
+    oblivious,
+    rule,
+    same,
+)
 
 aten = torch.ops.aten
 _check: Callable[[Any], None] = torch._check
@@ -15,7 +25,7 @@ _check: Callable[[Any], None] = torch._check
 
 @rule(aten.linear.default)
 def _linear(mode: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
-    if x.dim() < 2 or weight.dim() != 2 or x.dtype != weight.dtype or not same(x.shape[-1], weight.shape[1]):
+    if x.dim() < 2 or weight.dim() != 2 or x.dtype != weight.dtype or not agree(x.shape[-1], weight.shape[1]):
         return None
     if bias is not None and (
         bias.dim() != 1 or bias.dtype != x.dtype or not same(bias.shape[0], weight.shape[0])
@@ -29,7 +39,7 @@ def _layer_norm(
     mode: Any, x: torch.Tensor, shape: Sequence[Any], weight: Any = None, bias: Any = None, *rest: Any
 ) -> Any:
     tail = x.shape[x.dim() - len(shape) :]
-    if len(tail) != len(shape) or not all(map(same, tail, shape)) or not x.dtype.is_floating_point:
+    if len(tail) != len(shape) or not all(map(agree, tail, shape)) or not x.dtype.is_floating_point:
         return None
     for extra in (weight, bias):
         if extra is not None and (
@@ -37,6 +47,11 @@ def _layer_norm(
         ):
             return None
     return new(mode, x.shape, x)
+
+
+@rule(aten.rms_norm.default)
+def _rms_norm(mode: Any, x: torch.Tensor, shape: Sequence[Any], weight: Any = None, eps: Any = None) -> Any:
+    return _layer_norm(mode, x, shape, weight)
 
 
 @rule(aten.batch_norm.default)
@@ -136,8 +151,29 @@ def _matmul(mode: Any, a: torch.Tensor, b: torch.Tensor) -> Any:
     return None
 
 
-def _conv_size(size: Any, weight: Any, padding: Any, dilation: Any, stride: Any) -> Any:
-    return (size + 2 * padding - dilation * (weight - 1) - 1) // stride + 1
+@rule(aten.bmm.default)
+def _bmm(mode: Any, a: torch.Tensor, b: torch.Tensor) -> Any:
+    if a.dtype != b.dtype or a.dim() != 3 or b.dim() != 3 or not a.dtype.is_floating_point:
+        return None
+    if not agree(a.shape[0], b.shape[0]) or not agree(a.shape[2], b.shape[1]):
+        return None
+    return new(mode, [a.shape[0], a.shape[1], b.shape[2]], a)
+
+
+def _conv_size(mode: Any, size: Any, weight: Any, padding: Any, dilation: Any, stride: Any) -> Any:
+    """How many windows fit, at least one; equal questions share the symbolic answer, which is slow to build."""
+    cache = mode.__dict__.setdefault("_staticrt_windows", {})
+    key = (*map(expression, (size, weight, padding, dilation, stride)), oblivious())
+    found = cache.get(key)
+    if found is None:
+        shrinks_by = dilation * (weight - 1) - 2 * padding
+        if isinstance(shrinks_by, int) and shrinks_by == 0 and isinstance(stride, int) and stride == 1:
+            found = size
+        else:
+            found = (size - shrinks_by - 1) // stride + 1
+        _check(found > 0)
+        cache[key] = found
+    return found
 
 
 def _spread(value: Any, count: int) -> list[Any]:
@@ -168,7 +204,7 @@ def _conv(
         return None
     _check(x.shape[1] == weight.shape[1] * groups)
     sizes = [
-        _conv_size(*numbers)
+        _conv_size(mode, *numbers)
         for numbers in zip(
             x.shape[2:],
             weight.shape[2:],
@@ -178,8 +214,6 @@ def _conv(
             strict=True,
         )
     ]
-    for size in sizes:
-        _check(size > 0)
     shape = [x.shape[0], weight.shape[0], *sizes]
     strides = format_strides(x, shape)
     return None if strides is None else new(mode, shape, x, strides)

@@ -7,9 +7,10 @@ common case and gives `None` for the rest, which then takes torch's way, errors 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,33 +39,115 @@ def new(
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """A fake tensor of `like`'s dtype and device, contiguous unless other things are given."""
-    from torch._subclasses.fake_tensor import FakeTensor
-    from torch.utils._mode_utils import no_dispatch
+    return fresh(mode, sizes, strides, dtype or like.dtype, like.device)
 
+
+def fresh(
+    mode: Any, sizes: Sequence[Any], strides: Sequence[Any] | None, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """A fake tensor of its own, contiguous unless strides are given."""
     sizes = list(sizes)
-    dtype = dtype or like.dtype
     if strides is None:
         strides = contiguous_strides(mode, sizes)
-    # A tensor of symbolic sizes takes torch dozens of symbolic operations. Made once, it is copied with a storage of
-    # its own, as its identity is what tells aliases.
     templates = mode.__dict__.setdefault("_staticrt_templates", {})
-    key = (dtype, *map(_expr, sizes), *map(_expr, strides))
-    with no_dispatch():
+    key = (dtype, *map(expression, sizes), *map(expression, strides))
+    with _below():
         template = templates.get(key)
         if template is None:
-            template = templates[key] = torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
-        meta = torch._lazy_clone(template)
-    return FakeTensor(mode, meta, like.device)
+            template = templates[key] = _template(sizes, strides, dtype)
+        # With a storage of its own, as its identity is what tells aliases.
+        return _fake(mode, torch._lazy_clone(template), device)
 
 
-def _expr(size: Any) -> Any:
+def _template(sizes: Sequence[Any], strides: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
+    """A meta tensor. Counting the bytes of symbolic sizes takes torch milliseconds: their storage is said to have none."""
+    if not any(isinstance(size, torch.SymInt) for size in (*sizes, *strides)):
+        return torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
+    return torch.as_strided(torch.empty(0, dtype=dtype, device="meta"), sizes, strides)
+
+
+def view_of(
+    mode: Any, x: torch.Tensor, sizes: Sequence[Any], strides: Sequence[Any], offset: Any = 0
+) -> torch.Tensor:
+    """A fake view of `x`.
+
+    Args:
+        offset: where it begins, in elements after the beginning of `x`.
+    """
+    own = x.storage_offset()
+    if not (isinstance(offset, int) and offset == 0):
+        own = offset if isinstance(own, int) and own == 0 else own + offset
+    with _below():
+        return _fake(mode, torch.as_strided(_meta(x), list(sizes), list(strides), own), x.device)
+
+
+def _fake(mode: Any, meta: torch.Tensor, device: torch.device) -> torch.Tensor:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    fake = FakeTensor(mode, meta, device)
+    fake.__dict__["_staticrt_meta"] = meta
+    return fake
+
+
+def _meta(x: torch.Tensor) -> torch.Tensor:
+    """A plain tensor on the memory of a fake one; operators on the fake itself would look for other subclasses."""
+    meta: torch.Tensor | None = x.__dict__.get("_staticrt_meta")
+    storage = x.untyped_storage()
+    if meta is None or meta.untyped_storage()._cdata != storage._cdata:
+        meta = torch.empty(0, dtype=x.dtype, device="meta").set_(storage, 0, (0,), (1,))  # type: ignore[call-overload]
+        x.__dict__["_staticrt_meta"] = meta
+    return meta
+
+
+@contextlib.contextmanager
+def _below() -> Iterator[None]:
+    """Operators on meta tensors run their kernels: below autograd, modes and decompositions."""
+    from torch.utils._mode_utils import no_dispatch
+
+    with no_dispatch(), torch._C._DisablePythonDispatcher(), torch._C._AutoDispatchBelowAutograd():
+        yield
+
+
+def oblivious() -> bool:
+    """Whether symbolic sizes of 0 and 1 are taken for any other."""
+    from torch.fx.experimental import _config
+
+    return bool(_config.backed_size_oblivious)  # type: ignore[attr-defined]
+
+
+def product(mode: Any, factors: Sequence[Any]) -> Any:
+    """The product of sizes; equal factors share the symbolic result, which is slow to build."""
+    known = 1
+    symbolic = []
+    for factor in factors:
+        if isinstance(factor, int):
+            known *= factor
+        else:
+            symbolic.append(factor)
+    if not symbolic or known == 0:
+        return known
+    if len(symbolic) == 1 and known == 1:
+        return symbolic[0]
+    cache = mode.__dict__.setdefault("_staticrt_products", {})
+    key = (known, *map(expression, symbolic))
+    found = cache.get(key)
+    if found is None:
+        found = symbolic[0]
+        for factor in symbolic[1:]:
+            found = found * factor
+        cache[key] = found = found * known if known != 1 else found
+    return found
+
+
+def expression(size: Any) -> Any:
+    """A size as what it is compared by: a number, or a sympy expression."""
     return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
 def contiguous_strides(mode: Any, sizes: Sequence[Any]) -> list[Any]:
     """Row-major strides; equal sizes share the symbolic products, which are slow to build."""
     cache = mode.__dict__.setdefault("_staticrt_strides", {})
-    key = tuple(map(_expr, sizes))
+    key = tuple(map(expression, sizes))
     found = cache.get(key)
     if found is None:
         found = []
@@ -78,7 +161,7 @@ def contiguous_strides(mode: Any, sizes: Sequence[Any]) -> list[Any]:
 
 def same(a: Any, b: Any) -> bool:
     """Whether two sizes are equal as expressions, whatever the symbols are."""
-    x, y = _expr(a), _expr(b)
+    x, y = expression(a), expression(b)
     if x == y:
         return True
     if isinstance(x, int) or isinstance(y, int):
@@ -112,7 +195,7 @@ def same_stride(a: Any, b: Any) -> bool:
     """Whether two strides are equal wherever no size is 0; strides of empty tensors mean nothing."""
     if same(a, b):
         return True
-    x, y = _expr(a), _expr(b)
+    x, y = expression(a), expression(b)
     if isinstance(x, int) or isinstance(y, int):
         return False
     return bool(_expanded(_without_floors(x)) == _expanded(_without_floors(y)))
@@ -156,8 +239,8 @@ def channels_last_strides(mode: Any, sizes: Sequence[Any]) -> list[Any]:
 
 @functools.cache
 def _load_rules() -> None:
-    for name in ("quick_fake_rules", "quick_fake_pointwise", "quick_fake_images", "quick_fake_quantized"):
-        importlib.import_module(f"staticrt.ops.{name}")
+    for name in ("rules", "pointwise", "views", "reductions", "factories", "images", "quantized"):
+        importlib.import_module(f"staticrt.ops.quick_fake_{name}")
 
 
 def quick_fake(mode: Any, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

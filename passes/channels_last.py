@@ -8,7 +8,8 @@ region's border are converted. Values and the strides of everything outside stay
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import ChainMap
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -243,8 +244,7 @@ class _Region:
 
     def _value_of(self, node: fx.Node, extra: dict[fx.Node, Any] | None = None) -> Any:
         """The fake result of `node` on what the region's nodes would give."""
-        known = {**self.entries, **self.values, **(extra or {})}
-        return _fake_call(node, known)
+        return _fake_call(node, ChainMap(extra or {}, self.values, self.entries))
 
     def _find_leaving(self, changed: set[fx.Node]) -> None:
         for node in self.nodes:
@@ -323,7 +323,7 @@ def _is_cheap(meta: torch.Tensor) -> bool:
     return known_equal(meta.shape[2], 1) and known_equal(meta.shape[3], 1)
 
 
-def _fake_call(node: fx.Node, known: dict[fx.Node, Any]) -> Any:
+def _fake_call(node: fx.Node, known: Mapping[fx.Node, Any]) -> Any:
     """The fake result of `node` with other values for some of its inputs."""
     saved = {n: n.meta["val"] for n in node.all_input_nodes if n in known}
     try:

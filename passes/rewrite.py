@@ -12,6 +12,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
+from staticrt.ops import fake_memo
 from staticrt.ops.quick_fakes import quick_fake
 
 
@@ -52,6 +53,13 @@ def fake_value(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if mode is not None and all(isinstance(t, FakeTensor) for t in tensors):
             value = quick_fake(mode, op, fake_args, fake_kwargs)
             if value is not None:
+                return value
+            key = fake_memo.key_of(op, fake_args, fake_kwargs)
+            if key is not None:
+                value = fake_memo.recall(mode, *key)
+                if value is None:
+                    value = op(*fake_args, **fake_kwargs)
+                    fake_memo.remember(mode, *key, value)
                 return value
         return op(*fake_args, **fake_kwargs)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from staticrt.frontend.fakes import FakeMaker, guards_of
 from staticrt.frontend.graph import CapturedGraph, InputSpec
@@ -137,9 +138,9 @@ def _attempt(
     decide: bool,
 ) -> CapturedGraph:
     from torch._dispatch.python import enable_python_dispatcher
-    from torch._subclasses.fake_tensor import FakeTensorMode
 
     from staticrt.frontend.decisions import DecidingShapeEnv, Decisions
+    from staticrt.frontend.fake_mode import CaptureFakeMode
     from staticrt.frontend.functionalize import functionalize
     from staticrt.frontend.trace import Tracer
 
@@ -152,8 +153,7 @@ def _attempt(
         specialize_zero_one=not oblivious,
         duck_shape=False,
     )
-    fake_mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
-    fake_mode.cache_enabled = False  # with symbolic sizes it costs more than it saves, and adds guards
+    fake_mode = CaptureFakeMode(env)
     watcher = Watcher(snapshot)
     with random_state(), tracing(oblivious):
         maker = FakeMaker(fake_mode, oblivious=oblivious, static=static)
@@ -281,7 +281,7 @@ def _finish(
     for node in lifted:
         anchor.prepend(node)
     ordered = graph.find_nodes(op="placeholder")
-    module = fx.GraphModule(body_holder(tracer), graph)
+    module = _LazyGraphModule(body_holder(tracer), graph)  # its Python code is made once somebody runs it
     return CapturedGraph(
         module=module,
         inputs=tuple(specs[node] for node in ordered),

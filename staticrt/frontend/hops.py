@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
 
 from staticrt.frontend.reasons import CannotCapture
@@ -133,7 +134,7 @@ def _module(parent: Tracer, body: Body, name: str) -> fx.Node:
     body.tracer.graph.output(body.outputs[0] if name == "while_cond" else tuple(body.outputs))
     number = len(parent.bodies)
     target = f"{name}_{number}"
-    module = fx.GraphModule(body_holder(body.tracer), body.tracer.graph)
+    module = _LazyGraphModule(body_holder(body.tracer), body.tracer.graph)
     parent.bodies[target] = module
     node = parent.graph.get_attr(target)
     node.meta["val"] = None

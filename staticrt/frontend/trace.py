@@ -23,6 +23,7 @@ from staticrt.frontend import autocast, composites
 from staticrt.frontend.reasons import CannotCapture, stack_trace
 from staticrt.frontend.symbols import SymbolNodes
 from staticrt.frontend.watch import Watcher
+from staticrt.ops import fake_memo
 from staticrt.ops.quick_fakes import quick_fake
 
 aten = torch.ops.aten
@@ -244,12 +245,18 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = quick_fake(self.fake_mode, func, fake_args, fake_kwargs)
         target = fake_kwargs.get("out") if func._schema.is_mutable else None
         size_before = _expressions(target)
+        key = None
+        if out is None and not autocast.is_on():
+            key = fake_memo.key_of(func, fake_args, fake_kwargs)
+            out = None if key is None else fake_memo.recall(self.fake_mode, *key)
         if out is None:
             # Meta functions call operators on symbolic sizes; their C++ kernels take only concrete ones.
             with enable_python_dispatcher():
                 out = func(*fake_args, **fake_kwargs)
             if kind is composites.Kind.KEEP and composites.aliases_inputs(out, fake_args, fake_kwargs):
                 return self._expand(func, args, kwargs)
+            if key is not None and len(self.shape_env.pending_fresh_unbacked_symbols) == known:
+                fake_memo.remember(self.fake_mode, *key, out)
         if (
             target is not None
             and _expressions(target) != size_before

@@ -135,6 +135,7 @@ def tracing(oblivious: bool) -> Iterator[None]:
     from torch.fx.experimental import _config
 
     from staticrt.frontend.hops import sequential_scan
+    from staticrt.frontend.indexing import quick_indexing
 
     compiler: Any = torch.compiler
     # The package gives the function of that name, not the module.
@@ -155,6 +156,7 @@ def tracing(oblivious: bool) -> Iterator[None]:
     torch.set_autocast_cache_enabled(False)
     try:
         with (
+            quick_indexing(),
             autocast.noted(),
             _config.patch(backed_size_oblivious=oblivious),  # type: ignore[attr-defined]
             torch.inference_mode(False),

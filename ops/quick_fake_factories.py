@@ -1,0 +1,93 @@
+"""Quick fake results of operators that make tensors of nothing but sizes (quick_fakes.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from staticrt.ops.quick_fake_layout import least
+from staticrt.ops.quick_fakes import expression, fresh, is_contiguous, new, rule
+
+aten = torch.ops.aten
+
+
+def _device(layout: Any, device: Any, pin_memory: Any) -> torch.device | None:
+    """The device that is asked for, if it is the CPU and nothing else is special."""
+    if layout not in (None, torch.strided) or pin_memory:
+        return None
+    found = torch.get_default_device() if device is None else torch.device(device)
+    return found if found.type == "cpu" else None
+
+
+def _surely_sizes(sizes: Sequence[Any]) -> bool:
+    return all(size >= 0 if isinstance(size, int) else least(expression(size)) >= 0 for size in sizes)
+
+
+@rule(aten.zeros.default, aten.ones.default, aten.empty.memory_format)
+def _filled(
+    mode: Any,
+    size: Sequence[Any],
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    memory_format: Any = None,
+) -> Any:
+    place = _device(layout, device, pin_memory)
+    if place is None or memory_format not in (None, torch.contiguous_format) or not _surely_sizes(size):
+        return None
+    return fresh(mode, size, None, dtype or torch.get_default_dtype(), place)
+
+
+@rule(aten.new_zeros.default, aten.new_ones.default, aten.new_empty.default)
+def _new_filled(mode: Any, x: torch.Tensor, size: Sequence[Any], **options: Any) -> Any:
+    return _filled(mode, size, **{**options, **_defaults(x, options)})
+
+
+def _defaults(x: torch.Tensor, options: dict[str, Any]) -> dict[str, Any]:
+    return {"dtype": options.get("dtype") or x.dtype, "device": options.get("device") or x.device}
+
+
+@rule(aten.zeros_like.default, aten.ones_like.default, aten.empty_like.default)
+def _like(mode: Any, x: torch.Tensor, *, memory_format: Any = None, **options: Any) -> Any:
+    wanted = (None, torch.preserve_format, torch.contiguous_format)
+    if x.layout != torch.strided or x.is_quantized or memory_format not in wanted or not is_contiguous(x):
+        return None
+    return _filled(mode, x.shape, **{**options, **_defaults(x, options)})
+
+
+@rule(aten.arange.default)
+def _count(mode: Any, end: Any, **options: Any) -> Any:
+    return _range(mode, 0, end, **options)
+
+
+@rule(aten.arange.start)
+def _range(
+    mode: Any,
+    start: Any,
+    end: Any,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> Any:
+    place = _device(layout, device, pin_memory)
+    whole = all(type(limit) is int or isinstance(limit, torch.SymInt) for limit in (start, end))
+    if place is None or not whole or dtype not in (None, torch.int64, torch.int32, torch.float32):
+        return None
+    size = end if type(start) is int and start == 0 else end - start
+    if not _surely_sizes([size]):
+        return None
+    return fresh(mode, [size], None, dtype or torch.int64, place)
+
+
+@rule(aten._to_copy.default)
+def _converted(mode: Any, x: torch.Tensor, *, dtype: Any = None, **options: Any) -> Any:
+    plain = x.layout == torch.strided and not x.is_quantized and not x.is_conj() and not x.is_neg()
+    if options or dtype is None or not plain or not is_contiguous(x):
+        return None
+    return new(mode, x.shape, x, dtype=dtype)

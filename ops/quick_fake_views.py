@@ -1,0 +1,343 @@
+"""Quick fake results of views (quick_fakes.py): the same memory with other sizes and strides."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from staticrt.ops.quick_fake_layout import at_most
+from staticrt.ops.quick_fakes import (
+    agree,
+    contiguous_strides,
+    is_contiguous,
+    new,
+    oblivious,
+    product,
+    rule,
+    same,
+    same_stride,
+    view_of,
+)
+
+aten = torch.ops.aten
+
+
+def _plain(x: torch.Tensor) -> bool:
+    return x.layout == torch.strided and not x.is_quantized
+
+
+@rule(aten.alias.default, aten.detach.default)
+def _alias(mode: Any, x: torch.Tensor) -> Any:
+    return view_of(mode, x, x.shape, x.stride()) if _plain(x) else None
+
+
+@rule(aten.transpose.int)
+def _transpose(mode: Any, x: torch.Tensor, dim0: int, dim1: int) -> Any:
+    rank = x.dim()
+    if not _plain(x) or not (-rank <= dim0 < rank and -rank <= dim1 < rank):
+        return None
+    order = list(range(rank))
+    order[dim0], order[dim1] = order[dim1], order[dim0]
+    return _permuted(mode, x, order)
+
+
+@rule(aten.t.default)
+def _t(mode: Any, x: torch.Tensor) -> Any:
+    return _permuted(mode, x, [1, 0]) if x.dim() == 2 and _plain(x) else None
+
+
+@rule(aten.permute.default)
+def _permute(mode: Any, x: torch.Tensor, dims: Sequence[int]) -> Any:
+    rank = x.dim()
+    if not _plain(x) or not all(-rank <= d < rank for d in dims):
+        return None
+    order = [d % rank for d in dims]
+    return _permuted(mode, x, order) if sorted(order) == list(range(rank)) else None
+
+
+def _permuted(mode: Any, x: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    sizes, strides = x.shape, x.stride()
+    return view_of(mode, x, [sizes[d] for d in order], [strides[d] for d in order])
+
+
+@rule(aten.select.int)
+def _select(mode: Any, x: torch.Tensor, dim: int, index: Any) -> Any:
+    rank = x.dim()
+    if not _plain(x) or not -rank <= dim < rank or type(index) is not int:
+        return None
+    dim %= rank
+    sizes, strides = list(x.shape), list(x.stride())
+    size, stride = sizes.pop(dim), strides.pop(dim)
+    if isinstance(size, int):
+        if not -size <= index < size:
+            return None
+    elif not oblivious() or not _surely_has(size, index):
+        return None
+    first = index if index >= 0 else index + size
+    return view_of(mode, x, sizes, strides, first * stride if index else 0)
+
+
+def _surely_has(size: Any, index: int) -> bool:
+    """Whether this call's size has the index; another call's is checked as it runs."""
+    hint = size.node.hint
+    return hint is not None and -hint <= index < hint
+
+
+@rule(aten.slice.Tensor)
+def _slice(
+    mode: Any, x: torch.Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
+) -> Any:
+    rank = x.dim()
+    if not _plain(x) or not -rank <= dim < rank or type(step) is not int or step < 1:
+        return None
+    dim %= rank
+    sizes, strides = list(x.shape), list(x.stride())
+    found = slice_bounds(sizes[dim], start, end)
+    if found is None:
+        return None
+    first, size = found
+    if step != 1:
+        if type(size) is not int:
+            return None
+        size = (size + step - 1) // step
+    offset = first * strides[dim] if first else 0
+    sizes[dim] = size
+    strides[dim] = strides[dim] * step
+    return view_of(mode, x, sizes, strides, offset)
+
+
+def slice_bounds(size: Any, start: Any, end: Any) -> tuple[int, Any] | None:
+    """Where a slice begins and how many elements it spans; None where symbols leave that open."""
+    start = 0 if start is None else start
+    if type(start) is not int:
+        return None
+    if isinstance(size, int):
+        end = size if end is None else end
+        if type(end) is not int:
+            return None
+        first, last, _step = slice(start, end).indices(size)
+        return first, max(last - first, 0)
+    if start != 0:
+        return None
+    if end is None or (type(end) is int and end == sys.maxsize) or (isinstance(end, torch.SymInt) and same(end, size)):
+        return 0, size
+    return (0, end) if isinstance(end, torch.SymInt) and at_most(end, size) else None
+
+
+@rule(aten.unsqueeze.default)
+def _unsqueeze(mode: Any, x: torch.Tensor, dim: int) -> Any:
+    rank = x.dim()
+    if not _plain(x) or not -rank - 1 <= dim <= rank:
+        return None
+    dim %= rank + 1
+    sizes, strides = list(x.shape), list(x.stride())
+    stride = 1 if dim == rank else _times(mode, sizes, strides, dim)
+    sizes.insert(dim, 1)
+    strides.insert(dim, stride)
+    return view_of(mode, x, sizes, strides)
+
+
+def _times(mode: Any, sizes: Sequence[Any], strides: Sequence[Any], dim: int) -> Any:
+    return product(mode, [sizes[dim], strides[dim]])
+
+
+@rule(aten.squeeze.dim)
+def _squeeze(mode: Any, x: torch.Tensor, dim: int) -> Any:
+    return _squeezed(mode, x, [dim])
+
+
+@rule(aten.squeeze.dims)
+def _squeeze_dims(mode: Any, x: torch.Tensor, dims: Sequence[int]) -> Any:
+    return _squeezed(mode, x, dims)
+
+
+@rule(aten.squeeze.default)
+def _squeeze_all(mode: Any, x: torch.Tensor) -> Any:
+    return _squeezed(mode, x, range(x.dim()))
+
+
+def _squeezed(mode: Any, x: torch.Tensor, dims: Sequence[int]) -> Any:
+    rank = x.dim()
+    if not _plain(x) or rank == 0 or not all(-rank <= d < rank for d in dims):
+        return None
+    chosen = {d % rank for d in dims}
+    sizes = x.shape
+    if any(not isinstance(sizes[d], int) for d in chosen):
+        return None
+    kept = [d for d in range(rank) if d not in chosen or sizes[d] != 1]
+    strides = x.stride()
+    return view_of(mode, x, [sizes[d] for d in kept], [strides[d] for d in kept])
+
+
+@rule(aten.expand.default)
+def _expand(mode: Any, x: torch.Tensor, size: Sequence[Any], *, implicit: bool = False) -> Any:
+    missing = len(size) - x.dim()
+    if not _plain(x) or missing < 0:
+        return None
+    own_sizes, own_strides = x.shape, x.stride()
+    sizes, strides = list(size), [0] * len(size)
+    for i in reversed(range(len(size))):
+        dim = i - missing
+        if dim >= 0:
+            own, stride = own_sizes[dim], own_strides[dim]
+        else:
+            own = 1
+            stride = 0 if x.dim() == 0 else _times(mode, sizes, strides, i + 1)
+        target = size[i]
+        if type(target) is int and target == -1:
+            if dim < 0:
+                return None
+            target = own
+        if isinstance(own, int) and own == 1 and not (isinstance(target, int) and target == 1):
+            stride = 0
+        elif not agree(own, target):
+            return None
+        sizes[i], strides[i] = target, stride
+    return view_of(mode, x, sizes, strides)
+
+
+@rule(aten.split.Tensor)
+def _split(mode: Any, x: torch.Tensor, size: Any, dim: int = 0) -> Any:
+    rank = x.dim()
+    if not -rank <= dim < rank:
+        return None
+    whole = x.shape[dim]
+    if type(whole) is not int or type(size) is not int or size < 1 or whole < 1:
+        return None
+    pieces = [min(size, whole - first) for first in range(0, whole, size)]
+    return _pieces(mode, x, pieces, dim % rank)
+
+
+@rule(aten.split_with_sizes.default)
+def _split_with_sizes(mode: Any, x: torch.Tensor, sizes: Sequence[Any], dim: int = 0) -> Any:
+    rank = x.dim()
+    if not -rank <= dim < rank:
+        return None
+    whole = x.shape[dim]
+    if type(whole) is not int or not all(type(s) is int and s >= 0 for s in sizes) or sum(sizes) != whole:
+        return None
+    return _pieces(mode, x, sizes, dim % rank)
+
+
+def _pieces(mode: Any, x: torch.Tensor, pieces: Sequence[int], dim: int) -> Any:
+    if not _plain(x):
+        return None
+    sizes, strides = list(x.shape), x.stride()
+    views = []
+    first = 0
+    for piece in pieces:
+        sizes[dim] = piece
+        views.append(view_of(mode, x, sizes, strides, first * strides[dim] if first else 0))
+        first += piece
+    return views
+
+
+@rule(aten.unbind.int)
+def _unbind(mode: Any, x: torch.Tensor, dim: int = 0) -> Any:
+    rank = x.dim()
+    if not _plain(x) or not -rank <= dim < rank or type(x.shape[dim]) is not int:
+        return None
+    dim %= rank
+    sizes, strides = list(x.shape), list(x.stride())
+    count, stride = sizes.pop(dim), strides.pop(dim)
+    return [view_of(mode, x, sizes, strides, i * stride if i else 0) for i in range(count)]
+
+
+@rule(aten.view.default, aten._unsafe_view.default)
+def _view(mode: Any, x: torch.Tensor, size: Sequence[Any]) -> Any:
+    if not _plain(x) or any(isinstance(s, int) and s == 0 for s in (*x.shape, *size)):
+        return None
+    sizes = viewed_sizes(mode, x.shape, size)
+    if sizes is None:
+        return None
+    strides = contiguous_strides(mode, sizes) if is_contiguous(x) else _viewed_strides(mode, x, sizes)
+    return None if strides is None else view_of(mode, x, sizes, strides)
+
+
+def viewed_sizes(mode: Any, old: Sequence[Any], wanted: Sequence[Any]) -> list[Any] | None:
+    """`wanted` with its -1 worked out; None where it does not surely hold as many elements as `old`."""
+    sizes = list(wanted)
+    unknown = [i for i, s in enumerate(sizes) if isinstance(s, int) and s == -1]
+    if len(unknown) > 1 or any(isinstance(s, int) and s < -1 for s in sizes):
+        return None
+    # Sizes that are on both sides go: what is left mostly are numbers.
+    rest_old = [s for s in old if not (isinstance(s, int) and s == 1)]
+    rest_new = []
+    for i, size in enumerate(sizes):
+        if i in unknown or (isinstance(size, int) and size == 1):
+            continue
+        for j, other in enumerate(rest_old):
+            if same(size, other):
+                del rest_old[j]
+                break
+        else:
+            rest_new.append(size)
+    if not unknown:
+        if rest_old or rest_new:
+            return sizes if agree(product(mode, rest_old), product(mode, rest_new)) else None
+        return sizes
+    if not all(isinstance(s, int) for s in rest_new):
+        return None
+    divisor = product(mode, rest_new)
+    numbers = product(mode, [s for s in rest_old if isinstance(s, int)])
+    if numbers % divisor:
+        return None
+    others = [s for s in rest_old if not isinstance(s, int)]
+    sizes[unknown[0]] = product(mode, [*others, numbers // divisor])
+    return sizes
+
+
+def _viewed_strides(mode: Any, x: torch.Tensor, sizes: Sequence[Any]) -> list[Any] | None:
+    """As `computeStride` of aten/src/ATen/TensorUtils.cpp; None where sizes do not say."""
+    old_sizes, old_strides = x.shape, x.stride()
+    if not old_sizes:
+        return [1] * len(sizes) if all(isinstance(s, int) for s in sizes) else None
+    strides: list[Any] = [1] * len(sizes)
+    base = old_strides[-1]
+    old_part: list[Any] = []
+    dim = len(sizes) - 1
+    for old_dim in reversed(range(len(old_sizes))):
+        old_part.append(old_sizes[old_dim])
+        if old_dim > 0:
+            outer = old_sizes[old_dim - 1]
+            joined = product(mode, [*old_part, base])
+            if (isinstance(outer, int) and outer == 1) or same_stride(old_strides[old_dim - 1], joined):
+                continue
+        wanted = product(mode, old_part)
+        reached: Any = 1
+        while dim >= 0 and (not same(reached, wanted) or (isinstance(sizes[dim], int) and sizes[dim] == 1)):
+            strides[dim] = product(mode, [reached, base])
+            reached = product(mode, [reached, sizes[dim]])
+            dim -= 1
+        if not same(reached, wanted):
+            return None
+        if old_dim > 0:
+            base = old_strides[old_dim - 1]
+            old_part = []
+    return strides if dim == -1 else None
+
+
+@rule(aten.slice_scatter.default)
+def _slice_scatter(
+    mode: Any, x: torch.Tensor, src: torch.Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
+) -> Any:
+    rank = x.dim()
+    if src.dtype != x.dtype or src.dim() != rank or not -rank <= dim < rank or not is_contiguous(x):
+        return None
+    part = _slice(mode, x, dim, start, end, step)
+    if part is None or not all(map(same, part.shape, src.shape)):
+        return None
+    return new(mode, x.shape, x)
+
+
+@rule(aten.select_scatter.default)
+def _select_scatter(mode: Any, x: torch.Tensor, src: torch.Tensor, dim: int, index: Any) -> Any:
+    if src.dtype != x.dtype or not is_contiguous(x):
+        return None
+    part = _select(mode, x, dim, index)
+    if part is None or part.dim() != src.dim() or not all(map(same, part.shape, src.shape)):
+        return None
+    return new(mode, x.shape, x)

@@ -1,0 +1,99 @@
+"""A fake tensor mode and the constructors behind a capture, without loading Dynamo.
+
+torch's `FakeTensorMode` and `ShapeEnv` import Dynamo (and with it Inductor and torch.distributed, about a second) to
+read a few settings of its, which a capture does not use. Where Dynamo is loaded already, they run as they are.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import importlib
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental import _config
+
+_VALIDATOR = "torch.fx.experimental.validator"
+
+
+class _Overlay:
+    """An object with some attributes replaced."""
+
+    def __init__(self, base: Any, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+        self._base = base
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._base, name)
+
+
+# What is read of Dynamo's settings: a cache of results, which a capture switches off, and kernels of a draft export.
+_SETTINGS = {
+    "fake_tensor_cache_enabled": False,
+    "fake_tensor_cache_crosscheck_enabled": False,
+    "_custom_ops_profile": None,
+}
+_TORCH = _Overlay(torch, _dynamo=types.SimpleNamespace(config=types.SimpleNamespace(**_SETTINGS)))
+_NO_VALIDATOR = types.SimpleNamespace(translation_validation_enabled=lambda: False)
+
+
+def _import(name: str, *args: Any, **kwargs: Any) -> Any:
+    """`__import__` that gives stand-ins for what would load Dynamo."""
+    if name == _VALIDATOR:
+        return _NO_VALIDATOR
+    if name == "torch._dynamo.config":
+        return _TORCH
+    found = builtins.__import__(name, *args, **kwargs)
+    # `import torch.a.b` rebinds the function's `torch`, which must keep its stand-in.
+    return _TORCH if found is torch else found
+
+
+def without_dynamo(function: Any) -> Callable[..., Any]:
+    """A function of torch's that does not load Dynamo for its settings: the same code, with imports of its own.
+
+    Where Dynamo is loaded, its settings hold, and the function is returned as it is.
+    """
+    if "torch._dynamo" in sys.modules:
+        return function  # type: ignore[no-any-return]
+    if _config.translation_validation:  # type: ignore[attr-defined]
+        importlib.import_module(_VALIDATOR)
+        return function  # type: ignore[no-any-return]
+    return _copy(function)
+
+
+@functools.cache
+def _copy(function: Any) -> Callable[..., Any]:
+    own = {"torch": _TORCH, "__builtins__": {**vars(builtins), "__import__": _import}}
+    scope = {**function.__globals__, **own}
+    copy = types.FunctionType(
+        function.__code__, scope, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+class CaptureFakeMode(FakeTensorMode):
+    """The fake tensor mode of a capture.
+
+    Dynamo meets no recorded run, so that nothing wraps the dispatch against it; results are not cached, as with
+    symbolic sizes that costs more than it saves, and adds guards.
+    """
+
+    def __init__(self, shape_env: Any) -> None:
+        without_dynamo(FakeTensorMode.__init__)(self, shape_env=shape_env, allow_non_fake_inputs=True)
+        self.cache_enabled = False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.dispatch(func, types, args, kwargs or {})
+
+    def _dispatch_impl(self, *args: Any) -> Any:
+        return without_dynamo(FakeTensorMode._dispatch_impl)(self, *args)
