@@ -17,7 +17,18 @@ from staticrt.ops.quick_fakes import expression, new, oblivious, view_of
 
 aten = torch.ops.aten
 
-_CONSTANTS = (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+_CONSTANTS = (
+    int,
+    float,
+    bool,
+    complex,
+    str,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
 
 
 # Operators that look at where a tensor begins in its memory.
@@ -92,7 +103,12 @@ def remember(mode: Any, key: Any, tensors: Sequence[torch.Tensor], out: Any) -> 
     for value in [out] if one else out:
         if not isinstance(value, torch.Tensor) or any(value is t for t in tensors):
             return
-        if getattr(value, "constant", value) is not None or value.requires_grad or value.is_conj() or value.is_neg():
+        if (
+            getattr(value, "constant", value) is not None
+            or value.requires_grad
+            or value.is_conj()
+            or value.is_neg()
+        ):
             return
         storage = value.untyped_storage()._cdata
         source = storages.get(storage)

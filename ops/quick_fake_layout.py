@@ -97,7 +97,11 @@ def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors have the same sizes and strides."""
     if a is b:
         return True
-    return a.dim() == b.dim() and all(map(same, a.shape, b.shape)) and all(map(same_stride, a.stride(), b.stride()))
+    return (
+        a.dim() == b.dim()
+        and all(map(same, a.shape, b.shape))
+        and all(map(same_stride, a.stride(), b.stride()))
+    )
 
 
 def _is_image(x: torch.Tensor) -> bool:
@@ -112,8 +116,11 @@ def _is_image(x: torch.Tensor) -> bool:
 def _strides(tensor: torch.Tensor, sizes: Sequence[Any]) -> list[Any]:
     """A tensor's strides in the result's dimensions: 0 where it is broadcast."""
     missing = len(sizes) - tensor.dim()
-    own = [0 if isinstance(s, int) and s == 1 else stride for s, stride in zip(tensor.shape, tensor.stride(), strict=True)]
-    return [0] * missing + own
+    strides: list[Any] = [0] * missing
+    for size, stride, wanted in zip(tensor.shape, tensor.stride(), sizes[missing:], strict=True):
+        broadcast = isinstance(size, int) and size == 1 and not (isinstance(wanted, int) and wanted == 1)
+        strides.append(0 if broadcast else stride)
+    return strides
 
 
 def _compare(dim0: int, dim1: int, rows: Sequence[Sequence[Any]], sizes: Sequence[Any]) -> int | None:

@@ -108,7 +108,11 @@ def _operands(a: Any, b: Any, *, numbers: tuple[type, ...]) -> list[torch.Tensor
 
 def _arithmetic(op: Any, a: Any, b: Any, kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
     """The tensors of an arithmetic operator whose result has their dtype."""
-    if kwargs.keys() - {"alpha"} or type(kwargs.get("alpha", 1)) is not int or not isinstance(a, torch.Tensor):
+    if (
+        kwargs.keys() - {"alpha"}
+        or type(kwargs.get("alpha", 1)) is not int
+        or not isinstance(a, torch.Tensor)
+    ):
         return None
     if a.dtype.is_floating_point:
         return _operands(a, b, numbers=(int, float))
@@ -154,7 +158,11 @@ def _either(mode: Any, a: torch.Tensor, b: torch.Tensor) -> Any:
     return _result(mode, [a, b]) if a.dtype == b.dtype and not a.dtype.is_complex else None
 
 
-_COMPARISONS = [getattr(getattr(aten, name), kind) for name in ("eq", "ne", "lt", "le", "gt", "ge") for kind in ("Tensor", "Scalar")]
+_COMPARISONS = [
+    getattr(getattr(aten, name), kind)
+    for name in ("eq", "ne", "lt", "le", "gt", "ge")
+    for kind in ("Tensor", "Scalar")
+]
 
 
 @rule(*_COMPARISONS)

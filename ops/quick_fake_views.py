@@ -122,7 +122,11 @@ def slice_bounds(size: Any, start: Any, end: Any) -> tuple[int, Any] | None:
         return first, max(last - first, 0)
     if start != 0:
         return None
-    if end is None or (type(end) is int and end == sys.maxsize) or (isinstance(end, torch.SymInt) and same(end, size)):
+    if (
+        end is None
+        or (type(end) is int and end == sys.maxsize)
+        or (isinstance(end, torch.SymInt) and same(end, size))
+    ):
         return 0, size
     return (0, end) if isinstance(end, torch.SymInt) and at_most(end, size) else None
 
@@ -322,7 +326,13 @@ def _viewed_strides(mode: Any, x: torch.Tensor, sizes: Sequence[Any]) -> list[An
 
 @rule(aten.slice_scatter.default)
 def _slice_scatter(
-    mode: Any, x: torch.Tensor, src: torch.Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
+    mode: Any,
+    x: torch.Tensor,
+    src: torch.Tensor,
+    dim: int = 0,
+    start: Any = None,
+    end: Any = None,
+    step: Any = 1,
 ) -> Any:
     rank = x.dim()
     if src.dtype != x.dtype or src.dim() != rank or not -rank <= dim < rank or not is_contiguous(x):

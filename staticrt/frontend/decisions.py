@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
-from torch._guards import SLoc
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv, ShapeGuard
+from torch._guards import ShapeGuard, SLoc
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.utils._python_dispatch import _disable_current_modes
 
 from staticrt.frontend.fake_mode import without_dynamo
@@ -63,7 +63,9 @@ class DecidingShapeEnv(ShapeEnv):
             bounds = self.var_to_range.get(expr)
             if bounds is None or not bounds.lower.is_finite or int(bounds.lower) <= least:
                 self.guards.append(
-                    ShapeGuard(sympy.Gt(expr, least, evaluate=False), SLoc(model_line(), None), size_oblivious=False)
+                    ShapeGuard(
+                        sympy.Gt(expr, least, evaluate=False), SLoc(model_line(), None), size_oblivious=False
+                    )
                 )
 
     def _log_guard(self, *args: Any, **options: Any) -> None:

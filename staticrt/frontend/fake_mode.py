@@ -77,7 +77,7 @@ def _copy(function: Any) -> Callable[..., Any]:
     return copy
 
 
-class CaptureFakeMode(FakeTensorMode):
+class CaptureFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """The fake tensor mode of a capture.
 
     Dynamo meets no recorded run, so that nothing wraps the dispatch against it; results are not cached, as with

@@ -22,7 +22,7 @@ aten = torch.ops.aten
 @contextlib.contextmanager
 def quick_indexing() -> Iterator[None]:
     """Fake tensors of a capture are indexed here. One capture at a time: see `tracing.alone`."""
-    FakeTensor.__getitem__ = _getitem  # type: ignore[method-assign]
+    FakeTensor.__getitem__ = _getitem  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:

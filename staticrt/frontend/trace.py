@@ -224,6 +224,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
             return hops.record(self, func, args, kwargs)
         if func._schema.name in _QUERIES:
+            if func._schema.name == "prim::device":
+                return args[0].device  # asked of nearly every view
             return func(*args, **kwargs)
         if func._schema.name in _LABELS:
             with _disable_current_modes():

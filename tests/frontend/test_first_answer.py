@@ -1,0 +1,176 @@
+"""What a first answer costs, in counts: modules it loads, questions it asks torch's own rules."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import staticrt
+from staticrt.models import zoo
+
+NETWORKS = {
+    "mlp": ["mlp"],
+    "steps": ["lstm_unrolled", "gpt_decode"],
+    "images": ["mobilenet_v2", "unet"],
+}
+
+
+@pytest.mark.parametrize("names", NETWORKS.values(), ids=NETWORKS)
+def test_a_first_answer_does_not_load_dynamo(names):
+    code = f"""
+        import sys, torch, staticrt
+        from staticrt.models import zoo
+        with torch.no_grad():
+            for name in {names!r}:
+                entry = zoo.get(name)
+                model, inputs = entry.build(), entry.inputs(1)
+                expected = model(*inputs)
+                compiled = staticrt.compile(model)
+                before = set(sys.modules)
+                actual = compiled(*inputs)
+                compiled(*inputs)
+                loaded = set(sys.modules) - before
+                heavy = ("torch._dynamo", "torch._inductor", "torch.distributed.tensor", "torch._functorch.aot_autograd")
+                print([name for name in heavy if name in loaded])
+                torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3)
+                explanation = compiled.explain()
+                assert len(explanation.captures) == 1 and not explanation.eager, str(explanation)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["[]"] * len(names)
+
+
+def test_dynamo_can_be_loaded_and_used_afterwards():
+    code = """
+        import torch, staticrt
+        model = torch.nn.Linear(3, 3).eval()
+        x = torch.rand(2, 3)
+        with torch.no_grad():
+            expected = model(x)
+            torch.testing.assert_close(staticrt.compile(model)(x), expected)
+            import sys
+            assert "torch._dynamo" not in sys.modules
+            torch.testing.assert_close(torch.compile(model, backend="eager")(x), expected)
+            torch.testing.assert_close(torch.compile(model, backend="staticrt")(x), expected)
+            torch.testing.assert_close(staticrt.compile(torch.nn.Linear(3, 4))(x).shape, torch.Size([2, 4]))
+        from torch.fx.experimental.validator import translation_validation_enabled
+        assert translation_validation_enabled() is False
+        import torch._dynamo.config
+        assert hasattr(torch._dynamo.config, "recompile_limit")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def asked_while_compiling(monkeypatch, model, inputs):
+    """The operators that torch's own rules were asked about in a first call."""
+    asked = []
+    dispatch = FakeTensorMode.dispatch
+
+    def count(self, func, *args, **kwargs):
+        asked.append(func)
+        return dispatch(self, func, *args, **kwargs)
+
+    with torch.no_grad(), monkeypatch.context() as patch:
+        expected = model(*inputs)
+        patch.setattr(FakeTensorMode, "dispatch", count)
+        compiled = staticrt.compile(model)
+        actual = compiled(*inputs)
+    torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3)
+    assert len(compiled.explain().captures) == 1
+    return asked
+
+
+@pytest.mark.parametrize("name", ["lstm_unrolled", "mamba_steps", "bert_base", "dlrm_b1", "resnet18"])
+def test_few_questions_reach_the_slow_rules(name, monkeypatch):
+    entry = zoo.get(name)
+    asked = asked_while_compiling(monkeypatch, entry.build(), entry.inputs(1))
+    assert len(asked) <= 60, asked  # hundreds of operators are recorded
+
+
+def test_layers_ask_once(monkeypatch):
+    """An operator without a quick rule is asked about once, however many layers have it."""
+
+    class Layer(nn.Module):
+        def forward(self, x):
+            return torch.cumsum(x, -1).logcumsumexp(-1)
+
+    def asked(depth):
+        model = nn.Sequential(*[Layer() for _ in range(depth)]).eval()
+        return asked_while_compiling(monkeypatch, model, (torch.rand(2, 3),))
+
+    assert asked(1)
+    assert len(asked(20)) == len(asked(1))
+
+
+class Steps(nn.Module):
+    def forward(self, x):
+        return x[:, 2].sum() + x[1, ..., 0, None].sum() * x[-1, 0].sum()
+
+
+def test_indices_guard_their_sizes():
+    """Taking element 2 of a symbolic dimension holds for every longer one; of a shorter one eager raises."""
+    compiled = staticrt.compile(Steps())
+    with torch.no_grad():
+        for shape in ((2, 4, 6), (3, 5, 6), (7, 3, 6), (2, 3, 1)):
+            x = torch.rand(shape)
+            torch.testing.assert_close(compiled(x), Steps()(x))
+        assert len(compiled.explain().captures) == 1
+        for shape in ((2, 2, 6), (1, 3, 2)):
+            with pytest.raises(IndexError, match="index"):
+                Steps()(torch.rand(shape))
+            with pytest.raises(IndexError, match="index"):
+                compiled(torch.rand(shape))
+        x = torch.rand(5, 5, 5)
+        torch.testing.assert_close(compiled(x), Steps()(x))
+
+
+class Indices(nn.Module):
+    def __init__(self, index):
+        super().__init__()
+        self.index = index
+
+    def forward(self, x):
+        return x[self.index]
+
+
+INDICES = [
+    *(0, -1, (1, 2), (..., 0), (slice(None), 3), (None, 1), (0, None, ..., 1), (slice(1, None), 2)),
+    *(True, (0, True), [0, 1], (0, [1, 2]), torch.tensor(1), (torch.tensor([0, 1]), 2)),
+    *((), ..., None, (0, slice(None, None, 2))),
+]
+
+
+@pytest.mark.parametrize("index", INDICES, ids=str)
+def test_every_index_means_what_it_means_in_eager(index):
+    model = Indices(index)
+    compiled = staticrt.compile(model)
+    with torch.no_grad():
+        for shape in ((3, 4, 5), (2, 6, 4), (4, 4, 4)):
+            x = torch.rand(shape)
+            expected, actual = model(x), compiled(x)
+            torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+            assert actual.stride() == expected.stride()
+
+
+def test_captures_keep_sizes_symbolic():
+    """Quick results must not turn sizes into constants: one capture serves every size."""
+    for name in ("mlp", "encoder_tiny", "mamba_steps", "dlrm_b64", "gpt_decode"):
+        entry = zoo.get(name)
+        model = entry.build()
+        compiled = staticrt.compile(model)
+        with torch.no_grad():
+            variants = [v for v in entry.variants if min(entry.variants[v].values()) > 1]
+            for variant in variants:
+                inputs = entry.inputs(1, variant)
+                torch.testing.assert_close(compiled(*inputs), model(*inputs), rtol=1e-3, atol=1e-3)
+        assert len(compiled.explain().captures) == 1, name

@@ -1,0 +1,280 @@
+"""Quick fake results of views, broadcasting, reductions and new tensors: eager's sizes and strides, or nothing."""
+
+import itertools
+import random
+
+import pytest
+import torch
+
+from staticrt.frontend.decisions import DecidingShapeEnv
+from staticrt.frontend.fake_mode import CaptureFakeMode
+from staticrt.frontend.fakes import FakeMaker
+from staticrt.frontend.tracing import tracing
+from staticrt.ops import fake_memo
+from staticrt.ops.quick_fakes import quick_fake
+
+aten = torch.ops.aten
+
+
+def plain(value):
+    """A size with the numbers of this call for its symbols."""
+    return value.node.hint if isinstance(value, torch.SymInt) else value
+
+
+def layout(tensor):
+    sizes, strides = map(plain, tensor.shape), map(plain, tensor.stride())
+    return tuple(sizes), tuple(strides), plain(tensor.storage_offset()), tensor.dtype
+
+
+def tensors_of(result):
+    return [result] if isinstance(result, torch.Tensor) else list(result)
+
+
+def expect_eager(op, args, symbolic, kwargs=None):
+    """Whether a rule covers the call; its answer is then eager's, and a view where eager's is one."""
+    kwargs = kwargs or {}
+    want = tensors_of(op(*args, **kwargs))
+    env = DecidingShapeEnv(specialize_zero_one=False, duck_shape=False)
+    mode = CaptureFakeMode(env)
+    real = [
+        leaf
+        for arg in args
+        for leaf in (arg if isinstance(arg, list) else [arg])
+        if isinstance(leaf, torch.Tensor)
+    ]
+    with tracing(True):
+        made = iter(FakeMaker(mode, oblivious=True, static=not symbolic).make(real, frozenset()).leaves)
+        fakes = [
+            [next(made) if isinstance(leaf, torch.Tensor) else leaf for leaf in arg]
+            if isinstance(arg, list)
+            else next(made)
+            if isinstance(arg, torch.Tensor)
+            else arg
+            for arg in args
+        ]
+        got = quick_fake(mode, op, fakes, kwargs)
+        if got is None:
+            return False
+        got = tensors_of(got)
+        assert len(got) == len(want)
+        for mine, eager in zip(got, want, strict=True):
+            sizes, strides, offset, dtype = layout(mine)
+            assert (sizes, dtype) == (tuple(eager.shape), eager.dtype)
+            if eager.numel():
+                where = [
+                    i for i, size in enumerate(eager.shape) if size != 1
+                ]  # elsewhere a stride means nothing
+                assert [strides[i] for i in where] == [eager.stride(i) for i in where]
+            inputs = {t.untyped_storage()._cdata for t in real}
+            if eager.untyped_storage()._cdata in inputs:
+                assert any(
+                    mine.untyped_storage()._cdata == f.untyped_storage()._cdata
+                    for f in fakes
+                    if isinstance(f, torch.Tensor)
+                )
+                assert offset == eager.storage_offset() - real[0].storage_offset()
+    return True
+
+
+SOURCES = {
+    "row_major": torch.rand(2, 3, 4, 6),
+    "transposed": torch.rand(2, 4, 3, 6).transpose(1, 2),
+    "part": torch.rand(2, 3, 4, 12)[..., 3:9],
+    "expanded": torch.rand(2, 1, 4, 6).expand(2, 3, 4, 6),
+    "channels_last": torch.rand(2, 3, 4, 6).to(memory_format=torch.channels_last),
+    "of_one": torch.rand(2, 1, 4, 1),
+}
+
+VIEWS = [
+    (aten.transpose.int, (1, 2)),
+    (aten.transpose.int, (-1, 0)),
+    (aten.permute.default, ([0, 2, 1, 3],)),
+    (aten.permute.default, ([3, -2, 1, 0],)),
+    (aten.select.int, (1, 0)),
+    (aten.select.int, (2, -1)),
+    (aten.slice.Tensor, (2, 1, 3)),
+    (aten.slice.Tensor, (2, -3, 9223372036854775807)),
+    (aten.slice.Tensor, (2, 1, None, 2)),
+    (aten.slice.Tensor, (0, 0, 9223372036854775807)),
+    (aten.slice.Tensor, (2, 3, 1)),
+    (aten.unsqueeze.default, (0,)),
+    (aten.unsqueeze.default, (2,)),
+    (aten.unsqueeze.default, (-1,)),
+    (aten.squeeze.dim, (1,)),
+    (aten.squeeze.dims, ([1, 3],)),
+    (aten.squeeze.default, ()),
+    (aten.expand.default, ([5, -1, -1, -1, -1],)),
+    (aten.expand.default, ([1, 2, -1, 4, -1],)),
+    (aten.split.Tensor, (3, 2)),
+    (aten.split_with_sizes.default, ([1, 3], 2)),
+    (aten.unbind.int, (2,)),
+    (aten.alias.default, ()),
+    (aten.detach.default, ()),
+    (aten.sum.dim_IntList, ([1], True)),
+    (aten.mean.dim, ([2, 3],)),
+    (aten.amax.default, ([-1],)),
+]
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("name", SOURCES)
+def test_views(name, symbolic):
+    x = SOURCES[name]
+    covered = 0
+    for op, args in VIEWS:
+        try:
+            op(x, *args)
+        except RuntimeError:
+            continue
+        covered += expect_eager(op, (x, *args), symbolic)
+    assert covered >= (9 if symbolic else 22)
+
+
+def factorisations(number, count):
+    if count == 1:
+        return [[number]]
+    return [
+        [d, *rest]
+        for d in range(1, number + 1)
+        if number % d == 0
+        for rest in factorisations(number // d, count - 1)
+    ]
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("name", SOURCES)
+def test_views_of_other_shapes(name, symbolic):
+    x = SOURCES[name]
+    if name == "expanded" and symbolic:
+        return  # its sizes come from a call's arguments, whose strides of 0 no view joins
+    covered = 0
+    for count in (1, 2, 3, 4):
+        for sizes in factorisations(x.numel(), count):
+            for wanted in (sizes, [-1, *sizes[1:]]):
+                try:
+                    x.view(wanted)
+                except RuntimeError:
+                    continue
+                covered += expect_eager(aten.view.default, (x, wanted), symbolic)
+    if not symbolic:
+        assert covered >= (2 if name == "transposed" else 6)
+
+
+def test_symbolic_sizes_stay_in_a_view():
+    mode = CaptureFakeMode(DecidingShapeEnv(specialize_zero_one=False, duck_shape=False))
+    with tracing(True):
+        x = FakeMaker(mode, oblivious=True, static=False).make([torch.rand(2, 5, 8)], frozenset()).leaves[0]
+        batch, length, width = x.shape
+        y = quick_fake(mode, aten.view.default, (x, [batch, length, 1, -1]), {})
+        assert y.shape[3].node.expr == width.node.expr
+        flat = quick_fake(mode, aten.view.default, (x, [-1, width]), {})
+        assert flat.shape[0].node.expr == (batch * length).node.expr
+        part = quick_fake(mode, aten.slice.Tensor, (flat, 0, 0, batch), {})
+        assert part is None or part.shape[0].node.expr == batch.node.expr
+        longer = quick_fake(mode, aten.cat.default, ([x, x], 1), {})
+        back = quick_fake(mode, aten.slice.Tensor, (longer, 1, 0, length), {})
+        assert back.shape[1].node.expr == length.node.expr
+
+
+def test_a_view_of_other_size_has_no_quick_result():
+    mode = CaptureFakeMode(DecidingShapeEnv())
+    with tracing(True):
+        x = FakeMaker(mode, oblivious=True, static=True).make([torch.rand(2, 6)], frozenset()).leaves[0]
+        for sizes in ([5], [-1, 5], [-1, -1], [2, 7]):
+            assert quick_fake(mode, aten.view.default, (x, sizes), {}) is None
+        assert quick_fake(mode, aten.select.int, (x, 1, 6), {}) is None
+        assert quick_fake(mode, aten.expand.default, (x, [3, 6]), {}) is None
+        assert quick_fake(mode, aten.split_with_sizes.default, (x, [1, 2], 1), {}) is None
+
+
+def random_tensor(rng, rank):
+    sizes = [rng.choice([1, 2, 3, 5]) for _ in range(rank)]
+    order = rng.sample(range(rank), rank)
+    made = torch.rand([sizes[d] for d in order]).permute([order.index(d) for d in range(rank)])
+    return made[..., ::2] if rank and rng.random() < 0.2 else made
+
+
+def partner(rng, x):
+    """A tensor that fits `x` by broadcasting, in any order of dimensions."""
+    sizes = [size if rng.random() < 0.7 else 1 for size in x.shape]
+    sizes = sizes[rng.randrange(len(sizes) + 1) :]
+    order = rng.sample(range(len(sizes)), len(sizes))
+    return torch.rand([sizes[d] for d in order]).permute([order.index(d) for d in range(len(sizes))])
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_broadcasting_keeps_the_order_of_dimensions(symbolic):
+    rng = random.Random(7)
+    covered = 0
+    for _ in range(200):
+        a = random_tensor(rng, rng.randrange(5))
+        b = partner(rng, a)
+        pair = (a, b) if rng.random() < 0.5 else (b, a)
+        covered += expect_eager(aten.mul.Tensor, pair, symbolic)
+        expect_eager(aten.lt.Tensor, pair, symbolic)
+        expect_eager(aten.where.self, (a > 0.5, *pair), symbolic)
+        expect_eager(aten.tanh.default, (a,), symbolic)
+    assert covered >= 70
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_cat_and_stack(symbolic):
+    heads = torch.rand(2, 5, 3, 8).transpose(1, 2)
+    assert expect_eager(aten.cat.default, ([heads, heads.contiguous()], 2), symbolic) is not symbolic
+    assert expect_eager(aten.cat.default, ([heads[..., :4], heads[..., 4:]], -1), False)
+    images = SOURCES["channels_last"]
+    for tensors, dim in itertools.product(([images, images.contiguous()], [images, images]), (0, 1, 2, 3)):
+        expect_eager(aten.cat.default, (tensors, dim), symbolic)
+    for dim in (0, 1, -1):
+        assert expect_eager(aten.stack.default, ([torch.rand(2, 3)] * 3, dim), symbolic)
+        assert not expect_eager(
+            aten.stack.default, ([torch.rand(3, 4, 5).permute(2, 0, 1)] * 2, dim), symbolic
+        )
+
+
+def test_new_tensors():
+    x = torch.rand(2, 3)
+    for op in (aten.zeros.default, aten.ones.default):
+        assert expect_eager(op, ([2, 3],), False)
+        assert expect_eager(op, ([2, 3],), False, {"dtype": torch.int32})
+    assert expect_eager(aten.zeros_like.default, (x,), True)
+    assert expect_eager(aten.ones_like.default, (x,), True, {"dtype": torch.bool})
+    assert expect_eager(aten.new_zeros.default, (x, [4]), True)
+    assert expect_eager(aten.arange.default, (5,), False)
+    assert expect_eager(aten.arange.start, (2, 5), False, {"dtype": torch.float32})
+    assert not expect_eager(aten.arange.default, (5.0,), False)
+    assert expect_eager(aten._to_copy.default, (x,), True, {"dtype": torch.float64})
+    with pytest.raises(RuntimeError):
+        expect_eager(aten.arange.default, (-5,), False)
+
+
+def test_equal_calls_are_asked_once():
+    """The answer of torch's own rule serves later calls: a new tensor each time, views of the call's own tensors."""
+    mode = CaptureFakeMode(DecidingShapeEnv(specialize_zero_one=False, duck_shape=False))
+    with tracing(True):
+        first, other = (
+            FakeMaker(mode, oblivious=True, static=False)
+            .make([torch.rand(3, 4), torch.rand(3, 4)], frozenset())
+            .leaves
+        )
+        with mode:
+            second = first * 1
+            key, tensors = fake_memo.key_of(aten.cumsum.default, (first, 1), {})
+            fake_memo.remember(mode, key, tensors, aten.cumsum.default(first, 1))
+            row_key, row_tensors = fake_memo.key_of(aten.diagonal.default, (first,), {})
+            fake_memo.remember(mode, row_key, row_tensors, aten.diagonal.default(first))
+        same_key, same_tensors = fake_memo.key_of(aten.cumsum.default, (second, 1), {})
+        assert same_key == key
+        again = fake_memo.recall(mode, same_key, same_tensors)
+        assert again.shape == first.shape
+        assert again.untyped_storage()._cdata != first.untyped_storage()._cdata
+        view = fake_memo.recall(mode, *fake_memo.key_of(aten.diagonal.default, (second,), {}))
+        assert view.untyped_storage()._cdata == second.untyped_storage()._cdata
+        assert (
+            fake_memo.recall(mode, *fake_memo.key_of(aten.cumsum.default, (other, 1), {})) is None
+        )  # other symbols
+        assert fake_memo.recall(mode, *fake_memo.key_of(aten.cumsum.default, (second, 0), {})) is None
+        assert fake_memo.recall(mode, *fake_memo.key_of(aten.cumsum.default, (second, True), {})) is None
+        assert (
+            fake_memo.key_of(aten.add_.Tensor, (first, second), {}) is None
+        )  # a write has no answer to keep
