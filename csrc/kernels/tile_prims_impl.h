@@ -309,8 +309,10 @@ int float_ternary(SRT_PRIM_ARGS) {
   }
   if constexpr (op == Prim::kAddcmul || op == Prim::kAddcdiv) {
     const V scale(imm_as<T>(imm[0]));
-    map3<T>(dst, a, b, c, n,
-            [&](V x, V y, V z) { return op == Prim::kAddcmul ? x + scale * y * z : x + scale * y / z; });
+    // One rounding for product and sum, as in eager; said, not left to what the compiler contracts.
+    map3<T>(dst, a, b, c, n, [&](V x, V y, V z) {
+      return op == Prim::kAddcmul ? at::vec::fmadd(scale * y, z, x) : x + scale * y / z;
+    });
   }
   return 0;
 }

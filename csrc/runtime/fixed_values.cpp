@@ -74,7 +74,8 @@ bool WeightStamp::holds(const at::Tensor& weight) const {
   if (!impl.is_inference() && impl.version_counter().current_version() != version_) return false;
   uint32_t differs = 0;
   for (size_t i = 0; i < words_.size(); ++i) differs |= word_of_block(static_cast<int64_t>(i)) ^ words_[i];
-  return differs == 0 && std::memcmp(data_, bytes_.data(), bytes_.size()) == 0;
+  // Whole copies are kept of small weights only; memcmp takes no null pointer, whatever the length.
+  return differs == 0 && (bytes_.empty() || std::memcmp(data_, bytes_.data(), bytes_.size()) == 0);
 }
 
 bool WeightStamp::has_layout_of(const at::Tensor& weight) const {
