@@ -16,10 +16,13 @@ from staticrt.onnx.hosts import needed_numbers
 from staticrt.onnx.numbers import MAX_NUMBERS, Numbers, objects
 from staticrt.onnx.program import FunctionBody, Program, Scope, Step, function_operator
 from staticrt.onnx.registry import Call, Operator
-from staticrt.onnx.types import to_tensor
+from staticrt.onnx.types import SMALL, to_tensor, type_name
 
 _DOMAINS = {"ai.onnx": ""}
 _MAX_DEPTH = 64
+# Operators that take weights of 2 and 4 bits; those that hand them on.
+_TAKE_SMALL = frozenset({"DequantizeLinear", "GatherBlockQuantized", "MatMulNBits"})
+_PASS_SMALL = frozenset({"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze"})
 _DROPPED = frozenset({"consumed_inputs"})  # of operator set 1, a hint
 
 
@@ -39,6 +42,7 @@ class Importer:
         self.tensors: list[tuple[str, str, torch.Tensor]] = []  # kind, name, value
         self.bodies = FunctionBodies(model)
         self._unsupported: list[str] = []
+        self._small: dict[str, str] = {}  # tensors of 2 and 4 bits: name -> type
         self._depth = 0
         self._number = 0
 
@@ -61,6 +65,8 @@ class Importer:
         """A graph or sub-graph."""
         constants: dict[str, Numbers | int] = {}
         for tensor in graph.initializer:
+            if tensor.data_type in SMALL:
+                self._small[tensor.name] = type_name(tensor.data_type)
             constants[tensor.name] = self._initializer(tensor.name, to_tensor(tensor, self.base_dir))
         for sparse in graph.sparse_initializer:
             constants[sparse.values.name] = self._initializer(sparse.values.name, self._dense(sparse))
@@ -98,6 +104,9 @@ class Importer:
         for node in nodes:
             if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
                 (output,) = node.output
+                for attribute in node.attribute:
+                    if attribute.t.data_type in SMALL:
+                        self._small[output] = type_name(attribute.t.data_type)
                 constants[output] = self._constant(node, bound)
                 continue
             step = self._step(node, opsets, bound)
@@ -133,6 +142,7 @@ class Importer:
         operator = self._operator(node, domain, opsets, label)
         if operator is None:
             return None
+        self._check_small(node, domain, label)
         attributes: dict[str, Any] = {}
         if not isinstance(operator.function, FunctionBody):  # a body has its attributes bound already
             for attribute in node.attribute:
@@ -177,6 +187,20 @@ class Importer:
             self._unsupported.append(what)
             return None
         return self.function(proto, node, opsets)
+
+    def _check_small(self, node: NodeProto, domain: str, label: str) -> None:
+        """Refuse operators that would take a tensor of 2 or 4 bits for one of bytes."""
+        found = [name for name in node.input if name in self._small]
+        if not found or (node.op_type in _TAKE_SMALL):
+            return
+        if node.op_type in _PASS_SMALL and not domain:
+            self._small.update(dict.fromkeys(node.output, self._small[found[0]]))
+            return
+        raise OnnxError(
+            f"{node.op_type} of the {self._small[found[0]]} tensor {found[0]!r} is not supported",
+            at=f"{label} of {self.name}",
+            fix="tensors of this type are taken by DequantizeLinear only",
+        )
 
     def _check_attributes(self, operator: Operator, attributes: dict[str, Any], label: str) -> None:
         unknown = sorted(attributes.keys() - operator.attributes)

@@ -12,7 +12,7 @@ from onnx import TensorProto
 
 from staticrt.errors import OnnxError
 
-# ONNX element type -> torch dtype. 4-bit and 2-bit integers are kept one per byte, as their values.
+# ONNX element type -> torch dtype.
 DTYPES: dict[int, torch.dtype] = {
     TensorProto.FLOAT: torch.float32,
     TensorProto.UINT8: torch.uint8,
@@ -33,6 +33,13 @@ DTYPES: dict[int, torch.dtype] = {
     TensorProto.FLOAT8E4M3FNUZ: torch.float8_e4m3fnuz,
     TensorProto.FLOAT8E5M2: torch.float8_e5m2,
     TensorProto.FLOAT8E5M2FNUZ: torch.float8_e5m2fnuz,
+}
+# Weights of fewer bits are kept one per byte, as their values; only what dequantises or moves them takes them.
+SMALL: dict[int, torch.dtype] = {
+    TensorProto.INT4: torch.int8,
+    TensorProto.UINT4: torch.uint8,
+    TensorProto.INT2: torch.int8,
+    TensorProto.UINT2: torch.uint8,
 }
 # numpy types whose name torch.from_numpy does not know -> bytes with the same meaning
 _BITS: dict[str, tuple[type, torch.dtype]] = {
@@ -94,7 +101,9 @@ def to_tensor(proto: TensorProto, base_dir: str, at: object = None) -> torch.Ten
     Raises:
         OnnxError: an unsupported type, data that do not fit the shape, or a location outside of `base_dir`.
     """
-    dtype_of(proto.data_type, at)
+    small = SMALL.get(proto.data_type)
+    if small is None:
+        dtype_of(proto.data_type, at)
     if any(dim < 0 for dim in proto.dims):
         raise OnnxError(f"tensor {proto.name!r} has a negative dimension: {list(proto.dims)}", at=at)
     try:
@@ -109,7 +118,7 @@ def to_tensor(proto: TensorProto, base_dir: str, at: object = None) -> torch.Ten
             at=at,
             fix="the file is damaged; export it again",
         ) from error
-    return from_array(array)
+    return from_array(array if small is None else array.astype(np.int8).astype(str(small).split(".")[1]))
 
 
 def _with_external(proto: TensorProto, base_dir: str) -> TensorProto:
