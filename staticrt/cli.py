@@ -10,10 +10,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import io
 import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import NoReturn
 
 from staticrt import __version__
 from staticrt.commands.output import json_only, print_json
@@ -48,12 +50,42 @@ _USAGE = (ArchiveError, InputError, OnnxError, OptionError, PlanError)
 INTERRUPTED = 130
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong with arguments as JSON, too, where that was asked for."""
+
+    wants_json = False
+
+    def error(self, message: str) -> NoReturn:
+        if _Parser.wants_json:
+            print_json({"error": message, "exit_code": 2})
+        super().error(message)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(
-        prog="staticrt", description="A static runtime for PyTorch.", epilog=EXIT_CODES
-    )
+    _use_streams()
+    try:
+        return _run(list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:  # while torch is being imported, too
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader (head, less) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _use_streams() -> None:
+    """Nothing printed fails for a terminal that lacks a character, or for a closed stream."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # for the life of the process
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace" if name == "stdout" else "backslashreplace")
+
+
+def _run(arguments: list[str]) -> int:
+    _Parser.wants_json = "--json" in arguments
+    parser = _Parser(prog="staticrt", description="A static runtime for PyTorch.", epilog=EXIT_CODES)
     parser.add_argument("--version", action="version", version=f"staticrt {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     chosen = next((word for word in arguments if not word.startswith("-")), None)
@@ -68,11 +100,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             code: int = importlib.import_module(COMMANDS[args.command][0]).main(args)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # the reader (head, less) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    except BrokenPipeError:
+        raise
     except StaticRuntimeError as error:
         return _report(args, error, str(error), 2 if isinstance(error, _USAGE) else 1)
     except OSError as error:
@@ -96,5 +125,10 @@ def _report(args: argparse.Namespace, error: BaseException, text: str, code: int
         traceback.print_exception(error)
     print(f"staticrt {args.command}: {text}", file=sys.stderr)
     if _wants_json(args):
-        print_json({"error": text, "exit_code": code})
+        try:
+            print_json({"error": text, "exit_code": code})
+        except BrokenPipeError:
+            raise
+        except OSError:  # that stdout cannot be written was the error
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code

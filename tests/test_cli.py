@@ -1,6 +1,8 @@
 """`staticrt COMMAND`: what it prints, exit codes, and that user mistakes get a sentence, not a traceback."""
 
+import contextlib
 import importlib
+import io
 import json
 import subprocess
 import sys
@@ -542,3 +544,41 @@ def test_peers_run_an_exported_program(toy, call):
     code, out, _ = call("bench", "toy.pt2", *words)
     assert code == 0
     assert [row["status"] for row in _strict(out)["rows"]] == ["ok", "ok"]
+
+
+def test_an_interrupt_while_a_command_is_imported(monkeypatch):
+    def interrupted(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("importlib.import_module", interrupted)
+    assert main(["env"]) == 130
+
+
+def test_a_terminal_that_lacks_characters(monkeypatch, tmp_path):
+    (tmp_path / "model.py").write_text("import torch\nmodel = torch.nn.Linear(4, 3)\n")
+    stream = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr("sys.stdout", stream)
+    assert main(["inspect", f"{tmp_path}/model.py:model", "--shape", "2x4"]) == 0
+    assert b"addmm" in stream.buffer.getvalue() or b"linear" in stream.buffer.getvalue()
+
+
+def test_no_stdout_at_all(monkeypatch):
+    monkeypatch.setattr("sys.stdout", None)
+    assert main(["env"]) == 0
+
+
+def test_a_full_disk_is_said_once(monkeypatch, capfd):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        assert main(["env", "--json"]) == 2
+        assert "No space left" in capfd.readouterr().err
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):
+            full.close()
+
+
+def test_wrong_arguments_are_json_where_that_was_asked_for(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["compile", "model.onnx", "--json"])
+    assert ended.value.code == 2
+    assert json.loads(capsys.readouterr().out)["exit_code"] == 2
