@@ -94,6 +94,11 @@ class AliasInfo:
         """Whether the caller may get this very tensor."""
         return self._tensor(node) in self._direct
 
+    def detaches_a_result(self, node: fx.Node) -> bool:
+        """Whether a result views an input through this `detach`: it is no view to autograd then."""
+        is_detach = node.target is torch.ops.aten.detach.default
+        return is_detach and self.is_external(node) and self.reaches_output(node)
+
     def may_replace(self, old: fx.Node, new: fx.Node) -> bool:
         """Whether every reader of `old` may read `new` instead, an equal value that was there before.
 

@@ -106,7 +106,7 @@ def _skip_identity(node: fx.Node, aliases: AliasInfo) -> bool:
     for _ in range(MAX_CHAIN):
         assert source is not None
         known = node_facts(source)
-        if not known.is_view or len(known.aliases) != 1:
+        if not known.is_view or len(known.aliases) != 1 or aliases.detaches_a_result(source):
             return False
         source = _producer(source)
         before = tensor_meta(source)

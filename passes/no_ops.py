@@ -96,7 +96,8 @@ class RemoveNoOps(GraphPass):
     Ensures:  outputs, written inputs and the aliases among them as before, bit by bit.
 
     Args:
-        inference: nobody differentiates the graph, so that `detach` is a no-op too.
+        inference: nobody differentiates the graph, so that `detach` is a no-op too, but for results that
+            view an input.
     """
 
     name = "remove-no-ops"
@@ -113,7 +114,9 @@ class RemoveNoOps(GraphPass):
             if node.target is aten.copy_.default:
                 same = node.args[0] is node.args[1]
                 source: Any = node.args[0]
-            elif not self.inference and node.target._overloadpacket in STOPS_GRADIENTS:
+            elif node.target._overloadpacket in STOPS_GRADIENTS and (
+                not self.inference or aliases.detaches_a_result(node)
+            ):
                 continue
             else:
                 source = _only_source(node)

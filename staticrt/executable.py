@@ -109,7 +109,7 @@ class StaticExecutable:
         self._sizes = SizeWatch(names)
 
     def run(self, flat_inputs: Sequence[Any]) -> Sequence[Any]:
-        values = self.native.run(list(flat_inputs))
+        values = self.native.call(list(flat_inputs))
         self._sizes.see(self.native, flat_inputs)
         return [values[item] if kind == "tensor" else item for kind, item in self.outputs]
 

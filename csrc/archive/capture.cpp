@@ -235,7 +235,7 @@ std::optional<std::vector<c10::IValue>> Capture::run(std::span<const Leaf> leave
   std::vector<c10::IValue> outputs;
   const at::Tensor generator = spec_.decided && spec_.random ? generator_state() : at::Tensor();
   try {
-    executable_->run(inputs, outputs);
+    executable_->call(inputs, outputs);
   } catch (const c10::Error& error) {
     if (!spec_.decided || !std::string_view(error.what_without_backtrace()).starts_with(kOtherwise)) throw;
     if (generator.defined()) put_back_generator(generator);

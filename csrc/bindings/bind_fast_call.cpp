@@ -214,7 +214,7 @@ class FastCall {
                            std::vector<c10::IValue>& outputs) {
     PyThreadState* released = PyEval_SaveThread();
     try {
-      const bool ran = executable.run_if_prepared(inputs, outputs);
+      const bool ran = executable.call_if_prepared(inputs, outputs);
       PyEval_RestoreThread(released);
       return ran;
     } catch (...) {

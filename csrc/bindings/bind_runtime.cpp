@@ -22,12 +22,27 @@ std::vector<c10::IValue> to_inputs(const py::list& list) {
   return inputs;
 }
 
+std::vector<InputView> views_of(const std::vector<c10::IValue>& inputs) {
+  std::vector<InputView> views(inputs.size());
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i].isTensor()) {
+      views[i].tensor = &inputs[i].toTensor();
+    } else {
+      views[i].value = inputs[i];
+    }
+  }
+  return views;
+}
+
+using Runs = void (Executable::*)(std::span<const InputView>, std::vector<c10::IValue>&);
+
+template <Runs kRuns>
 py::list run(Executable& executable, const py::list& list) {
-  std::vector<c10::IValue> inputs = to_inputs(list);
+  const std::vector<c10::IValue> inputs = to_inputs(list);
   std::vector<c10::IValue> outputs;
   {
     const py::gil_scoped_release no_gil;
-    outputs = executable.run(std::move(inputs));
+    (executable.*kRuns)(views_of(inputs), outputs);
   }
   py::list result;
   for (c10::IValue& output : outputs) result.append(torch::jit::toPyObject(std::move(output)));
@@ -37,14 +52,7 @@ py::list run(Executable& executable, const py::list& list) {
 // Wall time of that many calls made from C++, one after the other.
 double seconds_for(Executable& executable, const py::list& list, int64_t calls) {
   const std::vector<c10::IValue> inputs = to_inputs(list);
-  std::vector<InputView> views(inputs.size());
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    if (inputs[i].isTensor()) {
-      views[i].tensor = &inputs[i].toTensor();
-    } else {
-      views[i].value = inputs[i];
-    }
-  }
+  const std::vector<InputView> views = views_of(inputs);
   const py::gil_scoped_release no_gil;
   std::vector<c10::IValue> outputs;
   const auto start = std::chrono::steady_clock::now();
@@ -102,7 +110,8 @@ void bind_runtime(py::module_& m) {
            py::arg("weights") = std::vector<ValueId>{}, py::arg("check_weights") = true,
            py::arg("donated") = std::vector<std::pair<ValueId, std::string>>{},
            py::arg("inter_op_threads") = 1)
-      .def("run", &run)
+      .def("run", &run<&Executable::run>)
+      .def("call", &run<&Executable::call>)
       .def("seconds_for", &seconds_for, py::arg("inputs"), py::arg("calls"))
       .def("trim", &Executable::trim)
       .def("deallocate_output_tensors", &Executable::deallocate_output_tensors)

@@ -29,6 +29,7 @@ Frame::Frame(const BoundProgram& bound, const MemoryOptions& options)
 Executable::Executable(std::shared_ptr<const Program> program, const ExecutableOptions& options)
     : options_(options),
       bound_(bind(std::move(program), options.bind)),
+      caller_results_(*bound_.program),
       fixed_(bound_, options.weights, options.check_weights),
       cache_(static_cast<size_t>(std::max<int64_t>(1, options.max_prepared))),
       manage_outputs_(options.manage_outputs) {
@@ -121,6 +122,11 @@ void Executable::run(std::span<const InputView> inputs, std::vector<c10::IValue>
   run_unwatched(inputs, outputs);
 }
 
+void Executable::call(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs) {
+  run(inputs, outputs);
+  caller_results_.finish(inputs, outputs);
+}
+
 void Executable::run_unwatched(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs) {
   const TracedRun traced(*this);
   const std::vector<DonatedInput>& donated = options_.preparation.donated;
@@ -141,7 +147,7 @@ void Executable::run_unwatched(std::span<const InputView> inputs, std::vector<c1
   give_back(std::move(frame));
 }
 
-bool Executable::run_if_prepared(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs) {
+bool Executable::call_if_prepared(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs) {
   if (!options_.prepared || options_.verify || program_watcher() != nullptr) return false;
   TracedRun traced(*this);
   const std::vector<DonatedInput>& donated = options_.preparation.donated;
@@ -158,6 +164,7 @@ bool Executable::run_if_prepared(std::span<const InputView> inputs, std::vector<
   }
   give_back(std::move(frame));
   if (!ran) traced.discard();
+  if (ran) caller_results_.finish(inputs, outputs);
   return ran;
 }
 

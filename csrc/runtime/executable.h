@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "runtime/bind.h"
+#include "runtime/caller_results.h"
 #include "runtime/fixed_values.h"
 #include "runtime/frame.h"
 #include "runtime/prepared_cache.h"
@@ -73,7 +74,10 @@ class Executable : public std::enable_shared_from_this<Executable> {
   // The same on borrowed inputs; outputs are overwritten.
   void run(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs);
 
-  // The same, whether or not this thread is recorded (program/program_call.h).
+  // The same for a caller outside of any graph, who gets what eager gives (runtime/caller_results.h).
+  void call(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs);
+
+  // As run(), whether or not this thread is recorded (program/program_call.h).
   void run_unwatched(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs);
   // Runs a frame of the caller's; as PreparedFrame::run().
   bool run_frame(PreparedFrame& frame, std::span<const InputView> inputs, Arena& arena,
@@ -84,8 +88,8 @@ class Executable : public std::enable_shared_from_this<Executable> {
     return options_.prepared ? cache_.find(inputs, num_threads) : nullptr;
   }
 
-  // Runs only if these inputs' signature is prepared; false, and nothing happened, otherwise.
-  bool run_if_prepared(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs);
+  // As call(), but only if these inputs' signature is prepared; false, and nothing happened, otherwise.
+  bool call_if_prepared(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs);
   // Inputs that some node writes into. A run bumps their versions, as eager writes do.
   const std::vector<uint32_t>& written_inputs() const { return written_inputs_; }
 
@@ -134,6 +138,7 @@ class Executable : public std::enable_shared_from_this<Executable> {
 
   ExecutableOptions options_;
   BoundProgram bound_;
+  CallerResults caller_results_;
   FixedValues fixed_;
   PreparedCache cache_;
   std::vector<uint32_t> written_inputs_;

@@ -37,6 +37,7 @@ class OutputSpec:
         value: CONSTANT: what is returned.
         offset: ALIAS_INPUT: storage offset relative to the input's, in elements of the output's dtype.
         whole: NEW: the tensor covers its storage, contiguous or not, so that `empty_strided` makes it.
+        same_as: the earlier output that is the same object, or -1.
     """
 
     kind: Kind
@@ -48,6 +49,7 @@ class OutputSpec:
     conj: bool = False
     neg: bool = False
     whole: bool = False
+    same_as: int = -1
 
 
 class Source:
@@ -102,6 +104,7 @@ def classify(
     tensor = None
     persistent = {storage_ptr(t) for t in constants if is_plain(t)}
     new: dict[int, int] = {}
+    first: dict[int, int] = {}
     for position, out in enumerate(outputs):
         if not isinstance(out, torch.Tensor):
             specs.append(OutputSpec(Kind.CONSTANT, value=out))
@@ -111,7 +114,9 @@ def classify(
             continue
         _check(out, owns, where(position))
         meta = describe(out)
-        flags = {"conj": out.is_conj(), "neg": out.is_neg()}
+        flags: dict[str, Any] = {"conj": out.is_conj(), "neg": out.is_neg()}
+        if (earlier := first.setdefault(id(out), position)) != position:
+            flags["same_as"] = earlier
         ptr = meta.data_ptr
         if ptr == 0 or ptr in persistent:
             specs.append(OutputSpec(Kind.CONSTANT, meta, value=out))
@@ -203,7 +208,9 @@ def rebuild(
     outputs: list[Any] = []
     for position, spec in enumerate(specs):
         kind = spec.kind
-        if kind is Kind.NEW:
+        if spec.same_as >= 0:
+            outputs.append(outputs[spec.same_as])
+        elif kind is Kind.NEW:
             ref = refs[position]
             assert ref is not None
             assert spec.meta is not None

@@ -244,7 +244,9 @@ class Node(PathNode):
         outputs: list[Any] = []
         for spec in self.specs:
             kind = spec.kind
-            if kind is Kind.NEW or kind is Kind.ALIAS_NEW:
+            if spec.same_as >= 0:
+                outputs.append(outputs[spec.same_as])
+            elif kind is Kind.NEW or kind is Kind.ALIAS_NEW:
                 outputs.append(shaped(spec, owned[spec.index]))
             elif kind is Kind.CONSTANT:
                 outputs.append(spec.value)

@@ -232,6 +232,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return func(*args, **kwargs)
         if torch.is_grad_enabled() and not self.grad_enabled:
             raise CannotCapture("the model turns gradients on")
+        if func is aten.lift_fresh.default:  # a literal: each call makes it anew, and may write it
+            func = aten.lift_fresh_copy.default
         kind = composites.kind(func, args, kwargs)
         if kind is composites.Kind.EXPAND:
             return self._expand(func, args, kwargs)

@@ -235,6 +235,8 @@ class Region:
             for i in self._subclassed:
                 flat[i] = flat[i].as_subclass(torch.Tensor)
             inputs = tuple(flat)
+        if torch.is_inference_mode_enabled():  # enable_grad() within it changes nothing
+            return self._eager(*inputs)
         if not self._remembers:
             return self._run(*inputs)
         with self._replay.recording(inputs):

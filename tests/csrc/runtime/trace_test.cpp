@@ -61,7 +61,7 @@ TEST(a_call_that_is_not_prepared_leaves_no_run_behind) {
   view.tensor = &x;
   std::vector<c10::IValue> outputs;
   install_trace();
-  const bool ran = executable->run_if_prepared(std::span(&view, 1), outputs);
+  const bool ran = executable->call_if_prepared(std::span(&view, 1), outputs);
   EXPECT(!ran);
   EXPECT(take_trace()->runs.empty());
 }
