@@ -154,7 +154,8 @@ class CompiledModule(Tools, torch.nn.Module):
             own["__signature__"] = inspect.signature(module.forward)
 
     def __new__(cls, module: torch.nn.Module, options: Options) -> CompiledModule:
-        return super().__new__(_class_for(type(module), cls))  # type: ignore[arg-type]
+        names = tuple(name for name in _DUNDERS if hasattr(type(module), name))
+        return super().__new__(_class_with(names, cls))  # type: ignore[arg-type]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._engine.fast.call(*args, **kwargs)
@@ -255,13 +256,13 @@ for _name in _FORWARDED_SELF:
 
 
 @functools.cache
-def _class_for(module_type: type, base: type) -> type:
-    """CompiledModule, with the container methods that the module's type has."""
+def _class_with(names: tuple[str, ...], base: type) -> type:
+    """CompiledModule with these container methods, those that the module's type has."""
 
     def forward(name: str) -> Callable[..., Any]:
         return lambda self, *args: getattr(self._module, name)(*args)
 
-    found = {name: forward(name) for name in _DUNDERS if hasattr(module_type, name)}
+    found = {name: forward(name) for name in names}
     return type(base.__name__, (base,), {**found, "__module__": base.__module__}) if found else base
 
 

@@ -1,9 +1,11 @@
 """`staticrt.compile` as a user meets it, each call compared with eager."""
 
 import copy
+import gc
 import inspect
 import itertools
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -192,3 +194,29 @@ def test_a_compiled_forward_in_its_module_trains_and_is_copied():
             torch.testing.assert_close(p, q)
     assert other.forward.__wrapped__.__self__ is other
     assert not mine.forward.explain().eager
+
+
+def test_models_and_their_classes_go_with_the_last_reference():
+    def make():
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(4, 4)
+
+            def __len__(self):
+                return 1
+
+            def forward(self, x):
+                return self.layer(x)
+
+        compiled = staticrt.compile(Net())
+        with torch.no_grad():
+            compiled(torch.randn(3, 4))
+        assert len(compiled) == 1
+        return weakref.ref(compiled._module), weakref.ref(compiled._engine), weakref.ref(Net)
+
+    references = [make() for _ in range(10)]
+    gc.collect()
+    models, engines, classes = zip(*references, strict=True)
+    assert all(each() is None for each in (*models, *engines))
+    assert sum(each() is not None for each in classes) < 10  # the last ones may stand in a bounded cache
