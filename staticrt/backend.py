@@ -49,6 +49,11 @@ def staticrt_backend(
     if mode is not None and mode not in _MODES:
         raise OptionError(f"unknown mode {mode!r}", fix=f"modes are {', '.join(_MODES)}")
     parsed = parse_options(dict(options or {}))
+    if parsed.donate:
+        raise OptionError(
+            "option 'donate' names arguments of a function, which the graphs that Dynamo cuts out of it do not have",
+            fix="staticrt.compile(model, donate=…)",
+        )
     if needs_gradients(gm, inputs):
         return region_of(gm, inputs, parsed) if parsed.training else gm.forward
     return _inference(gm, inputs, parsed)

@@ -21,6 +21,7 @@ class Option:
         doc: one sentence.
         choices: accepted values, where they are few.
         minimum: smallest accepted number.
+        maximum: largest accepted number.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Option:
     doc: str
     choices: tuple[Any, ...] = ()
     minimum: int | None = None
+    maximum: int | None = None
 
     def check(self, value: Any) -> None:
         """Raise OptionError if `value` is not accepted."""
@@ -45,6 +47,9 @@ class Option:
             )
         if self.minimum is not None and value is not None and value < self.minimum:
             raise OptionError(f"option {self.name!r} is at least {self.minimum}, got {value!r}", fix=self.doc)
+        # Not value > maximum: nan is no number of the range either.
+        if self.maximum is not None and value is not None and not value <= self.maximum:
+            raise OptionError(f"option {self.name!r} is at most {self.maximum}, got {value!r}", fix=self.doc)
 
 
 OPTIONS: tuple[Option, ...] = (
@@ -109,6 +114,7 @@ OPTIONS: tuple[Option, ...] = (
         None,
         "Training: share of the activations that may be kept for the backward, 0 to 1; None: torch's setting.",
         minimum=0,
+        maximum=1,
     ),
     Option(
         "double_backward",

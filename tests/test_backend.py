@@ -212,6 +212,23 @@ def test_options_reach_the_runtime_and_unknown_ones_are_named():
     assert _caused_by(raised.value, OptionError)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"activation_memory_budget": 2}, "is at most 1, got 2"),
+        ({"activation_memory_budget": float("nan")}, "is at most 1, got nan"),
+        ({"activation_memory_budget": -0.5}, "is at least 0"),
+        ({"donate": ("x",)}, "option 'donate' names arguments of a function"),
+        ({"max_prepared": True}, "takes int, got True"),
+        ({"triton.cudagraphs": True}, "unknown option 'triton.cudagraphs'"),
+    ],
+)
+def test_wrong_options_are_refused(options, message):
+    with pytest.raises(Exception, match=message) as raised:
+        torch.compile(lambda x: x + 1, backend="staticrt", options=options)(torch.ones(3))
+    assert _caused_by(raised.value, OptionError)
+
+
 def test_modes():
     for mode in ("default", "reduce-overhead", "max-autotune"):
         torch._dynamo.reset()
