@@ -46,6 +46,14 @@ class _Writer(_package.PT2ArchiveWriter):
         return found
 
 
+class NotStored(Exception):
+    """torch.export made a program that it cannot write; `reason` says why."""
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
 def write_package(
     file: IO[bytes],
     builder: _C.ArchiveBuilder,
@@ -59,12 +67,20 @@ def write_package(
         builder: complete.
         facts: versions and the like, as `ArchiveBuilder.finish` takes them.
         exported: for `torch.export.load`.
+
+    Raises:
+        NotStored: torch has no stored form of `exported`; the archive can be written without it.
     """
     writer = _Writer(file)
     with writer:
         known: dict[int, str] = {}
         if exported is not None:
-            _package._package_exported_programs(writer, {"model": exported})
+            try:
+                _package._package_exported_programs(writer, {"model": exported})
+            except (OSError, MemoryError):
+                raise
+            except Exception as error:
+                raise NotStored(error) from error
             known = writer.raw_records(exported)
         writer.write_bytes(_C.ARCHIVE_RECORD, builder.finish(facts, _write_storages(writer, builder, known)))
 

@@ -90,7 +90,13 @@ def save(
         "calling": json.dumps(parameters),
     }
     exported = _exported(engine, captures) if exported_program else None
-    _write(path, lambda file: package.write_package(file, builder, facts, exported))
+    if exported is not None:
+        try:
+            _write(path, lambda file: package.write_package(file, builder, facts, exported))
+            return
+        except package.NotStored as error:  # results that are namedtuples, say
+            _warn_not_exported("store", engine.name, error.reason, stacklevel=2)
+    _write(path, lambda file: package.write_package(file, builder, facts, None))
 
 
 def _captures(engine: Engine) -> list[Capture]:
@@ -269,13 +275,17 @@ def _exported(engine: Engine, captures: Sequence[Capture]) -> torch.export.Expor
             warnings.simplefilter("ignore")
             return export(engine.function, entry, key[2:])
     except Exception as error:
-        first = str(error).strip().split("\n")[0][:200]
-        warnings.warn(
-            f"staticrt.save: torch.export cannot trace {engine.name}, so torch.export.load will not open the archive"
-            f" (staticrt.load and C++ will): {type(error).__name__}: {first}",
-            stacklevel=4,
-        )
+        _warn_not_exported("trace", engine.name, error, stacklevel=3)
         return None
+
+
+def _warn_not_exported(what: str, name: str, error: BaseException, stacklevel: int) -> None:
+    first = str(error).strip().split("\n")[0][:200]
+    warnings.warn(
+        f"staticrt.save: torch.export cannot {what} {name}, so torch.export.load will not open the archive"
+        f" (staticrt.load and C++ will): {type(error).__name__}: {first}",
+        stacklevel=stacklevel + 1,
+    )
 
 
 def _write(path: str | os.PathLike[str] | IO[bytes], write: Callable[[IO[bytes]], None]) -> None:

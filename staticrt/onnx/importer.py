@@ -205,8 +205,9 @@ class Importer:
     def _check_attributes(self, operator: Operator, attributes: dict[str, Any], label: str) -> None:
         unknown = sorted(attributes.keys() - operator.attributes)
         if unknown:
+            known = ", ".join(sorted(operator.attributes)) or "none"
             raise OnnxError(
-                f"{operator.name} has no attribute {unknown[0]!r}; it has {', '.join(sorted(operator.attributes))}",
+                f"{operator.name} has no attribute {unknown[0]!r}; it has {known}",
                 at=f"{label} of {self.name}",
                 fix="the model is invalid, or newer than this version of staticrt knows",
             )

@@ -97,7 +97,7 @@ class Step:
         except Exception as error:
             if in_record:  # the capture judges it; the eager run that follows says it in these words
                 raise
-            text = str(error).strip().split("\n")[0]
+            text = str(error).strip().split("\n")[0] or type(error).__name__
             raise OnnxError(
                 f"{self.operator.name} failed: {text}",
                 at=f"{self.label} of {self.location[0]}",

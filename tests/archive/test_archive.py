@@ -130,6 +130,28 @@ def test_what_torch_export_cannot_trace_still_saves():
 # -- calls ------------------------------------------------------------------------------------------------------
 
 
+def test_what_torch_export_cannot_store_still_saves(tmp_path):
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return Point(self.linear(x), x + 1)
+
+    x = torch.randn(2, 4)
+    model = Pair().eval()
+    compiled = staticrt.compile(model)
+    compiled(x)
+    for target in (io.BytesIO(), tmp_path / "pair.pt2"):
+        with pytest.warns(UserWarning, match=r"torch\.export cannot store .*Pair"):
+            staticrt.save(compiled, target)
+        found = staticrt.load(target.getvalue() if isinstance(target, io.BytesIO) else target)(x)
+        assert type(found) is Point
+        torch.testing.assert_close(found, model(x))
+    assert [file.name for file in tmp_path.iterdir()] == ["pair.pt2"]
+
+
 def test_other_sizes_need_no_other_capture():
     model = mlp()
     loaded = reload(model, (torch.randn(4, 16),))
