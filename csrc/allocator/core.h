@@ -195,6 +195,8 @@ class Core {
   // Reserves budget and asks whether the driver should be tried at all (G3, N13).
   Status admit(Bytes bytes);
   bool uses_expandable(const Pool& pool) const;
+  // Takes the core mutex: the table of pools grows under it. A pool stays where it is.
+  Pool& pool_of(const Want& want);
   Segment& adopt_fixed(const Want& want, SegmentKind kind, Addr base, Bytes size);
   // Creates and maps pages over [begin, end); on failure none is left.
   Status map_pages(Addr begin, Addr end, Bytes page_size, std::map<Addr, Page>* mapped);

@@ -22,6 +22,11 @@ bool Core::uses_expandable(const Pool& pool) const {
          settings().expandable(info.virtual_memory);
 }
 
+Pool& Core::pool_of(const Want& want) {
+  const Lock lock(*this);
+  return pools[want.pool];
+}
+
 Status Core::admit(Bytes bytes) {
   SRT_TRY(driver.pending_error());  // G8: a broken device is not out of memory
   if (!budget.reserve(bytes)) return Status::Oom("limit");
@@ -39,7 +44,7 @@ Status Core::admit(Bytes bytes) {
 
 Status Core::grow(const Want& want, Block** grown) {
   const RelaxedCapture relaxed(driver);  // S7
-  Pool& pool = pools[want.pool];
+  Pool& pool = pool_of(want);
   if (pool.options.provider != nullptr) return grow_provided(want, pool, grown);
   if (uses_expandable(pool)) {
     Status status = grow_expandable(want, chunk_bytes(want.size_class), grown);

@@ -71,6 +71,8 @@ bool Core::slot_captured(Slot slot) {
 
 Bytes Core::release_fixed(BlockId id) {
   SegmentId segment_id = 0;
+  StreamId stream{};
+  std::shared_ptr<Provider> provider;
   {
     const Lock lock(*this);
     Block& block = blocks[id];
@@ -78,14 +80,14 @@ Bytes Core::release_fixed(BlockId id) {
     remove_free(block);
     set_state(block, BlockState::held);
     segment_id = block.segment;
+    stream = streams.stream_of(segments[segment_id].slot);
+    provider = pools[block.pool].options.provider;
   }
   Segment& segment = segments[segment_id];
   Status status;
-  const StreamId stream = streams.stream_of(segment.slot);
   if (segment.kind == SegmentKind::provided) {
     status = driver.stream_sync(stream);
-    if (status.ok())
-      pools[segment.pool].options.provider->free(segment.provided_base, segment.provided_size, stream);
+    if (status.ok()) provider->free(segment.provided_base, segment.provided_size, stream);
   } else {
     status = driver.segment_free(segment.base, segment.size);
   }

@@ -10,7 +10,11 @@
 namespace staticrt::alloc {
 
 Status Core::stitch(const Want& want, Block** stitched) {
-  if (!uses_expandable(pools[want.pool]) || !pools[want.pool].captured) return Status::Unsupported("stitch");
+  {
+    const Lock lock(*this);
+    const Pool& pool = pools[want.pool];
+    if (!uses_expandable(pool) || !pool.captured) return Status::Unsupported("stitch");
+  }
   const RelaxedCapture relaxed(driver);
   const Bytes needed = round_up(want.size, kGranule);
   std::vector<std::pair<BlockId, std::map<Addr, Page>>> lenders;

@@ -293,7 +293,7 @@ int float_binary(SRT_PRIM_ARGS) {
   if constexpr (op == Prim::kPow) map([](V x, V y) { return x.pow(y); });
   if constexpr (op == Prim::kDivTrunc) map([](V x, V y) { return (x / y).trunc(); });
   if constexpr (op == Prim::kSigmoidBackward) map([&](V g, V y) { return g * (one - y) * y; });
-  if constexpr (op == Prim::kTanhBackward) map([&](V g, V y) { return g * (one - y * y); });
+  if constexpr (op == Prim::kTanhBackward) map([&](V g, V y) { return g * at::vec::fmadd(y.neg(), y, one); });
   if constexpr (op == Prim::kThresholdBackward) {
     const V limit(imm_as<T>(imm[0]));
     map([&](V g, V x) { return V::blendv(g, zero, x <= limit); });
