@@ -144,9 +144,10 @@ def _compare(dim0: int, dim1: int, rows: Sequence[Sequence[Any]], sizes: Sequenc
 
 @functools.lru_cache(maxsize=4096)
 def _order(a: Any, b: Any) -> int | None:
-    """Whether a > b (1), a < b (-1) or a == b (0) for all positive sizes; None: it depends on them.
+    """Whether a > b (1), a < b (-1) or a == b (0) for all sizes; None: it depends on them.
 
-    A multiple counts as greater: where the factor is 1, dimensions of one element change places, which is nothing.
+    A multiple counts as greater: where the factor is 1, dimensions of one element change places, which is nothing;
+    where it is 0, so is the tensor.
     """
     if isinstance(a, int) and isinstance(b, int):
         return (a > b) - (a < b)
@@ -155,9 +156,9 @@ def _order(a: Any, b: Any) -> int | None:
     above, below = (sympy.sympify(a) / sympy.sympify(b)).as_numer_denom()
     if above == below:
         return 0
-    if below == 1 and least(above) >= 1:
+    if below == 1 and least(above) >= 0:
         return 1
-    if above == 1 and least(below) >= 1:
+    if above == 1 and least(below) >= 0:
         return -1
     return None
 
@@ -180,14 +181,16 @@ def least(expr: Any) -> int:
         return max(int(expr), -1)
     if expr.is_Symbol:
         return 1 if expr.is_positive else -1
+    name = expr.func.__name__
+    if name in ("Mod", "PythonMod") and expr.args[1].is_Integer and expr.args[1] > 0:
+        return 0
     parts = [least(arg) for arg in expr.args]
+    if name == "Max":
+        return max(parts)
     if not parts or min(parts) < 0:
         return -1
     if expr.is_Add:
         return sum(parts)
     if expr.is_Mul:
         return math.prod(parts)
-    name = expr.func.__name__
-    if name == "FloorDiv":
-        return 0
-    return max(parts) if name == "Max" else -1
+    return 0 if name == "FloorDiv" else -1

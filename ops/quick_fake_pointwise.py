@@ -21,13 +21,11 @@ _UNARY = [
     "exp",
     "rsqrt",
     "sqrt",
-    "neg",
     "relu",
     "sin",
     "cos",
     "erf",
     "log",
-    "abs",
     "hardswish",
     "hardsigmoid",
     "mish",
@@ -63,6 +61,16 @@ def _result(mode: Any, tensors: Sequence[torch.Tensor], dtype: torch.dtype | Non
 @rule(*_overloads(_UNARY, ""))
 def _unary(mode: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     return _result(mode, [x]) if x.dtype.is_floating_point else None
+
+
+@rule(aten.neg.default, aten.abs.default)
+def _sign(mode: Any, x: torch.Tensor) -> Any:
+    return None if x.dtype == torch.bool or x.dtype.is_complex else _result(mode, [x])
+
+
+@rule(aten.neg_.default, aten.abs_.default)
+def _sign_in_place(mode: Any, x: torch.Tensor) -> Any:
+    return None if x.dtype == torch.bool or x.dtype.is_complex or not _writable(mode, x) else x
 
 
 @rule(aten.log_sigmoid.default)
@@ -153,7 +161,7 @@ for _name in ("add", "sub", "mul", "div"):
     rule(_op)(_binary_in_place(_op))
 
 
-@rule(aten.maximum.default, aten.minimum.default)
+@rule(aten.maximum.default, aten.minimum.default, aten.max.other, aten.min.other)
 def _either(mode: Any, a: torch.Tensor, b: torch.Tensor) -> Any:
     return _result(mode, [a, b]) if a.dtype == b.dtype and not a.dtype.is_complex else None
 
@@ -204,6 +212,13 @@ def _where(mode: Any, condition: torch.Tensor, a: torch.Tensor, b: torch.Tensor)
     return _result(mode, [condition, a, b], a.dtype)
 
 
+@rule(aten.where.ScalarOther)
+def _where_number(mode: Any, condition: torch.Tensor, a: torch.Tensor, b: Any) -> Any:
+    if condition.dtype != torch.bool or not a.dtype.is_floating_point or type(b) not in (int, float):
+        return None
+    return _result(mode, [condition, a], a.dtype)
+
+
 @rule(aten.masked_fill.Scalar)
 def _masked_fill(mode: Any, x: torch.Tensor, mask: torch.Tensor, value: Any) -> Any:
     if not x.dtype.is_floating_point or mask.dtype != torch.bool or type(value) not in (int, float):
@@ -218,4 +233,4 @@ def _masked_fill(mode: Any, x: torch.Tensor, mask: torch.Tensor, value: Any) -> 
 def _fill(mode: Any, x: torch.Tensor, value: Any) -> Any:
     if isinstance(value, torch.Tensor) and value.dim():
         return None
-    return new(mode, x.shape, x) if is_contiguous(x) else None
+    return _result(mode, [x])

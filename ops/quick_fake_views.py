@@ -279,6 +279,8 @@ def viewed_sizes(mode: Any, old: Sequence[Any], wanted: Sequence[Any]) -> list[A
                 break
         else:
             rest_new.append(size)
+    if unknown:  # -1 next to a batch, of which two arguments have one each
+        rest_new = [size for size in rest_new if isinstance(size, int) or not _take_equal(rest_old, size)]
     if not unknown:
         if rest_old or rest_new:
             return sizes if agree(product(mode, rest_old), product(mode, rest_new)) else None
@@ -292,6 +294,15 @@ def viewed_sizes(mode: Any, old: Sequence[Any], wanted: Sequence[Any]) -> list[A
     others = [s for s in rest_old if not isinstance(s, int)]
     sizes[unknown[0]] = product(mode, [*others, numbers // divisor])
     return sizes
+
+
+def _take_equal(sizes: list[Any], wanted: Any) -> bool:
+    """Take out a symbolic size that is `wanted` in this call, guarding on it; False: there is none."""
+    for index, size in enumerate(sizes):
+        if not isinstance(size, int) and agree(wanted, size):
+            del sizes[index]
+            return True
+    return False
 
 
 def _viewed_strides(mode: Any, x: torch.Tensor, sizes: Sequence[Any]) -> list[Any] | None:
@@ -337,8 +348,14 @@ def _slice_scatter(
     rank = x.dim()
     if src.dtype != x.dtype or src.dim() != rank or not -rank <= dim < rank or not is_contiguous(x):
         return None
-    part = _slice(mode, x, dim, start, end, step)
-    if part is None or not all(map(same, part.shape, src.shape)):
+    dim %= rank
+    found = slice_bounds(x.shape[dim], start, end) if type(step) is int and step > 0 else None
+    if found is None and isinstance(x.shape[dim], int):
+        return None
+    # Where symbols leave open how much a slice spans, the call itself says whether it fits.
+    length = src.shape[dim] if found is None else found[1] if step == 1 else None
+    wanted = [length if d == dim else size for d, size in enumerate(x.shape)]
+    if length is None or not all(map(same, wanted, src.shape)):
         return None
     return new(mode, x.shape, x)
 

@@ -11,6 +11,7 @@ from torch import fx
 from staticrt.donation import WrittenDonation, argument_of
 from staticrt.errors import LoweringError
 from staticrt.frontend.graph import CapturedGraph
+from staticrt.frontend.tracing import uncollected
 from staticrt.lowering import lower
 from staticrt.native import _C
 from staticrt.passes.pipeline import PipelineOptions, PipelineReport, run_pipeline
@@ -90,9 +91,10 @@ class StaticExecutable:
         calls_prepared = options.get("prepared", True) and not options.get("manage_outputs")
         keeps = freeze is not False and accelerators is None and calls_prepared
         weights = _weights(captured) if keeps else []
-        self.passes: PipelineReport | None = (
-            run_pipeline(captured.module, options=_known(captured, weights)) if passes else None
-        )
+        with uncollected():
+            self.passes: PipelineReport | None = (
+                run_pipeline(captured.module, options=_known(captured, weights)) if passes else None
+            )
         # The program refers to its islands by number, so they live as long as this.
         self._islands, self._no_islands = _cut_islands(captured, accelerators)
         lowered = lower(captured.module)

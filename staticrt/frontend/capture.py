@@ -25,7 +25,7 @@ from staticrt.frontend.structure import (
     repeated,
     same_contents,
 )
-from staticrt.frontend.tracing import alone, random_state, tracing
+from staticrt.frontend.tracing import alone, random_state, tracing, uncollected
 from staticrt.frontend.watch import ImpureCall, Watcher
 
 aten = torch.ops.aten
@@ -68,7 +68,7 @@ def capture(
         Exception: whatever the model raised.
     """
     snapshot = snapshot if snapshot is not None else Snapshot()
-    with alone(), _quiet_fakes():
+    with alone(), _quiet_fakes(), uncollected():
         # (sizes 0 and 1 are like any other, sizes are constants); the first that the model takes.
         attempts = [(True, False), (False, False), (False, True)] if dynamic else [(False, True)]
         if not _has_small_sizes((args, kwargs)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import gc
 import importlib
 import random
 import sys
@@ -29,6 +30,18 @@ def alone() -> Iterator[None]:
     compile_lock = getattr(dynamo, "compile_lock", None) or contextlib.nullcontext()
     with compile_lock, lock:
         yield
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage collection meanwhile: a capture makes tens of thousands of objects, nearly all of which stay."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class _IntMeta(type):

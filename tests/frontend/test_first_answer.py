@@ -1,5 +1,6 @@
 """What a first answer costs, in counts: modules it loads, questions it asks torch's own rules."""
 
+import gc
 import subprocess
 import sys
 import textwrap
@@ -174,3 +175,25 @@ def test_captures_keep_sizes_symbolic():
                 inputs = entry.inputs(1, variant)
                 torch.testing.assert_close(compiled(*inputs), model(*inputs), rtol=1e-3, atol=1e-3)
         assert len(compiled.explain().captures) == 1, name
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_garbage_is_collected_as_before_a_capture(enabled):
+    """A capture pauses the collector; whether it ends well or not, it is as it was."""
+
+    class Raises(nn.Module):
+        def forward(self, x):
+            assert not gc.isenabled()
+            raise ValueError("no")
+
+    was = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with torch.no_grad():
+            staticrt.compile(nn.Linear(2, 2))(torch.rand(3, 2))
+            assert gc.isenabled() is enabled
+            with pytest.raises((ValueError, AssertionError)):
+                staticrt.compile(Raises())(torch.rand(3, 2))
+            assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if was else gc.disable)()

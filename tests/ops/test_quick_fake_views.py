@@ -163,10 +163,13 @@ def test_views_of_other_shapes(name, symbolic):
 def test_symbolic_sizes_stay_in_a_view():
     mode = CaptureFakeMode(DecidingShapeEnv(specialize_zero_one=False, duck_shape=False))
     with tracing(True):
-        x = FakeMaker(mode, oblivious=True, static=False).make([torch.rand(2, 5, 8)], frozenset()).leaves[0]
+        tensors = [torch.rand(2, 5, 8), torch.rand(2, 3)]
+        x, other = FakeMaker(mode, oblivious=True, static=False).make(tensors, frozenset()).leaves
         batch, length, width = x.shape
         y = quick_fake(mode, aten.view.default, (x, [batch, length, 1, -1]), {})
         assert y.shape[3].node.expr == width.node.expr
+        z = quick_fake(mode, aten.view.default, (x, [other.shape[0], -1, width]), {})
+        assert mode.shape_env.replace(z.shape[0].node.expr) == mode.shape_env.replace(batch.node.expr)
         flat = quick_fake(mode, aten.view.default, (x, [-1, width]), {})
         assert flat.shape[0].node.expr == (batch * length).node.expr
         part = quick_fake(mode, aten.slice.Tensor, (flat, 0, 0, batch), {})
@@ -214,6 +217,10 @@ def test_broadcasting_keeps_the_order_of_dimensions(symbolic):
         expect_eager(aten.lt.Tensor, pair, symbolic)
         expect_eager(aten.where.self, (a > 0.5, *pair), symbolic)
         expect_eager(aten.tanh.default, (a,), symbolic)
+        expect_eager(aten.neg.default, ((a * 9).int(),), symbolic)
+        expect_eager(aten.fill.Scalar, (a, 2.0), symbolic)
+        expect_eager(aten.min.other, pair, symbolic)
+        expect_eager(aten.where.ScalarOther, (a > 0.5, b, 0.0), symbolic)
     assert covered >= 70
 
 
