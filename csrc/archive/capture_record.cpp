@@ -82,7 +82,7 @@ LeafSpec read_leaf(ByteReader& in, uint32_t format) {
 // A leaf that is the same tensor as another names the first of them.
 void check_sameness(ByteReader& in, const std::vector<LeafSpec>& leaves) {
   for (size_t i = 0; i < leaves.size(); ++i) {
-    if (leaves[i].same < 0) continue;
+    if (leaves[i].same == -1) continue;
     const auto first = static_cast<size_t>(leaves[i].same);
     SRT_ARCHIVE(first < i && leaves[first].same < 0 && leaves[first].kind == LeafKind::kTensor &&
                     leaves[i].kind == LeafKind::kTensor,

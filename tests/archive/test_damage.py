@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import staticrt
-from staticrt.errors import ArchiveError
+from staticrt.errors import ArchiveError, InputError
 from staticrt.native import _C
 
 X = torch.linspace(-1, 1, 24).reshape(4, 6)
@@ -102,6 +102,24 @@ def replaced(data, old, new):
         body[at : at + len(old)] = new
 
     return with_body(data, change)
+
+
+def test_a_leaf_that_is_the_same_as_no_leaf(saved):
+    """Which leaf another one is the same tensor as is -1 for none; other negative numbers name nothing."""
+    offset, size = record_of(saved)
+    body = saved[offset + HEADER_BYTES : offset + size]
+    none, empty = struct.pack("<i", -1), bytes(8)
+    refused = 0
+    for found in re.finditer(re.escape(none + empty), body):
+
+        def change(body, at=found.start()):
+            body[at : at + 4] = struct.pack("<i", -65536)
+
+        try:
+            run(with_body(saved, change))
+        except (ArchiveError, InputError) as error:
+            refused += "is the same as leaf -65536" in str(error)
+    assert refused
 
 
 def test_the_checksum_above_is_the_one_in_the_file(saved, answer):
