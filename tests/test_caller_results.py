@@ -1,5 +1,6 @@
 """What kind of tensors a compiled call returns: inference tensors, views of arguments, fresh ones."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -131,6 +132,18 @@ def test_a_literal_is_made_anew_in_each_call(compiled):
             torch.testing.assert_close(got, function(x))
             for tensor in got:
                 tensor.zero_()
+
+
+def test_an_array_among_the_results_is_the_callers_own_memory():
+    array = np.array([1.0, 2.0], dtype=np.float32)
+    fast = staticrt.compile(lambda x: (x + 1, torch.from_numpy(array), torch.tensor(array)))
+    for _call in range(CALLS):
+        _sum, shared, copied = fast(torch.ones(2))
+        before = array.copy()
+        copied.zero_()
+        np.testing.assert_array_equal(array, before)
+        shared.add_(1)
+        np.testing.assert_array_equal(array, before + 1)
 
 
 def test_gradients_switched_on_within_inference_mode_change_nothing(compiled):

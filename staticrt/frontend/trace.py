@@ -232,7 +232,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return func(*args, **kwargs)
         if torch.is_grad_enabled() and not self.grad_enabled:
             raise CannotCapture("the model turns gradients on")
-        if func is aten.lift_fresh.default:  # a literal: each call makes it anew, and may write it
+        if func is aten.lift_fresh.default and _is_literal(args[0]):
             func = aten.lift_fresh_copy.default
         kind = composites.kind(func, args, kwargs)
         if kind is composites.Kind.EXPAND:
@@ -458,3 +458,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         new_node.meta["val"] = tensor
         self.track(tensor, new_node)
         return tensor
+
+
+def _is_literal(tensor: torch.Tensor) -> bool:
+    """Whether each call makes a lifted tensor anew, and may write it; else it is memory of others, as of an array."""
+    storage: Any = tensor.untyped_storage()
+    return bool(storage.resizable())
