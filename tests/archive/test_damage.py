@@ -110,9 +110,9 @@ def test_a_leaf_that_is_the_same_as_no_leaf(saved):
     body = saved[offset + HEADER_BYTES : offset + size]
     none, empty = struct.pack("<i", -1), bytes(8)
     refused = 0
-    for found in re.finditer(re.escape(none + empty), body):
+    for place in [found.start() for found in re.finditer(re.escape(none + empty), body)]:
 
-        def change(body, at=found.start()):
+        def change(body, at=place):
             body[at : at + 4] = struct.pack("<i", -65536)
 
         try:
