@@ -5,6 +5,7 @@ All private names of Dynamo are here.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +19,9 @@ _CONFIG = {
     "trace_numpy": False,  # numpy stays numpy: its emulation differs in dtypes
     "allow_unspec_int_on_nn_module": True,  # a counter on a module is no constant
     "skip_nnmodule_hook_guards": False,  # a hook that is added later is seen
+    "accumulated_recompile_limit": 1 << 16,  # of all models of one class; each has a limit of its own
 }
+_COMPILE = inspect.signature(torch.compile).parameters
 
 
 class Parts:
@@ -43,7 +46,12 @@ class Parts:
         self._make_part = make_part
         self.breaks: list[tuple[str, str]] = []  # reason, model line
         function = _with_own_code(function)
-        self._run = torch.compile(function, backend=self._backend, dynamic=dynamic, fullgraph=fullgraph)
+        own: dict[str, Any] = {}
+        if "isolate_recompiles" in _COMPILE:  # torch 2.12 and later
+            own["isolate_recompiles"] = True
+        self._run = torch.compile(
+            function, backend=self._backend, dynamic=dynamic, fullgraph=fullgraph, **own
+        )
         self._config: dict[str, Any] = dict(_CONFIG)
         if fullgraph:
             self._config["suppress_errors"] = False

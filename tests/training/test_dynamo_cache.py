@@ -96,3 +96,24 @@ def test_a_reset_forgets_regions_and_they_are_made_again(door):
     for _ in range(2):
         torch.testing.assert_close(_differentiate(compiled, x, w), want)
         torch._dynamo.reset()
+
+
+@pytest.mark.skipif(torch.__version__ < "2.12", reason="older Dynamo counts recompilations by code only")
+def test_each_model_of_a_class_has_a_limit_of_its_own():
+    class Layer(nn.Module):
+        def __init__(self, size):
+            super().__init__()
+            self.inner = nn.Linear(size, size)
+
+        def forward(self, x):
+            return torch.tanh(self.inner(x))
+
+    x = torch.randn(3, 4)
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for _ in range(5):
+            model = Layer(4)
+            compiled = staticrt.compile(model)
+            before = _regions()
+            torch.testing.assert_close(compiled(x), model(x))
+            assert _regions() == before + 1
+            assert not compiled.explain().eager
