@@ -39,6 +39,8 @@ _LEAF_TYPES: tuple[type, ...] = (
     torch.device,
     torch.Generator,
     torch.Size,
+    torch._ops.OperatorBase,  # with caches of their own
+    torch._ops.OpOverloadPacket,
 )
 _MAX_CONTAINERS = 200_000
 _MISSING = object()
