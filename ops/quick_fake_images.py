@@ -120,11 +120,13 @@ def _avg_pool(
 
 @rule(aten.adaptive_avg_pool2d.default, aten._adaptive_avg_pool2d.default)
 def _adaptive_avg_pool(mode: Any, x: torch.Tensor, size: Sequence[Any]) -> Any:
-    if x.dim() != 4 or len(size) != 2 or not x.dtype.is_floating_point or not is_contiguous(x):
+    if x.dim() != 4 or len(size) != 2 or not x.dtype.is_floating_point:
         return None
     if not all(isinstance(s, int) and s > 0 for s in size):
         return None
-    return new(mode, [*x.shape[:2], *size], x)
+    sizes = [*x.shape[:2], *size]
+    strides = _image_strides(x, sizes)
+    return None if strides is None else new(mode, sizes, x, strides)
 
 
 @rule(aten.clone.default)

@@ -16,7 +16,7 @@ from staticrt.models import zoo
 NETWORKS = {
     "mlp": ["mlp"],
     "steps": ["lstm_unrolled", "gpt_decode"],
-    "images": ["mobilenet_v2", "unet"],
+    "images": ["mobilenet_v2", "unet", "resnet50"],
 }
 
 
