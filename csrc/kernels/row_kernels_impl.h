@@ -51,15 +51,19 @@ float sum_of_squares(const float* x, int64_t n) {
   });
 }
 
+// NaN if any lane is.
 float max_lanes(const V& x, bool want_min) {
   float lanes[kLanes];
   x.store(lanes);
-  float best = lanes[0];
-  for (int64_t k = 1; k < kLanes; ++k) {
-    if (std::isnan(best)) break;
-    if (std::isnan(lanes[k]) || (want_min ? lanes[k] < best : lanes[k] > best)) best = lanes[k];
+  for (int64_t width = kLanes / 2; width > 0; width /= 2) {
+    for (int64_t k = 0; k < width; ++k) {
+      const float a = lanes[k];
+      const float b = lanes[k + width];
+      const bool second = b != b || (want_min ? b < a : b > a);  // false where a is NaN and b is not
+      lanes[k] = second ? b : a;
+    }
   }
-  return best;
+  return lanes[0];
 }
 
 template <bool want_min>
@@ -85,8 +89,27 @@ void map_row(float* out, int64_t n, const F& f) {
   if (i < n) f(i, n - i).store(out + i, static_cast<int>(n - i));
 }
 
+// exp_u20 makes a number of NaN: rows whose largest element is inf or NaN are NaN throughout, as in eager.
+bool all_nan(float* out, int64_t n, float highest) {
+  if (highest < std::numeric_limits<float>::infinity()) return false;
+  std::fill_n(out, n, std::numeric_limits<float>::quiet_NaN());
+  return true;
+}
+
 void softmax(float* out, const float* x, int64_t n) {
-  const V top(extreme<false>(x, n));
+  if (n <= kLanes) {  // a row that stays in one register
+    const V inside = V::arange(0.0F, 1.0F) < V(static_cast<float>(n));
+    const V row = load_some(x, n);
+    const float highest =
+        max_lanes(V::blendv(V(-std::numeric_limits<float>::infinity()), row, inside), false);
+    if (all_nan(out, n, highest)) return;
+    const V e = V::blendv(V(0), (row - V(highest)).exp_u20(), inside);
+    (e * V(1.0F / add_lanes(e))).store(out, static_cast<int>(n));
+    return;
+  }
+  const float highest = extreme<false>(x, n);
+  if (all_nan(out, n, highest)) return;
+  const V top(highest);
   map_row(out, n, [&](int64_t i, int64_t k) { return (load_some(x + i, k) - top).exp_u20(); });
   const V scale(1.0F / sum(out, n));
   map_row(out, n, [&](int64_t i, int64_t k) { return load_some(out + i, k) * scale; });
@@ -94,6 +117,7 @@ void softmax(float* out, const float* x, int64_t n) {
 
 void log_softmax(float* out, const float* x, int64_t n) {
   const float highest = extreme<false>(x, n);
+  if (all_nan(out, n, highest)) return;
   const V top(highest);
   const float total =
       sum_with(n, [&](int64_t i, int64_t k) { return (load_some(x + i, k) - top).exp_u20(); });
