@@ -244,6 +244,10 @@ def parse_options(given: Mapping[str, Any]) -> Options:
         if option.name == "graphs" and not isinstance(value, bool):
             _check_context(value)
         values[option.name] = value
+    if values["accelerators"] is not None:
+        from staticrt.accelerators import check_name
+
+        check_name(values["accelerators"])
     values["donate"] = _donated(values)
     return Options(values)
 

@@ -58,6 +58,12 @@ def available() -> dict[str, tuple[bool, str]]:
     return {name: _make(name).is_available() for name in names()}
 
 
+def check_name(choice: str) -> None:
+    """Raises OptionError if there is no accelerator of that name."""
+    if choice != "auto" and choice not in names():
+        raise OptionError(f"there is no accelerator {choice!r}", fix=f"one of auto, {', '.join(names())}")
+
+
 def find(choice: str | None) -> tuple[Accelerator | None, str]:
     """The accelerator an option value asks for, and why it is none.
 
@@ -81,8 +87,7 @@ def find(choice: str | None) -> tuple[Accelerator | None, str]:
                 return accelerator, ""
             reasons.append(f"{name}: {reason}")
         return None, "; ".join(reasons) or "none is registered"
-    if choice not in names():
-        raise OptionError(f"there is no accelerator {choice!r}", fix=f"one of auto, {', '.join(names())}")
+    check_name(choice)
     accelerator = _make(choice)
     usable, reason = accelerator.is_available()
     if not usable:

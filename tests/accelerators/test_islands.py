@@ -247,6 +247,8 @@ def test_a_name_that_is_absent_or_unknown_is_refused_at_once(recording, monkeypa
         staticrt.compile(Net(), accelerators="recording")
     with pytest.raises(OptionError, match="no accelerator 'recodring'"):
         staticrt.compile(Net(), accelerators="recodring")
+    with pytest.raises(OptionError, match="no accelerator 'none'"):
+        staticrt.compile_step(lambda x: x, accelerators="none")
     with pytest.raises(OptionError, match="already"):
         accelerators.register_accelerator("tensorrt", Recording)
 

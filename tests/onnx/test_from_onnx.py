@@ -376,3 +376,12 @@ def test_patterns_of_exporters_are_recognised(names):
     assert "aten.gelu.default ×1" in report
     assert "aten.rms_norm.default ×1" in report
     assert not compiled.state_dict()
+
+
+@pytest.mark.parametrize("operator", ["Conv", "ConvTranspose"])
+def test_a_kernel_shape_that_is_not_the_weights_is_refused(operator):
+    weight = np.ones((2, 2, 3, 3), dtype=np.float32)
+    node = helper.make_node(operator, ["x", "w"], ["y"], kernel_shape=[2, 2])
+    wrong = model([node], [("x", FLOAT, (1, 2, 8, 8))], [("y", FLOAT, None)], [("w", weight)])
+    with pytest.raises(OnnxError, match=r"kernel_shape is \[2, 2\], the weight's is \[3, 3\]"):
+        staticrt.from_onnx(wrong)(torch.zeros(1, 2, 8, 8))

@@ -29,6 +29,11 @@ def spatial(x: Tensor, table: dict[int, Any]) -> int:
     return count
 
 
+def _check_kernel(kernel_shape: Ints | None, w: Tensor) -> None:
+    if kernel_shape is not None and list(kernel_shape) != list(w.shape[2:]):
+        raise OnnxError(f"kernel_shape is {list(kernel_shape)}, the weight's is {list(w.shape[2:])}")
+
+
 @op("Conv")
 def conv(
     x: Tensor,
@@ -43,6 +48,7 @@ def conv(
     strides: Ints | None = None,
 ) -> Tensor:
     count = spatial(x, _CONV)
+    _check_kernel(kernel_shape, w)
     stride, dilation = list(strides or [1] * count), list(dilations or [1] * count)
     before, after = pads_of(auto_pad, pads, x.shape[2:], w.shape[2:], stride, dilation)
     if before != after:
@@ -68,6 +74,7 @@ def conv_transpose(
     strides: Ints | None = None,
 ) -> Tensor:
     count = spatial(x, _TRANSPOSED)
+    _check_kernel(kernel_shape, w)
     stride, dilation = list(strides or [1] * count), list(dilations or [1] * count)
     extra = list(output_padding or [0] * count)
     sizes = list(x.shape[2:])
