@@ -18,7 +18,7 @@ using T = at::Tensor;
 
 const RegisterKernels kSorting{
     out<n::kthvalue_out_cpu>("aten::kthvalue"),
-    out<n::sort_out>("aten::sort"),
+    out<as<std::tuple<T&, T&>(const T&, int64_t, bool, T&, T&)>(n::sort_out)>("aten::sort"),
     out<cpu::sort_outf>("aten::sort.stable"),
     out<cpu::topk_outf>("aten::topk"),
     out<n::bucketize_out_cpu>("aten::bucketize.Tensor"),

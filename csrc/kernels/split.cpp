@@ -45,7 +45,7 @@ const RegisterKernels kSplits{
     native<as<Indices>(n::vsplit)>("aten::vsplit.array"),
     native<as<Sections>(n::dsplit)>("aten::dsplit.int"),
     native<as<Indices>(n::dsplit)>("aten::dsplit.array"),
-    native<n::unbind>("aten::unbind.int"),
+    native<as<Sections>(n::unbind)>("aten::unbind.int"),
     native<n::broadcast_tensors>("aten::broadcast_tensors"),
     native<as<ListView>(n::meshgrid)>("aten::meshgrid"),
     native<as<List(at::TensorList, c10::string_view)>(n::meshgrid)>("aten::meshgrid.indexing"),
