@@ -182,3 +182,19 @@ def assert_same(model: nn.Module, eager: nn.Module, optimizer: Any, eager_optimi
 def data(name: str, steps: int = 20, size: int = 6) -> list[tuple[torch.Tensor, torch.Tensor]]:
     torch.manual_seed(2)
     return [MODELS[name][1](size) for _ in range(steps)]
+
+
+def small_net(width=16):
+    return nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width))
+
+
+def rows(width=16):
+    return lambda call: (torch.randn(3 + 2 * call, width, requires_grad=True),)
+
+
+def pair(make, **arguments):
+    """Two equal models, torch's optimiser of the first and ours of the second."""
+    torch.manual_seed(0)
+    a = make()
+    b = copy.deepcopy(a)
+    return a, b, torch.optim.Adam(a.parameters(), **arguments), optim.Adam(b.parameters(), **arguments)
