@@ -6,24 +6,20 @@ import os
 import signal
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
-import torch
 
 from staticrt.errors import OptionError
 from staticrt.models import zoo
-from staticrt.models.bench import command, gates, peers, report
+from staticrt.models.bench import command, peers
 from staticrt.models.bench import job as jobs
 from staticrt.models.bench import measure as measurement
-from staticrt.models.bench.counts import count
 from staticrt.models.bench.job import Job, Setting
-from staticrt.models.bench.limits import floor_s
-from staticrt.models.bench.peers.own import STATICRT
 from staticrt.models.bench.progress import Progress
 from staticrt.models.bench.runner import Runner
 
 SETTING = Setting(threads=1, seconds=0.02, block_seconds=0.002, min_rounds=2, timeout=60.0)
+
 
 # Peers that go wrong, each in its own way; written to a module that workers import.
 BAD_PEERS = """
@@ -173,36 +169,6 @@ def test_workers_share_the_jobs_and_rows_keep_their_order(runner):
     assert all(len(r["cpus"]) == 1 for r in document["rows"])
 
 
-def test_own_facts_add_up_the_kinds_of_all_graphs():
-    class Call:
-        def explain(self):
-            first = SimpleNamespace(
-                nodes=9,
-                kinds=(("total", 9), ("managed", 5), ("out", 6), ("native", 2), ("fallback", 1)),
-                executor="static",
-            )
-            second = SimpleNamespace(nodes=1, kinds=(("total", 1), ("managed", 1)), executor="static")
-            part = SimpleNamespace(what="call", reason="it needs gradients")
-            return SimpleNamespace(captures=(first, second), eager=(part,))
-
-    facts = STATICRT.facts(Call())
-    assert (facts["nodes"], facts["managed_or_view_nodes"]) == (10, 8)
-    assert facts["eager"] == ["call: it needs gradients"]
-    assert facts["captures"] == 2
-
-
-def test_own_facts_of_a_real_model():
-    entry = zoo.get("mlp")
-    inputs = entry.inputs()
-    with torch.no_grad():
-        call = STATICRT.prepare(entry.build(), inputs, 1)
-        call(*inputs)
-    facts = STATICRT.facts(call)
-    assert facts["captures"] == 1
-    assert facts["nodes"] >= 5, "three linears, two ReLUs"
-    assert facts["eager"] == []
-
-
 def test_a_peer_that_hangs_is_ended(runner):
     setting = Setting(threads=1, seconds=0.02, block_seconds=0.002, min_rounds=2, timeout=3.0)
     row = measure(runner, "bad_peers:HANGS", setting=setting)
@@ -220,35 +186,6 @@ def test_memory_held_and_peak_are_told_apart(runner):
     assert row["eager_peak_bytes"] < 4 * mib
     assert 31 * mib <= row["held_bytes"] < 48 * mib
     assert 95 * mib <= row["steady_peak_bytes"] < 112 * mib
-
-
-def test_counted_work_of_the_mlp_is_its_weights_and_products():
-    counts = count(zoo.get("mlp"), seed=0)
-    assert counts["flops"] == 3 * 2 * 64 * 64
-    weights = 3 * (64 * 64 + 64) * 4
-    assert counts["parameter_bytes"] == weights
-    assert counts["min_bytes"] == weights + 2 * 64 * 4, "weights, one input row, one output row"
-    assert counts["traffic_bytes"] == weights + (3 * 2 + 2 * 2) * 64 * 4, "3 products and 2 ReLUs, in and out"
-
-
-def test_counted_work_of_embeddings_is_the_rows_read():
-    counts = count(zoo.get("dlrm_b1"), seed=0)
-    assert counts["parameter_bytes"] > 26 * 1000 * 32 * 4
-    assert counts["min_bytes"] < 400_000
-
-
-def test_counted_work_of_an_lstm_has_its_products():
-    """Two layers, two directions, 32 steps: 4 gates of 128 from 64 (then 256) inputs and 128 states; a head."""
-    expected = 2 * 32 * 2 * 512 * (64 + 128) + 2 * 32 * 2 * 512 * (256 + 128) + 2 * 32 * 256 * 20
-    assert count(zoo.get("lstm_tagger"), seed=0)["flops"] == expected
-
-
-def test_the_floor_is_the_slower_of_arithmetic_and_memory():
-    limits = {"gemm_flops_per_s": 1e9, "copy_bytes_per_s": {"l1": 1e11, "l2": 1e10, "memory": 1e9}}
-    assert floor_s({"flops": 2_000_000, "min_bytes": 1000}, limits) == pytest.approx(2e-3)
-    assert floor_s({"flops": 0, "min_bytes": 20_000}, limits) == pytest.approx(2e-7)
-    assert floor_s({"flops": 0, "min_bytes": 10_000_000}, limits) == pytest.approx(1e-2)
-    assert floor_s({"flops": None, "min_bytes": None}, limits) is None
 
 
 def arguments(*words):
@@ -356,72 +293,6 @@ def test_quick_leaves_slow_peers_out_unless_named():
     assert "inductor" in peers.select()
     assert peers.select(quick=True) == ["eager", "torchscript", "static_runtime", "onnxruntime", "staticrt"]
     assert peers.select(["inductor*"], quick=True) == ["inductor", "inductor_max"]
-
-
-def row(model, peer, **fields):
-    measured = {"status": jobs.OK, "reason": None, "speedup": 1.0, "first_answer_s": 1.0, "facts": {}}
-    measured |= {"steady_peak_bytes": 1 << 20, "eager_peak_bytes": 1 << 20}
-    return {"model": model, "peer": peer, **measured, **fields}
-
-
-def verdicts(rows):
-    return {(gate.name.split(" ")[0], gate.model): (gate.value, gate.verdict) for gate in gates.check(rows)}
-
-
-def test_gates_compare_with_each_bound():
-    found = verdicts(
-        [
-            row("mlp", "static_runtime", speedup=2.0),
-            row("mlp", "inductor", first_answer_s=5.0),
-            row(
-                "mlp",
-                "staticrt",
-                speedup=3.0,
-                first_answer_s=0.4,
-                facts={"nodes": 10, "managed_or_view_nodes": 8},
-            ),
-            row("vit_s", "static_runtime", speedup=2.0),
-            row("vit_s", "staticrt", speedup=0.96, steady_peak_bytes=9 << 20),
-        ]
-    )
-    assert found["right", "mlp"] == (jobs.OK, gates.PASSED)
-    assert found["first", "mlp"] == (pytest.approx(0.08), gates.PASSED)
-    assert found["first", "vit_s"] == (None, gates.UNKNOWN)
-    assert found["speed", "vit_s"] == (0.96, gates.MISSED)
-    assert found["steady", "vit_s"] == (8.0, gates.MISSED)
-    assert found["steady", "mlp"] == (0.0, gates.PASSED)
-    assert found["managed", "all"] == (0.8, gates.MISSED)
-    ours = gates.check([row("mlp", "static_runtime", speedup=2.0), row("mlp", "staticrt")])
-    assert [(g.value, g.verdict) for g in ours if "Static Runtime" in g.name] == [(0.5, gates.MISSED)]
-
-
-def test_memory_is_judged_beyond_what_any_capture_leaves():
-    mib = 1 << 20
-    rows = [
-        row("mlp", "staticrt", steady_peak_bytes=21 * mib),
-        row("unet", "staticrt", steady_peak_bytes=40 * mib, eager_peak_bytes=20 * mib),
-        row("vit_s", "staticrt", steady_peak_bytes=30 * mib, eager_peak_bytes=5 * mib),
-    ]
-    found = verdicts(rows)
-    assert found["steady", "mlp"] == found["steady", "unet"] == (0.0, gates.PASSED)
-    assert found["steady", "vit_s"] == (5.0, gates.MISSED)
-    assert verdicts(rows[:1])["steady", "mlp"] == (None, gates.UNKNOWN), "one model shows no difference"
-
-
-def test_a_wrong_row_meets_no_target_and_a_missing_one_is_not_measured():
-    wrong = gates.check([row("mlp", "staticrt", status=jobs.WRONG, speedup=50.0)])
-    assert {g.verdict for g in wrong if g.model == "mlp"} == {gates.MISSED}
-    absent = gates.check([row("mlp", "eager")])
-    assert {g.verdict for g in absent} == {gates.UNKNOWN}
-    # A peer's wrong answer is no speed to be held against.
-    broken = gates.check([row("mlp", "static_runtime", status=jobs.WRONG), row("mlp", "staticrt")])
-    assert [g.verdict for g in broken if "Static Runtime" in g.name] == [gates.UNKNOWN]
-
-
-def test_the_gate_table_counts_what_is_met():
-    text = report.render_gates(gates.check([row("mlp", "staticrt", speedup=0.5)]))
-    assert "MISSED" in text
-    assert "1 of 2 measured targets met, 4 not measured" in text
 
 
 class Terminal:
