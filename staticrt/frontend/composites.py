@@ -174,4 +174,22 @@ def rewrite(func: Any, args: tuple[Any, ...]) -> Callable[..., Any] | None:
         raise CannotCapture("batch_norm of a tensor without a channel dimension")
     if func is aten.batch_norm.default and args[5] and args[3] is not None:
         return _batch_norm
+    if func.namespace == "quantized_decomposed" and _is_written_in_python(func):
+        return functools.partial(_python_kernel, func)
     return _REWRITES.get(func)
+
+
+@functools.cache
+def _is_written_in_python(func: Any) -> bool:
+    """Whether an operator of models that torch.export quantised is tensor arithmetic, which as one call would be slow.
+
+    Overloads whose scales are tensors read them as numbers; they stay whole.
+    """
+    key = "CompositeExplicitAutograd"
+    return func._overloadname == "default" and torch._C._dispatch_has_kernel_for_dispatch_key(
+        func.name(), key
+    )
+
+
+def _python_kernel(func: Any, tracer: Any, *args: Any, **kwargs: Any) -> Any:
+    return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
