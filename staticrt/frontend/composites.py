@@ -29,7 +29,10 @@ class Kind(enum.Enum):
 
 
 _kinds: dict[Any, Kind] = {}
-_BATCH_NORMS = (aten.batch_norm.default, aten.instance_norm.default)
+# Make tensors of quantised dtypes, which fake tensors cannot be. Dynamo would cut the model at each of their operators.
+_QUANTISES = frozenset(
+    {"aten::quantize_per_tensor", "aten::quantize_per_tensor_dynamic", "aten::quantize_per_channel"}
+)
 
 
 def kind(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Kind:
@@ -174,6 +177,8 @@ def rewrite(func: Any, args: tuple[Any, ...]) -> Callable[..., Any] | None:
         raise CannotCapture("batch_norm of a tensor without a channel dimension")
     if func is aten.batch_norm.default and args[5] and args[3] is not None:
         return _batch_norm
+    if func._schema.name in _QUANTISES:
+        raise CannotCapture("tensors of quantised dtypes", even_in_parts=True)
     if func.namespace == "quantized_decomposed" and _is_written_in_python(func):
         return functools.partial(_python_kernel, func)
     return _REWRITES.get(func)

@@ -126,3 +126,20 @@ def test_wrong_limits_raise_as_in_eager():
         model(torch.randn(3))
     with pytest.raises(AssertionError, match="quant_min"):
         staticrt.compile(model)(torch.randn(3))
+
+
+def test_tensors_of_quantised_dtypes_run_eagerly_and_uncut():
+    weight = torch.quantize_per_tensor(torch.randn(8, 16), 0.01, 0, torch.qint8)
+    packed = torch.ops.quantized.linear_prepack(weight, torch.randn(8))
+
+    def model(x):
+        q = torch.quantize_per_tensor(x, 0.05, 128, torch.quint8)
+        return torch.ops.quantized.linear(q, packed, 0.1, 100).dequantize()
+
+    compiled = staticrt.compile(model)
+    for rows in (4, 2):
+        x = torch.randn(rows, 16)
+        torch.testing.assert_close(compiled(x), model(x), rtol=0, atol=0)
+    text = str(compiled.explain())
+    assert "tensors of quantised dtypes" in text
+    assert "0 captured graphs" in text  # in parts it was four times as slow as eager
