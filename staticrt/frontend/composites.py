@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from staticrt.frontend import autocast, fast_paths
+from staticrt.frontend import autocast, collectives, fast_paths
 from staticrt.frontend.reasons import CannotCapture
 
 aten = torch.ops.aten
@@ -171,7 +171,7 @@ def rewrite(func: Any, args: tuple[Any, ...]) -> Callable[..., Any] | None:
     """What to call in place of `func`, or None.
 
     Raises:
-        CannotCapture: a call whose fake would read sizes that are not there.
+        CannotCapture: a call whose fake would read sizes that are not there; a collective that cannot be recorded.
     """
     if func is aten.batch_norm.default and args[0].dim() < 2:
         raise CannotCapture("batch_norm of a tensor without a channel dimension")
@@ -181,6 +181,8 @@ def rewrite(func: Any, args: tuple[Any, ...]) -> Callable[..., Any] | None:
         raise CannotCapture("tensors of quantised dtypes", even_in_parts=True)
     if func.namespace == "quantized_decomposed" and _is_written_in_python(func):
         return functools.partial(_python_kernel, func)
+    if func.namespace == "c10d":
+        return collectives.functional(func)
     return _REWRITES.get(func)
 
 

@@ -23,6 +23,7 @@ from staticrt.lowering import lower
 from staticrt.native import _C
 from staticrt.options import Options
 from staticrt.passes.pipeline import run_pipeline
+from staticrt.training.opaque import Opaque
 from staticrt.training.saved import SavedAlias, saved_aliases
 from staticrt.training.undefined import without_gradients
 
@@ -62,6 +63,7 @@ class Plan:
             self.fallback = "executor='reference'"
             return
         as_given = _nodes_copied(graph)
+        self._opaque = Opaque(as_given)
         try:
             runtime = dict(options.runtime())
             runtime["manage_outputs"] = (
@@ -90,6 +92,11 @@ class Plan:
         self.calls += 1
         if self.native is None:
             return self._run_operators(inputs)
+        passed: list[tuple[int, Any]] = []
+        if self._opaque.inputs:
+            read, passed = self._opaque.take_out(inputs)
+            if read:
+                return self._run_operators(inputs)
         if self.captured is not None:
             outputs = list(self.captured.run(list(inputs) if self._aliases else inputs))
         else:
@@ -97,6 +104,8 @@ class Plan:
             outputs = [values[item] if kind == "tensor" else item for kind, item in self._outputs]
         for alias in self._aliases:
             outputs[alias.output] = alias.renewed(inputs, outputs)
+        for at, value in passed:
+            outputs[at] = value
         inputs.clear()
         return outputs
 
