@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from staticrt.errors import OnnxError
+from staticrt.onnx.export_sizes import settle_sizes
+from staticrt.onnx.size_conditions import KEY, write
 
 if TYPE_CHECKING:
     import onnx
@@ -31,28 +34,34 @@ def to_onnx(
     Uses `torch.onnx.export(dynamo=True)` and checks the result with `onnx.checker`.
 
     Args:
-        module: an `nn.Module` or a compiled one; it is exported in evaluation mode as it is set now.
+        module: an `nn.Module` or a compiled one; it is exported in the mode, training or evaluation, that it is in.
         args: example arguments: a tuple, or one tensor.
-        path: where to write the model; tensors beyond protobuf's 2 GB go into a file beside it. None: only return it.
+        path: where to write the model; if its tensors are beyond protobuf's 2 GB, they go into a file beside it,
+            `path` + ".data". None: only return it.
         kwargs: example keyword arguments.
-        dynamic: leave every size that the model allows free. False: the sizes of `args` are fixed.
+        dynamic: leave every size that the model allows free. False: the sizes of `args` are fixed. Where the
+            module's code asks for sizes (`if x.shape[0] > 4`), a warning names the conditions under which the model
+            holds, and so does its metadata.
         dynamic_shapes: which sizes are free, in the form of `torch.export.export`; overrides `dynamic`.
         input_names, output_names: names in the model.
         opset: operator set to write.
 
     Returns:
-        The model.
+        The model. If its tensors are in a file of their own, it refers to them.
 
     Raises:
-        OnnxError: `onnx` or `onnxscript` is missing, the module cannot be exported, or the result is invalid.
+        OnnxError: `onnx` or `onnxscript` is missing, the module cannot be exported, the result is invalid, or
+            beyond 2 GB without a `path`.
     """
     try:
-        import onnx
+        import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise OnnxError(
             f"the {error.name} package is not installed", fix="pip install 'staticrt[onnx]'"
         ) from error
+    from staticrt.onnx.export_file import save_model
+
     inner = _plain(module)
     if isinstance(args, torch.Tensor):
         args = (args,)
@@ -61,39 +70,93 @@ def to_onnx(
     keywords = dict(kwargs or {})
     if dynamic_shapes is None and dynamic:
         dynamic_shapes = _free(tuple(args), keywords)
+    program = _export(
+        inner,
+        tuple(args),
+        keywords,
+        dynamic_shapes,
+        input_names=input_names,
+        output_names=output_names,
+        opset_version=opset,
+    )
+    conditions = settle_sizes(program)
+    if conditions:
+        program.model.metadata_props[KEY] = write(conditions)
+    _warn(type(inner).__name__, program.exported_program.graph_signature, conditions)
+    return save_model(program, None if path is None else os.fspath(path))
+
+
+def _export(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dynamic_shapes: Any,
+    **options: Any,
+) -> Any:
+    """What torch.onnx makes of a module.
+
+    Raises:
+        OnnxError: it cannot be exported.
+    """
+    from staticrt.onnx.translations import translations
+
     try:
         program = torch.onnx.export(
-            inner,
-            tuple(args),
-            kwargs=keywords or None,
+            module,
+            args,
+            kwargs=kwargs or None,
             dynamo=True,
             dynamic_shapes=dynamic_shapes,
-            input_names=input_names,
-            output_names=output_names,
-            opset_version=opset,
+            custom_translation_table=translations(),
             verbose=False,
+            **options,
         )
     except Exception as error:
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
-        text = str(cause).strip().split("\n")[0]
-        raise OnnxError(
-            f"{type(inner).__name__} cannot be exported: {type(cause).__name__}: {text}",
-            fix="data-dependent Python control flow has no ONNX form: use torch.cond, or export a part; "
-            "with dynamic=False sizes are constants",
-        ) from error
+        _refuse(module, error)
     assert program is not None
-    model: onnx.ModelProto = program.model_proto
-    try:
-        onnx.checker.check_model(model)
-    except onnx.checker.ValidationError as error:
+    return program
+
+
+def _while_capturing(error: Exception) -> bool:
+    return isinstance(error, torch.onnx.errors.OnnxExporterError) and "torch.export" in str(error)[:200]
+
+
+def _refuse(module: torch.nn.Module, error: Exception) -> NoReturn:
+    """Raise OnnxError in the words of the first cause."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    text = str(cause).strip().split("\n")[0]
+    fix = "with dynamic=False sizes are constants"
+    if _while_capturing(error):
+        fix = "data-dependent Python control flow has no ONNX form: use torch.cond, or export a part; " + fix
+    elif "No ONNX function found" in text:
+        fix = "the operator has no ONNX form: let the module compute it with others, or export a part"
+    elif "Error when translating node return" in str(error):
+        text = "it returns a number, and an ONNX model gives tensors"
         raise OnnxError(
-            f"the exported model is invalid: {str(error).strip()}", fix="please report it"
+            f"{type(module).__name__} cannot be exported: {text}", fix="return torch.tensor(number)"
         ) from error
-    if path is not None:
-        _write(model, os.fspath(path))
-    return model
+    raise OnnxError(
+        f"{type(module).__name__} cannot be exported: {type(cause).__name__}: {text}", fix=fix
+    ) from error
+
+
+def _warn(name: str, signature: Any, conditions: Sequence[str]) -> None:
+    """Say what the exported model does not do."""
+    if conditions:
+        warnings.warn(
+            f"staticrt: {name} as exported holds only where {'; '.join(conditions)}, as the module asked for "
+            "its example's sizes. staticrt.from_onnx checks this, other runtimes do not",
+            stacklevel=3,
+        )
+    written = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
+    if written:
+        warnings.warn(
+            f"staticrt: {name} writes {', '.join(map(repr, sorted(set(written))))}; an ONNX model keeps nothing "
+            "between calls and changes no input: return the new values instead",
+            stacklevel=3,
+        )
 
 
 def _plain(module: Any) -> torch.nn.Module:
@@ -122,22 +185,3 @@ def _free(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
     free = pytree.tree_map(dims, (args, kwargs))
     return (*free[0], *free[1].values()) if not kwargs else {"args": free[0], **free[1]}
-
-
-def _write(model: Any, path: str) -> None:
-    import onnx
-
-    large = model.ByteSize() > 2**31 - 1
-    try:
-        if large:
-            onnx.save_model(
-                model,
-                path,
-                save_as_external_data=True,
-                location=os.path.basename(path) + ".data",
-                size_threshold=1024,
-            )
-        else:
-            onnx.save_model(model, path)
-    except OSError as error:
-        raise OnnxError(f"cannot write {path!r}: {error.strerror}", fix="check the path") from error

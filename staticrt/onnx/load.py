@@ -43,6 +43,7 @@ def from_onnx(
     from staticrt.onnx.hosts import deciding_inputs
     from staticrt.onnx.importer import Importer
     from staticrt.onnx.module import OnnxModel, OnnxModule
+    from staticrt.onnx.size_conditions import read
     from staticrt.options import parse_options
 
     proto, name, base_dir = _read(model)
@@ -54,7 +55,9 @@ def from_onnx(
     ]
     if options.get("dynamic") is None and _all_fixed(infos):
         options["dynamic"] = False
-    compiled = OnnxModel(OnnxModule(program, infos, importer.tensors).eval(), parse_options(options))
+    conditions = read(proto, [dim for info in infos for dim in info.shape or () if isinstance(dim, str)])
+    module = OnnxModule(program, infos, importer.tensors, conditions).eval()
+    compiled = OnnxModel(module, parse_options(options))
     if example_inputs is not None:
         if isinstance(example_inputs, dict):
             args = compiled.module.bind((), example_inputs)

@@ -13,6 +13,7 @@ from staticrt.compiler import CompiledModule
 from staticrt.errors import InputError
 from staticrt.onnx.numbers import Numbers, objects
 from staticrt.onnx.program import Program, Scope, recording
+from staticrt.onnx.size_conditions import SizeCondition
 from staticrt.onnx.types import from_array
 from staticrt.options import Options, parse_options
 
@@ -43,12 +44,17 @@ class OnnxModule(torch.nn.Module):
         program: what it computes.
         inputs: what it takes, in the model's order.
         tensors: kind ("parameter", "buffer", or "structure": no state), ONNX name, value.
+        conditions: what must hold for the named sizes of the inputs.
     """
 
     runs_whole_or_eagerly = True  # there is no Python code of the model's own for Dynamo to cut
 
     def __init__(
-        self, program: Program, inputs: Sequence[InputInfo], tensors: Sequence[tuple[str, str, torch.Tensor]]
+        self,
+        program: Program,
+        inputs: Sequence[InputInfo],
+        tensors: Sequence[tuple[str, str, torch.Tensor]],
+        conditions: Sequence[SizeCondition] = (),
     ) -> None:
         super().__init__()
         self.inputs = tuple(inputs)
@@ -57,6 +63,7 @@ class OnnxModule(torch.nn.Module):
         plain = all(info.dtype is not None and not info.host for info in self.inputs)
         self.num_plain = len(inputs) if plain else -1  # tensors that need no binding; -1: some input does
         self._program = program
+        self._conditions = tuple(conditions)
         self._paths = tuple(_register(self, *tensor) for tensor in tensors)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -64,6 +71,7 @@ class OnnxModule(torch.nn.Module):
         arguments = self.bind(args, kwargs)
         tensors = [_get(self, path) for path in self._paths]
         values = [self._enter(info, value) for info, value in zip(self.inputs, arguments, strict=True)]
+        self._check_conditions(arguments)
         own = {id(tensor) for tensor in tensors}
         outputs = [_leave(value, own) for value in self._program.run(Scope(tensors), values)]
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
@@ -96,6 +104,24 @@ class OnnxModule(torch.nn.Module):
                 fix=f"the model's inputs are {', '.join(self.input_names)}",
             )
         return tuple(_bind(info, given.get(info.name)) for info in self.inputs)
+
+    def _check_conditions(self, arguments: Sequence[Any]) -> None:
+        """Raise InputError unless the sizes are ones that the model was exported for."""
+        if not self._conditions:
+            return
+        sizes: dict[str, Any] = {}
+        for info, value in zip(self.inputs, arguments, strict=True):
+            if isinstance(value, torch.Tensor):
+                for name, size in zip(info.shape or (), value.shape, strict=False):
+                    if isinstance(name, str):
+                        sizes.setdefault(name, size)
+        for condition in self._conditions:
+            if condition.names <= sizes.keys() and not condition.holds(sizes):
+                shown = ", ".join(f"{name} = {sizes[name]}" for name in sorted(condition.names))
+                raise InputError(
+                    f"the model was exported for sizes with {condition.text}, got {shown}",
+                    fix="export the module again with example arguments of such sizes",
+                )
 
     def _enter(self, info: InputInfo, value: Any) -> Any:
         """A bound argument as a value of the program."""

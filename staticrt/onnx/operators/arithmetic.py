@@ -62,7 +62,13 @@ def _pair(a: Value, b: Value) -> tuple[Any, Any]:
     return as_tensor(a), as_tensor(b)
 
 
-def _binary(name: str, function: Function, host: Function, result: torch.dtype | None = None) -> None:
+def _tensors(a: Value, b: Value) -> tuple[Tensor, Tensor]:
+    return as_tensor(a), as_tensor(b)
+
+
+def _binary(
+    name: str, function: Function, host: Function, result: torch.dtype | None = None, pair: Function = _pair
+) -> None:
     """Register a broadcasting operator, with and without the attributes it had before version 7."""
 
     def compute(a: Any, b: Any) -> Any:
@@ -72,7 +78,7 @@ def _binary(name: str, function: Function, host: Function, result: torch.dtype |
 
     @op(name, since=7, host=_host(host, result))
     def build(a: Value, b: Value) -> Any:
-        return compute(*_pair(a, b))
+        return compute(*pair(a, b))
 
     @op(name, host=_host(host, result))
     def build_legacy(a: Value, b: Value, *, axis: int | None = None, broadcast: int = 0) -> Any:
@@ -90,9 +96,9 @@ _binary("Add", operator.add, operator.add)
 _binary("Sub", operator.sub, operator.sub)
 _binary("Mul", operator.mul, operator.mul)
 _binary("Div", _divide, _truncated)
-_binary("And", torch.logical_and, lambda a, b: bool(a) and bool(b), torch.bool)
-_binary("Or", torch.logical_or, lambda a, b: bool(a) or bool(b), torch.bool)
-_binary("Xor", torch.logical_xor, lambda a, b: bool(a) != bool(b), torch.bool)
+_binary("And", torch.logical_and, lambda a, b: bool(a) and bool(b), torch.bool, _tensors)
+_binary("Or", torch.logical_or, lambda a, b: bool(a) or bool(b), torch.bool, _tensors)
+_binary("Xor", torch.logical_xor, lambda a, b: bool(a) != bool(b), torch.bool, _tensors)
 _binary("Equal", operator.eq, operator.eq, torch.bool)
 _binary("Greater", operator.gt, operator.gt, torch.bool)
 _binary("Less", operator.lt, operator.lt, torch.bool)
