@@ -1,7 +1,7 @@
 """`torch.compile(model, backend="staticrt")`: Dynamo's graphs on the static runtime, for inference and training.
 
-A graph that needs no gradients is captured anew with symbolic sizes, as `staticrt.compile` does, with composite
-operators whole. One that needs gradients goes through `staticrt.training`. Dynamo guards the Python state of both.
+A graph that needs no gradients is captured anew, as `staticrt.compile` does, with composite operators whole; sizes are
+symbols where they are Dynamo's, and what is made of weights is kept (`part.py`). One that needs gradients goes through `staticrt.training`. Dynamo guards the Python state of both.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from staticrt.errors import OptionError
 from staticrt.options import Options, parse_options
 
 if TYPE_CHECKING:
+    from staticrt.frontend.graph import KnownInputs
     from staticrt.training.door_a import Region
 
 log = logging.getLogger(__name__)
@@ -84,13 +85,10 @@ def region_of(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -> Re
 
 def _inference(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
     from staticrt.compiled import Engine
+    from staticrt.part import Part
 
-    symbolic = frozenset(i for i, value in enumerate(inputs) if isinstance(value, torch.SymInt))
-    engine = Engine(gm.forward, options, "graph", part=True, symbolic_ints=symbolic)
+    def make_engine(known: KnownInputs) -> Engine:
+        return Engine(gm.forward, options, "graph", part=True, known=known)
+
     log.info("compiled a graph of %d nodes for inference", len(gm.graph.nodes))
-
-    def run(*flat: Any) -> Any:
-        return engine.fast.call(*flat)
-
-    run.engine = engine  # type: ignore[attr-defined]
-    return run
+    return Part(gm, inputs, make_engine)

@@ -6,6 +6,7 @@ import threading
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from staticrt.entry import Entry, Failure, share_memory, tensor_metadata, writes
 from staticrt.errors import CaptureError, LoweringError, PassError
 from staticrt.fast_path import FastPath
 from staticrt.frontend.dynamo import NotCompiled
-from staticrt.frontend.graph import CapturedGraph
+from staticrt.frontend.graph import CapturedGraph, KnownInputs
 from staticrt.frontend.keys import CallKey, EagerOnly, call_key, eager_reason
 from staticrt.frontend.names import argument_names
 from staticrt.frontend.reasons import CannotCapture, ModelChanges
@@ -47,7 +48,7 @@ class Engine:
         options: checked options.
         name: for messages.
         part: the function is a part that Dynamo cut out: it guards the Python state, and nothing cuts further.
-        symbolic_ints: indices of flat int arguments that are sizes: symbols from the first capture on.
+        known: of the flat arguments of a part.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Engine:
         options: Options,
         name: str,
         part: bool = False,
-        symbolic_ints: frozenset[int] = frozenset(),
+        known: KnownInputs | None = None,
     ) -> None:
         self.function = function
         self.options = options
@@ -72,7 +73,7 @@ class Engine:
         self._failures: dict[tuple[Any, ...], Failure] = {}
         self._changes: Counter[tuple[Any, ...]] = Counter()  # key -> captures the model's changes spoiled
         self._is_part = part
-        self._symbolic_ints = symbolic_ints
+        self._known = known or KnownInputs()
         self.pieces = Pieces(function, self._piece, options)
         self._untrainable = ""
         self.fast = FastPath(self)
@@ -237,8 +238,8 @@ class Engine:
             self._eager["call", "the call needs gradients, and Dynamo found nothing to compile", ""] += 1
         return result
 
-    def _piece(self, function: Callable[..., Any], number: int) -> Engine:
-        return Engine(function, self.options, f"{self.name}, part {number}", part=True)
+    def _piece(self, function: Callable[..., Any], number: int, known: KnownInputs) -> Engine:
+        return Engine(function, self.options, f"{self.name}, part {number}", part=True, known=known)
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:
@@ -251,7 +252,7 @@ class Engine:
         snapshot = Snapshot() if self._is_part else Snapshot([("", self.function), *global_hooks()])
         snapshot.add_arguments(leaves)
         seen = [entry for entry in self._entries.get(call.key, ()) if entry.ints]
-        symbolic = self._symbolic_ints | frozenset(
+        symbolic = self._known.symbolic_ints | frozenset(
             index
             for index, value in call.ints
             if any(dict(entry.ints).get(index, value) != value for entry in seen)
@@ -265,7 +266,7 @@ class Engine:
                 names=argument_names(self.function, args, kwargs, len(leaves)),
                 tensors=self._tensors(),
                 dynamic=self.options.dynamic is not False,
-                symbolic_ints=symbolic,
+                known=replace(self._known, symbolic_ints=symbolic),
                 decide=not self._is_part and self.options.graphs is False,
             )
             if not snapshot.complete:

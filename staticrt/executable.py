@@ -107,7 +107,7 @@ class StaticExecutable:
             **options,
         )
         self.outputs = lowered.outputs
-        names = [spec.name if spec.kind == "user" and calls_prepared else "" for spec in captured.inputs]
+        names = [spec.name if spec.changes and calls_prepared else "" for spec in captured.inputs]
         self._sizes = SizeWatch(names)
 
     def run(self, flat_inputs: Sequence[Any]) -> Sequence[Any]:
@@ -143,15 +143,13 @@ def _cut_islands(captured: CapturedGraph, choice: str | None) -> tuple[Islands |
     if accelerator is None:
         return None, reason
     placeholders = captured.module.graph.find_nodes(op="placeholder")
-    own = frozenset(
-        n.name for n, spec in zip(placeholders, captured.inputs, strict=True) if spec.kind != "user"
-    )
+    own = frozenset(n.name for n, spec in zip(placeholders, captured.inputs, strict=True) if not spec.changes)
     return cut_islands(captured.module, accelerator, own), ""
 
 
 def _weights(captured: CapturedGraph) -> list[int]:
     """Indices of the inputs that are the model's own tensors and not written by the graph."""
-    return [i for i, spec in enumerate(captured.inputs) if spec.kind != "user" and not spec.mutated]
+    return [i for i, spec in enumerate(captured.inputs) if not spec.changes and not spec.mutated]
 
 
 def donated_inputs(captured: CapturedGraph, names: Sequence[str]) -> list[tuple[int, str]]:

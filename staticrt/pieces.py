@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from staticrt.frontend.dynamo import Parts
+from staticrt.frontend.graph import KnownInputs
 from staticrt.options import Options
+from staticrt.part import Part
 
 if TYPE_CHECKING:
     from staticrt.compiled import Engine
@@ -21,14 +23,15 @@ class Pieces:
 
     Args:
         function: what to cut.
-        make_engine: makes the engine of a piece that needs no gradients, from its function and number.
+        make_engine: makes the engine of a piece that needs no gradients, from its function, its number and what is
+            known of its arguments.
         options: checked options.
     """
 
     def __init__(
         self,
         function: Callable[..., Any],
-        make_engine: Callable[[Callable[..., Any], int], Engine],
+        make_engine: Callable[[Callable[..., Any], int, KnownInputs], Engine],
         options: Options,
     ) -> None:
         self.engines: list[Engine] = []
@@ -40,6 +43,7 @@ class Pieces:
         self._training: Parts | None = None
         self._lock = threading.RLock()
         self._calls = 0
+        self._inferring = 0  # pieces without gradients
 
     @property
     def breaks(self) -> list[tuple[str, str]]:
@@ -95,8 +99,15 @@ class Pieces:
             piece = region_of(gm, inputs, self._options)
             self.regions.append(piece)
         else:
-            piece = engine = self._make_engine(gm.forward, len(self.engines))
-            self.engines.append(engine)
+            number = self._inferring
+            self._inferring += 1
+
+            def make(known: KnownInputs) -> Engine:
+                engine = self._make_engine(gm.forward, number, known)
+                self.engines.append(engine)
+                return engine
+
+            piece = Part(gm, inputs, make)
 
         def run(*args: Any) -> Any:
             self._calls += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from staticrt.frontend.fakes import FakeMaker, guards_of
-from staticrt.frontend.graph import CapturedGraph, InputSpec
+from staticrt.frontend.graph import CapturedGraph, InputSpec, KnownInputs
 from staticrt.frontend.reasons import CannotCapture, ModelChanges, exception_line
 from staticrt.frontend.state import Snapshot
 from staticrt.frontend.structure import (
@@ -46,7 +46,7 @@ def capture(
     snapshot: Snapshot | None = None,
     tensors: dict[int, tuple[str, str]] | None = None,
     dynamic: bool = True,
-    symbolic_ints: frozenset[int] = frozenset(),
+    known: KnownInputs | None = None,
     autograd: bool = False,
     decide: bool = False,
 ) -> CapturedGraph:
@@ -59,7 +59,7 @@ def capture(
         snapshot: state the model may change; what it reads from globals is added. Put back before returning.
         tensors: id of a model's tensor -> ("parameter" or "buffer", qualified name).
         dynamic: sizes are symbols; else constants.
-        symbolic_ints: indices of int leaves that become symbols.
+        known: what is known of the leaves.
         autograd: record what autograd computes too: the function calls `backward()` or `autograd.grad` itself.
         decide: branches that data decides are followed as these arguments' values tell, with checks in the graph.
 
@@ -85,7 +85,7 @@ def capture(
                     tensors or {},
                     oblivious,
                     static,
-                    symbolic_ints,
+                    known or KnownInputs(),
                     autograd,
                     decide,
                 )
@@ -133,7 +133,7 @@ def _attempt(
     tensors: dict[int, tuple[str, str]],
     oblivious: bool,
     static: bool,
-    symbolic_ints: frozenset[int],
+    known: KnownInputs,
     autograd: bool,
     decide: bool,
 ) -> CapturedGraph:
@@ -157,7 +157,7 @@ def _attempt(
     watcher = Watcher(snapshot)
     with random_state(), tracing(oblivious):
         maker = FakeMaker(fake_mode, oblivious=oblivious, static=static)
-        fakes = maker.make(leaves, symbolic_ints)
+        fakes = maker.make(leaves, known)
         tracer = Tracer(fake_mode, watcher, autograd=autograd)
         # With autograd on, composite operators are taken apart above the tracer: in Python, on symbolic sizes.
         level = enable_python_dispatcher() if autograd else torch._C._AutoDispatchBelowAutograd()
@@ -201,7 +201,9 @@ def _attempt(
         else:
             nodes = [tracer.argument(out) for out in outputs]
         _assert_data_dependent(tracer)
-    captured = _finish(tracer, nodes, written, names, tensors, in_spec, out_spec, guards_of(env, fakes))
+    captured = _finish(
+        tracer, nodes, written, names, tensors, in_spec, out_spec, guards_of(env, fakes), known.weights
+    )
     return dataclasses.replace(captured, same=repeated(leaves))
 
 
@@ -260,6 +262,7 @@ def _finish(
     in_spec: Any,
     out_spec: Any,
     guards: Any,
+    weights: Set[int],
 ) -> CapturedGraph:
     from staticrt.frontend.hops import body_holder
 
@@ -275,7 +278,7 @@ def _finish(
         else:
             index = int(str(node.target).removeprefix("arg_"))
             name = names[index] if index < len(names) else f"argument {index}"
-            specs[node] = InputSpec("user", index, name, node in written)
+            specs[node] = InputSpec("user", index, name, node in written, index in weights)
     lifted = sorted((n for n in specs if n in by_node), key=lambda n: order[specs[n].kind])
     anchor = next(node for node in graph.nodes if node not in by_node)
     for node in lifted:

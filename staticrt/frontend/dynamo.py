@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from staticrt.frontend.graph import KnownInputs
+
 # How Dynamo is set while it runs for us.
 _CONFIG = {
     "suppress_errors": True,  # a frame that it fails on runs eagerly; the others stay compiled
@@ -89,6 +91,56 @@ class Parts:
         self, gm: torch.fx.GraphModule, inputs: Sequence[Any], **_options: Any
     ) -> Callable[..., Any]:
         return self._make_part(gm, inputs)
+
+
+def known_inputs(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> KnownInputs:
+    """What Dynamo's guards promise of the arguments of one of its graphs.
+
+    Args:
+        inputs: example arguments, one per placeholder.
+    """
+    weights: set[int] = set()
+    sizes: dict[int, tuple[bool, ...]] = {}
+    for index, (node, value) in enumerate(zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True)):
+        if not isinstance(value, torch.Tensor):
+            continue
+        fake = node.meta.get("example_value")
+        if isinstance(fake, torch.Tensor) and fake.dim() == value.dim() and fake.layout == torch.strided:
+            sizes[index] = tuple(
+                isinstance(size, int) and isinstance(stride, int)
+                for size, stride in zip(fake.shape, fake.stride(), strict=True)
+            )
+        if isinstance(value, torch.nn.Parameter) or "._buffers[" in _source(node):
+            weights.add(index)
+    symbolic = frozenset(i for i, value in enumerate(inputs) if isinstance(value, torch.SymInt))
+    return KnownInputs(symbolic, frozenset(weights), sizes)
+
+
+def take_numbers(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> tuple[int, ...]:
+    """Indices of arguments that are tensors of one number, of which the graph uses nothing but the number.
+
+    The graph takes the numbers themselves from now on.
+    """
+    found = []
+    for index, (node, value) in enumerate(zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True)):
+        if not isinstance(value, torch.Tensor) or value.dim() or value.dtype != torch.float64:
+            continue
+        uses = list(node.users)
+        if uses and all(use.op == "call_method" and use.target == "item" for use in uses):
+            found.append(index)
+            for use in uses:
+                use.replace_all_uses_with(node)
+                gm.graph.erase_node(use)
+    if found:
+        gm.recompile()
+    return tuple(found)
+
+
+def _source(placeholder: torch.fx.Node) -> str:
+    """Where Dynamo reads an argument: "L['self']._buffers['mean']"; "" if it does not say."""
+    source = getattr(placeholder, "_dynamo_source", None)
+    name = getattr(source, "name", "")
+    return str(name() if callable(name) else name)
 
 
 def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:

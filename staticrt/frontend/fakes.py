@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._guards import GuardSource, Source
 
-from staticrt.frontend.graph import Guard, GuardSet, SizeSymbol
+from staticrt.frontend.graph import Guard, GuardSet, KnownInputs, SizeSymbol
 from staticrt.frontend.structure import repeated
 from staticrt.frontend.symbols import guard_source
 
@@ -80,27 +80,29 @@ class FakeMaker:
         self.symbols: dict[Any, SizeSymbol] = {}
         self.fixed: list[tuple[SizeSymbol, int]] = []
 
-    def make(self, leaves: Sequence[Any], symbolic_ints: frozenset[int]) -> FakeInputs:
-        """Fakes of all leaves; numbers in `symbolic_ints` become symbols, other non-tensors stay."""
+    def make(self, leaves: Sequence[Any], known: KnownInputs) -> FakeInputs:
+        """Fakes of all leaves; numbers in `known.symbolic_ints` become symbols, other non-tensors stay."""
         fakes: list[Any] = []
         first = dict(repeated(leaves))
         for index, leaf in enumerate(leaves):
             if index in first:
                 fakes.append(fakes[first[index]])
             elif isinstance(leaf, torch.Tensor):
-                fakes.append(self._tensor(index, leaf))
-            elif index in symbolic_ints:
+                constant = known.constant_sizes.get(index, (False,) * leaf.dim())
+                fakes.append(self._tensor(index, leaf, constant))
+            elif index in known.symbolic_ints:
                 fakes.append(self._symbol(index, "value", 0, leaf))
             else:
                 fakes.append(leaf)
         return FakeInputs(fakes, self.symbols, self.fixed)
 
-    def _symbol(self, leaf: int, prop: Any, dim: int, value: int) -> Any:
+    def _symbol(self, leaf: int, prop: Any, dim: int, value: int, constant: bool = False) -> Any:
         from torch.fx.experimental.symbolic_shapes import DimDynamic
 
         # Symbols are positive to sympy: an empty dimension is a constant, and part of a call's key.
         empty = prop == "size" and value == 0
-        if prop != "value" and (self.static or empty or (value in (0, 1) and not self.oblivious)):
+        constant |= self.static or empty or (value in (0, 1) and not self.oblivious)
+        if prop != "value" and constant:
             letter = "d" if prop == "size" else "t"
             self.fixed.append((SizeSymbol(f"{letter}{leaf}_{dim}", leaf, prop, dim), value))
             return value
@@ -115,8 +117,8 @@ class FakeMaker:
         self.symbols[symbol] = SizeSymbol(str(symbol), leaf, prop, dim)
         return self.env.create_symintnode(symbol, hint=value, source=source)
 
-    def _tensor(self, index: int, real: torch.Tensor) -> torch.Tensor:
-        sizes = [self._symbol(index, "size", dim, size) for dim, size in enumerate(real.shape)]
+    def _tensor(self, index: int, real: torch.Tensor, constant: Sequence[bool]) -> torch.Tensor:
+        sizes = [self._symbol(index, "size", dim, size, constant[dim]) for dim, size in enumerate(real.shape)]
         strides: list[Any] = [1] * len(sizes)
         layout = layout_of(real)
         expected: Any = 1
@@ -128,7 +130,7 @@ class FakeMaker:
             if code >= 0:
                 strides[dim] = expected
             else:
-                strides[dim] = self._symbol(index, "stride", dim, real.stride(dim))
+                strides[dim] = self._symbol(index, "stride", dim, real.stride(dim), constant[dim])
             expected = strides[dim] * sizes[dim]
         with self.fake_mode:
             fake = torch.empty_strided(sizes, strides, dtype=real.dtype, device=real.device)

@@ -18,7 +18,7 @@ A `CapturedGraph` is functional ATen on an `fx.Graph`:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -30,6 +30,22 @@ InputKind = Literal["parameter", "buffer", "constant", "user"]
 
 
 @dataclasses.dataclass(frozen=True)
+class KnownInputs:
+    """What is known of the flat arguments of a function before it is captured.
+
+    Args:
+        symbolic_ints: indices of ints that become symbols.
+        weights: indices of tensors that are a model's parameters and buffers, handed in as arguments.
+        constant_sizes: index of a tensor -> for each dimension, whether its size and stride are constants: whoever
+            calls the function asks for another one where they differ.
+    """
+
+    symbolic_ints: frozenset[int] = frozenset()
+    weights: frozenset[int] = frozenset()
+    constant_sizes: Mapping[int, tuple[bool, ...]] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
 class InputSpec:
     """Where one placeholder's value comes from.
 
@@ -38,12 +54,19 @@ class InputSpec:
         target: the qualified name ("layers.0.weight"), or the leaf's index among the flat arguments.
         name: for messages: the qualified name, or the argument's path ("x", "kwargs['mask'][0]").
         mutated: the graph writes into it.
+        weight: a leaf that is a model's parameter or buffer.
     """
 
     kind: InputKind
     target: str | int
     name: str
     mutated: bool = False
+    weight: bool = False
+
+    @property
+    def changes(self) -> bool:
+        """Whether it is another value in every call, as far as is known."""
+        return self.kind == "user" and not self.weight
 
 
 @dataclasses.dataclass(frozen=True)

@@ -149,9 +149,7 @@ def capture_report(entry: Entry) -> CaptureReport:
     """The report of one capture of an engine."""
     captured = entry.captured
     placeholders = captured.module.graph.find_nodes(op="placeholder")
-    users = [
-        (spec, node) for spec, node in zip(captured.inputs, placeholders, strict=True) if spec.kind == "user"
-    ]
+    users = [(spec, node) for spec, node in zip(captured.inputs, placeholders, strict=True) if spec.changes]
     counts = operator_counts(captured)
     native: _C.Executable | None = getattr(entry.executable, "native", None)
     return CaptureReport(

@@ -26,7 +26,7 @@ class Graph:
 
 
 def input_names(captured: CapturedGraph) -> tuple[str, ...]:
-    return tuple(spec.name if spec.kind == "user" else "" for spec in captured.inputs)
+    return tuple(spec.name if spec.changes else "" for spec in captured.inputs)
 
 
 def find_graph(graphs: Sequence[Graph], number: int) -> Graph:

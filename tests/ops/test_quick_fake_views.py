@@ -9,6 +9,7 @@ import torch
 from staticrt.frontend.decisions import DecidingShapeEnv
 from staticrt.frontend.fake_mode import CaptureFakeMode
 from staticrt.frontend.fakes import FakeMaker
+from staticrt.frontend.graph import KnownInputs
 from staticrt.frontend.tracing import tracing
 from staticrt.ops import fake_memo
 from staticrt.ops.quick_fakes import quick_fake
@@ -43,7 +44,7 @@ def expect_eager(op, args, symbolic, kwargs=None):
         if isinstance(leaf, torch.Tensor)
     ]
     with tracing(True):
-        made = iter(FakeMaker(mode, oblivious=True, static=not symbolic).make(real, frozenset()).leaves)
+        made = iter(FakeMaker(mode, oblivious=True, static=not symbolic).make(real, KnownInputs()).leaves)
         fakes = [
             [next(made) if isinstance(leaf, torch.Tensor) else leaf for leaf in arg]
             if isinstance(arg, list)
@@ -164,7 +165,7 @@ def test_symbolic_sizes_stay_in_a_view():
     mode = CaptureFakeMode(DecidingShapeEnv(specialize_zero_one=False, duck_shape=False))
     with tracing(True):
         tensors = [torch.rand(2, 5, 8), torch.rand(2, 3)]
-        x, other = FakeMaker(mode, oblivious=True, static=False).make(tensors, frozenset()).leaves
+        x, other = FakeMaker(mode, oblivious=True, static=False).make(tensors, KnownInputs()).leaves
         batch, length, width = x.shape
         y = quick_fake(mode, aten.view.default, (x, [batch, length, 1, -1]), {})
         assert y.shape[3].node.expr == width.node.expr
@@ -182,7 +183,7 @@ def test_symbolic_sizes_stay_in_a_view():
 def test_a_view_of_other_size_has_no_quick_result():
     mode = CaptureFakeMode(DecidingShapeEnv())
     with tracing(True):
-        x = FakeMaker(mode, oblivious=True, static=True).make([torch.rand(2, 6)], frozenset()).leaves[0]
+        x = FakeMaker(mode, oblivious=True, static=True).make([torch.rand(2, 6)], KnownInputs()).leaves[0]
         for sizes in ([5], [-1, 5], [-1, -1], [2, 7]):
             assert quick_fake(mode, aten.view.default, (x, sizes), {}) is None
         assert quick_fake(mode, aten.select.int, (x, 1, 6), {}) is None
@@ -261,7 +262,7 @@ def test_equal_calls_are_asked_once():
     with tracing(True):
         first, other = (
             FakeMaker(mode, oblivious=True, static=False)
-            .make([torch.rand(3, 4), torch.rand(3, 4)], frozenset())
+            .make([torch.rand(3, 4), torch.rand(3, 4)], KnownInputs())
             .leaves
         )
         with mode:
