@@ -51,7 +51,8 @@ struct ConvArgs {
 };
 
 struct GemmKernels {
-  int64_t nr;  // columns of a panel
+  int64_t nr;     // columns of a panel
+  int64_t group;  // columns of C that `turned` finishes together
   // Panels [begin, end).
   void (*multiply)(const GemmArgs& args, int64_t begin, int64_t end);
   // B[k, n] = b[k * b_k + n * b_n] into panels [begin, end) of out.
@@ -61,6 +62,10 @@ struct GemmKernels {
   void (*convolve)(const ConvArgs& args, int64_t begin, int64_t end);
   // c[m, n] = bias[n] + dot(a[m, :], b[n, :]) for rows of B that are adjacent along k.
   void (*dots)(const GemmArgs& args, int64_t b_n);
+  // The same for many rows of A. The first `packed_rows` of them lie in panels too: pack(a, 1, a_row, k,
+  // packed_rows, ...). sums: turned_floats(packed_rows) floats of scratch memory.
+  void (*turned)(const GemmArgs& args, int64_t b_n, const float* panels, int64_t packed_rows, float* sums);
+  int64_t (*turned_floats)(int64_t packed_rows);
 
   int64_t panels(int64_t n) const { return (n + nr - 1) / nr; }
   int64_t packed_floats(int64_t k, int64_t n) const { return panels(n) * nr * k; }

@@ -8,7 +8,7 @@
 
 namespace staticrt {
 
-enum class Route : uint8_t { kBlas, kPacked, kDirect, kPackEach, kDots };
+enum class Route : uint8_t { kBlas, kPacked, kDirect, kPackEach, kDots, kTurned };
 
 struct GemmPlan {
   MatmulShape s;

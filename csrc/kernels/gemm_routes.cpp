@@ -17,12 +17,30 @@ bool fits_int(int64_t x) {
 // A few rows read a weight once: from memory in any layout as fast, but not from the second-level cache.
 constexpr int64_t kMinPackedRows = 4;
 
+// A second copy of it is not worth a thought.
+bool is_small_weight(const MatmulShape& s) {
+  constexpr int64_t kSmallFloats = 1 << 14;
+  return s.n * s.k <= kSmallFloats;
+}
+
+// What a packed copy must be faster by than the best kernel that reads the weight where it lies.
+double packed_gain(const MatmulShape& s) {
+  return is_small_weight(s) ? 0.95 : 0.9;
+}
+
 bool may_pack(const MatmulShape& s) {
   constexpr int64_t kMinWork = 1 << 11;
   constexpr int64_t kMinWorkOfRows = 1 << 15;
   constexpr int64_t kMaxCachedFloats = 1 << 15;
   if (s.m >= kMinPackedRows) return s.m * s.n * s.k >= kMinWorkOfRows;
   return s.n * s.k <= kMaxCachedFloats && s.m * s.n * s.k >= kMinWork;
+}
+
+// Rows of A from which their dot products cost more than panels made of them.
+constexpr int64_t kMaxDotRows = 16;
+
+int64_t lanes() {
+  return gemm_kernels().nr / 2;
 }
 
 std::vector<Route> routes_for(const MatmulShape& s) {
@@ -43,13 +61,18 @@ std::vector<Route> routes_for(const MatmulShape& s) {
     routes.push_back(Route::kPackEach);
   }
   if (s.b_n == 1) routes.push_back(Route::kDirect);
-  if (s.b_k == 1 && (s.m <= 8 || s.n <= 4)) routes.push_back(Route::kDots);
+  if (s.b_k == 1 && (s.m <= kMaxDotRows || s.n <= 4)) routes.push_back(Route::kDots);
+  if (s.b_k == 1 && 2 * s.m >= lanes() && s.n >= lanes()) routes.push_back(Route::kTurned);
   if (routes.empty()) routes.push_back(Route::kPackEach);
   return routes;
 }
 
 Route by_rule(const MatmulShape& s, const std::vector<Route>& routes) {
   const auto has = [&](Route r) { return std::find(routes.begin(), routes.end(), r) != routes.end(); };
+  if (s.b_fixed && !is_small_weight(s)) {
+    if (has(Route::kTurned) && s.m >= lanes()) return Route::kTurned;
+    if (has(Route::kDots) && s.m > 1) return Route::kDots;
+  }
   if (has(Route::kPacked) && s.m >= kMinPackedRows) return Route::kPacked;
   const bool small = s.m * s.n * s.k <= 32 * 32 * 32;
   if (small && has(Route::kDots)) return Route::kDots;
@@ -94,9 +117,11 @@ float* aligned(std::vector<float>& x) {
 }
 
 Route fastest(const MatmulShape& original, const std::vector<Route>& routes) {
-  // One matrix, of as many rows as the budget allows, at addresses of our own.
+  // One matrix, of as many columns and then rows as the budget allows, at addresses of our own.
   MatmulShape s = original;
   s.batch[0] = s.batch[1] = 1;
+  const int64_t columns = 2 * gemm_kernels().group;
+  s.n = std::clamp<int64_t>(kMaxFlops / std::max<int64_t>(1, 2 * s.m * s.k), std::min(s.n, columns), s.n);
   s.m = std::clamp<int64_t>(kMaxFlops / std::max<int64_t>(1, 2 * s.n * s.k), std::min<int64_t>(s.m, 12), s.m);
   s.activation = nullptr;
   s.has_epilogue = false;
@@ -144,8 +169,8 @@ Route fastest(const MatmulShape& original, const std::vector<Route>& routes) {
       for (int64_t r = 0; r < repeat; ++r) call.run(call.params.get(), bases, scratch);
       least = std::min(least, static_cast<double>(now_ns() - t0) / static_cast<double>(repeat));
     }
-    // A packed copy of the weights must be worth its memory.
-    if (least < best_ns * (route == Route::kPacked ? 0.95 : 1.0)) {
+    if (route == Route::kPacked) least /= packed_gain(original);
+    if (least < best_ns) {
       best_ns = least;
       best = route;
     }

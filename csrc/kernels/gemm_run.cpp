@@ -21,8 +21,9 @@ __attribute__((weak)) void dgemm_(const char* ta, const char* tb, const int* m, 
 namespace staticrt {
 namespace {
 
-constexpr std::string_view kRouteNames[] = {"gemm: blas", "gemm: packed weights", "gemm: own kernel",
-                                            "gemm: packed per call", "gemm: dot products"};
+constexpr std::string_view kRouteNames[] = {"gemm: blas",         "gemm: packed weights",
+                                            "gemm: own kernel",   "gemm: packed per call",
+                                            "gemm: dot products", "gemm: weights where they lie"};
 
 template <class T>
 const T* at_base(const Operand& o, char* const* bases) {
@@ -150,6 +151,13 @@ bool runs_alone(const MatmulShape& s, int64_t panels) {
   return s.num_threads == 1 || 2 * s.m * s.k * gemm_kernels().nr * panels < 2 * kMinWork;
 }
 
+// Threads for a product that is split by columns.
+int64_t workers_of(const MatmulShape& s) {
+  const int64_t columns = (s.n + gemm_kernels().nr - 1) / gemm_kernels().nr;
+  const int64_t worth = 2 * s.m * s.k * s.n / kMinWork;
+  return std::clamp<int64_t>(std::min(worth, columns), 1, s.num_threads);
+}
+
 // Splits the panels among threads where there is work for several.
 void multiply(const MatmulShape& s, const GemmArgs& g, int64_t panels) {
   const GemmKernels& kernels = gemm_kernels();
@@ -225,15 +233,98 @@ int run_direct(const void* params, char* const* bases, char* workspace) {
   return finish(s, bases);
 }
 
+// Columns [begin, end) of a product.
+GemmArgs columns_of(GemmArgs g, int64_t b_n, int64_t begin, int64_t end) {
+  g.n = end - begin;
+  g.b += begin * b_n;
+  g.c += begin;
+  if (g.bias) g.bias += begin;
+  return g;
+}
+
 int run_dots(const void* params, char* const* bases, char*) {
   const auto& plan = *static_cast<const GemmPlan*>(params);
+  const MatmulShape& s = plan.s;
   const GemmKernels& kernels = gemm_kernels();
-  each_matrix(plan.s, [&](int64_t i, int64_t j) {
-    GemmArgs g = args_of(plan.s, bases, i, j);
-    g.b = at_base<float>(plan.s.b, bases) + offset(plan.s.b_batch, i, j);
-    kernels.dots(g, plan.s.b_n);
+  const int64_t workers = workers_of(s);
+  each_matrix(s, [&](int64_t i, int64_t j) {
+    GemmArgs g = args_of(s, bases, i, j);
+    g.b = at_base<float>(s.b, bases) + offset(s.b_batch, i, j);
+    if (workers == 1) return kernels.dots(g, s.b_n);
+    at::parallel_for(0, s.n, (s.n + workers - 1) / workers, [&](int64_t begin, int64_t end) {
+      kernels.dots(columns_of(g, s.b_n, begin, end), s.b_n);
+    });
   });
-  return finish(plan.s, bases);
+  return finish(s, bases);
+}
+
+// How a tall product is done in chunks of rows, which are put into panels that stay in the cache.
+struct TurnedChunks {
+  static constexpr int64_t kMostRows = 256;
+  explicit TurnedChunks(const MatmulShape& s) : panel(gemm_kernels().nr) {
+    const int64_t chunks = (s.m + kMostRows - 1) / kMostRows;
+    rows = ((s.m + chunks - 1) / chunks + panel - 1) / panel * panel;
+    rows = std::min(rows, s.m);
+  }
+  // A last vector of few rows costs more than their dot products.
+  int64_t packed_rows(int64_t chunk) const {
+    const int64_t lanes = panel / 2;
+    const int64_t rest = chunk % lanes;
+    return chunk > lanes && 3 * rest <= lanes ? chunk - rest : chunk;
+  }
+  int64_t panel_floats(int64_t k) const { return (rows + panel - 1) / panel * panel * k; }
+  int64_t panel;
+  int64_t rows;
+};
+
+int run_turned(const void* params, char* const* bases, char* workspace) {
+  const auto& plan = *static_cast<const GemmPlan*>(params);
+  const MatmulShape& s = plan.s;
+  const GemmKernels& kernels = gemm_kernels();
+  const TurnedChunks chunks(s);
+  auto* panels = reinterpret_cast<float*>(workspace);
+  float* sums = panels + chunks.panel_floats(s.k);
+  const int64_t each_sums = kernels.turned_floats(chunks.rows);
+  const int64_t workers = workers_of(s);
+  const bool by_rows = RowsDone::by_rows(s) && workers == 1;
+  int status = kRan;
+  each_matrix(s, [&](int64_t i, int64_t j) {
+    GemmArgs all = args_of(s, bases, i, j);
+    all.b = at_base<float>(s.b, bases) + offset(s.b_batch, i, j);
+    for (int64_t m = 0; m < s.m; m += chunks.rows) {
+      GemmArgs g = all;
+      g.m = std::min(chunks.rows, s.m - m);
+      g.a += m * g.a_row;
+      g.c += m * g.c_row;
+      const int64_t packed_rows = chunks.packed_rows(g.m);
+      const auto pack = [&](int64_t begin, int64_t end) {
+        kernels.pack(g.a, 1, g.a_row, s.k, packed_rows, panels, begin, end);
+      };
+      if (workers == 1) {
+        pack(0, kernels.panels(packed_rows));
+        kernels.turned(g, s.b_n, panels, packed_rows, sums);
+        if (by_rows) {
+          RowsDone done{s, bases, (i * s.batch[1] + j) * s.m};
+          done.rows(m, m + g.m);
+          status |= done.status;
+        }
+        continue;
+      }
+      at::parallel_for(0, kernels.panels(packed_rows), 1, pack);
+      // Shares of whole vectors; where a share ends does not change a sum.
+      const int64_t units = (s.n + kernels.nr - 1) / kernels.nr;
+      at::parallel_for(0, workers, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t w = begin; w < end; ++w) {
+          const int64_t first = w * units / workers * kernels.nr;
+          const int64_t last = std::min(s.n, (w + 1) * units / workers * kernels.nr);
+          if (first < last)
+            kernels.turned(columns_of(g, s.b_n, first, last), s.b_n, panels, packed_rows,
+                           sums + w * each_sums);
+        }
+      });
+    }
+  });
+  return by_rows ? status : finish(s, bases);
 }
 
 }  // namespace
@@ -260,6 +351,9 @@ PreparedCall call_of(std::shared_ptr<GemmPlan> plan) {
     case Route::kDots:
       call.run = &run_dots;
       break;
+    case Route::kTurned:
+      call.run = &run_turned;
+      break;
   }
   call.route = kRouteNames[static_cast<int>(plan->route)];
   call.params = std::move(plan);
@@ -271,6 +365,10 @@ int64_t workspace_of(const MatmulShape& s, Route route) {
   const auto bytes = [](int64_t floats) {
     return (floats * static_cast<int64_t>(sizeof(float)) + 63) / 64 * 64;
   };
+  if (route == Route::kTurned) {
+    const TurnedChunks chunks(s);
+    return bytes(chunks.panel_floats(s.k) + workers_of(s) * kernels.turned_floats(chunks.rows));
+  }
   if (route == Route::kPackEach) return bytes(kernels.packed_floats(s.k, s.n));
   if (route == Route::kDirect && s.n % kernels.nr != 0) return bytes(kernels.nr * s.k);
   return 0;
