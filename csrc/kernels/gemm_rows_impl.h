@@ -3,8 +3,7 @@
 //
 // `turned` exchanges the operands of a block (gemm_blocks_impl.h): rows of B are broadcast, and A lies in
 // panels, made for each call, as it is the smaller one. The sums then lie across the output: those of kGroup
-// columns are kept in the cache and transposed on their way to C. Elements are summed in the order of
-// `multiply`.
+// columns are kept in the cache and transposed on their way to C.
 // `dots` is for few rows of A: vectors run along k for both operands, and nothing is packed.
 #pragma once
 
@@ -130,7 +129,8 @@ void dots(const GemmArgs& g, int64_t b_n) {
 
 // ---- turned -----------------------------------------------------------------------------------------
 
-constexpr int64_t kGroup = 8 * kRows;  // columns of C that are finished together
+constexpr int64_t kGroup = 8 * kRows;    // columns of C that are finished together
+constexpr int64_t kTurnedChunkK = 4096;  // all of the depth if possible: pieces of rows are fetched worse
 static_assert(kGroup % kLanes == 0);
 
 // Sums of a group: column n of C lies at n * pitch. One vector more, so that columns begin in different sets.
@@ -245,8 +245,8 @@ void turned(const GemmArgs& g, int64_t b_n, const float* panels, int64_t packed_
   for (int64_t n0 = 0; n0 < g.n; n0 += each) {
     const int64_t columns = std::min(each, g.n - n0);
     const float* b = g.b + n0 * b_n;
-    for (int64_t k0 = 0; k0 == 0 || k0 < g.k; k0 += kChunkK) {
-      const int64_t k = std::min(kChunkK, g.k - k0);
+    for (int64_t k0 = 0; k0 == 0 || k0 < g.k; k0 += kTurnedChunkK) {
+      const int64_t k = std::min(kTurnedChunkK, g.k - k0);
       const float* next = k0 + k < g.k ? b + k0 + k : n0 + each < g.n ? b + each * b_n : nullptr;
       add_group(g, b + k0, b_n, columns, k, panels + k0 * kWidth, kWidth * g.k, packed_rows, k0 > 0, sums,
                 next);
