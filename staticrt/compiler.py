@@ -16,6 +16,7 @@ from staticrt.compiled import Engine
 from staticrt.options import Options, parse_options
 from staticrt.report.explain import Explanation
 from staticrt.report.tools import Tools
+from staticrt.sources import callable_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -278,16 +279,18 @@ def compile(module: Any, example_inputs: Any = None, *, dynamic: bool | None = N
     Calls that need gradients are compiled with their backward, see docs/training.md. `explain()` says what was compiled, what was not, and why.
 
     Args:
-        module: an `nn.Module` (its parameters stay its own) or a function.
+        module: an `nn.Module` (its parameters stay its own), a function, a `torch.export.ExportedProgram`, or the
+            path of a file of `torch.export.save`, which is read with `torch.export.load`.
         example_inputs: capture now, for these: a tuple or list of positional arguments, or a dict of keyword
             arguments, or one tensor. Values do not matter, only structure, dtypes, ranks.
         dynamic: None or True: symbolic sizes. False: each size is another capture.
         options: see `staticrt.options.OPTIONS`.
 
     Returns:
-        A `CompiledModule` for a module, else a `CompiledFunction`.
+        A `CompiledFunction` for a function, else a `CompiledModule`.
 
     Raises:
+        InputError: nothing of this can be made of `module`.
         OptionError: an unknown option or value.
         CaptureError: with `fullgraph=True`, the model cannot be captured whole.
         AcceleratorUnavailable: `accelerators` names one that cannot be used here.
@@ -299,13 +302,7 @@ def compile(module: Any, example_inputs: Any = None, *, dynamic: bool | None = N
         accelerators.find(parsed.accelerators)
     if isinstance(module, (CompiledModule, CompiledFunction)):
         module = module._engine.function
-    if not callable(module):
-        from staticrt.errors import InputError
-
-        raise InputError(
-            f"staticrt.compile takes a module or function, got {type(module).__name__}",
-            fix="pass the nn.Module itself, not its output or state dict",
-        )
+    module = callable_of(module)
     compiled: CompiledModule | CompiledFunction
     if isinstance(module, torch.nn.Module):
         compiled = CompiledModule(module, parsed)

@@ -5,7 +5,7 @@ The planner is C++ (csrc/planner/), a pure function: the same specs give the sam
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -31,7 +31,7 @@ Spec = SpecLike | Sequence[int]
 
 @dataclass(frozen=True)
 class ArenaPlan:
-    """Where each buffer lies in one arena.
+    """Where each buffer lies in one arena: `offsets, arena_bytes, lower_bound, proved_optimal = plan(specs)`.
 
     Attributes:
         offsets: bytes from the arena's base, in the order of the specs; multiples of the alignment.
@@ -44,6 +44,9 @@ class ArenaPlan:
     arena_bytes: int
     lower_bound: int
     proved_optimal: bool
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.offsets, self.arena_bytes, self.lower_bound, self.proved_optimal))
 
 
 def _fields(spec: Any) -> Any:
@@ -77,7 +80,7 @@ def _alignment(alignment: int) -> int:
     return alignment
 
 
-def plan(specs: Iterable[Spec], *, alignment: int = 64, effort: str = "default") -> ArenaPlan:
+def plan(specs: Iterable[Spec], alignment: int = 64, effort: str = "default") -> ArenaPlan:
     """Assign an arena offset to every buffer; buffers live together share no byte.
 
     Args:
