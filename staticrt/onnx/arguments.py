@@ -34,6 +34,12 @@ def axes_of(axes: Any, rank: int) -> list[int]:
     return [axis_of(axis, rank) for axis in items]
 
 
+def expect(holds: Any, message: str) -> None:
+    """Raise OnnxError with a message unless something about a node's inputs or attributes holds."""
+    if not holds:
+        raise OnnxError(message, fix="the model is invalid; export it again")
+
+
 def scalar(value: Any) -> Any:
     """A Python number where a value is one known element, else the tensor."""
     if isinstance(value, Numbers) and value.array.size == 1:

@@ -92,6 +92,8 @@ class Step:
         except CannotCapture as error:
             error.where = error.where or self.label
             raise
+        except OnnxError as error:
+            raise self._placed(error) from error
         except StaticRuntimeError:
             raise
         except Exception as error:
@@ -115,6 +117,14 @@ class Step:
                 scope.values[name] = value
         for name in self.last:
             scope.values.pop(name, None)
+
+    def _placed(self, error: OnnxError) -> OnnxError:
+        """An error of this node's builder, or of a node inside of it, with its place in the model."""
+        if error.at is None:
+            return OnnxError(error.message, at=f"{self.label} of {self.location[0]}", fix=error.fix)
+        if isinstance(self.operator.function, FunctionBody):
+            return OnnxError(error.message, at=f"{error.at}, in {self.label}", fix=error.fix)
+        return error
 
 
 class Scope:

@@ -116,13 +116,30 @@ def compare(
     if (rtol is None) != (atol is None):
         raise InputError("rtol and atol are given together or not at all")
 
-    def off(got: Any, want: Any) -> str:
+    def close(got: Any, want: Any) -> str:
         try:
             torch.testing.assert_close(
                 got, want, rtol=rtol, atol=atol, equal_nan=True, check_stride=False, check_device=False
             )
         except AssertionError as error:
             return " ".join(str(error).split())
+        return ""
+
+    def off(got: Any, want: Any) -> str:
+        """Strings, dtypes and the like, which assert_close does not take, are compared by `==`."""
+        try:
+            return close(got, want)
+        except TypeError:
+            (have, one), (asked, other) = pytree.tree_flatten(got), pytree.tree_flatten(want)
+        if one != other:
+            return f"structure {one} instead of {other}"
+        for mine, its in zip(have, asked, strict=True):
+            if all(isinstance(leaf, (torch.Tensor, int, float, complex)) for leaf in (mine, its)):
+                found = close(mine, its)
+            else:
+                found = "" if type(mine) is type(its) and mine == its else f"{mine!r} instead of {its!r}"
+            if found:
+                return found
         return ""
 
     state = _State(engine.function)

@@ -90,7 +90,9 @@ class Quantised(nn.Module):
 
     def forward(self, x):
         x = ops.dequantize_per_tensor(ops.quantize_per_tensor(x, 0.02, 3, *UINT8), 0.02, 3, *UINT8)
-        weight = ops.dequantize_per_channel(self.weight, self.scales, self.zero_points, 0, -127, 127, torch.int8)
+        weight = ops.dequantize_per_channel(
+            self.weight, self.scales, self.zero_points, 0, -127, 127, torch.int8
+        )
         x = F.relu(F.linear(x, weight, self.bias))
         return ops.dequantize_per_tensor(ops.quantize_per_tensor(x, 0.05, 0, *UINT8), 0.05, 0, *UINT8)
 
@@ -115,7 +117,9 @@ def test_the_weights_are_dequantised_once():
     for _ in range(3):
         compiled(x)
     kernels = str(compiled.explain()).split("kernels:")[1].split("\n")[0]
-    assert sum(map(int, re.findall(r"×(\d+)", kernels))) == 3  # quantise x; multiply, relu, quantise; the result
+    assert (
+        sum(map(int, re.findall(r"×(\d+)", kernels))) == 3
+    )  # quantise x; multiply, relu, quantise; the result
 
 
 def test_wrong_limits_raise_as_in_eager():

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from staticrt.onnx.arguments import Value, axis_of, scalar, through_int64
+from staticrt.onnx.arguments import Value, axis_of, expect, scalar, through_int64
 from staticrt.onnx.numbers import Numbers, Tensor
 from staticrt.onnx.registry import op
 
@@ -157,6 +157,7 @@ def dropout(
     share = 0.5 if ratio is None else ratio.item()
     if training_mode is None or not training_mode.item() or (isinstance(share, float) and share == 0):
         return x, torch.ones_like(x, dtype=torch.bool)
+    expect(not isinstance(share, float) or 0 <= share < 1, f"Dropout with ratio {share}")
     # Draws from torch's generator: `seed` fixes no stream that other runtimes would share.
     mask = torch.rand_like(x) >= share
     return torch.where(mask, x / (1 - share), 0), mask
@@ -180,7 +181,7 @@ def _rows(x: Tensor, axis: int) -> Tensor:
 
 @op("Softmax", since=13)
 def softmax(x: Tensor, *, axis: int = -1) -> Tensor:
-    return torch.softmax(x, axis)
+    return torch.softmax(x, axis_of(axis, x.dim()))
 
 
 @op("Softmax")

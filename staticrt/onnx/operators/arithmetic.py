@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from staticrt.onnx.arguments import Value, scalar, through_int64
+from staticrt.onnx.arguments import Value, expect, scalar, through_int64
 from staticrt.onnx.numbers import SYMBOLIC, Numbers, Tensor, apply, as_tensor
 from staticrt.onnx.registry import op
 
@@ -188,6 +188,7 @@ def mean(*inputs: Tensor) -> Tensor:
 
 @op("Not", host=_host(operator.not_, torch.bool))
 def logical_not(x: Tensor) -> Tensor:
+    expect(x.dtype is torch.bool, f"Not of {x.dtype}")
     return torch.logical_not(x)
 
 
@@ -248,6 +249,7 @@ def where(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 @op("BitShift", since=11)
 def bit_shift(x: Tensor, amount: Tensor, *, direction: str) -> Tensor:
+    expect(direction in ("LEFT", "RIGHT"), f"unknown direction {direction!r} of BitShift")
     function = torch.bitwise_left_shift if direction == "LEFT" else torch.bitwise_right_shift
     return through_int64(function, x, amount)
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from staticrt.errors import OnnxError
-from staticrt.onnx.arguments import Ints
+from staticrt.onnx.arguments import Ints, expect
 from staticrt.onnx.numbers import Tensor
 from staticrt.onnx.registry import op
 from staticrt.onnx.windows import padded, pads_of
@@ -34,6 +34,34 @@ def _check_kernel(kernel_shape: Ints | None, w: Tensor) -> None:
         raise OnnxError(f"kernel_shape is {list(kernel_shape)}, the weight's is {list(w.shape[2:])}")
 
 
+def _check_conv(
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None,
+    stride: list[int],
+    dilation: list[int],
+    pads: Ints | None,
+    group: int,
+) -> None:
+    """Raise OnnxError for attributes that no convolution has, before a kernel meets them in a later call."""
+    count = x.dim() - 2
+    expect(w.dim() == x.dim(), f"Conv of a tensor of rank {x.dim()} with a weight of rank {w.dim()}")
+    expect(
+        len(stride) == len(dilation) == count and all(number > 0 for number in (*stride, *dilation)),
+        f"Conv with strides {stride} and dilations {dilation} on {count} spatial dimensions",
+    )
+    expect(pads is None or all(p >= 0 for p in pads), f"Conv with negative pads {list(pads or ())}")
+    expect(group > 0 and w.shape[0] % group == 0, f"Conv of {w.shape[0]} channels in {group} groups")
+    expect(
+        x.shape[1] == w.shape[1] * group,
+        f"Conv of {x.shape[1]} channels with a weight for {w.shape[1]} in {group} groups",
+    )
+    expect(
+        b is None or tuple(b.shape) == (w.shape[0],),
+        f"Conv with a bias of shape {None if b is None else list(b.shape)} for {w.shape[0]} channels",
+    )
+
+
 @op("Conv")
 def conv(
     x: Tensor,
@@ -50,6 +78,7 @@ def conv(
     count = spatial(x, _CONV)
     _check_kernel(kernel_shape, w)
     stride, dilation = list(strides or [1] * count), list(dilations or [1] * count)
+    _check_conv(x, w, b, stride, dilation, pads, group)
     before, after = pads_of(auto_pad, pads, x.shape[2:], w.shape[2:], stride, dilation)
     if before != after:
         x = padded(x, before, after)

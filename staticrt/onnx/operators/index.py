@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from staticrt.errors import OnnxError
-from staticrt.onnx.arguments import Value, axis_of, scalar, wide
+from staticrt.onnx.arguments import Value, axis_of, expect, scalar, wide
 from staticrt.onnx.numbers import Numbers, Tensor, objects, whole
 from staticrt.onnx.registry import op
 
@@ -33,6 +33,7 @@ def _host_gather(x: Numbers, indices: Numbers, *, axis: int = 0) -> Any:
 
 @op("Gather", host=_host_gather)
 def gather(x: Tensor, indices: Value, *, axis: int = 0) -> Tensor:
+    expect(not indices.dtype.is_floating_point, f"Gather by indices of {indices.dtype}")
     axis = axis_of(axis, x.dim())
     index = scalar(indices) if isinstance(indices, Numbers) and indices.array.ndim == 0 else None
     if isinstance(index, int):
@@ -80,6 +81,10 @@ def scatter_elements(
     x: Tensor, indices: Tensor, updates: Tensor, *, axis: int = 0, reduction: str = "none"
 ) -> Tensor:
     axis = axis_of(axis, x.dim())
+    expect(
+        tuple(indices.shape) == tuple(updates.shape),
+        f"indices have shape [{', '.join(map(str, indices.shape))}], updates [{', '.join(map(str, updates.shape))}]",
+    )
     where = _nonnegative(indices, x.shape[axis])
     if reduction == "none":
         return torch.scatter(x, axis, where, updates)
@@ -116,6 +121,7 @@ def scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, *, reduction: str = 
 @op("OneHot", since=9)
 def one_hot(indices: Tensor, depth: Numbers, values: Tensor, *, axis: int = -1) -> Tensor:
     count = whole(depth.item())
+    expect(tuple(values.shape) == (2,), f"OneHot takes two values, got shape {list(values.shape)}")
     rank = indices.dim() + 1
     axis = axis_of(axis, rank)
     where = _nonnegative(indices, count).unsqueeze(axis)
@@ -150,6 +156,7 @@ def non_zero(x: Tensor) -> Tensor:
 
 @op("Compress", since=9)
 def compress(x: Tensor, condition: Tensor, *, axis: int | None = None) -> Tensor:
+    expect(condition.dim() == 1, f"the condition of Compress has rank {condition.dim()}, not 1")
     where = torch.nonzero(condition).reshape(-1)
     if axis is None:
         return torch.index_select(x.reshape(-1), 0, where)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from staticrt.onnx.arguments import expect
 from staticrt.onnx.numbers import Tensor
 from staticrt.onnx.registry import op
 
@@ -31,6 +32,7 @@ def gemm(
     transB: int = 0,
     broadcast: int = 0,
 ) -> Tensor:
+    expect(a.dim() == 2 and b.dim() == 2, f"Gemm of tensors of rank {a.dim()} and {b.dim()}, not 2")
     if alpha == 1 and (c is None or beta == 1) and _plain_linear(a, b, c, transA, transB):
         return torch.nn.functional.linear(a, b, c)
     left, right = a.t() if transA else a, b.t() if transB else b

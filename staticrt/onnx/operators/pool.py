@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from staticrt.onnx.arguments import Ints
+from staticrt.onnx.arguments import Ints, expect
 from staticrt.onnx.numbers import Numbers, Tensor
 from staticrt.onnx.operators.conv import spatial
 from staticrt.onnx.registry import Call, op
@@ -36,13 +36,28 @@ class _Windows:
         self.stride = list(strides or [1] * count)
         self.dilation = list(dilations or [1] * count)
         self.ceil = ceil
+        self.sizes = list(x.shape[2:])
+        expect(
+            len(self.kernel) == len(self.stride) == len(self.dilation) == len(self.sizes),
+            f"kernel_shape {self.kernel}, strides {self.stride} and dilations {self.dilation} on {len(self.sizes)} "
+            "spatial dimensions",
+        )
+        numbers = [*self.kernel, *self.stride, *self.dilation]
+        expect(
+            all(number > 0 for number in numbers),
+            f"kernel_shape {self.kernel}, strides {self.stride} and dilations {self.dilation} are positive",
+        )
+        reach = [(k - 1) * d + 1 for k, d in zip(self.kernel, self.dilation, strict=True)]
+        expect(
+            pads is None or all(0 <= p < k for p, k in zip(pads, reach * 2, strict=True)),
+            f"pads {None if pads is None else list(pads)} reach beyond windows of {reach}",
+        )
         self.before, self.after = pads_of(
             auto_pad, pads, x.shape[2:], self.kernel, self.stride, self.dilation
         )
         self.native = self.before == self.after and all(
             type(p) is int and p <= k // 2 for p, k in zip(self.before, self.kernel, strict=True)
         )
-        self.sizes = list(x.shape[2:])
 
     def grown(self, x: Tensor, value: float) -> Tensor:
         """`x` padded so that the windows fit without rounding up."""

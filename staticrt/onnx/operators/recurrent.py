@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from staticrt.errors import OnnxError
+from staticrt.onnx.arguments import expect
 from staticrt.onnx.numbers import Tensor
 from staticrt.onnx.operators.control_flow import _fresh, _scan
 from staticrt.onnx.program import recording
@@ -54,7 +55,9 @@ class _Layer:
             raise OnnxError(f"unknown direction {attributes['direction']!r}")
         self.directions = 2 if self.direction == "bidirectional" else 1
         self.clip = attributes["clip"]
+        self.hidden_size = attributes["hidden_size"]
         self.layout = attributes["layout"]
+        expect(self.layout in (0, 1), f"layout {self.layout} of {kind} is neither 0 nor 1")
         self.linear_before_reset = attributes.get("linear_before_reset", 0)
         self.input_forget = attributes.get("input_forget", 0)
         names = attributes["activations"]
@@ -86,6 +89,7 @@ class _Layer:
         if self.layout:
             x = x.transpose(0, 1)
             h, c = (None if s is None else s.transpose(0, 1) for s in (h, c))
+        self._check(x, w, r, b, lengths, h, c, p)
         batch, hidden = x.shape[1], r.shape[-1]
         zeros = torch.zeros([self.directions, batch, hidden], dtype=x.dtype, device=x.device)
         h, c = zeros if h is None else h, zeros if c is None else c
@@ -98,6 +102,33 @@ class _Layer:
         if self.layout:
             y, h, c = y.permute(2, 0, 1, 3), h.transpose(0, 1), c.transpose(0, 1)
         return (y, h, c) if self.kind == "LSTM" else (y, h)
+
+    def _check(
+        self, x: Tensor, w: Tensor, r: Tensor, b: Tensor | None, lengths: Tensor | None, h: Tensor | None,
+        c: Tensor | None, p: Tensor | None,
+    ) -> None:  # fmt: skip
+        """Raise OnnxError unless sizes agree with each other and with hidden_size."""
+        kind, each, count = self.kind, self.gates, self.directions
+        expect(x.dim() == 3 and w.dim() == 3 and r.dim() == 3, f"{kind}: X, W and R have rank 3")
+        hidden = r.shape[2]
+        expect(
+            self.hidden_size in (None, hidden),
+            f"{kind}: hidden_size is {self.hidden_size}, and R [{', '.join(map(str, r.shape))}] is made for {hidden}",
+        )
+        state = (count, x.shape[1], hidden)
+        wanted = (
+            ("W", w, (count, each * hidden, x.shape[2])),
+            ("R", r, (count, each * hidden, hidden)),
+            ("B", b, (count, 2 * each * hidden)),
+            ("sequence_lens", lengths, (x.shape[1],)),
+            ("initial_h", h, state),
+            ("initial_c", c, state),
+            ("P", p, (count, 3 * hidden)),
+        )
+        for name, value, shape in wanted:
+            if value is not None and tuple(value.shape) != shape:
+                have, want = (", ".join(map(str, sizes)) for sizes in (value.shape, shape))
+                raise OnnxError(f"{kind}: {name} has shape [{have}], the other inputs ask for [{want}]")
 
     def _native(self, lengths: Tensor | None, p: Tensor | None) -> bool:
         return (

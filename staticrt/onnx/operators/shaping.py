@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from staticrt.errors import OnnxError
-from staticrt.onnx.arguments import Ints, Value, axes_of, axis_of
+from staticrt.onnx.arguments import Ints, Value, axes_of, axis_of, expect
 from staticrt.onnx.numbers import Numbers, Tensor, as_tensor, objects
 from staticrt.onnx.registry import Call, op
 
@@ -60,6 +60,7 @@ def _host_reshape(x: Numbers, shape: Numbers | None = None, *, allowzero: int = 
 
 @op("Reshape", since=5, host=_host_reshape)
 def reshape(x: Tensor, shape: Numbers, *, allowzero: int = 0) -> Tensor:
+    expect(shape.array.ndim == 1, f"the shape for Reshape has rank {shape.array.ndim}, not 1")
     return x.reshape(_target(shape.list(), tuple(x.shape), allowzero))
 
 
@@ -143,7 +144,9 @@ def _host_unsqueeze(x: Numbers, axes: Any) -> Numbers:
 @op("Unsqueeze", since=13, host=_host_unsqueeze)
 def unsqueeze(x: Tensor, axes: Numbers) -> Tensor:
     items = axes.list()
-    for axis in sorted(axes_of(items, x.dim() + len(items))):
+    wanted = sorted(axes_of(items, x.dim() + len(items)))
+    expect(len(set(wanted)) == len(wanted), f"Unsqueeze names an axis twice: {items}")
+    for axis in wanted:
         x = x.unsqueeze(axis)
     return x
 
@@ -175,6 +178,7 @@ def _bounds(
         raise OnnxError(
             f"Slice has {len(starts)} starts, {len(ends)} ends, {len(wanted)} axes and {len(strides)} steps"
         )
+    expect(len(set(wanted)) == len(wanted), f"Slice names an axis twice: {wanted}")
     return list(zip(wanted, starts, ends, strides, strict=True))
 
 
@@ -245,6 +249,7 @@ def _slice_backwards(x: Tensor, axis: int, start: Any, end: Any, step: int) -> T
 
 def _split(x: Tensor, axis: int, sizes: list[Any] | None, count: int) -> tuple[Tensor, ...]:
     axis = axis_of(axis, x.dim())
+    expect(sizes is None or len(sizes) == count, f"Split into sizes {sizes} has {count} outputs")
     if sizes is None:
         each = -(-x.shape[axis] // count)
         sizes = [each] * (count - 1)
@@ -256,7 +261,12 @@ def _split(x: Tensor, axis: int, sizes: list[Any] | None, count: int) -> tuple[T
 def split(
     x: Tensor, sizes: Numbers | None = None, *, axis: int = 0, num_outputs: int | None = None, call: Call
 ) -> Any:
-    return _split(x, axis, None if sizes is None else sizes.list(), num_outputs or len(call.outputs))
+    count = len(call.outputs)
+    expect(
+        num_outputs in (None, count) and (sizes is None or num_outputs is None),
+        f"Split with num_outputs {num_outputs}{'' if sizes is None else ' and sizes'} has {count} outputs",
+    )
+    return _split(x, axis, None if sizes is None else sizes.list(), count)
 
 
 @op("Split", since=2)
@@ -316,8 +326,14 @@ def tile_1(x: Tensor, tiles: Numbers, axis: Numbers) -> Tensor:
     return x.repeat(*counts)
 
 
+def _check_blocks(name: str, blocksize: int, mode: str) -> None:
+    expect(blocksize > 0, f"{name} with blocksize {blocksize}")
+    expect(mode in ("DCR", "CRD"), f"unknown mode {mode!r} of {name}")
+
+
 @op("DepthToSpace")
 def depth_to_space(x: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
+    _check_blocks("DepthToSpace", blocksize, mode)
     n, c, h, w = x.shape
     if mode == "CRD":
         return torch.pixel_shuffle(x, blocksize)
@@ -327,6 +343,7 @@ def depth_to_space(x: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
 
 @op("SpaceToDepth")
 def space_to_depth(x: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
+    _check_blocks("SpaceToDepth", blocksize, mode)
     n, c, h, w = x.shape
     if mode == "CRD":
         return torch.pixel_unshuffle(x, blocksize)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from staticrt.errors import OnnxError
-from staticrt.onnx.arguments import Ints, axes_of
+from staticrt.onnx.arguments import Ints, axes_of, expect
 from staticrt.onnx.boxes import non_max_suppression as _suppress
 from staticrt.onnx.boxes import roi_align as _align
 from staticrt.onnx.numbers import Numbers, Tensor
@@ -62,6 +62,10 @@ def non_max_suppression(
     *,
     center_point_box: int = 0,
 ) -> Tensor:
+    expect(
+        boxes.dim() == 3 and scores.dim() == 3 and boxes.shape[1] == scores.shape[2] and boxes.shape[2] == 4,
+        f"NonMaxSuppression of boxes {list(map(str, boxes.shape))} and scores {list(map(str, scores.shape))}",
+    )
     count = 0 if most is None else int(most.item())
     iou = 0.0 if iou_threshold is None else float(iou_threshold.item())
     lowest = -float("inf") if score_threshold is None else float(score_threshold.item())
@@ -82,6 +86,10 @@ def _roi_align(
 ) -> Tensor:
     if mode not in ("avg", "max"):
         raise OnnxError(f"unknown mode {mode!r} of RoiAlign")
+    expect(
+        height > 0 and width > 0 and ratio >= 0,
+        f"RoiAlign with output_height {height}, output_width {width} and sampling_ratio {ratio}",
+    )
     found: Tensor = _align(
         x, rois, batch.to(torch.int64), height, width, ratio, scale, transform == "half_pixel", mode == "max"
     )
