@@ -105,10 +105,8 @@ RegionPlan plan_of(const py::dict& facts) {
   }
   plan.backward_inputs = facts["backward_inputs"].cast<std::vector<int32_t>>();
   plan.gradient_outputs = facts["gradient_outputs"].cast<std::vector<uint32_t>>();
-  for (const auto& name : facts["gradient_formats"].cast<std::vector<std::string>>())
-    plan.gradient_formats.push_back(name == "channels_last"      ? c10::MemoryFormat::ChannelsLast
-                                    : name == "channels_last_3d" ? c10::MemoryFormat::ChannelsLast3d
-                                                                 : c10::MemoryFormat::Contiguous);
+  plan.gradient_orders = facts["gradient_orders"].cast<std::vector<std::vector<int64_t>>>();
+  plan.unread_inputs = facts["unread_inputs"].cast<std::vector<bool>>();
   plan.keeps_inputs = facts["keeps_inputs"].cast<bool>();
   plan.draws_random = facts["draws_random"].cast<bool>();
   return plan;

@@ -42,6 +42,15 @@ edge_list edges_of(const std::vector<c10::IValue>& inputs) {
   return edges;
 }
 
+// The gradient, dense, with its dimensions in this order in memory; a copy only where it lies otherwise.
+at::Tensor laid_out(const at::Tensor& gradient, const std::vector<int64_t>& order) {
+  if (order.empty()) return gradient.contiguous();
+  std::vector<int64_t> back(order.size());
+  for (size_t i = 0; i < order.size(); ++i) back[static_cast<size_t>(order[i])] = static_cast<int64_t>(i);
+  const at::Tensor permuted = gradient.permute(order);
+  return permuted.is_contiguous() ? gradient : permuted.contiguous().permute(back);
+}
+
 }  // namespace
 
 Region::Region(RegionPlan plan, RegionCallbacks callbacks)
@@ -62,7 +71,7 @@ std::vector<c10::IValue> Region::run(const std::vector<c10::IValue>& inputs) {
     before = inputs;
     const at::NoGradGuard no_grad;
     for (const uint32_t index : plan_.forward->written_inputs())
-      before[index] = inputs[index].toTensor().clone();
+      if (!plan_.unread_inputs[index]) before[index] = inputs[index].toTensor().clone();
   }
   const std::vector<c10::IValue> results = plan_.forward->run(inputs);
   std::vector<c10::IValue> outputs;
@@ -141,7 +150,14 @@ void StaticGraphBackward::save(const std::vector<c10::IValue>& inputs,
     saved_.push_back(keep(from, value.from == SavedValue::From::kOutput));
   }
   inputs_.reserve(before.size());
-  for (const c10::IValue& input : before) inputs_.push_back(keep(input, false));
+  for (size_t i = 0; i < before.size(); ++i) {
+    Kept& kept = inputs_.emplace_back();
+    if (plan.unread_inputs[i]) {
+      kept.value = before[i];  // whoever writes it changes no gradient
+    } else {
+      kept = keep(before[i], false);
+    }
+  }
   random_state_ = std::move(random_state);
 }
 
@@ -215,7 +231,7 @@ variable_list StaticGraphBackward::run_plan(const variable_list& gradients) {
     const auto number = static_cast<size_t>(-1 - source);
     const at::Tensor& gradient = gradients[number];
     if (gradient.defined()) {
-      arguments.emplace_back(gradient.contiguous(plan.gradient_formats[number]));
+      arguments.emplace_back(laid_out(gradient, plan.gradient_orders[number]));
     } else {
       arguments.emplace_back();
     }

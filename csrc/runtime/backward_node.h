@@ -54,9 +54,12 @@ struct RegionPlan {
   std::vector<SavedValue> saved;
   // Inputs of the backward program: >= 0 a saved value, < 0 the incoming gradient number -1 - n.
   std::vector<int32_t> backward_inputs;
-  std::vector<uint32_t> gradient_outputs;           // incoming gradient -> output of the region
-  std::vector<c10::MemoryFormat> gradient_formats;  // the layout each was differentiated for
-  bool keeps_inputs = true;                         // for backwards that are differentiated themselves
+  std::vector<uint32_t> gradient_outputs;  // incoming gradient -> output of the region
+  // The layout each was differentiated for: its dimensions, the outermost in memory first; empty: contiguous.
+  std::vector<std::vector<int64_t>> gradient_orders;
+  bool keeps_inputs = true;  // for backwards that are differentiated themselves
+  // Inputs that the region writes and whose values no result depends on: kept as they are, without a copy.
+  std::vector<bool> unread_inputs;
   bool draws_random = false;
 };
 

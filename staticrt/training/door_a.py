@@ -29,6 +29,7 @@ from staticrt.training.partition import safe_partition
 from staticrt.training.plans import CompiledGraph
 from staticrt.training.replay import Replay
 from staticrt.training.saved import lost_aliases, shared_results
+from staticrt.training.statistics import unread_inputs
 
 if TYPE_CHECKING:
     from staticrt.capture.compiled import CapturedRuns
@@ -80,7 +81,7 @@ class Region:
         self._inputs = tuple(_describe(value) for value in inputs)
         self._num_results = 0
         self._eager: Callable[..., Any] = torch.compiler.disable(gm.forward)  # type: ignore[no-untyped-call]
-        self._replay = Replay(self._eager, self.name)
+        self._replay = Replay(self._eager, self.name, unread_inputs(gm))
         self._replay.graphs = options.graphs
         self._pair: Pair | None = None
         self.door = "A"

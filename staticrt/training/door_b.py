@@ -107,8 +107,9 @@ def open_door_b(
         "saved": region.saved,
         "backward_inputs": region.backward_inputs,
         "gradient_outputs": region.gradient_outputs,
-        "gradient_formats": [_format(node) for node in region.tangents],
+        "gradient_orders": [_order(node) for node in region.tangents],
         "keeps_inputs": options.double_backward,
+        "unread_inputs": [i in replay.unread for i in range(num_inputs)],
         "draws_random": replay.random,
     }
     whole = region.compiled.plans.get(())
@@ -223,7 +224,11 @@ class _Region:
         self, inputs: list[Any], needed: list[bool], gradients: list[Any], random_state: torch.Tensor | None
     ) -> tuple[Any, ...]:
         """Gradients with a history: the region runs again eagerly."""
-        versions = [value._version if isinstance(value, torch.Tensor) else None for value in inputs]
+        written = self._replay.written
+        versions = [
+            value._version if isinstance(value, torch.Tensor) and not written[i] else None
+            for i, value in enumerate(inputs)
+        ]
         call = RegionCall(inputs, versions, random_state)
         context = types.SimpleNamespace(_staticrt_call=call, needs_input_grad=needed)
         return self._replay._differentiate(context, gradients)
@@ -237,19 +242,19 @@ def _copied(gm: fx.GraphModule) -> fx.GraphModule:
     return fx.GraphModule(gm, graph)
 
 
-def _format(tangent: fx.Node) -> str:
-    """The memory format that a gradient was traced in."""
+def _order(tangent: fx.Node) -> list[int]:
+    """The layout that a gradient was traced in: its dimensions, the outermost in memory first; [] for contiguous.
+
+    Upstream lays a gradient out as the result it belongs to. With symbolic sizes only torch's memory formats occur,
+    and strides are not compared: it would be a guard.
+    """
     value: Any = tangent.meta["val"]
-    if (
-        value.dim() == 4
-        and not value.is_contiguous()
-        and value.is_contiguous(memory_format=torch.channels_last)
-    ):
-        return "channels_last"
-    if (
-        value.dim() == 5
-        and not value.is_contiguous()
-        and value.is_contiguous(memory_format=torch.channels_last_3d)
-    ):
-        return "channels_last_3d"
-    return "contiguous"
+    if value.is_contiguous():
+        return []
+    for dims, format in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        if value.dim() == dims and value.is_contiguous(memory_format=format):
+            return [0, *range(2, dims), 1]
+    strides = value.stride()
+    if not all(isinstance(number, int) for number in (*value.shape, *strides)):
+        return []
+    return sorted(range(value.dim()), key=lambda dim: -int(strides[dim]))

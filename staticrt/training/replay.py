@@ -24,8 +24,8 @@ class RegionCall:
     """What one call of a region needs to run again.
 
     Args:
-        inputs: as given; copies of those that the region writes.
-        versions: of tensors that are no copies, when the call began; None elsewhere.
+        inputs: as given; copies of those that the region writes, unless nothing depends on what they held.
+        versions: of tensors that the region does not write, when the call began; None elsewhere.
         random_state: of the CPU generator when the call began, if the region draws from it.
     """
 
@@ -43,12 +43,14 @@ class Replay:
 
     Attributes:
         written: which inputs the region writes; known once it is compiled.
+        unread: inputs whose values no result depends on, though the region writes them.
         random: whether the region draws random numbers; known once it is compiled.
         graphs: the option: captured graphs must know which backwards are due.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str) -> None:
+    def __init__(self, function: Callable[..., Any], name: str, unread: frozenset[int] = frozenset()) -> None:
         self._function = function
+        self.unread = unread
         self._name = name
         self._autocast = [
             (d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")
@@ -87,7 +89,7 @@ class Replay:
             if not isinstance(value, torch.Tensor):
                 continue
             if index < len(self.written) and self.written[index]:
-                kept[index] = value.clone()
+                kept[index] = value if index in self.unread else value.clone()
             elif not value.is_inference():
                 versions[index] = value._version
         return RegionCall(kept, versions, torch.get_rng_state() if self.random else None)

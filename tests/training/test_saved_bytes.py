@@ -54,8 +54,7 @@ def test_no_more_than_eager_and_minimum_cut(name):
     saved = [
         saved_bytes(run, x, model)
         for run in (
-            # For second derivatives, copies of written buffers are kept as well.
-            torch.compile(model, backend="staticrt", dynamic=False, options={"double_backward": False}),
+            torch.compile(model, backend="staticrt", dynamic=False),
             model,
             torch.compile(model, backend=_upstream(min_cut_rematerialization_partition), dynamic=False),
         )
