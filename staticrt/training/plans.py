@@ -23,6 +23,7 @@ from staticrt.lowering import lower
 from staticrt.native import _C
 from staticrt.options import Options
 from staticrt.passes.pipeline import run_pipeline
+from staticrt.training.layouts import settle_layouts
 from staticrt.training.opaque import Opaque
 from staticrt.training.saved import SavedAlias, saved_aliases
 from staticrt.training.undefined import without_gradients
@@ -61,8 +62,10 @@ class Plan:
         self.num_nodes = sum(node.op == "call_function" for node in graph.graph.nodes)
         if options.executor == "reference":
             self.fallback = "executor='reference'"
+            settle_layouts(graph)
             return
         as_given = _nodes_copied(graph)
+        settle_layouts(as_given)
         self._opaque = Opaque(as_given)
         try:
             runtime = dict(options.runtime())
@@ -71,6 +74,7 @@ class Plan:
             )
             if runtime.pop("passes"):
                 run_pipeline(graph)
+            settle_layouts(graph)
             if num_results is not None:
                 self._aliases = saved_aliases(graph, num_results)
             lowered = lower(graph)
