@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from staticrt.commands.loading import model_error
 from staticrt.commands.progress import progress
 from staticrt.errors import StaticRuntimeError
+from staticrt.frontend.names import leaf_paths
 
 
 def call(what: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -36,8 +37,8 @@ def copied(value: Any) -> Any:
 def describe_result(value: Any) -> list[dict[str, Any]]:
     """One line per leaf of a result: its path, dtype, sizes, and of tensors least, mean and largest value."""
     lines = []
-    for path, leaf in pytree.tree_flatten_with_path(value)[0]:
-        place = pytree.keystr(path) or "result"
+    for path, leaf in leaf_paths(value):
+        place = path or "result"
         if not isinstance(leaf, torch.Tensor):
             lines.append(
                 {"name": place, "value": leaf if isinstance(leaf, (int, float, str, bool)) else repr(leaf)}

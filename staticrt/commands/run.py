@@ -14,6 +14,7 @@ from staticrt.commands.call import call, copied, describe_result
 from staticrt.commands.loading import LoadedModel, add_model_arguments, prepare_model
 from staticrt.commands.output import print_json
 from staticrt.errors import InputError, OptionError
+from staticrt.frontend.names import leaf_paths
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,19 +84,18 @@ def _check(
 
 def _assert_close(result: Any, expected: Any, rtol: float | None, atol: float | None) -> None:
     """As `torch.testing.assert_close`, of any results: what is no tensor or number is compared with ==."""
-    found, structure = pytree.tree_flatten_with_path(result)
-    wanted, expected_structure = pytree.tree_flatten_with_path(expected)
+    structure, expected_structure = pytree.tree_structure(result), pytree.tree_structure(expected)
     if structure != expected_structure:
         raise AssertionError(f"the results' structures differ: {structure} is not {expected_structure}")
-    for (path, value), (_path, right) in zip(found, wanted, strict=True):
+    for (path, value), (_path, right) in zip(leaf_paths(result), leaf_paths(expected), strict=True):
         numbers = (torch.Tensor, int, float, complex)
         if isinstance(value, numbers) and isinstance(right, numbers):
             try:
                 torch.testing.assert_close(value, right, rtol=rtol, atol=atol, equal_nan=True)
             except AssertionError as error:
-                raise AssertionError(f"{pytree.keystr(path) or 'result'}: {error}") from None
+                raise AssertionError(f"{path or 'result'}: {error}") from None
         elif type(value) is not type(right) or not _same(value, right):
-            raise AssertionError(f"{pytree.keystr(path) or 'result'} is {value!r}, expected {right!r}")
+            raise AssertionError(f"{path or 'result'} is {value!r}, expected {right!r}")
 
 
 def _same(value: Any, right: Any) -> bool:

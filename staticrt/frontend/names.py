@@ -45,5 +45,12 @@ def _positional(parameters: list[inspect.Parameter], index: int, own: tuple[str,
 def _leaf_names(name: str, value: Any) -> list[str]:
     if isinstance(value, torch.Tensor):
         return [name]
-    paths, _ = pytree.tree_flatten_with_path(value)
-    return [name + pytree.keystr(path) for path, _leaf in paths]
+    return [name + path for path, _leaf in leaf_paths(value)]
+
+
+def leaf_paths(value: Any) -> list[tuple[str, Any]]:
+    """Leaves with their places, such as "['a'][0]"; numbered where a registered container names none of its parts."""
+    try:
+        return [(pytree.keystr(path), leaf) for path, leaf in pytree.tree_flatten_with_path(value)[0]]
+    except ValueError:  # it was registered without flatten_with_keys_fn
+        return [(f"[{number}]", leaf) for number, leaf in enumerate(pytree.tree_leaves(value))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any
 
@@ -138,6 +139,9 @@ def _with_external(proto: TensorProto, base_dir: str) -> TensorProto:
         raise OnnxError(f"tensor {proto.name!r}: no file {location!r}", at=base_dir, fix=fix)
     offset, length = int(entries.get("offset", 0)), int(entries.get("length", -1))
     available = os.path.getsize(path) - offset
+    if length < 0:  # what the shape asks for, or all the rest where elements are smaller than a byte
+        element = onnx.helper.tensor_dtype_to_np_dtype(proto.data_type).itemsize
+        length = available if proto.data_type in SMALL else math.prod(proto.dims) * element
     if offset < 0 or available < 0 or length > available:
         raise OnnxError(
             f"tensor {proto.name!r} wants {length} bytes at {offset} of {location!r}, which has "
@@ -147,7 +151,7 @@ def _with_external(proto: TensorProto, base_dir: str) -> TensorProto:
         )
     with open(path, "rb") as file:
         file.seek(offset)
-        data = file.read(length if length >= 0 else available)
+        data = file.read(length)
     copy = TensorProto()
     copy.CopyFrom(proto)
     copy.ClearField("external_data")

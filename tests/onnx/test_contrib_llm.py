@@ -224,3 +224,54 @@ def test_weights_of_four_bits_are_dequantised(kind):
     np.testing.assert_allclose(staticrt.from_onnx(model)(x).numpy(), want, rtol=1e-4, atol=1e-4)
     with pytest.raises(OnnxError, match=f"Abs of the {kind} tensor 'w' is not supported"):
         staticrt.from_onnx(make([helper.make_node("Abs", ["w"], ["real"]), nodes[1]]))
+
+
+@pytest.mark.parametrize("zero", [None, "packed"])
+@pytest.mark.parametrize("k", [64, 80])
+def test_weights_of_two_bits(zero, k):
+    n, block = 12, 32
+    blocks = -(-k // block)
+    b = u8(n, blocks, block * 2 // 8)
+    zeros = u8(n, -(-blocks * 2 // 8)).reshape(-1) if zero else None
+    inputs = [f(2, 3, k), b, np.abs(f(n * blocks)) / 8, zeros]
+    run_both("MatMulNBits", inputs, fixed=(1, 2, 3), K=k, N=n, bits=2, block_size=block, atol=2e-4)
+
+
+def gqa(length, past, positions=False, bias=None, sink=False, rotary=1, **options):
+    inputs = attention(length, past, [length + past] * (1 if length > 1 and past else 2), rotary=bool(rotary))
+    batch = inputs[0].shape[0]
+    # Of a prompt's positions, ONNX Runtime reads the first only and counts on from it.
+    rows = np.arange(past, past + length)[::-1] if past else np.arange(length) + 3
+    inputs.append(np.tile(rows, (batch, 1)) if positions else None)
+    inputs.append(None if bias is None else f(*bias(batch, length, length + past)))
+    inputs.append(f(HEADS) if sink else None)
+    while inputs[-1] is None:
+        inputs.pop()
+    run_both("GroupQueryAttention", inputs, 3, num_heads=HEADS, kv_num_heads=KV, do_rotary=rotary, **options)
+
+
+@pytest.mark.parametrize(("length", "past"), [(6, 0), (1, 5), (3, 4)])
+@pytest.mark.parametrize(
+    "bias", [lambda b, s, t: (b, HEADS, s, t), lambda b, s, t: (1, HEADS, s, t), lambda b, s, t: (b, 1, s, t)],
+    ids=["full", "one for all rows", "one for all heads"],
+)  # fmt: skip
+def test_a_bias_is_added_to_the_scores(length, past, bias):
+    gqa(length, past, bias=bias)
+
+
+@pytest.mark.parametrize(("length", "past"), [(6, 0), (1, 5), (3, 4)])
+def test_a_sink_per_head_takes_its_share(length, past):
+    gqa(length, past, sink=True)
+
+
+@pytest.mark.parametrize(("length", "past"), [(6, 0), (1, 5), (3, 4)])
+def test_positions_are_the_callers(length, past):
+    gqa(length, past, positions=True)
+
+
+def test_all_at_once():
+    for length, past in ((6, 0), (1, 5)):
+        gqa(
+            length, past, positions=True, bias=lambda b, s, t: (b, HEADS, s, t), sink=True, softcap=4.0,
+            local_window_size=3,
+        )  # fmt: skip

@@ -12,6 +12,7 @@ from staticrt.onnx.arguments import Value, axis_of, expect, scalar, through_int6
 from staticrt.onnx.numbers import Numbers, Tensor
 from staticrt.onnx.registry import op
 
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 _UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "Acos": torch.acos,
     "Acosh": torch.acosh,
@@ -28,7 +29,7 @@ _UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "Log": torch.log,
     "Mish": F.mish,
     "Reciprocal": torch.reciprocal,
-    "Relu": torch.relu,
+    "Relu": lambda x: x if x.dtype in _UNSIGNED else torch.relu(x),
     "Round": torch.round,  # halves to even, as ONNX
     "Sigmoid": torch.sigmoid,
     "Sign": torch.sign,

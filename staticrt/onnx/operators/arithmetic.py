@@ -89,7 +89,8 @@ def _divide(a: Any, b: Any) -> Any:
     if not isinstance(a, Tensor) and a == 1 and b.dtype.is_floating_point:
         return torch.reciprocal(b)  # the same quotient; norms written out are recognised by it
     tensor = a if isinstance(a, Tensor) else b
-    return torch.div(a, b, rounding_mode=None if tensor.dtype.is_floating_point else "trunc")
+    real = tensor.dtype.is_floating_point or tensor.dtype.is_complex
+    return torch.div(a, b, rounding_mode=None if real else "trunc")
 
 
 _binary("Add", operator.add, operator.add)

@@ -93,7 +93,7 @@ class _Layer:
         batch, hidden = x.shape[1], r.shape[-1]
         zeros = torch.zeros([self.directions, batch, hidden], dtype=x.dtype, device=x.device)
         h, c = zeros if h is None else h, zeros if c is None else c
-        if self._native(lengths, p) and not _one(x.shape[0]):
+        if self._native(lengths, p) and not _few(x.shape[0]):
             y, h, c = self._torch(x, w, r, b, h, c)
         else:
             found = [self._direction(d, x, w, r, b, lengths, h, c, p) for d in range(self.directions)]
@@ -160,7 +160,7 @@ class _Layer:
             y, h, c = torch.lstm(x, [h, c], weights, *flags)
         else:
             y, h = (torch.gru if self.kind == "GRU" else torch.rnn_tanh)(x, h, weights, *flags)
-        y = y.reshape([x.shape[0], x.shape[1], self.directions, -1]).transpose(1, 2)
+        y = y.reshape([x.shape[0], x.shape[1], self.directions, h.shape[-1]]).transpose(1, 2)
         return y, h, c
 
     # -- step by step ------------------------------------------------------------------------------------------
@@ -236,8 +236,9 @@ class _Layer:
         return x if self.clip is None else torch.clamp(x, -self.clip, self.clip)
 
 
-def _one(length: Any) -> bool:
-    return type(length) is int and length == 1
+def _few(length: Any) -> bool:
+    """No or one step, which torch's recurrent operators refuse or gain nothing on."""
+    return type(length) is int and length <= 1
 
 
 def _reversed(x: Tensor, lengths: Tensor | None) -> Tensor:
