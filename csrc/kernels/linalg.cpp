@@ -15,12 +15,19 @@
 #include <ATen/ops/vdot_native.h>
 
 #include "kernels/bind.h"
+#include "kernels/sizing.h"
 
 namespace staticrt {
 namespace {
 
 namespace cpu = at::cpu;
 namespace n = at::native;
+
+// torch's out variant does not size its result.
+at::Tensor& int_mm(const at::Tensor& a, const at::Tensor& b, at::Tensor& out) {
+  if (a.dim() == 2 && b.dim() == 2) resize(out, {a.size(0), b.size(1)});  // else torch raises
+  return n::_int_mm_out_cpu(a, b, out);
+}
 
 const RegisterKernels kLinalg{
     out<cpu::addmv_outf>("aten::addmv"),
@@ -30,7 +37,7 @@ const RegisterKernels kLinalg{
     out<n::dot_out>("aten::dot"),
     out<n::vdot_out>("aten::vdot"),
     out<cpu::mm_outf>("aten::mm"),
-    out<n::_int_mm_out_cpu>("aten::_int_mm"),
+    out<&int_mm>("aten::_int_mm"),
     out<n::mv_out>("aten::mv"),
     out<cpu::addmm_outf>("aten::addmm"),
     out<cpu::_addmm_activation_outf>("aten::_addmm_activation"),
