@@ -87,8 +87,8 @@ def _inference(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -> C
     from staticrt.compiled import Engine
     from staticrt.part import Part
 
-    def make_engine(known: KnownInputs) -> Engine:
-        return Engine(gm.forward, options, "graph", part=True, known=known)
+    def make_engine(function: Callable[..., Any], known: KnownInputs) -> Engine:
+        return Engine(function, options, "graph", part=True, known=known)
 
     log.info("compiled a graph of %d nodes for inference", len(gm.graph.nodes))
     return Part(gm, inputs, make_engine)

@@ -175,12 +175,12 @@ def donated_inputs(captured: CapturedGraph, names: Sequence[str]) -> list[tuple[
 
 
 def _known(captured: CapturedGraph, weights: Sequence[int]) -> PipelineOptions:
-    """What passes may assume of this capture: lifted constants never change, parameters and buffers may."""
+    """What passes may assume of this capture: literals never change, every other tensor may."""
     placeholders = captured.module.graph.find_nodes(op="placeholder")
     constants = {
         str(node.target): value
         for node, spec, value in zip(placeholders, captured.inputs, captured.values, strict=False)
-        if spec.kind == "constant" and not spec.mutated
+        if spec.literal and not spec.mutated
     }
     tracked = frozenset(str(placeholders[i].target) for i in weights)
     return PipelineOptions(constants=constants, tracked=tracked)

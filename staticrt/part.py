@@ -22,6 +22,7 @@ import torch
 
 from staticrt.frontend.dynamo import known_inputs, take_numbers
 from staticrt.frontend.graph import KnownInputs
+from staticrt.subclasses import Unwrapped
 
 if TYPE_CHECKING:
     from staticrt.compiled import Engine
@@ -36,16 +37,23 @@ class Part:
     Args:
         gm: the graph, on flat arguments; it may be changed.
         inputs: example arguments.
-        make_engine: a new engine of the graph, for what is known of its arguments.
+        make_engine: a new engine of the graph's function, for what is known of its arguments.
     """
 
     def __init__(
-        self, gm: torch.fx.GraphModule, inputs: Sequence[Any], make_engine: Callable[[KnownInputs], Engine]
+        self,
+        gm: torch.fx.GraphModule,
+        inputs: Sequence[Any],
+        make_engine: Callable[[Callable[..., Any], KnownInputs], Engine],
     ) -> None:
         self._make_engine = make_engine
         self._known = known = known_inputs(gm, inputs)
         self._told_by = tuple(i for i in sorted(known.weights) if isinstance(inputs[i], torch.nn.Parameter))
         self._numbers = take_numbers(gm, inputs)
+        self._unwrapped = Unwrapped(gm.forward, inputs) if Unwrapped.serves(inputs, known) else None
+        if self._unwrapped is not None:
+            self._known = self._unwrapped.known(inputs, known)
+        self._function = self._unwrapped or gm.forward
         self._engines: dict[tuple[int, ...], Engine] = {}
         self._alive: dict[tuple[int, ...], weakref.ref[torch.Tensor]] = {}
         self._other: Engine | None = None
@@ -59,19 +67,21 @@ class Part:
                 values[i] = flat[i].item()
             flat = tuple(values)
         engine = self._engines.get(key) or self._engine(key, flat)
-        return engine.fast.call(*flat)
+        return engine.fast.call(*(flat if self._unwrapped is None else self._unwrapped.take_apart(flat)))
 
     def _engine(self, key: tuple[int, ...], flat: Sequence[Any]) -> Engine:
         with self._lock:
             if key in self._engines:
                 return self._engines[key]
             if len(self._engines) < _MAX_SETS:
-                engine = self._engines[key] = self._make_engine(self._known)
+                engine = self._engines[key] = self._make_engine(self._function, self._known)
                 if key:
                     self._alive[key] = weakref.ref(flat[self._told_by[0]], self._forget(key))
                 return engine
             if self._other is None:
-                self._other = self._make_engine(dataclasses.replace(self._known, weights=frozenset()))
+                self._other = self._make_engine(
+                    self._function, dataclasses.replace(self._known, weights=frozenset())
+                )
             return self._other
 
     def _forget(self, key: tuple[int, ...]) -> Callable[[object], None]:

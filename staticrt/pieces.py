@@ -102,8 +102,8 @@ class Pieces:
             number = self._inferring
             self._inferring += 1
 
-            def make(known: KnownInputs) -> Engine:
-                engine = self._make_engine(gm.forward, number, known)
+            def make(function: Callable[..., Any], known: KnownInputs) -> Engine:
+                engine = self._make_engine(function, number, known)
                 self.engines.append(engine)
                 return engine
 

@@ -269,12 +269,13 @@ def _finish(
     graph = tracer.graph
     graph.output(tuple(outputs))
     by_node = {lifted.node: lifted.value for lifted in tracer.lifted.values()}
+    literals = {lifted.node for lifted in tracer.lifted.values() if lifted.literal}
     order = {"parameter": 0, "buffer": 1, "constant": 2}
     specs: dict[fx.Node, InputSpec] = {}
     for node in graph.find_nodes(op="placeholder"):
         if node in by_node:
             kind, name = tensors.get(id(by_node[node]), ("constant", node.name))
-            specs[node] = InputSpec(kind, name, name, node in written)  # type: ignore[arg-type]
+            specs[node] = InputSpec(kind, name, name, node in written, node in literals)  # type: ignore[arg-type]
         else:
             index = int(str(node.target).removeprefix("arg_"))
             name = names[index] if index < len(names) else f"argument {index}"

@@ -1,7 +1,7 @@
 """Which operators are recorded whole, which are taken apart, and quick shape rules.
 
 Below autograd a composite operator reaches the tracer undecomposed. It stays whole if it neither writes nor aliases
-(`linear`), which its schema and its run over fake tensors tell; otherwise its C++ decomposition is recorded
+(`linear`), which its schema and its run over fake tensors tell, and is torch's own; otherwise its C++ decomposition is recorded
 (`reshape` becomes `view`, or `clone` and `_unsafe_view`).
 """
 
@@ -59,6 +59,8 @@ def _classify(func: Any) -> Kind:
     if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
         return Kind.PLAIN
     schema = func._schema
+    if func.namespace != "aten":
+        return Kind.EXPAND  # a library's arithmetic: whole, it is a call into Python without a kernel of ours
     if schema.is_mutable or torch.Tag.maybe_aliasing_or_mutating in func.tags:
         return Kind.EXPAND
     if any(arg.alias_info is not None for arg in (*schema.arguments, *schema.returns)):

@@ -9,6 +9,7 @@ they are, so the cost is that of the writes.
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Callable
 from typing import Any, cast
@@ -89,7 +90,7 @@ class _Functionalizer:
                 self.new.sources[symbol] = (new, prop, dim)
         for lifted in self.old.lifted.values():
             if lifted.node is node:
-                self.new.lifted[id(lifted.value)] = type(lifted)(lifted.value, lifted.fake, new)
+                self.new.lifted[id(lifted.value)] = dataclasses.replace(lifted, node=new)
         for key, (outer_value, outer_node) in self.old.outer.items():
             if outer_node is node:
                 self.new.outer[key] = (outer_value, new)

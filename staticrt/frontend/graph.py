@@ -55,6 +55,7 @@ class InputSpec:
         name: for messages: the qualified name, or the argument's path ("x", "kwargs['mask'][0]").
         mutated: the graph writes into it.
         weight: a leaf that is a model's parameter or buffer.
+        literal: a constant written in the model's code (`torch.tensor(2.0)`): nobody else can reach it, so it never changes.
     """
 
     kind: InputKind
@@ -62,6 +63,7 @@ class InputSpec:
     name: str
     mutated: bool = False
     weight: bool = False
+    literal: bool = False
 
     @property
     def changes(self) -> bool:

@@ -10,6 +10,7 @@ argument's sympy expression is turned into nodes where it is used.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
 import sys
 from typing import Any
@@ -43,11 +44,12 @@ _LABELS = frozenset({"profiler::_record_function_enter_new", "profiler::_record_
 
 @dataclasses.dataclass(eq=False)
 class Lifted:
-    """A real tensor the model used, its fake, and its placeholder."""
+    """A real tensor the model used, its fake, and its placeholder; a literal is made anew by the model in each call."""
 
     value: torch.Tensor
     fake: torch.Tensor
     node: fx.Node
+    literal: bool = False
 
 
 def _expressions(tensor: Any) -> tuple[Any, ...]:
@@ -171,6 +173,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.track(fake, node)
         return lifted
 
+    def _lift_literal(self, real: torch.Tensor) -> None:
+        outermost = self
+        while outermost.parent is not None:
+            outermost = outermost.parent
+        outermost.lift(real).literal = True
+
     def _fake_of_real(self, real: torch.Tensor) -> torch.Tensor:
         """A fake with constant sizes; fakes share storage where the real tensors do."""
         from torch._subclasses.fake_tensor import FakeTensor
@@ -207,6 +215,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if any(_is_wrapper(type_) for type_ in types):
+            return NotImplemented  # what it does with the tensors that it wraps arrives here next
         if self.watcher is not None:
             self.watcher.pause()
         try:
@@ -234,6 +244,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise CannotCapture("the model turns gradients on")
         if func is aten.lift_fresh.default and _is_literal(args[0]):
             func = aten.lift_fresh_copy.default
+            self._lift_literal(args[0])
         kind = composites.kind(func, args, kwargs)
         if kind is composites.Kind.EXPAND:
             return self._expand(func, args, kwargs)
@@ -458,6 +469,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         new_node.meta["val"] = tensor
         self.track(tensor, new_node)
         return tensor
+
+
+@functools.cache
+def _is_wrapper(type_: type) -> bool:
+    """Whether tensors of a class wrap others, for which it translates each operator."""
+    return hasattr(type_, "__tensor_flatten__") and hasattr(type_, "__tensor_unflatten__")
 
 
 def _is_literal(tensor: torch.Tensor) -> bool:
