@@ -275,7 +275,7 @@ def _finish(
     for node in graph.find_nodes(op="placeholder"):
         if node in by_node:
             kind, name = tensors.get(id(by_node[node]), ("constant", node.name))
-            specs[node] = InputSpec(kind, name, name, node in written, node in literals)  # type: ignore[arg-type]
+            specs[node] = InputSpec(kind, name, name, node in written, literal=node in literals)  # type: ignore[arg-type]
         else:
             index = int(str(node.target).removeprefix("arg_"))
             name = names[index] if index < len(names) else f"argument {index}"
