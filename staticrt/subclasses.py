@@ -33,7 +33,8 @@ class Unwrapped:
 
     def known(self, inputs: Sequence[Any], known: KnownInputs) -> KnownInputs:
         """What is known of the tensors inside, where `known` says it of the inputs."""
-        symbolic, weights = set(), set()
+        symbolic: set[int] = set()
+        weights: set[int] = set()
         sizes: dict[int, tuple[bool, ...]] = {}
         at = 0
         for index, (part, value) in enumerate(zip(self._parts, inputs, strict=True)):
