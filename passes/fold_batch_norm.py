@@ -4,6 +4,9 @@
 
 The new weights are written as calls on the old ones; `FoldConstants` then computes them once. That pays
 only if the weights keep their values, so the pass is part of the pipeline with `freeze` alone.
+
+A large weight that kernels read where it lies (csrc/kernels/conv_in_place.cpp, gemm_routes.cpp) stays as it is: the
+folded one would be a second copy. Its convolution's result is scaled and shifted, which runs inside of the kernel.
 """
 
 from __future__ import annotations
@@ -21,6 +24,12 @@ from staticrt.passes.rewrite import insert_call
 aten = torch.ops.aten
 NATIVE = aten._native_batch_norm_legit_no_training.default
 WHOLE = aten.batch_norm.default
+# As in csrc/kernels/conv_in_place.cpp,
+MIN_FLOATS = 1 << 19
+MAX_PIXELS, MAX_PIXELS_OF_ONE_TAP = 64, 1024
+MIN_CHANNELS = 64
+# and in gemm_routes.cpp for 1x1 kernels.
+MAX_SMALL_FLOATS, MANY_FLOATS, MANY_CHANNELS = 1 << 14, 1 << 16, 192
 CONVS = frozenset({aten.conv1d.default, aten.conv2d.default, aten.conv3d.default, aten.convolution.default})
 
 
@@ -72,14 +81,23 @@ class FoldBatchNorm(GraphPass):
         kernel, result = tensor_meta(weight), tensor_meta(conv)
         if kernel is None or result is None or kernel.dtype != result.dtype:
             return False
-        new_weight, new_bias = _weights(conv, (weight, bias), (scale, shift, mean, var), eps, kernel.dim())
-        conv.update_arg(1, new_weight)
-        if len(conv.args) > 2:
-            conv.update_arg(2, new_bias)
+        factor, offset = _scales(conv, bias, (scale, shift, mean, var), eps)
+        ending = conv
+        if _stays(conv, kernel, result):
+            _set_bias(conv, None)
+            rows = [1, -1, 1, 1]
+            scaled = insert_call(
+                norm, aten.mul.Tensor, (conv, insert_call(norm, aten.view.default, (factor, rows)))
+            )
+            ending = insert_call(
+                norm, aten.add.Tensor, (scaled, insert_call(norm, aten.view.default, (offset, rows)))
+            )
         else:
-            conv.kwargs = {**conv.kwargs, "bias": new_bias}
+            columns = insert_call(conv, aten.view.default, (factor, [-1] + [1] * (kernel.dim() - 1)))
+            conv.update_arg(1, insert_call(conv, aten.mul.Tensor, (weight, columns)))
+            _set_bias(conv, offset)
         for reader in readers:
-            reader.replace_all_uses_with(conv)
+            reader.replace_all_uses_with(ending)
             norm.graph.erase_node(reader)
         if norm.target is NATIVE:
             norm.graph.erase_node(norm)
@@ -89,9 +107,15 @@ class FoldBatchNorm(GraphPass):
         return isinstance(node, fx.Node) and str(node.target) in self.frozen
 
 
-def _weights(conv: fx.Node, own: Any, norm: Any, eps: Any, rank: int) -> tuple[fx.Node, fx.Node]:
-    """The calls that compute the folded weight [out, in, ...] and bias [out], put before `conv`."""
-    weight, bias = own
+def _set_bias(conv: fx.Node, bias: fx.Node | None) -> None:
+    if len(conv.args) > 2:
+        conv.update_arg(2, bias)
+    else:
+        conv.kwargs = {**conv.kwargs, "bias": bias}
+
+
+def _scales(conv: fx.Node, bias: Any, norm: Any, eps: Any) -> tuple[fx.Node, fx.Node]:
+    """The calls that compute what the norm multiplies by and adds, each [out], put before `conv`."""
     scale, shift, mean, var = norm
 
     def call(op: Any, *args: Any) -> fx.Node:
@@ -104,5 +128,35 @@ def _weights(conv: fx.Node, own: Any, norm: Any, eps: Any, rank: int) -> tuple[f
     offset = call(aten.mul.Tensor, offset, factor)
     if shift is not None:
         offset = call(aten.add.Tensor, offset, shift)
-    columns = call(aten.view.default, factor, [-1] + [1] * (rank - 1))
-    return call(aten.mul.Tensor, weight, columns), offset
+    return factor, offset
+
+
+def _stays(conv: fx.Node, weight: torch.Tensor, result: torch.Tensor) -> bool:
+    """Whether a kernel would read the weight [out, in, height, width] where it lies, at the sizes of the capture.
+
+    Where it does not in the end, the result is the same, in a little more time.
+    """
+    if (
+        weight.dtype != torch.float32
+        or weight.dim() != 4
+        or not all(isinstance(n, int) for n in weight.shape)
+    ):
+        return False
+    out_channels, group_in, height, width = weight.shape
+    hints = [n.node.hint if isinstance(n, torch.SymInt) else n for n in result.shape]
+    source = tensor_meta(conv.args[0])
+    channels = None if source is None else source.shape[1]
+    if (
+        len(hints) != 4
+        or any(not isinstance(n, int) for n in hints)
+        or channels != group_in
+        or not weight.is_contiguous()
+    ):
+        return False
+    floats, pixels = weight.numel(), hints[0] * hints[2] * hints[3]
+    if height * width > 1:
+        return floats >= MIN_FLOATS and pixels <= MAX_PIXELS and out_channels >= MIN_CHANNELS
+    steps = named_argument(conv, "stride", 1), named_argument(conv, "padding", 0)
+    if steps[0] in (1, [1], [1, 1]) and steps[1] in (0, [0], [0, 0]):
+        return floats > MAX_SMALL_FLOATS and (out_channels >= MANY_CHANNELS or floats > MANY_FLOATS)
+    return floats >= MIN_FLOATS and pixels <= MAX_PIXELS_OF_ONE_TAP and out_channels >= MIN_CHANNELS

@@ -14,4 +14,9 @@ bool winograd_fits(const ConvPlan& plan);
 // REQUIRES: winograd_fits(plan).
 PreparedCall prepare_winograd_conv(const ConvPlan& plan, PrepareRequest& request);
 
+// Whether the weight is large enough, and the image small enough, to do without a copy of the weight.
+bool reads_weight_in_place(const ConvPlan& plan);
+// REQUIRES: reads_weight_in_place(plan).
+PreparedCall prepare_in_place_conv(const ConvPlan& plan, PrepareRequest& request);
+
 }  // namespace staticrt

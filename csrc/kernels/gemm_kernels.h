@@ -66,6 +66,9 @@ struct GemmKernels {
   // packed_rows, ...). sums: turned_floats(packed_rows) floats of scratch memory.
   void (*turned)(const GemmArgs& args, int64_t b_n, const float* panels, int64_t packed_rows, float* sums);
   int64_t (*turned_floats)(int64_t packed_rows);
+  // panel[c * step + j] = pixels[j][c] for j < count <= nr, zeros beyond.
+  void (*pack_pixels)(const float* const* pixels, int64_t count, int64_t channels, float* panel,
+                      int64_t step);
 
   int64_t panels(int64_t n) const { return (n + nr - 1) / nr; }
   int64_t packed_floats(int64_t k, int64_t n) const { return panels(n) * nr * k; }

@@ -124,7 +124,8 @@ void convolve(const ConvArgs& g, int64_t begin, int64_t end) {
   }
 }
 
-constexpr GemmKernels kKernels{kWidth, kGroup, &multiply, &pack, &convolve, &dots, &turned, &turned_floats};
+constexpr GemmKernels kKernels{kWidth, kGroup,  &multiply,      &pack,       &convolve,
+                               &dots,  &turned, &turned_floats, &pack_pixels};
 
 }  // namespace
 }  // namespace staticrt

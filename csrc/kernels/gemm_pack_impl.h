@@ -46,26 +46,31 @@ inline Vec sums_of(const Vec (&x)[count]) {
   }
 }
 
-// panel[i * kWidth + j] = from[j * row + i] for j < columns, zeros beyond.
-void pack_rows(const float* from, int64_t row, int64_t k, int64_t columns, float* panel) {
+// panel[i * step + j] = from(j)[i] for i < k and j < columns, zeros beyond. from(j): where column j begins.
+template <class From>
+inline void pack_columns(const From& from, int64_t columns, int64_t k, float* panel, int64_t step) {
   for (int64_t i = 0; i < k; i += kLanes) {
     const int64_t depth = std::min<int64_t>(kLanes, k - i);
     for (int64_t j = 0; j < kWidth; j += kLanes) {
       Vec square[kLanes] = {};
       if (depth == kLanes && j + kLanes <= columns) {
 #pragma GCC unroll 16
-        for (int r = 0; r < kLanes; ++r) square[r] = load(from + (j + r) * row + i);
+        for (int r = 0; r < kLanes; ++r) square[r] = load(from(j + r) + i);
       } else {
         for (int64_t r = 0; r < kLanes && j + r < columns; ++r) {
           float part[kLanes] = {};
-          std::memcpy(part, from + (j + r) * row + i, static_cast<size_t>(depth) * sizeof(float));
+          std::memcpy(part, from(j + r) + i, static_cast<size_t>(depth) * sizeof(float));
           square[r] = load(part);
         }
       }
       transpose(square);
-      for (int64_t r = 0; r < depth; ++r) store(panel + (i + r) * kWidth + j, square[r]);
+      for (int64_t r = 0; r < depth; ++r) store(panel + (i + r) * step + j, square[r]);
     }
   }
+}
+
+void pack_pixels(const float* const* pixels, int64_t count, int64_t channels, float* panel, int64_t step) {
+  pack_columns([=](int64_t j) { return pixels[j]; }, count, channels, panel, step);
 }
 
 void pack(const float* b, int64_t b_k, int64_t b_n, int64_t k, int64_t n, float* out, int64_t begin,
@@ -79,7 +84,7 @@ void pack(const float* b, int64_t b_k, int64_t b_n, int64_t k, int64_t n, float*
       continue;
     }
     if (b_k == 1) {
-      pack_rows(from, b_n, k, columns, panel);
+      pack_columns([=](int64_t j) { return from + j * b_n; }, columns, k, panel, kWidth);
       continue;
     }
     for (int64_t i0 = 0; i0 < k; i0 += 16) {  // in squares, so that lines of both sides are used whole

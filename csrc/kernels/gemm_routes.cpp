@@ -47,7 +47,10 @@ int64_t lanes() {
 // quarters with few rows; the copy would take as much memory as the weight. So it is not even measured: what
 // memory a model takes must not depend on a measurement.
 bool reads_where_it_lies(const MatmulShape& s) {
-  return s.b_k == 1 && s.n >= lanes() && !is_small_weight(s);
+  constexpr int64_t kManyColumns = 192;  // fewer do not pay for packing A, unless the weight is large
+  constexpr int64_t kLargeFloats = 1 << 16;
+  return s.b_k == 1 && s.n >= lanes() && !is_small_weight(s) &&
+         (s.n >= kManyColumns || s.n * s.k > kLargeFloats);
 }
 
 std::vector<Route> routes_for(const MatmulShape& s) {
