@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -15,6 +16,10 @@ from staticrt.onnx.size_conditions import KEY, write
 
 if TYPE_CHECKING:
     import onnx
+
+
+# A size, or one computed from sizes, is at least something: what windows and flattened tensors need.
+_LEAST = re.compile(r"\w+ >= \d+|[01] <=? .*")
 
 
 def to_onnx(
@@ -143,10 +148,11 @@ def _refuse(module: torch.nn.Module, error: Exception) -> NoReturn:
 
 
 def _warn(name: str, signature: Any, conditions: Sequence[str]) -> None:
-    """Say what the exported model does not do."""
-    if conditions:
+    """Say what the exported model does not do. That an image is no smaller than a window goes without saying."""
+    asked = [condition for condition in conditions if not _LEAST.fullmatch(condition)]
+    if asked:
         warnings.warn(
-            f"staticrt: {name} as exported holds only where {'; '.join(conditions)}, as the module asked for "
+            f"staticrt: {name} as exported holds only where {'; '.join(asked)}, as the module asked for "
             "its example's sizes. staticrt.from_onnx checks this, other runtimes do not",
             stacklevel=3,
         )

@@ -138,7 +138,10 @@ def cast(value: Any, dtype: torch.dtype) -> Any:
         return float(value)
     if isinstance(value, (torch.SymInt, torch.SymFloat)):
         return whole(value)
-    return int(value)
+    number, limits = int(value), torch.iinfo(dtype)
+    if limits.min <= number <= limits.max:
+        return number
+    return (number - limits.min) % (1 << limits.bits) + limits.min
 
 
 def apply(function: Callable[..., Any], inputs: Iterable[Numbers], dtype: torch.dtype) -> Numbers:

@@ -82,6 +82,16 @@ def test_a_model_without_branches_has_no_conditions():
     assert not [entry for entry in model.metadata_props if entry.key == KEY]
 
 
+def test_least_sizes_that_windows_need_are_checked_without_a_warning():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="staticrt")
+        model = staticrt.to_onnx(nn.Conv1d(3, 4, 5, stride=2).eval(), torch.randn(2, 3, 9))
+    back = staticrt.from_onnx(model)
+    assert back(torch.randn(1, 3, 5)).shape == (1, 4, 1)
+    with pytest.raises(InputError, match=">= 5, got"):
+        back(torch.randn(1, 3, 4))
+
+
 @pytest.mark.parametrize(
     "text", ["__import__('os')", "a.b > 1", "a ** 9 ** 9 > 1", "1", "a < b < 3", "f(a) > 1", "(", "a > 1.5"]
 )

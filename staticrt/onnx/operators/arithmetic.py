@@ -161,9 +161,12 @@ def _variadic(name: str, function: Function, host: Function) -> None:
 
 
 def _host_extreme(better: Function) -> Function:
-    return lambda *items: (
-        better(items) if not any(isinstance(i, SYMBOLIC) for i in items) else _symbolic(better, items)
-    )
+    def compute(*items: Any) -> Any:
+        if any(isinstance(item, SYMBOLIC) for item in items):
+            return _symbolic(better, items)
+        return next((item for item in items if item != item), better(items))  # NaN wins
+
+    return compute
 
 
 def _symbolic(better: Function, items: tuple[Any, ...]) -> Any:
