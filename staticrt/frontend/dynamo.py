@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -47,6 +48,8 @@ class Parts:
     ) -> None:
         self._make_part = make_part
         self.breaks: list[tuple[str, str]] = []  # reason, model line
+        modules = function.modules() if isinstance(function, torch.nn.Module) else ()
+        small_buckets = any(map(_has_small_buckets, modules))
         function = _with_own_code(function)
         own: dict[str, Any] = {}
         if "isolate_recompiles" in _COMPILE:  # torch 2.12 and later
@@ -59,6 +62,8 @@ class Parts:
             self._config["suppress_errors"] = False
         if max_captures is not None:
             self._config["recompile_limit"] = max_captures
+        if small_buckets:
+            self._config["optimize_ddp"] = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the function.
@@ -70,8 +75,11 @@ class Parts:
         from torch._dynamo.utils import graph_break_reasons
 
         known = len(graph_break_reasons)
+        config = self._config
+        if _has_small_buckets(_surrounding_ddp()):
+            config = {**config, "optimize_ddp": False}
         try:
-            with dynamo.config.patch(self._config):  # type: ignore[attr-defined]
+            with dynamo.config.patch(config):  # type: ignore[attr-defined]
                 return self._run(*args, **kwargs)
         except dynamo.exc.TorchDynamoException as error:
             told = getattr(error, "inner_exception", error)  # of a part that our own backend refused
@@ -141,6 +149,20 @@ def _source(placeholder: torch.fx.Node) -> str:
     source = getattr(placeholder, "_dynamo_source", None)
     name = getattr(source, "name", "")
     return str(name() if callable(name) else name)
+
+
+def _surrounding_ddp() -> Any:
+    """The DistributedDataParallel in whose forward this thread is, or None."""
+    parallel = sys.modules.get("torch.nn.parallel.distributed")
+    return parallel.DistributedDataParallel._active_ddp_module if parallel is not None else None
+
+
+def _has_small_buckets(module: Any) -> bool:
+    """Whether Dynamo refuses to cut a model at the buckets of this DistributedDataParallel: an assertion fails."""
+    cap = getattr(module, "bucket_bytes_cap", None)
+    if not isinstance(cap, int) or not torch.distributed.is_available():
+        return False
+    return cap < int(torch.distributed._DEFAULT_FIRST_BUCKET_BYTES)  # type: ignore[attr-defined]
 
 
 def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:

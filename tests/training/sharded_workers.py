@@ -143,3 +143,24 @@ def unsupported(rank: int) -> dict[str, Any]:
     fast = staticrt.compile(model)
     with torch.no_grad():
         return {"expected": model(x), "results": [fast(x) for _ in range(3)], "explain": str(fast.explain())}
+
+
+def small_buckets(rank: int) -> dict[str, Any]:
+    """DistributedDataParallel with buckets too small for Dynamo's cuts, around a compiled model and inside one."""
+    parallel = nn.parallel.DistributedDataParallel
+    found = {}
+    for kind in ("eager", "inside", "around"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+        inner = staticrt.compile(model) if kind == "inside" else model
+        wrapped = parallel(inner, bucket_cap_mb=1e-4, gradient_as_bucket_view=True)
+        run = staticrt.compile(wrapped) if kind == "around" else wrapped
+        torch.manual_seed(10 + rank)
+        grads = []
+        for _ in range(3):
+            model.zero_grad()
+            run(torch.randn(6, 8)).square().mean().backward()
+            grads.append([p.grad.clone() for p in model.parameters()])
+        found[kind] = grads
+        torch._dynamo.reset()
+    return found

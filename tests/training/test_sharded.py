@@ -2,7 +2,7 @@
 
 import torch
 from distributed_workers import run_ranks
-from sharded_workers import sharded, written
+from sharded_workers import sharded, small_buckets, written
 
 
 def test_tensor_parallel_training_equals_eager(tmp_path):
@@ -23,3 +23,9 @@ def test_collectives_that_write_are_waited_for(tmp_path):
         for result in eager["results"]:
             torch.testing.assert_close(result, eager["expected"])
         assert "c10d.reduce_.default, a collective without a functional form" in eager["explain"]
+
+
+def test_small_buckets_of_data_parallelism(tmp_path):
+    for found in run_ranks(small_buckets, tmp_path):
+        for kind in ("inside", "around"):
+            torch.testing.assert_close(found[kind], found["eager"], rtol=1e-4, atol=1e-5)
