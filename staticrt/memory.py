@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union
 
 import torch
 
+from staticrt import memory_checks as check
 from staticrt.errors import AllocatorError, DeviceError
 from staticrt.memory_pool import Pool
 from staticrt.native import _C
@@ -97,8 +98,8 @@ class Device:
             OutOfMemoryError: nothing has changed; the message lists what was tried.
             AllocatorError: the size or the stream is negative.
         """
-        size, stream = _count("size", size), _count("stream", stream)
-        return self._handle.allocate(size, stream, 0 if address is None else _count("address", address))
+        wanted = 0 if address is None else check.count("address", address)
+        return self._handle.allocate(check.count("size", size), check.stream_number(stream), wanted)
 
     def free(self, address: int) -> None:
         """Give memory back; 0 does nothing.
@@ -106,11 +107,11 @@ class Device:
         Raises:
             InvalidPointerError: the address is not ours, or free already.
         """
-        self._handle.release(_count("address", address))
+        self._handle.release(check.count("address", address))
 
     def record_stream(self, address: int, stream: int) -> None:
         """Work of `stream` uses the memory too: after `free` it is reused only once that work is done."""
-        self._handle.record_use(_count("address", address), _count("stream", stream))
+        self._handle.record_use(check.count("address", address), check.stream_number(stream))
 
     def stats(self, pool: PoolLike = None) -> dict[str, int]:
         """Statistics under torch's flat keys, sorted: "allocated_bytes.all.peak" and so on.
@@ -118,7 +119,7 @@ class Device:
         Args:
             pool: of this pool only; 0 everywhere if there is none such. Counters (`num_…`) are the device's.
         """
-        nested = dict(self._handle.stats(pool_id(pool)))
+        nested = dict(self._handle.stats(pool_id(pool, self._handle)))
         if pool is None:
             nested["reserved_bytes_by_private_pools"] = {
                 f"{first}_{second}": self._handle.stats((first, second))["reserved_bytes"]
@@ -142,7 +143,7 @@ class Device:
             `segments`: by address; each with `blocks` by address that tile it. `device_traces`: per device
             number the recorded history. `allocator_settings`, `external_annotations`.
         """
-        return self._handle.snapshot(pool_id(pool), include_traces)
+        return self._handle.snapshot(pool_id(pool, self._handle), check.flag("include_traces", include_traces))
 
     def record_history(
         self,
@@ -166,28 +167,28 @@ class Device:
         Raises:
             AllocatorError: an argument has another value.
         """
-        _one_of("enabled", enabled, ("state", "all", None))
-        _one_of("context", context, ("state", "alloc", "all", None))
-        for action in skip_actions:
-            _one_of("skip_actions", action, ACTIONS)
+        check.one_of("enabled", enabled, ("state", "all", None))
+        check.one_of("context", context, ("state", "alloc", "all", None))
+        skipped = check.several_of("skip_actions", skip_actions, ACTIONS)
+        entries, clear = check.count("max_entries", max_entries), check.flag("clear_history", clear_history)
         if enabled == "state":
-            max_entries, context = 1, None if context is None else "state"
+            entries, context = 1, None if context is None else "state"
         self._handle.record_history(
             on=enabled is not None,
             level=context or "never",
-            max_entries=_count("max_entries", max_entries),
-            clear=clear_history or enabled is None,
-            skip_actions=list(skip_actions),
+            max_entries=entries,
+            clear=clear or enabled is None,
+            skip_actions=skipped,
             skip_files=[__file__, str(Path(__file__).with_name("simulated.py"))],
         )
 
     def annotate(self, text: str) -> None:
         """Put a text and the time into `external_annotations` of snapshots."""
-        self._handle.annotate(text)
+        self._handle.annotate(check.text("the annotation", text))
 
     def traceback(self, address: int) -> list[dict[str, Any]] | None:
         """Python stack that allocated the live memory around `address`; None if unknown."""
-        block = self._handle.find_block(_count("address", address))
+        block = self._handle.find_block(check.count("address", address))
         return block["frames"] or None if block else None
 
     def set_limit(self, *, fraction: float | None = None, bytes: int | None = None) -> None:
@@ -204,7 +205,7 @@ class Device:
             if isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 <= fraction <= 1:
                 raise AllocatorError(f"fraction is {fraction!r}", fix="give a number from 0 to 1")
             bytes = int(fraction * self.total_bytes)
-        self._handle.set_limit(None if bytes is None else _count("bytes", bytes))
+        self._handle.set_limit(None if bytes is None else check.count("bytes", bytes))
 
     def empty_cache(self, pool: PoolLike = None) -> int:
         """Return free memory to the device: of all but open private pools, or of one pool.
@@ -212,7 +213,7 @@ class Device:
         Returns:
             Bytes that the device has more now.
         """
-        return self._handle.empty_cache(pool_id(pool))
+        return self._handle.empty_cache(pool_id(pool, self._handle))
 
     def configure(self, options: str) -> list[str]:
         """Set allocator options, as in PYTORCH_ALLOC_CONF: "max_split_size_mb:64,expandable_segments:True".
@@ -223,7 +224,7 @@ class Device:
         Raises:
             AllocatorError: an unknown option or value; it lists those known.
         """
-        return self._handle.configure(options)
+        return self._handle.configure(check.text("options", options))
 
     def largest_free(self) -> int:
         """Bytes of the largest block that could be had, given or growing."""
@@ -231,7 +232,7 @@ class Device:
 
     def pool(self, use_on_oom: bool = False, no_split: bool = False) -> Pool:
         """A private pool; see `Pool`."""
-        return Pool(self._handle, use_on_oom, no_split)
+        return Pool(self._handle, check.flag("use_on_oom", use_on_oom), check.flag("no_split", no_split))
 
     def validate(self) -> None:
         """Check every invariant of the allocator's tables.
@@ -256,7 +257,7 @@ def device(which: DeviceLike = None) -> Device:
     if isinstance(which, bool):
         raise AllocatorError(f"{which} is no device", fix=_DEVICE_FIX)
     if isinstance(which, int):
-        return Device(_C.cuda_memory(_count("device", which)))
+        return Device(_C.cuda_memory(check.count("device", which)))
     try:
         wanted = torch.device(which)
     except (RuntimeError, TypeError) as error:
@@ -316,9 +317,7 @@ def set_metadata(text: str) -> None:
     Raises:
         AllocatorError: it is no text.
     """
-    if not isinstance(text, str):
-        raise AllocatorError(f"the metadata is {text!r}", fix="give a string")
-    _C.set_memory_metadata(text)
+    _C.set_memory_metadata(check.text("the metadata", text))
 
 
 def set_limit(*, fraction: float | None = None, bytes: int | None = None, device: DeviceLike = None) -> None:
@@ -346,34 +345,17 @@ def simulated(total_bytes: int, **options: Any) -> SimulatedDevice:
 _device = device  # the functions above have an argument of that name
 
 
-def pool_id(pool: PoolLike) -> tuple[int, int] | None:
-    """Id of a pool, given as `Pool`, as its id, or None for the whole device."""
+def pool_id(pool: PoolLike, handle: _C.MemoryDevice) -> tuple[int, int] | None:
+    """Id of a pool of the device, given as `Pool`, as its id, or None for the whole device."""
     if pool is None:
         return None
     if isinstance(pool, Pool):
+        if not pool.is_of(handle):
+            raise AllocatorError(f"{pool!r} is on another device than {handle.name}", fix="give a pool made there")
         return pool.id
-    if (
-        isinstance(pool, tuple)
-        and len(pool) == 2
-        and all(isinstance(part, int) and part >= 0 for part in pool)
-    ):
-        return pool
+    if isinstance(pool, tuple) and len(pool) == 2:
+        return check.count("the pool's id", pool[0]), check.count("the pool's id", pool[1])
     raise AllocatorError(f"{pool!r} is no pool", fix="give a Pool or its id, two numbers such as (1, 0)")
-
-
-def _count(name: str, value: int) -> int:
-    """`value` if it is a whole number that a C++ unsigned can hold."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise AllocatorError(f"{name} is {value!r}", fix="give a whole number")
-    number = value.__index__()
-    if not 0 <= number < 1 << 64:
-        raise AllocatorError(f"{name} is {number}", fix="give a number from 0 to 2**64 - 1")
-    return number
-
-
-def _one_of(name: str, value: object, known: tuple[object, ...]) -> None:
-    if value not in known:
-        raise AllocatorError(f"{name} is {value!r}", fix=f"give one of {', '.join(map(repr, known))}")
 
 
 def _flatten(prefix: str, nested: dict[str, Any]) -> list[tuple[str, int]]:

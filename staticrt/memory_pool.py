@@ -13,6 +13,8 @@ from staticrt.errors import AllocatorError, DeviceError, StaticRuntimeError
 from staticrt.native import _C
 
 _numbers = itertools.count(1)
+# Pools that the garbage collector ended where the allocator may not be called; the next pool gives them back.
+_ended_in_work: list[tuple[_C.MemoryDevice, tuple[int, int]]] = []
 
 
 class Pool:
@@ -34,6 +36,8 @@ class Pool:
         self._torch_allocator: Any = None
         self._closed = True  # until the pool exists, there is nothing to end
         self.id: tuple[int, int] = (next(_numbers), 0)
+        while _ended_in_work:
+            _end(*_ended_in_work.pop())
         handle.pool_retain(self.id, use_on_oom, no_split)
         self._closed = False
 
@@ -41,7 +45,7 @@ class Pool:
         return f"<staticrt.memory.Pool {self.id[0]}_{self.id[1]} of {self._handle.name}>"
 
     def __enter__(self) -> Pool:
-        self._check_open()
+        self.check_open()
         self._handle.begin_route(self.id)
         return self
 
@@ -56,8 +60,29 @@ class Pool:
 
     def __del__(self) -> None:
         # At the end of the process the device may be gone, and the memory with it.
-        with contextlib.suppress(StaticRuntimeError, TypeError):
+        with contextlib.suppress(StaticRuntimeError, TypeError, AttributeError):
+            if not self._closed and _C.in_simulated_work():
+                _ended_in_work.append((self._handle, self.id))
+                self._closed = True
             self.close()
+
+    def __copy__(self) -> Pool:
+        raise AllocatorError(f"{self!r} cannot be copied: its end would be the end of both", fix="hand on the pool itself")
+
+    def __deepcopy__(self, memo: object) -> Pool:
+        return self.__copy__()
+
+    def __reduce__(self) -> str:
+        raise AllocatorError(f"{self!r} cannot be pickled: it is memory of this process", fix="make a new pool there")
+
+    def is_of(self, handle: _C.MemoryDevice) -> bool:
+        """Whether the pool is one of that device."""
+        return self._handle.is_same(handle)
+
+    def check_open(self) -> None:
+        """Raise an AllocatorError if the pool is closed."""
+        if self._closed:
+            raise AllocatorError(f"{self!r} is closed", fix="make a new pool")
 
     def use_count(self) -> int:
         """References: 1, and 1 for each context it is in and each captured graph. 0 after `close`."""
@@ -69,7 +94,7 @@ class Pool:
         Returns:
             Bytes that the device has more now.
         """
-        self._check_open()
+        self.check_open()
         return self._handle.pool_hibernate(self.id)
 
     def wake(self) -> None:
@@ -78,7 +103,7 @@ class Pool:
         Raises:
             OutOfMemoryError: there is none; the pool stays hibernated.
         """
-        self._check_open()
+        self.check_open()
         self._handle.pool_wake(self.id)
 
     def close(self) -> None:
@@ -87,9 +112,7 @@ class Pool:
             return
         self._closed = True
         self._torch_pool = self._torch_allocator = None
-        self._handle.pool_release(self.id)
-        if self._handle.pool_exists(self.id):
-            self._handle.empty_cache(self.id)
+        _end(self._handle, self.id)
 
     def torch(self) -> Any:
         """A `torch.cuda.MemPool` whose segments come from this device's allocator.
@@ -102,7 +125,7 @@ class Pool:
         Raises:
             DeviceError: this torch has no CUDA, or the pool is not on a CUDA device.
         """
-        self._check_open()
+        self.check_open()
         if torch.version.cuda is None or not torch.cuda.is_available():
             raise DeviceError(
                 f"torch {torch.__version__} has no CUDA, so there is no torch.cuda.MemPool",
@@ -117,6 +140,8 @@ class Pool:
             self._torch_pool = torch.cuda.MemPool(self._torch_allocator.allocator())
         return self._torch_pool
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise AllocatorError(f"{self!r} is closed", fix="make a new pool")
+
+def _end(handle: _C.MemoryDevice, number: tuple[int, int]) -> None:
+    handle.pool_release(number)
+    if handle.pool_exists(number):
+        handle.empty_cache(number)

@@ -17,14 +17,17 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from staticrt.errors import AllocatorError, InternalError
-from staticrt.memory import Device, PoolLike, _count, pool_id
+from staticrt import memory_checks as check
+from staticrt.errors import AllocatorError, InternalError, InvalidPointerError
+from staticrt.memory import Device, Pool, PoolLike, pool_id
 from staticrt.native import _C
 
 _graph_pools = itertools.count(1)
+MOST_DEVICES = 1024
 
 
 class SimulatedDevice(Device):
@@ -60,29 +63,30 @@ class SimulatedDevice(Device):
         eager: bool = False,
         config: str = "",
     ) -> None:
+        options = check.text("config", config)
         self._sim = _C.simulated_device(
-            total_bytes=_count("total_bytes", total_bytes),
-            index=_count("index", index),
-            other_bytes=_count("other_bytes", other_bytes),
-            va_bytes=_count("va_bytes", va_bytes),
-            max_handles=max_handles,
-            virtual_memory=virtual_memory,
-            backed=backed,
+            total_bytes=check.count("total_bytes", total_bytes),
+            index=check.count("index", index, MOST_DEVICES - 1),
+            other_bytes=check.count("other_bytes", other_bytes),
+            va_bytes=check.count("va_bytes", va_bytes),
+            max_handles=None if max_handles is None else check.count("max_handles", max_handles),
+            virtual_memory=check.flag("virtual_memory", virtual_memory),
+            backed=check.flag("backed", backed),
             oracle=True,
-            eager=eager,
-            config=config if "thread_cache" in config else f"thread_cache:False,{config}",
+            eager=check.flag("eager", eager),
+            config=options if "thread_cache" in options else f"thread_cache:False,{options}",
         )
         self._backed = backed
         super().__init__(self._sim)
 
     def allocate(self, size: int, stream: int = 0, *, address: int | None = None) -> int:
         got = super().allocate(size, stream, address=address)
-        self._sim.allocated(got, size, stream)
+        self._sim.allocated(got, operator.index(size), operator.index(stream))
         return got
 
     def free(self, address: int) -> None:
         # Before the allocator knows: afterwards another thread may have been given the bytes.
-        self._sim.freed(_count("address", address))
+        self._sim.freed(check.count("address", address))
         super().free(address)
 
     # --- streams and events
@@ -93,34 +97,38 @@ class SimulatedDevice(Device):
 
     def enqueue(self, stream: int, work: Callable[[], object] | None = None) -> None:
         """Work that keeps `stream` busy until it is advanced past it; `work` is called then."""
-        self._sim.enqueue(stream, work)
+        if work is not None and not callable(work):
+            raise AllocatorError(f"the work is {type(work).__name__}, which cannot be called", fix="give a function")
+        self._sim.enqueue(check.stream_number(stream), work)
 
     def touch(self, address: int, size: int, stream: int = 0) -> None:
         """Work of `stream` that uses these bytes: the oracle checks that it may."""
-        self._sim.touch(stream, address, size)
+        self._sim.touch(check.stream_number(stream), check.count("address", address), check.count("size", size))
 
     def write(self, address: int, size: int, value: int, stream: int = 0) -> None:
         """A touch that writes `value` at 64 KiB steps and at the end when it runs."""
-        self._sim.write(stream, address, size, value)
+        at, bytes = check.count("address", address), check.count("size", size)
+        self._sim.write(check.stream_number(stream), at, bytes, check.count("value", value))
 
     def verify(self, address: int, size: int, value: int, stream: int = 0) -> None:
         """A touch that reports if it does not find what `write` wrote."""
-        self._sim.verify(stream, address, size, value)
+        at, bytes = check.count("address", address), check.count("size", size)
+        self._sim.verify(check.stream_number(stream), at, bytes, check.count("value", value))
 
     def advance(self, stream: int, count: int = 1) -> int:
         """Run up to `count` pieces of work; fewer if the stream is empty or waits for another one."""
-        return self._sim.advance(stream, count)
+        return self._sim.advance(check.stream_number(stream), check.count("count", count))
 
     def pending(self, stream: int) -> int:
         """Pieces of work not done yet."""
-        return self._sim.pending(stream)
+        return self._sim.pending(check.stream_number(stream))
 
     def synchronize(self, stream: int | None = None) -> None:
         """Run a stream, or all, to the end; the host then knows that the work is done."""
         if stream is None:
             self._sim.device_sync()
         else:
-            self._sim.stream_sync(stream)
+            self._sim.stream_sync(check.stream_number(stream))
 
     def event(self, stream: int | None = None) -> SimulatedEvent:
         """A new event, recorded on `stream` if one is given."""
@@ -141,8 +149,10 @@ class SimulatedDevice(Device):
         Raises:
             DeviceError: the capture was broken. No route, reference or byte of it stays.
         """
-        origin = self.stream() if stream is None else stream
-        wanted = pool_id(pool) or (0, next(_graph_pools))
+        origin = self.stream() if stream is None else check.stream_number(stream)
+        if isinstance(pool, Pool):
+            pool.check_open()
+        wanted = pool_id(pool, self._sim) or (0, next(_graph_pools))
         capture = _C.SimCapture(self._sim, wanted, origin)
         graph = SimulatedGraph(self._sim, wanted, origin)
         try:
@@ -161,18 +171,21 @@ class SimulatedDevice(Device):
             call: "physical_create", "map", "segment_alloc", "event_record", …; a wrong name lists all.
             fault: "oom" or "error".
         """
-        self._sim.fail(call, nth, fault, times, text)
+        first, last = check.count("nth", nth), check.count("times", times)
+        self._sim.fail(
+            check.text("call", call), first, check.text("fault", fault), last, check.text("text", text)
+        )
 
     def clear_faults(self) -> None:
         self._sim.clear_faults()
 
     def set_other_bytes(self, bytes: int) -> None:
         """Memory that other processes hold."""
-        self._sim.set_other_bytes(_count("bytes", bytes))
+        self._sim.set_other_bytes(check.count("bytes", bytes))
 
     def break_device(self, text: str) -> None:
         """As after an illegal access: every growth fails with this error until `mend_device`."""
-        self._sim.set_pending_error("error", text)
+        self._sim.set_pending_error("error", check.text("text", text))
 
     def mend_device(self) -> None:
         self._sim.set_pending_error("ok", "")
@@ -209,12 +222,20 @@ class SimulatedDevice(Device):
 
     def calls(self, call: str) -> int:
         """How often a driver call was made."""
-        return self._sim.calls(call)
+        return self._sim.calls(check.text("call", call))
 
     def view(self, address: int, size: int) -> memoryview:
-        """The bytes themselves. They are valid while they are mapped: reading later ends the process."""
+        """The bytes themselves, of live memory. They are valid while it is: reading later may end the process.
+
+        Raises:
+            InvalidPointerError: not all of them are in one live block.
+        """
         if not self._backed:
             raise AllocatorError("the device has no bytes", fix="make it with backed=True")
+        address, size = check.count("address", address), check.count("size", size)
+        block = self._handle.find_block(address)
+        if block is None or address + size > block["address"] + block["size"]:
+            raise InvalidPointerError(f"{size} bytes at {address:#x} are in no live block", at=self.name)
         return memoryview((ctypes.c_ubyte * size).from_address(address)).cast("B")
 
 
@@ -226,7 +247,7 @@ class SimulatedEvent:
         self._event = sim.event_create()
 
     def record(self, stream: int) -> None:
-        self._sim.event_record(self._event, stream)
+        self._sim.event_record(self._event, check.stream_number(stream))
 
     def done(self) -> bool:
         """Whether the stream has passed it; if so the host, and so every stream, knows."""
@@ -234,7 +255,7 @@ class SimulatedEvent:
 
     def wait(self, stream: int) -> None:
         """Later work of `stream` starts after the event."""
-        self._sim.stream_wait(stream, self._event)
+        self._sim.stream_wait(check.stream_number(stream), self._event)
 
     def synchronize(self) -> None:
         self._sim.event_sync(self._event)
@@ -255,7 +276,8 @@ class SimulatedGraph:
         Raises:
             AllocatorError: it is not captured (yet), closed, or its pool hibernates.
         """
-        self._sim.graph_launch(self._number(), self.stream if stream is None else stream, self.pool)
+        target = self.stream if stream is None else check.stream_number(stream)
+        self._sim.graph_launch(self._number(), target, self.pool)
 
     @property
     def edges(self) -> list[list[int]]:

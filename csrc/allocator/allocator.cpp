@@ -71,6 +71,7 @@ Core::~Core() {
 DeviceAllocator::DeviceAllocator(std::shared_ptr<Driver> driver, Config config)
     : driver_(std::move(driver)),
       core_(std::make_unique<Core>(*driver_, std::make_shared<const Config>(std::move(config)))),
+      fork_guard_(driver_->survives_fork() ? std::make_unique<ForkGuard>(*core_) : nullptr),
       pools_(std::make_unique<Pools>(*core_)),
       inspector_(std::make_unique<Inspector>(*core_)) {
   core_->update_gate();
@@ -85,13 +86,16 @@ void Core::read_settings() {
 }
 
 void Core::update_gate() {
-  const Config& now = settings();
-  bool open = !compat && now.thread_cache && now.caching && !now.rounding.enabled && !routes.any() &&
-              !budget.pressed(info.total_bytes) && ThreadCaches::supported() && !uncached_process;
+  const bool supported = ThreadCaches::supported();
+  bool open = false;
   bool was_open = false;
   {
+    // All under the mutex: of two updates at once, the later one has seen what the earlier one has.
     const Lock lock(*this);
-    open = open && !trace.watching() && !captures.any();
+    const Config& now = settings();
+    open = !compat && now.thread_cache && now.caching && !now.rounding.enabled && !routes.any() &&
+           !budget.pressed(info.total_bytes) && supported && !uncached_process && !trace.watching() &&
+           !captures.any();
     easy.store(!compat && now.caching && !now.rounding.enabled && !routes.any() && !uncached_process &&
                    context_level.load(std::memory_order_relaxed) == ContextLevel::never,
                std::memory_order_relaxed);
@@ -137,18 +141,26 @@ Status DeviceAllocator::allocate_any(const Request& request, Addr* address) {
   want.size_class = size_class_of(want.size);
   want.stream = request.stream;
   want.address = request.address;
-  if (request.pool) {
-    const Core::Lock lock(core);
-    const Pool* pool = core.pools.find(*request.pool);
-    if (pool == nullptr)
-      return Status::InvalidArgument(detail::concat("allocate: there is no pool ", *request.pool));
-    want.pool = pool->index;
-  } else if (core.routes.any()) {
-    want.pool = core.routes.resolve(request.stream);
-  }
   if (core.context_level.load(std::memory_order_relaxed) != ContextLevel::never)
     want.context = core.make_context();
-  return core.allocate(want, address);
+  for (;;) {
+    if (request.pool) {
+      const Core::Lock lock(core);
+      const Pool* pool = core.pools.find(*request.pool);
+      if (pool == nullptr)
+        return Status::InvalidArgument(detail::concat("allocate: there is no pool ", *request.pool));
+      want.pool = pool->index;
+      want.pool_serial = pool->serial;
+    } else if (core.routes.any()) {
+      std::tie(want.pool, want.pool_serial) = core.routes.resolve(request.stream);
+    } else {
+      want.pool = 0;
+      want.pool_serial = 0;
+    }
+    // not_ready: the route or the pool has ended since.
+    Status status = core.allocate(want, address);
+    if (status.code() != Code::not_ready) return status;
+  }
 }
 
 Status DeviceAllocator::release(Addr address) {
@@ -189,6 +201,7 @@ Status DeviceAllocator::record_use(Addr address, StreamId stream) {
   Block& block = core.blocks[id];
   const Slot slot = core.streams.slot_of(stream);
   if (block.state != BlockState::live || slot == block.slot) return Status::Ok();
+  if (slot == kNoSlot) return core.too_many_streams(stream);
   core.streams.add_use(block, slot, core.captures.any());
   return Status::Ok();
 }

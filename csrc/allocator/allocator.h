@@ -17,6 +17,7 @@
 #include "allocator/config.h"
 #include "allocator/core.h"
 #include "allocator/device_api.h"
+#include "allocator/fork.h"
 #include "allocator/pool.h"
 #include "allocator/snapshot.h"
 #include "allocator/stats.h"
@@ -78,6 +79,7 @@ class DeviceAllocator {
 
   const std::shared_ptr<Driver> driver_;
   std::unique_ptr<Core> core_;
+  std::unique_ptr<ForkGuard> fork_guard_;
   std::unique_ptr<Pools> pools_;
   std::unique_ptr<Inspector> inspector_;
 };

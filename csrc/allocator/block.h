@@ -30,6 +30,7 @@ using BlockId = uint32_t;    // 0 is none
 using SegmentId = uint32_t;  // 0 is none
 using PoolIndex = uint32_t;  // index into PoolTable; 0 is the default pool
 using Slot = uint16_t;       // a stream, see streams.h
+inline constexpr Slot kNoSlot = 0xffff;
 
 enum class BlockState : uint8_t { unmapped, held, free, live, pending_event, pending_capture };
 inline constexpr int kBlockStates = 6;

@@ -16,34 +16,35 @@ bool Routes::routed(PoolId pool) const {
   return std::any_of(now->begin(), now->end(), [&](const Route& route) { return route.pool == pool; });
 }
 
-bool Routes::begin(PoolId pool, PoolIndex index, RouteFilter accepts) {
+bool Routes::begin(Route route) {
   const std::lock_guard lock(mutex_);
-  for (const Route& route : *list_)
-    if (route.pool == pool) return false;
+  for (const Route& open : *list_)
+    if (open.pool == route.pool) return false;
   auto next = std::make_shared<List>(*list_);
-  next->push_back({pool, index, std::move(accepts)});
+  next->push_back(std::move(route));
   list_ = std::move(next);
   count_.store(list_->size(), std::memory_order_release);
   return true;
 }
 
-bool Routes::end(PoolId pool) {
+bool Routes::end(PoolId pool, PoolIndex* index) {
   const std::lock_guard lock(mutex_);
   auto next = std::make_shared<List>(*list_);
   const auto at =
       std::find_if(next->rbegin(), next->rend(), [&](const Route& route) { return route.pool == pool; });
   if (at == next->rend()) return false;
+  *index = at->index;
   next->erase(std::next(at).base());
   list_ = std::move(next);
   count_.store(list_->size(), std::memory_order_release);
   return true;
 }
 
-PoolIndex Routes::resolve(StreamId stream) const {
+std::pair<PoolIndex, uint64_t> Routes::resolve(StreamId stream) const {
   const auto now = list();
   for (auto route = now->rbegin(); route != now->rend(); ++route)
-    if (route->accepts == nullptr || route->accepts(stream)) return route->index;
-  return 0;
+    if (route->accepts == nullptr || route->accepts(stream)) return {route->index, route->serial};
+  return {0, 0};
 }
 
 // A freed block with recorded uses. In a capture events may not be touched (S5); N12 may still return

@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "allocator/block.h"
@@ -27,16 +28,18 @@ class Routes {
   struct Route {
     PoolId pool;
     PoolIndex index;
+    uint64_t serial;      // of the pool
     RouteFilter accepts;  // empty: every stream
   };
   bool any() const { return count_.load(std::memory_order_acquire) != 0; }
   bool routed(PoolId pool) const;
   // False if the pool is routed to already (P1).
-  bool begin(PoolId pool, PoolIndex index, RouteFilter accepts);
+  bool begin(Route route);
   // Removes the innermost route to `pool`; false if there is none.
-  bool end(PoolId pool);
-  // Innermost open route whose filter accepts the stream, or the default pool (P2).
-  PoolIndex resolve(StreamId stream) const;
+  bool end(PoolId pool, PoolIndex* index);
+  // Innermost open route whose filter accepts the stream, or the default pool (P2). The route may end at any
+  // time, and its pool with it.
+  std::pair<PoolIndex, uint64_t> resolve(StreamId stream) const;
 
  private:
   using List = std::vector<Route>;

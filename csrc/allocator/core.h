@@ -7,7 +7,7 @@
 //   move.cpp       pages of scattered free blocks, side by side
 //   reclaim.cpp    flush, gc, oversize, trim: giving memory back
 //   ladder.cpp     what happens on a miss, step by step; oom_text.cpp its message
-//   thread_cache.h magazines before all that
+//   thread_cache.h magazines before all that;  fork.cpp  what a child process may do
 //   capture.cpp    routes, captures, deferred frees
 //   restore.cpp    checkpoints;   hibernate.cpp  pages away and back;  stitch.cpp  pages mapped twice
 //   inspector.cpp statistics, snapshots;  validate.cpp V1 to V12
@@ -50,6 +50,7 @@ struct Want {
   Bytes size = 0;  // rounded
   SizeClass size_class = SizeClass::small;
   PoolIndex pool = 0;
+  uint64_t pool_serial = 0;
   Slot slot = 0;
   StreamId stream{};
   Addr address = kNullAddr;  // N8: exactly here
@@ -250,6 +251,10 @@ class Core {
   // Releases the addresses of expandable segments without pages, in the default and Draining pools (G6).
   void drop_empty_segments();
   void drop_dead_pools();
+  // What a flush does once a pool has no memory, reference or pin. REQUIRES: no mutex is held.
+  void drop_drained();
+  // Takes a pin back; the pool goes if nothing else holds it. REQUIRES: no mutex is held.
+  void unpin(PoolIndex index);
   bool slot_captured(Slot slot);
   // Ids of free blocks that pass, in order of pool and address (core mutex held).
   template <class F>
@@ -271,7 +276,10 @@ class Core {
   }
 
   // --- ladder.cpp
+  // not_ready: the pool has gone meanwhile.
   Status allocate(Want& want, Addr* address);
+  Status too_many_streams(StreamId stream);
+  Status hibernated(const Want& want);  // ok unless the pool is
   Status climb(Want& want, Addr* address);
   Status climb_steps(Want& want, Addr* address);
   Block* steal(const Want& want);

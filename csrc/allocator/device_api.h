@@ -55,6 +55,11 @@ class Driver {
   virtual ~Driver() = default;
 
   virtual const DeviceInfo& info() const = 0;
+  // Whether a child of fork(2) may go on using the device; then no call is under way between these two, which
+  // the forking thread makes.
+  virtual bool survives_fork() const { return false; }
+  virtual void before_fork() {}
+  virtual void after_fork() {}
   // Free and total physical bytes now, other processes included. Cheap, but a driver call.
   virtual Status memory_info(Bytes* free_bytes, Bytes* total_bytes) = 0;
   // An error left by earlier asynchronous work, or ok. Never blocks. Asked before growth, so that a

@@ -62,6 +62,9 @@ class HostDriver final : public Driver {
   }
 
   const DeviceInfo& info() const override { return info_; }
+  bool survives_fork() const override { return true; }
+  void before_fork() override { mutex_.lock(); }
+  void after_fork() override { mutex_.unlock(); }
 
   Status memory_info(Bytes* free_bytes, Bytes* total_bytes) override {
     const std::lock_guard lock(mutex_);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "allocator/fork.h"
 #include "common/error.h"
 
 namespace staticrt::alloc {
@@ -31,7 +32,7 @@ NodeId node_id(const SimGraph& graph, SimGraph::Node node) {
 }  // namespace
 
 SimDriver::SimDriver(const SimConfig& config)
-    : config_(config), memory_(limits_of(config)), oracle_(memory_, streams_) {
+    : config_(config), forks_(forks_so_far()), memory_(limits_of(config)), oracle_(memory_, streams_) {
   info_.name = "sim:" + std::to_string(config.index);
   info_.index = config.index;
   info_.total_bytes = config.total_bytes;
@@ -45,6 +46,10 @@ SimDriver::SimDriver(const SimConfig& config)
 SimDriver::~SimDriver() = default;
 
 Status SimDriver::enter(SimCall call) {
+  // The pages are shared with the process that made them: a child would take them away from it.
+  if (forks_so_far() != forks_)
+    return Status::Error(info_.name + " belongs to the process that this one was forked from; make another",
+                         kSimMisuse);
   std::shared_ptr<const std::function<Status(SimCall)>> hook;
   Status planned;
   {

@@ -87,6 +87,9 @@ class SimDriver final : public Driver {
 
   // --- The program. A stream number is valid without create_stream too.
   StreamId create_stream();
+  // Whether the calling thread runs work of a simulated stream. Such work may call this driver, but not the
+  // allocator: it may hold its locks while it waits for the work.
+  static bool in_work() { return SimStreams::in_work(); }
   // Work that keeps the stream busy until it is advanced past it; under capture, a node.
   void enqueue(StreamId stream, std::function<void()> work = {});
   void touch(StreamId stream, Addr address, Bytes size_bytes);
@@ -156,6 +159,7 @@ class SimDriver final : public Driver {
   void stamp(StreamId stream, Addr address, Bytes size_bytes, uint64_t value, bool verify);
 
   const SimConfig config_;
+  const int forks_;  // of the process that made it
   DeviceInfo info_;
   mutable std::recursive_mutex mutex_;
   SimMemory memory_;

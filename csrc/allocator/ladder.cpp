@@ -20,16 +20,28 @@ void LadderLog::note(const char* step, std::string what) {
   steps.emplace_back(step, std::move(what));
 }
 
+namespace {
+
+Status hibernated_error(const Pool& pool) {
+  return Status::InvalidArgument(
+      detail::concat("pool ", pool.id, " is hibernated; wake it before allocating from it"));
+}
+
+}  // namespace
+
 Status Core::allocate(Want& want, Addr* address) {
   {
     const Lock lock(*this);
+    if (!pools.is(want.pool, want.pool_serial)) [[unlikely]]
+      return Status::NotReady();
     want.slot = streams.slot_of(want.stream);
-    const Pool& pool = pools[want.pool];
+    if (want.slot == kNoSlot) [[unlikely]]
+      return too_many_streams(want.stream);
+    Pool& pool = pools[want.pool];
     if (!broken.empty()) [[unlikely]]
       return Status::Internal(broken);
     if (pool.hibernated) [[unlikely]]
-      return Status::InvalidArgument(
-          detail::concat("pool ", pool.id, " is hibernated; wake it before allocating from it"));
+      return hibernated_error(pool);
     if (streams.has_waiting()) poll_ready();
     if (!captures.markers.empty()) [[unlikely]]
       return_settled(want.stream);
@@ -37,8 +49,25 @@ Status Core::allocate(Want& want, Addr* address) {
       *address = take(*block, want);
       return Status::Ok();
     }
+    ++pool.pins;
   }
-  return climb(want, address);
+  Status status = climb(want, address);
+  unpin(want.pool);
+  return status;
+}
+
+Status Core::hibernated(const Want& want) {
+  const Lock lock(*this);
+  const Pool& pool = pools[want.pool];
+  return pool.hibernated ? hibernated_error(pool) : Status::Ok();
+}
+
+Status Core::too_many_streams(StreamId stream) {
+  if (raw(stream) == ~uint64_t{0}) return Status::InvalidArgument(detail::concat(stream, " is no stream"));
+  return Status::InvalidArgument(detail::concat("stream ", stream, ": memory of ", kNoSlot,
+                                                " other streams of ", info.name,
+                                                " has been asked for already, and no more can be told apart; "
+                                                "use streams again instead of making new ones"));
 }
 
 namespace {
@@ -120,12 +149,14 @@ Status Core::climb_steps(Want& want, Addr* address) {
   }
   bool freed = false;
   for (const FreeCallback& hook : hooks) freed |= hook();
+  SRT_TRY(hibernated(want));
   if (freed && climb.search()) return Status::Ok();
 
   bool rejected = false;
   std::string text;
   {
     const Growth growth(*this);
+    SRT_TRY(hibernated(want));  // the pool may have gone to sleep before; not while we hold the growth mutex
     // Whoever held the mutex before may have grown enough for this request too.
     if (!compat && climb.search()) return Status::Ok();
     bool capturing = false;

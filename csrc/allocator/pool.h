@@ -1,6 +1,11 @@
 // Pool: free blocks that serve the same requests. There is one type; the default pool is number 0.
 //
-//   Open --refs = 0--> Draining --mapped bytes = 0--> Dead (record removed)
+//   Open --refs = 0--> Draining --mapped bytes = 0, no pin--> Dead (record removed)
+//
+// Note [Pins]
+//   A thread that has chosen a pool and lets go of the core mutex (to climb the ladder) pins its record, and so
+//   does an open route. Numbers of records are used again: who brings one from outside the mutex brings the
+//   record's serial too, and is() tells whether it is still that pool.
 //
 // Thread safety: none; the core mutex is held. id, key and flags of a live pool never change, except
 // where marked.
@@ -32,18 +37,21 @@ struct PoolOptions {
 };
 
 struct Pool {
-  Pool(PoolId pool_id, PoolIndex pool_index, bool ordered, PoolOptions pool_options)
+  Pool(PoolId pool_id, PoolIndex pool_index, uint64_t pool_serial, bool ordered, PoolOptions pool_options)
       : id(pool_id),
         index(pool_index),
+        serial(pool_serial),
         options(std::move(pool_options)),
         special(options.no_split),
         free{FreeIndex(ordered), FreeIndex(ordered)} {}
 
   const PoolId id;
   const PoolIndex index;
+  const uint64_t serial;  // counts all pools there have been; the default pool is 0
   const PoolOptions options;
   uint32_t trace_name = 0;
   int64_t refs = 0;
+  int64_t pins = 0;  // Note [Pins]
   PoolState state = PoolState::open;
   bool captured = false;    // a captured graph may touch the memory on replay (changes)
   bool hibernated = false;  // (changes)
@@ -66,6 +74,9 @@ class PoolTable {
  public:
   Pool& operator[](PoolIndex index) const { return *pools_[index]; }
   bool exists(PoolIndex index) const { return index < pools_.size() && pools_[index] != nullptr; }
+  bool is(PoolIndex index, uint64_t serial) const {
+    return exists(index) && pools_[index]->serial == serial;
+  }
   // The pool of that id, or nullptr.
   Pool* find(PoolId id) const {
     const auto at = by_id_.find(id);
@@ -79,7 +90,7 @@ class PoolTable {
       index = recycled_.back();
       recycled_.pop_back();
     }
-    pools_[index] = std::make_unique<Pool>(id, index, ordered, std::move(options));
+    pools_[index] = std::make_unique<Pool>(id, index, serials_++, ordered, std::move(options));
     by_id_.emplace(id, index);
     return *pools_[index];
   }
@@ -94,6 +105,7 @@ class PoolTable {
  private:
   std::vector<std::unique_ptr<Pool>> pools_;
   std::vector<PoolIndex> recycled_;
+  uint64_t serials_ = 0;
   std::unordered_map<PoolId, PoolIndex, PoolIdHash> by_id_;
 };
 

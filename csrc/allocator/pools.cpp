@@ -12,17 +12,22 @@ Status Pools::find(PoolId id, Pool** pool) {
   return *pool != nullptr ? Status::Ok() : Status::InvalidArgument(detail::concat("there is no pool ", id));
 }
 
-Status Pools::retain(PoolId id, const PoolOptions& options) {
+Status Pools::retain_locked(PoolId id, const PoolOptions& options, Pool** pool) {
   if (id.is_default()) return Status::InvalidArgument("pool 0_0 is the default pool; it needs no reference");
-  const Core::Lock lock(core_);
-  Pool* pool = core_.pools.find(id);
-  if (pool == nullptr) {
-    pool = &core_.pools.create(id, core_.compat, options);
-    pool->trace_name = core_.trace.name_pool(id);
+  *pool = core_.pools.find(id);
+  if (*pool == nullptr) {
+    *pool = &core_.pools.create(id, core_.compat, options);
+    (*pool)->trace_name = core_.trace.name_pool(id);
   }
-  pool->state = PoolState::open;
-  ++pool->refs;
+  (*pool)->state = PoolState::open;
+  ++(*pool)->refs;
   return Status::Ok();
+}
+
+Status Pools::retain(PoolId id, const PoolOptions& options) {
+  const Core::Lock lock(core_);
+  Pool* pool = nullptr;
+  return retain_locked(id, options, &pool);
 }
 
 Status Pools::release(PoolId id) {
@@ -40,13 +45,9 @@ Status Pools::release(PoolId id) {
     for (SegmentId s = 1; s <= core_.segments.last(); ++s)
       if (core_.segments.exists(s) && core_.segments[s].pool == pool->index)
         core_.segments[s].dropped.clear();
-    gone = pool->mapped == 0;
+    gone = pool->mapped == 0 && pool->pins == 0;
   }
-  if (gone) {
-    const Core::Growth growth(core_);
-    core_.settle_stale();
-    core_.drop_empty_segments();
-  }
+  if (gone) core_.drop_drained();
   return Status::Ok();
 }
 
@@ -57,23 +58,32 @@ RouteFilter Pools::this_thread() {
 Status Pools::begin_route(PoolId id, RouteFilter filter, const PoolOptions& options) {
   if (core_.routes.routed(id))
     return Status::InvalidArgument(detail::concat("begin: pool ", id, " is routed already"));
-  SRT_TRY(retain(id, options));
-  PoolIndex index = 0;
+  Routes::Route route{id, 0, 0, std::move(filter)};
   {
     const Core::Lock lock(core_);
-    index = core_.pools.find(id)->index;
+    Pool* pool = nullptr;
+    SRT_TRY(retain_locked(id, options, &pool));
+    ++pool->pins;
+    route.index = pool->index;
+    route.serial = pool->serial;
   }
-  if (core_.routes.begin(id, index, std::move(filter))) {
+  const PoolIndex index = route.index;
+  if (core_.routes.begin(std::move(route))) {
+    // Under the mutex, so that an update_gate() that saw no route yet does not open the gate again.
+    const Core::Lock lock(core_);
     core_.cache_gate.store(0, std::memory_order_relaxed);
     core_.easy.store(false, std::memory_order_relaxed);  // caches hold the default pool's blocks
     return Status::Ok();
   }
   SRT_TRY(release(id));  // another thread was faster
+  core_.unpin(index);
   return Status::InvalidArgument(detail::concat("begin: pool ", id, " is routed already"));
 }
 
 Status Pools::end_route(PoolId id) {
-  if (core_.routes.end(id)) {
+  PoolIndex index = 0;
+  if (core_.routes.end(id, &index)) {
+    core_.unpin(index);
     core_.update_gate();
     return Status::Ok();
   }

@@ -207,10 +207,27 @@ void Core::drop_dead_pools() {
   for (SegmentId id = 1; id <= segments.last(); ++id)
     if (segments.exists(id)) holds[segments[id].pool] = true;
   for (PoolIndex i = 1; i < pools.end(); ++i) {
-    if (!pools.exists(i) || pools[i].state != PoolState::draining || holds[i]) continue;
+    if (!pools.exists(i) || pools[i].state != PoolState::draining || holds[i] || pools[i].pins != 0) continue;
     ledger.retire(pools[i].stats);
+    trace.forget_pool(pools[i].trace_name);
     pools.destroy(pools[i]);
   }
+}
+
+void Core::drop_drained() {
+  const Growth growth(*this);
+  settle_stale();
+  drop_empty_segments();
+}
+
+void Core::unpin(PoolIndex index) {
+  bool gone = false;
+  {
+    const Lock lock(*this);
+    Pool& pool = pools[index];
+    gone = --pool.pins == 0 && pool.state == PoolState::draining && pool.mapped == 0;
+  }
+  if (gone) drop_drained();
 }
 
 Bytes Core::flush(std::optional<PoolIndex> only) {

@@ -279,6 +279,11 @@ Status Pools::restore_image(const PoolImage& image, RestoreResult* result) {
     index = pool->index;
     SRT_TRY(at_rest(core_, *pool, segments_of(core_, index)));
     for (const ImageSegment& segment : image.segments) {
+      for (const ImageRun& run : segment.runs) {
+        if (core_.streams.slot_of(run.stream) == kNoSlot) return core_.too_many_streams(run.stream);
+        for (const StreamId use : run.uses)
+          if (core_.streams.slot_of(use) == kNoSlot) return core_.too_many_streams(use);
+      }
       const bool known = core_.segments.exists(segment.id) && core_.segments[segment.id].pool == index &&
                          core_.segments[segment.id].generation == segment.generation &&
                          core_.segments[segment.id].base == segment.base &&

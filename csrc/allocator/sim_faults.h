@@ -4,9 +4,10 @@
 #pragma once
 
 #include <array>
-#include <map>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "allocator/types.h"
 
@@ -61,8 +62,9 @@ class SimFaults {
  public:
   // Counting from now, calls number `nth` to `nth + times - 1` (from 1) of `call` return `status`.
   void fail(SimCall call, uint64_t nth, Status status, uint64_t times = 1) {
-    const uint64_t first = count(call) + nth;
-    for (uint64_t k = 0; k < times; ++k) planned_[index(call)][first + k] = status;
+    if (times == 0) return;
+    const uint64_t first = sum(count(call), nth);
+    planned_[index(call)].push_back({first, sum(first, times - 1), std::move(status)});
   }
   void clear() {
     for (auto& calls : planned_) calls.clear();
@@ -72,18 +74,23 @@ class SimFaults {
     const uint64_t now = ++counts_[index(call)];
     auto& planned = planned_[index(call)];
     if (planned.empty()) return Status::Ok();
-    const auto it = planned.find(now);
-    if (it == planned.end()) return Status::Ok();
-    const Status status = it->second;
-    planned.erase(it);
-    return status;
+    std::erase_if(planned, [&](const Plan& plan) { return plan.last < now; });
+    // The plan made last counts.
+    for (auto plan = planned.rbegin(); plan != planned.rend(); ++plan)
+      if (plan->first <= now) return plan->status;
+    return Status::Ok();
   }
   uint64_t count(SimCall call) const { return counts_[index(call)]; }
 
  private:
+  struct Plan {
+    uint64_t first, last;  // numbers of calls
+    Status status;
+  };
+  static uint64_t sum(uint64_t a, uint64_t b) { return a > UINT64_MAX - b ? UINT64_MAX : a + b; }
   static size_t index(SimCall call) { return static_cast<size_t>(call); }
   std::array<uint64_t, kSimCalls> counts_{};
-  std::array<std::map<uint64_t, Status>, kSimCalls> planned_;
+  std::array<std::vector<Plan>, kSimCalls> planned_;
 };
 
 }  // namespace staticrt::alloc

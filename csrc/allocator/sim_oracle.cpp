@@ -19,7 +19,9 @@ const SimOracle::Live* SimOracle::live_around(Addr address, Bytes size_bytes) co
   auto it = live_.upper_bound(address);
   if (it == live_.begin()) return nullptr;
   --it;
-  return address + size_bytes <= it->first + it->second.size_bytes ? &it->second : nullptr;
+  const Addr offset = address - it->first;
+  return offset <= it->second.size_bytes && size_bytes <= it->second.size_bytes - offset ? &it->second
+                                                                                          : nullptr;
 }
 
 std::string SimOracle::describe(const AccessConflict& conflict) const {

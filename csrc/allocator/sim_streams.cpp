@@ -5,6 +5,8 @@
 
 namespace staticrt::alloc {
 
+thread_local int SimStreams::working_ = 0;
+
 SimStreams::Stream& SimStreams::at(StreamId stream) {
   const size_t slots = streams_.size();
   const auto [it, fresh] = streams_.try_emplace(raw(stream));
@@ -50,7 +52,10 @@ void SimStreams::pop(Stream& stream) {
   if (operation.kind == Operation::Kind::record) operation.record->done = true;
   if (operation.kind == Operation::Kind::work) {
     --stream.pending;
-    if (operation.work) operation.work();
+    if (!operation.work) return;
+    ++working_;
+    operation.work();
+    --working_;
   }
 }
 

@@ -56,6 +56,8 @@ class SimStreams {
   size_t slot(StreamId stream) { return at(stream).slot; }
   StreamId stream_of_slot(size_t slot) const;
   std::vector<StreamId> streams() const;
+  // Whether the calling thread is inside some stream's work.
+  static bool in_work() { return working_ != 0; }
 
  private:
   struct Operation {
@@ -77,6 +79,7 @@ class SimStreams {
     return stream.queue.front().kind == Operation::Kind::wait && !stream.queue.front().record->done;
   }
 
+  static thread_local int working_;
   std::map<uint64_t, Stream> streams_;
   VectorClock host_;
 };

@@ -15,8 +15,12 @@ Slot Streams::find_slot(StreamId stream) {
   // Streams of CUDA are addresses: their low bits say little.
   Recent& recent = recent_[(raw(stream) ^ raw(stream) >> 6) % kRecent];
   if (recent.stream != stream) {
-    const auto [at, fresh] = slots_.emplace(raw(stream), static_cast<Slot>(lines_.size()));
-    if (fresh) lines_.push_back({stream, {}, {}});
+    auto at = slots_.find(raw(stream));
+    if (at == slots_.end()) {
+      if (lines_.size() == kNoSlot || stream == kNoStream) return kNoSlot;
+      at = slots_.emplace(raw(stream), static_cast<Slot>(lines_.size())).first;
+      lines_.push_back({stream, {}, {}});
+    }
     recent = {stream, at->second};
   }
   last_stream_ = stream;

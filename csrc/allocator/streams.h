@@ -54,7 +54,7 @@ class Streams {
   explicit Streams(Driver& driver) : driver_(driver) {}
   ~Streams();
 
-  // The slot of a stream, made if new. Slots count from 0 in order of first use.
+  // The slot of a stream, made if new; kNoSlot if all are taken. Slots count from 0 in order of first use.
   Slot slot_of(StreamId stream) { return stream == last_stream_ ? last_slot_ : find_slot(stream); }
   StreamId stream_of(Slot slot) const { return lines_[slot].stream; }
   size_t count() const { return lines_.size(); }
@@ -114,13 +114,14 @@ class Streams {
   Driver& driver_;
   std::vector<Line> lines_;
   std::unordered_map<uint64_t, Slot> slots_;
-  StreamId last_stream_{~uint64_t{0}};
-  Slot last_slot_ = 0;
+  static constexpr StreamId kNoStream{~uint64_t{0}};  // never has a slot
+  StreamId last_stream_ = kNoStream;
+  Slot last_slot_ = kNoSlot;
   // Slots asked for lately: a program that changes between streams looks none up.
   static constexpr size_t kRecent = 8;
   struct Recent {
-    StreamId stream{~uint64_t{0}};
-    Slot slot = 0;
+    StreamId stream = kNoStream;
+    Slot slot = kNoSlot;
   };
   std::array<Recent, kRecent> recent_;
   std::vector<BlockId> done_;                               // of the last poll

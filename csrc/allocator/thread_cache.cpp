@@ -45,7 +45,7 @@ thread_local ThreadCaches::AtThreadEnd ThreadCaches::at_end_;
 constinit thread_local bool ThreadCaches::ended_ = false;
 
 ThreadCache::Line& ThreadCache::no_line() {
-  static Line line{StreamId{~uint64_t{0}}, Slot{0xffff}, {}};
+  static Line line{StreamId{~uint64_t{0}}, kNoSlot, {}};
   return line;
 }
 
@@ -59,12 +59,16 @@ void ThreadCache::take_all(std::vector<Block*>* blocks) {
     for (Magazine& magazine : line->magazines) magazine.take_oldest(magazine.count(), blocks);
 }
 
-void ThreadCache::visit(std::vector<Block*>* blocks) {
+void ThreadCache::come() {
   visitors_.fetch_add(1, std::memory_order_seq_cst);
   if constexpr (!kOwnerFence) barrier_all_threads();
   while (busy_.load(std::memory_order_seq_cst) != 0) std::this_thread::yield();
+}
+
+void ThreadCache::visit(std::vector<Block*>* blocks) {
+  come();
   take_all(blocks);
-  visitors_.fetch_sub(1, std::memory_order_release);
+  go();
 }
 
 ThreadCaches::ThreadCaches(Core& core) : serial_(++serials), core_(&core) {}
@@ -115,6 +119,16 @@ void ThreadCaches::leave(const std::shared_ptr<ThreadCache>& cache) {
   for (Block* block : blocks) core_->free_live(*block);
 }
 
+void ThreadCaches::pause() {
+  mutex_.lock();
+  for (const auto& cache : caches_) cache->come();
+}
+
+void ThreadCaches::resume() {
+  for (const auto& cache : caches_) cache->go();
+  mutex_.unlock();
+}
+
 Bytes ThreadCaches::flush_all() {
   const std::lock_guard lock(mutex_);
   std::vector<Block*> blocks;
@@ -163,6 +177,7 @@ bool ThreadCaches::refill(ThreadCache& cache, int index, StreamId stream, Addr* 
   {
     const Core::Lock lock(*core_);
     want.slot = core_->streams.slot_of(stream);
+    if (want.slot == kNoSlot) return false;
     if (core_->streams.has_waiting()) core_->poll_ready();
     Pool& pool = core_->pools[0];
     while (count < room / 2 + 1 && core_->plain) {

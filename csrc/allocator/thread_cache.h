@@ -177,6 +177,9 @@ class ThreadCache {
   void take_all(std::vector<Block*>* blocks);
   // A visit: waits for the owner to leave, empties the cache.
   void visit(std::vector<Block*>* blocks);
+  // A visitor comes, waiting for the owner to leave; and goes.
+  void come();
+  void go() { visitors_.fetch_sub(1, std::memory_order_release); }
 
   // Whether a cached block is given out; a second free finds it is not. Uses a field that Live blocks do
   // not need otherwise.
@@ -224,6 +227,10 @@ class ThreadCaches : public std::enable_shared_from_this<ThreadCaches> {
   // Empties all caches; bytes given back. REQUIRES: the core mutex is not held. Trackers see the frees when
   // the core mutex is released next: never under mutex_, since they may call the allocator.
   Bytes flush_all();
+
+  // Until resume(), which the same thread calls, no thread is inside its cache.
+  void pause();
+  void resume();
 
   uint64_t serial() const { return serial_; }
   // A block of the calling thread's magazine, without a lock; false if it has none, or if the thread last

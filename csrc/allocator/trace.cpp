@@ -150,10 +150,36 @@ void Trace::add(Action action, Addr address, Bytes size, StreamId stream, uint32
 }
 
 uint32_t Trace::name_pool(PoolId id) {
-  const auto at = std::find(pool_names_.begin(), pool_names_.end(), id);
-  if (at != pool_names_.end()) return static_cast<uint32_t>(at - pool_names_.begin());
-  pool_names_.push_back(id);
-  return static_cast<uint32_t>(pool_names_.size() - 1);
+  if (const auto at = numbers_.find(id); at != numbers_.end()) {
+    pool_names_[at->second].live = true;
+    return at->second;
+  }
+  if (unused_names_.empty() && pool_names_.size() >= sweep_at_) sweep_pool_names();
+  auto name = static_cast<uint32_t>(pool_names_.size());
+  if (unused_names_.empty()) {
+    pool_names_.emplace_back();
+  } else {
+    name = unused_names_.back();
+    unused_names_.pop_back();
+  }
+  pool_names_[name] = {id};
+  numbers_.emplace(id, name);
+  return name;
+}
+
+// Names of pools that are gone and that no kept record has are given again, so that a program which makes pools
+// for ever holds as many names as it has pools and kept records, within a factor of two.
+void Trace::sweep_pool_names() {
+  std::vector<bool> used(pool_names_.size(), false);
+  used[0] = true;
+  for (const TraceRecord& record : ring_) used[record.pool_name] = true;
+  for (size_t name = pool_names_.size(); name-- > 1;) {
+    if (used[name] || pool_names_[name].live) continue;
+    numbers_.erase(pool_names_[name].id);
+    unused_names_.push_back(static_cast<uint32_t>(name));
+  }
+  // The sweep walks the history: not again before as many new names as pay for it.
+  sweep_at_ = std::max({size_t{64}, 2 * (pool_names_.size() - unused_names_.size()), ring_.size() / 16});
 }
 
 // All but the time.
@@ -162,7 +188,7 @@ TraceEntry Trace::entry_of(const TraceRecord& record, const Context& context) co
           record.address,
           record.size,
           record.stream,
-          pool_names_[record.pool_name],
+          pool_names_[record.pool_name].id,
           /*time_us=*/0,
           texts().text(record.metadata),
           texts().text(record.compile_context),

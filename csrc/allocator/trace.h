@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "allocator/types.h"
@@ -109,8 +110,10 @@ class Trace {
   }
   void add(Action action, Addr address, Bytes size, StreamId stream, uint32_t pool_name,
            const Context& context);
+  // A number for a pool in records; it stays until forget_pool and while a kept record has it.
   uint32_t name_pool(PoolId id);
-  PoolId pool_name(uint32_t name) const { return pool_names_[name]; }
+  void forget_pool(uint32_t name) { pool_names_[name].live = false; }
+  size_t pool_names() const { return pool_names_.size(); }
 
   // Oldest first.
   std::vector<TraceEntry> entries() const;
@@ -159,7 +162,15 @@ class Trace {
   std::vector<Context> contexts_;  // beside ring_ if the level keeps any
   size_t next_ = 0;                // where the next record goes once the ring is full
   std::deque<Annotation> annotations_;
-  std::vector<PoolId> pool_names_{kDefaultPool};
+  struct PoolName {
+    PoolId id;
+    bool live = true;  // the pool exists
+  };
+  void sweep_pool_names();
+  std::vector<PoolName> pool_names_{{kDefaultPool}};
+  std::unordered_map<PoolId, uint32_t, PoolIdHash> numbers_{{kDefaultPool, 0}};
+  std::vector<uint32_t> unused_names_;
+  size_t sweep_at_ = 64;  // names there are when unused ones are next looked for
   std::vector<TraceTracker> trackers_;
   std::deque<TraceEntry> undelivered_;
   bool undelivered_any_ = false;

@@ -14,6 +14,7 @@
 #include "allocator/allocator.h"
 #include "allocator/inspector.h"
 #include "allocator/pools.h"
+#include "bindings/gil.h"
 
 namespace staticrt::bindings {
 
@@ -24,6 +25,10 @@ struct MemoryDevice {
   virtual ~MemoryDevice() = default;
 };
 
+// Raises an AllocatorError in the work of a simulated stream. An allocator may be waiting for that work, in this
+// thread or another, and holds its locks meanwhile. REQUIRES: the GIL.
+void refuse_in_work();
+
 // Raises the class of staticrt.errors that fits, with the status' text. REQUIRES: the GIL.
 void check(const alloc::Status& status);
 
@@ -32,10 +37,25 @@ template <class Call>
 void checked(Call call) {
   alloc::Status status;
   {
-    const pybind11::gil_scoped_release release;
+    const GilRelease release;
     status = call();
   }
   check(status);
+}
+
+// The same for calls of an allocator.
+template <class Call>
+void called(Call call) {
+  refuse_in_work();
+  checked(call);
+}
+
+// Its answer, where it is no Status.
+template <class Call>
+auto asked(Call call) {
+  refuse_in_work();
+  const GilRelease release;
+  return call();
 }
 
 using PyPoolId = std::pair<uint64_t, uint64_t>;

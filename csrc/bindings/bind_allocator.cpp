@@ -5,8 +5,10 @@
 #include "allocator/c_api.h"
 #include "allocator/devices.h"
 #include "allocator/driver_cuda.h"
+#include "allocator/driver_sim.h"
 #include "bindings/allocator.h"
 #include "bindings/bindings.h"
+#include "bindings/gil.h"
 
 namespace py = pybind11;
 
@@ -40,6 +42,13 @@ void check(const Status& status) {
   throw py::error_already_set();
 }
 
+void refuse_in_work() {
+  if (!SimDriver::in_work()) return;
+  check(Status::InvalidArgument(
+      "work of a simulated stream called the allocator, which may be waiting for that work\n"
+      "  fix: call it before or after; work may use streams, events and bytes"));
+}
+
 namespace {
 
 std::shared_ptr<MemoryDevice> wrap(const Device& device) {
@@ -64,39 +73,37 @@ void bind_pools(MemoryDeviceClass& device) {
             PoolOptions options;
             options.use_on_oom = use_on_oom;
             options.no_split = no_split;
-            checked([&] { return d.allocator->pools().retain(pool_of(id), options); });
+            called([&] { return d.allocator->pools().retain(pool_of(id), options); });
           },
           py::arg("id"), py::arg("use_on_oom") = false, py::arg("no_split") = false)
       .def("pool_release",
            [](MemoryDevice& d, PyPoolId id) {
-             checked([&] { return d.allocator->pools().release(pool_of(id)); });
+             called([&] { return d.allocator->pools().release(pool_of(id)); });
            })
       .def("begin_route",
            [](MemoryDevice& d, PyPoolId id) {
-             checked([&] { return d.allocator->pools().begin_route(pool_of(id), Pools::this_thread()); });
+             called([&] { return d.allocator->pools().begin_route(pool_of(id), Pools::this_thread()); });
            })
       .def("end_route",
            [](MemoryDevice& d, PyPoolId id) {
-             checked([&] { return d.allocator->pools().end_route(pool_of(id)); });
+             called([&] { return d.allocator->pools().end_route(pool_of(id)); });
            })
       .def("pool_refs",
            [](MemoryDevice& d, PyPoolId id) {
-             const py::gil_scoped_release release;
-             return d.allocator->pools().refs(pool_of(id));
+             return asked([&] { return d.allocator->pools().refs(pool_of(id)); });
            })
       .def("pool_exists",
            [](MemoryDevice& d, PyPoolId id) {
-             const py::gil_scoped_release release;
-             return d.allocator->pools().exists(pool_of(id));
+             return asked([&] { return d.allocator->pools().exists(pool_of(id)); });
            })
       .def("pool_hibernate",
            [](MemoryDevice& d, PyPoolId id) {
              Bytes released = 0;
-             checked([&] { return d.allocator->pools().hibernate(pool_of(id), &released); });
+             called([&] { return d.allocator->pools().hibernate(pool_of(id), &released); });
              return released;
            })
       .def("pool_wake", [](MemoryDevice& d, PyPoolId id) {
-        checked([&] { return d.allocator->pools().wake(pool_of(id)); });
+        called([&] { return d.allocator->pools().wake(pool_of(id)); });
       });
 }
 
@@ -105,6 +112,7 @@ void bind_pools(MemoryDeviceClass& device) {
 void bind_allocator(py::module_& m) {
   MemoryDeviceClass device(m, "MemoryDevice");
   device.def_property_readonly("name", [](MemoryDevice& d) { return d.driver->info().name; })
+      .def("is_same", [](MemoryDevice& d, MemoryDevice& other) { return d.allocator == other.allocator; })
       .def_property_readonly("index", [](MemoryDevice& d) { return d.driver->info().index; })
       .def_property_readonly("total_bytes", [](MemoryDevice& d) { return d.driver->info().total_bytes; })
       .def("memory_info",
@@ -118,39 +126,38 @@ void bind_allocator(py::module_& m) {
           "allocate",
           [](MemoryDevice& d, Bytes size, uint64_t stream, Addr address) {
             Addr got = kNullAddr;
-            checked([&] {
-              return d.allocator->allocate({.size = size, .stream = StreamId{stream}, .address = address},
+            called([&] { return d.allocator->allocate({.size = size, .stream = StreamId{stream}, .address = address},
                                            &got);
             });
             return got;
           },
           py::arg("size"), py::arg("stream") = 0, py::arg("address") = 0)
       .def("release",
-           [](MemoryDevice& d, Addr address) { checked([&] { return d.allocator->release(address); }); })
+           [](MemoryDevice& d, Addr address) { called([&] { return d.allocator->release(address); }); })
       .def("record_use",
            [](MemoryDevice& d, Addr address, uint64_t stream) {
-             checked([&] { return d.allocator->record_use(address, StreamId{stream}); });
+             called([&] { return d.allocator->record_use(address, StreamId{stream}); });
            })
       .def(
           "empty_cache",
           [](MemoryDevice& d, std::optional<PyPoolId> pool) {
             Bytes released = 0;
-            checked([&] { return d.allocator->empty_cache(pool_of(pool), &released); });
+            called([&] { return d.allocator->empty_cache(pool_of(pool), &released); });
             return released;
           },
           py::arg("pool") = py::none())
       .def("set_limit",
            [](MemoryDevice& d, std::optional<Bytes> bytes) {
-             checked([&] { return d.allocator->set_limit(bytes.value_or(Budget::kNoLimit)); });
+             called([&] { return d.allocator->set_limit(bytes.value_or(Budget::kNoLimit)); });
            })
       .def("configure",
            [](MemoryDevice& d, const std::string& text) {
              Config config;
              check(parse_config(text, "configure", Config(), &config));
-             checked([&] { return d.allocator->configure(config); });
+             called([&] { return d.allocator->configure(config); });
              return config.warnings;
            })
-      .def("validate", [](MemoryDevice& d) { checked([&] { return d.allocator->validate(); }); });
+      .def("validate", [](MemoryDevice& d) { called([&] { return d.allocator->validate(); }); });
   bind_pools(device);
   bind_allocator_view(m, device);
   bind_allocator_sim(m, device);
@@ -164,7 +171,7 @@ void bind_allocator(py::module_& m) {
     checked([&] { return register_cuda_device(index, Device{d->driver, d->allocator}); });
   });
   m.def("unregister_cuda_memory", [](int index) {
-    const py::gil_scoped_release release;
+    const GilRelease release;
     unregister_cuda_device(index);
   });
   m.def("cuda_device_count", [] {
@@ -172,6 +179,7 @@ void bind_allocator(py::module_& m) {
     checked([&] { return count_cuda_devices({}, &count); });
     return count;
   });
+  m.def("in_simulated_work", [] { return SimDriver::in_work(); });
   m.def("allocator_library", &library_path);
   m.def("describe_allocator_options", &describe_options);
   m.def("set_memory_metadata", [](const std::string& text) { set_thread_metadata(text); });

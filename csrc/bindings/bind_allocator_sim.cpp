@@ -8,6 +8,7 @@
 
 #include "allocator/driver_sim.h"
 #include "bindings/allocator.h"
+#include "bindings/gil.h"
 #include "common/error.h"
 
 namespace py = pybind11;
@@ -114,36 +115,39 @@ std::shared_ptr<SimMemoryDevice> simulated_device(const SimConfig& sim_config, c
 }
 
 void bind_streams(py::class_<SimMemoryDevice, MemoryDevice, std::shared_ptr<SimMemoryDevice>>& device) {
-  device.def("create_stream", [](SimMemoryDevice& d) { return raw(d.sim->create_stream()); })
+  device
+      .def(
+          "create_stream", [](SimMemoryDevice& d) { return raw(d.sim->create_stream()); },
+          py::call_guard<GilRelease>())
       .def("enqueue",
            [](SimMemoryDevice& d, uint64_t stream, const py::object& work) {
              auto run = work_of(work, d.sim.get());
-             const py::gil_scoped_release release;
+             const GilRelease release;
              d.sim->enqueue(StreamId{stream}, std::move(run));
            })
       .def("touch",
            [](SimMemoryDevice& d, uint64_t stream, Addr address, Bytes size) {
-             const py::gil_scoped_release release;
+             const GilRelease release;
              d.sim->touch(StreamId{stream}, address, size);
            })
       .def("write",
            [](SimMemoryDevice& d, uint64_t stream, Addr address, Bytes size, uint64_t value) {
-             const py::gil_scoped_release release;
+             const GilRelease release;
              d.sim->write(StreamId{stream}, address, size, value);
            })
       .def("verify",
            [](SimMemoryDevice& d, uint64_t stream, Addr address, Bytes size, uint64_t value) {
-             const py::gil_scoped_release release;
+             const GilRelease release;
              d.sim->verify(StreamId{stream}, address, size, value);
            })
       .def("advance",
            [](SimMemoryDevice& d, uint64_t stream, uint64_t count) {
-             const py::gil_scoped_release release;
+             const GilRelease release;
              return d.sim->advance(StreamId{stream}, count);
            })
       .def("pending",
            [](SimMemoryDevice& d, uint64_t stream) {
-             const py::gil_scoped_release release;
+             const GilRelease release;
              return d.sim->pending(StreamId{stream});
            })
       .def("stream_sync",
@@ -169,7 +173,7 @@ void bind_streams(py::class_<SimMemoryDevice, MemoryDevice, std::shared_ptr<SimM
            [](SimMemoryDevice& d, uint64_t event) {
              Status status;
              {
-               const py::gil_scoped_release release;
+               const GilRelease release;
                status = d.sim->event_query(EventId{event});
              }
              if (status.code() == Code::not_ready) return false;
@@ -191,48 +195,55 @@ void bind_allocator_sim(py::module_& m, MemoryDeviceClass&) {
   device
       .def("allocated",
            [](SimMemoryDevice& d, Addr address, Bytes size, uint64_t stream) {
-             const py::gil_scoped_release release;
+             const GilRelease release;
              d.sim->allocated(address, size, StreamId{stream});
            })
       .def("freed",
            [](SimMemoryDevice& d, Addr address) {
-             const py::gil_scoped_release release;
+             const GilRelease release;
              if (d.sim->is_live(address)) d.sim->freed(address);
            })
-      .def("fail",
-           [](SimMemoryDevice& d, const std::string& call, uint64_t nth, const std::string& code,
-              uint64_t times,
-              const std::string& text) { d.sim->fail(call_of(call), nth, fault_of(code, text), times); })
+      .def(
+          "fail",
+          [](SimMemoryDevice& d, const std::string& call, uint64_t nth, const std::string& code,
+             uint64_t times,
+             const std::string& text) { d.sim->fail(call_of(call), nth, fault_of(code, text), times); },
+          py::call_guard<GilRelease>())
       .def(
           "clear_faults", [](SimMemoryDevice& d) { d.sim->clear_faults(); },
-          py::call_guard<py::gil_scoped_release>())
+          py::call_guard<GilRelease>())
       .def(
           "set_other_bytes", [](SimMemoryDevice& d, Bytes bytes) { d.sim->set_other_bytes(bytes); },
-          py::call_guard<py::gil_scoped_release>())
-      .def("set_pending_error",
-           [](SimMemoryDevice& d, const std::string& code, const std::string& text) {
-             d.sim->set_pending_error(fault_of(code, text));
-           })
+          py::call_guard<GilRelease>())
+      .def(
+          "set_pending_error",
+          [](SimMemoryDevice& d, const std::string& code, const std::string& text) {
+            d.sim->set_pending_error(fault_of(code, text));
+          },
+          py::call_guard<GilRelease>())
       .def(
           "set_processes_known", [](SimMemoryDevice& d, bool known) { d.sim->set_processes_known(known); },
-          py::call_guard<py::gil_scoped_release>())
+          py::call_guard<GilRelease>())
       .def(
           "reports", [](SimMemoryDevice& d) { return d.sim->reports(); },
-          py::call_guard<py::gil_scoped_release>())
+          py::call_guard<GilRelease>())
       .def(
           "clear_reports", [](SimMemoryDevice& d) { d.sim->clear_reports(); },
-          py::call_guard<py::gil_scoped_release>())
-      .def("calls", [](SimMemoryDevice& d, const std::string& call) { return d.sim->calls(call_of(call)); })
+          py::call_guard<GilRelease>())
+      .def(
+          "calls",
+          [](SimMemoryDevice& d, const std::string& call) { return d.sim->calls(call_of(call)); },
+          py::call_guard<GilRelease>())
       .def_property_readonly("device_calls",
                              py::cpp_function([](SimMemoryDevice& d) { return d.sim->device_calls(); },
-                                              py::call_guard<py::gil_scoped_release>()))
+                                              py::call_guard<GilRelease>()))
       .def_property_readonly("used_bytes",
                              py::cpp_function([](SimMemoryDevice& d) { return d.sim->used_bytes(); },
-                                              py::call_guard<py::gil_scoped_release>()))
+                                              py::call_guard<GilRelease>()))
       .def_property_readonly("base", [](SimMemoryDevice& d) { return d.sim->base(); })
       .def("graph_launch",
            [](SimMemoryDevice& d, uint64_t graph, uint64_t stream, PyPoolId pool) {
-             checked([&] {
+             called([&] {
                SRT_TRY(d.allocator->pools().check_replay(pool_of(pool)));
                return d.sim->graph_launch(graph, StreamId{stream});
              });
@@ -241,22 +252,22 @@ void bind_allocator_sim(py::module_& m, MemoryDeviceClass&) {
            [](SimMemoryDevice& d, uint64_t graph) { checked([&] { return d.sim->graph_destroy(graph); }); })
       .def(
           "graph_edges", [](SimMemoryDevice& d, uint64_t graph) { return d.sim->graph_edges(graph); },
-          py::call_guard<py::gil_scoped_release>());
+          py::call_guard<GilRelease>());
 
   py::class_<SimCapture, std::shared_ptr<SimCapture>>(m, "SimCapture")
       .def(py::init([](std::shared_ptr<SimMemoryDevice> d, PyPoolId pool, uint64_t stream) {
         auto capture = std::make_shared<SimCapture>(std::move(d), pool_of(pool), StreamId{stream});
-        checked([&] { return capture->begin(); });
+        called([&] { return capture->begin(); });
         return capture;
       }))
       .def("finish",
            [](SimCapture& capture) {
              uint64_t graph = 0;
-             checked([&] { return capture.finish(&graph); });
+             called([&] { return capture.finish(&graph); });
              return graph;
            })
       .def("abort", [](SimCapture& capture) {
-        const py::gil_scoped_release release;
+        const GilRelease release;
         capture.abort();
       });
 

@@ -131,11 +131,8 @@ py::dict trace_dict(const TraceEntry& trace) {
 }
 
 py::dict snapshot(MemoryDevice& d, std::optional<PyPoolId> pool, bool include_traces) {
-  Snapshot got;
-  {
-    const py::gil_scoped_release release;
-    got = d.allocator->inspector().snapshot(pool_of(pool), include_traces);
-  }
+  const Snapshot got =
+      asked([&] { return d.allocator->inspector().snapshot(pool_of(pool), include_traces); });
   py::list segments;
   for (const SegmentInfo& segment : got.segments) segments.append(segment_dict(segment, got.device_index));
   py::list traces;  // one list per device number, as torch's loader counts them
@@ -172,11 +169,7 @@ py::dict gauge_dict(const GaugeValue& value) {
 
 // Nested as torch.cuda.memory_stats_as_nested_dict; Python flattens it.
 py::dict stats(MemoryDevice& d, std::optional<PyPoolId> pool) {
-  StatsReport report;
-  {
-    const py::gil_scoped_release release;
-    report = d.allocator->inspector().stats(pool_of(pool));
-  }
+  const StatsReport report = asked([&] { return d.allocator->inspector().stats(pool_of(pool)); });
   py::dict result;
   for (int gauge = 0; gauge < kGauges; ++gauge) {
     const auto& values = report.gauges[static_cast<size_t>(gauge)];
@@ -215,7 +208,7 @@ void record_history(MemoryDevice& d, bool on, const std::string& level, size_t m
   for (const std::string& name : skip_actions)
     for (int action = 0; action <= static_cast<int>(Action::oom); ++action)
       if (name == name_of(static_cast<Action>(action))) options.skip_actions |= 1u << action;
-  checked([&] { return d.allocator->inspector().record_history(options); });
+  called([&] { return d.allocator->inspector().record_history(options); });
 }
 
 }  // namespace
@@ -227,42 +220,30 @@ void bind_allocator_view(py::module_& m, MemoryDeviceClass& device) {
            py::arg("clear"), py::arg("skip_actions"), py::arg("skip_files"))
       .def("reset_peak",
            [](MemoryDevice& d) {
-             const py::gil_scoped_release release;
-             d.allocator->inspector().reset_peak();
+             asked([&] { d.allocator->inspector().reset_peak(); });
            })
       .def("reset_accumulated",
            [](MemoryDevice& d) {
-             const py::gil_scoped_release release;
-             d.allocator->inspector().reset_accumulated();
+             asked([&] { d.allocator->inspector().reset_accumulated(); });
            })
       .def("annotate",
            [](MemoryDevice& d, const std::string& text) {
-             const py::gil_scoped_release release;
-             d.allocator->inspector().annotate(text);
+             asked([&] { d.allocator->inspector().annotate(text); });
            })
       .def("largest_free",
            [](MemoryDevice& d) {
-             const py::gil_scoped_release release;
-             return d.allocator->inspector().largest_free();
+             return asked([&] { return d.allocator->inspector().largest_free(); });
            })
       .def("pools",
            [](MemoryDevice& d) {
-             std::vector<PoolId> pools;
-             {
-               const py::gil_scoped_release release;
-               pools = d.allocator->inspector().pools();
-             }
+             const std::vector<PoolId> pools = asked([&] { return d.allocator->inspector().pools(); });
              py::list ids;
              for (const PoolId pool : pools) ids.append(id_of(pool));
              return ids;
            })
       .def("find_block", [](MemoryDevice& d, Addr address) -> py::object {
         BlockInfo block;
-        bool found = false;
-        {
-          const py::gil_scoped_release release;
-          found = d.allocator->inspector().find_block(address, &block);
-        }
+        const bool found = asked([&] { return d.allocator->inspector().find_block(address, &block); });
         if (!found) return py::none();
         return block_dict(block);
       });

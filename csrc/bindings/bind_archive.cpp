@@ -3,6 +3,7 @@
 
 #include "archive/archive.h"
 #include "bindings/bindings.h"
+#include "bindings/gil.h"
 #include "common/version.h"
 
 namespace py = pybind11;
@@ -92,7 +93,7 @@ py::object run(const Capture& capture, const py::list& list) {
   const std::vector<Leaf> leaves = to_leaves(list);
   std::optional<std::vector<c10::IValue>> outputs;
   {
-    const py::gil_scoped_release no_gil;
+    const GilRelease no_gil;
     outputs = capture.run(leaves);
   }
   if (!outputs) return py::none();
@@ -128,7 +129,7 @@ std::shared_ptr<Archive> open(const py::object& source, const std::string& where
   const bool is_bytes = py::isinstance<py::bytes>(source);
   const std::string_view bytes = is_bytes ? source.cast<std::string_view>() : std::string_view();
   const std::string path = is_bytes ? "" : source.cast<std::string>();
-  const py::gil_scoped_release no_gil;  // `source` holds the bytes
+  const GilRelease no_gil;  // `source` holds the bytes
   return std::make_shared<Archive>(is_bytes ? Blob::copy_of(bytes) : Blob::map_file(path), where, options);
 }
 

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "bindings/bindings.h"
+#include "bindings/gil.h"
 #include "capture/pool.h"
 #include "capture/routing.h"
 #include "capture/storage_ref.h"
@@ -130,7 +131,7 @@ void bind_storage(py::module_& m) {
   });
   m.def("rehome", [](const StorageRef& r) {
     const auto storage = r.lock_or_throw("rehome");
-    const py::gil_scoped_release no_gil;
+    const GilRelease no_gil;
     return rehome(*storage);
   });
   m.def("adopt", [](const StorageRef& r, const py::object& pool) {

@@ -3,6 +3,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "bindings/bindings.h"
+#include "bindings/gil.h"
 #include "capture/graph.h"
 
 namespace py = pybind11;
@@ -44,14 +45,14 @@ void bind_capture_graph(py::module_& m) {
       .def(
           "replay",
           [](CpuGraph& graph, const MaybeTensors& inputs, const MaybeTensors& outputs) {
-            const py::gil_scoped_release no_gil;
+            const GilRelease no_gil;
             graph.replay(pointer(inputs), pointer(outputs));
           },
           py::arg("inputs") = py::none(), py::arg("outputs") = py::none())
       .def(
           "replay_new",
           [](CpuGraph& graph, const MaybeTensors& inputs) {
-            const py::gil_scoped_release no_gil;
+            const GilRelease no_gil;
             return graph.replay_new(pointer(inputs));
           },
           py::arg("inputs") = py::none())

@@ -21,6 +21,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/call_tree.h"
+#include "bindings/gil.h"
 #include "bindings/state_guard.h"
 #include "common/error.h"
 #include "runtime/executable.h"
@@ -215,10 +216,10 @@ class FastCall {
     PyThreadState* released = PyEval_SaveThread();
     try {
       const bool ran = executable.call_if_prepared(inputs, outputs);
-      PyEval_RestoreThread(released);
+      restore_thread(released);
       return ran;
     } catch (...) {
-      PyEval_RestoreThread(released);
+      restore_thread(released);
       throw;
     }
   }

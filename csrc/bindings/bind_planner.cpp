@@ -3,6 +3,7 @@
 #include <tuple>
 
 #include "bindings/bindings.h"
+#include "bindings/gil.h"
 #include "planner/conflict_plan.h"
 #include "planner/dynamic_plan.h"
 #include "planner/planner.h"
@@ -38,7 +39,7 @@ py::tuple plan(const SpecTuples& tuples, int64_t alignment, int effort) {
   const std::vector<Spec> specs = to_specs(tuples);
   Plan result;
   {
-    py::gil_scoped_release unlocked;
+    GilRelease unlocked;
     result = planner::plan(specs, alignment, to_effort(effort));
   }
   return to_tuple(result);

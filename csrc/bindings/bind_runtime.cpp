@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "bindings/bindings.h"
+#include "bindings/gil.h"
 #include "bindings/stats.h"
 #include "common/error.h"
 #include "runtime/donation.h"
@@ -41,7 +42,7 @@ py::list run(Executable& executable, const py::list& list) {
   const std::vector<c10::IValue> inputs = to_inputs(list);
   std::vector<c10::IValue> outputs;
   {
-    const py::gil_scoped_release no_gil;
+    const GilRelease no_gil;
     (executable.*kRuns)(views_of(inputs), outputs);
   }
   py::list result;
@@ -53,7 +54,7 @@ py::list run(Executable& executable, const py::list& list) {
 double seconds_for(Executable& executable, const py::list& list, int64_t calls) {
   const std::vector<c10::IValue> inputs = to_inputs(list);
   const std::vector<InputView> views = views_of(inputs);
-  const py::gil_scoped_release no_gil;
+  const GilRelease no_gil;
   std::vector<c10::IValue> outputs;
   const auto start = std::chrono::steady_clock::now();
   for (int64_t i = 0; i < calls; ++i) executable.run(views, outputs);

@@ -6,6 +6,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "bindings/bindings.h"
+#include "bindings/gil.h"
 #include "runtime/backward_node.h"
 
 namespace py = pybind11;
@@ -118,7 +119,7 @@ py::tuple run(Region& region, const py::args& args) {
   for (const py::handle& item : args) inputs.push_back(to_ivalue(item));
   std::vector<c10::IValue> outputs;
   {
-    const py::gil_scoped_release no_gil;
+    const GilRelease no_gil;
     outputs = region.run(inputs);
   }
   py::tuple result(outputs.size());

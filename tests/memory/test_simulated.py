@@ -184,8 +184,19 @@ def test_work_that_raises_is_reported(sim):
     sim.clear_reports()
 
 
-def test_work_may_use_the_device(sim):
-    got = []
-    sim.enqueue(0, lambda: got.append(sim.allocate(1024)))
+def test_work_may_use_streams_but_not_the_allocator(sim):
+    """The allocator may be waiting for the work, and holds its locks meanwhile: this hung."""
+    side, other = sim.stream(), sim.stream()
+    seen = []
+    sim.enqueue(side, lambda: sim.enqueue(other, lambda: seen.append("other")))
+    sim.enqueue(side, lambda: sim.allocate(1024))
+    a = sim.allocate(60 << 20)
+    sim.touch(a, 60 << 20, side)
+    sim.record_stream(a, side)
+    sim.free(a)
+    assert sim.allocate(60 << 20) == a  # waits for side, whose work would need what this call holds
     sim.synchronize()
-    sim.free(got[0])
+    assert seen == ["other"]
+    (report,) = sim.reports
+    assert "called the allocator" in report and "AllocatorError" in report
+    sim.clear_reports()
