@@ -143,7 +143,9 @@ class Device:
             `segments`: by address; each with `blocks` by address that tile it. `device_traces`: per device
             number the recorded history. `allocator_settings`, `external_annotations`.
         """
-        return self._handle.snapshot(pool_id(pool, self._handle), check.flag("include_traces", include_traces))
+        return self._handle.snapshot(
+            pool_id(pool, self._handle), check.flag("include_traces", include_traces)
+        )
 
     def record_history(
         self,
@@ -351,7 +353,9 @@ def pool_id(pool: PoolLike, handle: _C.MemoryDevice) -> tuple[int, int] | None:
         return None
     if isinstance(pool, Pool):
         if not pool.is_of(handle):
-            raise AllocatorError(f"{pool!r} is on another device than {handle.name}", fix="give a pool made there")
+            raise AllocatorError(
+                f"{pool!r} is on another device than {handle.name}", fix="give a pool made there"
+            )
         return pool.id
     if isinstance(pool, tuple) and len(pool) == 2:
         return check.count("the pool's id", pool[0]), check.count("the pool's id", pool[1])

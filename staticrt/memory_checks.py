@@ -41,7 +41,9 @@ def text(name: str, value: object) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise AllocatorError(f"{name} is no text: {error}", fix="give a string without lone surrogates") from None
+        raise AllocatorError(
+            f"{name} is no text: {error}", fix="give a string without lone surrogates"
+        ) from None
     return value
 
 

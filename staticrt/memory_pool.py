@@ -67,13 +67,17 @@ class Pool:
             self.close()
 
     def __copy__(self) -> Pool:
-        raise AllocatorError(f"{self!r} cannot be copied: its end would be the end of both", fix="hand on the pool itself")
+        raise AllocatorError(
+            f"{self!r} cannot be copied: its end would be the end of both", fix="hand on the pool itself"
+        )
 
     def __deepcopy__(self, memo: object) -> Pool:
         return self.__copy__()
 
     def __reduce__(self) -> str:
-        raise AllocatorError(f"{self!r} cannot be pickled: it is memory of this process", fix="make a new pool there")
+        raise AllocatorError(
+            f"{self!r} cannot be pickled: it is memory of this process", fix="make a new pool there"
+        )
 
     def is_of(self, handle: _C.MemoryDevice) -> bool:
         """Whether the pool is one of that device."""

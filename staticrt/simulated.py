@@ -98,12 +98,16 @@ class SimulatedDevice(Device):
     def enqueue(self, stream: int, work: Callable[[], object] | None = None) -> None:
         """Work that keeps `stream` busy until it is advanced past it; `work` is called then."""
         if work is not None and not callable(work):
-            raise AllocatorError(f"the work is {type(work).__name__}, which cannot be called", fix="give a function")
+            raise AllocatorError(
+                f"the work is {type(work).__name__}, which cannot be called", fix="give a function"
+            )
         self._sim.enqueue(check.stream_number(stream), work)
 
     def touch(self, address: int, size: int, stream: int = 0) -> None:
         """Work of `stream` that uses these bytes: the oracle checks that it may."""
-        self._sim.touch(check.stream_number(stream), check.count("address", address), check.count("size", size))
+        self._sim.touch(
+            check.stream_number(stream), check.count("address", address), check.count("size", size)
+        )
 
     def write(self, address: int, size: int, value: int, stream: int = 0) -> None:
         """A touch that writes `value` at 64 KiB steps and at the end when it runs."""

@@ -1,8 +1,8 @@
 // fork(2): what a child process may do with the allocators it was born with.
 //
-// Host allocators work on: their locks are taken before the fork, so that no other thread, which the child does
-// not have, holds one or is half-way through a change. Devices do not survive a fork (CUDA says so, and the
-// pages of a simulated one are shared): their drivers refuse the child's calls.
+// Host allocators work on: their locks are taken before the fork, so that no other thread, which the child
+// does not have, holds one or is half-way through a change. Devices do not survive a fork (CUDA says so, and
+// the pages of a simulated one are shared): their drivers refuse the child's calls.
 #pragma once
 
 namespace staticrt::alloc {

@@ -3,9 +3,9 @@
 //   Open --refs = 0--> Draining --mapped bytes = 0, no pin--> Dead (record removed)
 //
 // Note [Pins]
-//   A thread that has chosen a pool and lets go of the core mutex (to climb the ladder) pins its record, and so
-//   does an open route. Numbers of records are used again: who brings one from outside the mutex brings the
-//   record's serial too, and is() tells whether it is still that pool.
+//   A thread that has chosen a pool and lets go of the core mutex (to climb the ladder) pins its record, and
+//   so does an open route. Numbers of records are used again: who brings one from outside the mutex brings
+//   the record's serial too, and is() tells whether it is still that pool.
 //
 // Thread safety: none; the core mutex is held. id, key and flags of a live pool never change, except
 // where marked.
@@ -74,9 +74,7 @@ class PoolTable {
  public:
   Pool& operator[](PoolIndex index) const { return *pools_[index]; }
   bool exists(PoolIndex index) const { return index < pools_.size() && pools_[index] != nullptr; }
-  bool is(PoolIndex index, uint64_t serial) const {
-    return exists(index) && pools_[index]->serial == serial;
-  }
+  bool is(PoolIndex index, uint64_t serial) const { return exists(index) && pools_[index]->serial == serial; }
   // The pool of that id, or nullptr.
   Pool* find(PoolId id) const {
     const auto at = by_id_.find(id);

@@ -59,7 +59,7 @@ class Pools {
   Status set_discardable(Addr address, bool discardable);
 
  private:
-  Status find(PoolId id, Pool** pool);                                         // core mutex held
+  Status find(PoolId id, Pool** pool);                                       // core mutex held
   Status retain_locked(PoolId id, const PoolOptions& options, Pool** pool);  // core mutex held
   Core& core_;
 };

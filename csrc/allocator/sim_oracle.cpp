@@ -21,7 +21,7 @@ const SimOracle::Live* SimOracle::live_around(Addr address, Bytes size_bytes) co
   --it;
   const Addr offset = address - it->first;
   return offset <= it->second.size_bytes && size_bytes <= it->second.size_bytes - offset ? &it->second
-                                                                                          : nullptr;
+                                                                                         : nullptr;
 }
 
 std::string SimOracle::describe(const AccessConflict& conflict) const {

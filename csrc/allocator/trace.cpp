@@ -167,8 +167,8 @@ uint32_t Trace::name_pool(PoolId id) {
   return name;
 }
 
-// Names of pools that are gone and that no kept record has are given again, so that a program which makes pools
-// for ever holds as many names as it has pools and kept records, within a factor of two.
+// Names of pools that are gone and that no kept record has are given again, so that a program which makes
+// pools for ever holds as many names as it has pools and kept records, within a factor of two.
 void Trace::sweep_pool_names() {
   std::vector<bool> used(pool_names_.size(), false);
   used[0] = true;

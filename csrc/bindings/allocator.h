@@ -25,8 +25,8 @@ struct MemoryDevice {
   virtual ~MemoryDevice() = default;
 };
 
-// Raises an AllocatorError in the work of a simulated stream. An allocator may be waiting for that work, in this
-// thread or another, and holds its locks meanwhile. REQUIRES: the GIL.
+// Raises an AllocatorError in the work of a simulated stream. An allocator may be waiting for that work, in
+// this thread or another, and holds its locks meanwhile. REQUIRES: the GIL.
 void refuse_in_work();
 
 // Raises the class of staticrt.errors that fits, with the status' text. REQUIRES: the GIL.

@@ -126,7 +126,8 @@ void bind_allocator(py::module_& m) {
           "allocate",
           [](MemoryDevice& d, Bytes size, uint64_t stream, Addr address) {
             Addr got = kNullAddr;
-            called([&] { return d.allocator->allocate({.size = size, .stream = StreamId{stream}, .address = address},
+            called([&] {
+              return d.allocator->allocate({.size = size, .stream = StreamId{stream}, .address = address},
                                            &got);
             });
             return got;

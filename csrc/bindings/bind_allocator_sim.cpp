@@ -210,8 +210,7 @@ void bind_allocator_sim(py::module_& m, MemoryDeviceClass&) {
              const std::string& text) { d.sim->fail(call_of(call), nth, fault_of(code, text), times); },
           py::call_guard<GilRelease>())
       .def(
-          "clear_faults", [](SimMemoryDevice& d) { d.sim->clear_faults(); },
-          py::call_guard<GilRelease>())
+          "clear_faults", [](SimMemoryDevice& d) { d.sim->clear_faults(); }, py::call_guard<GilRelease>())
       .def(
           "set_other_bytes", [](SimMemoryDevice& d, Bytes bytes) { d.sim->set_other_bytes(bytes); },
           py::call_guard<GilRelease>())
@@ -225,14 +224,11 @@ void bind_allocator_sim(py::module_& m, MemoryDeviceClass&) {
           "set_processes_known", [](SimMemoryDevice& d, bool known) { d.sim->set_processes_known(known); },
           py::call_guard<GilRelease>())
       .def(
-          "reports", [](SimMemoryDevice& d) { return d.sim->reports(); },
-          py::call_guard<GilRelease>())
+          "reports", [](SimMemoryDevice& d) { return d.sim->reports(); }, py::call_guard<GilRelease>())
       .def(
-          "clear_reports", [](SimMemoryDevice& d) { d.sim->clear_reports(); },
-          py::call_guard<GilRelease>())
+          "clear_reports", [](SimMemoryDevice& d) { d.sim->clear_reports(); }, py::call_guard<GilRelease>())
       .def(
-          "calls",
-          [](SimMemoryDevice& d, const std::string& call) { return d.sim->calls(call_of(call)); },
+          "calls", [](SimMemoryDevice& d, const std::string& call) { return d.sim->calls(call_of(call)); },
           py::call_guard<GilRelease>())
       .def_property_readonly("device_calls",
                              py::cpp_function([](SimMemoryDevice& d) { return d.sim->device_calls(); },

@@ -218,22 +218,15 @@ void bind_allocator_view(py::module_& m, MemoryDeviceClass& device) {
       .def("snapshot", &snapshot, py::arg("pool") = py::none(), py::arg("include_traces") = true)
       .def("record_history", &record_history, py::arg("on"), py::arg("level"), py::arg("max_entries"),
            py::arg("clear"), py::arg("skip_actions"), py::arg("skip_files"))
-      .def("reset_peak",
-           [](MemoryDevice& d) {
-             asked([&] { d.allocator->inspector().reset_peak(); });
-           })
+      .def("reset_peak", [](MemoryDevice& d) { asked([&] { d.allocator->inspector().reset_peak(); }); })
       .def("reset_accumulated",
-           [](MemoryDevice& d) {
-             asked([&] { d.allocator->inspector().reset_accumulated(); });
-           })
+           [](MemoryDevice& d) { asked([&] { d.allocator->inspector().reset_accumulated(); }); })
       .def("annotate",
            [](MemoryDevice& d, const std::string& text) {
              asked([&] { d.allocator->inspector().annotate(text); });
            })
       .def("largest_free",
-           [](MemoryDevice& d) {
-             return asked([&] { return d.allocator->inspector().largest_free(); });
-           })
+           [](MemoryDevice& d) { return asked([&] { return d.allocator->inspector().largest_free(); }); })
       .def("pools",
            [](MemoryDevice& d) {
              const std::vector<PoolId> pools = asked([&] { return d.allocator->inspector().pools(); });

@@ -1,16 +1,16 @@
 // Letting go of Python's lock, and taking it back.
 #pragma once
 
+#include <cxxabi.h>
 #include <pybind11/pybind11.h>
 #include <unistd.h>
-
-#include <cxxabi.h>
 
 namespace staticrt::bindings {
 
 // Waits for the lock. Once the interpreter has begun to end, no thread but the main one gets it: up to Python
-// 3.13 such a thread is unwound from inside this call, through frames that must not throw, which would end the
-// process by std::terminate. It stays here instead, as Python 3.14 does by itself, until the process has ended.
+// 3.13 such a thread is unwound from inside this call, through frames that must not throw, which would end
+// the process by std::terminate. It stays here instead, as Python 3.14 does by itself, until the process has
+// ended.
 inline void restore_thread(PyThreadState* thread) noexcept {
 #ifdef __GLIBCXX__
   try {

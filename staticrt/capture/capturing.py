@@ -94,7 +94,7 @@ class Capturing:
             if i in function.static_inputs
             and i not in managed
             and i not in function.unstable
-            and is_aligned(inputs[i])
+            and (i in function.read_in_place or is_aligned(inputs[i]))
         ]
         placed = {*managed, *static}
         node.managed = tuple(managed)

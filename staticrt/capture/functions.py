@@ -40,6 +40,8 @@ class Function:
         mode: forward, backward or inference.
         input_names: for messages, one per input or none.
         stack_traces: where each output was made, for messages.
+        read_in_place: static inputs that the callable reads where they are, not where it is given them: a module's own
+            parameters. A copy of them elsewhere would be read by nobody.
     """
 
     model: Model
@@ -50,6 +52,7 @@ class Function:
     mode: Mode = Mode.INFERENCE
     input_names: tuple[str, ...] = ()
     stack_traces: tuple[str | None, ...] | None = None
+    read_in_place: frozenset[int] = frozenset()
     id: int = dataclasses.field(default_factory=lambda: next(_ids))
 
     def __post_init__(self) -> None:

@@ -138,6 +138,8 @@ class Manager(Limits):
         if limit is None:
             return
         for index in mismatch.inputs:
+            if index in function.read_in_place and not self.bound:
+                continue
             function.mismatches[index] += 1
             if function.mismatches[index] >= limit:
                 function.unstable.add(index)

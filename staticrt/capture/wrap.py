@@ -18,6 +18,7 @@ from staticrt._compat import hidden_from_dynamo
 from staticrt.capture.functions import Function, Mode
 from staticrt.capture.manager import is_capturing
 from staticrt.capture.policy import KeyFunction
+from staticrt.capture.surroundings import surroundings
 from staticrt.errors import InputError
 
 if TYPE_CHECKING:
@@ -181,9 +182,9 @@ class WrappedFunction:
 
     def _kind_key(self, leaves: Sequence[Any], unused: frozenset[Any]) -> Any:
         """What decides which capture a call uses; None: it cannot be captured."""
-        parts: list[Any] = [torch.is_grad_enabled(), torch.is_inference_mode_enabled()]
-        if torch._C._is_any_autocast_enabled():
-            parts += [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]
+        parts = surroundings()
+        if parts is None:
+            return None
         ints: list[int] = []
         for index, leaf in enumerate(leaves):
             if isinstance(leaf, torch.Tensor):
@@ -191,6 +192,7 @@ class WrappedFunction:
                     return None
                 parts += (leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.is_conj(), leaf.is_neg())
             elif type(leaf) is int:
+                parts.append(int)  # f(1, x) is another call than f(x, 1)
                 if index not in unused:
                     ints.append(leaf)
             elif isinstance(leaf, torch.Generator):
@@ -262,6 +264,7 @@ class WrappedFunction:
             self._mode,
             names,
             self._stack_traces,
+            read_in_place=frozenset(range(number, len(leaves))),
         )
         return self._add_kind((spec, key), kind)
 

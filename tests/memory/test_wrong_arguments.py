@@ -7,7 +7,21 @@ import staticrt.memory
 from staticrt.errors import AllocatorError, InvalidPointerError, StaticRuntimeError
 
 MIB = 1 << 20
-NOT_NUMBERS = [None, 1.5, float("nan"), "7", b"7", [], {}, (1, 2), object(), True, 1j, torch.tensor(2.5), torch.ones(2)]
+NOT_NUMBERS = [
+    None,
+    1.5,
+    float("nan"),
+    "7",
+    b"7",
+    [],
+    {},
+    (1, 2),
+    object(),
+    True,
+    1j,
+    torch.tensor(2.5),
+    torch.ones(2),
+]
 BAD_COUNTS = [*NOT_NUMBERS, -1, 1 << 64, 1 << 100]
 NOT_FLAGS = [None, 0, 1, "no", [], torch.tensor(True)]
 NOT_TEXTS = [None, 3, 1.5, b"x", [], object(), "\udc80"]
@@ -53,9 +67,9 @@ def test_what_is_no_number_is_refused(sim):
     before = sim.stats()
     for name, call in _number_calls(sim, a).items():
         for value in BAD_COUNTS:
+            print(name, repr(value))
             with pytest.raises(AllocatorError, match=r"(?s) is .*fix: give a (whole )?number"):
                 call(value)
-                pytest.fail(f"{name} took {value!r}")
     assert sim.stats() == before
     sim.check()
 
@@ -151,7 +165,8 @@ def test_faults_in_ranges_fail_the_calls_they_name(sim):
         except StaticRuntimeError as error:
             outcomes.append("later" if "later" in str(error) else "oom")
         assert sim.calls("map") > calls or outcomes[-1] == "ok"
-    assert outcomes.count("later") == 1 and handle.calls("map") >= 3
+    assert outcomes.count("later") == 1
+    assert handle.calls("map") >= 3
     sim.clear_faults()
 
 
