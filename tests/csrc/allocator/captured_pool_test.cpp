@@ -1,5 +1,5 @@
-// What keeps the memory of captured pools to their graphs. Each of these failed to be noticed when the line that
-// does it was taken out.
+// What keeps the memory of captured pools to their graphs. Each of these failed to be noticed when the line
+// that does it was taken out.
 #include "allocator/device_fixture.h"
 
 namespace staticrt::test {
