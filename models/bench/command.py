@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from staticrt.commands.loading import MODEL_HELP, add_model_options
+from staticrt.commands.loading import MODEL_HELP, add_model_options, compile_options
 from staticrt.commands.output import print_json
 from staticrt.errors import OptionError
 from staticrt.models import zoo
@@ -179,7 +179,9 @@ def _setting(arguments: argparse.Namespace) -> Setting:
         if given is not None and not given > 0:
             raise OptionError(f"--{name} {given:g}: expected seconds above 0")
         values[name] = values[name] if given is None else given
-    return Setting(threads=arguments.threads, seed=arguments.seed, **values)
+    return Setting(
+        threads=arguments.threads, seed=arguments.seed, options=compile_options(arguments), **values
+    )
 
 
 def _workers(arguments: argparse.Namespace) -> int:

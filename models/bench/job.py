@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 PAIR = "pair"  # measure one model with one peer
@@ -34,6 +34,7 @@ class Setting:
         min_rounds: at least so many, however long a call takes.
         timeout: seconds a worker may take in all.
         seed: of weights and inputs.
+        options: keywords of `staticrt.compile`, for staticrt's own rows.
     """
 
     threads: int
@@ -42,6 +43,7 @@ class Setting:
     min_rounds: int
     timeout: float
     seed: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,8 @@ def run_pair(job: Job, stage: Stage) -> Result:
 
         def prepare() -> None:
             nonlocal call, answer
-            call = peer.prepare(module, first, setting.threads)
+            options = setting.options if peer.name == "staticrt" else {}
+            call = peer.prepare(module, first, setting.threads, **options)
             stage("first call")
             answer = call(*first)
 

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
-
 Call = Callable[..., Any]
 
 
@@ -29,6 +27,7 @@ class Peer:
         name: its name on the command line.
         prepare: (module in eval mode, positional arguments, threads) -> callable that takes such arguments and
             returns the module's outputs as torch tensors, in order, in any nesting. Runs without gradients.
+            staticrt's own also takes keywords of `staticrt.compile`.
         packages: distributions it needs, as the package index names them, and how they are imported.
         slow: compiles for seconds; left out of quick runs unless asked for.
         load: imports what `prepare` needs; its time does not count as the model's.
@@ -36,7 +35,7 @@ class Peer:
     """
 
     name: str
-    prepare: Callable[[nn.Module, tuple[Tensor, ...], int], Call]
+    prepare: Callable[..., Call]
     packages: tuple[tuple[str, str], ...] = ()
     slow: bool = False
     load: Callable[[], None] = _nothing

@@ -20,8 +20,8 @@ def _load() -> None:
     importlib.import_module("staticrt.compiler")
 
 
-def _prepare(module: nn.Module, arguments: tuple[Tensor, ...], _threads: int) -> Call:
-    return staticrt.compile(module, arguments)
+def _prepare(module: nn.Module, arguments: tuple[Tensor, ...], _threads: int, **options: Any) -> Call:
+    return staticrt.compile(module, arguments, **options)
 
 
 def _facts(call: Any) -> dict[str, Any]:
