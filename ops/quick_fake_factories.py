@@ -51,6 +51,23 @@ def _defaults(x: torch.Tensor, options: dict[str, Any]) -> dict[str, Any]:
     return {"dtype": options.get("dtype") or x.dtype, "device": options.get("device") or x.device}
 
 
+@rule(aten.full.default)
+def _full(mode: Any, size: Sequence[Any], value: Any, *, dtype: Any = None, **options: Any) -> Any:
+    kinds = {bool: torch.bool, int: torch.int64, float: torch.get_default_dtype()}
+    dtype = dtype or kinds.get(type(value))
+    return None if dtype is None else _filled(mode, size, dtype=dtype, **options)
+
+
+@rule(aten.full_like.default)
+def _full_like(mode: Any, x: torch.Tensor, value: Any, **options: Any) -> Any:
+    return _like(mode, x, **options)
+
+
+@rule(aten.new_full.default)
+def _new_full(mode: Any, x: torch.Tensor, size: Sequence[Any], value: Any, **options: Any) -> Any:
+    return _new_filled(mode, x, size, **options)
+
+
 @rule(aten.zeros_like.default, aten.ones_like.default, aten.empty_like.default)
 def _like(mode: Any, x: torch.Tensor, *, memory_format: Any = None, **options: Any) -> Any:
     wanted = (None, torch.preserve_format, torch.contiguous_format)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,9 +18,9 @@ from staticrt.ops.quick_fakes import (
     new,
     rule,
 )
+from staticrt.ops.size_nodes import check as _check
 
 aten = torch.ops.aten
-_check: Callable[[Any], None] = torch._check
 
 
 def _pair(value: Any) -> list[int] | None:
@@ -183,7 +183,14 @@ def _is_no_image(x: torch.Tensor) -> bool:
 def _stack(mode: Any, tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
     first = tensors[0]
     rank = first.dim()
-    if not -rank - 1 <= dim <= rank or not all(map(is_contiguous, tensors)):
+    if not -rank - 1 <= dim <= rank:
+        return None
+    # It is a concatenation, along an added dimension only where that is the last.
+    joined = rank if dim % (rank + 1) < rank else rank + 1
+    plain = (
+        joined < 4 or all(map(is_contiguous, tensors)) or (joined == rank and any(map(_is_no_image, tensors)))
+    )
+    if not plain:
         return None
     for other in tensors[1:]:
         if other.dtype != first.dtype or other.device != first.device or other.dim() != rank:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from staticrt.ops import size_expr
 from staticrt.ops.quick_fakes import (
     agree,
     contiguous_strides,
@@ -151,6 +152,8 @@ def _order(a: Any, b: Any) -> int | None:
     """
     if isinstance(a, int) and isinstance(b, int):
         return (a > b) - (a < b)
+    if isinstance(a, size_expr.Expr) or isinstance(b, size_expr.Expr):
+        return size_expr.order(size_expr.as_expr(a), size_expr.as_expr(b))
     import sympy
 
     above, below = (sympy.sympify(a) / sympy.sympify(b)).as_numer_denom()
@@ -170,6 +173,10 @@ def at_most(a: Any, b: Any) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _at_most(a: Any, b: Any) -> bool:
+    if isinstance(a, size_expr.Expr) or isinstance(b, size_expr.Expr):
+        return least(size_expr.subtract(size_expr.as_expr(b), size_expr.as_expr(a))) >= 0
+    if isinstance(a, int) and isinstance(b, int):
+        return a <= b
     import sympy
 
     return least(sympy.expand(sympy.sympify(b) - a)) >= 0
@@ -177,6 +184,9 @@ def _at_most(a: Any, b: Any) -> bool:
 
 def least(expr: Any) -> int:
     """A bound from below on a size expression of symbols that are at least 1; -1 where none is seen."""
+    if isinstance(expr, size_expr.Expr):
+        bound = expr.least()
+        return -1 if bound is None else max(bound, -1)
     if expr.is_Integer:
         return max(int(expr), -1)
     if expr.is_Symbol:

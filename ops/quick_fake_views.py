@@ -21,6 +21,7 @@ from staticrt.ops.quick_fakes import (
     same_stride,
     view_of,
 )
+from staticrt.ops.size_nodes import env_of
 
 aten = torch.ops.aten
 
@@ -100,35 +101,50 @@ def _slice(
         return None
     first, size = found
     if step != 1:
-        if type(size) is not int:
+        if type(size) is not int and env_of(size) is None:
             return None
         size = (size + step - 1) // step
-    offset = first * strides[dim] if first else 0
+    offset = 0 if isinstance(first, int) and first == 0 else first * strides[dim]
     sizes[dim] = size
     strides[dim] = strides[dim] * step
     return view_of(mode, x, sizes, strides, offset)
 
 
-def slice_bounds(size: Any, start: Any, end: Any) -> tuple[int, Any] | None:
+def slice_bounds(size: Any, start: Any, end: Any) -> tuple[Any, Any] | None:
     """Where a slice begins and how many elements it spans; None where symbols leave that open."""
     start = 0 if start is None else start
-    if type(start) is not int:
-        return None
-    if isinstance(size, int):
-        end = size if end is None else end
-        if type(end) is not int:
-            return None
+    if isinstance(size, int) and type(start) is int and (end is None or type(end) is int):
         first, last, _step = slice(start, end).indices(size)
         return first, max(last - first, 0)
-    if start != 0:
-        return None
-    if (
-        end is None
-        or (type(end) is int and end == sys.maxsize)
-        or (isinstance(end, torch.SymInt) and same(end, size))
+    if type(start) is int and start == 0 and not isinstance(size, int):
+        if (
+            end is None
+            or (type(end) is int and end == sys.maxsize)
+            or (isinstance(end, torch.SymInt) and same(end, size))
+        ):
+            return 0, size
+        if isinstance(end, torch.SymInt) and at_most(end, size):
+            return 0, end
+    if all(
+        isinstance(bound, int) or env_of(bound) is not None
+        for bound in (size, start, end)
+        if bound is not None
     ):
-        return 0, size
-    return (0, end) if isinstance(end, torch.SymInt) and at_most(end, size) else None
+        return _guarded_bounds(size, start, end)
+    return None
+
+
+def _guarded_bounds(size: Any, start: Any, end: Any) -> tuple[Any, Any] | None:
+    """As `slice_bounds`, guarding on where the bounds lie."""
+    bounds = []
+    for bound in (start, size if end is None else end):
+        if bound < 0:
+            bound = bound + size
+            if bound < 0:
+                return None
+        bounds.append(bound if bound <= size else size)
+    first, last = bounds
+    return (first, last - first) if first <= last else None
 
 
 @rule(aten.unsqueeze.default)

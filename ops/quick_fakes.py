@@ -15,9 +15,13 @@ from typing import Any
 
 import torch
 
-_check: Callable[[Any], None] = torch._check
+from staticrt.ops import size_expr
+from staticrt.ops.size_nodes import check as _check
+
 Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {}
+
+_NORMAL = (int, size_expr.Expr)  # compared as they are
 
 
 def rule(*ops: Any) -> Callable[[Rule], Rule]:
@@ -164,7 +168,7 @@ def same(a: Any, b: Any) -> bool:
     x, y = expression(a), expression(b)
     if x == y:
         return True
-    if isinstance(x, int) or isinstance(y, int):
+    if isinstance(x, _NORMAL) or isinstance(y, _NORMAL):
         return False
     return bool(_expanded(x) == _expanded(y))
 
@@ -196,7 +200,7 @@ def same_stride(a: Any, b: Any) -> bool:
     if same(a, b):
         return True
     x, y = expression(a), expression(b)
-    if isinstance(x, int) or isinstance(y, int):
+    if isinstance(x, _NORMAL) or isinstance(y, _NORMAL):
         return False
     return bool(_expanded(_without_floors(x)) == _expanded(_without_floors(y)))
 
@@ -239,7 +243,7 @@ def channels_last_strides(mode: Any, sizes: Sequence[Any]) -> list[Any]:
 
 @functools.cache
 def _load_rules() -> None:
-    for name in ("rules", "pointwise", "views", "reductions", "factories", "images", "quantized"):
+    for name in ("rules", "pointwise", "views", "reductions", "factories", "images", "lookups", "quantized"):
         importlib.import_module(f"staticrt.ops.quick_fake_{name}")
 
 

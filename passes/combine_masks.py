@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from staticrt.ops.size_nodes import statically_known_true
 from staticrt.passes.attention_masks import hides_future, is_causal, never_hides_fully
 from staticrt.passes.rewrite import fake_mode_of, insert_call
 from staticrt.passes.symbols import known_equal

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from staticrt.ops.quick_fakes import same
+from staticrt.ops.size_nodes import statically_known_true
 
 
 def number(value: Any) -> Any:

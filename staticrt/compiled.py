@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import warnings
 from collections import Counter, deque
@@ -25,12 +26,15 @@ from staticrt.frontend.reasons import CannotCapture, ModelChanges
 from staticrt.frontend.state import Snapshot, global_hooks
 from staticrt.frontend.structure import Flattener, take_apart
 from staticrt.native import _C
+from staticrt.ops.size_nodes import NeedsShapeEnv
 from staticrt.options import Options
 from staticrt.pieces import Pieces
 from staticrt.report.eager import eager_call
 from staticrt.report.engine import explanation
 from staticrt.report.explain import Explanation
 from staticrt.weights import new_weights
+
+log = logging.getLogger(__name__)
 
 # Captures that may fail as the model changes its own attributes: many do so in their first call only.
 _MAX_CHANGES = 2
@@ -257,7 +261,8 @@ class Engine:
             for index, value in call.ints
             if any(dict(entry.ints).get(index, value) != value for entry in seen)
         )
-        try:
+
+        def attempt(quick: bool) -> tuple[CapturedGraph, executable.Executable]:
             captured = capture(
                 self.function,
                 args,
@@ -268,12 +273,21 @@ class Engine:
                 dynamic=self.options.dynamic is not False,
                 known=replace(self._known, symbolic_ints=symbolic),
                 decide=not self._is_part and self.options.graphs is False,
+                quick=quick,
             )
             if not snapshot.complete:
                 raise CannotCapture("the model reaches more containers than can be guarded")
             if torch.is_grad_enabled() and any(value.requires_grad for value in captured.values):
                 raise CannotCapture("the result may need gradients of a tensor that is no argument")
-            built = self._executable(captured)
+            return captured, self._executable(captured)
+
+        try:
+            try:
+                # An accelerator compiles islands when it likes, and may ask torch about their sizes then.
+                captured, built = attempt(quick=self.options.accelerators is None)
+            except NeedsShapeEnv as error:
+                log.debug("captured again with torch's own sizes: %s", error)
+                captured, built = attempt(quick=False)
         except donation.WrittenDonation:
             raise
         except ModelChanges as error:

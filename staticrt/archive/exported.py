@@ -79,10 +79,7 @@ def example_leaves(entry: Entry, parts: Sequence[Any]) -> list[Any]:
     grown: list[Any] = []
     for index, part in enumerate(parts):
         if index in fakes and isinstance(fakes[index], torch.Tensor):
-            sizes = [
-                int(torch.fx.experimental.symbolic_shapes.guarding_hint_or_throw(s))
-                for s in _sizes(fakes[index])
-            ]
+            sizes = [int(s.node.hint) if isinstance(s, torch.SymInt) else s for s in fakes[index].shape]
             larger = [
                 _PLAIN_SIZE if isinstance(symbol, torch.SymInt) and size < 2 else size
                 for symbol, size in zip(fakes[index].shape, sizes, strict=True)
@@ -94,10 +91,6 @@ def example_leaves(entry: Entry, parts: Sequence[Any]) -> list[Any]:
         usual.append(value)
         grown.append(value)
     return grown if captured.guards.holds(grown) else usual
-
-
-def _sizes(fake: torch.Tensor) -> list[Any]:
-    return list(fake.shape)
 
 
 def _zeros(sizes: Sequence[int], like: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from staticrt.frontend.fakes import FakeMaker, guards_of
 from staticrt.frontend.graph import CapturedGraph, InputSpec, KnownInputs
-from staticrt.frontend.reasons import CannotCapture, ModelChanges, exception_line
+from staticrt.frontend.reasons import CannotCapture, ModelChanges, exception_line, model_line
 from staticrt.frontend.state import Snapshot
 from staticrt.frontend.structure import (
     Builder,
@@ -27,8 +27,10 @@ from staticrt.frontend.structure import (
 )
 from staticrt.frontend.tracing import alone, random_state, tracing, uncollected
 from staticrt.frontend.watch import ImpureCall, Watcher
+from staticrt.ops.size_nodes import NeedsShapeEnv, SizeEnv
 
 aten = torch.ops.aten
+log = logging.getLogger(__name__)
 
 # What a graph's output may be.
 _IN_GRAPHS = (
@@ -49,6 +51,7 @@ def capture(
     known: KnownInputs | None = None,
     autograd: bool = False,
     decide: bool = False,
+    quick: bool = True,
 ) -> CapturedGraph:
     """Record `function(*args, **kwargs)` as a graph with symbolic sizes.
 
@@ -62,6 +65,8 @@ def capture(
         known: what is known of the leaves.
         autograd: record what autograd computes too: the function calls `backward()` or `autograd.grad` itself.
         decide: branches that data decides are followed as these arguments' values tell, with checks in the graph.
+        quick: try sizes without sympy first (`ops/size_nodes.py`). Passes over such a graph may raise
+            `NeedsShapeEnv`: it has to be captured again without.
 
     Raises:
         CannotCapture: the run did something that a graph does not replay.
@@ -69,12 +74,16 @@ def capture(
     """
     snapshot = snapshot if snapshot is not None else Snapshot()
     with alone(), _quiet_fakes(), uncollected():
-        # (sizes 0 and 1 are like any other, sizes are constants); the first that the model takes.
-        attempts = [(True, False), (False, False), (False, True)] if dynamic else [(False, True)]
-        if not _has_small_sizes((args, kwargs)):
-            attempts = [attempt for attempt in attempts if attempt != (False, False)]
+        # (sizes 0 and 1 are like any other, sizes are constants, without sympy); the first that the model takes.
+        attempts = [(True, False, False), (False, False, False), (False, True, False)]
+        if not dynamic:
+            attempts = attempts[-1:]
+        elif not _has_small_sizes((args, kwargs)):
+            del attempts[1]
+        if quick and not autograd:
+            attempts.insert(0, (*attempts[0][:2], True))
         for attempt in attempts:
-            oblivious, static = attempt
+            oblivious, static, light = attempt
             try:
                 return _attempt(
                     function,
@@ -88,12 +97,18 @@ def capture(
                     known or KnownInputs(),
                     autograd,
                     decide,
+                    light,
                 )
+            except NeedsShapeEnv as error:
+                if not light:
+                    raise
+                log.debug("captured again with torch's own sizes: %s", error)
             except CannotCapture:
                 raise
             except Exception as error:
                 if type(error).__name__ == "GuardOnDataDependentSymNode":
                     raise CannotCapture("a number that data decides", exception_line(error)) from error
+                log.debug("attempt %s: %s: %s", attempt, type(error).__name__, error, exc_info=light)
                 if attempt == attempts[-1]:
                     raise
     raise AssertionError("unreachable")
@@ -136,10 +151,11 @@ def _attempt(
     known: KnownInputs,
     autograd: bool,
     decide: bool,
+    light: bool,
 ) -> CapturedGraph:
     from torch._dispatch.python import enable_python_dispatcher
 
-    from staticrt.frontend.decisions import DecidingShapeEnv, Decisions
+    from staticrt.frontend.decisions import Decisions
     from staticrt.frontend.fake_mode import CaptureFakeMode
     from staticrt.frontend.functionalize import functionalize
     from staticrt.frontend.trace import Tracer
@@ -147,12 +163,7 @@ def _attempt(
     flattener = Flattener()
     in_spec = flattener.flatten((args, kwargs))
     leaves = flattener.leaves
-    env = DecidingShapeEnv(
-        allow_scalar_outputs=True,
-        allow_dynamic_output_shape_ops=True,
-        specialize_zero_one=not oblivious,
-        duck_shape=False,
-    )
+    env: Any = SizeEnv(model_line) if light else _shape_env(oblivious)
     fake_mode = CaptureFakeMode(env)
     watcher = Watcher(snapshot)
     with random_state(), tracing(oblivious):
@@ -172,7 +183,7 @@ def _attempt(
         fake_args, fake_kwargs = builder.build(in_spec)
         containers = builder.containers
         before = [contents(container) for container in containers]
-        env.decider = Decisions(tracer, leaves) if decide else None
+        env.decider = Decisions(tracer, leaves) if decide and not light else None
         try:
             with fake_mode, level, tracer:
                 watcher.start()
@@ -186,6 +197,8 @@ def _attempt(
         finally:
             env.decider = None
             snapshot.restore()
+        if light and env.gave_up:  # and the model caught it
+            raise NeedsShapeEnv(env.gave_up)
         if watcher.impure:
             what, where = watcher.impure[0]
             raise CannotCapture(f"the model {what}", where)
@@ -205,6 +218,17 @@ def _attempt(
         tracer, nodes, written, names, tensors, in_spec, out_spec, guards_of(env, fakes), known.weights
     )
     return dataclasses.replace(captured, same=repeated(leaves))
+
+
+def _shape_env(oblivious: bool) -> Any:
+    from staticrt.frontend.shape_env import DecidingShapeEnv
+
+    return DecidingShapeEnv(
+        allow_scalar_outputs=True,
+        allow_dynamic_output_shape_ops=True,
+        specialize_zero_one=not oblivious,
+        duck_shape=False,
+    )
 
 
 def _flatten_result(

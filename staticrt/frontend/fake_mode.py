@@ -17,6 +17,9 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import _config
+from torch.utils._pytree import tree_leaves
+
+from staticrt.ops.size_nodes import SizeEnv
 
 _VALIDATOR = "torch.fx.experimental.validator"
 
@@ -77,14 +80,27 @@ def _copy(function: Any) -> Callable[..., Any]:
     return copy
 
 
+def _is_symbolic(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        numbers = (*value.shape, *value.stride()) if value.layout == torch.strided else value.shape
+        return any(isinstance(number, torch.SymInt) for number in numbers)
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
 class CaptureFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """The fake tensor mode of a capture.
 
     Dynamo meets no recorded run, so that nothing wraps the dispatch against it; results are not cached, as with
     symbolic sizes that costs more than it saves, and adds guards.
+
+    Args:
+        sizes: what answers for symbolic sizes: a ShapeEnv, or a SizeEnv, with which torch's own rules are asked
+            about constant sizes only.
     """
 
-    def __init__(self, shape_env: Any) -> None:
+    def __init__(self, sizes: Any) -> None:
+        self.sizes = sizes
+        shape_env = None if isinstance(sizes, SizeEnv) else sizes
         without_dynamo(FakeTensorMode.__init__)(self, shape_env=shape_env, allow_non_fake_inputs=True)
         self.cache_enabled = False
 
@@ -93,7 +109,15 @@ class CaptureFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.dispatch(func, types, args, kwargs or {})
+        if not isinstance(self.sizes, SizeEnv):
+            return self.dispatch(func, types, args, kwargs or {})
+        for value in tree_leaves((args, kwargs)):
+            if _is_symbolic(value):
+                self.sizes.give_up(func)
+        try:
+            return self.dispatch(func, types, args, kwargs or {})
+        except Exception as error:  # also where the model's call is wrong: torch's own sizes say it best
+            self.sizes.give_up(f"{func}: {error}")
 
     def _dispatch_impl(self, *args: Any) -> Any:
         return without_dynamo(FakeTensorMode._dispatch_impl)(self, *args)

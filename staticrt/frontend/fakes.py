@@ -12,6 +12,8 @@ from torch._guards import GuardSource, Source
 from staticrt.frontend.graph import Guard, GuardSet, KnownInputs, SizeSymbol
 from staticrt.frontend.structure import repeated
 from staticrt.frontend.symbols import guard_source
+from staticrt.ops.quick_fakes import fresh
+from staticrt.ops.size_nodes import SizeEnv
 
 
 def layout_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
@@ -44,8 +46,12 @@ class FakeInputs:
     """The fakes of the caller's leaves, and what their symbols mean."""
 
     leaves: list[Any]
-    symbols: dict[Any, SizeSymbol]  # sympy symbol -> where the caller's value is found
+    symbols: dict[Any, SizeSymbol]  # symbol -> where the caller's value is found
     fixed: list[tuple[SizeSymbol, int]]  # sizes that are constants of the capture
+
+
+# What the names of symbols begin with.
+_LETTERS = {"size": "s", "stride": "p", "value": "v"}
 
 
 class _Size(Source):
@@ -67,14 +73,14 @@ class FakeMaker:
     """Makes fake leaves in a fake mode.
 
     Args:
-        fake_mode: with a ShapeEnv.
+        fake_mode: a `CaptureFakeMode`.
         oblivious: sizes of 1 get symbols too.
         static: every size is a constant.
     """
 
     def __init__(self, fake_mode: Any, *, oblivious: bool, static: bool) -> None:
         self.fake_mode = fake_mode
-        self.env = fake_mode.shape_env
+        self.env = fake_mode.sizes
         self.oblivious = oblivious
         self.static = static
         self.symbols: dict[Any, SizeSymbol] = {}
@@ -97,8 +103,6 @@ class FakeMaker:
         return FakeInputs(fakes, self.symbols, self.fixed)
 
     def _symbol(self, leaf: int, prop: Any, dim: int, value: int, constant: bool = False) -> Any:
-        from torch.fx.experimental.symbolic_shapes import DimDynamic
-
         # Symbols are positive to sympy: an empty dimension is a constant, and part of a call's key.
         empty = prop == "size" and value == 0
         constant |= self.static or empty or (value in (0, 1) and not self.oblivious)
@@ -106,6 +110,12 @@ class FakeMaker:
             letter = "d" if prop == "size" else "t"
             self.fixed.append((SizeSymbol(f"{letter}{leaf}_{dim}", leaf, prop, dim), value))
             return value
+        if isinstance(self.env, SizeEnv):
+            made = self.env.symbol(f"{_LETTERS[prop]}{leaf}_{dim}", value, positive=prop != "value")
+            self.symbols[made.node.expr.atom] = SizeSymbol(made.node.expr.text, leaf, prop, dim)
+            return made
+        from torch.fx.experimental.symbolic_shapes import DimDynamic
+
         source = _Size(f"{prop}_{leaf}_{dim}")
         symbol = self.env.create_symbol(
             value,
@@ -132,8 +142,11 @@ class FakeMaker:
             else:
                 strides[dim] = self._symbol(index, "stride", dim, real.stride(dim), constant[dim])
             expected = strides[dim] * sizes[dim]
-        with self.fake_mode:
-            fake = torch.empty_strided(sizes, strides, dtype=real.dtype, device=real.device)
+        if isinstance(self.env, SizeEnv):
+            fake = fresh(self.fake_mode, sizes, strides, real.dtype, real.device)
+        else:
+            with self.fake_mode:
+                fake = torch.empty_strided(sizes, strides, dtype=real.dtype, device=real.device)
         if isinstance(real, torch.nn.Parameter):
             fake = torch.nn.Parameter(fake, requires_grad=real.requires_grad)
         elif real.requires_grad:
@@ -142,11 +155,15 @@ class FakeMaker:
 
 
 def guards_of(env: Any, inputs: FakeInputs) -> GuardSet:
-    """The conditions a ShapeEnv gathered, over the caller's sizes."""
+    """The conditions that a ShapeEnv or SizeEnv gathered, over the caller's sizes."""
     symbols = inputs.symbols
+    sizes = [*symbols.values(), *(size for size, _value in inputs.fixed)]
+    guards = [Guard(f"{size.name} == {value}", "") for size, value in inputs.fixed]
+    if isinstance(env, SizeEnv):
+        env.close()
+        return GuardSet(sizes, [*guards, *(Guard(text, place) for text, place in env.guards.items())])
     import sympy
 
-    guards = [Guard(f"{size.name} == {value}", "") for size, value in inputs.fixed]
     seen: set[str] = set()
 
     def add(expr: Any, reason: str) -> None:
@@ -172,7 +189,7 @@ def guards_of(env: Any, inputs: FakeInputs) -> GuardSet:
             replaced = env.replace(expr)
             if replaced.free_symbols <= symbols.keys():
                 add(replaced, _reason(guard))
-    return GuardSet([*symbols.values(), *(size for size, _value in inputs.fixed)], guards)
+    return GuardSet(sizes, guards)
 
 
 def _reason(guard: Any) -> str:

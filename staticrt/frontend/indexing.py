@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from staticrt.frontend.decisions import DecidingShapeEnv
-
 aten = torch.ops.aten
 
 
@@ -30,14 +28,14 @@ def quick_indexing() -> Iterator[None]:
 
 
 def _getitem(self: torch.Tensor, index: Any) -> Any:
-    env = getattr(self.fake_mode, "shape_env", None)  # type: ignore[attr-defined]
+    env = getattr(self.fake_mode, "sizes", None)  # type: ignore[attr-defined]
     parts = index if type(index) is tuple else (index,)
-    if isinstance(env, DecidingShapeEnv) and _is_plain(self, parts, env):
+    if env is not None and _is_plain(self, parts, env):
         return _view(self, parts, env)
     return torch.Tensor.__getitem__(self, index)
 
 
-def _is_plain(x: torch.Tensor, parts: tuple[Any, ...], env: DecidingShapeEnv) -> bool:
+def _is_plain(x: torch.Tensor, parts: tuple[Any, ...], env: Any) -> bool:
     """Numbers, whole slices, `None` and one `...`, of which a number is at a symbolic size."""
     if not all(part is None or part is Ellipsis or type(part) in (int, slice) for part in parts):
         return False  # told before anything is compared: tensors compare by running operators
@@ -66,7 +64,7 @@ def _is_plain(x: torch.Tensor, parts: tuple[Any, ...], env: DecidingShapeEnv) ->
     return symbolic
 
 
-def _view(x: torch.Tensor, parts: tuple[Any, ...], env: DecidingShapeEnv) -> torch.Tensor:
+def _view(x: torch.Tensor, parts: tuple[Any, ...], env: Any) -> torch.Tensor:
     taken = len(parts) - sum(part is None or part is Ellipsis for part in parts)
     result = x
     dim = 0

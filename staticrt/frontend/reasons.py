@@ -12,8 +12,13 @@ from typing import Any
 
 import torch
 
+from staticrt.ops import size_expr
+
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_OPS = (
+    os.path.dirname(os.path.abspath(size_expr.__file__)) + os.sep
+)  # not beneath the package before it is installed
 _CAPTURE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "capture.py")
 _STDLIB = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 # Installed packages that run beneath models: symbolic sizes, arrays, pytrees.
@@ -81,7 +86,7 @@ def is_user_file(filename: str) -> bool:
     if known is None:
         path = os.path.abspath(filename)
         inside_site = f"{os.sep}site-packages{os.sep}" in path
-        ours = path.startswith(_HERE) and not path.startswith(_HERE + "models" + os.sep)
+        ours = path.startswith((_HERE, _OPS)) and not path.startswith(_HERE + "models" + os.sep)
         known = not (
             ours
             or path.startswith(_TORCH)

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from staticrt.frontend.reasons import CannotCapture
+from staticrt.ops import size_expr
+from staticrt.ops.size_expr import Atom, Expr, Operation
+from staticrt.ops.size_nodes import SizeNode, TruthNode
+
+_OPERATIONS = {
+    size_expr.FLOORDIV: operator.floordiv,
+    size_expr.MOD: operator.mod,
+    size_expr.MAX: torch.sym_max,
+    size_expr.MIN: torch.sym_min,
+}
 
 
 def _fold(function: Callable[[Any, Any], Any]) -> Callable[[Any, list[Any]], Any]:
@@ -107,6 +118,10 @@ class SymbolNodes:
             value: torch.SymInt, SymFloat or SymBool.
         """
         sym_node = value.node
+        if isinstance(sym_node, SizeNode):
+            return self._of_size(sym_node.expr)
+        if isinstance(sym_node, TruthNode):
+            sym_node.env.give_up("a comparison of sizes as a value")
         expr = sym_node.expr
         if expr.is_number or (getattr(expr, "is_Boolean", False) and not expr.free_symbols):
             return sym_node.pytype(expr)
@@ -140,6 +155,33 @@ class SymbolNodes:
         result = self._compose(expr, shape_env)
         self._nodes[expr] = result
         return result
+
+    def _of_size(self, expr: Expr) -> Any:
+        """The node of a size expression."""
+        if expr.is_Integer:
+            return int(expr)
+        found = self._nodes.get(expr)
+        if found is None:
+            parts = [self._of_term(*term) for term in expr.terms]
+            found = self._nodes[expr] = functools.reduce(functools.partial(self._emit, operator.add), parts)
+        return found
+
+    def _of_term(self, monomial: Sequence[Atom], coefficient: int) -> Any:
+        factors = [self._of_atom(atom) for atom in monomial]
+        if coefficient != 1 or not factors:
+            factors.append(coefficient)
+        return functools.reduce(functools.partial(self._emit, operator.mul), factors)
+
+    def _of_atom(self, atom: Atom) -> Any:
+        found = self._nodes.get(atom)
+        if found is None:
+            if isinstance(atom, Operation):
+                args = [self._of_size(arg) for arg in atom.args]
+                found = self._emit(_OPERATIONS[atom.name], *args)
+            else:
+                found = self._bind(atom)
+            self._nodes[atom] = found
+        return found
 
     def _from_truth(self, symbol: Any) -> fx.Node:
         """The number of a truth value that data decides: torch writes that as `symbol == 1`."""

@@ -26,6 +26,7 @@ from staticrt.frontend.symbols import SymbolNodes
 from staticrt.frontend.watch import Watcher
 from staticrt.ops import fake_memo
 from staticrt.ops.quick_fakes import quick_fake
+from staticrt.ops.size_nodes import SizeEnv
 
 aten = torch.ops.aten
 
@@ -63,7 +64,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The recording mode. Use inside its fake mode: `with fake_mode, below_autograd, tracer: model(...)`.
 
     Args:
-        fake_mode: a `FakeTensorMode` with a ShapeEnv.
+        fake_mode: a `CaptureFakeMode`.
         watcher: of model code; paused while the tracer works.
         parent: the tracer of the graph around a control-flow body.
         autograd: the mode lies beneath autograd, which runs; else autograd is switched off around it.
@@ -80,7 +81,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.fake_mode = fake_mode
-        self.shape_env = fake_mode.shape_env
+        self.shape_env = fake_mode.sizes
         self.graph = fx.Graph()
         self.symbols = SymbolNodes(self.graph, self._bind_symbol)
         self.lifted: dict[int, Lifted] = {}
@@ -230,6 +231,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(func, torch._ops.OpOverload):
+            if isinstance(self.shape_env, SizeEnv):
+                self.shape_env.give_up(func)
             from staticrt.frontend import hops
 
             return hops.record(self, func, args, kwargs)

@@ -119,7 +119,7 @@ def test_networks_with_pools_are_captured_by_quick_rules(monkeypatch):
 
     net = torch.nn.Sequential(
         torch.nn.Conv2d(3, 4, 3, padding=1),
-        torch.nn.MaxPool2d(3, 2, padding=1, ceil_mode=True),
+        torch.nn.MaxPool2d(2, 2, padding=1, ceil_mode=True),
         torch.nn.Conv2d(4, 4, 3, padding=1),
         torch.nn.BatchNorm2d(4),
         torch.nn.ReLU(inplace=True),

@@ -6,13 +6,14 @@ import random
 import pytest
 import torch
 
-from staticrt.frontend.decisions import DecidingShapeEnv
 from staticrt.frontend.fake_mode import CaptureFakeMode
 from staticrt.frontend.fakes import FakeMaker
 from staticrt.frontend.graph import KnownInputs
+from staticrt.frontend.shape_env import DecidingShapeEnv
 from staticrt.frontend.tracing import tracing
 from staticrt.ops import fake_memo
 from staticrt.ops.quick_fakes import quick_fake
+from staticrt.ops.size_nodes import SizeEnv
 
 aten = torch.ops.aten
 
@@ -32,10 +33,20 @@ def tensors_of(result):
 
 
 def expect_eager(op, args, symbolic, kwargs=None):
-    """Whether a rule covers the call; its answer is then eager's, and a view where eager's is one."""
-    kwargs = kwargs or {}
+    """Whether a rule covers the call; its answer is then eager's, and a view where eager's is one.
+
+    Both with torch's symbolic sizes and with ours, which cover more slices.
+    """
+    covered = _expect_eager(
+        op, args, symbolic, kwargs or {}, DecidingShapeEnv(specialize_zero_one=False, duck_shape=False)
+    )
+    quickly = _expect_eager(op, args, symbolic, kwargs or {}, SizeEnv())
+    assert quickly or not covered
+    return covered
+
+
+def _expect_eager(op, args, symbolic, kwargs, env):
     want = tensors_of(op(*args, **kwargs))
-    env = DecidingShapeEnv(specialize_zero_one=False, duck_shape=False)
     mode = CaptureFakeMode(env)
     real = [
         leaf
@@ -225,6 +236,79 @@ def test_broadcasting_keeps_the_order_of_dimensions(symbolic):
     assert covered >= 70
 
 
+SLICES = [(None, -1), (-1, None), (1, None), (-3, -1), (0, 100), (-100, 2), (2, 3), (1, 1), (3, 1), (None, 2)]
+
+
+@pytest.mark.parametrize("bounds", SLICES, ids=str)
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_slices_are_guarded(bounds, step):
+    """With sizes of ours, bounds are compared with the size; where the guards hold, other sizes are cut alike."""
+    env = SizeEnv()
+    mode = CaptureFakeMode(env)
+    with tracing(True):
+        (fake,) = FakeMaker(mode, oblivious=True, static=False).make([torch.rand(5, 3)], KnownInputs()).leaves
+        got = quick_fake(mode, aten.slice.Tensor, (fake, 0, *bounds, step), {})
+    if got is None:
+        assert bounds in [(3, 1), (-100, 2)]
+        return
+    checked = 0
+    for size in range(1, 9):
+        sizes = {"s0_0": size, "s0_1": 3}
+        if not all(eval(guard, dict(sizes)) for guard in env.guards):
+            assert size != 5
+            continue
+        checked += 1
+        want = torch.rand(size, 3)[slice(*bounds, step)]
+        assert value_at(got.shape[0], sizes) == want.shape[0]
+        if want.shape[0]:
+            assert value_at(got.storage_offset(), sizes) == want.storage_offset()
+            assert value_at(got.stride(0), sizes) == want.stride(0)
+    assert checked
+
+
+def value_at(number, sizes):
+    return number.node.expr.value(sizes) if isinstance(number, torch.SymInt) else number
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_lookups(symbolic):
+    x, index = torch.rand(4, 5, 6), torch.tensor([2, 0, 1])
+    for source in (x, x.permute(2, 0, 1), x[:, ::2]):
+        for dim in (0, 1, -1):
+            assert expect_eager(aten.index_select.default, (source, dim, index), symbolic)
+    rows = torch.tensor(
+        [[[0, 1, 2, 3, 0]], [[1, 0, 2, 3, 1]], [[2, 1, 2, 3, 2]], [[3, 1, 2, 3, 3]]]
+    ).transpose(1, 2)
+    assert expect_eager(aten.gather.default, (x, -1, rows), symbolic)
+    assert not expect_eager(aten.gather.default, (x, -1, rows[:2]), symbolic)
+    for source in (x, torch.arange(6).view(2, 3), torch.rand(3, 3) > 0.5):
+        assert expect_eager(aten.cumsum.default, (source, 0), symbolic)
+        assert expect_eager(aten.cumprod.default, (source, -1), symbolic)
+    for source in (x, torch.rand(3, 3) > 0.5):
+        assert expect_eager(aten.tril.default, (source, -1), symbolic)
+        assert expect_eager(aten.triu.default, (source, 1), symbolic)
+    for value, options in ((1, {}), (0.5, {}), (True, {}), (-1, {"dtype": torch.float64})):
+        assert expect_eager(aten.full.default, ([2, 3], value), False, options)
+        assert expect_eager(aten.full_like.default, (x, value), symbolic, options)
+        assert expect_eager(aten.new_full.default, (x, [4], value), symbolic, options)
+    weight, ids, offsets = torch.rand(10, 4), torch.tensor([1, 2, 3, 9, 0]), torch.tensor([0, 2])
+    for sparse in (False, True):
+        call = (weight, ids, offsets, False, 0, sparse, None, False, None)
+        assert expect_eager(aten.embedding_bag.padding_idx, call, symbolic)
+    for mode, weights, last, padding in (
+        (1, None, False, None),
+        (2, None, False, None),
+        (0, ids.float(), False, None),
+        (0, None, True, None),
+        (0, None, False, 3),
+    ):
+        call = (weight, ids, offsets, False, mode, False, weights, last, padding)
+        assert not expect_eager(aten.embedding_bag.padding_idx, call, symbolic)
+    for signal in (torch.rand(2, 3, 9), torch.rand(2, 9, 3).transpose(1, 2)):
+        call = (signal, torch.rand(4, 3, 2), None, [1], [1], [1], 1)
+        assert expect_eager(aten.conv1d.default, call, symbolic)
+
+
 @pytest.mark.parametrize("symbolic", [False, True])
 def test_cat_and_stack(symbolic):
     heads = torch.rand(2, 5, 3, 8).transpose(1, 2)
@@ -235,9 +319,13 @@ def test_cat_and_stack(symbolic):
         expect_eager(aten.cat.default, (tensors, dim), symbolic)
     for dim in (0, 1, -1):
         assert expect_eager(aten.stack.default, ([torch.rand(2, 3)] * 3, dim), symbolic)
-        assert not expect_eager(
-            aten.stack.default, ([torch.rand(3, 4, 5).permute(2, 0, 1)] * 2, dim), symbolic
-        )
+        assert expect_eager(aten.stack.default, ([torch.rand(3, 4, 5).permute(2, 0, 1)] * 2, 0), symbolic)
+    for dim in (0, 1, 2, 3, -1, -2):
+        for permuted in (torch.rand(4, 5).t(), torch.rand(3, 4, 5).permute(2, 0, 1), heads, images):
+            if dim <= permuted.dim():
+                expect_eager(aten.stack.default, ([permuted] * 2, dim), symbolic)
+        assert expect_eager(aten.stack.default, ([heads, heads.contiguous()], 0), False)
+    assert not expect_eager(aten.stack.default, ([images] * 2, 1), symbolic)
 
 
 def test_new_tensors():

@@ -1,0 +1,74 @@
+"""torch's symbolic sizes for a capture, where ours do not suffice (`ops/size_nodes.py`): they follow what data decides.
+
+Importing this imports sympy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import sympy
+import torch
+from torch._guards import ShapeGuard, SLoc
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
+
+from staticrt.frontend.fake_mode import without_dynamo
+from staticrt.frontend.reasons import model_line
+
+if TYPE_CHECKING:
+    from staticrt.frontend.decisions import Decisions
+
+
+class DecidingShapeEnv(ShapeEnv):
+    """A ShapeEnv that asks `decider` where it would raise that data decides."""
+
+    decider: Decisions | None = None
+
+    def __init__(self, **options: Any) -> None:
+        without_dynamo(ShapeEnv.__init__)(self, **options)
+
+        self._indexed: set[tuple[Any, int]] = set()
+
+    def _init(self, **options: Any) -> None:
+        without_dynamo(ShapeEnv._init)(self, **options)
+
+    def _get_stack_summary(
+        self, is_debug: bool = False, framework_loc: str | None = None
+    ) -> tuple[SLoc, str]:
+        # Torch's own walks every frame twice, and imports Dynamo to tell whose file it is.
+        return SLoc(framework_loc or model_line(), None), ""
+
+    def has_index(self, size: torch.SymInt, index: int) -> bool:
+        """Whether this call's size has the element; False where data decides the size."""
+        hint = size.node.hint
+        return isinstance(hint, int) and -hint <= index < hint
+
+    def note_index(self, size: torch.SymInt, index: int) -> None:
+        """Guard on a size having an element, which `has_index` says it has: `size > index`."""
+        expr, least = size.node.expr, index if index >= 0 else -1 - index
+        if not expr.is_Integer and (expr, least) not in self._indexed:
+            self._indexed.add((expr, least))
+            bounds = self.var_to_range.get(expr)
+            if bounds is None or not bounds.lower.is_finite or int(bounds.lower) <= least:
+                self.guards.append(
+                    ShapeGuard(
+                        sympy.Gt(expr, least, evaluate=False), SLoc(model_line(), None), size_oblivious=False
+                    )
+                )
+
+    def _log_guard(self, *args: Any, **options: Any) -> None:
+        pass  # torch's own walks the stack for a log that nobody reads
+
+    def _make_data_dependent_error(
+        self, expr: Any, unhinted_expr: Any, **_options: Any
+    ) -> GuardOnDataDependentSymNode:
+        return GuardOnDataDependentSymNode(expr, f"data decides {unhinted_expr}")
+
+    def _evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super()._evaluate_expr(orig_expr, *args, **kwargs)
+        except GuardOnDataDependentSymNode:
+            answer = None if self.decider is None else self.decider.decide(orig_expr)
+            if answer is None:
+                raise
+            return answer
