@@ -68,7 +68,7 @@ class Worker {
     } else if (action < 98) {
       expect(allocator_.set_limit(pick(2) == 0 ? Budget::kNoLimit : 300 * kMiB), "set_limit");
     } else if (action < 99) {
-      Config config = *allocator_.core().configs.front();
+      Config config = allocator_.core().settings();
       config.thread_cache = pick(2) == 0;
       expect(allocator_.configure(config), "configure");
     } else {
