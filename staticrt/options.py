@@ -102,6 +102,12 @@ OPTIONS: tuple[Option, ...] = (
         "optimize_memory", (bool,), True, "Let values share memory on the general path; off: none shares."
     ),
     Option(
+        "cleanup_activations",
+        (bool,),
+        False,
+        "Give the general path's memory back after each call; with prepared programs it always is.",
+    ),
+    Option(
         "manage_outputs",
         (bool,),
         False,
@@ -186,6 +192,7 @@ _RUNTIME = (
     "max_prepared",
     "out_variants",
     "optimize_memory",
+    "cleanup_activations",
     "manage_outputs",
     "deterministic",
     "poison",

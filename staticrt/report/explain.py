@@ -18,6 +18,8 @@ from staticrt.report.signatures import SignatureReport, program_text, signature_
 if TYPE_CHECKING:
     from staticrt.entry import Entry
 
+_SHOWN_SIGNATURES = 4  # of one graph, in a text
+
 
 @dataclasses.dataclass(frozen=True)
 class CaptureReport:
@@ -117,31 +119,41 @@ def _capture_lines(number: int, report: CaptureReport, details: bool) -> list[st
         lines.append(f"    writes:    {', '.join(report.mutates)}")
     lines += [f"    pass:      {line}" for line in report.passes]
     lines += [f"    island:    {line}" for line in report.islands]
-    for signature in report.signatures:
-        lines.append(f"    signature: {', '.join(signature.inputs) or 'no tensors'}")
+    shown = report.signatures if details else report.signatures[-_SHOWN_SIGNATURES:]
+    for signature in shown:
+        lines += _signature_lines(signature, details)
+    if len(shown) < len(report.signatures):
         lines.append(
-            f"      memory:  arena {format_bytes(signature.arena_bytes)} "
-            f"(lower bound {format_bytes(signature.lower_bound_bytes)}, without sharing "
-            f"{format_bytes(signature.values_bytes)}), outputs {format_bytes(signature.output_bytes)} a call"
-            + (f", unmanaged {format_bytes(signature.unmanaged_bytes)}" if signature.unmanaged_bytes else "")
+            f"    and {len(report.signatures) - len(shown)} other signatures, which details() lists"
         )
-        if signature.overwrites or signature.parts_in_place:
-            lines.append(
-                f"      in place: {signature.overwrites} results over an input that dies there, "
-                f"{signature.parts_in_place} parts of copies made where they would be copied to"
-            )
-        if signature.donated_bytes:
-            lines.append(
-                f"      donated: {format_bytes(signature.donated_bytes)} of values in arguments given up"
-            )
-        if signature.parallel_calls:
-            lines.append(f"      beside:  {signature.parallel_calls} kernels may run beside another")
-        lines.append("      kernels: " + ", ".join(f"{route} ×{count}" for route, count in signature.kernels))
-        if details:
-            lines += [f"        {step}" for step in signature.steps]
     if details and report.program:
         lines.append("    program:")
         lines += [f"      {line}" for line in report.program.splitlines()]
+    return lines
+
+
+def _signature_lines(signature: SignatureReport, details: bool) -> list[str]:
+    lines = [f"    signature: {', '.join(signature.inputs) or 'no tensors'}"]
+    lines.append(
+        f"      memory:  arena {format_bytes(signature.arena_bytes)} "
+        f"(lower bound {format_bytes(signature.lower_bound_bytes)}, without sharing "
+        f"{format_bytes(signature.values_bytes)}), outputs {format_bytes(signature.output_bytes)} a call"
+        + (f", unmanaged {format_bytes(signature.unmanaged_bytes)}" if signature.unmanaged_bytes else "")
+    )
+    if signature.overwrites or signature.parts_in_place:
+        lines.append(
+            f"      in place: {signature.overwrites} results over an input that dies there, "
+            f"{signature.parts_in_place} parts of copies made where they would be copied to"
+        )
+    if signature.donated_bytes:
+        lines.append(
+            f"      donated: {format_bytes(signature.donated_bytes)} of values in arguments given up"
+        )
+    if signature.parallel_calls:
+        lines.append(f"      beside:  {signature.parallel_calls} kernels may run beside another")
+    lines.append("      kernels: " + ", ".join(f"{route} ×{count}" for route, count in signature.kernels))
+    if details:
+        lines += [f"        {step}" for step in signature.steps]
     return lines
 
 

@@ -39,6 +39,17 @@ def test_calls_that_need_no_python_are_counted(net, x):
     assert report.calls == 7
 
 
+def test_of_many_signatures_the_text_shows_the_latest(net):
+    for rows in range(1, 8):
+        net(torch.randn(rows, 64))
+    explained = net.explain()
+    assert len(explained.captures[0].signatures) == 7
+    text = str(explained)
+    assert [f"float32[{rows}, 64]" in text for rows in range(1, 8)] == [False] * 3 + [True] * 4
+    assert "and 3 other signatures, which details() lists" in text
+    assert all(f"float32[{rows}, 64]" in explained.details() for rows in range(1, 8))
+
+
 def test_metrics_count_nodes_memory_and_signatures(net, x):
     for _ in range(5):
         net(x)
