@@ -122,7 +122,7 @@ def test_unknown_option_names_the_nearest():
         staticrt.compile(mlp(), max_captures="many")
     with pytest.raises(OptionError, match="is one of 'auto'"):
         staticrt.compile(mlp(), executor="fast")
-    with pytest.raises(InputError, match="takes a module, a function, .*, got dict"):
+    with pytest.raises(InputError, match=r"takes a module, a function, .*, got dict"):
         staticrt.compile({})
 
 

@@ -123,9 +123,7 @@ def _capture_lines(number: int, report: CaptureReport, details: bool) -> list[st
     for signature in shown:
         lines += _signature_lines(signature, details)
     if len(shown) < len(report.signatures):
-        lines.append(
-            f"    and {len(report.signatures) - len(shown)} other signatures, which details() lists"
-        )
+        lines.append(f"    and {len(report.signatures) - len(shown)} other signatures, which details() lists")
     if details and report.program:
         lines.append("    program:")
         lines += [f"      {line}" for line in report.program.splitlines()]
