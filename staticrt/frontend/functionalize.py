@@ -171,9 +171,12 @@ class _Functionalizer:
         value = node.meta["val"]
         self.new._track_output(new, value)
         self.env[node] = value
-        for symbol, owner, dim in self.old.unbacked:
-            if owner is node or (owner.target is operator.getitem and owner.args[0] is node):
-                self.new.define_unbacked(symbol, owner.meta["val"], dim, new)
+        for symbol, owner, dim in self.old.numbers.found:
+            if owner is node:
+                self.new.numbers.define(symbol, new, dim)
+            elif owner.target is operator.getitem and owner.args[0] is node:
+                piece = next(user for user in new.users if user.args[1] == owner.args[1])
+                self.new.numbers.define(symbol, piece, dim)
 
     def _graph_arg(self, arg: Any) -> Any:
         return self.new.argument(self._value(arg))

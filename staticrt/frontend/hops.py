@@ -155,7 +155,7 @@ def _emit(parent: Tracer, func: Any, args: tuple[Any, ...], out: Sequence[Any]) 
     node.meta["val"] = tuple(out)
     parent._track_output(node, tuple(out))
     fresh = [_expr(number) for value in out for number in _numbers(value)]
-    parent.bind_unbacked(node, tuple(out), [expr for expr in fresh if parent.is_fresh(expr)])
+    parent.numbers.bind(node, tuple(out), [expr for expr in fresh if parent.numbers.is_fresh(expr)])
     return list(out)
 
 
@@ -170,7 +170,7 @@ def _fresh_like(tracer: Tracer, value: Any, leading: Any = None, drop: bool = Fa
     if not isinstance(value, torch.Tensor):
         if isinstance(value, bool) or not isinstance(value, (int, *_SYMBOLS)):
             raise CannotCapture(f"control flow carries a {type(value).__name__}")
-        return tracer.new_symbol()
+        return tracer.numbers.new()
     sizes, strides = list(value.shape), list(value.stride())
     if drop:
         sizes, strides = sizes[1:], strides[1:]
@@ -206,14 +206,14 @@ def _either(tracer: Tracer, a: Any, b: Any) -> Any:
         if a is None and b is None:
             return None
         if isinstance(a, (int, *_SYMBOLS)) and isinstance(b, (int, *_SYMBOLS)) and not isinstance(a, bool):
-            return tracer.new_symbol()
+            return tracer.numbers.new()
         raise CannotCapture("the branches of torch.cond return values that are no tensors")
     if a.dtype != b.dtype or a.dim() != b.dim() or a.device != b.device:
         raise CannotCapture("the branches of torch.cond return tensors of different dtype, rank or device")
     same = [_expr(x) == _expr(y) for x, y in zip(a.shape, b.shape, strict=True)]
     if all(same):
         return _fresh_like(tracer, a)
-    sizes = [x if equal else tracer.new_symbol(size=True) for x, equal in zip(a.shape, same, strict=True)]
+    sizes = [x if equal else tracer.numbers.new(size=True) for x, equal in zip(a.shape, same, strict=True)]
     with tracer.fake_mode:
         return torch.empty(sizes, dtype=a.dtype, device=a.device)
 

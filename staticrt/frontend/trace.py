@@ -21,6 +21,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from staticrt.frontend import autocast, composites
+from staticrt.frontend.data_numbers import DataNumbers
 from staticrt.frontend.reasons import CannotCapture, stack_trace
 from staticrt.frontend.symbols import SymbolNodes
 from staticrt.frontend.watch import Watcher
@@ -93,7 +94,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.sources: dict[Any, tuple[fx.Node, str, int]] = {}  # symbol -> placeholder, property, dim
         self.grad_enabled = torch.is_grad_enabled()
         self.source_node: fx.Node | None = None  # when re-tracing a graph: whose line to keep
-        self.unbacked: list[tuple[Any, fx.Node, int | None]] = []  # symbol, its node, the dim that has it
+        self.numbers = DataNumbers(self)
         self._storages: dict[int, torch.UntypedStorage] = {}  # real storage -> its fake
         self._nodes: dict[int, fx.Node] = {}
         self._alive: list[tuple[torch.Tensor, int]] = []  # tensors with a node, their storages
@@ -259,7 +260,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         fake_kwargs = self._fake(kwargs)
         if torch.Tag.inplace_view in func.tags:
             return self._inplace_view(func, fake_args, fake_kwargs)
-        known = len(self.shape_env.pending_fresh_unbacked_symbols)
+        known = self.numbers.pending()
         out = quick_fake(self.fake_mode, func, fake_args, fake_kwargs)
         target = fake_kwargs.get("out") if func._schema.is_mutable else None
         size_before = _expressions(target)
@@ -273,7 +274,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 out = func(*fake_args, **fake_kwargs)
             if kind is composites.Kind.KEEP and composites.aliases_inputs(out, fake_args, fake_kwargs):
                 return self._expand(func, args, kwargs)
-            if key is not None and len(self.shape_env.pending_fresh_unbacked_symbols) == known:
+            if key is not None and self.numbers.pending() == known:
                 fake_memo.remember(self.fake_mode, *key, out)
         if (
             target is not None
@@ -373,7 +374,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.random = True
         self._track_output(node, out)
-        self.bind_fresh(node, out, known)
+        self.numbers.bind_fresh(node, out, known)
         return out
 
     def annotate(self, node: fx.Node) -> None:
@@ -384,25 +385,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             trace = stack_trace(sys._getframe(2))
         if trace is not None:
             node.meta["stack_trace"] = trace
-
-    def bind_fresh(self, node: fx.Node, out: Any, known: int) -> None:
-        """Bind the numbers that `node` made: those pending beyond the first `known`."""
-        fresh = self.shape_env.pending_fresh_unbacked_symbols
-        if len(fresh) > known:
-            self.bind_unbacked(node, out, fresh[known:])
-            del fresh[known:]
-
-    def is_fresh(self, expr: Any) -> bool:
-        """Whether an expression is a symbol that data decides and no node computes yet."""
-        return bool(expr.is_Symbol and self.shape_env.is_unbacked_symint(expr) and not self.symbols.has(expr))
-
-    def new_symbol(self, size: bool = False) -> torch.SymInt:
-        """A number that only running tells."""
-        number: torch.SymInt = self.shape_env.create_unbacked_symint()
-        self.shape_env.pending_fresh_unbacked_symbols.remove(number.node.expr)  # the caller binds it
-        if size:
-            torch._check(number >= 0)  # type: ignore[no-untyped-call]
-        return number
 
     def _track_output(self, node: fx.Node, out: Any) -> None:
         if isinstance(out, torch.Tensor):
@@ -417,42 +399,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     if isinstance(item, torch.Tensor):
                         self.track(item, getitem)
 
-    def bind_unbacked(self, node: fx.Node, out: Any, symbols: list[Any]) -> None:
-        """Say which node computes each number that data decides (`nonzero`'s length, `item()`)."""
-        missing = set(symbols)
-        owners = list(node.users) if isinstance(out, (tuple, list)) else [node]
-        for owner in owners:
-            value = owner.meta["val"]
-            if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-                free = value.node.expr.free_symbols & missing
-                if value.node.expr in missing:
-                    self.unbacked.append((value.node.expr, owner, None))
-                    self.define_unbacked(value.node.expr, value, None, owner)
-                elif free and isinstance(value, torch.SymBool):
-                    if self.shape_env.decider is None:
-                        raise CannotCapture("a boolean that data decides")
-                    self.unbacked.append((value.node.expr, owner, None))
-                    self.define_unbacked(value.node.expr, value, None, owner)
-                missing -= free
-            elif isinstance(value, torch.Tensor):
-                for dim, size in enumerate(value.shape):
-                    if isinstance(size, torch.SymInt) and size.node.expr in missing:
-                        self.unbacked.append((size.node.expr, owner, dim))
-                        self.define_unbacked(size.node.expr, value, dim)
-                        missing.discard(size.node.expr)
-        if missing:
-            raise CannotCapture(f"{node.target} makes numbers that no output shows")
-
-    def define_unbacked(self, symbol: Any, value: Any, dim: int | None, node: fx.Node | None = None) -> None:
-        """Give the node of a number that data decides: `value` itself, or one of its sizes."""
-        if dim is None:
-            assert node is not None
-            self.symbols.define(symbol, node)
-            return
-        size_node = self.graph.call_function(aten.sym_size.int, (self._nodes[id(value)], dim))
-        size_node.meta["val"] = value.shape[dim]
-        self.symbols.define(symbol, size_node)
-
     def _inplace_view(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """`x.unsqueeze_(0)`: x becomes a view of what it was."""
         tensor = args[0]
@@ -465,9 +411,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node.meta["val"] = before
         view = functional(tensor, *args[1:], **kwargs)
         func(*args, **kwargs)
-        self._record(
-            functional, (tensor, *args[1:]), kwargs, view, len(self.shape_env.pending_fresh_unbacked_symbols)
-        )
+        self._record(functional, (tensor, *args[1:]), kwargs, view, self.numbers.pending())
         new_node = self._nodes[id(view)]
         new_node.meta["val"] = tensor
         self.track(tensor, new_node)
