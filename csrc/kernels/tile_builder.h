@@ -91,7 +91,11 @@ class TileBuilder {
   void forward_stores();
   void find_reuses();
   bool may_take_bytes(int output, int operand) const;
-  bool assign_slots(int64_t* slot_bytes, int* num_slots);
+  struct Slots {
+    int64_t bytes = 4;  // of an element
+    int count = 0;
+  };
+  Slots assign_slots();
 
   Ints sizes_;
   int num_threads_;

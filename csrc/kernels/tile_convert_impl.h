@@ -1,4 +1,10 @@
-// Conversions between tile classes and storage formats. Part of tile_prims_impl.h, inside its namespaces.
+// Conversions between tile classes and storage formats. Included by tile_prims_impl.h alone.
+#pragma once
+
+#include "kernels/tile_plain_impl.h"
+
+namespace staticrt {
+namespace {
 
 template <class From, class To>
 int convert(SRT_PRIM_ARGS) {
@@ -27,11 +33,17 @@ uint16_t to_bfloat16(float x) {
   const uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
   return static_cast<uint16_t>((bits & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC0u : rounded);
 }
-float from_bfloat16(uint16_t x) { return bits_as<float>(static_cast<uint32_t>(x) << 16); }
+float from_bfloat16(uint16_t x) {
+  return bits_as<float>(static_cast<uint32_t>(x) << 16);
+}
 
 // float16 through the conversion instructions where the set has them.
-uint16_t to_half_one(float x) { return c10::detail::fp16_ieee_from_fp32_value(x); }
-float from_half_one(uint16_t x) { return c10::detail::fp16_ieee_to_fp32_value(x); }
+uint16_t to_half_one(float x) {
+  return c10::detail::fp16_ieee_from_fp32_value(x);
+}
+float from_half_one(uint16_t x) {
+  return c10::detail::fp16_ieee_to_fp32_value(x);
+}
 
 #if defined(CPU_CAPABILITY_AVX2) || defined(CPU_CAPABILITY_AVX512)
 constexpr int64_t kHalfLanes = 8;
@@ -72,8 +84,8 @@ int round_half_tile(SRT_PRIM_ARGS) {
   int64_t i = 0;
 #if defined(CPU_CAPABILITY_AVX2) || defined(CPU_CAPABILITY_AVX512)
   for (; i + kHalfLanes <= n; i += kHalfLanes) {
-    _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm256_cvtps_ph(_mm256_loadu_ps(in + i), _MM_FROUND_TO_NEAREST_INT |
-                                                                                           _MM_FROUND_NO_EXC)));
+    _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm256_cvtps_ph(
+                                  _mm256_loadu_ps(in + i), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)));
   }
 #endif
   for (; i < n; ++i) out[i] = from_half_one(to_half_one(in[i]));
@@ -197,3 +209,6 @@ void add_conversions(PrimTable& table) {
   table.strided_copy[2] = &strided_copy<uint32_t>;
   table.strided_copy[3] = &strided_copy<uint64_t>;
 }
+
+}  // namespace
+}  // namespace staticrt
