@@ -6,7 +6,6 @@ import inspect
 import io
 import json
 import os
-import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from typing import IO, Any
@@ -22,6 +21,7 @@ from staticrt.compiler import CompiledFunction, CompiledModule
 from staticrt.entry import Entry, tensor_metadata
 from staticrt.errors import ArchiveError
 from staticrt.executable import StaticExecutable
+from staticrt.files import replace_file
 from staticrt.frontend.structure import Structure
 from staticrt.native import _C
 from staticrt.report.explain import operator_counts
@@ -295,18 +295,7 @@ def _write(path: str | os.PathLike[str] | IO[bytes], write: Callable[[IO[bytes]]
         write(buffer)
         path.write(buffer.getvalue())
         return
-    target = os.path.realpath(path)
     try:
-        handle, temporary = tempfile.mkstemp(dir=os.path.dirname(target), prefix=".staticrt-", suffix=".pt2")
+        replace_file(path, write, suffix=".pt2")
     except OSError as error:
-        raise ArchiveError(f"cannot write archive {os.fspath(path)!r}: {error.strerror}") from error
-    try:
-        with os.fdopen(handle, "w+b") as file:
-            write(file)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+        raise ArchiveError(f"cannot write archive {os.fspath(path)!r}: {error.strerror or error}") from error

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from typing import Any
 
 import onnx
 
 from staticrt.errors import OnnxError
+from staticrt.files import replace_file
 
 # Protobuf takes 2 GiB in one message; an eighth of a gibibyte is left to everything that is no tensor.
 INLINE_LIMIT_BYTES = 2**31 - 2**27
@@ -31,7 +30,7 @@ def save_model(program: Any, path: str | None) -> onnx.ModelProto:
     _check(model)
     if path is not None:
         try:
-            _replace(path, model.SerializeToString())
+            replace_file(path, lambda file: file.write(model.SerializeToString()))
         except OSError as error:
             raise _unwritten(path, error) from error
     return model
@@ -62,20 +61,3 @@ def _check(model: onnx.ModelProto | str) -> None:
         raise OnnxError(
             f"the exported model is invalid: {str(error).strip()}", fix="please report it"
         ) from error
-
-
-def _replace(path: str, content: bytes) -> None:
-    """Write beside and rename, so that a failure leaves the file that was there."""
-    if os.path.isdir(path):
-        raise IsADirectoryError(21, "Is a directory", path)
-    handle, beside = tempfile.mkstemp(prefix=os.path.basename(path), dir=os.path.dirname(path) or ".")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(beside, 0o666 & ~mask)
-        os.replace(beside, path)
-    except BaseException:
-        os.unlink(beside)
-        raise

@@ -59,11 +59,17 @@ class SizeCondition:
         self.names -= _FUNCTIONS.keys()
         if not isinstance(self._tree, (ast.Compare, ast.BoolOp)):
             raise ValueError("no comparison")
-        _check(self._tree)
+        try:
+            _check(self._tree)
+        except RecursionError as error:
+            raise ValueError("too deep") from error
 
     def holds(self, sizes: Mapping[str, Any]) -> bool:
-        """Whether it holds for sizes by name, which may be symbolic."""
-        return bool(_value(self._tree, sizes))
+        """Whether it holds for sizes by name, which may be symbolic. Not where it divides by 0."""
+        try:
+            return bool(_value(self._tree, sizes))
+        except ZeroDivisionError:
+            return False
 
 
 def _check(node: ast.AST) -> None:
@@ -84,8 +90,9 @@ def _check(node: ast.AST) -> None:
     elif isinstance(node, ast.Compare):
         parts, known = [node.left, *node.comparators], type(node.ops[0]) in _OPERATORS and len(node.ops) == 1
     elif isinstance(node, ast.Call):
-        known = isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS and not node.keywords
         parts = list(node.args)
+        known = isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS
+        known = known and not node.keywords and len(parts) > 1
     else:
         parts, known = [], False
     if not known:
@@ -119,7 +126,7 @@ def evaluate(text: str) -> int | None:
         tree = ast.parse(text, mode="eval").body
         _check(tree)
         return int(_value(tree, {}))
-    except (SyntaxError, ValueError, KeyError, ZeroDivisionError):
+    except (SyntaxError, ValueError, KeyError, ZeroDivisionError, RecursionError, MemoryError):
         return None
 
 

@@ -93,11 +93,29 @@ def test_least_sizes_that_windows_need_are_checked_without_a_warning():
 
 
 @pytest.mark.parametrize(
-    "text", ["__import__('os')", "a.b > 1", "a ** 9 ** 9 > 1", "1", "a < b < 3", "f(a) > 1", "(", "a > 1.5"]
+    "text",
+    [
+        "__import__('os')",
+        "a.b > 1",
+        "a ** 9 ** 9 > 1",
+        "1",
+        "a < b < 3",
+        "f(a) > 1",
+        "(",
+        "a > 1.5",
+        "min(a) > 1",
+        "max() > 1",
+        "-" * 3000 + "a > 1",
+    ],
 )
 def test_what_is_no_condition_is_refused(text):
     with pytest.raises(ValueError, match=r"\w"):
         SizeCondition(text)
+
+
+def test_a_size_that_is_divided_by_is_not_zero():
+    condition = SizeCondition("12 % heads == 0")
+    assert [condition.holds({"heads": n}) for n in (0, 3, 5)] == [False, True, False]
 
 
 def test_conditions_of_strangers_are_ignored():
