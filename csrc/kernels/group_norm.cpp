@@ -8,6 +8,7 @@
 #include <ATen/ops/native_group_norm_native.h>
 
 #include "kernels/bind.h"
+#include "kernels/norm_arguments.h"
 #include "kernels/sizing.h"
 
 #ifdef SRT_HAS_STUBS
@@ -18,24 +19,6 @@ namespace {
 namespace n = at::native;
 using T = at::Tensor;
 using Optional = std::optional<T>;
-
-void copy_result(T& out, const T& result) {
-  resize_like(out, result);
-  out.copy_(result);
-}
-
-// The optional parameter, contiguous; undefined if absent.
-T contiguous_or_none(const Optional& t) {
-  return t && t->defined() ? t->contiguous() : T();
-}
-
-// Mixed dtypes have checks of their own: eager makes them.
-bool one_dtype(const T& input, const Optional& weight, const Optional& bias) {
-  const auto fits = [&](const Optional& t) {
-    return !t || !t->defined() || t->scalar_type() == input.scalar_type();
-  };
-  return fits(weight) && fits(bias);
-}
 
 bool group_norm_is_plain(const T& x, const Optional& weight, const Optional& bias, int64_t channels,
                          int64_t groups) {

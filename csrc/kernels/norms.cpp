@@ -17,6 +17,7 @@
 #include <limits>
 
 #include "kernels/bind.h"
+#include "kernels/norm_arguments.h"
 #include "kernels/sizing.h"
 
 namespace staticrt {
@@ -26,16 +27,6 @@ namespace cpu = at::cpu;
 namespace n = at::native;
 using T = at::Tensor;
 using Optional = std::optional<T>;
-
-void copy_result(T& out, const T& result) {
-  resize_like(out, result);
-  out.copy_(result);
-}
-
-// The optional parameter, contiguous; undefined if absent.
-T contiguous_or_none(const Optional& t) {
-  return t && t->defined() ? t->contiguous() : T();
-}
 
 #ifdef SRT_HAS_STUBS
 // mean and rstd: null, or outputs of the caller's.
@@ -55,14 +46,6 @@ void layer_norm_into(const T& input, at::IntArrayRef shape, const Optional& weig
   for (size_t d = stat_shape.size() - shape.size(); d < stat_shape.size(); ++d) stat_shape[d] = 1;
   if (mean) resize(*mean, stat_shape);
   if (rstd) resize(*rstd, stat_shape);
-}
-
-// Mixed dtypes have checks of their own: eager makes them.
-bool one_dtype(const T& input, const Optional& weight, const Optional& bias) {
-  const auto fits = [&](const Optional& t) {
-    return !t || !t->defined() || t->scalar_type() == input.scalar_type();
-  };
-  return fits(weight) && fits(bias);
 }
 
 T& layer_norm(const T& input, at::IntArrayRef shape, const Optional& weight, const Optional& bias, double eps,
