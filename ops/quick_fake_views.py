@@ -185,9 +185,8 @@ def _squeezed(mode: Any, x: torch.Tensor, dims: Sequence[int]) -> Any:
         return None
     chosen = {d % rank for d in dims}
     sizes = x.shape
-    if any(not isinstance(sizes[d], int) for d in chosen):
-        return None
-    kept = [d for d in range(rank) if d not in chosen or sizes[d] != 1]
+    # torch's own rules keep every symbol that may be another size than 1, this call's 1 included.
+    kept = [d for d in range(rank) if d not in chosen or bool(sizes[d] != 1)]
     strides = x.stride()
     return view_of(mode, x, [sizes[d] for d in kept], [strides[d] for d in kept])
 

@@ -37,6 +37,11 @@ class Entry:
             and self.state.holds()
         )
 
+    def own_tensors(self) -> Iterator[tuple[InputSpec, torch.Tensor]]:
+        """The model's own tensors that the graph reads."""
+        own = (spec for spec in self.captured.inputs if spec.kind != "user")
+        return zip(own, self.captured.values, strict=True)
+
 
 @dataclasses.dataclass(frozen=True)
 class Failure:

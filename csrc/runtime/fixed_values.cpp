@@ -18,6 +18,7 @@ constexpr uint32_t kNoNode = ~0U;
 // What a stamp keeps (see the note in the header).
 constexpr int64_t kWordBytes = 4;
 constexpr int64_t kWholeBytes = 4096;
+constexpr int64_t kSmallBytes = 65536;
 constexpr int64_t kBlockBytes = 1024;
 constexpr int64_t kMaxBlocks = 64;  // each may be a miss of every cache
 
@@ -29,6 +30,33 @@ int64_t spanned_bytes(const at::Tensor& weight) {
   return (last + 1) * weight.element_size();
 }
 
+// Every word goes through one of eight chains of steps that are one-to-one, so a change of one word always
+// shows; changes of several cancel out in one of 2^64 cases.
+uint64_t hash_of(const char* data, int64_t size_bytes) {
+  constexpr int kLanes = 8;
+  constexpr uint64_t kMultiplier = 0x9E3779B97F4A7C15U;
+  uint64_t lanes[kLanes] = {1, 2, 3, 4, 5, 6, 7, 8};
+  constexpr auto kStep = static_cast<int64_t>(sizeof(lanes));
+  const auto mix = [&](const char* from) {
+    uint64_t words[kLanes];
+    std::memcpy(words, from, sizeof(words));
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const uint64_t mixed = (lanes[lane] ^ words[lane]) * kMultiplier;
+      lanes[lane] = mixed ^ (mixed >> 32);
+    }
+  };
+  int64_t done = 0;
+  for (; done + kStep <= size_bytes; done += kStep) mix(data + done);
+  if (done < size_bytes) {
+    char rest[kStep] = {};
+    std::memcpy(rest, data + done, static_cast<size_t>(size_bytes - done));
+    mix(rest);
+  }
+  uint64_t hash = 0;
+  for (const uint64_t lane : lanes) hash = (std::rotl(hash, 23) ^ lane) * kMultiplier;
+  return hash;
+}
+
 std::vector<ValueId> merged(const std::vector<ValueId>& a, const std::vector<ValueId>& b) {
   std::vector<ValueId> all;
   std::set_union(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(all));
@@ -38,7 +66,7 @@ std::vector<ValueId> merged(const std::vector<ValueId>& a, const std::vector<Val
 }  // namespace
 
 bool WeightStamp::can_stamp(const at::Tensor& weight) {
-  return weight.defined() && weight.has_storage() && weight.is_cpu() && !weight.is_inference();
+  return weight.defined() && weight.has_storage() && weight.is_cpu();
 }
 
 WeightStamp::WeightStamp(const at::Tensor& weight)
@@ -51,6 +79,11 @@ WeightStamp::WeightStamp(const at::Tensor& weight)
   const int64_t bytes = spanned_bytes(weight);
   if (bytes <= kWholeBytes) {
     bytes_.assign(data_, data_ + bytes);
+    return;
+  }
+  if (weight.is_inference()) {
+    hashed_bytes_ = bytes;
+    hash_ = hash_of(data_, bytes);
     return;
   }
   const auto block_bytes =
@@ -72,6 +105,7 @@ bool WeightStamp::holds(const at::Tensor& weight) const {
   c10::TensorImpl& impl = *weight.unsafeGetTensorImpl();
   if (impl.unsafe_storage().unsafeGetStorageImpl() != identity_ || impl.data() != data_) return false;
   if (!impl.is_inference() && impl.version_counter().current_version() != version_) return false;
+  if (hashed_bytes_ != 0 && hash_of(data_, hashed_bytes_) != hash_) return false;
   uint32_t differs = 0;
   for (size_t i = 0; i < words_.size(); ++i) differs |= word_of_block(static_cast<int64_t>(i)) ^ words_[i];
   // Whole copies are kept of small weights only; memcmp takes no null pointer, whatever the length.
@@ -85,7 +119,7 @@ bool WeightStamp::has_layout_of(const at::Tensor& weight) const {
 bool WeightStamp::operator==(const WeightStamp& other) const {
   return identity_ == other.identity_ && data_ == other.data_ && version_ == other.version_ &&
          sizes_ == other.sizes_ && strides_ == other.strides_ && words_ == other.words_ &&
-         bytes_ == other.bytes_;
+         bytes_ == other.bytes_ && hashed_bytes_ == other.hashed_bytes_ && hash_ == other.hash_;
 }
 
 bool FixedState::holds(std::span<const InputView> inputs, std::span<const ValueId> weights) const {
@@ -158,12 +192,16 @@ std::vector<ValueId> FixedValues::weights_of(ValueId id) const {
 }
 
 bool FixedValues::can_track(std::span<const InputView> inputs) const {
+  int64_t uncounted_bytes = 0, matrix_bytes = 0;  // of inference tensors; of large matrices among them
   for (const ValueId id : weights_) {
     const at::Tensor* weight = inputs[id].tensor;
-    if (!weight || !weight->has_storage() || !weight->is_cpu()) return false;
-    if (checks_ && !WeightStamp::can_stamp(*weight)) return false;
+    if (!weight || !WeightStamp::can_stamp(*weight)) return false;
+    if (!checks_ || !weight->is_inference()) continue;
+    const int64_t bytes = spanned_bytes(*weight);
+    uncounted_bytes += bytes;
+    if (weight->dim() == 2 && bytes > kSmallBytes) matrix_bytes += bytes;
   }
-  return true;
+  return 2 * matrix_bytes <= uncounted_bytes;
 }
 
 // The state for these weights: the latest, or a new one with what their change leaves.

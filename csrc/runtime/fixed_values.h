@@ -13,6 +13,10 @@
 // one piece of 2 KiB, or of a sixteenth of the weight where that is more, is seen; the words' places within
 // their blocks are scattered, so that a written column is not missed as a whole. A smaller write that goes
 // around the counter can miss every word: `freeze=False` never keeps anything.
+//
+// Inference tensors have no counter at all: theirs is a hash of all bytes. That costs a reading of the weight
+// in every call, which convolutions repay and products of few rows do not, so a model whose weights are
+// mostly large matrices keeps nothing of them then.
 #pragma once
 
 #include <ATen/core/DimVector.h>
@@ -41,7 +45,7 @@ class WeightStamp {
   bool has_layout_of(const at::Tensor& weight) const;
   bool operator==(const WeightStamp& other) const;
 
-  // A tensor whose changes can be seen: it counts versions.
+  // A tensor whose changes can be seen.
   static bool can_stamp(const at::Tensor& weight);
 
  private:
@@ -54,7 +58,9 @@ class WeightStamp {
   const char* data_ = nullptr;
   uint32_t version_ = 0;
   at::DimVector sizes_, strides_;
-  int64_t block_words_ = 0;      // a power of two; 0: all bytes are kept
+  int64_t block_words_ = 0;      // a power of two; 0: all bytes are kept or hashed
+  int64_t hashed_bytes_ = 0;     // of an inference tensor; else 0
+  uint64_t hash_ = 0;            // of these
   std::vector<uint32_t> words_;  // one of each block
   std::vector<char> bytes_;
 };

@@ -309,7 +309,8 @@ bool PreparedFrame::as_recorded(const Node& node) {
     if (record.owner == id) {
       if (base >= 0 && p.is_fixed_[id] && bases_[static_cast<size_t>(base)] != data) return false;
       if (base >= 0) bases_[static_cast<size_t>(base)] = data;
-    } else if (base >= 0 && data != bases_[static_cast<size_t>(base)] + record.offset_bytes) {
+    } else if (base >= 0 && slots_[id].toTensor().numel() > 0 &&
+               data != bases_[static_cast<size_t>(base)] + record.offset_bytes) {
       return false;  // it was a view of that value, and no longer is
     }
   }

@@ -40,6 +40,13 @@ Recorder::Recorder(const BoundProgram& bound, std::span<const InputView> inputs)
   }
 }
 
+// Of an empty tensor too, whose data_ptr() is null wherever in its storage it begins.
+static const char* first_byte(const at::Tensor& tensor) {
+  const auto begin = reinterpret_cast<uintptr_t>(tensor.storage().data());
+  const int64_t bytes = tensor.storage_offset() * static_cast<int64_t>(tensor.itemsize());
+  return reinterpret_cast<const char*>(begin + static_cast<uintptr_t>(bytes));
+}
+
 void Recorder::record_tensor(ValueId id, const at::Tensor& tensor) {
   ValueRecord& record = records_[id];
   record.is_tensor = true;
@@ -51,7 +58,7 @@ void Recorder::record_tensor(ValueId id, const at::Tensor& tensor) {
   if (!record.plain) return;
   record.meta.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
   record.meta.strides.assign(tensor.strides().begin(), tensor.strides().end());
-  data_[id] = static_cast<const char*>(tensor.const_data_ptr());
+  data_[id] = first_byte(tensor);
 }
 
 // Products and look-ups with a packed weight: sizes follow from those of the input and of the weight, a

@@ -35,7 +35,29 @@ def explanation(engine: Engine) -> Explanation:
         for number, entry in enumerate(engine._order)
         if isinstance(entry.executable, ReferenceExecutable) and entry.executable.reason
     ]
+    notes += _weight_notes(engine)
     return Explanation(engine.name, tuple(captures), tuple(eager), (*notes, *_graph_notes(engine)))
+
+
+def _weight_notes(engine: Engine) -> list[str]:
+    """Inference tensors among the weights: no version counter tells of writes to them."""
+    if engine.options.freeze is not None:
+        return []
+    entries = [entry for each in (engine, *engine.pieces.engines) for entry in each._order]
+    uncounted = {
+        id(value)
+        for entry in entries
+        for spec, value in entry.own_tensors()
+        if not spec.mutated and value.is_inference()
+    }
+    if not uncounted:
+        return []
+    return [
+        f"{len(uncounted)} weights were made inside torch.inference_mode(), where writes are not counted: what is "
+        "made of them (packed, folded weights) is checked against all their bytes in every call, or not kept "
+        "where that would cost more. Calls are slower for it; build or load the model outside of it (calls may "
+        "be inside), or say freeze=True if they never change"
+    ]
 
 
 def _graph_notes(engine: Engine) -> list[str]:

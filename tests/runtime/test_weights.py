@@ -187,6 +187,48 @@ def test_inference_tensors_count_no_versions_and_are_read_anew():
         agree(fast, net, x)
 
 
+class Wide(nn.Module):
+    """Weights above the size that is compared whole: mostly convolutions, or mostly matrices."""
+
+    def __init__(self, matrices):
+        super().__init__()
+        self.stem = nn.Conv2d(16, 48, 3, padding=1)
+        self.norm = nn.BatchNorm2d(48)
+        self.heads = nn.ModuleList(nn.Linear(48, 1000) for _ in range(matrices))
+
+    def forward(self, x):
+        x = torch.relu(self.norm(self.stem(x)))
+        return x.sum() + sum(head(x.mean((2, 3))).sum() for head in self.heads), x
+
+
+@pytest.mark.parametrize("matrices", [0, 2])
+def test_every_written_element_of_an_inference_tensor_is_seen(matrices):
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        net = Wide(matrices).eval()
+        fast = staticrt.compile(net)
+        x = torch.randn(2, 16, 12, 12)
+        for _ in range(2):
+            torch.testing.assert_close(fast(x), net(x), rtol=1e-4, atol=1e-4)
+        assert (prepared(fast)["fixed_nodes"] > 0) == (matrices == 0)  # packing pays for convolutions
+        places = net.stem.weight.view(-1)
+        for place in (0, 1, 777, 3001, 6910, 6911):
+            places[place] += 5.0
+            torch.testing.assert_close(fast(x), net(x), rtol=1e-4, atol=1e-4)
+        places[3:5] = places[3:5].flip(0)
+        torch.testing.assert_close(fast(x), net(x), rtol=1e-4, atol=1e-4)
+        text = str(fast.explain())
+    assert f"{6 + 2 * matrices} weights were made inside torch.inference_mode()" in text
+    assert "freeze=True" in text
+
+
+def test_nothing_is_said_of_weights_that_count_their_versions():
+    fast = staticrt.compile(make())
+    with torch.inference_mode():
+        fast(torch.randn(2, 3, 8, 8))
+    assert "inference_mode" not in str(fast.explain())
+
+
 def test_weights_written_by_the_graph_are_not_kept():
     class Counting(nn.Module):
         def __init__(self):
