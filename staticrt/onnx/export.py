@@ -103,23 +103,31 @@ def _export(
     Raises:
         OnnxError: it cannot be exported.
     """
+    from staticrt.onnx.export_capture import capture
     from staticrt.onnx.translations import translations
 
-    try:
-        program = torch.onnx.export(
-            module,
-            args,
-            kwargs=kwargs or None,
-            dynamo=True,
-            dynamic_shapes=dynamic_shapes,
-            custom_translation_table=translations(),
-            verbose=False,
-            **options,
-        )
-    except Exception as error:
-        _refuse(module, error)
-    assert program is not None
-    return program
+    options["custom_translation_table"] = translations(options["opset_version"])
+
+    def export(what: Any, **how: Any) -> Any:
+        found = torch.onnx.export(what, dynamo=True, verbose=False, **how, **options)
+        assert found is not None
+        return found
+
+    def as_given() -> Any:
+        return export(module, args=args, kwargs=kwargs or None, dynamic_shapes=dynamic_shapes)
+
+    def with_own_capture() -> Any:
+        with torch.no_grad():
+            return export(capture(module, args, kwargs, dynamic_shapes))
+
+    first: Exception | None = None
+    for attempt in (as_given, with_own_capture):
+        try:
+            return attempt()
+        except Exception as error:
+            first = first or error
+    assert first is not None
+    _refuse(module, first)
 
 
 def _while_capturing(error: Exception) -> bool:

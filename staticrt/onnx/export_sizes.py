@@ -93,18 +93,18 @@ def _relations(symbols: dict[str, Any], fixed: dict[str, int]) -> list[str]:
 
     (_, environment), *_ = symbols.values()
     found: list[str] = []
-    for asserts in environment.deferred_runtime_asserts.values():
-        for item in asserts:
-            relation = item.expr.xreplace(environment.replacements)
-            relation = relation.xreplace(
-                {symbol: fixed[str(symbol)] for symbol in relation.free_symbols if str(symbol) in fixed}
-            )
-            free = {str(symbol) for symbol in relation.free_symbols}
-            if free and free <= symbols.keys():
-                parts = relation.args if isinstance(relation, And) else (relation,)
-                found.extend(
-                    guard_source(part) for part in parts if not (_is_bound(part) or _broadcasts(part))
-                )
+    for item in (
+        *(item for asserts in environment.deferred_runtime_asserts.values() for item in asserts),
+        *environment.guards,
+    ):
+        relation = item.expr.xreplace(environment.replacements)
+        relation = relation.xreplace(
+            {symbol: fixed[str(symbol)] for symbol in relation.free_symbols if str(symbol) in fixed}
+        )
+        free = {str(symbol) for symbol in relation.free_symbols}
+        if free and free <= symbols.keys():
+            parts = relation.args if isinstance(relation, And) else (relation,)
+            found.extend(guard_source(part) for part in parts if not (_is_bound(part) or _broadcasts(part)))
     return found
 
 

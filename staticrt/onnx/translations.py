@@ -8,9 +8,11 @@ from typing import Any
 import torch
 
 
-def translations() -> dict[Any, Callable[..., Any]]:
-    """`custom_translation_table` of `torch.onnx.export`."""
+def translations(opset: int) -> dict[Any, Callable[..., Any]]:
+    """`custom_translation_table` of `torch.onnx.export` for an operator set."""
     from onnxscript import opset18
+
+    from staticrt.onnx.export_attention import attention
 
     def extreme(reduce: Any) -> Callable[..., Any]:
         def translate(self: Any, dim: Any = None, keepdim: bool = False) -> Any:
@@ -25,4 +27,5 @@ def translations() -> dict[Any, Callable[..., Any]]:
     return {
         aten.amax.default: extreme(opset18.ReduceMax),
         aten.amin.default: extreme(opset18.ReduceMin),
+        aten.scaled_dot_product_attention.default: attention(opset),
     }
