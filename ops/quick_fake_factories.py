@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from staticrt.ops.quick_fake_layout import least
-from staticrt.ops.quick_fakes import expression, fresh, is_contiguous, new, rule
+from staticrt.ops.quick_fake_layout import copied_strides, least
+from staticrt.ops.quick_fakes import expression, fresh, new, rule
 
 aten = torch.ops.aten
 
@@ -47,6 +47,16 @@ def _new_filled(mode: Any, x: torch.Tensor, size: Sequence[Any], **options: Any)
     return _filled(mode, size, **{**options, **_defaults(x, options)})
 
 
+@rule(aten.new_empty_strided.default, aten.empty_strided.default)
+def _strided(mode: Any, *args: Any, **options: Any) -> Any:
+    *like, size, stride = args
+    known = {**options, **_defaults(like[0], options)} if like else options
+    place = _device(known.get("layout"), known.get("device"), known.get("pin_memory"))
+    if place is None or len(size) != len(stride) or not _surely_sizes([*size, *stride]):
+        return None
+    return fresh(mode, size, stride, known.get("dtype") or torch.get_default_dtype(), place)
+
+
 def _defaults(x: torch.Tensor, options: dict[str, Any]) -> dict[str, Any]:
     return {"dtype": options.get("dtype") or x.dtype, "device": options.get("device") or x.device}
 
@@ -70,10 +80,12 @@ def _new_full(mode: Any, x: torch.Tensor, size: Sequence[Any], value: Any, **opt
 
 @rule(aten.zeros_like.default, aten.ones_like.default, aten.empty_like.default)
 def _like(mode: Any, x: torch.Tensor, *, memory_format: Any = None, **options: Any) -> Any:
-    wanted = (None, torch.preserve_format, torch.contiguous_format)
-    if x.layout != torch.strided or x.is_quantized or memory_format not in wanted or not is_contiguous(x):
+    known = {**options, **_defaults(x, options)}
+    place = _device(known.get("layout"), known["device"], known.get("pin_memory"))
+    if x.layout != torch.strided or x.is_quantized or place is None:
         return None
-    return _filled(mode, x.shape, **{**options, **_defaults(x, options)})
+    strides = copied_strides(mode, x, memory_format)
+    return None if strides is None else fresh(mode, x.shape, strides, known["dtype"], place)
 
 
 @rule(aten.arange.default)
@@ -103,8 +115,26 @@ def _range(
 
 
 @rule(aten._to_copy.default)
-def _converted(mode: Any, x: torch.Tensor, *, dtype: Any = None, **options: Any) -> Any:
-    plain = x.layout == torch.strided and not x.is_quantized and not x.is_conj() and not x.is_neg()
-    if options or dtype is None or not plain or not is_contiguous(x):
+def _converted(
+    mode: Any,
+    x: torch.Tensor,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    non_blocking: bool = False,
+    memory_format: Any = None,
+) -> Any:
+    place = _device(layout, x.device if device is None else device, pin_memory)
+    if x.layout != torch.strided or x.is_quantized or x.is_conj() or x.is_neg():
         return None
-    return new(mode, x.shape, x, dtype=dtype)
+    if place is None or place != x.device:
+        return None
+    strides = copied_strides(mode, x, memory_format)
+    return None if strides is None else new(mode, x.shape, x, strides, dtype=dtype)
+
+
+@rule(aten.clone.default)
+def _clone(mode: Any, x: torch.Tensor, *, memory_format: Any = None) -> Any:
+    return _converted(mode, x, memory_format=memory_format)

@@ -15,10 +15,11 @@ import torch
 from staticrt.ops import size_expr
 from staticrt.ops.quick_fakes import (
     agree,
+    channels_last_strides,
     contiguous_strides,
     expression,
-    format_strides,
     is_contiguous,
+    product,
     same,
     same_stride,
 )
@@ -26,12 +27,17 @@ from staticrt.ops.quick_fakes import (
 
 def broadcast_sizes(tensors: Sequence[torch.Tensor]) -> list[Any] | None:
     """Sizes that all tensors are broadcast to; None where torch has to say."""
-    if len(tensors) == 1:
-        return list(tensors[0].shape)
-    rank = max(t.dim() for t in tensors)
+    return broadcast([tensor.shape for tensor in tensors])
+
+
+def broadcast(shapes: Sequence[Sequence[Any]]) -> list[Any] | None:
+    """The sizes that sizes are broadcast to; None where torch has to say."""
+    if len(shapes) == 1:
+        return list(shapes[0])
+    rank = max(map(len, shapes))
     sizes: list[Any] = [1] * rank
-    for tensor in tensors:
-        for dim, size in enumerate(tensor.shape, rank - tensor.dim()):
+    for shape in shapes:
+        for dim, size in enumerate(shape, rank - len(shape)):
             own = sizes[dim]
             if own is size or (isinstance(size, int) and size == 1):
                 continue
@@ -43,37 +49,140 @@ def broadcast_sizes(tensors: Sequence[torch.Tensor]) -> list[Any] | None:
 
 
 def pointwise_layout(
-    mode: Any, tensors: Sequence[torch.Tensor], sizes: Sequence[Any] | None = None
+    mode: Any,
+    tensors: Sequence[torch.Tensor],
+    sizes: Sequence[Any] | None = None,
+    wraps_number: bool = False,
+    cast: Sequence[bool] = (),
 ) -> tuple[Sequence[Any], Sequence[Any]] | None:
-    """Sizes and strides of a pointwise operator's result; None where sizes leave it open, or sizes do not fit."""
+    """Sizes and strides of a pointwise operator's result; None where sizes leave it open, or sizes do not fit.
+
+    Args:
+        wraps_number: a number is one of the operands, as a tensor without dimensions.
+        cast: which operands are copied to another dtype before.
+    """
     if sizes is None:
         sizes = broadcast_sizes(tensors)
     if sizes is None:
         return None
     if all(map(is_contiguous, tensors)):
         return sizes, contiguous_strides(mode, sizes)
-    small = any(isinstance(size, int) and size <= 1 for size in sizes)
-    if small and (len(sizes) > 3 or 0 in [size for size in sizes if isinstance(size, int)]):
-        return None  # an image that is in two formats at once, or a tensor of nothing
-    first = tensors[0]
-    alike = all(same_layout(first, other) for other in tensors[1:]) and first.dim() == len(sizes)
-    if alike and _is_image(first):
-        return sizes, first.stride()
-    found = _ordered(mode, [_strides(tensor, sizes) for tensor in tensors], sizes)
-    if found is not None and small and alike and _is_dense(first, found):
-        return sizes, first.stride()
+    if 0 in [size for size in sizes if isinstance(size, int)]:
+        return None  # strides of a tensor of nothing
+    operands = [
+        (t.shape, preserved_strides(mode, t) if c else t.stride())
+        for t, c in zip(tensors, cast or [False] * len(tensors), strict=True)
+    ]
+    if any(strides is None for _shape, strides in operands):
+        return None
+    found = _common_layout(mode, operands, sizes) if not wraps_number or not sizes else None
+    if found is None:
+        found = ordered(mode, [broadcast_strides(*operand, sizes) for operand in operands], sizes)
     return None if found is None else (sizes, found)
 
 
-def _is_dense(x: torch.Tensor, dense: Sequence[Any]) -> bool:
-    """Whether the strides of `x` are these, but where a dimension has one element."""
+def _common_layout(mode: Any, operands: Sequence[Any], sizes: Sequence[Any]) -> Sequence[Any] | None:
+    """The strides that operands of one size share (`compute_fast_setup_type`); None where they do not."""
+    if any(len(shape) != len(sizes) or not all(map(same, shape, sizes)) for shape, _strides in operands):
+        return None
+    formats = [contiguous_strides(mode, sizes)]
+    if len(sizes) == 4:
+        formats.append(channels_last_strides(mode, sizes))
+    for strides in formats:
+        if all(_agree_on_rows(own, strides, sizes) for _shape, own in operands):
+            return strides
+    first = operands[0][1]
+    if is_dense(mode, sizes, first) and all(
+        all(map(same_stride, own, first)) for _shape, own in operands[1:]
+    ):
+        return first
+    return None
+
+
+def _agree_on_rows(strides: Sequence[Any], others: Sequence[Any], sizes: Sequence[Any]) -> bool:
+    """Whether strides are equal, but where a dimension has one element."""
     return all(
         (isinstance(size, int) and size == 1) or same_stride(own, other)
-        for size, own, other in zip(x.shape, x.stride(), dense, strict=True)
+        for size, own, other in zip(sizes, strides, others, strict=True)
     )
 
 
-def _ordered(mode: Any, rows: Sequence[Sequence[Any]], sizes: Sequence[Any]) -> list[Any] | None:
+def is_dense(mode: Any, sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
+    """Whether the elements surely fill their memory, each with its own place, in some order of dimensions."""
+    rest = [
+        (size, stride)
+        for size, stride in zip(sizes, strides, strict=True)
+        if not (isinstance(size, int) and size == 1)
+    ]
+    expected: Any = 1
+    while rest:
+        place = next((i for i, (_size, stride) in enumerate(rest) if same_stride(stride, expected)), None)
+        if place is None:
+            return False
+        expected = product(mode, [expected, rest.pop(place)[0]])
+    return True
+
+
+def preserved_strides(mode: Any, x: torch.Tensor) -> Sequence[Any] | None:
+    """Strides of a copy of `x` in `torch.preserve_format`: its own, or dense ones in their order (`empty_like`)."""
+    sizes = x.shape
+    if is_contiguous(x):
+        return x.stride()
+    if 0 in [size for size in sizes if isinstance(size, int)]:
+        return None
+    if is_dense(mode, sizes, x.stride()):
+        return x.stride()
+    return ordered(mode, [x.stride()], sizes)
+
+
+def copied_strides(
+    mode: Any, x: torch.Tensor, memory_format: torch.memory_format | None
+) -> Sequence[Any] | None:
+    """Strides of a copy of `x` in a memory format; None where symbols leave them open, or it does not fit."""
+    if memory_format is None or memory_format is torch.preserve_format:
+        return preserved_strides(mode, x)
+    if memory_format is torch.contiguous_format:
+        return contiguous_strides(mode, x.shape)
+    fits = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim()) is memory_format
+    return channels_last_strides(mode, x.shape) if fits else None
+
+
+def suggested_strides(mode: Any, x: torch.Tensor, sizes: Sequence[Any]) -> Sequence[Any] | None:
+    """Strides for `sizes` in the memory format that `x` suggests; None where its symbols leave that open.
+
+    Source: c10/core/MemoryFormat.h, `is_channels_last_strides_2d_s4`.
+    """
+    is_image = suggests_image(mode, x)
+    if is_image is None:
+        return None
+    return channels_last_strides(mode, sizes) if is_image else contiguous_strides(mode, sizes)
+
+
+def suggests_image(mode: Any, x: torch.Tensor) -> bool | None:
+    rank = x.dim()
+    if rank not in (4, 5) or is_contiguous(x):
+        return False
+    shape, strides = x.shape, x.stride()
+    inner = [1, *range(rank - 1, 1, -1)]  # channels, then pixels
+    if isinstance(strides[1], int) and strides[1] == 0:
+        return False
+    if 0 in [size for size in shape if isinstance(size, int)]:
+        return False
+    for before, dim in zip(inner, [*inner[1:], 0], strict=True):
+        least_stride = product(mode, [strides[before], shape[before]])
+        answer = _order(expression(strides[dim]), expression(least_stride))
+        if answer is None:
+            return None
+        if answer < 0:
+            return False
+    # Of one channel and one pixel the format is open, and taken for row-major.
+    if all(isinstance(shape[dim], int) and shape[dim] == 1 for dim in inner):
+        return False
+    known = any(isinstance(shape[dim], int) and shape[dim] > 1 for dim in inner)
+    return True if known else None
+
+
+def ordered(mode: Any, rows: Sequence[Sequence[Any]], sizes: Sequence[Any]) -> list[Any] | None:
     """Dense strides in the order of dimensions that the operands' strides ask for."""
     order = list(range(len(sizes)))[::-1]  # from the innermost
     for i in range(1, len(order)):
@@ -94,34 +203,14 @@ def _ordered(mode: Any, rows: Sequence[Sequence[Any]], sizes: Sequence[Any]) -> 
     return strides
 
 
-def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors have the same sizes and strides."""
-    if a is b:
-        return True
-    return (
-        a.dim() == b.dim()
-        and all(map(same, a.shape, b.shape))
-        and all(map(same_stride, a.stride(), b.stride()))
-    )
-
-
-def _is_image(x: torch.Tensor) -> bool:
-    """Channels last, whatever its symbolic sizes are: of one channel or pixel eager takes it for row-major."""
-    if x.dim() < 4 or not isinstance(x.shape[1], int) or x.shape[1] == 1:
-        return False
-    if all(isinstance(size, int) and size == 1 for size in x.shape[2:]):
-        return False
-    return format_strides(x, x.shape) is not None
-
-
-def _strides(tensor: torch.Tensor, sizes: Sequence[Any]) -> list[Any]:
+def broadcast_strides(shape: Sequence[Any], strides: Sequence[Any], sizes: Sequence[Any]) -> list[Any]:
     """A tensor's strides in the result's dimensions: 0 where it is broadcast."""
-    missing = len(sizes) - tensor.dim()
-    strides: list[Any] = [0] * missing
-    for size, stride, wanted in zip(tensor.shape, tensor.stride(), sizes[missing:], strict=True):
-        broadcast = isinstance(size, int) and size == 1 and not (isinstance(wanted, int) and wanted == 1)
-        strides.append(0 if broadcast else stride)
-    return strides
+    missing = len(sizes) - len(shape)
+    result: list[Any] = [0] * missing
+    for size, stride, wanted in zip(shape, strides, sizes[missing:], strict=True):
+        is_broadcast = isinstance(size, int) and size == 1 and not (isinstance(wanted, int) and wanted == 1)
+        result.append(0 if is_broadcast else stride)
+    return result
 
 
 def _compare(dim0: int, dim1: int, rows: Sequence[Sequence[Any]], sizes: Sequence[Any]) -> int | None:

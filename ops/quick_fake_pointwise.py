@@ -1,76 +1,178 @@
-"""Quick fake results of pointwise operators (quick_fakes.py)."""
+"""Quick fake results of pointwise operators (quick_fakes.py).
+
+Their sizes and strides are TensorIterator's (quick_fake_layout.py). Their dtype, and whether dtypes fit together at all,
+is torch's own answer for tensors of one element, asked once per kind of call.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from staticrt.ops.quick_fake_layout import broadcast_sizes, pointwise_layout
-from staticrt.ops.quick_fakes import Rule, is_contiguous, new, rule, same, same_stride
+from staticrt.ops.quick_fake_layout import broadcast_sizes, pointwise_layout, preserved_strides
+from staticrt.ops.quick_fakes import below, is_contiguous, new, rule, same
 
 aten = torch.ops.aten
 
-# One tensor in, a tensor of its dtype out, where that is a floating point dtype.
-_UNARY = [
-    "gelu",
-    "silu",
-    "tanh",
-    "sigmoid",
-    "exp",
-    "rsqrt",
-    "sqrt",
-    "relu",
-    "sin",
-    "cos",
-    "erf",
-    "log",
-    "hardswish",
-    "hardsigmoid",
-    "mish",
-    "softplus",
-    "reciprocal",
-    "hardtanh",
-    "leaky_relu",
-    "elu",
-    "log1p",
-    "expm1",
-    "floor",
-    "ceil",
-    "round",
-    "square",
-    "relu6",
-]
+_OF_ONE = """
+    abs acos acosh asin asinh atan atanh bitwise_not ceil celu clamp clamp_max clamp_min cos cosh digamma elu erf erfc
+    erfinv exp exp2 expm1 floor frac gelu hardshrink hardsigmoid hardswish hardtanh i0 isfinite isinf isnan isneginf
+    isposinf leaky_relu lgamma log log10 log1p log2 logical_not logit mish nan_to_num neg reciprocal relu relu6 round
+    rsqrt selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink sqrt square tan tanh threshold trunc
+"""
+_OF_MORE = """
+    __and__ __or__ __xor__ add addcdiv addcmul atan2 bitwise_and bitwise_left_shift bitwise_or bitwise_right_shift
+    bitwise_xor copysign div eq floor_divide fmax fmin fmod ge gt hypot le lerp logaddexp logical_and logical_or
+    logical_xor lt maximum minimum mul ne pow remainder rsub sub where xlogy
+"""
+_PLAIN = (bool, int, float, str, type(None))
 
 
-def _overloads(names: Sequence[str], suffix: str) -> list[Any]:
-    packets = [getattr(aten, name + suffix) for name in names if hasattr(aten, name + suffix)]
-    return [packet.default for packet in packets if "default" in packet.overloads()]
+def _overloads(names: str) -> Iterator[Any]:
+    for name in names.split():
+        for suffix in ("", "_"):
+            packet = getattr(aten, name + suffix, None)
+            for overload in packet.overloads() if packet is not None else ():
+                op = getattr(packet, overload)
+                returns = [str(value.type) for value in op._schema.returns]
+                if returns == ["Tensor"] and not any(arg.is_out for arg in op._schema.arguments):
+                    yield op
 
 
-def _result(mode: Any, tensors: Sequence[torch.Tensor], dtype: torch.dtype | None = None) -> Any:
-    """A new result of one pointwise operator on these tensors; None where its layout is open."""
-    first = tensors[0]
-    if any(t.device != first.device or t.layout != torch.strided or t.is_quantized for t in tensors):
+def _pointwise(wraps: bool, op: Any, mode: Any, *args: Any, **kwargs: Any) -> Any:
+    """The result of an operator that makes each element of those in its place."""
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+    found = _dtype_of(op, tensors, args, kwargs)
+    if found is None:
         return None
-    found = pointwise_layout(mode, tensors)
-    return None if found is None else new(mode, found[0], first, found[1], dtype=dtype)
+    if op._schema.is_mutable:
+        target = args[0]
+        return target if _fits_into(target, tensors) and _writable(target) else None
+    wraps_number = wraps and any(not isinstance(value, torch.Tensor) for value in args)
+    cast = _casts(op, tensors, found, args)
+    if cast is None:
+        return None
+    if op._schema.name == "aten::rsub":
+        tensors = tensors[::-1]
+    layout = pointwise_layout(mode, tensors, wraps_number=wraps_number, cast=cast)
+    return None if layout is None else new(mode, layout[0], tensors[0], layout[1], dtype=found)
 
 
-@rule(*_overloads(_UNARY, ""))
-def _unary(mode: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    return _result(mode, [x]) if x.dtype.is_floating_point else None
+for _names, _wraps in ((_OF_ONE, False), (_OF_MORE, True)):
+    for _op in _overloads(_names):
+        rule(_op)(functools.partial(_pointwise, _wraps, _op))
 
 
-@rule(aten.neg.default, aten.abs.default)
-def _sign(mode: Any, x: torch.Tensor) -> Any:
-    return None if x.dtype == torch.bool or x.dtype.is_complex else _result(mode, [x])
+rule(aten.max.other)(functools.partial(_pointwise, True, aten.maximum.default))
+rule(aten.min.other)(functools.partial(_pointwise, True, aten.minimum.default))
 
 
-@rule(aten.neg_.default, aten.abs_.default)
-def _sign_in_place(mode: Any, x: torch.Tensor) -> Any:
-    return None if x.dtype == torch.bool or x.dtype.is_complex or not _writable(mode, x) else x
+def _dtype_of(
+    op: Any, tensors: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> torch.dtype | None:
+    """The dtype of a result; None where the arguments are of kinds that are not served."""
+    if not tensors:
+        return None
+    device = tensors[0].device
+    if not all(_is_plain(t) and t.device == device for t in tensors):
+        return None
+    try:
+        return _asked(
+            op,
+            torch.get_default_dtype(),
+            tuple(map(_kind, args)),
+            tuple((k, _kind(kwargs[k])) for k in kwargs),
+        )
+    except _NotServed:
+        return None
+
+
+def _casts(
+    op: Any, tensors: Sequence[torch.Tensor], dtype: torch.dtype, args: Sequence[Any]
+) -> Sequence[bool] | None:
+    """Which operands are copied to a common dtype first, as on the CPU; None: that is open."""
+    kinds = {t.dtype for t in tensors}
+    if kinds == {dtype} or all(map(is_contiguous, tensors)):
+        return ()
+    if op in _CONSTANT_OF_INTS and not tensors[0].dtype.is_floating_point:
+        return None
+    if op in _WHERE:
+        return () if kinds <= {torch.bool, dtype} else None
+    if dtype == torch.bool:
+        if len(tensors) == 1 and len(args) == 1:
+            return ()  # a question about each element
+        try:
+            dtype = _asked(aten.mul.Tensor, torch.get_default_dtype(), tuple(map(_kind, args)), ())
+        except _NotServed:
+            return None
+    if any(t.dtype.is_complex for t in tensors):
+        return None
+    return [t.dtype != dtype for t in tensors]
+
+
+_CONSTANT_OF_INTS = (aten.isinf.default, aten.isposinf.default, aten.isneginf.default, aten.isfinite.default)
+_WHERE = (aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
+
+
+class _NotServed(Exception):
+    """Arguments that torch refuses, or of a kind without a rule."""
+
+
+def _is_plain(x: torch.Tensor) -> bool:
+    return x.layout == torch.strided and not x.is_quantized and not x.is_conj() and not x.is_neg()
+
+
+def _kind(value: Any) -> Any:
+    """What a result's dtype follows from: a tensor's own and whether it is a number, or a number itself."""
+    if isinstance(value, torch.Tensor):
+        return (value.dtype, value.dim() == 0)
+    if type(value) in _PLAIN:
+        return (type(value), value)
+    if isinstance(value, torch.SymInt):
+        return (int, 1)
+    raise _NotServed
+
+
+@functools.lru_cache(maxsize=4096)
+def _asked(
+    op: Any, default: torch.dtype, args: Sequence[Any], kwargs: Sequence[tuple[str, Any]]
+) -> torch.dtype:
+    """torch's answer for tensors of one element.
+
+    Raises:
+        _NotServed: it is an error, which the call itself will tell.
+    """
+    with below():
+        try:
+            result = op(*map(_sample, args), **{name: _sample(kind) for name, kind in kwargs})
+        except (RuntimeError, TypeError, ValueError, ArithmeticError) as error:
+            raise _NotServed from error
+    dtype: torch.dtype = result.dtype
+    return dtype
+
+
+def _sample(kind: Any) -> Any:
+    first, second = kind
+    if isinstance(first, torch.dtype):
+        return torch.ones(() if second else (1,), dtype=first)
+    return second
+
+
+@rule(aten.pow.Scalar)
+def _power_of_number(mode: Any, number: Any, x: torch.Tensor) -> Any:
+    found = _dtype_of(aten.pow.Scalar, [x], (number, x), {})
+    return None if found is None else new(mode, x.shape, x, dtype=found)  # row-major whatever it reads
+
+
+@rule(aten.hardtanh.default, aten.relu6.default, aten.nan_to_num.default)
+def _clipped(mode: Any, x: torch.Tensor, *limits: Any) -> Any:
+    strides = preserved_strides(mode, x)
+    if strides is None or not x.dtype.is_floating_point or any(type(v) not in _PLAIN for v in limits):
+        return None
+    return new(mode, x.shape, x, strides)
 
 
 @rule(aten.log_sigmoid.default)
@@ -79,73 +181,12 @@ def _log_sigmoid(mode: Any, x: torch.Tensor) -> Any:
     return new(mode, x.shape, x) if x.dtype.is_floating_point and is_contiguous(x) else None
 
 
-@rule(*_overloads(_UNARY, "_"))
-def _unary_in_place(mode: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    return x if x.dtype.is_floating_point and _writable(mode, x) else None
-
-
-def _writable(mode: Any, x: torch.Tensor) -> bool:
-    """Whether each element has its own memory, as operators in place ask for; False where that is not plain."""
-    if is_contiguous(x):
-        return True
-    found = pointwise_layout(mode, [x])
-    return found is not None and all(map(same_stride, found[1], x.stride()))
-
-
-@rule(aten.pow.Tensor_Scalar)
-def _power(mode: Any, x: torch.Tensor, exponent: Any) -> Any:
-    return _result(mode, [x]) if x.dtype.is_floating_point and type(exponent) in (int, float) else None
-
-
-@rule(aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default)
-def _clamp(mode: Any, x: torch.Tensor, *bounds: Any, **named: Any) -> Any:
-    given = (*bounds, *named.values())
-    if all(bound is None for bound in given) or any(type(b) not in (int, float, type(None)) for b in given):
-        return None
-    return _result(mode, [x]) if x.dtype.is_floating_point else None
-
-
-def _operands(a: Any, b: Any, *, numbers: tuple[type, ...]) -> list[torch.Tensor] | None:
-    """The tensors among two operands, if the result has the dtype of the first."""
-    if not isinstance(a, torch.Tensor):
-        return None
-    if isinstance(b, torch.Tensor):
-        return [a, b] if a.dtype == b.dtype else None
-    return [a] if type(b) in numbers else None
-
-
-def _arithmetic(op: Any, a: Any, b: Any, kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
-    """The tensors of an arithmetic operator whose result has their dtype."""
-    if (
-        kwargs.keys() - {"alpha"}
-        or type(kwargs.get("alpha", 1)) is not int
-        or not isinstance(a, torch.Tensor)
-    ):
-        return None
-    if a.dtype.is_floating_point:
-        return _operands(a, b, numbers=(int, float))
-    if op in _DIVISIONS or a.dtype.is_complex or a.dtype == torch.bool:
-        return None
-    return _operands(a, b, numbers=(int,))
-
-
-_DIVISIONS = (aten.div.Tensor, aten.div_.Tensor)
-
-
-def _binary(op: Any) -> Rule:
-    def made(mode: Any, a: Any, b: Any, **kwargs: Any) -> Any:
-        tensors = _arithmetic(op, a, b, kwargs)
-        return None if tensors is None else _result(mode, tensors)
-
-    return made
-
-
-def _binary_in_place(op: Any) -> Rule:
-    def made(mode: Any, a: Any, b: Any, **kwargs: Any) -> Any:
-        tensors = _arithmetic(op, a, b, kwargs)
-        return a if tensors is not None and _fits_into(a, tensors) and _writable(mode, a) else None
-
-    return made
+def _writable(x: torch.Tensor) -> bool:
+    """Whether no two elements surely share memory (`at::has_internal_overlap`), which operators in place refuse."""
+    return not any(
+        isinstance(stride, int) and stride == 0 and not (isinstance(size, int) and size == 1)
+        for size, stride in zip(x.shape, x.stride(), strict=True)
+    )
 
 
 def _fits_into(a: torch.Tensor, tensors: Sequence[torch.Tensor]) -> bool:
@@ -154,83 +195,51 @@ def _fits_into(a: torch.Tensor, tensors: Sequence[torch.Tensor]) -> bool:
     return sizes is not None and len(sizes) == a.dim() and all(map(same, sizes, a.shape))
 
 
-for _name in ("add", "sub", "mul", "div"):
-    _op = getattr(aten, _name).Tensor
-    rule(_op)(_binary(_op))
-    _op = getattr(aten, _name + "_").Tensor
-    rule(_op)(_binary_in_place(_op))
-
-
-@rule(aten.maximum.default, aten.minimum.default, aten.max.other, aten.min.other)
-def _either(mode: Any, a: torch.Tensor, b: torch.Tensor) -> Any:
-    return _result(mode, [a, b]) if a.dtype == b.dtype and not a.dtype.is_complex else None
-
-
-_COMPARISONS = [
-    getattr(getattr(aten, name), kind)
-    for name in ("eq", "ne", "lt", "le", "gt", "ge")
-    for kind in ("Tensor", "Scalar")
-]
-
-
-@rule(*_COMPARISONS)
-def _comparison(mode: Any, a: Any, b: Any) -> Any:
-    tensors = _operands(a, b, numbers=(int, float, bool))
-    if tensors is None or a.dtype.is_complex:
-        return None
-    return _result(mode, tensors, torch.bool)
-
-
-@rule(aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default)
-def _logical(mode: Any, a: torch.Tensor, b: torch.Tensor) -> Any:
-    return _result(mode, [a, b], torch.bool) if a.dtype == b.dtype else None
-
-
-@rule(aten.logical_not.default)
-def _logical_not(mode: Any, a: torch.Tensor) -> Any:
-    return _result(mode, [a], torch.bool)
-
-
-_BITWISE = [aten.bitwise_and.Tensor, aten.bitwise_or.Tensor, aten.bitwise_xor.Tensor]
-
-
-@rule(*_BITWISE, aten.__and__.Tensor, aten.__or__.Tensor, aten.__xor__.Tensor)
-def _bitwise(mode: Any, a: torch.Tensor, b: torch.Tensor) -> Any:
-    whole = not a.dtype.is_floating_point and not a.dtype.is_complex
-    return _result(mode, [a, b]) if whole and a.dtype == b.dtype else None
-
-
-@rule(aten.bitwise_not.default)
-def _bitwise_not(mode: Any, a: torch.Tensor) -> Any:
-    return None if a.dtype.is_floating_point or a.dtype.is_complex else _result(mode, [a])
-
-
-@rule(aten.where.self)
-def _where(mode: Any, condition: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Any:
-    if condition.dtype != torch.bool or a.dtype != b.dtype:
-        return None
-    return _result(mode, [condition, a, b], a.dtype)
-
-
-@rule(aten.where.ScalarOther)
-def _where_number(mode: Any, condition: torch.Tensor, a: torch.Tensor, b: Any) -> Any:
-    if condition.dtype != torch.bool or not a.dtype.is_floating_point or type(b) not in (int, float):
-        return None
-    return _result(mode, [condition, a], a.dtype)
-
-
-@rule(aten.masked_fill.Scalar)
+@rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def _masked_fill(mode: Any, x: torch.Tensor, mask: torch.Tensor, value: Any) -> Any:
-    if not x.dtype.is_floating_point or mask.dtype != torch.bool or type(value) not in (int, float):
+    if not _can_fill(x, mask, value):
         return None
     sizes = broadcast_sizes([x, mask])
-    if sizes is None or x.device != mask.device or not is_contiguous(x):
-        return None
-    return new(mode, sizes, x)
+    return None if sizes is None else new(mode, sizes, x)  # row-major whatever it reads
+
+
+@rule(aten.masked_fill_.Scalar, aten.masked_fill_.Tensor)
+def _masked_fill_in_place(mode: Any, x: torch.Tensor, mask: torch.Tensor, value: Any) -> Any:
+    fits = _can_fill(x, mask, value) and _fits_into(x, [x, mask]) and _writable(x)
+    return x if fits else None
+
+
+def _can_fill(x: torch.Tensor, mask: torch.Tensor, value: Any) -> bool:
+    if mask.dtype != torch.bool or x.device != mask.device or not _is_plain(x) or not _is_plain(mask):
+        return False
+    if isinstance(value, torch.Tensor):
+        return value.dim() == 0 and value.dtype == x.dtype and value.device == x.device
+    if x.dtype.is_floating_point:
+        return type(value) in (int, float)
+    return type(value) is bool and x.dtype == torch.bool
 
 
 @rule(aten.fill.Scalar, aten.fill.Tensor)
 def _fill(mode: Any, x: torch.Tensor, value: Any) -> Any:
-    if isinstance(value, torch.Tensor) and value.dim():
+    if not _is_plain(x) or (isinstance(value, torch.Tensor) and value.dim()):
         return None
-    return _result(mode, [x])
+    strides = preserved_strides(mode, x)
+    return None if strides is None else new(mode, x.shape, x, strides)
+
+
+@rule(aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default)
+def _fill_in_place(mode: Any, x: torch.Tensor, value: Any = 0) -> Any:
+    known = not isinstance(value, torch.Tensor) or value.dim() == 0
+    return x if known and _is_plain(x) and _writable(x) else None
+
+
+@rule(aten.copy_.default)
+def _copy(mode: Any, x: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> Any:
+    if (
+        x.device != source.device
+        or not _is_plain(x)
+        or not _is_plain(source)
+        or x.dtype.is_complex != source.dtype.is_complex
+    ):
+        return None
+    return x if _fits_into(x, [x, source]) and _writable(x) else None

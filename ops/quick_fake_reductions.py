@@ -43,6 +43,80 @@ def _sum(mode: Any, x: torch.Tensor, dim: Any, keepdim: bool = False, *, dtype: 
     return None if sizes is None else new(mode, sizes, x, dtype=kind)
 
 
+@rule(aten.mean.default)
+def _mean_of_all(mode: Any, x: torch.Tensor, *, dtype: Any = None) -> Any:
+    return _mean(mode, x, (), dtype=dtype)
+
+
+@rule(aten.sum.default)
+def _sum_of_all(mode: Any, x: torch.Tensor, *, dtype: Any = None) -> Any:
+    return _sum(mode, x, (), dtype=dtype)
+
+
+@rule(aten.max.default, aten.min.default)
+def _extreme_of_all(mode: Any, x: torch.Tensor) -> Any:
+    return None if x.dtype.is_complex else _extreme(mode, x)
+
+
+@rule(aten.any.default, aten.all.default)
+def _truth_of_all(mode: Any, x: torch.Tensor) -> Any:
+    return _truth(mode, x, range(x.dim()))
+
+
+@rule(aten.any.dim, aten.all.dim)
+def _truth_along(mode: Any, x: torch.Tensor, dim: int, keepdim: bool = False) -> Any:
+    return _truth(mode, x, [dim], keepdim)
+
+
+@rule(aten.any.dims, aten.all.dims)
+def _truth_along_some(mode: Any, x: torch.Tensor, dim: Any = None, keepdim: bool = False) -> Any:
+    return _truth(mode, x, dim, keepdim) if dim else None
+
+
+def _truth(mode: Any, x: torch.Tensor, dims: Sequence[int], keepdim: bool = False) -> Any:
+    sizes = _reduced(x, dims, keepdim)
+    return (
+        None
+        if sizes is None
+        else new(mode, sizes, x, dtype=x.dtype if x.dtype == torch.uint8 else torch.bool)
+    )
+
+
+@rule(aten.linalg_vector_norm.default)
+def _norm(
+    mode: Any, x: torch.Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Any:
+    if not x.dtype.is_floating_point or dtype not in (None, x.dtype) or ord not in (1, 2):
+        return None
+    sizes = _reduced(x, dim, keepdim)
+    return None if sizes is None else new(mode, sizes, x)
+
+
+@rule(aten.var.correction, aten.std.correction)
+def _variance(
+    mode: Any, x: torch.Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> Any:
+    sizes = _reduced(x, dim, keepdim) if x.dtype.is_floating_point else None
+    return None if sizes is None else new(mode, sizes, x)
+
+
+@rule(aten.var_mean.correction, aten.std_mean.correction)
+def _variance_and_mean(mode: Any, x: torch.Tensor, dim: Any = None, **options: Any) -> Any:
+    results = [_variance(mode, x, dim, **options) for _ in range(2)]
+    return None if results[0] is None else tuple(results)
+
+
+@rule(aten.logsumexp.default)
+def _log_sum(mode: Any, x: torch.Tensor, dim: Any, keepdim: bool = False) -> Any:
+    sizes = _reduced(x, dim, keepdim) if x.dtype.is_floating_point and dim else None
+    return None if sizes is None else new(mode, sizes, x)
+
+
+@rule(aten.prod.dim_int)
+def _product(mode: Any, x: torch.Tensor, dim: int, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    return _sum(mode, x, [dim], keepdim, dtype=dtype)
+
+
 @rule(aten.amax.default, aten.amin.default)
 def _extreme(mode: Any, x: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
     sizes = _reduced(x, dim, keepdim)

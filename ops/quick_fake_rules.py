@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from staticrt.ops.quick_fake_layout import broadcast, suggested_strides, suggests_image
 from staticrt.ops.quick_fakes import (
     agree,
     contiguous_strides,
@@ -25,7 +27,7 @@ aten = torch.ops.aten
 
 @rule(aten.linear.default)
 def _linear(mode: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
-    if x.dim() < 2 or weight.dim() != 2 or x.dtype != weight.dtype or not agree(x.shape[-1], weight.shape[1]):
+    if x.dim() < 1 or weight.dim() != 2 or x.dtype != weight.dtype or not agree(x.shape[-1], weight.shape[1]):
         return None
     if bias is not None and (
         bias.dim() != 1 or bias.dtype != x.dtype or not same(bias.shape[0], weight.shape[0])
@@ -39,7 +41,12 @@ def _layer_norm(
     mode: Any, x: torch.Tensor, shape: Sequence[Any], weight: Any = None, bias: Any = None, *rest: Any
 ) -> Any:
     tail = x.shape[x.dim() - len(shape) :]
-    if len(tail) != len(shape) or not all(map(agree, tail, shape)) or not x.dtype.is_floating_point:
+    if (
+        not shape
+        or len(tail) != len(shape)
+        or not all(map(agree, tail, shape))
+        or not x.dtype.is_floating_point
+    ):
         return None
     for extra in (weight, bias):
         if extra is not None and (
@@ -71,23 +78,24 @@ def _batch_norm(
 def _group_norm(
     mode: Any, x: torch.Tensor, groups: int, weight: Any = None, bias: Any = None, *rest: Any
 ) -> Any:
-    if not x.dtype.is_floating_point or not is_contiguous(x) or x.dim() < 2:
+    if not x.dtype.is_floating_point or x.dim() < 2:
         return None
-    if any(extra is not None and extra.dtype != x.dtype for extra in (weight, bias)):
+    strides = suggested_strides(mode, x, x.shape)
+    if strides is None or any(extra is not None and extra.dtype != x.dtype for extra in (weight, bias)):
         return None
     _check(x.shape[1] % groups == 0)
-    return new(mode, x.shape, x)
+    return new(mode, x.shape, x, strides)
 
 
 @rule(aten.softmax.int, aten.log_softmax.int)
 def _softmax(mode: Any, x: torch.Tensor, dim: int, dtype: Any = None) -> Any:
     if (
-        (dtype is not None and dtype != x.dtype)
+        (dtype is not None and not dtype.is_floating_point)
         or not x.dtype.is_floating_point
         or not -x.dim() <= dim < x.dim()
     ):
         return None
-    return new(mode, x.shape, x) if is_contiguous(x) else None
+    return new(mode, x.shape, x, dtype=dtype)  # row-major whatever it reads
 
 
 @rule(aten.embedding.default)
@@ -144,11 +152,15 @@ def _attention(
 
 @rule(aten.matmul.default)
 def _matmul(mode: Any, a: torch.Tensor, b: torch.Tensor) -> Any:
-    if a.dtype != b.dtype or a.dim() < 2 or b.dim() < 2 or not same(a.shape[-1], b.shape[-2]):
+    if a.dtype != b.dtype or a.device != b.device or not a.dim() or not b.dim():
         return None
-    if b.dim() == 2 or (a.dim() == b.dim() and all(map(agree, a.shape[:-2], b.shape[:-2]))):
-        return new(mode, [*a.shape[:-1], b.shape[-1]], a)
-    return None
+    if not agree(a.shape[-1], b.shape[-2 if b.dim() > 1 else 0]):
+        return None
+    sizes = broadcast([list(a.shape[:-2]), list(b.shape[:-2])])
+    if sizes is None:
+        return None
+    rows, columns = a.shape[-2:-1], b.shape[-1:] if b.dim() > 1 else []
+    return new(mode, [*sizes, *rows, *columns], a)  # row-major whatever it reads
 
 
 @rule(aten.bmm.default)
@@ -181,8 +193,8 @@ def _spread(value: Any, count: int) -> list[Any]:
     return values * count if len(values) == 1 else values
 
 
-@rule(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
 def _conv(
+    spatial: int,
     mode: Any,
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -192,9 +204,9 @@ def _conv(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Any:
-    spatial = weight.dim() - 2
     if (
-        x.dim() != weight.dim()
+        x.dim() != spatial + 2
+        or weight.dim() != spatial + 2
         or x.dtype != weight.dtype
         or x.device.type != "cpu"
         or not is_contiguous(weight)
@@ -202,6 +214,8 @@ def _conv(
         return None
     if bias is not None and bias.dtype != x.dtype:
         return None
+    if spatial == 3 and suggests_image(mode, x) is not False:
+        return None  # which kernel runs, and so the layout, depends on how large it is
     _check(x.shape[1] == weight.shape[1] * groups)
     sizes = [
         _conv_size(mode, *numbers)
@@ -217,8 +231,46 @@ def _conv(
     shape = [x.shape[0], weight.shape[0], *sizes]
     if spatial == 1:
         return new(mode, shape, x)  # row-major whatever it reads
-    strides = format_strides(x, shape)
+    strides = suggested_strides(mode, x, shape)
     return None if strides is None else new(mode, shape, x, strides)
+
+
+def _conv_named(
+    spatial: int,
+    mode: Any,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: str = "valid",
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Any:
+    if weight.dim() != spatial + 2:
+        return None
+    if padding == "valid":
+        return _conv(spatial, mode, x, weight, bias, stride, 0, dilation, groups)
+    if padding != "same" or any(step != 1 for step in _spread(stride, spatial)):
+        return None
+    if not all(isinstance(size, int) for size in weight.shape):
+        return None
+    # Of an even reach one side gets more, which is padded in a call of its own; the sizes are the same.
+    if _conv(spatial, mode, x, weight, bias, stride, _half(weight, dilation), dilation, groups) is None:
+        return None
+    shape = [x.shape[0], weight.shape[0], *x.shape[2:]]
+    strides = None if spatial == 1 else suggested_strides(mode, x, shape)
+    return None if strides is None and spatial != 1 else new(mode, shape, x, strides)
+
+
+for _spatial, _packet in ((1, aten.conv1d), (2, aten.conv2d), (3, aten.conv3d)):
+    rule(_packet.default)(functools.partial(_conv, _spatial))
+    rule(_packet.padding)(functools.partial(_conv_named, _spatial))
+
+
+def _half(weight: torch.Tensor, dilation: Any) -> list[int]:
+    """The padding of one side, that of an even reach rounded up."""
+    spread = _spread(dilation, weight.dim() - 2)
+    return [(step * (size - 1) + 1) // 2 for size, step in zip(weight.shape[2:], spread, strict=True)]
 
 
 @rule(aten.pad.default)
@@ -237,7 +289,9 @@ def _constant_pad(mode: Any, x: torch.Tensor, pad: Sequence[Any], value: Any = 0
         if not (isinstance(before, int) and isinstance(after, int) and before >= 0 and after >= 0):
             _check(size >= 0)
         sizes[-1 - index] = size
-    strides = format_strides(x, sizes)
+    if not is_contiguous(x) and not any(isinstance(p, int) and p > 0 for p in pad):
+        return None  # a slice is copied
+    strides = suggested_strides(mode, x, sizes)
     return None if strides is None else new(mode, sizes, x, strides)
 
 
@@ -249,26 +303,52 @@ _UPSAMPLE = (
     aten.upsample_linear1d.vec,
     aten.upsample_trilinear3d.vec,
 )
+_UPSAMPLE_NEAREST = (
+    aten.upsample_nearest1d.vec,
+    aten.upsample_nearest2d.vec,
+    aten.upsample_nearest3d.vec,
+)
 
 
-@rule(*_UPSAMPLE)
-def _upsample(mode: Any, x: torch.Tensor, output_size: Any, align_corners: bool, scale_factors: Any) -> Any:
-    return _resized(mode, x, output_size, scale_factors)
+def _upsample(
+    spatial: int, mode: Any, x: torch.Tensor, output_size: Any, align_corners: bool, scale_factors: Any
+) -> Any:
+    return _resized(spatial, mode, x, output_size, scale_factors)
 
 
-@rule(aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsample_nearest3d.vec)
-def _upsample_nearest(mode: Any, x: torch.Tensor, output_size: Any, scale_factors: Any) -> Any:
-    return _resized(mode, x, output_size, scale_factors)
+def _upsample_nearest(spatial: int, mode: Any, x: torch.Tensor, output_size: Any, scale_factors: Any) -> Any:
+    return _resized(spatial, mode, x, output_size, scale_factors)
 
 
-def _resized(mode: Any, x: torch.Tensor, output_size: Any, scale_factors: Any) -> Any:
+for _rule, _ops in ((_upsample, _UPSAMPLE), (_upsample_nearest, _UPSAMPLE_NEAREST)):
+    for _op in _ops:
+        rule(_op)(functools.partial(_rule, int(_op._schema.name[-2]) if _op._schema.name[-1] == "d" else 2))
+
+
+def _scaled(size: Any, factor: float) -> Any:
+    """A size times a factor, rounded down; None where that takes asking for the size."""
+    if isinstance(size, int):
+        return int(float(size) * factor)
+    if factor == int(factor):
+        return size * int(factor)
+    parts = 1 / factor
+    return size // int(parts) if parts in (2.0, 4.0, 8.0, 16.0) else None
+
+
+def _resized(spatial: int, mode: Any, x: torch.Tensor, output_size: Any, scale_factors: Any) -> Any:
+    if x.dim() != spatial + 2 or x.is_quantized or len(output_size or scale_factors or ()) != spatial:
+        return None
     if output_size is not None:
         sizes = [*x.shape[:2], *output_size]
-    elif all(factor == int(factor) for factor in scale_factors):
-        sizes = [*x.shape[:2], *[s * int(f) for s, f in zip(x.shape[2:], scale_factors, strict=True)]]
     else:
+        sizes = [*x.shape[:2], *map(_scaled, x.shape[2:], scale_factors)]
+        if None in sizes:
+            return None
+    if any(size < 1 for size in sizes[1:] if isinstance(size, int)):
         return None
-    strides = format_strides(x, sizes)
+    for size in sizes[2:]:
+        _check(size > 0)
+    strides = suggested_strides(mode, x, sizes)
     return None if strides is None else new(mode, sizes, x, strides)
 
 

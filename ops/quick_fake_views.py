@@ -301,13 +301,28 @@ def viewed_sizes(mode: Any, old: Sequence[Any], wanted: Sequence[Any]) -> list[A
             return sizes if agree(product(mode, rest_old), product(mode, rest_new)) else None
         return sizes
     if not all(isinstance(s, int) for s in rest_new):
-        return None
+        return _divided(mode, sizes, unknown[0], rest_old, rest_new)
     divisor = product(mode, rest_new)
     numbers = product(mode, [s for s in rest_old if isinstance(s, int)])
-    if numbers % divisor:
+    if divisor == 0:
         return None
+    if numbers % divisor:
+        return _divided(mode, sizes, unknown[0], rest_old, rest_new)
     others = [s for s in rest_old if not isinstance(s, int)]
     sizes[unknown[0]] = product(mode, [*others, numbers // divisor])
+    return sizes
+
+
+def _divided(
+    mode: Any, sizes: list[Any], unknown: int, old: Sequence[Any], new: Sequence[Any]
+) -> list[Any] | None:
+    """`sizes` with the unknown one worked out by dividing symbolic sizes of ours, guarding that it comes out even."""
+    whole, divisor = product(mode, old), product(mode, new)
+    if env_of(whole) is None and env_of(divisor) is None:
+        return None
+    if not divisor > 0 or whole % divisor != 0:
+        return None
+    sizes[unknown] = whole // divisor
     return sizes
 
 

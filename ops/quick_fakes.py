@@ -55,7 +55,7 @@ def fresh(
         strides = contiguous_strides(mode, sizes)
     templates = mode.__dict__.setdefault("_staticrt_templates", {})
     key = (dtype, *map(expression, sizes), *map(expression, strides))
-    with _below():
+    with below():
         template = templates.get(key)
         if template is None:
             template = templates[key] = _template(sizes, strides, dtype)
@@ -81,7 +81,7 @@ def view_of(
     own = x.storage_offset()
     if not (isinstance(offset, int) and offset == 0):
         own = offset if isinstance(own, int) and own == 0 else own + offset
-    with _below():
+    with below():
         return _fake(mode, torch.as_strided(_meta(x), list(sizes), list(strides), own), x.device)
 
 
@@ -104,7 +104,7 @@ def _meta(x: torch.Tensor) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def _below() -> Iterator[None]:
+def below() -> Iterator[None]:
     """Operators on meta tensors run their kernels: below autograd, modes and decompositions."""
     from torch.utils._mode_utils import no_dispatch
 
@@ -243,7 +243,19 @@ def channels_last_strides(mode: Any, sizes: Sequence[Any]) -> list[Any]:
 
 @functools.cache
 def _load_rules() -> None:
-    for name in ("rules", "pointwise", "views", "reductions", "factories", "images", "lookups", "quantized"):
+    for name in (
+        "rules",
+        "pointwise",
+        "views",
+        "reductions",
+        "factories",
+        "images",
+        "joins",
+        "lookups",
+        "indexing",
+        "sorts",
+        "quantized",
+    ):
         importlib.import_module(f"staticrt.ops.quick_fake_{name}")
 
 

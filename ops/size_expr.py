@@ -292,9 +292,9 @@ def _is_at_least(a: Expr, bound: int) -> bool:
 _MOST_STEPS = 16  # of a long division
 
 
-def _exact_quotient(a: Expr, b: Expr) -> Expr | None:
-    """`a / b` where that leaves nothing and `b` is positive; None: it may not."""
-    if not _is_at_least(b, 1):
+def _exact_quotient(a: Expr, b: Expr, least: int = 1) -> Expr | None:
+    """`a / b` where that leaves nothing and `b` is positive, or at least `least`; None: it may not."""
+    if not b.terms or not _is_at_least(b, least):
         return None
     quotient = constant(0)
     for _ in range(_MOST_STEPS):
@@ -427,11 +427,14 @@ def _extreme(name: str, a: Expr, b: Expr) -> Expr:
 
 
 def order(a: Expr, b: Expr) -> int | None:
-    """Whether a > b (1), a < b (-1) or a == b (0) for all symbols of at least 1; a multiple counts as greater."""
+    """Whether a > b (1), a < b (-1) or a == b (0) for all symbols of at least 1; a multiple counts as greater.
+
+    Of numbers that are 0 nothing is told.
+    """
     if a == b:
         return 0
     for first, second, answer in ((a, b, 1), (b, a, -1)):
-        quotient = _exact_quotient(first, second)
+        quotient = _exact_quotient(first, second, least=0)
         if quotient is not None and _is_at_least(quotient, 0):
             return answer
     return None

@@ -29,6 +29,8 @@ class Kind(enum.Enum):
 
 
 _kinds: dict[Any, Kind] = {}
+# Return their argument where it already is what is asked for, which their schemas do not say.
+_MAY_ALIAS = frozenset({aten.type_as.default})
 # Make tensors of quantised dtypes, which fake tensors cannot be. Dynamo would cut the model at each of their operators.
 _QUANTISES = frozenset(
     {"aten::quantize_per_tensor", "aten::quantize_per_tensor_dynamic", "aten::quantize_per_channel"}
@@ -59,6 +61,8 @@ def _classify(func: Any) -> Kind:
     if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
         return Kind.PLAIN
     schema = func._schema
+    if func in _MAY_ALIAS:
+        return Kind.EXPAND
     if func.namespace != "aten":
         return Kind.EXPAND  # a library's arithmetic: whole, it is a call into Python without a kernel of ours
     if schema.is_mutable or torch.Tag.maybe_aliasing_or_mutating in func.tags:

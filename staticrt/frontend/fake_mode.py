@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import _config
 from torch.utils._pytree import tree_leaves
 
+from staticrt.ops.quick_fakes import quick_fake
 from staticrt.ops.size_nodes import SizeEnv
 
 _VALIDATOR = "torch.fx.experimental.validator"
@@ -80,6 +81,11 @@ def _copy(function: Any) -> Callable[..., Any]:
     return copy
 
 
+@functools.cache
+def _is_composite(func: Any) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
+
+
 def _is_symbolic(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         numbers = (*value.shape, *value.stride()) if value.layout == torch.strided else value.shape
@@ -111,13 +117,24 @@ class CaptureFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not isinstance(self.sizes, SizeEnv):
             return self.dispatch(func, types, args, kwargs or {})
-        for value in tree_leaves((args, kwargs)):
-            if _is_symbolic(value):
-                self.sizes.give_up(func)
         try:
+            if any(_is_symbolic(value) for value in tree_leaves((args, kwargs))):
+                return self._quick(func, args, kwargs or {})
             return self.dispatch(func, types, args, kwargs or {})
         except Exception as error:  # also where the model's call is wrong: torch's own sizes say it best
             self.sizes.give_up(f"{func}: {error}")
+
+    def _quick(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What a rule says of an operator, or of those that a composite one is made of."""
+        if func is torch.ops.prim.device.default:
+            return args[0].device
+        out = quick_fake(self, func, args, kwargs)
+        if out is None and _is_composite(func):
+            with self:  # what its parts return on symbolic sizes, as eager computes it
+                out = func.decompose(*args, **kwargs)
+        if out is None or out is NotImplemented:
+            self.sizes.give_up(func)
+        return out
 
     def _dispatch_impl(self, *args: Any) -> Any:
         return without_dynamo(FakeTensorMode._dispatch_impl)(self, *args)

@@ -5,7 +5,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from staticrt.ops.quick_fake_pointwise import _UNARY
+from staticrt.ops.quick_fake_pointwise import _OF_ONE
 from staticrt.ops.quick_fakes import RULES, quick_fake
 
 aten = torch.ops.aten
@@ -46,9 +46,10 @@ def expect_eager(op, args, kwargs=None):
     want = op(*copies, **(kwargs or {}))
     assert got.shape == want.shape
     assert got.dtype == want.dtype
-    assert got.stride() == want.stride()
     if want is copies[0]:
         assert got is fakes[0]
+    else:
+        assert got.stride() == want.stride()
     return True
 
 
@@ -58,14 +59,18 @@ def test_one_argument(layout, suffix):
     x = LAYOUTS[layout]
     quick_fake(None, None, (), {})  # loads the rules
     covered = 0
-    for name in _UNARY:
+    for name in _OF_ONE.split():
         op = getattr(getattr(aten, name + suffix, None), "default", None)
-        if op in RULES:
+        if op not in RULES:
+            continue
+        try:
+            op(x.clone())
+        except RuntimeError:
+            assert quick_fake(None, op, (fake_of(FakeTensorMode(), x),), {}) is None  # torch says why
+        else:
             covered += expect_eager(op, (x,))
     if layout in ("row_major", "channels_last", "channels_last_3d", "empty", "number", "double", "half"):
         assert covered >= 20  # the rules serve what models mostly have
-    if layout == "ints":
-        assert covered == 0
 
 
 @pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "add_", "sub_", "mul_", "div_"])
@@ -86,9 +91,9 @@ def test_two_arguments(name):
         assert covered[layout, layout]
         assert covered[layout, "number"]
         assert covered[layout, 0.5]
-    assert covered.get(("ints", "ints"), False) is (not name.startswith("div"))
+    assert covered.get(("ints", "ints"), False) is (name != "div_")
     assert covered["row_major", "channels_last"]
-    assert not covered.get(("half", "double"))
+    assert covered["half", "double"]
 
 
 def test_of_sizes_that_do_not_fit_there_is_no_quick_result():
