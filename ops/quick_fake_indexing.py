@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from staticrt.ops.quick_fake_layout import broadcast_sizes, broadcast_strides, ordered, preserved_strides
-from staticrt.ops.quick_fakes import agree, new, rule, same
+from staticrt.ops.quick_fake_views import select, slice_bounds
+from staticrt.ops.quick_fakes import agree, is_contiguous, new, rule, same
 
 aten = torch.ops.aten
 
@@ -167,3 +168,38 @@ def _scatter(mode: Any, x: torch.Tensor, dim: int, index: torch.Tensor, source: 
 @rule(aten.scatter_.src, aten.scatter_.value, aten.scatter_add_.default)
 def _scatter_in_place(mode: Any, x: torch.Tensor, dim: int, index: torch.Tensor, source: Any) -> Any:
     return x if _can_scatter(x, dim, index, source) and 0 not in _known(x.stride()) else None
+
+
+@rule(aten.slice_scatter.default)
+def _slice_scatter(
+    mode: Any,
+    x: torch.Tensor,
+    src: torch.Tensor,
+    dim: int = 0,
+    start: Any = None,
+    end: Any = None,
+    step: Any = 1,
+) -> Any:
+    rank = x.dim()
+    if src.dtype != x.dtype or src.dim() != rank or not -rank <= dim < rank or not is_contiguous(x):
+        return None
+    dim %= rank
+    found = slice_bounds(x.shape[dim], start, end) if type(step) is int and step > 0 else None
+    if found is None and isinstance(x.shape[dim], int):
+        return None
+    # Where symbols leave open how much a slice spans, the call itself says whether it fits.
+    length = src.shape[dim] if found is None else found[1] if step == 1 else None
+    wanted = [length if d == dim else size for d, size in enumerate(x.shape)]
+    if length is None or not all(map(same, wanted, src.shape)):
+        return None
+    return new(mode, x.shape, x)
+
+
+@rule(aten.select_scatter.default)
+def _select_scatter(mode: Any, x: torch.Tensor, src: torch.Tensor, dim: int, index: Any) -> Any:
+    if src.dtype != x.dtype or not is_contiguous(x):
+        return None
+    part = select(mode, x, dim, index)
+    if part is None or part.dim() != src.dim() or not all(map(same, part.shape, src.shape)):
+        return None
+    return new(mode, x.shape, x)

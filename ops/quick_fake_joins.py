@@ -11,6 +11,7 @@ import torch
 from staticrt.ops.quick_fake_layout import suggests_image
 from staticrt.ops.quick_fakes import (
     agree,
+    below,
     channels_last_strides,
     contiguous_strides,
     new,
@@ -55,7 +56,13 @@ def _are_alike(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def _common_dtype(tensors: Sequence[torch.Tensor]) -> torch.dtype:
-    return functools.reduce(torch.promote_types, [t.dtype for t in tensors])
+    return functools.reduce(_promoted, [t.dtype for t in tensors])
+
+
+@functools.cache
+def _promoted(a: torch.dtype, b: torch.dtype) -> torch.dtype:
+    with below():
+        return torch.promote_types(a, b)
 
 
 def _joined_strides(mode: Any, tensors: Sequence[torch.Tensor], sizes: Sequence[Any]) -> Sequence[Any] | None:

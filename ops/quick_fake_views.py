@@ -13,7 +13,6 @@ from staticrt.ops.quick_fakes import (
     agree,
     contiguous_strides,
     is_contiguous,
-    new,
     oblivious,
     product,
     rule,
@@ -65,7 +64,7 @@ def _permuted(mode: Any, x: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
 
 
 @rule(aten.select.int)
-def _select(mode: Any, x: torch.Tensor, dim: int, index: Any) -> Any:
+def select(mode: Any, x: torch.Tensor, dim: int, index: Any) -> Any:
     rank = x.dim()
     if not _plain(x) or not -rank <= dim < rank or type(index) is not int:
         return None
@@ -363,38 +362,3 @@ def _viewed_strides(mode: Any, x: torch.Tensor, sizes: Sequence[Any]) -> list[An
             base = old_strides[old_dim - 1]
             old_part = []
     return strides if dim == -1 else None
-
-
-@rule(aten.slice_scatter.default)
-def _slice_scatter(
-    mode: Any,
-    x: torch.Tensor,
-    src: torch.Tensor,
-    dim: int = 0,
-    start: Any = None,
-    end: Any = None,
-    step: Any = 1,
-) -> Any:
-    rank = x.dim()
-    if src.dtype != x.dtype or src.dim() != rank or not -rank <= dim < rank or not is_contiguous(x):
-        return None
-    dim %= rank
-    found = slice_bounds(x.shape[dim], start, end) if type(step) is int and step > 0 else None
-    if found is None and isinstance(x.shape[dim], int):
-        return None
-    # Where symbols leave open how much a slice spans, the call itself says whether it fits.
-    length = src.shape[dim] if found is None else found[1] if step == 1 else None
-    wanted = [length if d == dim else size for d, size in enumerate(x.shape)]
-    if length is None or not all(map(same, wanted, src.shape)):
-        return None
-    return new(mode, x.shape, x)
-
-
-@rule(aten.select_scatter.default)
-def _select_scatter(mode: Any, x: torch.Tensor, src: torch.Tensor, dim: int, index: Any) -> Any:
-    if src.dtype != x.dtype or not is_contiguous(x):
-        return None
-    part = _select(mode, x, dim, index)
-    if part is None or part.dim() != src.dim() or not all(map(same, part.shape, src.shape)):
-        return None
-    return new(mode, x.shape, x)
