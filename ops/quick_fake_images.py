@@ -32,7 +32,13 @@ def _pooled_size(size: Any, kernel: int, stride: int, padding: int, dilation: in
 
 
 def _pooled(
-    x: torch.Tensor, window: Sequence[Any], stride: Any, padding: Any, dilation: Any, ceil_mode: bool
+    mode: Any,
+    x: torch.Tensor,
+    window: Sequence[Any],
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    ceil_mode: bool,
 ) -> Any:
     kernel, steps, pads, spread = _pair(window), _pair(stride or window), _pair(padding), _pair(dilation)
     if x.dim() != 4 or x.is_quantized or kernel is None or steps is None or pads is None or spread is None:
@@ -47,7 +53,7 @@ def _pooled(
     ]
     if None in sizes:
         return None
-    strides = suggested_strides(x.fake_mode, x, [*x.shape[:2], *sizes])
+    strides = suggested_strides(mode, x, [*x.shape[:2], *sizes])
     if strides is None:
         return None
     for size in sizes:
@@ -65,7 +71,7 @@ def _max_pool(
     dilation: Any = 1,
     ceil_mode: bool = False,
 ) -> Any:
-    found = _pooled(x, window, stride, padding, dilation, ceil_mode)
+    found = _pooled(mode, x, window, stride, padding, dilation, ceil_mode)
     return None if found is None else new(mode, found[0], x, found[1])
 
 
@@ -79,7 +85,7 @@ def _max_pool_with_indices(
     dilation: Any = 1,
     ceil_mode: bool = False,
 ) -> Any:
-    found = _pooled(x, window, stride, padding, dilation, ceil_mode)
+    found = _pooled(mode, x, window, stride, padding, dilation, ceil_mode)
     if found is None:
         return None
     return new(mode, found[0], x, found[1]), new(mode, found[0], x, found[1], dtype=torch.int64)
@@ -98,7 +104,7 @@ def _avg_pool(
 ) -> Any:
     if divisor_override == 0 or not x.dtype.is_floating_point:
         return None
-    found = _pooled(x, window, stride, padding, 1, ceil_mode)
+    found = _pooled(mode, x, window, stride, padding, 1, ceil_mode)
     return None if found is None else new(mode, found[0], x, found[1])
 
 

@@ -9,7 +9,7 @@ import torch
 
 from staticrt.ops.quick_fake_layout import broadcast_sizes, broadcast_strides, ordered, preserved_strides
 from staticrt.ops.quick_fake_views import select, slice_bounds
-from staticrt.ops.quick_fakes import agree, is_contiguous, new, rule, same
+from staticrt.ops.quick_fakes import agree, contiguous_strides, is_contiguous, new, rule, same
 
 aten = torch.ops.aten
 
@@ -40,9 +40,17 @@ def _indexed(mode: Any, x: torch.Tensor, indices: Sequence[Any]) -> tuple[list[A
     after = [d for d in left if d not in before]
     sizes = [*(x.shape[d] for d in before), *chosen, *(x.shape[d] for d in after)]
     rows = [[*(x.stride(d) for d in before), *[0] * len(chosen), *(x.stride(d) for d in after)]]
+    lead, trail = [1] * len(before), [1] * len(after)
     for index in given:
-        strides = broadcast_strides(index.shape, index.stride(), chosen)
-        rows.append([*[0] * len(before), *strides, *[0] * len(after)])
+        if is_contiguous(index) and len(index.shape) == len(chosen) and all(map(same, index.shape, chosen)):
+            shape = [*lead, *index.shape, *trail]
+            strides: Sequence[Any] = contiguous_strides(mode, shape)
+        elif any(isinstance(x.shape[d], int) and x.shape[d] == 1 for d in left):
+            return None  # the strides that reshaping gives its added dimensions would count
+        else:
+            shape = [*lead, *chosen, *trail]
+            strides = [*lead, *broadcast_strides(index.shape, index.stride(), chosen), *trail]
+        rows.append(broadcast_strides(shape, strides, sizes))
     return sizes, rows
 
 

@@ -69,12 +69,12 @@ def pointwise_layout(
         return sizes, contiguous_strides(mode, sizes)
     if 0 in [size for size in sizes if isinstance(size, int)]:
         return None  # strides of a tensor of nothing
-    operands = [
-        (t.shape, preserved_strides(mode, t) if c else t.stride())
-        for t, c in zip(tensors, cast or [False] * len(tensors), strict=True)
-    ]
-    if any(strides is None for _shape, strides in operands):
-        return None
+    operands: list[tuple[Sequence[Any], Sequence[Any]]] = []
+    for index, tensor in enumerate(tensors):
+        strides = preserved_strides(mode, tensor) if cast and cast[index] else tensor.stride()
+        if strides is None:
+            return None
+        operands.append((tensor.shape, strides))
     found = _common_layout(mode, operands, sizes) if not wraps_number or not sizes else None
     if found is None:
         found = ordered(mode, [broadcast_strides(*operand, sizes) for operand in operands], sizes)
@@ -91,7 +91,7 @@ def _common_layout(mode: Any, operands: Sequence[Any], sizes: Sequence[Any]) -> 
     for strides in formats:
         if all(_agree_on_rows(own, strides, sizes) for _shape, own in operands):
             return strides
-    first = operands[0][1]
+    first: Sequence[Any] = operands[0][1]
     if is_dense(mode, sizes, first) and all(
         all(map(same_stride, own, first)) for _shape, own in operands[1:]
     ):

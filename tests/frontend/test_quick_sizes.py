@@ -15,7 +15,8 @@ from staticrt.ops.size_nodes import NeedsShapeEnv
 NETWORKS = {
     "small": ["mlp", "wide_deep", "encoder_tiny", "pointwise_norm"],
     "steps": ["lstm_unrolled", "lstm_tagger", "gpt_decode", "gpt_prefill"],
-    "images": ["resnet18", "mobilenet_v2", "convnext", "vit_s"],
+    "images": ["resnet18", "mobilenet_v2", "convnext", "vit_s", "unet"],
+    "lookups": ["dlrm_b1", "graph_network", "mamba_steps", "mamba_parallel"],
 }
 
 
