@@ -16,7 +16,7 @@ from staticrt.onnx.hosts import needed_numbers
 from staticrt.onnx.numbers import MAX_NUMBERS, Numbers, objects
 from staticrt.onnx.program import FunctionBody, Program, Scope, Step, function_operator
 from staticrt.onnx.registry import Call, Operator
-from staticrt.onnx.types import SMALL, to_tensor, type_name
+from staticrt.onnx.types import DTYPES, SMALL, to_tensor, type_name
 
 _DOMAINS = {"ai.onnx": ""}
 _MAX_DEPTH = 64
@@ -73,7 +73,9 @@ class Importer:
         # Before IR version 4 initializers are listed as inputs, too; a caller need not give those.
         inputs = tuple(value.name for value in graph.input if value.name not in constants)
         outputs = tuple(value.name for value in graph.output)
-        return self._program(graph.name, inputs, outputs, graph.node, opsets, constants, {})
+        program = self._program(graph.name, inputs, outputs, graph.node, opsets, constants, {})
+        program.rows.update(_rows(graph))
+        return program
 
     def function(self, proto: FunctionProto, node: NodeProto, opsets: Mapping[str, int]) -> Operator:
         """A function as an operator, its attributes bound to those of one call."""
@@ -320,6 +322,17 @@ def versions(imports: Sequence[Any], name: str) -> dict[str, int]:
             f"{name} is written in operator set {found['']}; the installed onnx package knows 1 to {newest}",
             fix="upgrade onnx, or convert the model with onnx.version_converter",
         )
+    return found
+
+
+def _rows(graph: GraphProto) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Declared shape, open sizes as 0, and type of a graph's outputs that are tensors."""
+    found = {}
+    for value in graph.output:
+        declared = value.type.tensor_type
+        if value.type.HasField("tensor_type") and declared.elem_type in DTYPES:
+            sizes = tuple(max(dim.dim_value, 0) for dim in declared.shape.dim)
+            found[value.name] = (sizes, DTYPES[declared.elem_type])
     return found
 
 

@@ -28,6 +28,8 @@ class Program:
         name: for messages.
         constants: name -> numbers, or the number of one of the module's tensors.
         free: names it takes from the graphs around it.
+        rows: output -> what a loop that takes no step has collected of it: no rows of the declared shape. A size
+            that the model leaves open is 0 there, and so is one of an open rank, as in ONNX Runtime.
     """
 
     name: str
@@ -36,6 +38,15 @@ class Program:
     steps: tuple[Step, ...]
     constants: dict[str, Numbers | int]
     free: frozenset[str]
+    rows: dict[str, tuple[tuple[int, ...], torch.dtype]] = dataclasses.field(default_factory=dict)
+
+    def no_rows(self, first: int) -> list[torch.Tensor]:
+        """What a loop without a step has collected of the outputs from number `first` on."""
+        found = []
+        for name in self.outputs[first:]:
+            shape, dtype = self.rows.get(name, ((), torch.float32))
+            found.append(torch.empty((0, *shape), dtype=dtype))
+        return found
 
     def run(self, scope: Scope, arguments: Sequence[Any], wanted: Sequence[str] | None = None) -> list[Any]:
         """Outputs for positional arguments.

@@ -72,11 +72,11 @@ def loop(trips: Value = None, condition: Value = None, *initial: Value, body: Pr
     start: Any = True if condition is None else _decided(condition)
     limit = None if trips is None else _decided(trips)
     if not recording():
-        return _eager_loop(run, limit, start, list(initial), len(body.outputs) - 1 - count)
+        return _eager_loop(run, limit, start, list(initial), body)
     if start is False:
-        return _eager_loop(run, 0, start, list(initial), len(body.outputs) - 1 - count)
+        return _eager_loop(run, 0, start, list(initial), body)
     if endless and start is True and isinstance(limit, int) and limit <= _MAX_UNROLLED:
-        return _eager_loop(run, limit, True, list(initial), len(body.outputs) - 1 - count)
+        return _eager_loop(run, limit, True, list(initial), body)
     if endless and start is True and limit is not None:
         return _counted_loop(run, limit, list(initial))
     if len(body.outputs) > 1 + count:
@@ -96,10 +96,10 @@ def _decided(value: Any) -> Any:
 
 
 def _eager_loop(
-    run: Callable[..., Any], limit: Any, start: Any, state: list[Any], collected: int
+    run: Callable[..., Any], limit: Any, start: Any, state: list[Any], body: Program
 ) -> tuple[Any, ...]:
     """The loop as Python: unrolled while recording, and what runs eagerly."""
-    rows: list[list[Tensor]] = [[] for _ in range(collected)]
+    rows: list[list[Tensor]] = [[] for _ in body.outputs[1 + len(state) :]]
     last = None if limit is None else int(limit)
     going, index = bool(start), 0
     while going and (last is None or index < last):
@@ -112,7 +112,9 @@ def _eager_loop(
         for row, value in zip(rows, outputs[1 + len(state) :], strict=True):
             row.append(as_tensor(value))
         index += 1
-    return (*state, *(torch.stack(row) if row else torch.zeros([0]) for row in rows))
+    if index == 0:
+        return (*state, *body.no_rows(1 + len(state)))
+    return (*state, *(torch.stack(row) for row in rows))
 
 
 def _counted_loop(run: Callable[..., Any], limit: Any, initial: list[Any]) -> tuple[Any, ...]:
@@ -196,7 +198,7 @@ def scan(
             state = outputs[:count]
             for column, value in zip(collected, outputs[count:], strict=True):
                 column.append(value)
-        stacked = [torch.stack(column) if column else torch.zeros([0]) for column in collected]
+        stacked = [torch.stack(column) for column in collected] if length else body.no_rows(count)
     else:
 
         def step(state: list[Tensor], items: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
