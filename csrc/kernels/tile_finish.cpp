@@ -22,6 +22,10 @@ bool TileBuilder::overlaps(int output, int operand) const {
 // Lets the step that makes a stored value write it straight to its output, unless a later step still reads
 // an operand whose bytes the output takes.
 void TileBuilder::forward_stores() {
+  const auto is_input = [&](int value) {
+    const Virtual& v = values_[value];
+    return v.kind == Virtual::Kind::kOperand && !operands_[v.operand].is_output;
+  };
   for (Step& store : stores_) {
     if (!store.is_copy || values_[store.operands[0]].kind != Virtual::Kind::kTemporary) continue;
     const int value = store.operands[0];
@@ -32,14 +36,14 @@ void TileBuilder::forward_stores() {
     bool safe = true;
     const auto check = [&](const Step& step) {
       for (const int v : step.operands) {
-        if (v >= 0 && values_[v].kind == Virtual::Kind::kOperand &&
-            !operands_[values_[v].operand].is_output) {
-          safe &= !overlaps(output, values_[v].operand);
-        }
+        if (v >= 0 && is_input(v)) safe &= !overlaps(output, values_[v].operand);
       }
     };
     for (auto later = producer + 1; later != steps_.end(); ++later) check(*later);
     for (const Step& other : stores_) check(other);
+    for (const Move& move : scatters_) {  // last of all
+      if (is_input(move.buffer)) safe &= !overlaps(output, values_[move.buffer].operand);
+    }
     if (!safe) continue;
     const int target = store.dst;
     const auto replace = [&](Step& step) {
@@ -62,7 +66,8 @@ void TileBuilder::forward_stores() {
   }
 }
 
-// Both have the same elements at the same offsets, and no step reads the operand after one wrote the output.
+// Both have the same elements at the same offsets, and nothing reads the operand after the output was
+// written: no step, nor a scattered store, which takes an operand that is stored as it is from where it lies.
 bool TileBuilder::may_take_bytes(int output, int operand) const {
   const Declared& out = operands_[output];
   const Declared& in = operands_[operand];
@@ -72,13 +77,19 @@ bool TileBuilder::may_take_bytes(int output, int operand) const {
   for (int d = 0; d < program_->num_dims; ++d) {
     if (out.byte_strides[d] != in.byte_strides[d] || out.byte_strides[d] == 0) return false;
   }
+  const auto is_operand = [&](int value, int wanted) {
+    return values_[value].kind == Virtual::Kind::kOperand && values_[value].operand == wanted;
+  };
   bool is_written = false;
   for (const Step& step : steps_) {
     for (const int v : step.operands) {
-      if (is_written && v >= 0 && values_[v].kind == Virtual::Kind::kOperand && values_[v].operand == operand)
-        return false;
+      if (is_written && v >= 0 && is_operand(v, operand)) return false;
     }
-    is_written |= values_[step.dst].kind == Virtual::Kind::kOperand && values_[step.dst].operand == output;
+    is_written |= is_operand(step.dst, output);
+  }
+  for (const Move& move : scatters_) {
+    if (is_written && is_operand(move.buffer, operand)) return false;
+    is_written |= is_operand(move.value, output);
   }
   return true;
 }

@@ -14,6 +14,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from staticrt.frontend.fakes import FakeMaker, guards_of
 from staticrt.frontend.graph import CapturedGraph, InputSpec, KnownInputs
+from staticrt.frontend.maybe_views import SizesDecideViews, writes_show
 from staticrt.frontend.reasons import CannotCapture, ModelChanges, exception_line, model_line
 from staticrt.frontend.state import Snapshot
 from staticrt.frontend.structure import (
@@ -82,8 +83,11 @@ def capture(
             del attempts[1]
         if quick and not autograd:
             attempts.insert(0, (*attempts[0][:2], True))
+        views_matter = False
         for attempt in attempts:
             oblivious, static, light = attempt
+            if views_matter and not static:
+                continue
             try:
                 return _attempt(
                     function,
@@ -105,6 +109,8 @@ def capture(
                 log.debug("captured again with torch's own sizes: %s", error)
             except CannotCapture:
                 raise
+            except SizesDecideViews:
+                views_matter = True
             except Exception as error:
                 if type(error).__name__ == "GuardOnDataDependentSymNode":
                     raise CannotCapture("a number that data decides", exception_line(error)) from error
@@ -208,6 +214,10 @@ def _attempt(
         for out in (*outputs, *out_spec.objects.values()):
             _check_output(out)
         tracer.check_storages()
+        if tracer.maybe_views and tracer.writes and writes_show(tracer, outputs):
+            if static:
+                raise CannotCapture("a write through what may be a view, as sizes tell that data decides")
+            raise SizesDecideViews
         written: set[fx.Node] = set()
         if tracer.writes:
             tracer, nodes, written = functionalize(tracer, outputs)

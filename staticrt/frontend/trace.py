@@ -20,7 +20,7 @@ from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from staticrt.frontend import autocast, composites
+from staticrt.frontend import autocast, composites, maybe_views
 from staticrt.frontend.data_numbers import DataNumbers
 from staticrt.frontend.reasons import CannotCapture, stack_trace
 from staticrt.frontend.symbols import SymbolNodes
@@ -88,6 +88,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.lifted: dict[int, Lifted] = {}
         self.mutated: set[fx.Node] = set()
         self.writes = False  # an operator that writes was recorded
+        self.maybe_views: list[
+            tuple[int, int]
+        ] = []  # storages of a source and of its copy, which may be a view
         self.random = False
         self.decided = 0  # checks of what data decided
         self.user_placeholders: list[fx.Node] = []
@@ -294,6 +297,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             out = func.decompose(*args, **kwargs)
         if out is NotImplemented:
             raise CannotCapture(f"operator {func} has no decomposition")
+        if func in maybe_views.MAYBE_VIEWS:
+            source = self._fake(args[0])
+            if maybe_views.is_copy_for_now(source, out):
+                self.maybe_views.append((source.untyped_storage()._cdata, out.untyped_storage()._cdata))
         return out
 
     def _fake(self, value: Any) -> Any:
