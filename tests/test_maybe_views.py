@@ -72,6 +72,50 @@ def test_writes_show_where_eager_made_a_view(function, make):
             torch.testing.assert_close(other, x)
 
 
+def return_flat(x):
+    return x.flatten(0, 1)
+
+
+def return_joined(x):
+    return x.transpose(0, 1).reshape(x.shape[1], -1), x.sum()
+
+
+def return_source_and_copy(x):
+    y = x * 2
+    return y, y.transpose(1, 2).contiguous()
+
+
+def of_one(shape):
+    """Row-major the other way round, whose dimensions of size 1 have strides of their own."""
+    return torch.randn(shape[::-1]).permute(2, 1, 0)
+
+
+@pytest.mark.parametrize("make", [torch.randn, of_one], ids=["rows", "turned"])
+@pytest.mark.parametrize("function", [return_flat, return_joined, return_source_and_copy])
+def test_results_share_memory_where_eager_makes_views(function, make):
+    fast = staticrt.compile(function)
+    for shape in [(4, 1, 3), (2, 3, 4), (1, 5, 2), (6, 1, 2), (3, 4, 1), (5, 2, 3)] * 2:
+        x, other = make(shape), make(shape)
+        for given, run in ((x, function), (other, fast)):
+            given.fill_(1)
+            results = run(given)
+            results = results if isinstance(results, tuple) else (results,)
+            results[-1].add_(1)  # the caller's write, seen through what shares its memory
+            results[0].mul_(3)
+            if run is function:
+                expected = [r.clone() for r in results]
+        torch.testing.assert_close(list(results), expected)
+        torch.testing.assert_close(other, x)
+
+
+def test_a_copy_needs_no_constant_sizes():
+    fast = staticrt.compile(return_source_and_copy)
+    for shape in [(4, 2, 3), (2, 3, 4), (6, 5, 2)]:
+        x = torch.randn(shape)
+        torch.testing.assert_close(fast(x), return_source_and_copy(x))
+    assert len(fast.explain().captures) == 1
+
+
 def test_a_write_that_nobody_else_sees_needs_no_constant_sizes():
     class Heads(nn.Module):
         def __init__(self):

@@ -14,7 +14,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from staticrt.frontend.fakes import FakeMaker, guards_of
 from staticrt.frontend.graph import CapturedGraph, InputSpec, KnownInputs
-from staticrt.frontend.maybe_views import SizesDecideViews, writes_show
+from staticrt.frontend.maybe_views import SizesDecideViews, results_show, writes_show
 from staticrt.frontend.reasons import CannotCapture, ModelChanges, exception_line, model_line
 from staticrt.frontend.state import Snapshot
 from staticrt.frontend.structure import (
@@ -214,9 +214,11 @@ def _attempt(
         for out in (*outputs, *out_spec.objects.values()):
             _check_output(out)
         tracer.check_storages()
-        if tracer.maybe_views and tracer.writes and writes_show(tracer, outputs):
+        if tracer.maybe_views and (
+            results_show(tracer, outputs) or (tracer.writes and writes_show(tracer, outputs))
+        ):
             if static:
-                raise CannotCapture("a write through what may be a view, as sizes tell that data decides")
+                raise CannotCapture("what may be a view or a copy, as sizes tell that data decides")
             raise SizesDecideViews
         written: set[fx.Node] = set()
         if tracer.writes:

@@ -88,9 +88,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.lifted: dict[int, Lifted] = {}
         self.mutated: set[fx.Node] = set()
         self.writes = False  # an operator that writes was recorded
-        self.maybe_views: list[
-            tuple[int, int]
-        ] = []  # storages of a source and of its copy, which may be a view
+        self.maybe_views: list[maybe_views.MaybeView] = []
         self.random = False
         self.decided = 0  # checks of what data decided
         self.user_placeholders: list[fx.Node] = []
@@ -298,9 +296,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if out is NotImplemented:
             raise CannotCapture(f"operator {func} has no decomposition")
         if func in maybe_views.MAYBE_VIEWS:
-            source = self._fake(args[0])
-            if maybe_views.is_copy_for_now(source, out):
-                self.maybe_views.append((source.untyped_storage()._cdata, out.untyped_storage()._cdata))
+            found = maybe_views.find(func, self._fake(args[0]), out)
+            if found is not None:
+                self.maybe_views.append(found)
         return out
 
     def _fake(self, value: Any) -> Any:
