@@ -19,7 +19,7 @@ from staticrt.capture.inputs import (
 from staticrt.capture.liveness import PathOutput, differing, liveness
 from staticrt.capture.outputs import Kind, Source, alias_of_input, classify, like_fresh
 from staticrt.capture.protocol import GraphBackend, GraphPool
-from staticrt.capture.storage import Places, Writes, describe, is_plain, rehome, storage_ref
+from staticrt.capture.storage import Places, Writes, describe, is_plain, rehome, storage_ref, with_bits
 from staticrt.capture.tree import Node
 from staticrt.errors import CaptureError
 
@@ -66,7 +66,10 @@ class Capturing:
         self._sort_inputs(inputs)
         # What may die inside the capture is known by its storage alone; all else is held.
         self._kept = [None if i in self._mortal else value for i, value in enumerate(inputs)]
-        self._metas = {i: (storage_ref(inputs[i]), describe(inputs[i])) for i in self._mortal}
+        self._metas = {
+            i: (storage_ref(inputs[i]), describe(inputs[i]), inputs[i].is_conj(), inputs[i].is_neg())
+            for i in self._mortal
+        }
         self._given: list[Any] = inputs
         self.changed: list[torch.Tensor] = []  # inputs that the function gave other memory
 
@@ -280,8 +283,8 @@ class Capturing:
     def give_back(self) -> list[Any] | None:
         """The call's inputs again, after a failure; None if one of them died inside the capture."""
         inputs = list(self._kept)
-        for index, (ref, meta) in self._metas.items():
+        for index, (ref, meta, conj, neg) in self._metas.items():
             if ref.use_count() == 0:
                 return None
-            inputs[index] = ref.tensor(meta)
+            inputs[index] = with_bits(ref.tensor(meta), conj, neg)
         return inputs

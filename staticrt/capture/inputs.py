@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from staticrt.capture.storage import describe, is_plain, storage_ptr, tensor_at
+from staticrt.capture.storage import describe, is_plain, like_bits, storage_ptr, tensor_at
 
 ALIGNMENT_BYTES = 16
 
@@ -32,15 +32,17 @@ def without_expanded(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def new_buffer(value: torch.Tensor) -> torch.Tensor:
-    """Memory laid out like `value`. REQUIRES: allocations are routed to the pool."""
-    return torch.empty_strided(
+    """Memory laid out like `value`, with its conjugate and negative bits. REQUIRES: allocations are routed to the
+    pool."""
+    buffer = torch.empty_strided(
         tuple(value.shape), tuple(value.stride()), dtype=value.dtype, device=value.device
     )
+    return like_bits(buffer, value)
 
 
 def not_owning(tensor: torch.Tensor) -> torch.Tensor:
     """The same bytes in a storage that neither owns them nor is owned by anybody else."""
-    return tensor_at(describe(tensor))
+    return like_bits(tensor_at(describe(tensor)), tensor)
 
 
 class Copies:

@@ -12,7 +12,7 @@ import torch
 
 from staticrt.capture.liveness import PathIndex, PathOutput
 from staticrt.capture.protocol import TensorMeta
-from staticrt.capture.storage import describe, is_plain, storage_ptr, storage_ref, tensor_at
+from staticrt.capture.storage import describe, is_plain, storage_ptr, storage_ref, tensor_at, with_bits
 from staticrt.errors import CaptureError
 
 
@@ -160,11 +160,7 @@ def _span(meta: TensorMeta) -> int:
 
 def with_flags(tensor: torch.Tensor, spec: OutputSpec) -> torch.Tensor:
     """The tensor with the conjugate and negative bits of the output."""
-    if spec.conj:
-        tensor = tensor.conj()
-    if spec.neg:
-        tensor = torch._neg_view(tensor)
-    return tensor
+    return with_bits(tensor, spec.conj, spec.neg)
 
 
 def alias_of_input(spec: OutputSpec, source: torch.Tensor) -> torch.Tensor:

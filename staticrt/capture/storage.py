@@ -108,6 +108,21 @@ def describe(tensor: torch.Tensor) -> TensorMeta:
     )
 
 
+def with_bits(tensor: torch.Tensor, conj: bool, neg: bool) -> torch.Tensor:
+    """The same bytes, read as conjugate, negative or both. REQUIRES: `tensor` has neither bit."""
+    with torch.no_grad():
+        if conj:
+            tensor = tensor.conj()
+        if neg:
+            tensor = torch._neg_view(tensor)
+    return tensor
+
+
+def like_bits(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """The same bytes, read as `other` reads its own. REQUIRES: `tensor` has neither bit."""
+    return with_bits(tensor, other.is_conj(), other.is_neg())
+
+
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether a storage, sizes and strides say all about the tensor."""
     return (

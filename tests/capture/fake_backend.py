@@ -7,6 +7,7 @@ read and write the captured addresses only. "rebind" behaves as CPU graphs do.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from staticrt.capture.cpu_pool import CpuGraphPool
 from staticrt.capture.protocol import GraphCaps, TensorMeta
-from staticrt.capture.storage import describe, is_plain, tensor_at
+from staticrt.capture.storage import describe, is_plain, tensor_at, with_bits
 from staticrt.errors import CaptureError
 
 SCRIBBLE = 0x7B  # a byte pattern no test computes
@@ -28,12 +29,26 @@ def span_bytes(tensor: torch.Tensor) -> int:
     return (last + 1) * tensor.itemsize
 
 
+def raw_of(tensor: torch.Tensor) -> torch.Tensor:
+    """All bytes of the storage."""
+    storage = tensor.untyped_storage()
+    return raw_bytes(storage.data_ptr(), storage.nbytes())
+
+
+def numpy_copy(raw: torch.Tensor) -> torch.Tensor:
+    """A copy in numpy's memory: torch's comes from the pool during a capture."""
+    return torch.from_numpy(raw.numpy().copy())
+
+
 class Place:
     """A tensor of the record: metadata, and where its first element is at a replay."""
 
-    def __init__(self, tensor: torch.Tensor, inputs: list[torch.Tensor]) -> None:
+    def __init__(self, tensor: torch.Tensor, inputs: list[torch.Tensor], blocks: Counter[int]) -> None:
+        self.base = tensor.untyped_storage().data_ptr()
+        self.times = blocks[self.base]  # storages that began here before: an address may have several
         self.meta = describe(tensor)._replace(nbytes=span_bytes(tensor), storage_offset=0)
         self.ptr = tensor.data_ptr()
+        self.bits = (tensor.is_conj(), tensor.is_neg())
         self.source = ("fixed", 0)
         for index, given in enumerate(inputs):
             if given.numel() and given.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
@@ -41,15 +56,15 @@ class Place:
                 self.delta = self.ptr - given.data_ptr()
                 break
 
-    def tensor(self, rebinds: list[torch.Tensor] | None, moved: dict[int, int]) -> torch.Tensor:
+    def tensor(
+        self, rebinds: list[torch.Tensor] | None, moved: dict[tuple[int, int], int]
+    ) -> torch.Tensor:
         ptr = self.ptr
         if rebinds is not None and self.source[0] == "input":
             ptr = rebinds[self.source[1]].data_ptr() + self.delta
-        else:
-            for (start, end), target in moved.items():
-                if start <= ptr < end:
-                    ptr += target - start
-        return tensor_at(TensorMeta(ptr if self.meta.nbytes else 0, *self.meta[1:]))
+        elif (self.base, self.times) in moved:
+            ptr += moved[self.base, self.times] - self.base
+        return with_bits(tensor_at(TensorMeta(ptr if self.meta.nbytes else 0, *self.meta[1:])), *self.bits)
 
 
 class Recording(TorchDispatchMode):
@@ -66,7 +81,11 @@ class Recording(TorchDispatchMode):
         tree_map(lambda v: tensors.append(v) if isinstance(v, torch.Tensor) else None, (args, kwargs))
         before = {id(t) for t in tensors}
         self.save_written(func, args, kwargs)
+        kept = [] if func._schema.is_mutable else [(t, numpy_copy(raw_of(t))) for t in tensors if is_plain(t)]
         result = func(*args, **kwargs)
+        for tensor, old in kept:  # native_batch_norm writes its statistics although no schema says so
+            if not torch.equal(raw_of(tensor), old):
+                self.save(tensor, old)
         unsafe = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags)
         if unsafe:
             self.graph.broken = f"{func} depends on values"
@@ -78,7 +97,9 @@ class Recording(TorchDispatchMode):
             for t in outs
             if id(t) not in before and is_plain(t) and t.untyped_storage().data_ptr() not in storages
         ]
-        self.made |= {t.untyped_storage().data_ptr() for t in news}
+        bases = {t.untyped_storage().data_ptr() for t in news}
+        self.made |= bases
+        self.graph.blocks.update(bases)
         writes = func._schema.is_mutable
         if not news and not writes:
             return result  # a view
@@ -97,16 +118,13 @@ class Recording(TorchDispatchMode):
             if argument.alias_info is not None and argument.alias_info.is_write and argument.name in kwargs:
                 self.save(kwargs[argument.name])
 
-    def save(self, tensor: torch.Tensor) -> None:
+    def save(self, tensor: torch.Tensor, before: torch.Tensor | None = None) -> None:
+        """Note that a tensor is written. `before`: its storage's bytes; None: it is yet to be written."""
         ptr = tensor.untyped_storage().data_ptr()
         if ptr not in self.made:
             self.made.add(ptr)
-            storage = tensor.untyped_storage()
-            everything = tensor_at(
-                TensorMeta(ptr, storage.nbytes(), torch.uint8, tensor.device, (storage.nbytes(),), (1,), 0)
-            )
-            # numpy's memory: torch's would come from the pool now.
-            self.undo.append((everything, torch.from_numpy(everything.numpy().copy())))
+            everything = raw_of(tensor)
+            self.undo.append((everything, numpy_copy(everything) if before is None else before))
 
 
 class FakeGraph:
@@ -117,6 +135,7 @@ class FakeGraph:
         self.ops: list[Any] | None = []
         self.broken = ""
         self.outputs: list[tuple[int, int]] = []
+        self.blocks: Counter[int] = Counter()  # storages that began at each address
 
     @property
     def num_kernels(self) -> int:
@@ -129,10 +148,11 @@ class FakeGraph:
     def record(self, func: Any, args: Any, kwargs: Any, outs: Any, news: Any, inputs: Any) -> None:
         def place(value: Any) -> Any:
             if isinstance(value, torch.Tensor) and is_plain(value):
-                return Place(value, inputs)
+                return Place(value, inputs, self.blocks)
             return value
 
-        kept = [(index, Place(out, inputs)) for index, out in enumerate(outs) if any(out is n for n in news)]
+        made = {id(new) for new in news}
+        kept = [(i, Place(out, inputs, self.blocks)) for i, out in enumerate(outs) if id(out) in made]
         assert self.ops is not None
         self.ops.append((func, tree_map(place, args), tree_map(place, kwargs), kept))
 
@@ -170,13 +190,8 @@ class FakeGraph:
 
     def bind_outputs(self, outputs: Any) -> None:
         self.metas = [(t.shape, t.stride(), t.dtype) for t in outputs]
-        self.outputs = [
-            (
-                t.untyped_storage().data_ptr(),
-                t.untyped_storage().data_ptr() + max(1, t.untyped_storage().nbytes()),
-            )
-            for t in outputs
-        ]
+        bases = [t.untyped_storage().data_ptr() for t in outputs]
+        self.outputs = [(base, self.blocks[base]) for base in bases]
 
     def replay(self, rebinds: Any = None, outputs: Any = None) -> None:
         if self.ops is None:
@@ -184,7 +199,7 @@ class FakeGraph:
         moved = {}
         if outputs is not None:
             moved = {
-                span: t.untyped_storage().data_ptr() for span, t in zip(self.outputs, outputs, strict=True)
+                place: t.untyped_storage().data_ptr() for place, t in zip(self.outputs, outputs, strict=True)
             }
         with torch.no_grad():
             for number, (func, args, kwargs, news) in enumerate(self.ops):
