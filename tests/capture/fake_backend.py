@@ -56,9 +56,7 @@ class Place:
                 self.delta = self.ptr - given.data_ptr()
                 break
 
-    def tensor(
-        self, rebinds: list[torch.Tensor] | None, moved: dict[tuple[int, int], int]
-    ) -> torch.Tensor:
+    def tensor(self, rebinds: list[torch.Tensor] | None, moved: dict[tuple[int, int], int]) -> torch.Tensor:
         ptr = self.ptr
         if rebinds is not None and self.source[0] == "input":
             ptr = rebinds[self.source[1]].data_ptr() + self.delta
