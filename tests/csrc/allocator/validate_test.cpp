@@ -1,6 +1,7 @@
 // validate() sees what it promises: each state here is broken on purpose, then mended.
 //
-// The messages are those of the invariants V1 to V9 (V10 to V12 are checked by other tests, which compare runs).
+// The messages are those of the invariants V1 to V9 (V10 to V12 are checked by other tests, which compare
+// runs).
 #include <type_traits>
 
 #include "allocator/device_fixture.h"
@@ -56,7 +57,8 @@ TEST(V1_blocks_tile_their_segment) {
   breaks(s, s.live().pool, PoolIndex{1}, tiling);
   breaks(s, s.live().size_class, SizeClass::large, tiling);
   breaks(s, s.live().size, Bytes{0}, tiling);
-  breaks(s, s.live().size, s.live().size + 512, "V1: block " + std::to_string(s.high().id) + " does not continue");
+  breaks(s, s.live().size, s.live().size + 512,
+         "V1: block " + std::to_string(s.high().id) + " does not continue");
 }
 
 TEST(V1_blocks_cover_their_segment_once) {
@@ -129,8 +131,8 @@ TEST(V3_free_blocks_are_in_exactly_one_index) {
   Block gone = live;  // an entry that no segment has
   gone.size = 512;
   index.insert(core.blocks, gone);
-  EXPECT(ordered.allocator().validate().text().find("V3: the index of pool 0_0 has 2 blocks, the pool has 1") ==
-         0);
+  EXPECT(ordered.allocator().validate().text().find(
+             "V3: the index of pool 0_0 has 2 blocks, the pool has 1") == 0);
   index.remove(core.blocks, gone);
   ordered.free(a);
 }
@@ -163,6 +165,16 @@ TEST(V5_statistics_are_those_of_the_blocks) {
     int64_t& current = sum.current[static_cast<size_t>(gauge)];
     breaks(s, current, current + 512, std::string("V5: ") + name_of(gauge) + " of 0_0 is ");
   }
+  // Sums of the pool that calls are in are brought up to date first; others stand.
+  s.device.expect_ok(s.device.pools().retain({0, 1}));
+  s.device.expect_ok(s.device.pools().begin_route({0, 1}));
+  const Addr other = s.device.alloc(1024);
+  s.device.expect_ok(s.device.pools().end_route({0, 1}));
+  GaugeLevel& standing = s.pool().stats.level[0];
+  const auto reserved = static_cast<size_t>(Gauge::reserved_bytes);
+  breaks(s, standing.peak[reserved], standing.current[reserved] - 512, "V5: reserved_bytes of 0_0 has peak");
+  s.device.free(other);
+  s.device.expect_ok(s.device.pools().release({0, 1}));
   GaugeLevel& level = s.core.ledger.level[PoolStats::kAll];
   breaks(s, level.current[static_cast<size_t>(Gauge::segment)], 7, "V5: segment of the device is 7");
 }
