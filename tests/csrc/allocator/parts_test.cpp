@@ -181,40 +181,6 @@ TEST(A_history_that_is_off_has_no_level) {
   EXPECT(trace.level() == ContextLevel::never);
 }
 
-TEST(Cache_keeps_a_second_free_of_a_hit_out) {
-  Device device(400 * MiB, "");
-  const Addr kept = device.alloc(4096);
-  device.free(kept);
-  EXPECT_EQ(device.alloc(4096), kept);  // from the magazine: the cache remembers the block
-  device.free(kept);
-  EXPECT_EQ(device.allocator().release(kept).code(), Code::invalid_pointer);
-  const Addr a = device.alloc(4096);
-  EXPECT(device.alloc(4096) != a);
-}
-
-TEST(Cache_keeps_streams_apart) {
-  Device device(400 * MiB, "");
-  const StreamId side = device.sim().create_stream();
-  const Addr a = device.alloc(4096, side);
-  device.free(a);
-  EXPECT_EQ(device.alloc(4096, side), a);
-  const Addr b = device.alloc(4096);
-  device.free(b);
-  EXPECT_EQ(device.alloc(4096), b);  // the default stream's line is the last one
-  device.sim().enqueue(side);
-  device.free(a);  // remembered, and of another line
-  for (int i = 0; i < 70; ++i) EXPECT(device.alloc(4096) != a);
-  device.sim().advance(side, 10);
-}
-
-TEST(Cache_serves_no_block_that_is_too_small) {
-  Device device(400 * MiB, "");
-  const Addr small = device.alloc(512);
-  device.free(small);
-  const Addr a = device.alloc(513);
-  EXPECT(device.block_size(a) >= 1024);
-}
-
 TEST(Cache_owner_sees_a_visitor) {
   const auto cache = std::make_shared<ThreadCache>();
   cache->come();

@@ -71,6 +71,47 @@ TEST(Cache_finds_a_second_free) {
   EXPECT(device.allocator->release(a + 512).code() == Code::invalid_pointer);
 }
 
+TEST(Cache_finds_a_second_free_of_a_hit) {
+  Bare device(kGiB);
+  device.alloc(4096);  // magazines are filled from memory that is there
+  const Addr a = device.alloc(4096);
+  EXPECT(device.allocator->release(a).ok());
+  EXPECT_EQ(device.alloc(4096), a);  // the cache remembers the block now
+  EXPECT(device.allocator->release(a).ok());
+  EXPECT_EQ(device.allocator->release(a).code(), Code::invalid_pointer);
+  EXPECT_EQ(device.alloc(4096), a);
+  EXPECT(device.alloc(4096) != a);
+}
+
+TEST(Cache_keeps_streams_apart) {
+  Bare device(kGiB);
+  const StreamId side = device.sim->create_stream();
+  device.alloc(4096);
+  device.alloc(4096, side);
+  const Addr a = device.alloc(4096, side);
+  EXPECT(device.allocator->release(a).ok());
+  EXPECT_EQ(device.alloc(4096, side), a);
+  device.alloc(4096);  // so that b is remembered in another place than a
+  const Addr b = device.alloc(4096);
+  EXPECT(device.allocator->release(b).ok());
+  EXPECT_EQ(device.alloc(4096), b);           // the default stream's line is the one used last
+  EXPECT(device.allocator->release(a).ok());  // remembered, but of another line
+  EXPECT(device.alloc(4096) != a);
+  EXPECT_EQ(device.alloc(4096, side), a);
+}
+
+TEST(Cache_serves_no_block_that_is_too_small) {
+  Bare device(kGiB);
+  device.alloc(1024);
+  const Addr small = device.alloc(512);
+  EXPECT(device.allocator->release(small).ok());
+  const Addr a = device.alloc(513);
+  EXPECT(a != small);
+  BlockInfo block;
+  EXPECT(device.allocator->inspector().find_block(a, &block));
+  EXPECT_EQ(block.size, 1024u);
+}
+
 TEST(Cache_is_emptied_by_empty_cache_and_by_a_threads_end) {
   Bare device(kGiB);
   std::vector<Addr> live;
