@@ -316,6 +316,8 @@ def record_history(
 def set_metadata(text: str) -> None:
     """A text that every action of this thread carries in the history from now on; "" ends it.
 
+    Histories keep texts that no thread carries any more up to a million, or 64 MiB; the oldest go first.
+
     Raises:
         AllocatorError: it is no text.
     """

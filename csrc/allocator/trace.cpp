@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <list>
 #include <unordered_map>
 
 namespace staticrt::alloc {
@@ -58,50 +59,106 @@ class Times {
   double us_per_tick_ = 0;
 };
 
-// Texts by number, for the life of the process: records outlive the threads that made them.
+// Texts by number. Records outlive the threads that made them, so a text stays when no thread carries it any
+// more; of such idle ones the latest are kept, up to a number and to bytes. Records of others have none.
 class Texts {
  public:
-  uint32_t intern(const std::string& text) {
+  // The number of a text, kept until it has been given back as often.
+  uint32_t take(const std::string& text) {
+    if (text.empty()) return 0;
     const std::lock_guard lock(mutex_);
-    const auto [at, fresh] = numbers_.emplace(text, static_cast<uint32_t>(all_.size()));
-    if (fresh) all_.push_back(text);
+    const auto [at, fresh] = numbers_.try_emplace(text, 0);
+    if (fresh) {
+      while (next_ == 0 || entries_.contains(next_)) ++next_;
+      at->second = next_++;
+    }
+    Entry& entry = entries_[at->second];
+    entry.text = &at->first;
+    if (!fresh && entry.holders == 0) leave_idle(entry);
+    ++entry.holders;
     return at->second;
   }
+  void give_back(uint32_t number) {
+    if (number == 0) return;
+    const std::lock_guard lock(mutex_);
+    Entry& entry = entries_.at(number);
+    if (--entry.holders != 0) return;
+    entry.idle = idle_.insert(idle_.end(), number);
+    idle_bytes_ += entry.text->size();
+    while (idle_.size() > kIdle || idle_bytes_ > kIdleBytes) forget(idle_.front());
+  }
+  // "" if it has been forgotten.
   std::string text(uint32_t number) {
     const std::lock_guard lock(mutex_);
-    return all_[number];
+    const auto at = entries_.find(number);
+    return at == entries_.end() ? std::string() : *at->second.text;
   }
 
  private:
+  static constexpr size_t kIdle = size_t{1} << 20;
+  static constexpr size_t kIdleBytes = size_t{64} << 20;
+  struct Entry {
+    const std::string* text = nullptr;  // the key in numbers_
+    size_t holders = 0;
+    std::list<uint32_t>::iterator idle;  // in idle_, without holders
+  };
+  void leave_idle(Entry& entry) {
+    idle_.erase(entry.idle);
+    idle_bytes_ -= entry.text->size();
+  }
+  void forget(uint32_t number) {
+    const auto at = entries_.find(number);
+    leave_idle(at->second);
+    numbers_.erase(numbers_.find(*at->second.text));
+    entries_.erase(at);
+  }
+
   std::mutex mutex_;
-  std::vector<std::string> all_{""};
-  std::unordered_map<std::string, uint32_t> numbers_{{"", 0}};
+  std::unordered_map<std::string, uint32_t> numbers_;
+  std::unordered_map<uint32_t, Entry> entries_;
+  std::list<uint32_t> idle_;  // the longest idle first
+  size_t idle_bytes_ = 0;
+  uint32_t next_ = 1;
 };
 Texts& texts() {
   static Texts& leaked = *new Texts;
   return leaked;
 }
 
-thread_local std::vector<uint32_t> compile_stack;
+// What a thread carries, given back at its end.
+struct Carried {
+  uint32_t metadata = 0, compile = 0;
+  std::vector<uint32_t> outer;  // compile contexts around the innermost
+
+  ~Carried() {
+    texts().give_back(metadata);
+    texts().give_back(compile);
+    for (const uint32_t number : outer) texts().give_back(number);
+  }
+};
+thread_local Carried carried;
 
 }  // namespace
 
 [[gnu::tls_model("initial-exec")]] constinit thread_local Trace::ThreadTexts Trace::texts_;
 
 void set_thread_metadata(const std::string& text) {
-  Trace::texts_.metadata = texts().intern(text);
+  const uint32_t before = std::exchange(carried.metadata, texts().take(text));
+  Trace::texts_.metadata = carried.metadata;
+  texts().give_back(before);
 }
 std::string thread_metadata() {
   return texts().text(Trace::texts_.metadata);
 }
 void push_compile_context(const std::string& text) {
-  compile_stack.push_back(Trace::texts_.compile);
-  Trace::texts_.compile = texts().intern(text);
+  carried.outer.push_back(std::exchange(carried.compile, texts().take(text)));
+  Trace::texts_.compile = carried.compile;
 }
 void pop_compile_context() {
-  if (compile_stack.empty()) return;
-  Trace::texts_.compile = compile_stack.back();
-  compile_stack.pop_back();
+  if (carried.outer.empty()) return;
+  texts().give_back(std::exchange(carried.compile, carried.outer.back()));
+  carried.outer.pop_back();
+  Trace::texts_.compile = carried.compile;
 }
 
 void Trace::configure(const HistoryOptions& options) {

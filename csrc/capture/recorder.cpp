@@ -306,7 +306,8 @@ void Recorder::watch(ProgramCall& call) {
   step.kind = Step::Kind::kProgram;
   step.route = "compiled program";
   step.program = call.fix(on, targets);
-  if (step.program == nullptr) return fail("a compiled program is not prepared for these sizes yet");
+  if (step.program == nullptr)
+    return fail("a compiled program has outputs that depend on values, or is not prepared for these sizes");
   record_->add_step(std::move(step), {});
 }
 

@@ -72,6 +72,16 @@ static bool takes_packed_weight(const std::string& name) {
   return false;
 }
 
+// Operators whose sizes or numbers data decide although torch tags only what they are made of.
+static bool depends_on_data_untagged(const std::string& op) {
+  for (const char* name : {"aten::where", "aten::nonzero_numpy", "aten::repeat_interleave.self_Tensor",
+                           "aten::tensor_split.tensor_indices_or_sections", "aten::_pack_padded_sequence",
+                           "aten::_pad_packed_sequence", "aten::is_nonzero"}) {
+    if (op == name) return true;
+  }
+  return false;
+}
+
 bool Recorder::node_is_stable(const Node& node, const BoundNode& bound_node) const {
   const Program& program = *bound_.program;
   for (const ValueId id : program.reads(node)) {
@@ -85,7 +95,7 @@ bool Recorder::node_is_stable(const Node& node, const BoundNode& bound_node) con
     return false;
   // Offsets of storages are no part of a signature.
   if (node.op == "aten::as_strided" || node.op == "aten::sym_storage_offset") return false;
-  if (node.handle->hasTag(at::Tag::data_dependent_output)) return false;
+  if (node.handle->hasTag(at::Tag::data_dependent_output) || depends_on_data_untagged(node.op)) return false;
   if (node.handle->hasTag(at::Tag::dynamic_output_shape)) {
     return node.op == "aten::index.Tensor" && !selects_by_mask(program, node, records_);
   }

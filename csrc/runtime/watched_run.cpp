@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "common/error.h"
@@ -11,6 +12,13 @@ namespace {
 
 at::Tensor tensor_or_none(const c10::IValue& value) {
   return value.isTensor() ? value.toTensor() : at::Tensor();
+}
+
+// Whether the signature says what every output is, but for the bytes of tensors: a number that was read from
+// data, or a tensor whose sizes data decide, may be another in each replay.
+bool determined(const PreparedProgram& prepared) {
+  const auto& ids = prepared.bound().program->outputs();
+  return std::all_of(ids.begin(), ids.end(), [&](ValueId id) { return prepared.records()[id].stable; });
 }
 
 // A frame of its own, whose escaping values lie in the tensors given.
@@ -88,7 +96,7 @@ std::unique_ptr<FixedRun> WatchedRun::fix(const std::vector<at::Tensor>& inputs,
                                           const std::vector<at::Tensor>& outputs) const {
   auto prepared = executable_.find_prepared_program(inputs_, at::get_num_threads());
   auto owner = executable_.weak_from_this().lock();
-  if (!prepared || !owner) return nullptr;
+  if (!prepared || !owner || !determined(*prepared)) return nullptr;
   // Weights stay where they are, and what is made of them follows their versions.
   for (size_t i = 0; i < inputs.size(); ++i) {
     const at::Tensor* original = inputs_[i].tensor;

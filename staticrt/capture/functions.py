@@ -61,6 +61,7 @@ class Function:
         self.warned_mutation = False
         self.warned_pending = False
         self.plain_reason: str | None = None  # why it is never captured
+        self.left_out = False  # that is what the policy wants
         self.unstable: set[int] = set()  # inputs copied in every call (D7)
         self.mismatches: Counter[int] = Counter()
         self.skips: Counter[str] = Counter()  # reason -> calls run plain

@@ -29,6 +29,23 @@ def unfit_input(function: Function, inputs: Sequence[Any], backend: GraphBackend
     return None
 
 
+def untold(leaves: Sequence[Any], names: Sequence[str], constants: tuple[type, ...]) -> str:
+    """Why a call has no key: what it cannot be told from others by.
+
+    Args:
+        names: of arguments, as far as known.
+        constants: types that keys hold besides numbers.
+    """
+    for index, leaf in enumerate(leaves):
+        name = names[index] if index < len(names) else f"argument {index}"
+        if isinstance(leaf, torch.Tensor):
+            if leaf.layout is not torch.strided:
+                return f"{name} is a {leaf.layout} tensor"
+        elif not isinstance(leaf, (int, float, complex, torch.Generator, *constants)):
+            return f"{name} is a {type(leaf).__name__}, which cannot be told from another"
+    return "a mode or transform around the call wants to see every operator"
+
+
 def unwatched(function: Function, inputs: Sequence[Any], current: PathNode | None) -> dict[int, torch.Tensor]:
     """Inputs outside the pool that the function may write although nobody said so."""
     return {

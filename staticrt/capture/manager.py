@@ -57,7 +57,7 @@ class Manager(Limits):
     def call_plain(self, function: Function, inputs: list[Any]) -> list[Any]:
         """Run a function as an override wants it; the step goes on."""
         try:
-            return self._run_plain(function, inputs, "an override says so")
+            return self._run_plain(function, inputs, "an override says so", wanted=True)
         finally:
             if function.mode is Mode.BACKWARD:
                 self.generations.backward_ran()
@@ -68,6 +68,7 @@ class Manager(Limits):
             captures = self.policy.captures
             if captures is not None and not captures(function.name, function.mode.value):
                 function.plain_reason = "the policy does not capture it"
+                function.left_out = True
         if self._suspect:
             self._clear_suspicion()
         if self.bound:
@@ -251,6 +252,7 @@ class Manager(Limits):
                     isinstance(error, Exception)
                     and not self.backend.caps.capture_executes
                     and given is not None
+                    and not self.policy.or_error
                 ):
                     # Either the function is wrong, which a plain run shows, or it does what no capture may.
                     outputs = self._run_plain(function, inputs, f"{type(error).__name__}: {error}")
@@ -260,6 +262,7 @@ class Manager(Limits):
             self.captures += 1
             if node.kernels < self.policy.min_kernels:
                 function.plain_reason = f"its graph launches {node.kernels} kernels: nothing to gain"
+                function.left_out = True
                 node.drop()
                 self._escape(outputs)
                 return outputs
@@ -281,6 +284,8 @@ class Manager(Limits):
             function.skips[f"cannot be captured: {failed}"] += 1
             self._escape([*failed.outputs, *capturing.changed])
             self._after_failure()
+            if self.policy.or_error:
+                raise uncaptured(function.name, f"cannot be captured: {failed}")
             return failed.outputs
         given = capturing.give_back()
         if given is None:
@@ -292,9 +297,13 @@ class Manager(Limits):
         inputs[:] = given
         return self._run_plain(function, inputs, function.plain_reason or str(failed))
 
-    def _run_plain(self, function: Function, inputs: list[Any], reason: str) -> list[Any]:
+    def _run_plain(
+        self, function: Function, inputs: list[Any], reason: str, wanted: bool = False
+    ) -> list[Any]:
         self._seen.add(function)
         function.skips[reason] += 1
+        if self.policy.or_error and not wanted and not function.left_out:
+            raise uncaptured(function.name, reason)
         with _inside():
             return function.run_plain(inputs)
 
@@ -313,6 +322,14 @@ class Manager(Limits):
             self.mutation_warnings += 1
             self._warn(function, reason)
         return reason
+
+
+def uncaptured(name: str, reason: str) -> CaptureError:
+    """The error of a call that may not run uncaptured (`Policy.or_error`)."""
+    return CaptureError(
+        f"{name} would run uncaptured: {reason}",
+        fix="change what the reason names, allow it with staticrt.capture.override(False), or take or_error=False",
+    )
 
 
 class _inside:

@@ -34,6 +34,8 @@ class Policy:
         max_sizes_unwarned: warn once when a function has captured more distinct sizes.
         min_kernels: functions whose graph launches fewer kernels run plain.
         check_pool: compare the pool's live blocks with what is known at every warmup, capture and restore.
+        or_error: raise a CaptureError that says why, instead of running a call uncaptured. What an override, `captures`,
+            `capture_sizes` or `min_kernels` leaves out still runs plain.
         leaks: a function that keeps memory of a capture to itself: "plain" runs it plain from then on, "raise" raises.
     """
 
@@ -50,6 +52,7 @@ class Policy:
     max_sizes_unwarned: int = 8
     min_kernels: int = 1
     check_pool: bool = True
+    or_error: bool = False
     leaks: str = "plain"
 
     def __post_init__(self) -> None:

@@ -16,7 +16,9 @@ from torch.utils import _pytree as pytree
 
 from staticrt._compat import hidden_from_dynamo
 from staticrt.capture.functions import Function, Mode
-from staticrt.capture.manager import is_capturing
+from staticrt.capture.gates import untold
+from staticrt.capture.manager import is_capturing, uncaptured
+from staticrt.capture.overrides import runs_plain
 from staticrt.capture.policy import KeyFunction
 from staticrt.capture.surroundings import surroundings
 from staticrt.errors import InputError
@@ -125,6 +127,7 @@ class WrappedFunction:
             leaves += [tensor for _name, tensor in lifted]
         key = self._kind_key(leaves, self._unused_leaves(spec, args, kwargs))
         if key is None:
+            self._refuse_plain(leaves)
             return self._function(*args, **kwargs)
         kind = self._kinds.get((spec, key))
         if kind is None:
@@ -141,6 +144,7 @@ class WrappedFunction:
     def _call_boxed(self, inputs: list[Any]) -> list[Any]:
         key = self._kind_key(inputs, self._unused)
         if key is None:
+            self._refuse_plain(inputs)
             return list(self._function(inputs))
         kind = self._kinds.get(key)
         if kind is None:
@@ -208,6 +212,11 @@ class WrappedFunction:
         if self._module is not None:
             parts.append(tuple(m.training for m in self._module.modules()))
         return tuple(parts)
+
+    def _refuse_plain(self, leaves: Sequence[Any]) -> None:
+        """Raise, if the policy says so, where a call without a key would run uncaptured."""
+        if self.context.policy.or_error and not runs_plain(self._mode):
+            raise uncaptured(self.name, untold(leaves, self._names, _CONSTANTS))
 
     def _worth_capturing(self, leaves: Sequence[Any], unused: frozenset[Any]) -> bool:
         """Whether the policy wants calls of these integers captured; warns of too many sizes."""

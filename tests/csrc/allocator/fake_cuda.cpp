@@ -4,6 +4,7 @@
 #include <map>
 
 #include "allocator/cu_min.h"
+#include "allocator/fake_nvml.h"
 #include "test.h"
 
 namespace staticrt::alloc {
@@ -289,24 +290,6 @@ Result GraphGetEdges(Graph graph, Node* from, Node* to, size_t* count) {
   return kSuccess;
 }
 
-NvmlResult NvmlInit() {
-  return kNvmlSuccess;
-}
-NvmlResult NvmlByBus(const char* bus, NvmlDevice* device) {
-  *device = reinterpret_cast<NvmlDevice>(0x2000);
-  return std::strcmp(bus, "0000:01:00.0") == 0 ? kNvmlSuccess : 2;
-}
-NvmlResult NvmlProcesses(NvmlDevice, unsigned* count, NvmlProcess* processes) {
-  const unsigned room = *count;
-  *count = static_cast<unsigned>(fake->nvml.size());
-  if (room < *count) return kNvmlInsufficientSize;
-  for (size_t k = 0; k < fake->nvml.size(); ++k) {
-    processes[k].pid = static_cast<unsigned>(fake->nvml[k].pid);
-    processes[k].used_bytes = fake->nvml[k].used_bytes;
-  }
-  return kNvmlSuccess;
-}
-
 // The compiler checks each fake against the signature in cu_min.h.
 void* lookup(const std::string& wanted) {
 #define FAKE(name)                           \
@@ -374,11 +357,7 @@ void* find_symbol(const char* library, const char* symbol) {
       return reinterpret_cast<void*>(checked);
     }
   }
-  if (std::strcmp(library, "libnvidia-ml.so.1") == 0 && fake->has_nvml) {
-    if (name == "nvmlInit_v2") return reinterpret_cast<void*>(&NvmlInit);
-    if (name == "nvmlDeviceGetHandleByPciBusId_v2") return reinterpret_cast<void*>(&NvmlByBus);
-    if (name == "nvmlDeviceGetComputeRunningProcesses_v3") return reinterpret_cast<void*>(&NvmlProcesses);
-  }
+  if (std::strcmp(library, "libnvidia-ml.so.1") == 0 && fake->has_nvml) return fake_nvml(name, fake->nvml);
   return nullptr;
 }
 

@@ -1,6 +1,7 @@
 // The small parts of the core by themselves: block states, indexes, page map, clocks, budget, planned faults.
 //
 // Each of these failed to be noticed by the tests of the whole when its line was changed.
+#include <thread>
 #include <vector>
 
 #include "allocator/budget.h"
@@ -198,6 +199,40 @@ TEST(N3_no_split_pools_stay_so_after_a_hibernation) {
   EXPECT(pool.special);
   device.expect_ok(device.pools().release({5, 0}));
   device.empty_cache();
+}
+
+TEST(N9_texts_of_records_are_bounded) {
+  Device device(400 * MiB);
+  device.expect_ok(device.inspector().record_history({.on = true, .max_entries = 1000}));
+  push_compile_context("carried throughout");
+  const auto text = [](int k) { return std::string(MiB, 'a') + std::to_string(k); };
+  for (int k = 0; k < 70; ++k) {  // 64 MiB are kept
+    set_thread_metadata(text(k));
+    device.free(device.alloc(1024));
+  }
+  set_thread_metadata(text(69));  // again
+  set_thread_metadata("");
+  device.free(device.alloc(1024));
+  std::thread([&] { set_thread_metadata("of a thread that ends"); }).join();
+  const std::vector<TraceEntry> trace = device.inspector().snapshot().trace;
+  const auto metadata = [&](int k) {  // of the allocation of round k
+    std::vector<const TraceEntry*> allocations;
+    for (const TraceEntry& entry : trace)
+      if (entry.action == Action::alloc) allocations.push_back(&entry);
+    EXPECT_EQ(allocations[static_cast<size_t>(k)]->compile_context, "carried throughout");
+    return allocations[static_cast<size_t>(k)]->metadata;
+  };
+  EXPECT_EQ(metadata(0), "");
+  EXPECT_EQ(metadata(6), "");
+  EXPECT_EQ(metadata(7) == text(7), true);
+  EXPECT_EQ(metadata(69) == text(69), true);
+  EXPECT_EQ(metadata(70), "");
+  pop_compile_context();
+  EXPECT_EQ(thread_metadata(), "");
+  // A text that was forgotten can be set again.
+  set_thread_metadata(text(0));
+  EXPECT_EQ(thread_metadata() == text(0), true);
+  set_thread_metadata("");
 }
 
 // Beyond 31 streams uses lie in a side table under the block's number, which later blocks have again.
