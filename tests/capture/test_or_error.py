@@ -21,6 +21,11 @@ def transpose_in_place(x):
     return x.t_() * 2
 
 
+def thrice(function, inputs):
+    for _ in range(3):
+        function(*inputs())
+
+
 @pytest.fixture(params=["cpu", "cpu_copy", "copy", "rebind"])
 def context(request):
     ctx = GraphContext("cpu", backend=device(request.param), or_error=True)
@@ -42,8 +47,7 @@ def test_each_reason_is_raised(context, why):
     function, inputs, part = REASONS[why]
     f = context.wrap(function, name="f")
     with pytest.raises(CaptureError, match=f"(?s)f would run uncaptured: .*{part}"):
-        for _ in range(3):  # a warmup is no uncaptured run
-            f(*inputs())
+        thrice(f, inputs)  # a warmup is no uncaptured run
     good = context.wrap(lambda x: x * 2, name="good")
     for k in range(4):
         assert good(torch.full((2,), float(k))).tolist() == [2.0 * k] * 2
