@@ -7,13 +7,13 @@ is torch's own answer for tensors of one element, asked once per kind of call.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from staticrt.ops.quick_fake_layout import broadcast_sizes, pointwise_layout, preserved_strides
-from staticrt.ops.quick_fakes import below, is_contiguous, new, rule, same
+from staticrt.ops.quick_fakes import Rule, below, is_contiguous, new, rule, same
 
 aten = torch.ops.aten
 
@@ -28,18 +28,22 @@ _OF_MORE = """
     bitwise_xor copysign div eq floor_divide fmax fmin fmod ge gt hypot le lerp logaddexp logical_and logical_or
     logical_xor lt maximum minimum mul ne pow remainder rsub sub where xlogy
 """
+_NAMES = {**dict.fromkeys(_OF_ONE.split(), False), **dict.fromkeys(_OF_MORE.split(), True)}
 _PLAIN = (bool, int, float, str, type(None))
 
 
-def _overloads(names: str) -> Iterator[Any]:
-    for name in names.split():
-        for suffix in ("", "_"):
-            packet = getattr(aten, name + suffix, None)
-            for overload in packet.overloads() if packet is not None else ():
-                op = getattr(packet, overload)
-                returns = [str(value.type) for value in op._schema.returns]
-                if returns == ["Tensor"] and not any(arg.is_out for arg in op._schema.arguments):
-                    yield op
+def pointwise_rule(op: Any) -> Rule | None:
+    """The rule of a pointwise operator, functional or in place; None: it is none of these."""
+    if op.namespace != "aten":
+        return None
+    schema = op._schema
+    name = schema.name.removeprefix("aten::")
+    name = name if name in _NAMES else name.removesuffix("_")
+    if name not in _NAMES or [str(value.type) for value in schema.returns] != ["Tensor"]:
+        return None
+    if any(arg.is_out for arg in schema.arguments):
+        return None
+    return functools.partial(_pointwise, _NAMES[name], op)
 
 
 def _pointwise(wraps: bool, op: Any, mode: Any, *args: Any, **kwargs: Any) -> Any:
@@ -59,11 +63,6 @@ def _pointwise(wraps: bool, op: Any, mode: Any, *args: Any, **kwargs: Any) -> An
         tensors = tensors[::-1]
     layout = pointwise_layout(mode, tensors, wraps_number=wraps_number, cast=cast)
     return None if layout is None else new(mode, layout[0], tensors[0], layout[1], dtype=found)
-
-
-for _names, _wraps in ((_OF_ONE, False), (_OF_MORE, True)):
-    for _op in _overloads(_names):
-        rule(_op)(functools.partial(_pointwise, _wraps, _op))
 
 
 rule(aten.max.other)(functools.partial(_pointwise, True, aten.maximum.default))

@@ -19,7 +19,7 @@ from staticrt.ops import size_expr
 from staticrt.ops.size_nodes import check as _check
 
 Rule = Callable[..., Any]
-RULES: dict[Any, Rule] = {}
+RULES: dict[Any, Rule | None] = {}
 
 _NORMAL = (int, size_expr.Expr)  # compared as they are
 
@@ -268,6 +268,15 @@ def quick_fake(mode: Any, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any
     Raises:
         RuntimeError: the arguments do not fit together.
     """
-    _load_rules()
-    found = RULES.get(op)
+    found = rule_of(op)
     return None if found is None else found(mode, *args, **kwargs)
+
+
+def rule_of(op: Any) -> Rule | None:
+    """The rule of an operator; None: it has none."""
+    _load_rules()
+    if op not in RULES:
+        from staticrt.ops.quick_fake_pointwise import pointwise_rule
+
+        RULES[op] = pointwise_rule(op)
+    return RULES[op]

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from torch._ops import HigherOrderOperator, OpOverload
 
@@ -21,8 +21,7 @@ from staticrt.ops.out_rules import OutRule
 from staticrt.ops.schema import SchemaFacts, bind_arguments, read_schema
 
 
-@dataclass(frozen=True)
-class _Declaration:
+class _Declaration(NamedTuple):
     family: str
     kernel: str | None
     out: OutRule | None

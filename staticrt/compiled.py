@@ -8,7 +8,7 @@ import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -30,9 +30,10 @@ from staticrt.ops.size_nodes import NeedsShapeEnv
 from staticrt.options import Options
 from staticrt.pieces import Pieces
 from staticrt.report.eager import eager_call
-from staticrt.report.engine import explanation
-from staticrt.report.explain import Explanation
 from staticrt.weights import new_weights
+
+if TYPE_CHECKING:
+    from staticrt.report.explain import Explanation
 
 log = logging.getLogger(__name__)
 
@@ -384,6 +385,8 @@ class Engine:
 
     def explain(self) -> Explanation:
         """What was compiled, what runs eagerly, and why."""
+        from staticrt.report.engine import explanation
+
         return explanation(self)
 
     def _give_up_branches(self, key: tuple[Any, ...]) -> None:

@@ -7,16 +7,18 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 
 from staticrt.asynchronous import Future, fork
 from staticrt.compiled import Engine
 from staticrt.options import Options, parse_options
-from staticrt.report.explain import Explanation
 from staticrt.report.tools import Tools
 from staticrt.sources import callable_of
+
+if TYPE_CHECKING:
+    from staticrt.report.explain import Explanation
 
 F = TypeVar("F", bound=Callable[..., Any])
 

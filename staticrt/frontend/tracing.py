@@ -90,7 +90,7 @@ def random_state() -> Iterator[None]:
     """Leave every random generator as it was: a recorded run draws nothing that counts."""
     python = random.getstate()
     torch_state = torch.get_rng_state()
-    numpy_random = getattr(sys.modules.get("numpy"), "random", None)
+    numpy_random = sys.modules.get("numpy.random")  # where it is not loaded, nobody has seeded it
     numpy_state = numpy_random.get_state() if numpy_random is not None else None
     try:
         yield

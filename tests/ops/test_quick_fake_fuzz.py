@@ -8,11 +8,9 @@ import torch
 from quick_fake_harness import Asked
 
 from staticrt.ops import quick_fake_pointwise as pointwise
-from staticrt.ops import quick_fakes
+from staticrt.ops.quick_fakes import rule_of
 
 aten = torch.ops.aten
-quick_fakes._load_rules()
-
 DTYPES = [torch.float32] * 8 + [
     torch.float64,
     torch.bfloat16,
@@ -292,8 +290,14 @@ class Cases:
         return [x, shape]
 
 
-TAKE_NUMBERS = {op for op in pointwise._overloads(pointwise._OF_MORE) if not op._schema.is_mutable}
-POINTWISE = [*pointwise._overloads(pointwise._OF_ONE), *pointwise._overloads(pointwise._OF_MORE)]
+def overloads(names):
+    packets = [getattr(aten, name + suffix, None) for name in names.split() for suffix in ("", "_")]
+    found = [getattr(packet, name) for packet in packets if packet is not None for name in packet.overloads()]
+    return [op for op in found if pointwise.pointwise_rule(op) is not None]
+
+
+TAKE_NUMBERS = {op for op in overloads(pointwise._OF_MORE) if not op._schema.is_mutable}
+POINTWISE = [*overloads(pointwise._OF_ONE), *overloads(pointwise._OF_MORE)]
 KINDS = {
     Cases.pointwise: [
         *POINTWISE,
@@ -333,7 +337,7 @@ KINDS = {
     Cases.pooled: [aten.avg_pool2d.default, aten.max_pool2d.default, aten._adaptive_avg_pool2d.default],
     Cases.viewed: [aten.view.default] * 2,
 }
-ASKED = [(kind, op) for kind, ops in KINDS.items() for op in ops if op in quick_fakes.RULES]
+ASKED = [(kind, op) for kind, ops in KINDS.items() for op in ops if rule_of(op) is not None]
 
 
 def leaves(value):
