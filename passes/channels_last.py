@@ -42,6 +42,7 @@ UPSAMPLING = frozenset(
         aten.upsample_bilinear2d.vec,
     }
 )
+SELECT = aten.index_select.default
 CARRIERS = POOLS | UPSAMPLING | {aten.cat.default}
 # They give the same result whatever layout they read, where the fake result says so.
 INDIFFERENT = frozenset(
@@ -121,6 +122,8 @@ def _can_join(node: fx.Node, fixed: set[fx.Node]) -> bool:
         return named_argument(node, "dim", 0) in (1, -3) and all(
             _is_image_node(n) for n in node.all_input_nodes
         )
+    if node.target is SELECT:
+        return _is_image_node(node.args[0]) and node.args[1] in (2, 3, -2, -1)
     if node.target in CARRIERS:
         return True
     return _is_pointwise(node, meta)
@@ -244,7 +247,10 @@ class _Region:
 
     def _value_of(self, node: fx.Node, extra: dict[fx.Node, Any] | None = None) -> Any:
         """The fake result of `node` on what the region's nodes would give."""
-        return _fake_call(node, ChainMap(extra or {}, self.values, self.entries))
+        known = ChainMap(extra or {}, self.values, self.entries)
+        if node.target is SELECT:
+            return fake_value(aten.clone.default, (node,), {"memory_format": torch.channels_last})
+        return _fake_call(node, known)
 
     def _find_leaving(self, changed: set[fx.Node]) -> None:
         for node in self.nodes:
@@ -294,6 +300,8 @@ class _Region:
                         )
                     node.replace_input_with(source, entered[source])
             node.meta["val"] = self.values[node]
+            if node.target is SELECT:
+                _select_pixels(node)
         for node, users in self.leaving.items():
             back = insert_call(
                 node.next, aten.clone.default, (node,), {"memory_format": torch.contiguous_format}
@@ -306,9 +314,20 @@ class _Region:
                     user.meta["val"] = _fake_call(user, {})
 
 
+def _select_pixels(node: fx.Node) -> None:
+    """Select rows or columns of a channels-last image as such: index_select itself answers contiguously.
+
+    x [N, C, H, W] -> [N, H, W, C] -> rows or columns -> [N, C, H, W], a view
+    """
+    source, dim, index = node.args
+    pixels = insert_call(node, aten.permute.default, (source, [0, 2, 3, 1]))
+    taken = insert_call(node, SELECT, (pixels, dim % 4 - 1, index))
+    node.target, node.args = aten.permute.default, (taken, [0, 3, 1, 2])
+
+
 def _is_operand(node: fx.Node, source: fx.Node, meta: torch.Tensor) -> bool:
     """Whether `source` is an image that `node` computes on, and no weight or value per channel."""
-    if node.target in CONVS:
+    if node.target in CONVS or node.target is SELECT:
         return node.args[0] is source
     shape = node.meta["val"].shape
     if node.target in CARRIERS:

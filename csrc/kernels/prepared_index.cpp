@@ -27,6 +27,20 @@ Indices indices_of(const TensorOperand& t) {
   return {t.where, t.meta.dtype == at::ScalarType::Long};
 }
 
+// to[i] = from[index[i]]
+template <typename T>
+void gather_elements(const char* from, char* to, const Indices& index, char* const* bases, int64_t count) {
+  const auto* in = reinterpret_cast<const T*>(from);
+  auto* out = reinterpret_cast<T*>(to);
+  if (index.wide) {
+    const auto* at = reinterpret_cast<const int64_t*>(index.where.at(bases));
+    for (int64_t i = 0; i < count; ++i) out[i] = in[at[i]];
+  } else {
+    const auto* at = reinterpret_cast<const int32_t*>(index.where.at(bases));
+    for (int64_t i = 0; i < count; ++i) out[i] = in[at[i]];
+  }
+}
+
 // out[o, i, :] = from[o, index[i], :] with runs of bytes.
 std::optional<PreparedCall> select_rows(const TensorOperand& from, const TensorOperand& index,
                                         const TensorOperand& out, size_t dim) {
@@ -44,9 +58,18 @@ std::optional<PreparedCall> select_rows(const TensorOperand& from, const TensorO
         for (int64_t i = 0; i < count; ++i) {
           const int64_t k = indices(bases, i);
           if (k < 0 || k >= b.middle) return kRedo;
-          for (int64_t o = 0; o < b.outer; ++o) {
-            std::memcpy(result + (o * count + i) * bytes, in + (o * b.middle + k) * bytes,
-                        static_cast<size_t>(bytes));
+        }
+        for (int64_t o = 0; o < b.outer; ++o) {
+          const char* block = in + o * b.middle * bytes;
+          char* row = result + o * count * bytes;
+          if (bytes == 4) {
+            gather_elements<uint32_t>(block, row, indices, bases, count);
+          } else if (bytes == 8) {
+            gather_elements<uint64_t>(block, row, indices, bases, count);
+          } else {
+            for (int64_t i = 0; i < count; ++i) {
+              std::memcpy(row + i * bytes, block + indices(bases, i) * bytes, static_cast<size_t>(bytes));
+            }
           }
         }
         return kRan;

@@ -84,3 +84,39 @@ def test_one_capture_equals_onnx_runtime(case):
     report = compiled.explain()
     assert len(report.captures) == 1, report
     assert not report.eager, report
+
+
+def test_a_resize_to_sizes_of_the_call_leaves_batch_and_channels_alone():
+    """Sizes that two shapes name are told apart from those that change: only rows and columns are picked."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"]),
+        helper.make_node("Shape", ["r"], ["front"], start=0, end=2),
+        helper.make_node("Shape", ["like"], ["back"], start=2, end=4),
+        helper.make_node("Concat", ["front", "back"], ["sizes"], axis=0),
+        helper.make_node(
+            "Resize",
+            ["r", "", "", "sizes"],
+            ["y"],
+            mode="nearest",
+            coordinate_transformation_mode="asymmetric",
+            nearest_mode="floor",
+        ),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", "c", "h", "w"]),
+            helper.make_tensor_value_info("like", TensorProto.FLOAT, ["n", "c", "H", "W"]),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    ours = staticrt.from_onnx(proto)
+    for n, c, small, large in ((2, 3, (4, 5), (8, 10)), (3, 2, (5, 7), (13, 9)), (1, 4, (2, 3), (2, 94))):
+        x, like = torch.randn(n, c, *small), torch.randn(n, c, *large)
+        (want,) = session.run(None, {"x": x.numpy(), "like": like.numpy()})
+        np.testing.assert_array_equal(ours(x, like), want)
+    (capture,) = ours.explain().captures
+    assert dict(capture.operators)["aten.index_select.default"] == 2

@@ -149,3 +149,27 @@ def test_a_transposed_convolution_stays_inside_its_region(capture):
     graph = capture(TransposedDecoder().eval(), [torch.randn(2, 8, 12, 14)], dynamic=dims)
     assert graph.run(ChannelsLast(fixed(graph)), [torch.randn(3, 8, 20, 18)]).changed
     assert graph.count(aten.clone.default) == 2  # in and out
+
+
+class PickedPixels(nn.Module):
+    """Rows and columns picked by number between convolutions, as ONNX's Resize to a symbolic size does."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(8, 16, 3, padding=1)
+        self.middle = nn.Conv2d(16, 16, 3, padding=1)
+        self.last = nn.Conv2d(16, 8, 3, padding=1)
+
+    def forward(self, x):
+        rows = torch.arange(x.shape[2] * 2) // 2
+        columns = torch.arange(x.shape[3] * 2) // 2
+        y = torch.index_select(F.relu(self.middle(self.first(x))), 2, rows)
+        return self.last(torch.index_select(y, -1, columns))
+
+
+def test_picking_rows_and_columns_stays_inside_its_region(capture):
+    dims = ({0: torch.export.Dim.AUTO, 2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO},)
+    graph = capture(PickedPixels().eval(), [torch.randn(2, 8, 6, 7)], dynamic=dims)
+    assert graph.run(ChannelsLast(fixed(graph)), [torch.randn(3, 8, 10, 9)]).changed
+    assert all(is_channels_last(n.meta["val"]) for n in convs(graph))
+    assert graph.count(aten.clone.default) == 2  # in and out

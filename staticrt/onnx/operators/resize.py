@@ -17,6 +17,7 @@ from staticrt.errors import OnnxError
 from staticrt.onnx.arguments import Ints, axes_of
 from staticrt.onnx.numbers import SYMBOLIC, Numbers, Tensor, whole
 from staticrt.onnx.registry import op
+from staticrt.ops.size_nodes import statically_known_true
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,14 +150,17 @@ def resized(
     if rule.mode != "nearest" and dtype in (torch.float16, torch.bfloat16):
         found = x.float()
     for number, axis in enumerate(axes):
-        same = sizes[number] is x.shape[axis] or (
-            type(sizes[number]) is int and sizes[number] == x.shape[axis]
-        )
+        same = _same(sizes[number], x.shape[axis])
         start, end = (roi[number], roi[len(axes) + number]) if roi else (0.0, 1.0)
         if same and rule.transform != "tf_crop_and_resize" and _is_one(scales[number]):
             continue
         found = _along(found, axis, rule, sizes[number], scales[number], start, end)
     return _rounded(found, dtype)
+
+
+def _same(size: Any, other: Any) -> bool:
+    """Whether two sizes are equal whatever the sizes of the call."""
+    return size is other or statically_known_true(size == other)
 
 
 def _is_one(scale: Any) -> bool:
@@ -263,7 +267,7 @@ def resize(
         target = sizes.list()
         if keep_aspect_ratio_policy == "stretch":
             factors = [
-                1.0 if size is x.shape[axis] else _factor(size, x.shape[axis])
+                1.0 if _same(size, x.shape[axis]) else _factor(size, x.shape[axis])
                 for axis, size in zip(wanted, target, strict=True)
             ]
         else:
