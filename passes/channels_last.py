@@ -123,7 +123,7 @@ def _can_join(node: fx.Node, fixed: set[fx.Node]) -> bool:
             _is_image_node(n) for n in node.all_input_nodes
         )
     if node.target is SELECT:
-        return _is_image_node(node.args[0]) and node.args[1] in (2, 3, -2, -1)
+        return _is_image_node(node.all_input_nodes[0]) and node.args[1] in (2, 3, -2, -1)
     if node.target in CARRIERS:
         return True
     return _is_pointwise(node, meta)
@@ -319,6 +319,8 @@ def _select_pixels(node: fx.Node) -> None:
 
     x [N, C, H, W] -> [N, H, W, C] -> rows or columns -> [N, C, H, W], a view
     """
+    source: Any
+    dim: Any
     source, dim, index = node.args
     pixels = insert_call(node, aten.permute.default, (source, [0, 2, 3, 1]))
     taken = insert_call(node, SELECT, (pixels, dim % 4 - 1, index))
