@@ -150,3 +150,29 @@ def test_a_strided_copy_is_stored_before_its_source_is_written_over():
         other = torch.empty_strided(x.shape, x.stride()).copy_(x)
         torch.testing.assert_close(fast(other), turn(x))
         torch.testing.assert_close(other, x)
+
+
+TURNED = {
+    "masked_fill_": lambda y: y.masked_fill_(y > 0, 1.0),
+    "scatter_": lambda y: y.scatter_(0, torch.zeros(1, 5).long(), 2.0),
+    "triu_": lambda y: y.triu_(),
+    "cumsum_": lambda y: y.cumsum_(0),
+    "index_add_": lambda y: y.index_add_(0, torch.tensor([0]), y[-1:]),
+    "of a slice": lambda y: y[1:].masked_fill_(y[1:] > 0, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", TURNED)
+def test_memory_keeps_its_layout_when_it_is_written_through_a_view(name):
+    def write(x):
+        y = x * 1
+        TURNED[name](y.t())
+        return y, y.view(-1) + 1
+
+    fast = staticrt.compile(write)
+    for rows in (5, 5, 5):
+        x = torch.randn(rows, 8)
+        for expected, got in zip(write(x), fast(x), strict=True):
+            assert got.stride() == expected.stride()
+            torch.testing.assert_close(got, expected)
+    assert not fast.explain().eager

@@ -288,6 +288,10 @@ class _Functionalizer:
                 value if function is None else self._call(inverse_view, function, base, value, args, kwargs)
             )
             node = parent
+        if _strides(value) != _strides(
+            node.meta["val"]
+        ):  # memory keeps its layout, whatever is written into it
+            value = self._call(aten.copy.default, self.env[node], value)
         self.version[storage] += 1
         self.env[node] = value
         self.current[node] = self.version[storage]
@@ -353,3 +357,7 @@ def _written_args(node: fx.Node) -> list[fx.Node]:
             if isinstance(item, fx.Node):
                 found.append(item)
     return found
+
+
+def _strides(tensor: torch.Tensor) -> list[Any]:
+    return [s.node.expr if isinstance(s, torch.SymInt) else s for s in tensor.stride()]
