@@ -38,7 +38,8 @@ class _Declaration(NamedTuple):
 
 
 _declared: dict[str, _Declaration] = {}
-_resolved: dict[object, OpFacts] = {}
+# By identity: torch hashes its operators in Python. The target is kept, so that no other takes its place.
+_resolved: dict[int, tuple[object, OpFacts]] = {}
 
 
 def register_op(
@@ -131,16 +132,16 @@ def facts(target: object) -> OpFacts:
     Raises:
         OptionError: a declaration names an argument that the op does not have.
     """
-    found = _resolved.get(target)
-    if found is None:
+    known = _resolved.get(id(target))
+    if known is None:
         if isinstance(target, OpOverload):
             found = _overload_facts(target)
         elif isinstance(target, (HigherOrderOperator, types.BuiltinFunctionType, types.FunctionType)):
             found = _function_facts(target)
         else:
             found = OpFacts(op_name(target))
-        _resolved[target] = found
-    return found
+        known = _resolved[id(target)] = (target, found)
+    return known[1]
 
 
 def facts_of_call(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> OpFacts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,8 +18,13 @@ MAX_DEPTH = 64
 def node_facts(node: fx.Node) -> OpFacts:
     """Facts of the call that `node` makes; of nothing known for a call of a module or method."""
     if node.op != "call_function":
-        return OpFacts(f"{node.op} {node.target}")
+        return _unknown(f"{node.op} {node.target}")
     return facts_of_call(node.target, node.args, node.kwargs)
+
+
+@functools.lru_cache(maxsize=1024)
+def _unknown(name: str) -> OpFacts:
+    return OpFacts(name)
 
 
 def is_pure(node: fx.Node, depth: int = 0) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+import functools
 import math
 import operator
 import re
@@ -76,10 +77,16 @@ _CONTROL_FLOW: dict[str, str] = {
 
 def model_line(node: fx.Node) -> str:
     """The user's line a node comes from, "file.py:41", or "" if the graph does not know."""
-    trace = node.meta.get("stack_trace") or ""
-    torch_folder = str(Path(torch.__file__).parent)
+    return _line_of(node.meta.get("stack_trace") or "")
+
+
+_TORCH_FOLDER = str(Path(torch.__file__).parent)
+
+
+@functools.lru_cache(maxsize=1024)
+def _line_of(trace: str) -> str:
     for path, line in reversed(re.findall(r'File "([^"]+)", line (\d+)', trace)):
-        if not path.startswith(torch_folder):
+        if not path.startswith(_TORCH_FOLDER):
             return f"{Path(path).name}:{line}"
     return ""
 
