@@ -1,8 +1,9 @@
 """What is captured for `to_onnx` where torch's exporter fails with a module as it is.
 
-Two things defeat that exporter. It takes a size of which the example is 1 for any size, and then cannot tell what
+Three things defeat that exporter. It takes a size of which the example is 1 for any size, and then cannot tell what
 broadcasts. And it runs operators again, without autograd or Python's dispatch, to find types: attention then answers
-in another layout, and a view that fitted the first layout is refused.
+in another layout, and a view that fitted the first layout is refused. And it finds no overload of a clamp between an
+integer and a fraction.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ def capture(module: torch.nn.Module, args: Any, kwargs: Any, dynamic_shapes: Any
     for part in program.graph_module.modules():
         if isinstance(part, fx.GraphModule):
             _settle_layouts(part.graph)
+            _settle_bounds(part.graph)
             part.recompile()
     return program
 
@@ -37,6 +39,16 @@ def _settle_layouts(graph: fx.Graph) -> None:
         copy.meta.update(node.meta)
         node.replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy: user is not copy)  # type: ignore[misc]
         _reshape(copy)
+
+
+def _settle_bounds(graph: fx.Graph) -> None:
+    """Bounds of a clamp of which one is a fraction are fractions both, as they are to the operator."""
+    for node in graph.find_nodes(op="call_function", target=aten.clamp.default):
+        if any(type(bound) is float for bound in node.args[1:]):
+            node.args = (
+                node.args[0],
+                *(float(bound) if type(bound) is int else bound for bound in node.args[1:]),
+            )
 
 
 def _reshape(node: fx.Node) -> None:
