@@ -69,6 +69,12 @@ def _may_merge(node: fx.Node) -> bool:
 
 def _may_become(node: fx.Node, first: fx.Node, aliases: AliasInfo) -> bool:
     """Whether readers of `node` may read `first`."""
+    if not node_facts(node).is_view and any(
+        item.args[1] == other.args[1] and aliases.reaches_output(item) and aliases.reaches_output(other)
+        for item in _items(node)
+        for other in _items(first)
+    ):
+        return False  # of several results each that leaves the graph has memory of its own
     if not holds_tensors(node):
         return True
     if aliases.is_output(node) and aliases.is_output(first):
@@ -78,6 +84,10 @@ def _may_become(node: fx.Node, first: fx.Node, aliases: AliasInfo) -> bool:
     if aliases.is_written(node) or aliases.is_written(first):
         return False
     return not (aliases.reaches_output(node) and aliases.reaches_output(first))
+
+
+def _items(node: fx.Node) -> list[fx.Node]:
+    return [user for user in node.users if user.target is operator.getitem]
 
 
 def _is_item_of_view(node: fx.Node) -> bool:

@@ -134,3 +134,14 @@ def test_results_of_several_outputs(build):
 
     graph = build(body, [torch.rand(4, 3)])
     assert graph.run(MergeEqualCalls()).count == 3
+
+
+def test_equal_results_of_several_that_leave_the_graph_keep_their_own_memory():
+    import staticrt
+
+    fast = staticrt.compile(lambda x: (x.max(0)[0], x.max(0)[0], x.sort()[1], x.sort()[1], x.unbind()[0]))
+    for _ in range(3):
+        first, second, third, fourth, row = fast(torch.rand(4, 3))
+        assert first.data_ptr() != second.data_ptr()
+        assert third.data_ptr() != fourth.data_ptr()
+        assert row.shape == (3,)
