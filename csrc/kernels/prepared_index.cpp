@@ -27,17 +27,17 @@ Indices indices_of(const TensorOperand& t) {
   return {t.where, t.meta.dtype == at::ScalarType::Long};
 }
 
-// to[i] = from[index[i]]
-template <typename T>
+// to[i] = from[index[i]], in units of `size` bytes at any alignment.
+template <size_t size>
 void gather_elements(const char* from, char* to, const Indices& index, char* const* bases, int64_t count) {
-  const auto* in = reinterpret_cast<const T*>(from);
-  auto* out = reinterpret_cast<T*>(to);
+  constexpr auto kSize = static_cast<int64_t>(size);
+  const auto gather = [&](const auto* at) {
+    for (int64_t i = 0; i < count; ++i) std::memcpy(to + i * kSize, from + at[i] * kSize, size);
+  };
   if (index.wide) {
-    const auto* at = reinterpret_cast<const int64_t*>(index.where.at(bases));
-    for (int64_t i = 0; i < count; ++i) out[i] = in[at[i]];
+    gather(reinterpret_cast<const int64_t*>(index.where.at(bases)));
   } else {
-    const auto* at = reinterpret_cast<const int32_t*>(index.where.at(bases));
-    for (int64_t i = 0; i < count; ++i) out[i] = in[at[i]];
+    gather(reinterpret_cast<const int32_t*>(index.where.at(bases)));
   }
 }
 
@@ -63,9 +63,9 @@ std::optional<PreparedCall> select_rows(const TensorOperand& from, const TensorO
           const char* block = in + o * b.middle * bytes;
           char* row = result + o * count * bytes;
           if (bytes == 4) {
-            gather_elements<uint32_t>(block, row, indices, bases, count);
+            gather_elements<4>(block, row, indices, bases, count);
           } else if (bytes == 8) {
-            gather_elements<uint64_t>(block, row, indices, bases, count);
+            gather_elements<8>(block, row, indices, bases, count);
           } else {
             for (int64_t i = 0; i < count; ++i) {
               std::memcpy(row + i * bytes, block + indices(bases, i) * bytes, static_cast<size_t>(bytes));
