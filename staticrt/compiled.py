@@ -20,10 +20,10 @@ from staticrt.errors import CaptureError, LoweringError, PassError
 from staticrt.fast_path import FastPath
 from staticrt.frontend.dynamo import NotCompiled
 from staticrt.frontend.graph import CapturedGraph, KnownInputs
-from staticrt.frontend.keys import CallKey, EagerOnly, call_key, eager_reason
+from staticrt.frontend.keys import CallKey, EagerOnly, call_key, eager_reason, needs_gradients
 from staticrt.frontend.names import argument_names
 from staticrt.frontend.reasons import CannotCapture, ModelChanges
-from staticrt.frontend.state import Snapshot, global_hooks
+from staticrt.frontend.state import Snapshot, global_hooks, has_global_hooks
 from staticrt.frontend.structure import Flattener, take_apart
 from staticrt.native import _C
 from staticrt.ops.size_nodes import NeedsShapeEnv
@@ -106,6 +106,11 @@ class Engine:
         reason = eager_reason()
         if reason is not None:
             return self._run_eagerly(args, kwargs, reason)
+        if torch.is_grad_enabled():
+            # Dynamo looks at such a call itself: no key is needed where the arguments are plain.
+            needs = needs_gradients((*args, *kwargs.values()))
+            if needs or (needs is not None and self._wants_gradients()):
+                return self._train(args, kwargs)
         flattener = Flattener()
         spec = flattener.flatten((args, kwargs))
         leaves = flattener.leaves
@@ -202,7 +207,7 @@ class Engine:
         """Run what could not be captured whole: in parts where that may help, else eagerly."""
         failed = self._failures[key]
         route = self._routes.get(key, "eager")
-        if route == "parts" and not any(hooks for _name, hooks in global_hooks()):
+        if route == "parts" and not has_global_hooks():
             try:
                 result, compiled = self.pieces.infer(args, kwargs)
                 if not compiled:  # nothing to compile, or Dynamo's recompile limit
@@ -228,7 +233,7 @@ class Engine:
         """Run a call whose results need gradients: Dynamo cuts it, each part is differentiated ahead of time."""
         if self._is_part or not self.options.training or self._untrainable:
             return self._run_eagerly(args, kwargs, self._untrainable or "the call needs gradients")
-        if any(hooks for _name, hooks in global_hooks()):
+        if has_global_hooks():
             return self._run_eagerly(
                 args, kwargs, "torch has hooks on all modules, which Dynamo does not see"
             )

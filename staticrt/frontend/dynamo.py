@@ -5,6 +5,7 @@ All private names of Dynamo are here.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import sys
@@ -15,7 +16,7 @@ import torch
 
 from staticrt.frontend.graph import KnownInputs
 
-# How Dynamo is set while it runs for us.
+# How Dynamo is set while it compiles for us.
 _CONFIG = {
     "suppress_errors": True,  # a frame that it fails on runs eagerly; the others stay compiled
     "allow_rnn": True,  # nn.LSTM and its kin are operators like others
@@ -54,16 +55,20 @@ class Parts:
         own: dict[str, Any] = {}
         if "isolate_recompiles" in _COMPILE:  # torch 2.12 and later
             own["isolate_recompiles"] = True
-        self._run = torch.compile(
-            function, backend=self._backend, dynamic=dynamic, fullgraph=fullgraph, **own
-        )
-        self._config: dict[str, Any] = dict(_CONFIG)
+        config: dict[str, Any] = dict(_CONFIG)
         if fullgraph:
-            self._config["suppress_errors"] = False
+            config["suppress_errors"] = False
         if max_captures is not None:
-            self._config["recompile_limit"] = max_captures
+            config["recompile_limit"] = max_captures
         if small_buckets:
-            self._config["optimize_ddp"] = False
+            config["optimize_ddp"] = False
+        import torch._dynamo as dynamo
+
+        # What `torch.compile` does with a backend that is a function.
+        context: Any = dynamo.optimize(self._backend, nopython=fullgraph, dynamic=dynamic, **own)
+        if callable(getattr(context, "callback", None)):  # else Dynamo is switched off
+            context.callback = _Configured(context.callback, config)
+        self._run = context(function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the function.
@@ -75,12 +80,8 @@ class Parts:
         from torch._dynamo.utils import graph_break_reasons
 
         known = len(graph_break_reasons)
-        config = self._config
-        if _has_small_buckets(_surrounding_ddp()):
-            config = {**config, "optimize_ddp": False}
         try:
-            with dynamo.config.patch(config):  # type: ignore[attr-defined]
-                return self._run(*args, **kwargs)
+            return self._run(*args, **kwargs)
         except dynamo.exc.TorchDynamoException as error:
             told = getattr(error, "inner_exception", error)  # of a part that our own backend refused
             raise NotCompiled(str(told).strip().split("\n")[0]) from error
@@ -99,6 +100,32 @@ class Parts:
         self, gm: torch.fx.GraphModule, inputs: Sequence[Any], **_options: Any
     ) -> Callable[..., Any]:
         return self._make_part(gm, inputs)
+
+
+class _Configured:
+    """Compiles a frame with Dynamo set as we need it.
+
+    Setting Dynamo around each call instead would cost more than the call of a small model, and would reach what the
+    model compiles by itself.
+
+    Args:
+        callback: Dynamo's, which the interpreter calls for frames without compiled code.
+        config: settings.
+    """
+
+    def __init__(self, callback: Callable[..., Any], config: dict[str, Any]) -> None:
+        functools.update_wrapper(self, callback)  # Dynamo knows its callbacks by attributes
+        self._callback = callback
+        self._config = config
+
+    def __call__(self, *frame: Any, **more: Any) -> Any:
+        import torch._dynamo as dynamo
+
+        config = self._config
+        if _has_small_buckets(_surrounding_ddp()):
+            config = {**config, "optimize_ddp": False}
+        with dynamo.config.patch(config):  # type: ignore[attr-defined]
+            return self._callback(*frame, **more)
 
 
 def known_inputs(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> KnownInputs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from staticrt.frontend.structure import repeated
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _VALUES = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.layout)
+_PLAIN_VALUES = frozenset(_VALUES)
 
 
 class Identity:
@@ -41,6 +42,21 @@ class CallKey:
     key: tuple[Any, ...]
     ints: tuple[tuple[int, int], ...]
     needs_grad: bool
+
+
+def needs_gradients(values: Iterable[Any]) -> bool | None:
+    """Whether any of these arguments requires gradients; None if one is no plain tensor or value: `call_key` says."""
+    found = False
+    for value in values:
+        if type(value) in _PLAIN:
+            if value.layout != torch.strided or value.is_quantized or value.is_nested:
+                return None
+            if value.is_conj() or value.is_neg():
+                return None
+            found = found or value.requires_grad
+        elif type(value) not in _PLAIN_VALUES:
+            return None
+    return found
 
 
 def call_key(leaves: Sequence[Any], spec: Any) -> CallKey:

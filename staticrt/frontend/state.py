@@ -306,6 +306,17 @@ def global_hooks() -> list[tuple[str, dict[int, Any]]]:
     return [(name, getattr(module, name)) for name in names]
 
 
+def has_global_hooks() -> bool:
+    """Whether any of those tables holds a hook."""
+    module: Any = torch.nn.modules.module
+    return bool(
+        module._global_forward_hooks
+        or module._global_forward_pre_hooks
+        or module._global_backward_hooks
+        or module._global_backward_pre_hooks
+    )
+
+
 class StateGuard:
     """Whether a snapshot still holds. The seam for a check in C++: only `holds()` runs on each call."""
 

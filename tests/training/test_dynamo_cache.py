@@ -117,3 +117,35 @@ def test_each_model_of_a_class_has_a_limit_of_its_own():
             torch.testing.assert_close(compiled(x), model(x))
             assert _regions() == before + 1
             assert not compiled.explain().eager
+
+
+def test_dynamo_is_set_for_us_only_while_it_compiles():
+    """What the model does, and what it compiles by itself, sees Dynamo as its caller set it."""
+    seen = []
+    inner = torch.compile(lambda x: x.sin() + x.size(0), backend="eager", dynamic=False)
+
+    @torch.compiler.disable
+    def note():
+        config = torch._dynamo.config
+        seen.append((config.suppress_errors, config.recompile_limit, config.trace_numpy))
+
+    class Noting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x):
+            y = self.inner(x).tanh()
+            note()
+            return inner(y)
+
+    model = Noting()
+    compiled = staticrt.compile(model, max_captures=3)
+    config = torch._dynamo.config
+    with torch._dynamo.config.patch(recompile_limit=5):
+        want = config.suppress_errors, config.recompile_limit, config.trace_numpy
+        for rows in (2, 3):
+            x = torch.randn(rows, 4)
+            torch.testing.assert_close(compiled(x), model.inner(x).tanh().sin() + rows)
+    assert seen == [want] * 2
+    assert staticrt.training.debug_state()[-1]["door"] == "B"
