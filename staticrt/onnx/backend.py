@@ -26,7 +26,7 @@ class StaticBackendRep(BackendRep):
 
     def run(self, inputs: Sequence[Any], **kwargs: Any) -> tuple[Any, ...]:
         """Outputs, tensors as numpy arrays, for inputs in the model's order."""
-        given = [to_tensor(v, "") if isinstance(v, onnx.TensorProto) else v for v in inputs]
+        given = [_given(v) if isinstance(v, onnx.TensorProto) else v for v in inputs]
         with torch.no_grad():
             found = self.model(*given)
         outputs = found if len(self.model.output_names) > 1 else (found,)
@@ -50,6 +50,14 @@ class StaticBackend(Backend):
     def supports_device(cls, device: str) -> bool:
         """The CPU only."""
         return device.upper().startswith("CPU")
+
+
+def _given(value: onnx.TensorProto) -> Any:
+    return (
+        onnx.numpy_helper.to_array(value)
+        if value.data_type == onnx.TensorProto.STRING
+        else to_tensor(value, "")
+    )
 
 
 def to_numpy(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from staticrt.onnx.hosts import needed_numbers
 from staticrt.onnx.numbers import MAX_NUMBERS, Numbers, objects
 from staticrt.onnx.program import FunctionBody, Program, Scope, Step, function_operator
 from staticrt.onnx.registry import Call, Operator
+from staticrt.onnx.strings import Strings, Vocabulary
 from staticrt.onnx.types import DTYPES, SMALL, to_tensor, type_name
 
 _DOMAINS = {"ai.onnx": ""}
@@ -40,6 +42,7 @@ class Importer:
         self.name = name
         self.base_dir = base_dir
         self.tensors: list[tuple[str, str, torch.Tensor]] = []  # kind, name, value
+        self.vocabulary = Vocabulary()
         self.bodies = FunctionBodies(model)
         self._unsupported: list[str] = []
         self._small: dict[str, str] = {}  # tensors of 2 and 4 bits: name -> type
@@ -63,11 +66,14 @@ class Importer:
 
     def graph(self, graph: GraphProto, opsets: Mapping[str, int]) -> Program:
         """A graph or sub-graph."""
-        constants: dict[str, Numbers | int] = {}
+        constants: dict[str, Numbers | Strings | int] = {}
         for tensor in graph.initializer:
             if tensor.data_type in SMALL:
                 self._small[tensor.name] = type_name(tensor.data_type)
-            constants[tensor.name] = self._initializer(tensor.name, to_tensor(tensor, self.base_dir))
+            value = self._tensor(tensor)
+            constants[tensor.name] = (
+                value if isinstance(value, Strings) else self._initializer(tensor.name, value)
+            )
         for sparse in graph.sparse_initializer:
             constants[sparse.values.name] = self._initializer(sparse.values.name, self._dense(sparse))
         # Before IR version 4 initializers are listed as inputs, too; a caller need not give those.
@@ -94,7 +100,7 @@ class Importer:
         outputs: tuple[str, ...],
         nodes: Sequence[NodeProto],
         opsets: Mapping[str, int],
-        constants: dict[str, Numbers | int],
+        constants: dict[str, Numbers | Strings | int],
         bound: Mapping[str, AttributeProto],
     ) -> Program:
         self._depth += 1
@@ -122,11 +128,11 @@ class Importer:
         self._as_numbers(constants, needed_numbers(program))
         return program
 
-    def _as_numbers(self, constants: dict[str, Numbers | int], needed: set[str]) -> None:
+    def _as_numbers(self, constants: dict[str, Numbers | Strings | int], needed: set[str]) -> None:
         """Scales and the like are structure even where they are initializers."""
         for name in sorted(needed & constants.keys()):
             index = constants[name]
-            if isinstance(index, Numbers):
+            if not isinstance(index, int):
                 continue
             value = self.tensors[index][2]
             if value.dim() <= 1 and value.numel() <= MAX_NUMBERS and not value.is_complex():
@@ -153,6 +159,7 @@ class Importer:
                     if found is not None:
                         attributes[attribute.name] = self._attribute(found, opsets, label)
             self._check_attributes(operator, attributes, label)
+            attributes = self._prepared(operator, attributes, label)
         inputs = tuple(node.input)
         while inputs and not inputs[-1]:
             inputs = inputs[:-1]
@@ -214,12 +221,36 @@ class Importer:
                 fix="the model is invalid, or newer than this version of staticrt knows",
             )
 
+    def _prepared(self, operator: Operator, attributes: dict[str, Any], label: str) -> dict[str, Any]:
+        """Attributes as the builder takes them; what is wrong with them is said here."""
+        at = f"{label} of {self.name}"
+        try:
+            return operator.prepared(self.vocabulary, attributes)
+        except OnnxError as error:
+            raise OnnxError(error.message, at=error.at or at, fix=error.fix) from error
+        except (TypeError, ValueError, IndexError, RuntimeError) as error:
+            raise OnnxError(
+                f"attributes of {operator.name} are missing, or do not fit each other: {error}",
+                at=at,
+                fix="the model is invalid; export it again",
+            ) from error
+
+    def _tensor(self, proto: onnx.TensorProto, at: object = None) -> torch.Tensor | Strings:
+        if proto.data_type != onnx.TensorProto.STRING:
+            return to_tensor(proto, self.base_dir, at)
+        texts = [text.decode(errors="replace") for text in proto.string_data]
+        if len(texts) != math.prod(proto.dims):
+            raise OnnxError(
+                f"tensor {proto.name!r} has {len(texts)} strings for the shape {list(proto.dims)}", at=at
+            )
+        return Strings(self.vocabulary.codes(texts, proto.dims))
+
     def _attribute(self, attribute: AttributeProto, opsets: Mapping[str, int], label: str) -> Any:
         kind = attribute.type
         if kind == AttributeProto.GRAPH:
             return self.graph(attribute.g, opsets)
         if kind == AttributeProto.TENSOR:
-            return to_tensor(attribute.t, self.base_dir, label)
+            return self._tensor(attribute.t, label)
         if kind == AttributeProto.STRING:
             return attribute.s.decode(errors="replace")
         if kind == AttributeProto.STRINGS:
@@ -236,7 +267,7 @@ class Importer:
 
     # -- constants ---------------------------------------------------------------------------------------------
 
-    def _constant(self, node: NodeProto, bound: Mapping[str, AttributeProto]) -> Numbers | int:
+    def _constant(self, node: NodeProto, bound: Mapping[str, AttributeProto]) -> Numbers | Strings | int:
         label = f"Constant {node.output[0]!r}"
         if len(node.attribute) != 1:
             raise OnnxError(
@@ -249,8 +280,10 @@ class Importer:
         if name == "sparse_value":
             return self._initializer(node.output[0], self._dense(attribute.sparse_tensor), structural=True)
         value = self._attribute(attribute, {}, label)
-        if isinstance(value, (str, tuple)) and name.startswith("value_string"):
-            raise OnnxError("strings are not supported", at=f"{label} of {self.name}")
+        if name.startswith("value_string"):
+            return Strings(self.vocabulary.codes([value] if isinstance(value, str) else value, None))
+        if isinstance(value, Strings):
+            return value
         if not isinstance(value, torch.Tensor):
             value = torch.tensor(
                 value, dtype=torch.float32 if name.startswith("value_float") else torch.int64
@@ -283,7 +316,7 @@ class Importer:
         flat[indices] = values
         return flat.reshape(dims)
 
-    def _fold(self, step: Step, constants: dict[str, Numbers | int]) -> bool:
+    def _fold(self, step: Step, constants: dict[str, Numbers | Strings | int]) -> bool:
         """Compute a step now if it only depends on structure, not on the module's state."""
         if not step.operator.pure or any(isinstance(v, Program) for v in step.attributes.values()):
             return False

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import onnx
 
     from staticrt.onnx.module import InputInfo, OnnxModel
+    from staticrt.onnx.program import Program
 
 
 def from_onnx(
@@ -56,7 +57,8 @@ def from_onnx(
     if options.get("dynamic") is None and _all_fixed(infos):
         options["dynamic"] = False
     conditions = read(proto, [dim for info in infos for dim in info.shape or () if isinstance(dim, str)])
-    module = OnnxModule(program, infos, importer.tensors, conditions).eval()
+    spoken = _spoken(proto, program)
+    module = OnnxModule(program, infos, importer.tensors, conditions, importer.vocabulary, spoken).eval()
     compiled = OnnxModel(module, parse_options(options))
     if example_inputs is not None:
         if isinstance(example_inputs, dict):
@@ -148,6 +150,9 @@ def _check_nodes(nodes: Iterable[onnx.NodeProto], name: str) -> None:
 
 
 def _input(value: onnx.ValueInfoProto, host: bool) -> InputInfo:
+    import onnx
+    import torch
+
     from staticrt.onnx.module import InputInfo
     from staticrt.onnx.types import dtype_of
 
@@ -166,10 +171,26 @@ def _input(value: onnx.ValueInfoProto, host: bool) -> InputInfo:
                 shape.append(dim.dim_value)
             else:  # some exporters write 0 or -1 for a size they do not know
                 shape.append(dim.dim_param or None if which == "dim_param" else None)
+    sizes = None if shape is None else tuple(shape)
+    if tensor.elem_type == onnx.TensorProto.STRING:
+        return InputInfo(value.name, torch.int64, sizes, text=True)
     dtype = dtype_of(tensor.elem_type, f"input {value.name!r}")
-    return InputInfo(
-        value.name, dtype, None if shape is None else tuple(shape), host and not dtype.is_complex
-    )
+    return InputInfo(value.name, dtype, sizes, host and not dtype.is_complex)
+
+
+def _spoken(model: onnx.ModelProto, program: Program) -> dict[int, tuple[int | str, ...] | None]:
+    """Outputs that are strings or maps: see `OnnxModule`."""
+    import onnx
+
+    found: dict[int, tuple[int | str, ...] | None] = {}
+    maker = {name: step for step in program.steps for name in step.outputs}
+    for index, value in enumerate(model.graph.output):
+        step = maker.get(value.name)
+        if step is not None and step.operator.name == "ZipMap":
+            found[index] = step.attributes["prepared"]
+        elif value.type.tensor_type.elem_type == onnx.TensorProto.STRING:
+            found[index] = None
+    return found
 
 
 def _all_fixed(infos: list[InputInfo]) -> bool:

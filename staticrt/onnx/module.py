@@ -14,6 +14,7 @@ from staticrt.errors import InputError
 from staticrt.onnx.numbers import Numbers, objects
 from staticrt.onnx.program import Program, Scope, recording
 from staticrt.onnx.size_conditions import SizeCondition
+from staticrt.onnx.strings import CallTexts, Maps, Strings, Vocabulary, as_maps
 from staticrt.onnx.types import from_array
 from staticrt.options import Options, parse_options
 
@@ -28,6 +29,7 @@ class InputInfo:
         dtype: of a tensor; None for a sequence or an optional value.
         shape: per dimension a size, a name, or None where the model does not say; None: any rank.
         host: its values decide shapes, so they are part of what a capture is made for.
+        text: strings, which arrive as numbers.
     """
 
     name: str
@@ -35,6 +37,7 @@ class InputInfo:
     shape: tuple[int | str | None, ...] | None
     host: bool = False
     optional: bool = False
+    text: bool = False
 
 
 class OnnxModule(torch.nn.Module):
@@ -45,6 +48,8 @@ class OnnxModule(torch.nn.Module):
         inputs: what it takes, in the model's order.
         tensors: kind ("parameter", "buffer", or "structure": no state), ONNX name, value.
         conditions: what must hold for the named sizes of the inputs.
+        vocabulary: the model's strings.
+        spoken: number of an output that is no tensor -> keys of its maps; None: it is strings.
     """
 
     runs_whole_or_eagerly = True  # there is no Python code of the model's own for Dynamo to cut
@@ -55,33 +60,54 @@ class OnnxModule(torch.nn.Module):
         inputs: Sequence[InputInfo],
         tensors: Sequence[tuple[str, str, torch.Tensor]],
         conditions: Sequence[SizeCondition] = (),
+        vocabulary: Vocabulary | None = None,
+        spoken: Mapping[int, tuple[int | str, ...] | None] | None = None,
     ) -> None:
         super().__init__()
         self.inputs = tuple(inputs)
         self.input_names = tuple(info.name for info in inputs)
         self.output_names = program.outputs
-        plain = all(info.dtype is not None and not info.host for info in self.inputs)
-        self.num_plain = len(inputs) if plain else -1  # tensors that need no binding; -1: some input does
+        self.vocabulary = vocabulary or Vocabulary()
+        self.spoken = dict(spoken or {})
+        plain = all(info.dtype is not None and not info.host and not info.text for info in self.inputs)
+        # Tensors that need no binding; -1: some input does, or some result is more than tensors.
+        self.num_plain = len(inputs) if plain and not self.spoken else -1
         self._program = program
         self._conditions = tuple(conditions)
         self._paths = tuple(_register(self, *tensor) for tensor in tensors)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """See `OnnxModel.__call__`."""
-        arguments = self.bind(args, kwargs)
+        texts = CallTexts(self.vocabulary)
+        arguments = self.bind(args, kwargs, texts)
         tensors = [_get(self, path) for path in self._paths]
         values = [self._enter(info, value) for info, value in zip(self.inputs, arguments, strict=True)]
         self._check_conditions(arguments)
         own = {id(tensor) for tensor in tensors}
         outputs = [_leave(value, own) for value in self._program.run(Scope(tensors), values)]
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+        found = outputs[0] if len(outputs) == 1 else tuple(outputs)
+        return found if recording() else self.finish(found, texts)
+
+    def finish(self, found: Any, texts: CallTexts) -> Any:
+        """Results as the caller gets them: strings and maps of what is numbers so far."""
+        if not self.spoken:
+            return found
+        outputs = list(found) if len(self.output_names) > 1 else [found]
+        for index, keys in self.spoken.items():
+            if isinstance(outputs[index], torch.Tensor):
+                value = outputs[index]
+                outputs[index] = texts.decode(value) if keys is None else as_maps(value, keys)
+        return tuple(outputs) if len(outputs) > 1 else outputs[0]
 
     def call_parameters(self) -> list[tuple[str, bool]]:
         """Names of the call's arguments and whether each may be left out; names of ONNX are no Python names."""
         return [(info.name, bool(info.optional)) for info in self.inputs]
 
-    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Positional arguments as `forward` computes with them: arrays as tensors, deciding values as numbers.
+    def bind(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], texts: CallTexts | None = None
+    ) -> tuple[Any, ...]:
+        """Positional arguments as `forward` computes with them: arrays as tensors, deciding values as numbers, strings
+        as numbers of the call's texts.
 
         Raises:
             InputError: an input is missing, unknown or given twice, or its type does not fit.
@@ -103,7 +129,8 @@ class OnnxModule(torch.nn.Module):
                 f"input {missing[0]!r} is missing",
                 fix=f"the model's inputs are {', '.join(self.input_names)}",
             )
-        return tuple(_bind(info, given.get(info.name)) for info in self.inputs)
+        texts = texts or CallTexts(self.vocabulary)
+        return tuple(_bind(info, given.get(info.name), texts) for info in self.inputs)
 
     def _check_conditions(self, arguments: Sequence[Any]) -> None:
         """Raise InputError unless the sizes are ones that the model was exported for."""
@@ -127,7 +154,7 @@ class OnnxModule(torch.nn.Module):
         """A bound argument as a value of the program."""
         if isinstance(value, torch.Tensor):
             _check(info, value)
-            return value
+            return Strings(value) if info.text else value
         if info.dtype is not None and isinstance(
             value, (tuple, int, float, bool, torch.SymInt, torch.SymFloat)
         ):
@@ -155,7 +182,9 @@ class OnnxModel(CompiledModule):
                     break
             else:
                 return self._engine.fast.call(*args)
-        return self._engine.fast.call(*self._module.bind(args, kwargs))  # type: ignore[operator]
+        module = self.module
+        texts = CallTexts(module.vocabulary)
+        return module.finish(self._engine.fast.call(*module.bind(args, kwargs, texts)), texts)
 
     @property
     def module(self) -> OnnxModule:
@@ -212,9 +241,16 @@ def _get(module: torch.nn.Module, path: tuple[str, ...]) -> torch.Tensor:
     return found
 
 
-def _bind(info: InputInfo, value: Any) -> Any:
-    if type(value) is torch.Tensor:
+def _bind(info: InputInfo, value: Any, texts: CallTexts) -> Any:
+    if isinstance(value, torch.Tensor):
         pass
+    elif info.text and value is not None:
+        try:
+            value = texts.encode(value)
+        except TypeError as error:
+            raise InputError(
+                f"input {info.name!r} is strings: {error}", fix="pass an array of str"
+            ) from error
     elif type(value).__module__ == "numpy":
         value = from_array(value)
     elif isinstance(value, (list, tuple)) and info.dtype is None:
@@ -244,7 +280,9 @@ def _check(info: InputInfo, value: torch.Tensor) -> None:
 
 
 def _leave(value: Any, own: set[int]) -> Any:
-    """An output as the caller gets it: never one of the module's tensors."""
+    """An output as the caller gets it: never one of the module's tensors. Strings and maps are still numbers."""
+    if isinstance(value, (Strings, Maps)):
+        value = value.codes if isinstance(value, Strings) else value.scores
     if isinstance(value, Numbers):
         return value.tensor().clone() if recording() else value.tensor()
     if isinstance(value, (list, tuple)):

@@ -13,6 +13,7 @@ from staticrt.frontend import reasons
 from staticrt.frontend.reasons import CannotCapture
 from staticrt.onnx.numbers import Numbers
 from staticrt.onnx.registry import Call, Operator
+from staticrt.onnx.strings import Strings
 
 
 def recording() -> bool:
@@ -26,7 +27,7 @@ class Program:
 
     Args:
         name: for messages.
-        constants: name -> numbers, or the number of one of the module's tensors.
+        constants: name -> numbers, strings, or the number of one of the module's tensors.
         free: names it takes from the graphs around it.
         rows: output -> what a loop that takes no step has collected of it: no rows of the declared shape. A size
             that the model leaves open is 0 there, and so is one of an open rank, as in ONNX Runtime.
@@ -36,7 +37,7 @@ class Program:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     steps: tuple[Step, ...]
-    constants: dict[str, Numbers | int]
+    constants: dict[str, Numbers | Strings | int]
     free: frozenset[str]
     rows: dict[str, tuple[tuple[int, ...], torch.dtype]] = dataclasses.field(default_factory=dict)
 
@@ -57,7 +58,7 @@ class Program:
         """
         values = scope.values
         for name, constant in self.constants.items():
-            values[name] = constant if isinstance(constant, Numbers) else scope.tensors[constant]
+            values[name] = scope.tensors[constant] if isinstance(constant, int) else constant
         for name, value in zip(self.inputs, arguments, strict=True):
             if name:
                 values[name] = value

@@ -3,17 +3,20 @@
 A builder is a Python function over torch operators, registered with `op`. Its signature is its declaration:
 positional parameters are the operator's inputs, keyword-only ones its attributes (with ONNX's defaults). An
 input annotated `Tensor` arrives as a tensor, one annotated `Numbers` as numbers known at capture, `Value` as it
-is; a keyword `call` gets the `Call`.
+is; a keyword `call` gets the `Call`. Builders with `prepare` get one keyword `prepared`: what that function made of the
+attributes when the model was imported.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from staticrt.errors import OnnxError
 from staticrt.onnx.numbers import Numbers, as_numbers, as_tensor
+from staticrt.onnx.strings import Strings, Vocabulary
 
 Builder = Callable[..., Any]
 F = TypeVar("F", bound=Builder)
@@ -47,6 +50,9 @@ class Operator:
         host: computes the node on numbers alone, or None.
         pure: same inputs, same outputs.
         lackable: positions before the last required input that may be left out all the same.
+        prepare: makes `prepared` of a vocabulary and the attributes, whose names and defaults it declares.
+        strings: what becomes of inputs of strings. "no": an error; "moves": computed on their numbers, and the result
+            is strings again; "compares": computed on their numbers; "reads": the builder knows `Strings`.
     """
 
     name: str
@@ -61,6 +67,9 @@ class Operator:
     host: Builder | None
     pure: bool
     lackable: frozenset[int] = frozenset()
+    prepare: Builder | None = None
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    strings: str = "no"
 
     def kind(self, index: int) -> str:
         """How input `index` arrives."""
@@ -72,10 +81,31 @@ class Operator:
             found = self.host(*inputs, **attributes)
             if found is not NotImplemented:
                 return found
+        texts = self.strings != "reads" and any(isinstance(value, Strings) for value in inputs)
+        if texts:
+            inputs = self._codes(inputs)
         converted = [_CONVERT[self.kind(index)](value) for index, value in enumerate(inputs)]
         if self.wants_call:
-            return self.function(*converted, call=call, **attributes)
-        return self.function(*converted, **attributes)
+            attributes = {**attributes, "call": call}
+        found = self.function(*converted, **attributes)
+        if not texts or self.strings == "compares":
+            return found
+        return tuple(map(Strings, found)) if isinstance(found, tuple) else Strings(found)
+
+    def _codes(self, inputs: list[Any]) -> list[Any]:
+        """Inputs with the numbers of strings in their place."""
+        if self.strings == "no":
+            raise OnnxError(
+                f"{self.name} of strings is not supported",
+                fix="compute this part of the model before the call, and pass its result",
+            )
+        return [value.codes if isinstance(value, Strings) else value for value in inputs]
+
+    def prepared(self, vocabulary: Vocabulary, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        """A node's attributes as the builder takes them."""
+        if self.prepare is None:
+            return dict(attributes)
+        return {"prepared": self.prepare(vocabulary, **{**self.defaults, **attributes})}
 
     def __reduce__(self) -> Any:
         """Copies and pickles name a registered operator; only functions' bodies travel themselves."""
@@ -95,18 +125,61 @@ def _same(value: Any) -> Any:
     return value
 
 
+# Operators of ONNX itself on strings: what only moves elements, and what asks for sizes.
+_MOVES = frozenset(
+    [
+        "Compress",
+        "Concat",
+        "Expand",
+        "Flatten",
+        "Gather",
+        "GatherElements",
+        "GatherND",
+        "Reshape",
+        "Slice",
+        "Split",
+        "Squeeze",
+        "Tile",
+        "Transpose",
+        "Unsqueeze",
+        "Where",
+    ]
+)
+_READS = frozenset(["Identity", "Shape", "Size"])
+
+
+def _of_strings(domain: str, name: str) -> str:
+    if domain:
+        return "no"
+    return (
+        "moves" if name in _MOVES else "reads" if name in _READS else "compares" if name == "Equal" else "no"
+    )
+
+
 _CONVERT: dict[str, Callable[[Any], Any]] = {"tensor": as_tensor, "numbers": as_numbers, "value": _same}
 _REGISTRY: dict[tuple[str, str], list[Operator]] = {}
 
 
 def op(
-    *names: str, since: int = 1, domain: str = "", host: Builder | None = None, pure: bool = True
+    *names: str,
+    since: int = 1,
+    domain: str = "",
+    host: Builder | None = None,
+    pure: bool = True,
+    prepare: Builder | None = None,
+    prepared: Mapping[str, Any] | None = None,
+    strings: str | None = None,
 ) -> Callable[[F], F]:
-    """Register a builder for operators from version `since` on."""
+    """Register a builder for operators from version `since` on; `prepared` are attributes that `prepare` takes beside
+    those of its signature, with their defaults."""
 
     def register(function: F) -> F:
         for name in names:
-            operator = _declare(function, name, domain, since, host, pure)
+            operator = _declare(
+                function, name, domain, since, host, pure, strings or _of_strings(domain, name)
+            )
+            if prepare is not None:
+                operator = _with_preparation(operator, prepare, prepared or {})
             versions = _REGISTRY.setdefault((domain, name), [])
             if any(other.since == since for other in versions):
                 raise AssertionError(f"{domain}.{name} version {since} is registered twice")
@@ -118,7 +191,7 @@ def op(
 
 
 def _declare(
-    function: Builder, name: str, domain: str, since: int, host: Builder | None, pure: bool
+    function: Builder, name: str, domain: str, since: int, host: Builder | None, pure: bool, strings: str
 ) -> Operator:
     kinds: list[str] = []
     lackable: set[int] = set()
@@ -142,8 +215,15 @@ def _declare(
                 lackable.add(len(kinds) - 1)
     return Operator(
         name, domain, since, function, tuple(kinds), rest, required, frozenset(attributes), wants_call, host, pure,
-        frozenset(lackable),
+        frozenset(lackable), strings=strings,
     )  # fmt: skip
+
+
+def _with_preparation(operator: Operator, prepare: Builder, more: Mapping[str, Any]) -> Operator:
+    own = [p.name for p in inspect.signature(prepare).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    return dataclasses.replace(
+        operator, prepare=prepare, defaults=dict(more), attributes=frozenset([*own, *more]), pure=False
+    )
 
 
 def find(domain: str, name: str, version: int) -> Operator | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ from staticrt.errors import OnnxError
 from staticrt.onnx.arguments import Ints, axis_of
 from staticrt.onnx.numbers import Numbers, Tensor
 from staticrt.onnx.registry import op
+from staticrt.onnx.strings import Vocabulary
 from staticrt.onnx.types import dtype_of
 
 
@@ -94,9 +97,25 @@ def tensor_scatter(
     return torch.scatter(cache, axis, rows.reshape(shape).expand(update.shape), update)
 
 
-@op("TfIdfVectorizer", since=9)
-def tf_idf(
-    x: Tensor,
+@dataclasses.dataclass(eq=False)
+class _Grams:
+    """What TfIdfVectorizer counts.
+
+    Args:
+        groups: per length of grams, int64 [grams, length] and the column that each is counted in.
+        skips: elements that may be left out between two of a gram.
+        factor: per column; `presence`: of whether it occurs, else of how often.
+    """
+
+    groups: list[tuple[int, Tensor, Tensor]]
+    skips: int
+    columns: int
+    factor: Tensor | None
+    presence: bool
+
+
+def _grams(
+    vocabulary: Vocabulary,
     *,
     max_gram_length: int,
     max_skip_count: int,
@@ -104,32 +123,40 @@ def tf_idf(
     mode: str,
     ngram_counts: Ints,
     ngram_indexes: Ints,
-    pool_int64s: Ints | None = None,
-    pool_strings: Any = None,
-    weights: Any = None,
-) -> Tensor:
-    if pool_int64s is None:
-        raise OnnxError("TfIdfVectorizer of strings")
-    rows = x.unsqueeze(0) if x.dim() == 1 else x
-    counts = torch.zeros([rows.shape[0], max(ngram_indexes) + 1], dtype=torch.float32)
-    place = 0
-    ends = [*ngram_counts[1:], len(pool_int64s)]
+    pool_int64s: Ints = (),
+    pool_strings: Sequence[str] = (),
+    weights: Sequence[float] = (),
+) -> _Grams:
+    pool = vocabulary.codes(pool_strings) if pool_strings else torch.tensor(pool_int64s, dtype=torch.int64)
+    columns = torch.tensor(ngram_indexes, dtype=torch.int64)
+    groups, place = [], 0
+    ends = [*ngram_counts[1:], len(pool)]
     for number, (first, end) in enumerate(zip(ngram_counts, ends, strict=True)):
         length = number + 1
-        grams = torch.tensor(pool_int64s[first:end], dtype=rows.dtype).reshape(-1, length)
-        columns = torch.tensor(ngram_indexes[place : place + len(grams)], dtype=torch.int64)
+        grams = pool[first:end].reshape(-1, length)
+        if min_gram_length <= length <= max_gram_length and len(grams):
+            groups.append((length, grams, columns[place : place + len(grams)]))
         place += len(grams)
-        if not min_gram_length <= length <= max_gram_length or not len(grams):
-            continue
-        for skip in range(1 if length == 1 else max_skip_count + 1):
+    factor = None
+    if weights and mode in ("IDF", "TFIDF"):
+        factor = torch.ones([max(ngram_indexes) + 1])
+        factor[columns] = torch.tensor(weights, dtype=torch.float32)
+    return _Grams(groups, max_skip_count, max(ngram_indexes) + 1, factor, mode == "IDF")
+
+
+@op("TfIdfVectorizer", since=9, prepare=_grams, strings="compares")
+def tf_idf(x: Tensor, *, prepared: _Grams) -> Tensor:
+    rows = x.unsqueeze(0) if x.dim() == 1 else x
+    counts = torch.zeros([rows.shape[0], prepared.columns], dtype=torch.float32)
+    for length, grams, columns in prepared.groups:
+        for skip in range(1 if length == 1 else prepared.skips + 1):
             reach = (length - 1) * (skip + 1) + 1
             if rows.shape[1] < reach:
                 continue
             windows = rows.unfold(1, reach, 1)[:, :, :: skip + 1]
             same = (windows.unsqueeze(2) == grams).all(-1).sum(1)
             counts = counts.index_add(1, columns, same.to(torch.float32))
-    factor = torch.ones([counts.shape[1]])
-    if weights is not None and mode in ("IDF", "TFIDF"):
-        factor = factor.index_put([torch.tensor(ngram_indexes)], torch.tensor(weights, dtype=torch.float32))
-    found = counts if mode == "TF" else (counts > 0) * factor if mode == "IDF" else counts * factor
+    found = (counts > 0).to(torch.float32) if prepared.presence else counts
+    if prepared.factor is not None:
+        found = found * prepared.factor
     return found[0] if x.dim() == 1 else found
