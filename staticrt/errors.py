@@ -37,6 +37,10 @@ class CaptureError(StaticRuntimeError):
     """A module could not be turned into a graph."""
 
 
+class ReplayError(CaptureError):
+    """A captured graph does not hold for the values of a call: a result has another size than at the capture."""
+
+
 class PassError(StaticRuntimeError):
     """A pass was given a graph it cannot take, or left one it must not leave."""
 

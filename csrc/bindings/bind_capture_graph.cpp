@@ -4,6 +4,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/gil.h"
+#include "capture/digest.h"
 #include "capture/graph.h"
 
 namespace py = pybind11;
@@ -36,9 +37,14 @@ py::dict stats(const CpuGraph& graph) {
 }  // namespace
 
 void bind_capture_graph(py::module_& m) {
+  m.def("note_read", &Recorder::note_read);
+  m.def("digest", [](const std::vector<at::Tensor>& tensors) {
+    const GilRelease no_gil;
+    return digest(tensors);
+  });
   py::class_<CpuGraph, std::shared_ptr<CpuGraph>>(m, "CpuGraph")
       .def(py::init<std::shared_ptr<CpuPool>, bool>(), py::arg("pool"), py::arg("own_kernels") = true)
-      .def("begin", &CpuGraph::begin)
+      .def("begin", &CpuGraph::begin, py::arg("inputs"), py::arg("fixed") = std::vector<at::Tensor>())
       .def("end", &CpuGraph::end, py::arg("put_back") = false)
       .def("abort", &CpuGraph::abort)
       .def("bind_outputs", &CpuGraph::bind_outputs)
@@ -59,6 +65,11 @@ void bind_capture_graph(py::module_& m) {
       .def("reset", &CpuGraph::reset)
       .def("describe", [](const CpuGraph& graph) { return graph.record().describe(); })
       .def_property_readonly("is_captured", &CpuGraph::is_captured)
+      .def("agrees_with", [](const CpuGraph& graph,
+                             const CpuGraph& other) { return graph.record().agrees_with(other.record()); })
+      .def_property_readonly("may_vary", [](const CpuGraph& graph) { return graph.record().may_vary(); })
+      .def_property_readonly("num_unexplained",
+                             [](const CpuGraph& graph) { return graph.record().num_unexplained(); })
       .def_property_readonly("num_steps", [](const CpuGraph& graph) { return graph.record().num_steps(); })
       .def_property_readonly("written_inputs",
                              [](const CpuGraph& graph) { return graph.record().written_inputs(); })

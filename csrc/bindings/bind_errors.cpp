@@ -1,4 +1,5 @@
 #include "bindings/bindings.h"
+#include "capture/replay_error.h"
 #include "common/error.h"
 #include "staticrt/staticrt.h"
 
@@ -15,6 +16,8 @@ void raise(const char* type, const char* message) {
 void raise_own_error(std::exception_ptr thrown) {
   try {
     std::rethrow_exception(thrown);
+  } catch (const capture::ReplayError& error) {
+    raise("ReplayError", error.what());
   } catch (const InputError& error) {
     raise("InputError", error.what());
   } catch (const OutOfMemoryError& error) {

@@ -7,9 +7,9 @@ namespace staticrt::capture {
 CpuGraph::CpuGraph(std::shared_ptr<CpuPool> pool, bool own_kernels)
     : hold_(std::move(pool)), own_kernels_(own_kernels) {}
 
-void CpuGraph::begin(const std::vector<at::Tensor>& inputs) {
+void CpuGraph::begin(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& fixed) {
   SRT_CHECK(!recorder_ && !record_, "this graph is captured already, or being captured; make a new one");
-  recorder_ = std::make_unique<Recorder>(hold_.shared(), inputs, own_kernels_);
+  recorder_ = std::make_unique<Recorder>(hold_.shared(), inputs, fixed, own_kernels_);
 }
 
 std::string CpuGraph::end(bool put_back) {

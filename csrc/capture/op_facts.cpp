@@ -139,10 +139,11 @@ OpFacts read(const c10::OperatorHandle& op) {
   facts.takes_masks = name.name == "aten::index";
   facts.reads_on_host = !facts.takes_masks && (op.hasTag(at::Tag::data_dependent_output) ||
                                                op.hasTag(at::Tag::dynamic_output_shape));
+  facts.foreign = !name.name.starts_with("aten::");
   facts.metadata_only = op.hasTag(at::Tag::inplace_view);
   facts.updates_statistics = name.name == "aten::native_batch_norm" && facts.writes.empty();
   if (facts.decompose || facts.allocates || !facts.writes.empty() || facts.random) return facts;
-  if (facts.updates_statistics || facts.reads_on_host) return facts;
+  if (facts.updates_statistics || facts.reads_on_host || facts.foreign) return facts;
   facts.out = find_structured_out(op, facts.name);
   facts.structured = facts.out.has_value();
   if (!facts.out) facts.out = find_out(op);

@@ -23,6 +23,7 @@ struct OpFacts {
   bool reads_on_host = false;    // its result depends on values, not on metadata (item, nonzero)
   bool takes_masks = false;      // reads_on_host only if an index is a mask
   bool metadata_only = false;    // an in-place op that moves no bytes (squeeze_, set_)
+  bool foreign = false;          // not torch's own: tags may not say that values decide its results' sizes
   std::vector<uint32_t> writes;  // arguments written in place, by the schema
   // native_batch_norm writes its running statistics while training, which its schema denies.
   bool updates_statistics = false;

@@ -9,9 +9,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <sstream>
 
+#include "capture/record_before.h"
 #include "capture/record_key.h"
+#include "capture/replay_error.h"
 #include "capture/routing.h"
 #include "common/error.h"
 #include "kernels/prepare.h"
@@ -138,13 +141,18 @@ void Record::replay(const std::vector<at::Tensor>* inputs, const std::vector<at:
   bind(inputs_, inputs, "input");
   bind(outputs_, outputs, "output");
   for (const ShellId id : external_) bases_[id] = static_cast<char*>(address_of(*shells_[id].storage));
-  {
+  std::optional<Before> kept;
+  if (may_vary_) kept.emplace(before());
+  try {
     // Kernels make temporaries of their own: those are ordinary memory, whoever routes this thread.
     const RouteScope unrouted(nullptr);
     const c10::InferenceMode normal(false);
     const c10::AutoGradMode restore_grad_mode(c10::GradMode::is_enabled());
     const c10::impl::ForceDispatchKeyGuard restore;
     run_steps();
+  } catch (const ReplayError&) {
+    if (kept) kept->put_back();
+    throw;
   }
   for (const Written& written : written_) {
     bool bound = false;
@@ -209,9 +217,10 @@ void Record::copy_result(const ResultCopy& copy, const c10::IValue& result) {
   const at::Tensor made =
       copy.element < 0 ? result.toTensor() : result.toTensorVector().at(static_cast<size_t>(copy.element));
   const at::Tensor& target = copy.target;
-  SRT_CHECK(made.defined() && made.sizes() == target.sizes() && made.scalar_type() == target.scalar_type(),
-            "replay: a result has sizes ", made.sizes(), ", but ", target.sizes(),
-            " at the capture; it depends on values, so the graph does not hold");
+  SRT_CHECK_AS(ReplayError,
+               made.defined() && made.sizes() == target.sizes() && made.scalar_type() == target.scalar_type(),
+               "a result has sizes ", made.sizes(), ", but ", target.sizes(),
+               " at the capture: it depends on values");
   if (dense_equal_layout(made, target) && target.has_storage()) {
     if (target.numel() != 0)
       std::memcpy(target.mutable_data_ptr(), made.const_data_ptr(),

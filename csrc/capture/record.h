@@ -101,17 +101,26 @@ class Record {
   const std::vector<char*>& bases() const { return bases_; }
   void declare_input(Binding binding) { inputs_.push_back(std::move(binding)); }
   void declare_written(ShellId shell, const c10::VariableVersion& version);
+  // A later step's results may have other sizes in a replay, though nothing says so.
+  void expect_other_sizes() { may_vary_ = true; }
+  // Bytes that no operator made and no argument holds: constants, or tensors found elsewhere.
+  void add_unexplained(ShellId shell) { unexplained_.push_back(shell); }
 
   // --- afterwards
   // Throws InputError unless each tensor has a storage of its own that the capture made.
   void bind_outputs(std::span<const at::Tensor> outputs,
                     const std::vector<std::pair<const void*, ShellId>>& made);
-  // nullopt: the tensors of the capture. Throws InputError if one has other sizes, strides or dtype, and what
-  // kernels throw.
+  // nullopt: the tensors of the capture. Throws InputError if one has other sizes, strides or dtype, what
+  // kernels throw, and ReplayError if a result has another size than at the capture.
   void replay(const std::vector<at::Tensor>* inputs, const std::vector<at::Tensor>* outputs);
   // Into outputs made for this replay, as bind_outputs() was given them.
   std::vector<at::Tensor> replay_new(const std::vector<at::Tensor>* inputs);
   std::vector<uint32_t> written_inputs() const;
+  // Whether a replay may throw ReplayError.
+  bool may_vary() const { return may_vary_; }
+  size_t num_unexplained() const { return unexplained_.size(); }
+  // Whether what no operator made is the same in another record of the function.
+  bool agrees_with(const Record& other) const;
   RecordStats stats() const;
   size_t num_steps() const { return steps_.size(); }
   size_t num_inputs() const { return inputs_.size(); }
@@ -123,6 +132,8 @@ class Record {
   void run_steps();
   void run_boxed(const Step& step);
   void copy_result(const ResultCopy& copy, const c10::IValue& result);
+  class Before;
+  Before before() const;
 
   std::vector<Shell> shells_;
   std::vector<char*> bases_;
@@ -136,6 +147,8 @@ class Record {
     c10::VariableVersion version;  // of the tensor at the capture
   };
   std::vector<Written> written_;
+  bool may_vary_ = false;
+  std::vector<ShellId> unexplained_;
   int64_t workspace_bytes_ = 0;
   at::DataPtr workspace_;
   std::vector<c10::IValue> stack_;

@@ -10,6 +10,7 @@
 #include <exception>
 #include <unordered_set>
 
+#include "capture/digest.h"
 #include "common/error.h"
 
 namespace staticrt::capture {
@@ -62,7 +63,8 @@ Recorder* Recorder::current() {
   return recording;
 }
 
-Recorder::Recorder(std::shared_ptr<CpuPool> pool, const std::vector<at::Tensor>& inputs, bool own_kernels)
+Recorder::Recorder(std::shared_ptr<CpuPool> pool, const std::vector<at::Tensor>& inputs,
+                   const std::vector<at::Tensor>& fixed, bool own_kernels)
     : pool_(std::move(pool)),
       first_serial_(CpuPool::last_serial()),
       own_kernels_(own_kernels),
@@ -88,6 +90,8 @@ Recorder::Recorder(std::shared_ptr<CpuPool> pool, const std::vector<at::Tensor>&
     }
     record_->declare_input({shell, spec});
   }
+  for (const at::Tensor& tensor : fixed)
+    if (tensor.defined() && tensor.has_storage()) fixed_.insert(tensor.storage().unsafeGetStorageImpl());
   recording = this;
   exchange_program_watcher(this);
   c10::impl::tls_set_dispatch_key_included(kRecordKey, true);
@@ -102,6 +106,11 @@ Recorder::~Recorder() {
 
 void Recorder::fail(std::string reason) {
   if (failure_.empty()) failure_ = std::move(reason);
+}
+
+void Recorder::note_read(const std::string& how) {
+  if (recording == nullptr || c10::impl::tls_is_dispatch_key_excluded(kRecordKey)) return;
+  recording->fail(how + " reads values");
 }
 
 c10::IValue Recorder::on_shells(const c10::IValue& value) {
@@ -175,7 +184,7 @@ void Recorder::dispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   if (facts.allocates) {
     op.redispatchBoxed(keys, stack);
     for_each_tensor(stack->back(), [&](const at::Tensor& tensor) {
-      if (is_plain(tensor)) known(tensor);  // pending: nothing has written it
+      if (is_plain(tensor)) scribble_new(tensor);
     });
     return;
   }
@@ -225,9 +234,12 @@ void Recorder::dispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   if (!any_tensor && !facts.random && written.empty() && fresh.size() == 1 &&
       fresh[0].storage().nbytes() <= kFewBytes) {
     fill_places();
-    known(fresh[0]).contents = Contents::kPending;
+    Known& entry = known(fresh[0]);
+    entry.contents = Contents::kPending;
+    entry.made = digest(entry.ptr, fresh[0].storage().nbytes());
     return;
   }
+  if (facts.foreign && !copies.empty()) record_->expect_other_sizes();
   for (ResultCopy& copy : copies) copy.target = record_->on_shell(copy.target, known(copy.target).shell);
   if (written.empty() && copies.size() == num_results && !fresh.empty()) {
     Call call{args, std::move(on), fresh, std::move(bytes), std::move(copies), tls};

@@ -14,7 +14,9 @@
 //   - A view: nothing. Tensors of later calls are made with its sizes and strides.
 //   - Bytes that appear without an operator (a number turned into a tensor, torch.tensor of a list):
 //   constants.
-//     They are noticed when an operator reads memory of the pool that nothing recorded has written.
+//     They are noticed when an operator reads memory of the pool that nothing recorded has written. Code that
+//     is no operator may have computed them (a C++ extension, what another compiler made): they are listed as
+//     unexplained, as are tensors found elsewhere, and whoever replays compares two captures (agrees_with).
 //
 // Kernels run outside the pool's route, so that only values of the record lie in the pool.
 //
@@ -28,6 +30,7 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "capture/generators.h"
@@ -42,9 +45,10 @@ namespace staticrt::capture {
 
 class Recorder final : public ProgramWatcher {
  public:
-  // `inputs`: tensors a replay may find elsewhere. Recording goes on until the recorder dies.
-  // Throws InputError if this thread records already or an input is no plain CPU tensor.
-  Recorder(std::shared_ptr<CpuPool> pool, const std::vector<at::Tensor>& inputs, bool own_kernels);
+  // `inputs`: tensors a replay may find elsewhere. `fixed`: further ones, which stay. Recording goes on until
+  // the recorder dies. Throws InputError if this thread records already or an input is no plain CPU tensor.
+  Recorder(std::shared_ptr<CpuPool> pool, const std::vector<at::Tensor>& inputs,
+           const std::vector<at::Tensor>& fixed, bool own_kernels);
   ~Recorder() override;
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
@@ -54,6 +58,8 @@ class Recorder final : public ProgramWatcher {
   // What no replay can repeat; empty if nothing. The first reason counts, and nothing is recorded after it.
   const std::string& failure() const { return failure_; }
   void fail(std::string reason);
+  // Python code reads a tensor's bytes; operators that do so inside are their own concern.
+  static void note_read(const std::string& how);
 
   // Call before finish(): what shows only at the end may be a failure.
   void settle();
@@ -76,6 +82,7 @@ class Recorder final : public ProgramWatcher {
     void* ptr = nullptr;
     ShellId shell = 0;
     ShellId constant = kNoShell;  // where its pending bytes are kept
+    uint64_t made = 0;            // digest of the pending bytes as an operator left them
     Contents contents = Contents::kMade;
   };
   static constexpr ShellId kNoShell = ~ShellId{0};
@@ -113,6 +120,8 @@ class Recorder final : public ProgramWatcher {
   bool add_prepared(const c10::OperatorHandle& op, const OpFacts& facts, Call& call);
   std::unique_ptr<PointwiseCall> try_pointwise(const OpFacts& facts, const Call& call);
   bool add_out(const OpFacts& facts, Call& call);
+  // Bytes of a new tensor that nothing has written: the same in each capture, and known again.
+  void scribble_new(const at::Tensor& tensor);
   static bool fill_their_storages(const Call& call);
   static void scribble(const Call& call);
   static bool same_bits(const Call& call);
@@ -124,6 +133,7 @@ class Recorder final : public ProgramWatcher {
   std::unique_ptr<Record> record_;
   std::string failure_;
   std::unordered_map<c10::StorageImpl*, Known> known_;
+  std::unordered_set<const c10::StorageImpl*> fixed_;
   struct Saved {
     c10::intrusive_ptr<c10::StorageImpl> storage;
     void* ptr;

@@ -1,8 +1,11 @@
 // The storages a recorder knows: their shells, constants, places in the pool, and what in-place operators
 // destroy.
+#include <ATen/Context.h>
+
 #include <algorithm>
 #include <cstring>
 
+#include "capture/digest.h"
 #include "capture/recorder.h"
 
 namespace staticrt::capture {
@@ -23,7 +26,9 @@ Recorder::Known& Recorder::learn(const c10::intrusive_ptr<c10::StorageImpl>& sto
   } else {
     shell.kind = Shell::Kind::kExternal;
   }
+  const bool unexplained = !in_pool && !fixed_.contains(storage.get());
   Known entry{c10::weak_intrusive_ptr<c10::StorageImpl>(storage), ptr, record_->add_shell(std::move(shell))};
+  if (unexplained) record_->add_unexplained(entry.shell);
   entry.contents = contents;
   return known_.insert_or_assign(storage.get(), std::move(entry)).first->second;
 }
@@ -50,6 +55,7 @@ ShellId Recorder::keep_constant(Known& entry) {
   auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), nbytes,
                                                        std::move(bytes), unrouted_allocator(), false);
   entry.constant = record_->add_shell({Shell::Kind::kConstant, std::move(storage), ptr, nbytes});
+  if (digest(ptr, nbytes) != entry.made) record_->add_unexplained(entry.constant);
   return entry.constant;
 }
 
@@ -68,7 +74,19 @@ void Recorder::fill(Known& entry) {
 ShellId Recorder::shell_to_read(const at::Tensor& tensor) {
   Known& entry = known(tensor);
   if (entry.contents == Contents::kMade || entry.ptr == nullptr) return entry.shell;
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number())  // a number of the Python code
+    entry.made = digest(entry.ptr, record_->shell(entry.shell).nbytes);
   return keep_constant(entry);
+}
+
+void Recorder::scribble_new(const at::Tensor& tensor) {
+  Known& entry = known(tensor);
+  if (entry.ptr == nullptr || entry.contents != Contents::kPending) return;
+  const size_t nbytes = record_->shell(entry.shell).nbytes;
+  const at::Context& context = at::globalContext();  // which may want NaNs there
+  if (!context.deterministicAlgorithms() || !context.deterministicFillUninitializedMemory())
+    std::memset(entry.ptr, 0xA5, nbytes);
+  entry.made = digest(entry.ptr, nbytes);
 }
 
 void Recorder::about_to_write(const at::Tensor& tensor, bool overwrites) {

@@ -19,7 +19,16 @@ from staticrt.capture.inputs import (
 from staticrt.capture.liveness import PathOutput, differing, liveness
 from staticrt.capture.outputs import Kind, Source, alias_of_input, classify, like_fresh
 from staticrt.capture.protocol import GraphBackend, GraphPool
-from staticrt.capture.storage import Places, Writes, describe, is_plain, rehome, storage_ref, with_bits
+from staticrt.capture.storage import (
+    Places,
+    Writes,
+    describe,
+    digest,
+    is_plain,
+    rehome,
+    storage_ref,
+    with_bits,
+)
 from staticrt.capture.tree import Node
 from staticrt.errors import CaptureError
 
@@ -130,15 +139,17 @@ class Capturing:
         self._register_generators(given)
         check_pool(self._buffer_ptrs)
         rebound = [given[i] for i in node.rebound]
+        fixed = [*(given[i] for i in node.static), *self.function.constants]
         places = Places({i: given[i] for i in node.outside if is_plain(given[i])})
+        values = None if self.function.proven or not rebound else digest(rebound)
         outputs: list[Any] | None = None
         random_state = torch.random.get_rng_state()
         try:
             with (
                 self._backend.device_scope(self._device),
-                node.graph.capture(stream=self._stream, inputs=rebound),
+                node.graph.capture(stream=self._stream, inputs=rebound, fixed=fixed),
             ):
-                del rebound
+                del rebound, fixed
                 outputs = list(self.function.model(given))
                 given.clear()
         except CaptureError as error:
@@ -167,6 +178,8 @@ class Capturing:
         except CaptureError as error:
             results = self._results(outputs) if backend.caps.capture_executes else None
             raise CannotCapture(error.message, results) from None
+        if node.graph.unexplained and backend.caps.rebind_outputs:
+            node.unproven = values
         return self._finish(outputs)
 
     def _register_generators(self, given: Sequence[Any]) -> None:

@@ -79,7 +79,10 @@ class CapturedRuns:
     def run(self, inputs: list[Any]) -> Sequence[Any]:
         """Outputs for flat inputs; `inputs` is emptied."""
         with torch.no_grad():
-            outputs: Sequence[Any] = self._wrapped(inputs)(inputs)
+            context = context_of(self._graphs, inputs)
+            if context.closed and self._options["mode"] == "backward":  # its forward ran before
+                return self._run(inputs)
+            outputs: Sequence[Any] = self._wrapped(context)(inputs)
         return outputs
 
     @property
@@ -87,8 +90,7 @@ class CapturedRuns:
         """Where this program has run."""
         return list(self._contexts)
 
-    def _wrapped(self, inputs: Sequence[Any]) -> WrappedFunction:
-        context = context_of(self._graphs, inputs)
+    def _wrapped(self, context: GraphContext) -> WrappedFunction:
         found: WrappedFunction | None = context.programs.get(self)
         if found is None:
             found = context.wrap(self._run, boxed=True, name=self._name, **self._options)

@@ -127,6 +127,10 @@ class GraphContext:
         if is_capturing():
             return function.run_plain(inputs)
         with self._lock:
+            if (
+                self._closed and function.mode is Mode.BACKWARD
+            ):  # outputs stay valid, and so do their gradients
+                return function.run_plain(inputs)
             self._check_open()
             if self._dead:
                 self._bury()

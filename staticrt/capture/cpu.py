@@ -16,6 +16,7 @@ import torch
 
 from staticrt.capture.cpu_pool import CpuGraphPool
 from staticrt.capture.protocol import GraphCaps, GraphCapture, GraphPool, PoolId
+from staticrt.capture.reads import reads_noticed
 from staticrt.errors import CaptureError, InputError
 from staticrt.native import _C
 
@@ -33,11 +34,13 @@ class CpuGraphCapture:
         *,
         stream: Any = None,
         inputs: Sequence[torch.Tensor] = (),
+        fixed: Sequence[torch.Tensor] = (),
         error_mode: str = "thread_local",
     ) -> Iterator[None]:
-        self.native.begin(list(inputs))
+        self.native.begin(list(inputs), list(fixed))
         try:
-            yield
+            with reads_noticed():
+                yield
         except BaseException:
             self.native.abort()
             raise
@@ -73,6 +76,17 @@ class CpuGraphCapture:
     @property
     def num_kernels(self) -> int:
         return self.native.num_steps
+
+    @property
+    def may_vary(self) -> bool:
+        return self.native.may_vary
+
+    @property
+    def unexplained(self) -> int:
+        return self.native.num_unexplained
+
+    def agrees_with(self, other: CpuGraphCapture) -> bool:
+        return self.native.agrees_with(other.native)
 
     @property
     def constant_bytes(self) -> int:

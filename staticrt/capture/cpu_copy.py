@@ -15,6 +15,7 @@ import torch
 from staticrt.capture.cpu import CpuBackend, CpuGraphCapture
 from staticrt.capture.cpu_pool import CpuGraphPool
 from staticrt.capture.protocol import GraphCaps, GraphCapture, GraphPool, TensorMeta
+from staticrt.capture.reads import reads_noticed
 from staticrt.capture.storage import tensor_at
 from staticrt.errors import CaptureError, InputError
 
@@ -34,6 +35,7 @@ class CpuCopyCapture(CpuGraphCapture):
         *,
         stream: Any = None,
         inputs: Sequence[torch.Tensor] = (),
+        fixed: Sequence[torch.Tensor] = (),
         error_mode: str = "thread_local",
     ) -> Iterator[None]:
         # A block that is freed inside may be given out again and written: replays expect it as it is now.
@@ -41,7 +43,8 @@ class CpuCopyCapture(CpuGraphCapture):
         states = [generator.get_state() for generator in self.generators]
         self.native.begin([])
         try:
-            yield
+            with reads_noticed():
+                yield
         except BaseException:
             self.native.abort()
             self._put_back(before, states)

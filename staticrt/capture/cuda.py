@@ -231,6 +231,7 @@ class CudaGraphCapture:
         *,
         stream: Any = None,
         inputs: Sequence[torch.Tensor] = (),
+        fixed: Sequence[torch.Tensor] = (),
         error_mode: str = "thread_local",
     ) -> Iterator[None]:
         raised: BaseException | None = None
@@ -289,6 +290,19 @@ class CudaGraphCapture:
     def num_kernels(self) -> int:
         """1: torch does not say how many launches a graph has."""
         return 1
+
+    @property
+    def may_vary(self) -> bool:
+        """No: whatever reads a size from the device makes the capture fail."""
+        return False
+
+    @property
+    def unexplained(self) -> int:
+        """0: the driver records every launch, whoever makes it."""
+        return 0
+
+    def agrees_with(self, other: Any) -> bool:
+        return True
 
     @property
     def constant_bytes(self) -> int:

@@ -58,6 +58,8 @@ class Function:
     def __post_init__(self) -> None:
         self.warmed_up = False
         self.asked = False  # the policy was asked whether to capture it
+        self.failures = 0  # captures that no replay could repeat
+        self.proven = False  # two captures agreed on what no operator made
         self.warned_mutation = False
         self.warned_pending = False
         self.plain_reason: str | None = None  # why it is never captured

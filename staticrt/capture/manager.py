@@ -15,9 +15,9 @@ from staticrt.capture.functions import Function, Mode
 from staticrt.capture.gates import unfit_input, unwatched, written_elsewhere
 from staticrt.capture.limits import Limits
 from staticrt.capture.paths import State, process_lock
-from staticrt.capture.storage import Places, Writes, storage_ref
+from staticrt.capture.storage import Places, Writes, digest, storage_ref
 from staticrt.capture.tree import Node, WarmupNode
-from staticrt.errors import CaptureError
+from staticrt.errors import CaptureError, ReplayError
 
 _busy = threading.local()
 
@@ -114,13 +114,54 @@ class Manager(Limits):
         for node in self.roots.get(function, ()):
             mismatch = checks.check(node, inputs)
             if mismatch is None:
+                if node.unproven is not None and node.unproven != digest([inputs[i] for i in node.rebound]):
+                    return self._prove(node, inputs)
                 self._touch(node)
-                return node.replay_bound(inputs)
+                try:
+                    return node.replay_bound(inputs)
+                except ReplayError as error:
+                    return self._stop_replaying(function, inputs, error)
             node.passed_over[mismatch.check] += 1
             self._note_unstable(function, mismatch)
         if (unfit := unfit_input(function, inputs, self.backend)) is not None:
             return self._run_plain(function, inputs, unfit)
         return self._capture(function, inputs, mismatch.text() if mismatch else "first call here")
+
+    def _prove(self, node: Node, inputs: list[Any]) -> list[Any]:
+        """Capture once more, in a call of other values, and compare what no operator made.
+
+        Code that is no operator (a C++ extension, what another compiler made, another thread) computes such values from
+        its arguments without anyone seeing it; a table that the function writes down is the same in each call.
+        """
+        function = node.function
+        siblings = self.roots[function]
+        siblings.remove(node)
+        try:
+            outputs = self._capture(function, inputs, node.reason)
+        except BaseException:
+            self.roots.setdefault(function, []).append(node)
+            raise
+        made = self.roots[function][-1] if self.roots.get(function) else None
+        if made is not None and not made.graph.agrees_with(node.graph):
+            function.plain_reason = (
+                "cannot be captured: it uses values that no operator made and that differ from call to call"
+            )
+        if function.plain_reason is not None:
+            self.forget(function)
+        elif made is not None:
+            self.captures -= 1  # the same one, made again
+            function.proven = True
+            made.replace(node)
+            for each in siblings:
+                each.unproven = None
+        node.drop()
+        return outputs
+
+    def _stop_replaying(self, function: Function, inputs: list[Any], error: ReplayError) -> list[Any]:
+        """Values decided what no replay can repeat: run this call and all later ones plain."""
+        function.plain_reason = f"cannot be captured: {error.message}"
+        self.forget(function)
+        return self._run_plain(function, inputs, function.plain_reason)
 
     def _find(self, function: Function, inputs: Sequence[Any]) -> tuple[Node | None, Mismatch | None]:
         """The node to replay; else the last mismatch."""
@@ -146,6 +187,8 @@ class Manager(Limits):
                 function.unstable.add(index)
 
     def _replay(self, node: Node, inputs: list[Any]) -> list[Any]:
+        # What dies inside would be gone for a plain run.
+        kept = list(inputs) if node.graph.may_vary and not node.dead_after else None
         for index in node.managed:
             if index not in node.preserved:
                 inputs[index] = None
@@ -153,6 +196,12 @@ class Manager(Limits):
         self._touch(node)
         try:
             return node.replay(inputs, self.policy.caches_outputs)
+        except ReplayError as error:
+            self._end_path()
+            if kept is None:
+                raise
+            inputs[:] = kept
+            return self._stop_replaying(node.function, inputs, error)
         except BaseException:
             # Whatever was written, this path has no promises to keep: what is held moves out.
             self._end_path()
@@ -278,7 +327,10 @@ class Manager(Limits):
         self, function: Function, capturing: Capturing, failed: CannotCapture, inputs: list[Any]
     ) -> list[Any]:
         """The results of a call whose capture cannot be replayed."""
-        if failed.forever:
+        function.failures += 1
+        # Without a warmup the first call may have compiled something inside, which the next one only runs.
+        again = self.backend.caps.capture_executes and function.failures == 1
+        if failed.forever and not again:
             function.plain_reason = f"cannot be captured: {failed}"
         if failed.outputs is not None:
             function.skips[f"cannot be captured: {failed}"] += 1
@@ -295,7 +347,8 @@ class Manager(Limits):
                 fix="keep the arguments alive during the call, or do not wrap the function",
             )
         inputs[:] = given
-        return self._run_plain(function, inputs, function.plain_reason or str(failed))
+        prefix = "cannot be captured: " if failed.forever else ""
+        return self._run_plain(function, inputs, f"{prefix}{failed}")
 
     def _run_plain(
         self, function: Function, inputs: list[Any], reason: str, wanted: bool = False

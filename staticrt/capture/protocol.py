@@ -158,6 +158,7 @@ class GraphCapture(Protocol):
         *,
         stream: Any = None,
         inputs: Sequence[torch.Tensor] = (),
+        fixed: Sequence[torch.Tensor] = (),
         error_mode: str = "thread_local",
     ) -> AbstractContextManager[Any]:
         """Record what this thread does on the device inside the block; its allocations come from the pool.
@@ -171,6 +172,7 @@ class GraphCapture(Protocol):
 
         Args:
             inputs: tensors that a replay may find elsewhere, in the order of `rebinds`.
+            fixed: further arguments, which every replay finds where they are.
 
         Raises:
             CaptureError: on leaving, something ran that no replay can repeat. The block's results are not to be
@@ -196,13 +198,16 @@ class GraphCapture(Protocol):
             rebinds: the inputs this time, of the same metadata; None: as captured.
             outputs: fresh tensors in the order of `bind_outputs`, with storages of the same size, which the replay
                 fills; None: the addresses of the capture.
+
+        Raises:
+            ReplayError: a result has another size than at the capture. What the replay wrote in place is as before.
         """
         ...
 
     def replay_new(self, rebinds: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run the record into fresh memory of the caller's, in the order of `bind_outputs`, and return that.
 
-        Only with `caps.rebind_outputs`.
+        Only with `caps.rebind_outputs`. Raises as `replay` does.
         """
         ...
 
@@ -219,6 +224,23 @@ class GraphCapture(Protocol):
     @property
     def num_kernels(self) -> int:
         """Launches of one replay; 0: the function only makes views."""
+        ...
+
+    @property
+    def may_vary(self) -> bool:
+        """Whether a replay may raise ReplayError: an operator that is not torch's own does not say what sizes depend on."""
+        ...
+
+    @property
+    def unexplained(self) -> int:
+        """How many values no operator of the capture made and no argument holds: constants, or tensors found elsewhere.
+
+        Code that is no operator may have computed them from the arguments, which `agrees_with` shows.
+        """
+        ...
+
+    def agrees_with(self, other: Any) -> bool:
+        """Whether the unexplained values of another capture of the function are the same."""
         ...
 
     @property

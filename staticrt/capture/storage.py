@@ -32,6 +32,11 @@ def ptrs_equal(inputs: Sequence[Any], ptrs: Sequence[int | None], indices: Seque
     return _C.ptrs_equal(inputs, ptrs, indices)
 
 
+def digest(tensors: Sequence[torch.Tensor]) -> int:
+    """Of the tensors' values. REQUIRES: dense CPU tensors."""
+    return _C.digest(tensors)
+
+
 class Writes:
     """Which of some tensors are written from now on, without keeping their memory.
 

@@ -155,6 +155,8 @@ class Node(PathNode):
         self.specs: list[OutputSpec] = []
         self.cacheable: list[bool] = []  # no output on any path aliases it
         self._caches_filled = False
+        # Digest of the capture's inputs, while only calls of the same values replay; see `Manager._prove`.
+        self.unproven: int | None = None
         self._news: list[tuple[int, OutputSpec]] | None = None  # outputs that a bound replay makes
         self._rebinds_all = False  # all inputs are tensors that a replay finds anew
         self._only_news = False  # and there are no others
@@ -262,6 +264,11 @@ class Node(PathNode):
         self._news = [(position, spec) for position, spec in enumerate(self.specs) if spec.kind is Kind.NEW]
         self._only_news = all(spec.kind is Kind.NEW and spec.whole for spec in self.specs)
         self._rebinds_all = self.rebound == tuple(range(len(self.ptrs)))
+
+    def replace(self, other: Node) -> None:
+        """Count on where another capture of the same calls left off."""
+        self.replays += other.replays
+        self.passed_over += other.passed_over
 
     def freed_since(self) -> list[int]:
         """Addresses of path outputs that were alive after the capture and are not now, each once."""

@@ -139,9 +139,12 @@ class FakeGraph:
     def num_kernels(self) -> int:
         return len(self.ops or ())
 
-    @property
-    def constant_bytes(self) -> int:
-        return 0
+    constant_bytes = 0
+    unexplained = 0
+    may_vary = False
+
+    def agrees_with(self, other: Any) -> bool:
+        return True
 
     def record(self, func: Any, args: Any, kwargs: Any, outs: Any, news: Any, inputs: Any) -> None:
         def place(value: Any) -> Any:
@@ -155,7 +158,9 @@ class FakeGraph:
         self.ops.append((func, tree_map(place, args), tree_map(place, kwargs), kept))
 
     @contextlib.contextmanager
-    def capture(self, *, stream: Any = None, inputs: Any = (), error_mode: str = "thread_local") -> Any:
+    def capture(
+        self, *, stream: Any = None, inputs: Any = (), fixed: Any = (), error_mode: str = "thread_local"
+    ) -> Any:
         fault(self.faults, "capture")
         saved: list[tuple[torch.Tensor, torch.Tensor]] = []
         if not self.caps.capture_executes:

@@ -6,7 +6,7 @@ from tests_capture_fake import FakeBackend
 
 import staticrt
 from staticrt.capture import GraphContext
-from staticrt.errors import OptionError
+from staticrt.errors import CaptureError, OptionError
 
 
 @pytest.fixture(params=["copy", "rebind"])
@@ -96,3 +96,24 @@ def test_programs_go_with_their_callable(context):
 def test_the_option_takes_a_context_or_a_flag():
     with pytest.raises(OptionError, match="GraphContext"):
         staticrt.compile(Net(), graphs="yes")
+
+
+@pytest.mark.parametrize("ran_before", [True, False])
+def test_a_backward_that_is_due_when_its_context_closes(context, ran_before):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh())
+    twin = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh())
+    twin.load_state_dict(model.state_dict())
+    for _ in range(3 if ran_before else 1):
+        fast = staticrt.compile(model, graphs=context)
+        x = torch.randn(2, 4)
+        loss, expected = fast(x).square().sum(), twin(x).square().sum()
+        if ran_before:
+            loss.backward(retain_graph=True)
+            expected.backward(retain_graph=True)
+    context.close()
+    loss.backward()
+    expected.backward()
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad)
+    with pytest.raises(CaptureError, match="after its graph context was closed"):
+        fast(torch.randn(2, 4))
