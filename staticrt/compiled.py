@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,7 @@ from staticrt.ops.size_nodes import NeedsShapeEnv
 from staticrt.options import Options
 from staticrt.pieces import Pieces
 from staticrt.report.eager import eager_call
+from staticrt.trials import Trials
 from staticrt.weights import new_weights
 
 if TYPE_CHECKING:
@@ -76,6 +78,7 @@ class Engine:
         self._lock = threading.RLock()
         self._warned: set[str] = set()
         self._failures: dict[tuple[Any, ...], Failure] = {}
+        self._trials: dict[tuple[Any, ...], Trials] = {}  # of keys on the route "parts"
         self._changes: Counter[tuple[Any, ...]] = Counter()  # key -> captures the model's changes spoiled
         self._is_part = part
         self._known = known or KnownInputs()
@@ -180,7 +183,7 @@ class Engine:
                 if other.entry in tried:
                     break
                 tried.append(other.entry)
-        return self._run_uncaptured(call.key, args, kwargs)
+        return self._run_uncaptured(call.key, flat, args, kwargs)
 
     # -- captures ----------------------------------------------------------------------------------------------
 
@@ -201,17 +204,27 @@ class Engine:
                     entry = self._capture(call, flat.leaves, args, kwargs)
         if entry is not None:
             return self._run(entry, flat, args, kwargs)
-        return self._run_uncaptured(call.key, args, kwargs)
+        return self._run_uncaptured(call.key, flat, args, kwargs)
 
-    def _run_uncaptured(self, key: tuple[Any, ...], args: Any, kwargs: Any) -> Any:
-        """Run what could not be captured whole: in parts where that may help, else eagerly."""
+    def _run_uncaptured(self, key: tuple[Any, ...], flat: Flattener, args: Any, kwargs: Any) -> Any:
+        """Run what could not be captured whole: in parts where that helps, else eagerly."""
         failed = self._failures[key]
         route = self._routes.get(key, "eager")
         if route == "parts" and not has_global_hooks():
+            trials = self._trials.get(key)
+            if trials is None:
+                trials = self._trials.setdefault(key, Trials(not self.options.deterministic))
+            way, trial = trials.way(flat.leaves)
+            begin = time.perf_counter_ns()
             try:
+                if way == "eager":
+                    result = self._run_eagerly(args, kwargs, trials.reason or failed.reason, failed.where)
+                    trials.ran(way, trial, begin, compiled=False)
+                    return result
                 result, compiled = self.pieces.infer(args, kwargs)
                 if not compiled:  # nothing to compile, or Dynamo's recompile limit
                     self._eager["call", failed.reason, failed.where] += 1
+                trials.ran(way, trial, begin, compiled)
                 return result
             except NotCompiled as error:
                 self._routes[key] = "eager"

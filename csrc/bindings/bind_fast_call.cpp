@@ -152,8 +152,11 @@ class FastCall {
       scratch = {};
       const bool served = run(*entry, inputs, result);
       scratch = std::move(inputs);
-      if (served && i > 0 && i < entries_.size() && entries_[i] == entry) std::swap(entries_[0], entries_[i]);
-      return served;
+      // Entries tell calls apart by their structure, not by sizes: another one's program may be prepared for
+      // these.
+      if (!served) continue;
+      if (i > 0 && i < entries_.size() && entries_[i] == entry) std::swap(entries_[0], entries_[i]);
+      return true;
     }
     return false;
   }
