@@ -15,6 +15,7 @@ from staticrt.onnx import registry
 from staticrt.onnx.functions import FunctionBodies
 from staticrt.onnx.hosts import needed_numbers
 from staticrt.onnx.numbers import MAX_NUMBERS, Numbers, objects
+from staticrt.onnx.ordering import in_order
 from staticrt.onnx.program import FunctionBody, Program, Scope, Step, function_operator
 from staticrt.onnx.registry import Call, Operator
 from staticrt.onnx.strings import Strings, Vocabulary
@@ -109,7 +110,7 @@ class Importer:
                 f"{self.name}: graphs or functions are nested more than {_MAX_DEPTH} deep", at=name
             )
         steps: list[Step] = []
-        for node in nodes:
+        for node in in_order(nodes, self.name):
             if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
                 (output,) = node.output
                 for attribute in node.attribute:
