@@ -105,6 +105,16 @@ def restarts_dynamo(error: BaseException) -> bool:
     return isinstance(error, (exc.RestartAnalysis, exc.SkipFrame))
 
 
+def first_call_is_fake() -> bool:
+    """Whether what AOTAutograd compiles now is called once with fake tensors, to learn what it returns.
+
+    Where Dynamo cuts a model at the buckets of `DistributedDataParallel`, each part is compiled for the results of
+    the one before. AOTAutograd's callable answers that call by itself.
+    """
+    context = torch._guards.TracingContext.try_get()
+    return bool(getattr(context, "fakify_first_call", False))
+
+
 def keeps_graph() -> bool:
     """Inside a backward: whether the graph is kept for another one."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())  # type: ignore[attr-defined]

@@ -8,13 +8,13 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from staticrt.frontend.graph import KnownInputs
+from staticrt.frontend.parallel import calling, has_small_buckets, in_small_buckets, is_parallel
 
 # How Dynamo is set while it compiles for us.
 _CONFIG = {
@@ -50,7 +50,10 @@ class Parts:
         self._make_part = make_part
         self.breaks: list[tuple[str, str]] = []  # reason, model line
         modules = function.modules() if isinstance(function, torch.nn.Module) else ()
-        small_buckets = any(map(_has_small_buckets, modules))
+        small_buckets = any(map(has_small_buckets, modules))
+        around = function if is_parallel(function) else None
+        if around is not None:
+            function = around.module  # type: ignore[attr-defined]
         function = _with_own_code(function)
         own: dict[str, Any] = {}
         if "isolate_recompiles" in _COMPILE:  # torch 2.12 and later
@@ -68,7 +71,7 @@ class Parts:
         context: Any = dynamo.optimize(self._backend, nopython=fullgraph, dynamic=dynamic, **own)
         if callable(getattr(context, "callback", None)):  # else Dynamo is switched off
             context.callback = _Configured(context.callback, config)
-        self._run = context(function)
+        self._run = context(function) if around is None else calling(around, context(function))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the function.
@@ -91,6 +94,8 @@ class Parts:
 
     def _add_break(self, reason: Any) -> None:
         text = str(reason.reason).strip().split("\n")[0]
+        if text.startswith("DDPOptimizer"):
+            return  # cut at a bucket of gradients: nothing runs in between
         stack = list(reason.user_stack or [])
         where = f"{os.path.basename(stack[-1].filename)}:{stack[-1].lineno}" if stack else ""
         if (text, where) not in self.breaks:
@@ -122,7 +127,7 @@ class _Configured:
         import torch._dynamo as dynamo
 
         config = self._config
-        if _has_small_buckets(_surrounding_ddp()):
+        if in_small_buckets():
             config = {**config, "optimize_ddp": False}
         with dynamo.config.patch(config):  # type: ignore[attr-defined]
             return self._callback(*frame, **more)
@@ -176,20 +181,6 @@ def _source(placeholder: torch.fx.Node) -> str:
     source = getattr(placeholder, "_dynamo_source", None)
     name = getattr(source, "name", "")
     return str(name() if callable(name) else name)
-
-
-def _surrounding_ddp() -> Any:
-    """The DistributedDataParallel in whose forward this thread is, or None."""
-    parallel = sys.modules.get("torch.nn.parallel.distributed")
-    return parallel.DistributedDataParallel._active_ddp_module if parallel is not None else None
-
-
-def _has_small_buckets(module: Any) -> bool:
-    """Whether Dynamo refuses to cut a model at the buckets of this DistributedDataParallel: an assertion fails."""
-    cap = getattr(module, "bucket_bytes_cap", None)
-    if not isinstance(cap, int) or not torch.distributed.is_available():
-        return False
-    return cap < int(torch.distributed._DEFAULT_FIRST_BUCKET_BYTES)  # type: ignore[attr-defined]
 
 
 def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 from collections.abc import Callable
@@ -122,3 +123,65 @@ def data_parallel(rank: int) -> dict[str, Any]:
     from staticrt.training import debug_state
 
     return {"grads": grads, "regions": [region["calls"] for region in debug_state()]}
+
+
+class _Branches(nn.Module):
+    """Buffers, a parameter that is used in some calls only, and enough weights for several buckets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(8, 400), nn.BatchNorm1d(400)
+        self.body = nn.Sequential(nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 400), nn.Dropout(0.2))
+        self.last, self.extra = nn.Linear(400, 4), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor, extra: bool = False) -> torch.Tensor:
+        y = self.last(self.body(self.norm(self.first(x))))
+        return y + self.extra(x) if extra else y
+
+
+def _trained_in_parallel(rank: int, way: str, kind: str) -> dict[str, Any]:
+    torch.manual_seed(0)
+    if kind == "torch's":
+        layers = nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 4)
+        model: nn.Module = nn.Sequential(*layers)
+        parallel = nn.parallel.DistributedDataParallel(model)
+    else:
+        model = _Branches()
+        parallel = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1, find_unused_parameters=True)
+    calls = []
+    model.register_forward_hook(lambda module, args, result: calls.append(tuple(result.shape)))
+    parallel.register_forward_hook(lambda module, args, result: result * 2)
+    run: Any = parallel
+    if way == "compiled":
+        run = staticrt.compile(parallel)
+    elif way == "backend":
+        run = torch.compile(parallel, backend="staticrt")
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=1e-2, momentum=0.9)
+    torch.manual_seed(10 + rank)
+    outputs, grads = [], []
+    for step in range(6):
+        optimizer.zero_grad()
+        for micro in range(2):
+            more = {"extra": True} if kind == "own" and step % 2 else {}
+            with parallel.no_sync() if micro == 0 else contextlib.nullcontext():
+                out = run(torch.randn(6 if step != 4 else 3, 8), **more)
+                out.square().mean().backward()
+            outputs.append(out.detach())
+        grads.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+        optimizer.step()
+    parallel.eval()
+    with torch.no_grad():
+        outputs.append(run(torch.randn(5, 8)))
+    found: dict[str, Any] = {"outputs": outputs, "grads": grads, "calls": calls, "state": model.state_dict()}
+    if way == "compiled":
+        found["explain"] = str(run.explain())
+        found["keys"] = list(parallel.state_dict())
+        found["module"] = parallel.module is model and "_run_ddp_forward" not in vars(parallel)
+    torch._dynamo.reset()
+    return found
+
+
+def compiled_data_parallel(rank: int) -> dict[str, Any]:
+    """`DDP(model)` compiled by both front doors and eager, trained on each rank's own batches."""
+    ways = "eager", "compiled", "backend"
+    return {kind: {way: _trained_in_parallel(rank, way, kind) for way in ways} for kind in ("torch's", "own")}

@@ -2,7 +2,14 @@
 
 import pytest
 import torch
-from distributed_workers import data_parallel, ordered, run_ranks, tensor_parallel, weights
+from distributed_workers import (
+    compiled_data_parallel,
+    data_parallel,
+    ordered,
+    run_ranks,
+    tensor_parallel,
+    weights,
+)
 from torch import fx
 
 from staticrt.distributed import check_groups, group_names
@@ -37,6 +44,26 @@ def test_ddp_around_a_compiled_model_equals_eager_ddp(tmp_path):
         assert found["regions"] == [3]
     # Reduced over ranks: both have the same.
     torch.testing.assert_close(results[0]["grads"], results[1]["grads"])
+
+
+def test_compiled_ddp_equals_eager_ddp(tmp_path):
+    ranks = run_ranks(compiled_data_parallel, tmp_path)
+    for found in ranks:
+        for kind, ways in found.items():
+            eager, fast = ways["eager"], ways["compiled"]
+            for way in ("compiled", "backend"):
+                for what in ("outputs", "grads", "state"):
+                    torch.testing.assert_close(ways[way][what], eager[what], rtol=1e-4, atol=1e-5)
+                assert ways[way]["calls"] == eager["calls"], kind
+            assert fast["module"]
+            assert fast["keys"] == [f"module.{name}" for name in fast["state"]]
+            assert "training, door B" in fast["explain"]
+            assert "needs gradients" not in fast["explain"]  # no training call ran eagerly
+            assert "between parts" not in fast["explain"]
+    for kind in ranks[0]:
+        results = [found[kind]["compiled"] for found in ranks]
+        torch.testing.assert_close(*[result["grads"] for result in results])  # reduced over ranks
+        assert results[0]["outputs"][0].ne(results[1]["outputs"][0]).any()
 
 
 def graph_with(group: str) -> fx.GraphModule:

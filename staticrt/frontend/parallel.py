@@ -1,0 +1,62 @@
+"""`DistributedDataParallel` around a model: its own forward runs as it is, the model in it compiled.
+
+All private names of `DistributedDataParallel` are here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def is_parallel(function: Any) -> bool:
+    """Whether a function is a `DistributedDataParallel` whose model can be compiled apart from it."""
+    parallel = _class()
+    if parallel is None or not isinstance(function, parallel):
+        return False
+    return getattr(type(function), "_run_ddp_forward", None) is getattr(parallel, "_run_ddp_forward", 0)
+
+
+def calling(parallel: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that calls a `DistributedDataParallel`, with `run` called where it calls its model.
+
+    What happens before and after (buffers are broadcast, the reducer is told of the results) are Python and
+    collectives that no graph holds. Its reducer reads gradients by hooks on the parameters, as in eager.
+    """
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if parallel._use_python_reducer:
+            return run(*args, **kwargs)
+        with parallel._inside_ddp_forward():  # Dynamo cuts the model at the buckets
+            return run(*args, **kwargs)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        parallel.__dict__["_run_ddp_forward"] = forward
+        try:
+            return parallel(*args, **kwargs)
+        finally:
+            parallel.__dict__.pop("_run_ddp_forward", None)
+
+    return call
+
+
+def in_small_buckets() -> bool:
+    """Whether the `DistributedDataParallel` in whose forward this thread is, if any, has small buckets."""
+    parallel = _class()
+    return parallel is not None and has_small_buckets(parallel._active_ddp_module)
+
+
+def has_small_buckets(module: Any) -> bool:
+    """Whether Dynamo refuses to cut a model at the buckets of this `DistributedDataParallel`: an assertion fails."""
+    cap = getattr(module, "bucket_bytes_cap", None)
+    if not isinstance(cap, int) or not torch.distributed.is_available():
+        return False
+    return cap < int(torch.distributed._DEFAULT_FIRST_BUCKET_BYTES)  # type: ignore[attr-defined]
+
+
+def _class() -> Any:
+    module = sys.modules.get("torch.nn.parallel.distributed")
+    return module.DistributedDataParallel if module is not None else None
