@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from staticrt.capture.functions import Function
+from staticrt.capture.functions import Function, Mode
 from staticrt.capture.policy import Policy
 from staticrt.capture.protocol import GraphBackend
 from staticrt.capture.storage import is_plain, storage_ptr
@@ -27,6 +27,18 @@ def unfit_input(function: Function, inputs: Sequence[Any], backend: GraphBackend
         if value.requires_grad and torch.is_grad_enabled():
             return f"{name} requires gradients"
     return None
+
+
+def assume_places(function: Function, inputs: Sequence[Any], backend: GraphBackend) -> None:
+    """In training, parameters and what is written (statistics, counters) stay where they are, though nobody said so.
+
+    A copy would cost their size in each call, and a write would be lost. Those that move after all are captured again, and
+    are copied, or run plain, after a few times (`Policy.unstable_after`). Where replays find inputs anywhere nothing is assumed.
+    """
+    if function.mode is Mode.INFERENCE or backend.caps.rebind_inputs:
+        return
+    parameters = {i for i, value in enumerate(inputs) if isinstance(value, torch.nn.Parameter)}
+    function.static_inputs |= parameters | set(function.mutated)
 
 
 def untold(leaves: Sequence[Any], names: Sequence[str], constants: tuple[type, ...]) -> str:

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from staticrt._compat import hidden_from_dynamo
 from staticrt.capture.functions import Function, Mode
-from staticrt.capture.gates import untold
+from staticrt.capture.gates import assume_places, untold
 from staticrt.capture.manager import is_capturing, uncaptured
 from staticrt.capture.overrides import runs_plain
 from staticrt.capture.policy import KeyFunction
@@ -160,6 +160,7 @@ class WrappedFunction:
                 self._names,
                 self._stack_traces,
             )
+            assume_places(function, inputs, self.context.backend)
             kind = _Kind()
             kind.function = function
             self._add_kind(key, kind)

@@ -147,9 +147,11 @@ class Trained:
         backward: [*saved, gradient] -> gradients of the inputs.
     """
 
-    def __init__(self, tree: Tree, forward: Any, backward: Any, capture_backward: bool = True) -> None:
-        run_forward = tree.boxed(forward, mode="forward")
-        run_backward = tree.boxed(backward, mode="backward") if capture_backward else None
+    def __init__(
+        self, tree: Tree, forward: Any, backward: Any, capture_backward: bool = True, **options: Any
+    ) -> None:
+        run_forward = tree.boxed(forward, mode="forward", **options)
+        run_backward = tree.boxed(backward, mode="backward", **options) if capture_backward else None
         context = tree.ctx
         tree.trained = True
 

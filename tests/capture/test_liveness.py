@@ -3,6 +3,7 @@
 import re
 
 import torch
+from tests_capture_fake import FakeBackend
 from tests_capture_harness import empty, storage
 
 
@@ -287,6 +288,46 @@ def test_integers_booleans_and_scatter(tree):
         x = torch.rand(4)
         mask = torch.tensor([0, 2])
         assert torch.equal(wrapped(x, mask, x[:1]), f(x, mask, x[:1]))
+
+
+def test_a_mask_that_is_written_through(tree):
+    """`index_put_` with booleans: how many elements it writes differs from call to call."""
+
+    def f(x, mask, value):
+        y = torch.zeros_like(x)
+        y.index_put_((mask,), value, accumulate=True)
+        y[~mask] = -1
+        return y
+
+    wrapped = tree.wrap(f)
+    for number in range(5):
+        x = torch.rand(4, 4)
+        mask = x > number / 5
+        assert torch.equal(wrapped(x, mask, x[0, 0]), f(x, mask, x[0, 0]))
+    assert tree.captures == 1
+
+
+def test_an_empty_output_on_another_device(tree):
+    f = tree.wrap(lambda x: (x + 1, torch.empty(0, device="meta")))
+    for _ in range(4):
+        x = torch.rand(3)
+        out, nothing = f(x)
+        assert torch.equal(out, x + 1)
+        assert (nothing.device.type, nothing.shape) == ("meta", (0,))
+    assert tree.captures == 1
+
+
+def test_an_output_on_another_device_runs_plain(make_tree):
+    """The other device is played by another dtype: every memory here is the CPU's."""
+    tree = make_tree(FakeBackend("rebind"))
+    tree.backend.owns = lambda tensor: tensor.dtype is not torch.float64
+    f = tree.wrap(lambda x: (x + 1, x.double(), torch.empty(0, dtype=torch.float64)))
+    for _ in range(4):
+        x = torch.rand(3)
+        for got, want in zip(f(x), (x + 1, x.double(), torch.empty(0, dtype=torch.float64)), strict=True):
+            assert torch.equal(got, want)
+    assert tree.captures == 0
+    assert "Expected all outputs in graph capture on the graph's device" in str(tree.ctx.explain())
 
 
 def test_a_sparse_output_runs_plain(tree):
