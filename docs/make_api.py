@@ -14,6 +14,7 @@ from typing import Any
 SECTIONS: tuple[tuple[str, str, tuple[str, ...] | None], ...] = (
     ("staticrt", "staticrt", None),
     ("Reports", "staticrt.report.tools", ("Tools",)),
+    ("Preparing ahead", "staticrt.ahead", ("Readiness",)),
     ("Profiles", "staticrt.report.profile", ("ProfileReport", "ProfileRow", "KindRow", "profile")),
     ("Metrics", "staticrt.report.metrics", ("Metrics", "GraphMetrics", "TimeMetrics")),
     ("Explanations", "staticrt.report.explain", ("Explanation", "CaptureReport", "EagerReport")),

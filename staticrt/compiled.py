@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from staticrt import donation, executable
+from staticrt import ahead, donation, executable
 from staticrt._compat import hidden_from_dynamo
 from staticrt.branches import MAX_BRANCHES, OtherDecision, run_decided
 from staticrt.entry import Entry, Failure, share_memory, tensor_metadata, writes_inference_tensors
@@ -352,22 +352,12 @@ class Engine:
 
         return CapturedExecutable(built, captured, self.options.graphs, self.name)
 
-    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Capture for these arguments without running the model on them."""
+    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ahead.Readiness:
+        """Capture and plan for these arguments without running the model on them."""
         try:
-            self._prepare(args, kwargs)
+            return ahead.prepare(self, args, kwargs)
         except TakenApart:
-            self.prepare(args, kwargs)
-
-    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        flattener = Flattener()
-        spec = flattener.flatten((args, kwargs))
-        leaves = flattener.leaves
-        needs_grad = torch.is_grad_enabled() and (self._wants_gradients() or _any_requires_grad(leaves))
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not needs_grad), self._lock:
-            call = call_key(leaves, spec)
-            if self._find(call, leaves) is None and call.key not in self._routes:
-                self._capture(call, leaves, args, kwargs)
+            return self.prepare(args, kwargs)
 
     def deallocate_output_tensors(self) -> None:
         """With `manage_outputs`: take back the results of the last call, all of which must have been dropped.
@@ -438,7 +428,3 @@ class Engine:
         found = {id(b): ("buffer", name) for name, b in function.named_buffers()}
         found.update({id(p): ("parameter", name) for name, p in function.named_parameters()})
         return found
-
-
-def _any_requires_grad(leaves: Sequence[Any]) -> bool:
-    return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)

@@ -213,9 +213,9 @@ void Capture::check_written_apart(const std::vector<InputView>& inputs) const {
   }
 }
 
-std::optional<std::vector<c10::IValue>> Capture::run(std::span<const Leaf> leaves) const {
+std::vector<InputView> Capture::inputs_of(std::span<const Leaf> leaves,
+                                          std::vector<at::Tensor>& copies) const {
   std::vector<InputView> inputs(spec_.program->num_inputs());
-  std::vector<at::Tensor> copies;
   copies.reserve(leaves.size());
   for (size_t i = 0; i < model_tensors_.size(); ++i) inputs[i].tensor = &model_tensors_[i];
   for (size_t i = 0; i < leaves.size(); ++i) {
@@ -231,6 +231,17 @@ std::optional<std::vector<c10::IValue>> Capture::run(std::span<const Leaf> leave
       input.tensor = &copies.back();
     }
   }
+  return inputs;
+}
+
+PreparedAhead Capture::prepare(std::span<const Leaf> leaves) const {
+  std::vector<at::Tensor> copies;
+  return executable_->prepare(inputs_of(leaves, copies));
+}
+
+std::optional<std::vector<c10::IValue>> Capture::run(std::span<const Leaf> leaves) const {
+  std::vector<at::Tensor> copies;
+  const std::vector<InputView> inputs = inputs_of(leaves, copies);
   check_written_apart(inputs);
   std::vector<c10::IValue> outputs;
   const at::Tensor generator = spec_.decided && spec_.random ? generator_state() : at::Tensor();

@@ -39,8 +39,12 @@ class Capture {
   // Runs on leaves that fit; the program's outputs, or nothing if data decides a branch otherwise than in
   // this capture: then nothing is changed. Thread-safe.
   std::optional<std::vector<c10::IValue>> run(std::span<const Leaf> leaves) const;
+  // Executable::prepare() for leaves that fit.
+  PreparedAhead prepare(std::span<const Leaf> leaves) const;
 
  private:
+  // Of the program; `copies` keeps tensors that were laid out as it expects them.
+  std::vector<InputView> inputs_of(std::span<const Leaf> leaves, std::vector<at::Tensor>& copies) const;
   std::string guard_refusal(std::span<const Leaf> leaves) const;
   std::string source_of(const SizeSymbol& symbol) const;
   std::string leaf_refusal(const LeafSpec& spec, const Leaf& leaf) const;

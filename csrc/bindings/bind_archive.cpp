@@ -4,6 +4,7 @@
 #include "archive/archive.h"
 #include "bindings/bindings.h"
 #include "bindings/gil.h"
+#include "bindings/stats.h"
 #include "common/version.h"
 
 namespace py = pybind11;
@@ -102,6 +103,16 @@ py::object run(const Capture& capture, const py::list& list) {
   return result;
 }
 
+py::tuple prepare(const Capture& capture, const py::list& list) {
+  const std::vector<Leaf> leaves = to_leaves(list);
+  PreparedAhead made;
+  {
+    const GilRelease no_gil;
+    made = capture.prepare(leaves);
+  }
+  return to_tuple(made);
+}
+
 py::dict describe_leaf(const LeafSpec& leaf) {
   py::dict d;
   d["kind"] = static_cast<int>(leaf.kind);
@@ -149,6 +160,7 @@ void bind_archive(py::module_& m) {
   py::class_<Capture, std::shared_ptr<Capture>>(m, "ArchiveCapture")
       .def("refusal", [](const Capture& c, const py::list& leaves) { return c.refusal(to_leaves(leaves)); })
       .def("run", &run)
+      .def("prepare", &prepare)
       .def_property_readonly("executable", &Capture::executable)
       .def_property_readonly("decided", [](const Capture& c) { return c.spec().decided; })
       .def_property_readonly("packed_bytes", &Capture::packed_bytes)

@@ -50,6 +50,16 @@ py::list run(Executable& executable, const py::list& list) {
   return result;
 }
 
+py::tuple prepare(Executable& executable, const py::list& list) {
+  const std::vector<c10::IValue> inputs = to_inputs(list);
+  PreparedAhead made;
+  {
+    const GilRelease no_gil;
+    made = executable.prepare(views_of(inputs));
+  }
+  return to_tuple(made);
+}
+
 // Wall time of that many calls made from C++, one after the other.
 double seconds_for(Executable& executable, const py::list& list, int64_t calls) {
   const std::vector<c10::IValue> inputs = to_inputs(list);
@@ -113,6 +123,7 @@ void bind_runtime(py::module_& m) {
            py::arg("inter_op_threads") = 1)
       .def("run", &run<&Executable::run>)
       .def("call", &run<&Executable::call>)
+      .def("prepare", &prepare)
       .def("seconds_for", &seconds_for, py::arg("inputs"), py::arg("calls"))
       .def("trim", &Executable::trim)
       .def("deallocate_output_tensors", &Executable::deallocate_output_tensors)

@@ -219,6 +219,10 @@ py::dict stats_of(const PreparedProgram& program) {
   return d;
 }
 
+py::tuple to_tuple(const PreparedAhead& made) {
+  return py::make_tuple(made.program ? py::object(stats_of(*made.program)) : py::none(), made.reason);
+}
+
 void bind_trace(py::module_& m) {
   py::class_<PreparedProgram, std::shared_ptr<PreparedProgram>>(m, "PreparedProgram")
       .def_property_readonly("blocks", &blocks_of)

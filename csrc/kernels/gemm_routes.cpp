@@ -115,11 +115,16 @@ int64_t now_ns() {
   return static_cast<int64_t>(static_cast<double>(std::clock()) * (1e9 / CLOCKS_PER_SEC));
 }
 
+// Something is done to the output afterwards: BLAS leaves that to another pass over it.
+bool is_finished(const MatmulShape& s) {
+  return s.has_epilogue || s.activation != nullptr;
+}
+
 std::vector<int64_t> key_of(const MatmulShape& s) {
-  return {s.m,         s.n,          s.k,        s.batch[0] * s.batch[1],
-          s.a_row,     s.a_col,      s.b_k,      s.b_n,
-          s.c_row,     s.has_bias,   s.bias_row, s.b_fixed,
-          s.is_double, s.num_threads};
+  return {s.m,         s.n,           s.k,           s.batch[0] * s.batch[1],
+          s.a_row,     s.a_col,       s.b_k,         s.b_n,
+          s.c_row,     s.has_bias,    s.bias_row,    s.b_fixed,
+          s.is_double, s.num_threads, is_finished(s)};
 }
 
 float* aligned(std::vector<float>& x) {
@@ -133,7 +138,11 @@ Route fastest(const MatmulShape& original, const std::vector<Route>& routes) {
   const int64_t columns = 2 * gemm_kernels().group;
   s.n = std::clamp<int64_t>(kMaxFlops / std::max<int64_t>(1, 2 * s.m * s.k), std::min(s.n, columns), s.n);
   s.m = std::clamp<int64_t>(kMaxFlops / std::max<int64_t>(1, 2 * s.n * s.k), std::min<int64_t>(s.m, 12), s.m);
-  s.activation = nullptr;
+  // Any activation stands for what is done.
+  s.activation =
+      is_finished(original)
+          ? tile_prims().op[static_cast<int>(Prim::kClampMin)][static_cast<int>(TileClass::kF32)][0]
+          : nullptr;
   s.has_epilogue = false;
   const auto span = [](int64_t rows, int64_t row, int64_t cols, int64_t col) {
     return static_cast<size_t>((rows - 1) * row + (cols - 1) * col + 1);

@@ -43,8 +43,8 @@ int64_t offset(const int64_t (&strides)[2], int64_t i, int64_t j) {
 }
 
 template <class T>
-void preset(const MatmulShape& s, const T* bias, T* c) {
-  for (int64_t m = 0; m < s.m; ++m) {
+void preset(const MatmulShape& s, const T* bias, T* c, int64_t rows) {
+  for (int64_t m = 0; m < rows; ++m) {
     T* row = c + m * s.c_row;
     const T* from = bias + m * s.bias_row;
     if (s.bias_col == 1) {
@@ -86,11 +86,22 @@ int finish(const MatmulShape& s, char* const* bases) {
   return status;
 }
 
+// Rows of one call of BLAS: all, unless something is done to the output before or after it. Then as many as
+// the second-level cache keeps meanwhile, but enough to repay that each call packs the weights anew.
+template <class T>
+int64_t rows_of_a_call(const MatmulShape& s) {
+  constexpr int64_t kBandBytes = 1 << 19;
+  constexpr int64_t kMinRows = 384;
+  const bool touched = s.has_bias || s.activation != nullptr || RowsDone::by_rows(s);
+  if (s.num_threads != 1 || !touched) return s.m;
+  const int64_t rows = std::max(kBandBytes / (s.n * static_cast<int64_t>(sizeof(T))), kMinRows);
+  return s.m < 2 * rows ? s.m : rows;
+}
+
 template <class T, class Gemm>
 int run_blas(const MatmulShape& s, Gemm* gemm, char* const* bases) {
   const char ta = s.a_col == 1 ? 'N' : 'T';
   const char tb = s.b_n == 1 ? 'N' : 'T';
-  const int m = static_cast<int>(s.m);
   const int n = static_cast<int>(s.n);
   const int k = static_cast<int>(s.k);
   const int lda = static_cast<int>(std::max<int64_t>(s.a_col == 1 ? s.a_row : s.a_col, 1));
@@ -98,20 +109,31 @@ int run_blas(const MatmulShape& s, Gemm* gemm, char* const* bases) {
   const int ldc = static_cast<int>(std::max<int64_t>(s.c_row, 1));
   const T alpha = static_cast<T>(s.alpha);
   const T beta = s.has_bias ? static_cast<T>(s.beta) : T(0);
+  const int64_t rows = rows_of_a_call<T>(s);
+  const bool tells_rows = rows < s.m && RowsDone::by_rows(s);
+  RowsDone done{s, bases, 0};
   each_matrix(s, [&](int64_t i, int64_t j) {
     T* c = const_cast<T*>(at_base<T>(s.c, bases)) + offset(s.c_batch, i, j);
     const T* a = at_base<T>(s.a, bases) + offset(s.a_batch, i, j);
     const T* b = at_base<T>(s.b, bases) + offset(s.b_batch, i, j);
-    if (s.has_bias) preset(s, at_base<T>(s.bias, bases) + offset(s.bias_batch, i, j), c);
-    gemm(&tb, &ta, &n, &m, &k, &alpha, b, &ldb, a, &lda, &beta, c, &ldc);
-    if (s.activation) {
-      for (int64_t r = 0; r < s.m; ++r) {
-        T* row = c + r * s.c_row;
-        s.activation(row, row, row, row, s.n, s.activation_imm);
+    const T* bias = s.has_bias ? at_base<T>(s.bias, bases) + offset(s.bias_batch, i, j) : nullptr;
+    done.first = (i * s.batch[1] + j) * s.m;
+    for (int64_t begin = 0; begin < s.m; begin += rows) {
+      const int64_t end = std::min(begin + rows, s.m);
+      const int m = static_cast<int>(end - begin);
+      T* first = c + begin * s.c_row;
+      if (bias) preset(s, bias + begin * s.bias_row, first, end - begin);
+      gemm(&tb, &ta, &n, &m, &k, &alpha, b, &ldb, a + begin * s.a_row, &lda, &beta, first, &ldc);
+      if (s.activation) {
+        for (int64_t r = begin; r < end; ++r) {
+          T* row = c + r * s.c_row;
+          s.activation(row, row, row, row, s.n, s.activation_imm);
+        }
       }
+      if (tells_rows) done.rows(begin, end);
     }
   });
-  return finish(s, bases);
+  return tells_rows ? done.status : finish(s, bases);
 }
 
 int run_sgemm(const void* params, char* const* bases, char*) {
@@ -137,7 +159,7 @@ GemmArgs args_of(const MatmulShape& s, char* const* bases, int64_t i, int64_t j)
     if (s.bias_row == 0 && s.bias_col == 1) {
       g.bias = bias;
     } else {
-      preset(s, bias, g.c);
+      preset(s, bias, g.c, s.m);
       g.accumulate = true;
     }
   }

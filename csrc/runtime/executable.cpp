@@ -265,11 +265,11 @@ void Executable::run_general_path(Frame& frame, std::span<const InputView> input
   std::optional<Recorder> recorder;
   if (record && options_.prepared && can_be_prepared(inputs)) {
     signature.emplace(inputs, at::get_num_threads());
-    if (cache_.worth_preparing(*signature)) recorder.emplace(bound_, inputs);
   }
   for (size_t i = 0; i < inputs.size(); ++i) {
     frame.slots[i] = inputs[i].tensor ? c10::IValue(*inputs[i].tensor) : inputs[i].value;
   }
+  if (signature && cache_.worth_preparing(*signature)) recorder.emplace(bound_, frame.slots.data());
   NodeObserver* observer = recorder ? &*recorder : nullptr;
   std::optional<WatchedNodes> watch;
   if (WatchedNodes::wanted()) observer = &watch.emplace(bound_, observer);
@@ -349,22 +349,6 @@ std::pair<int64_t, int64_t> Executable::managed_outputs() const {
   gather_idle();
   if (idle_.empty() || !manage_outputs_.load()) return {0, 0};
   return {idle_.back()->outputs.num_tensors(), idle_.back()->outputs.size_bytes()};
-}
-
-void Executable::offer(PriorWork work, std::span<const InputView> inputs) {
-  fixed_.offer(std::move(work.packed), inputs);
-  pin_routes(work.choices, /*over=*/false);
-}
-
-PriorWork Executable::work_done(std::span<const InputView> inputs) {
-  PriorWork work;
-  work.packed = fixed_.packed(inputs);
-  for (const auto& program : prepared_programs()) {
-    work.choices.insert(work.choices.end(), program->choices().begin(), program->choices().end());
-  }
-  std::sort(work.choices.begin(), work.choices.end());
-  work.choices.erase(std::unique(work.choices.begin(), work.choices.end()), work.choices.end());
-  return work;
 }
 
 void Executable::trim() {

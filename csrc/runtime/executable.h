@@ -51,6 +51,12 @@ struct PriorWork {
   std::vector<RouteChoice> choices;  // ordered, each once
 };
 
+// What prepare() made, or why there is nothing.
+struct PreparedAhead {
+  std::shared_ptr<const PreparedProgram> program;
+  std::string reason;  // if there is none
+};
+
 struct NodeCounts {
   int64_t total = 0;
   int64_t managed = 0;  // all outputs managed by the planner
@@ -90,6 +96,9 @@ class Executable : public std::enable_shared_from_this<Executable> {
 
   // As call(), but only if these inputs' signature is prepared; false, and nothing happened, otherwise.
   bool call_if_prepared(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs);
+  // Plans and binds for these inputs' signature without running anything; only weights among them are read.
+  // The next run on such inputs is a prepared one. Throws InputError if the number of inputs is wrong.
+  PreparedAhead prepare(std::span<const InputView> inputs);
   // Inputs that some node writes into. A run bumps their versions, as eager writes do.
   const std::vector<uint32_t>& written_inputs() const { return written_inputs_; }
 

@@ -77,6 +77,21 @@ Operands operands_of(const Program& program, const Node& node, c10::IValue* slot
                   node.first_output, node.num_outputs);
 }
 
+void run_as_operator(const BoundProgram& bound, uint32_t node_index, at::Device device, c10::IValue* slots) {
+  const Program& program = *bound.program;
+  const Node& node = program.nodes()[node_index];
+  const Operands op = operands_of(program, node, slots);
+  torch::jit::Stack stack;
+  stack.reserve(node.num_args);
+  for (uint32_t i = 0; i < node.num_args; ++i) {
+    stack.push_back(op.boxed(i));
+    if (stack.back().isDevice()) stack.back() = device;
+  }
+  node.handle->callBoxed(stack);
+  store_results(program, node, stack, slots);
+  if (bound.nodes[node_index].check_overlap) repair_overlap(bound, node, slots);
+}
+
 void run_into_outputs(const BoundProgram& bound, uint32_t node_index, c10::IValue* slots) {
   const Node& node = bound.program->nodes()[node_index];
   const BoundNode& bound_node = bound.nodes[node_index];

@@ -25,6 +25,10 @@ void run_node(const BoundProgram& bound, uint32_t node_index, c10::IValue* slots
 // An out variant whose outputs' slots hold tensors of the final sizes.
 void run_into_outputs(const BoundProgram& bound, uint32_t node_index, c10::IValue* slots);
 
+// As torch's dispatcher runs the operator, whatever kernel is bound; device arguments are replaced by
+// `device`. REQUIRES: the node has a handle.
+void run_as_operator(const BoundProgram& bound, uint32_t node_index, at::Device device, c10::IValue* slots);
+
 Operands operands_of(const Program& program, const Node& node, c10::IValue* slots);
 
 }  // namespace staticrt

@@ -101,7 +101,7 @@ struct PreparedStats {
 class PreparedProgram {
  public:
   // fixed: of the executable, or null if these inputs' weights cannot be kept track of.
-  // REQUIRES: recorder saw one whole run of `bound` on inputs of this signature.
+  // REQUIRES: recorder saw one whole run of `bound` on inputs of this signature, or on their shapes.
   PreparedProgram(const BoundProgram& bound, const Recorder& recorder, Signature signature,
                   const PreparedOptions& options, FixedValues* fixed);
 
@@ -184,6 +184,9 @@ class PreparedFrame {
   // recorded: the run was then finished on the general path, its outputs are right, and this object must
   // be dropped. An exception leaves nothing behind.
   bool run(std::span<const InputView> inputs, Arena& arena, std::vector<c10::IValue>& outputs);
+
+  // All that a run on such inputs would do first: the arena grows, what is made of the weights is made.
+  void make_ready(std::span<const InputView> inputs, Arena& arena);
 
   // From now on the value that `output` is (a view of) lies in `like`'s storage, unless an operator allocates
   // it.

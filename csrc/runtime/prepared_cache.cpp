@@ -24,10 +24,21 @@ std::shared_ptr<const PreparedProgram> PreparedCache::find(std::span<const Input
   return nullptr;
 }
 
+bool PreparedCache::has(std::span<const InputView> inputs, int num_threads) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return std::any_of(programs_.begin(), programs_.end(),
+                     [&](const auto& program) { return program->signature().matches(inputs, num_threads); });
+}
+
+bool PreparedCache::was_rejected(const Signature& signature) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return std::find(rejected_.begin(), rejected_.end(), signature.hash()) != rejected_.end();
+}
+
 bool PreparedCache::worth_preparing(const Signature& signature) {
+  if (was_rejected(signature)) return false;
   const std::lock_guard<std::mutex> lock(mutex_);
   const uint64_t hash = signature.hash();
-  if (std::find(rejected_.begin(), rejected_.end(), hash) != rejected_.end()) return false;
   const bool seen = std::find(seen_.begin(), seen_.end(), hash) != seen_.end();
   if (!seen) {
     seen_.push_back(hash);

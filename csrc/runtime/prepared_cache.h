@@ -28,6 +28,12 @@ class PreparedCache {
   // The program for these inputs, which becomes the most recently used, or null.
   std::shared_ptr<const PreparedProgram> find(std::span<const InputView> inputs, int num_threads);
 
+  // The same question, which counts as no call.
+  bool has(std::span<const InputView> inputs, int num_threads) const;
+
+  // Whether a program of this signature was taken out by reject().
+  bool was_rejected(const Signature& signature) const;
+
   // Whether a miss on this signature should be prepared. While signatures repeat, at once; when they do
   // not, only one seen before, so that calls whose shapes never return cost no preparation.
   bool worth_preparing(const Signature& signature);

@@ -153,6 +153,11 @@ void PreparedFrame::give_donated() {
   heirs_.clear();
 }
 
+void PreparedFrame::make_ready(std::span<const InputView> inputs, Arena& arena) {
+  move_to(arena);
+  if (uses_fixed()) follow_weights(inputs);
+}
+
 bool PreparedFrame::run(std::span<const InputView> inputs, Arena& arena, std::vector<c10::IValue>& outputs) {
   const PreparedProgram& p = *prepared_;
   std::optional<RunState> state;

@@ -16,26 +16,18 @@ bool selects_by_mask(const Program& program, const Node& node, const std::vector
 
 }  // namespace
 
-Recorder::Recorder(const BoundProgram& bound, std::span<const InputView> inputs) : bound_(bound) {
+Recorder::Recorder(const BoundProgram& bound, const c10::IValue* slots, c10::DeviceType device)
+    : bound_(bound), device_(device) {
   const Program& program = *bound.program;
   records_.resize(program.num_values());
   data_.resize(program.num_values(), nullptr);
-  for (ValueId id = 0; id < program.first_constant(); ++id) {
+  const size_t num_given = program.first_constant() + program.constants().size();
+  for (ValueId id = 0; id < num_given; ++id) {
     records_[id].stable = true;
-    if (inputs[id].tensor) {
-      record_tensor(id, *inputs[id].tensor);
+    if (slots[id].isTensor() && slots[id].toTensor().defined()) {
+      record_tensor(id, slots[id].toTensor());
     } else {
-      records_[id].number = inputs[id].value;
-    }
-  }
-  for (size_t i = 0; i < program.constants().size(); ++i) {
-    const ValueId id = program.first_constant() + static_cast<ValueId>(i);
-    const c10::IValue& value = program.constants()[i];
-    records_[id].stable = true;
-    if (value.isTensor() && value.toTensor().defined()) {
-      record_tensor(id, value.toTensor());
-    } else {
-      records_[id].number = value;
+      records_[id].number = slots[id];
     }
   }
 }
@@ -52,7 +44,7 @@ void Recorder::record_tensor(ValueId id, const at::Tensor& tensor) {
   record.is_tensor = true;
   record.owner = id;
   record.meta.dtype = tensor.scalar_type();
-  record.plain = tensor.device().is_cpu() && tensor.layout() == at::kStrided && !tensor.is_conj() &&
+  record.plain = tensor.device().type() == device_ && tensor.layout() == at::kStrided && !tensor.is_conj() &&
                  !tensor.is_neg() && !tensor.is_quantized() && !tensor._is_zerotensor() &&
                  tensor.has_storage();
   if (!record.plain) return;
@@ -82,12 +74,13 @@ static bool depends_on_data_untagged(const std::string& op) {
   return false;
 }
 
-bool Recorder::node_is_stable(const Node& node, const BoundNode& bound_node) const {
+bool Recorder::is_stable(uint32_t node_index) const {
   const Program& program = *bound_.program;
+  const Node& node = program.nodes()[node_index];
   for (const ValueId id : program.reads(node)) {
     if (!records_[id].stable) return false;
   }
-  if (bound_node.kind == BoundKind::kControl) return false;
+  if (bound_.nodes[node_index].kind == BoundKind::kControl) return false;
   if (!node.handle) return true;
   // An accelerator's island is compiled for the shapes it is given, which fix those of its results.
   const std::string& name = node.handle->schema().name();
@@ -106,7 +99,7 @@ void Recorder::after_node(uint32_t node_index, const c10::IValue* slots) {
   const Program& program = *bound_.program;
   const Node& node = program.nodes()[node_index];
   const BoundNode& bound_node = bound_.nodes[node_index];
-  const bool stable = node_is_stable(node, bound_node);
+  const bool stable = is_stable(node_index);
   const bool writes_out = bound_node.kind == BoundKind::kOut || bound_node.kind == BoundKind::kBoxedOut;
   for (uint32_t i = 0; i < node.num_outputs; ++i) {
     const ValueId id = node.first_output + i;

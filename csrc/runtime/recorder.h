@@ -1,11 +1,10 @@
 // What one run of the general path showed of every value.
 #pragma once
 
-#include <span>
 #include <vector>
 
+#include "kernels/prepare.h"
 #include "runtime/general_path.h"
-#include "runtime/signature.h"
 
 namespace staticrt {
 
@@ -24,16 +23,20 @@ struct ValueRecord {
 
 class Recorder : public NodeObserver {
  public:
-  Recorder(const BoundProgram& bound, std::span<const InputView> inputs);
+  // slots: hold inputs and constants.
+  // device: of the tensors whose bytes count as addressable: kMeta in a run of shapes (runtime/shape_run.h).
+  Recorder(const BoundProgram& bound, const c10::IValue* slots, c10::DeviceType device = c10::kCPU);
   void after_node(uint32_t node_index, const c10::IValue* slots) override;
+  // Whether what the node makes of its operands, as recorded, is the same for every call of this signature.
+  bool is_stable(uint32_t node_index) const;
 
   const std::vector<ValueRecord>& records() const { return records_; }
 
  private:
   void record_tensor(ValueId id, const at::Tensor& tensor);
-  bool node_is_stable(const Node& node, const BoundNode& bound_node) const;
 
   const BoundProgram& bound_;
+  const c10::DeviceType device_;
   std::vector<ValueRecord> records_;
   std::vector<const char*> data_;  // first element of each tensor, as it was in this run
 };

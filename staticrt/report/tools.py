@@ -18,6 +18,7 @@ from staticrt.errors import InputError
 from staticrt.report.graphs import Graph, input_names
 
 if TYPE_CHECKING:
+    from staticrt.ahead import Readiness
     from staticrt.report.compare import CompareReport
     from staticrt.report.metrics import Metrics
     from staticrt.report.profile import ProfileReport
@@ -95,6 +96,27 @@ def tool(function: F) -> F:
 
 class Tools:
     """Reports on a compiled callable."""
+
+    @tool
+    def prepare(self, *args: Any, **kwargs: Any) -> Readiness:
+        """Do ahead of a call what its first run would do: capture, plan its memory, choose and bind kernels, pack weights.
+
+        Nothing of the model runs, so contents do not matter: tensors on the meta device stand for CPU tensors of
+        their sizes and strides. For calls that record no gradients.
+
+        Returns:
+            Whether the next such call is prepared, its planned peak, and otherwise why: where only a run shows
+            what data or a custom operator makes, the first call prepares.
+
+        Raises:
+            CaptureError: with `fullgraph=True`, the model cannot be captured whole.
+        """
+        from staticrt import ahead
+
+        engine = getattr(self, "_engine", None)
+        if engine is None:
+            return ahead.prepare_loaded(self, args, kwargs)  # type: ignore[arg-type]
+        return engine.prepare(args, kwargs)  # type: ignore[no-any-return]
 
     @tool
     def profile(self, *args: Any, runs: int = 20, **kwargs: Any) -> ProfileReport:

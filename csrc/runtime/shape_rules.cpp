@@ -1,0 +1,106 @@
+#include "runtime/shape_rules.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <string_view>
+
+#include "runtime/general_path.h"
+
+namespace staticrt {
+namespace {
+
+bool is_one_of(std::string_view op, std::initializer_list<std::string_view> names) {
+  return std::find(names.begin(), names.end(), op) != names.end();
+}
+
+// These choose what their results are like by the device, leave results empty that they have no use for, or
+// have another stride on the meta device where a size is 1. Compared with convolutions and products they cost
+// little, so zeros are given to them.
+bool needs_bytes(std::string_view op) {
+  return op.starts_with("aten::embedding_bag") || op.starts_with("aten::_embedding_bag") ||
+         is_one_of(op,
+                   {"aten::scaled_dot_product_attention", "aten::_scaled_dot_product_flash_attention_for_cpu",
+                    "aten::native_batch_norm", "aten::_native_batch_norm_legit",
+                    "aten::_native_batch_norm_legit_functional", "aten::max_unpool2d", "aten::max_unpool3d",
+                    "aten::_linalg_svd", "aten::linalg_svd", "aten::svd", "aten::empty_like",
+                    "aten::zeros_like", "aten::ones_like", "aten::full_like"});
+}
+
+bool is_convolution(std::string_view op) {
+  return is_one_of(
+      op.substr(0, op.find('.')),
+      {"aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::conv_transpose1d", "aten::conv_transpose2d",
+       "aten::conv_transpose3d", "aten::convolution", "aten::_convolution"});
+}
+
+at::Tensor zeros_like_stored(const at::Tensor& tensor) {
+  int64_t last = 0;
+  for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
+  const int64_t elements = tensor.numel() == 0 ? 0 : last + 1;
+  return at::zeros({elements}, tensor.options().device(at::kCPU))
+      .as_strided(tensor.sizes(), tensor.strides());
+}
+
+// Runs the node's own kernel on zeros.
+void run_on_zeros(const BoundProgram& bound, uint32_t node_index, c10::IValue* slots) {
+  const Program& program = *bound.program;
+  const Node& node = program.nodes()[node_index];
+  std::vector<std::pair<ValueId, c10::IValue>> put_back;
+  for (const ValueId id : program.reads(node)) {
+    if (!slots[id].isTensor() || !slots[id].toTensor().is_meta()) continue;
+    put_back.emplace_back(id, slots[id]);
+    slots[id] = zeros_like_stored(slots[id].toTensor());
+  }
+  run_node(bound, node_index, slots);
+  for (auto& [id, value] : put_back) slots[id] = std::move(value);
+}
+
+// torch's rule for convolutions makes results in torch's default layout. The CPU's kernels keep channels last
+// if the images or the weights have them. Of volumes it depends on sizes and threads: not told here.
+bool restride_convolution(const at::Tensor& input, const at::Tensor& weight, c10::IValue& result) {
+  const auto images = input.dim() == weight.dim() ? input : input.unsqueeze(0);
+  const auto is_last = [](const at::Tensor& t, at::MemoryFormat format) {
+    return t.suggest_memory_format() == format;
+  };
+  if (weight.dim() == 5) {
+    return !is_last(images, at::MemoryFormat::ChannelsLast3d) &&
+           !is_last(weight, at::MemoryFormat::ChannelsLast3d);
+  }
+  if (weight.dim() != 4 || (!is_last(images, at::MemoryFormat::ChannelsLast) &&
+                            !is_last(weight, at::MemoryFormat::ChannelsLast))) {
+    return true;
+  }
+  const at::Tensor plain = result.toTensor();
+  const bool has_batch = input.dim() == 4;
+  const at::Tensor made = at::empty((has_batch ? plain : plain.unsqueeze(0)).sizes(),
+                                    plain.options().memory_format(at::MemoryFormat::ChannelsLast));
+  result = has_batch ? made : made.squeeze(0);
+  return true;
+}
+
+}  // namespace
+
+at::Tensor without_bytes(const at::Tensor& tensor) {
+  return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
+}
+
+bool run_shape_only(const BoundProgram& bound, uint32_t node_index, c10::IValue* slots) {
+  const Program& program = *bound.program;
+  const Node& node = program.nodes()[node_index];
+  if (!node.handle) {
+    run_node(bound, node_index, slots);  // numbers
+  } else if (needs_bytes(node.op)) {
+    if (node.has_effects) return false;  // it may draw random numbers
+    run_on_zeros(bound, node_index, slots);
+  } else {
+    run_as_operator(bound, node_index, at::kMeta, slots);
+  }
+  if (!is_convolution(node.op)) return true;
+  const Operands op = operands_of(program, node, slots);
+  return restride_convolution(op.tensor(0), op.tensor(1), slots[node.first_output]);
+}
+
+}  // namespace staticrt
