@@ -139,6 +139,12 @@ def load_model(text: str, init: str = "{}", options: dict[str, Any] | None = Non
         if not path.is_file():
             raise InputError(f"{text}: there is no such file")
         return _load_onnx(path, options or {}) if suffix == ".onnx" else _load_pt2(path, options or {})
+    if path.is_dir():
+        raise InputError(f"{text}: is a folder", fix=f"MODEL is {MODEL_HELP}")
+    if suffix == ".py":
+        raise InputError(
+            f"{text!r} names a file and no model in it", fix=f"write {text}:Name, a class or function in it"
+        )
     if not text.strip(":") or text[0] == ":" or text[-1] == ":" or ":" not in text:
         raise InputError(f"{text!r} names no model", fix=f"MODEL is {MODEL_HELP}")
     return _load_python(text, init)
@@ -164,6 +170,12 @@ def _onnx_spec(info: Any) -> TensorSpec:
 
 def _load_pt2(path: Path, options: dict[str, Any]) -> LoadedModel:
     if not zipfile.is_zipfile(path):
+        with path.open("rb") as file:
+            if file.read(4) == b"PK\x03\x04":
+                raise InputError(
+                    f"{path}: the archive is cut short: its directory, which stands at the end, is missing",
+                    fix="copy it again, or write it again",
+                )
         raise InputError(
             f"{path}: not a .pt2 archive (a zip file)",
             fix="write one with torch.export.save or staticrt.save",

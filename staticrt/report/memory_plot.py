@@ -51,7 +51,29 @@ def load_snapshot(path: str | Path) -> dict[str, Any]:
             at=path,
             fix="write one with staticrt.memory.dump_snapshot or torch.cuda.memory._dump_snapshot",
         )
+    _check_sizes(found, path)
     return found
+
+
+def _check_sizes(snapshot: dict[str, Any], path: str | Path) -> None:
+    """Raise InputError at the first size that no memory has: a picture of it would look like one of something."""
+    for number, segment in enumerate(snapshot["segments"]):
+        if not isinstance(segment, dict):
+            raise InputError(f"this is no memory snapshot: segment {number} is {segment!r:.50}", at=path)
+        blocks = segment.get("blocks")
+        parts = [(f"segment {number}", segment)]
+        parts += [
+            (f"block {i} of segment {number}", b) for i, b in enumerate(blocks or ()) if isinstance(b, dict)
+        ]
+        for name, part in parts:
+            for key in ("address", "size", "total_size", "allocated_size", "active_size", "requested_size"):
+                value = part.get(key, 0)
+                if type(value) is not int or not 0 <= value < 1 << 64:
+                    raise InputError(
+                        f"this is no memory snapshot: {key} of {name} is {value!r:.50}",
+                        at=path,
+                        fix="the file is damaged; write it again",
+                    )
 
 
 @dataclass

@@ -34,6 +34,7 @@ def test_bench_tells_which_peer_cannot(toy, call):
         (["run", "nowhere.at_all:Nope"], 2, "there is no module 'nowhere'"),
         (["run", "nothing"], 2, "'nothing' names no model"),
         (["run", "no.onnx"], 2, "there is no such file"),
+        (["run", "toy_models.py"], 2, "write toy_models.py:Name"),
         (["run", "no.py:X"], 2, "there is no such file"),
         (["run", "toy_models.py:Wrong", "--shape", "2x5"], 1, "mat1 and mat2 shapes cannot be multiplied"),
         (["run", "toy_models:Toy", "--shape", "z=3"], 2, "the model has no argument 'z'"),
@@ -85,7 +86,7 @@ def test_damaged_archives_are_refused(toy, call, tmp_path):
     whole = (tmp_path / "toy.pt2").read_bytes()
     (tmp_path / "cut.pt2").write_bytes(whole[: len(whole) // 2])
     code, _, err = call("run", "cut.pt2")
-    assert (code, "cut.pt2" in err) == (2, True)
+    assert (code, "cut.pt2: the archive is cut short" in err) == (2, True)
 
 
 def test_debug_shows_the_traceback(toy, capsys):
@@ -117,6 +118,7 @@ def test_a_wrong_input_gets_three_lines_and_no_log(toy, tmp_path):
         (("run", "odd.py:", "--shape", "3"), 2, "names no model"),
         (("run", ":Mixed", "--shape", "3"), 2, "names no model"),
         (("run", "folder.onnx"), 2, "is a folder"),
+        (("run", "."), 2, "is a folder"),
         (("run", "odd.py:Mixed", "--value", "x=[1]"), 1, "TypeError"),
         (("compile", "odd.py:Mixed", "--shape", "3", "-o", "folder.pt2"), 2, "is a folder"),
         (("plan", "missing.csv"), 2, "No such file"),

@@ -149,7 +149,19 @@ def test_command_writes_png_with_matplotlib(run_file, tmp_path, capsys, monkeypa
         (pickle.dumps([1, 2]), "this is no memory snapshot"),
         (pickle.dumps({"segments": 3}), "this is no memory snapshot"),
         (pickle.dumps({"segments": [{"stream": 0}]}), "this is no memory snapshot"),
-        (pickle.dumps({"segments": [5]}), "this is no memory snapshot"),
+        (pickle.dumps({"segments": [5]}), "this is no memory snapshot: segment 0 is 5"),
+        (
+            pickle.dumps({"segments": [segment((8, "x")) | {"total_size": -5}]}),
+            "total_size of segment 0 is -5",
+        ),
+        (
+            pickle.dumps({"segments": [segment((1 << 64, "x"))]}),
+            "total_size of segment 0 is 18446744073709551616",
+        ),
+        (
+            pickle.dumps({"segments": [segment((0.5, "x")) | {"total_size": 1}]}),
+            "size of block 0 of segment 0 is 0.5",
+        ),
         (
             pickle.dumps({"segments": [dict.fromkeys(("address", "total_size", "stream"), 0)]}),
             "no memory snapshot",
