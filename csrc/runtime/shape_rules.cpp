@@ -5,6 +5,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <exception>
 #include <string_view>
 
 #include "runtime/general_path.h"
@@ -44,18 +45,31 @@ at::Tensor zeros_like_stored(const at::Tensor& tensor) {
       .as_strided(tensor.sizes(), tensor.strides());
 }
 
-// Runs the node's own kernel on zeros.
-void run_on_zeros(const BoundProgram& bound, uint32_t node_index, c10::IValue* slots) {
+// Runs the node's own kernel on zeros. False if a result lies in an operand's bytes.
+bool run_on_zeros(const BoundProgram& bound, uint32_t node_index, c10::IValue* slots) {
   const Program& program = *bound.program;
   const Node& node = program.nodes()[node_index];
-  std::vector<std::pair<ValueId, c10::IValue>> put_back;
+  std::vector<std::pair<ValueId, c10::IValue>> operands;
   for (const ValueId id : program.reads(node)) {
     if (!slots[id].isTensor() || !slots[id].toTensor().is_meta()) continue;
-    put_back.emplace_back(id, slots[id]);
+    operands.emplace_back(id, slots[id]);
     slots[id] = zeros_like_stored(slots[id].toTensor());
   }
   run_node(bound, node_index, slots);
-  for (auto& [id, value] : put_back) slots[id] = std::move(value);
+  bool shares = false;
+  for (auto& [id, meta] : operands) {
+    for (uint32_t i = 0; i < node.num_outputs; ++i) {
+      const c10::IValue& made = slots[node.first_output + i];
+      shares |=
+          made.isTensor() && made.toTensor().defined() && made.toTensor().is_alias_of(slots[id].toTensor());
+    }
+    slots[id] = std::move(meta);
+  }
+  return !shares;
+}
+
+bool may_run_on_zeros(const Node& node) {
+  return !node.has_effects && node.aliases.empty() && node.written_args.empty();
 }
 
 // torch's rule for convolutions makes results in torch's default layout. The CPU's kernels keep channels last
@@ -93,10 +107,15 @@ bool run_shape_only(const BoundProgram& bound, uint32_t node_index, c10::IValue*
   if (!node.handle) {
     run_node(bound, node_index, slots);  // numbers
   } else if (needs_bytes(node.op)) {
-    if (node.has_effects) return false;  // it may draw random numbers
-    run_on_zeros(bound, node_index, slots);
+    return may_run_on_zeros(node) && run_on_zeros(bound, node_index, slots);
   } else {
-    run_as_operator(bound, node_index, at::kMeta, slots);
+    try {
+      run_as_operator(bound, node_index, at::kMeta, slots);
+    } catch (const std::exception&) {
+      // Without Python many operators have no rule.
+      if (!may_run_on_zeros(node)) throw;
+      return run_on_zeros(bound, node_index, slots);
+    }
   }
   if (!is_convolution(node.op)) return true;
   const Operands op = operands_of(program, node, slots);
