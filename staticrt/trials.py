@@ -75,7 +75,8 @@ class Trials:
         if len(trial.eager) >= _EAGER:
             trial.verdict = "eager" if min(trial.eager) * _MARGIN < min(trial.pieces) else "pieces"
 
-    @property
-    def reason(self) -> str:
-        """Why calls run eagerly, for `explain()`; "" where Dynamo finds nothing to compile."""
+    def reason(self, trial: _Trial | None) -> str:
+        """Why a call runs eagerly, for `explain()`; "" where Dynamo finds nothing to compile."""
+        if trial is not None:
+            return "timed, to tell whether running it in pieces pays"
         return "" if self._idle >= _IDLE else "cut into pieces it takes longer"
