@@ -9,6 +9,7 @@ import torch
 
 from staticrt.ops.quick_fake_layout import copied_strides, least
 from staticrt.ops.quick_fakes import expression, fresh, new, rule
+from staticrt.ops.size_nodes import env_of
 
 aten = torch.ops.aten
 
@@ -21,8 +22,14 @@ def _device(layout: Any, device: Any, pin_memory: Any) -> torch.device | None:
     return found if found.type == "cpu" else None
 
 
-def _surely_sizes(sizes: Sequence[Any]) -> bool:
-    return all(size >= 0 if isinstance(size, int) else least(expression(size)) >= 0 for size in sizes)
+def _are_sizes(sizes: Sequence[Any]) -> bool:
+    """Whether none is negative, guarding on it where symbols of ours leave that open."""
+    return all(
+        size >= 0
+        if isinstance(size, int)
+        else least(expression(size)) >= 0 or (env_of(size) is not None and bool(size >= 0))
+        for size in sizes
+    )
 
 
 @rule(aten.zeros.default, aten.ones.default, aten.empty.memory_format)
@@ -37,7 +44,7 @@ def _filled(
     memory_format: Any = None,
 ) -> Any:
     place = _device(layout, device, pin_memory)
-    if place is None or memory_format not in (None, torch.contiguous_format) or not _surely_sizes(size):
+    if place is None or memory_format not in (None, torch.contiguous_format) or not _are_sizes(size):
         return None
     return fresh(mode, size, None, dtype or torch.get_default_dtype(), place)
 
@@ -52,7 +59,7 @@ def _strided(mode: Any, *args: Any, **options: Any) -> Any:
     *like, size, stride = args
     known = {**options, **_defaults(like[0], options)} if like else options
     place = _device(known.get("layout"), known.get("device"), known.get("pin_memory"))
-    if place is None or len(size) != len(stride) or not _surely_sizes([*size, *stride]):
+    if place is None or len(size) != len(stride) or not _are_sizes([*size, *stride]):
         return None
     return fresh(mode, size, stride, known.get("dtype") or torch.get_default_dtype(), place)
 
@@ -109,9 +116,52 @@ def _range(
     if place is None or not whole or dtype not in (None, torch.int64, torch.int32, torch.float32):
         return None
     size = end if type(start) is int and start == 0 else end - start
-    if not _surely_sizes([size]):
+    if not _are_sizes([size]):
         return None
     return fresh(mode, [size], None, dtype or torch.int64, place)
+
+
+@rule(aten.arange.start_step)
+def _steps(mode: Any, start: Any, end: Any, step: Any = 1, **options: Any) -> Any:
+    step = int(step) if isinstance(step, float) and step.is_integer() and options.get("dtype") else step
+    if type(step) is not int or step == 0:
+        return None
+    if step < 0:
+        start, end, step = end, start, -step
+    size = end - start
+    if not all(type(bound) is int or isinstance(bound, torch.SymInt) for bound in (start, end)):
+        return None
+    return _range(mode, 0, size if step == 1 else (size + step - 1) // step, **options)
+
+
+@rule(aten.eye.default)
+def _identity(mode: Any, n: Any, **options: Any) -> Any:
+    return _filled(mode, [n, n], **options)
+
+
+@rule(aten.eye.m)
+def _wide_identity(mode: Any, n: Any, m: Any, **options: Any) -> Any:
+    return _filled(mode, [n, m], **options)
+
+
+@rule(aten.rand.default, aten.randn.default)
+def _random(mode: Any, size: Sequence[Any], **options: Any) -> Any:
+    return _filled(mode, size, **options)
+
+
+@rule(aten.rand_like.default, aten.randn_like.default)
+def _random_like(mode: Any, x: torch.Tensor, **options: Any) -> Any:
+    return _like(mode, x, **options)
+
+
+@rule(aten.randint.default)
+def _random_ints(mode: Any, high: Any, size: Sequence[Any], **options: Any) -> Any:
+    return _filled(mode, size, **{"dtype": torch.int64, **options})
+
+
+@rule(aten.randint.low)
+def _random_ints_from(mode: Any, low: Any, high: Any, size: Sequence[Any], **options: Any) -> Any:
+    return _random_ints(mode, high, size, **options)
 
 
 @rule(aten._to_copy.default)

@@ -88,10 +88,22 @@ def _index_put(
     return None if strides is None else new(mode, x.shape, x, strides)
 
 
+def _can_put_one(x: torch.Tensor, indices: Sequence[Any], value: torch.Tensor) -> bool:
+    """Whether `x[mask] = value` is a number written where a mask of the first dimensions tells."""
+    mask = indices[0] if len(indices) == 1 else None
+    if mask is None or mask.dtype != torch.bool or value.dim() or value.dtype != x.dtype:
+        return False
+    if not _is_plain(x) or not _is_plain(mask) or mask.device != x.device or not 0 < mask.dim() <= x.dim():
+        return False
+    return all(agree(a, b) for a, b in zip(mask.shape, x.shape[: mask.dim()], strict=True))
+
+
 @rule(aten.index_put_.default)
 def _index_put_in_place(
     mode: Any, x: torch.Tensor, indices: Sequence[Any], values: torch.Tensor, accumulate: bool = False
 ) -> Any:
+    if _can_put_one(x, indices, values) and not accumulate:
+        return x if 0 not in _known(x.stride()) else None
     return x if _can_put(mode, x, indices, values) and 0 not in _known(x.stride()) else None
 
 

@@ -116,17 +116,3 @@ def _repeat_interleave(
     sizes = list(x.shape)
     sizes[dim] = product(mode, [sizes[dim], repeats])
     return new(mode, sizes, x)
-
-
-@rule(aten.repeat.default)
-def _repeat(mode: Any, x: torch.Tensor, repeats: Sequence[Any]) -> Any:
-    missing = len(repeats) - x.dim()
-    if x.layout != torch.strided or x.is_quantized or missing < 0:
-        return None
-    if not all(isinstance(times, int) and times >= 0 for times in repeats):
-        return None
-    sizes = [
-        product(mode, [size, times])
-        for size, times in zip([1] * missing + list(x.shape), repeats, strict=True)
-    ]
-    return new(mode, sizes, x)

@@ -23,6 +23,7 @@ from staticrt.ops.quick_fakes import (
     same,
     same_stride,
 )
+from staticrt.ops.size_nodes import env_of
 
 
 def broadcast_sizes(tensors: Sequence[torch.Tensor]) -> list[Any] | None:
@@ -221,6 +222,8 @@ def _compare(dim0: int, dim1: int, rows: Sequence[Sequence[Any]], sizes: Sequenc
             continue
         order = _order(expression(stride0), expression(stride1))
         if order is None:
+            order = _ordered_here(stride0, stride1)
+        if order is None:
             return None
         if order:
             return order
@@ -230,6 +233,13 @@ def _compare(dim0: int, dim1: int, rows: Sequence[Sequence[Any]], sizes: Sequenc
         if by_size > 0:
             return 1
     return 0
+
+
+def _ordered_here(a: Any, b: Any) -> int | None:
+    """The order of two strides in this call, guarding on it; None for symbols that are not ours."""
+    if env_of(a) is None and env_of(b) is None:
+        return None
+    return 1 if a > b else -1 if a < b else 0
 
 
 @functools.lru_cache(maxsize=4096)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from staticrt.ops.quick_fake_layout import broadcast_sizes, pointwise_layout, preserved_strides
+from staticrt.ops.quick_fake_layout import broadcast_sizes, is_dense, pointwise_layout, preserved_strides
 from staticrt.ops.quick_fakes import Rule, below, is_contiguous, new, rule, same
 
 aten = torch.ops.aten
@@ -215,7 +215,9 @@ def _can_fill(x: torch.Tensor, mask: torch.Tensor, value: Any) -> bool:
         return value.dim() == 0 and value.dtype == x.dtype and value.device == x.device
     if x.dtype.is_floating_point:
         return type(value) in (int, float)
-    return type(value) is bool and x.dtype == torch.bool
+    if x.dtype == torch.bool:
+        return type(value) is bool
+    return type(value) is int and not x.dtype.is_complex
 
 
 @rule(aten.fill.Scalar, aten.fill.Tensor)
@@ -242,3 +244,17 @@ def _copy(mode: Any, x: torch.Tensor, source: torch.Tensor, non_blocking: bool =
     ):
         return None
     return x if _fits_into(x, [x, source]) and _writable(x) else None
+
+
+@rule(aten.copy.default)
+def _copied(mode: Any, x: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> Any:
+    fits = _is_plain(x) and _is_plain(source) and x.device == source.device and _fits_into(x, [x, source])
+    if not fits or x.dtype.is_complex != source.dtype.is_complex:
+        return None
+    return new(mode, x.shape, x, x.stride()) if is_dense(mode, x.shape, x.stride()) else None
+
+
+@rule(aten.mse_loss.default, aten.l1_loss.default)
+def _distance(mode: Any, x: torch.Tensor, y: torch.Tensor, reduction: int = 1) -> Any:
+    found = _pointwise(True, aten.sub.Tensor, mode, x, y) if x.dtype.is_floating_point else None
+    return new(mode, [], found) if found is not None and reduction else None

@@ -8,7 +8,13 @@ from typing import Any
 
 import torch
 
-from staticrt.ops.quick_fake_layout import broadcast, suggested_strides, suggests_image
+from staticrt.ops.quick_fake_layout import (
+    broadcast,
+    is_dense,
+    preserved_strides,
+    suggested_strides,
+    suggests_image,
+)
 from staticrt.ops.quick_fakes import (
     agree,
     contiguous_strides,
@@ -87,7 +93,7 @@ def _group_norm(
     return new(mode, x.shape, x, strides)
 
 
-@rule(aten.softmax.int, aten.log_softmax.int)
+@rule(aten.softmax.int, aten.log_softmax.int, aten._safe_softmax.default)
 def _softmax(mode: Any, x: torch.Tensor, dim: int, dtype: Any = None) -> Any:
     if (
         (dtype is not None and not dtype.is_floating_point)
@@ -145,7 +151,8 @@ def _attention(
         return new(mode, [batch, heads, length, size], query)
     head_stride, row_stride = query.stride()[1:3]
     if not isinstance(head_stride, int) or not isinstance(row_stride, int) or head_stride >= row_stride:
-        return None
+        own = preserved_strides(mode, query) if is_dense(mode, query.shape, query.stride()) else None
+        return None if own is None else new(mode, [batch, heads, length, size], query, own)
     strides = contiguous_strides(mode, [batch, length, heads, size])
     return new(mode, [batch, heads, length, size], query, [strides[0], strides[2], strides[1], strides[3]])
 
@@ -271,28 +278,6 @@ def _half(weight: torch.Tensor, dilation: Any) -> list[int]:
     """The padding of one side, that of an even reach rounded up."""
     spread = _spread(dilation, weight.dim() - 2)
     return [(step * (size - 1) + 1) // 2 for size, step in zip(weight.shape[2:], spread, strict=True)]
-
-
-@rule(aten.pad.default)
-def _pad(mode: Any, x: torch.Tensor, pad: Sequence[Any], kind: str = "constant", value: Any = None) -> Any:
-    return _constant_pad(mode, x, pad) if kind == "constant" else None
-
-
-@rule(aten.constant_pad_nd.default)
-def _constant_pad(mode: Any, x: torch.Tensor, pad: Sequence[Any], value: Any = 0) -> Any:
-    if len(pad) % 2 or len(pad) // 2 > x.dim():
-        return None
-    sizes = list(x.shape)
-    for index in range(len(pad) // 2):
-        before, after = pad[2 * index : 2 * index + 2]
-        size = sizes[-1 - index] + before + after
-        if not (isinstance(before, int) and isinstance(after, int) and before >= 0 and after >= 0):
-            _check(size >= 0)
-        sizes[-1 - index] = size
-    if not is_contiguous(x) and not any(isinstance(p, int) and p > 0 for p in pad):
-        return None  # a slice is copied
-    strides = suggested_strides(mode, x, sizes)
-    return None if strides is None else new(mode, sizes, x, strides)
 
 
 _UPSAMPLE = (

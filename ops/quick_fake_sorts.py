@@ -85,3 +85,21 @@ def _without(x: torch.Tensor, dim: int, keepdim: bool) -> list[Any] | None:
     else:
         del sizes[dim]
     return sizes
+
+
+@rule(aten.kthvalue.default)
+def _kth(mode: Any, x: torch.Tensor, k: Any, dim: int = -1, keepdim: bool = False) -> Any:
+    if (
+        type(k) is not int
+        or k < 1
+        or not _has_order(x, dim)
+        or x.dtype == torch.bool
+        or not k <= x.shape[dim]
+    ):
+        return None
+    return _extreme(mode, x, dim, keepdim)
+
+
+@rule(aten.histc.default)
+def _histogram(mode: Any, x: torch.Tensor, bins: Any = 100, min: Any = 0, max: Any = 0) -> Any:
+    return new(mode, [bins], x) if type(bins) is int and bins > 0 and x.dtype.is_floating_point else None

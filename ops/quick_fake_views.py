@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from staticrt.ops.quick_fake_layout import at_most
+from staticrt.ops.quick_fake_layout import at_most, least
 from staticrt.ops.quick_fakes import (
     agree,
     contiguous_strides,
+    expression,
     is_contiguous,
     oblivious,
     product,
@@ -139,8 +140,7 @@ def _guarded_bounds(size: Any, start: Any, end: Any) -> tuple[Any, Any] | None:
     for bound in (start, size if end is None else end):
         if bound < 0:
             bound = bound + size
-            if bound < 0:
-                return None
+            bound = 0 if bound < 0 else bound
         bounds.append(bound if bound <= size else size)
     first, last = bounds
     return (first, last - first) if first <= last else None
@@ -235,20 +235,23 @@ def _split_with_sizes(mode: Any, x: torch.Tensor, sizes: Sequence[Any], dim: int
     if not -rank <= dim < rank:
         return None
     whole = x.shape[dim]
-    if type(whole) is not int or not all(type(s) is int and s >= 0 for s in sizes) or sum(sizes) != whole:
+    if not all(s >= 0 if type(s) is int else least(expression(s)) >= 0 for s in sizes):
+        return None
+    if not agree(sum(sizes), whole):
         return None
     return _pieces(mode, x, sizes, dim % rank)
 
 
-def _pieces(mode: Any, x: torch.Tensor, pieces: Sequence[int], dim: int) -> Any:
+def _pieces(mode: Any, x: torch.Tensor, pieces: Sequence[Any], dim: int) -> Any:
     if not _plain(x):
         return None
     sizes, strides = list(x.shape), x.stride()
     views = []
-    first = 0
+    first: Any = 0
     for piece in pieces:
         sizes[dim] = piece
-        views.append(view_of(mode, x, sizes, strides, first * strides[dim] if first else 0))
+        begins = isinstance(first, int) and first == 0
+        views.append(view_of(mode, x, sizes, strides, 0 if begins else first * strides[dim]))
         first += piece
     return views
 
@@ -256,11 +259,15 @@ def _pieces(mode: Any, x: torch.Tensor, pieces: Sequence[int], dim: int) -> Any:
 @rule(aten.unbind.int)
 def _unbind(mode: Any, x: torch.Tensor, dim: int = 0) -> Any:
     rank = x.dim()
-    if not _plain(x) or not -rank <= dim < rank or type(x.shape[dim]) is not int:
+    if not _plain(x) or not -rank <= dim < rank:
         return None
     dim %= rank
     sizes, strides = list(x.shape), list(x.stride())
     count, stride = sizes.pop(dim), strides.pop(dim)
+    if type(count) is not int:
+        if env_of(count) is None:
+            return None
+        count = int(count)  # a constant of the capture from here on: there are as many results
     return [view_of(mode, x, sizes, strides, i * stride if i else 0) for i in range(count)]
 
 

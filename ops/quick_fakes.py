@@ -85,6 +85,15 @@ def view_of(
         return _fake(mode, torch.as_strided(_meta(x), list(sizes), list(strides), own), x.device)
 
 
+def reread(
+    mode: Any, x: torch.Tensor, dtype: torch.dtype, sizes: Sequence[Any], strides: Sequence[Any], offset: Any
+) -> torch.Tensor:
+    """A fake view of the memory of `x` as elements of another dtype; strides and offset in those."""
+    with below():
+        meta = torch.empty(0, dtype=dtype, device="meta").set_(x.untyped_storage(), 0, (0,), (1,))  # type: ignore[call-overload]
+        return _fake(mode, torch.as_strided(meta, list(sizes), list(strides), offset), x.device)
+
+
 def _fake(mode: Any, meta: torch.Tensor, device: torch.device) -> torch.Tensor:
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -255,6 +264,9 @@ def _load_rules() -> None:
         "indexing",
         "sorts",
         "quantized",
+        "products",
+        "spectral",
+        "windows",
     ):
         importlib.import_module(f"staticrt.ops.quick_fake_{name}")
 

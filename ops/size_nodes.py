@@ -245,6 +245,12 @@ class SizeNode(_Node):
     def mul(self, other: Any) -> SizeNode:
         return self._made(size_expr.multiply, self.hint * self._number(other).hint, other)
 
+    def sym_sum(self, terms: Any) -> SizeNode:
+        result = self.wrap_int(0)
+        for term in terms:
+            result = result.add(term)
+        return result
+
     def neg(self) -> SizeNode:
         return SizeNode(self.env, size_expr.negate(self.expr), -self.hint)
 

@@ -343,3 +343,36 @@ def test_exported_modules_are_called_without_python():
         before = fast._engine.fast.calls
         fast(torch.ones(3, 4))
     assert fast._engine.fast.calls == before + 1
+
+
+BY_TYPE = {}
+
+
+def backend_of(x):
+    """A cache as libraries of array operations keep it (einops): by the type of a tensor, made by asking for modules."""
+    found = BY_TYPE.get(type(x))
+    if found is None:
+        found = BY_TYPE[type(x)] = "torch" if "torch" in sys.modules else ""
+    return found
+
+
+@torch.no_grad()
+def test_a_cache_by_types_of_tensors_is_no_state_of_a_call():
+    def function(x):
+        return x * 2 if backend_of(x) == "torch" else x
+
+    compiled = staticrt.compile(function)
+    for n in (3, 3, 4, 5):
+        x = torch.randn(n)
+        assert torch.equal(compiled(x), x * 2)
+    explanation = compiled.explain()
+    assert len(explanation.captures) == 1
+    assert not [item for item in explanation.eager if "FakeTensor" in item.reason]
+    assert list(BY_TYPE) in ([], [torch.Tensor])
+    before = compiled._engine.fast.calls
+    sys.modules["a_module_of_this_test"] = sys  # an import is no change of what the model reads
+    try:
+        assert torch.equal(compiled(x), x * 2)
+    finally:
+        del sys.modules["a_module_of_this_test"]
+    assert compiled._engine.fast.calls == before + 1

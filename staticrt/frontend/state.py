@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import gc
 import re
+import sys
 import threading
 import types
 import weakref
@@ -83,7 +84,8 @@ class Snapshot:
                     self._remember(value)
                     queue.extend(self._function(path, value))
                 continue
-            if isinstance(value, _LEAF_TYPES) or id(value) in self._seen:
+            # Modules come by import, also while others load theirs: what has been imported is nobody's state.
+            if isinstance(value, _LEAF_TYPES) or id(value) in self._seen or value is sys.modules:
                 continue
             if len(self._seen) > _MAX_CONTAINERS:
                 self.complete = False
@@ -392,7 +394,12 @@ def _same_list(live: Any, saved: list[Any]) -> bool:
     return len(live) == len(saved) and all(a is b for a, b in zip(live, saved, strict=True))
 
 
+def _is_fake_type(key: Any) -> bool:
+    return isinstance(key, type) and key.__name__ == "FakeTensor" and issubclass(key, torch.Tensor)
+
+
 def _different_keys(live: dict[Any, Any], saved: dict[Any, Any]) -> list[str]:
     missing = object()
-    keys = [*saved, *(key for key in live if key not in saved)]
+    # What a cache keeps by type, of the type that only captures have (einops, by tensor types), is no call's state.
+    keys = [*saved, *(key for key in live if key not in saved and not _is_fake_type(key))]
     return [str(key) for key in keys if dict.get(live, key, missing) is not saved.get(key, missing)]
