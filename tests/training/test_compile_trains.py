@@ -184,3 +184,47 @@ def test_recurrent_layers_train_on_data_that_needs_no_gradients(make, graphs):
         for p, q in zip(mine.parameters(), theirs.parameters(), strict=True):
             torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-5)
     assert not run.explain().eager
+
+
+class _Tagged(torch.Tensor):
+    """A class of tensors without behaviour of its own."""
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        lambda x: x.to_sparse(),
+        lambda x: torch.complex(x, x).conj(),
+        lambda x: torch.complex(x, x).imag,
+        lambda x: x.numpy(),
+        lambda x: [x, {"other": x}],
+        lambda x: x.as_subclass(_Tagged),
+        lambda x: torch.nn.Parameter(x.double(), requires_grad=False),
+    ],
+    ids=["sparse", "conjugate", "imaginary part", "numpy", "containers", "subclass", "another dtype"],
+)
+def test_arguments_of_all_kinds(argument):
+    weight = nn.Parameter(torch.randn(3, 3))
+
+    class Product(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = weight
+
+        def forward(self, x, *, scale=1):
+            if isinstance(x, list):
+                x = x[0] + x[1]["other"]
+            x = torch.as_tensor(x)
+            return torch.mm(x, self.weight.to(x.dtype)).abs() * scale
+
+    model = Product()
+    compiled = staticrt.compile(model)
+    for scale in (1, 1, 2):
+        results = []
+        for run in (compiled, model):
+            weight.grad = None
+            out = run(argument(torch.eye(3) + 1), scale=scale)
+            out.sum().backward()
+            results.append((out.detach(), weight.grad))
+        torch.testing.assert_close(*results)
+        assert type(results[0][0]) is type(results[1][0])
