@@ -45,6 +45,15 @@ std::shared_ptr<Blob> Blob::copy_of(std::string_view bytes) {
   return std::shared_ptr<Blob>(new Blob(data, bytes.size(), false));
 }
 
+void Blob::let_go(size_t offset, size_t size) const {
+  if (!mapped_ || offset > size_ || size > size_ - offset) return;
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  // The mapping begins at a page. Pages that other bytes lie in, too, stay.
+  const size_t begin = (offset + page - 1) / page * page;
+  const size_t end = (offset + size) / page * page;
+  if (begin < end) madvise(data_ + begin, end - begin, MADV_DONTNEED);
+}
+
 Blob::~Blob() {
   if (mapped_) {
     munmap(data_, size_);

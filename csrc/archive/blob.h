@@ -21,6 +21,9 @@ class Blob {
   char* data() const { return data_; }
   size_t size() const { return size_; }
   std::string_view view() const { return {data_, size_}; }
+  // These bytes are not needed for now: whole pages of a mapped file leave this process's memory and come
+  // back from the file's cache once they are read. REQUIRES: nobody wrote into them.
+  void let_go(size_t offset, size_t size) const;
 
  private:
   Blob(char* data, size_t size, bool mapped) : data_(data), size_(size), mapped_(mapped) {}

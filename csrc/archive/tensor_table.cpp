@@ -132,6 +132,8 @@ std::vector<at::Tensor> read_tensors(ByteReader& in, const std::shared_ptr<Blob>
     if (check) {
       SRT_ARCHIVE(checksum(blob->data() + record->offset, record->size) == sum, "archive record ", name,
                   ", which holds weights, is damaged: its checksum differs");
+      // Of weights that were packed before, only the packed form is read from here on.
+      blob->let_go(record->offset, record->size);
     }
     storage = storage_bytes(blob, *record);
   }

@@ -190,3 +190,39 @@ def test_routes_of_another_machine_are_refused(tmp_path):
         path.write_text(text)
         with pytest.raises(staticrt.errors.OptionError, match="no routes"):
             staticrt.routes.load(path)
+
+
+def resident_bytes(path):
+    """Bytes of a file's mappings that are in this process's memory."""
+    total, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if not first.endswith(":"):
+            inside = line.endswith(str(path))
+        elif inside and first == "Rss:":
+            total += int(line.split()[1]) * 1024
+    return total
+
+
+def test_weights_that_were_only_checked_are_not_kept_in_memory(tmp_path):
+    path = tmp_path / "model.pt2"
+    model = nn.Sequential(nn.Linear(1024, 1024), nn.Linear(1024, 1024)).eval()
+    x = torch.ones(2, 1024)
+    staticrt.save(staticrt.compile(model), path, (x,), exported_program=False)
+    loaded = staticrt.load(path)
+    assert path.stat().st_size > 8_000_000
+    assert resident_bytes(path) < 2_000_000  # all 8.4 MB were read, for their checksums
+    torch.testing.assert_close(loaded(x), model(x))
+    assert resident_bytes(path) > 8_000_000
+
+
+def test_weights_written_by_the_model_stay_after_a_second_load(tmp_path):
+    path = tmp_path / "model.pt2"
+    model = nn.Linear(1024, 1024).eval()
+    x = torch.ones(2, 1024)
+    staticrt.save(staticrt.compile(model), path, (x,), exported_program=False)
+    first = staticrt.load(path)
+    first.load_state_dict({name: torch.zeros_like(value) for name, value in first.state_dict().items()})
+    second = staticrt.load(path)
+    assert first(x).abs().max() == 0
+    torch.testing.assert_close(second(x), model(x))
