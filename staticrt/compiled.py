@@ -218,7 +218,9 @@ class Engine:
             begin = time.perf_counter_ns()
             try:
                 if way == "eager":
-                    result = self._run_eagerly(args, kwargs, trials.reason(trial) or failed.reason, failed.where)
+                    result = self._run_eagerly(
+                        args, kwargs, trials.reason(trial) or failed.reason, failed.where
+                    )
                     trials.ran(way, trial, begin, compiled=False)
                     return result
                 result, compiled = self.pieces.infer(args, kwargs)
