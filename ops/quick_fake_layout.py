@@ -90,7 +90,7 @@ def _common_layout(mode: Any, operands: Sequence[Any], sizes: Sequence[Any]) -> 
     if len(sizes) == 4:
         formats.append(channels_last_strides(mode, sizes))
     for strides in formats:
-        if all(_agree_on_rows(own, strides, sizes) for _shape, own in operands):
+        if all(agree_on_rows(own, strides, sizes) for _shape, own in operands):
             return strides
     first: Sequence[Any] = operands[0][1]
     if is_dense(mode, sizes, first) and all(
@@ -100,7 +100,7 @@ def _common_layout(mode: Any, operands: Sequence[Any], sizes: Sequence[Any]) -> 
     return None
 
 
-def _agree_on_rows(strides: Sequence[Any], others: Sequence[Any], sizes: Sequence[Any]) -> bool:
+def agree_on_rows(strides: Sequence[Any], others: Sequence[Any], sizes: Sequence[Any]) -> bool:
     """Whether strides are equal, but where a dimension has one element."""
     return all(
         (isinstance(size, int) and size == 1) or same_stride(own, other)

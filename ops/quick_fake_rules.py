@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from staticrt.ops.quick_fake_layout import (
+    agree_on_rows,
     broadcast,
     is_dense,
     preserved_strides,
@@ -76,7 +77,11 @@ def _batch_norm(
         return None
     if any(extra.dtype != x.dtype or not same(extra.shape[0], x.shape[1]) for extra in channels):
         return None
-    strides = format_strides(x, x.shape)
+    strides: Sequence[Any] | None = contiguous_strides(mode, x.shape)
+    if not agree_on_rows(x.stride(), contiguous_strides(mode, x.shape), x.shape):
+        strides = format_strides(
+            x, x.shape
+        )  # an image of one pixel, or channel, is row-major whatever its strides
     return None if strides is None else new(mode, x.shape, x, strides)
 
 

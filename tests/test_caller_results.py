@@ -153,3 +153,30 @@ def test_gradients_switched_on_within_inference_mode_change_nothing(compiled):
 
     fast, x = compiled(function), torch.randn(3, requires_grad=True)
     _check(lambda x: (fast(x),), lambda x: (function(x),), (x,), torch.inference_mode)
+
+
+@torch.no_grad()
+def test_a_pyramid_of_pooled_images_has_the_layout_of_eager():
+    """Of one pixel a batch norm answers row-major, so that its enlargement, and what it is put next to, does too."""
+
+    class Pyramid(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = nn.ModuleList(
+                nn.Sequential(nn.AdaptiveAvgPool2d(size), nn.Conv2d(8, 4, 1), nn.BatchNorm2d(4), nn.ReLU())
+                for size in (1, 2)
+            )
+
+        def forward(self, x):
+            x = x.permute(0, 3, 1, 2)
+            grown = [
+                nn.functional.interpolate(part(x), size=x.shape[-2:], mode="bilinear") for part in self.parts
+            ]
+            return torch.cat([x, *grown], 1)
+
+    model = Pyramid().eval()
+    compiled = staticrt.compile(model)
+    for sizes in ((1, 4, 6, 8), (2, 5, 4, 8)):
+        x = torch.randn(*sizes)
+        want, got = model(x), compiled(x)
+        torch.testing.assert_close(got, want, check_stride=True)

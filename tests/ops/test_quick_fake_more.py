@@ -133,3 +133,13 @@ def test_what_eager_refuses_has_no_answer(name, symbolic):
     with pytest.raises((RuntimeError, IndexError)):
         op(*args)
     assert not Asked(op, args, symbolic=symbolic).covered
+
+
+@pytest.mark.parametrize("sizes", [(2, 8, 1, 1), (2, 1, 2, 3), (2, 8, 1, 3)])
+def test_a_batch_norm_of_one_pixel_or_channel_is_row_major(sizes):
+    x = rows(*sizes).to(memory_format=torch.channels_last)
+    numbers = rows(sizes[1])
+    args = (x, numbers, numbers, numbers, numbers, False, 0.1, 1e-5, False)
+    asked = Asked(aten.batch_norm.default, args, symbolic=False)
+    assert asked.covered
+    assert asked.differs(args, exact=True) is None
