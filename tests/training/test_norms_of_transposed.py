@@ -1,0 +1,60 @@
+"""Batch norm of a transposed tensor: eager's result is row-major, the trace takes it to lie as the argument does."""
+
+import pytest
+import torch
+from torch import nn
+
+import staticrt
+
+
+class Series(nn.Module):
+    """Steps of a series, normalised by channel, between linear layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = nn.BatchNorm1d(6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        y = self.norm(x.transpose(1, 2)).transpose(1, 2)
+        y = self.linear(torch.relu(y))
+        return y.view(*y.shape[:2], 2, 3)
+
+
+class Planes(nn.Module):
+    """The same for images whose channels come last but one."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = nn.BatchNorm2d(6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        y = self.norm(x.unflatten(1, (2, -1)).permute(0, 3, 2, 1)).permute(0, 3, 2, 1)
+        return self.linear(y)
+
+
+@pytest.mark.parametrize("executor", ["auto", "reference"])
+@pytest.mark.parametrize("kind", [Series, Planes])
+@pytest.mark.parametrize("door", ["staticrt.compile", "torch.compile"])
+def test_batch_norm_of_a_transposed_tensor(door, kind, executor):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = kind()
+    if door == "staticrt.compile":
+        compiled = staticrt.compile(model, executor=executor)
+    else:
+        compiled = torch.compile(model, backend="staticrt", options={"executor": executor})
+    for shape in ((2, 4, 6), (2, 4, 6), (5, 8, 6), (1, 4, 6)):
+        given = torch.randn(shape)
+        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        results = []
+        for run in (compiled, model):
+            model.load_state_dict(buffers, strict=False)
+            model.zero_grad()
+            x = given.clone().requires_grad_()
+            out = run(x)
+            (out * torch.linspace(0, 1, out.numel()).view(out.shape)).sum().backward()
+            grads = [p.grad.clone() for p in model.parameters()]
+            results.append([out.detach(), x.grad, *grads, *(b.clone() for b in model.buffers())])
+        for got, want in zip(*results, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+        assert results[0][0].stride() == results[1][0].stride()
