@@ -128,3 +128,84 @@ def test_misaligned_weights_are_read_where_they_are(ctx):
         for i in range(5):
             module.weight.fill_(i)
             torch.testing.assert_close(f(torch.ones(1, 3)), torch.full((1, 3), 3.0 * i))
+
+
+def test_a_view_of_an_input_that_begins_elsewhere_in_its_memory(ctx):
+    """Where the captured call's input began says nothing of where a later one begins."""
+    f = ctx.wrap(lambda x: (x[1:], x + 1))
+    base = torch.arange(10.0)
+    for start in (4, 4, 4, 0, 2, 5):
+        x = base[start : start + 4]
+        view, more = f(x)
+        assert view.data_ptr() == x[1:].data_ptr()
+        assert torch.equal(view, x[1:])
+        assert torch.equal(more, x + 1)
+    assert ctx.explain().captures == 1
+
+
+def test_layouts_are_told_apart(ctx):
+    f = ctx.wrap(lambda x: (x * 2, x.reshape(-1)))
+    for _ in range(6):
+        x = torch.randn(3, 3)
+        for given in (x, x.t(), x[:, [2, 0, 1]].t()):
+            twice, flat = f(given)
+            assert torch.equal(twice, given * 2)
+            assert twice.stride() == (given * 2).stride()
+            assert torch.equal(flat, given.reshape(-1))
+    assert ctx.explain().captures == 2
+
+
+def test_modes_of_a_module_are_told_apart(ctx):
+    module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3, track_running_stats=False))
+    module.append(torch.nn.Dropout(1.0))
+    f = ctx.wrap(module)
+    with torch.no_grad():
+        for number in range(8):
+            module[2].train(number % 2 == 0)
+            x = torch.randn(4, 3)
+            torch.testing.assert_close(f(x), module(x))
+            assert f(x).any() == (number % 2 == 1)
+    assert ctx.explain().captures == 2
+
+
+def test_a_failed_capture_draws_nothing(ctx):
+    """The function runs again from the start: its numbers are those of a call that was never captured."""
+    f = ctx.wrap(lambda x: x + torch.rand(3) * torch.rand(3).sum().item())
+    torch.manual_seed(5)
+    got = [f(torch.zeros(3)) for _ in range(4)] + [torch.rand(2)]
+    torch.manual_seed(5)
+    want = [torch.rand(3) * torch.rand(3).sum().item() for _ in range(4)] + [torch.rand(2)]
+    for one, other in zip(got, want, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_function_that_goes_while_another_runs(ctx):
+    """What is captured of it is dropped when the call has ended, not under its feet."""
+    held = {}
+
+    def last(y):
+        held.pop("first", None)
+        return y * 3
+
+    second = ctx.wrap(last)
+    for number in range(6):
+        held["first"] = ctx.wrap(lambda x: x * 2)
+        for again in range(3):
+            x = torch.full((3,), float(number + again))
+            with ctx.step():
+                y = held["first"](x) if "first" in held else x * 2
+                z = second(y)
+            assert torch.equal(z, x * 6)
+            assert torch.equal(y, x * 2)
+            ctx.manager.validate()
+
+
+def test_autocast_is_told_apart(ctx):
+    f = ctx.wrap(lambda x, y: x @ y)
+    for number in range(8):
+        x, y = torch.randn(3, 4), torch.randn(4, 2)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=number % 2 == 0):
+            got, want = f(x, y), x @ y
+        assert got.dtype is want.dtype
+        torch.testing.assert_close(got, want)
+    assert ctx.explain().captures == 2

@@ -107,6 +107,26 @@ def test_memory_left_in_the_pool_is_reported(tree):
     tree.ctx.close()
 
 
+def test_memory_in_a_cycle_is_no_leak(tree):
+    """Garbage that only the collector finds is nobody's."""
+
+    def f(args):
+        (x,) = empty(args)
+        cycle = [x * 2]
+        cycle.append(cycle)
+        return [x + 1]
+
+    f = tree.boxed(f)
+    gc.disable()
+    try:
+        for _ in range(4):
+            x = torch.rand(4)
+            assert torch.equal(f([x])[0], x + 1)
+    finally:
+        gc.enable()
+    assert tree.captures == 1
+
+
 def test_memory_left_in_the_pool_makes_the_function_plain(make_tree):
     tree = make_tree(policy=Policy())
     kept = []

@@ -134,6 +134,20 @@ def test_five_outputs_of_two_storages(tree):
     assert tree.alive() == 0
 
 
+def test_outputs_of_one_storage_are_made_anew(tree):
+    f = tree.wrap(lambda x: (lambda y: (y, y[1:], x - 1))(x * 2))
+    for _ in range(4):
+        x = torch.rand(3)
+        whole, part, other = f(x)
+        assert storage(whole) == storage(part)
+        assert torch.equal(part, (x * 2)[1:])
+        assert torch.equal(other, x - 1)
+    assert tree.node.cacheable == [False, False, True]
+    assert [output is None for output in tree.node.cached_outputs] == [True, True, False]
+    del whole, part, other
+    assert tree.alive() == 0
+
+
 def test_an_input_and_its_view_returned(tree):
     inp = torch.rand(20, 20)
     f = tree.boxed(lambda args: (lambda x: [x, x[0], x + x])(*empty(args)))
@@ -214,6 +228,18 @@ def test_only_the_storage_object_is_kept(tree):
     kept = f(torch.rand(2, 2)).untyped_storage()
     assert tree.alive() == 1
     del kept
+    assert tree.alive() == 0
+
+
+def test_a_tensor_that_only_shares_the_storage_keeps_an_output_alive(tree):
+    """No view of autograd's, which would hold its base: nothing but the storage tells."""
+    f = tree.wrap(lambda x: x + x)
+    for _ in range(3):
+        f(torch.rand(2, 2))
+    alias = torch.empty(0).set_(f(torch.rand(2, 2)))
+    assert alias._base is None
+    assert tree.alive() == 1
+    del alias
     assert tree.alive() == 0
 
 

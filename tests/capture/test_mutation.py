@@ -136,7 +136,11 @@ def test_bound_graphs_write_wherever_the_caller_is(make_tree):
 def test_a_write_that_nobody_named_reaches_the_caller(make_tree, copying, warmup, inference):
     tree = make_tree(copying, Policy(warmup=warmup))
 
+    runs = 0
+
     def f(args):
+        nonlocal runs
+        runs += 1
         a, b = empty(args)
         a.add_(b)
         return [a * b]
@@ -151,6 +155,7 @@ def test_a_write_that_nobody_named_reaches_the_caller(make_tree, copying, warmup
             assert torch.equal(out, a * b)
     assert tree.captures == 0
     assert all("input 0 (a)" in skip.reason for skip in tree.ctx.explain().skips)
+    assert runs == 4 + (not warmup)  # the write is found once
 
 
 def test_an_unnamed_write_to_a_static_input_is_captured(make_tree, copying):

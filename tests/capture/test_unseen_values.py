@@ -218,3 +218,20 @@ def test_what_compiles_in_its_first_call_is_captured_in_the_second(context):
     report = context.explain()
     assert (report.captures, sum(skip.calls for skip in report.skips)) == (1, 1)
     assert report.replays > 0
+
+
+def test_what_was_compared_once_is_trusted_at_other_places(context):
+    """A parameter that moves is another capture, of the same function."""
+    runs = 0
+
+    def f(w, x):
+        nonlocal runs
+        runs += 1
+        return w * x * closed_over
+
+    wrapped = context.wrap(f, static_inputs=("w",))
+    places = [torch.full((4,), 2.0), torch.full((4,), 3.0)]
+    for which in (0, 0, 0, 1, 1, 1, 0, 1):
+        x = torch.rand(4)
+        torch.testing.assert_close(wrapped(places[which], x), places[which] * x * closed_over)
+    assert runs == 3  # captured, compared, captured for the other place
