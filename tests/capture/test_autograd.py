@@ -104,7 +104,10 @@ def test_threads_without_pythons_locals_find_the_context_of_the_caller(monkeypat
     defaults.close_default_contexts()
     assert mine.closed
     monkeypatch.undo()
-    assert default_context() is not mine
+    other = default_context()
+    assert other is not mine
+    other.close()
+    assert default_context() is not other
     defaults.close_default_contexts()
 
 

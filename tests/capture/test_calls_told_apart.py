@@ -179,25 +179,29 @@ def test_a_failed_capture_draws_nothing(ctx):
         assert torch.equal(one, other)
 
 
-def test_a_function_that_goes_while_another_runs(ctx):
+def test_a_function_that_goes_while_another_is_captured(ctx):
     """What is captured of it is dropped when the call has ended, not under its feet."""
-    held = {}
+    for goes_in_run in (1, 2):
+        held, runs = {"first": ctx.wrap(lambda x: x * 2)}, []
 
-    def last(y):
-        held.pop("first", None)
-        return y * 3
+        def last(y, held=held, runs=runs, goes_in_run=goes_in_run):
+            runs.append(1)
+            if len(runs) == goes_in_run:
+                held.clear()
+            return y * 3
 
-    second = ctx.wrap(last)
-    for number in range(6):
-        held["first"] = ctx.wrap(lambda x: x * 2)
-        for again in range(3):
-            x = torch.full((3,), float(number + again))
+        for number in range(3):
+            held["first"](torch.full((3,), float(number)))
+        second = ctx.wrap(last)
+        for number in range(5):
+            x = torch.full((3,), float(number))
             with ctx.step():
-                y = held["first"](x) if "first" in held else x * 2
+                y = held["first"](x) if held else x * 2
                 z = second(y)
             assert torch.equal(z, x * 6)
             assert torch.equal(y, x * 2)
             ctx.manager.validate()
+        del second, y, z
 
 
 def test_autocast_is_told_apart(ctx):

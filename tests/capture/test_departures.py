@@ -150,6 +150,20 @@ def test_d2_a_loop_on_its_own_output_needs_few_captures(both):
     assert both.captures <= 3
 
 
+@pytest.mark.parametrize("name", ["copy", "cpu_copy"])
+def test_d2_an_input_of_the_next_step_is_moved_where_others_are_poisoned(make_tree, name):
+    tree = make_tree(device(name), Policy(live_outputs="error"))
+    f = tree.boxed(lambda args: (lambda x: [x * 0.5 + 1, x + 1])(*empty(args)))
+    y, expected, others = torch.zeros(4), torch.zeros(4), []
+    for _ in range(8):
+        y, other = f([y])
+        others.append(other)
+        expected = expected * 0.5 + 1
+        assert torch.equal(y, expected)
+    with pytest.raises(RuntimeError, match="overwritten"):
+        others[0] + 1
+
+
 def test_d3_closing_gives_outputs_their_own_memory(both):
     f = both.boxed(cube)
     outs = [f([torch.full((4,), float(n))])[0] for n in range(4)]
@@ -232,6 +246,7 @@ def test_d5_captures_are_bounded(make_tree):
                     assert torch.equal(f(x), x * 2 + 1)
                 assert len(tree.manager.nodes()) <= 4
                 assert len(f.functions()) <= 4
+                assert len(f._live) <= 4
 
 
 def test_d5_trim_drops_everything(both):

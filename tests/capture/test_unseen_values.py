@@ -11,6 +11,8 @@ from tests_capture_harness import device
 
 import staticrt
 from staticrt.capture import GraphContext
+from staticrt.capture.reads import READS as READ_BY
+from staticrt.capture.reads import reads_noticed
 from staticrt.errors import CaptureError
 
 CALLS = 5
@@ -198,6 +200,16 @@ def test_reads_in_another_thread_are_no_matter(context):
     report = run(context, f)
     assert seen == [[1.0, 2.0, 3.0, 4.0]] * (CALLS + 1)
     assert (report.captures, report.replays) == (1, CALLS - 1)
+
+
+def test_captures_under_way_at_once_notice_reads_until_the_last_has_ended():
+    plain = {name: getattr(torch.Tensor, name) for name in READ_BY}
+    with reads_noticed():
+        with reads_noticed():
+            pass
+        assert all(getattr(torch.Tensor, name) is not plain[name] for name in READ_BY)
+        assert torch.ones(2).tolist() == [1.0, 1.0]
+    assert all(getattr(torch.Tensor, name) is plain[name] for name in READ_BY)
 
 
 def test_reads_are_errors_where_they_must_not_run_uncaptured():
