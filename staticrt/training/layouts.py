@@ -45,11 +45,16 @@ def settle_layouts(graph: fx.GraphModule) -> None:
                 copy = graph.graph.call_function(aten.clone.default, (given,), {"memory_format": layout})
             copy.meta["val"] = torch.empty_like(fake, memory_format=layout)
             node.update_arg(index, copy)
-    if any(_is_laid_out_otherwise(node) for node in graph.graph.nodes):
+    if is_laid_out_otherwise(graph):
         for node in graph.graph.nodes:
             if node.target in (aten.view.default, aten._unsafe_view.default):
                 node.target = aten.reshape.default
     graph.recompile()
+
+
+def is_laid_out_otherwise(graph: fx.GraphModule) -> bool:
+    """Whether the trace of a graph takes some result of a batch norm to have another layout than it has."""
+    return any(_is_laid_out_otherwise(node) for node in graph.graph.nodes)
 
 
 def _is_laid_out_otherwise(node: fx.Node) -> bool:

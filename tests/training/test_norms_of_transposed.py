@@ -1,10 +1,13 @@
 """Batch norm of a transposed tensor: eager's result is row-major, the trace takes it to lie as the argument does."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 import staticrt
+from staticrt.training import optim
 
 
 class Series(nn.Module):
@@ -58,3 +61,29 @@ def test_batch_norm_of_a_transposed_tensor(door, kind, executor):
         for got, want in zip(*results, strict=True):
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
         assert results[0][0].stride() == results[1][0].stride()
+
+
+@pytest.mark.filterwarnings("ignore:staticrt")
+@pytest.mark.parametrize("kind", [Series, Planes])
+def test_whole_steps_run_eagerly_and_say_so(kind):
+    torch.manual_seed(0)
+    model = kind()
+    other = copy.deepcopy(model)
+    losses = []
+    for each in (model, other):
+        optimizer = optim.SGD(each.parameters(), lr=0.1)
+
+        def step(x, each=each, optimizer=optimizer):
+            loss = each(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        run = staticrt.compile_step(step) if each is model else step
+        torch.manual_seed(1)
+        losses.append([run(torch.randn(2, 4, 6)) for _ in range(4)])
+        if each is model:
+            assert "batch norm of a transposed tensor" in str(run.explain())
+    torch.testing.assert_close(*losses)
+    torch.testing.assert_close(model.state_dict(), other.state_dict())
