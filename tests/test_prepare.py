@@ -149,6 +149,24 @@ def test_what_only_a_run_shows_says_so(function, reason):
         assert torch.equal(fast(x), function(x))
 
 
+def test_a_tensor_of_bools_may_be_indexed():
+    """Only a mask among the indices makes sizes depend on data; attention masks of padded batches are indexed."""
+    mask, rows, columns = torch.rand(4, 6) > 0.5, torch.tensor([[3], [0]]), torch.arange(5)
+
+    def function(m, i, j):
+        return m[i, j].float() * 2
+
+    fast = staticrt.compile(function)
+    assert fast.prepare(mask, rows, columns)
+    for _call in range(2):
+        assert torch.equal(fast(mask, rows, columns), function(mask, rows, columns))
+        assert torch.equal(fast(~mask, rows, columns), function(~mask, rows, columns))
+    selects = staticrt.compile(lambda m, x: x[m].sum())
+    assert not selects.prepare(mask, mask.float())
+    for chosen in (mask, ~mask, torch.zeros_like(mask)):
+        assert selects(chosen, mask.float()) == mask.float()[chosen].sum()
+
+
 def test_modes_without_prepared_programs():
     x = torch.randn(3)
     assert "switched off" in staticrt.compile(torch.sin, prepared=False).prepare(x).reason

@@ -5,10 +5,12 @@
 namespace staticrt {
 namespace {
 
-// aten::index has data-dependent results only where a mask selects.
+// aten::index(self, indices) has data-dependent results only where a mask selects.
 bool selects_by_mask(const Program& program, const Node& node, const std::vector<ValueRecord>& records) {
-  for (const ValueId id : program.reads(node)) {
-    const ValueRecord& record = records[id];
+  const Arg& indices = program.arg(node, 1);
+  if (!indices.is_list) return true;  // who knows
+  for (uint32_t k = 0; k < indices.count; ++k) {
+    const ValueRecord& record = records[program.operands()[indices.first + k]];
     if (record.is_tensor && (record.meta.dtype == at::kBool || record.meta.dtype == at::kByte)) return true;
   }
   return false;
