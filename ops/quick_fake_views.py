@@ -27,7 +27,8 @@ aten = torch.ops.aten
 
 
 def _plain(x: torch.Tensor) -> bool:
-    return x.layout == torch.strided and not x.is_quantized
+    # A view of a tensor that is conjugated or negated lazily is so too.
+    return x.layout == torch.strided and not x.is_quantized and not x.is_conj() and not x.is_neg()
 
 
 @rule(aten.alias.default, aten.detach.default)

@@ -6,8 +6,8 @@ import logging
 import threading
 import time
 import warnings
-from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +26,12 @@ from staticrt.frontend.names import argument_names
 from staticrt.frontend.reasons import CannotCapture, ModelChanges
 from staticrt.frontend.state import Snapshot, global_hooks, has_global_hooks
 from staticrt.frontend.structure import Flattener, take_apart
-from staticrt.native import _C
+from staticrt.held import HeldMemory
 from staticrt.ops.size_nodes import NeedsShapeEnv
 from staticrt.options import Options
 from staticrt.pieces import Pieces
 from staticrt.report.eager import eager_call
 from staticrt.trials import Trials
-from staticrt.weights import new_weights
 
 if TYPE_CHECKING:
     from staticrt.report.explain import Explanation
@@ -47,7 +46,7 @@ class TakenApart(Exception):
     """The call's arguments flatten otherwise now: it has to be looked up again."""
 
 
-class Engine:
+class Engine(HeldMemory):
     """Runs a function or module compiled.
 
     Args:
@@ -360,38 +359,6 @@ class Engine:
             return ahead.prepare(self, args, kwargs)
         except TakenApart:
             return self.prepare(args, kwargs)
-
-    def deallocate_output_tensors(self) -> None:
-        """With `manage_outputs`: take back the results of the last call, all of which must have been dropped.
-
-        Raises:
-            InputError: a result, or a view of one, is still held.
-        """
-        for native in self._natives():
-            native.deallocate_output_tensors()
-
-    def disable_manage_output_tensors(self) -> None:
-        """The same, and results are the caller's from now on."""
-        for native in self._natives():
-            native.disable_manage_output_tensors()
-
-    def swap_weights(self, weights: Mapping[str, torch.Tensor], strict: bool = True) -> None:
-        """See `CompiledModule.swap_weights`."""
-        assert isinstance(self.function, torch.nn.Module)
-        pairs = new_weights(self.function, weights, strict)
-        with self._lock:
-            # Calls being served hold the old tensors. A map over C functions: no thread comes in between.
-            deque(map(torch._C._swap_tensor_impl, *zip(*pairs, strict=True)), maxlen=0)
-            self.fast.forget()
-
-    def trim(self) -> None:
-        """Give back memory that no call uses: arenas of idle frames. The next call takes it again."""
-        for native in self._natives():
-            native.trim()
-
-    def _natives(self) -> list[_C.Executable]:
-        found = [entry.executable for entry in self._order]
-        return [e.native for e in found if isinstance(e, executable.StaticExecutable)]
 
     def explain(self) -> Explanation:
         """What was compiled, what runs eagerly, and why."""

@@ -70,6 +70,36 @@ void run_boxed(const BoundProgram& bound, const Node& node, const BoundNode& bou
   if (bound_node.check_overlap) repair_overlap(bound, node, slots);
 }
 
+// Kernels of ours read bytes; the dispatcher, which would look at the bits for conjugation and negation, is
+// not asked. While this lives, operands with such a bit are in their slots as tensors without.
+class ResolvedOperands {
+ public:
+  ResolvedOperands(const Program& program, const Node& node, c10::IValue* slots) : slots_(slots) {
+    for (uint32_t a = 0; a < node.num_args; ++a) {
+      const Arg& arg = program.arg(node, a);
+      for (uint32_t k = 0; k < arg.count; ++k) resolve(program.operands()[arg.first + k]);
+    }
+  }
+  ~ResolvedOperands() {
+    for (auto& [id, value] : put_back_) slots_[id] = std::move(value);
+  }
+  ResolvedOperands(const ResolvedOperands&) = delete;
+  ResolvedOperands& operator=(const ResolvedOperands&) = delete;
+
+ private:
+  void resolve(ValueId id) {
+    if (!slots_[id].isTensor()) return;
+    const at::Tensor& tensor = slots_[id].toTensor();
+    if (!tensor.defined() || !(tensor.is_conj() || tensor.is_neg())) return;
+    at::Tensor plain = tensor.resolve_conj().resolve_neg();
+    put_back_.emplace_back(id, std::move(slots_[id]));
+    slots_[id] = std::move(plain);
+  }
+
+  c10::IValue* slots_;
+  c10::SmallVector<std::pair<ValueId, c10::IValue>, 1> put_back_;
+};
+
 }  // namespace
 
 Operands operands_of(const Program& program, const Node& node, c10::IValue* slots) {
@@ -98,6 +128,7 @@ void run_into_outputs(const BoundProgram& bound, uint32_t node_index, c10::IValu
   if (bound_node.kind == BoundKind::kBoxedOut) {
     run_boxed(bound, node, bound_node, slots);
   } else {
+    const ResolvedOperands resolved(*bound.program, node, slots);
     Operands op = operands_of(*bound.program, node, slots);
     bound_node.kernel(op);
   }

@@ -49,10 +49,11 @@ void Recorder::record_tensor(ValueId id, const at::Tensor& tensor) {
   record.plain = tensor.device().type() == device_ && tensor.layout() == at::kStrided && !tensor.is_conj() &&
                  !tensor.is_neg() && !tensor.is_quantized() && !tensor._is_zerotensor() &&
                  tensor.has_storage();
-  if (!record.plain) return;
+  const bool lazy = tensor.layout() == at::kStrided && (tensor.is_conj() || tensor.is_neg());
+  if (!record.plain && !lazy) return;
   record.meta.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
   record.meta.strides.assign(tensor.strides().begin(), tensor.strides().end());
-  data_[id] = first_byte(tensor);
+  if (record.plain) data_[id] = first_byte(tensor);
 }
 
 // Products and look-ups with a packed weight: sizes follow from those of the input and of the weight, a

@@ -25,9 +25,9 @@ bool needs_bytes(std::string_view op) {
          is_one_of(op,
                    {"aten::scaled_dot_product_attention", "aten::_scaled_dot_product_flash_attention_for_cpu",
                     "aten::native_batch_norm", "aten::_native_batch_norm_legit",
-                    "aten::_native_batch_norm_legit_functional", "aten::max_unpool2d", "aten::max_unpool3d",
-                    "aten::_linalg_svd", "aten::linalg_svd", "aten::svd", "aten::empty_like",
-                    "aten::zeros_like", "aten::ones_like", "aten::full_like"});
+                    "aten::_native_batch_norm_legit_functional", "aten::max_unpool2d", "aten::nonzero_static",
+                    "aten::max_unpool3d", "aten::_linalg_svd", "aten::linalg_svd", "aten::svd",
+                    "aten::empty_like", "aten::zeros_like", "aten::ones_like", "aten::full_like"});
 }
 
 bool is_convolution(std::string_view op) {
