@@ -149,3 +149,26 @@ def test_poisoned_memory_and_threads():
                         torch.testing.assert_close(fast(x), module(x), rtol=1e-4, atol=1e-4)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "depth"), [(1300, 300, 40), (5000, 64, 24), (769, 384, 8), (2000, 17, 33)]
+)
+def test_tall_products_by_blas_are_finished_band_by_band(rows, columns, depth):
+    torch.manual_seed(0)
+    x, w, bias = torch.randn(rows, depth), torch.randn(depth, columns), torch.randn(columns)
+
+    def function(x, w, bias):
+        return torch.nn.functional.gelu(torch.addmm(bias, x, w)) * 2
+
+    fast = staticrt.compile(function, deterministic=True)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # several share the rows in BLAS
+    try:
+        with torch.no_grad():
+            for _call in range(2):
+                torch.testing.assert_close(fast(x, w, bias), function(x, w, bias))
+    finally:
+        torch.set_num_threads(threads)
+    (stats,) = fast._engine._order[0].executable.native.prepared_stats
+    assert [route for _node, route in stats["routes"]] == ["gemm: blas + tile loop"]
