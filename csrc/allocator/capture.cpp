@@ -51,6 +51,9 @@ std::pair<PoolIndex, uint64_t> Routes::resolve(StreamId stream) const {
 // it early by markers in the graph.
 void Core::defer_or_wait(Block& block) {
   if (!captures.any()) {
+    // A capture has run nothing. Torch forgets its uses only where the free was deferred too.
+    if (compat)
+      for (const Slot slot : streams.uses(block, true)) streams.add_use(block, slot, false);
     streams.clear_uses(block, true);
     if (block.uses == 0) return finish_free(block);
     return wait_for_uses(block);

@@ -17,6 +17,7 @@ SimMemoryLimits limits_of(const SimConfig& config) {
   limits.max_handles = config.max_handles;
   limits.granule_bytes = config.granule_bytes;
   limits.backed = config.backed;
+  limits.fresh_addresses = config.fresh_addresses;
   const Bytes most = (config.backed ? 16 : 100) * 1024 * kGiB;
   limits.va_bytes = config.va_bytes != 0 ? config.va_bytes
                     : config.total_bytes > most / 64

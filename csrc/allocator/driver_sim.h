@@ -42,10 +42,11 @@ struct SimConfig {
   Bytes va_bytes = 0;                 // 0: 64 times total, at most 100 TiB (backed: 16 TiB)
   uint64_t max_handles = UINT64_MAX;  // physical handles alive at a time
   Bytes granule_bytes = 2 * kMiB;
-  bool virtual_memory = true;  // false: fixed segments only
-  bool backed = true;          // false: bookkeeping only, pointers must not be followed
-  bool oracle = true;          // false: no race checks, for speed
-  bool eager = false;          // true: work runs when enqueued, as on a device that is never behind
+  bool virtual_memory = true;    // false: fixed segments only
+  bool backed = true;            // false: bookkeeping only, pointers must not be followed
+  bool fresh_addresses = false;  // true: no address is given twice, so that older memory has lower ones
+  bool oracle = true;            // false: no race checks, for speed
+  bool eager = false;            // true: work runs when enqueued, as on a device that is never behind
 };
 
 // Native codes of errors that are the caller's fault, and of a broken capture.

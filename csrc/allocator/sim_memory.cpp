@@ -116,6 +116,7 @@ Status SimMemory::release(Addr address, Bytes size_bytes) {
     return misuse("va_release of " + range_text(address, size_bytes) + ": something is still mapped in it");
   reserved_va_.erase(it);
   reserved_va_bytes_ -= size_bytes;
+  if (limits_.fresh_addresses) return Status::Ok();
   auto next = free_va_.lower_bound(address);
   if (next != free_va_.end() && next->first == address + size_bytes) {
     size_bytes += next->second;

@@ -26,6 +26,7 @@ struct SimMemoryLimits {
   uint64_t max_handles = 0;  // physical handles alive at a time
   Bytes granule_bytes = 2 * kMiB;
   bool backed = true;
+  bool fresh_addresses = false;
 };
 
 class SimMemory {
