@@ -81,8 +81,11 @@ class FuseAttention(GraphPass):
         masks = Masks()
         count = 0
         for match in found:
-            if not any(aliases.is_written(n) for n in match.read()):
-                count += _replace(match, masks)
+            if any(aliases.is_written(n) for n in match.read()):
+                continue
+            # What an earlier replacement took the place of may be an operand here: matched anew.
+            now = _match(match.product)
+            count += now is not None and _replace(now, masks)
         return PassResult(gm, changed=count > 0, count=count)
 
 

@@ -7,14 +7,16 @@ Python; any other call goes to the engine, which may teach the fast path afterwa
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from staticrt.frontend.graph import CapturedGraph
 from staticrt.frontend.state import StateGuard
-from staticrt.frontend.structure import LEAF, Structure
+from staticrt.frontend.structure import ResultSpec, Structure
 from staticrt.native import _C
 
 _MAX_ENTRIES = 64
@@ -76,15 +78,10 @@ class FastPath:
         if environment is None or guard is None:
             return
         walker = _Arguments(captured)
+        results = _Results(captured.out_spec, outputs)
         try:
-            arguments = [walker.walk(value) for value in (*args, *kwargs.values())]
-            walker.check_complete()
-            leaves = list(outputs)
-            for index, value in captured.out_spec.objects.items():
-                leaves[index] = ("constant", value)
-            if captured.out_spec.writes or captured.in_spec.has_references():
-                return
-            result = _result(captured.out_spec.result, leaves)
+            arguments = walker.walk_call(args, kwargs)
+            result, writes = results.trees(walker.kinds)
         except _NotFast:
             return
         _C.add_fast_entry(
@@ -92,7 +89,9 @@ class FastPath:
             num_positional=len(args),
             keyword_names=list(kwargs),
             arguments=arguments,
+            num_containers=len(walker.kinds),
             result=result,
+            writes=writes,
             executable=program,
             model_tensors=list(captured.values),
             guard=guard,
@@ -103,51 +102,119 @@ class FastPath:
 
 
 class _Arguments:
-    """Turns one call's arguments into the trees that C++ matches; leaves are counted in pytree order."""
+    """Turns one call's arguments into the trees that C++ matches, as `Flattener` takes them apart."""
 
     def __init__(self, captured: CapturedGraph) -> None:
         first = len(captured.values)
+        self._spec = captured.in_spec
         self._inputs = {leaf: first + k for k, leaf in enumerate(captured.user_leaves)}
         self._inputs.update({leaf: self._inputs[of] for leaf, of in captured.same if of in self._inputs})
         self._first = first
         self.requires_grad = [False] * len(captured.user_leaves)
-        self._guarded = {symbol.leaf for symbol in captured.guards.symbols}
+        self.kinds: list[str] = []  # of each container, by its number
         self._leaf = 0
 
-    def walk(self, value: Any) -> tuple[Any, ...]:
-        kind = type(value)
-        if kind in (tuple, list):
-            return (kind.__name__, [self.walk(item) for item in value])
-        if kind is dict:
-            # pytree flattens a dict in insertion order.
-            return ("dict", [(key, self.walk(item)) for key, item in value.items()])
+    def walk_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Any, ...]]:
+        """One tree per argument."""
+        positional, keywords = self._spec.children
+        trees = list(map(self._walk, positional.children, args))
+        self.kinds.append("keywords")
+        trees += map(self._walk, keywords.children, kwargs.values())
+        if any(leaf >= self._leaf for leaf in self._inputs):  # some input was not found
+            raise _NotFast
+        return trees
+
+    def _walk(self, spec: Structure, value: Any) -> tuple[Any, ...]:
+        if spec.kind is None:
+            return self._walk_leaf(value)
+        if spec.kind == "ref":
+            return ("ref", spec.context)
+        if spec.is_tuple:
+            return ("tuple", spec.kind, list(map(self._walk, spec.children, value)))
+        number = len(self.kinds)
+        if spec.kind is list:
+            self.kinds.append("list")
+            return ("list", number, list(map(self._walk, spec.children, value)))
+        if spec.kind is dict:
+            self.kinds.append("dict")
+            items = zip(value, map(self._walk, spec.children, value.values()), strict=True)
+            return ("dict", number, list(items))
+        if spec.is_object:
+            if not _has_plain_dict(spec.kind):
+                raise _NotFast
+            self.kinds.append("object")
+            attributes = vars(value)
+            items = zip(attributes, map(self._walk, spec.children, attributes.values()), strict=True)
+            return ("object", number, spec.kind, list(items))
+        self.kinds.append("registered")
+        flatten = pytree.SUPPORTED_NODES[spec.kind].flatten_fn
+        children = list(map(self._walk, spec.children, flatten(value)[0]))
+        return ("registered", number, spec.kind, flatten, spec.context.value, children)
+
+    def _walk_leaf(self, value: Any) -> tuple[Any, ...]:
         leaf = self._leaf
         self._leaf += 1
+        kind = type(value)
         if kind in (torch.Tensor, torch.nn.Parameter):
             # A tensor that the graph does not take may still be guarded: its sizes are checked in Python.
             if leaf not in self._inputs:
                 raise _NotFast
             self.requires_grad[self._inputs[leaf] - self._first] = value.requires_grad
             return ("tensor", self._inputs[leaf])
-        if leaf in self._inputs or kind not in (int, float, bool, str, type(None)):
+        if leaf in self._inputs:
+            if kind is not int:
+                raise _NotFast
+            return ("int", self._inputs[leaf])
+        if kind in (bytes, complex) or isinstance(value, torch.Tensor):
             raise _NotFast
         return ("constant", value)
 
-    def check_complete(self) -> None:
-        """Every input of the graph was found among the arguments."""
-        if any(leaf >= self._leaf for leaf in self._inputs):
+
+def _has_plain_dict(kind: type) -> bool:
+    """Whether attributes of such objects are what lies in their dict."""
+    owner = next(each for each in kind.__mro__ if "__dict__" in vars(each))
+    plain = not any("__getattribute__" in vars(each) for each in kind.__mro__ if each is not object)
+    return plain and isinstance(vars(owner)["__dict__"], types.GetSetDescriptorType)
+
+
+class _Results:
+    """Turns a result's structure into the trees that C++ builds from, as `Builder` puts values together."""
+
+    def __init__(self, spec: ResultSpec, outputs: Sequence[Any]) -> None:
+        self._spec = spec
+        leaves = list(outputs)
+        for index, value in spec.objects.items():
+            leaves[index] = ("constant", value)
+        self._leaves = iter(leaves)
+        self._number = 0
+        self._open: set[int] = set()  # containers that are made after what they hold
+
+    def trees(self, kinds: Sequence[str]) -> tuple[tuple[Any, ...], list[tuple[int, tuple[Any, ...]]]]:
+        """Of the result, and of the new contents of the caller's containers, which are of these kinds."""
+        self._number = len(kinds)
+        result = self._walk(self._spec.result)
+        if any(kinds[number] not in ("list", "dict", "object") for number, _ in self._spec.writes):
             raise _NotFast
+        return result, [(number, self._walk(spec)) for number, spec in self._spec.writes]
 
-
-def _result(spec: Structure, leaves: list[Any]) -> tuple[Any, ...]:
-    """The tree of a result; takes its leaves off the front of `leaves`."""
-    if spec is LEAF:
-        return tuple(leaves.pop(0))
-    if spec.kind == "ref":
-        raise _NotFast
-    children = [_result(child, leaves) for child in spec.children]
-    if spec.kind in (tuple, list):
-        return (spec.kind.__name__, children)
-    if spec.kind is dict:
-        return ("dict", list(zip(spec.context, children, strict=True)))
-    return ("call", spec.rebuild, children)
+    def _walk(self, spec: Structure) -> tuple[Any, ...]:
+        if spec.kind is None:
+            return tuple(next(self._leaves))
+        if spec.kind == "ref":
+            if spec.context in self._open:
+                raise _NotFast
+            return ("ref", spec.context)
+        if spec.kind is tuple:
+            return ("tuple", list(map(self._walk, spec.children)))
+        if spec.is_tuple:
+            return ("call", spec.rebuild, False, list(map(self._walk, spec.children)))
+        number = self._number
+        self._number += 1
+        if spec.kind is list:
+            return ("list", list(map(self._walk, spec.children)))
+        if spec.kind is dict:
+            return ("dict", list(zip(spec.context, map(self._walk, spec.children), strict=True)))
+        self._open.add(number)
+        children = list(map(self._walk, spec.children))
+        self._open.discard(number)
+        return ("call", spec.rebuild, True, children)

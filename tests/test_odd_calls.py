@@ -216,3 +216,20 @@ def test_divisions_of_sizes_round_as_asked():
         x = torch.randn(rows)
         assert torch.equal(compiled(x), f(x))
     assert not compiled.explain().eager
+
+
+@torch.no_grad()
+def test_pythons_int_as_a_dtype_beside_symbolic_sizes():
+    """While a model is recorded, `int` keeps symbolic sizes; torch takes only Python's own for a dtype."""
+
+    def function(x):
+        half = int(x.shape[0] / 2)
+        return x[:half].to(int), torch.tensor([half, -1], dtype=int), torch.zeros(half, dtype=int)
+
+    compiled = staticrt.compile(function)
+    for size in (6, 8, 9, 6):
+        x = torch.randn(size) * 10
+        for got, want in zip(compiled(x), function(x), strict=True):
+            assert torch.equal(got, want)
+            assert got.dtype == want.dtype
+    assert not compiled.explain().eager

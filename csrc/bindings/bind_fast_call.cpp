@@ -19,9 +19,10 @@
 #include <functional>
 #include <span>
 
+#include "bindings/argument_tree.h"
 #include "bindings/bindings.h"
-#include "bindings/call_tree.h"
 #include "bindings/gil.h"
+#include "bindings/result_tree.h"
 #include "bindings/state_guard.h"
 #include "common/error.h"
 #include "runtime/executable.h"
@@ -58,8 +59,10 @@ std::optional<uint64_t> environment() {
 struct Entry {
   size_t num_positional = 0;
   std::vector<py::object> keyword_names;  // interned strings
-  std::vector<CallTree> arguments;        // positional, then keywords
-  CallTree result;
+  std::vector<ArgumentTree> arguments;    // positional, then keywords
+  size_t num_containers = 0;              // among the arguments
+  ResultTree result;
+  std::vector<std::pair<uint32_t, ResultTree>> writes;  // containers of the caller that change, new contents
   std::shared_ptr<Executable> executable;
   std::vector<at::Tensor> model_tensors;  // the first inputs of the program
   std::shared_ptr<StateGuard> guard;
@@ -105,13 +108,16 @@ class FastCall {
   explicit FastCall(py::object slow) : slow_(std::move(slow)) {}
 
   void add(size_t num_positional, const py::list& keyword_names, const py::list& arguments,
-           const py::object& result, std::shared_ptr<Executable> executable,
-           std::vector<at::Tensor> model_tensors, std::shared_ptr<StateGuard> guard, uint64_t environment,
-           std::vector<uint8_t> grad_states, std::vector<uint8_t> requires_grad) {
+           size_t num_containers, const py::object& result, const py::list& writes,
+           std::shared_ptr<Executable> executable, std::vector<at::Tensor> model_tensors,
+           std::shared_ptr<StateGuard> guard, uint64_t environment, std::vector<uint8_t> grad_states,
+           std::vector<uint8_t> requires_grad) {
     auto entry = std::make_shared<Entry>(Entry{num_positional,
                                                {},
                                                {},
-                                               CallTree(result),
+                                               num_containers,
+                                               ResultTree(result),
+                                               {},
                                                std::move(executable),
                                                std::move(model_tensors),
                                                std::move(guard),
@@ -122,6 +128,10 @@ class FastCall {
     for (const py::handle& name : keyword_names)
       entry->keyword_names.push_back(py::reinterpret_borrow<py::object>(name));
     for (const py::handle& argument : arguments) entry->arguments.emplace_back(argument);
+    for (const py::handle& write : writes) {
+      const auto pair = write.cast<py::tuple>();
+      entry->writes.emplace_back(pair[0].cast<uint32_t>(), ResultTree(pair[1]));
+    }
     entry->written_inputs = entry->executable->written_inputs();
     entries_.insert(entries_.begin(), std::move(entry));
   }
@@ -143,18 +153,24 @@ class FastCall {
   bool serve(PyObject* const* args, size_t num_positional, PyObject* keywords, PyObject** result) {
     const std::optional<uint64_t> now = environment();
     if (!now) return false;
-    thread_local std::vector<InputView> scratch;
+    thread_local CallMatch scratch;
+    CallMatch found = std::move(scratch);  // matching may call Python, and us again
+    scratch = {};
+    const bool served = serve_by_entry(*now, args, num_positional, keywords, found, result);
+    found.clear();
+    scratch = std::move(found);
+    return served;
+  }
+
+  bool serve_by_entry(uint64_t now, PyObject* const* args, size_t num_positional, PyObject* keywords,
+                      CallMatch& found, PyObject** result) {
     for (size_t i = 0; i < entries_.size(); ++i) {
       // A copy: another thread may clear the list while this one runs without the GIL.
       const std::shared_ptr<Entry> entry = entries_[i];
-      if (entry->environment != *now || !match(*entry, args, num_positional, keywords, scratch)) continue;
-      std::vector<InputView> inputs = std::move(scratch);
-      scratch = {};
-      const bool served = run(*entry, inputs, result);
-      scratch = std::move(inputs);
+      if (entry->environment != now || !match(*entry, args, num_positional, keywords, found)) continue;
       // Entries tell calls apart by their structure, not by sizes: another one's program may be prepared for
       // these.
-      if (!served) continue;
+      if (!run(*entry, found, result)) continue;
       if (i > 0 && i < entries_.size() && entries_[i] == entry) std::swap(entries_[0], entries_[i]);
       return true;
     }
@@ -162,27 +178,26 @@ class FastCall {
   }
 
   bool match(Entry& entry, PyObject* const* args, size_t num_positional, PyObject* keywords,
-             std::vector<InputView>& inputs) {
+             CallMatch& found) {
     const size_t num_keywords = keywords ? static_cast<size_t>(PyTuple_GET_SIZE(keywords)) : 0;
     if (entry.num_positional != num_positional || entry.keyword_names.size() != num_keywords) return false;
-    const size_t num_inputs = entry.executable->program().num_inputs();
-    inputs.resize(num_inputs);
-    for (InputView& input : inputs) input.tensor = nullptr;
+    found.begin(entry.executable->program().num_inputs(), entry.num_containers);
     for (size_t i = 0; i < num_positional; ++i) {
-      if (!entry.arguments[i].match(args[i], inputs)) return false;
+      if (!entry.arguments[i].match(args[i], found)) return false;
     }
     for (size_t i = 0; i < num_keywords; ++i) {
-      if (PyTuple_GET_ITEM(keywords, static_cast<Py_ssize_t>(i)) != entry.keyword_names[i].ptr())
+      PyObject* name = PyTuple_GET_ITEM(keywords, static_cast<Py_ssize_t>(i));
+      if (name != entry.keyword_names[i].ptr() && PyUnicode_Compare(name, entry.keyword_names[i].ptr()) != 0)
         return false;
-      if (!entry.arguments[num_positional + i].match(args[num_positional + i], inputs)) return false;
+      if (!entry.arguments[num_positional + i].match(args[num_positional + i], found)) return false;
     }
     const size_t num_own = entry.model_tensors.size();
-    for (size_t i = 0; i < num_own; ++i) inputs[i].tensor = &entry.model_tensors[i];
-    const std::span<const InputView> given = std::span<const InputView>(inputs).subspan(num_own);
+    for (size_t i = 0; i < num_own; ++i) found.inputs[i].tensor = &entry.model_tensors[i];
+    const std::span<const InputView> given = std::span<const InputView>(found.inputs).subspan(num_own);
     for (size_t i = 0; i < given.size(); ++i) {
       if (given[i].tensor && given[i].tensor->requires_grad() != (entry.requires_grad[i] != 0)) return false;
     }
-    return all_distinct(given) && entry.guard->holds();
+    return all_distinct(given) && found.containers_are_distinct() && entry.guard->holds();
   }
 
   static bool needs_gradients(const std::vector<InputView>& inputs) {
@@ -227,7 +242,8 @@ class FastCall {
     }
   }
 
-  bool run(Entry& entry, const std::vector<InputView>& inputs, PyObject** result) {
+  bool run(Entry& entry, const CallMatch& found, PyObject** result) {
+    const std::vector<InputView>& inputs = found.inputs;
     if ((entry.grad_states.empty() ? needs_gradients(inputs) : !same_grad_states(entry, inputs)) ||
         written_input_is_shared(entry, inputs))
       return false;
@@ -235,10 +251,28 @@ class FastCall {
     std::vector<c10::IValue> outputs = std::move(scratch);  // a result's making may call Python, and us again
     if (!run_unlocked(*entry.executable, inputs, outputs)) return false;
     ++fast_calls_;
-    *result = entry.result.build(outputs);
+    *result = finish(entry, found, outputs);
     outputs.clear();
     scratch = std::move(outputs);
     return true;
+  }
+
+  // The result; then, as in eager, the caller's containers hold what the model put there.
+  static PyObject* finish(const Entry& entry, const CallMatch& found, std::span<c10::IValue> outputs) {
+    std::vector<PyObject*> containers;
+    containers.reserve(found.containers.size() + entry.writes.size());
+    for (const py::object& container : found.containers) containers.push_back(container.ptr());
+    auto result = py::reinterpret_steal<py::object>(entry.result.build(outputs, containers));
+    if (!result || entry.writes.empty()) return result.release().ptr();
+    std::vector<py::object> contents;
+    for (const auto& [number, tree] : entry.writes) {
+      contents.push_back(py::reinterpret_steal<py::object>(tree.build(outputs, containers)));
+      if (!contents.back()) return nullptr;
+    }
+    for (size_t i = 0; i < contents.size(); ++i) {
+      if (!replace_contents(containers[entry.writes[i].first], contents[i].ptr())) return nullptr;
+    }
+    return result.release().ptr();
   }
 
   const py::object slow_;
@@ -328,17 +362,18 @@ void bind_fast_call(py::module_& m) {
   m.def(
       "add_fast_entry",
       [](const py::object& fast, size_t num_positional, const py::list& keyword_names,
-         const py::list& arguments, const py::object& result, std::shared_ptr<Executable> executable,
-         std::vector<at::Tensor> model_tensors, std::shared_ptr<StateGuard> guard, uint64_t env,
-         std::vector<uint8_t> grad_states, std::vector<uint8_t> requires_grad) {
-        unpack(fast).add(num_positional, keyword_names, arguments, result, std::move(executable),
-                         std::move(model_tensors), std::move(guard), env, std::move(grad_states),
-                         std::move(requires_grad));
+         const py::list& arguments, size_t num_containers, const py::object& result, const py::list& writes,
+         std::shared_ptr<Executable> executable, std::vector<at::Tensor> model_tensors,
+         std::shared_ptr<StateGuard> guard, uint64_t env, std::vector<uint8_t> grad_states,
+         std::vector<uint8_t> requires_grad) {
+        unpack(fast).add(num_positional, keyword_names, arguments, num_containers, result, writes,
+                         std::move(executable), std::move(model_tensors), std::move(guard), env,
+                         std::move(grad_states), std::move(requires_grad));
       },
       py::kw_only(), py::arg("fast"), py::arg("num_positional"), py::arg("keyword_names"),
-      py::arg("arguments"), py::arg("result"), py::arg("executable"), py::arg("model_tensors"),
-      py::arg("guard"), py::arg("environment"), py::arg("grad_states") = std::vector<uint8_t>{},
-      py::arg("requires_grad"));
+      py::arg("arguments"), py::arg("num_containers"), py::arg("result"), py::arg("writes"),
+      py::arg("executable"), py::arg("model_tensors"), py::arg("guard"), py::arg("environment"),
+      py::arg("grad_states") = std::vector<uint8_t>{}, py::arg("requires_grad"));
   m.def("grad_state", &grad_state);
   m.def("clear_fast_entries", [](const py::object& fast) { unpack(fast).clear(); });
   m.def("fast_calls", [](const py::object& fast) { return unpack(fast).fast_calls(); });

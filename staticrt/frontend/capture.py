@@ -26,7 +26,7 @@ from staticrt.frontend.structure import (
     repeated,
     same_contents,
 )
-from staticrt.frontend.tracing import alone, random_state, tracing, uncollected
+from staticrt.frontend.tracing import SymbolicInt, alone, random_state, tracing, uncollected
 from staticrt.frontend.watch import ImpureCall, Watcher
 from staticrt.ops.size_nodes import NeedsShapeEnv, SizeEnv
 
@@ -84,7 +84,9 @@ def capture(
         if quick and not autograd:
             attempts.insert(0, (*attempts[0][:2], True))
         views_matter = False
-        for attempt in attempts:
+        plain_int = False
+        while attempts:
+            attempt = attempts.pop(0)
             oblivious, static, light = attempt
             if views_matter and not static:
                 continue
@@ -102,6 +104,7 @@ def capture(
                     autograd,
                     decide,
                     light,
+                    plain_int,
                 )
             except NeedsShapeEnv as error:
                 if not light:
@@ -115,7 +118,14 @@ def capture(
                 if type(error).__name__ == "GuardOnDataDependentSymNode":
                     raise CannotCapture("a number that data decides", exception_line(error)) from error
                 log.debug("attempt %s: %s: %s", attempt, type(error).__name__, error, exc_info=light)
-                if attempt == attempts[-1]:
+                if (
+                    not plain_int
+                    and isinstance(error, TypeError)
+                    and type(SymbolicInt).__name__ in str(error)
+                ):
+                    plain_int = True  # `dtype=int`: torch takes no other type for it
+                    attempts.insert(0, attempt)
+                elif not attempts:
                     raise
     raise AssertionError("unreachable")
 
@@ -158,6 +168,7 @@ def _attempt(
     autograd: bool,
     decide: bool,
     light: bool,
+    plain_int: bool,
 ) -> CapturedGraph:
     from torch._dispatch.python import enable_python_dispatcher
 
@@ -171,7 +182,7 @@ def _attempt(
     leaves = flattener.leaves
     env: Any = SizeEnv(model_line) if light else _shape_env(oblivious)
     fake_mode = CaptureFakeMode(env)
-    watcher = Watcher(snapshot)
+    watcher = Watcher(snapshot, plain_int)
     with random_state(), tracing(oblivious):
         maker = FakeMaker(fake_mode, oblivious=oblivious, static=static)
         fakes = maker.make(leaves, known)

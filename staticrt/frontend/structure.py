@@ -66,9 +66,15 @@ class Structure:
     def __hash__(self) -> int:
         return self._hash
 
-    def has_references(self) -> bool:
-        """Whether a container appears more than once."""
-        return self.kind == "ref" or any(child.has_references() for child in self.children)
+    @property
+    def is_tuple(self) -> bool:
+        """A tuple, a named tuple, a torch.Size: immutable, so not told apart from an equal one."""
+        return isinstance(self.kind, type) and issubclass(self.kind, tuple) and self.context is None
+
+    @property
+    def is_object(self) -> bool:
+        """A plain object, by its attributes."""
+        return isinstance(self.context, _Attributes)
 
     def rebuild(self, values: Sequence[Any]) -> Any:
         """A container of this node's type from its children's values; not for lists, tuples, dicts, references."""

@@ -54,9 +54,11 @@ class Watcher:
 
     Args:
         snapshot: gets what model code reads by name, before it can change it.
+        plain_int: `int` stays Python's own, which makes symbolic sizes constants.
     """
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: Snapshot, plain_int: bool = False) -> None:
+        self._plain_int = plain_int
         self._reads = Reads(snapshot, self._note)
         self._codes: dict[types.CodeType, bool] = {}
         self._previous: Any = None
@@ -127,7 +129,7 @@ class Watcher:
             if written:
                 self._note(f"writes the global {written[0]!r}", frame)
         scope = frame.f_globals
-        if "int" in code.co_names:
+        if "int" in code.co_names and not self._plain_int:
             self._names.replace_int(scope)
         self._reads.enter(frame)
 

@@ -233,6 +233,19 @@ def test_two_layers_share_what_is_made_of_their_mask(capture):
     assert graph.count(torch.ops.aten.all.dim) == 1
 
 
+@pytest.mark.parametrize("shape", [(2, 5, 4), (2, 3, 5, 4)])
+def test_attention_over_the_result_of_attention(capture, shape):
+    """What takes the place of the first product is the second one's queries, keys and values."""
+
+    def function(x):
+        for _ in range(3):
+            x = (x @ x.transpose(-1, -2)).softmax(-1) @ x
+        return x
+
+    inputs = [torch.randn(shape)]
+    assert capture(function, inputs).run(FuseAttention(), inputs).count == 3
+
+
 def test_dropout_that_drops_nothing_is_no_obstacle(capture):
     for train, p in ((False, 0.5), (True, 0.0)):
         graph = capture(

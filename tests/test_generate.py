@@ -1,0 +1,150 @@
+"""Token by token: `generate` of `transformers`, and loops by hand over its caches."""
+
+import copy
+
+import pytest
+import torch
+
+import staticrt
+
+transformers = pytest.importorskip("transformers")
+transformers.logging.set_verbosity_error()
+
+
+def gpt2():
+    config = transformers.GPT2Config(
+        vocab_size=99, n_embd=32, n_layer=2, n_head=4, n_positions=64, eos_token_id=None, bos_token_id=0
+    )
+    return transformers.GPT2LMHeadModel(config), {"input_ids": torch.randint(1, 99, (2, 7))}
+
+
+def llama():
+    config = transformers.LlamaConfig(
+        vocab_size=99,
+        hidden_size=32,
+        intermediate_size=37,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        eos_token_id=None,
+    )
+    return transformers.LlamaForCausalLM(config), {"input_ids": torch.randint(1, 99, (2, 7))}
+
+
+def mistral():
+    """Its cache keeps a window of the last tokens and counts the others."""
+    config = transformers.MistralConfig(
+        vocab_size=99,
+        hidden_size=32,
+        intermediate_size=37,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=10,
+        eos_token_id=None,
+    )
+    return transformers.MistralForCausalLM(config), {"input_ids": torch.randint(1, 99, (2, 7))}
+
+
+def t5():
+    config = transformers.T5Config(
+        vocab_size=99,
+        d_model=32,
+        d_kv=8,
+        d_ff=37,
+        num_layers=2,
+        num_heads=4,
+        decoder_start_token_id=0,
+        eos_token_id=None,
+    )
+    return transformers.T5ForConditionalGeneration(config), {"input_ids": torch.randint(1, 99, (2, 9))}
+
+
+def whisper():
+    config = transformers.WhisperConfig(
+        vocab_size=99,
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=32,
+        decoder_ffn_dim=32,
+        num_mel_bins=8,
+        max_source_positions=30,
+        max_target_positions=40,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=None,
+        decoder_start_token_id=1,
+        suppress_tokens=None,
+        begin_suppress_tokens=None,
+    )
+    return transformers.WhisperForConditionalGeneration(config), {"input_features": torch.randn(2, 8, 60)}
+
+
+def fast_calls(compiled):
+    return compiled._engine.fast.calls
+
+
+OPTIONS = {
+    "greedy": {"do_sample": False},
+    "static cache": {"do_sample": False, "cache_implementation": "static"},
+    "beams": {"do_sample": False, "num_beams": 3},
+    "sampling": {"do_sample": True},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("build", [gpt2, llama, mistral, t5, whisper], ids=lambda f: f.__name__)
+@torch.no_grad()
+def test_generated_tokens_equal_eagers_and_need_no_python(build, options):
+    torch.manual_seed(0)
+    model, inputs = build()
+    model.eval()
+    eager = copy.deepcopy(model)
+    model.forward = staticrt.compile(model.forward)
+    options = {**options, "max_new_tokens": 12, "min_new_tokens": 12, "pad_token_id": 0}
+    for seed in range(3):
+        torch.manual_seed(seed)
+        want = eager.generate(**copy.deepcopy(inputs), **options)
+        torch.manual_seed(seed)
+        before = fast_calls(model.forward)
+        got = model.generate(**copy.deepcopy(inputs), **options)
+        assert torch.equal(got, want)
+    assert fast_calls(model.forward) == before + 12
+
+
+@pytest.mark.parametrize("kind", ["DynamicCache", "StaticCache"])
+@torch.no_grad()
+def test_a_loop_by_hand_over_a_cache_object(kind):
+    torch.manual_seed(0)
+    model, inputs = llama()
+    model.eval()
+    compiled = staticrt.compile(model)
+
+    def cache():
+        config = model.config
+        return (
+            transformers.DynamicCache()
+            if kind == "DynamicCache"
+            else transformers.StaticCache(config, max_cache_len=24)
+        )
+
+    for _prompt in range(3):
+        want_cache, got_cache = cache(), cache()
+        token = inputs["input_ids"]
+        before = fast_calls(compiled)
+        for _step in range(9):
+            want = model(token, past_key_values=want_cache)
+            got = compiled(token, past_key_values=got_cache)
+            assert got.past_key_values is got_cache
+            torch.testing.assert_close(got.logits, want.logits, rtol=1e-4, atol=1e-5)
+            for mine, theirs in zip(got_cache.layers, want_cache.layers, strict=True):
+                torch.testing.assert_close(mine.keys, theirs.keys, rtol=1e-4, atol=1e-5)
+                torch.testing.assert_close(mine.values, theirs.values, rtol=1e-4, atol=1e-5)
+            assert got_cache.get_seq_length() == want_cache.get_seq_length()
+            token = want.logits[:, -1:].argmax(-1)
+    assert fast_calls(compiled) == before + 9
+    assert len(compiled.explain().captures) == 2
