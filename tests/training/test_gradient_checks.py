@@ -5,6 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from staticrt.models import zoo
+
 # A signature's first run takes other kernels than later ones, which may round otherwise.
 LIMITS = {"fast_mode": True, "nondet_tol": 1e-12}
 
@@ -58,3 +60,24 @@ def test_modules(door, make, sizes, budget):
     x, parameters = _double(*sizes), list(module.parameters())
     assert torch.autograd.gradcheck(function, (x, *parameters), **LIMITS)
     assert torch.autograd.gradgradcheck(function, (x, *parameters), **LIMITS)
+
+
+@pytest.mark.parametrize(
+    "name", ["mlp", "wide_deep", "dlrm_b1", "encoder_tiny", "lstm_tagger", "graph_network"]
+)
+def test_networks_of_the_zoo(door, name):
+    """By their smallest parameters: a numerical gradient runs the network again for each."""
+    entry = zoo.get(name)
+    model = entry.build().double()
+    variant = min(entry.variants, key=lambda v: sum(t.numel() for t in entry.inputs(0, v)))
+    arguments = [t.double() if t.is_floating_point() else t for t in entry.inputs(0, variant)]
+    compiled = door(model)
+    parameters = sorted(model.parameters(), key=torch.Tensor.numel)[:4]
+    for parameter in model.parameters():
+        parameter.requires_grad_(any(parameter is p for p in parameters))
+
+    def function(*_parameters):
+        return compiled(*arguments)
+
+    assert torch.autograd.gradcheck(function, parameters, **LIMITS)
+    assert torch.autograd.gradgradcheck(function, parameters, **LIMITS)

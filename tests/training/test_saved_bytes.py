@@ -166,3 +166,18 @@ def test_values_go_as_long_as_time_lasts():
 
 def test_what_cannot_be_repeated_stays():
     assert _region(share=None) == ([["sigmoid_default"]], 3)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_smaller_budget_never_saves_more(name):
+    make, sizes = MODELS[name]
+    model, x = make(), torch.randn(*sizes)
+    saved = []
+    for budget in (1.0, 0.5, 0.2, 0.1, 0.0):
+        torch._dynamo.reset()
+        fast = torch.compile(
+            model, backend="staticrt", dynamic=False, options={"activation_memory_budget": budget}
+        )
+        saved.append(saved_bytes(fast, x, model))
+    assert saved == sorted(saved, reverse=True), saved
+    assert saved[-1] < saved[0] / 2, saved

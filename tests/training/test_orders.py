@@ -1,0 +1,104 @@
+"""First, second and third derivatives of twenty small networks through both doors, equal to eager's."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from training_cases import Cnn, Lstm, mlp
+
+
+class _Function(nn.Module):
+    """A function of the input and a parameter [4, 4]."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.weight, self.function = nn.Parameter(torch.randn(4, 4)), function
+
+    def forward(self, x):
+        return self.function(x, self.weight)
+
+
+class _Gru(nn.Module):
+    """A cell run over the columns of the input."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.GRUCell(1, 5)
+
+    def forward(self, x):
+        h = x.new_zeros(x.shape[0], 5)
+        for column in x.split(1, 1):
+            h = self.cell(column, h)
+        return h
+
+
+def _attention(x, w):
+    q, k, v = x @ w, x @ w.t(), x.tanh()
+    return F.softmax(q @ k.transpose(-1, -2) / 2, -1) @ v
+
+
+def _residual():
+    return nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 4))
+
+
+MODELS = {
+    "linear": lambda: nn.Linear(4, 3),
+    "tanh": lambda: nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)),
+    "gelu and layer norm": _residual,
+    "silu and group norm": lambda: nn.Sequential(
+        nn.Linear(4, 8), nn.Unflatten(1, (4, 2)), nn.GroupNorm(2, 4), nn.SiLU()
+    ),
+    "dropout": mlp,
+    "softplus": lambda: nn.Sequential(nn.Linear(4, 6), nn.Softplus(), nn.Linear(6, 3), nn.Softplus(2)),
+    "sigmoid, log": lambda: nn.Sequential(nn.Linear(4, 5), nn.LogSigmoid()),
+    "softmax": lambda: nn.Sequential(nn.Linear(4, 5), nn.Softmax(-1), nn.Linear(5, 5), nn.LogSoftmax(-1)),
+    "batch norm": lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh()),
+    "convolutions": Cnn,
+    "transposed convolution": lambda: nn.Sequential(
+        nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 2, 2), nn.Tanh(), nn.ConvTranspose1d(2, 1, 3), nn.Tanh()
+    ),
+    "pools": lambda: nn.Sequential(nn.Unflatten(1, (2, 2)), nn.Conv1d(2, 3, 1), nn.AvgPool1d(2), nn.ELU()),
+    "lstm cell": Lstm,
+    "gru cell": _Gru,
+    "embedding": lambda: nn.Sequential(nn.Embedding(11, 4), nn.Flatten(), nn.Linear(20, 3), nn.Tanh()),
+    "attention": lambda: _Function(_attention),
+    "bilinear": lambda: _Function(lambda x, w: torch.einsum("bi,ij,bj->b", x, w, x.sin())),
+    "norms": lambda: _Function(lambda x, w: (x @ w).norm(dim=1) * w.exp().sum().rsqrt()),
+    "views": lambda: _Function(lambda x, w: torch.cat([(x @ w)[:, ::2], (w.t()[:1] * x)[:, 1:]], 1).sin()),
+    "determinant": lambda: _Function(lambda x, w: (x @ w).logsumexp(1) + torch.linalg.det(w).tanh()),
+}
+INPUTS = {
+    "dropout": (3, 12),
+    "convolutions": (3, 3 * 64),
+    "lstm cell": (3, 24),
+}
+
+
+def _derivatives(run, model, x):
+    """Gradients by the parameters and the input of orders one to three, each of a mix of those before."""
+    torch.manual_seed(1)
+    leaves = [*model.parameters(), *([x] if x.is_floating_point() else [])]
+    value, found = run(x).square().sum(), []
+    for order in range(3):
+        grads = torch.autograd.grad(value, leaves, create_graph=order < 2, materialize_grads=True)
+        found.append([grad.detach() for grad in grads])
+        value = sum((grad * grad.detach().cos()).sum() for grad in grads)
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_orders_one_to_three(door, name):
+    model = MODELS[name]().double()
+    theirs = copy.deepcopy(model)
+    compiled = door(model)
+    for rows in (3, 3, 5):
+        if name == "embedding":
+            x = torch.randint(0, 11, (rows, 5))
+        else:
+            sizes = INPUTS.get(name, (3, 4))
+            x = torch.randn(rows, *sizes[1:], dtype=torch.double, requires_grad=True)
+        got, want = _derivatives(compiled, model, x), _derivatives(theirs, theirs, x)
+        torch.testing.assert_close(got, want, rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(model.state_dict(), theirs.state_dict())
