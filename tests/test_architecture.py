@@ -24,7 +24,7 @@ CSRC_ROOMS = {
     "program": BASE,
     "runtime": BASE | {"program", "planner", "allocator", "kernels"},
     "capture": BASE | {"program", "planner", "allocator", "kernels"},
-    "archive": BASE | {"program", "kernels", "runtime"},
+    "archive": BASE | {"program", "planner", "kernels", "runtime"},
     "bindings": BASE | {"program", "planner", "allocator", "kernels", "runtime", "capture", "archive"},
 }
 OPEN = {"staticrt.errors", "staticrt.native", "staticrt._C", "staticrt._build_info"}

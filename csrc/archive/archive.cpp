@@ -133,6 +133,7 @@ uint32_t ArchiveBuilder::add_packed(const PackedBytes& packed) {
 void ArchiveBuilder::add_capture(CaptureSpec spec, const PriorWork& work) {
   for (const PackedBytes& packed : work.packed) spec.packed.push_back({packed.key, add_packed(packed)});
   spec.choices = work.choices;
+  spec.plans = work.plans;
   write_capture(spec, captures_, tensors_);
   ++num_captures_;
 }

@@ -20,8 +20,8 @@ namespace staticrt {
 
 inline constexpr char kProgramRecord[] = "staticrt/program.bin";
 // Read too: version 1, without packed weights and choices; version 2, without what a leaf's `same` and
-// `empty_dims` say and without captures that data decides.
-inline constexpr uint32_t kFormatVersion = 3;
+// `empty_dims` say and without captures that data decides; version 3, without memory plans.
+inline constexpr uint32_t kFormatVersion = 4;
 
 enum class WeightKind : uint8_t { kParameter = 0, kBuffer = 1, kTemporaryBuffer = 2, kConstant = 3 };
 

@@ -88,9 +88,11 @@ Capture::Capture(CaptureSpec spec, const std::vector<at::Tensor>& tensors, const
 
 void Capture::offer_work(const std::vector<at::Tensor>& tensors, const std::string& machine) {
   const auto capability_of = [](const std::string& name) { return name.substr(0, name.find(',')); };
-  if (capability_of(machine) != capability_of(machine_name())) return;
+  const bool same_kernels = capability_of(machine) == capability_of(machine_name());
   PriorWork work;
+  work.plans = spec_.plans;
   for (const PackedSpec& spec : spec_.packed) {
+    if (!same_kernels) break;
     const auto bytes = std::make_shared<at::Tensor>(tensors[spec.tensor]);
     const auto* data = static_cast<const char*>(bytes->const_data_ptr());
     packed_bytes_ += bytes->numel();

@@ -49,6 +49,12 @@ void write_capture(const CaptureSpec& spec, ByteWriter& out, TensorTable& tensor
   }
   out.put(static_cast<uint8_t>(spec.decided));
   out.put(static_cast<uint8_t>(spec.random));
+  out.put_size(spec.plans.size());
+  for (const planner::KnownPlan& plan : spec.plans) {
+    out.put(plan.key);
+    out.put(plan.lower_bound);
+    out.put_ints(plan.offsets);
+  }
 }
 
 namespace {
@@ -171,6 +177,15 @@ CaptureSpec read_capture(ByteReader& in, const std::vector<at::Tensor>& tensors,
   if (format >= 3) {
     spec.decided = in.get_bool();
     spec.random = in.get_bool();
+  }
+  if (format >= 4) {
+    // What they say is checked by who uses them, against what is to be planned.
+    spec.plans.resize(in.get_count(24));
+    for (planner::KnownPlan& plan : spec.plans) {
+      plan.key = in.get<uint64_t>();
+      plan.lower_bound = in.get<int64_t>();
+      plan.offsets = in.get_ints();
+    }
   }
   check_inputs(in, spec);
   check_guards(in, spec);

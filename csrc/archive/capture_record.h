@@ -9,6 +9,7 @@
 #include "archive/layout.h"
 #include "archive/tensor_table.h"
 #include "kernels/route_choices.h"
+#include "planner/known_plans.h"
 #include "program/program.h"
 
 namespace staticrt {
@@ -56,6 +57,7 @@ struct CaptureSpec {
   std::string structure;                  // Python's, as JSON
   std::vector<PackedSpec> packed;         // of the model tensors
   std::vector<RouteChoice> choices;       // of the machine that saved it
+  std::vector<planner::KnownPlan> plans;  // memory plans of the calls that were prepared
   bool knows_empty = true;                // what leaves say of empty dimensions is known (since version 3)
   bool decided = false;                   // the program stops where data decides branches otherwise
   bool random = false;                    // it draws random numbers

@@ -164,6 +164,7 @@ void bind_archive(py::module_& m) {
       .def_property_readonly("executable", &Capture::executable)
       .def_property_readonly("decided", [](const Capture& c) { return c.spec().decided; })
       .def_property_readonly("packed_bytes", &Capture::packed_bytes)
+      .def_property_readonly("num_plans", [](const Capture& c) { return c.spec().plans.size(); })
       .def_property_readonly("model_tensors", &Capture::model_tensors)
       .def_property_readonly("leaves",
                              [](const Capture& c) {

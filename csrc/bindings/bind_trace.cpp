@@ -216,6 +216,8 @@ py::dict stats_of(const PreparedProgram& program) {
   d["parallel_calls"] = s.parallel_calls;
   d["fixed_nodes"] = s.fixed_nodes;
   d["derived_bytes"] = s.derived_bytes;
+  d["searched_plans"] = s.searched_plans;
+  d["known_plans"] = s.known_plans;
   return d;
 }
 

@@ -106,7 +106,7 @@ class Groups {
     return std::vector<bool>(c.parts.size(), false);
   }
 
-  SharedPlan plan(Effort effort) const {
+  SharedPlan plan(Effort effort, const PlanFn& plan_groups) const {
     const std::vector<int32_t> loan_of = lend();
     std::vector<Spec> specs;
     std::vector<size_t> position(groups_.size(), 0);
@@ -115,7 +115,7 @@ class Groups {
       position[g] = specs.size();
       specs.push_back({groups_[g].begin, groups_[g].end, groups_[g].size_bytes});
     }
-    const Plan planned = planner::plan(specs, alignment_, effort);
+    const Plan planned = plan_groups(specs, alignment_, effort);
     SharedPlan result;
     for (size_t id = 0; id < specs_.size(); ++id) {
       const int32_t g = group_of_[id];
@@ -349,7 +349,7 @@ Attempt attempt(std::span<const Spec> specs, std::span<const Overwrite> overwrit
 
 SharedPlan plan_shared(std::span<const Spec> specs, std::span<const Overwrite> overwrites,
                        std::span<const Copy> copies, std::span<const Loan> loans, int64_t alignment,
-                       Effort effort) {
+                       Effort effort, const PlanFn& plan_groups) {
   const Instance instance = make_instance(specs, alignment);  // checks the specs
   SharedPlan shared;
   const bool any = !overwrites.empty() || !copies.empty();
@@ -360,12 +360,12 @@ SharedPlan plan_shared(std::span<const Spec> specs, std::span<const Overwrite> o
       Attempt a = attempt(specs, overwrites, copies, loans, alignment, copies_first);
       if (!best || a.groups.lower_bound() < best->groups.lower_bound()) best.emplace(std::move(a));
     }
-    shared = best->groups.plan(effort);
+    shared = best->groups.plan(effort, plan_groups);
     shared.overwritten = std::move(best->overwritten);
     shared.in_place = std::move(best->in_place);
     if (loans.empty() && shared.arena_bytes <= instance.lower_bound * instance.unit) return shared;
   }
-  SharedPlan alone = Groups(specs, loans, alignment, false).plan(effort);
+  SharedPlan alone = Groups(specs, loans, alignment, false).plan(effort, plan_groups);
   if (any && shared.arena_bytes <= alone.arena_bytes) return shared;
   alone.overwritten.assign(overwrites.size(), false);
   for (const Copy& c : copies) alone.in_place.emplace_back(c.parts.size(), false);

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <span>
 #include <vector>
@@ -51,11 +52,14 @@ struct SharedPlan {
   std::vector<std::vector<bool>> in_place;
 };
 
+// Plans what was decided to be one value: plan(), or what has such a plan already.
+using PlanFn = std::function<Plan(std::span<const Spec> specs, int64_t alignment, Effort effort)>;
+
 // Decides what shares and plans the rest. The arena is never larger than without sharing. Overwrites are
 // given in the order of their nodes, and so are copies. Only parts at multiples of the alignment are made in
 // place. Throws PlanError as plan() does. REQUIRES: what the comments on Overwrite and Copy say.
 SharedPlan plan_shared(std::span<const Spec> specs, std::span<const Overwrite> overwrites,
                        std::span<const Copy> copies, std::span<const Loan> loans = {}, int64_t alignment = 64,
-                       Effort effort = Effort::kDefault);
+                       Effort effort = Effort::kDefault, const PlanFn& plan_groups = plan);
 
 }  // namespace staticrt::planner

@@ -297,7 +297,7 @@ void Executable::run_general_path(Frame& frame, std::span<const InputView> input
   if (recorder) {
     cache_.publish(
         std::make_shared<PreparedProgram>(bound_, *recorder, std::move(*signature), options_.preparation,
-                                          fixed_.can_track(inputs) ? &fixed_ : nullptr),
+                                          fixed_.can_track(inputs) ? &fixed_ : nullptr, *known_plans_),
         inputs);
     release_idle_arena_memory();  // what this run had; the prepared program's arena may be smaller
   }

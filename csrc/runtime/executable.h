@@ -48,7 +48,8 @@ struct RareTimes {
 // same kernels. Used where it fits exactly; what does not is worked out anew.
 struct PriorWork {
   std::vector<PackedBytes> packed;
-  std::vector<RouteChoice> choices;  // ordered, each once
+  std::vector<RouteChoice> choices;       // ordered, each once
+  std::vector<planner::KnownPlan> plans;  // the same
 };
 
 // What prepare() made, or why there is nothing.
@@ -130,6 +131,8 @@ class Executable : public std::enable_shared_from_this<Executable> {
   int64_t num_frames() const;
 
  private:
+  void offer_plans(const std::shared_ptr<const planner::KnownPlans>& known);
+  void gather_plans(std::vector<planner::KnownPlan>& plans) const;
   std::unique_ptr<Frame> take_frame();
   void give_back(std::unique_ptr<Frame> frame);
   void gather_idle() const;  // REQUIRES: mutex_ is held
@@ -149,6 +152,7 @@ class Executable : public std::enable_shared_from_this<Executable> {
   BoundProgram bound_;
   CallerResults caller_results_;
   FixedValues fixed_;
+  std::shared_ptr<const planner::KnownPlans> known_plans_ = std::make_shared<planner::KnownPlans>();
   PreparedCache cache_;
   std::vector<uint32_t> written_inputs_;
   std::vector<ValueId> transient_;  // slots to empty after a run: all but constants and managed values

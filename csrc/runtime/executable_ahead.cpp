@@ -11,9 +11,37 @@
 
 namespace staticrt {
 
+namespace {
+
+template <class T>
+void keep_each_once(std::vector<T>& items) {
+  std::sort(items.begin(), items.end());
+  items.erase(std::unique(items.begin(), items.end()), items.end());
+}
+
+}  // namespace
+
 void Executable::offer(PriorWork work, std::span<const InputView> inputs) {
   fixed_.offer(std::move(work.packed), inputs);
   pin_routes(work.choices, /*over=*/false);
+  offer_plans(std::make_shared<planner::KnownPlans>(std::move(work.plans)));
+}
+
+// Plans are told by what they plan, so bodies of control flow need none of their own.
+void Executable::offer_plans(const std::shared_ptr<const planner::KnownPlans>& known) {
+  known_plans_ = known;
+  for (const BoundNode& node : bound_.nodes) {
+    for (const auto& body : node.bodies) body->offer_plans(known);
+  }
+}
+
+void Executable::gather_plans(std::vector<planner::KnownPlan>& plans) const {
+  for (const auto& program : prepared_programs()) {
+    plans.insert(plans.end(), program->plans().begin(), program->plans().end());
+  }
+  for (const BoundNode& node : bound_.nodes) {
+    for (const auto& body : node.bodies) body->gather_plans(plans);
+  }
 }
 
 PriorWork Executable::work_done(std::span<const InputView> inputs) {
@@ -22,8 +50,9 @@ PriorWork Executable::work_done(std::span<const InputView> inputs) {
   for (const auto& program : prepared_programs()) {
     work.choices.insert(work.choices.end(), program->choices().begin(), program->choices().end());
   }
-  std::sort(work.choices.begin(), work.choices.end());
-  work.choices.erase(std::unique(work.choices.begin(), work.choices.end()), work.choices.end());
+  gather_plans(work.plans);
+  keep_each_once(work.choices);
+  keep_each_once(work.plans);
   return work;
 }
 
@@ -40,10 +69,10 @@ PreparedAhead Executable::prepare(std::span<const InputView> inputs) {
     const int64_t begin_ns = trace_now_ns();
     ShapeRun shapes = run_shapes(bound_, inputs);
     if (!shapes.recorder) return {nullptr, std::move(shapes.reason)};
-    cache_.publish(
-        std::make_shared<PreparedProgram>(bound_, *shapes.recorder, std::move(signature),
-                                          options_.preparation, fixed_.can_track(inputs) ? &fixed_ : nullptr),
-        inputs);
+    cache_.publish(std::make_shared<PreparedProgram>(
+                       bound_, *shapes.recorder, std::move(signature), options_.preparation,
+                       fixed_.can_track(inputs) ? &fixed_ : nullptr, *known_plans_),
+                   inputs);
     const std::lock_guard<std::mutex> lock(mutex_);
     times_.prepare_ns += trace_now_ns() - begin_ns;
   }

@@ -266,13 +266,14 @@ std::vector<DerivedBytes> Preparation::derived_by(PrepareRequest& request) {
 }
 
 PreparedProgram::PreparedProgram(const BoundProgram& bound, const Recorder& recorder, Signature signature,
-                                 const PreparedOptions& options, FixedValues* fixed)
+                                 const PreparedOptions& options, FixedValues* fixed,
+                                 const planner::KnownPlans& known)
     : bound_(bound),
       signature_(std::move(signature)),
       options_(options),
       fixed_(fixed),
       records_(recorder.records()) {
-  Preparation(*this, bound).run();
+  Preparation(*this, bound, known).run();
 }
 
 }  // namespace staticrt

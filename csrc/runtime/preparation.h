@@ -24,8 +24,12 @@ namespace staticrt {
 
 class Preparation {
  public:
-  Preparation(PreparedProgram& result, const BoundProgram& bound)
-      : result_(result), bound_(bound), program_(*bound.program), records_(result.records_) {}
+  Preparation(PreparedProgram& result, const BoundProgram& bound, const planner::KnownPlans& known)
+      : result_(result),
+        bound_(bound),
+        program_(*bound.program),
+        records_(result.records_),
+        known_plans_(known) {}
 
   void run();
 
@@ -86,6 +90,7 @@ class Preparation {
   void find_donors(std::vector<planner::Spec>& specs);
   ValueId find_heir(ValueId input) const;
   void find_sharing();
+  planner::Plan plan_groups(std::span<const planner::Spec> specs, int64_t alignment, planner::Effort effort);
   void note_sharing(const planner::SharedPlan& plan);
 
   // preparation_regions.cpp
@@ -132,6 +137,7 @@ class Preparation {
   const BoundProgram& bound_;
   const Program& program_;
   const std::vector<ValueRecord>& records_;
+  const planner::KnownPlans& known_plans_;
   std::vector<c10::IValue> slots_;  // recorded numbers, for argument lists
   std::vector<std::vector<uint32_t>> users_;
   std::vector<std::vector<ValueId>> owned_;  // per owner: the tensors over its bytes

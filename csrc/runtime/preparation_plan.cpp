@@ -1,5 +1,6 @@
 // Where bytes lie: offsets of all values that never leave a run, and which of them share bytes on purpose.
 #include <algorithm>
+#include <optional>
 
 #include "runtime/preparation.h"
 
@@ -87,6 +88,20 @@ void Preparation::find_sharing() {
   }
 }
 
+// As it was planned before, if it was.
+planner::Plan Preparation::plan_groups(std::span<const planner::Spec> specs, int64_t alignment,
+                                       planner::Effort effort) {
+  std::optional<planner::Plan> plan = known_plans_.find(specs, alignment);
+  const bool is_known = plan.has_value();
+  if (!plan) plan = planner::plan(specs, alignment, effort);
+  // One value or none lies at the arena's beginning: no search, and nothing to keep.
+  if (specs.size() > 1) {
+    ++(is_known ? result_.stats_.known_plans : result_.stats_.searched_plans);
+    result_.plans_.push_back(planner::to_known(specs, alignment, *plan));
+  }
+  return *std::move(plan);
+}
+
 void Preparation::plan() {
   std::vector<planner::Spec> specs;
   spec_of_.assign(program_.num_values(), -1);
@@ -110,7 +125,10 @@ void Preparation::plan() {
     workspaces.push_back(index);
   }
   for (planner::Loan& loan : loans_) loan.borrowers = static_cast<int32_t>(planned_.size());
-  const planner::SharedPlan plan = planner::plan_shared(specs, overwrites_, copies_, loans_);
+  const planner::SharedPlan plan =
+      planner::plan_shared(specs, overwrites_, copies_, loans_, /*alignment=*/64, planner::Effort::kDefault,
+                           [this](std::span<const planner::Spec> groups, int64_t alignment,
+                                  planner::Effort effort) { return plan_groups(groups, alignment, effort); });
   result_.is_fixed_.assign(program_.num_values(), false);
   for (size_t i = 0; i < specs.size(); ++i) {
     const bool is_value = i < planned_.size();

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/prepare.h"
+#include "planner/known_plans.h"
 #include "runtime/donation.h"
 #include "runtime/fixed_values.h"
 #include "runtime/recorder.h"
@@ -96,14 +97,17 @@ struct PreparedStats {
   int64_t parts_in_place = 0;  // values made where a later node would copy them
   int64_t donated_bytes = 0;   // of donated inputs that hold values of the run
   int64_t parallel_calls = 0;  // that may run beside another
+  int64_t searched_plans = 0;  // memory plans that were searched for, and those that were known
+  int64_t known_plans = 0;
 };
 
 class PreparedProgram {
  public:
   // fixed: of the executable, or null if these inputs' weights cannot be kept track of.
+  // known: memory plans made before.
   // REQUIRES: recorder saw one whole run of `bound` on inputs of this signature, or on their shapes.
   PreparedProgram(const BoundProgram& bound, const Recorder& recorder, Signature signature,
-                  const PreparedOptions& options, FixedValues* fixed);
+                  const PreparedOptions& options, FixedValues* fixed, const planner::KnownPlans& known);
 
   const Signature& signature() const { return signature_; }
   const PreparedStats& stats() const { return stats_; }
@@ -111,6 +115,8 @@ class PreparedProgram {
   const std::vector<std::pair<std::string, std::string>>& routes() const { return routes_; }
   // What of that was chosen by measuring.
   const std::vector<RouteChoice>& choices() const { return choices_; }
+  // Its memory plans: of what shares bytes, and of what would not share any.
+  const std::vector<planner::KnownPlan>& plans() const { return plans_; }
   const BoundProgram& bound() const { return bound_; }
   const std::vector<Step>& steps() const { return steps_; }
   const std::vector<ValueRecord>& records() const { return records_; }
@@ -162,6 +168,7 @@ class PreparedProgram {
   std::vector<std::shared_ptr<const void>> kept_;            // parameters of calls
   std::vector<std::pair<std::string, std::string>> routes_;  // node name, kernel chosen
   std::vector<RouteChoice> choices_;
+  std::vector<planner::KnownPlan> plans_;
   std::vector<MemoryBlock> blocks_;            // all but inputs and constants
   std::vector<std::vector<uint32_t>> chains_;  // members of each chain, by its last node
   PreparedStats stats_;

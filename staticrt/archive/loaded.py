@@ -358,6 +358,7 @@ class LoadedModel(Tools):
             f"loaded from {self._where}: saved by staticrt {facts['staticrt_version']}, torch {facts['torch_version']}, "
             f"on a CPU with {facts['cpu_capability']}",
             *self._packed_note(),
+            *self._plans_note(),
             "no model code: a call outside these captures is an error",
         )
         return Explanation(self.name, tuple(map(self._report, self._captures)), (), notes)
@@ -366,6 +367,14 @@ class LoadedModel(Tools):
         held = sum(capture.native.packed_bytes for capture in self._captures)
         taken = sum(capture.native.executable.taken_bytes for capture in self._captures)
         return (f"packed weights: {held} bytes in the archive, {taken} of them in use",) if held else ()
+
+    def _plans_note(self) -> tuple[str, ...]:
+        held = sum(capture.native.num_plans for capture in self._captures)
+        programs = [stats for capture in self._captures for stats in capture.native.executable.prepared_stats]
+        used, made = (sum(stats[key] for stats in programs) for key in ("known_plans", "searched_plans"))
+        return (
+            (f"memory plans: {held} in the archive, {used} of them in use, {made} made here",) if held else ()
+        )
 
     def _report(self, capture: _Capture) -> CaptureReport:
         operators = tuple((str(name), int(count)) for name, count in capture.report["operators"])

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 import torch
-from torch.export.pt2_archive import _package
-from torch.export.pt2_archive.constants import CONSTANTS_DIR, WEIGHTS_DIR
 
 from staticrt.native import _C
+
+
+@contextlib.contextmanager
+def _environment_kept() -> Iterator[None]:
+    """Importing Inductor sets a variable, and captures of models that read the environment would hold no longer: they
+    know its values by identity."""
+    data: dict[bytes, bytes] = getattr(os.environ, "_data")  # noqa: B009
+    before = dict(data)
+    yield
+    for name in data.keys() - before.keys():
+        del os.environ[os.fsdecode(name)]
+    data.update(before)
+
+
+with _environment_kept():
+    from torch.export.pt2_archive import _package
+    from torch.export.pt2_archive.constants import CONSTANTS_DIR, WEIGHTS_DIR
 
 
 class _Writer(_package.PT2ArchiveWriter):

@@ -92,10 +92,21 @@ def is_user_file(filename: str) -> bool:
             or path.startswith(_TORCH)
             or any(f"{os.sep}{name}{os.sep}" in path for name in _INFRASTRUCTURE)
             or filename.startswith("<frozen")
+            or _is_finder(path)
             or (path.startswith(_STDLIB) and not inside_site)
         )
         _user_files[filename] = known
     return known
+
+
+def _is_finder(path: str) -> bool:
+    """Whether a file holds a finder of modules, such as editable installs have: torch imports while it is traced."""
+    for finder in sys.meta_path:
+        kind = finder if isinstance(finder, type) else type(finder)
+        where = getattr(sys.modules.get(kind.__module__), "__file__", None)
+        if kind.__module__ != "__main__" and where is not None and os.path.abspath(where) == path:
+            return True
+    return False
 
 
 def is_capture_file(filename: str) -> bool:

@@ -122,6 +122,53 @@ def test_a_leaf_that_is_the_same_as_no_leaf(saved):
     assert refused
 
 
+def plans_of(body, count):
+    """Where the offsets of memory plans lie, the last thing in the body of an archive of one capture: [(place, how
+    many)]."""
+    for start in range(len(body) - 8, -1, -1):
+        if struct.unpack_from("<Q", body, start)[0] != count:
+            continue
+        found, at = [], start + 8
+        for _ in range(count):
+            if at + 24 > len(body):
+                break
+            offsets = struct.unpack_from("<Q", body, at + 16)[0]
+            found.append((at + 24, offsets))
+            at += 24 + 8 * offsets
+        if at == len(body) and len(found) == count:
+            return found
+    raise AssertionError("no plans found")
+
+
+@pytest.mark.parametrize("offset", [0, 64, -64, 8, 2**62], ids=str)
+def test_memory_plans_that_were_altered_are_made_anew(offset):
+    """All values of a call in the same bytes, or in none of the arena's: refused where they are used."""
+    torch.manual_seed(0)
+    layers = nn.ModuleList(nn.Linear(6, 4 + 3 * i) for i in range(4))
+
+    def parts(x):
+        found = [layer(x).softmax(-1) for layer in layers]
+        return sum(part.cumsum(-1).mean(1) for part in found)
+
+    with torch.no_grad():
+        buffer = io.BytesIO()
+        staticrt.save(staticrt.compile(parts), buffer, (X,), exported_program=False)
+        data = buffer.getvalue()
+        (capture,) = staticrt.load(data)._captures
+        held = capture.native.num_plans
+
+        def change(body):
+            for place, count in plans_of(body, held):
+                body[place : place + 8 * count] = struct.pack("<q", offset) * count
+
+        loaded = staticrt.load(with_body(data, change))
+        for _ in range(2):
+            torch.testing.assert_close(loaded(X), parts(X))
+    (stats,) = loaded._captures[0].native.executable.prepared_stats
+    assert held > 0
+    assert (stats["known_plans"], stats["searched_plans"]) == (0, held)
+
+
 def test_the_checksum_above_is_the_one_in_the_file(saved, answer):
     same = with_body(saved, lambda body: None)
     assert same == saved
@@ -188,7 +235,7 @@ def test_other_versions_are_named(saved):
     newer = bytearray(saved)
     newer[offset + 8 : offset + 12] = struct.pack("<I", 99)
     with pytest.raises(
-        ArchiveError, match=r"format version 99, staticrt .* reads versions 1 to 3\n.*\n  fix: load it with"
+        ArchiveError, match=r"format version 99, staticrt .* reads versions 1 to 4\n.*\n  fix: load it with"
     ):
         staticrt.load(bytes(newer))
     version = torch.__version__.encode()

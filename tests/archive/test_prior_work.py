@@ -154,6 +154,22 @@ def test_archives_of_format_2_are_read():
         torch.testing.assert_close(loaded(x), model(x), rtol=1e-4, atol=1e-5)
 
 
+def test_archives_of_format_3_are_read():
+    """Saved before archives kept memory plans."""
+    data = Path(__file__).with_name("format3.pt2").read_bytes()
+    if not torch.__version__.startswith("2.13."):
+        with pytest.raises(staticrt.errors.ArchiveError, match="saved with torch"):
+            staticrt.load(data)
+        return
+    model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Softmax(-1)).eval()
+    for p in model.parameters():
+        p.copy_((torch.arange(p.numel()) % 7 - 3).reshape(p.shape) / 8)
+    loaded = staticrt.load(data)
+    for batch in (1, 3):
+        x = torch.randn(batch, 6)
+        torch.testing.assert_close(loaded(x), model(x), rtol=1e-4, atol=1e-5)
+
+
 def matmul_kernels():
     """Kernels of a fresh model with one matrix product, whose shape no other test has."""
     fast = staticrt.compile(nn.Linear(96, 161).eval())
@@ -226,3 +242,78 @@ def test_weights_written_by_the_model_stay_after_a_second_load(tmp_path):
     second = staticrt.load(path)
     assert first(x).abs().max() == 0
     torch.testing.assert_close(second(x), model(x))
+
+
+# -- memory plans -------------------------------------------------------------------------------------------------
+
+
+def branching():
+    """Values of several sizes whose lives overlap: a plan that is worth a search."""
+    torch.manual_seed(0)
+
+    class Branching(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.convolutions = nn.ModuleList(nn.Conv2d(3, 4 + 3 * i, 3, padding=i) for i in range(6))
+
+        def forward(self, x):
+            parts = [convolution(x).sin().softmax(-1) for convolution in self.convolutions]
+            return sum(part.flatten(2).cumsum(-1).mean((1, 2)) for part in parts)
+
+    return Branching().eval()
+
+
+def plans(loaded):
+    """Memory plans: (in the archive, of them in use, searched for here)."""
+    natives = [capture.native for capture in loaded._captures]
+    stats = [program for native in natives for program in native.executable.prepared_stats]
+    used, made = (sum(program[key] for program in stats) for key in ("known_plans", "searched_plans"))
+    return sum(native.num_plans for native in natives), used, made
+
+
+def arenas(executable):
+    return [stats["arena_bytes"] for stats in executable.prepared_stats]
+
+
+@pytest.mark.parametrize("calls", [0, 2])
+def test_the_first_call_after_loading_plans_nothing(calls):
+    """Calls before saving made the plans, or saving itself with its example inputs."""
+    model = branching()
+    data = saved(model, calls)
+    loaded = staticrt.load(data)
+    held, used, made = plans(loaded)
+    assert held > 0
+    assert (used, made) == (0, 0)
+    expect(loaded, model)
+    assert plans(loaded) == (held, held, 0)
+    assert f"memory plans: {held} in the archive, {held} of them in use, 0 made here" in str(loaded.explain())
+    own = staticrt.compile(model)
+    own(X)
+    (entry,) = next(iter(own._engine._entries.values()))
+    assert arenas(loaded._captures[0].native.executable) == arenas(entry.executable.native)
+
+
+def test_other_sizes_are_planned_anew():
+    model = branching()
+    loaded = staticrt.load(saved(model))
+    torch.testing.assert_close(loaded(X[:1]), model(X[:1]), rtol=1e-4, atol=1e-5)
+    held, used, made = plans(loaded)
+    assert held > 0
+    assert used == 0
+    assert made > 0
+
+
+def test_plans_of_branches_that_data_decides_are_kept():
+    class Choice(nn.Module):
+        def forward(self, x):
+            return torch.cond(x.sum() > 0, lambda x: (x.sin() @ x).exp() @ x, lambda x: x.cos(), (x,))
+
+    compiled = staticrt.compile(Choice())
+    x = torch.rand(16, 16)
+    for _ in range(2):
+        compiled(x)
+    buffer = io.BytesIO()
+    staticrt.save(compiled, buffer, exported_program=False)
+    loaded = staticrt.load(buffer.getvalue())
+    assert plans(loaded)[0] > 0
+    torch.testing.assert_close(loaded(x), compiled(x))

@@ -60,6 +60,10 @@ std::vector<RouteChoice> rich_choices() {
   return {{"matmul", {1, 2, 3}, 4}};
 }
 
+std::vector<planner::KnownPlan> rich_plans() {
+  return {{17, 128, {0, 64, 0}}, {18, 0, {}}};
+}
+
 CaptureSpec rich_capture(TensorTable& tensors) {
   CaptureSpec spec;
   spec.program = rich_program();
@@ -96,6 +100,7 @@ CaptureSpec rich_capture(TensorTable& tensors) {
   spec.structure = "{}";
   spec.packed = {{"panels", tensors.add(at::zeros({64}, at::kByte))}};
   spec.choices = rich_choices();
+  spec.plans = rich_plans();
   return spec;
 }
 
@@ -163,6 +168,7 @@ TEST(a_capture_reads_as_it_was_written) {
   EXPECT_EQ(spec.packed[0].key, "panels");
   EXPECT_EQ(spec.packed[0].tensor, 1U);
   EXPECT(spec.choices == rich_choices());
+  EXPECT(spec.plans == rich_plans());
 }
 
 TEST(writing_what_was_read_gives_the_same_bytes) {
