@@ -66,4 +66,5 @@ for _name in SPARSE:
 for _name in FOREACH:
     register_op(f"aten._foreach_{_name}", family="other", cost=Cost.POINTWISE)
 register_op("aten._test_functorch_fallback", family="other", cost=Cost.OTHER)
+register_op("staticrt.tree_ensemble", family="other", cost=Cost.MEMORY)
 register_op("aten.broadcast_shapes", family="other", cost=Cost.VIEW)

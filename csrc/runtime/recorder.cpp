@@ -87,7 +87,8 @@ bool Recorder::is_stable(uint32_t node_index) const {
   if (!node.handle) return true;
   // An accelerator's island is compiled for the shapes it is given, which fix those of its results.
   const std::string& name = node.handle->schema().name();
-  if (name.rfind("aten::", 0) != 0 && name != "staticrt_islands::run" && !takes_packed_weight(name))
+  if (name.rfind("aten::", 0) != 0 && name != "staticrt_islands::run" && name != "staticrt::tree_ensemble" &&
+      !takes_packed_weight(name))
     return false;
   // Offsets of storages are no part of a signature.
   if (node.op == "aten::as_strided" || node.op == "aten::sym_storage_offset") return false;

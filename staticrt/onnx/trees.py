@@ -1,4 +1,4 @@
-"""Ensembles of decision trees as tables, and all rows and trees walking down at once."""
+"""Ensembles of decision trees as tables, which `staticrt::tree_ensemble` (csrc/kernels/tree_walk.h) walks down."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+import staticrt.native  # noqa: F401  the operator
 from staticrt.errors import OnnxError
 from staticrt.onnx.numbers import Tensor
 from staticrt.onnx.scores import check_features
 
 MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER")
 LEAF = -1
+_AGGREGATES = {"SUM": 0, "AVERAGE": 0, "MIN": 1, "MAX": 2}
 
 
 @dataclasses.dataclass(eq=False)
@@ -21,81 +23,51 @@ class Trees:
     """Nodes of all trees, one numbering.
 
     Args:
-        features: int64 [nodes], 0 for leaves.
+        nodes: int32 [nodes, 7], the columns of csrc/kernels/tree_walk.h: feature, the children when the test holds
+            and when not, mode (an index into `MODES`, or `LEAF`), whether NaN passes, and of a leaf which of the
+            weights are its own: the first, and how many.
         thresholds: [nodes].
-        children: int64 [2 * nodes]: at 2n where node n leads if its test fails, at 2n + 1 if it holds. Leaves lead
-            to themselves, so that rows which arrived early stay where they are.
-        roots: int64 [trees].
-        depth: of the deepest tree.
-        modes: the tests that occur, as numbers into `MODES`; `mode` says which per node where there are several.
-        missing: bool [nodes], whether NaN passes the test; None: nowhere.
         members: [nodes, most], NaN where there are fewer: what a test for membership compares with.
-        weights: [nodes, targets], 0 where a leaf says nothing of a target.
-        said: bool [nodes, targets], whether it does; None: every row has a value for each target.
+        roots: int32 [trees].
+        targets, weights: int32 and floats [weights]: a leaf adds a weight to a target.
+        count: targets.
+        sure: every row has a value for each target.
+        width: features that are read.
     """
 
-    features: Tensor
+    nodes: Tensor
     thresholds: Tensor
-    children: Tensor
-    roots: Tensor
-    depth: int
-    modes: tuple[int, ...]
-    mode: Tensor | None
-    missing: Tensor | None
     members: Tensor | None
+    roots: Tensor
+    targets: Tensor
     weights: Tensor
-    said: Tensor | None
+    count: int
+    sure: bool
     width: int
 
-    def leaves(self, x: Tensor) -> Tensor:
-        """The leaf that each row of x [rows, features] reaches in each tree: int64 [rows, trees]."""
+    def total(self, x: Tensor, aggregate: str = "SUM") -> tuple[Tensor, Tensor | None]:
+        """What the leaves that each row of x [rows, features] reaches say of each target: [rows, targets].
+
+        Returns:
+            Sums, averages, least or largest weights over trees, 0 where no leaf says anything; and where one does,
+            or None: everywhere.
+        """
         check_features(x, self.width)
-        node = self.roots.expand(x.shape[0], len(self.roots))
-        thresholds = self.thresholds.to(x.dtype)
-        for _ in range(self.depth):
-            value = torch.gather(x, 1, self.features[node])
-            holds = self._test(value, thresholds, node)
-            if self.missing is not None:
-                holds = holds | (torch.isnan(value) & self.missing[node])
-            node = self.children[node * 2 + holds]
-        return node
-
-    def _test(self, value: Tensor, thresholds: Tensor, node: Tensor) -> Tensor:
-        limit = thresholds[node]
-        found = self._compare(self.modes[0], value, limit, node)
-        if self.mode is not None:
-            mode = self.mode[node]
-            for other in self.modes[1:]:
-                found = torch.where(mode == other, self._compare(other, value, limit, node), found)
-        return found
-
-    def _compare(self, mode: int, value: Tensor, limit: Tensor, node: Tensor) -> Tensor:
-        if mode == 6:
-            assert self.members is not None
-            return (value.unsqueeze(-1) == self.members.to(value.dtype)[node]).any(-1)
-        return _TESTS[mode](value, limit)
-
-    def total(self, leaves: Tensor, dtype: torch.dtype) -> Tensor:
-        """The sum over trees of the leaves' weights: [rows, targets]."""
-        return torch.nn.functional.embedding_bag(leaves, self.weights.to(dtype), mode="sum")
-
-    def any_said(self, leaves: Tensor) -> Tensor | None:
-        """Per row and target whether a leaf says something of it; None: always."""
-        if self.said is None:
-            return None
-        return torch.nn.functional.embedding_bag(leaves, self.said.to(torch.float32), mode="sum") > 0
-
-    def extreme(self, leaves: Tensor, dtype: torch.dtype, largest: bool) -> Tensor:
-        """The largest or smallest weight over trees; 0 where none says anything."""
-        found = self.weights.to(dtype)[leaves]
-        worst = float("-inf") if largest else float("inf")
-        if self.said is not None:
-            found = torch.where(self.said[leaves], found, worst)
-        best = found.amax(1) if largest else found.amin(1)
-        return best if self.said is None else torch.where(best == worst, 0.0, best)
-
-
-_TESTS = (torch.le, torch.lt, torch.ge, torch.gt, torch.eq, torch.ne)
+        totals, said = torch.ops.staticrt.tree_ensemble(
+            x.detach(),
+            self.nodes,
+            self.thresholds.to(x.dtype),
+            None if self.members is None else self.members.to(x.dtype),
+            self.roots,
+            self.targets,
+            self.weights.to(x.dtype),
+            self.count,
+            _AGGREGATES[aggregate],
+            not self.sure,
+        )
+        if aggregate == "AVERAGE":
+            totals = totals / len(self.roots)
+        return totals, None if self.sure else said
 
 
 def build(
@@ -129,7 +101,7 @@ def build(
     inner = kinds != LEAF
     own = np.arange(total)
     children = np.stack(
-        [np.where(inner, np.asarray(false, np.int64), own), np.where(inner, np.asarray(true, np.int64), own)],
+        [np.where(inner, np.asarray(true, np.int64), own), np.where(inner, np.asarray(false, np.int64), own)],
         1,
     )
     rows = np.asarray(leaf, dtype=np.int64)
@@ -142,27 +114,23 @@ def build(
     _within(wide, 2**31, "a feature")
     if not (len(rows) == len(columns) == len(weights)) or not len(thresholds) == total:
         raise OnnxError("the attributes of a tree ensemble differ in length", fix="the model is invalid")
-    table = torch.zeros([total, count], dtype=weights.dtype)
-    table.index_put_((torch.from_numpy(rows), torch.from_numpy(columns)), weights, accumulate=True)
     said = np.zeros([total, count], dtype=bool)
     said[rows, columns] = True
-    depth, everywhere = _walk(children, inner, roots, said)
-    modes = tuple(int(m) for m in np.unique(kinds[inner]))
     lost = np.zeros(total, dtype=bool)
     lost[: len(missing)] = np.asarray(missing, dtype=bool)[:total]
-    lost &= inner
+    # A leaf's weights side by side, in the order in which they are listed.
+    order = np.argsort(rows, kind="stable")
+    counts = np.bincount(rows, minlength=total)
+    table = np.stack([wide, *children.T, kinds, lost & inner, np.cumsum(counts) - counts, counts], 1)
     return Trees(
-        features=torch.from_numpy(wide),
+        nodes=torch.from_numpy(table.astype(np.int32)),
         thresholds=thresholds,
-        children=torch.from_numpy(children.reshape(-1).copy()),
-        roots=torch.tensor(list(roots), dtype=torch.int64),
-        depth=depth,
-        modes=modes,
-        mode=torch.from_numpy(kinds.copy()) if len(modes) > 1 else None,
-        missing=torch.from_numpy(lost) if lost.any() else None,
         members=members,
-        weights=table,
-        said=None if everywhere else torch.from_numpy(said),
+        roots=torch.tensor(list(roots), dtype=torch.int32),
+        targets=torch.from_numpy(columns[order].astype(np.int32)),
+        weights=weights[torch.from_numpy(order)],
+        count=count,
+        sure=_is_sure(children, inner, roots, said),
         width=int(wide[inner].max()) + 1 if inner.any() else 0,
     )
 
@@ -176,16 +144,16 @@ def _within(numbers: np.ndarray[tuple[int, ...], np.dtype[np.int64]], limit: int
         )
 
 
-def _walk(
+def _is_sure(
     children: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
     inner: np.ndarray[tuple[int, ...], np.dtype[np.bool_]],
     roots: Sequence[int],
     said: np.ndarray[tuple[int, ...], np.dtype[np.bool_]],
-) -> tuple[int, bool]:
-    """How many tests lead to the deepest leaf, and whether each target is spoken of whatever leaves are reached."""
-    deepest, sure = 0, np.zeros(said.shape[1], dtype=bool)
+) -> bool:
+    """Whether each target is spoken of whatever leaves are reached."""
+    sure = np.zeros(said.shape[1], dtype=bool)
     for root in roots:
-        level, depth, seen = np.array([root]), 0, 0
+        level, seen = np.array([root]), 0
         always = np.ones(said.shape[1], dtype=bool)
         while len(level):
             always &= said[level[~inner[level]]].all(0)
@@ -197,7 +165,5 @@ def _walk(
                     fix="the model is invalid; export it again",
                 )
             level = children[level[inner[level]]].reshape(-1)
-            depth += len(level) > 0
-        deepest = max(deepest, depth)
         sure |= always
-    return deepest, bool(sure.all())
+    return bool(sure.all())

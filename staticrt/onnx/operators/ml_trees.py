@@ -157,30 +157,21 @@ def _input(x: Tensor) -> Tensor:
     return x if x.dtype is torch.float64 else scores.as_floats(x)
 
 
-def _aggregate(ensemble: Ensemble, leaves: Tensor, dtype: torch.dtype) -> Tensor:
-    tables = ensemble.trees
-    if ensemble.aggregate in ("MIN", "MAX"):
-        found = tables.extreme(leaves, dtype, ensemble.aggregate == "MAX")
-    else:
-        found = tables.total(leaves, dtype)
-        if ensemble.aggregate == "AVERAGE":
-            found = found / len(tables.roots)
-    return found if ensemble.base is None else found + ensemble.base.to(dtype)
+def _aggregate(ensemble: Ensemble, x: Tensor) -> Tensor:
+    found, _said = ensemble.trees.total(x, ensemble.aggregate)
+    return found if ensemble.base is None else found + ensemble.base.to(x.dtype)
 
 
 @op("TreeEnsembleRegressor", domain=DOMAIN, prepare=_regressor, prepared=_NODES)
 def tree_ensemble_regressor(x: Tensor, *, prepared: Ensemble) -> Tensor:
     x = _input(x)
-    found = _aggregate(prepared, prepared.trees.leaves(x), x.dtype)
-    return scores.transform(found, prepared.transform).to(torch.float32)
+    return scores.transform(_aggregate(prepared, x), prepared.transform).to(torch.float32)
 
 
 @op("TreeEnsembleClassifier", domain=DOMAIN, prepare=_classifier, prepared=_NODES)
 def tree_ensemble_classifier(x: Tensor, *, prepared: Ensemble) -> Any:
     x = _input(x)
-    leaves = prepared.trees.leaves(x)
-    found = prepared.trees.total(leaves, x.dtype)
-    said = prepared.trees.any_said(leaves)
+    found, said = prepared.trees.total(x)
     base = None if prepared.base is None else prepared.base.to(x.dtype)
     labels = prepared.labels
     assert labels is not None
@@ -306,5 +297,4 @@ def tree_ensemble(x: Tensor, *, prepared: Ensemble) -> Tensor:
     narrow = x.dtype
     if narrow not in (torch.float32, torch.float64):
         x = x.float()
-    found = _aggregate(prepared, prepared.trees.leaves(x), x.dtype)
-    return scores.transform(found, prepared.transform).to(narrow)
+    return scores.transform(_aggregate(prepared, x), prepared.transform).to(narrow)
