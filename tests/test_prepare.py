@@ -149,6 +149,28 @@ def test_what_only_a_run_shows_says_so(function, reason):
         assert torch.equal(fast(x), function(x))
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        torch.logical_and,
+        torch.logical_or,
+        torch.logical_xor,
+        torch.logaddexp,
+        torch.logaddexp2,
+        torch.heaviside,
+        lambda x, y: torch.copysign(y, x),
+    ],
+)
+def test_broadcast_results_are_planned_as_the_cpu_lays_them_out(function):
+    """torch's meta device gives these row-major strides where the CPU follows the permuted operand."""
+    x, y = torch.randn(10, 1, 5), torch.randn(5, 10).t()
+    fast = staticrt.compile(function)
+    assert fast.prepare(x, y)
+    for _call in range(2):
+        assert fast(x, y).stride() == function(x, y).stride()
+        assert torch.equal(fast(x, y), function(x, y))
+
+
 def test_a_tensor_of_bools_may_be_indexed():
     """Only a mask among the indices makes sizes depend on data; attention masks of padded batches are indexed."""
     mask, rows, columns = torch.rand(4, 6) > 0.5, torch.tensor([[3], [0]]), torch.arange(5)

@@ -22,12 +22,28 @@ bool is_one_of(std::string_view op, std::initializer_list<std::string_view> name
 // little, so zeros are given to them.
 bool needs_bytes(std::string_view op) {
   return op.starts_with("aten::embedding_bag") || op.starts_with("aten::_embedding_bag") ||
-         is_one_of(op,
-                   {"aten::scaled_dot_product_attention", "aten::_scaled_dot_product_flash_attention_for_cpu",
-                    "aten::native_batch_norm", "aten::_native_batch_norm_legit",
-                    "aten::_native_batch_norm_legit_functional", "aten::max_unpool2d", "aten::nonzero_static",
-                    "aten::max_unpool3d", "aten::_linalg_svd", "aten::linalg_svd", "aten::svd",
-                    "aten::empty_like", "aten::zeros_like", "aten::ones_like", "aten::full_like"});
+         is_one_of(op, {"aten::scaled_dot_product_attention",
+                        "aten::_scaled_dot_product_flash_attention_for_cpu",
+                        "aten::native_batch_norm",
+                        "aten::_native_batch_norm_legit",
+                        "aten::_native_batch_norm_legit_functional",
+                        "aten::max_unpool2d",
+                        "aten::nonzero_static",
+                        "aten::max_unpool3d",
+                        "aten::_linalg_svd",
+                        "aten::linalg_svd",
+                        "aten::svd",
+                        "aten::empty_like",
+                        "aten::zeros_like",
+                        "aten::ones_like",
+                        "aten::full_like",
+                        "aten::logical_and",
+                        "aten::logical_or",
+                        "aten::logical_xor",
+                        "aten::logaddexp",
+                        "aten::logaddexp2",
+                        "aten::heaviside",
+                        "aten::copysign.Tensor"});
 }
 
 bool is_convolution(std::string_view op) {
