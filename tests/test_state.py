@@ -376,3 +376,30 @@ def test_a_cache_by_types_of_tensors_is_no_state_of_a_call():
     finally:
         del sys.modules["a_module_of_this_test"]
     assert compiled._engine.fast.calls == before + 1
+
+
+def test_a_list_made_anew_of_the_same_objects_is_no_change():
+    """Detectors set up their anchors in each call; after the first they are there already."""
+
+    class Anchors(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.anchors = [torch.ones(2), torch.full((2,), 3.0)]
+
+        def forward(self, x):
+            self.anchors = [anchor.to(x.dtype) for anchor in self.anchors]
+            return x + self.anchors[0] * self.anchors[1]
+
+    module = Anchors()
+    fast = staticrt.compile(module)
+    x = torch.randn(4, 2)
+    with torch.no_grad():
+        for _call in range(2):
+            assert torch.equal(fast(x), x + 3)
+        module.anchors = [torch.zeros(2), torch.ones(2)]
+        assert torch.equal(fast(x), x)
+        module.anchors[0] = torch.ones(2)
+        assert torch.equal(fast(x), x + 1)
+        assert fast.explain().eager == ()
+        assert torch.equal(fast(x.double()), x.double() + 1)  # which changes them
+        assert [anchor.dtype for anchor in module.anchors] == [torch.float64] * 2

@@ -402,4 +402,12 @@ def _different_keys(live: dict[Any, Any], saved: dict[Any, Any]) -> list[str]:
     missing = object()
     # What a cache keeps by type, of the type that only captures have (einops, by tensor types), is no call's state.
     keys = [*saved, *(key for key in live if key not in saved and not _is_fake_type(key))]
-    return [str(key) for key in keys if dict.get(live, key, missing) is not saved.get(key, missing)]
+    return [str(key) for key in keys if not _stays(dict.get(live, key, missing), saved.get(key, missing))]
+
+
+def _stays(now: Any, before: Any) -> bool:
+    """Whether a value is what it was: the same object, or a list made anew of the same objects.
+
+    Modules that set up what is set up already (`self.anchors = [a.to(x) for a in self.anchors]`) make such lists.
+    """
+    return now is before or (type(now) is type(before) is list and _same_list(now, before))
