@@ -22,12 +22,9 @@ class Limits(Paths):
         """Keep at most `max_graphs` siblings: the least recently used go, with all below them."""
         siblings = self._siblings(parent)
         every = [node for nodes in siblings.values() for node in nodes]
-        current = set(map(id, self._current.path_nodes())) if self._current is not None else set()
         while len(every) > self.policy.max_graphs:
-            candidates = [n for n in every if id(n) not in current and n is not newest]
-            if not candidates:
-                return
-            oldest = min(candidates, key=lambda n: n.last_use)
+            # The current path ends at `parent`: no sibling is on it.
+            oldest = min((n for n in every if n is not newest), key=lambda n: n.last_use)
             every.remove(oldest)
             self._remove(siblings, oldest)
 

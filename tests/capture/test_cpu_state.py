@@ -122,3 +122,23 @@ def test_batch_norm_updates_its_statistics_once_per_call():
     torch.testing.assert_close(norm.running_mean, reference.running_mean)
     torch.testing.assert_close(norm.running_var, reference.running_var)
     assert norm.num_batches_tracked == reference.num_batches_tracked == 4
+
+
+def test_operators_replay_in_the_gradient_mode_of_the_capture():
+    """As oneDNN's LSTM, which keeps what a backward needs only where gradients are on."""
+    with torch.library._scoped_library("staticrt_tests", "FRAGMENT") as library:
+        library.define("by_gradient_mode(Tensor x) -> Tensor")
+        library.impl("by_gradient_mode", lambda x: x + 1 if torch.is_grad_enabled() else x - 1, "CPU")
+        operator = torch.ops.staticrt_tests.by_gradient_mode
+
+        def f(x):
+            with torch.enable_grad():
+                y = operator(x)
+            with torch.no_grad():
+                return operator(y) + operator(x)
+
+        for mode in (torch.no_grad, torch.enable_grad):
+            captured = Captured(f, torch.ones(3))
+            with mode():
+                assert captured(torch.zeros(3))[0].tolist() == [-1.0] * 3
+                assert torch.is_grad_enabled() == (mode is torch.enable_grad)

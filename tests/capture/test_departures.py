@@ -249,6 +249,24 @@ def test_d5_captures_are_bounded(make_tree):
                 assert len(f._live) <= 4
 
 
+def test_d5_what_is_known_of_a_function_goes_with_it(make_tree):
+    """Also that it mismatched at a root, which no node that goes takes with it."""
+    made = make_tree(policy=Policy(max_graphs=2, unstable_after=None))
+    f = made.boxed(lambda args: (lambda w, x: [w * x])(*empty(args)), static_inputs=(0,))
+    other = made.boxed(cube)  # keeps the manager
+    for number in range(4):
+        for _ in range(2):
+            f([torch.full((3,), float(number)), torch.ones(3)])
+    (function,) = made.manager.seen
+    assert made.manager.edges.get(None, function) is not None
+    gone = weakref.ref(function)
+    made.wrapped.remove(f)
+    del f, function
+    gc.collect()
+    assert gone() is None
+    assert torch.equal(other([torch.ones(3)])[0], torch.ones(3))
+
+
 def test_d5_trim_drops_everything(both):
     f = both.boxed(cube)
     out = [f([torch.ones(1000)])[0] for _ in range(3)]

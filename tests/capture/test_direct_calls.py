@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from tests_capture_harness import Captured
 
 from staticrt.capture.cpu_pool import CpuGraphPool
 from staticrt.native import _C
@@ -166,3 +167,14 @@ def test_a_kept_iterator_uses_as_many_threads_as_there_are_now():
                 assert torch.equal(graph.replay_new([other])[0], other.exp())
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", ["add", "sub", "rsub"])
+def test_a_scale_that_rounds_on_other_values_only(name):
+    """1 + 0.1 · 1 is the same with one rounding as with two; of most numbers it is not."""
+    operator = getattr(torch, name)
+    captured = Captured(lambda a, b: operator(a, b, alpha=0.1), torch.ones(512), torch.ones(512))
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        a, b = (torch.randn(512, generator=generator) for _ in range(2))
+        assert torch.equal(captured(a, b)[0], operator(a, b, alpha=0.1))

@@ -9,6 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 from training_cases import rows, small_net
 
+from staticrt.backend import staticrt_backend
+
 
 def test_tensor_hooks_that_edit(door):
     net, results = small_net(), []
@@ -172,6 +174,21 @@ def test_enable_grad_inside_no_grad(door):
             out = compiled(x)
         out.sum().backward()
         torch.testing.assert_close(x.grad, x.detach().cos())
+
+
+@pytest.mark.parametrize("door", ["a", "auto"])
+def test_a_region_called_in_inference_mode(door):
+    """Gradients that are turned on inside change nothing: inference mode stays."""
+    graph = torch.fx.symbolic_trace(lambda x, w: (torch.tanh(x @ w),))
+    x, w = torch.randn(2, 3), torch.randn(3, 3, requires_grad=True)
+    for node, value in zip(graph.graph.nodes, (x, w, x @ w, x @ w), strict=False):
+        node.meta["example_value"] = value
+    region = staticrt_backend(graph, [x, w], options={"door": door})
+    for mode in (torch.enable_grad, torch.inference_mode, torch.enable_grad):
+        with mode(), torch.enable_grad():
+            (out,), want = region(x, w), torch.tanh(x @ w)
+        assert (out.is_inference(), out.requires_grad) == (want.is_inference(), want.requires_grad)
+        torch.testing.assert_close(out, want)
 
 
 def test_interleaved_forwards_and_backwards(door):

@@ -136,6 +136,19 @@ def test_read_before_write(door, against_eager, budget):
     against_eager(function, inputs, activation_memory_budget=budget, atol=1e-3)
 
 
+@pytest.mark.parametrize("budget", [1.0, 0.0])
+def test_read_through_a_view_before_a_write(against_eager, budget):
+    def function(x, w, buf):
+        a = buf.t().sin() * torch.tanh(x @ w)
+        buf.add_(1)
+        return a * a
+
+    def inputs(_call):
+        return torch.randn(64, 64), torch.randn(64, 64, requires_grad=True), torch.randn(64, 64)
+
+    against_eager(function, inputs, activation_memory_budget=budget, atol=1e-3)
+
+
 def test_buffer_edited_between_forward_and_backward(door):
     class Scaled(nn.Module):
         def __init__(self):
