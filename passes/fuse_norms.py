@@ -63,11 +63,16 @@ class FuseNorms(GraphPass):
         aliases = AliasInfo(gm)
         count = 0
         for match in matches:
+            scaling = match.end
             _extend(match)
             read = [n for n in (match.x, match.weight, match.bias) if n is not None]
             if any(aliases.is_written(n) for n in [*read, *match.inner]):
                 continue
-            count += _replace(match)
+            # The input may be a norm that has been replaced meanwhile: matched anew.
+            now = _match(scaling)
+            if now is not None:
+                _extend(now)
+                count += _replace(now)
         return PassResult(gm, changed=count > 0, count=count)
 
 

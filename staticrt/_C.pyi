@@ -62,7 +62,7 @@ class Executable:
         cleanup_activations: bool = False,
         manage_outputs: bool = False,
         prepared: bool = True,
-        max_prepared: int = 8,
+        max_prepared: int | None = None,
         deterministic: bool = False,
         poison: bool = False,
         verify: bool = False,

@@ -30,7 +30,7 @@ from staticrt.held import HeldMemory
 from staticrt.ops.size_nodes import NeedsShapeEnv
 from staticrt.options import Options
 from staticrt.pieces import Pieces
-from staticrt.report.eager import eager_call
+from staticrt.report.eager import eager_call, nobody_watches
 from staticrt.trials import Trials
 
 if TYPE_CHECKING:
@@ -123,10 +123,13 @@ class Engine(HeldMemory):
         if torch.is_grad_enabled() and (call.needs_grad or self._wants_gradients()):
             return self._train(args, kwargs)
         try:
-            entry = self._find(call, leaves)
+            route = self._routes.get(call.key)
         except TypeError:  # an argument that cannot be hashed
             return self._run_eagerly(args, kwargs, "an argument is neither a tensor nor hashable")
+        entry = self._find(call, leaves)
         try:
+            if entry is None and route is not None:
+                return self._run_uncaptured(call.key, flattener, args, kwargs)
             if entry is None:
                 return self._miss(call, flattener, args, kwargs)
             return self._run(entry, flattener, args, kwargs)
@@ -163,6 +166,8 @@ class Engine(HeldMemory):
 
     def _run_eagerly(self, args: Any, kwargs: Any, reason: str, where: str = "") -> Any:
         self._eager["call", reason, where] += 1
+        if nobody_watches():  # a context manager costs more than a small function
+            return self.function(*args, **kwargs)
         with eager_call(self.name, reason, where):
             return self.function(*args, **kwargs)
 

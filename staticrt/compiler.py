@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import torch
 
 from staticrt.asynchronous import Future, fork
+from staticrt.callers import bound_to_compiled
 from staticrt.compiled import Engine
 from staticrt.options import Options, parse_options
 from staticrt.report.tools import Tools
@@ -212,7 +213,7 @@ class CompiledModule(Tools, torch.nn.Module):
     def __getattr__(self, name: str) -> Any:
         if name in _OWN:
             raise AttributeError(name)
-        return getattr(self._module, name)
+        return bound_to_compiled(getattr(self._module, name), self._module, self._engine.fast.call)
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._module, name, value)

@@ -93,7 +93,11 @@ OPTIONS: tuple[Option, ...] = (
         "Prepare a program for each input signature; off: every call takes the general path.",
     ),
     Option(
-        "max_prepared", (int,), 64, "Prepared programs kept for one capture, the least recent go.", minimum=1
+        "max_prepared",
+        (int, type(None)),
+        None,
+        "Prepared programs kept for one capture, the least recent go; None: 64, and up to 256 small ones.",
+        minimum=1,
     ),
     Option(
         "out_variants", (bool,), True, "Write results into planned memory; off: every operator allocates."

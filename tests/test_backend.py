@@ -219,7 +219,7 @@ def test_options_reach_the_runtime_and_unknown_ones_are_named():
         ({"activation_memory_budget": float("nan")}, "is at most 1, got nan"),
         ({"activation_memory_budget": -0.5}, "is at least 0"),
         ({"donate": ("x",)}, "option 'donate' names arguments of a function"),
-        ({"max_prepared": True}, "takes int, got True"),
+        ({"max_prepared": True}, "takes int or None, got True"),
         ({"triton.cudagraphs": True}, "unknown option 'triton.cudagraphs'"),
     ],
 )

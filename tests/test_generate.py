@@ -148,3 +148,60 @@ def test_a_loop_by_hand_over_a_cache_object(kind):
             token = want.logits[:, -1:].argmax(-1)
     assert fast_calls(compiled) == before + 9
     assert len(compiled.explain().captures) == 2
+
+
+@torch.no_grad()
+def test_generate_of_a_compiled_module_runs_compiled():
+    torch.manual_seed(0)
+    model, inputs = gpt2()
+    model.eval()
+    compiled = staticrt.compile(model)
+    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    for _ in range(3):
+        before = fast_calls(compiled)
+        assert torch.equal(compiled.generate(**inputs, **options), model.generate(**inputs, **options))
+    assert fast_calls(compiled) == before + 8
+    assert "forward" not in vars(model)
+
+
+def test_a_generate_of_ones_own_sees_the_module():
+    """Bound to something that calls the compiled module and is the module in everything else."""
+
+    class Base(torch.nn.Module):
+        def generate(self, x, times):
+            for _ in range(times):
+                x = self(x)
+            self.last = x
+            return x
+
+    class Net(Base):
+        def __init__(self):
+            super().__init__()
+            self.lin = torch.nn.Linear(3, 3)
+
+        def forward(self, x):
+            return torch.tanh(self.lin(x))
+
+        def generate(self, x, times):
+            assert type(self).__name__ == "Net"
+            assert isinstance(self, Net)
+            twin = copy.deepcopy(self)
+            assert type(twin) is type(copy.copy(self)) is Net
+            twin.lin = torch.nn.Linear(3, 5)
+            assert twin(x).shape[-1] == 5
+            return super().generate(x, times), next(self.modules()), self
+
+    net = Net().eval()
+    compiled = staticrt.compile(net)
+    with torch.no_grad():
+        for x in (torch.randn(2, 3), torch.randn(4, 3)):
+            want = x
+            for _ in range(3):
+                want = net(want)
+            got, first, me = compiled.generate(x, 3)
+            torch.testing.assert_close(got, want)
+            assert net.last is got
+            assert me.lin is net.lin
+            assert first.state_dict().keys() == net.state_dict().keys()
+    assert fast_calls(compiled) > 0
+    assert compiled.generate.__func__ is Net.generate

@@ -133,7 +133,7 @@ std::shared_ptr<Archive> open(const py::object& source, const std::string& where
   e.bind.out_variants = d["out_variants"].cast<bool>();
   e.memory.optimize_memory = d["optimize_memory"].cast<bool>();
   e.prepared = d["prepared"].cast<bool>();
-  e.max_prepared = d["max_prepared"].cast<int64_t>();
+  e.max_prepared = d["max_prepared"].cast<std::optional<int64_t>>();
   e.preparation.deterministic = d["deterministic"].cast<bool>();
   e.preparation.poison = d["poison"].cast<bool>();
   e.verify = d["verify"].cast<bool>();

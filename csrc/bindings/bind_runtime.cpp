@@ -94,10 +94,10 @@ void bind_runtime(py::module_& m) {
   m.def("take_bytes", &take_bytes);
   py::class_<Executable, std::shared_ptr<Executable>>(m, "Executable")
       .def(py::init([](const std::shared_ptr<Program>& program, bool out_variants, bool optimize_memory,
-                       bool cleanup_activations, bool manage_outputs, bool prepared, int64_t max_prepared,
-                       bool deterministic, bool poison, bool verify, std::vector<ValueId> weights,
-                       bool check_weights, const std::vector<std::pair<ValueId, std::string>>& donated,
-                       int inter_op_threads) {
+                       bool cleanup_activations, bool manage_outputs, bool prepared,
+                       std::optional<int64_t> max_prepared, bool deterministic, bool poison, bool verify,
+                       std::vector<ValueId> weights, bool check_weights,
+                       const std::vector<std::pair<ValueId, std::string>>& donated, int inter_op_threads) {
              ExecutableOptions options;
              options.bind.out_variants = out_variants;
              options.memory.optimize_memory = optimize_memory;
@@ -116,9 +116,10 @@ void bind_runtime(py::module_& m) {
            }),
            py::arg("program"), py::kw_only(), py::arg("out_variants") = true,
            py::arg("optimize_memory") = true, py::arg("cleanup_activations") = false,
-           py::arg("manage_outputs") = false, py::arg("prepared") = true, py::arg("max_prepared") = 64,
-           py::arg("deterministic") = false, py::arg("poison") = false, py::arg("verify") = false,
-           py::arg("weights") = std::vector<ValueId>{}, py::arg("check_weights") = true,
+           py::arg("manage_outputs") = false, py::arg("prepared") = true,
+           py::arg("max_prepared") = py::none(), py::arg("deterministic") = false, py::arg("poison") = false,
+           py::arg("verify") = false, py::arg("weights") = std::vector<ValueId>{},
+           py::arg("check_weights") = true,
            py::arg("donated") = std::vector<std::pair<ValueId, std::string>>{},
            py::arg("inter_op_threads") = 1)
       .def("run", &run<&Executable::run>)

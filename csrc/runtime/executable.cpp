@@ -31,7 +31,7 @@ Executable::Executable(std::shared_ptr<const Program> program, const ExecutableO
       bound_(bind(std::move(program), options.bind)),
       caller_results_(*bound_.program),
       fixed_(bound_, options.weights, options.check_weights),
-      cache_(static_cast<size_t>(std::max<int64_t>(1, options.max_prepared))),
+      cache_(PreparedCache::capacity_for(options.max_prepared, bound_.program->nodes().size())),
       manage_outputs_(options.manage_outputs) {
   options_.prepared &= !options.manage_outputs;
   // The general path then only serves misses: its bytes must not lie idle beside the arena.
@@ -155,7 +155,7 @@ bool Executable::call_if_prepared(std::span<const InputView> inputs, std::vector
   std::unique_ptr<Frame> frame = take_frame();
   bool ran = false;
   try {
-    ran = run_prepared(*frame, inputs, outputs);
+    ran = run_prepared(*frame, inputs, outputs, /*is_only_asked=*/true);
     if (ran) bump_versions(inputs);
     if (ran && !donated.empty()) end_donation(donated, inputs, outputs);
   } catch (...) {
@@ -197,12 +197,13 @@ std::vector<uint32_t> Executable::find_written_inputs() const {
   return inputs;
 }
 
-PreparedFrame* Executable::find_prepared(Frame& frame, std::span<const InputView> inputs, int num_threads) {
+PreparedFrame* Executable::find_prepared(Frame& frame, std::span<const InputView> inputs, int num_threads,
+                                         bool is_only_asked) {
   if (!frame.prepared.empty() &&
       frame.prepared.front()->prepared().signature().matches(inputs, num_threads)) {
     return frame.prepared.front().get();
   }
-  std::shared_ptr<const PreparedProgram> found = cache_.find(inputs, num_threads);
+  std::shared_ptr<const PreparedProgram> found = cache_.find(inputs, num_threads, is_only_asked);
   if (const uint64_t epoch = cache_.epoch(); epoch != frame.cache_epoch) {
     frame.cache_epoch = epoch;
     std::erase_if(frame.prepared, [&](const auto& p) { return !cache_.holds(p->prepared()); });
@@ -227,8 +228,8 @@ PreparedFrame* Executable::find_prepared(Frame& frame, std::span<const InputView
 }
 
 bool Executable::run_prepared(Frame& frame, std::span<const InputView> inputs,
-                              std::vector<c10::IValue>& outputs) {
-  PreparedFrame* prepared = find_prepared(frame, inputs, at::get_num_threads());
+                              std::vector<c10::IValue>& outputs, bool is_only_asked) {
+  PreparedFrame* prepared = find_prepared(frame, inputs, at::get_num_threads(), is_only_asked);
   if (!prepared) return false;
   ++frame.hits;
   if (Trace* trace = current_trace()) [[unlikely]]

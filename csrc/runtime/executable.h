@@ -9,6 +9,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -24,10 +25,10 @@ namespace staticrt {
 struct ExecutableOptions {
   BindOptions bind;
   MemoryOptions memory;
-  bool prepared = true;         // off: every call takes the general path
-  bool verify = false;          // each prepared run is compared with the general path's
-  bool manage_outputs = false;  // outputs lie in memory of ours until released; implies !prepared
-  int64_t max_prepared = 64;    // prepared programs kept
+  bool prepared = true;                 // off: every call takes the general path
+  bool verify = false;                  // each prepared run is compared with the general path's
+  bool manage_outputs = false;          // outputs lie in memory of ours until released; implies !prepared
+  std::optional<int64_t> max_prepared;  // programs kept, PreparedCache::capacity_for()
   PreparedOptions preparation;
   // Inputs that are the model's own tensors, which seldom change: what is made of them alone is kept, see
   // Note [Weights are constants with a version].
@@ -136,8 +137,11 @@ class Executable : public std::enable_shared_from_this<Executable> {
   std::unique_ptr<Frame> take_frame();
   void give_back(std::unique_ptr<Frame> frame);
   void gather_idle() const;  // REQUIRES: mutex_ is held
-  bool run_prepared(Frame& frame, std::span<const InputView> inputs, std::vector<c10::IValue>& outputs);
-  PreparedFrame* find_prepared(Frame& frame, std::span<const InputView> inputs, int num_threads);
+  bool run_prepared(Frame& frame, std::span<const InputView> inputs, std::vector<c10::IValue>& outputs,
+                    bool is_only_asked = false);
+  // is_only_asked: a miss counts as none, as the call will be made otherwise.
+  PreparedFrame* find_prepared(Frame& frame, std::span<const InputView> inputs, int num_threads,
+                               bool is_only_asked = false);
   // May prepare a program from what it saw, unless `record` is off.
   void run_general_path(Frame& frame, std::span<const InputView> inputs, std::vector<c10::IValue>& outputs,
                         bool record = true);

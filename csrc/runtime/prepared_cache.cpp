@@ -4,12 +4,18 @@
 
 namespace staticrt {
 namespace {
-constexpr int64_t kPatience = 16;  // misses without a hit after which a signature must come twice
-constexpr size_t kRememberedMisses = 64;
+constexpr int64_t kPatience = 16;    // misses without a hit after which a signature must come twice
+constexpr size_t kNodes = 64 * 512;  // of all programs that are kept
+constexpr size_t kRememberedMisses = 1024;
 }  // namespace
 
-std::shared_ptr<const PreparedProgram> PreparedCache::find(std::span<const InputView> inputs,
-                                                           int num_threads) {
+size_t PreparedCache::capacity_for(std::optional<int64_t> wanted, size_t num_nodes) {
+  if (wanted) return static_cast<size_t>(std::max<int64_t>(1, *wanted));
+  return std::clamp<size_t>(kNodes / std::max<size_t>(1, num_nodes), 64, 256);
+}
+
+std::shared_ptr<const PreparedProgram> PreparedCache::find(std::span<const InputView> inputs, int num_threads,
+                                                           bool is_only_asked) {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (size_t i = programs_.size(); i-- > 0;) {
     if (!programs_[i]->signature().matches(inputs, num_threads)) continue;
@@ -19,6 +25,7 @@ std::shared_ptr<const PreparedProgram> PreparedCache::find(std::span<const Input
     ++counters_.hits;
     return programs_.back();
   }
+  if (is_only_asked) return nullptr;
   ++counters_.misses;
   ++misses_in_a_row_;
   return nullptr;
@@ -44,7 +51,7 @@ bool PreparedCache::worth_preparing(const Signature& signature) {
     seen_.push_back(hash);
     if (seen_.size() > kRememberedMisses) seen_.pop_front();
   }
-  return seen || misses_in_a_row_ <= kPatience;
+  return misses_in_a_row_ <= kPatience || (seen && programs_.size() < capacity_);
 }
 
 std::shared_ptr<const PreparedProgram> PreparedCache::publish(std::shared_ptr<const PreparedProgram> program,

@@ -5,6 +5,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -25,8 +26,14 @@ class PreparedCache {
  public:
   explicit PreparedCache(size_t capacity) : capacity_(capacity) {}
 
+  // None is wanted: 64, and up to 256 programs so small that these hold no more nodes than 64 of 512 nodes.
+  // Text that grows token by token has as many sizes as tokens.
+  static size_t capacity_for(std::optional<int64_t> wanted, size_t num_nodes);
+
   // The program for these inputs, which becomes the most recently used, or null.
-  std::shared_ptr<const PreparedProgram> find(std::span<const InputView> inputs, int num_threads);
+  // is_only_asked: null counts as no miss.
+  std::shared_ptr<const PreparedProgram> find(std::span<const InputView> inputs, int num_threads,
+                                              bool is_only_asked = false);
 
   // The same question, which counts as no call.
   bool has(std::span<const InputView> inputs, int num_threads) const;
@@ -35,7 +42,8 @@ class PreparedCache {
   bool was_rejected(const Signature& signature) const;
 
   // Whether a miss on this signature should be prepared. While signatures repeat, at once; when they do
-  // not, only one seen before, so that calls whose shapes never return cost no preparation.
+  // not, only one seen before, so that calls whose shapes never return cost no preparation, and only while
+  // there is room, so that more sizes than fit, one after the other, do not drive each other out.
   bool worth_preparing(const Signature& signature);
 
   // Adds a program, unless another thread added one for this signature; returns the one in the cache.

@@ -54,7 +54,8 @@ Signature::Signature(std::span<const InputView> inputs, int num_threads) : num_t
 
 bool Signature::matches(std::span<const InputView> inputs, int num_threads) const {
   if (inputs.size() != keys_.size() || num_threads != num_threads_) return false;
-  for (size_t i = 0; i < keys_.size(); ++i) {
+  // From the end: the model's own tensors come first, and the caller's are those that differ.
+  for (size_t i = keys_.size(); i-- > 0;) {
     const Key& key = keys_[i];
     const at::Tensor* tensor = inputs[i].tensor;
     if (key.is_tensor != (tensor != nullptr)) return false;

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -37,8 +38,8 @@ struct LoadOptions {
   bool check_weights = true;
   // Prepare a program for each input signature; off: every call takes the general path.
   bool prepared = true;
-  // Prepared programs kept for one capture.
-  int64_t max_prepared = 64;
+  // Prepared programs kept for one capture; none: 64, and up to 256 small ones.
+  std::optional<int64_t> max_prepared;
   // Choose kernels by rule instead of by measuring.
   bool deterministic = false;
 };

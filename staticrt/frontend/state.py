@@ -337,6 +337,7 @@ class StateGuard:
         self._cells = [(cell, saved) for _p, cell, saved in snapshot._cells]
         self._globals = list(snapshot._globals.values())
         self._slots = [(live, saved) for _p, live, saved in snapshot._slots]
+        self._native: _C.StateGuard | None = None
         self._buffers = [
             (live, saved)
             for path, live, saved in snapshot._buffers
@@ -345,6 +346,9 @@ class StateGuard:
 
     def holds(self) -> bool:
         """True while nothing that the capture read has changed."""
+        return (self._native is not None and self._native.holds()) or self._holds()
+
+    def _holds(self) -> bool:
         if [*map(len, self._sized)] != self._lengths:
             return False
         if [*map(id, chain.from_iterable(view() for view in self._views))] != self._ids:
@@ -358,12 +362,14 @@ class StateGuard:
         )
 
     def native(self) -> _C.StateGuard | None:
-        """The same check in C++, or None if the snapshot holds what only Python compares."""
+        """The same check in C++, or None if the snapshot holds what only Python compares, or no longer holds."""
+        if self._native is not None:
+            return self._native
         lists = [live for _path, live, _saved in self._snapshot._lists]
         local = any(isinstance(live, threading.local) for live, _saved in self._slots)
         if local or self._buffers or any(type(live) is not list for live in lists):
             return None
-        return _C.StateGuard(
+        found = _C.StateGuard(
             [live for _path, live, _saved in self._snapshot._dicts],
             lists,
             [live for live, _saved in self._sets],
@@ -371,6 +377,10 @@ class StateGuard:
             [(scope, name) for scope, name, _saved in self._globals],
             [(live, member) for live, _saved in self._slots for member in _members(type(live))],
         )
+        # It remembers what it finds, so that has to be what the capture found.
+        if self._holds():
+            self._native = found
+        return self._native
 
     def changes(self) -> list[str]:
         """What changed, for messages."""

@@ -37,6 +37,11 @@ def watch_eager() -> Iterator[list[EagerSpan]]:
         _watch.spans = before
 
 
+def nobody_watches() -> bool:
+    """Whether this thread's eager calls need not be noted."""
+    return _watch.spans is None
+
+
 @contextlib.contextmanager
 def eager_call(name: str, reason: str, where: str) -> Iterator[None]:
     """An eager call of a compiled callable; noted if somebody watches."""

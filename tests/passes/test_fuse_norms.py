@@ -53,6 +53,15 @@ def test_a_bias_after_an_rms_norm_stays_an_addition(capture):
     assert sorted(graph.targets()) == ["aten.add.Tensor", "aten.rms_norm.default"]
 
 
+@pytest.mark.parametrize("norm", [rms, layer])
+def test_a_norm_of_a_norm(capture, norm):
+    """What takes the place of the first is the second one's input."""
+    graph = capture(lambda x: norm(norm(norm(x))), [torch.randn(2, 5, 16)])
+    assert graph.run(FuseNorms()).count == 3
+    graph.gm.graph.eliminate_dead_code()
+    assert len(graph.targets()) == 3
+
+
 def test_large_and_small_rows(capture):
     x = torch.randn(3, 4, 16) * torch.logspace(-8, 8, 12).view(3, 4, 1)
     for function in (rms, layer):

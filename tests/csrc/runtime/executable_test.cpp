@@ -109,6 +109,14 @@ TEST(prepared_programs_are_found_again_and_bounded) {
   EXPECT(executable.cache_counters().hits >= 1);
 }
 
+TEST(a_graph_of_a_hundred_thousand_nodes_runs) {
+  // More than 16-bit indices reach: on the general path, recorded and prepared, and again.
+  Executable executable(relu_chain(100'000), {});
+  for (const int64_t n : {3, 3, 5, 3}) expect_right(executable, at::randn({n}));
+  EXPECT_EQ(executable.cache_counters().prepared, 2);
+  EXPECT(executable.cache_counters().hits >= 2);
+}
+
 TEST(a_failed_run_leaves_the_executable_usable) {
   // index_select of row 7 fails in a table of 4.
   ProgramBuilder builder;

@@ -1,0 +1,56 @@
+"""Methods of a module that call the module again and again, run on the compiled one.
+
+`generate` of Hugging Face's models calls `self(...)` once for each token. Bound to the module itself, it would run all
+of them eagerly. It is bound to a *twin*: an object of a subclass that shares the module's attributes and differs in its
+call only.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_NAMES = frozenset({"generate"})
+
+
+def bound_to_compiled(method: Any, module: torch.nn.Module, call: Callable[..., Any]) -> Any:
+    """`method`, an attribute of `module`; if it is one of those methods, so bound that it calls `call`."""
+    if not isinstance(method, types.MethodType) or method.__self__ is not module:
+        return method
+    return types.MethodType(method.__func__, _twin(module, call)) if method.__name__ in _NAMES else method
+
+
+def _twin(module: torch.nn.Module, call: Callable[..., Any]) -> torch.nn.Module:
+    kind: Any = _kind(type(module))
+    made: Any = object.__new__(kind)
+    object.__setattr__(made, "__dict__", module.__dict__)
+    object.__setattr__(made, "_twin_of", module)
+    object.__setattr__(made, "_twin_call", call)
+    found: torch.nn.Module = made
+    return found
+
+
+@functools.cache
+def _kind(base: type) -> type:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._twin_call(*args, **kwargs)
+
+    def body(namespace: dict[str, Any]) -> None:
+        namespace |= {
+            "__slots__": ("_twin_call", "_twin_of"),
+            "__module__": base.__module__,
+            "__qualname__": base.__qualname__,
+            "__doc__": base.__doc__,
+            "__call__": call,
+            # A copy is one of the module, and calls itself.
+            "__copy__": lambda self: copy.copy(self._twin_of),
+            "__deepcopy__": lambda self, memo: copy.deepcopy(self._twin_of, memo),
+            "__reduce_ex__": lambda self, protocol: self._twin_of.__reduce_ex__(protocol),
+        }
+
+    return types.new_class(base.__name__, (base,), exec_body=body)
