@@ -26,8 +26,8 @@ def bound_to_compiled(method: Any, module: torch.nn.Module, call: Callable[..., 
 
 
 def _twin(module: torch.nn.Module, call: Callable[..., Any]) -> torch.nn.Module:
-    kind: Any = _kind(type(module))
-    made: Any = object.__new__(kind)
+    own: Any = type(module)
+    made: Any = object.__new__(_kind(own))
     object.__setattr__(made, "__dict__", module.__dict__)
     object.__setattr__(made, "_twin_of", module)
     object.__setattr__(made, "_twin_call", call)
