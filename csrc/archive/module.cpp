@@ -61,6 +61,24 @@ void check_gradients(const std::vector<c10::IValue>& inputs) {
 
 struct Module::State {
   Archive archive;
+
+  // Calls `visit` with each capture that the inputs fit, and their leaves, until it returns "": done. Throws
+  // CallError with what each capture had against it.
+  template <class Visit>
+  void find(const std::vector<c10::IValue>& inputs, const Visit& visit) const {
+    std::string reasons;
+    for (size_t number = 0; number < archive.captures().size(); ++number) {
+      const Capture& capture = *archive.captures()[number];
+      std::string why;
+      const std::vector<Leaf> leaves = leaves_of(capture.spec(), inputs, why);
+      if (why.empty()) why = capture.refusal(leaves);
+      if (why.empty()) why = visit(capture, leaves);
+      if (why.empty()) return;
+      reasons += "\n  capture " + std::to_string(number) + ": " + why;
+    }
+    throw CallError("the call fits no capture of " + archive.facts().name + reasons +
+                    "\n  fix: call the compiled model like this before saving it");
+  }
 };
 
 Module::Module(std::shared_ptr<const State> state) : state_(std::move(state)) {}
@@ -78,33 +96,30 @@ Module load(const void* data, size_t size_bytes, const LoadOptions& options) {
 
 std::vector<c10::IValue> Module::run_values(const std::vector<c10::IValue>& inputs) const {
   check_gradients(inputs);
-  std::string reasons;
-  for (size_t number = 0; number < state_->archive.captures().size(); ++number) {
-    const Capture& capture = *state_->archive.captures()[number];
-    std::string why;
-    const std::vector<Leaf> leaves = leaves_of(capture.spec(), inputs, why);
-    if (why.empty()) why = capture.refusal(leaves);
-    if (!why.empty()) {
-      reasons += "\n  capture " + std::to_string(number) + ": " + why;
-      continue;
-    }
+  std::vector<c10::IValue> outputs;
+  state_->find(inputs, [&](const Capture& capture, const std::vector<Leaf>& leaves) -> std::string {
     try {
       const std::optional<std::vector<c10::IValue>> found = capture.run(leaves);
-      if (!found) {
-        reasons += "\n  capture " + std::to_string(number) + ": " + kDecidedOtherwise;
-        continue;
-      }
-      std::vector<c10::IValue> outputs;
+      if (!found) return kDecidedOtherwise;
       for (const int32_t output : capture.spec().outputs) {
         outputs.push_back(output < 0 ? c10::IValue() : (*found)[static_cast<size_t>(output)]);
       }
-      return outputs;
+      return "";
     } catch (const InputError& error) {
       throw CallError(error.what());
     }
-  }
-  throw CallError("the call fits no capture of " + state_->archive.facts().name + reasons +
-                  "\n  fix: call the compiled model like this before saving it");
+  });
+  return outputs;
+}
+
+std::string Module::prepare(const std::vector<c10::IValue>& inputs) const {
+  std::string reason;
+  state_->find(inputs, [&](const Capture& capture, const std::vector<Leaf>& leaves) {
+    // Of several captures that sizes fit, data tells which one runs.
+    reason = capture.spec().decided ? "data decides which capture runs" : capture.prepare(leaves).reason;
+    return std::string();
+  });
+  return reason;
 }
 
 std::vector<at::Tensor> Module::run(const std::vector<at::Tensor>& inputs) const {

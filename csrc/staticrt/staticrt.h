@@ -63,6 +63,11 @@ class Module {
   // The same with ints among the inputs, and with numbers and None among the outputs.
   std::vector<c10::IValue> run_values(const std::vector<c10::IValue>& inputs) const;
 
+  // Does ahead what the first call on inputs of these dtypes, sizes and layouts would do first: plans memory,
+  // chooses kernels, packs weights. Nothing runs, and values are not read. "", or why it is left to that
+  // call. Throws CallError if the inputs fit no capture.
+  std::string prepare(const std::vector<c10::IValue>& inputs) const;
+
   size_t num_captures() const;
   // What a capture takes. REQUIRES: capture < num_captures().
   std::vector<InputSpec> inputs(size_t capture = 0) const;

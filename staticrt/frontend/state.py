@@ -42,6 +42,7 @@ _LEAF_TYPES: tuple[type, ...] = (
     torch.Size,
     torch._ops.OperatorBase,  # with caches of their own
     torch._ops.OpOverloadPacket,
+    torch._library.custom_ops.CustomOpDef,  # the same
 )
 _MAX_CONTAINERS = 200_000
 _MISSING = object()

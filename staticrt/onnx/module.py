@@ -276,7 +276,10 @@ def _check(info: InputInfo, value: torch.Tensor) -> None:
         type(want) is int and have != want for have, want in zip(value.shape, info.shape, strict=True)
     ):
         shown = ", ".join("?" if dim is None else str(dim) for dim in info.shape)
-        raise InputError(f"input {info.name!r} has shape [{shown}], got {list(map(str, value.shape))}")
+        raise InputError(
+            f"input {info.name!r} has shape [{', '.join(map(str, value.shape))}], the model takes [{shown}]",
+            fix="pass the sizes that the model fixes; those with names may be any",
+        )
 
 
 def _leave(value: Any, own: set[int]) -> Any:

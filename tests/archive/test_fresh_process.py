@@ -66,3 +66,21 @@ def test_finders_of_modules_are_no_model_code(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, a_finder.Finder()])
     assert not is_user_file(a_finder.__file__)
     assert is_user_file(str(tmp_path / "model.py"))
+
+
+def test_an_operator_of_the_users_is_captured_in_its_first_call(tmp_path):
+    """What `torch.library.custom_op` returns notes its first call in itself, and is no state of the model."""
+
+    @torch.library.custom_op("staticrt_tests::grow", mutates_args=())
+    def grow(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    @grow.register_fake
+    def _(x):
+        return torch.empty_like(x)
+
+    compiled = staticrt.compile(lambda x: grow(x) * 2)
+    with torch.no_grad():
+        compiled(torch.ones(3))
+        staticrt.save(compiled, tmp_path / "grow.pt2", exported_program=False)
+        assert staticrt.load(tmp_path / "grow.pt2")(torch.ones(2)).tolist() == [4.0, 4.0]

@@ -83,6 +83,18 @@ TEST(a_module_runs_and_says_what_it_takes) {
   EXPECT(model.run_values({x, 1})[0].toTensor().allclose(x.relu() + 2.0));
 }
 
+TEST(a_module_is_prepared_ahead_of_a_call) {
+  const Module model = load_bytes(make_archive());
+  EXPECT_EQ(model.prepare({at::ones({5}), 3}), "");
+  EXPECT_EQ(model.prepare({at::ones({5}), 3}), "");
+  LoadOptions options;
+  options.prepared = false;
+  const std::string bytes = make_archive();
+  EXPECT_EQ(load(bytes.data(), bytes.size(), options).prepare({at::ones({5}), 3}),
+            "prepared programs are switched off");
+  EXPECT_THROW(model.prepare({}), CallError, "takes");
+}
+
 TEST(calls_that_do_not_fit_say_why) {
   const Module model = load_bytes(make_archive());
   const at::Tensor x = at::ones({5});
