@@ -30,7 +30,7 @@ from staticrt.frontend.structure import Flattener
 from staticrt.options import Options, parse_options
 from staticrt.report.explain import EagerReport, Explanation
 from staticrt.training.grad_copies import remove_copies_of_gradients
-from staticrt.training.layouts import is_laid_out_otherwise
+from staticrt.training.layouts import has_misplaced_batch_norm
 from staticrt.training.optim import NotReady, Recordable
 from staticrt.training.recording import GradEffect, Recording, reachable
 from staticrt.training.variant import MISSED, Variant
@@ -219,9 +219,9 @@ class CompiledStep:
             if not dynamic:
                 raise
             captured = attempt(False)  # a formula that does not take symbolic sizes
-        if is_laid_out_otherwise(captured.module):
+        if has_misplaced_batch_norm(captured.module):
             raise CannotCapture(
-                "a batch norm of a transposed tensor makes a row-major result, unlike the trace"
+                "a batch norm of a transposed tensor, or its gradient, lies in memory unlike in the trace"
             )
         remove_copies_of_gradients(captured.module)
         captured.inputs = tuple(_not_constant(spec) for spec in captured.inputs)

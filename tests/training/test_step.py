@@ -71,6 +71,18 @@ def test_a_hook_added_midway_runs():
     assert len(seen) == 2 * 11
 
 
+def test_a_parameter_with_a_hook_is_not_recorded():
+    """Also where the hook only computes: what else it does in later calls, a recording would not know."""
+
+    def between(i, model, optimizer):
+        if i == 0:
+            model[0].weight.register_hook(lambda grad: grad * 0.5)
+
+    with pytest.warns(UserWarning, match="a parameter has hooks"):
+        step, _ = run_both(mlp, data("mlp", 5), between=between)
+    assert not step._variants
+
+
 def test_gradients_of_arguments():
     w = torch.ones(3, requires_grad=True)
 
