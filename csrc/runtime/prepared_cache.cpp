@@ -46,12 +46,13 @@ bool PreparedCache::worth_preparing(const Signature& signature) {
   if (was_rejected(signature)) return false;
   const std::lock_guard<std::mutex> lock(mutex_);
   const uint64_t hash = signature.hash();
-  const bool seen = std::find(seen_.begin(), seen_.end(), hash) != seen_.end();
-  if (!seen) {
-    seen_.push_back(hash);
-    if (seen_.size() > kRememberedMisses) seen_.pop_front();
-  }
-  return misses_in_a_row_ <= kPatience || (seen && programs_.size() < capacity_);
+  const auto found = std::find(seen_.begin(), seen_.end(), hash);
+  const bool seen = found != seen_.end();
+  const bool lately = seen_.end() - found <= kPatience;
+  if (seen) seen_.erase(found);
+  seen_.push_back(hash);
+  if (seen_.size() > kRememberedMisses) seen_.pop_front();
+  return misses_in_a_row_ <= kPatience || (seen && (lately || programs_.size() < capacity_));
 }
 
 std::shared_ptr<const PreparedProgram> PreparedCache::publish(std::shared_ptr<const PreparedProgram> program,

@@ -42,8 +42,8 @@ class PreparedCache {
   bool was_rejected(const Signature& signature) const;
 
   // Whether a miss on this signature should be prepared. While signatures repeat, at once; when they do
-  // not, only one seen before, so that calls whose shapes never return cost no preparation, and only while
-  // there is room, so that more sizes than fit, one after the other, do not drive each other out.
+  // not, only one seen before, so that calls whose shapes never return cost no preparation, and only if
+  // that was lately or there is room, so that more sizes than fit, in turn, do not drive each other out.
   bool worth_preparing(const Signature& signature);
 
   // Adds a program, unless another thread added one for this signature; returns the one in the cache.

@@ -109,6 +109,19 @@ TEST(prepared_programs_are_found_again_and_bounded) {
   EXPECT(executable.cache_counters().hits >= 1);
 }
 
+TEST(a_size_that_stays_is_prepared_though_the_cache_is_full_of_others) {
+  ExecutableOptions options;
+  options.max_prepared = 4;
+  Executable executable(relu_chain(2), options);
+  for (int64_t n = 1; n <= 40; ++n) expect_right(executable, at::randn({n}));  // none returns
+  for (int i = 0; i < 4; ++i) expect_right(executable, at::randn({100}));
+  EXPECT(executable.cache_counters().hits >= 2);
+  const int64_t before = executable.cache_counters().prepared;
+  for (int round = 0; round < 3; ++round)  // more than fit, in turn: they do not drive each other out
+    for (int64_t n = 200; n < 240; ++n) expect_right(executable, at::randn({n}));
+  EXPECT(executable.cache_counters().prepared - before <= 60);  // of 120 misses
+}
+
 TEST(a_graph_of_a_hundred_thousand_nodes_runs) {
   // More than 16-bit indices reach: on the general path, recorded and prepared, and again.
   Executable executable(relu_chain(100'000), {});
