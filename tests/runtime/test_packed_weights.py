@@ -90,3 +90,45 @@ def test_saving_says_that_an_archive_holds_no_objects():
     compiled(torch.randn(4, 6))
     with pytest.raises(staticrt.errors.ArchiveError, match="cannot hold a constant"):
         staticrt.save(compiled, io.BytesIO())
+
+
+def weight_only():
+    """Name -> (function, arguments), each over weights packed once."""
+    torch.manual_seed(0)
+    ops = torch.ops.quantized
+    weight, bias, x = torch.randn(16, 32), torch.randn(16), torch.randn(4, 32)
+    half = ops.linear_prepack_fp16(weight, bias)
+    table = torch.randn(20, 16)
+    bags = (torch.randint(0, 20, (10,)), torch.tensor([0, 3, 7]))
+    bytewise, four_bits = ops.embedding_bag_byte_prepack(table), ops.embedding_bag_4bit_prepack(table)
+    int8, scales = torch.randint(-127, 127, (16, 32), dtype=torch.int8), torch.rand(16)
+    int4 = torch._convert_weight_to_int4pack_for_cpu(torch.randint(0, 15, (32, 64), dtype=torch.int32), 1)
+    groups = torch.rand(2, 32, 2)
+    filters = torch.randint(-127, 127, (4, 3, 3, 3), dtype=torch.int8)
+    return {
+        "fp16 linear": (lambda x: ops.linear_dynamic_fp16(x, half), (x,)),
+        "fp16 linear, relu": (lambda x: ops.linear_relu_dynamic_fp16(x, half), (x,)),
+        "byte bags": (lambda i, o: ops.embedding_bag_byte_rowwise_offsets(bytewise, i, o), bags),
+        "4-bit bags": (lambda i, o: ops.embedding_bag_4bit_rowwise_offsets(four_bits, i, o), bags),
+        "byte unpack": (lambda t: ops.embedding_bag_byte_unpack(t), (bytewise,)),
+        "int8 linear": (lambda x: torch._weight_int8pack_mm(x, int8, scales), (x,)),
+        "int4 linear": (
+            lambda x: torch._weight_int4pack_mm_for_cpu(x, int4, 32, groups),
+            (torch.randn(4, 64),),
+        ),
+        "int8 conv": (
+            lambda x: nn.functional.conv2d(x, filters.float() * scales[:4].view(-1, 1, 1, 1)),
+            (torch.randn(1, 3, 8, 8),),
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", weight_only())
+@torch.no_grad()
+def test_weights_of_few_bits_equal_eager(name):
+    function, args = weight_only()[name]
+    compiled = staticrt.compile(function)
+    for _ in range(4):
+        torch.testing.assert_close(compiled(*args), function(*args))
+    assert not compiled.explain().eager
+    assert compiled._engine.fast.calls > 0
