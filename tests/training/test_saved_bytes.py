@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.utils.checkpoint import checkpoint
 from training_cases import Cnn, Lstm, Transformer
 
 from staticrt.backend import staticrt_backend
@@ -60,6 +61,19 @@ def test_no_more_than_eager_and_minimum_cut(name):
         )
     ]
     assert 0 < saved[0] <= min(saved[1:]), saved
+
+
+def test_a_checkpoint_saves_nothing_but_its_inputs(door):
+    """Not even what is computed of an input that eager would not save."""
+
+    def function(x):
+        return checkpoint(lambda x: (x.exp() * 2).sin(), x, use_reentrant=False)
+
+    x = torch.randn(64, 48, requires_grad=True)
+    compiled = door(function, double_backward=False)
+    assert saved_bytes(compiled, x, nn.Identity()) == saved_bytes(function, x, nn.Identity()) == 0
+    (got,), (want,) = (torch.autograd.grad(run(x).sum(), x) for run in (compiled, function))
+    torch.testing.assert_close(got, want)
 
 
 def test_masks_of_maxima_are_made_in_the_backward_as_in_eager(door):

@@ -83,6 +83,21 @@ def test_a_parameter_with_a_hook_is_not_recorded():
     assert not step._variants
 
 
+def test_a_gradient_given_to_an_unused_parameter_is_reset():
+    def make():
+        model = mlp()
+        model.unused = torch.nn.Identity()
+        model.unused.weight = torch.nn.Parameter(torch.ones(3))
+        return model
+
+    def between(i, model, optimizer):
+        if i == 4:
+            model.unused.weight.grad = torch.ones(3)
+
+    step, _ = run_both(make, data("mlp", 8), between=between)
+    assert len(step._variants) == 1
+
+
 def test_gradients_of_arguments():
     w = torch.ones(3, requires_grad=True)
 

@@ -182,7 +182,10 @@ def test_batch_norm(against_eager, budget):
     assert net[1].num_batches_tracked == 3
 
 
-@pytest.mark.parametrize("function", [lambda w: w.exp() * 2, lambda w: (w * 3).sigmoid().tanh()])
+@pytest.mark.parametrize(
+    "function",
+    [lambda w: w.exp() * 2, lambda w: (w * 3).sigmoid().tanh(), lambda w: w.view(8, 8).t().exp() * 2],
+)
 def test_an_input_that_eager_does_not_save_may_be_written_before_the_backward(door, function):
     """Upstream saves the parameter and computes its exp again; an optimiser's step between the two then raises."""
     compiled = door(function)
