@@ -1,6 +1,7 @@
 #include "capture/pool.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/CPUAllocator.h>
@@ -91,6 +92,31 @@ TEST(a_stale_deleter_never_frees_the_new_owner) {
   EXPECT(routed(pool, 100).data_ptr() != ptr);
   EXPECT_EQ(fresh.sum().item<float>(), 500.0f);
   fresh.reset();
+  EXPECT_EQ(pool->live().size(), 0u);
+  validate();
+}
+
+TEST(a_storage_that_is_restored_again_owns_its_block_once) {
+  const auto pool = CpuPool::make();
+  at::Tensor x = routed(pool, 100, 1);
+  const alloc::PoolImage image = pool->checkpoint();
+  for (int i = 0; i < 3; ++i) pool->restore(image, {StorageRef(x)});
+  EXPECT_THROW(pool->free(x.data_ptr()), InputError, "owned by a storage");
+  EXPECT_EQ(x.sum().item<float>(), 100.0f);
+  x.reset();
+  EXPECT_EQ(pool->live().size(), 0u);
+  validate();
+}
+
+TEST(a_storage_that_adopts_a_block_frees_it_once) {
+  const auto pool = CpuPool::make();
+  void* ptr = pool->allocate(400);
+  at::Tensor x = at::from_blob(ptr, {100}, at::kFloat);
+  pool->adopt(*x.storage().unsafeGetStorageImpl());
+  pool->adopt(*x.storage().unsafeGetStorageImpl());  // it is the owner already
+  EXPECT_THROW(pool->free(ptr), InputError, "owned by a storage");
+  EXPECT_EQ(pool->live().size(), 1u);
+  x.reset();
   EXPECT_EQ(pool->live().size(), 0u);
   validate();
 }
