@@ -169,12 +169,16 @@ def test_a_kept_iterator_uses_as_many_threads_as_there_are_now():
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", ["add", "sub", "rsub"])
-def test_a_scale_that_rounds_on_other_values_only(name):
-    """1 + 0.1 · 1 is the same with one rounding as with two; of most numbers it is not."""
+def test_a_scale_that_rounds_on_other_values_only(name, dtype):
+    """1 + 0.1 · 1 is the same with one rounding as with two; of most numbers it is not, in tails and broadcasts."""
     operator = getattr(torch, name)
-    captured = Captured(lambda a, b: operator(a, b, alpha=0.1), torch.ones(512), torch.ones(512))
-    for seed in range(3):
-        generator = torch.Generator().manual_seed(seed)
-        a, b = (torch.randn(512, generator=generator) for _ in range(2))
-        assert torch.equal(captured(a, b)[0], operator(a, b, alpha=0.1))
+    for sizes in ((512, 512), (7, 7), (7, 1), (1003, 1)):
+        for scale in (0.1, -1.7):
+            ones = [torch.ones(size, dtype=dtype) for size in sizes]
+            captured = Captured(lambda a, b, scale=scale: operator(a, b, alpha=scale), *ones)
+            for seed in range(3):
+                generator = torch.Generator().manual_seed(seed)
+                a, b = (torch.randn(size, generator=generator).to(dtype) for size in sizes)
+                assert torch.equal(captured(a, b)[0], operator(a, b, alpha=scale))
