@@ -1,4 +1,4 @@
-"""Quick fake results of pooling (quick_fakes.py)."""
+"""Quick fake results of pooling and of sampling at places (quick_fakes.py)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from staticrt.ops.quick_fake_layout import suggested_strides
-from staticrt.ops.quick_fakes import new, rule
+from staticrt.ops.quick_fakes import agree, new, rule
 from staticrt.ops.size_nodes import check as _check
 
 aten = torch.ops.aten
@@ -117,3 +117,20 @@ def _adaptive_avg_pool(mode: Any, x: torch.Tensor, size: Sequence[Any]) -> Any:
     sizes = [*x.shape[:2], *size]
     strides = suggested_strides(mode, x, sizes)
     return None if strides is None else new(mode, sizes, x, strides)
+
+
+@rule(aten.grid_sampler.default, aten.grid_sampler_2d.default)
+def _grid_sample(mode: Any, x: torch.Tensor, grid: torch.Tensor, *settings: Any) -> Any:
+    if (
+        x.dim() != 4
+        or grid.dim() != 4
+        or x.dtype != grid.dtype
+        or x.is_quantized
+        or not x.dtype.is_floating_point
+    ):
+        return None
+    if not agree(x.shape[0], grid.shape[0]) or not agree(grid.shape[3], 2):
+        return None
+    for size in x.shape[2:]:
+        _check(size > 0)
+    return new(mode, [*x.shape[:2], *grid.shape[1:3]], x)  # row-major whatever it reads

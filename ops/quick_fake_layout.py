@@ -179,8 +179,10 @@ def suggests_image(mode: Any, x: torch.Tensor) -> bool | None:
     # Of one channel and one pixel the format is open, and taken for row-major.
     if all(isinstance(shape[dim], int) and shape[dim] == 1 for dim in inner):
         return False
-    known = any(isinstance(shape[dim], int) and shape[dim] > 1 for dim in inner)
-    return True if known else None
+    if any(isinstance(shape[dim], int) and shape[dim] > 1 for dim in inner):
+        return True
+    # Symbols of ours may be asked, which guards on the answer.
+    return True if any(env_of(shape[dim]) is not None and shape[dim] > 1 for dim in inner) else None
 
 
 def ordered(mode: Any, rows: Sequence[Sequence[Any]], sizes: Sequence[Any]) -> list[Any] | None:

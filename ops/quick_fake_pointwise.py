@@ -55,7 +55,10 @@ def _pointwise(wraps: bool, op: Any, mode: Any, *args: Any, **kwargs: Any) -> An
     if op._schema.is_mutable:
         target = args[0]
         return target if _fits_into(target, tensors) and _writable(target) else None
-    wraps_number = wraps and any(not isinstance(value, torch.Tensor) for value in args)
+    # A power by a number has one operand, whose number is no tensor beside it.
+    wraps_number = (
+        wraps and op is not aten.pow.Tensor_Scalar and any(not isinstance(v, torch.Tensor) for v in args)
+    )
     cast = _casts(op, tensors, found, args)
     if cast is None:
         return None

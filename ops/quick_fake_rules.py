@@ -1,4 +1,4 @@
-"""Quick fake results of matrix products, norms, convolutions, resampling and recurrent layers (quick_fakes.py)."""
+"""Quick fake results of matrix products, norms, resampling and recurrent layers (quick_fakes.py)."""
 
 from __future__ import annotations
 
@@ -14,16 +14,13 @@ from staticrt.ops.quick_fake_layout import (
     is_dense,
     preserved_strides,
     suggested_strides,
-    suggests_image,
 )
 from staticrt.ops.quick_fakes import (
     agree,
     contiguous_strides,
-    expression,
     format_strides,
     is_contiguous,
     new,
-    oblivious,
     rule,
     same,
 )
@@ -78,11 +75,38 @@ def _batch_norm(
     if any(extra.dtype != x.dtype or not same(extra.shape[0], x.shape[1]) for extra in channels):
         return None
     strides: Sequence[Any] | None = contiguous_strides(mode, x.shape)
-    if not agree_on_rows(x.stride(), contiguous_strides(mode, x.shape), x.shape):
+    if x.dim() > 3 and not agree_on_rows(x.stride(), contiguous_strides(mode, x.shape), x.shape):
         strides = format_strides(
             x, x.shape
         )  # an image of one pixel, or channel, is row-major whatever its strides
     return None if strides is None else new(mode, x.shape, x, strides)
+
+
+@rule(aten.instance_norm.default)
+def _instance_norm(
+    mode: Any,
+    x: torch.Tensor,
+    weight: Any,
+    bias: Any,
+    mean: Any,
+    var: Any,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Any:
+    if (
+        x.dim() < 3
+        or not x.dtype.is_floating_point
+        or not use_input_stats
+        or mean is not None
+        or var is not None
+    ):
+        return None
+    for extra in (weight, bias):
+        if extra is not None and (extra.dtype != x.dtype or not same(extra.shape[0], x.shape[1])):
+            return None
+    return new(mode, x.shape, x)  # row-major whatever it reads
 
 
 @rule(aten.group_norm.default)
@@ -182,107 +206,6 @@ def _bmm(mode: Any, a: torch.Tensor, b: torch.Tensor) -> Any:
     if not agree(a.shape[0], b.shape[0]) or not agree(a.shape[2], b.shape[1]):
         return None
     return new(mode, [a.shape[0], a.shape[1], b.shape[2]], a)
-
-
-def _conv_size(mode: Any, size: Any, weight: Any, padding: Any, dilation: Any, stride: Any) -> Any:
-    """How many windows fit, at least one; equal questions share the symbolic answer, which is slow to build."""
-    cache = mode.__dict__.setdefault("_staticrt_windows", {})
-    key = (*map(expression, (size, weight, padding, dilation, stride)), oblivious())
-    found = cache.get(key)
-    if found is None:
-        shrinks_by = dilation * (weight - 1) - 2 * padding
-        if isinstance(shrinks_by, int) and shrinks_by == 0 and isinstance(stride, int) and stride == 1:
-            found = size
-        else:
-            found = (size - shrinks_by - 1) // stride + 1
-        _check(found > 0)
-        cache[key] = found
-    return found
-
-
-def _spread(value: Any, count: int) -> list[Any]:
-    values = list(value) if isinstance(value, (list, tuple)) else [value]
-    return values * count if len(values) == 1 else values
-
-
-def _conv(
-    spatial: int,
-    mode: Any,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Any:
-    if (
-        x.dim() != spatial + 2
-        or weight.dim() != spatial + 2
-        or x.dtype != weight.dtype
-        or x.device.type != "cpu"
-        or not is_contiguous(weight)
-    ):
-        return None
-    if bias is not None and bias.dtype != x.dtype:
-        return None
-    if spatial == 3 and suggests_image(mode, x) is not False:
-        return None  # which kernel runs, and so the layout, depends on how large it is
-    _check(x.shape[1] == weight.shape[1] * groups)
-    sizes = [
-        _conv_size(mode, *numbers)
-        for numbers in zip(
-            x.shape[2:],
-            weight.shape[2:],
-            _spread(padding, spatial),
-            _spread(dilation, spatial),
-            _spread(stride, spatial),
-            strict=True,
-        )
-    ]
-    shape = [x.shape[0], weight.shape[0], *sizes]
-    if spatial == 1:
-        return new(mode, shape, x)  # row-major whatever it reads
-    strides = suggested_strides(mode, x, shape)
-    return None if strides is None else new(mode, shape, x, strides)
-
-
-def _conv_named(
-    spatial: int,
-    mode: Any,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: str = "valid",
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Any:
-    if weight.dim() != spatial + 2:
-        return None
-    if padding == "valid":
-        return _conv(spatial, mode, x, weight, bias, stride, 0, dilation, groups)
-    if padding != "same" or any(step != 1 for step in _spread(stride, spatial)):
-        return None
-    if not all(isinstance(size, int) for size in weight.shape):
-        return None
-    # Of an even reach one side gets more, which is padded in a call of its own; the sizes are the same.
-    if _conv(spatial, mode, x, weight, bias, stride, _half(weight, dilation), dilation, groups) is None:
-        return None
-    shape = [x.shape[0], weight.shape[0], *x.shape[2:]]
-    strides = None if spatial == 1 else suggested_strides(mode, x, shape)
-    return None if strides is None and spatial != 1 else new(mode, shape, x, strides)
-
-
-for _spatial, _packet in ((1, aten.conv1d), (2, aten.conv2d), (3, aten.conv3d)):
-    rule(_packet.default)(functools.partial(_conv, _spatial))
-    rule(_packet.padding)(functools.partial(_conv_named, _spatial))
-
-
-def _half(weight: torch.Tensor, dilation: Any) -> list[int]:
-    """The padding of one side, that of an even reach rounded up."""
-    spread = _spread(dilation, weight.dim() - 2)
-    return [(step * (size - 1) + 1) // 2 for size, step in zip(weight.shape[2:], spread, strict=True)]
 
 
 _UPSAMPLE = (

@@ -224,10 +224,21 @@ def _split(mode: Any, x: torch.Tensor, size: Any, dim: int = 0) -> Any:
     if not -rank <= dim < rank:
         return None
     whole = x.shape[dim]
-    if type(whole) is not int or type(size) is not int or size < 1 or whole < 1:
+    if type(whole) is not int or type(size) is not int:
+        return _split_symbolic(mode, x, size, dim % rank)
+    if size < 1 or whole < 1:
         return None
     pieces = [min(size, whole - first) for first in range(0, whole, size)]
     return _pieces(mode, x, pieces, dim % rank)
+
+
+def _split_symbolic(mode: Any, x: torch.Tensor, size: Any, dim: int) -> Any:
+    """Pieces of sizes of ours, whose number is a constant of the capture."""
+    whole = x.shape[dim]
+    if any(not isinstance(n, int) and env_of(n) is None for n in (whole, size)) or size < 1 or whole < 1:
+        return None
+    full = int((whole + size - 1) // size) - 1
+    return _pieces(mode, x, [*[size] * full, whole - full * size], dim)
 
 
 @rule(aten.split_with_sizes.default)

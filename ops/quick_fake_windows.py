@@ -113,11 +113,14 @@ def _constant_pad(mode: Any, x: torch.Tensor, pad: Sequence[Any], value: Any = 0
             _check(size >= 0)
         sizes[-1 - index] = size
     if not is_contiguous(x) and not any(isinstance(p, int) and p > 0 for p in pad):
-        if any((isinstance(p, int) and p < 0) or env_of(p) is None for p in pad if not _is_zero(p)):
-            return None  # a slice is copied
-        if not any(p != 0 for p in pad):  # which copies the whole in its own layout
-            strides = preserved_strides(mode, x)
-            return None if strides is None else new(mode, x.shape, x, strides)
+        symbolic = [p for p in pad if type(p) is not int]
+        if any(env_of(p) is None for p in symbolic):
+            return None
+        if all(p <= 0 for p in symbolic):  # nothing is added: a slice is copied, in its own layout
+            own = preserved_strides(mode, view_of(mode, x, sizes, x.stride()))
+            return None if own is None else new(mode, sizes, x, own)
+        if len(symbolic) < len([p for p in pad if not _is_zero(p)]):
+            return None
     strides = suggested_strides(mode, x, sizes)
     return None if strides is None else new(mode, sizes, x, strides)
 

@@ -254,6 +254,7 @@ def channels_last_strides(mode: Any, sizes: Sequence[Any]) -> list[Any]:
 def _load_rules() -> None:
     for name in (
         "rules",
+        "convolutions",
         "pointwise",
         "views",
         "reductions",

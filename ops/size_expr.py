@@ -434,7 +434,10 @@ def order(a: Expr, b: Expr) -> int | None:
     if a == b:
         return 0
     for first, second, answer in ((a, b, 1), (b, a, -1)):
-        quotient = _exact_quotient(first, second, least=0)
+        quotient = _exact_quotient(first, second, least=0) if first.terms else None
         if quotient is not None and _is_at_least(quotient, 0):
+            return answer
+    for first, second, answer in ((a, b, 1), (b, a, -1)):
+        if _is_at_least(subtract(first, second), 1):
             return answer
     return None

@@ -61,7 +61,7 @@ class Pieces:
         """
         with self._lock:
             if self._inference is None:
-                self._inference = Parts(self._function, self._make, self._options.dynamic is not False)
+                self._inference = Parts(self._function, self._make, self._options.dynamic)
         return self._run(self._inference, args, kwargs)
 
     def train(self, args: Any, kwargs: Any) -> tuple[Any, bool]:

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._library import simple_registry
+from torch._library.fake_impl import FakeImplCtx, set_ctx_getter
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import _config
 from torch.utils._pytree import tree_leaves
@@ -132,9 +134,20 @@ class CaptureFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         if out is None and _is_composite(func):
             with self:  # what its parts return on symbolic sizes, as eager computes it
                 out = func.decompose(*args, **kwargs)
+        if out is None and func.namespace != "aten":
+            out = self._registered(func, args, kwargs)
         if out is None or out is NotImplemented:
             self.sizes.give_up(func)
         return out
+
+    def _registered(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What the rule that came with another library's operator says; None: it has none, or data decides sizes."""
+        rule = simple_registry.singleton.find(func.name()).fake_impl.kernel
+        if rule is None:
+            return None
+        context = FakeImplCtx(self, func)  # type: ignore[no-untyped-call]
+        with set_ctx_getter(lambda: context), self:
+            return rule(*args, **kwargs)
 
     def _dispatch_impl(self, *args: Any) -> Any:
         return without_dynamo(FakeTensorMode._dispatch_impl)(self, *args)

@@ -152,3 +152,30 @@ def test_slices_of_every_size(seed):
         for rows, first, second in random_shapes(3, 25, seed):
             x, y = torch.rand(rows, first), torch.rand(rows, second)
             torch.testing.assert_close(compiled(x, y), model(x, y))
+
+
+@torch.library.custom_op("staticrt_tests::rows_of", mutates_args=())
+def rows_of(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    return x.new_zeros(x.shape[0] + 1, table.shape[1])
+
+
+@rows_of.register_fake
+def _(x, table):
+    assert x.dim() == 2
+    return x.new_empty(x.shape[0] + 1, table.shape[1])
+
+
+def test_an_operator_of_others_is_told_by_the_rule_that_came_with_it(monkeypatch):
+    monkeypatch.setattr("staticrt.frontend.capture._shape_env", None)  # torch's own sizes
+
+    def function(x, table):
+        return (rows_of(x * 2, table) + 1).sum(0), x.shape[0]
+
+    fast = staticrt.compile(function)
+    for n in (3, 5, 4):
+        x, table = torch.randn(n, 4), torch.randn(6, 7)
+        got, want = fast(x, table), function(x, table)
+        assert torch.equal(got[0], want[0])
+        assert got[1] == want[1]
+    (captured,) = fast.explain().captures
+    assert captured.calls == 3

@@ -225,6 +225,35 @@ class Cases:
             groups,
         ]
 
+    def transposed(self, op):
+        spatial = int(op._schema.name[-2])
+        groups = self.one(1, 2)
+        inputs = groups * self.one(1, 2, 3)
+        x = self.tensor(
+            [self.one(1, 2), inputs, *(self.one(1, 4, 5, 9) for _ in range(spatial))], torch.float32
+        )
+        weight = Tensor(
+            [inputs, self.one(1, 2), *(self.one(1, 1, 2, 3) for _ in range(spatial))], torch.float32
+        )
+        settings = [[self.one(1, 1, 2)] * spatial, [self.one(0, 1)] * spatial, [self.one(0, 0, 1)] * spatial]
+        return [x, weight, None, *settings, groups, [self.one(1, 1, 2)] * spatial]
+
+    def normed(self, op):
+        x = self.tensor([self.one(1, 2), self.one(1, 2, 3), *self.shape(self.one(0, 1, 2, 3))], torch.float32)
+        own = [Tensor([x.shape[1]], torch.float32) for _ in range(4)]
+        if op is aten.instance_norm.default:
+            own = [*own[:2], None, None] if self.often(0.5) else [None] * 4
+            return [x, *own, True, 0.1, 1e-5, False]
+        return [x, *own, False, 0.1, 1e-5, False]
+
+    def sampled(self, op):
+        x = self.tensor(rank=4, dtype=torch.float32)
+        return [x, self.tensor([x.shape[0], self.one(1, 3), 5, 2], torch.float32), 0, 0, False]
+
+    def split(self, op):
+        x = self.tensor()
+        return [x, self.one(1, 2, 3, 4), self.dim(x)]
+
     def resized(self, op):
         spatial = int(op._schema.name[-2])
         x = self.tensor(dtype=torch.float32, rank=spatial + 2 if self.often(0.95) else 3)
@@ -313,6 +342,10 @@ KINDS = {
         *(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default),
         *(aten.conv1d.padding, aten.conv2d.padding),
     ],
+    Cases.transposed: [aten.conv_transpose1d.default, aten.conv_transpose2d.input] * 2,
+    Cases.normed: [aten.instance_norm.default, aten.batch_norm.default] * 2,
+    Cases.split: [aten.split.Tensor] * 2,
+    Cases.sampled: [aten.grid_sampler.default],
     Cases.resized: [aten.upsample_nearest1d.vec, aten.upsample_bilinear2d.vec, aten.upsample_trilinear3d.vec],
     Cases.padded: [aten.constant_pad_nd.default] * 2,
     Cases.along: [
