@@ -15,7 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from staticrt.frontend.reasons import is_capture_file, is_user_file
-from staticrt.frontend.state import Snapshot, dict_of
+from staticrt.frontend.state import Snapshot
+from staticrt.frontend.state_values import dict_of
 from staticrt.frontend.tracing import SymbolicInt
 
 _MISSING = object()

@@ -21,6 +21,17 @@ from typing import Any
 
 import torch
 
+from staticrt.frontend.state_values import (
+    cell_content,
+    content_of,
+    dict_of,
+    different_keys,
+    members_of,
+    same_dict,
+    same_list,
+    same_slots,
+    slots_of,
+)
 from staticrt.native import _C
 
 _LEAF_TYPES: tuple[type, ...] = (
@@ -131,7 +142,7 @@ class Snapshot:
             return [(path, value())]
         room = type(value).__module__.split(".")[0]
         if isinstance(value, (bytearray, array.array)) or (room == "numpy" and hasattr(value, "tobytes")):
-            self._buffers.append((path, value, _content_of(value)))
+            self._buffers.append((path, value, content_of(value)))
             return []
         own = isinstance(value, threading.local)
         if room in ("logging", "threading", "_thread", "concurrent") and not own:
@@ -139,7 +150,7 @@ class Snapshot:
         if room == "staticrt" and not isinstance(value, torch.nn.Module):
             return []
         found = []
-        if (slots := _slots_of(value)) is not None:
+        if (slots := slots_of(value)) is not None:
             self._slots.append((path, value, slots))
             found = [(f"{path}.{key}", item) for key, item in slots.items() if not _is_leaf(item)]
             if own:
@@ -207,14 +218,12 @@ class Snapshot:
         """Paths of what differs now, each with what happened."""
         found = []
         for path, live, saved in self._dicts:
-            if not _same_dict(live, saved):
-                found += [f"{path}.{key}" for key in _different_keys(live, saved)]
-        found += [
-            path for path, live_list, saved_list in self._lists if not _same_list(live_list, saved_list)
-        ]
+            if not same_dict(live, saved):
+                found += [f"{path}.{key}" for key in different_keys(live, saved)]
+        found += [path for path, live_list, saved_list in self._lists if not same_list(live_list, saved_list)]
         found += [path for path, live, saved in self._sets if live != saved]
-        found += [path for path, live, saved in self._slots if not _same_slots(live, saved)]
-        found += [path for path, cell, saved in self._cells if _content(cell) is not saved]
+        found += [path for path, live, saved in self._slots if not same_slots(live, saved)]
+        found += [path for path, cell, saved in self._cells if cell_content(cell) is not saved]
         found += [
             name for scope, name, saved in self._globals.values() if scope.get(name, _MISSING) is not saved
         ]
@@ -223,13 +232,13 @@ class Snapshot:
     def restore(self) -> None:
         """Put everything back as it was."""
         for _path, live, saved in self._dicts:
-            if not _same_dict(live, saved):
+            if not same_dict(live, saved):
                 kind = OrderedDict if isinstance(live, OrderedDict) else dict
                 kind.clear(live)
                 for key, item in saved.items():
                     kind.__setitem__(live, key, item)
         for _path, live_list, saved_list in self._lists:
-            if not _same_list(live_list, saved_list):
+            if not same_list(live_list, saved_list):
                 live_list.clear()
                 live_list.extend(saved_list)
         for _path, live_set, saved_set in self._sets:
@@ -237,7 +246,7 @@ class Snapshot:
                 live_set.clear()
                 live_set.update(saved_set)
         for _path, cell, saved in self._cells:
-            if _content(cell) is not saved:
+            if cell_content(cell) is not saved:
                 cell.cell_contents = saved
         for _path, live_object, attributes in self._slots:
             for name, value in attributes.items():
@@ -262,44 +271,6 @@ class Snapshot:
 def _is_leaf(value: Any) -> bool:
     """Whether nothing that could change is reached through a value."""
     return isinstance(value, _LEAF_TYPES) and not isinstance(value, (types.FunctionType, types.MethodType))
-
-
-def dict_of(owner: type) -> dict[str, Any]:
-    """The dict behind a class's `__dict__`, which is a read-only view of it."""
-    found: dict[str, Any] = gc.get_referents(owner.__dict__)[0]
-    return found
-
-
-def _slots_of(value: Any) -> dict[str, Any] | None:
-    """Attributes that lie in slots, or in a dict of this thread's own; None: there are none such."""
-    if isinstance(value, threading.local):
-        return dict(vars(value))
-    if isinstance(value, torch.nn.Module) or not any(
-        "__slots__" in vars(each) for each in type(value).__mro__
-    ):
-        return None
-    names = sorted({member.__name__ for member in _members(type(value))})
-    return {name: getattr(value, name) for name in names if hasattr(value, name)} if names else None
-
-
-def _members(kind: type) -> list[types.MemberDescriptorType]:
-    """What reads the slots of a class's objects."""
-    return [
-        member
-        for each in kind.__mro__
-        for member in vars(each).values()
-        if isinstance(member, types.MemberDescriptorType) and each.__module__ != "builtins"
-    ]
-
-
-def _same_slots(value: Any, saved: dict[str, Any]) -> bool:
-    now = _slots_of(value) or {}
-    return now.keys() == saved.keys() and all(now[name] is saved[name] for name in saved)
-
-
-def _content_of(value: Any) -> bytes:
-    """The bytes of a numpy array, an `array.array` or a bytearray."""
-    return value.tobytes() if hasattr(value, "tobytes") else bytes(value)
 
 
 def global_hooks() -> list[tuple[str, dict[int, Any]]]:
@@ -356,10 +327,10 @@ class StateGuard:
             return False
         return (
             all(live == saved for live, saved in self._sets)
-            and all(_content(cell) is saved for cell, saved in self._cells)
+            and all(cell_content(cell) is saved for cell, saved in self._cells)
             and all(scope.get(name, _MISSING) is saved for scope, name, saved in self._globals)
-            and all(_same_slots(live, saved) for live, saved in self._slots)
-            and all(_content_of(live) == saved for live, saved in self._buffers)
+            and all(same_slots(live, saved) for live, saved in self._slots)
+            and all(content_of(live) == saved for live, saved in self._buffers)
         )
 
     def native(self) -> _C.StateGuard | None:
@@ -376,7 +347,7 @@ class StateGuard:
             [live for live, _saved in self._sets],
             [cell for cell, _saved in self._cells],
             [(scope, name) for scope, name, _saved in self._globals],
-            [(live, member) for live, _saved in self._slots for member in _members(type(live))],
+            [(live, member) for live, _saved in self._slots for member in members_of(type(live))],
         )
         # It remembers what it finds, so that has to be what the capture found.
         if self._holds():
@@ -386,39 +357,3 @@ class StateGuard:
     def changes(self) -> list[str]:
         """What changed, for messages."""
         return self._snapshot.changes()
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None
-
-
-def _same_dict(live: dict[Any, Any], saved: dict[Any, Any]) -> bool:
-    return len(live) == len(saved) and all(
-        a is b and x is y for (a, x), (b, y) in zip(dict.items(live), saved.items(), strict=True)
-    )
-
-
-def _same_list(live: Any, saved: list[Any]) -> bool:
-    return len(live) == len(saved) and all(a is b for a, b in zip(live, saved, strict=True))
-
-
-def _is_fake_type(key: Any) -> bool:
-    return isinstance(key, type) and key.__name__ == "FakeTensor" and issubclass(key, torch.Tensor)
-
-
-def _different_keys(live: dict[Any, Any], saved: dict[Any, Any]) -> list[str]:
-    missing = object()
-    # What a cache keeps by type, of the type that only captures have (einops, by tensor types), is no call's state.
-    keys = [*saved, *(key for key in live if key not in saved and not _is_fake_type(key))]
-    return [str(key) for key in keys if not _stays(dict.get(live, key, missing), saved.get(key, missing))]
-
-
-def _stays(now: Any, before: Any) -> bool:
-    """Whether a value is what it was: the same object, or a list made anew of the same objects.
-
-    Modules that set up what is set up already (`self.anchors = [a.to(x) for a in self.anchors]`) make such lists.
-    """
-    return now is before or (type(now) is type(before) is list and _same_list(now, before))
