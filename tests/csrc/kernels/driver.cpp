@@ -221,7 +221,7 @@ bool check_case(const OpCall& c, double relative, size_t compared_outputs) {
 void check_cases(const std::vector<std::string>& lines, double relative) {
   std::string failures;
   for (const std::string& full : lines) {
-    const size_t start = full.find("aten::");
+    const size_t start = full.find_first_not_of("=?");
     const bool plain_only = full.find('=') < start;
     const bool may_refuse = full.find('?') < start;
     const std::string line = full.substr(start);
