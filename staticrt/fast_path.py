@@ -172,9 +172,9 @@ class _Arguments:
 
 def _has_plain_dict(kind: type) -> bool:
     """Whether attributes of such objects are what lies in their dict."""
-    owner = next(each for each in kind.__mro__ if "__dict__" in vars(each))
+    owner = next((each for each in kind.__mro__ if "__dict__" in vars(each)), None)
     plain = not any("__getattribute__" in vars(each) for each in kind.__mro__ if each is not object)
-    return plain and isinstance(vars(owner)["__dict__"], types.GetSetDescriptorType)
+    return plain and owner is not None and isinstance(vars(owner)["__dict__"], types.GetSetDescriptorType)
 
 
 class _Results:
