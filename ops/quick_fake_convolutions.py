@@ -35,6 +35,17 @@ def _spread(value: Any, count: int) -> list[Any]:
     return values * count if len(values) == 1 else values
 
 
+def _are_plain(spatial: int, x: torch.Tensor, weight: torch.Tensor, bias: Any) -> bool:
+    """A batch on the CPU, and weights of its dtype."""
+    return (
+        x.dim() == weight.dim() == spatial + 2
+        and x.dtype == weight.dtype
+        and x.device.type == "cpu"
+        and is_contiguous(weight)
+        and (bias is None or bias.dtype == x.dtype)
+    )
+
+
 def _conv(
     spatial: int,
     mode: Any,
@@ -46,15 +57,7 @@ def _conv(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Any:
-    if (
-        x.dim() != spatial + 2
-        or weight.dim() != spatial + 2
-        or x.dtype != weight.dtype
-        or x.device.type != "cpu"
-        or not is_contiguous(weight)
-    ):
-        return None
-    if bias is not None and bias.dtype != x.dtype:
+    if not _are_plain(spatial, x, weight, bias):
         return None
     if spatial == 3 and suggests_image(mode, x) is not False:
         return None  # which kernel runs, and so the layout, depends on how large it is
@@ -126,15 +129,7 @@ def _conv_transposed(
         for value in (stride, padding, output_padding, dilation)
         for n in _spread(value, spatial)
     )
-    if (
-        not plain
-        or x.dim() != spatial + 2
-        or weight.dim() != spatial + 2
-        or x.dtype != weight.dtype
-        or x.device.type != "cpu"
-        or not is_contiguous(weight)
-        or (bias is not None and bias.dtype != x.dtype)
-    ):
+    if not plain or not _are_plain(spatial, x, weight, bias):
         return None
     if not agree(x.shape[1], weight.shape[0]):
         return None
