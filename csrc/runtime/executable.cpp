@@ -17,13 +17,11 @@
 
 namespace staticrt {
 
-Frame::Frame(const BoundProgram& bound, const MemoryOptions& options)
-    : memory(bound, options), outputs(bound) {
-  const Program& program = *bound.program;
-  slots.resize(program.num_values());
-  for (size_t i = 0; i < program.constants().size(); ++i) {
-    slots[program.first_constant() + i] = program.constants()[i];
-  }
+// Beside prepared programs the general path only serves misses: its bytes must not lie idle beside the arena.
+static MemoryOptions memory_of_frames(const ExecutableOptions& options) {
+  MemoryOptions memory = options.memory;
+  memory.cleanup_activations |= options.prepared && !options.manage_outputs;
+  return memory;
 }
 
 Executable::Executable(std::shared_ptr<const Program> program, const ExecutableOptions& options)
@@ -32,10 +30,9 @@ Executable::Executable(std::shared_ptr<const Program> program, const ExecutableO
       caller_results_(*bound_.program),
       fixed_(bound_, options.weights, options.check_weights),
       cache_(PreparedCache::capacity_for(options.max_prepared, bound_.program->nodes().size())),
-      manage_outputs_(options.manage_outputs) {
+      manage_outputs_(options.manage_outputs),
+      frames_(bound_, memory_of_frames(options)) {
   options_.prepared &= !options.manage_outputs;
-  // The general path then only serves misses: its bytes must not lie idle beside the arena.
-  options_.memory.cleanup_activations |= options_.prepared;
   written_inputs_ = find_written_inputs();
   for (const auto& [id, name] : options_.preparation.donated) {
     SRT_CHECK(!std::binary_search(written_inputs_.begin(), written_inputs_.end(), id), "cannot donate '",
@@ -57,41 +54,6 @@ Executable::Executable(std::shared_ptr<const Program> program, const ExecutableO
   for (ValueId id = 0; id < p.num_values(); ++id) {
     if (!p.is_constant(id) && !keep[id]) transient_.push_back(id);
   }
-}
-
-Executable::~Executable() {
-  delete spare_.load();
-}
-
-std::unique_ptr<Frame> Executable::take_frame() {
-  if (Frame* frame = spare_.exchange(nullptr, std::memory_order_acquire))
-    return std::unique_ptr<Frame>(frame);
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    gather_idle();  // one may have come back meanwhile
-    if (!idle_.empty()) {
-      std::unique_ptr<Frame> frame = std::move(idle_.back());
-      idle_.pop_back();
-      return frame;
-    }
-    ++num_frames_;
-  }
-  return std::make_unique<Frame>(bound_, options_.memory);
-}
-
-void Executable::give_back(std::unique_ptr<Frame> frame) {
-  Frame* none = nullptr;
-  if (spare_.compare_exchange_strong(none, frame.get(), std::memory_order_release,
-                                     std::memory_order_relaxed)) {
-    (void)frame.release();
-    return;
-  }
-  const std::lock_guard<std::mutex> lock(mutex_);
-  idle_.push_back(std::move(frame));
-}
-
-void Executable::gather_idle() const {
-  if (Frame* frame = spare_.exchange(nullptr, std::memory_order_acquire)) idle_.emplace_back(frame);
 }
 
 void Executable::clear(Frame& frame) const {
@@ -133,7 +95,7 @@ void Executable::run_unwatched(std::span<const InputView> inputs, std::vector<c1
   // Who calls holds the inputs in ways of its own, and has looked at them.
   constexpr size_t kAny = std::numeric_limits<size_t>::max();
   if (!donated.empty()) check_donated_inputs(*bound_.program, donated, inputs, kAny);
-  std::unique_ptr<Frame> frame = take_frame();
+  std::unique_ptr<Frame> frame = frames_.take();
   try {
     const bool ran = options_.prepared && (options_.verify ? run_both(*frame, inputs, outputs)
                                                            : run_prepared(*frame, inputs, outputs));
@@ -141,10 +103,10 @@ void Executable::run_unwatched(std::span<const InputView> inputs, std::vector<c1
     bump_versions(inputs);
     if (!donated.empty()) end_donation(donated, inputs, outputs);
   } catch (...) {
-    give_back(std::move(frame));
+    frames_.give_back(std::move(frame));
     throw;
   }
-  give_back(std::move(frame));
+  frames_.give_back(std::move(frame));
 }
 
 bool Executable::call_if_prepared(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs) {
@@ -152,17 +114,17 @@ bool Executable::call_if_prepared(std::span<const InputView> inputs, std::vector
   TracedRun traced(*this);
   const std::vector<DonatedInput>& donated = options_.preparation.donated;
   if (!donated.empty()) check_donated_inputs(*bound_.program, donated, inputs, 1);
-  std::unique_ptr<Frame> frame = take_frame();
+  std::unique_ptr<Frame> frame = frames_.take();
   bool ran = false;
   try {
     ran = run_prepared(*frame, inputs, outputs, /*is_only_asked=*/true);
     if (ran) bump_versions(inputs);
     if (ran && !donated.empty()) end_donation(donated, inputs, outputs);
   } catch (...) {
-    give_back(std::move(frame));
+    frames_.give_back(std::move(frame));
     throw;
   }
-  give_back(std::move(frame));
+  frames_.give_back(std::move(frame));
   if (!ran) traced.discard();
   if (ran) caller_results_.finish(inputs, outputs);
   return ran;
@@ -313,10 +275,7 @@ void Executable::run_general_path(Frame& frame, std::span<const InputView> input
 
 CacheCounters Executable::cache_counters() const {
   CacheCounters counters = cache_.counters();
-  const std::lock_guard<std::mutex> lock(mutex_);
-  gather_idle();
-  counters.hits = hits_of_gone_frames_;
-  for (const auto& frame : idle_) counters.hits += frame->hits;
+  counters.hits = frames_.hits();
   return counters;
 }
 
@@ -326,10 +285,11 @@ RareTimes Executable::rare_times() const {
 }
 
 void Executable::deallocate_output_tensors() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  gather_idle();
   const int64_t begin_ns = trace_now_ns();
-  for (const auto& frame : idle_) frame->outputs.release();
+  frames_.with_idle([](const auto& idle) {
+    for (const auto& frame : idle) frame->outputs.release();
+  });
+  const std::lock_guard<std::mutex> lock(mutex_);
   times_.output_dealloc_ns += trace_now_ns() - begin_ns;
 }
 
@@ -339,30 +299,22 @@ void Executable::disable_manage_output_tensors() {
 }
 
 bool Executable::is_managed_output(const at::Tensor& tensor) const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  gather_idle();
-  return std::any_of(idle_.begin(), idle_.end(),
-                     [&](const auto& frame) { return frame->outputs.owns(tensor); });
+  return frames_.with_idle([&](const auto& idle) {
+    return std::any_of(idle.begin(), idle.end(),
+                       [&](const auto& frame) { return frame->outputs.owns(tensor); });
+  });
 }
 
 std::pair<int64_t, int64_t> Executable::managed_outputs() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  gather_idle();
-  if (idle_.empty() || !manage_outputs_.load()) return {0, 0};
-  return {idle_.back()->outputs.num_tensors(), idle_.back()->outputs.size_bytes()};
+  return frames_.with_idle([&](const auto& idle) -> std::pair<int64_t, int64_t> {
+    if (idle.empty() || !manage_outputs_.load()) return {0, 0};
+    return {idle.back()->outputs.num_tensors(), idle.back()->outputs.size_bytes()};
+  });
 }
 
 void Executable::trim() {
   if (manage_outputs_.load()) deallocate_output_tensors();
-  std::vector<std::unique_ptr<Frame>> idle;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    gather_idle();
-    idle.swap(idle_);
-    num_frames_ -= static_cast<int64_t>(idle.size());
-    for (const auto& frame : idle) hits_of_gone_frames_ += frame->hits;
-  }
-  idle.clear();
+  frames_.trim();
   release_idle_arena_memory();
 }
 
@@ -382,14 +334,8 @@ NodeCounts Executable::node_counts() const {
 }
 
 MemoryCounters Executable::memory_counters() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  gather_idle();
-  return idle_.empty() ? MemoryCounters{} : idle_.back()->memory.counters();
-}
-
-int64_t Executable::num_frames() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return num_frames_;
+  return frames_.with_idle(
+      [](const auto& idle) { return idle.empty() ? MemoryCounters{} : idle.back()->memory.counters(); });
 }
 
 }  // namespace staticrt

@@ -1,7 +1,7 @@
 // A program ready to run: bound once, called from any thread.
 //
-// Who owns what: an Executable owns the bound program, which is immutable, and a pool of frames. A call
-// takes a frame, or makes one, and gives it back; so as many frames exist as calls ran at once.
+// Who owns what: an Executable owns the bound program, which is immutable, and a pool of frames
+// (runtime/frame_pool.h), of which each call takes one and gives it back.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -16,7 +16,7 @@
 #include "runtime/bind.h"
 #include "runtime/caller_results.h"
 #include "runtime/fixed_values.h"
-#include "runtime/frame.h"
+#include "runtime/frame_pool.h"
 #include "runtime/prepared_cache.h"
 #include "runtime/signature.h"
 
@@ -71,7 +71,6 @@ struct NodeCounts {
 class Executable : public std::enable_shared_from_this<Executable> {
  public:
   Executable(std::shared_ptr<const Program> program, const ExecutableOptions& options);
-  ~Executable();
   Executable(const Executable&) = delete;
   Executable& operator=(const Executable&) = delete;
 
@@ -129,14 +128,11 @@ class Executable : public std::enable_shared_from_this<Executable> {
   int64_t taken_bytes() const { return fixed_.taken_bytes(); }
   // Gives back all memory that is not in use: idle frames, arenas.
   void trim();
-  int64_t num_frames() const;
+  int64_t num_frames() const { return frames_.num_frames(); }
 
  private:
   void offer_plans(const std::shared_ptr<const planner::KnownPlans>& known);
   void gather_plans(std::vector<planner::KnownPlan>& plans) const;
-  std::unique_ptr<Frame> take_frame();
-  void give_back(std::unique_ptr<Frame> frame);
-  void gather_idle() const;  // REQUIRES: mutex_ is held
   bool run_prepared(Frame& frame, std::span<const InputView> inputs, std::vector<c10::IValue>& outputs,
                     bool is_only_asked = false);
   // is_only_asked: a miss counts as none, as the call will be made otherwise.
@@ -161,13 +157,9 @@ class Executable : public std::enable_shared_from_this<Executable> {
   std::vector<uint32_t> written_inputs_;
   std::vector<ValueId> transient_;  // slots to empty after a run: all but constants and managed values
   std::atomic<bool> manage_outputs_;
-  // The frame given back last, for a caller who comes alone: taken and given back without a lock.
-  mutable std::atomic<Frame*> spare_{nullptr};
+  FramePool frames_;
   mutable std::mutex mutex_;
-  mutable std::vector<std::unique_ptr<Frame>> idle_;  // the others; gather_idle() adds the spare one
-  int64_t num_frames_ = 0;
-  int64_t hits_of_gone_frames_ = 0;
-  RareTimes times_;
+  RareTimes times_;  // under mutex_
 };
 
 }  // namespace staticrt

@@ -76,7 +76,7 @@ PreparedAhead Executable::prepare(std::span<const InputView> inputs) {
     const std::lock_guard<std::mutex> lock(mutex_);
     times_.prepare_ns += trace_now_ns() - begin_ns;
   }
-  std::unique_ptr<Frame> frame = take_frame();
+  std::unique_ptr<Frame> frame = frames_.take();
   PreparedAhead result;
   try {
     // Null: calls of other threads have driven it out again.
@@ -87,10 +87,10 @@ PreparedAhead Executable::prepare(std::span<const InputView> inputs) {
       result.reason = "more signatures are in use than max_prepared keeps";
     }
   } catch (...) {
-    give_back(std::move(frame));
+    frames_.give_back(std::move(frame));
     throw;
   }
-  give_back(std::move(frame));
+  frames_.give_back(std::move(frame));
   return result;
 }
 

@@ -24,6 +24,7 @@ struct Frame {
   std::vector<std::unique_ptr<PreparedFrame>> prepared;  // the one used last comes first
   uint64_t cache_epoch = 0;
   int64_t hits = 0;  // calls that found their signature prepared
+  size_t place = 0;  // in the pool: of the thread that took it
 };
 
 }  // namespace staticrt

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import resource
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from staticrt import compile
 from staticrt.models import zoo
 from staticrt.models.bench.gates import MISSED, PASSED
+from staticrt.models.bench.measure import allowed_cpus
 from staticrt.models.bench.peers.torchscript import STATIC_RUNTIME
 from staticrt.models.bench.threads import one_thread
 from staticrt.models.bench.timing import block_timer, calls_per_block
@@ -126,6 +128,46 @@ def _calls() -> list[Figure]:
     ]
 
 
+def _calls_per_second(work: Callable[[], object], calls: int, threads: int) -> float:
+    """Of `threads` threads together; `work` makes `calls` calls and is done by each of them."""
+    together = [threading.Thread(target=work) for _ in range(threads)]
+    start = time.perf_counter()
+    for thread in together:
+        thread.start()
+    for thread in together:
+        thread.join()
+    return threads * calls / (time.perf_counter() - start)
+
+
+def _threads() -> list[Figure]:
+    """Throughput of several threads that run one program, per thread, over that of one alone."""
+    count = min(4, len(allowed_cpus()))
+    if count < 2:
+        return []
+    node, arguments = Chain(1), [torch.rand(8), torch.rand(8)]
+    (native,) = _warm(node, tuple(arguments))._engine._natives()
+    entry = next(entry for entry in zoo.select(None) if entry.name == "gpt_decode")
+    model, inputs = _warm(entry.build(), entry.inputs()), entry.inputs()
+
+    def run_model() -> None:
+        with torch.no_grad():
+            for _ in range(100):
+                model(*inputs)
+
+    figures = []
+    for name, work, calls in (
+        ("one node, from C++", lambda: native.seconds_for(arguments, 100_000), 100_000),
+        ("gpt_decode, from Python", run_model, 100),
+    ):
+        alone = together = 0.0
+        for _ in range(ROUNDS):
+            alone = max(alone, _calls_per_second(work, calls, 1))
+            together = max(together, _calls_per_second(work, calls, count))
+        share = together / alone / count
+        figures.append(_figure(f"{count} threads / {count} x one, {name}", share, "x", least=0.9))
+    return figures
+
+
 def _preparation(sizes: Sequence[int]) -> list[Figure]:
     """Time beyond capture, and how it grows with the graph."""
     per_node: dict[int, float] = {}
@@ -181,6 +223,7 @@ def main(quick: bool) -> tuple[list[dict[str, Any]], str]:
         figures = [
             *_nodes(),
             *_calls(),
+            *_threads(),
             *_preparation((1000, 2000) if quick else (1000, 5000, 20_000)),
             *_memory(),
         ]

@@ -281,3 +281,16 @@ TEST(Threads_pass_outputs_on) {
     if (c10::TensorImpl* last = slot.exchange(nullptr))
       (void)c10::intrusive_ptr<c10::TensorImpl, at::UndefinedTensorImpl>::reclaim(last);
 }
+
+// A frame waits for the thread that ran it last, but others get it before they make one.
+TEST(Threads_that_take_turns_share_one_frame) {
+  const auto executable = std::make_shared<Executable>(relu_chain(5), ExecutableOptions{});
+  const at::Tensor x = at::randn({4, 7});
+  for (int i = 0; i < 40; ++i) {
+    std::thread([&] { executable->run({x}); }).join();
+    executable->run({x});
+  }
+  EXPECT_EQ(executable->num_frames(), 1);
+  const CacheCounters counters = executable->cache_counters();
+  EXPECT_EQ(counters.hits + counters.misses, 80);
+}
