@@ -25,6 +25,10 @@ UNINITIALISED = frozenset(
     for name in ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
 )
 
+# A node's `meta[APART]`: calls are equal only if this is, too. Values that a backward computes twice, so as not to hold
+# them in between, stay two.
+APART = "apart"
+
 
 @register_pass
 class MergeEqualCalls(GraphPass):
@@ -47,7 +51,7 @@ class MergeEqualCalls(GraphPass):
             elif node.op != "call_function" or not _may_merge(node):
                 continue
             else:
-                key = (node.target, _call_key(node, aliases))
+                key = (node.target, node.meta.get(APART), _call_key(node, aliases))
             first = seen.setdefault(key, node)
             if first is node:
                 continue

@@ -120,11 +120,11 @@ def keeps_graph() -> bool:
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())  # type: ignore[attr-defined]
 
 
-def is_whole_budget(budget: float | None) -> bool:
-    """Whether a budget, torch's own setting if None, keeps all activations that help."""
+def budget_value(budget: float | None) -> float:
+    """An activation budget; torch's own setting if None."""
     import torch._functorch.config as config
 
-    return float(config.activation_memory_budget if budget is None else budget) >= 1
+    return float(config.activation_memory_budget if budget is None else budget)
 
 
 @contextlib.contextmanager
@@ -136,9 +136,8 @@ def memory_budget(budget: float | None) -> Iterator[None]:
     """
     import torch._functorch.config as config
 
-    value = config.activation_memory_budget if budget is None else budget
     # At exactly 0 upstream skips every ban on recomputation, that of random numbers too.
-    with config.patch(activation_memory_budget=max(float(value), 1e-6)):  # type: ignore[attr-defined]
+    with config.patch(activation_memory_budget=max(budget_value(budget), 1e-6)):  # type: ignore[attr-defined]
         yield
 
 
@@ -157,6 +156,13 @@ def must_save(node: fx.Node) -> None:
 
     node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
     node.meta["ac_graph_id"] = 0
+
+
+def is_saved_by_policy(node: fx.Node) -> bool:
+    """Whether a checkpoint of the user's says that a value is saved."""
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    return node.meta.get("recompute") in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
 
 
 def mutated_inputs(joint: fx.GraphModule) -> set[fx.Node]:

@@ -18,6 +18,7 @@ from staticrt import _compat
 from staticrt.native import _C
 from staticrt.options import Options
 from staticrt.passes.aliasing import AliasInfo
+from staticrt.training.copied import copied
 from staticrt.training.plans import CompiledGraph, Plan
 from staticrt.training.replay import RegionCall, Replay
 from staticrt.training.undefined import without_gradients
@@ -68,8 +69,8 @@ class Pair:
     """
 
     def __init__(self, forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: int) -> None:
-        self.forward = _copied(forward)
-        self.backward = _copied(backward)
+        self.forward = copied(forward)
+        self.backward = copied(backward)
         self.num_outputs = num_outputs
 
 
@@ -140,7 +141,7 @@ class _Region:
         first = len(self.saved)
         optional = range(first, first + len(self.tangents))
         # The backward graph with its plans by undefined gradients; reports show it.
-        self.compiled = CompiledGraph(_copied(self._backward), options, "backward", optional)
+        self.compiled = CompiledGraph(copied(self._backward), options, "backward", optional)
         gradients: Any = self._backward.graph.output_node().args[0]
         if len(gradients) != num_inputs:
             raise NotDoorB("its backward gives other gradients than one for each input")
@@ -207,7 +208,7 @@ class _Region:
         missing = [len(self.saved) + number for number, absent in enumerate(undefined) if absent]
         if not any(unneeded):
             return self._native(self.compiled.plans.get(tuple(missing)))
-        graph = _copied(self._backward)
+        graph = copied(self._backward)
         output = graph.graph.output_node()
         gradients: Any = output.args[0]
         output.args = (tuple(None if skip else item for item, skip in zip(gradients, unneeded, strict=True)),)
@@ -232,14 +233,6 @@ class _Region:
         call = RegionCall(inputs, versions, random_state)
         context = types.SimpleNamespace(_staticrt_call=call, needs_input_grad=needed)
         return self._replay._differentiate(context, gradients)
-
-
-def _copied(gm: fx.GraphModule) -> fx.GraphModule:
-    """A graph module with nodes of its own and the same attributes."""
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(gm.graph, {}))
-    graph.output_node().meta.update(gm.graph.output_node().meta)
-    return fx.GraphModule(gm, graph)
 
 
 def _order(tangent: fx.Node) -> list[int]:

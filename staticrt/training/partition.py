@@ -14,6 +14,8 @@ from torch import fx
 
 from staticrt import _compat
 from staticrt.ops import facts_of_call
+from staticrt.training.budget import Cut, cut_within
+from staticrt.training.copied import copied
 from staticrt.training.recompute import recompute_cheap_values
 
 aten = torch.ops.aten
@@ -41,28 +43,42 @@ def safe_partition(
         The forward and the backward graph.
     """
     _leave_out_running_statistics(joint)
-    whole = _compat.is_whole_budget(budget)
-    static = static_lifetime_input_indices or []
-    pinned = {node.name for node in pin_unrepeatable(joint, static, whole)}
+    keywords |= {
+        "num_fwd_outputs": num_fwd_outputs,
+        "static_lifetime_input_indices": static_lifetime_input_indices,
+    }
+    share = _compat.budget_value(budget)
+    if share >= 1:
+        found = _cut(joint, inputs, share, **keywords)
+    else:
+        found = cut_within(share, lambda share: _cut(copied(joint), inputs, share, **keywords))
+    return found.forward, found.backward
+
+
+def _cut(joint: fx.GraphModule, inputs: Any, budget: float, **keywords: Any) -> Cut:
+    """The cut for one budget."""
+    num_results: int = keywords["num_fwd_outputs"]
+    static = keywords["static_lifetime_input_indices"] or []
+    whole = budget >= 1
+    wanted = {node.name for node in joint.graph.nodes if _compat.is_saved_by_policy(node)}
+    always = wanted | {node.name for node in unrepeatable(joint, static, False)}
     kept = {node.name for node in _read_by_backward(joint) - _written(joint, static)} if whole else set()
+    values = unrepeatable(joint, static, whole)
+    for node in values:
+        _compat.must_save(node)
+    pinned = {node.name for node in values}
     with _compat.memory_budget(budget):
-        forward, backward = _compat.min_cut_partition(
-            joint,
-            inputs,
-            num_fwd_outputs=num_fwd_outputs,
-            static_lifetime_input_indices=static_lifetime_input_indices,
-            **keywords,
-        )
-    _save(forward, backward, num_fwd_outputs, pinned)
-    _save_results_themselves(forward, num_fwd_outputs)
-    recompute_cheap_values(forward, backward, num_fwd_outputs, pinned, kept)
-    return forward, backward
+        forward, backward = _compat.min_cut_partition(joint, inputs, **keywords)
+    _save(forward, backward, num_results, pinned)
+    _save_results_themselves(forward, num_results)
+    recompute_cheap_values(forward, backward, num_results, pinned, kept)
+    return Cut(forward, backward, num_results, always)
 
 
-def pin_unrepeatable(
+def unrepeatable(
     joint: fx.GraphModule, static_inputs: list[int], only_eagers_inputs: bool = True
 ) -> list[fx.Node]:
-    """Mark the forward values that must be saved if the backward needs them; return them in graph order.
+    """The forward values that must be saved if the backward needs them, in graph order.
 
     They are: random numbers, and the first values computed from a tensor that may have another content by then: an
     input that the region writes, or a buffer.
@@ -99,10 +115,7 @@ def pin_unrepeatable(
                 unsaved.add(node)
             elif "recompute" not in node.meta:  # a checkpoint of the user's says what is computed again
                 pinned.add(node)
-    ordered = [node for node in joint.graph.nodes if node in pinned]
-    for node in ordered:
-        _compat.must_save(node)
-    return ordered
+    return [node for node in joint.graph.nodes if node in pinned]
 
 
 def _written(joint: fx.GraphModule, static_inputs: list[int]) -> set[fx.Node]:

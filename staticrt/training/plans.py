@@ -23,6 +23,7 @@ from staticrt.lowering import lower
 from staticrt.native import _C
 from staticrt.options import Options
 from staticrt.passes.pipeline import run_pipeline
+from staticrt.training.copied import copied
 from staticrt.training.layouts import settle_layouts
 from staticrt.training.opaque import Opaque
 from staticrt.training.saved import SavedAlias, saved_aliases
@@ -64,7 +65,7 @@ class Plan:
             self.fallback = "executor='reference'"
             settle_layouts(graph)
             return
-        as_given = _nodes_copied(graph)
+        as_given = copied(graph)
         settle_layouts(as_given)
         self._opaque = Opaque(as_given)
         try:
@@ -118,12 +119,6 @@ class Plan:
             interpreter = fx.Interpreter(self._graph)
             outputs = interpreter.boxed_run(inputs)
         return list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
-
-
-def _nodes_copied(gm: fx.GraphModule) -> fx.GraphModule:
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(gm.graph, {}))
-    return fx.GraphModule(gm, graph)
 
 
 def _captured(

@@ -92,7 +92,7 @@ def recompute_cheap_values(
     Returns:
         What was dropped, in order.
     """
-    move = _Move(forward, backward, num_results, unrepeatable, kept_inputs)
+    move = Move(forward, backward, num_results, unrepeatable, kept_inputs)
     unread = move.drop_unread()
     left = share * sum(nanoseconds(node) for node in backward.graph.nodes)
     dropped: list[Drop] = []
@@ -112,55 +112,63 @@ def recompute_cheap_values(
     return dropped
 
 
-class _Move:
-    """The two graphs while values go from saved to computed again."""
+class Move:
+    """The two graphs while values go from saved to computed again.
+
+    Args:
+        forward, backward, num_results, unrepeatable, kept_inputs: as of `recompute_cheap_values`.
+
+    Attributes:
+        aligned: the backward takes what the forward saves; nothing can be moved if not.
+        known: forward node -> the backward's node of the same value, for what is saved.
+        owners: the forward's nodes that own the memory of results.
+    """
 
     def __init__(
         self,
         forward: fx.GraphModule,
         backward: fx.GraphModule,
         num_results: int,
-        unrepeatable: Container[str],
-        kept_inputs: Container[str],
+        unrepeatable: Container[str] = (),
+        kept_inputs: Container[str] = (),
     ) -> None:
         self._forward, self._backward = forward, backward
         self._num_results = num_results
         self._unrepeatable = unrepeatable
         outputs: Any = forward.graph.output_node().args[0]
-        self._owners = {_root(item) for item in outputs[:num_results] if _is_tensor(item)}  # of results
+        self.owners = {_root(item) for item in outputs[:num_results] if _is_tensor(item)}  # of results
         saved = [item for item in outputs[num_results:] if _is_tensor(item)]
         sizes = [item for item in outputs[num_results:] if not _is_tensor(item)]
         held = [n for n in backward.graph.find_nodes(op="placeholder") if not _compat.is_tangent(n)]
         tensors = [node for node in held if _is_tensor(node)]
-        self._aligned = len(tensors) == len(saved) and len(held) - len(tensors) == len(sizes)
-        # Forward node -> the backward's node of the same value.
-        self._known: dict[fx.Node, fx.Node] = {}
-        if self._aligned:
-            self._known = dict(zip(saved, tensors, strict=True))
+        self.aligned = len(tensors) == len(saved) and len(held) - len(tensors) == len(sizes)
+        self.known: dict[fx.Node, fx.Node] = {}
+        if self.aligned:
+            self.known = dict(zip(saved, tensors, strict=True))
             numbers = [node for node in held if not _is_tensor(node)]
-            self._known |= {n: m for n, m in zip(sizes, numbers, strict=True) if isinstance(n, fx.Node)}
+            self.known |= {n: m for n, m in zip(sizes, numbers, strict=True) if isinstance(n, fx.Node)}
         self._gone: set[fx.Node] = set()
         inputs = forward.graph.find_nodes(op="placeholder")
-        self._free = {n for n in inputs if _is_tensor(n) and n.name in kept_inputs and n not in self._known}
+        self._free = {n for n in inputs if _is_tensor(n) and n.name in kept_inputs and n not in self.known}
         self._added: list[fx.Node] = []
         self._again: dict[fx.Node, fx.Node] = {}  # forward node -> where the backward computes it now
 
     def drop_unread(self) -> int:
         """Drop saved tensors that the backward does not read; how many there were."""
-        unread = [n for n, placeholder in self._known.items() if _is_tensor(n) and not placeholder.users]
+        unread = [n for n, placeholder in self.known.items() if _is_tensor(n) and not placeholder.users]
         for node in unread:
-            self._backward.graph.erase_node(self._known.pop(node))
+            self._backward.graph.erase_node(self.known.pop(node))
         self._gone.update(unread)
         return len(unread)
 
     def candidates(self) -> list[Drop]:
         """Every storage that could be dropped now, in the order of the forward."""
-        if not self._aligned:
+        if not self.aligned:
             return []
         found = []
         for root, saved in saved_storages(self._forward, self._num_results).items():
             kept = [node for node in saved if node not in self._gone]
-            if not kept or root in self._owners:
+            if not kept or root in self.owners:
                 continue
             drop = self._drop(root, kept)
             if drop is not None:
@@ -176,7 +184,7 @@ class _Move:
         if found is None:
             return None
         chain, added = found
-        held = {_root(node) for node in self._known} - {root}
+        held = {_root(node) for node in self.known} - {root}
         owners = dict.fromkeys(_root(node) for node in added)
         more = sum(storage_bytes(owner) for owner in owners if owner not in held and not self._callers(owner))
         size = storage_bytes(root) - more
@@ -186,7 +194,7 @@ class _Move:
         return Drop(tuple(saved), size, time, tuple(chain), tuple(added))
 
     def _callers(self, owner: fx.Node) -> bool:
-        return owner in self._owners or owner.op == "placeholder"
+        return owner in self.owners or owner.op == "placeholder"
 
     def _chain(self, root: fx.Node, saved: list[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]] | None:
         """The nodes to run for `saved` without their storage, in order, and what must be saved in its place.
@@ -201,10 +209,10 @@ class _Move:
             nonlocal cheap
             if node in order or node in added:
                 return True
-            if node in self._known and _root(node) is not root:
+            if node in self.known and _root(node) is not root:
                 return True
             if node in self._free or (
-                for_backward and _root(node) in self._owners and _root(node) is not root
+                for_backward and _root(node) in self.owners and _root(node) is not root
             ):
                 added[node] = None
                 return True
@@ -246,9 +254,9 @@ class _Move:
             return False
         return _compat.is_backward(node) or facts.cost in (Cost.VIEW, Cost.POINTWISE) or node.target in _CHEAP
 
-    def apply(self, drop: Drop) -> None:
-        """Compute a storage's saved values in the backward, before their first use."""
-        placeholders = [self._known.pop(node) for node in drop.saved]
+    def apply(self, drop: Drop) -> list[fx.Node]:
+        """Compute a storage's saved values in the backward, before their first use; the nodes that do."""
+        placeholders = [self.known.pop(node) for node in drop.saved]
         graph = self._backward.graph
         for node in drop.added:
             self._save(node)
@@ -259,19 +267,20 @@ class _Move:
             for node in drop.chain:
                 again = self._again.get(node)
                 if again is None or not again < first:
-                    again = graph.node_copy(node, lambda source: made.get(source) or self._known[source])
+                    again = graph.node_copy(node, lambda source: made.get(source) or self.known[source])
                 made[node] = self._again[node] = again
         for node, placeholder in zip(drop.saved, placeholders, strict=True):
             placeholder.replace_all_uses_with(made[node])
             graph.erase_node(placeholder)
         self._gone.update(drop.saved)
+        return list(made.values())
 
     def _save(self, node: fx.Node) -> None:
         """Save one more value, last of the tensors: incoming gradients follow."""
         value = node
         while value.target is aten.detach.default:  # the result itself: autograd then sees it edited in place
             value = value.all_input_nodes[0]
-        if value not in self._known:
+        if value not in self.known:
             self._free.discard(value)
             self._added.append(value)
             placeholders = self._backward.graph.find_nodes(op="placeholder")
@@ -280,8 +289,8 @@ class _Move:
             with self._backward.graph.inserting_before(following or body):
                 placeholder = self._backward.graph.placeholder(f"{value.name}_saved")
             placeholder.meta.update(value.meta)
-            self._known[value] = placeholder
-        self._known[node] = self._known[value]
+            self.known[value] = placeholder
+        self.known[node] = self.known[value]
 
     def finish(self) -> None:
         """Take what went from the forward's outputs, and drop what nobody reads any more."""

@@ -1,0 +1,183 @@
+"""Cuts for activation budgets below 1: what a step holds at its peak does not rise as the budget falls.
+
+Upstream's cut for a budget counts what is saved, not what the backward holds while it computes the rest again: with
+nothing saved, the way to the last activation passes all others, which are needed later (pytorch/pytorch #197838).
+There the backward computes in two levels: first what a larger budget would have saved, then the rest from that, as with
+the larger budget. Some values are computed once more, and none is held longer than it is needed.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections.abc import Callable, Container, Sequence
+
+import torch
+from torch import fx
+
+from staticrt.ops import facts_of_call
+from staticrt.ops.facts import Cost
+from staticrt.passes.cse import APART
+from staticrt.training.recompute import Drop, Move, saved_bytes, saved_storages
+from staticrt.training.saved import _root
+from staticrt.training.work import storage_bytes
+
+# Larger budgets whose cuts may serve a smaller one; each takes a cut of its own.
+BUDGETS = (1.0, 0.5, 0.2, 0.1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """A joint graph in two.
+
+    Args:
+        forward, backward: the graphs.
+        num_results: results of the region, the first outputs of the forward.
+        unrepeatable: names of the forward's nodes that must not be computed again.
+    """
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    num_results: int
+    unrepeatable: Container[str]
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes that are saved between the two."""
+        return saved_bytes(self.forward, self.num_results)
+
+    @property
+    def peak_bytes(self) -> int:
+        """An estimate of what a step holds at its peak beside inputs, results and gradients."""
+        return self.saved_bytes + max(live_bytes(self.forward), live_bytes(self.backward))
+
+
+def cut_within(budget: float, cut: Callable[[float], Cut]) -> Cut:
+    """The cut for a budget below 1, or one that saves no more and holds less at its peak.
+
+    Args:
+        budget: share of the activations that may be saved.
+        cut: cuts for a budget; each time graphs of its own.
+    """
+    best = cut(budget)
+    limit, peak = best.saved_bytes, best.peak_bytes
+    for larger in BUDGETS:
+        if larger > budget:
+            found = cut(larger)
+            if found.peak_bytes < peak and save_less(found, limit) and found.peak_bytes < peak:
+                best, peak = found, found.peak_bytes
+    return best
+
+
+def live_bytes(graph: fx.GraphModule) -> int:
+    """The most bytes that the values of a graph have at one time, its inputs and outputs left out.
+
+    A pointwise operator writes over an argument that nobody reads later.
+    """
+    born: dict[fx.Node, int] = {}  # owner of memory -> its place in the graph
+    last: dict[fx.Node, int] = {}
+    nodes = list(graph.graph.nodes)
+    for place, node in enumerate(nodes):
+        if node.op == "call_function" and _root(node) is node and storage_bytes(node):
+            born[node] = place
+        for source in node.all_input_nodes:
+            last[_root(source)] = place
+    dying: list[list[fx.Node]] = [[] for _ in nodes]
+    for owner in born:
+        end = last.get(owner, born[owner])
+        if nodes[end].op != "output":
+            dying[end].append(owner)
+    counted = {owner for end in dying for owner in end}
+    live = most = 0
+    for node, ends in zip(nodes, dying, strict=True):
+        size = storage_bytes(node) if node in counted else 0
+        reused = (
+            bool(size)
+            and _is_pointwise(node)
+            and any(storage_bytes(o) == size for o in ends if o is not node)
+        )
+        live += size
+        most = max(most, live - size * reused)
+        live -= sum(storage_bytes(owner) for owner in ends)
+    return most
+
+
+def save_less(cut: Cut, limit: int) -> bool:
+    """Compute the first of the saved values again in the backward, before any of them is read, until the rest fits.
+
+    Args:
+        cut: its graphs are changed in place.
+        limit: bytes that may stay saved.
+
+    Returns:
+        Whether it could be done; the cut is as it was if not.
+    """
+    move = Move(cut.forward, cut.backward, cut.num_results)
+    if not move.aligned:
+        return False
+    stored = saved_storages(cut.forward, cut.num_results)
+    # Nodes compare by their place in the graph.
+    owners = sorted(
+        owner for owner in stored if owner not in move.owners and not _stays(owner, cut.unrepeatable)
+    )
+    before = cut.saved_bytes
+
+    def drop(count: int) -> Drop | None:
+        return _without(cut, move, [value for owner in owners[:count] for value in stored[owner]])
+
+    def fits(count: int) -> bool:
+        found = drop(count)
+        return found is not None and before - found.bytes <= limit
+
+    if not fits(len(owners)):
+        return False
+    chosen = drop(bisect.bisect_left(range(len(owners)), True, key=fits))
+    assert chosen is not None
+    if chosen.saved:
+        for node in move.apply(chosen):
+            node.meta[APART] = "early"
+        move.finish()
+    return True
+
+
+def _without(cut: Cut, move: Move, gone: Sequence[fx.Node]) -> Drop | None:
+    """What is computed, and what is saved, in the place of saved values; None where the forward does not tell."""
+    values = dict.fromkeys(gone)
+    owners = dict.fromkeys(_root(value) for value in values)
+    held = {_root(node) for node in move.known} - owners.keys()
+    needed = set(values)
+    chain: list[fx.Node] = []
+    added: list[fx.Node] = []
+    for node in reversed(cut.forward.graph.nodes):
+        if node not in needed or (node in move.known and node not in values):
+            continue
+        if node.op == "placeholder" or _root(node) in held or _stays(node, cut.unrepeatable):
+            if not isinstance(node.meta.get("val"), torch.Tensor):
+                return None
+            added.append(node)
+        elif node.op != "call_function" or isinstance(node.target, torch._ops.HigherOrderOperator):
+            return None
+        else:
+            chain.append(node)
+            needed.update(node.all_input_nodes)
+    more = dict.fromkeys(_root(node) for node in added)
+    freed = sum(map(storage_bytes, owners)) - sum(
+        storage_bytes(owner) for owner in more if owner not in held and owner.op != "placeholder"
+    )
+    return Drop(tuple(values), freed, 0.0, tuple(reversed(chain)), tuple(reversed(added)))
+
+
+def _stays(node: fx.Node, unrepeatable: Container[str]) -> bool:
+    """Whether a value is saved rather than computed again."""
+    if node.name in unrepeatable:
+        return True
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    facts = facts_of_call(node.target, node.args, node.kwargs)
+    return facts.random or bool(facts.mutates) or not facts.pure
+
+
+def _is_pointwise(node: fx.Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    return facts_of_call(node.target, node.args, node.kwargs).cost is Cost.POINTWISE
