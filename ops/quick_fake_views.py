@@ -126,13 +126,15 @@ def slice_bounds(size: Any, start: Any, end: Any) -> tuple[Any, Any] | None:
             return 0, size
         if isinstance(end, torch.SymInt) and at_most(end, size):
             return 0, end
-    if all(
-        isinstance(bound, int) or env_of(bound) is not None
-        for bound in (size, start, end)
-        if bound is not None
-    ):
+    # torch's own rule makes minima of symbols, or a size that only running tells.
+    if all(bound is None or _is_backed(bound) for bound in (size, start, end)):
         return _guarded_bounds(size, start, end)
     return None
+
+
+def _is_backed(bound: Any) -> bool:
+    """Whether a bound is known for this call's sizes."""
+    return isinstance(bound, int) or env_of(bound) is not None or bound.node.has_hint()
 
 
 def _guarded_bounds(size: Any, start: Any, end: Any) -> tuple[Any, Any] | None:

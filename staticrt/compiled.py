@@ -19,6 +19,7 @@ from staticrt.branches import MAX_BRANCHES, OtherDecision, run_decided
 from staticrt.entry import Entry, Failure, share_memory, tensor_metadata, writes_inference_tensors
 from staticrt.errors import CaptureError, LoweringError, PassError
 from staticrt.fast_path import FastPath
+from staticrt.frontend import budget
 from staticrt.frontend.dynamo import NotCompiled
 from staticrt.frontend.graph import CapturedGraph, KnownInputs
 from staticrt.frontend.keys import CallKey, EagerOnly, call_key, eager_reason, needs_gradients
@@ -69,9 +70,8 @@ class Engine(HeldMemory):
         self.options = options
         self.name = name
         self._entries: dict[tuple[Any, ...], list[Entry]] = {}
-        self._routes: dict[
-            tuple[Any, ...], str
-        ] = {}  # key -> "parts", "later", "again" or "eager", once capture failed
+        # key -> "parts", "later", "again" or "eager", once capture failed
+        self._routes: dict[tuple[Any, ...], str] = {}
         self._order: list[Entry] = []
         self._eager: Counter[tuple[str, str, str]] = Counter()
         self._lock = threading.RLock()
@@ -307,12 +307,13 @@ class Engine(HeldMemory):
             return captured, self._executable(captured)
 
         try:
-            try:
-                # An accelerator compiles islands when it likes, and may ask torch about their sizes then.
-                captured, built = attempt(quick=self.options.accelerators is None)
-            except NeedsShapeEnv as error:
-                log.debug("captured again with torch's own sizes: %s", error)
-                captured, built = attempt(quick=False)
+            with budget.account(self.options.seconds_to_capture()):
+                try:
+                    # An accelerator compiles islands when it likes, and may ask torch about their sizes then.
+                    captured, built = attempt(quick=self.options.accelerators is None)
+                except NeedsShapeEnv as error:
+                    log.debug("captured again with torch's own sizes: %s", error)
+                    captured, built = attempt(quick=False)
         except donation.WrittenDonation:
             raise
         except ModelChanges as error:

@@ -80,6 +80,14 @@ OPTIONS: tuple[Option, ...] = (
         minimum=1,
     ),
     Option(
+        "capture_seconds",
+        (float, int, type(None)),
+        30,
+        "CPU seconds that capturing may take within one call without gradients; what is not captured by then runs "
+        "eagerly. None, or with deterministic or fullgraph: no bound.",
+        minimum=0,
+    ),
+    Option(
         "fullgraph",
         (bool,),
         False,
@@ -221,6 +229,11 @@ class Options:
     def runtime(self) -> dict[str, Any]:
         """The options that the executable takes."""
         return {name: self.values[name] for name in _RUNTIME}
+
+    def seconds_to_capture(self) -> float | None:
+        """`capture_seconds`; None where time may not decide what runs."""
+        seconds: float | None = self.values["capture_seconds"]
+        return None if self.values["deterministic"] or self.values["fullgraph"] else seconds
 
     def __reduce__(self) -> Any:
         return Options, (dict(self.values),)

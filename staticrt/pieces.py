@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from staticrt.frontend import budget
 from staticrt.frontend.dynamo import Parts
 from staticrt.frontend.graph import KnownInputs
 from staticrt.options import Options
@@ -62,7 +63,8 @@ class Pieces:
         with self._lock:
             if self._inference is None:
                 self._inference = Parts(self._function, self._make, self._options.dynamic)
-        return self._run(self._inference, args, kwargs)
+        with budget.account(self._options.seconds_to_capture(), share=0.5):  # the whole capture had as much
+            return self._run(self._inference, args, kwargs)
 
     def train(self, args: Any, kwargs: Any) -> tuple[Any, bool]:
         """As `infer`, for results that need gradients: each piece is differentiated ahead of time."""

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "kernels/gemm_routes.h"
+#include "kernels/pointwise_ops.h"
 
 namespace staticrt {
 namespace {
@@ -176,6 +177,10 @@ static std::optional<PreparedCall> addmm_with(PrepareRequest& request, Prim acti
   if (!set_bias(s, request.args[0].tensors[0], number_or(request, 3, 1))) return std::nullopt;
   if (activates) {
     if (request.outs[0].meta.dtype != ScalarType::Float) return std::nullopt;
+    if (activation == Prim::kGelu) {
+      const bool nan = request.outs[0].meta.numel() > 1 && gelu_of_infinity_is_nan(ScalarType::Float);
+      s.activation_imm[0].f32 = nan ? 1.0F : 0.0F;
+    }
     s.activation = tile_prims().op[static_cast<int>(activation)][static_cast<int>(TileClass::kF32)][0];
   }
   return finish(s, request);
@@ -185,7 +190,7 @@ SRT_PREPARE("aten::addmm", prepare_addmm) {
   return addmm_with(request, Prim::kClampMin, false);
 }
 
-// eager on CPU: relu, or gelu with the tanh formula
+// eager on CPU: relu or gelu
 SRT_PREPARE("aten::_addmm_activation", prepare_addmm_activation) {
   const bool gelu =
       request.args.size() > 5 && request.args[5].value.isBool() && request.args[5].value.toBool();
@@ -213,6 +218,8 @@ SRT_PREPARE("aten::baddbmm", prepare_baddbmm) {
   set_a(s, request.args[1].tensors[0]);
   set_b(s, request.args[2].tensors[0]);
   s.alpha = number_or(request, 4, 1);
+  if (s.alpha == 0)
+    return std::nullopt;  // eager multiplies NaN by it in small products, and leaves large ones out
   const TensorMeta& out = request.outs[0].meta;
   if (!set_c(s, request.outs[0]) ||
       !batch_strides(request.args[1].tensors[0].meta, out, s.batch, s.a_batch) ||

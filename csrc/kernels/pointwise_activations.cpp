@@ -1,7 +1,11 @@
 // Activations and clamps.
+#include <ATen/EmptyTensor.h>
+#include <ATen/ops/gelu_cpu_dispatch.h>
 #include <c10/core/ScalarType.h>
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "kernels/pointwise_ops.h"
 
@@ -99,11 +103,40 @@ Reg threshold(Node& n) {
 
 Reg gelu(Node& n) {
   if (!at::isFloatingType(n.out())) return {};
-  const bool tanh = !n.is_none(1) && n.value(1).toStringRef() == "tanh";
-  return n.b.unary(tanh ? Prim::kGeluTanh : Prim::kGelu, n.in(0, n.out()), n.out());
+  const Reg x = n.in(0, n.out());
+  if (!n.is_none(1) && n.value(1).toStringRef() == "tanh") return n.b.unary(Prim::kGeluTanh, x, n.out());
+  const bool nan = n.is_contiguous(0) && n.numel(0) > 1 && gelu_of_infinity_is_nan(n.out());
+  return n.b.unary(Prim::kGelu, x, n.out(), {nan ? 1.0 : 0.0, 0, 0});
+}
+
+// Asked without the dispatcher, which may be recording.
+template <class T>
+bool eager_gelu_of_infinity_is_nan() {
+  const at::Tensor x = at::detail::empty_cpu({64}, c10::CppTypeToScalarType<T>::value);
+  std::fill_n(x.mutable_data_ptr<T>(), 64, std::numeric_limits<T>::infinity());
+  return std::isnan(static_cast<float>(at::cpu::gelu(x, "none").const_data_ptr<T>()[0]));
 }
 
 }  // namespace
+
+bool gelu_of_infinity_is_nan(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Float: {
+      static const bool nan = eager_gelu_of_infinity_is_nan<float>();
+      return nan;
+    }
+    case ScalarType::BFloat16: {
+      static const bool nan = eager_gelu_of_infinity_is_nan<c10::BFloat16>();
+      return nan;
+    }
+    case ScalarType::Half: {
+      static const bool nan = eager_gelu_of_infinity_is_nan<c10::Half>();
+      return nan;
+    }
+    default:
+      return false;
+  }
+}
 
 const EmitTable& activation_emits() {
   static const EmitTable ops = {

@@ -16,6 +16,7 @@ class PointwiseNode {
     bool is_tensor = false;
     size_t rank = 0;  // of the tensor
     int64_t numel = 0;
+    bool contiguous = false;
     c10::IValue value;  // otherwise
   };
 
@@ -32,6 +33,8 @@ class PointwiseNode {
   bool is_number(size_t i) const;  // a real number or bool
   c10::Scalar number(size_t i) const { return args_[i].value.toScalar(); }
   double real(size_t i, double otherwise) const { return is_none(i) ? otherwise : number(i).toDouble(); }
+  bool is_contiguous(size_t i) const { return args_[i].contiguous; }
+  int64_t numel(size_t i) const { return args_[i].numel; }
   const c10::IValue& value(size_t i) const { return args_[i].value; }
   at::ScalarType dtype(size_t i) const { return args_[i].reg.dtype; }
   bool is_floating(size_t i) const { return at::isFloatingType(dtype(i)); }
@@ -54,6 +57,10 @@ using EmitFn = Reg (*)(PointwiseNode& node);
 
 using EmitTable = std::map<std::string_view, EmitFn>;
 const EmitTable& activation_emits();
+
+// Whether eager's gelu of infinity is NaN, for contiguous tensors of a dtype with more than one element:
+// oneDNN has these, and which formula it takes depends on the processor. Others give infinity.
+bool gelu_of_infinity_is_nan(at::ScalarType dtype);
 
 EmitFn find_emit(std::string_view op);  // nullptr: no pointwise operator known here
 std::vector<std::string_view> pointwise_ops();

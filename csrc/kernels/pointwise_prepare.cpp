@@ -45,11 +45,13 @@ static std::shared_ptr<TileProgram> chain_program(const ChainRequest& request) {
         out.reg = builder.load(operand_of[i][k]);
         out.rank = arg.tensor.meta.sizes.size();
         out.numel = arg.tensor.meta.numel();
+        out.contiguous = arg.tensor.meta.is_contiguous();
       } else if (arg.kind == ChainArg::Kind::kResult) {
         if (arg.result >= i) return nullptr;
         out.reg = results[arg.result];
         out.rank = request.sizes.size();
         out.numel = request.nodes[arg.result].out.numel();
+        out.contiguous = request.nodes[arg.result].out.is_contiguous();
       } else {
         out.value = arg.value;
       }

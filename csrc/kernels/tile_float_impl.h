@@ -201,7 +201,12 @@ int float_unary(SRT_PRIM_ARGS) {
   if constexpr (op == Prim::kSilu) map1<T>(dst, a, n, [&](V x) { return x / (one + x.neg().exp()); });
   if constexpr (op == Prim::kGelu) {
     if constexpr (std::is_same_v<T, float>) {
-      map1<T>(dst, a, n, [](V x) { return gelu_float(x); });
+      if (imm[0].f32 !=
+          0) {  // infinity gives NaN; x - x is 0 of all else, and taking it away keeps a zero's sign
+        map1<T>(dst, a, n, [](V x) { return gelu_float(x) - (x - x); });
+      } else {
+        map1<T>(dst, a, n, [](V x) { return gelu_float(x); });
+      }
     } else {
       map1<T>(dst, a, n, [](V x) { return at::native::vectorized_gelu(x); });
     }

@@ -12,6 +12,7 @@ import torch
 from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
+from staticrt.frontend import budget
 from staticrt.frontend.fakes import FakeMaker, guards_of
 from staticrt.frontend.graph import CapturedGraph, InputSpec, KnownInputs
 from staticrt.frontend.maybe_views import SizesDecideViews, results_show, writes_show
@@ -32,6 +33,9 @@ from staticrt.ops.size_nodes import NeedsShapeEnv, SizeEnv
 
 aten = torch.ops.aten
 log = logging.getLogger(__name__)
+
+# Of the time that is left, what one capture may take: Dynamo, or the other parts of a cut model, get as much.
+_OF_WHAT_IS_LEFT = 0.5
 
 # What a graph's output may be.
 _IN_GRAPHS = (
@@ -74,7 +78,7 @@ def capture(
         Exception: whatever the model raised.
     """
     snapshot = snapshot if snapshot is not None else Snapshot()
-    with alone(), _quiet_fakes(), uncollected():
+    with _out_of_time(), alone(), _quiet_fakes(), uncollected(), budget.charged(_OF_WHAT_IS_LEFT):
         # (sizes 0 and 1 are like any other, sizes are constants, without sympy); the first that the model takes.
         attempts = [(True, False, False), (False, False, False), (False, True, False)]
         if not dynamic:
@@ -128,6 +132,14 @@ def capture(
                 elif not attempts:
                     raise
     raise AssertionError("unreachable")
+
+
+@contextlib.contextmanager
+def _out_of_time() -> Iterator[None]:
+    try:
+        yield
+    except budget.OutOfTime:
+        raise CannotCapture(budget.reason(), "") from None
 
 
 @contextlib.contextmanager

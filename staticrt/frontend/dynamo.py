@@ -5,14 +5,17 @@ All private names of Dynamo are here.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from staticrt.frontend import budget
 from staticrt.frontend.graph import KnownInputs
 from staticrt.frontend.parallel import calling, has_small_buckets, in_small_buckets, is_parallel
 
@@ -25,6 +28,8 @@ _CONFIG = {
     "skip_nnmodule_hook_guards": False,  # a hook that is added later is seen
     "accumulated_recompile_limit": 1 << 16,  # of all models of one class; each has a limit of its own
 }
+# Of the time that is left, what one function may take: a slow one leaves as much to those that it calls.
+_OF_WHAT_IS_LEFT = 0.5
 _COMPILE = inspect.signature(torch.compile).parameters
 
 
@@ -70,7 +75,7 @@ class Parts:
         # What `torch.compile` does with a backend that is a function.
         context: Any = dynamo.optimize(self._backend, nopython=fullgraph, dynamic=dynamic, **own)
         if callable(getattr(context, "callback", None)):  # else Dynamo is switched off
-            context.callback = _Configured(context.callback, config)
+            context.callback = _Configured(context.callback, config, self._out_of_time)
         self._run = context(function) if around is None else calling(around, context(function))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -101,6 +106,9 @@ class Parts:
         if (text, where) not in self.breaks:
             self.breaks.append((text, where))
 
+    def _out_of_time(self, where: str) -> None:
+        self.breaks.append((budget.reason(), where))
+
     def _backend(
         self, gm: torch.fx.GraphModule, inputs: Sequence[Any], **_options: Any
     ) -> Callable[..., Any]:
@@ -108,7 +116,7 @@ class Parts:
 
 
 class _Configured:
-    """Compiles a frame with Dynamo set as we need it.
+    """Compiles a frame with Dynamo set as we need it, in bounded time.
 
     Setting Dynamo around each call instead would cost more than the call of a small model, and would reach what the
     model compiles by itself.
@@ -116,21 +124,69 @@ class _Configured:
     Args:
         callback: Dynamo's, which the interpreter calls for frames without compiled code.
         config: settings.
+        out_of_time: told where a function is that takes too long to compile.
     """
 
-    def __init__(self, callback: Callable[..., Any], config: dict[str, Any]) -> None:
+    def __init__(
+        self, callback: Callable[..., Any], config: dict[str, Any], out_of_time: Callable[[str], None]
+    ) -> None:
         functools.update_wrapper(self, callback)  # Dynamo knows its callbacks by attributes
         self._callback = callback
         self._config = config
+        self._out_of_time = out_of_time
+        self._abandoned: set[types.CodeType] = set()
 
-    def __call__(self, *frame: Any, **more: Any) -> Any:
+    def __call__(self, frame: Any, *others: Any, **more: Any) -> Any:
         import torch._dynamo as dynamo
 
+        code = frame.f_code
+        if code in self._abandoned:
+            return _left_to_eager()
         config = self._config
         if in_small_buckets():
             config = {**config, "optimize_ddp": False}
-        with dynamo.config.patch(config):  # type: ignore[attr-defined]
-            return self._callback(*frame, **more)
+        try:
+            with (
+                budget.charged(_OF_WHAT_IS_LEFT),
+                _interruptible(),
+                dynamo.config.patch(config),  # type: ignore[attr-defined]
+            ):
+                return self._callback(frame, *others, **more)
+        except budget.OutOfTime:
+            self._abandoned.add(code)
+            self._out_of_time(f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}")
+            return _left_to_eager()
+
+
+def _left_to_eager() -> Any:
+    """Tells the interpreter to run a frame as it is; what it calls is looked at again.
+
+    Said of this frame only: code is shared by models, and may be compiled for other sizes.
+    """
+    from torch._dynamo.types import ConvertFrameReturn
+
+    return ConvertFrameReturn(apply_to_code=False, skip_reason="it takes too long to compile")
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let `budget.check` stop Dynamo at each instruction that it interprets."""
+    from torch._dynamo.convert_frame import compile_lock
+    from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+
+    with compile_lock:
+        step = InstructionTranslatorBase.step
+
+        @functools.wraps(step)
+        def checked(self: Any) -> bool:
+            budget.check()
+            return step(self)
+
+        InstructionTranslatorBase.step = checked  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            InstructionTranslatorBase.step = step  # type: ignore[method-assign]
 
 
 def known_inputs(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> KnownInputs:

@@ -12,6 +12,7 @@ import torch
 from torch._guards import ShapeGuard, SLoc
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 
+from staticrt.frontend import budget
 from staticrt.frontend.fake_mode import without_dynamo
 from staticrt.frontend.reasons import model_line
 
@@ -65,6 +66,7 @@ class DecidingShapeEnv(ShapeEnv):
         return GuardOnDataDependentSymNode(expr, f"data decides {unhinted_expr}")
 
     def _evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
+        budget.check()
         try:
             return super()._evaluate_expr(orig_expr, *args, **kwargs)
         except GuardOnDataDependentSymNode:

@@ -20,7 +20,7 @@ from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from staticrt.frontend import autocast, composites, maybe_views
+from staticrt.frontend import autocast, budget, composites, maybe_views
 from staticrt.frontend.data_numbers import DataNumbers
 from staticrt.frontend.reasons import CannotCapture, stack_trace
 from staticrt.frontend.symbols import SymbolNodes
@@ -223,6 +223,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.watcher is not None:
             self.watcher.pause()
         try:
+            budget.check()
             if not self.autograd:
                 return self._dispatch(func, args, kwargs or {})
             with torch._C._AutoDispatchBelowAutograd():

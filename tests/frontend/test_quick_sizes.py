@@ -179,3 +179,23 @@ def test_an_operator_of_others_is_told_by_the_rule_that_came_with_it(monkeypatch
         assert got[1] == want[1]
     (captured,) = fast.explain().captures
     assert captured.calls == 3
+
+
+@torch.no_grad()
+def test_a_slice_up_to_a_ratio_of_sizes_is_no_number_that_data_decides():
+    """Images scaled and pasted into a canvas, as detectors do: torch's rule makes such a slice a size of its own."""
+
+    def pasted(x):
+        scale = 8.0 / min(x.shape[-2:])
+        y = nn.functional.interpolate(x, scale_factor=scale, recompute_scale_factor=True)
+        canvas = x.new_zeros(1, 3, 32, 32)
+        canvas[..., : y.shape[-2], : y.shape[-1]].copy_(y)
+        return canvas
+
+    compiled = staticrt.compile(pasted)
+    for height, width in ((16, 20), (20, 16), (12, 14), (16, 20)):
+        x = torch.randn(1, 3, height, width)
+        assert torch.equal(compiled(x), pasted(x))
+    explanation = compiled.explain()
+    assert not explanation.eager
+    assert not explanation.notes

@@ -37,3 +37,38 @@ def test_answers_are_eagers(name, columns):
     for x in (plain, hidden, largest, nans):
         for _ in range(2):
             torch.testing.assert_close(compiled(x), function(x), equal_nan=True, rtol=2e-5, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("count", [1, 2, 16, 33])
+def test_gelu_of_infinity_is_eagers(count, dtype):
+    """oneDNN, which eager asks for contiguous tensors of more than one element, may have another answer than ATen."""
+    largest = torch.finfo(dtype).max / 4
+    values = torch.tensor([INF, -INF, NAN, largest, -largest, 0.0, -0.0, 1.0] * 5, dtype=dtype)[:count]
+    strided = torch.stack([values, values], 1)[:, 0]
+    functions = [F.gelu, lambda x: F.gelu(x * 1) * 2, lambda x: F.gelu(x, approximate="tanh")]
+    for function in functions:
+        compiled = staticrt.compile(function)
+        for x in (values, strided):
+            want = function(x)
+            for _ in range(3):
+                got = compiled(x)
+                torch.testing.assert_close(got, want, equal_nan=True)
+                assert torch.equal(got.signbit()[want == 0], want.signbit()[want == 0])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("size", [3, 20])
+def test_a_product_that_is_multiplied_by_zero_is_eagers(size):
+    """Eager multiplies small products by 0, which leaves NaN of infinities, and leaves large ones out."""
+
+    def function(c, a, b):
+        return torch.baddbmm(c, a, b, alpha=0)
+
+    compiled = staticrt.compile(function)
+    torch.manual_seed(0)
+    c, a, b = torch.randn(3, 2, size, size)
+    a[0, 0, 0] = INF
+    for _ in range(3):
+        torch.testing.assert_close(compiled(c, a, b), function(c, a, b), equal_nan=True)

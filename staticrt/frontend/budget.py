@@ -1,0 +1,84 @@
+"""How long capturing may take, so that a first answer comes in bounded time.
+
+Most models are captured in a fraction of a second. Sizes that torch tracks with sympy, and graphs that Dynamo cuts again
+and again, can take minutes. So each call has an account of CPU seconds of its thread (waiting for other processes costs
+nothing), and what captures for it charges the account and looks at it at every operator or instruction. Out of time, a
+capture of a whole model leaves the rest to Dynamo; a function that Dynamo does not finish runs eagerly, and the
+functions that it calls are tried in turn with what is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Iterator
+
+
+class OutOfTime(BaseException):
+    """Capturing took longer than it may; no `except Exception` of model code or torch stops it."""
+
+
+class _Local(threading.local):
+    seconds: float = 0  # what the option says
+    left: float | None = None  # seconds in the account; None: there is none
+    deadline: float = math.inf
+
+
+_local = _Local()
+
+
+@contextlib.contextmanager
+def account(seconds: float | None, share: float = 1.0) -> Iterator[None]:
+    """Open an account for one call of this thread, unless a call around it has one.
+
+    Args:
+        seconds: CPU time that the option `capture_seconds` allows; None: no bound.
+        share: of it, what the account gets.
+    """
+    if _local.left is not None or seconds is None:
+        yield
+        return
+    _local.seconds, _local.left = seconds, seconds * share
+    try:
+        yield
+    finally:
+        _local.left = None
+
+
+@contextlib.contextmanager
+def charged(share: float) -> Iterator[None]:
+    """Charge the account with what runs within.
+
+    Args:
+        share: of the time left, what it may take.
+
+    Raises:
+        OutOfTime: from `check`, or at once where nothing is left.
+    """
+    if _local.left is None:
+        yield
+        return
+    outer, begin = _local.deadline, time.thread_time()
+    left = _local.left if outer == math.inf else outer - begin
+    if left <= 0:
+        raise OutOfTime
+    _local.deadline = begin + left * share
+    try:
+        yield
+    finally:
+        _local.deadline = outer
+        if outer == math.inf:
+            _local.left -= time.thread_time() - begin
+
+
+def check() -> None:
+    """Raise OutOfTime where what is charged has taken too long."""
+    if _local.deadline != math.inf and time.thread_time() > _local.deadline:
+        raise OutOfTime
+
+
+def reason() -> str:
+    """What `explain()` says of what ran out of time."""
+    return f"capturing it takes longer than capture_seconds={_local.seconds:g} allows"
