@@ -6,7 +6,9 @@ to the same sizes. Left in, each is a node to run, and an alias or a copy for th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from torch._ops import OpOverload
 from staticrt.passes.aliasing import AliasInfo
 from staticrt.passes.base import GraphPass, PassResult, register_pass, tensor_meta
 from staticrt.passes.effects import argument, is_pure, named_argument, node_facts
-from staticrt.passes.symbols import same_meta, same_place
+from staticrt.passes.symbols import known_equal_all, same_meta, same_place
 
 aten = torch.ops.aten
 
@@ -114,6 +116,9 @@ class RemoveNoOps(GraphPass):
             if node.target is aten.copy_.default:
                 same = node.args[0] is node.args[1]
                 source: Any = node.args[0]
+            elif node.target is aten.copy.default:
+                source = node.args[1]
+                same = _keeps_a_layout(node, aliases) and aliases.may_replace(node, source)
             elif node.target._overloadpacket in STOPS_GRADIENTS and (
                 not self.inference or aliases.detaches_a_result(node)
             ):
@@ -129,6 +134,62 @@ class RemoveNoOps(GraphPass):
             gm.graph.erase_node(node)
             removed += 1
         return PassResult(gm, changed=removed > 0, count=removed)
+
+
+def _keeps_a_layout(node: fx.Node, aliases: AliasInfo) -> bool:
+    """Whether `copy(x, y)`, that is y in the layout of x, may as well be y.
+
+    So write in-place operators on parts of a tensor, such as the gates of an LSTM cell, where the parts are not joined
+    again. A layout with gaps takes the memory of the whole tensor for each part.
+    """
+    source = node.args[1]
+    before = tensor_meta(source) if isinstance(source, fx.Node) else None
+    after = tensor_meta(node)
+    if before is None or after is None:
+        return False
+    if same_meta(before, after):
+        return True
+    strides = (*before.stride(), *after.stride())
+    # Both row by row: what is computed of y lies as what is computed of the copy. Strides that somebody sees stay.
+    return (
+        all(type(stride) is int for stride in strides)
+        and _kind(before) == _kind(after)
+        and known_equal_all(before.shape, after.shape)
+        and before.is_contiguous()
+        and _decrease(before.stride())
+        and _decrease(after.stride())
+        and not aliases.reaches_output(node)
+        and not any(map(_may_see_strides, _readers(node)))
+    )
+
+
+def _kind(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tensor.device, tensor.layout, tensor.is_conj(), tensor.is_neg()
+
+
+def _may_see_strides(node: fx.Node) -> bool:
+    """Whether a call may depend on its arguments' strides otherwise than torch's operators do."""
+    if node.target is operator.getitem:
+        return False
+    known = isinstance(node.target, OpOverload) and node.target.namespace in ("aten", "staticrt")
+    return not known or node.target is aten.as_strided.default
+
+
+def _decrease(strides: Sequence[int]) -> bool:
+    return all(a > b for a, b in itertools.pairwise(strides)) and min(strides, default=1) > 0
+
+
+def _readers(node: fx.Node) -> set[fx.Node]:
+    """Who reads a value, or a view of it."""
+    found: set[fx.Node] = set()
+    todo = [node]
+    while todo:
+        for user in todo.pop().users:
+            if user not in found:
+                found.add(user)
+                if user.target is operator.getitem or node_facts(user).aliases:
+                    todo.append(user)
+    return found
 
 
 def _only_source(node: fx.Node) -> fx.Node | None:

@@ -175,3 +175,53 @@ def test_copy_onto_itself_goes(build):
         return (call(graph, aten.neg.default, x),)
 
     assert build(body, [torch.rand(3)]).run(RemoveNoOps()).count == 1
+
+
+def _gates(graph, x, read):
+    """In-place `sigmoid_` of the first half of the rows, as it is recorded."""
+    half = call(graph, aten.slice.Tensor, call(graph, aten.sin.default, x), 1, 0, 3)
+    gate = call(graph, aten.copy.default, half, call(graph, aten.sigmoid.default, half))
+    return read(graph, gate)
+
+
+@pytest.mark.parametrize(
+    ("read", "goes"),
+    [
+        (lambda graph, gate: (call(graph, aten.mul.Tensor, gate, gate),), 1),
+        (lambda graph, gate: (call(graph, aten.sum.dim_IntList, call(graph, aten.t.default, gate), [0]),), 1),
+        (lambda graph, gate: (gate,), 0),
+        (lambda graph, gate: (call(graph, aten.t.default, gate),), 0),
+        (
+            lambda graph, gate: (
+                call(graph, aten.neg.default, call(graph, aten.as_strided.default, gate, [2], [6])),
+            ),
+            0,
+        ),
+        (lambda graph, gate: (call(graph, aten.neg.default, call(graph, aten.add_.Tensor, gate, 1)),), 0),
+    ],
+    ids=["read", "view read", "returned", "view returned", "strided by hand", "written"],
+)
+def test_a_part_written_in_place_needs_no_layout_with_gaps(build, read, goes):
+    graph = build(lambda graph, x: _gates(graph, x, read), [torch.randn(4, 6)])
+    assert graph.run(RemoveNoOps()).count == goes
+    assert graph.count(aten.copy.default) == 1 - goes
+
+
+@pytest.mark.parametrize("of", ["another dtype", "broadcast", "other order"])
+def test_a_copy_into_a_layout_that_changes_more_stays(build, of):
+    def body(graph, x, y):
+        half = call(graph, aten.slice.Tensor, call(graph, aten.sin.default, x), 1, 0, 3)
+        return (
+            call(
+                graph,
+                aten.neg.default,
+                call(graph, aten.copy.default, half, call(graph, aten.abs.default, y)),
+            ),
+        )
+
+    y = {
+        "another dtype": torch.randn(4, 3, dtype=torch.double),
+        "broadcast": torch.randn(3),
+        "other order": torch.randn(3, 4).t(),
+    }[of]
+    assert not build(body, [torch.randn(4, 6), y]).run(RemoveNoOps()).changed
