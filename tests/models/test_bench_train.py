@@ -23,7 +23,10 @@ def test_one_model_is_measured_and_reported(tmp_path, monkeypatch, capsys):
     (memory,) = json.loads(target.read_text())["memory"]
     assert memory["saved_bytes"]["staticrt 1"] <= memory["saved_bytes"]["eager"]
     assert memory["step_bytes"]["arena"] >= memory["step_bytes"]["lower_bound"] > 0
-    assert "live peak" in text
+    assert memory["step_bytes"]["eager"] > 0
+    peaks = list(memory["peak_bytes"].values())
+    assert peaks == sorted(peaks, reverse=True)
+    assert "eager's peak" in text
     costs = json.loads(target.read_text())["costs"]
     assert set(costs["two_operators_us"]) == {"eager", "AOT eager", "door A", "door B"}
     assert costs["compile_s"]["nodes"] >= 60
@@ -33,3 +36,11 @@ def test_one_model_is_measured_and_reported(tmp_path, monkeypatch, capsys):
     assert set(row["ms"]) == {"eager", "AOT eager", "staticrt", "whole step"}
     assert row["arena_bytes"] >= row["lower_bound_bytes"] > 0
     assert 0 < row["saved_bytes"]["staticrt"] <= row["saved_bytes"]["eager"] * 2
+
+
+def test_the_peak_of_a_call_is_that_of_its_allocations():
+    def call():
+        torch.ones(1000) + torch.ones(1000)
+        torch.empty(2500)
+
+    assert train_memory.allocated_peak(call) == 3 * 4000
