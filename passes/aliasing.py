@@ -19,6 +19,22 @@ from staticrt.passes.base import output_nodes
 from staticrt.passes.effects import argument, node_facts, written_nodes
 
 
+aten = torch.ops.aten
+# They read a storage beside the elements of the tensor that they are given, or tell where in it those lie.
+READ_PLACES = frozenset(
+    {
+        aten.as_strided.default,
+        aten.as_strided_copy.default,
+        aten.as_strided_scatter.default,
+        aten.sym_storage_offset.default,
+        aten.view_as_complex.default,
+        aten.view_as_complex_copy.default,
+        aten.view.dtype,
+        aten.view_copy.dtype,
+    }
+)
+
+
 class AliasInfo:
     """Alias classes of one graph, as it is when this is made. O(nodes) but for union-find's α.
 
@@ -34,8 +50,11 @@ class AliasInfo:
         self._sources: dict[fx.Node, list[fx.Node]] = {}
         self._flows: set[fx.Node] = set()
         self._outputs = output_nodes(gm)
+        self._external: set[Any] = set()
+        self._placed: set[Any] = set()  # storages of which a node reads more than elements
         self._same: dict[fx.Node, fx.Node] = {}  # what may be the very tensor of an earlier node
         writes: list[tuple[int, fx.Node]] = []
+        placed: list[fx.Node] = []  # whose place in their storage a node depends on
         for index, node in enumerate(gm.graph.nodes):
             self._order[node] = index
             self._sources[node] = self._alias_sources(node)
@@ -46,9 +65,12 @@ class AliasInfo:
             if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
                 self._union(node, self._items.setdefault((node.args[0], node.args[1]), object()))
             writes += [(index, written) for written in written_nodes(node)]
+            if node.target in READ_PLACES:
+                placed += node.all_input_nodes
         for index, written in writes:
             self._writes.setdefault(self.storage(written), []).append(index)
-        self._external = {self.storage(n) for n in gm.graph.nodes if n.op in ("placeholder", "get_attr")}
+        self._placed |= {self.storage(node) for node in placed}
+        self._external |= {self.storage(n) for n in gm.graph.nodes if n.op in ("placeholder", "get_attr")}
         self._direct = {self._tensor(n) for n in self._outputs}
         self._add_flows(self._outputs)
 
@@ -103,7 +125,7 @@ class AliasInfo:
         """Whether every reader of `old` may read `new` instead, an equal value that was there before.
 
         If `old` is a view of `new`'s storage, only the identity of returned tensors is at stake. If
-        `old` is a copy, nobody may write either, and the caller may not get both (see Note [Outputs
+        `old` is a copy, nobody may write either or ask where in a storage it lies, and the caller may not get both (see Note [Outputs
         belong to the caller]).
         """
         if self.is_output(old) and (
@@ -113,6 +135,8 @@ class AliasInfo:
         if self._surely_views(old, new):
             return True
         if self.is_written(old) or self.is_written(new):
+            return False
+        if self.storage(old) in self._placed:  # another storage may have other bytes around the elements
             return False
         if not self.reaches_output(old):
             return True
@@ -149,8 +173,9 @@ class AliasInfo:
         self._writes.setdefault(root_a, []).extend(self._writes.pop(root_b, []))
         if not self._writes[root_a]:
             del self._writes[root_a]
-        if hasattr(self, "_external") and root_b in self._external:
-            self._external.add(root_a)
+        for marked in (self._external, self._placed):
+            if root_b in marked:
+                marked.add(root_a)
 
     def _alias_sources(self, node: fx.Node) -> list[fx.Node]:
         """The nodes whose storage `node` itself may share."""

@@ -64,6 +64,22 @@ void choose_kernel(const Program& program, const Node& node, const BindOptions& 
   bound.check_overlap = node.aliases.empty();
 }
 
+// Values of whose storage a node reads what lies beside their elements. Memory that is shared with other
+// values would show it these, and hide that it reads too far.
+std::vector<bool> read_beside(const Program& program) {
+  std::vector<bool> found(program.num_values(), false);
+  const auto mark = [&](const Arg& arg) {
+    for (uint32_t k = 0; k < arg.count; ++k) found[program.operands()[arg.first + k]] = true;
+  };
+  for (auto node = program.nodes().rbegin(); node != program.nodes().rend(); ++node) {
+    if (node->op.starts_with("aten::as_strided") && node->num_args > 0) mark(program.arg(*node, 0));
+    for (const Alias& alias : node->aliases) {
+      if (found[node->first_output + alias.output]) mark(program.arg(*node, alias.arg));
+    }
+  }
+  return found;
+}
+
 }  // namespace
 
 const char* to_string(BoundKind kind) {
@@ -92,6 +108,7 @@ BoundProgram bind(std::shared_ptr<const Program> program_ptr, const BindOptions&
 
   std::vector<bool> is_output(program.num_values(), false);
   for (const ValueId id : program.outputs()) is_output[id] = true;
+  const std::vector<bool> beside = read_beside(program);
   std::vector<uint32_t> last_use(program.num_values(), 0);
   for (uint32_t index = 0; index < program.nodes().size(); ++index) {
     const Node& node = program.nodes()[index];
@@ -102,7 +119,7 @@ BoundProgram bind(std::shared_ptr<const Program> program_ptr, const BindOptions&
     for (uint32_t i = 0; i < node.num_outputs; ++i) {
       const ValueId id = node.first_output + i;
       last_use[id] = index;
-      if (out_variant && !live.touches_input[id] && !live.touches_output[id]) {
+      if (out_variant && !live.touches_input[id] && !live.touches_output[id] && !beside[id]) {
         bound.managed[i] = true;
         result.managed_values.push_back(id);
       }

@@ -2,6 +2,7 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/StorageImpl.h>
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 
@@ -36,6 +37,16 @@ c10::Storage storage_of(at::DataPtr data, size_t size_bytes) {
 // A tensor over bytes that it does not own.
 at::Tensor borrow(void* data, const TensorMeta& meta) {
   return tensor_over(storage_of(at::DataPtr(data, at::kCPU), static_cast<size_t>(extent_bytes(meta))), 0,
+                     meta);
+}
+
+// The same, `offset_bytes` into the bytes of its owner: operators that read a storage beside a tensor's
+// elements (as_strided) find there what they find in eager.
+at::Tensor borrow_part(char* data, const TensorMeta& owner, int64_t offset_bytes, const TensorMeta& meta) {
+  const auto item = static_cast<int64_t>(c10::elementSize(meta.dtype));
+  if (offset_bytes % item != 0) return borrow(data + offset_bytes, meta);
+  const int64_t bytes = std::max(extent_bytes(owner), offset_bytes + extent_bytes(meta));
+  return tensor_over(storage_of(at::DataPtr(data, at::kCPU), static_cast<size_t>(bytes)), offset_bytes / item,
                      meta);
 }
 
@@ -107,7 +118,8 @@ at::Tensor PreparedFrame::shell(ValueId value) const {
   const ValueRecord& record = prepared_->records_[value];
   const int32_t base = prepared_->base_of_[record.owner];
   if (base < 0) return view_of_owner(value);
-  return borrow(bases_[static_cast<size_t>(base)] + record.offset_bytes, record.meta);
+  return borrow_part(bases_[static_cast<size_t>(base)], prepared_->records_[record.owner].meta,
+                     record.offset_bytes, record.meta);
 }
 
 at::Tensor PreparedFrame::view_of_owner(ValueId value) const {
