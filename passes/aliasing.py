@@ -18,7 +18,6 @@ from staticrt.ops import OpFacts
 from staticrt.passes.base import output_nodes
 from staticrt.passes.effects import argument, node_facts, written_nodes
 
-
 aten = torch.ops.aten
 # They read a storage beside the elements of the tensor that they are given, or tell where in it those lie.
 READ_PLACES = frozenset(
