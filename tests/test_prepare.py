@@ -171,6 +171,29 @@ def test_broadcast_results_are_planned_as_the_cpu_lays_them_out(function):
         assert torch.equal(fast(x, y), function(x, y))
 
 
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x * 2, lambda x: 3 + x, lambda x: (x * 2).transpose(0, 1), lambda x: x.long() // 3 * 2],
+)
+def test_strides_of_one_element_are_the_cpus(function):
+    """A dimension of one element has any stride: the CPU's kernels keep it where the meta device's rules do not."""
+    x = torch.empty(0).set_(torch.randn(50).untyped_storage(), 0, (1, 10, 5), (1, 5, 1))
+    fast = staticrt.compile(function)
+    assert fast.prepare(x)
+    for _call in range(2):
+        assert fast(x).stride() == function(x).stride()
+        assert torch.equal(fast(x), function(x))
+
+
+def test_integers_that_zeros_do_not_divide_are_planned():
+    x = torch.empty(0, dtype=torch.int64).set_(
+        torch.arange(1, 51).untyped_storage(), 0, (1, 10, 5), (1, 5, 1)
+    )
+    fast = staticrt.compile(torch.floor_divide)
+    assert fast.prepare(x, x)
+    assert torch.equal(fast(x, x), torch.floor_divide(x, x))
+
+
 def test_a_tensor_of_bools_may_be_indexed():
     """Only a mask among the indices makes sizes depend on data; attention masks of padded batches are indexed."""
     mask, rows, columns = torch.rand(4, 6) > 0.5, torch.tensor([[3], [0]]), torch.arange(5)

@@ -53,6 +53,26 @@ bool is_convolution(std::string_view op) {
        "aten::conv_transpose3d", "aten::convolution", "aten::_convolution"});
 }
 
+bool is_product(std::string_view op) {
+  return is_one_of(op.substr(0, op.find('.')), {"aten::linear", "aten::mm", "aten::addmm", "aten::bmm",
+                                                "aten::baddbmm", "aten::matmul", "aten::einsum"});
+}
+
+// A dimension of one element may have any stride, which the CPU's kernels hand on where the meta device's
+// rules do not.
+bool has_odd_stride_of_one(const Program& program, const Node& node, const c10::IValue* slots) {
+  for (const ValueId id : program.reads(node)) {
+    if (!slots[id].isTensor() || !slots[id].toTensor().is_meta()) continue;
+    const at::Tensor& tensor = slots[id].toTensor();
+    int64_t stride = 1;
+    for (int64_t d = tensor.dim() - 1; d >= 0; --d) {
+      if (tensor.size(d) == 1 && tensor.stride(d) != stride) return true;
+      stride *= tensor.size(d);
+    }
+  }
+  return false;
+}
+
 at::Tensor zeros_like_stored(const at::Tensor& tensor) {
   int64_t last = 0;
   for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
@@ -71,7 +91,12 @@ bool run_on_zeros(const BoundProgram& bound, uint32_t node_index, c10::IValue* s
     operands.emplace_back(id, slots[id]);
     slots[id] = zeros_like_stored(slots[id].toTensor());
   }
-  run_node(bound, node_index, slots);
+  try {
+    run_node(bound, node_index, slots);
+  } catch (...) {  // integers divided by zero
+    for (auto& [id, meta] : operands) slots[id] = std::move(meta);
+    throw;
+  }
   bool shares = false;
   for (auto& [id, meta] : operands) {
     for (uint32_t i = 0; i < node.num_outputs; ++i) {
@@ -125,6 +150,12 @@ bool run_shape_only(const BoundProgram& bound, uint32_t node_index, c10::IValue*
   } else if (needs_bytes(node.op)) {
     return may_run_on_zeros(node) && run_on_zeros(bound, node_index, slots);
   } else {
+    const bool try_zeros = may_run_on_zeros(node) && !is_convolution(node.op) && !is_product(node.op) &&
+                           has_odd_stride_of_one(program, node, slots);
+    try {
+      if (try_zeros) return run_on_zeros(bound, node_index, slots);
+    } catch (const std::exception&) {
+    }
     try {
       run_as_operator(bound, node_index, at::kMeta, slots);
     } catch (const std::exception&) {
