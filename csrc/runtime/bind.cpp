@@ -134,7 +134,10 @@ BoundProgram bind(std::shared_ptr<const Program> program_ptr, const BindOptions&
   }
   const ValueId first_output = program.first_constant() + static_cast<ValueId>(program.constants().size());
   std::vector<bool> managed(program.num_values(), false);
-  for (const ValueId id : result.managed_values) managed[id] = true;
+  for (const ValueId id : result.managed_values) {
+    managed[id] = true;
+    result.nodes[live.ranges[id].end - 1].managed_ends.push_back(id);
+  }
   for (ValueId id = first_output; id < program.num_values(); ++id) {
     if (!is_output[id] && !managed[id]) result.nodes[last_use[id]].last_uses.push_back(id);
   }

@@ -9,6 +9,7 @@
 #include "program/program_call.h"
 #include "runtime/arena_memory.h"
 #include "runtime/donation.h"
+#include "runtime/free_memory.h"
 #include "runtime/general_path.h"
 #include "runtime/run_state.h"
 #include "runtime/trace.h"
@@ -243,7 +244,7 @@ void Executable::run_general_path(Frame& frame, std::span<const InputView> input
     ran = true;
     frame.memory.begin_run(frame.slots.data());
     if (trace) trace->innermost().placed_ns = trace_now_ns();
-    run_general(bound_, frame.slots.data(), 0, observer);
+    run_general(bound_, frame.slots.data(), 0, observer, frame.memory.planned() ? nullptr : &frame.memory);
     if (trace) trace->innermost().steps_ns = trace_now_ns();
     outputs.clear();
     for (const ValueId id : bound_.program->outputs()) outputs.push_back(frame.slots[id]);
@@ -263,6 +264,8 @@ void Executable::run_general_path(Frame& frame, std::span<const InputView> input
                                           fixed_.can_track(inputs) ? &fixed_ : nullptr, *known_plans_),
         inputs);
     release_idle_arena_memory();  // what this run had; the prepared program's arena may be smaller
+    // Only once: a model whose sizes change would free and allocate the same pages again and again.
+    if (cache_.counters().prepared == 1) return_free_memory(recorder->bytes());
   }
   const int64_t end_ns = trace_now_ns();
   if (trace && recorder) trace->innermost().recorded_ns = end_ns - ran_ns;

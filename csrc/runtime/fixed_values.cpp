@@ -7,6 +7,7 @@
 #include <set>
 
 #include "common/error.h"
+#include "runtime/free_memory.h"
 #include "runtime/general_path.h"
 #include "runtime/run_error.h"
 
@@ -325,9 +326,10 @@ bool FixedValues::take_offered(const DerivedBytes& bytes, const FixedState& stat
   return true;
 }
 
-std::shared_ptr<const FixedState> FixedValues::acquire(std::span<const InputView> inputs,
-                                                       std::span<const ValueId> values,
-                                                       std::span<const DerivedBytes> derived) {
+std::shared_ptr<const FixedState> FixedValues::make(std::span<const InputView> inputs,
+                                                    std::span<const ValueId> values,
+                                                    std::span<const DerivedBytes> derived,
+                                                    int64_t& made_bytes) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const std::shared_ptr<FixedState> state = state_for(inputs);
   Computation computation(*this, *state, inputs);
@@ -340,6 +342,7 @@ std::shared_ptr<const FixedState> FixedValues::acquire(std::span<const InputView
       state->derived_.emplace(bytes.key, std::move(made));
       continue;
     }
+    made_bytes += bytes.derivation.size_bytes;
     std::vector<c10::IValue> kept;  // alive until the bytes are made
     std::vector<const char*> sources;
     for (size_t i = 0; i < bytes.owners.size(); ++i) {
@@ -356,6 +359,18 @@ std::shared_ptr<const FixedState> FixedValues::acquire(std::span<const InputView
     state->derived_.emplace(bytes.key, std::move(made));
   }
   for (const ValueId id : values) computation.keep(id);
+  return state;
+}
+
+std::shared_ptr<const FixedState> FixedValues::acquire(std::span<const InputView> inputs,
+                                                       std::span<const ValueId> values,
+                                                       std::span<const DerivedBytes> derived) {
+  int64_t made_bytes = 0;
+  std::shared_ptr<const FixedState> state = make(inputs, values, derived, made_bytes);
+  // Packing takes about as much again for a while. Only the first times: weights that change in every call
+  // are packed in every call.
+  constexpr int64_t kTimes = 4;
+  if (made_bytes > 0 && times_made_.fetch_add(1) < kTimes) return_free_memory(made_bytes);
   return state;
 }
 

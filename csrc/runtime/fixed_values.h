@@ -133,6 +133,9 @@ class FixedValues {
   char* data_of(const FixedState& state, const DerivedBytes& derived) const;
 
  private:
+  // acquire() under the lock; adds up the bytes it derived.
+  std::shared_ptr<const FixedState> make(std::span<const InputView> inputs, std::span<const ValueId> values,
+                                         std::span<const DerivedBytes> derived, int64_t& made_bytes);
   class Computation;
   std::shared_ptr<FixedState> state_for(std::span<const InputView> inputs);
   bool take_offered(const DerivedBytes& bytes, const FixedState& state, FixedState::Made& made);
@@ -147,6 +150,7 @@ class FixedValues {
   std::map<std::string, PackedBytes> offered_;
   std::vector<WeightStamp> offered_stamps_;  // per program input
   std::atomic<int64_t> taken_bytes_{0};
+  std::atomic<int64_t> times_made_{0};  // calls of acquire() that derived bytes
 };
 
 }  // namespace staticrt

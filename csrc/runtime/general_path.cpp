@@ -5,6 +5,7 @@
 
 #include "common/error.h"
 #include "runtime/control_flow.h"
+#include "runtime/group_memory.h"
 #include "runtime/run_error.h"
 
 namespace staticrt {
@@ -165,7 +166,8 @@ void run_node(const BoundProgram& bound, uint32_t node_index, c10::IValue* slots
   }
 }
 
-void run_general(const BoundProgram& bound, c10::IValue* slots, uint32_t first_node, NodeObserver* observer) {
+void run_general(const BoundProgram& bound, c10::IValue* slots, uint32_t first_node, NodeObserver* observer,
+                 GroupMemory* profile) {
   const auto num_nodes = static_cast<uint32_t>(bound.nodes.size());
   for (uint32_t index = first_node; index < num_nodes; ++index) {
     if (observer) observer->before_node(index, slots);
@@ -176,6 +178,8 @@ void run_general(const BoundProgram& bound, c10::IValue* slots, uint32_t first_n
     }
     if (observer) observer->after_node(index, slots);
     for (const ValueId id : bound.nodes[index].last_uses) slots[id] = c10::IValue();
+    if (!profile) continue;
+    for (const ValueId id : bound.nodes[index].managed_ends) profile->let_go(id, slots);
   }
 }
 

@@ -15,9 +15,13 @@ class NodeObserver {
   virtual void after_node(uint32_t node_index, const c10::IValue* slots) = 0;
 };
 
+class GroupMemory;
+
 // Runs nodes [first_node, end) on slots that hold all they read. An exception leaves the slots to the
 // caller to clean up; its message names the node and its model line.
-void run_general(const BoundProgram& bound, c10::IValue* slots, uint32_t first_node, NodeObserver* observer);
+// profile: of a profile run: its managed values are let go of after their last use.
+void run_general(const BoundProgram& bound, c10::IValue* slots, uint32_t first_node, NodeObserver* observer,
+                 GroupMemory* profile = nullptr);
 
 // One node, with its outputs' slots empty or holding a managed tensor of an earlier run.
 void run_node(const BoundProgram& bound, uint32_t node_index, c10::IValue* slots);

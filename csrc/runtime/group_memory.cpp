@@ -1,6 +1,7 @@
 #include "runtime/group_memory.h"
 
 #include <algorithm>
+#include <map>
 
 #include "common/bits.h"
 #include "common/error.h"
@@ -12,7 +13,17 @@ namespace staticrt {
 GroupMemory::GroupMemory(const BoundProgram& bound, const MemoryOptions& options)
     : bound_(bound), options_(options) {}
 
-void GroupMemory::make_groups(c10::IValue* slots) {
+static int64_t storage_bytes(const at::Tensor& tensor) {
+  return static_cast<int64_t>(round_up(tensor.storage().nbytes(), kStorageAlignmentBytes));
+}
+
+void GroupMemory::let_go(ValueId id, c10::IValue* slots) {
+  if (!slots[id].isTensor()) return;
+  profiled_bytes_.emplace_back(id, storage_bytes(slots[id].toTensor()));
+  slots[id] = c10::IValue();
+}
+
+void GroupMemory::make_groups() {
   std::vector<planner::LiveRange> ranges;
   for (const ValueId id : bound_.managed_values) {
     const LiveRange& range = bound_.liveness.ranges[id];
@@ -22,9 +33,15 @@ void GroupMemory::make_groups(c10::IValue* slots) {
   const int32_t num_groups = group_of.empty() ? 0 : *std::max_element(group_of.begin(), group_of.end()) + 1;
   groups_.resize(static_cast<size_t>(num_groups));
   for (Group& group : groups_) group.storage = new_managed_storage();
+  std::map<ValueId, Group*> group_with;
   for (size_t i = 0; i < group_of.size(); ++i) {
-    groups_[static_cast<size_t>(group_of[i])].members.push_back(bound_.managed_values[i]);
+    Group& group = groups_[static_cast<size_t>(group_of[i])];
+    group.members.push_back(bound_.managed_values[i]);
+    group_with[bound_.managed_values[i]] = &group;
   }
+  for (const auto& [id, bytes] : profiled_bytes_)
+    group_with.at(id)->size_bytes = std::max(group_with.at(id)->size_bytes, bytes);
+  profiled_bytes_ = {};
   planned_ = true;
 }
 
@@ -67,14 +84,16 @@ void GroupMemory::begin_run(c10::IValue* slots) {
 
 void GroupMemory::end_run(c10::IValue* slots) {
   const bool profile_run = !planned_;
-  if (profile_run) make_groups(slots);
+  if (profile_run) make_groups();
   needed_bytes_ = 0;
   bool moved = profile_run;
   for (Group& group : groups_) {
+    size_t held = 0;
     for (const ValueId id : group.members) {
-      if (!slots[id].isTensor()) continue;
+      if (!slots[id].isTensor()) continue;  // let go of
+      ++held;
       at::Tensor& tensor = slots[id].toTensor();
-      const auto bytes = static_cast<int64_t>(round_up(tensor.storage().nbytes(), kStorageAlignmentBytes));
+      const int64_t bytes = storage_bytes(tensor);
       moved |= bytes > group.size_bytes;
       group.size_bytes = std::max(group.size_bytes, bytes);
       if (!tensor.storage().is_alias_of(group.storage)) {  // the profile run, or a kernel replaced it
@@ -84,9 +103,9 @@ void GroupMemory::end_run(c10::IValue* slots) {
       }
     }
     needed_bytes_ += group.size_bytes;
-    SRT_INTERNAL(group.storage.use_count() == group.members.size() + 1, "managed storage of '",
+    SRT_INTERNAL(group.storage.use_count() == held + 1, "managed storage of '",
                  bound_.program->values()[group.members.front()].name, "' has ", group.storage.use_count(),
-                 " owners after the run, expected ", group.members.size() + 1,
+                 " owners after the run, expected ", held + 1,
                  ": an operator kept or returned a managed value");
   }
   if (options_.cleanup_activations || moved) detach();
@@ -100,6 +119,7 @@ void GroupMemory::detach() {
 
 void GroupMemory::abandon_run(c10::IValue* slots) {
   for (const ValueId id : bound_.managed_values) slots[id] = c10::IValue();
+  profiled_bytes_.clear();
   detach();
 }
 

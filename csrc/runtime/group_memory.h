@@ -1,7 +1,8 @@
 // Memory of one frame's managed values on the general path: storage groups, as PyTorch's Static Runtime
 // plans them (torch/csrc/jit/runtime/static/memory_planner.cpp gives the behaviour, not the code).
 //
-// Run 1 allocates ordinarily and shows which storage each managed value got. From then on the members of
+// Run 1 allocates ordinarily, frees each managed value after its last use, and shows how large it was. From
+// then on the members of
 // a group point to one storage, all storages lie in one buffer, and a group is as large as its largest
 // member was in any run so far. A value that outgrows its group allocates inside the run; the next run's
 // buffer has room for it. Groups never shrink.
@@ -45,6 +46,8 @@ class GroupMemory {
 
   // Before a run: puts the storages of all groups into the buffer. Nothing before the profile run.
   void begin_run(c10::IValue* slots);
+  // In the profile run, after the value's last use: notes its size and frees it.
+  void let_go(ValueId id, c10::IValue* slots);
   // After a run that finished: the first makes the groups, the others enlarge them and put back
   // storages that a kernel replaced.
   void end_run(c10::IValue* slots);
@@ -65,13 +68,14 @@ class GroupMemory {
     int64_t size_bytes = 0;
     int64_t offset_bytes = 0;
   };
-  void make_groups(c10::IValue* slots);
+  void make_groups();
   void place();
   void detach();
 
   const BoundProgram& bound_;
   const MemoryOptions options_;
   bool planned_ = false;
+  std::vector<std::pair<ValueId, int64_t>> profiled_bytes_;  // sizes of the values that were let go of
   std::vector<Group> groups_;
   at::DataPtr buffer_;
   int64_t buffer_bytes_ = 0;

@@ -137,4 +137,16 @@ void Recorder::after_node(uint32_t node_index, const c10::IValue* slots) {
   for (uint32_t i = 0; i < node.num_outputs; ++i) records_[node.first_output + i].stable = all_stable;
 }
 
+int64_t Recorder::bytes() const {
+  int64_t bytes = 0;
+  for (const Node& node : bound_.program->nodes()) {
+    for (ValueId id = node.first_output; id < node.first_output + node.num_outputs; ++id) {
+      const ValueRecord& record = records_[id];
+      if (record.is_tensor && record.owner == id)
+        bytes += record.meta.numel() * static_cast<int64_t>(c10::elementSize(record.meta.dtype));
+    }
+  }
+  return bytes;
+}
+
 }  // namespace staticrt

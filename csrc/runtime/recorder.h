@@ -31,6 +31,8 @@ class Recorder : public NodeObserver {
   bool is_stable(uint32_t node_index) const;
 
   const std::vector<ValueRecord>& records() const { return records_; }
+  // Of all values that the run made.
+  int64_t bytes() const;
 
  private:
   void record_tensor(ValueId id, const at::Tensor& tensor);
