@@ -278,10 +278,9 @@ def _unbind(mode: Any, x: torch.Tensor, dim: int = 0) -> Any:
     dim %= rank
     sizes, strides = list(x.shape), list(x.stride())
     count, stride = sizes.pop(dim), strides.pop(dim)
-    if type(count) is not int:
-        if env_of(count) is None:
-            return None
-        count = int(count)  # a constant of the capture from here on: there are as many results
+    # A constant of the capture from here on, as there are so many results. Where data decides it, torch's own rule makes
+    # pieces of the wrong rank.
+    count = int(count)
     return [view_of(mode, x, sizes, strides, i * stride if i else 0) for i in range(count)]
 
 

@@ -16,7 +16,7 @@ from staticrt.frontend import budget
 from staticrt.frontend.fakes import FakeMaker, guards_of
 from staticrt.frontend.graph import CapturedGraph, InputSpec, KnownInputs
 from staticrt.frontend.maybe_views import SizesDecideViews, results_show, writes_show
-from staticrt.frontend.reasons import CannotCapture, ModelChanges, exception_line, model_line
+from staticrt.frontend.reasons import OTHERWISE, CannotCapture, ModelChanges, exception_line, model_line
 from staticrt.frontend.state import Snapshot
 from staticrt.frontend.structure import (
     Builder,
@@ -300,16 +300,33 @@ def _check_output(out: Any) -> None:
 
 
 def _assert_data_dependent(tracer: Any) -> None:
-    """Conditions on numbers that data decides become assertions in the graph."""
+    """Conditions on numbers that data decides become assertions in the graph, before its first write.
+
+    Bounds of one number hold, or the model asked for them (`torch._check`). Other conditions were assumed for this call's
+    data: a call for which they do not hold takes another capture.
+    """
     env = tracer.shape_env
-    for asserts in env.deferred_runtime_asserts.values():
-        for item in asserts:
-            node = tracer.symbols.from_expr(env.replace(item.expr), env)
-            if isinstance(node, fx.Node):
-                check = tracer.graph.call_function(
-                    aten._assert_scalar.default, (node, f"{item.expr} does not hold")
-                )
-                check.meta["val"] = None
+    graph = tracer.graph
+    if not env.deferred_runtime_asserts:
+        return
+    write = next((node for node in graph.nodes if _writes(node)), None)
+    with contextlib.nullcontext() if write is None else graph.inserting_before(write):
+        for asserts in env.deferred_runtime_asserts.values():
+            for item in asserts:
+                expr = env.replace(item.expr)
+                node = tracer.symbols.from_expr(expr, env)
+                if isinstance(node, fx.Node):
+                    bounds = len(expr.args) == 2 and sorted(arg.is_Atom for arg in expr.args) == [True, True]
+                    assumed = not (
+                        bounds and expr.is_Relational and not expr.func.__name__.endswith("quality")
+                    )
+                    text = f"{OTHERWISE} than {item.expr}" if assumed else f"{item.expr} does not hold"
+                    check = graph.call_function(aten._assert_scalar.default, (node, text))
+                    check.meta["val"] = None
+
+
+def _writes(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def _finish(
@@ -366,7 +383,7 @@ def _decided(graph: fx.Graph) -> int:
     for node in graph.nodes if checks else ():
         if node in checks and wrote:
             raise CannotCapture("a branch that data decides, after a write that stays in place")
-        wrote |= isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+        wrote |= _writes(node)
     return len(checks)
 
 

@@ -1,0 +1,66 @@
+"""Sizes that data decides: what torch's rules assume of them holds for one call, and no other call fails for it."""
+
+import pytest
+import torch
+
+import staticrt
+
+LENGTHS = [(3, 3), (3, 3), (1, 4), (4, 1), (2, 2), (1, 1), (0, 1), (5, 5)]
+
+
+def positives(count):
+    x = torch.zeros(6)
+    x[:count] = torch.arange(count) + 1.0
+    return x
+
+
+def added(x, y):
+    return x[x > 0] + y[y > 0]
+
+
+def written(x, y):
+    z = torch.maximum(x[x > 0], y[y > 0]) * 2
+    x.mul_(2)
+    return z
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("function", [added, written])
+def test_lengths_that_broadcast_are_not_taken_for_equal(function):
+    """Of two such lengths torch's rule for broadcasting assumes that they are equal; one of them may be 1."""
+    compiled = staticrt.compile(function)
+    for first, second in LENGTHS:
+        for _ in range(2):
+            x, y = positives(first), positives(second)
+            mine = x.clone()
+            assert torch.equal(compiled(mine, y), function(x, y))
+            assert torch.equal(mine, x)
+
+
+@torch.no_grad()
+def test_pieces_of_a_tensor_whose_length_data_decides():
+    def sums(x):
+        return torch.stack([torch.where(x == value)[0].sum() for value in torch.unique(x)])
+
+    compiled = staticrt.compile(sums)
+    for values in ([1, 2, 1, 3, 2, 5], [4, 4, 2, 6, 1, 1], [1, 1, 1], [3, 3, 1, 2, 5, 4, 4]):
+        x = torch.tensor(values)
+        for _ in range(2):
+            assert torch.equal(compiled(x), sums(x))
+    explanation = compiled.explain()
+    assert not explanation.eager
+    assert not explanation.notes
+
+
+@torch.no_grad()
+def test_a_bound_that_the_model_asks_for_is_its_error():
+    def few(x):
+        y = x[x > 0]
+        torch._check(y.shape[0] < 4)
+        return y * 2
+
+    compiled = staticrt.compile(few)
+    for _ in range(2):
+        assert torch.equal(compiled(positives(3)), few(positives(3)))
+        with pytest.raises(RuntimeError):
+            compiled(positives(5))
