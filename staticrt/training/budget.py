@@ -118,7 +118,9 @@ def save_less(cut: Cut, limit: int) -> bool:
     stored = saved_storages(cut.forward, cut.num_results)
     # Nodes compare by their place in the graph.
     owners = sorted(
-        owner for owner in stored if owner not in move.owners and not _stays(owner, cut.unrepeatable)
+        owner
+        for owner, values in stored.items()
+        if owner not in move.owners and not any(_stays(node, cut.unrepeatable) for node in (owner, *values))
     )
     before = cut.saved_bytes
 

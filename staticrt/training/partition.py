@@ -62,7 +62,7 @@ def _cut(joint: fx.GraphModule, inputs: Any, budget: float, **keywords: Any) -> 
     whole = budget >= 1
     wanted = {node.name for node in joint.graph.nodes if _compat.is_saved_by_policy(node)}
     always = wanted | {node.name for node in unrepeatable(joint, static, False)}
-    kept = {node.name for node in _read_by_backward(joint) - _written(joint, static)} if whole else set()
+    kept = {node.name for node in _read_by_backward(joint)} if whole else set()
     values = unrepeatable(joint, static, whole)
     for node in values:
         _compat.must_save(node)

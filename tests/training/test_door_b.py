@@ -55,6 +55,11 @@ def test_regions_that_do_not_fit_take_door_a_or_say_why():
         torch.testing.assert_close(x, theirs)
 
     torch._dynamo.reset()
+    run = torch.compile(writes, backend="staticrt", options={"door": "auto"})
+    run(torch.randn(3, 3, requires_grad=True) * 1, w).sum().backward()
+    last = [region["not door B"] for region in debug_state()][-1]
+    assert last == "it writes an input that autograd sees"
+    torch._dynamo.reset()
     with pytest.raises(Exception, match="does not fit door='b': a result is an alias"):
         compiled(aliased)(torch.randn(3, 3), w)
 

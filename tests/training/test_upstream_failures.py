@@ -184,7 +184,13 @@ def test_batch_norm(against_eager, budget):
 
 @pytest.mark.parametrize(
     "function",
-    [lambda w: w.exp() * 2, lambda w: (w * 3).sigmoid().tanh(), lambda w: w.view(8, 8).t().exp() * 2],
+    [
+        lambda w: w.exp() * 2,
+        lambda w: (w * 3).sigmoid().tanh(),
+        lambda w: w.view(8, 8).t().exp() * 2,
+        lambda w: w.view(8, 8).exp() * w.view(8, 8)[0].detach().exp(),
+        lambda w: w[:32].exp() * w[32:].detach().sigmoid(),
+    ],
 )
 def test_an_input_that_eager_does_not_save_may_be_written_before_the_backward(door, function):
     """Upstream saves the parameter and computes its exp again; an optimiser's step between the two then raises."""
