@@ -9,6 +9,7 @@ from staticrt.passes.cse import APART
 from staticrt.training import budget
 from staticrt.training.budget import Cut, live_bytes, save_less
 from staticrt.training.recompute import recompute_cheap_values, saved_bytes
+from staticrt.training.work import nanoseconds
 
 aten = torch.ops.aten
 KIB16 = 64 * 64 * 4  # one value
@@ -148,3 +149,26 @@ def test_the_cut_that_holds_least_is_taken_once_it_saves_as_little(after, chosen
     cuts[0.1] = types.SimpleNamespace(budget=0.1, saved_bytes=1, peak_bytes=100)
     assert budget.cut_within(0.1, cuts.__getitem__).budget == chosen
     assert set(limits) == {1}
+
+
+def test_time_is_spent_once():
+    """Half of what two values take is missing: one of them stays."""
+    forward, backward = _region(*PLAIN)
+    whole = sum(nanoseconds(node) for node in backward.graph.nodes)
+    first, second = (
+        drop.nanoseconds for drop in recompute_cheap_values(forward, backward, 1, (), share=10.0)
+    )
+    share = (first + second / 2) / whole
+    assert second / whole < share  # alone it would fit
+    assert len(recompute_cheap_values(*_region(*PLAIN), 1, (), share=share)) == 1
+
+
+def test_graphs_that_do_not_fit_together_are_left_alone():
+    forward, backward = _region(*PLAIN)
+    forward.graph.output_node().args = (forward.graph.output_node().args[0][:3],)  # one value fewer is saved
+    assert not save_less(Cut(forward, backward, 1, ()), 0)
+    assert _placeholders(backward) == ["middle", "sine", "a_1", "tangents_1"]
+
+
+def _placeholders(graph):
+    return [node.name for node in graph.graph.find_nodes(op="placeholder")]
