@@ -1,6 +1,7 @@
 #include "runtime/shape_rules.h"
 
-#include <ATen/ops/empty.h>
+#include <ATen/ExpandUtils.h>
+#include <ATen/core/enum_tag.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 
@@ -9,6 +10,7 @@
 #include <string_view>
 
 #include "runtime/general_path.h"
+#include "runtime/matrix_shapes.h"
 
 namespace staticrt {
 namespace {
@@ -44,33 +46,6 @@ bool needs_bytes(std::string_view op) {
                         "aten::logaddexp2",
                         "aten::heaviside",
                         "aten::copysign.Tensor"});
-}
-
-bool is_convolution(std::string_view op) {
-  return is_one_of(
-      op.substr(0, op.find('.')),
-      {"aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::conv_transpose1d", "aten::conv_transpose2d",
-       "aten::conv_transpose3d", "aten::convolution", "aten::_convolution"});
-}
-
-bool is_product(std::string_view op) {
-  return is_one_of(op.substr(0, op.find('.')), {"aten::linear", "aten::mm", "aten::addmm", "aten::bmm",
-                                                "aten::baddbmm", "aten::matmul", "aten::einsum"});
-}
-
-// A dimension of one element may have any stride, which the CPU's kernels hand on where the meta device's
-// rules do not.
-bool has_odd_stride_of_one(const Program& program, const Node& node, const c10::IValue* slots) {
-  for (const ValueId id : program.reads(node)) {
-    if (!slots[id].isTensor() || !slots[id].toTensor().is_meta()) continue;
-    const at::Tensor& tensor = slots[id].toTensor();
-    int64_t stride = 1;
-    for (int64_t d = tensor.dim() - 1; d >= 0; --d) {
-      if (tensor.size(d) == 1 && tensor.stride(d) != stride) return true;
-      stride *= tensor.size(d);
-    }
-  }
-  return false;
 }
 
 at::Tensor zeros_like_stored(const at::Tensor& tensor) {
@@ -113,27 +88,34 @@ bool may_run_on_zeros(const Node& node) {
   return !node.has_effects && node.aliases.empty() && node.written_args.empty();
 }
 
-// torch's rule for convolutions makes results in torch's default layout. The CPU's kernels keep channels last
-// if the images or the weights have them. Of volumes it depends on sizes and threads: not told here.
-bool restride_convolution(const at::Tensor& input, const at::Tensor& weight, c10::IValue& result) {
-  const auto images = input.dim() == weight.dim() ? input : input.unsqueeze(0);
-  const auto is_last = [](const at::Tensor& t, at::MemoryFormat format) {
-    return t.suggest_memory_format() == format;
-  };
-  if (weight.dim() == 5) {
-    return !is_last(images, at::MemoryFormat::ChannelsLast3d) &&
-           !is_last(weight, at::MemoryFormat::ChannelsLast3d);
+// Larger ones are told by torch's rules, which take no memory: prepare() may be asked for sizes that do not
+// fit.
+bool makes_little(const Program& program, const Node& node, const c10::IValue* slots) {
+  constexpr int64_t kMostElements = 1 << 24;
+  std::vector<int64_t> together;  // what elementwise operators broadcast to
+  int64_t elements = 0;
+  for (uint32_t a = 0; a < node.num_args; ++a) {
+    const Arg& arg = program.arg(node, a);
+    double product = 1;  // of a list of sizes
+    for (uint32_t k = 0; k < arg.count; ++k) {
+      const c10::IValue& value = slots[program.operands()[arg.first + k]];
+      if (value.isInt() && value.toInt() > 1) product *= static_cast<double>(value.toInt());
+      if (!value.isTensor() || !value.toTensor().defined()) continue;
+      const at::Tensor& tensor = value.toTensor();
+      elements += tensor.numel();
+      if (at::are_expandable(together, tensor.sizes())) together = at::infer_size(together, tensor.sizes());
+    }
+    if (product > static_cast<double>(kMostElements)) return false;
   }
-  if (weight.dim() != 4 || (!is_last(images, at::MemoryFormat::ChannelsLast) &&
-                            !is_last(weight, at::MemoryFormat::ChannelsLast))) {
-    return true;
-  }
-  const at::Tensor plain = result.toTensor();
-  const bool has_batch = input.dim() == 4;
-  const at::Tensor made = at::empty((has_batch ? plain : plain.unsqueeze(0)).sizes(),
-                                    plain.options().memory_format(at::MemoryFormat::ChannelsLast));
-  result = has_batch ? made : made.squeeze(0);
-  return true;
+  return std::max(elements, c10::multiply_integers(together)) <= kMostElements;
+}
+
+bool draws_random_numbers(const Node& node, const Operands& op) {
+  constexpr uint32_t kTrain = 6;  // recurrent layers draw for dropout in training alone
+  if (is_one_of(node.op,
+                {"aten::lstm.input", "aten::gru.input", "aten::rnn_tanh.input", "aten::rnn_relu.input"}))
+    return op.boolean(kTrain);
+  return node.handle->hasTag(at::Tag::nondeterministic_seeded);
 }
 
 }  // namespace
@@ -147,26 +129,34 @@ bool run_shape_only(const BoundProgram& bound, uint32_t node_index, c10::IValue*
   const Node& node = program.nodes()[node_index];
   if (!node.handle) {
     run_node(bound, node_index, slots);  // numbers
-  } else if (needs_bytes(node.op)) {
-    return may_run_on_zeros(node) && run_on_zeros(bound, node_index, slots);
-  } else {
-    const bool try_zeros = may_run_on_zeros(node) && !is_convolution(node.op) && !is_product(node.op) &&
-                           has_odd_stride_of_one(program, node, slots);
-    try {
-      if (try_zeros) return run_on_zeros(bound, node_index, slots);
-    } catch (const std::exception&) {
-    }
-    try {
-      run_as_operator(bound, node_index, at::kMeta, slots);
-    } catch (const std::exception&) {
-      // Without Python many operators have no rule.
-      if (!may_run_on_zeros(node)) throw;
-      return run_on_zeros(bound, node_index, slots);
+    return true;
+  }
+  const Operands op = operands_of(program, node, slots);
+  const bool takes_long = is_convolution(node.op) || is_product(node.op);
+  if (takes_long) {
+    if (std::optional<at::Tensor> result = matrix_result(node.op, op)) {
+      slots[node.first_output] = *std::move(result);
+      return true;
     }
   }
-  if (!is_convolution(node.op)) return true;
-  const Operands op = operands_of(program, node, slots);
-  return restride_convolution(op.tensor(0), op.tensor(1), slots[node.first_output]);
+  const bool may_run = may_run_on_zeros(node);
+  if (needs_bytes(node.op)) return may_run && run_on_zeros(bound, node_index, slots);
+  // The CPU's own kernel tells best, and torch's rules in Python take a second to load.
+  if (may_run && !takes_long && !draws_random_numbers(node, op) && makes_little(program, node, slots)) {
+    try {
+      if (run_on_zeros(bound, node_index, slots)) return true;
+    } catch (const std::exception&) {  // zeros are no such operand
+    }
+  }
+  try {
+    run_as_operator(bound, node_index, at::kMeta, slots);
+  } catch (const std::exception&) {
+    // Without Python many operators have no rule.
+    if (!may_run) throw;
+    return run_on_zeros(bound, node_index, slots);
+  }
+  return !is_convolution(node.op) ||
+         restride_convolution(op.tensor(0), op.tensor(1), slots[node.first_output]);
 }
 
 }  // namespace staticrt

@@ -102,8 +102,8 @@ class Tools:
         """Do ahead of a call what its first run would do: capture, plan its memory, choose and bind kernels, pack weights.
 
         The model does not run on the arguments, so contents do not matter: tensors on the meta device stand for CPU
-        tensors of their sizes and strides. A few operators whose layout torch's shape rules do not tell (attention,
-        bags of embeddings) run on zeros. For calls that record no gradients.
+        tensors of their sizes and strides. Convolutions, matrix products and what takes more than 64 MiB follow
+        rules; other operators run on zeros, one at a time. For calls that record no gradients.
 
         Returns:
             Whether the next such call is prepared, its planned peak, and otherwise why: where only a run shows
