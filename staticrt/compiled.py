@@ -214,6 +214,7 @@ class Engine(HeldMemory):
         """Run what could not be captured whole: in parts where that helps, else eagerly."""
         failed = self._failures[key]
         route = self._routes.get(key, "eager")
+        gave_up = ""  # why not in pieces from now on, if eager answers
         if route == "parts" and not has_global_hooks():
             trials = self._trials.get(key)
             if trials is None:
@@ -233,16 +234,18 @@ class Engine(HeldMemory):
                 trials.ran(way, trial, begin, compiled)
                 return result
             except NotCompiled as error:
-                self._routes[key] = "eager"
-                self._eager["call", str(error), ""] += 0
+                gave_up = str(error)
         try:
             result = self._run_eagerly(args, kwargs, failed.reason, failed.where)
         except Exception:
             # The call itself is wrong, as eager says; a right one of the same kind is tried again.
-            if not failed.impossible:
+            if not failed.impossible and not gave_up:
                 self._routes.pop(key, None)
             raise
-        if route == "later":
+        if gave_up:
+            self._routes[key] = "eager"
+            self._eager["call", gave_up, ""] += 0
+        elif route == "later":
             self._routes[key] = "parts"
         elif route == "again":
             self._routes.pop(key, None)

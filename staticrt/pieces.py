@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from staticrt.frontend import budget
-from staticrt.frontend.dynamo import Parts
+from staticrt.frontend.dynamo import NotCompiled, Parts
 from staticrt.frontend.graph import KnownInputs
 from staticrt.options import Options
 from staticrt.part import Part
@@ -43,6 +44,7 @@ class Pieces:
         self._inference: Parts | None = None
         self._training: Parts | None = None
         self._lock = threading.RLock()
+        self._state: list[torch.Tensor] | None = None  # the model's tensors, for _versions()
         self._calls = 0
         self._inferring = 0  # pieces without gradients
 
@@ -58,13 +60,40 @@ class Pieces:
             The result, and whether any piece of it ran compiled.
 
         Raises:
-            NotCompiled: Dynamo gave up before the function ran.
+            NotCompiled: Dynamo gave up before the function ran, or the pieces raised and wrote no tensor before: code
+                that asks whether it is being compiled may fail where eager answers.
         """
         with self._lock:
             if self._inference is None:
                 self._inference = Parts(self._function, self._make, self._options.dynamic)
-        with budget.account(self._options.seconds_to_capture(), share=0.5):  # the whole capture had as much
-            return self._run(self._inference, args, kwargs)
+        versions = self._versions(args, kwargs)
+        try:
+            with budget.account(
+                self._options.seconds_to_capture(), share=0.5
+            ):  # the whole capture had as much
+                return self._run(self._inference, args, kwargs)
+        except NotCompiled:
+            raise
+        except Exception as error:
+            if self._versions(args, kwargs) != versions:
+                raise
+            what = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise NotCompiled(f"in pieces it raises {what}") from error
+
+    def _versions(self, args: Any, kwargs: Any) -> list[int]:
+        """What tells whether a tensor of the call or of the model was written, or a random number drawn."""
+        if self._state is None:
+            modules = [
+                value
+                for value in (self._function, getattr(self._function, "__self__", None))
+                if isinstance(value, torch.nn.Module)
+            ]
+            self._state = [
+                tensor for module in modules for tensor in (*module.parameters(), *module.buffers())
+            ]
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        versions = [tensor._version for tensor in (*self._state, *given) if not tensor.is_inference()]
+        return [*versions, hash(torch.get_rng_state().numpy().tobytes())]
 
     def train(self, args: Any, kwargs: Any) -> tuple[Any, bool]:
         """As `infer`, for results that need gradients: each piece is differentiated ahead of time."""
