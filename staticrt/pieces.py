@@ -19,6 +19,8 @@ from staticrt.part import Part
 if TYPE_CHECKING:
     from staticrt.compiled import Engine
 
+_UNPROVED = 8  # calls after which pieces that raise are the caller's error
+
 
 class Pieces:
     """A function run in pieces with eager Python between them.
@@ -44,7 +46,7 @@ class Pieces:
         self._inference: Parts | None = None
         self._training: Parts | None = None
         self._lock = threading.RLock()
-        self._state: list[torch.Tensor] | None = None  # the model's tensors, for _versions()
+        self._proved = 0  # calls without gradients that raised nothing
         self._calls = 0
         self._inferring = 0  # pieces without gradients
 
@@ -60,40 +62,47 @@ class Pieces:
             The result, and whether any piece of it ran compiled.
 
         Raises:
-            NotCompiled: Dynamo gave up before the function ran, or the pieces raised and wrote no tensor before: code
-                that asks whether it is being compiled may fail where eager answers.
+            NotCompiled: Dynamo gave up before the function ran, or one of the first calls raised and had written nothing:
+                code that asks whether it is being compiled may fail where eager answers.
         """
         with self._lock:
             if self._inference is None:
                 self._inference = Parts(self._function, self._make, self._options.dynamic)
-        versions = self._versions(args, kwargs)
+        before = self._state(args, kwargs) if self._proved < _UNPROVED else None
         try:
             with budget.account(
                 self._options.seconds_to_capture(), share=0.5
             ):  # the whole capture had as much
-                return self._run(self._inference, args, kwargs)
+                result = self._run(self._inference, args, kwargs)
         except NotCompiled:
             raise
         except Exception as error:
-            if self._versions(args, kwargs) != versions:
+            if before is None or self._state(args, kwargs) != before:
                 raise
             what = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise NotCompiled(f"in pieces it raises {what}") from error
+        self._proved += 1
+        return result
 
-    def _versions(self, args: Any, kwargs: Any) -> list[int]:
-        """What tells whether a tensor of the call or of the model was written, or a random number drawn."""
-        if self._state is None:
-            modules = [
-                value
-                for value in (self._function, getattr(self._function, "__self__", None))
-                if isinstance(value, torch.nn.Module)
-            ]
-            self._state = [
-                tensor for module in modules for tensor in (*module.parameters(), *module.buffers())
-            ]
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        versions = [tensor._version for tensor in (*self._state, *given) if not tensor.is_inference()]
-        return [*versions, hash(torch.get_rng_state().numpy().tobytes())]
+    def _state(self, args: Any, kwargs: Any) -> list[Any] | None:
+        """What tells whether anything was written that a second run would write again: tensors, attributes and
+        containers of the model, random numbers. None where an argument could hide more."""
+        leaves = tree_leaves((args, kwargs))
+        if not all(isinstance(leaf, (torch.Tensor, int, float, str, type(None))) for leaf in leaves):
+            return None
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        told: list[Any] = []
+        for value in (self._function, getattr(self._function, "__self__", None)):
+            if not isinstance(value, torch.nn.Module):
+                continue
+            tensors += [*value.parameters(), *value.buffers()]
+            for module in value.modules():
+                for name, attribute in vars(module).items():
+                    told.append((name, id(attribute)))
+                    if isinstance(attribute, (list, dict, set)):
+                        told.append([id(item) for item in attribute])
+        told += [tensor._version for tensor in tensors if not tensor.is_inference()]
+        return [*told, torch.get_rng_state().numpy().tobytes()]
 
     def train(self, args: Any, kwargs: Any) -> tuple[Any, bool]:
         """As `infer`, for results that need gradients: each piece is differentiated ahead of time."""

@@ -16,13 +16,16 @@ class Asks(nn.Module):
         super().__init__()
         self.linear = nn.Linear(8, 8)
         self.register_buffer("count", torch.zeros(()))
-        self.writes = False
+        self.writes = ""
+        self.seen: list[int] = []
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         kept = mask.float()[:, :3] if torch.compiler.is_compiling() or not bool(mask.all()) else None
         y = torch.relu(self.linear(x))
-        if self.writes:
+        if self.writes == "buffer":
             self.count.add_(1)
+        elif self.writes == "list":
+            self.seen.append(1)
         shown = repr(y.sum())  # Dynamo cuts here
         if kept is not None:
             y = y + kept
@@ -60,20 +63,21 @@ def test_wrong_arguments_raise_what_eager_raises_and_change_nothing() -> None:
             torch.testing.assert_close(compiled(x, mask), model(x, mask))
 
 
-def test_what_was_written_is_not_written_twice() -> None:
+@pytest.mark.parametrize("kind", ["buffer", "list"])
+def test_what_was_written_is_not_written_twice(kind: str) -> None:
     torch.manual_seed(0)
     model = Asks().eval()
-    model.writes = True
+    model.writes = kind
     compiled = staticrt.compile(model)
     answered = raised = 0
     with torch.no_grad():
         for _ in range(6):
-            before = model.count.item()
+            before = model.count.item() + len(model.seen)
             try:
                 compiled(*_arguments())
                 answered += 1
             except Exception:  # the pieces wrote before they raised: eager would write again
                 raised += 1
-            assert model.count.item() == before + 1
+            assert model.count.item() + len(model.seen) == before + 1
     assert answered + raised == 6
     assert answered > 0

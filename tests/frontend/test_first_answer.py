@@ -20,8 +20,9 @@ NETWORKS = {
 }
 
 
+@pytest.mark.parametrize("ahead", [False, True], ids=["called", "prepared"])
 @pytest.mark.parametrize("names", NETWORKS.values(), ids=NETWORKS)
-def test_a_first_answer_does_not_load_dynamo(names):
+def test_a_first_answer_does_not_load_dynamo(names, ahead):
     code = f"""
         import sys, torch, staticrt
         from staticrt.models import zoo
@@ -32,6 +33,7 @@ def test_a_first_answer_does_not_load_dynamo(names):
                 expected = model(*inputs)
                 compiled = staticrt.compile(model)
                 before = set(sys.modules)
+                assert not {ahead} or compiled.prepare(*inputs)
                 actual = compiled(*inputs)
                 compiled(*inputs)
                 loaded = set(sys.modules) - before
