@@ -13,16 +13,22 @@ from typing import Any
 # section title -> module, and the names it shows: None for its public ones
 SECTIONS: tuple[tuple[str, str, tuple[str, ...] | None], ...] = (
     ("staticrt", "staticrt", None),
-    ("Reports", "staticrt.report.tools", ("Tools",)),
-    ("Preparing ahead", "staticrt.ahead", ("Readiness",)),
-    ("Profiles", "staticrt.report.profile", ("ProfileReport", "ProfileRow", "KindRow", "profile")),
-    ("Metrics", "staticrt.report.metrics", ("Metrics", "GraphMetrics", "TimeMetrics")),
-    ("Explanations", "staticrt.report.explain", ("Explanation", "CaptureReport", "EagerReport")),
-    ("Comparisons", "staticrt.report.compare", ("CompareReport", "NodeDifference")),
-    ("Accelerators", "staticrt.accelerators", ("Accelerator", "available", "find", "register_accelerator")),
-    ("Planner", "staticrt.planner", None),
-    ("Routes", "staticrt.routes", None),
+    ("Reports", "staticrt.tools.report.inspection", ("Tools",)),
+    ("Preparing ahead", "staticrt.executor.prepare", ("Readiness",)),
+    ("Profiles", "staticrt.tools.report.profile", ("ProfileReport", "ProfileRow", "KindRow", "profile")),
+    ("Metrics", "staticrt.tools.report.metrics", ("Metrics", "GraphMetrics", "TimeMetrics")),
+    ("Explanations", "staticrt.runtime.explain.explanation", ("Explanation", "TraceReport", "EagerReport")),
+    ("Comparisons", "staticrt.tools.report.compare", ("CompareReport", "NodeDifference")),
+    (
+        "Accelerators",
+        "staticrt.api.accelerators",
+        ("Accelerator", "available", "find", "register_accelerator"),
+    ),
+    ("Planner", "staticrt.memory.planner", None),
+    ("Autotuning", "staticrt.runtime.autotuning", None),
     ("Memory", "staticrt.memory", None),
+    ("Graphs", "staticrt.graphs", None),
+    ("Optimisers", "staticrt.training.optim", ("SGD", "Adam", "AdamW")),
     ("Graph passes", "staticrt.passes", None),
     ("Operator facts", "staticrt.ops", None),
     ("Errors", "staticrt.errors", None),
@@ -76,9 +82,11 @@ def prose(docstring: str) -> str:
 
 
 def members(cls: type) -> list[tuple[str, Any]]:
-    """Public methods and properties that the class itself defines and documents."""
+    """Public methods and properties that the class itself, or a private base of it, defines and documents."""
     found = []
-    for name, value in vars(cls).items():
+    private = [base for base in cls.__mro__[1:] if base.__name__.startswith("_")]
+    own = {name: value for each in [*reversed(private), cls] for name, value in vars(each).items()}
+    for name, value in own.items():
         value = getattr(value, "function", value)  # a tool
         if name.startswith("_") or not inspect.getdoc(value):
             continue

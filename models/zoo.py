@@ -44,8 +44,8 @@ class Entry:
         name: its name on the command line and in tables.
         make: builds the module; called with the random state seeded.
         feed: makes the positional arguments for given sizes from a seeded generator.
-        variants: named sizes; the first is the one benchmarks use. Sizes of 1 specialise some captures:
-            `capture_variant` has none.
+        variants: named sizes; the first is the one benchmarks use. Sizes of 1 specialise some traces:
+            `trace_variant` has none.
         dynamic: for each argument, the dimensions whose size differs between variants.
         tag: OVERHEAD_BOUND or COMPUTE_BOUND.
         rtol, atol: how far an answer may be from eager's, as in `torch.allclose`; atol is in units of the
@@ -66,7 +66,7 @@ class Entry:
         return next(iter(self.variants))
 
     @property
-    def capture_variant(self) -> str:
+    def trace_variant(self) -> str:
         """The first variant without a size of 1, which torch.export would take for a constant."""
         return next(name for name, sizes in self.variants.items() if min(sizes.values()) > 1)
 

@@ -1,4 +1,4 @@
-"""Op facts: what is known of every operator, declared once.
+"""Facts of operators, declared once: aliases, writes, cost, fusability.
 
 `facts(target)` answers, `register_op` declares; each family of ops has a file.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import importlib
 
-from staticrt.ops.facts import Alias, Cost, OpFacts, Tolerance
-from staticrt.ops.registry import facts, facts_of_call, op_name, register_op
+from staticrt.ops.facts import Alias, Cost, OpFacts
+from staticrt.ops.registry import facts, facts_of_call, op_name, register_op, register_ops
 
 FAMILIES = (
     "pointwise",
@@ -43,9 +43,9 @@ __all__ = [
     "Alias",
     "Cost",
     "OpFacts",
-    "Tolerance",
     "facts",
     "facts_of_call",
     "op_name",
     "register_op",
+    "register_ops",
 ]

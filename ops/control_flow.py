@@ -6,24 +6,21 @@ Their results may be values that the bodies were given, so they have no verified
 
 from __future__ import annotations
 
-from staticrt.ops.facts import Cost
-from staticrt.ops.registry import register_op
+from staticrt.ops.registry import register_ops
 
-BODIED = ["cond", "while_loop", "scan", "map_impl", "associative_scan"]
-OPAQUE = [
-    "wrap_with_set_grad_enabled",
-    "wrap_with_autocast",
-    "auto_functionalized",
-    "auto_functionalized_v2",
-    "with_effects",
-    "invoke_subgraph",
-    "flex_attention",
-    "run_const_graph",
-    "out_dtype",
-    "strict_mode",
-]
-
-for _name in BODIED:
-    register_op(f"higher_order.{_name}", family="control_flow", cost=Cost.OTHER)
-for _name in OPAQUE:
-    register_op(f"higher_order.{_name}", family="control_flow", pure=False, cost=Cost.OTHER)
+register_ops(
+    "control_flow",
+    """
+    cond while_loop scan map_impl associative_scan
+    """,
+    namespace="higher_order",
+)
+register_ops(
+    "control_flow",
+    """
+    wrap_with_set_grad_enabled wrap_with_autocast auto_functionalized auto_functionalized_v2 with_effects
+    invoke_subgraph flex_attention run_const_graph out_dtype strict_mode
+    """,
+    namespace="higher_order",
+    pure=False,
+)

@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-from staticrt.ops.facts import ACCUMULATED, Cost
-from staticrt.ops.registry import register_op
+from staticrt.ops.registry import register_ops
 
-OPS = [
-    "_fft_c2c",
-    "_fft_c2r",
-    "_fft_r2c",
-    "fft_fft",
-    "fft_fft2",
-    "fft_fftn",
-    "fft_hfft",
-    "fft_hfft2",
-    "fft_hfftn",
-    "fft_ifft",
-    "fft_ifft2",
-    "fft_ifftn",
-    "fft_ihfft",
-    "fft_ihfft2",
-    "fft_ihfftn",
-    "fft_irfft",
-    "fft_irfft2",
-    "fft_irfftn",
-    "fft_rfft",
-    "fft_rfft2",
-    "fft_rfftn",
-    "stft",
-    "istft",
-]
-
-for _name in OPS:
-    register_op(f"aten.{_name}", family="fft", cost=Cost.OTHER, tolerance=ACCUMULATED)
+register_ops(
+    "fft",
+    """
+    _fft_c2c _fft_c2r _fft_r2c fft_fft fft_fft2 fft_fftn fft_hfft fft_hfft2 fft_hfftn fft_ifft fft_ifft2
+    fft_ifftn fft_ihfft fft_ihfft2 fft_ihfftn fft_irfft fft_irfft2 fft_irfftn fft_rfft fft_rfft2 fft_rfftn
+    stft istft
+    """,
+)

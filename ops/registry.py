@@ -2,8 +2,8 @@
 
 A declaration names an overload ("aten.add.Tensor") or all overloads of an op ("aten.add"); the
 narrower one wins. What the dispatcher's schema says (aliases, writes, randomness) is read from it and
-never declared again. An in-place or `.out` overload takes cost, fusability and tolerance from its
-functional twin; an op that nobody declared gets facts that are safe for any op.
+never declared again. An in-place or `.out` overload takes its cost from its functional
+twin; an undeclared op gets facts that are safe for any op.
 """
 
 from __future__ import annotations
@@ -16,25 +16,20 @@ from typing import Any, NamedTuple
 from torch._ops import HigherOrderOperator, OpOverload
 
 from staticrt.errors import OptionError
-from staticrt.ops.facts import BITWISE, Alias, Cost, OpFacts, Tolerance
-from staticrt.ops.out_rules import OutRule
+from staticrt.ops.facts import Alias, Cost, OpFacts
 from staticrt.ops.schema import SchemaFacts, bind_arguments, read_schema
 
 
 class _Declaration(NamedTuple):
     family: str
-    kernel: str | None
-    out: OutRule | None
     aliases: tuple[str, ...]
     may_alias: tuple[str, ...]
-    can_reuse: tuple[str, ...]
     writes: tuple[str, ...]
     pure: bool | None
     random: bool | None
     idle_when: tuple[tuple[str, object], ...]
     cost: Cost
     fusable: bool
-    tolerance: Tolerance
 
 
 _declared: dict[str, _Declaration] = {}
@@ -46,34 +41,27 @@ def register_op(
     name: str,
     *,
     family: str = "user",
-    kernel: str | None = None,
-    out: OutRule | None = None,
     aliases: Sequence[str] = (),
     may_alias: Sequence[str] = (),
-    can_reuse: Sequence[str] = (),
     writes: Sequence[str] = (),
     pure: bool | None = None,
     random: bool | None = None,
     idle_when: Mapping[str, object] | None = None,
     cost: Cost = Cost.OTHER,
     fusable: bool = False,
-    tolerance: Tolerance = BITWISE,
 ) -> None:
     """Declare what the schema of an op does not say.
 
     Args:
         name: an overload, "aten.add.Tensor", or an op, "aten.add", for all its overloads.
         family: what kind of op; the built-in ones name their file in `ops/`.
-        kernel: C++ kernel, where it is not the one registered under the op's own name.
-        out: sizes and dtype of the only output.
         aliases: arguments that every result views although the schema does not say so.
         may_alias: arguments that a result may share storage with, or may not, depending on the call.
             They widen the schema's annotation or, where it has one, turn "views" into "may view".
-        can_reuse: arguments whose bytes the output may take; see `OpFacts.can_reuse`.
         writes: arguments that the op writes although the schema does not say so.
-        pure: False keeps calls whose results nobody reads. Default: true for a functional schema.
+        pure: False keeps calls whose results have no readers. Default: true for a functional schema.
         random: whether it draws from a generator. Default: the schema's tag.
-        idle_when, cost, fusable, tolerance: see `OpFacts`.
+        idle_when, cost, fusable: see `OpFacts`.
 
     Raises:
         OptionError: the name is registered already, or is not of the form "namespace.op[.overload]".
@@ -91,20 +79,30 @@ def register_op(
         )
     _declared[name] = _Declaration(
         family=family,
-        kernel=kernel,
-        out=out,
         aliases=tuple(aliases),
         may_alias=tuple(may_alias),
-        can_reuse=tuple(can_reuse),
         writes=tuple(writes),
         pure=pure,
         random=random,
         idle_when=tuple((idle_when or {}).items()),
         cost=cost,
         fusable=fusable,
-        tolerance=tolerance,
     )
     _resolved.clear()
+
+
+def register_ops(family: str, names: str, *, namespace: str = "aten", **declared: Any) -> None:
+    """Declare several ops of one family alike.
+
+    Args:
+        names: without the namespace, separated by white space; each an op or an overload ("max.other").
+        declared: the other arguments of `register_op`.
+
+    Raises:
+        OptionError: as `register_op`.
+    """
+    for name in names.split():
+        register_op(f"{namespace}.{name}", family=family, **declared)
 
 
 def declared_names() -> list[str]:
@@ -176,14 +174,11 @@ def _function_facts(target: Callable[..., Any] | HigherOrderOperator) -> OpFacts
         name,
         known=True,
         family=declared.family,
-        kernel=declared.kernel,
-        out=declared.out,
         pure=declared.pure is not False,
         random=bool(declared.random),
         idle_when=declared.idle_when,
         cost=declared.cost,
         fusable=declared.fusable,
-        tolerance=declared.tolerance,
     )
 
 
@@ -197,26 +192,19 @@ def _overload_facts(op: OpOverload) -> OpFacts:
     random = schema.random if declared.random is None else declared.random
     functional = schema.functional if declared.pure is None else declared.pure
     mutates = tuple(sorted({*schema.mutates, *_positions(op, schema, declared.writes)}))
-    resolved = OpFacts(
+    return OpFacts(
         name,
         known=True,
         family=declared.family,
-        kernel=declared.kernel,
-        out=declared.out,
         aliases=_aliases(op, schema, declared),
         mutates=mutates,
-        can_reuse=_positions(op, schema, declared.can_reuse),
         pure=functional and not random and not mutates,
         random=random,
         idle_when=declared.idle_when,
         cost=declared.cost,
-        fusable=declared.fusable,
-        tolerance=declared.tolerance,
+        # An op that writes an argument stores its result there, so it joins no loop over fresh elements.
+        fusable=declared.fusable and not schema.mutates,
     )
-    if schema.mutates:
-        # Where the result goes is decided by the argument it writes, not by rules of the functional op.
-        resolved = replace(resolved, kernel=None, out=None, can_reuse=(), fusable=False)
-    return resolved
 
 
 def _undeclared_facts(op: OpOverload, name: str, schema: SchemaFacts) -> OpFacts:
@@ -230,10 +218,9 @@ def _undeclared_facts(op: OpOverload, name: str, schema: SchemaFacts) -> OpFacts
             mutates=schema.mutates,
             random=schema.random or bool(twin.random),
             cost=twin.cost,
-            tolerance=twin.tolerance,
         )
-    # Nobody vouches for the annotations of an unknown op: any result may be any argument. Only the
-    # dispatcher's own library promises that a functional schema has no other effect.
+    # The annotations of an unknown op may be incomplete, so any result may alias any argument. Only for
+    # `aten` does a functional schema guarantee that there is no other effect.
     vouched = {(alias.output, alias.arg) for alias in schema.aliases}
     guesses = tuple(
         Alias(output, arg, may=True)

@@ -1,4 +1,4 @@
-"""Graph passes: one per file; `pipeline.py` says in which order they run, and why."""
+"""Stage 3: rewrites graphs, one pass per file."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from staticrt.passes.base import output_nodes
 from staticrt.passes.effects import argument, node_facts, written_nodes
 
 aten = torch.ops.aten
-# They read a storage beside the elements of the tensor that they are given, or tell where in it those lie.
+# Operators that read a storage outside the elements of their argument, or that return the storage offset.
 READ_PLACES = frozenset(
     {
         aten.as_strided.default,
@@ -37,8 +37,8 @@ READ_PLACES = frozenset(
 class AliasInfo:
     """Alias classes of one graph, as it is when this is made. O(nodes) but for union-find's α.
 
-    Over-approximates: two values in different classes never share storage; in one class they may. A
-    result of a multi-output node has its own class where the op's facts say that it is fresh.
+    Conservative: values in different classes never share storage, values in one class may. A result of
+    a node with several outputs has its own class where the op's facts say that it is fresh.
     """
 
     def __init__(self, gm: fx.GraphModule) -> None:
@@ -50,10 +50,10 @@ class AliasInfo:
         self._flows: set[fx.Node] = set()
         self._outputs = output_nodes(gm)
         self._external: set[Any] = set()
-        self._placed: set[Any] = set()  # storages of which a node reads more than elements
-        self._same: dict[fx.Node, fx.Node] = {}  # what may be the very tensor of an earlier node
+        self._placed: set[Any] = set()  # storages that a READ_PLACES node reads
+        self._same: dict[fx.Node, fx.Node] = {}  # node -> earlier node that may return the same tensor object
         writes: list[tuple[int, fx.Node]] = []
-        placed: list[fx.Node] = []  # whose place in their storage a node depends on
+        placed: list[fx.Node] = []  # nodes whose storage offset another node depends on
         for index, node in enumerate(gm.graph.nodes):
             self._order[node] = index
             self._sources[node] = self._alias_sources(node)
@@ -99,7 +99,7 @@ class AliasInfo:
         return self.storage(node) in self._writes
 
     def writes_before(self, node: fx.Node, at: fx.Node) -> int:
-        """How often the storage of `node` is written by nodes before `at`."""
+        """The number of nodes before `at` that write the storage of `node`."""
         writes = self._writes.get(self.storage(node))
         return sum(index < self._order[at] for index in writes) if writes else 0
 
@@ -108,15 +108,15 @@ class AliasInfo:
         return self.storage(node) in self._external
 
     def reaches_output(self, node: fx.Node) -> bool:
-        """Whether the caller may get `node`'s own storage through an output that is it or views it."""
+        """Whether an output of the graph may share `node`'s storage."""
         return node in self._flows
 
     def is_output(self, node: fx.Node) -> bool:
-        """Whether the caller may get this very tensor."""
+        """Whether the graph may return this tensor object."""
         return self._tensor(node) in self._direct
 
     def detaches_a_result(self, node: fx.Node) -> bool:
-        """Whether a result views an input through this `detach`: it is no view to autograd then."""
+        """Whether a result views an input through this `detach`, so that autograd does not treat it as a view."""
         is_detach = node.target is torch.ops.aten.detach.default
         return is_detach and self.is_external(node) and self.reaches_output(node)
 
@@ -124,8 +124,8 @@ class AliasInfo:
         """Whether every reader of `old` may read `new` instead, an equal value that was there before.
 
         If `old` is a view of `new`'s storage, only the identity of returned tensors is at stake. If
-        `old` is a copy, nobody may write either or ask where in a storage it lies, and the caller may not get both (see Note [Outputs
-        belong to the caller]).
+        `old` is a copy, no node may write either or read its storage offset, and the caller may not get both
+        (see Note [Outputs belong to the caller]).
         """
         if self.is_output(old) and (
             self._tensor(new).op in ("placeholder", "get_attr") or self.is_output(new)
@@ -135,14 +135,14 @@ class AliasInfo:
             return True
         if self.is_written(old) or self.is_written(new):
             return False
-        if self.storage(old) in self._placed:  # another storage may have other bytes around the elements
+        if self.storage(old) in self._placed:  # another storage has other bytes around the elements
             return False
         if not self.reaches_output(old):
             return True
         return not self.is_external(new) and not self._storage_reaches_output(new, besides=old)
 
     def replaced(self, old: fx.Node, new: fx.Node) -> None:
-        """Keep the facts right after the uses of `old` went to `new`."""
+        """Update the classes after `new` replaced all uses of `old`."""
         self._union(old, new)
         self._sources[old] = [new]
         if old in self._flows:
@@ -152,7 +152,7 @@ class AliasInfo:
         self._same[old] = self._tensor(new)
 
     def _surely_views(self, old: fx.Node, new: fx.Node) -> bool:
-        """`old` is `new` seen through ops that are views in every call."""
+        """Whether `old` is a chain of ops on `new` that are views in every call."""
         node = old
         while node is not new:
             if len(self._sources[node]) != 1 or not node_facts(node).is_view:
@@ -186,7 +186,7 @@ class AliasInfo:
             return []
         known = node_facts(node)
         if not isinstance(node.target, OpOverload):
-            # A body may return what it was given.
+            # A body may return its arguments.
             return [n for n in node.all_input_nodes if holds_tensors(n)]
         return _aliased(node, known, None)
 

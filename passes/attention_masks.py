@@ -1,7 +1,7 @@
-"""What a graph says of an attention mask before its data is there: is it causal, can it be -inf?
+"""Static properties of an attention mask: whether it is causal, and whether it can be -inf.
 
-A mask that is True, or 0, just where `key <= query` needs no memory: attention skips what it hides. A mask
-that is nowhere -inf cannot hide a whole row, which written-out attention answers with NaN.
+A mask that is True, or 0, exactly where `key <= query` needs no memory: causal attention skips what it hides. A
+mask without -inf cannot hide a whole row, for which unfused attention returns NaN.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from staticrt import tuning
 from staticrt.passes.base import tensor_meta
 from staticrt.passes.canonical_views import PERMUTING, REGROUPING, RESHAPE
 from staticrt.passes.effects import argument
@@ -19,8 +20,6 @@ from staticrt.passes.symbols import known_equal, known_equal_all
 
 aten = torch.ops.aten
 
-# How many nodes up from a mask are looked at.
-MAX_DEPTH = 24
 # Added to a score of any likely size, this leaves a probability of exactly 0.
 HIDING = -1e9
 FLOAT32_MAX = torch.finfo(torch.float32).max
@@ -51,9 +50,9 @@ COMPARISONS = {
 
 
 def literal(value: Any) -> float | None:
-    """The number of which every element of a node is made, or a Python number itself."""
+    """The value of a node whose elements are all one constant, or a Python number itself."""
     dtypes: list[torch.dtype] = []
-    for _ in range(MAX_DEPTH):
+    for _ in range(tuning.MAX_MASK_DEPTH):
         if isinstance(value, (bool, int, float)):
             number: float | None = float(value)
             for dtype in reversed(dtypes):
@@ -88,11 +87,11 @@ def _converted(number: float, dtype: torch.dtype) -> float | None:
 
 
 def hides_future(node: Any, depth: int = 0) -> bool | None:
-    """For truth values [..., rows, keys]: True if set just where key > row, False if just where key <= row.
+    """For truth values [..., rows, keys]: True if set exactly where key > row, False if exactly where key <= row.
 
-    None: neither is known.
+    None if neither is known.
     """
-    if depth > MAX_DEPTH or not isinstance(node, fx.Node) or node.op != "call_function":
+    if depth > tuning.MAX_MASK_DEPTH or not isinstance(node, fx.Node) or node.op != "call_function":
         return None
     target: Any = node.target
     if target in ONE_SOURCE or _keeps_truth(node):
@@ -115,7 +114,7 @@ def hides_future(node: Any, depth: int = 0) -> bool | None:
 
 
 def _keeps_truth(node: fx.Node) -> bool:
-    """A cast after which the numbers of `_triangle` are still 0 or not."""
+    """Whether a cast keeps zeros zero and non-zeros non-zero."""
     if node.target not in CASTS:
         return False
     meta = tensor_meta(node)
@@ -148,7 +147,7 @@ def _compared_with_number(node: fx.Node, depth: int) -> bool | None:
 
 def _ones_within(node: Any) -> bool:
     """Whether a triangle or truth value is 1 where it is not 0."""
-    for _ in range(MAX_DEPTH):
+    for _ in range(tuning.MAX_MASK_DEPTH):
         if _is_bool(node):
             return True
         if not isinstance(node, fx.Node):
@@ -162,7 +161,7 @@ def _ones_within(node: Any) -> bool:
 
 
 def _triangle(node: fx.Node) -> bool | None:
-    """What is not 0 in a triangle of a matrix of one number."""
+    """Which triangle of a constant matrix `tril` or `triu` keeps; values as of `hides_future`."""
     value, diagonal = literal(node.args[0]), argument(node, 1)
     if value is None or not abs(value) >= 1:
         return None
@@ -190,7 +189,7 @@ def _line(node: Any) -> tuple[int, int] | None:
     """(dim from the right, first number) of integers that count by one along that dim only."""
     offset = 0
     steps: list[fx.Node] = []
-    for _ in range(MAX_DEPTH):
+    for _ in range(tuning.MAX_MASK_DEPTH):
         if not isinstance(node, fx.Node) or node.op != "call_function":
             return None
         if node.target in (aten.arange.default, aten.arange.start, aten.arange.start_step):
@@ -252,8 +251,8 @@ def _same_last_two(a: Any, b: Any) -> bool:
 
 
 def is_causal(node: Any, depth: int = 0) -> bool:
-    """Whether an additive mask is 0 just where key <= row, and hides everything else."""
-    if depth > MAX_DEPTH or not isinstance(node, fx.Node) or node.op != "call_function":
+    """Whether an additive mask is 0 exactly where key <= row and hides everything else."""
+    if depth > tuning.MAX_MASK_DEPTH or not isinstance(node, fx.Node) or node.op != "call_function":
         return False
     target: Any = node.target
     if target in ONE_SOURCE or _keeps_truth(node):
@@ -314,7 +313,7 @@ def never_hides_fully(node: Any, depth: int = 0) -> bool:
     number = literal(node)
     if number is not None:
         return number >= -FLOAT32_MAX
-    if depth > MAX_DEPTH or not isinstance(node, fx.Node) or node.op != "call_function":
+    if depth > tuning.MAX_MASK_DEPTH or not isinstance(node, fx.Node) or node.op != "call_function":
         return False
     if node.target in ONE_SOURCE or node.target in SPREADING:
         return never_hides_fully(node.args[0], depth + 1)

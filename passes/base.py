@@ -1,4 +1,4 @@
-"""What a pass is: requires, runs, lints, ensures; and the registry of passes open to users."""
+"""The base class of passes (requires, run, lint, ensures), and the registry that users can extend."""
 
 from __future__ import annotations
 
@@ -13,16 +13,30 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._pytree import tree_leaves
 
 from staticrt.errors import OptionError, PassError, StaticRuntimeError
-from staticrt.ops.facts import BITWISE, Tolerance
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far a pass may move results: |a - b| <= atol + rtol * |b|. `BITWISE` means not at all."""
+
+    rtol: float = 0.0
+    atol: float = 0.0
+
+    @property
+    def bitwise(self) -> bool:
+        return self.rtol == 0.0 and self.atol == 0.0
+
+
+BITWISE = Tolerance()
 
 
 @dataclass(frozen=True)
 class PassResult:
-    """What a run did.
+    """The result of a pass.
 
     Attributes:
         gm: the graph module that was given, rewritten in place.
-        changed: whether anything differs now; reported wrongly it is an error.
+        changed: whether the graph differs now.
         count: how many places were rewritten.
     """
 
@@ -32,7 +46,7 @@ class PassResult:
 
 
 class GraphPass:
-    """A rewriting of a graph that keeps its meaning. Holds options, never state between runs.
+    """A rewrite of a graph that keeps its meaning. Holds options, never state between runs.
 
     A subclass sets `name`, maybe `tolerance`, and defines `run`; `requires` and `ensures` raise
     through `refuse`.
@@ -61,7 +75,7 @@ class GraphPass:
 
         Args:
             gm: rewritten in place.
-            recompile: leave `gm` callable; a pipeline does so once, at its end.
+            recompile: whether to recompile `gm`; a pipeline does so once, at its end.
 
         Raises:
             PassError: the graph is not what the pass requires, the pass failed, or left a graph that
@@ -114,11 +128,11 @@ def require_aten(graph_pass: GraphPass, gm: fx.GraphModule) -> None:
             raise graph_pass.refuse(
                 f"requires an ATen-level graph, found {node.op} of {target}",
                 at=node,
-                fix="capture with torch.export, or trace with make_fx",
+                fix="trace with torch.export, or trace with make_fx",
             )
 
 
-# Modules whose functions a captured graph applies to sizes and other numbers.
+# Modules whose functions a traced graph applies to sizes and other numbers.
 NUMBER_MODULES = frozenset(
     {"_operator", "math", "builtins", "torch", "torch.fx.experimental.symbolic_shapes"}
     | {"torch.utils._sympy.functions", "torch.fx.experimental.sym_node"}

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from staticrt import tuning
 from staticrt.passes.aliasing import AliasInfo
 from staticrt.passes.base import GraphPass, PassResult, register_pass, tensor_meta
 from staticrt.passes.effects import node_facts
@@ -29,8 +30,6 @@ REGROUPING = frozenset(
     {VIEW, UNSAFE_VIEW, aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims}
 )
 PERMUTING = frozenset({PERMUTE, aten.transpose.int, aten.t.default})
-# How far up a chain a view is compared with what it comes from.
-MAX_CHAIN = 8
 
 
 @register_pass
@@ -103,7 +102,7 @@ def _skip_identity(node: fx.Node, aliases: AliasInfo) -> bool:
     """Replace a view by the value, further up its chain, that it shows whole again."""
     after = tensor_meta(node)
     source: fx.Node | None = node
-    for _ in range(MAX_CHAIN):
+    for _ in range(tuning.MAX_VIEW_CHAIN):
         assert source is not None
         known = node_facts(source)
         if not known.is_view or len(known.aliases) != 1 or aliases.detaches_a_result(source):

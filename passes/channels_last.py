@@ -1,9 +1,9 @@
 """Keep the images of a convolutional network in channels-last memory.
 
-A kernel that sums over channels wants those of one pixel next to each other. Eager converts around every
-convolution, or computes in the slower layout; here whole regions (convolutions, and what carries their
-layout on: pointwise operators, pooling, concatenation) run channels last, and only tensors that cross a
-region's border are converted. Values and the strides of everything outside stay as they were.
+A kernel that sums over channels reads fastest if the channels of a pixel are adjacent. Eager converts around every
+convolution, or computes in the slower layout; here whole regions (convolutions, and operators that keep their
+layout: pointwise operators, pooling, concatenation) run channels last, and only tensors that cross a
+region's border are converted. Values, and the strides of all tensors outside, do not change.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from staticrt.ops.facts import Cost, Tolerance
+from staticrt import tuning
+from staticrt.ops.facts import Cost
 from staticrt.passes.aliasing import AliasInfo
-from staticrt.passes.base import GraphPass, PassResult, register_pass, tensor_meta
+from staticrt.passes.base import GraphPass, PassResult, Tolerance, register_pass, tensor_meta
 from staticrt.passes.effects import named_argument, node_facts
 from staticrt.passes.rewrite import fake_value, insert_call
 from staticrt.passes.symbols import known_equal, same_meta
@@ -44,7 +45,7 @@ UPSAMPLING = frozenset(
 )
 SELECT = aten.index_select.default
 CARRIERS = POOLS | UPSAMPLING | {aten.cat.default}
-# They give the same result whatever layout they read, where the fake result says so.
+# Operators whose result may have the same strides for every input layout; the fake result decides.
 INDIFFERENT = frozenset(
     {
         aten.mean.dim,
@@ -58,8 +59,6 @@ INDIFFERENT = frozenset(
         aten.linear.default,
     }
 )
-# An input with so few channels costs next to nothing to convert.
-FEW_CHANNELS = 4
 Strides = Sequence[Any]
 
 
@@ -261,7 +260,7 @@ class _Region:
                 self.leaving[node] = users
 
     def _is_indifferent(self, user: fx.Node, depth: int = 1) -> bool:
-        """Whether `user` gives the very same result, strides included, for the new layout."""
+        """Whether `user` returns the same result, strides included, for the new layout."""
         if user.op != "call_function" or user.target not in INDIFFERENT | {aten.permute.default}:
             return False
         try:
@@ -272,7 +271,7 @@ class _Region:
             return False
         if user.target in INDIFFERENT and same_meta(value, user.meta["val"]):
             return True
-        # A permutation into another layout, whose readers do not care.
+        # A permutation into another layout whose readers are indifferent, too.
         return (
             depth > 0
             and user.target is aten.permute.default
@@ -339,7 +338,7 @@ def _is_operand(node: fx.Node, source: fx.Node, meta: torch.Tensor) -> bool:
 
 def _is_cheap(meta: torch.Tensor) -> bool:
     few = meta.shape[1]
-    if isinstance(few, int) and few <= FEW_CHANNELS:
+    if isinstance(few, int) and few <= tuning.FEW_CHANNELS:
         return True
     return known_equal(meta.shape[2], 1) and known_equal(meta.shape[3], 1)
 

@@ -1,4 +1,4 @@
-"""The masks that scores went through, as the one argument that `scaled_dot_product_attention` takes.
+"""Combines the masks applied to scores into the one argument that `scaled_dot_product_attention` takes.
 
 See Note [Rows that are masked everywhere] in `fuse_attention.py`.
 """
@@ -13,17 +13,17 @@ from typing import Any
 import torch
 from torch import fx
 
-from staticrt.ops.size_nodes import statically_known_true
 from staticrt.passes.attention_masks import hides_future, is_causal, never_hides_fully
 from staticrt.passes.rewrite import fake_mode_of, insert_call
 from staticrt.passes.symbols import known_equal
+from staticrt.shapes.size_nodes import statically_known_true
 
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
 class MaskStep:
-    """What scores went through: `mask` added, or replaced by `value` where `mask` is `when`."""
+    """One masking of scores: `mask` is added, or scores become `value` where `mask` is `when`."""
 
     mask: fx.Node
     value: float | None = None  # None: added
@@ -31,7 +31,7 @@ class MaskStep:
 
 
 class Masks:
-    """Masks as the whole op takes them, made once for all layers that share one.
+    """Masks for `scaled_dot_product_attention`, built once for all layers that share one.
 
     Nodes are inserted before the first layer that needs them, so that later ones may read them.
     """
@@ -45,7 +45,7 @@ class Masks:
         """(mask or None, whether attention is causal, rows that are hidden everywhere or None).
 
         Args:
-            steps: what the scores went through, first to last.
+            steps: the maskings of the scores, in order.
             scores: fake, [batch, heads, rows, keys] or without heads.
             at: the attention; new calls go before it.
         """

@@ -1,7 +1,7 @@
 """Compute equal calls once.
 
-Two calls are equal if op and arguments are, argument by argument and number type by number type, and
-nobody wrote the storage of an argument in between.
+Two calls are equal if op and arguments (including number types) are equal and no node in between wrote the
+storage of an argument.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from staticrt.passes.aliasing import AliasInfo, holds_tensors
 from staticrt.passes.base import GraphPass, PassResult, register_pass
 from staticrt.passes.effects import is_pure, node_facts
 
-# Two calls give two memories: merging them would make one out of what may be written apart.
+# Each call returns new memory that may be written separately, so calls must not be merged.
 UNINITIALISED = frozenset(
     getattr(torch.ops.aten, name)
     for name in ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
 )
 
-# A node's `meta[APART]`: calls are equal only if this is, too. Values that a backward computes twice, so as not to hold
-# them in between, stay two.
+# A node's `meta[APART]`: calls are equal only if it is equal, too. It keeps apart the values that a backward computes
+# twice in order not to hold them in between.
 APART = "apart"
 
 

@@ -1,4 +1,4 @@
-"""Remove what nobody reads.
+"""Remove values without readers.
 
 Calls that write, draw random numbers or act on the outside (assertions on data, prints) stay: leaving
 out a dead `rand` would change every number drawn after it.
@@ -38,13 +38,13 @@ class RemoveDeadCode(GraphPass):
     def ensures(self, gm: fx.GraphModule) -> None:
         for node in gm.graph.nodes:
             if not node.users and is_pure(node):
-                raise self.refuse("left a node that nobody reads", at=node)
+                raise self.refuse("left a pure node without readers", at=node)
 
 
 def _cannot_fail(node: fx.Node) -> bool:
     """An assertion that is known to hold when the graph is built.
 
-    Dtype and device of every value follow from those of the inputs, by which captures are keyed.
+    Dtype and device of every value follow from those of the inputs, by which traces are keyed.
     """
     if node.op != "call_function":
         return False

@@ -1,4 +1,4 @@
-"""Does a rewritten graph still mean the same? Run both eagerly and compare everything a caller can see."""
+"""Checks a rewritten graph against the original: runs both eagerly and compares everything a caller can see."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import fx
 from torch.utils._pytree import tree_leaves
 
 from staticrt.errors import PassError
-from staticrt.ops.facts import BITWISE, Tolerance
+from staticrt.passes.base import BITWISE, Tolerance
 
 
 class Observed:
-    """One eager run: results, inputs afterwards, who aliases whom, the random state afterwards."""
+    """One eager run: results, inputs, aliases and random state afterwards."""
 
     def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
         given = copy.deepcopy(list(inputs))
@@ -45,7 +45,7 @@ def _classes(keys: dict[int, int]) -> list[list[int]]:
 
 
 class Comparison:
-    """A graph's meaning as first seen on example inputs, to hold every later graph against.
+    """The effects of a graph on example inputs, with which later graphs are compared.
 
     Args:
         gm: the graph before any rewriting.
@@ -58,7 +58,7 @@ class Comparison:
         self._tolerance = BITWISE
 
     def check(self, gm: fx.GraphModule, name: str, tolerance: Tolerance = BITWISE) -> None:
-        """Hold `gm` against the first graph.
+        """Compare `gm` with the first graph.
 
         Args:
             gm: the graph after pass `name`.

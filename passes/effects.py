@@ -1,4 +1,4 @@
-"""What a graph node may read, write, draw or alias: op facts applied to calls, submodules and bodies."""
+"""Effects of graph nodes: facts of operators applied to calls, submodules and bodies."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from typing import Any
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 
+from staticrt import tuning
 from staticrt.ops import OpFacts, facts_of_call
-
-# How deep `cond` in `cond` in ... is followed before a body counts as impure.
-MAX_DEPTH = 64
 
 
 def node_facts(node: fx.Node) -> OpFacts:
-    """Facts of the call that `node` makes; of nothing known for a call of a module or method."""
+    """Facts of the call that `node` makes; safe defaults for calls of modules and methods."""
     if node.op != "call_function":
         return _unknown(f"{node.op} {node.target}")
     return facts_of_call(node.target, node.args, node.kwargs)
@@ -28,9 +26,9 @@ def _unknown(name: str) -> OpFacts:
 
 
 def is_pure(node: fx.Node, depth: int = 0) -> bool:
-    """Whether leaving out `node` changes nothing but its results: no write, no random draw, no effect.
+    """Whether `node` may be removed if its results have no readers: no write, no random draw, no effect.
 
-    A placeholder is never pure: the graph's signature is not ours to change. A higher-order op is as
+    A placeholder is never pure: passes must keep the graph's signature. A higher-order op is as
     pure as all nodes of its bodies.
     """
     if node.op == "get_attr":
@@ -42,7 +40,7 @@ def is_pure(node: fx.Node, depth: int = 0) -> bool:
         bodies = list(body_graphs(node))
         return (
             known.pure
-            and depth < MAX_DEPTH
+            and depth < tuning.MAX_BODY_DEPTH
             and bool(bodies)
             and all(
                 is_pure(inner, depth + 1)

@@ -5,8 +5,8 @@
 The new weights are written as calls on the old ones; `FoldConstants` then computes them once. That pays
 only if the weights keep their values, so the pass is part of the pipeline with `freeze` alone.
 
-A large weight that kernels read where it lies (csrc/kernels/conv_in_place.cpp, gemm_routes.cpp) stays as it is: the
-folded one would be a second copy. Its convolution's result is scaled and shifted, which runs inside of the kernel.
+A large weight that kernels pack in place (csrc/kernels/conv/conv_in_place.cpp, gemm_routes.cpp) is not folded: the folded
+weight would be a second copy. Instead the convolution's result is scaled and shifted inside the kernel.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from staticrt.ops.facts import Tolerance
-from staticrt.passes.base import GraphPass, PassResult, each_node, register_pass, tensor_meta
+from staticrt.passes.base import GraphPass, PassResult, Tolerance, each_node, register_pass, tensor_meta
 from staticrt.passes.effects import named_argument
 from staticrt.passes.rewrite import insert_call
 
 aten = torch.ops.aten
 NATIVE = aten._native_batch_norm_legit_no_training.default
 WHOLE = aten.batch_norm.default
-# As in csrc/kernels/conv_in_place.cpp,
+# As in csrc/kernels/conv/conv_in_place.cpp,
 MIN_FLOATS = 1 << 19
 MAX_PIXELS, MAX_PIXELS_OF_ONE_TAP = 64, 1024
 MIN_CHANNELS = 64
@@ -37,7 +36,7 @@ CONVS = frozenset({aten.conv1d.default, aten.conv2d.default, aten.conv3d.default
 class FoldBatchNorm(GraphPass):
     """Replace conv + batch norm in eval mode by a conv with other weights.
 
-    Not where somebody else reads the conv's result or the norm's saved statistics, where the norm uses
+    Not where another node reads the conv's result or the norm's saved statistics, where the norm uses
     the batch's own statistics, for transposed convs, and for weights that are not `frozen`.
 
     Requires: ATen-level graph.
@@ -132,9 +131,9 @@ def _scales(conv: fx.Node, bias: Any, norm: Any, eps: Any) -> tuple[fx.Node, fx.
 
 
 def _stays(conv: fx.Node, weight: torch.Tensor, result: torch.Tensor) -> bool:
-    """Whether a kernel would read the weight [out, in, height, width] where it lies, at the sizes of the capture.
+    """Whether a kernel would pack the weight [out, in, height, width] in place, at the sizes of the trace.
 
-    Where it does not in the end, the result is the same, in a little more time.
+    A wrong guess costs a little time and changes no result.
     """
     if (
         weight.dtype != torch.float32

@@ -1,6 +1,6 @@
-"""Compute once, now, what depends on nothing that can change.
+"""Compute values that depend on constants only, once, at compile time.
 
-Masks from `tril(ones(n, n))`, position ids, tensors written as literals in the model. Parameters and
+Examples are masks from `tril(ones(n, n))`, position ids, tensors written as literals in the model. Parameters and
 buffers are not constants: an optimizer step or `load_state_dict` between two calls must be seen. With
 `freeze` the user says that they keep their values.
 """
@@ -15,6 +15,7 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
+from staticrt import tuning
 from staticrt.ops import Cost
 from staticrt.passes.aliasing import AliasInfo
 from staticrt.passes.base import GraphPass, PassResult, register_pass, tensor_meta
@@ -23,18 +24,14 @@ from staticrt.passes.effects import is_pure, node_facts
 from staticrt.passes.symbols import same_meta
 
 PREFIX = "_folded_"
-# A temporary on the way to a constant may be larger than the constant: a mask of bools from floats.
-TEMPORARY_FACTOR = 16
-# All new constants together, in units of the largest one allowed.
-TOTAL_FACTOR = 64
 
 
 @register_pass
 class FoldConstants(GraphPass):
     """Replace calls whose arguments are constants and literals by `get_attr` of their value.
 
-    Not folded: random, impure and uninitialised values; what the caller gets (it is the caller's to
-    write) or somebody writes; values above the size limit; views of weights, which cost nothing.
+    Not folded: random, impure and uninitialised values; outputs, which the caller may write; values that
+    some node writes; values above the size limit; views of weights, which cost nothing.
 
     Requires: ATen-level graph.
     Ensures:  outputs and their aliases as before, bit by bit; new constants are buffers "_folded_<n>".
@@ -93,13 +90,13 @@ class FoldConstants(GraphPass):
             and not aliases.is_written(node)
             and not aliases.reaches_output(node)
             and isinstance(meta.numel(), int)
-            and meta.numel() * meta.element_size() <= self.limit_bytes * TEMPORARY_FACTOR
+            and meta.numel() * meta.element_size() <= self.limit_bytes * tuning.FOLDED_TEMPORARY_FACTOR
         )
 
     def _replace(
         self, gm: fx.GraphModule, folded: list[fx.Node], values: Mapping[fx.Node, torch.Tensor]
     ) -> int:
-        left = self.limit_bytes * TOTAL_FACTOR
+        left = self.limit_bytes * tuning.FOLDED_TOTAL_FACTOR
         count = 0
         serial = sum(name.startswith(PREFIX) for name, _ in gm.named_buffers())
         # Last first: a value that only folded calls read needs no constant of its own.
@@ -137,7 +134,7 @@ class FoldConstants(GraphPass):
 
 
 def _evaluate(node: fx.Node, values: Mapping[fx.Node, torch.Tensor]) -> torch.Tensor | None:
-    """The value of the call, or None if it fails or is not what capture said it would be."""
+    """The value of the call, or None if it fails or differs from the traced metadata."""
     args: Any = fx.map_arg(node.args, lambda n: values[n])
     kwargs: Any = fx.map_arg(node.kwargs, lambda n: values[n])
     target: Any = node.target
@@ -147,5 +144,5 @@ def _evaluate(node: fx.Node, values: Mapping[fx.Node, torch.Tensor]) -> torch.Te
         with torch.no_grad(), _disable_current_modes():
             result = target(*args, **kwargs)
     except (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError):
-        return None  # an error is eager's to raise, when the call runs
+        return None  # the call raises the error when it runs
     return result if isinstance(result, torch.Tensor) and same_meta(result, meta) else None

@@ -1,4 +1,4 @@
-"""Turn in-place calls into functional ones where nobody can tell.
+"""Turn in-place calls into functional ones where that cannot be observed.
 
 Graphs given as `fx.GraphModule` may write in place. A written value has no single definition: it cannot
 be merged, folded, fused or placed in the arena. Where the written tensor has no views, `x.add_(y)` is
@@ -115,7 +115,7 @@ def _convert(nodes: list[fx.Node]) -> int:
     for writer in writers:
         twin = _twin(writer)
         assert twin is not None
-        # The rounds before have put `current` in the place of the tensor that this call writes.
+        # Earlier iterations replaced the tensor that this call writes by `current`.
         with graph.inserting_before(writer):
             functional = graph.call_function(twin, writer.args, dict(writer.kwargs))
         functional.meta = dict(writer.meta)

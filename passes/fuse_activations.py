@@ -1,10 +1,10 @@
-"""Recognise activations that a model, or an exporter, writes out.
+"""Fuse activations that a model, or an exporter, decomposed into pointwise operators.
 
     gelu(x)       = 0.5 * x * (1 + erf(x / sqrt(2)))
     gelu_tanh(x)  = 0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))
     silu(x)       = x * sigmoid(x)
 
-ONNX has had Gelu only since operator set 20 and has no Silu; many models in Python write them out, too. The whole
+ONNX has had Gelu only since operator set 20 and has no Silu; many models in Python decompose them, too. The fused
 operators are one step of a tile loop with a cheaper formula.
 """
 
@@ -17,12 +17,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from staticrt.ops.facts import Tolerance
+from staticrt import tuning
 from staticrt.passes.aliasing import AliasInfo
 from staticrt.passes.attention_masks import literal
-from staticrt.passes.base import GraphPass, PassResult, each_node, register_pass, tensor_meta
-from staticrt.passes.rewrite import insert_call
-from staticrt.passes.symbols import same_meta
+from staticrt.passes.base import GraphPass, PassResult, Tolerance, each_node, register_pass, tensor_meta
+from staticrt.passes.rewrite import insert_call, replace_if_same
 
 aten = torch.ops.aten
 MUL = (aten.mul.Tensor, aten.mul.Scalar)
@@ -30,12 +29,11 @@ DIV = (aten.div.Tensor, aten.div.Scalar, aten.div.Tensor_mode, aten.div.Scalar_m
 ADD = (aten.add.Tensor, aten.add.Scalar)
 POW = (aten.pow.Tensor_Scalar,)
 CUBIC = 0.044715
-MAX_FACTORS = 6
 
 
 @dataclass
 class _Product:
-    """A number times nodes: what a tree of multiplications comes to. `inner` are its nodes below the root."""
+    """A tree of multiplications as a number times nodes. `inner` are its nodes below the root."""
 
     number: float = 1.0
     factors: list[fx.Node] = field(default_factory=list)
@@ -52,9 +50,9 @@ class _Activation:
 
 @register_pass
 class FuseActivations(GraphPass):
-    """Replace gelu, gelu with tanh and silu that are written out by the operators.
+    """Replace decomposed gelu, gelu with tanh and silu by the operators.
 
-    Only float32, constants within rounding, and where nobody else reads an intermediate result, or writes one.
+    Only float32, constants within rounding, and where no other node reads or writes an intermediate result.
 
     Requires: ATen-level graph.
     Ensures:  outputs equal within the rounding of the formulas, with the strides they had.
@@ -77,19 +75,9 @@ class FuseActivations(GraphPass):
         count = 0
         for node, match in found:
             if not any(aliases.is_written(n) for n in (match.x, *match.inner)):
-                count += _replace(node, match)
+                fused = insert_call(node, match.target, (match.x,), match.kwargs)
+                count += replace_if_same(node, fused)
         return PassResult(gm, changed=count > 0, count=count)
-
-
-def _replace(node: fx.Node, match: _Activation) -> bool:
-    fused = insert_call(node, match.target, (match.x,), match.kwargs)
-    before, after = tensor_meta(node), tensor_meta(fused)
-    if before is None or after is None or not same_meta(before, after):
-        node.graph.erase_node(fused)
-        return False
-    node.replace_all_uses_with(fused)
-    node.graph.erase_node(node)
-    return True
 
 
 def _match(node: fx.Node) -> _Activation | None:
@@ -119,7 +107,7 @@ def _match(node: fx.Node) -> _Activation | None:
 
 
 def _product(root: Any) -> _Product | None:
-    """What `root`, a multiplication or a division by a number, comes to; None if it is neither."""
+    """`root`, a multiplication or a division by a number, as a product; None if it is neither."""
     found = _Product()
 
     def take(value: Any, *, top: bool) -> bool:
@@ -139,7 +127,7 @@ def _product(root: Any) -> _Product | None:
                 found.number /= divisor
                 return take(value.args[0], top=False)
         found.factors.append(value)
-        return len(found.factors) <= MAX_FACTORS
+        return len(found.factors) <= tuning.MAX_GELU_FACTORS
 
     return found if take(root, top=True) and root not in found.factors else None
 
@@ -175,7 +163,7 @@ def _plus(node: fx.Node, number: float) -> fx.Node | None:
 
 
 def _scaled(node: Any, x: fx.Node, factor: float) -> list[fx.Node] | None:
-    """Nodes of `factor * x` if `node` is just that."""
+    """Nodes of `factor * x` if `node` is that product."""
     product = _product(node) if isinstance(node, fx.Node) and len(node.users) == 1 else None
     if product is None or product.factors != [x] or not _near(product.number, factor):
         return None

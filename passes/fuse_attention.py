@@ -1,13 +1,13 @@
-"""Recognise attention written out by hand.
+"""Fuse attention that a model computes with separate operators.
 
     softmax(q @ k.transpose(-1, -2) * scale + mask, dim=-1) @ v   ->   scaled_dot_product_attention(q, k, v, mask)
 
-The whole op reads the scores tile by tile; written out, the scores [batch, heads, queries, keys] go
+The fused op computes the scores tile by tile; unfused, the scores [batch, heads, queries, keys] pass
 through memory four times, and six times with a mask.
 
-Note [Rows that are masked everywhere]: written out, such a row is NaN if the mask is -inf, and the mean of all
-values if it is a large negative number. The whole op answers 0 to the former. So masks of -inf bring two cheap
-calls along, which find these rows in the mask and write NaN into them; a causal mask has none, and masks of
+Note [Rows that are masked everywhere]: unfused, such a row is NaN if the mask is -inf, and the mean of all
+values if it is a large negative number. The fused op returns 0 for the former. So for masks of -inf the pass adds two
+cheap calls that find these rows in the mask and write NaN into them; a causal mask has none, and masks of
 large negative numbers are added as numbers, which gives the mean.
 """
 
@@ -21,10 +21,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from staticrt.ops.facts import Tolerance
 from staticrt.passes.aliasing import AliasInfo
 from staticrt.passes.attention_masks import HIDING, chosen, literal
-from staticrt.passes.base import GraphPass, PassResult, each_node, register_pass, tensor_meta
+from staticrt.passes.base import GraphPass, PassResult, Tolerance, each_node, register_pass, tensor_meta
 from staticrt.passes.canonical_views import PERMUTE, PERMUTING, RESHAPE, permutation
 from staticrt.passes.combine_masks import Masks, MaskStep, fake_like
 from staticrt.passes.effects import named_argument
@@ -58,7 +57,7 @@ class _Attention:
 
 @register_pass
 class FuseAttention(GraphPass):
-    """Replace attention that is written out by `scaled_dot_product_attention`.
+    """Replace unfused attention by `scaled_dot_product_attention`.
 
     Operands of rank 3 or 4 and one floating dtype, equal batch and heads, a softmax over the keys in that
     dtype, scales that are numbers. Masks are added, or fill scores with -inf or -1e9 and less; only where
@@ -67,7 +66,7 @@ class FuseAttention(GraphPass):
 
     Requires: ATen-level graph.
     Ensures:  outputs equal within the order of accumulation, with the strides they had; rows that are masked
-              everywhere as eager answers them.
+              everywhere as in eager.
     """
 
     name = "fuse-attention"
@@ -83,7 +82,7 @@ class FuseAttention(GraphPass):
         for match in found:
             if any(aliases.is_written(n) for n in match.read()):
                 continue
-            # What an earlier replacement took the place of may be an operand here: matched anew.
+            # An earlier replacement may have changed an operand, so match again.
             now = _match(match.product)
             count += now is not None and _replace(now, masks)
         return PassResult(gm, changed=count > 0, count=count)
@@ -121,7 +120,7 @@ def _match(product: fx.Node) -> _Attention | None:
 
 
 def _is_inner(node: Any) -> bool:
-    """A call with one reader, whose value nobody else needs."""
+    """Whether `node` is a call with one reader."""
     return isinstance(node, fx.Node) and node.op == "call_function" and len(node.users) == 1
 
 
@@ -271,9 +270,9 @@ def _scale(scalings: list[fx.Node], at: fx.Node) -> Any:
 
 
 def _result(q: fx.Node, k: fx.Node, v: fx.Node) -> tuple[torch.Tensor, bool]:
-    """(fake result, whether it is surely laid out so; without keys it may be contiguous nevertheless).
+    """(fake result, whether its strides are certain; without keys it may be contiguous nevertheless).
 
-    The flash kernel lays it out like the query, others make it contiguous:
+    The flash kernel keeps the query's layout, others return a contiguous result:
     aten/src/ATen/native/transformers/sdp_utils_cpp.cpp, use_flash_attention_cpp, and FlashAttentionKernel.cpp.
     """
     query, value = q.meta["val"], v.meta["val"]
@@ -300,7 +299,7 @@ def _dense_strides(shape: Any) -> list[tuple[Any, ...]]:
 
 
 def _read_without_copies(product: fx.Node, fused: fx.Node) -> None:
-    """Let readers that transpose the result and make it contiguous read `fused`, which mostly is so already."""
+    """Let readers that transpose the result and make it contiguous read `fused`, which usually has that layout."""
     for user in list(product.users):
         if user.target not in PERMUTING or not all(
             reader.target is RESHAPE

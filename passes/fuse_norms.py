@@ -1,9 +1,9 @@
-"""Recognise layer norm and RMS norm that a model writes out in pointwise operators and means.
+"""Fuse layer norm and RMS norm that a model computes with pointwise operators and means.
 
     rms_norm(x)   = x * rsqrt(mean(x^2) + eps) [* weight]
     layer_norm(x) = d * rsqrt(mean(d^2) + eps) [* weight [+ bias]]     with d = x - mean(x)
 
-Written out, they pass over `x` four to seven times; the whole operators do once, from the cache.
+Unfused, they read `x` from memory four to seven times; the fused operators read it once.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from staticrt.ops.facts import Tolerance
 from staticrt.passes.aliasing import AliasInfo
-from staticrt.passes.base import GraphPass, PassResult, each_node, register_pass, tensor_meta
+from staticrt.passes.base import GraphPass, PassResult, Tolerance, each_node, register_pass, tensor_meta
 from staticrt.passes.effects import named_argument
-from staticrt.passes.rewrite import insert_call
-from staticrt.passes.symbols import same_meta
+from staticrt.passes.rewrite import insert_call, replace_if_same
 
 aten = torch.ops.aten
 MUL = (aten.mul.Tensor,)
@@ -31,7 +29,7 @@ SQUARE = (aten.square.default,)
 
 @dataclass
 class _Norm:
-    """What was recognised so far: the input, and the last node of the pattern."""
+    """The part of the pattern matched so far: its input and its last node."""
 
     x: fx.Node
     eps: float
@@ -44,10 +42,10 @@ class _Norm:
 
 @register_pass
 class FuseNorms(GraphPass):
-    """Replace norms over the last dimension that are written out by `layer_norm` and `rms_norm`.
+    """Replace unfused norms over the last dimension by `layer_norm` and `rms_norm`.
 
-    Only float32, the last dimension of a known size, one literal eps, a weight and bias of just that
-    dimension; not where somebody else reads an intermediate result, or writes one.
+    Only float32, the last dimension of a known size, one literal eps, a weight and bias of exactly
+    that dimension; not where another node reads or writes an intermediate result.
 
     Requires: ATen-level graph.
     Ensures:  outputs equal within the order of accumulation, with the strides they had.
@@ -68,7 +66,7 @@ class FuseNorms(GraphPass):
             read = [n for n in (match.x, match.weight, match.bias) if n is not None]
             if any(aliases.is_written(n) for n in [*read, *match.inner]):
                 continue
-            # The input may be a norm that has been replaced meanwhile: matched anew.
+            # The input may be a norm that was replaced meanwhile, so match again.
             now = _match(scaling)
             if now is not None:
                 _extend(now)
@@ -84,13 +82,7 @@ def _replace(match: _Norm) -> bool:
         fused = insert_call(end, aten.layer_norm.default, args)
     else:
         fused = insert_call(end, aten.rms_norm.default, (match.x, size, match.weight, match.eps))
-    before, after = tensor_meta(end), tensor_meta(fused)
-    if before is None or after is None or not same_meta(before, after):
-        end.graph.erase_node(fused)
-        return False
-    end.replace_all_uses_with(fused)
-    end.graph.erase_node(end)
-    return True
+    return replace_if_same(end, fused)
 
 
 def _match(node: fx.Node) -> _Norm | None:
@@ -110,7 +102,7 @@ def _match(node: fx.Node) -> _Norm | None:
         if squared is not scaled or not _fits(scaled):
             continue
         x = _centred(scaled)
-        # What was subtracted from is the input, if nobody else needs the difference.
+        # The minuend is the input, if the difference has no other reader.
         readers = {node, *inner}
         if x is not None and all(user in readers for user in scaled.users):
             mean = scaled.args[1]
@@ -197,7 +189,7 @@ def _centred(node: fx.Node) -> fx.Node | None:
 
 
 def _extend(match: _Norm) -> None:
-    """Take in a multiplication by a weight and an addition of a bias that follow."""
+    """Extend the match by a following multiplication by a weight and addition of a bias."""
     after = _only_user(match.end)
     if after is not None and after.target in MUL and (weight := _vector(after, match)) is not None:
         match.inner.append(match.end)

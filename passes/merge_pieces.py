@@ -1,4 +1,4 @@
-"""Pieces that are put together again, put together twice, or taken one by one.
+"""Simplify `cat`, `stack`, `split` and `slice` of each other.
 
 cat([cat([a, b]), c])            ->  cat([a, b, c])          each element is copied once
 cat([stack([a, b]), c])          ->  cat([a[None], b[None], c])
@@ -30,7 +30,7 @@ UNBIND = aten.unbind.int
 SELECT = aten.select.int
 SLICE = aten.slice.Tensor
 SQUEEZE = frozenset({aten.squeeze.dim, aten.squeeze.dims})
-# What `slice` is given for "to the end".
+# The `end` of a `slice` up to the end.
 END = 2**63 - 1
 
 
@@ -38,7 +38,7 @@ END = 2**63 - 1
 class MergePieces(GraphPass):
     """Flatten `cat`, undo `split`, read single pieces as views of the whole.
 
-    An inner `cat` or `stack` goes only if nobody else reads it, and all parts have one dtype and rank: `cat`
+    An inner `cat` or `stack` is merged only if it has no other reader, and all parts have one dtype and rank: `cat`
     promotes step by step, and ignores empty vectors among tensors of other ranks.
 
     Requires: ATen-level graph.
@@ -80,7 +80,7 @@ def _dim(node: fx.Node, position: int, rank: int) -> int | None:
 
 
 def _flatten(node: fx.Node, aliases: AliasInfo) -> bool:
-    """Take the parts of one inner `cat` or `stack` along the same dim in its place."""
+    """Replace one inner `cat` or `stack` along the same dim by its parts."""
     parts, whole = _parts(node), tensor_meta(node)
     if parts is None or whole is None or not _alike(parts, whole):
         return False

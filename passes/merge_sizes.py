@@ -1,8 +1,8 @@
 """Compute each size once.
 
-A captured graph asks for the same size in many places: `sym_size(x, 0)`, `sym_size(relu(x), 0)`, and
-arithmetic on both. Capture knows each as an expression in the input sizes; equal expressions are equal
-numbers for every input that the capture's guards admit.
+A traced graph asks for the same size in many places: `sym_size(x, 0)`, `sym_size(relu(x), 0)`, and
+arithmetic on both. The trace has each as an expression in the input sizes; equal expressions are equal
+numbers for every input that the trace's guards admit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ class MergeSizes(GraphPass):
     def run(self, gm: fx.GraphModule) -> PassResult:
         first: dict[Any, fx.Node] = {}
         merged = 0
+        checked = _checked(gm.graph)
         for node in list(gm.graph.nodes):
+            if node in checked:
+                continue
             value = node.meta.get("val")
             if isinstance(value, (bool, int, float)) and node.op == "call_function":
                 merged += _write_literal(node, value)
@@ -54,8 +57,22 @@ class MergeSizes(GraphPass):
         return PassResult(gm, changed=merged > 0, count=merged)
 
 
+def _checked(graph: fx.Graph) -> set[fx.Node]:
+    """The numbers that checks are made of: a check may be what makes two of them equal expressions."""
+    found: set[fx.Node] = set()
+    stack = graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default)
+    while stack:
+        for source in stack.pop().all_input_nodes:
+            if source not in found and isinstance(
+                source.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool)
+            ):
+                found.add(source)
+                stack.append(source)
+    return found
+
+
 def _write_literal(node: fx.Node, value: Any) -> int:
-    """Put the number itself in its readers' arguments; what the graph returns stays a node."""
+    """Replace the node by a number in its readers' arguments; outputs of the graph stay nodes."""
     written = 0
     for user in list(node.users):
         if user.op == "call_function":

@@ -1,6 +1,6 @@
-"""Remove calls that return what they were given.
+"""Remove calls that return their argument unchanged.
 
-Captured graphs are full of them: dropout at inference, `x.to(x.dtype)`, slices of everything, expands
+Traced graphs contain many: dropout at inference, `x.to(x.dtype)`, slices of everything, expands
 to the same sizes. Left in, each is a node to run, and an alias or a copy for the planner.
 """
 
@@ -22,7 +22,7 @@ from staticrt.passes.symbols import known_equal_all, same_meta, same_place
 
 aten = torch.ops.aten
 
-# With metadata as before, these give equal values: they only copy, or change what the metadata shows.
+# If the metadata stays the same, the results equal the argument: these only copy or change metadata.
 COPIES = frozenset(
     getattr(aten, name)
     for name in [
@@ -49,7 +49,7 @@ COPIES = frozenset(
         "unflatten",
     ]
 )
-# They stop gradients; without them another graph would be differentiated.
+# They stop gradients, so removing them would change derivatives.
 STOPS_GRADIENTS = frozenset({aten.detach, aten.detach_copy, aten.alias_copy, aten.data})
 
 
@@ -89,17 +89,17 @@ ARITHMETIC: dict[OpOverload, Callable[[fx.Node], bool]] = {
 
 @register_pass
 class RemoveNoOps(GraphPass):
-    """Replace calls that return what they were given by their argument.
+    """Replace calls that return their argument unchanged by the argument.
 
-    Views of a whole tensor, copies nobody can tell from the original, dropout in eval mode, padding by
+    Views of a whole tensor, copies that cannot be observed, dropout in eval mode, padding by
     nothing, `cat` of one tensor, and `copy_` of a tensor onto itself.
 
     Requires: ATen-level graph.
     Ensures:  outputs, written inputs and the aliases among them as before, bit by bit.
 
     Args:
-        inference: nobody differentiates the graph, so that `detach` is a no-op too, but for results that
-            view an input.
+        inference: the graph is not differentiated, so that `detach` is a no-op, too, except for results
+            that view an input.
     """
 
     name = "remove-no-ops"
@@ -137,10 +137,10 @@ class RemoveNoOps(GraphPass):
 
 
 def _keeps_a_layout(node: fx.Node, aliases: AliasInfo) -> bool:
-    """Whether `copy(x, y)`, that is y in the layout of x, may as well be y.
+    """Whether `copy(x, y)`, which is y with the strides of x, can be replaced by y.
 
-    So write in-place operators on parts of a tensor, such as the gates of an LSTM cell, where the parts are not joined
-    again. A layout with gaps takes the memory of the whole tensor for each part.
+    Functionalization leaves such copies for in-place operators on parts of a tensor, such as the gates of an LSTM cell.
+    A result with gaps between its elements would take the memory of the whole tensor for each part.
     """
     source = node.args[1]
     before = tensor_meta(source) if isinstance(source, fx.Node) else None
@@ -150,7 +150,7 @@ def _keeps_a_layout(node: fx.Node, aliases: AliasInfo) -> bool:
     if same_meta(before, after):
         return True
     strides = (*before.stride(), *after.stride())
-    # Both row by row: what is computed of y lies as what is computed of the copy. Strides that somebody sees stay.
+    # Both are row-major, so results computed from y have the strides of those from the copy. Visible strides stay.
     return (
         all(type(stride) is int for stride in strides)
         and _kind(before) == _kind(after)
@@ -168,7 +168,7 @@ def _kind(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _may_see_strides(node: fx.Node) -> bool:
-    """Whether a call may depend on its arguments' strides otherwise than torch's operators do."""
+    """Whether a call may depend on its arguments' strides in ways that torch's operators do not."""
     if node.target is operator.getitem:
         return False
     known = isinstance(node.target, OpOverload) and node.target.namespace in ("aten", "staticrt")
@@ -180,7 +180,7 @@ def _decrease(strides: Sequence[int]) -> bool:
 
 
 def _readers(node: fx.Node) -> set[fx.Node]:
-    """Who reads a value, or a view of it."""
+    """The readers of a value and of its views."""
     found: set[fx.Node] = set()
     todo = [node]
     while todo:

@@ -1,4 +1,4 @@
-"""The one list of passes, in order, and why this order; and the runner that times and checks them."""
+"""The ordered list of passes, with the reasons for the order, and the runner that times and checks them."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from staticrt.passes.share_heads import ShareHeads
 
 @dataclass(frozen=True)
 class PipelineOptions:
-    """What the passes may assume.
+    """Assumptions that the passes may make.
 
     Attributes:
-        inference: nobody differentiates the graph; if False, nodes that only stop gradients stay.
+        inference: the graph is not differentiated; if False, nodes that only stop gradients stay.
         freeze: parameters and buffers keep their values for the life of the result, so that they may
             be folded into each other. Default False: an optimizer step or `load_state_dict` is seen.
         constants: tensors behind the placeholders that never change, by placeholder target.
@@ -53,11 +53,11 @@ class PipelineOptions:
 
 
 def _kept(options: PipelineOptions) -> frozenset[str]:
-    """Placeholders on which a computation is done once, not in every call."""
+    """Placeholders whose dependent computations run once instead of in every call."""
     return frozenset(options.weights) if options.freeze else options.tracked
 
 
-# The order, and why. Each line: how to make the pass, and what it builds on.
+# The order. Each line: how to make the pass, and on which passes it builds.
 PIPELINE: tuple[tuple[Callable[[PipelineOptions], GraphPass], str], ...] = (
     (
         lambda o: FunctionaliseInPlace(),
@@ -100,7 +100,7 @@ class PassReport:
 
 @dataclass(frozen=True)
 class PipelineReport:
-    """What a pipeline did to `gm`, pass by pass."""
+    """The reports of all passes that ran on `gm`."""
 
     gm: fx.GraphModule
     passes: tuple[PassReport, ...]

@@ -1,4 +1,4 @@
-"""Writing new calls into a graph, with the metadata that every call must have."""
+"""Inserts calls into a graph, with the metadata that every call needs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from staticrt.ops import fake_memo
-from staticrt.ops.quick_fakes import quick_fake
+from staticrt.passes.base import tensor_meta
+from staticrt.passes.symbols import same_meta
+from staticrt.shapes import fake_memo
+from staticrt.shapes.fake_rules import fake_by_rule
 
 
 def insert_call(
@@ -29,7 +31,7 @@ def insert_call(
     The model line is that of `before`. Adds no guard on symbolic sizes.
 
     Args:
-        value: the fake value, where the caller knows it better than the op's own meta function.
+        value: the fake value; computed by the op's meta function if not given.
 
     Raises:
         Exception: whatever `op` raises for arguments it can't take; the graph is then unchanged.
@@ -44,6 +46,17 @@ def insert_call(
     return node
 
 
+def replace_if_same(node: fx.Node, new: fx.Node) -> bool:
+    """Let `new` take the place of `node` if their metadata are the same; else `new` goes again."""
+    before, after = tensor_meta(node), tensor_meta(new)
+    if before is None or after is None or not same_meta(before, after):
+        node.graph.erase_node(new)
+        return False
+    node.replace_all_uses_with(new)
+    node.graph.erase_node(node)
+    return True
+
+
 def fake_value(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """What `op` returns for the fake values of these arguments."""
     fake_args: Any = fx.map_arg(tuple(args), lambda n: n.meta["val"])
@@ -51,7 +64,7 @@ def fake_value(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     tensors = [t for t in tree_leaves((fake_args, fake_kwargs)) if isinstance(t, torch.Tensor)]
     with fake_mode_of(*tensors) as mode:
         if mode is not None and all(isinstance(t, FakeTensor) for t in tensors):
-            value = quick_fake(mode, op, fake_args, fake_kwargs)
+            value = fake_by_rule(mode, op, fake_args, fake_kwargs)
             if value is not None:
                 return value
             key = fake_memo.key_of(op, fake_args, fake_kwargs)
@@ -70,7 +83,7 @@ def fake_mode_of(*tensors: torch.Tensor) -> Iterator[FakeTensorMode | None]:
     modes = [t.fake_mode for t in tensors if isinstance(t, FakeTensor)]
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.no_grad())
-        # Composite operators in C++ may take concrete sizes only; their Python decompositions take symbols.
+        # Composite operators in C++ may support concrete sizes only; their Python decompositions support symbols.
         stack.enter_context(enable_python_dispatcher())
         if modes:
             stack.enter_context(modes[0])

@@ -1,9 +1,9 @@
-"""Let attention read keys and values that several heads share where they are.
+"""Let attention read keys and values that several heads share without repeating them.
 
     attention(q, repeat(k), repeat(v))   ->   attention(q, k, v, enable_gqa=True)
 
-Models with grouped queries repeat keys and values for every head of a group before they attend: a copy of
-both, as large as the groups are, in every layer and for every token of a cache.
+Models with grouped queries repeat keys and values for every head of a group before attention, which copies
+both in every layer and for every token of a cache.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from staticrt.ops.facts import Tolerance
 from staticrt.passes.aliasing import AliasInfo
-from staticrt.passes.base import GraphPass, PassResult, each_node, register_pass, tensor_meta
+from staticrt.passes.base import GraphPass, PassResult, Tolerance, each_node, register_pass, tensor_meta
 from staticrt.passes.canonical_views import RESHAPE, UNSAFE_VIEW, VIEW
 from staticrt.passes.effects import argument, named_argument
 from staticrt.passes.symbols import known_equal, known_equal_all
@@ -34,7 +33,7 @@ class ShareHeads(GraphPass):
     """Give attention the keys and values before they were repeated for the heads of each group.
 
     Both must be repeated equally often, each head next to its copies, as `enable_gqa` pairs them, and a row of
-    either must be adjacent in memory. Not with dropout, nor where somebody writes what is read.
+    either must be adjacent in memory. Not with dropout, nor where some node writes the keys or values.
 
     Requires: ATen-level graph.
     Ensures:  outputs equal within the order of accumulation, with the strides they had.
@@ -65,7 +64,7 @@ def _sources(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     query, keys, values = (tensor_meta(n) for n in node.args[:3])
     if query is None or keys is None or values is None or query.dim() != 4:
         return None
-    # Else another kernel than flash attention may run, which lays its result out otherwise.
+    # Otherwise another kernel than flash attention may run, whose result has other strides.
     if query.device.type != "cpu" or not known_equal(query.shape[-1], values.shape[-1]):
         return None
     k, v = _repeated(node.args[1]), _repeated(node.args[2])

@@ -1,4 +1,4 @@
-"""Questions about sizes that may be symbolic. None adds a guard: what isn't known is answered no."""
+"""Predicates on sizes that may be symbolic. They add no guards and return False if the answer is unknown."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from staticrt.ops.quick_fakes import same
-from staticrt.ops.size_nodes import statically_known_true
+from staticrt.shapes.fake_results import same
+from staticrt.shapes.size_nodes import statically_known_true
 
 
 def number(value: Any) -> Any:
@@ -32,7 +32,7 @@ def known_equal(a: Any, b: Any) -> bool:
 
 
 def _differ_here(a: Any, b: Any) -> bool:
-    """Whether the sizes the graph was captured with show that two are not equal for every input."""
+    """Whether the sizes the graph was traced with show that two are not equal for every input."""
     hints = [x.node.hint if isinstance(x, torch.SymInt) else x for x in (a, b)]
     return None not in hints and hints[0] != hints[1]
 

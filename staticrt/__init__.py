@@ -1,6 +1,6 @@
 """staticrt: a static runtime for PyTorch.
 
-`staticrt.compile(module)` is the front door. Everything is imported at first use, so that
+`staticrt.compile(module)` is where to begin. Everything is imported at first use, so that
 `import staticrt` and `staticrt.errors` cost nothing.
 """
 
@@ -8,55 +8,35 @@ from __future__ import annotations
 
 import importlib
 import os
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from staticrt import errors as errors
-    from staticrt import memory as memory
-    from staticrt import planner as planner
-    from staticrt import routes as routes
-    from staticrt.archive import LoadedModel as LoadedModel
-    from staticrt.archive import load as load
-    from staticrt.archive import save as save
-    from staticrt.asynchronous import Future as Future
-    from staticrt.asynchronous import fork as fork
-    from staticrt.asynchronous import set_num_async_threads as set_num_async_threads
-    from staticrt.asynchronous import wait as wait
-    from staticrt.compiler import CompiledFunction as CompiledFunction
-    from staticrt.compiler import CompiledModule as CompiledModule
-    from staticrt.compiler import compile as compile
-    from staticrt.onnx.export import to_onnx as to_onnx
-    from staticrt.onnx.load import from_onnx as from_onnx
-    from staticrt.training.step import CompiledStep as CompiledStep
-    from staticrt.training.step import compile_step as compile_step
+from typing import Any
 
 __version__ = "0.1.0"
-if TYPE_CHECKING:
-    cmake_prefix_path: str
-
 # public name -> module that defines it
 _LAZY: dict[str, str] = {
-    "CompiledFunction": "staticrt.compiler",
-    "CompiledModule": "staticrt.compiler",
+    "CompiledFunction": "staticrt.api.compile",
+    "CompiledModule": "staticrt.api.compile",
     "CompiledStep": "staticrt.training.step",
-    "Future": "staticrt.asynchronous",
+    "Future": "staticrt.runtime.asynchronous",
     "LoadedModel": "staticrt.archive",
-    "compile": "staticrt.compiler",
-    "compile_step": "staticrt.training.step",
-    "fork": "staticrt.asynchronous",
-    "from_onnx": "staticrt.onnx.load",
+    "compile": "staticrt.api.compile",
+    "compile_step": "staticrt.api.step",
+    "fork": "staticrt.runtime.asynchronous",
+    "from_onnx": "staticrt.interop.onnx.load",
     "load": "staticrt.archive",
     "save": "staticrt.archive",
-    "set_num_async_threads": "staticrt.asynchronous",
-    "to_onnx": "staticrt.onnx.export",
-    "wait": "staticrt.asynchronous",
+    "set_num_async_threads": "staticrt.runtime.asynchronous",
+    "to_onnx": "staticrt.interop.onnx.export",
+    "wait": "staticrt.runtime.asynchronous",
 }
-_MODULES = (
-    "errors",
-    "memory",
-    "planner",
-    "routes",
-)
+# public name -> the module it stands for
+_MODULES: dict[str, str] = {
+    "accelerators": "staticrt.api.accelerators",
+    "autotuning": "staticrt.runtime.autotuning",
+    "errors": "staticrt.errors",
+    "graphs": "staticrt.graphs",
+    "memory": "staticrt.memory",
+    "planner": "staticrt.memory.planner",
+}
 
 __all__ = sorted([*_LAZY, *_MODULES, "__version__", "cmake_prefix_path"])
 
@@ -68,7 +48,7 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     if name in _MODULES:
-        return importlib.import_module(f"staticrt.{name}")
+        return importlib.import_module(_MODULES[name])
     raise AttributeError(f"module 'staticrt' has no attribute {name!r}")
 
 

@@ -2,6 +2,6 @@
 
 import sys
 
-from staticrt.cli import main
+from staticrt.tools.cli.main import main
 
 sys.exit(main())

@@ -33,8 +33,12 @@ class OptionError(StaticRuntimeError, ValueError):
     """An unknown option or a value it does not take."""
 
 
+class TraceError(StaticRuntimeError):
+    """A module or a training step could not be traced into a graph."""
+
+
 class CaptureError(StaticRuntimeError):
-    """A module could not be turned into a graph."""
+    """A run could not be captured into a graph that replays it."""
 
 
 class ReplayError(CaptureError):

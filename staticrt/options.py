@@ -57,7 +57,7 @@ OPTIONS: tuple[Option, ...] = (
         "dynamic",
         (bool, type(None)),
         None,
-        "None or True: sizes stay symbolic and other sizes need no new capture. False: every size is a constant.",
+        "None or True: sizes stay symbolic and other sizes need no new trace. False: every size is a constant.",
     ),
     Option(
         "executor",
@@ -70,20 +70,20 @@ OPTIONS: tuple[Option, ...] = (
         "graphs",
         (bool, object),
         False,
-        "Record each program's run once per signature and replay it: True, or a staticrt.capture.GraphContext.",
+        "Record each program's run once per signature and replay it: True, or a staticrt.graphs.GraphContext.",
     ),
     Option(
-        "max_captures",
+        "max_traces",
         (int,),
         16,
-        "Captures kept for one compiled callable; further ones run eagerly.",
+        "Traces kept for one compiled callable; further ones run eagerly.",
         minimum=1,
     ),
     Option(
-        "capture_seconds",
+        "trace_seconds",
         (float, int, type(None)),
         30,
-        "CPU seconds that capturing may take within one call without gradients; what is not captured by then runs "
+        "CPU seconds that tracing may take within one call without gradients; what is not traced by then runs "
         "eagerly. None, or with deterministic or fullgraph: no bound.",
         minimum=0,
     ),
@@ -91,9 +91,9 @@ OPTIONS: tuple[Option, ...] = (
         "fullgraph",
         (bool,),
         False,
-        "Raise CaptureError instead of splitting the model or running it eagerly.",
+        "Raise TraceError instead of splitting the model or running it eagerly.",
     ),
-    Option("passes", (bool,), True, "Run the graph passes; off shows the graph as captured."),
+    Option("passes", (bool,), True, "Run the graph passes; off shows the graph as traced."),
     Option(
         "prepared",
         (bool,),
@@ -104,7 +104,7 @@ OPTIONS: tuple[Option, ...] = (
         "max_prepared",
         (int, type(None)),
         None,
-        "Prepared programs kept for one capture, the least recent go; None: 64, and up to 256 small ones.",
+        "Prepared programs kept for one trace, the least recent go; None: 64, and up to 256 small ones.",
         minimum=1,
     ),
     Option(
@@ -141,15 +141,15 @@ OPTIONS: tuple[Option, ...] = (
         "Training: keep references to a region's inputs, so that its gradients can be differentiated.",
     ),
     Option(
-        "door",
+        "backward_node",
         (str,),
         "auto",
-        "Training: what joins forward and backward: 'b' (a node in C++; an error where it does not fit), "
-        "'a' (AOTAutograd's runtime), 'auto' (b where it fits).",
-        choices=("auto", "a", "b"),
+        "Training: the autograd node that joins forward and backward: 'native' (in C++; an error where it does not fit), "
+        "'aot' (AOTAutograd's runtime), 'auto' (native where it fits).",
+        choices=("auto", "aot", "native"),
     ),
     Option(
-        "min_island_nodes",
+        "min_region_nodes",
         (int,),
         5,
         "Training: a supported part between unsupported operators with fewer compute nodes runs eagerly.",
@@ -166,7 +166,7 @@ OPTIONS: tuple[Option, ...] = (
         "accelerators",
         (str, type(None)),
         None,
-        "An accelerator that compiles islands of the graph: a name ('tensorrt'), 'auto' (the first that is available).",
+        "An accelerator that compiles subgraphs of the graph: a name ('tensorrt'), 'auto' (the first that is available).",
     ),
     Option(
         "freeze",
@@ -230,28 +230,19 @@ class Options:
         """The options that the executable takes."""
         return {name: self.values[name] for name in _RUNTIME}
 
-    def seconds_to_capture(self) -> float | None:
-        """`capture_seconds`; None where time may not decide what runs."""
-        seconds: float | None = self.values["capture_seconds"]
+    def seconds_to_trace(self) -> float | None:
+        """`trace_seconds`; None where time may not decide what runs."""
+        seconds: float | None = self.values["trace_seconds"]
         return None if self.values["deterministic"] or self.values["fullgraph"] else seconds
 
     def __reduce__(self) -> Any:
         return Options, (dict(self.values),)
 
 
-def _check_context(value: object) -> None:
-    from staticrt.capture.context import GraphContext
-
-    if not isinstance(value, GraphContext):
-        raise OptionError(
-            f"option 'graphs' takes True, False or a staticrt.capture.GraphContext, got {value!r} "
-            f"({type(value).__name__})",
-            fix="graphs=True",
-        )
-
-
 def parse_options(given: Mapping[str, Any]) -> Options:
     """Check names and values; fill in defaults.
+
+    Values that other parts of the package define, contexts and accelerators, are checked by `staticrt.api.options`.
 
     Raises:
         OptionError: an unknown name, with the nearest known one, or a value the option does not take.
@@ -265,13 +256,7 @@ def parse_options(given: Mapping[str, Any]) -> Options:
     for option in OPTIONS:
         value = given.get(option.name, option.default)
         option.check(value)
-        if option.name == "graphs" and not isinstance(value, bool):
-            _check_context(value)
         values[option.name] = value
-    if values["accelerators"] is not None:
-        from staticrt.accelerators import check_name
-
-        check_name(values["accelerators"])
     values["donate"] = _donated(values)
     return Options(values)
 

@@ -8,9 +8,10 @@
 #include <cstring>
 #include <set>
 
+#include "archive/operator_rule.h"
 #include "archive/zip_index.h"
 #include "common/version.h"
-#include "kernels/torch_version.h"
+#include "kernels/registry/torch_version.h"
 
 namespace staticrt {
 namespace {
@@ -106,20 +107,22 @@ void Archive::read(const std::shared_ptr<Blob>& blob, const ArchiveOptions& opti
     weight.kind = static_cast<WeightKind>(kind);
     weight.tensor = in.get_index(tensors_.size(), "tensor");
   }
-  const size_t num_captures = in.get_count(100);
-  for (size_t i = 0; i < num_captures; ++i) {
-    captures_.push_back(
-        std::make_shared<Capture>(read_capture(in, tensors_, format), tensors_, options.executable));
-    if (facts_.staticrt_version == version()) captures_.back()->offer_work(tensors_, facts_.machine);
+  const size_t num_traces = in.get_count(100);
+  for (size_t i = 0; i < num_traces; ++i) {
+    TraceSpec spec = read_trace(in, tensors_, format);
+    check_operators(*spec.program, options.allow_operators);
+    if (spec.guards) check_operators(*spec.guards, options.allow_operators);
+    traces_.push_back(std::make_shared<SavedTrace>(std::move(spec), tensors_, options.executable));
+    if (facts_.staticrt_version == version()) traces_.back()->offer_work(tensors_, facts_.machine);
   }
   in.expect_end();
-  SRT_ARCHIVE(!captures_.empty(), in.damaged(), "it holds no capture");
+  SRT_ARCHIVE(!traces_.empty(), in.damaged(), "it holds no trace");
 }
 
 uint32_t ArchiveBuilder::add_packed(const PackedBytes& packed) {
   const uint64_t sum = checksum(packed.data.get(), static_cast<size_t>(packed.size_bytes));
   const auto [found, is_new] = packed_.try_emplace({sum, packed.size_bytes}, 0);
-  // Other captures may have packed the same weights the same way.
+  // Other traces may have packed the same weights the same way.
   const bool is_same = !is_new && std::memcmp(tensors_.at(found->second).const_data_ptr(), packed.data.get(),
                                               static_cast<size_t>(packed.size_bytes)) == 0;
   if (is_same) return found->second;
@@ -130,12 +133,12 @@ uint32_t ArchiveBuilder::add_packed(const PackedBytes& packed) {
   return number;
 }
 
-void ArchiveBuilder::add_capture(CaptureSpec spec, const PriorWork& work) {
+void ArchiveBuilder::add_trace(TraceSpec spec, const PriorWork& work) {
   for (const PackedBytes& packed : work.packed) spec.packed.push_back({packed.key, add_packed(packed)});
   spec.choices = work.choices;
   spec.plans = work.plans;
-  write_capture(spec, captures_, tensors_);
-  ++num_captures_;
+  write_trace(spec, traces_, tensors_);
+  ++num_traces_;
 }
 
 std::string ArchiveBuilder::finish(const ArchiveFacts& facts,
@@ -156,12 +159,12 @@ std::string ArchiveBuilder::finish(const ArchiveFacts& facts,
     body.put(static_cast<uint8_t>(weight.kind));
     body.put(weight.tensor);
   }
-  body.put(num_captures_);
+  body.put(num_traces_);
   ByteWriter record;
   for (const char c : kMagic) record.put(c);
   record.put(kFormatVersion);
   record.put(uint32_t{0});
-  const std::string bytes = body.take() + captures_.bytes();
+  const std::string bytes = body.take() + traces_.bytes();
   record.put_size(bytes.size());
   record.put(checksum(bytes.data(), bytes.size()));
   return record.take() + bytes;

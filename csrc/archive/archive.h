@@ -1,8 +1,8 @@
-// A saved model: weights by name and captures. The file is a .pt2 archive (a zip of stored records, as torch
+// A saved model: weights by name and traces. The file is a .pt2 archive (a zip of stored records, as torch
 // writes it) with one record more, kProgramRecord:
 //
 //   magic "STATICRT", u32 format version, u32 0, u64 bytes of the body, u64 checksum of the body
-//   body: versions, required CPU features, storages and tensors, weight names, captures
+//   body: versions, required CPU features, storages and tensors, weight names, traces
 //
 // Reading unpickles nothing and runs nothing: it copies numbers out of checked bounds.
 #pragma once
@@ -13,14 +13,14 @@
 #include <utility>
 #include <vector>
 
-#include "archive/capture.h"
+#include "archive/saved_trace.h"
 #include "archive/tensor_table.h"
 
 namespace staticrt {
 
 inline constexpr char kProgramRecord[] = "staticrt/program.bin";
 // Read too: version 1, without packed weights and choices; version 2, without what a leaf's `same` and
-// `empty_dims` say and without captures that data decides; version 3, without memory plans.
+// `empty_dims` say and without traces that data decides; version 3, without memory plans.
 inline constexpr uint32_t kFormatVersion = 4;
 
 enum class WeightKind : uint8_t { kParameter = 0, kBuffer = 1, kTemporaryBuffer = 2, kConstant = 3 };
@@ -44,6 +44,7 @@ struct ArchiveFacts {
 struct ArchiveOptions {
   bool check_weights = true;
   ExecutableOptions executable;
+  std::vector<std::string> allow_operators;  // see operator_refusal
 };
 
 // Immutable but for the bytes of its tensors; shared by threads.
@@ -55,14 +56,14 @@ class Archive {
   const ArchiveFacts& facts() const { return facts_; }
   const std::vector<at::Tensor>& tensors() const { return tensors_; }
   const std::vector<Weight>& weights() const { return weights_; }
-  const std::vector<std::shared_ptr<Capture>>& captures() const { return captures_; }
+  const std::vector<std::shared_ptr<SavedTrace>>& traces() const { return traces_; }
 
  private:
   void read(const std::shared_ptr<Blob>& blob, const ArchiveOptions& options);
   ArchiveFacts facts_;
   std::vector<at::Tensor> tensors_;
   std::vector<Weight> weights_;
-  std::vector<std::shared_ptr<Capture>> captures_;
+  std::vector<std::shared_ptr<SavedTrace>> traces_;
 };
 
 // Gathers what an archive holds. Storages are written by the caller, who then names their records.
@@ -71,7 +72,7 @@ class ArchiveBuilder {
   uint32_t add_tensor(const at::Tensor& tensor) { return tensors_.add(tensor); }
   void add_weight(Weight weight) { weights_.push_back(std::move(weight)); }
   // work: what was worked out for it, kept with it.
-  void add_capture(CaptureSpec spec, const PriorWork& work = {});
+  void add_trace(TraceSpec spec, const PriorWork& work = {});
   std::vector<at::Tensor> storages() const { return tensors_.storages(); }
   // The bytes of kProgramRecord.
   std::string finish(const ArchiveFacts& facts, const std::vector<std::string>& record_names) const;
@@ -81,8 +82,8 @@ class ArchiveBuilder {
   TensorTable tensors_;
   std::map<std::pair<uint64_t, int64_t>, uint32_t> packed_;  // by checksum and size
   std::vector<Weight> weights_;
-  ByteWriter captures_;
-  uint64_t num_captures_ = 0;
+  ByteWriter traces_;
+  uint64_t num_traces_ = 0;
 };
 
 }  // namespace staticrt

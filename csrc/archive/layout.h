@@ -1,4 +1,5 @@
-// How a tensor's strides follow from its sizes, as captures are chosen by it (frontend/fakes.py, layout_of).
+// How a tensor's strides follow from its sizes, as traces are chosen by it (frontend/arguments/fakes.py,
+// layout_of).
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -10,15 +10,15 @@ namespace {
 ArchiveOptions to_archive_options(const LoadOptions& options) {
   ArchiveOptions result;
   result.check_weights = options.check_weights;
+  result.allow_operators = options.allow_operators;
   result.executable.prepared = options.prepared;
   result.executable.max_prepared = options.max_prepared;
   result.executable.preparation.deterministic = options.deterministic;
   return result;
 }
 
-// The leaves of a capture for a C++ call: constants are what they were when captured.
-std::vector<Leaf> leaves_of(const CaptureSpec& spec, const std::vector<c10::IValue>& inputs,
-                            std::string& why) {
+// The leaves of a trace for a C++ call: constants are what they were when traced.
+std::vector<Leaf> leaves_of(const TraceSpec& spec, const std::vector<c10::IValue>& inputs, std::string& why) {
   std::vector<Leaf> leaves(spec.leaves.size());
   size_t next = 0;
   for (size_t i = 0; i < leaves.size(); ++i) {
@@ -62,21 +62,21 @@ void check_gradients(const std::vector<c10::IValue>& inputs) {
 struct Module::State {
   Archive archive;
 
-  // Calls `visit` with each capture that the inputs fit, and their leaves, until it returns "": done. Throws
-  // CallError with what each capture had against it.
+  // Calls `visit` with each trace that the inputs fit, and their leaves, until it returns "": done. Throws
+  // CallError with what each trace had against it.
   template <class Visit>
   void find(const std::vector<c10::IValue>& inputs, const Visit& visit) const {
     std::string reasons;
-    for (size_t number = 0; number < archive.captures().size(); ++number) {
-      const Capture& capture = *archive.captures()[number];
+    for (size_t number = 0; number < archive.traces().size(); ++number) {
+      const SavedTrace& trace = *archive.traces()[number];
       std::string why;
-      const std::vector<Leaf> leaves = leaves_of(capture.spec(), inputs, why);
-      if (why.empty()) why = capture.refusal(leaves);
-      if (why.empty()) why = visit(capture, leaves);
+      const std::vector<Leaf> leaves = leaves_of(trace.spec(), inputs, why);
+      if (why.empty()) why = trace.refusal(leaves);
+      if (why.empty()) why = visit(trace, leaves);
       if (why.empty()) return;
-      reasons += "\n  capture " + std::to_string(number) + ": " + why;
+      reasons += "\n  trace " + std::to_string(number) + ": " + why;
     }
-    throw CallError("the call fits no capture of " + archive.facts().name + reasons +
+    throw CallError("the call fits no trace of " + archive.facts().name + reasons +
                     "\n  fix: call the compiled model like this before saving it");
   }
 };
@@ -97,11 +97,11 @@ Module load(const void* data, size_t size_bytes, const LoadOptions& options) {
 std::vector<c10::IValue> Module::run_values(const std::vector<c10::IValue>& inputs) const {
   check_gradients(inputs);
   std::vector<c10::IValue> outputs;
-  state_->find(inputs, [&](const Capture& capture, const std::vector<Leaf>& leaves) -> std::string {
+  state_->find(inputs, [&](const SavedTrace& trace, const std::vector<Leaf>& leaves) -> std::string {
     try {
-      const std::optional<std::vector<c10::IValue>> found = capture.run(leaves);
+      const std::optional<std::vector<c10::IValue>> found = trace.run(leaves);
       if (!found) return kDecidedOtherwise;
-      for (const int32_t output : capture.spec().outputs) {
+      for (const int32_t output : trace.spec().outputs) {
         outputs.push_back(output < 0 ? c10::IValue() : (*found)[static_cast<size_t>(output)]);
       }
       return "";
@@ -114,9 +114,9 @@ std::vector<c10::IValue> Module::run_values(const std::vector<c10::IValue>& inpu
 
 std::string Module::prepare(const std::vector<c10::IValue>& inputs) const {
   std::string reason;
-  state_->find(inputs, [&](const Capture& capture, const std::vector<Leaf>& leaves) {
-    // Of several captures that sizes fit, data tells which one runs.
-    reason = capture.spec().decided ? "data decides which capture runs" : capture.prepare(leaves).reason;
+  state_->find(inputs, [&](const SavedTrace& trace, const std::vector<Leaf>& leaves) {
+    // Of several traces that sizes fit, data tells which one runs.
+    reason = trace.spec().decided ? "data decides which trace runs" : trace.prepare(leaves).reason;
     return std::string();
   });
   return reason;
@@ -130,13 +130,13 @@ std::vector<at::Tensor> Module::run(const std::vector<at::Tensor>& inputs) const
   return outputs;
 }
 
-size_t Module::num_captures() const {
-  return state_->archive.captures().size();
+size_t Module::num_traces() const {
+  return state_->archive.traces().size();
 }
 
-std::vector<InputSpec> Module::inputs(size_t capture) const {
+std::vector<InputSpec> Module::inputs(size_t trace) const {
   std::vector<InputSpec> specs;
-  for (const LeafSpec& leaf : state_->archive.captures().at(capture)->spec().leaves) {
+  for (const LeafSpec& leaf : state_->archive.traces().at(trace)->spec().leaves) {
     if (leaf.kind == LeafKind::kConstant) continue;
     specs.push_back({leaf.name, leaf.kind == LeafKind::kTensor, leaf.dtype, leaf.dim});
   }

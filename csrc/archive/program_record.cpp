@@ -141,6 +141,32 @@ bool returns_list(const c10::FunctionSchema& schema) {
   return schema.returns().size() == 1 && schema.returns()[0].type()->kind() == c10::TypeKind::ListType;
 }
 
+bool share_letters(const c10::AliasInfo* a, const c10::AliasInfo* b) {
+  const auto is_of_b = [&](const c10::Symbol& letter) { return b->beforeSets().contains(letter); };
+  return a && b && std::ranges::any_of(a->beforeSets(), is_of_b);
+}
+
+// What the schema says of memory that the operator writes and shares is said of the node, too: the planner
+// gives bytes to other values by what the node says.
+void check_memory_facts(ByteReader& in, const Node& node, size_t num_outputs) {
+  const c10::FunctionSchema& schema = node.handle->schema();
+  for (uint32_t arg = 0; arg < schema.arguments().size(); ++arg) {
+    const c10::AliasInfo* info = schema.arguments()[arg].alias_info();
+    if (!info) continue;
+    SRT_ARCHIVE(!info->isWrite() || std::ranges::find(node.written_args, arg) != node.written_args.end(),
+                in.damaged(), "node ", node.name, " of ", node.op, " does not say that it writes argument ",
+                arg);
+    for (uint32_t i = 0; i < num_outputs; ++i) {
+      const size_t result = node.unpacks_list ? 0 : i;
+      if (!share_letters(info, schema.returns()[result].alias_info())) continue;
+      SRT_ARCHIVE(
+          std::ranges::any_of(node.aliases, [&](const Alias& a) { return a.output == i && a.arg == arg; }),
+          in.damaged(), "node ", node.name, " of ", node.op, " does not say that output ", i,
+          " shares memory with argument ", arg);
+    }
+  }
+}
+
 // What kernels take for granted of a node: lowering makes it so, a damaged record might not.
 void check_node(ByteReader& in, const Node& node, const std::vector<ProgramBuilder::ArgSpec>& args,
                 size_t num_outputs) {
@@ -162,6 +188,7 @@ void check_node(ByteReader& in, const Node& node, const std::vector<ProgramBuild
     }
     SRT_ARCHIVE(node.unpacks_list ? returns_list(schema) : num_outputs == schema.returns().size(), name(),
                 num_outputs, " outputs");
+    check_memory_facts(in, node, num_outputs);
     return;
   }
   const Shape& shape = shape_of(in, node.op);

@@ -11,9 +11,9 @@
 #include <optional>
 #include <utility>
 
-#include "allocator/allocator.h"
-#include "allocator/inspector.h"
-#include "allocator/pools.h"
+#include "allocator/core/allocator.h"
+#include "allocator/core/inspector.h"
+#include "allocator/pools/pools.h"
 #include "bindings/gil.h"
 
 namespace staticrt::bindings {

@@ -4,9 +4,9 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
 
+#include "bindings/state_guard.h"
 #include "common/error.h"
 
 namespace py = pybind11;
@@ -14,17 +14,19 @@ namespace py = pybind11;
 namespace staticrt::bindings {
 namespace {
 
-// Same strings are mostly one object.
-bool same_key(PyObject* a, PyObject* b) {
-  if (a == b) return true;
-  if (Py_TYPE(a) != Py_TYPE(b) || !(PyUnicode_CheckExact(a) || PyLong_CheckExact(a))) return false;
-  const int same = PyObject_RichCompareBool(a, b, Py_EQ);
-  if (same < 0) PyErr_Clear();
-  return same == 1;
-}
-
 bool is_type(PyObject* object, const py::object& type) {
   return reinterpret_cast<PyObject*>(Py_TYPE(object)) == type.ptr();
+}
+
+bool refers_to(PyObject* weak, PyObject* object) {
+#if PY_VERSION_HEX >= 0x030D0000
+  PyObject* found = nullptr;
+  if (PyWeakref_GetRef(weak, &found) < 0) PyErr_Clear();
+  Py_XDECREF(found);
+  return found == object;
+#else
+  return PyWeakref_GET_OBJECT(weak) == object;
+#endif
 }
 
 }  // namespace
@@ -37,11 +39,13 @@ void CallMatch::begin(size_t num_inputs, size_t num_containers) {
   }
   containers.assign(num_containers, py::object());
   held.clear();
+  attributes.clear();
 }
 
 void CallMatch::clear() {
   containers.clear();
   held.clear();
+  attributes.clear();
 }
 
 bool CallMatch::containers_are_distinct() const {
@@ -66,8 +70,8 @@ ArgumentTree::ArgumentTree(const py::handle& spec) {
   if (kind == "tensor" || kind == "int" || kind == "ref") {
     kind_ = kind == "tensor" ? Kind::kTensor : kind == "int" ? Kind::kInt : Kind::kRef;
     index_ = parts[1].cast<int64_t>();
-  } else if (kind == "constant") {
-    kind_ = Kind::kConstant;
+  } else if (kind == "constant" || kind == "identity") {
+    kind_ = kind == "constant" ? Kind::kConstant : Kind::kIdentity;
     constant_ = parts[1];
   } else if (kind == "tuple") {
     kind_ = Kind::kTuple;
@@ -115,20 +119,19 @@ size_t ArgumentTree::num_containers() const {
   return most;
 }
 
+void ArgumentTree::visit(Referents& referents) const {
+  referents(constant_);
+  referents(flatten_);
+  referents(context_);
+  for (const py::object& key : keys_) referents(key);
+  for (const ArgumentTree& child : children_) child.visit(referents);
+}
+
 bool ArgumentTree::same_constant(PyObject* object) const {
   PyObject* want = constant_.ptr();
-  if (object == want) return true;
-  if (Py_TYPE(object) != Py_TYPE(want)) return false;
-  if (PyFloat_CheckExact(object)) {
-    // By bits: 0.0 and -0.0 differ, and NaN equals itself.
-    const double a = PyFloat_AS_DOUBLE(object);
-    const double b = PyFloat_AS_DOUBLE(want);
-    return std::memcmp(&a, &b, sizeof(a)) == 0;
-  }
-  if (!PyLong_CheckExact(object) && !PyUnicode_CheckExact(object) && !THPDevice_Check(object)) return false;
-  const int same = PyObject_RichCompareBool(object, want, Py_EQ);
-  if (same < 0) PyErr_Clear();
-  return same == 1;
+  if (same_value(object, want)) return true;
+  return THPDevice_Check(object) && THPDevice_Check(want) &&
+         reinterpret_cast<THPDevice*>(object)->device == reinterpret_cast<THPDevice*>(want)->device;
 }
 
 bool ArgumentTree::match(PyObject* object, CallMatch& found, bool shared) const {
@@ -139,6 +142,9 @@ bool ArgumentTree::match(PyObject* object, CallMatch& found, bool shared) const 
       const at::Tensor*& input = found.inputs[static_cast<size_t>(index_)].tensor;
       if (input && !input->is_same(tensor)) return false;
       if (shared) found.held.push_back(py::reinterpret_borrow<py::object>(object));
+      PyObject* attributes = attributes_of(object);
+      if (attributes && PyDict_GET_SIZE(attributes) > 0)
+        found.attributes.push_back(py::reinterpret_borrow<py::object>(attributes));
       input = &tensor;
       return true;
     }
@@ -151,6 +157,8 @@ bool ArgumentTree::match(PyObject* object, CallMatch& found, bool shared) const 
     }
     case Kind::kConstant:
       return same_constant(object);
+    case Kind::kIdentity:
+      return refers_to(constant_.ptr(), object);
     case Kind::kRef:
       return found.containers[static_cast<size_t>(index_)].ptr() == object;
     case Kind::kTuple:
@@ -196,7 +204,7 @@ bool ArgumentTree::match_items(PyObject* dict, CallMatch& found) const {
   PyObject *key = nullptr, *item = nullptr;
   size_t i = 0;
   for (Py_ssize_t at = 0; PyDict_Next(dict, &at, &key, &item); ++i) {
-    if (i >= size || !same_key(key, keys_[i].ptr())) return false;
+    if (i >= size || !same_value(key, keys_[i].ptr())) return false;
     const auto kept = py::reinterpret_borrow<py::object>(item);
     if (!children_[i].match(item, found, /*shared=*/true)) return false;
     if (static_cast<size_t>(PyDict_GET_SIZE(dict)) != size) return false;  // Python code ran

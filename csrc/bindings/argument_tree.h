@@ -4,6 +4,7 @@
 //   ("tensor", i)                               program input i; twice: the same tensor
 //   ("int", i)                                  program input i, an int
 //   ("constant", object)                        an argument equal to it, or that very object
+//   ("identity", weak reference)                the very object that it refers to
 //   ("tuple", type, [trees])                    exactly this type: a tuple, named tuple, torch.Size
 //   ("list", n, [trees])                        exactly a list
 //   ("dict", n, [(key, tree), ...])             exactly a dict, keys in this order: models iterate over them
@@ -18,7 +19,8 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/signature.h"
+#include "bindings/referents.h"
+#include "runtime/record/signature.h"
 
 namespace staticrt::bindings {
 
@@ -27,6 +29,7 @@ struct CallMatch {
   std::vector<InputView> inputs;
   std::vector<pybind11::object> containers;  // by number; null: the keyword arguments' own dict
   std::vector<pybind11::object> held;        // tensors that a container could drop while the call runs
+  std::vector<pybind11::object> attributes;  // dicts of those that the caller gave to tensors
 
   void begin(size_t num_inputs, size_t num_containers);
   void clear();
@@ -42,9 +45,21 @@ class ArgumentTree {
   bool match(PyObject* object, CallMatch& found) const { return match(object, found, /*shared=*/false); }
   // One more than the largest number of a container.
   size_t num_containers() const;
+  void visit(Referents& referents) const;
 
  private:
-  enum class Kind : uint8_t { kTensor, kInt, kConstant, kTuple, kList, kDict, kObject, kRegistered, kRef };
+  enum class Kind : uint8_t {
+    kTensor,
+    kInt,
+    kConstant,
+    kIdentity,
+    kTuple,
+    kList,
+    kDict,
+    kObject,
+    kRegistered,
+    kRef
+  };
   // shared: others reach it through a container that they may change meanwhile.
   bool match(PyObject* object, CallMatch& found, bool shared) const;
   bool match_items(PyObject* dict, CallMatch& found) const;

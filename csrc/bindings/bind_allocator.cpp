@@ -1,11 +1,11 @@
-// Devices and pools of the caching allocator; staticrt/memory.py is their Python face.
+// Devices and pools of the caching allocator; staticrt/memory/__init__.py is their Python face.
 #include <dlfcn.h>
 #include <pybind11/stl.h>
 
-#include "allocator/c_api.h"
-#include "allocator/devices.h"
-#include "allocator/driver_cuda.h"
-#include "allocator/driver_sim.h"
+#include "allocator/drivers/driver_cuda.h"
+#include "allocator/process/c_api.h"
+#include "allocator/process/devices.h"
+#include "allocator/simulated/driver_sim.h"
 #include "bindings/allocator.h"
 #include "bindings/bindings.h"
 #include "bindings/gil.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "allocator/driver_sim.h"
+#include "allocator/simulated/driver_sim.h"
 #include "bindings/allocator.h"
 #include "bindings/gil.h"
 #include "common/error.h"

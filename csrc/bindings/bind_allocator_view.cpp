@@ -8,7 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "allocator/c_api.h"
+#include "allocator/process/c_api.h"
 #include "bindings/allocator.h"
 
 namespace py = pybind11;

@@ -2,10 +2,12 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include "archive/archive.h"
+#include "archive/operator_rule.h"
 #include "bindings/bindings.h"
 #include "bindings/gil.h"
 #include "bindings/stats.h"
 #include "common/version.h"
+#include "runtime/general/argument_check.h"
 
 namespace py = pybind11;
 
@@ -30,8 +32,8 @@ LeafSpec to_leaf_spec(const py::handle& object) {
   return leaf;
 }
 
-void add_capture(ArchiveBuilder& builder, const py::dict& d) {
-  CaptureSpec spec;
+void add_trace(ArchiveBuilder& builder, const py::dict& d) {
+  TraceSpec spec;
   spec.program = d["program"].cast<std::shared_ptr<Program>>();
   for (const py::handle& tensor : d["model_tensors"]) {
     spec.model_tensors.push_back(builder.add_tensor(tensor.cast<at::Tensor>()));
@@ -55,7 +57,7 @@ void add_capture(ArchiveBuilder& builder, const py::dict& d) {
   for (size_t i = 0; i < tensors.size(); ++i) inputs[i].tensor = &tensors[i];
   PriorWork work = executable->work_done(inputs);
   if (!d["packed_weights"].cast<bool>()) work.packed.clear();
-  builder.add_capture(std::move(spec), work);
+  builder.add_trace(std::move(spec), work);
 }
 
 py::bytes finish(const ArchiveBuilder& builder, const py::dict& d, const std::vector<std::string>& records) {
@@ -90,12 +92,12 @@ std::vector<Leaf> to_leaves(const py::list& list) {
 }
 
 // None: data decides otherwise.
-py::object run(const Capture& capture, const py::list& list) {
+py::object run_trace(const SavedTrace& trace, const py::list& list) {
   const std::vector<Leaf> leaves = to_leaves(list);
   std::optional<std::vector<c10::IValue>> outputs;
   {
     const GilRelease no_gil;
-    outputs = capture.run(leaves);
+    outputs = trace.run(leaves);
   }
   if (!outputs) return py::none();
   py::list result;
@@ -103,12 +105,12 @@ py::object run(const Capture& capture, const py::list& list) {
   return result;
 }
 
-py::tuple prepare(const Capture& capture, const py::list& list) {
+py::tuple prepare_trace(const SavedTrace& trace, const py::list& list) {
   const std::vector<Leaf> leaves = to_leaves(list);
   PreparedAhead made;
   {
     const GilRelease no_gil;
-    made = capture.prepare(leaves);
+    made = trace.prepare(leaves);
   }
   return to_tuple(made);
 }
@@ -126,8 +128,9 @@ py::dict describe_leaf(const LeafSpec& leaf) {
 }
 
 std::shared_ptr<Archive> open(const py::object& source, const std::string& where, bool check_weights,
-                              const py::dict& d) {
+                              std::vector<std::string> allow_operators, const py::dict& d) {
   ArchiveOptions options;
+  options.allow_operators = std::move(allow_operators);
   options.check_weights = check_weights;
   ExecutableOptions& e = options.executable;
   e.bind.out_variants = d["out_variants"].cast<bool>();
@@ -144,6 +147,27 @@ std::shared_ptr<Archive> open(const py::object& source, const std::string& where
   return std::make_shared<Archive>(is_bytes ? Blob::copy_of(bytes) : Blob::map_file(path), where, options);
 }
 
+std::optional<c10::OperatorHandle> find_operator(const std::string& name) {
+  const size_t dot = std::min(name.find('.'), name.size());
+  return c10::Dispatcher::singleton().findSchema(
+      {name.substr(0, dot), dot < name.size() ? name.substr(dot + 1) : ""});
+}
+
+// operator_refusal for an operator by its name, "aten::add.Tensor".
+std::string refusal_of(const std::string& name, const std::vector<std::string>& allowed) {
+  const auto handle = find_operator(name);
+  return handle ? operator_refusal(handle->schema(), allowed) : "which this torch does not have";
+}
+
+// What largest_number says of an argument of an operator that is there.
+std::optional<double> limit_of(const std::string& name, const std::string& argument) {
+  const auto handle = find_operator(name);
+  if (!handle) return std::nullopt;
+  for (const c10::Argument& a : handle->schema().arguments())
+    if (a.name() == argument) return largest_number(handle->schema(), a);
+  return std::nullopt;
+}
+
 }  // namespace
 
 void bind_archive(py::module_& m) {
@@ -154,37 +178,38 @@ void bind_archive(py::module_& m) {
            [](ArchiveBuilder& b, const std::string& name, uint8_t kind, const at::Tensor& tensor) {
              b.add_weight({name, static_cast<WeightKind>(kind), b.add_tensor(tensor)});
            })
-      .def("capture", &add_capture)
+      .def("trace", &add_trace)
       .def("storages", &ArchiveBuilder::storages)
       .def("finish", &finish);
-  py::class_<Capture, std::shared_ptr<Capture>>(m, "ArchiveCapture")
-      .def("refusal", [](const Capture& c, const py::list& leaves) { return c.refusal(to_leaves(leaves)); })
-      .def("run", &run)
-      .def("prepare", &prepare)
-      .def_property_readonly("executable", &Capture::executable)
-      .def_property_readonly("decided", [](const Capture& c) { return c.spec().decided; })
-      .def_property_readonly("packed_bytes", &Capture::packed_bytes)
-      .def_property_readonly("num_plans", [](const Capture& c) { return c.spec().plans.size(); })
-      .def_property_readonly("model_tensors", &Capture::model_tensors)
+  py::class_<SavedTrace, std::shared_ptr<SavedTrace>>(m, "ArchiveTrace")
+      .def("refusal",
+           [](const SavedTrace& c, const py::list& leaves) { return c.refusal(to_leaves(leaves)); })
+      .def("run", &run_trace)
+      .def("prepare", &prepare_trace)
+      .def_property_readonly("executable", &SavedTrace::executable)
+      .def_property_readonly("decided", [](const SavedTrace& c) { return c.spec().decided; })
+      .def_property_readonly("packed_bytes", &SavedTrace::packed_bytes)
+      .def_property_readonly("num_plans", [](const SavedTrace& c) { return c.spec().plans.size(); })
+      .def_property_readonly("model_tensors", &SavedTrace::model_tensors)
       .def_property_readonly("leaves",
-                             [](const Capture& c) {
+                             [](const SavedTrace& c) {
                                py::list list;
                                for (const LeafSpec& leaf : c.spec().leaves) list.append(describe_leaf(leaf));
                                return list;
                              })
-      .def_property_readonly("guard_texts", [](const Capture& c) { return c.spec().guard_texts; })
+      .def_property_readonly("guard_texts", [](const SavedTrace& c) { return c.spec().guard_texts; })
       .def_property_readonly("guarded_leaves",
-                             [](const Capture& c) {
+                             [](const SavedTrace& c) {
                                std::vector<uint32_t> leaves;
                                for (const SizeSymbol& symbol : c.spec().symbols)
                                  leaves.push_back(symbol.leaf);
                                return leaves;
                              })
-      .def_property_readonly("autocast", [](const Capture& c) { return c.spec().autocast; })
-      .def_property_readonly("outputs", [](const Capture& c) { return c.spec().outputs; })
-      .def_property_readonly("structure", [](const Capture& c) { return c.spec().structure; });
+      .def_property_readonly("autocast", [](const SavedTrace& c) { return c.spec().autocast; })
+      .def_property_readonly("outputs", [](const SavedTrace& c) { return c.spec().outputs; })
+      .def_property_readonly("structure", [](const SavedTrace& c) { return c.spec().structure; });
   py::class_<Archive, std::shared_ptr<Archive>>(m, "Archive")
-      .def_property_readonly("captures", &Archive::captures)
+      .def_property_readonly("traces", &Archive::traces)
       .def_property_readonly(
           "weights",
           [](const Archive& a) {
@@ -207,7 +232,8 @@ void bind_archive(py::module_& m) {
       });
   m.attr("DECIDED_OTHERWISE") = kDecidedOtherwise;
   m.def("open_archive", &open);
-  m.def("autocast_state", &autocast_state);
+  m.def("operator_refusal", &refusal_of);
+  m.def("largest_number", &limit_of);
   m.def("version", &version);
 }
 

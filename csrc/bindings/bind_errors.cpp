@@ -1,6 +1,6 @@
 #include "bindings/bindings.h"
-#include "capture/replay_error.h"
 #include "common/error.h"
+#include "graphs/replay_error.h"
 #include "staticrt/staticrt.h"
 
 namespace py = pybind11;
@@ -16,7 +16,7 @@ void raise(const char* type, const char* message) {
 void raise_own_error(std::exception_ptr thrown) {
   try {
     std::rethrow_exception(thrown);
-  } catch (const capture::ReplayError& error) {
+  } catch (const graphs::ReplayError& error) {
     raise("ReplayError", error.what());
   } catch (const InputError& error) {
     raise("InputError", error.what());

@@ -1,12 +1,9 @@
 // FastCall: the callable behind a compiled function. It serves calls that need no Python at all, those whose
 // arguments, Python state and environment match an entry and whose signature is prepared; every other call
 // goes to the Python function it was made with.
-#include <ATen/Context.h>
+#include <ATen/Parallel.h>
 #include <ATen/PythonTorchFunctionTLS.h>
-#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
-#include <c10/core/DefaultDtype.h>
-#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/Exceptions.h>
@@ -16,44 +13,66 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
 #include <functional>
 #include <span>
+#include <type_traits>
 
 #include "bindings/argument_tree.h"
 #include "bindings/bindings.h"
 #include "bindings/gil.h"
+#include "bindings/python_flags.h"
 #include "bindings/result_tree.h"
 #include "bindings/state_guard.h"
 #include "common/error.h"
-#include "runtime/executable.h"
+#include "program/process_state.h"
+#include "runtime/call/executable.h"
+#include "runtime/call/written_memory.h"
 
 namespace py = pybind11;
 
 namespace staticrt::bindings {
 namespace {
 
-// What of the process and thread a capture depends on, or nullopt where only eager may run: modes that see
-// every operator, functorch transforms.
-std::optional<uint64_t> environment() {
+// What of the process and thread a trace depends on. All of it 16-bit numbers, so that there is no padding
+// and two compare as bytes: every call does.
+struct Environment {
+  ProcessState process;
+  PythonFlags python;
+  // Dispatch keys of the thread but those of autograd, which no_grad and inference_mode change.
+  std::array<uint16_t, 8> dispatch_keys;
+  uint16_t num_threads = 0;  // a model may read it
+
+  bool operator==(const Environment& other) const { return std::memcmp(this, &other, sizeof(*this)) == 0; }
+};
+static_assert(std::has_unique_object_representations_v<Environment>);
+
+// Nullopt where only eager may run: modes that see every operator, functorch transforms.
+std::optional<Environment> environment() {
   if (c10::impl::TorchDispatchModeTLS::any_modes_set() || at::impl::torch_function_mode_enabled() ||
       torch::autograd::ForwardADLevel::try_get_by_idx(0)) {
     return std::nullopt;
   }
   const auto tls = c10::impl::tls_local_dispatch_key_set();
-  // no_grad and inference_mode include or exclude autograd keys; they are told apart below.
   const auto autograd =
       c10::autograd_dispatch_keyset | c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView);
-  uint64_t word = (tls.included_ - autograd).raw_repr() * 31 + (tls.excluded_ - autograd).raw_repr();
-  const auto mix = [&word](uint64_t bits) { word = (word ^ bits) * 0x9E3779B97F4A7C15ULL; };
-  mix(at::autocast::is_autocast_enabled(at::kCPU));
-  if (at::autocast::is_autocast_enabled(at::kCPU))
-    mix(static_cast<uint64_t>(at::autocast::get_autocast_dtype(at::kCPU)));
-  mix(static_cast<uint64_t>(c10::typeMetaToScalarType(c10::get_default_dtype())));
-  mix(at::globalContext().deterministicAlgorithms());
-  mix(static_cast<uint64_t>(at::globalContext().float32MatmulPrecision()));
-  mix(at::GradMode::is_enabled());
-  mix(c10::InferenceMode::is_enabled());
-  return word;
+  const std::array<uint64_t, 2> keys{(tls.included_ - autograd).raw_repr(),
+                                     (tls.excluded_ - autograd).raw_repr()};
+  return Environment{process_state(), python_flags(), std::bit_cast<std::array<uint16_t, 8>>(keys),
+                     static_cast<uint16_t>(at::get_num_threads())};
+}
+
+py::bytes to_bytes(const Environment& environment) {
+  return {reinterpret_cast<const char*>(&environment), sizeof(environment)};
+}
+
+Environment to_environment(const std::string& bytes) {
+  Environment environment;
+  SRT_CHECK(bytes.size() == sizeof(environment), "an environment has ", sizeof(environment), " bytes");
+  std::memcpy(&environment, bytes.data(), sizeof(environment));
+  return environment;
 }
 
 struct Entry {
@@ -65,13 +84,22 @@ struct Entry {
   std::vector<std::pair<uint32_t, ResultTree>> writes;  // containers of the caller that change, new contents
   std::shared_ptr<Executable> executable;
   std::vector<at::Tensor> model_tensors;  // the first inputs of the program
-  std::shared_ptr<StateGuard> guard;
-  uint64_t environment = 0;
+  py::object guard;                       // the owner of the next
+  StateGuard* state = nullptr;
+  Environment environment;
   std::vector<uint32_t> written_inputs;
   // A program that differentiates by itself: what of each input autograd would do, which must not change.
   // Empty: the program serves no call that needs gradients.
   std::vector<uint8_t> grad_states;
   std::vector<uint8_t> requires_grad;  // of each input after the model's tensors: a model may ask for it
+
+  void visit(Referents& referents) const {
+    for (const py::object& name : keyword_names) referents(name);
+    for (const ArgumentTree& argument : arguments) argument.visit(referents);
+    result.visit(referents);
+    for (const auto& [number, tree] : writes) tree.visit(referents);
+    referents(guard);
+  }
 };
 
 // Whether no tensor is given twice: models ask `key is value`.
@@ -109,9 +137,10 @@ class FastCall {
 
   void add(size_t num_positional, const py::list& keyword_names, const py::list& arguments,
            size_t num_containers, const py::object& result, const py::list& writes,
-           std::shared_ptr<Executable> executable, std::vector<at::Tensor> model_tensors,
-           std::shared_ptr<StateGuard> guard, uint64_t environment, std::vector<uint8_t> grad_states,
+           std::shared_ptr<Executable> executable, std::vector<at::Tensor> model_tensors, py::object guard,
+           const Environment& environment, std::vector<uint8_t> grad_states,
            std::vector<uint8_t> requires_grad) {
+    auto* const state = guard.cast<StateGuard*>();
     auto entry = std::make_shared<Entry>(Entry{num_positional,
                                                {},
                                                {},
@@ -121,6 +150,7 @@ class FastCall {
                                                std::move(executable),
                                                std::move(model_tensors),
                                                std::move(guard),
+                                               state,
                                                environment,
                                                {},
                                                std::move(grad_states),
@@ -136,8 +166,19 @@ class FastCall {
     entries_.insert(entries_.begin(), std::move(entry));
   }
 
-  void clear() { entries_.clear(); }
-  const py::object& slow() const { return slow_; }
+  void clear() {
+    const std::vector<std::shared_ptr<Entry>> dropped = std::move(entries_);  // its end may run Python
+    entries_.clear();
+  }
+  // For the garbage collector; afterwards it serves no call.
+  void let_go() {
+    const py::object dropped = std::move(slow_);
+    clear();
+  }
+  void visit(Referents& referents) const {
+    referents(slow_);
+    for (const auto& entry : entries_) entry->visit(referents);
+  }
   int64_t fast_calls() const { return fast_calls_; }
 
   PyObject* call(PyObject* const* args, size_t num_positional, PyObject* keywords) {
@@ -145,13 +186,14 @@ class FastCall {
       PyObject* result = nullptr;
       if (serve(args, num_positional, keywords, &result)) return result;
     }
+    SRT_CHECK(slow_, "the garbage collector has freed this compiled callable");
     return PyObject_Vectorcall(slow_.ptr(), args, num_positional, keywords);
   }
 
  private:
   // Whether an entry served the call; *result is then its result, or null with a Python error set.
   bool serve(PyObject* const* args, size_t num_positional, PyObject* keywords, PyObject** result) {
-    const std::optional<uint64_t> now = environment();
+    const std::optional<Environment> now = environment();
     if (!now) return false;
     thread_local CallMatch scratch;
     CallMatch found = std::move(scratch);  // matching may call Python, and us again
@@ -162,12 +204,12 @@ class FastCall {
     return served;
   }
 
-  bool serve_by_entry(uint64_t now, PyObject* const* args, size_t num_positional, PyObject* keywords,
-                      CallMatch& found, PyObject** result) {
+  bool serve_by_entry(const Environment& now, PyObject* const* args, size_t num_positional,
+                      PyObject* keywords, CallMatch& found, PyObject** result) {
     for (size_t i = 0; i < entries_.size(); ++i) {
       // A copy: another thread may clear the list while this one runs without the GIL.
       const std::shared_ptr<Entry> entry = entries_[i];
-      if (entry->environment != now || !match(*entry, args, num_positional, keywords, found)) continue;
+      if (!(entry->environment == now) || !match(*entry, args, num_positional, keywords, found)) continue;
       // Entries tell calls apart by their structure, not by sizes: another one's program may be prepared for
       // these.
       if (!run(*entry, found, result)) continue;
@@ -197,26 +239,16 @@ class FastCall {
     for (size_t i = 0; i < given.size(); ++i) {
       if (given[i].tensor && given[i].tensor->requires_grad() != (entry.requires_grad[i] != 0)) return false;
     }
-    return all_distinct(given) && found.containers_are_distinct() && entry.guard->holds();
+    for (const py::object& attributes : found.attributes) {
+      if (!entry.state->ignores(attributes.ptr())) return false;
+    }
+    return all_distinct(given) && found.containers_are_distinct() && entry.state->holds();
   }
 
   static bool needs_gradients(const std::vector<InputView>& inputs) {
     if (!at::GradMode::is_enabled()) return false;
     for (const InputView& input : inputs) {
       if (input.tensor && input.tensor->requires_grad()) return true;
-    }
-    return false;
-  }
-
-  // A written input that shares its storage with another input: eager sees the write there.
-  static bool written_input_is_shared(const Entry& entry, const std::vector<InputView>& inputs) {
-    for (const uint32_t written : entry.written_inputs) {
-      for (size_t i = 0; i < inputs.size(); ++i) {
-        if (i != written && inputs[i].tensor && inputs[written].tensor && inputs[i].tensor->has_storage() &&
-            inputs[i].tensor->is_alias_of(*inputs[written].tensor)) {
-          return true;
-        }
-      }
     }
     return false;
   }
@@ -245,7 +277,7 @@ class FastCall {
   bool run(Entry& entry, const CallMatch& found, PyObject** result) {
     const std::vector<InputView>& inputs = found.inputs;
     if ((entry.grad_states.empty() ? needs_gradients(inputs) : !same_grad_states(entry, inputs)) ||
-        written_input_is_shared(entry, inputs))
+        shared_memory(entry.written_inputs, inputs))
       return false;
     thread_local std::vector<c10::IValue> scratch;
     std::vector<c10::IValue> outputs = std::move(scratch);  // a result's making may call Python, and us again
@@ -275,7 +307,7 @@ class FastCall {
     return result.release().ptr();
   }
 
-  const py::object slow_;
+  py::object slow_;
   std::vector<std::shared_ptr<Entry>> entries_;
   int64_t fast_calls_ = 0;
 };
@@ -290,8 +322,12 @@ struct FastCallObject {
 PyObject* vectorcall(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* keywords) {
   HANDLE_TH_ERRORS
   try {
-    return reinterpret_cast<FastCallObject*>(self)->fast->call(
+    PyObject* result = reinterpret_cast<FastCallObject*>(self)->fast->call(
         args, static_cast<size_t>(PyVectorcall_NARGS(nargsf)), keywords);
+    if (result != nullptr) return result;
+    python_error raised;  // thrown, so that torch gives out the call's warnings beside it
+    raised.persist();
+    throw raised;
   } catch (const std::exception&) {
     raise_own_error(std::current_exception());  // throws what is not ours: torch knows those
     return nullptr;
@@ -306,14 +342,13 @@ void deallocate(PyObject* self) {
 }
 
 int traverse(PyObject* self, visitproc visit, void* arg) {
-  const auto* fast = reinterpret_cast<FastCallObject*>(self)->fast;
-  if (fast) Py_VISIT(fast->slow().ptr());
-  return 0;
+  Referents referents(visit, arg);
+  reinterpret_cast<FastCallObject*>(self)->fast->visit(referents);
+  return referents.stopped();
 }
 
 int clear(PyObject* self) {
-  auto*& fast = reinterpret_cast<FastCallObject*>(self)->fast;
-  delete std::exchange(fast, nullptr);
+  reinterpret_cast<FastCallObject*>(self)->fast->let_go();
   return 0;
 }
 
@@ -353,22 +388,21 @@ py::object make_fast_call(const py::object& slow) {
 void bind_fast_call(py::module_& m) {
   if (PyType_Ready(fast_call_type()) < 0) throw py::error_already_set();
   m.attr("FastCall") = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(fast_call_type()));
-  py::class_<StateGuard, std::shared_ptr<StateGuard>>(m, "StateGuard")
-      .def(py::init<const py::list&, const py::list&, const py::list&, const py::list&, const py::list&,
-                    const py::list&>())
-      .def("holds", &StateGuard::holds);
-  m.def("environment", &environment);
+  m.def("environment", []() -> std::optional<py::bytes> {
+    const std::optional<Environment> now = environment();
+    if (!now) return std::nullopt;
+    return to_bytes(*now);
+  });
   m.def("make_fast_call", &make_fast_call);
   m.def(
       "add_fast_entry",
       [](const py::object& fast, size_t num_positional, const py::list& keyword_names,
          const py::list& arguments, size_t num_containers, const py::object& result, const py::list& writes,
-         std::shared_ptr<Executable> executable, std::vector<at::Tensor> model_tensors,
-         std::shared_ptr<StateGuard> guard, uint64_t env, std::vector<uint8_t> grad_states,
-         std::vector<uint8_t> requires_grad) {
+         std::shared_ptr<Executable> executable, std::vector<at::Tensor> model_tensors, py::object guard,
+         const std::string& env, std::vector<uint8_t> grad_states, std::vector<uint8_t> requires_grad) {
         unpack(fast).add(num_positional, keyword_names, arguments, num_containers, result, writes,
-                         std::move(executable), std::move(model_tensors), std::move(guard), env,
-                         std::move(grad_states), std::move(requires_grad));
+                         std::move(executable), std::move(model_tensors), std::move(guard),
+                         to_environment(env), std::move(grad_states), std::move(requires_grad));
       },
       py::kw_only(), py::arg("fast"), py::arg("num_positional"), py::arg("keyword_names"),
       py::arg("arguments"), py::arg("num_containers"), py::arg("result"), py::arg("writes"),

@@ -31,7 +31,7 @@ planner::Effort to_effort(int level) {
   return static_cast<planner::Effort>(level);
 }
 
-py::tuple to_tuple(const Plan& plan) {
+py::tuple plan_tuple(const Plan& plan) {
   return py::make_tuple(plan.offsets, plan.arena_bytes, plan.lower_bound, plan.proved_optimal);
 }
 
@@ -42,7 +42,7 @@ py::tuple plan(const SpecTuples& tuples, int64_t alignment, int effort) {
     GilRelease unlocked;
     result = planner::plan(specs, alignment, to_effort(effort));
   }
-  return to_tuple(result);
+  return plan_tuple(result);
 }
 
 void validate(const SpecTuples& tuples, std::vector<int64_t> offsets, int64_t arena_bytes,
@@ -62,7 +62,7 @@ py::tuple plan_conflicts(const std::vector<int64_t>& sizes_bytes,
                          const std::vector<std::pair<int32_t, int32_t>>& pairs, int64_t alignment) {
   const Plan result = planner::plan_conflicts(sizes_bytes, pairs, alignment);
   planner::validate_conflicts(sizes_bytes, pairs, result, alignment);
-  return to_tuple(result);
+  return plan_tuple(result);
 }
 
 void translate(std::exception_ptr thrown) {
@@ -84,7 +84,7 @@ void bind_planner(py::module_& m) {
   m.def(
       "plan_groups",
       [](const SpecTuples& specs, int64_t alignment) {
-        return to_tuple(planner::plan_groups(to_specs(specs), alignment));
+        return plan_tuple(planner::plan_groups(to_specs(specs), alignment));
       },
       py::arg("specs"), py::arg("alignment"));
   m.def("plan_conflicts", &plan_conflicts, py::arg("sizes_bytes"), py::arg("pairs"), py::arg("alignment"));
@@ -97,7 +97,7 @@ void bind_planner(py::module_& m) {
       .def(
           "place",
           [](const planner::DynamicPlan& self, const std::vector<int64_t>& sizes_bytes) {
-            return to_tuple(self.place(sizes_bytes));
+            return plan_tuple(self.place(sizes_bytes));
           },
           py::arg("sizes_bytes"));
   m.def("assign_groups", &assign_groups, py::arg("ranges"), py::arg("optimize_memory"));

@@ -1,4 +1,4 @@
-// ProgramBuilder and Program for staticrt/lowering.py.
+// ProgramBuilder and Program for staticrt/lowering/lower.py.
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include "bindings/bindings.h"

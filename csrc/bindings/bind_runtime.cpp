@@ -8,8 +8,8 @@
 #include "bindings/gil.h"
 #include "bindings/stats.h"
 #include "common/error.h"
-#include "runtime/donation.h"
-#include "runtime/executable.h"
+#include "runtime/call/executable.h"
+#include "runtime/execution_plan/donation.h"
 
 namespace py = pybind11;
 

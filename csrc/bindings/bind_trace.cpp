@@ -3,8 +3,8 @@
 
 #include "bindings/bindings.h"
 #include "bindings/stats.h"
-#include "runtime/executable.h"
-#include "runtime/trace.h"
+#include "runtime/call/executable.h"
+#include "runtime/trace/trace.h"
 
 namespace py = pybind11;
 
@@ -12,14 +12,14 @@ namespace staticrt::bindings {
 namespace {
 
 // (dtype, sizes, strides)
-py::tuple to_tuple(const TensorMeta& meta) {
+py::tuple meta_tuple(const TensorMeta& meta) {
   return py::make_tuple(c10::toString(meta.dtype), std::vector<int64_t>(meta.sizes.begin(), meta.sizes.end()),
                         std::vector<int64_t>(meta.strides.begin(), meta.strides.end()));
 }
 
-py::list to_list(const std::vector<TensorMeta>& metas) {
+py::list meta_list(const std::vector<TensorMeta>& metas) {
   py::list list;
-  for (const TensorMeta& meta : metas) list.append(to_tuple(meta));
+  for (const TensorMeta& meta : metas) list.append(meta_tuple(meta));
   return list;
 }
 
@@ -51,7 +51,7 @@ py::dict describe_run(const RunTrace& run) {
   d["steps"] = steps;
   py::list shapes;
   for (const NodeShapes& node : run.shapes)
-    shapes.append(py::make_tuple(to_list(node.reads), to_list(node.writes)));
+    shapes.append(py::make_tuple(meta_list(node.reads), meta_list(node.writes)));
   d["shapes"] = shapes;
   return d;
 }
@@ -173,7 +173,7 @@ py::list values_of(const PreparedProgram& prepared) {
     const ValueRecord& record = prepared.records()[id];
     const char* place = program.is_input(id) ? "input" : program.is_constant(id) ? "constant" : "node";
     values.append(py::make_tuple(program.values()[id].name,
-                                 record.is_tensor ? py::object(to_tuple(record.meta)) : py::none(),
+                                 record.is_tensor ? py::object(meta_tuple(record.meta)) : py::none(),
                                  record.stable, record.owner, place));
   }
   return values;

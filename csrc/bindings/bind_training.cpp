@@ -7,7 +7,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/gil.h"
-#include "runtime/backward_node.h"
+#include "runtime/autograd/backward_node.h"
 
 namespace py = pybind11;
 
@@ -107,20 +107,21 @@ RegionPlan plan_of(const py::dict& facts) {
   plan.backward_inputs = facts["backward_inputs"].cast<std::vector<int32_t>>();
   plan.gradient_outputs = facts["gradient_outputs"].cast<std::vector<uint32_t>>();
   plan.gradient_orders = facts["gradient_orders"].cast<std::vector<std::vector<int64_t>>>();
+  plan.detached_inputs = facts["detached_inputs"].cast<std::vector<uint32_t>>();
   plan.unread_inputs = facts["unread_inputs"].cast<std::vector<bool>>();
   plan.keeps_inputs = facts["keeps_inputs"].cast<bool>();
   plan.draws_random = facts["draws_random"].cast<bool>();
   return plan;
 }
 
-py::tuple run(Region& region, const py::args& args) {
+py::tuple run_region(Region& region, const py::args& args) {
   std::vector<c10::IValue> inputs;
   inputs.reserve(args.size());
   for (const py::handle& item : args) inputs.push_back(to_ivalue(item));
   std::vector<c10::IValue> outputs;
   {
     const GilRelease no_gil;
-    outputs = region.run(inputs);
+    outputs = region.run(std::move(inputs));
   }
   py::tuple result(outputs.size());
   for (size_t i = 0; i < outputs.size(); ++i) result[i] = to_object(outputs[i]);
@@ -149,7 +150,7 @@ void bind_training(py::module_& m) {
                                              callbacks(std::move(make_plan), std::move(differentiate)));
            }),
            py::arg("facts"), py::arg("make_plan"), py::arg("differentiate"))
-      .def("run", &run)
+      .def("run", &run_region)
       .def_property_readonly("num_plans", &Region::num_plans);
   m.def("wanted_gradients", &wanted_gradients);
 }

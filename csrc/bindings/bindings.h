@@ -1,4 +1,4 @@
-// One bind_* function per room; module.cpp calls them all.
+// One bind_* function per subject; module.cpp calls them all.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -15,6 +15,12 @@ void raise_own_error(std::exception_ptr thrown);
 void bind_program(pybind11::module_& m);
 void bind_runtime(pybind11::module_& m);
 void bind_fast_call(pybind11::module_& m);
+// What prepared calls check of Python state; before bind_fast_call.
+void bind_state_guard(pybind11::module_& m);
+// What watches model code during a trace.
+void bind_watcher(pybind11::module_& m);
+// The table of process state, and the flags of it that live in Python.
+void bind_process_state(pybind11::module_& m);
 // Traces, and what reports read of programs; after bind_runtime.
 void bind_trace(pybind11::module_& m);
 // Saving and loading; after bind_program and bind_runtime.
@@ -32,8 +38,8 @@ void bind_planner(pybind11::module_& m);
 void bind_allocator(pybind11::module_& m);
 
 // Storage primitives and pools of graph capture; after bind_errors.
-void bind_capture(pybind11::module_& m);
-// Captured CPU graphs; after bind_capture.
-void bind_capture_graph(pybind11::module_& m);
+void bind_graphs(pybind11::module_& m);
+// Captured CPU graphs; after bind_graphs.
+void bind_graph_replay(pybind11::module_& m);
 
 }  // namespace staticrt::bindings

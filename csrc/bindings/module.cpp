@@ -6,11 +6,14 @@ PYBIND11_MODULE(_C, m) {
   staticrt::bindings::bind_planner(m);
   staticrt::bindings::bind_program(m);
   staticrt::bindings::bind_runtime(m);
+  staticrt::bindings::bind_process_state(m);
+  staticrt::bindings::bind_state_guard(m);
   staticrt::bindings::bind_fast_call(m);
+  staticrt::bindings::bind_watcher(m);
   staticrt::bindings::bind_trace(m);
   staticrt::bindings::bind_archive(m);
   staticrt::bindings::bind_training(m);
   staticrt::bindings::bind_allocator(m);
-  staticrt::bindings::bind_capture(m);
-  staticrt::bindings::bind_capture_graph(m);
+  staticrt::bindings::bind_graphs(m);
+  staticrt::bindings::bind_graph_replay(m);
 }

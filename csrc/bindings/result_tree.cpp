@@ -40,6 +40,12 @@ ResultTree::ResultTree(const py::handle& spec) {
   }
 }
 
+void ResultTree::visit(Referents& referents) const {
+  referents(constant_);
+  for (const py::object& key : keys_) referents(key);
+  for (const ResultTree& child : children_) child.visit(referents);
+}
+
 PyObject* ResultTree::build_leaf(const c10::IValue& value) const {
   if (value.isTensor()) return THPVariable_Wrap(value.toTensor());
   if (value.isNone()) Py_RETURN_NONE;

@@ -16,6 +16,8 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/referents.h"
+
 namespace staticrt::bindings {
 
 class ResultTree {
@@ -25,6 +27,7 @@ class ResultTree {
   // A new reference to the result, or null with a Python error set.
   // containers: the caller's; made ones are appended.
   PyObject* build(std::span<c10::IValue> outputs, std::vector<PyObject*>& containers) const;
+  void visit(Referents& referents) const;
 
  private:
   enum class Kind : uint8_t { kTensor, kConstant, kTuple, kList, kDict, kCall, kRef };

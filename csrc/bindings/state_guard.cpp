@@ -1,6 +1,10 @@
 #include "bindings/state_guard.h"
 
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
 #include <algorithm>
+#include <cstring>
 
 namespace py = pybind11;
 
@@ -8,7 +12,7 @@ namespace staticrt::bindings {
 namespace {
 
 // CPython up to 3.12 counts changes of every dict; in 3.12 the low bits of the count are watchers' flags.
-// Later versions have no such count: every dict is then compared item by item.
+// Later versions have no such count: every dict is then compared item by item. No count is 0.
 uint64_t version_of(PyObject* dict) {
 #if PY_VERSION_HEX < 0x030D0000
 #pragma GCC diagnostic push
@@ -26,10 +30,45 @@ uint64_t version_of(PyObject* dict) {
 #endif
 }
 
-constexpr bool kHasVersions = PY_VERSION_HEX < 0x030D0000;
+// A number that changes with a class and its bases, 0 where the class has none at present.
+uint64_t version_of(PyTypeObject* type) {
+#if PY_VERSION_HEX < 0x030C0000
+  if (!PyType_HasFeature(type, Py_TPFLAGS_VALID_VERSION_TAG)) return 0;
+#endif
+  return type->tp_version_tag;
+}
 
-PyObject* cell_content(const py::object& cell) {
-  return PyCell_GET(cell.ptr());
+// As `version_of`; gives the class a number if it can.
+uint64_t new_version_of(PyTypeObject* type) {
+  if (const uint64_t version = version_of(type)) return version;
+#if PY_VERSION_HEX < 0x030C0000
+  static PyObject* const name = PyUnicode_InternFromString("__class__");
+  _PyType_Lookup(type, name);
+#else
+  PyUnstable_Type_AssignVersionTag(type);
+#endif
+  return version_of(type);
+}
+
+py::object borrow(PyObject* object) {
+  return py::reinterpret_borrow<py::object>(object);
+}
+
+// Null for `missing()`.
+py::object saved_value(const py::handle& value) {
+  return value.is(StateGuard::missing()) ? py::object() : py::reinterpret_borrow<py::object>(value);
+}
+
+// What a weak reference refers to, null if it is gone.
+py::object referent(PyObject* weak) {
+#if PY_VERSION_HEX >= 0x030D0000
+  PyObject* found = nullptr;
+  if (PyWeakref_GetRef(weak, &found) < 0) PyErr_Clear();
+  return py::reinterpret_steal<py::object>(found);
+#else
+  PyObject* found = PyWeakref_GET_OBJECT(weak);
+  return found == Py_None ? py::object() : borrow(found);
+#endif
 }
 
 // What lies in a slot, null if nothing does. Reads memory: no attribute hook of the class is asked.
@@ -40,101 +79,292 @@ py::object slot_content(const py::object& live, const py::object& member) {
   return py::reinterpret_steal<py::object>(found);
 }
 
-}  // namespace
-
-StateGuard::StateGuard(const py::list& dicts, const py::list& lists, const py::list& sets,
-                       const py::list& cells, const py::list& globals, const py::list& slots) {
-  for (const py::handle& live : dicts) {
-    Dict dict{py::reinterpret_borrow<py::object>(live), version_of(live.ptr()), {}};
-    PyObject *key = nullptr, *value = nullptr;
-    for (Py_ssize_t at = 0; PyDict_Next(live.ptr(), &at, &key, &value);) {
-      dict.items.emplace_back(py::reinterpret_borrow<py::object>(key),
-                              py::reinterpret_borrow<py::object>(value));
-    }
-    dicts_.push_back(std::move(dict));
-  }
-  for (const py::handle& live : lists) {
-    List list{py::reinterpret_borrow<py::object>(live), {}};
-    for (const py::handle& item : live) list.items.push_back(py::reinterpret_borrow<py::object>(item));
-    lists_.push_back(std::move(list));
-  }
-  for (const py::handle& live : sets) {
-    // A copy: py::set of a set is that set itself.
-    sets_.push_back(
-        {py::reinterpret_borrow<py::object>(live), py::reinterpret_steal<py::object>(PySet_New(live.ptr()))});
-  }
-  for (const py::handle& cell : cells) {
-    const auto live = py::reinterpret_borrow<py::object>(cell);
-    cells_.push_back({live, py::reinterpret_borrow<py::object>(cell_content(live))});
-  }
-  for (const py::handle& item : globals) {
-    const auto pair = item.cast<py::tuple>();
-    const auto live = pair[0].cast<py::dict>();
-    const py::object name = pair[1];
-    auto scope =
-        std::find_if(scopes_.begin(), scopes_.end(), [&](const Scope& s) { return s.live.is(live); });
-    if (scope == scopes_.end()) scope = scopes_.insert(scope, {live, version_of(live.ptr()), {}});
-    scope->names.emplace_back(name,
-                              py::reinterpret_borrow<py::object>(PyDict_GetItem(live.ptr(), name.ptr())));
-  }
-  for (const py::handle& item : slots) {
-    const auto pair = item.cast<py::tuple>();
-    const py::object live = pair[0], member = pair[1];
-    slots_.push_back({live, member, slot_content(live, member)});
-  }
+std::optional<StateGuard::Layout> layout_of(const at::Tensor& tensor) {
+  if (!tensor.defined()) return std::nullopt;
+  if (tensor.layout() != at::kStrided || tensor.is_nested())
+    return StateGuard::Layout{{}, {}, tensor.scalar_type(), tensor.device()};
+  return StateGuard::Layout{tensor.sizes().vec(), tensor.strides().vec(), tensor.scalar_type(),
+                            tensor.device()};
 }
 
-bool StateGuard::same_items(const Dict& dict) {
-  if (static_cast<size_t>(PyDict_GET_SIZE(dict.live.ptr())) != dict.items.size()) return false;
+std::vector<std::pair<py::object, py::object>> items_of(const py::handle& dict) {
+  std::vector<std::pair<py::object, py::object>> items;
   PyObject *key = nullptr, *value = nullptr;
-  size_t i = 0;
-  for (Py_ssize_t at = 0; PyDict_Next(dict.live.ptr(), &at, &key, &value); ++i) {
-    if (dict.items[i].first.ptr() != key || dict.items[i].second.ptr() != value) return false;
+  for (Py_ssize_t at = 0; PyDict_Next(dict.ptr(), &at, &key, &value);) {
+    items.emplace_back(borrow(key), saved_value(value));
+  }
+  return items;
+}
+
+}  // namespace
+
+bool same_value(PyObject* a, PyObject* b) {
+  if (a == b) return true;
+  if (a == nullptr || b == nullptr || Py_TYPE(a) != Py_TYPE(b)) return false;
+  if (PyFloat_CheckExact(a)) {
+    const double x = PyFloat_AS_DOUBLE(a), y = PyFloat_AS_DOUBLE(b);
+    return std::memcmp(&x, &y, sizeof(x)) == 0;
+  }
+  if (PyLong_CheckExact(a) || PyUnicode_CheckExact(a) || PyBytes_CheckExact(a)) {
+    const int same = PyObject_RichCompareBool(a, b, Py_EQ);
+    if (same < 0) PyErr_Clear();
+    return same == 1;
+  }
+  if (!PyTuple_CheckExact(a) || PyTuple_GET_SIZE(a) != PyTuple_GET_SIZE(b)) return false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(a); ++i) {
+    if (!same_value(PyTuple_GET_ITEM(a, i), PyTuple_GET_ITEM(b, i))) return false;
   }
   return true;
 }
 
-bool StateGuard::same_names(const Scope& scope) {
-  return std::all_of(scope.names.begin(), scope.names.end(), [&](const auto& item) {
-    return PyDict_GetItem(scope.live.ptr(), item.first.ptr()) == item.second.ptr();
+PyObject* attributes_of(PyObject* object) {
+  PyObject** found = _PyObject_GetDictPtr(object);
+  return found ? *found : nullptr;
+}
+
+py::object StateGuard::missing() {
+  static PyObject* const object = PyObject_CallNoArgs(reinterpret_cast<PyObject*>(&PyBaseObject_Type));
+  return borrow(object);
+}
+
+StateGuard::StateGuard(const Parts& parts) : names_(parts.names) {
+  const auto each = [](const py::list& list, const auto& add) {
+    for (const py::handle& item : list) add(item.cast<py::tuple>());
+  };
+  each(parts.dicts, [&](const py::tuple& item) {
+    Dict dict{item[0], PyODict_Check(py::object(item[0]).ptr()) != 0, 0, items_of(py::object(item[1]))};
+    dict.is_ordered &= dict.items.size() > 1;
+    dicts_.push_back(std::move(dict));
+  });
+  each(parts.lists, [&](const py::tuple& item) {
+    List list{item[0], {}};
+    for (const py::handle& value : item[1]) list.items.push_back(py::reinterpret_borrow<py::object>(value));
+    lists_.push_back(std::move(list));
+  });
+  each(parts.cells, [&](const py::tuple& item) { cells_.push_back({item[0], saved_value(item[1])}); });
+  each(parts.scopes,
+       [&](const py::tuple& item) { scopes_.push_back({item[0], 0, items_of(py::object(item[1]))}); });
+  each(parts.classes, [&](const py::tuple& item) {
+    classes_.push_back({item[0], item[1], item[2], 0, items_of(py::object(item[3]))});
+  });
+  each(parts.slots, [&](const py::tuple& item) {
+    for (const py::handle& slot : item[1]) {
+      const auto pair = slot.cast<py::tuple>();
+      slots_.push_back({item[0], pair[0], saved_value(pair[1])});
+    }
+  });
+  each(parts.objects,
+       [&](const py::tuple& item) { objects_.push_back({item[0], item[1], saved_value(item[2])}); });
+  each(parts.functions, [&](const py::tuple& item) {
+    functions_.push_back(
+        {item[0], item[1], saved_value(item[2]), saved_value(item[3]), saved_value(item[4])});
+  });
+  each(parts.answers, [&](const py::tuple& item) { answers_.push_back({item[0], item[1]}); });
+  const bool asks = PySet_Contains(names_.ptr(), py::str("requires_grad").ptr()) == 1;
+  each(parts.tensors, [&](const py::tuple& item) {
+    const auto tensor = item[2].cast<bool>() ? item[0].cast<at::Tensor>() : at::Tensor();
+    const bool requires_grad = THPVariable_Unpack(py::object(item[0]).ptr()).requires_grad();
+    tensors_.push_back({item[0], 0, items_of(py::object(item[1])), asks, requires_grad, layout_of(tensor)});
   });
 }
 
+void StateGuard::visit(Referents& referents) const {
+  const auto visit = [&](const auto&... objects) { (referents(objects), ...); };
+  const auto visit_pairs = [&](const auto& pairs) {
+    for (const auto& [first, second] : pairs) visit(first, second);
+  };
+  visit(names_);
+  for (const Dict& dict : dicts_) {
+    visit(dict.live);
+    visit_pairs(dict.items);
+  }
+  for (const List& list : lists_) {
+    visit(list.live);
+    for (const py::object& item : list.items) visit(item);
+  }
+  visit_pairs(answers_);
+  visit_pairs(cells_);
+  for (const Scope& scope : scopes_) {
+    visit(scope.live);
+    visit_pairs(scope.names);
+  }
+  for (const Class& type : classes_) {
+    visit(type.type, type.own, type.order);
+    visit_pairs(type.names);
+  }
+  for (const Slot& slot : slots_) visit(slot.live, slot.member, slot.saved);
+  for (const Object& object : objects_) visit(object.live, object.type, object.attributes);
+  for (const Function& each : functions_)
+    visit(each.live, each.code, each.defaults, each.keyword_defaults, each.attributes);
+  for (const Tensor& tensor : tensors_) {
+    visit(tensor.live);
+    visit_pairs(tensor.names);
+  }
+}
+
+void StateGuard::clear() {
+  const StateGuard dropped = std::move(*this);  // its end may run Python, which may ask this guard
+  cleared_ = true;
+}
+
+bool StateGuard::same_answer(const Pair& answer) {
+  const auto now = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(answer.live.ptr()));
+  if (!now) PyErr_Clear();
+  return now && same_value(now.ptr(), answer.saved.ptr());
+}
+
+bool StateGuard::same_items(const Dict& dict) {
+  PyObject* live = dict.live.ptr();
+  if (static_cast<size_t>(PyDict_GET_SIZE(live)) != dict.items.size()) return false;
+  const auto same = [&](size_t i, PyObject* key, PyObject* value) {
+    return same_value(dict.items[i].first.ptr(), key) && same_value(dict.items[i].second.ptr(), value);
+  };
+  size_t i = 0;
+  PyObject *key = nullptr, *value = nullptr;
+  if (!dict.is_ordered) {
+    for (Py_ssize_t at = 0; PyDict_Next(live, &at, &key, &value); ++i) {
+      if (!same(i, key, value)) return false;
+    }
+    return true;
+  }
+  const auto keys = py::reinterpret_steal<py::object>(PyODict_Type.tp_iter(live));
+  for (; keys && i < dict.items.size(); ++i) {
+    const auto next = py::reinterpret_steal<py::object>(PyIter_Next(keys.ptr()));
+    if (!next || !same(i, next.ptr(), PyDict_GetItem(live, next.ptr()))) break;
+  }
+  PyErr_Clear();
+  return i == dict.items.size();
+}
+
+bool StateGuard::same_list(const List& list) {
+  PyObject* live = list.live.ptr();
+  if (PyList_Check(live)) {
+    if (static_cast<size_t>(PyList_GET_SIZE(live)) != list.items.size()) return false;
+    for (size_t i = 0; i < list.items.size(); ++i) {
+      if (!same_value(PyList_GET_ITEM(live, static_cast<Py_ssize_t>(i)), list.items[i].ptr())) return false;
+    }
+    return true;
+  }
+  if (PyAnySet_Check(live)) {
+    if (static_cast<size_t>(PySet_GET_SIZE(live)) != list.items.size()) return false;
+    if (list.items.empty()) return true;
+  }
+  const auto values = py::reinterpret_steal<py::object>(PyObject_GetIter(live));
+  size_t i = 0;
+  bool same = static_cast<bool>(values);
+  while (same) {
+    const auto now = py::reinterpret_steal<py::object>(PyIter_Next(values.ptr()));
+    if (!now) break;
+    same = i < list.items.size() && same_value(now.ptr(), list.items[i].ptr());
+    ++i;
+  }
+  if (PyErr_Occurred()) {
+    PyErr_Clear();
+    return false;
+  }
+  return same && i == list.items.size();
+}
+
+bool StateGuard::same_names(PyObject* dict, const Items& names) {
+  return std::all_of(names.begin(), names.end(), [&](const auto& item) {
+    return same_value(PyDict_GetItem(dict, item.first.ptr()), item.second.ptr());
+  });
+}
+
+bool StateGuard::same_names_only(PyObject* dict, const Items& names) const {
+  if (!same_names(dict, names)) return false;
+  size_t found = 0;
+  PyObject *key = nullptr, *value = nullptr;
+  for (Py_ssize_t at = 0; PyDict_Next(dict, &at, &key, &value);)
+    found += PySet_Contains(names_.ptr(), key) == 1;
+  return found == names.size();
+}
+
+bool StateGuard::same_class(Class& saved) const {
+  auto* type = reinterpret_cast<PyTypeObject*>(saved.type.ptr());
+  if (saved.version != 0 && version_of(type) == saved.version) return true;
+  if (type->tp_mro != saved.order.ptr() || !same_names_only(saved.own.ptr(), saved.names)) return false;
+  saved.version = new_version_of(type);
+  return true;
+}
+
+bool StateGuard::same_tensor(Tensor& tensor) const {
+  if (tensor.asks_for_gradients || tensor.layout) {
+    const at::Tensor& live = THPVariable_Unpack(tensor.live.ptr());
+    if (tensor.asks_for_gradients && live.requires_grad() != tensor.requires_grad) return false;
+    if (tensor.layout && !(*layout_of(live) == *tensor.layout)) return false;
+  }
+  PyObject* dict = attributes_of(tensor.live.ptr());
+  if (dict == nullptr || PyDict_GET_SIZE(dict) == 0) return tensor.names.empty();
+  const uint64_t version = version_of(dict);
+  if (version != 0 && version == tensor.version) return true;
+  if (!same_names_only(dict, tensor.names)) return false;
+  tensor.version = version;
+  return true;
+}
+
+bool StateGuard::same_attributes(PyObject* object, const py::object& saved) {
+  PyObject* dict = attributes_of(object);
+  return dict == saved.ptr() || (!saved && PyDict_GET_SIZE(dict) == 0);
+}
+
+bool StateGuard::same_object(const Object& object) {
+  py::object kept;
+  PyObject* live = object.live.ptr();
+  if (PyWeakref_Check(live)) {
+    kept = referent(live);
+    live = kept.ptr();
+  }
+  return live != nullptr && reinterpret_cast<PyObject*>(Py_TYPE(live)) == object.type.ptr() &&
+         same_attributes(live, object.attributes);
+}
+
+bool StateGuard::same_function(const Function& function) {
+  PyObject* live = function.live.ptr();
+  return PyFunction_GET_CODE(live) == function.code.ptr() &&
+         PyFunction_GET_DEFAULTS(live) == function.defaults.ptr() &&
+         PyFunction_GET_KW_DEFAULTS(live) == function.keyword_defaults.ptr() &&
+         same_attributes(live, function.attributes);
+}
+
+bool StateGuard::ignores(PyObject* attributes) const {
+  PyObject *key = nullptr, *value = nullptr;
+  for (Py_ssize_t at = 0; PyDict_Next(attributes, &at, &key, &value);) {
+    if (PySet_Contains(names_.ptr(), key) != 0) return false;
+  }
+  return true;
+}
+
 bool StateGuard::holds() {
+  if (cleared_) return false;
+  if (!std::all_of(objects_.begin(), objects_.end(), same_object)) return false;
   for (Dict& dict : dicts_) {
     const uint64_t version = version_of(dict.live.ptr());
-    if (kHasVersions && version == dict.version) continue;
+    if (version != 0 && version == dict.version && !dict.is_ordered) continue;
     if (!same_items(dict)) return false;
     dict.version = version;
   }
-  for (const List& list : lists_) {
-    PyObject* live = list.live.ptr();
-    if (!PyList_CheckExact(live)) return false;  // a deque: compared on the slow path
-    if (static_cast<size_t>(PyList_GET_SIZE(live)) != list.items.size()) return false;
-    for (size_t i = 0; i < list.items.size(); ++i) {
-      if (PyList_GET_ITEM(live, static_cast<Py_ssize_t>(i)) != list.items[i].ptr()) return false;
-    }
+  for (Class& type : classes_) {
+    if (!same_class(type)) return false;
   }
+  if (!std::all_of(functions_.begin(), functions_.end(), same_function)) return false;
+  if (!std::all_of(lists_.begin(), lists_.end(), same_list)) return false;
   for (const Pair& cell : cells_) {
-    if (cell_content(cell.live) != cell.saved.ptr()) return false;
+    if (!same_value(PyCell_GET(cell.live.ptr()), cell.saved.ptr())) return false;
   }
   for (Scope& scope : scopes_) {
     const uint64_t version = version_of(scope.live.ptr());
-    if (kHasVersions && version == scope.version) continue;
-    if (!same_names(scope)) return false;
+    if (version != 0 && version == scope.version) continue;
+    if (!same_names(scope.live.ptr(), scope.names)) return false;
     scope.version = version;
   }
   for (const Slot& slot : slots_) {
-    if (slot_content(slot.live, slot.member).ptr() != slot.saved.ptr()) return false;
+    if (!same_value(slot_content(slot.live, slot.member).ptr(), slot.saved.ptr())) return false;
   }
-  for (const Pair& set : sets_) {
-    const int same = PyObject_RichCompareBool(set.live.ptr(), set.saved.ptr(), Py_EQ);
-    if (same != 1) {
-      PyErr_Clear();
-      return false;
-    }
+  for (Tensor& tensor : tensors_) {
+    if (!same_tensor(tensor)) return false;
   }
-  return true;
+  return std::all_of(answers_.begin(), answers_.end(), same_answer);
 }
 
 }  // namespace staticrt::bindings

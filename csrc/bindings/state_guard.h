@@ -1,32 +1,69 @@
-// Whether Python state that a capture read is still what it was: attributes, containers, closures, globals.
+// Whether Python state that a trace read is still what it was: attributes, classes, functions, containers,
+// closures, globals.
 //
-// All comparisons are by identity of the objects, in order. A dict that was not touched costs one compare of
-// its version tag where CPython has one.
+// Objects are compared by identity, in order; numbers and texts by type and value. A dict or class that was
+// not touched costs one compare of its version, where CPython has one.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
+
+#include "bindings/referents.h"
 
 namespace staticrt::bindings {
 
 class StateGuard {
  public:
-  // dicts, lists: containers whose contents must not change. sets: compared by value. cells: closure cells.
-  // globals: (scope dict, name) pairs. slots: (object, member descriptor) pairs; a slot may be empty.
-  StateGuard(const pybind11::list& dicts, const pybind11::list& lists, const pybind11::list& sets,
-             const pybind11::list& cells, const pybind11::list& globals, const pybind11::list& slots);
+  // What a trace found. Everywhere `missing()` stands for a value that is not there.
+  struct Parts {
+    pybind11::list dicts;   // (dict, copy): all keys and values, in order
+    pybind11::list lists;   // (iterable, list of its items): lists, deques, sets
+    pybind11::list cells;   // (closure cell, content)
+    pybind11::list scopes;  // (dict of a module, {name: value}): of these names only
+    pybind11::list
+        classes;           // (class, its dict, its method resolution order, {name: value}): names in `names`
+    pybind11::list slots;  // (object, member descriptor, value)
+    pybind11::list objects;    // (object or a weak reference to it, its class, dict of its attributes)
+    pybind11::list functions;  // (function, code, defaults, keyword defaults, dict of its attributes)
+    pybind11::list
+        tensors;  // (tensor, {name: attribute}, whether its layout is compared): attributes in `names`
+    pybind11::list answers;  // (C function without arguments, what it returned)
+    pybind11::object names;  // a frozenset: what the code may read by name
+  };
+
+  // What code may ask of a tensor that the program does not read.
+  struct Layout {
+    std::vector<int64_t> sizes, strides;
+    at::ScalarType dtype;
+    at::Device device;
+
+    bool operator==(const Layout&) const = default;
+  };
+
+  explicit StateGuard(const Parts& parts);
 
   // True while nothing changed. Needs the GIL; never raises.
   bool holds();
+  // Whether none of an argument's attributes, in this dict, has a name that the code may read.
+  bool ignores(PyObject* attributes) const;
+  static pybind11::object missing();
+
+  void visit(Referents& referents) const;
+  // Lets go of everything; then it holds for nothing.
+  void clear();
 
  private:
+  using Items = std::vector<std::pair<pybind11::object, pybind11::object>>;
   struct Dict {
     pybind11::object live;
+    bool is_ordered = false;  // an OrderedDict, which has an order of its own
     uint64_t version = 0;
-    std::vector<std::pair<pybind11::object, pybind11::object>> items;
+    Items items;
   };
   struct List {
     pybind11::object live;
@@ -36,27 +73,62 @@ class StateGuard {
     pybind11::object live;
     pybind11::object saved;
   };
-  // Names in one module's or class's dict; a null value: the name is not there.
   struct Scope {
-    pybind11::dict live;
-    uint64_t version = 0;
-    std::vector<std::pair<pybind11::object, pybind11::object>> names;
-  };
-  // Saved: what the member descriptor gave, null if the slot is empty.
-  struct Slot {
     pybind11::object live;
-    pybind11::object member;
-    pybind11::object saved;
+    uint64_t version = 0;
+    Items names;
   };
+  struct Class {
+    pybind11::object type, own, order;
+    uint64_t version = 0;
+    Items names;
+  };
+  struct Slot {
+    pybind11::object live, member, saved;
+  };
+  struct Object {
+    pybind11::object live, type, attributes;
+  };
+  struct Function {
+    pybind11::object live, code, defaults, keyword_defaults, attributes;
+  };
+  struct Tensor {
+    pybind11::object live;
+    uint64_t version = 0;
+    Items names;
+    bool asks_for_gradients, requires_grad;
+    std::optional<Layout> layout;
+  };
+  static bool same_answer(const Pair& answer);
   static bool same_items(const Dict& dict);
-  static bool same_names(const Scope& scope);
+  static bool same_list(const List& list);
+  static bool same_names(PyObject* dict, const Items& names);
+  static bool same_attributes(PyObject* object, const pybind11::object& saved);
+  static bool same_object(const Object& object);
+  static bool same_function(const Function& function);
+  // The same, and no other of `names_` has come.
+  bool same_names_only(PyObject* dict, const Items& names) const;
+  bool same_class(Class& saved) const;
+  bool same_tensor(Tensor& tensor) const;
 
+  pybind11::object names_;
   std::vector<Dict> dicts_;
   std::vector<List> lists_;
-  std::vector<Pair> sets_;
   std::vector<Pair> cells_;
   std::vector<Scope> scopes_;
+  std::vector<Class> classes_;
   std::vector<Slot> slots_;
+  std::vector<Object> objects_;
+  std::vector<Function> functions_;
+  std::vector<Tensor> tensors_;
+  std::vector<Pair> answers_;
+  bool cleared_ = false;
 };
+
+// The very same object, or another of the same number or text (floats by bits: 0.0 and -0.0 differ, NaN
+// equals itself), or a tuple of such. Runs no Python code, never raises; null is no value.
+bool same_value(PyObject* a, PyObject* b);
+// The dict of an object's attributes, null where it has none; no method of its class is asked.
+PyObject* attributes_of(PyObject* object);
 
 }  // namespace staticrt::bindings

@@ -3,7 +3,7 @@
 
 #include <pybind11/pybind11.h>
 
-#include "runtime/executable.h"
+#include "runtime/call/executable.h"
 
 namespace staticrt::bindings {
 

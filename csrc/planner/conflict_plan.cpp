@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "common/tuning.h"
 #include "planner/conflicts.h"
 #include "planner/greedy.h"
 #include "planner/instance.h"
@@ -11,15 +12,12 @@
 namespace staticrt::planner {
 namespace {
 
-constexpr int32_t kMostSeeds = 256;  // items a clique is grown from
-constexpr int kTries = 6;            // capacities tried between bound and best layout
-
 // Weight of cliques grown from the heaviest items, largest neighbours first: no plan is smaller.
 int64_t clique_bound(std::span<const int64_t> sizes, const Conflicts& conflicts,
                      std::span<const int32_t> by_size) {
   int64_t best = 0;
   std::vector<int32_t> neighbours, clique;
-  for (size_t k = 0; k < by_size.size() && k < static_cast<size_t>(kMostSeeds); ++k) {
+  for (size_t k = 0; k < by_size.size() && k < static_cast<size_t>(tuning::kCliqueSeeds); ++k) {
     const auto around = conflicts.of(by_size[k]);
     neighbours.assign(around.begin(), around.end());
     std::stable_sort(neighbours.begin(), neighbours.end(),
@@ -86,7 +84,7 @@ Plan plan_conflicts(std::span<const int64_t> sizes_bytes, std::span<const std::p
     const int64_t bound = clique_bound(sizes, conflicts, by_size);
     Layout best = greedy_portfolio(sizes, {}, {}, conflicts, bound);
     int64_t low = bound;
-    for (int k = 0; k < kTries && low < best.height; ++k) {
+    for (int k = 0; k < tuning::kCapacityTries && low < best.height; ++k) {
       const int64_t capacity = k == 0 ? bound : low + (best.height - 1 - low) / 2;
       std::vector<int32_t> bottom_up = by_size;
       std::stable_sort(bottom_up.begin(), bottom_up.end(),

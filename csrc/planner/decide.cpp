@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "common/tuning.h"
 #include "planner/simplify.h"
 
 namespace staticrt::planner {
@@ -10,13 +11,10 @@ namespace {
 // Restarts go through the plain styles of filling valleys, then through ever new random ones, then through
 // the ranks of ordered search; each round has twice the budget of the one before: no way can waste more than
 // a part of the whole. Ordered search draws nothing, so that a run is worth more the longer it is. A
-// component whose items cover more sections than this in all is not searched: its tables alone would cost
-// more than a greedy plan of it.
-constexpr int64_t kMostIncidences = 8'000'000;
-constexpr int64_t kFirstBudget = 2000;
+// component whose items cover more sections than kMaxIncidences in all is not searched: its tables alone
+// would cost more than a greedy plan of it.
 constexpr int64_t kPlainStyles = 4, kStyles = 12;
 constexpr int64_t kRound = kStyles + OrderedSearch::kRanks;
-constexpr int64_t kOrderedShare = 4;
 
 struct Restart {
   bool ordered;
@@ -26,8 +24,9 @@ struct Restart {
 
 Restart nth_restart(int64_t n) {
   const int64_t in_round = n % kRound, round = n / kRound;
-  const int64_t budget = kFirstBudget << std::min<int64_t>(round, 30);
-  if (in_round >= kStyles) return {true, static_cast<uint32_t>(in_round - kStyles), kOrderedShare * budget};
+  const int64_t budget = tuning::kFirstBudget << std::min<int64_t>(round, 30);
+  if (in_round >= kStyles)
+    return {true, static_cast<uint32_t>(in_round - kStyles), tuning::kOrderedShare * budget};
   return {false, static_cast<uint32_t>(in_round < kPlainStyles ? in_round : in_round + round * kStyles),
           budget};
 }
@@ -85,7 +84,7 @@ Verdict Decision::restart(Component& component, int64_t most) {
     const int32_t sections = compress(items);
     int64_t incidences = 0;
     for (const Item& item : items) incidences += item.last - item.first;
-    if (incidences > kMostIncidences) {
+    if (incidences > tuning::kMaxIncidences) {
       ++component.restarts;
       steps_ += most;
       return Verdict::kUndecided;

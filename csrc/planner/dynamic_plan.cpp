@@ -6,6 +6,7 @@
 #include <numeric>
 #include <set>
 
+#include "common/tuning.h"
 #include "planner/greedy.h"
 #include "planner/instance.h"
 
@@ -13,10 +14,6 @@ namespace staticrt::planner {
 namespace {
 
 using detail::concat;
-
-// Above this ratio of arena to bound, other placements are tried: 1 + 1/50.
-constexpr int64_t kSlackShare = 50;
-constexpr int64_t kMostPairs = 4'000'000;  // more conflicts are not kept: the path alone places then
 
 // Edges (below, above) between neighbours in the stacks of all moments.
 std::vector<std::pair<int32_t, int32_t>> stack_neighbours(std::span<const Item> ranges,
@@ -83,7 +80,7 @@ DynamicPlan::DynamicPlan(std::span<const Spec> reference, const Plan& plan, int6
     below_.push_back(low);
   }
   std::partial_sum(edge_start_.begin(), edge_start_.end(), edge_start_.begin());
-  if (Conflicts::count_pairs(ranges_, sections_) <= kMostPairs)
+  if (Conflicts::count_pairs(ranges_, sections_) <= tuning::kMaxSearchedPairs)
     conflicts_ = Conflicts::of_ranges(ranges_, sections_);
 }
 
@@ -149,7 +146,9 @@ Plan DynamicPlan::place_by_path(std::span<const int64_t> sizes_bytes) const {
 Plan DynamicPlan::place(std::span<const int64_t> sizes_bytes) const {
   const std::vector<int64_t> sizes = rounded(sizes_bytes);
   Plan plan = path(sizes);
-  const auto good = [&] { return plan.arena_bytes - plan.lower_bound <= plan.lower_bound / kSlackShare; };
+  const auto good = [&] {
+    return plan.arena_bytes - plan.lower_bound <= plan.lower_bound / tuning::kSlackShare;
+  };
   if (good() || conflicts_.size() == 0) return plan;
   replay(bottom_up_, sizes, plan);
   if (!good()) replay(largest_first_, sizes, plan);

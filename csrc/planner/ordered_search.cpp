@@ -4,6 +4,7 @@
 #include <array>
 #include <numeric>
 
+#include "common/tuning.h"
 #include "planner/terrain.h"
 
 namespace staticrt::planner {
@@ -96,7 +97,7 @@ class OrderedSearch::Impl : private Terrain {
 
   Verdict solve(const std::vector<int32_t>& items, Turn last) {
     work_ += kStepScale + static_cast<int64_t>(items.size());
-    if (work_ > limit_ || depth_ >= kMostDepth) return Verdict::kUndecided;
+    if (work_ > limit_ || depth_ >= tuning::kMaxSearchDepth) return Verdict::kUndecided;
     if (!rest_fits(items, last)) return Verdict::kRefuted;
     // Above this, another one would still fit below.
     int64_t lowest_top = kFar;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "common/tuning.h"
 #include "planner/conflicts.h"
 #include "planner/decide.h"
 #include "planner/greedy.h"
@@ -15,17 +16,6 @@
 
 namespace staticrt::planner {
 namespace {
-
-// Steps of search by effort: some 5 ms, some seconds, about a minute of one core.
-constexpr std::array<int64_t, 4> kSteps = {0, 30'000, 30'000'000, 300'000'000};
-// Share of them for the question at the lower bound; the rest narrows the gap to the incumbent.
-constexpr int64_t kAtBound = 3;
-
-// Pairs of conflicts that are listed at most (8 bytes each); beyond, storage groups and time order remain.
-constexpr int64_t kMostPairs = 64'000'000;
-constexpr int64_t kMostSearchedPairs = 4'000'000;
-// Neighbours looked at by the greedy passes, by effort: all passes for thousands of specs, fewer for more.
-constexpr std::array<int64_t, 4> kVisits = {20'000'000, 20'000'000, 500'000'000, 2'000'000'000};
 
 // Best layout so far and what is known of the optimum, in units.
 struct State {
@@ -43,8 +33,7 @@ struct State {
 // Halves the gap between bound and incumbent, `steps` in all. What is refuted raises the bound.
 void narrow(State& state, int64_t steps) {
   int64_t low = state.bound;  // above this, or not decided within the budget
-  constexpr int64_t kTries = 5;
-  const int64_t each = std::max<int64_t>(1, steps / kTries);
+  const int64_t each = std::max<int64_t>(1, steps / tuning::kNarrowingTries);
   while (steps > 0 && low < state.best.height) {
     const int64_t capacity = low + (state.best.height - 1 - low) / 2;
     Decision decision(state.instance, state.conflicts, capacity);
@@ -63,10 +52,11 @@ void search(State& state, Effort effort) {
   Decision at_bound(state.instance, state.conflicts, state.instance.lower_bound);
   // Every effort first does all that the efforts below it do, so it cannot end with a larger arena.
   for (int level = 1; level <= static_cast<int>(effort) && !state.optimal(); ++level) {
-    const Verdict verdict = at_bound.run(kSteps[level] / kAtBound);
+    const Verdict verdict = at_bound.run(tuning::kPlannerSteps[level] / tuning::kStepsAtBound);
     if (verdict == Verdict::kFits) state.take(at_bound.layout());
     if (verdict == Verdict::kRefuted) state.bound = std::max(state.bound, state.instance.lower_bound + 1);
-    if (!state.optimal()) narrow(state, kSteps[level] - kSteps[level] / kAtBound);
+    if (!state.optimal())
+      narrow(state, tuning::kPlannerSteps[level] - tuning::kPlannerSteps[level] / tuning::kStepsAtBound);
   }
 }
 
@@ -79,7 +69,7 @@ Plan plan(std::span<const Spec> specs, int64_t alignment, Effort effort) {
   std::vector<int64_t> sizes;
   for (const Item& item : instance.items) sizes.push_back(item.size);
   const int64_t pairs = Conflicts::count_pairs(instance.items, instance.sections());
-  const bool listed = pairs <= kMostPairs;
+  const bool listed = pairs <= tuning::kMaxListedPairs;
   const Conflicts conflicts =
       listed ? Conflicts::of_ranges(instance.items, instance.sections()) : Conflicts();
 
@@ -88,11 +78,11 @@ Plan plan(std::span<const Spec> specs, int64_t alignment, Effort effort) {
   state.best.height = result.arena_bytes / instance.unit;
   state.take(place_by_time(instance));
   if (listed && !state.optimal()) {
-    const int64_t passes =
-        std::max<int64_t>(1, kVisits[static_cast<int>(effort)] / std::max<int64_t>(1, 2 * pairs));
+    const int64_t passes = std::max<int64_t>(
+        1, tuning::kPlannerVisits[static_cast<int>(effort)] / std::max<int64_t>(1, 2 * pairs));
     state.take(greedy_portfolio(sizes, instance.items, instance.load, conflicts, instance.lower_bound,
                                 static_cast<int32_t>(std::min<int64_t>(passes, 1000))));
-    if (!state.optimal() && pairs <= kMostSearchedPairs) search(state, effort);
+    if (!state.optimal() && pairs <= tuning::kMaxSearchedPairs) search(state, effort);
   }
 
   for (size_t k = 0; k < sizes.size(); ++k)

@@ -6,13 +6,11 @@
 #include <optional>
 #include <utility>
 
+#include "common/tuning.h"
 #include "planner/instance.h"
 
 namespace staticrt::planner {
 namespace {
-
-// Larger groups take no more members by copies: their members are compared in pairs.
-constexpr size_t kMostMembers = 128;
 
 // Bytes of a member that hold one value's contents. A copy whose parts lie in place holds theirs.
 struct Atom {
@@ -92,7 +90,8 @@ class Groups {
         would[p] = would[p] || (group_of_[part.input] == from && shift_of(c, part) == shift);
       }
       set_content(c, would);
-      const bool small = groups_[from].members.size() + groups_[into].members.size() <= kMostMembers;
+      const bool small =
+          groups_[from].members.size() + groups_[into].members.size() <= tuning::kMaxGroupMembers;
       if (into == from ? shift == 0 && is_consistent(c.output, into) : small && fits(from, into, shift)) {
         if (into != from) merge(from, into, shift);
         done = would;

@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <numeric>
 
+#include "common/tuning.h"
 #include "planner/failed_states.h"
 #include "planner/terrain.h"
 
 namespace staticrt::planner {
 namespace {
 
-constexpr size_t kMemoWords = size_t{1} << 23;  // 64 MiB
-constexpr double kTouch = 1e15;                 // above any other part of a score that matters
+constexpr double kTouch = 1e15;  // above any other part of a score that matters
 constexpr double kNoise[] = {0.2, 1, 4};
 
 struct Part {
@@ -29,7 +29,7 @@ struct Choice {
 class ValleySearch::Impl : private Terrain {
  public:
   Impl(std::span<const Item> items, int32_t sections, int64_t capacity)
-      : Terrain(items, sections, capacity), failed_(kMemoWords) {
+      : Terrain(items, sections, capacity), failed_(tuning::kMemoWords) {
     first_item_.assign(sections + 1, 0);
     twin_.assign(n_, -1);
     for (int32_t i = 0; i < n_; ++i) {
@@ -230,7 +230,7 @@ class ValleySearch::Impl : private Terrain {
     for (int32_t s = begin; s < end; ++s)
       if (left_[s] > 0) level = std::min(level, height_[s]);
     work_ += kStepScale + end - begin;
-    if (work_ > limit_ || depth_ >= kMostDepth) return Verdict::kUndecided;
+    if (work_ > limit_ || depth_ >= tuning::kMaxSearchDepth) return Verdict::kUndecided;
     const Depth deeper(depth_);
     Choice choice;
     choose(begin, end, level, choice);

@@ -7,7 +7,6 @@ namespace staticrt::planner {
 
 enum class Verdict { kFits, kRefuted, kUndecided };
 
-inline constexpr int64_t kStepScale = 64;    // sections and items looked at per step
-inline constexpr int32_t kMostDepth = 4000;  // recursive calls under way: about 3 MiB of stack
+inline constexpr int64_t kStepScale = 64;  // sections and items looked at per step
 
 }  // namespace staticrt::planner

@@ -1,5 +1,5 @@
-// How whoever records a thread (capture/) learns of runs of compiled programs (runtime/): their kernels are
-// called directly, so that the dispatcher never sees them. Neither room knows the other.
+// How a recorder of this thread (graphs/) learns of runs of compiled programs (runtime/): their kernels are
+// called directly, so that the dispatcher never sees them. Neither folder includes the other.
 #pragma once
 
 #include <ATen/core/Tensor.h>

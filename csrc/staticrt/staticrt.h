@@ -26,7 +26,7 @@ class ArchiveError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A call fits none of the captures in the archive: number of inputs, dtypes, dimensions, sizes. The message
+// A call fits none of the traces in the archive: number of inputs, dtypes, dimensions, sizes. The message
 // names the input and the condition.
 class CallError : public std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -36,15 +36,18 @@ struct LoadOptions {
   // Compare every weight with its checksum, which reads all of them. Off: weights are mapped and read from
   // the file as they are used; the program itself is always checked.
   bool check_weights = true;
+  // Operators that the archive may call besides those of torch that compute tensors from their arguments:
+  // "mylib::op", or a whole library, "mylib::*".
+  std::vector<std::string> allow_operators;
   // Prepare a program for each input signature; off: every call takes the general path.
   bool prepared = true;
-  // Prepared programs kept for one capture; none: 64, and up to 256 small ones.
+  // Prepared programs kept for one trace; none: 64, and up to 256 small ones.
   std::optional<int64_t> max_prepared;
   // Choose kernels by rule instead of by measuring.
   bool deterministic = false;
 };
 
-// One input of a capture.
+// One input of a trace.
 struct InputSpec {
   std::string name;       // "x", "kwargs['mask']"
   bool is_tensor = true;  // else an int
@@ -58,19 +61,19 @@ class Module {
  public:
   // The model's flat tensor outputs for its flat tensor inputs, in the order of its arguments; nested tuples,
   // lists and dicts are taken apart in order. The outputs belong to the caller.
-  // Throws CallError if the inputs fit no capture; c10::Error if an operator fails.
+  // Throws CallError if the inputs fit no trace; c10::Error if an operator fails.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs) const;
   // The same with ints among the inputs, and with numbers and None among the outputs.
   std::vector<c10::IValue> run_values(const std::vector<c10::IValue>& inputs) const;
 
   // Does ahead what the first call on inputs of these dtypes, sizes and layouts would do first: plans memory,
   // chooses kernels, packs weights. Nothing runs, and values are not read. "", or why it is left to that
-  // call. Throws CallError if the inputs fit no capture.
+  // call. Throws CallError if the inputs fit no trace.
   std::string prepare(const std::vector<c10::IValue>& inputs) const;
 
-  size_t num_captures() const;
-  // What a capture takes. REQUIRES: capture < num_captures().
-  std::vector<InputSpec> inputs(size_t capture = 0) const;
+  size_t num_traces() const;
+  // What a trace takes. REQUIRES: trace < num_traces().
+  std::vector<InputSpec> inputs(size_t trace = 0) const;
   // Parameters and buffers by name: the live tensors. Copying into one changes what later calls compute.
   std::vector<std::pair<std::string, at::Tensor>> weights() const;
   // Versions that saved the archive.

@@ -1,4 +1,4 @@
-"""Is an answer eager's answer?"""
+"""Compares an answer with eager's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 
 def leaves(answer: Any) -> list[Tensor]:
-    """The tensors of an answer in order, whatever holds them."""
+    """The tensors of an answer in order, from any container."""
     return [leaf for leaf in pytree.tree_leaves(answer) if isinstance(leaf, Tensor)]
 
 

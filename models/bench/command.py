@@ -10,8 +10,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from staticrt.commands.loading import MODEL_HELP, add_model_options, compile_options
-from staticrt.commands.output import print_json
 from staticrt.errors import OptionError
 from staticrt.models import zoo
 from staticrt.models.bench import gates as gates_module
@@ -21,6 +19,8 @@ from staticrt.models.bench.measure import allowed_cpus, measure
 from staticrt.models.bench.peers import select
 from staticrt.models.bench.report import render, render_gates
 from staticrt.models.bench.user_model import bench_model
+from staticrt.tools.cli.loading import MODEL_HELP, add_model_options, compile_options
+from staticrt.tools.cli.output import print_json
 
 STDOUT = Path("-")
 FORMAT = 1  # of the JSON; rises when a field changes its meaning

@@ -1,4 +1,4 @@
-"""What a table must state beside its numbers: machine, threads, versions."""
+"""Facts to state beside a table of numbers: machine, threads, versions."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def environment(peers: Iterable[str], threads: int, workers: int) -> dict[str, A
 
 
 def describe(facts: dict[str, Any]) -> str:
-    """Two lines for people."""
+    """The facts as two lines of text."""
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     workers = f", {facts['workers']} pairs at a time" if facts["workers"] > 1 else ""
     return (

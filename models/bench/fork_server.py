@@ -23,7 +23,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-# What one peer or another imports at its first use: paid here, so that it counts for none.
+# Modules that some peers import at their first use. Importing them here keeps that time out of all measurements.
 PRELOAD = (
     "torch",
     "torch.export._trace",
@@ -53,7 +53,7 @@ def serve() -> None:
         if pid == 0:
             _become_worker(request["job"], Path(request["folder"]))
         with contextlib.suppress(OSError):
-            os.setpgid(pid, pid)  # the child does so too: whoever comes first
+            os.setpgid(pid, pid)  # the child does the same; either may be first
         _reply({"pid": pid})
         _, status = os.waitpid(pid, 0)
         with contextlib.suppress(OSError):
@@ -62,7 +62,7 @@ def serve() -> None:
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to end this process when its parent ends, however that happens. Linux only."""
+    """Ask the kernel to end this process when its parent ends for any reason. Linux only."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
@@ -73,7 +73,7 @@ def _reply(message: dict[str, Any]) -> None:
 
 
 def _become_worker(job: dict[str, Any], folder: Path) -> None:
-    """Do the job and leave the process, whatever happens."""
+    """Do the job, and exit the process in any case."""
     code = 1
     try:
         die_with_parent()

@@ -14,7 +14,7 @@ OWN = "staticrt"
 EAGER_FLOOR = 0.97  # of eager's speed, on every model
 FIRST_ANSWER_SHARE = 0.1  # of Inductor's time from module to first answer
 MANAGED_SHARE = 0.9  # of all nodes over the zoo
-NOISE_BYTES = 1 << 20  # resident memory comes in pages and arenas: less than this is no difference
+NOISE_BYTES = 1 << 20  # smaller differences of resident memory are noise of pages and arenas
 
 PASSED, MISSED, UNKNOWN = "passed", "MISSED", "not measured"
 
@@ -23,7 +23,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Gate:
-    """One target: what is asked of which model, the bound, the value (None: not measured) and the verdict."""
+    """One target of one model: its name, its bound, the measured value (None: not measured) and the verdict."""
 
     name: str
     model: str
@@ -33,7 +33,7 @@ class Gate:
 
 
 def check(rows: Iterable[Row]) -> list[Gate]:
-    """Every gate the rows can speak to, in the order of the targets, then of the models."""
+    """Check all targets that the rows cover, in the order of the targets, then of the models."""
     by_pair = {(row["model"], row["peer"]): row for row in rows}
     models = list(dict.fromkeys(model for model, _ in by_pair))
     tags = {entry.name: entry.tag for entry in zoo.ENTRIES}
@@ -64,7 +64,7 @@ def check(rows: Iterable[Row]) -> list[Gate]:
 
 
 def _measured(by_pair: dict[tuple[str, str], Row], model: str, peer: str) -> Row | None:
-    """The row if it has numbers of right answers."""
+    """The row, if it was measured and its answers are right."""
     row = by_pair.get((model, peer))
     return row if row is not None and row["status"] == jobs.OK else None
 
@@ -77,7 +77,7 @@ def _ratio(own: Row | None, other: Row | None, field: str) -> float | None:
 
 def _verdict(value: float | None, is_met: bool, own: Row | None) -> str:
     if own is not None and own["status"] != jobs.OK:
-        return MISSED  # a failed or wrong row meets no target
+        return MISSED  # a failed or wrong row misses every target
     if value is None:
         return UNKNOWN
     return PASSED if is_met else MISSED

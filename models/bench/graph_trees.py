@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from staticrt.capture import GraphContext
-from staticrt.models.bench.graphs import Row, best_us
+from staticrt.graphs import GraphContext
+from staticrt.models.bench.graph_rows import Row, best_us
 from staticrt.models.bench.threads import one_thread
 
 ELEMENTS = 8
@@ -96,6 +96,6 @@ def shape_rows() -> list[Row]:
             wrapped(torch.ones(SHAPES, 64))
             alone = context.explain().memory.reserved_bytes
     return [
-        Row(f"{SHAPES} shapes: captures kept", float(len(report.edges)), 16.0),
+        Row(f"{SHAPES} shapes: captures kept", float(len(report.nodes)), 16.0),
         Row(f"{SHAPES} shapes: pool (× that of the largest)", report.memory.reserved_bytes / alone, 2.0),
     ]

@@ -1,56 +1,29 @@
-"""`staticrt bench --graphs`: what a replayed graph costs on the CPU, beside the design's targets.
+"""`staticrt bench --graphs`: what a replayed graph costs on the CPU, beside its targets.
 
 Each row is the least of many short blocks, so that other work on the machine raises it little.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from tabulate import tabulate
 
 import staticrt
-from staticrt.capture.cpu_pool import CpuGraphPool
-from staticrt.models.bench.gates import MISSED, PASSED
+from staticrt.graphs.cpu_pool import CpuGraphPool
+from staticrt.models.bench import graph_trees
+from staticrt.models.bench.graph_rows import BLOCKS, Row, best_us
 from staticrt.native import _C
 
 OPERATORS = 20
 ELEMENTS = 8
-BLOCKS = 60
-
-
-@dataclass(frozen=True)
-class Row:
-    """One measurement, in microseconds unless its name says otherwise; without a target it is for comparison."""
-
-    name: str
-    value_us: float
-    target_us: float | None = None
-
-    @property
-    def verdict(self) -> str:
-        if self.target_us is None:
-            return ""
-        return PASSED if self.value_us <= self.target_us else MISSED
-
-
-def best_us(call: Callable[[], object], calls: int, blocks: int = BLOCKS) -> float:
-    """Least time of one call, in microseconds, over blocks of `calls` calls."""
-    best = float("inf")
-    for _ in range(blocks):
-        begin = time.perf_counter()
-        for _ in range(calls):
-            call()
-        best = min(best, (time.perf_counter() - begin) / calls)
-    return best * 1e6
 
 
 def chain(x: torch.Tensor) -> torch.Tensor:
-    """20 operators on a few floats, none of which a view or a constant could stand for."""
+    """20 operators on a few floats, none of which can become a view or a constant."""
     for _ in range(OPERATORS // 2):
         x = torch.relu(torch.add(x, x))
     return x
@@ -98,15 +71,8 @@ def primitive_rows(blocks: int = BLOCKS) -> list[Row]:
     ]
 
 
-def tree_rows(blocks: int = BLOCKS) -> list[Row]:
-    """What trees add to a replay: see `graph_trees`."""
-    from staticrt.models.bench import graph_trees
-
-    return graph_trees.tree_rows(blocks)
-
-
 # What is measured, in the order printed.
-GROUPS: list[Callable[[int], list[Row]]] = [replay_rows, primitive_rows, tree_rows]
+GROUPS: list[Callable[[int], list[Row]]] = [replay_rows, primitive_rows, graph_trees.tree_rows]
 
 
 def main(quick: bool) -> tuple[list[dict[str, Any]], str]:

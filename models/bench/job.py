@@ -1,4 +1,4 @@
-"""What a worker is asked to do, and what it answers; both are JSON."""
+"""Jobs for workers and their results; both are JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The machine's limits as torch reaches them: the floor no model can go below."""
+"""The machine's limits as torch reaches them, which give a lower bound for every model's time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from staticrt.models.bench.job import Setting
 from staticrt.models.bench.timing import hot_call
-from staticrt.report.roofline import COPIES, GEMM_SIZES, gemm_routes
+from staticrt.tools.report.roofline import COPIES, GEMM_SIZES, gemm_routes
 
 MOST_SECONDS = 0.1  # for one figure
 
@@ -69,6 +69,6 @@ def floor_s(counts: dict[str, Any], limits: dict[str, Any]) -> float | None:
         return None
     speeds = limits["copy_bytes_per_s"]
     fits = next((name for name, sizes in COPIES.items() if counts["min_bytes"] <= 2 * sizes[1]), "memory")
-    # A copy's speed counts both directions and min_bytes are of either: the same unit.
+    # A copy's bandwidth counts bytes read and written, and so do min_bytes.
     seconds = max(counts["flops"] / limits["gemm_flops_per_s"], counts["min_bytes"] / speeds[fits])
     return float(seconds)

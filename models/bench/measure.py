@@ -59,6 +59,9 @@ def measure(
                 results[index] = result
                 progress.advance()
                 _fill(document, tasks, results)
+                model = tasks[index].model
+                if all(at in results for at, task in enumerate(tasks) if task.model == model):
+                    progress.say(_row_line(model, document["rows"]))
                 if tasks[index].kind == jobs.FACTS:
                     save()
     except KeyboardInterrupt:
@@ -82,6 +85,16 @@ def _fill(document: dict[str, Any], tasks: list[Job], results: dict[int, Result]
     document["rows"] = [
         {"model": job.model, "peer": job.peer, **result} for job, result in done if job.kind == jobs.PAIR
     ]
+
+
+def _row_line(model: str | None, rows: list[Result]) -> str:
+    """What a model's row of the table will say, as soon as its peers are measured."""
+    speeds = (
+        f"{row['peer']} {row['speedup']:.2f}" if "speedup" in row else f"{row['peer']} {row['status']}"
+        for row in rows
+        if row["model"] == model
+    )
+    return f"{model}, speed over eager: {', '.join(speeds)}"
 
 
 def _name(job: Job) -> str:
@@ -168,7 +181,7 @@ class _Crew:
                 result: Result | Exception
                 try:
                     result = _run(runner, replace(job, cpus=cpus))
-                except Exception as error:  # the owner's to raise
+                except Exception as error:  # raised again by the owner
                     result = error
                 self._running.pop(index)
                 self._done.put((index, result))
@@ -176,7 +189,7 @@ class _Crew:
 
 @contextlib.contextmanager
 def _sigterm_interrupts() -> Iterator[None]:
-    """A polite end from outside is an interrupt too: workers are ended, what is measured is kept."""
+    """Treat SIGTERM as an interrupt: end the workers and keep the results so far."""
 
     def interrupt(_signal: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""A progress bar on a terminal; nothing elsewhere."""
+"""What a long measurement has done: a line for each result and, on a terminal, a progress bar below."""
 
 from __future__ import annotations
 
@@ -29,6 +29,13 @@ class Progress:
         bar = "#" * filled + "-" * (WIDTH - filled)
         line = f"[{bar}] {self._done}/{self._total} {elapsed:.0f} s  {what}"
         self._write(line[: shutil.get_terminal_size().columns - 1])
+
+    def say(self, result: str) -> None:
+        """Print a line that stays."""
+        if self._visible:
+            self._write("")
+        self._stream.write(f"[{time.monotonic() - self._begin:4.0f} s] {result}\n")
+        self._stream.flush()
 
     def advance(self) -> None:
         self._done += 1

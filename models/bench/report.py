@@ -187,7 +187,7 @@ def _problems(rows: Sequence[Row]) -> str:
 
 
 def _eager_parts(rows: Sequence[Row]) -> str:
-    """What a peer admits to leave to eager."""
+    """The part that a peer reports to run eagerly."""
     lines = [
         f"  {row['model']} × {row['peer']}: {reason}"
         for row in rows

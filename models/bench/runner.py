@@ -1,4 +1,4 @@
-"""Runs jobs in workers and turns whatever becomes of them into a result."""
+"""Runs jobs in workers, and turns every outcome into a result."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Runner:
         assert self._server is not None
         assert self._server.stdin is not None
         request = json.dumps({"job": asdict(job), "folder": str(folder)})
-        with contextlib.suppress(BrokenPipeError):  # it is gone; no reply will come
+        with contextlib.suppress(BrokenPipeError):  # the process has ended and will not reply
             self._server.stdin.write(request.encode() + b"\n")
             self._server.stdin.flush()
         started = self._reply(END_SECONDS)
@@ -169,7 +169,7 @@ def _exit_name(code: int) -> str:
 
 
 def _while(folder: Path) -> str:
-    """What the worker was doing last."""
+    """The worker's last reported activity."""
     return f" while {_read(folder / 'stage') or 'starting'}"
 
 

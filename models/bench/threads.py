@@ -1,4 +1,4 @@
-"""How many threads torch's operators use while something is timed."""
+"""The number of threads of torch's operators during measurements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Operators use this thread alone."""
+    """Let operators use only this thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -18,7 +18,7 @@ from typing import Any
 
 MAX_ROUNDS = 400
 MIN_CLEAN_ROUNDS = 3
-MIN_CLEAN_SHARE = 0.2  # fewer are no fair sample: what is short or lucky passes unpreempted
+MIN_CLEAN_SHARE = 0.2  # fewer clean blocks are a biased sample: short or lucky blocks escape preemption
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def compare(rounds: Sequence[Round], threads: int) -> Comparison:
     if clean_speedup is not None:
         speedup, basis, used = clean_speedup, "clean", clean
     elif threads == 1:
-        # With more threads CPU time adds up over them and is no measure of speed.
+        # With several threads, CPU time sums over them and does not measure speed.
         speedup, basis, used = cpu, "cpu", list(rounds)
     else:
         speedup, basis, used = wall, "wall", list(rounds)

@@ -1,6 +1,6 @@
 """`staticrt bench --train`: what a small forward and backward cost, and how long a large region takes to compile.
 
-Targets: design/training.md §8. A cost is the least of several batches: what the code takes when nothing disturbs it.
+A cost is the least of several batches: what the code takes when nothing disturbs it.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def measure_two_operators() -> dict[str, float]:
     gradient = torch.ones(8, 8)
     settings: dict[str, dict[str, Any]] = {
         "AOT eager": {"backend": "aot_eager"},
-        "door A": {"backend": "staticrt", "options": {"door": "a"}},
-        "door B": {"backend": "staticrt", "options": {"door": "b"}},
+        "AOT node": {"backend": "staticrt", "options": {"backward_node": "aot"}},
+        "native node": {"backend": "staticrt", "options": {"backward_node": "native"}},
     }
     found = {}
     for way in ("eager", *settings):
@@ -59,7 +59,7 @@ def measure_two_operators() -> dict[str, float]:
 
 def measure_compile() -> dict[str, float]:
     """Seconds to cut and to plan the joint graph of a chain of pointwise operators, and its nodes."""
-    from staticrt.training import door_a
+    from staticrt.training import aot_region
     from staticrt.training.partition import safe_partition
     from staticrt.training.plans import CompiledGraph
 
@@ -87,7 +87,7 @@ def measure_compile() -> dict[str, float]:
     plan = timed("plan", CompiledGraph._plan)
     try:
         with (
-            mock.patch.object(door_a, "safe_partition", cut),
+            mock.patch.object(aot_region, "safe_partition", cut),
             mock.patch.object(CompiledGraph, "_plan", plan),
         ):
             x = torch.randn(4, requires_grad=True)
@@ -102,10 +102,10 @@ def render_costs(costs: dict[str, Any]) -> str:
     """Both, targets beside values."""
     two, compiled = costs["two_operators_us"], costs["compile_s"]
     cells = "".join(f"  {way} {value:.1f}" for way, value in two.items())
-    met = "met" if two["door B"] <= TARGET_US else "missed"
+    met = "met" if two["native node"] <= TARGET_US else "missed"
     total = compiled["cut"] + compiled["plan"]
     return (
-        f"Forward and backward of two operators, µs:{cells}   (door B: target {TARGET_US:.0f} {met})\n"
+        f"Forward and backward of two operators, µs:{cells}   (native node: target {TARGET_US:.0f} {met})\n"
         f"Joint graph of {compiled['nodes']:.0f} nodes: cut {compiled['cut']:.2f} s, plans {compiled['plan']:.2f} s"
         f"   (target {TARGET_S:.1f} {'met' if total <= TARGET_S else 'missed'})"
     )

@@ -63,7 +63,7 @@ def saved_bytes(run: Any, x: torch.Tensor, model: nn.Module) -> int:
 
 
 def _upstream(partition: Any) -> Callable[..., Any]:
-    """A backend that only cuts, as upstream does."""
+    """A backend that only partitions the joint graph, with torch's own partitioner."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.aot_autograd import make_boxed_func  # type: ignore[attr-defined]
 
@@ -97,7 +97,7 @@ def region_bytes(fast: Any, x: torch.Tensor, model: nn.Module) -> tuple[int, int
     Returns:
         Saved bytes; those and the larger arena of the forward and the backward, as planned.
     """
-    from staticrt.training.door_a import regions
+    from staticrt.training.aot_region import regions
 
     before = {id(region) for region in regions()}
     saved = saved_bytes(fast, x, model)
@@ -142,7 +142,7 @@ def _step_arena(make: Callable[[], nn.Module], x: torch.Tensor) -> dict[str, int
         step()
     beside = allocated_peak(step)
     largest = {"values": 0, "lower_bound": 0, "arena": 0}
-    for report in step.explain().captures:
+    for report in step.explain().traces:
         for signature in report.signatures:
             for name in largest:
                 largest[name] = max(largest[name], getattr(signature, f"{name}_bytes"))

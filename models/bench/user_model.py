@@ -15,14 +15,14 @@ import torch
 from tabulate import tabulate
 from torch import nn
 
-from staticrt.commands.call import call, copied
-from staticrt.commands.loading import LoadedModel, prepare_model
-from staticrt.commands.output import print_json
-from staticrt.commands.progress import progress
 from staticrt.errors import StaticRuntimeError
 from staticrt.models.bench.check import difference, leaves
 from staticrt.models.bench.environment import environment
 from staticrt.models.bench.peers import resolve, select
+from staticrt.tools.cli.call import call, copied
+from staticrt.tools.cli.loading import LoadedModel, prepare_model
+from staticrt.tools.cli.output import print_json
+from staticrt.tools.cli.progress import progress
 
 SECONDS = 2.0  # of timing for each peer
 QUICK_SECONDS = 0.3
@@ -64,7 +64,7 @@ def bench_model(arguments: argparse.Namespace) -> int:
             continue
         try:
             made, seconds, result = _prepare(name, loaded, compiled, args, kwargs)
-        except Exception as error:  # a peer that cannot is a row, not the end
+        except Exception as error:  # a peer that fails gets a row; the others go on
             lines = str(error).strip().splitlines()
             rows[name] |= {
                 "status": "failed",
@@ -105,7 +105,7 @@ def describe(value: Any) -> str:
 def _why_not(
     name: str, loaded: LoadedModel, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[str, str] | None:
-    """Status and reason of a peer that has no part in this comparison; None: it has."""
+    """Status and reason of a peer that cannot take part in this comparison; None if it can."""
     if missing := resolve(name).missing():
         return "not installed", f"pip install {' '.join(missing)}"
     if name == "staticrt":
@@ -153,7 +153,7 @@ def _off(result: Any, expected: Any) -> str:
 def _measure(
     calls: dict[str, Callable[..., Any]], args: tuple[Any, ...], kwargs: dict[str, Any], seconds: float
 ) -> dict[str, list[int]]:
-    """Nanoseconds of single calls, in turns, so that the machine's mood is everybody's."""
+    """Nanoseconds of single calls, measured in turns, so that changes of the machine's speed affect all peers alike."""
     times: dict[str, list[int]] = {name: [] for name in calls}
     with torch.no_grad():
         for function in calls.values():

@@ -103,7 +103,7 @@ def run_pair(job: Job, stage: Stage) -> Result:
             min_rounds=setting.min_rounds,
         )
         comparison = timing.compare(rounds, setting.threads)
-        # Once more: what specialises on what it has seen may do so only now.
+        # Warm up again: a peer may specialise only after the calls so far.
         differences.append(difference(_copies(call(*first)), expected, **tolerance))
         differences.append(difference(_copies(call(*second)), expected_second, **tolerance))
         stage("asking for facts")
@@ -159,7 +159,7 @@ def _copies(answer: Any) -> list[Tensor]:
 def _warm_up(
     call: Callable[..., Any], arguments: tuple[Tensor, ...], begin: float
 ) -> tuple[list[float], list[float]]:
-    """Call until nothing more is to be expected; when each call ended (s after begin), how long it took (s)."""
+    """Call until the time is steady. Returns when each call ended (s after the start) and how long it took (s)."""
     ends: list[float] = []
     durations: list[float] = []
     start = time.perf_counter()
@@ -184,7 +184,7 @@ def _above(peak: int | None, floor: int | None) -> int | None:
 
 
 def _finite(error: float) -> float | None:
-    """None for infinity, which JSON has no word for."""
+    """None for infinity, which JSON cannot express."""
     return error if math.isfinite(error) else None
 
 

@@ -1,4 +1,4 @@
-"""Save a compiled model to a `.pt2` archive, load it without its Python code."""
+"""Saves compiled models to `.pt2` archives and loads them."""
 
 from staticrt.archive.loaded import LoadedModel, load
 from staticrt.archive.writer import save

@@ -1,4 +1,4 @@
-"""The `torch.export` form of a compiled model, so that an archive opens without staticrt too."""
+"""The `torch.export` form of a compiled model, which makes an archive readable without staticrt."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch.export import Dim
 
-from staticrt.entry import Entry
-from staticrt.frontend.structure import Builder, Structure
+from staticrt.frontend.arguments.structure import Builder, Structure
+from staticrt.runtime.cached_trace import CachedTrace
 
-# A size that nothing takes for a special case, as 0 and 1 are.
+# A size that torch.export does not specialise on, as it does on 0 and 1.
 _PLAIN_SIZE = 3
 
 
 def _as_module(function: Callable[..., Any]) -> torch.nn.Module:
-    """A function as a module, which torch.export asks for; its signature stays visible."""
+    """Wrap a function as a module, as torch.export requires, with its signature."""
     if isinstance(function, torch.nn.Module):
         return function
     module = torch.nn.Module()
@@ -25,42 +25,44 @@ def _as_module(function: Callable[..., Any]) -> torch.nn.Module:
     return module
 
 
-def export(function: Callable[..., Any], entry: Entry, parts: Sequence[Any]) -> torch.export.ExportedProgram:
-    """Export what `entry` captured, with the sizes symbolic that are symbols there.
+def export(
+    function: Callable[..., Any], entry: CachedTrace, parts: Sequence[Any]
+) -> torch.export.ExportedProgram:
+    """Export the call that `entry` traced. Sizes that are symbols in the trace become dynamic.
 
     Args:
         function: the module or function.
-        entry: a capture of it.
-        parts: the leaves' part of the capture's key.
+        entry: a trace of it.
+        parts: the leaves' part of the trace's key.
 
     Raises:
-        Exception: whatever torch.export raises.
+        Exception: any error of torch.export.
     """
-    captured = entry.captured
+    traced = entry.traced
     module = _as_module(function)
     leaves = example_leaves(entry, parts)
-    args, kwargs = Builder(leaves).build(captured.in_spec)
-    fixed = {(symbol.leaf, symbol.dim) for symbol in captured.guards.symbols if symbol.name[0] in "dt"}
-    dynamic = {(s.leaf, s.dim) for s in captured.guards.symbols if s.prop == "size"} - fixed
+    args, kwargs = Builder(leaves).build(traced.in_spec)
+    fixed = {(symbol.leaf, symbol.dim) for symbol in traced.guards.symbols if symbol.name[0] in "dt"}
+    dynamic = {(s.leaf, s.dim) for s in traced.guards.symbols if s.prop == "size"} - fixed
     shapes = [
         {dim: Dim.AUTO if (index, dim) in dynamic else Dim.STATIC for dim in range(leaf.dim())}
         if isinstance(leaf, torch.Tensor)
         else None
         for index, leaf in enumerate(leaves)
     ]
-    args_shapes, kwargs_shapes = Builder(shapes).build(captured.in_spec)
+    args_shapes, kwargs_shapes = Builder(shapes).build(traced.in_spec)
     with torch.no_grad():
         return torch.export.export(
             module,
             args,
             kwargs,
-            dynamic_shapes=_by_name(module, args_shapes, kwargs_shapes, captured.in_spec),
+            dynamic_shapes=_by_name(module, args_shapes, kwargs_shapes, traced.in_spec),
             strict=False,
         )
 
 
 def _by_name(module: torch.nn.Module, args: Any, kwargs: Any, spec: Structure) -> Any:
-    # With keyword arguments, or *args, torch.export takes a dict by parameter name.
+    # With keyword arguments or *args, torch.export expects a dict by parameter name.
     signature = inspect.signature(module.forward)
     if not kwargs and not any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values()):
         return args
@@ -68,11 +70,11 @@ def _by_name(module: torch.nn.Module, args: Any, kwargs: Any, spec: Structure) -
     return dict(bound.arguments)
 
 
-def example_leaves(entry: Entry, parts: Sequence[Any]) -> list[Any]:
-    """Arguments like those of the capture: zeros in its sizes, its constants."""
-    captured = entry.captured
-    placeholders = captured.module.graph.find_nodes(op="placeholder")
-    values = dict(zip(captured.inputs, (node.meta["val"] for node in placeholders), strict=True))
+def example_leaves(entry: CachedTrace, parts: Sequence[Any]) -> list[Any]:
+    """Example arguments of the trace: zeros of its sizes, and its constants."""
+    traced = entry.traced
+    placeholders = traced.module.graph.find_nodes(op="placeholder")
+    values = dict(zip(traced.inputs, (node.meta["val"] for node in placeholders), strict=True))
     fakes = {int(spec.target): value for spec, value in values.items() if spec.kind == "user"}
     ints = dict(entry.ints)
     usual: list[Any] = []
@@ -90,7 +92,7 @@ def example_leaves(entry: Entry, parts: Sequence[Any]) -> list[Any]:
         value = ints.get(index, 2) if part is int else _constant(part)
         usual.append(value)
         grown.append(value)
-    return grown if captured.guards.holds(grown) else usual
+    return grown if traced.guards.holds(grown) else usual
 
 
 def _zeros(sizes: Sequence[int], like: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
-"""Size conditions as a Program: symbols in, one bool per condition out.
+"""Lowers size conditions to a Program whose inputs are the symbols and whose outputs are one bool per condition.
 
-The runtime's number kernels have Python's semantics, so a condition means in C++ what it means in Python.
+The runtime's scalar kernels have Python's semantics, so a condition has the same value in C++ and in Python.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def lower_guards(guards: GuardSet) -> _C.Program | None:
     """The program of all conditions, or None if there are none.
 
     Raises:
-        ArchiveError: a condition uses what no Program expresses.
+        ArchiveError: a condition uses an operation that a Program cannot express.
     """
     if not guards.guards:
         return None

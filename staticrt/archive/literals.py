@@ -1,4 +1,4 @@
-"""Python constants as JSON: what an archive can say of arguments and results that are no tensors."""
+"""Python constants as JSON: arguments and results of archives that are not tensors."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import torch
 
 from staticrt.errors import ArchiveError
 
-# Types a container may name (`defaultdict(list)`): built in, and harmless to call.
+# Types that a container's data may contain (`defaultdict(list)`). They are built in and safe to call.
 _TYPES: dict[str, type] = {
     kind.__name__: kind for kind in (bool, bytes, complex, dict, float, int, list, set, str, tuple)
 }
 
 
 class NotLiteral(Exception):
-    """A value that JSON does not give back; the message names its type."""
+    """A value that cannot be restored from JSON; the message names its type."""
 
 
 def encode(value: Any) -> Any:
     """JSON of a constant.
 
     Raises:
-        NotLiteral: its type is none of those that `decode` gives back.
+        NotLiteral: `decode` cannot restore its type.
     """
     kind = type(value)
     if value is None or kind in (bool, int, str):
@@ -56,7 +56,7 @@ def decode(value: Any) -> Any:
     """The constant that `encode` wrote.
 
     Raises:
-        ArchiveError: it is none.
+        ArchiveError: the data is damaged.
     """
     if value is None or isinstance(value, (bool, int, str)):
         return value

@@ -1,4 +1,4 @@
-"""The `.pt2` file around the program: torch's own records, and which of them hold which weights."""
+"""The `.pt2` file of an archive: torch's records, and the records that hold the weights."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from staticrt.native import _C
 
 @contextlib.contextmanager
 def _environment_kept() -> Iterator[None]:
-    """Importing Inductor sets a variable, and captures of models that read the environment would hold no longer: they
-    know its values by identity."""
+    """Restore environment variables that importing Inductor sets. Traces of models that read the environment would become
+    invalid, because they compare its values by identity."""
     data: dict[bytes, bytes] = getattr(os.environ, "_data")  # noqa: B009
     before = dict(data)
     yield
@@ -31,7 +31,7 @@ with _environment_kept():
 
 
 class _Writer(_package.PT2ArchiveWriter):
-    """Writes records, and remembers which raw record each stored tensor went to."""
+    """Writes records, and remembers the raw record of each tensor."""
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__(file)
@@ -46,7 +46,7 @@ class _Writer(_package.PT2ArchiveWriter):
                 self.configs[folder] = json.loads(data)["config"]
 
     def raw_records(self, program: torch.export.ExportedProgram) -> dict[int, str]:
-        """Address of a storage -> the record that holds all its bytes."""
+        """Maps the address of a storage to the record that holds all its bytes."""
         found: dict[int, str] = {}
         tensors: dict[str, dict[str, Any]] = {
             WEIGHTS_DIR: dict(program.state_dict),
@@ -64,7 +64,7 @@ class _Writer(_package.PT2ArchiveWriter):
 
 
 class NotStored(Exception):
-    """torch.export made a program that it cannot write; `reason` says why."""
+    """torch cannot serialise the exported program; `reason` is its error."""
 
     def __init__(self, reason: Exception) -> None:
         super().__init__(str(reason))
@@ -77,16 +77,16 @@ def write_package(
     facts: dict[str, Any],
     exported: torch.export.ExportedProgram | None,
 ) -> None:
-    """Write a whole archive; weights that the exported program holds too are stored once.
+    """Write an archive. Weights that the exported program holds as well are stored once.
 
     Args:
         file: writable and seekable.
         builder: complete.
-        facts: versions and the like, as `ArchiveBuilder.finish` takes them.
-        exported: for `torch.export.load`.
+        facts: versions and other metadata for `ArchiveBuilder.finish`.
+        exported: the program for `torch.export.load`, or None.
 
     Raises:
-        NotStored: torch has no stored form of `exported`; the archive can be written without it.
+        NotStored: torch cannot serialise `exported`. The archive can be written without it.
     """
     writer = _Writer(file)
     with writer:

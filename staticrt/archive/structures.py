@@ -1,7 +1,7 @@
 """Structures of arguments and results as JSON.
 
-Loading looks classes up and never imports one: containers registered with pytree come from its registry,
-namedtuples from modules that are imported already (or are made anew), other classes from the caller's list.
+Loading never imports classes. Containers come from pytree's registry, namedtuples from already imported modules (or are
+created), and other classes from the caller's list.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from torch.utils import _pytree as pytree
 
 from staticrt.archive import literals
 from staticrt.errors import ArchiveError
-from staticrt.frontend.structure import LEAF, ResultSpec, Structure, _Attributes, _Frozen, _frozen
+from staticrt.frontend.arguments.layouts import Layout
+from staticrt.frontend.arguments.structure import LEAF, ResultSpec, Structure, _Attributes, _Frozen, _frozen
 
 
 def type_name(kind: type) -> str:
-    """How archives name a class: "package.module:Outer.Inner"."""
+    """The name of a class in archives: "package.module:Outer.Inner"."""
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
@@ -29,7 +30,7 @@ def encode(structure: Structure) -> Any:
     """JSON of a structure.
 
     Raises:
-        ArchiveError: a container's own data is no constant.
+        ArchiveError: a container's own data is not a constant.
     """
     kind, context = structure.kind, structure.context
     children = [encode(child) for child in structure.children]
@@ -39,6 +40,8 @@ def encode(structure: Structure) -> Any:
         return {"ref": context}
     if kind in (tuple, list, torch.Size):
         return {kind.__name__.lower(): children}
+    if isinstance(context, Layout):
+        raise ArchiveError(f"an archive cannot hold the structure of a {type_name(kind)}")
     try:
         if kind is dict:
             return {"dict": children, "keys": [literals.encode(key) for key in context]}
@@ -55,10 +58,10 @@ def encode(structure: Structure) -> Any:
 
 
 def encode_result(spec: ResultSpec) -> dict[str, Any]:
-    """JSON of a result's structure and of the caller's containers that change.
+    """JSON of a result's structure and of the caller's containers that the call changes.
 
     Raises:
-        ArchiveError: the result holds an object that no file can.
+        ArchiveError: the result holds an object that cannot be saved.
     """
     if spec.objects:
         held = next(iter(spec.objects.values()))
@@ -73,17 +76,17 @@ class Decoder:
     """Reads structures.
 
     Args:
-        types: classes whose instances arguments and results may be, apart from containers.
+        types: classes of arguments and results besides containers.
     """
 
     def __init__(self, types: Sequence[type] = ()) -> None:
         self._types: Mapping[str, type] = {type_name(kind): kind for kind in types}
 
     def structure(self, data: Any) -> Structure:
-        """The structure that `encode` wrote.
+        """Decode a structure of `encode`.
 
         Raises:
-            ArchiveError: it is damaged, or names a class that is not to be had.
+            ArchiveError: the data is damaged, or names an unknown class.
         """
         try:
             return self._structure(data)
@@ -93,7 +96,7 @@ class Decoder:
             ) from None
 
     def result(self, data: Any) -> ResultSpec:
-        """The result that `encode_result` wrote."""
+        """Decode a result of `encode_result`."""
         try:
             writes = [(int(number), structure) for number, structure in data["writes"]]
             result = data["result"]
@@ -128,7 +131,7 @@ class Decoder:
         found = self._types.get(name)
         if found is None:
             raise ArchiveError(
-                f"arguments or results of the model are objects of class {name}, which loading must be told to make",
+                f"arguments or results of the model are objects of class {name}, which must be passed in types=",
                 fix=f"staticrt.load(path, types=[{name.split(':')[-1]}])",
             )
         return found
@@ -173,7 +176,7 @@ def count_leaves(structure: Structure) -> int:
 
 
 def largest_reference(structure: Structure) -> int:
-    """The largest container number a structure refers to, or -1."""
+    """The largest container number that a structure refers to, or -1."""
     own = structure.context if structure.kind == "ref" else -1
     return max([own, *map(largest_reference, structure.children)])
 

@@ -12,31 +12,32 @@ from typing import IO, Any
 
 import torch
 
-import staticrt
 from staticrt.archive import literals, package, structures
 from staticrt.archive.exported import export
+from staticrt.archive.files import replace_file
 from staticrt.archive.guards import lower_guards
-from staticrt.compiled import Engine
-from staticrt.compiler import CompiledFunction, CompiledModule
-from staticrt.entry import Entry, tensor_metadata
 from staticrt.errors import ArchiveError
-from staticrt.executable import StaticExecutable
-from staticrt.files import replace_file
-from staticrt.frontend.structure import Structure
+from staticrt.executor.executor import Executor
+from staticrt.executor.explanation import explanation
+from staticrt.executor.state import ExecutorState
+from staticrt.frontend.arguments.structure import Structure
+from staticrt.frontend.guards.process_state import autocast_text
 from staticrt.native import _C
-from staticrt.report.explain import operator_counts
+from staticrt.runtime.cached_trace import CachedTrace, tensor_metadata
+from staticrt.runtime.executable import StaticExecutable
+from staticrt.runtime.explain.explanation import operator_counts
 
 # As WeightKind in csrc/archive/archive.h.
 _PARAMETER, _BUFFER, _TEMPORARY_BUFFER, _CONSTANT = range(4)
-# As LeafKind and SizeSymbol::Prop in csrc/archive/capture.h.
+# As LeafKind and SizeSymbol::Prop in csrc/archive/trace.h.
 _TENSOR, _INT, _LITERAL = range(3)
 _PROPS = {"size": 0, "stride": 1, "value": 2}
 
-Capture = tuple[tuple[Any, ...], Entry]  # key, entry
+Trace = tuple[tuple[Any, ...], CachedTrace]  # key, entry
 
 
 def save(
-    compiled: CompiledModule | CompiledFunction,
+    compiled: Any,
     path: str | os.PathLike[str] | IO[bytes],
     example_inputs: Any = None,
     *,
@@ -44,84 +45,85 @@ def save(
     packed_weights: bool = True,
     cpu_features: Sequence[str] = (),
 ) -> None:
-    """Save a compiled model: every capture made so far, its weights, and an ExportedProgram.
+    """Save a compiled model: all its traces, its weights, and an ExportedProgram.
 
-    `staticrt.load` and C++ run the file without the model's Python code; `torch.export.load` opens it too. Weights
-    are stored once, raw, and are mapped when loaded. A file is replaced only when it is complete.
+    `staticrt.load` and C++ run the file without the model's Python code; `torch.export.load` opens it as well. Weights
+    are stored once, as raw bytes, and are memory-mapped when loaded. An existing file is replaced only by a complete one.
 
     Args:
-        compiled: what `staticrt.compile` returned.
+        compiled: the result of `staticrt.compile`.
         path: a file name, usually ending in `.pt2`, or a binary file.
-        example_inputs: as in `staticrt.compile`: capture for these first, so that no call is needed.
-        exported_program: also write what `torch.export.load` reads, from one more trace. Where torch.export
-            cannot trace the model, a warning says so and the archive has no such part.
-        packed_weights: also keep what calls so far made of the weights for this machine's kernels, so that the first
-            call after loading need not. Takes about as much room as the weights; other machines make their own.
-        cpu_features: instruction sets ("AVX2", "AVX512") that a loading machine must have. None is needed: kernels
-            are chosen where the archive is loaded. Name them where results must come from the same ones.
+        example_inputs: as in `staticrt.compile`. The model is traced for them first, so that no call is needed.
+        exported_program: also export the model for `torch.export.load`. If torch.export cannot trace the model, a
+            warning says so, and the archive has no such part.
+        packed_weights: also store weights that calls have packed for this machine's kernels, so that the first call
+            after loading need not pack them. Takes about as many bytes as the weights; other machines pack their own.
+        cpu_features: instruction sets ("AVX2", "AVX512") that a loading machine must have. By default none, because loading
+            selects the kernels. Give them if results must come from the same kernels on all machines.
 
     Raises:
-        ArchiveError: nothing is captured, or a capture holds what no file can (see the message).
+        ArchiveError: the model has no trace, or a trace holds an object that cannot be saved.
     """
-    if not isinstance(compiled, (CompiledModule, CompiledFunction)):
+    executor = compiled.__inspectable__() if hasattr(type(compiled), "__inspectable__") else None
+    if not isinstance(executor, Executor):
         raise ArchiveError(
-            f"staticrt.save takes what staticrt.compile returned, got {type(compiled).__name__}",
+            f"staticrt.save takes a result of staticrt.compile, got {type(compiled).__name__}",
             fix="staticrt.save(staticrt.compile(module), path, example_inputs=...)",
         )
-    engine = compiled._engine
     if example_inputs is not None:
         if isinstance(example_inputs, torch.Tensor):
             example_inputs = (example_inputs,)
         args = () if isinstance(example_inputs, dict) else tuple(example_inputs)
-        engine.prepare(args, dict(example_inputs) if isinstance(example_inputs, dict) else {})
-    captures = _captures(engine)
+        executor.prepare(args, dict(example_inputs) if isinstance(example_inputs, dict) else {})
+    state = executor.snapshot()
+    traces = _traces(state)
     builder = _C.ArchiveBuilder()
-    _add_weights(builder, engine, captures)
-    parameters = _parameters(engine.function)
-    for key, entry in captures:
+    _add_weights(builder, state, traces)
+    parameters = _parameters(state.function)
+    for key, entry in traces:
         names = [name for name, _kind, _default in parameters]
-        builder.capture({**_capture(key, entry, names), "packed_weights": packed_weights})
+        builder.trace({**_trace(key, entry, names), "packed_weights": packed_weights})
     facts = {
-        "staticrt_version": staticrt.__version__,
+        "staticrt_version": _C.version(),
         "torch_version": torch.__version__,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cpu_features": [feature.upper() for feature in cpu_features],
-        "name": engine.name,
+        "name": state.name,
         "calling": json.dumps(parameters),
     }
-    exported = _exported(engine, captures) if exported_program else None
+    exported = _exported(state, traces) if exported_program else None
     if exported is not None:
         try:
             _write(path, lambda file: package.write_package(file, builder, facts, exported))
             return
-        except package.NotStored as error:  # results that are namedtuples, say
-            _warn_not_exported("store", engine.name, error.reason, stacklevel=2)
+        except package.NotStored as error:  # for example, results that are namedtuples
+            _warn_not_exported("store", state.name, error.reason, stacklevel=2)
     _write(path, lambda file: package.write_package(file, builder, facts, None))
 
 
-def _captures(engine: Engine) -> list[Capture]:
-    """The captures that hold for the model as it is now."""
-    found: list[Capture] = []
-    for key, entries in engine._entries.items():
+def _traces(state: ExecutorState) -> list[Trace]:
+    """The traces that are valid for the model's present state."""
+    found: list[Trace] = []
+    for key, entries in state.keyed.items():
         found += [
             (key, entry)
             for entry in entries
             if isinstance(entry.executable, StaticExecutable)
-            and tensor_metadata(entry.captured.values) == entry.metadata
+            and tensor_metadata(entry.traced.values) == entry.metadata
             and entry.state.holds()
         ]
     if found:
         return found
-    why = "; ".join(engine.explain().notes)
+    why = "; ".join(explanation(state).notes)
     raise ArchiveError(
-        f"{engine.name} has no capture to save" + (f": {why}" if why else ""),
+        f"{state.name} has no trace to save" + (f": {why}" if why else ""),
         fix="call it once under torch.no_grad(), or pass example_inputs=; explain() says what runs eagerly",
     )
 
 
-def _add_weights(builder: _C.ArchiveBuilder, engine: Engine, captures: Sequence[Capture]) -> None:
+def _add_weights(builder: _C.ArchiveBuilder, state: ExecutorState, traces: Sequence[Trace]) -> None:
     named: set[int] = set()
-    module = engine.function
+    module = state.function
     if isinstance(module, torch.nn.Module):
         for name, parameter in module.named_parameters(remove_duplicate=False):
             builder.weight(name, _PARAMETER, parameter.detach())
@@ -130,17 +132,17 @@ def _add_weights(builder: _C.ArchiveBuilder, engine: Engine, captures: Sequence[
         for name, buffer in module.named_buffers(remove_duplicate=False):
             builder.weight(name, _BUFFER if name in lasting else _TEMPORARY_BUFFER, buffer.detach())
             named.add(id(buffer))
-    for _key, entry in captures:
-        specs = [spec for spec in entry.captured.inputs if spec.kind != "user"]
-        for spec, value in zip(specs, entry.captured.values, strict=True):
+    for _key, entry in traces:
+        specs = [spec for spec in entry.traced.inputs if spec.kind != "user"]
+        for spec, value in zip(specs, entry.traced.values, strict=True):
             if id(value) not in named:
                 named.add(id(value))
                 builder.weight(str(spec.target), _CONSTANT, value.detach())
 
 
 def _parameters(function: Callable[..., Any]) -> list[list[Any]]:
-    """Name, kind and default of each parameter of the model's call, as far as JSON holds it."""
-    if hasattr(function, "call_parameters"):  # a model whose arguments have no Python names (ONNX)
+    """Name, kind and (if JSON can hold it) default of each parameter of the model's call."""
+    if hasattr(function, "call_parameters"):  # an ONNX model, whose argument names need not be Python names
         return [
             [name, "POSITIONAL_OR_KEYWORD", [literals.encode(None)] if optional else []]
             for name, optional in function.call_parameters()
@@ -160,19 +162,19 @@ def _parameters(function: Callable[..., Any]) -> list[list[Any]]:
     return found
 
 
-def _capture(key: tuple[Any, ...], entry: Entry, names: Sequence[str]) -> dict[str, Any]:
-    captured = entry.captured
+def _trace(key: tuple[Any, ...], entry: CachedTrace, names: Sequence[str]) -> dict[str, Any]:
+    traced = entry.traced
     executable = entry.executable
     assert isinstance(executable, StaticExecutable)
     parts = key[2:]
-    same = dict(captured.same)
+    same = dict(traced.same)
     empty = {index: dims for index, *dims in key[1][-1]}
-    inputs = {leaf: position for position, leaf in enumerate(captured.user_leaves)}
-    paths = _leaf_names(captured.in_spec, names)
+    inputs = {leaf: position for position, leaf in enumerate(traced.user_leaves)}
+    paths = _leaf_names(traced.in_spec, names)
     return {
         "program": executable.program,
         "executable": executable.native,
-        "model_tensors": [value.detach() for value in captured.values],
+        "model_tensors": [value.detach() for value in traced.values],
         "leaves": [
             {
                 **_leaf(part, paths[index], inputs.get(index, -1), dict(entry.ints).get(index)),
@@ -181,22 +183,22 @@ def _capture(key: tuple[Any, ...], entry: Entry, names: Sequence[str]) -> dict[s
             }
             for index, part in enumerate(parts)
         ],
-        "symbols": [(s.name, s.leaf, _PROPS[s.prop], s.dim) for s in captured.guards.symbols],
-        "guards": lower_guards(captured.guards),
-        "guard_texts": [str(guard) for guard in captured.guards.guards],
-        "autocast": _autocast(key[1]),
-        "decided": bool(captured.decided),
-        "random": captured.random,
+        "symbols": [(s.name, s.leaf, _PROPS[s.prop], s.dim) for s in traced.guards.symbols],
+        "guards": lower_guards(traced.guards),
+        "guard_texts": [str(guard) for guard in traced.guards.guards],
+        "autocast": autocast_text(key[1][0]),
+        "decided": bool(traced.decided),
+        "random": traced.random,
         "outputs": [item if kind == "tensor" else -1 for kind, item in executable.outputs],
         "structure": json.dumps(
             {
-                "arguments": structures.encode(captured.in_spec),
-                "results": structures.encode_result(captured.out_spec),
+                "arguments": structures.encode(traced.in_spec),
+                "results": structures.encode_result(traced.out_spec),
                 "constants": [_output_constant(kind, item) for kind, item in executable.outputs],
                 "report": {
-                    "operators": operator_counts(captured),
+                    "operators": operator_counts(traced),
                     "passes": list(executable.pass_lines()),
-                    "mutates": [spec.name for spec in captured.inputs if spec.mutated],
+                    "mutates": [spec.name for spec in traced.inputs if spec.mutated],
                 },
             }
         ),
@@ -215,7 +217,7 @@ def _leaf_names(spec: Structure, names: Sequence[str]) -> list[str]:
 
 
 def _leaf(part: Any, name: str, position: int, fixed_int: int | None) -> dict[str, Any]:
-    """One leaf from its part of the capture's key (frontend/keys.py)."""
+    """Describe one leaf by its part of the trace's key (runtime/call_key.py)."""
     if part is int:
         if fixed_int is None:
             return {"kind": _INT, "name": name, "input": position}
@@ -242,21 +244,6 @@ def _leaf(part: Any, name: str, position: int, fixed_int: int | None) -> dict[st
     return {"kind": _LITERAL, "name": name, "constant": text, "input": -1}
 
 
-def _autocast(environment: tuple[Any, ...]) -> str:
-    cpu, cuda = environment[3], environment[4]
-    named = [("cpu", cpu), ("cuda", cuda)]
-    return ",".join(f"{device}:{_SCALAR_NAMES[dtype]}" for device, dtype in named if dtype is not None)
-
-
-# What c10::toString calls the dtypes that autocast takes.
-_SCALAR_NAMES = {
-    torch.bfloat16: "BFloat16",
-    torch.float16: "Half",
-    torch.float32: "Float",
-    torch.float64: "Double",
-}
-
-
 def _output_constant(kind: str, item: Any) -> Any:
     if kind == "tensor":
         return None
@@ -268,14 +255,14 @@ def _output_constant(kind: str, item: Any) -> Any:
         ) from None
 
 
-def _exported(engine: Engine, captures: Sequence[Capture]) -> torch.export.ExportedProgram | None:
-    key, entry = captures[0]
+def _exported(state: ExecutorState, traces: Sequence[Trace]) -> torch.export.ExportedProgram | None:
+    key, entry = traces[0]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return export(engine.function, entry, key[2:])
+            return export(state.function, entry, key[2:])
     except Exception as error:
-        _warn_not_exported("trace", engine.name, error, stacklevel=3)
+        _warn_not_exported("trace", state.name, error, stacklevel=3)
         return None
 
 
@@ -290,7 +277,7 @@ def _warn_not_exported(what: str, name: str, error: BaseException, stacklevel: i
 
 def _write(path: str | os.PathLike[str] | IO[bytes], write: Callable[[IO[bytes]], None]) -> None:
     if not isinstance(path, (str, os.PathLike)):
-        # torch's writer wants its own offsets, so the archive is made apart.
+        # torch's writer needs offsets from the start of a file, so write to a buffer first.
         buffer = io.BytesIO()
         write(buffer)
         path.write(buffer.getvalue())

@@ -1,1 +1,1 @@
-"""From a module or function to a captured graph."""
+"""Stage 1: traces a module or function into an fx graph."""

@@ -1,9 +1,9 @@
-"""How long capturing may take, so that a first answer comes in bounded time.
+"""How long tracing may take, so that a first answer comes in bounded time.
 
-Most models are captured in a fraction of a second. Sizes that torch tracks with sympy, and graphs that Dynamo cuts again
+Most models are traced in a fraction of a second. Sizes that torch tracks with sympy, and graphs that Dynamo cuts again
 and again, can take minutes. So each call has an account of CPU seconds of its thread (waiting for other processes costs
-nothing), and what captures for it charges the account and looks at it at every operator or instruction. Out of time, a
-capture of a whole model leaves the rest to Dynamo; a function that Dynamo does not finish runs eagerly, and the
+nothing), and what traces for it charges the account and looks at it at every operator or instruction. Out of time, a
+trace of a whole model leaves the rest to Dynamo; a function that Dynamo does not finish runs eagerly, and the
 functions that it calls are tried in turn with what is left.
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 
 class OutOfTime(BaseException):
-    """Capturing took longer than it may; no `except Exception` of model code or torch stops it."""
+    """Tracing took longer than it may; no `except Exception` of model code or torch stops it."""
 
 
 class _Local(threading.local):
@@ -34,7 +34,7 @@ def account(seconds: float | None, share: float = 1.0) -> Iterator[None]:
     """Open an account for one call of this thread, unless a call around it has one.
 
     Args:
-        seconds: CPU time that the option `capture_seconds` allows; None: no bound.
+        seconds: CPU time that the option `trace_seconds` allows; None: no bound.
         share: of it, what the account gets.
     """
     if _local.left is not None or seconds is None:
@@ -73,6 +73,18 @@ def charged(share: float) -> Iterator[None]:
             _local.left -= time.thread_time() - begin
 
 
+def state() -> tuple[float | None, float]:
+    """What `put_back` takes."""
+    return _local.left, _local.deadline
+
+
+def put_back(state: tuple[float | None, float]) -> None:
+    """Close the accounts and charges that this thread has opened since."""
+    left, _local.deadline = state
+    if left is None:
+        _local.left = None
+
+
 def check() -> None:
     """Raise OutOfTime where what is charged has taken too long."""
     if _local.deadline != math.inf and time.thread_time() > _local.deadline:
@@ -81,4 +93,4 @@ def check() -> None:
 
 def reason() -> str:
     """What `explain()` says of what ran out of time."""
-    return f"capturing it takes longer than capture_seconds={_local.seconds:g} allows"
+    return f"tracing it takes longer than trace_seconds={_local.seconds:g} allows"

@@ -1,6 +1,6 @@
-"""The captured graph: what the frontend hands to passes and lowering.
+"""The traced graph: what the frontend hands to passes and lowering.
 
-A `CapturedGraph` is functional ATen on an `fx.Graph`:
+A `TracedGraph` is functional ATen on an `fx.Graph`:
 
 - Nodes call `OpOverload`s, higher-order operators (`cond`, `while_loop`, `scan`, `map`, with `get_attr` nodes for
   their sub-modules), or Python scalar functions (`operator.*`, `math.*`, `torch.sym_*`) on symbolic sizes.
@@ -24,14 +24,14 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
-from staticrt.frontend.structure import ResultSpec, Structure
+from staticrt.frontend.arguments.structure import ResultSpec, Structure
 
 InputKind = Literal["parameter", "buffer", "constant", "user"]
 
 
 @dataclasses.dataclass(frozen=True)
 class KnownInputs:
-    """What is known of the flat arguments of a function before it is captured.
+    """What is known of the flat arguments of a function before it is traced.
 
     Args:
         symbolic_ints: indices of ints that become symbols.
@@ -55,7 +55,7 @@ class InputSpec:
         name: for messages: the qualified name, or the argument's path ("x", "kwargs['mask'][0]").
         mutated: the graph writes into it.
         weight: a leaf that is a model's parameter or buffer.
-        literal: a constant written in the model's code (`torch.tensor(2.0)`): nobody else can reach it, so it never changes.
+        literal: a constant in the model's code (`torch.tensor(2.0)`); no other code can reach it, so it never changes.
     """
 
     kind: InputKind
@@ -105,7 +105,7 @@ class SizeSymbol:
 
 
 class GuardSet:
-    """All size conditions of a capture, compiled to one function of the flat arguments."""
+    """All size conditions of a trace, compiled to one function of the flat arguments."""
 
     def __init__(self, symbols: Sequence[SizeSymbol], guards: Sequence[Guard]) -> None:
         self.symbols = tuple(symbols)
@@ -136,8 +136,8 @@ class GuardSet:
 
 
 @dataclasses.dataclass
-class CapturedGraph:
-    """One capture of a model; see the module's docstring for what always holds of it.
+class TracedGraph:
+    """One trace of a model; see the module's docstring for what always holds of it.
 
     Args:
         module: the graph, with sub-modules for control flow.
@@ -145,8 +145,8 @@ class CapturedGraph:
         values: the tensors behind the entries that are not "user", in order (the model's own objects, not copies).
         in_spec: structure of the arguments `(args, kwargs)`.
         out_spec: how the flat outputs become the result.
-        guards: conditions on sizes; another capture is needed where they fail.
-        route: how it was captured ("trace", "dynamo").
+        guards: conditions on sizes; another trace is needed where they fail.
+        route: how it was traced ("trace", "dynamo").
         random: the graph draws random numbers, in eager's order.
         decided: branches that data decides and that the graph follows: it stops where data decides otherwise.
         same: (index, first index) of each of the caller's leaves that is the same tensor as an earlier one.

@@ -7,19 +7,24 @@ import os
 import sys
 import threading
 import weakref
+from importlib.util import find_spec
 from types import FrameType
 from typing import Any
 
 import torch
 
-from staticrt.ops import size_expr
-
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_OPS = (
-    os.path.dirname(os.path.abspath(size_expr.__file__)) + os.sep
-)  # not beneath the package before it is installed
-_CAPTURE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "capture.py")
+# In an editable install, passes and facts of operators do not lie beneath `staticrt/`.
+_OURS = (
+    _HERE,
+    *(
+        os.path.dirname(os.path.abspath(str(spec.origin))) + os.sep
+        for name in ("passes", "ops")
+        if (spec := find_spec(f".{name}", "staticrt")) is not None
+    ),
+)
+_CAPTURE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "tracing", "trace.py")
 _STDLIB = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 # Installed packages that run beneath models: symbolic sizes, arrays, pytrees.
 _INFRASTRUCTURE = (
@@ -31,7 +36,7 @@ _INFRASTRUCTURE = (
     "site-packages/_pytest",
     "site-packages/pluggy",
 )
-# How the message begins of a program that stops because data decided a branch otherwise than in its capture.
+# How the message begins of a program that stops because data decided a branch otherwise than in its trace.
 OTHERWISE = "staticrt: data decided otherwise"
 _graph_nodes: weakref.WeakKeyDictionary[Any, list[str | None]] = weakref.WeakKeyDictionary()
 _user_files: dict[str, bool] = {}
@@ -52,7 +57,7 @@ def location() -> tuple[str, int, str, str] | None:
     return getattr(_location, "place", None)
 
 
-class CannotCapture(Exception):
+class CannotTrace(Exception):
     """The tracer met something that has no graph form.
 
     Args:
@@ -68,16 +73,33 @@ class CannotCapture(Exception):
         self.where = model_line() if where is None else where
 
 
-class ModelChanges(CannotCapture):
+class ModelChanges(CannotTrace):
     """The model changed state of its own while it was recorded: a later call may find that done.
 
     Args:
         paths: what changed, as `Snapshot.changes` gives it.
+        does: what the model does to it.
+        even_in_parts: as of `CannotTrace`.
     """
 
-    def __init__(self, paths: list[str]) -> None:
-        super().__init__(f"the model changes {paths[0]}")
+    def __init__(self, paths: list[str], does: str = "changes ", even_in_parts: bool = False) -> None:
+        super().__init__(f"the model {does}{paths[0]}", even_in_parts=even_in_parts)
         self.paths = paths
+
+
+class FirstCalls(ModelChanges):
+    """The model did what many do in their first calls only, such as a warning."""
+
+    def __init__(self, reason: str, where: str) -> None:
+        CannotTrace.__init__(self, reason, where)
+        self.paths = []
+
+
+class NeedsConstants(CannotTrace):
+    """The model uses a symbolic number in a way that only a number serves: the trace needs constant numbers."""
+
+    def __init__(self) -> None:
+        super().__init__("a number that data decides is used by its type or as a key")
 
 
 def is_user_file(filename: str) -> bool:
@@ -86,7 +108,7 @@ def is_user_file(filename: str) -> bool:
     if known is None:
         path = os.path.abspath(filename)
         inside_site = f"{os.sep}site-packages{os.sep}" in path
-        ours = path.startswith((_HERE, _OPS)) and not path.startswith(_HERE + "models" + os.sep)
+        ours = path.startswith(_OURS) and not path.startswith(_HERE + "models" + os.sep)
         known = not (
             ours
             or path.startswith(_TORCH)
@@ -109,8 +131,13 @@ def _is_finder(path: str) -> bool:
     return False
 
 
-def is_capture_file(filename: str) -> bool:
-    """Whether a file is the one that calls the model to capture it: what lies above it is no model code."""
+def is_torch_file(filename: str) -> bool:
+    """Whether a file is torch's own."""
+    return filename.startswith(_TORCH)
+
+
+def is_trace_file(filename: str) -> bool:
+    """Whether a file is the one that calls the model to trace it: what lies above it is no model code."""
     return filename == _CAPTURE
 
 

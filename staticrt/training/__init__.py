@@ -1,4 +1,4 @@
-"""Training: graphs split into differentiable regions whose forward and backward run on the static runtime.
+"""Stage 9: differentiates regions ahead of time and compiles training steps.
 
 `debug_state()` shows every region in use. Importing this package costs nothing.
 """
@@ -15,7 +15,7 @@ def debug_state() -> list[dict[str, Any]]:
         Per region: its name, calls, the reason if it runs eagerly, and for each graph (forward, backward, inference)
         its plans by key with their nodes and calls, and the cache's hits, misses and evictions.
     """
-    from staticrt.training.door_a import regions
+    from staticrt.training.aot_region import regions
 
     return [region.debug_state() for region in regions()]
 

@@ -1,9 +1,9 @@
-"""Cuts for activation budgets below 1: what a step holds at its peak does not rise as the budget falls.
+"""Partitions for activation budgets below 1: a smaller budget never raises the peak memory of a step.
 
-Upstream's cut for a budget counts what is saved, not what the backward holds while it computes the rest again: with
-nothing saved, the way to the last activation passes all others, which are needed later (pytorch/pytorch #197838).
-There the backward computes in two levels: first what a larger budget would have saved, then the rest from that, as with
-the larger budget. Some values are computed once more, and none is held longer than it is needed.
+AOTAutograd's partitioner counts saved bytes, but not what the backward holds while it recomputes: with nothing saved,
+recomputing the last activation computes all others, which are needed later (pytorch/pytorch #197838). In that case the
+backward here recomputes in two levels: first the values that a larger budget would have saved, then the others from
+them. Some values are computed once more, and none is held longer than it is needed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from staticrt.training.recompute import Drop, Move, saved_bytes, saved_storages
 from staticrt.training.saved import _root
 from staticrt.training.work import storage_bytes
 
-# Larger budgets whose cuts may serve a smaller one; each takes a cut of its own.
+# Larger budgets whose partitions may serve a smaller one; each costs one run of the partitioner.
 BUDGETS = (1.0, 0.5, 0.2, 0.1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """A joint graph in two.
+    """A joint graph, partitioned.
 
     Args:
         forward, backward: the graphs.
@@ -43,21 +43,21 @@ class Cut:
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes that are saved between the two."""
+        """Bytes that the forward saves for the backward."""
         return saved_bytes(self.forward, self.num_results)
 
     @property
     def peak_bytes(self) -> int:
-        """An estimate of what a step holds at its peak beside inputs, results and gradients."""
+        """Estimated peak bytes of a step, without inputs, results and gradients."""
         return self.saved_bytes + max(live_bytes(self.forward), live_bytes(self.backward))
 
 
 def cut_within(budget: float, cut: Callable[[float], Cut]) -> Cut:
-    """The cut for a budget below 1, or one that saves no more and holds less at its peak.
+    """The partition for a budget below 1, or another that saves no more bytes and has a lower peak.
 
     Args:
         budget: share of the activations that may be saved.
-        cut: cuts for a budget; each time graphs of its own.
+        cut: partitions for a budget; every call returns new graphs.
     """
     best = cut(budget)
     limit, peak = best.saved_bytes, best.peak_bytes
@@ -70,11 +70,11 @@ def cut_within(budget: float, cut: Callable[[float], Cut]) -> Cut:
 
 
 def live_bytes(graph: fx.GraphModule) -> int:
-    """The most bytes that the values of a graph have at one time, its inputs and outputs left out.
+    """Peak bytes of the values of a graph, without its inputs and outputs.
 
-    A pointwise operator writes over an argument that nobody reads later.
+    A pointwise operator is assumed to write into an argument that is not read later.
     """
-    born: dict[fx.Node, int] = {}  # owner of memory -> its place in the graph
+    born: dict[fx.Node, int] = {}  # owner of memory -> its position in the graph
     last: dict[fx.Node, int] = {}
     nodes = list(graph.graph.nodes)
     for place, node in enumerate(nodes):
@@ -103,20 +103,20 @@ def live_bytes(graph: fx.GraphModule) -> int:
 
 
 def save_less(cut: Cut, limit: int) -> bool:
-    """Compute the first of the saved values again in the backward, before any of them is read, until the rest fits.
+    """Recompute saved values in the backward, the earliest ones first, until the rest fits.
 
     Args:
         cut: its graphs are changed in place.
         limit: bytes that may stay saved.
 
     Returns:
-        Whether it could be done; the cut is as it was if not.
+        Whether the limit was reached; if not, the cut is unchanged.
     """
     move = Move(cut.forward, cut.backward, cut.num_results)
     if not move.aligned:
         return False
     stored = saved_storages(cut.forward, cut.num_results)
-    # Nodes compare by their place in the graph.
+    # Nodes compare by their position in the graph.
     owners = sorted(
         owner
         for owner, values in stored.items()
@@ -143,7 +143,7 @@ def save_less(cut: Cut, limit: int) -> bool:
 
 
 def _without(cut: Cut, move: Move, gone: Sequence[fx.Node]) -> Drop | None:
-    """What is computed, and what is saved, in the place of saved values; None where the forward does not tell."""
+    """What replaces saved values: nodes to recompute and values to save; None if the forward lacks them."""
     values = dict.fromkeys(gone)
     owners = dict.fromkeys(_root(value) for value in values)
     held = {_root(node) for node in move.known} - owners.keys()

@@ -1,4 +1,4 @@
-"""Graphs with nodes of their own: what compilers and partitioners change is then nobody else's."""
+"""Copies of graphs, for compilers and partitioners that change the graph they are given."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import fx
 
 
 def copied(gm: fx.GraphModule) -> fx.GraphModule:
-    """A graph module with nodes of its own and the same attributes."""
+    """A graph module with copied nodes and the same attributes."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
     graph.output_node().meta.update(gm.graph.output_node().meta)

@@ -1,7 +1,7 @@
-"""Undo copies that accumulation makes only while a step is recorded.
+"""Removes copies of gradients that `backward()` makes only while a step is recorded.
 
-`backward()` puts a gradient that nobody else holds into `.grad` as it is, and else a copy of it. A recorder holds
-every tensor, so in a recording every gradient is copied.
+`backward()` moves a gradient into `.grad` if nothing else references it, and copies it otherwise. A recorder
+references every tensor, so a recording copies every gradient.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ NEW = aten.new_empty_strided.default
 
 
 def remove_copies_of_gradients(gm: fx.GraphModule) -> int:
-    """Replace `copy(new_empty_strided(g, …), g)` by `g` where nobody can tell.
+    """Replace `copy(new_empty_strided(g, …), g)` by `g` where that cannot be observed.
 
     Args:
         gm: functional ATen graph with metadata, rewritten in place.
 
     Returns:
-        How many copies went. One stays if its result is laid out otherwise than `g`, or if `g` shares memory with an
-        input, a result, or what another copy became.
+        The number of copies removed. A copy stays if its strides differ from those of `g`, or if `g` shares memory with
+        an input, a result, or the replacement of another copy.
     """
     copies = [
         node for node in gm.graph.find_nodes(op="call_function", target=COPY) if _is_copy_of_gradient(node)

@@ -1,10 +1,10 @@
-"""Layouts that a traced graph takes for granted.
+"""Corrects layouts that a traced graph assumes and real tensors may not have.
 
-Eager makes the arguments of group normalisation and of its backward row-major, or channels last, where they are neither:
-torch's kernels refuse others. AOTAutograd decides that by the strides of fake tensors, and those of dimensions of size 1
-may differ from the real tensor's, whose kernel looks at them (torch 2.11 to 2.13: a view of a transposed matrix as an
-image, batch 1). Results of norms, and gradients where the incoming one lies otherwise than what the forward saw (channels
-last, transposed), lie otherwise than the trace says; views of them that it found possible may need a copy.
+Group normalisation and its backward need arguments that are row-major or channels last; eager converts others.
+AOTAutograd decides about the conversion from the strides of fake tensors. For dimensions of size 1 these may differ from
+the strides of the real tensor, which the kernel reads (torch 2.11 to 2.13: a view of a transposed matrix as an image,
+batch 1). The results of norms, and gradients whose incoming gradient has another layout than the forward's result
+(channels last, transposed), can have other strides than in the trace; a traced view of them may then need a copy.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from staticrt.training.work import size_hint
 
 aten = torch.ops.aten
 
-# What torch's kernel wants in a layout of its own: operator -> indices of arguments.
+# Operators whose kernels need certain layouts -> indices of these arguments.
 _READS = {
     aten.native_group_norm.default: (0,),
     aten.native_group_norm_backward.default: (0, 1),  # the gradient, the input
 }
-# Their first result lies row-major, or channels last as the input does; in the trace as an argument does.
+# The kernel's first result is row-major, or channels last like the input; in the trace it has an argument's layout.
 _BATCH_NORMS = {
     aten.native_batch_norm.default,
     aten._native_batch_norm_legit.default,
@@ -31,7 +31,7 @@ _BATCH_NORMS = {
     aten._native_batch_norm_legit_functional.default,
     aten.native_batch_norm_backward.default,
 }
-# Their first result lies as the kernel likes it, if no argument is row-major.
+# The kernel chooses the layout of the first result if no argument is row-major.
 _OTHERS = {
     aten.native_group_norm_backward.default,
     aten.native_layer_norm_backward.default,
@@ -39,7 +39,7 @@ _OTHERS = {
     aten._log_softmax_backward_data.default,
     aten._softmax_backward_data.default,
 }
-# Their result lies as one of two arguments, in the trace as the other, if those differ.
+# The result has the layout of one argument, in the trace that of the other, if these differ.
 _POINTWISE = {
     aten.elu_backward.default,
     aten.hardsigmoid_backward.default,
@@ -50,9 +50,9 @@ _POINTWISE = {
 
 
 def settle_layouts(graph: fx.GraphModule) -> None:
-    """Make a graph, in place, right for tensors that may not have the layout that the trace saw.
+    """Make a graph, in place, correct for tensors whose layout differs from the trace's.
 
-    What has to have it is copied: into that layout whatever the original's is, as later views were chosen by it.
+    Arguments that must have the traced layout are copied into it, since later views were traced for it.
     """
     for node in [node for node in graph.graph.nodes if node.target in _READS]:
         for index in _READS[node.target]:
@@ -73,7 +73,7 @@ def settle_layouts(graph: fx.GraphModule) -> None:
 
 
 def copy_for_views(graph: fx.GraphModule) -> None:
-    """Let views of a graph, in place, copy where what they are of lies otherwise than in the trace."""
+    """Turn views into reshapes, in place: they copy where the strides differ from the trace's."""
     for node in graph.graph.nodes:
         if node.target in (aten.view.default, aten._unsafe_view.default):
             node.target = aten.reshape.default
@@ -81,12 +81,12 @@ def copy_for_views(graph: fx.GraphModule) -> None:
 
 
 def is_laid_out_otherwise(graph: fx.GraphModule) -> bool:
-    """Whether some result may lie otherwise than the trace of a graph says."""
+    """Whether some result may have other strides than in the trace."""
     return any(_may_lie_otherwise(node) for node in graph.graph.nodes)
 
 
 def has_misplaced_batch_norm(graph: fx.GraphModule) -> bool:
-    """Whether the result of a batch norm, or its gradient, lies otherwise than the trace of a graph says."""
+    """Whether a batch norm's result or its gradient has other strides than in the trace."""
     return any(node.target in _BATCH_NORMS and _may_lie_otherwise(node) for node in graph.graph.nodes)
 
 
@@ -110,6 +110,6 @@ def _may_lie_otherwise(node: fx.Node) -> bool:
 
 
 def _order(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Dimensions from the outermost in memory; those of size 1 where they stand."""
+    """Dimensions by stride, the largest first; ties keep their order."""
     sizes, strides = ([size_hint(n) for n in numbers] for numbers in (tensor.shape, tensor.stride()))
     return tuple(sorted(range(len(sizes)), key=lambda dim: (-strides[dim], dim)))

@@ -1,7 +1,7 @@
-"""Inputs that a graph hands through without looking at them: what tensors of a class of their own are put together of.
+"""Opaque inputs: components of tensor subclasses that a graph passes through without reading them.
 
-AOTAutograd gives graphs the parts of such tensors: plain tensors, and beside them a device mesh (DTensor) or the
-symbol of a ragged size (nested tensors), which a Program does not take. They go around it.
+AOTAutograd flattens a tensor subclass into plain tensors and other objects: a device mesh (DTensor) or the symbol of a
+ragged size (nested tensors). A Program cannot take such objects, so they bypass it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ _TAKEN = (torch.Tensor, int, float, complex, bool, str, type(None), torch.dtype,
 
 
 class Opaque:
-    """Which inputs of a graph may have to go around its Program.
+    """The inputs of a graph that may have to bypass its Program.
 
     Args:
         graph: with fake values in `meta["val"]`.
 
     Attributes:
-        inputs: positions of inputs that are no tensors.
+        inputs: positions of the inputs that are not tensors.
     """
 
     def __init__(self, graph: fx.GraphModule) -> None:
@@ -37,11 +37,11 @@ class Opaque:
         self._read = {i for i in self.inputs if any(user.op != "output" for user in placeholders[i].users)}
 
     def take_out(self, inputs: list[Any]) -> tuple[bool, list[tuple[int, Any]]]:
-        """Put a number in the place of each opaque input.
+        """Replace each opaque input by a number.
 
         Returns:
             Whether the graph reads any of them, so that no Program can run it (`inputs` is unchanged then), and
-            what stands at which output.
+            pairs (output, opaque input) for outputs that are opaque inputs.
         """
         found = [i for i in self.inputs if not isinstance(inputs[i], _TAKEN)]
         if not self._read.isdisjoint(found):

@@ -1,8 +1,8 @@
-"""SGD, Adam and AdamW that a training step can be compiled with.
+"""SGD, Adam and AdamW for compiled training steps.
 
-They are `torch.optim`'s own classes: options, state, state dict, hooks, schedulers and eager steps are inherited.
+They are subclasses of `torch.optim`'s: options, state, state dict, hooks, schedulers and eager steps are inherited.
 While a step is recorded (`staticrt.compile_step`), `step()` updates each parameter group by one operator, which
-writes in place and reads every hyperparameter from a tensor. So a schedule changes numbers, never the graph.
+writes in place and reads every hyperparameter from a tensor, so that a schedule never changes the graph.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from staticrt.frontend.reasons import CannotCapture
+from staticrt.frontend.reasons import CannotTrace
 from staticrt.native import _C  # loads the operators
 from staticrt.training.recording import Recording, current
 
@@ -21,17 +21,17 @@ _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 __all__ = ["SGD", "Adam", "AdamW"]
 
 
-class NotReady(CannotCapture):
-    """The optimiser has no state for a parameter yet: torch makes it in an eager step."""
+class NotReady(CannotTrace):
+    """The optimiser has no state for a parameter yet; torch creates it in an eager step."""
 
 
 class Recordable:
-    """What the optimisers below add to torch's.
+    """Base class of the optimisers below: what they add to torch's.
 
     Class attributes:
-        numbers: names of the hyperparameters that may change without a new recording, in the operator's order;
+        numbers: names of hyperparameters that may change without a new recording, in the operator's order;
             "betas" counts as two.
-        flags: names of those that are part of the graph.
+        flags: names of hyperparameters that are constants of the graph.
     """
 
     numbers: ClassVar[tuple[str, ...]] = ()
@@ -43,14 +43,14 @@ class Recordable:
     # -- hyperparameters -----------------------------------------------------------------------------------------
 
     def number_tensors(self) -> list[torch.Tensor]:
-        """One float64 tensor for each group with its hyperparameters, up to date; always the same objects."""
+        """One float64 tensor of current hyperparameters per group; always the same objects."""
         tensors: list[torch.Tensor] = self.__dict__.setdefault("_staticrt_numbers", [])
         while len(tensors) < len(self.param_groups):
             tensors.append(torch.zeros(len(self._numbers_of(self.param_groups[0])), dtype=torch.float64))
         return tensors
 
     def synchronise(self) -> None:
-        """Bring `number_tensors` up to date with `param_groups`."""
+        """Copy the hyperparameters of `param_groups` into `number_tensors`."""
         known: list[Any] = self.__dict__.setdefault("_staticrt_known", [])
         groups = self.param_groups
         if len(known) != len(groups):
@@ -73,7 +73,7 @@ class Recordable:
         return tuple(found)
 
     def structure(self) -> list[Any]:
-        """What a recording depends on besides numbers and tensors: the flags of each group."""
+        """The flags of each group; a recording depends on them, besides numbers and tensors."""
         return [[self._flags_of(group), len(group["params"])] for group in self.param_groups]
 
     def _flags_of(self, group: dict[str, Any]) -> tuple[Any, ...]:
@@ -109,7 +109,7 @@ class Recordable:
         raise NotImplementedError
 
     def is_ready(self) -> bool:
-        """Whether every parameter that has a gradient has what state it needs."""
+        """Whether every parameter with a gradient has the state that its update needs."""
         return True
 
     def can_record(self) -> str | None:
@@ -129,7 +129,7 @@ class Recordable:
         for p in params:
             value = self.state.get(p, {}).get(name)
             if value is None:
-                raise NotReady("a parameter's first update: torch makes its state in an eager step")
+                raise NotReady("a parameter's first update: torch creates its state in an eager step")
             found.append(value)
         return found
 
@@ -139,7 +139,7 @@ def _is_dense(p: torch.Tensor) -> bool:
 
 
 def _unhooked(kind: Any) -> Any:
-    """A torch optimiser's `step` without the step hooks, which run around ours already."""
+    """A torch optimiser's `step` without its step hooks, which already run around the subclass's step."""
     step = kind.step
     return step.__wrapped__ if getattr(step, "hooked", False) else step
 
@@ -149,9 +149,9 @@ def _grads(params: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     for p in params:
         assert p.grad is not None
         if p.grad.layout != torch.strided:
-            raise CannotCapture("a sparse gradient")
+            raise CannotTrace("a sparse gradient")
         if p.grad.dtype != p.dtype:
-            raise CannotCapture(f"a {p.grad.dtype} gradient of a {p.dtype} parameter")
+            raise CannotTrace(f"a {p.grad.dtype} gradient of a {p.dtype} parameter")
         grads.append(p.grad)
     return grads
 

@@ -1,7 +1,7 @@
-"""Where to cut a joint graph into forward and backward, so that no recomputed value differs from the first one.
+"""Partitions a joint graph into forward and backward so that recomputed values equal the first ones.
 
-Upstream's partitions recompute what reads a buffer after the buffer was written, and draw random numbers a second
-time once the activation budget is below 1 (pytorch/pytorch #190717, #197039). Here such values are saved.
+AOTAutograd's partitioner recomputes readers of a buffer after the buffer was written, and draws random numbers a second
+time if the activation budget is below 1 (pytorch/pytorch #190717, #197039). Here such values are saved.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from staticrt import _compat
+from staticrt import torch_private
 from staticrt.ops import facts_of_call
 from staticrt.training.budget import Cut, cut_within
 from staticrt.training.copied import copied
@@ -30,7 +30,7 @@ def safe_partition(
     budget: float | None = None,
     **keywords: Any,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Split a joint graph; values that could not be computed again are saved.
+    """Partition a joint graph; values that cannot be recomputed are saved.
 
     Args:
         joint: placeholders are the region's inputs, then incoming gradients; outputs its results, then gradients.
@@ -47,7 +47,7 @@ def safe_partition(
         "num_fwd_outputs": num_fwd_outputs,
         "static_lifetime_input_indices": static_lifetime_input_indices,
     }
-    share = _compat.budget_value(budget)
+    share = torch_private.budget_value(budget)
     if share >= 1:
         found = _cut(joint, inputs, share, **keywords)
     else:
@@ -56,19 +56,19 @@ def safe_partition(
 
 
 def _cut(joint: fx.GraphModule, inputs: Any, budget: float, **keywords: Any) -> Cut:
-    """The cut for one budget."""
+    """The partition for one budget."""
     num_results: int = keywords["num_fwd_outputs"]
     static = keywords["static_lifetime_input_indices"] or []
     whole = budget >= 1
-    wanted = {node.name for node in joint.graph.nodes if _compat.is_saved_by_policy(node)}
+    wanted = {node.name for node in joint.graph.nodes if torch_private.is_saved_by_policy(node)}
     always = wanted | {node.name for node in unrepeatable(joint, static, False)}
     kept = {node.name for node in _read_by_backward(joint)} if whole else set()
     values = unrepeatable(joint, static, whole)
     for node in values:
-        _compat.must_save(node)
+        torch_private.must_save(node)
     pinned = {node.name for node in values}
-    with _compat.memory_budget(budget):
-        forward, backward = _compat.min_cut_partition(joint, inputs, **keywords)
+    with torch_private.memory_budget(budget):
+        forward, backward = torch_private.min_cut_partition(joint, inputs, **keywords)
     _save(forward, backward, num_results, pinned)
     _save_results_themselves(forward, num_results)
     recompute_cheap_values(forward, backward, num_results, pinned, kept)
@@ -80,20 +80,20 @@ def unrepeatable(
 ) -> list[fx.Node]:
     """The forward values that must be saved if the backward needs them, in graph order.
 
-    They are: random numbers, and the first values computed from a tensor that may have another content by then: an
-    input that the region writes, or a buffer.
+    These are random numbers, and the first values computed from a tensor that may have changed by then: an input that
+    the region writes, or a buffer.
 
     Args:
         joint: the joint graph.
         static_inputs: parameters and buffers.
-        only_eagers_inputs: also of inputs that eager would not save, which may be written before the backward:
-            exp(parameter) saves its result, and the optimiser may step in between.
+        only_eagers_inputs: also values of inputs that eager would not save, since they may be written before the
+            backward: exp(parameter) saves its result, and the optimiser may step in between.
     """
     placeholders = joint.graph.find_nodes(op="placeholder")
     tainted = _written(joint, static_inputs)
     unsaved = set(placeholders) - _read_by_backward(joint) - tainted if only_eagers_inputs else set()
     unsaved = {node for node in unsaved if isinstance(node.meta.get("val"), torch.Tensor)}
-    backward: set[fx.Node] = {node for node in placeholders if _compat.is_tangent(node)}
+    backward: set[fx.Node] = {node for node in placeholders if torch_private.is_tangent(node)}
     pinned: set[fx.Node] = set()
     for node in joint.graph.nodes:
         if node.op != "call_function":
@@ -113,32 +113,34 @@ def unrepeatable(
         elif any(argument in unsaved for argument in node.all_input_nodes):
             if _is_view(node):
                 unsaved.add(node)
-            elif "recompute" not in node.meta:  # a checkpoint of the user's says what is computed again
+            elif "recompute" not in node.meta:  # the user's checkpoint decides what is recomputed
                 pinned.add(node)
     return [node for node in joint.graph.nodes if node in pinned]
 
 
 def _written(joint: fx.GraphModule, static_inputs: list[int]) -> set[fx.Node]:
-    """Inputs that may have another content in the backward: those that the region writes, and buffers."""
+    """Inputs that may have changed by the backward: those that the region writes, and buffers."""
     placeholders = joint.graph.find_nodes(op="placeholder")
-    differentiated = _compat.differentiated_inputs(joint)
+    differentiated = torch_private.differentiated_inputs(joint)
     buffers = {placeholders[i] for i in static_inputs if placeholders[i] not in differentiated}
-    return _compat.mutated_inputs(joint) | _copied_into(joint) | buffers
+    return torch_private.mutated_inputs(joint) | _copied_into(joint) | buffers
 
 
 def _read_by_backward(joint: fx.GraphModule) -> set[fx.Node]:
-    """Inputs that eager saves: its backward reads their values, or those of a view."""
+    """Inputs that eager saves, because its backward reads them or a view of them."""
     backward: set[fx.Node] = set()
     owner: dict[fx.Node, fx.Node] = {}  # a view of a placeholder -> the placeholder
     read: set[fx.Node] = set()
     for node in joint.graph.nodes:
         if node.op == "placeholder":
-            if _compat.is_tangent(node):
+            if torch_private.is_tangent(node):
                 backward.add(node)
             else:
                 owner[node] = node
         elif node.op == "call_function":
-            if _compat.is_backward(node) or any(argument in backward for argument in node.all_input_nodes):
+            if torch_private.is_backward(node) or any(
+                argument in backward for argument in node.all_input_nodes
+            ):
                 backward.add(node)
                 read |= {owner[argument] for argument in node.all_input_nodes if argument in owner}
             elif _is_view(node) and node.all_input_nodes[:1] and node.all_input_nodes[0] in owner:
@@ -147,17 +149,16 @@ def _read_by_backward(joint: fx.GraphModule) -> set[fx.Node]:
 
 
 def _leave_out_running_statistics(joint: fx.GraphModule) -> None:
-    """A batch norm's backward in training takes the batch's statistics: nothing of the running ones need be saved."""
+    """In training, a batch norm's backward reads the batch's statistics, so the running ones need not be saved."""
     for node in joint.graph.find_nodes(op="call_function", target=aten.native_batch_norm_backward.default):
         if len(node.args) > 7 and node.args[7] is True:
             node.args = (*node.args[:3], None, None, *node.args[5:])
 
 
 def _save(forward: fx.GraphModule, backward: fx.GraphModule, num_results: int, pinned: set[str]) -> None:
-    """Save what is pinned where upstream computes it again, and parts of tuples where it saves the tuple.
+    """Save pinned values that AOTAutograd would recompute, and items of tuples where it saves the tuple.
 
-    Upstream's knapsack forgets values that are tuples, such as a dropout with its mask, once nothing else is left to
-    choose from.
+    Its knapsack skips tuples, such as a dropout with its mask, once nothing else is left to choose from.
     """
     output = forward.graph.output_node()
     values: list[Any] = list(output.args[0])  # type: ignore[arg-type]
@@ -194,7 +195,7 @@ def _save(forward: fx.GraphModule, backward: fx.GraphModule, num_results: int, p
 
 
 def _part(forward: fx.GraphModule, many: fx.Node, part: fx.Node) -> fx.Node:
-    """The forward's getitem of `many` that the backward has as `part`."""
+    """The forward's getitem node for the backward's getitem `part` of `many`."""
     for user in many.users:
         if _is_getitem(user) and user.args[1] == part.args[1]:
             return user
@@ -205,7 +206,7 @@ def _part(forward: fx.GraphModule, many: fx.Node, part: fx.Node) -> fx.Node:
 
 
 def _first_tensor(backward: fx.GraphModule) -> fx.Node:
-    """Saved sizes come first among a backward's placeholders, then saved tensors, then incoming gradients."""
+    """The first placeholder that is a tensor: saved sizes come first, then saved tensors, then incoming gradients."""
     found: fx.Node = next(
         node
         for node in backward.graph.find_nodes(op="placeholder")
@@ -215,7 +216,7 @@ def _first_tensor(backward: fx.GraphModule) -> fx.Node:
 
 
 def _save_results_themselves(forward: fx.GraphModule, num_results: int) -> None:
-    """Where a detached result is saved, save the result: autograd then sees it edited in place."""
+    """Save results instead of their detached views, so that autograd notices in-place writes to them."""
     output = forward.graph.output_node()
     values = list(output.args[0])  # type: ignore[arg-type]
     for index in range(num_results, len(values)):
@@ -227,7 +228,7 @@ def _save_results_themselves(forward: fx.GraphModule, num_results: int) -> None:
 
 
 def _copied_into(joint: fx.GraphModule) -> set[fx.Node]:
-    """Placeholders that the joint graph itself writes back."""
+    """Placeholders that the joint graph writes with copy_."""
     return {
         node.args[0]
         for node in joint.graph.find_nodes(op="call_function", target=aten.copy_.default)

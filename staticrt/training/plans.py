@@ -1,7 +1,7 @@
-"""Executable plans of one functional ATen graph, and the bounded cache that holds them.
+"""Executable plans of one functional ATen graph, in a bounded cache.
 
-A plan is a graph for one *kind* of call: for a backward, which incoming gradients are defined. Sizes, strides and
-dtypes are no part of the key: the C++ executable of each plan keeps its own prepared programs by signature.
+A plan serves one kind of call: for a backward, one set of defined incoming gradients. Sizes, strides and dtypes are not
+part of the key, since the C++ executable of each plan keeps prepared programs by signature.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
-import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from staticrt import locks
 from staticrt.errors import LoweringError
-from staticrt.executable import _NoAutocast
-from staticrt.lowering import lower
+from staticrt.frontend.guards.process_state import without_autocast
 from staticrt.native import _C
 from staticrt.options import Options
 from staticrt.passes.pipeline import run_pipeline
+from staticrt.runtime.executable import LoweredGraph
+from staticrt.torch_private import hidden_from_dynamo
 from staticrt.training.copied import copied
 from staticrt.training.layouts import settle_layouts
 from staticrt.training.opaque import Opaque
@@ -30,23 +31,23 @@ from staticrt.training.saved import SavedAlias, saved_aliases
 from staticrt.training.undefined import without_gradients
 
 if TYPE_CHECKING:
-    from staticrt.capture.compiled import CapturedRuns
-    from staticrt.capture.context import GraphContext
+    from staticrt.graphs.compiled import CapturedRuns
+    from staticrt.graphs.context import GraphContext
 
 log = logging.getLogger(__name__)
 
 
 class Plan:
-    """One graph, ready to run on flat inputs.
+    """A graph that can run on flat inputs.
 
     Args:
-        graph: functional ATen with fake-tensor `meta["val"]`; the plan owns it.
+        graph: functional ATen with fake-tensor `meta["val"]`; the plan modifies it.
         options: checked options.
-        num_results: outputs from this one on are saved for a backward; None: none is.
+        num_results: outputs from this index on are saved for a backward; None if none is.
         role: "forward", "backward" or "inference".
 
     Attributes:
-        captured: its runs, captured and replayed, with the option `graphs`.
+        captured: captures and replays runs, with the option `graphs`.
         fallback: why the graph runs operator by operator, or "".
     """
 
@@ -56,7 +57,7 @@ class Plan:
         self.captured: CapturedRuns | None = None
         self.fallback = ""
         self.calls = 0
-        self.native: _C.Executable | None = None
+        self.lowered: LoweredGraph | None = None
         self._aliases: list[SavedAlias] = []
         self._graph = graph
         self.num_outputs = len(graph.graph.output_node().args[0])  # type: ignore[arg-type]
@@ -69,33 +70,35 @@ class Plan:
         settle_layouts(as_given)
         self._opaque = Opaque(as_given)
         try:
-            runtime = dict(options.runtime())
-            runtime["manage_outputs"] = (
-                False  # a saved activation is an output: it lives as long as its graph
-            )
+            # A saved activation is an output and lives as long as its autograd graph.
+            runtime = {**options.runtime(), "manage_outputs": False}
             if runtime.pop("passes"):
                 run_pipeline(graph)
             settle_layouts(graph)
             if num_results is not None:
                 self._aliases = saved_aliases(graph, num_results)
-            lowered = lower(graph)
-            self.native = _C.Executable(lowered.program, **runtime)
-            self._outputs = lowered.outputs
+            self.lowered = LoweredGraph(graph, **runtime)
             if options.graphs is not False:
-                self.captured = _captured(self.native, lowered.outputs, options.graphs, role)
+                self.captured = _captured(self.lowered, options.graphs, role)
         except Exception as error:
             if options.executor == "static":
                 raise
             kind = "" if isinstance(error, LoweringError) else f"{type(error).__name__}: "
             self.fallback = kind + str(error).split("\n")[0]
-            self.native, self.captured, self._aliases = None, None, []
-            self._graph = as_given  # a pass that failed may have left its graph halfway
+            self.lowered, self.captured, self._aliases = None, None, []
+            self._graph = as_given  # a failed pass may have left the graph half rewritten
             log.info("a graph of %d nodes runs operator by operator: %s", self.num_nodes, self.fallback)
 
+    @property
+    def native(self) -> _C.Executable | None:
+        """The C++ executable; None where the graph runs operator by operator."""
+        return self.lowered.native if self.lowered is not None else None
+
+    @hidden_from_dynamo
     def run(self, inputs: list[Any]) -> list[Any]:
         """Outputs in the order of the graph's; `inputs` is emptied."""
         self.calls += 1
-        if self.native is None:
+        if self.lowered is None:
             return self._run_operators(inputs)
         passed: list[tuple[int, Any]] = []
         if self._opaque.inputs:
@@ -105,8 +108,7 @@ class Plan:
         if self.captured is not None:
             outputs = list(self.captured.run(list(inputs) if self._aliases else inputs))
         else:
-            values = self.native.run(inputs)
-            outputs = [values[item] if kind == "tensor" else item for kind, item in self._outputs]
+            outputs = list(self.lowered.run(inputs))
         for alias in self._aliases:
             outputs[alias.output] = alias.renewed(inputs, outputs)
         for at, value in passed:
@@ -115,29 +117,27 @@ class Plan:
         return outputs
 
     def _run_operators(self, inputs: list[Any]) -> list[Any]:
-        with torch.no_grad(), _NoAutocast():
+        with torch.no_grad(), without_autocast():
             interpreter = fx.Interpreter(self._graph)
             outputs = interpreter.boxed_run(inputs)
         return list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
 
 
-def _captured(
-    native: _C.Executable, outputs: Sequence[Any], graphs: bool | GraphContext, role: str
-) -> CapturedRuns:
-    from staticrt.capture.compiled import CapturedRuns
+def _captured(lowered: LoweredGraph, graphs: bool | GraphContext, role: str) -> CapturedRuns:
+    from staticrt.graphs.compiled import CapturedRuns
 
     def run(inputs: list[Any]) -> list[Any]:
-        values = native.run(inputs)
+        outputs = list(lowered.run(inputs))
         inputs.clear()
-        return [values[item] if kind == "tensor" else item for kind, item in outputs]
+        return outputs
 
-    written = native.written_inputs
+    written = lowered.native.written_inputs
     return CapturedRuns(run, graphs, role, mutated_inputs=written, static_inputs=(), mode=role)
 
 
 @dataclasses.dataclass
 class Lookups:
-    """Lookups of a cache: answered, compiled, and plans that had to go."""
+    """Counters of a cache: hits, misses (compilations) and evictions."""
 
     hits: int = 0
     misses: int = 0
@@ -145,10 +145,10 @@ class Lookups:
 
 
 class PlanCache:
-    """Plans by key, the least recently used go. Safe for many threads: one compiles a key, others wait for it.
+    """An LRU cache of plans. Thread-safe: one thread compiles a key, others wait for it.
 
     Args:
-        make: the plan for a key; runs outside the lock.
+        make: compiles the plan for a key; called outside the lock.
         capacity: plans kept, at least 1.
     """
 
@@ -156,19 +156,19 @@ class PlanCache:
         self._make = make
         self._capacity = capacity
         self._plans: OrderedDict[Hashable, Plan] = OrderedDict()
-        self._tickets: dict[Hashable, threading.Lock] = {}
-        self._lock = threading.Lock()
+        self._tickets: dict[Hashable, Any] = {}
+        self._lock = locks.reentrant()
         self.counters = Lookups()
 
     def get(self, key: Hashable) -> Plan:
-        """The plan for `key`, compiled now if there is none."""
+        """The plan for `key`; compiles it if the cache has none."""
         with self._lock:
             plan = self._plans.get(key)
             if plan is not None:
                 self.counters.hits += 1
                 self._plans.move_to_end(key)
                 return plan
-            ticket = self._tickets.setdefault(key, threading.Lock())
+            ticket = self._tickets.setdefault(key, locks.reentrant())
         with ticket:
             with self._lock:
                 plan = self._plans.get(key)
@@ -195,11 +195,11 @@ class CompiledGraph:
     """One graph of a region with its plans.
 
     Args:
-        graph: functional ATen, as AOTAutograd hands it to a compiler.
+        graph: functional ATen, from AOTAutograd.
         options: checked options.
         role: "forward", "backward" or "inference".
         optional: positions of the inputs that may be None: incoming gradients.
-        num_results: of a forward: outputs from this one on are saved for the backward.
+        num_results: for a forward, the index from which on outputs are saved for the backward.
     """
 
     def __init__(
@@ -220,11 +220,11 @@ class CompiledGraph:
         self.operators = Counter(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
 
     def run(self, inputs: list[Any], unneeded: Sequence[int] = ()) -> list[Any]:
-        """Outputs for flat inputs; `inputs` is emptied, so that what nobody else holds can go.
+        """Outputs for flat inputs; empties `inputs`, so that tensors without other references are freed.
 
         Args:
             inputs: tensors and numbers; None for an incoming gradient that is undefined.
-            unneeded: of a backward: inputs of the region whose gradients nobody asks for; they are None.
+            unneeded: for a backward, inputs of the region whose gradients are not requested; they are None.
         """
         undefined = tuple(i for i in self._optional if inputs[i] is None)
         if undefined and len(undefined) == len(self._optional):
@@ -247,7 +247,7 @@ class CompiledGraph:
         return Plan(graph, self._options, self._num_results, self.role)
 
     def debug_state(self) -> dict[str, Any]:
-        """Plans by key, counters, and what runs operator by operator."""
+        """Plans by key, counters, and why plans run operator by operator."""
         return {
             "role": self.role,
             "plans": {

@@ -1,10 +1,10 @@
-"""Saved values that the backward computes again from others that are saved anyway: fewer bytes, hardly more time.
+"""Recomputes cheap saved values in the backward from other saved values: fewer bytes for little time.
 
-The partitioner's cut counts every value for itself and takes recomputation for free, as on a GPU that fuses all
-(pytorch/pytorch #197838). Here bytes are those of distinct storages, and time is a share of the backward's. Values are
-dropped one storage after the other, those first that free the most bytes for their time, as long as the time lasts.
-What eager computes in its backward without an incoming gradient (the mask of a maximum) is computed there again where
-it is larger than what it is computed from. What is saved only ever shrinks.
+AOTAutograd's partitioner counts every value by itself and treats recomputation as free, as on a GPU that fuses all
+pointwise operators (pytorch/pytorch #197838). Here bytes are counted per distinct storage, and the added time is limited
+to a share of the backward's. Storages are dropped one by one, those with the most bytes per nanosecond first, until the
+time is used up. Values that eager computes in its backward without an incoming gradient (the mask of a maximum) are
+recomputed there if they are larger than their inputs. The number of saved bytes never grows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from staticrt import _compat
+from staticrt import torch_private, tuning
 from staticrt.ops import facts_of_call
 from staticrt.ops.facts import Cost
 from staticrt.training.saved import _root
@@ -27,13 +27,6 @@ aten = torch.ops.aten
 
 # Operators of other cost classes that read each element a few times.
 _CHEAP = {aten.native_layer_norm.default, aten._softmax.default, aten._log_softmax.default}
-# The longest chain that is computed again for one storage.
-_MAX_NODES = 8
-# The same with what eager computes in its backward, too.
-_MAX_CHAIN = 32
-_MAX_ROUNDS = 4
-# Storages under this size stay: a node costs more than it frees.
-_MIN_BYTES = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,10 +35,10 @@ class Drop:
 
     Args:
         saved: its saved values, in the order of the forward's outputs.
-        bytes: what it frees, less what is saved in its place.
-        nanoseconds: what computing it again takes; nothing for what eager computes in its backward, too.
-        chain: the nodes to run for that, in order.
-        added: what must be saved for that and was not.
+        bytes: bytes freed, less bytes saved in its place.
+        nanoseconds: time of the recomputation, without nodes that eager also computes in its backward.
+        chain: the nodes to recompute, in order.
+        added: values that must be saved for the chain and were not.
     """
 
     saved: tuple[fx.Node, ...]
@@ -56,7 +49,7 @@ class Drop:
 
 
 def saved_storages(forward: fx.GraphModule, num_results: int) -> dict[fx.Node, list[fx.Node]]:
-    """The saved tensors by the node that owns their memory; what an input owns is not counted."""
+    """The saved tensors by the node that owns their memory, without those that view inputs."""
     outputs: Any = forward.graph.output_node().args[0]
     found: dict[fx.Node, list[fx.Node]] = {}
     for item in outputs[num_results:]:
@@ -68,7 +61,7 @@ def saved_storages(forward: fx.GraphModule, num_results: int) -> dict[fx.Node, l
 
 
 def saved_bytes(forward: fx.GraphModule, num_results: int) -> int:
-    """Bytes of the distinct storages that a forward saves, inputs not counted; symbolic sizes as when traced."""
+    """Bytes of the distinct storages that a forward saves, without inputs; symbolic sizes count as traced."""
     return sum(storage_bytes(root) for root in saved_storages(forward, num_results))
 
 
@@ -80,27 +73,27 @@ def recompute_cheap_values(
     kept_inputs: Container[str] = (),
     share: float = 0.03,
 ) -> list[Drop]:
-    """Drop saved values, in place, where computing them again costs little.
+    """Replace saved values by recomputation, in place, where it costs little.
 
     Args:
-        forward, backward: as partitioned; the backward takes saved tensors in the order in which the forward gives them.
+        forward, backward: as partitioned; the backward takes saved tensors in the order of the forward's outputs.
         num_results: results of the region, the first outputs of the forward.
-        unrepeatable: names of forward nodes that must not be computed again, or read again if they are inputs.
-        kept_inputs: names of inputs that eager saves: saving them too costs no memory that is not the caller's.
-        share: of the backward's estimated time that may be added.
+        unrepeatable: names of forward nodes that must not be recomputed, and of inputs that must not be read later.
+        kept_inputs: names of inputs that eager saves; saving them costs no additional memory.
+        share: limit of the added time, as a share of the backward's estimated time.
 
     Returns:
-        What was dropped, in order.
+        The dropped storages, in order.
     """
     move = Move(forward, backward, num_results, unrepeatable, kept_inputs)
     unread = move.drop_unread()
     left = share * sum(nanoseconds(node) for node in backward.graph.nodes)
     dropped: list[Drop] = []
-    for _round in range(_MAX_ROUNDS):  # what one drop saves in its place may serve another
+    for _round in range(tuning.RECOMPUTE_ROUNDS):  # values saved for one drop may serve another
         before = len(dropped)
-        # The most bytes for the time first; `sorted` is stable: ties go to the first in the forward.
+        # Most bytes per nanosecond first; `sorted` is stable, so ties keep the order of the forward.
         for found in sorted(move.candidates(), key=lambda drop: -drop.bytes / (drop.nanoseconds + 1.0)):
-            drop = move.renewed(found)  # others that went before may have made it longer, or impossible
+            drop = move.renewed(found)  # earlier drops may have made it longer, or impossible
             if drop is not None and drop.nanoseconds <= left:
                 move.apply(drop)
                 left -= drop.nanoseconds
@@ -113,14 +106,14 @@ def recompute_cheap_values(
 
 
 class Move:
-    """The two graphs while values go from saved to computed again.
+    """Moves values from saved to recomputed in a pair of graphs.
 
     Args:
         forward, backward, num_results, unrepeatable, kept_inputs: as of `recompute_cheap_values`.
 
     Attributes:
-        aligned: the backward takes what the forward saves; nothing can be moved if not.
-        known: forward node -> the backward's node of the same value, for what is saved.
+        aligned: whether the backward takes exactly the values that the forward saves; required for moves.
+        known: saved forward node -> the backward's node with the same value.
         owners: the forward's nodes that own the memory of results.
     """
 
@@ -139,7 +132,7 @@ class Move:
         self.owners = {_root(item) for item in outputs[:num_results] if _is_tensor(item)}  # of results
         saved = [item for item in outputs[num_results:] if _is_tensor(item)]
         sizes = [item for item in outputs[num_results:] if not _is_tensor(item)]
-        held = [n for n in backward.graph.find_nodes(op="placeholder") if not _compat.is_tangent(n)]
+        held = [n for n in backward.graph.find_nodes(op="placeholder") if not torch_private.is_tangent(n)]
         tensors = [node for node in held if _is_tensor(node)]
         self.aligned = len(tensors) == len(saved) and len(held) - len(tensors) == len(sizes)
         self.known: dict[fx.Node, fx.Node] = {}
@@ -151,10 +144,10 @@ class Move:
         inputs = forward.graph.find_nodes(op="placeholder")
         self._free = {n for n in inputs if _is_tensor(n) and n.name in kept_inputs and n not in self.known}
         self._added: list[fx.Node] = []
-        self._again: dict[fx.Node, fx.Node] = {}  # forward node -> where the backward computes it now
+        self._again: dict[fx.Node, fx.Node] = {}  # forward node -> its recomputation in the backward
 
     def drop_unread(self) -> int:
-        """Drop saved tensors that the backward does not read; how many there were."""
+        """Drop saved tensors that the backward does not read; returns their number."""
         unread = [n for n, placeholder in self.known.items() if _is_tensor(n) and not placeholder.users]
         for node in unread:
             self._backward.graph.erase_node(self.known.pop(node))
@@ -162,7 +155,7 @@ class Move:
         return len(unread)
 
     def candidates(self) -> list[Drop]:
-        """Every storage that could be dropped now, in the order of the forward."""
+        """All storages that can be dropped, in the order of the forward."""
         if not self.aligned:
             return []
         found = []
@@ -176,7 +169,7 @@ class Move:
         return found
 
     def renewed(self, drop: Drop) -> Drop | None:
-        """The drop as it is now."""
+        """The drop, computed again for the current graphs."""
         return self._drop(_root(drop.saved[0]), list(drop.saved))
 
     def _drop(self, root: fx.Node, saved: list[fx.Node]) -> Drop | None:
@@ -188,8 +181,8 @@ class Move:
         owners = dict.fromkeys(_root(node) for node in added)
         more = sum(storage_bytes(owner) for owner in owners if owner not in held and not self._callers(owner))
         size = storage_bytes(root) - more
-        time = sum(nanoseconds(node) for node in chain if not _compat.is_backward(node))
-        if size <= 0 or (time > 0 and size < _MIN_BYTES):
+        time = sum(nanoseconds(node) for node in chain if not torch_private.is_backward(node))
+        if size <= 0 or (time > 0 and size < tuning.RECOMPUTED_MIN_BYTES):
             return None
         return Drop(tuple(saved), size, time, tuple(chain), tuple(added))
 
@@ -197,9 +190,9 @@ class Move:
         return owner in self.owners or owner.op == "placeholder"
 
     def _chain(self, root: fx.Node, saved: list[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]] | None:
-        """The nodes to run for `saved` without their storage, in order, and what must be saved in its place.
+        """The nodes that recompute `saved`, in order, and the values to save in their place.
 
-        None: that cannot be done cheaply.
+        None if that is not cheap.
         """
         order: dict[fx.Node, None] = {}
         added: dict[fx.Node, None] = {}
@@ -217,9 +210,13 @@ class Move:
                 added[node] = None
                 return True
             before = len(order), len(added), cheap
-            ours = _compat.is_backward(node)
+            ours = torch_private.is_backward(node)
             cheap += not ours
-            fits = cheap <= _MAX_NODES and len(order) < _MAX_CHAIN and self._repeatable(node)
+            fits = (
+                cheap <= tuning.RECOMPUTED_NODES
+                and len(order) < tuning.RECOMPUTED_CHAIN
+                and self._repeatable(node)
+            )
             if fits and all(visit(source, ours) for source in node.all_input_nodes):
                 order[node] = None
                 return True
@@ -237,7 +234,7 @@ class Move:
         return list(order), list(added)
 
     def _savable(self, node: fx.Node, root: fx.Node) -> bool:
-        """Whether a value that eager's backward reads can be saved itself: it is no view of an input that may change."""
+        """Whether a value that eager's backward reads can be saved: it must not view an input that may change."""
         return _is_tensor(node) and _root(node) is not root and _root(node).op != "placeholder"
 
     def _repeatable(self, node: fx.Node) -> bool:
@@ -252,15 +249,19 @@ class Move:
         facts = facts_of_call(node.target, node.args, node.kwargs)
         if facts.random or facts.mutates or not facts.pure:
             return False
-        return _compat.is_backward(node) or facts.cost in (Cost.VIEW, Cost.POINTWISE) or node.target in _CHEAP
+        return (
+            torch_private.is_backward(node)
+            or facts.cost in (Cost.VIEW, Cost.POINTWISE)
+            or node.target in _CHEAP
+        )
 
     def apply(self, drop: Drop) -> list[fx.Node]:
-        """Compute a storage's saved values in the backward, before their first use; the nodes that do."""
+        """Recompute a storage's saved values in the backward before their first use; returns the new nodes."""
         placeholders = [self.known.pop(node) for node in drop.saved]
         graph = self._backward.graph
         for node in drop.added:
             self._save(node)
-        # Nodes compare by their place in the graph.
+        # Nodes compare by their position in the graph.
         first = min((user for node in placeholders for user in node.users), default=graph.output_node())
         made: dict[fx.Node, fx.Node] = {}
         with graph.inserting_before(first):
@@ -276,15 +277,16 @@ class Move:
         return list(made.values())
 
     def _save(self, node: fx.Node) -> None:
-        """Save one more value, last of the tensors: incoming gradients follow."""
+        """Save one more value, after the other tensors and before the incoming gradients."""
         value = node
-        while value.target is aten.detach.default:  # the result itself: autograd then sees it edited in place
+        # Save the result itself instead of a detached view, so that autograd notices in-place writes to it.
+        while value.target is aten.detach.default:
             value = value.all_input_nodes[0]
         if value not in self.known:
             self._free.discard(value)
             self._added.append(value)
             placeholders = self._backward.graph.find_nodes(op="placeholder")
-            following = next((p for p in placeholders if _compat.is_tangent(p)), None)
+            following = next((p for p in placeholders if torch_private.is_tangent(p)), None)
             body = next(n for n in self._backward.graph.nodes if n.op != "placeholder")
             with self._backward.graph.inserting_before(following or body):
                 placeholder = self._backward.graph.placeholder(f"{value.name}_saved")
@@ -293,7 +295,7 @@ class Move:
         self.known[node] = self.known[value]
 
     def finish(self) -> None:
-        """Take what went from the forward's outputs, and drop what nobody reads any more."""
+        """Remove dropped values from the forward's outputs, and nodes without users."""
         output = self._forward.graph.output_node()
         values: Any = output.args[0]
         kept = [v for v in values[self._num_results :] if not (isinstance(v, fx.Node) and v in self._gone)]

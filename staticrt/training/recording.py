@@ -1,7 +1,7 @@
-"""What a recorded training step does to gradients and optimisers, apart from the operators it runs.
+"""Effects of a recorded training step on gradients and optimisers, besides its operators.
 
 A step is recorded while autograd runs on fake results: `backward()` leaves fake tensors in `.grad` of real
-parameters. A `Recording` remembers what was there before, tells afterwards what became of each, and puts it back.
+parameters. A `Recording` remembers the gradients from before, reports the effect on each, and restores them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 from torch.optim import optimizer as torch_optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
-from staticrt.frontend.reasons import CannotCapture
-from staticrt.frontend.state import Snapshot
+from staticrt.frontend.guards.state import Snapshot
+from staticrt.frontend.reasons import CannotTrace
 
 _thread = threading.local()
 
@@ -32,19 +32,19 @@ class Leaf:
     """A tensor with a `.grad`.
 
     Args:
-        tensor: the real parameter, or the fake of the caller's argument number `argument`.
+        tensor: the real parameter, or the fake of the caller's argument number `argument` (None after the run).
         argument: index among the flat arguments, or -1.
         grad: its gradient before the step.
     """
 
-    tensor: torch.Tensor
+    tensor: Any
     argument: int
     grad: torch.Tensor | None
 
 
 @dataclasses.dataclass(frozen=True)
 class GradEffect:
-    """What the step does to one leaf's `.grad`.
+    """The effect of a step on one leaf's `.grad`.
 
     Args:
         effect: "keep" (the object stays; it may be written in place), "none" or "new" (an output of the graph).
@@ -87,12 +87,12 @@ class Recording:
         self._handle = torch_optimizer.register_optimizer_step_pre_hook(self._before_step)
 
     def add_leaf(self, tensor: torch.Tensor) -> None:
-        """Remember the gradient that a leaf has before the step touches it."""
+        """Remember the gradient that a leaf has before the step."""
         if tensor.requires_grad and tensor.is_leaf and id(tensor) not in self._leaves:
             self._leaves[id(tensor)] = Leaf(tensor, -1, tensor.grad)
 
     def reset(self, params: list[torch.Tensor]) -> None:
-        """`zero_grad`: whatever gradient there was is never read, unless the step has read it already."""
+        """`zero_grad`: the earlier gradients are not read from here on."""
         for p in params:
             self.add_leaf(p)
             leaf = self._leaves.get(id(p))
@@ -101,24 +101,25 @@ class Recording:
             p.grad = None
 
     def use_optimizer(self, optimizer: Any) -> None:
-        """An optimiser of ours updates parameters in the step."""
+        """Note that an optimiser of `staticrt.training.optim` updates parameters in the step."""
         reason = optimizer.can_record()
         if reason is not None:
-            raise CannotCapture(reason)
+            raise CannotTrace(reason)
         if not any(known is optimizer for known in self.optimizers):
             with _disable_current_modes():
                 optimizer.synchronise()
             self.optimizers.append(optimizer)
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Torch's own optimisers change Python state that the snapshot has to know."""
+        """Add the Python state of torch's own optimisers to the snapshot."""
         if threading.get_ident() == self._owner and not type(optimizer).__module__.startswith("staticrt."):
             self._snapshot.add(type(optimizer).__name__, optimizer)
 
-    def end(self) -> list[GradEffect]:
-        """What became of every leaf's gradient, in order of the leaves."""
-        touched = set(self._tracer.lifted)  # by id: what the recorded operators read or wrote
+    def end(self) -> tuple[list[GradEffect], tuple[torch.Tensor, ...]]:
+        """The effect on every leaf's gradient, in the order of the leaves, and the gradients that are new."""
+        touched = set(self._tracer.lifted)  # ids of the tensors that recorded operators read or wrote
         effects = []
+        new = []
         for key, leaf in self._leaves.items():
             now = leaf.tensor.grad
             depends = key not in self._reset or (leaf.grad is not None and id(leaf.grad) in touched)
@@ -127,11 +128,14 @@ class Recording:
             )
             if effect == "keep" and leaf.grad is None and key in self._reset:
                 effect = "none"
-            effects.append(GradEffect(leaf, effect, (leaf.grad is not None) if depends else None))
-        return effects
+            if effect == "new":
+                new.append(now)
+            kept = leaf if leaf.argument < 0 else dataclasses.replace(leaf, tensor=None)
+            effects.append(GradEffect(kept, effect, (leaf.grad is not None) if depends else None))
+        return effects, tuple(new)
 
     def restore(self) -> None:
-        """Put all gradients back."""
+        """Restore all gradients, and let go of the run's tensors."""
         _thread.recording = None
         if self._handle is not None:
             self._handle.remove()
@@ -139,12 +143,14 @@ class Recording:
         for leaf in self._leaves.values():
             if leaf.tensor.grad is not leaf.grad:
                 leaf.tensor.grad = leaf.grad
+        self._leaves.clear()
+        self._reset.clear()
         torch.clear_autocast_cache()
 
 
 def reachable(function: Any, snapshot: Snapshot) -> tuple[list[torch.nn.Module], list[Any]]:
     """Modules and optimisers that a function reaches: through closures, attributes and the globals it names."""
-    found: dict[int, Any] = {id(value): value for value in snapshot._alive}
+    found: dict[int, Any] = {id(value): value for value in snapshot.alive}
     for value in list(found.values()):
         if isinstance(value, types.FunctionType):
             for code in _codes(value.__code__):

@@ -1,19 +1,28 @@
-"""Dropout between the layers of recurrent networks, which upstream's decomposition leaves out.
+"""Dropout between the layers of recurrent networks, which torch's decomposition omits.
 
-`torch._decomp` takes `aten.lstm`, `gru` and `rnn_*` apart with a condition that never holds (`num_layers < i - 1`), so that
-AOTAutograd's graphs train without dropout. A layer's dropout is that of the next one's input: it is applied there.
+The decompositions of `aten.lstm`, `gru` and `rnn_*` in `torch._decomp` test a condition that never holds
+(`num_layers < i - 1`), so AOTAutograd's graphs train without dropout. Here the dropout after a layer is applied to the
+input of the next one.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from staticrt import torch_private
+
+
+def recurrent_networks() -> contextlib.AbstractContextManager[None]:
+    """Context manager in which recurrent networks are traced with their dropout."""
+    return torch_private.recurrent_decomposition(with_dropout)
+
 
 def with_dropout(helper: Callable[..., Any]) -> Callable[..., Any]:
-    """Upstream's helper for all recurrent networks, with dropout between layers.
+    """torch's helper for all recurrent networks, with dropout between layers, and without oneDNN's operator.
 
     Args:
         helper: `(input, hidden, params, has_biases, num_layers, dropout, train, bidirectional, batch_first, layer_fn)`;
@@ -34,6 +43,7 @@ def with_dropout(helper: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         calls = 0
         dropped = x
+        layer_fn = torch_private.one_layer_lstm(layer_fn)
 
         def layer(inputs: torch.Tensor, *args: Any, **keywords: Any) -> Any:
             nonlocal calls, dropped

@@ -1,7 +1,7 @@
-"""Saved activations that are views of what the caller holds.
+"""Saved activations that are views of inputs or results.
 
-Views that the runtime makes count versions of their own. A saved one must count with its base, or autograd would miss
-that the base was edited in place before the backward.
+Views that the runtime makes have version counters of their own. A saved view must share its base's counter; otherwise
+autograd would not notice that the base was written in place before the backward.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class SavedAlias:
 
     Args:
         output: its index.
-        base: index of what it views, among the inputs or the outputs.
-        of_input: which of the two.
+        base: index of its base among the inputs or the outputs.
+        of_input: whether the base is an input.
     """
 
     output: int
@@ -32,7 +32,7 @@ class SavedAlias:
     of_input: bool
 
     def renewed(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
-        """The saved output as a view that autograd knows, if it is one."""
+        """The saved output, as a view made by autograd if it is a view."""
         saved, base = outputs[self.output], (inputs if self.of_input else outputs)[self.base]
         if saved is base or saved.untyped_storage().data_ptr() != base.untyped_storage().data_ptr():
             return saved
@@ -40,7 +40,7 @@ class SavedAlias:
 
 
 def saved_aliases(graph: fx.GraphModule, num_results: int) -> list[SavedAlias]:
-    """The outputs from `num_results` on that view operators connect with an input or an earlier output."""
+    """The saved outputs (from `num_results` on) that view an input or an earlier output."""
     outputs: Any = graph.graph.output_node().args[0]
     roots: dict[fx.Node, tuple[int, bool]] = {}
     for index, node in enumerate(graph.graph.find_nodes(op="placeholder")):
@@ -59,7 +59,7 @@ def saved_aliases(graph: fx.GraphModule, num_results: int) -> list[SavedAlias]:
 
 
 def shared_results(joint: fx.GraphModule, num_results: int) -> list[tuple[int, int]]:
-    """Pairs of a forward's outputs that view operators give the same memory, the smaller index first."""
+    """Pairs of results that share memory through view operators, the smaller index first."""
     outputs: Any = joint.graph.output_node().args[0]
     first: dict[fx.Node, int] = {}
     found = []
@@ -72,13 +72,14 @@ def shared_results(joint: fx.GraphModule, num_results: int) -> list[tuple[int, i
 
 
 def lost_aliases(shared: Sequence[tuple[int, int]], metadata: Any) -> str:
-    """Which result upstream takes for a tensor of its own although it is a view of an input that is written, or "".
+    """The result that AOTAutograd treats as fresh although it views a written input; "" if there is none.
 
     Args:
         shared: from `shared_results`.
         metadata: upstream's `ViewAndMutationMeta`.
     """
-    written = len(metadata.mutated_inp_runtime_indices)  # their new values are the first outputs
+    # The first outputs are the new values of written inputs.
+    written = len(metadata.mutated_inp_runtime_indices)
     for one, other in shared:
         if one >= written or not written <= other < written + len(metadata.output_info):
             continue
@@ -100,7 +101,7 @@ def _root(node: fx.Node) -> fx.Node:
         if not isinstance(source, fx.Node) or isinstance(source.meta.get("val"), (int, torch.SymInt)):
             return node
         if node.target is operator.getitem and not _is_view(source):
-            return node  # a part of several results is memory of its own
+            return node  # the items of several results own their memory
         node = source
     return node
 

@@ -1,4 +1,4 @@
-"""Running statistics: tensors that a training batch norm writes, and on which none of its results depends."""
+"""Running statistics: inputs that a training batch norm writes and that none of its results depends on."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _BATCH_NORM = (torch.nn.functional.batch_norm, torch.batch_norm)
 def unread_inputs(gm: fx.GraphModule) -> frozenset[int]:
     """Positions of the inputs of a graph of torch calls that it writes and otherwise ignores.
 
-    They are the running mean and variance of batch norms that train, and counters that are only counted up. A region
-    that runs again to be differentiated twice may find any values there.
+    These are the running mean and variance of training batch norms, and counters. When a region runs again for second
+    derivatives, their values do not matter.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
     return frozenset(
@@ -23,7 +23,7 @@ def unread_inputs(gm: fx.GraphModule) -> frozenset[int]:
 
 
 def _ignores(user: fx.Node, value: fx.Node) -> bool:
-    """Whether `user` only brings `value` up to date."""
+    """Whether `user` only updates `value`."""
     if user.op == "call_method" and user.target == "add_":
         rest = (*user.args[1:], *user.kwargs.values())
         return not user.users and user.args[0] is value and value not in rest

@@ -1,7 +1,7 @@
 """Backward graphs for calls in which some incoming gradients are undefined.
 
-Autograd tells "no gradient" from a gradient of zeros: what only an undefined gradient reaches gets none, and nothing
-is computed for it. Filling in zeros, as AOTAutograd does, is slower, gives parameters a `.grad` that eager leaves
+Autograd distinguishes an undefined gradient from zeros: inputs that only undefined gradients reach get no gradient, and
+nothing is computed for them. Filling in zeros, as AOTAutograd does, is slower, assigns a `.grad` where eager leaves
 None, and turns a saved infinity into NaN.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from staticrt import _compat
+from staticrt import torch_private
 
 aten = torch.ops.aten
 
@@ -23,14 +23,14 @@ def without_gradients(graph: fx.GraphModule, undefined: Sequence[int]) -> int:
     """Specialise a backward graph, in place, to incoming gradients that are None.
 
     Every value of a backward graph that depends on incoming gradients is linear in them, so one that depends on
-    undefined ones only is zero. Outputs among those become None, sums lose them, other readers get zeros.
+    undefined ones only is zero. Such outputs become None, sums drop such terms, other readers get zeros.
 
     Args:
         graph: a backward graph; its placeholders stay.
         undefined: indices of the placeholders that will be None.
 
     Returns:
-        How many nodes turned out to be zero.
+        The number of nodes that are zero.
     """
     placeholders = graph.graph.find_nodes(op="placeholder")
     missing = {placeholders[i] for i in undefined}
@@ -62,7 +62,7 @@ def _zero_nodes(graph: fx.GraphModule, missing: set[fx.Node]) -> set[fx.Node]:
     """The nodes that depend on incoming gradients, but on none that is defined."""
     zero = set(missing)
     defined = {
-        node for node in graph.graph.find_nodes(op="placeholder") if _compat.is_tangent(node)
+        node for node in graph.graph.find_nodes(op="placeholder") if torch_private.is_tangent(node)
     } - missing
     for node in graph.graph.nodes:
         if node.op != "call_function":
@@ -76,7 +76,7 @@ def _zero_nodes(graph: fx.GraphModule, missing: set[fx.Node]) -> set[fx.Node]:
 
 
 def _other_summand(node: fx.Node, zero: set[fx.Node]) -> fx.Node | None:
-    """For a sum with exactly one zero, the other summand, if the sum equals it in dtype and sizes."""
+    """The other summand of a sum with exactly one zero, if it has the dtype and sizes of the sum."""
     if node.target is not aten.add.Tensor or node.kwargs or len(node.args) != 2:
         return None
     left, right = node.args
@@ -96,7 +96,7 @@ def _other_summand(node: fx.Node, zero: set[fx.Node]) -> fx.Node | None:
 
 
 def _laid_out_like(graph: fx.GraphModule, node: fx.Node, other: fx.Node) -> fx.Node:
-    """`other`, copied if its strides are not those that the readers of the sum `node` were recorded with."""
+    """`other`, copied if its strides differ from the sum's, with which the readers were traced."""
     ours: Any = node.meta["val"]
     theirs: Any = other.meta["val"]
     if all(str(a) == str(b) for a, b in zip(ours.stride(), theirs.stride(), strict=True)):
@@ -112,7 +112,7 @@ def _laid_out_like(graph: fx.GraphModule, node: fx.Node, other: fx.Node) -> fx.N
 
 
 def _zeros(graph: fx.GraphModule, node: fx.Node) -> fx.Node:
-    """Zeros in the place of a node, inserted where the graph inserts now."""
+    """Zeros like a node's value, inserted at the graph's insertion point."""
     value: Any = node.meta["val"]
     sizes = [size if isinstance(size, int) else _size(graph, size) for size in value.shape]
     zeros = graph.graph.call_function(
@@ -138,13 +138,13 @@ def _size(graph: fx.GraphModule, size: torch.SymInt) -> fx.Node:
 
 
 def _known_sizes(graph: fx.GraphModule) -> dict[str, Callable[[], fx.Node]]:
-    """Text of an expression -> how to get a node with its value, from the placeholders."""
+    """Text of a size expression -> function that makes a node with its value from the placeholders."""
     known: dict[str, Callable[[], fx.Node]] = {}
     for node in graph.graph.find_nodes(op="placeholder"):
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt):
             known.setdefault(str(value.node.expr), functools.partial(lambda n: n, node))
-        elif isinstance(value, torch.Tensor) and not _compat.is_tangent(node):
+        elif isinstance(value, torch.Tensor) and not torch_private.is_tangent(node):
             for dim, size in enumerate(value.shape):
                 if isinstance(size, torch.SymInt):
                     known.setdefault(str(size.node.expr), functools.partial(_size_of, graph, node, dim))

@@ -1,4 +1,4 @@
-"""One recording of a training step, ready to run: when it applies, and how."""
+"""One recording of a training step: when it applies, and how it runs."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from staticrt.entry import Entry, share_memory, tensor_metadata
-from staticrt.executable import Executable, StaticExecutable
-from staticrt.fast_path import FastPath
-from staticrt.frontend.graph import CapturedGraph
-from staticrt.frontend.keys import CallKey
-from staticrt.frontend.state import StateGuard
-from staticrt.frontend.structure import Flattener
+from staticrt.frontend.arguments.structure import Flattener
+from staticrt.frontend.graph import TracedGraph
+from staticrt.frontend.guards.state import StateGuard
 from staticrt.native import _C
-from staticrt.report.explain import CaptureReport, capture_report
+from staticrt.runtime.cached_trace import CachedTrace, share_memory, tensor_metadata
+from staticrt.runtime.call import Call
+from staticrt.runtime.executable import Executable, StaticExecutable
+from staticrt.runtime.explain.explanation import TraceReport, trace_report
+from staticrt.runtime.fast_call import FastPath
 from staticrt.training.recording import GradEffect
 
 
@@ -24,7 +24,7 @@ class _Missed:
         return "MISSED"
 
 
-# What a variant's fast path gives for a call that it does not serve.
+# A variant's fast path returns this for a call that it does not serve.
 MISSED: Any = _Missed()
 
 
@@ -32,29 +32,27 @@ class Variant:
     """One recording.
 
     Args:
-        key: of the call that was recorded.
-        leaves: its flat arguments.
-        captured: the graph; its result is (the step's result, the new gradients).
+        call: the recorded call; its arguments are not kept.
+        traced: the graph; its result is (the step's result, the new gradients).
         executable: runs it.
-        state: Python state that was read.
-        effects: what the step does to gradients.
-        optimizers: those of ours that it steps.
+        state: Python state that the step read.
+        effects: the step's effects on gradients.
+        optimizers: the recordable optimisers that it steps.
     """
 
     def __init__(
         self,
-        key: CallKey,
-        leaves: Sequence[Any],
-        captured: CapturedGraph,
+        call: Call,
+        traced: TracedGraph,
         executable: Executable,
         state: StateGuard,
         effects: Sequence[GradEffect],
         optimizers: Sequence[Any],
     ) -> None:
-        self.captured = captured
-        self.key = key
-        self._sizes = _sizes_of(leaves)
-        self._entry = Entry(captured, executable, state, key.ints, tensor_metadata(captured.values))
+        self.traced = traced
+        self.key = call.key
+        self._sizes = _sizes_of(call.leaves)
+        self._entry = CachedTrace(traced, executable, state, call.key.ints, tensor_metadata(traced.values))
         self._optimizers = list(optimizers)
         self._structures = [optimizer.structure() for optimizer in optimizers]
         own = [e for e in effects if e.leaf.argument < 0]
@@ -64,7 +62,7 @@ class Variant:
         self._cleared = [e.leaf.tensor for e in own if e.effect == "none"]
         self._hooked = [e.leaf.tensor for e in own]
         self._slots = self._find_slots()
-        self._old_grads = [(p, captured.values[i]) for i, kind, p, _name in self._slots if kind == "grad"]
+        self._old_grads = [(p, traced.values[i]) for i, kind, p, _name in self._slots if kind == "grad"]
         self._guards: list[Any] = []
         self._arm()
         self.fast = FastPath(_missed)
@@ -72,7 +70,7 @@ class Variant:
     # -- whether it applies ------------------------------------------------------------------------------------------
 
     def is_ready(self) -> bool:
-        """Whether gradients and optimisers are as recorded. Brings the optimisers' numbers up to date."""
+        """Whether gradients and optimisers are as recorded; also updates the optimisers' `number_tensors`."""
         for p in self._no_grad_before:
             if p.grad is not None:
                 return False
@@ -92,36 +90,36 @@ class Variant:
             optimizer.synchronise()
         return True
 
-    def accepts(self, key: CallKey, leaves: Sequence[Any]) -> bool:
-        """Whether a call is one that was recorded, maybe with other state tensors."""
-        if key.key != self.key.key or dict(key.ints) != dict(self.key.ints):
+    def accepts(self, call: Call) -> bool:
+        """Whether the recording serves a call, perhaps with other state tensors."""
+        if call.key.key != self.key.key or dict(call.key.ints) != dict(self.key.ints):
             return False
         if not self.is_ready() and not (self._rebind() and self.is_ready()):
             return False
         if any(_C.grad_state(p) == 2 for p in self._hooked):
             return False
-        return self._entry.accepts(leaves, key)
+        return self._entry.accepts(call.leaves, call.key)
 
     def is_stale(self) -> bool:
-        """Whether no call can be served again: an optimiser has other parameters."""
+        """Whether an optimiser has other parameters, so that the recording serves no further call."""
         return any(
             optimizer.structure() != structure
             for optimizer, structure in zip(self._optimizers, self._structures, strict=True)
         )
 
-    def differs_in_sizes(self, key: CallKey, leaves: Sequence[Any]) -> bool:
-        """Whether a call is like the recorded one but for sizes of its arguments."""
-        return self.key.key == key.key and self._sizes != _sizes_of(leaves)
+    def differs_in_sizes(self, call: Call) -> bool:
+        """Whether a call differs from the recorded one in the sizes of its arguments only."""
+        return self.key.key == call.key.key and self._sizes != _sizes_of(call.leaves)
 
     def shares_memory(self, leaves: Sequence[Any]) -> bool:
-        """Whether a tensor that is written overlaps another input."""
-        return share_memory(self.captured, leaves)
+        """Whether a tensor that the step writes overlaps another input."""
+        return share_memory(self.traced, leaves)
 
     # -- tensors that may be replaced ----------------------------------------------------------------------------------
 
     def _find_slots(self) -> list[tuple[int, str, Any, Any]]:
-        """Inputs that other tensors may take the place of: gradients, and what optimisers keep."""
-        index = {id(value): i for i, value in enumerate(self.captured.values)}
+        """Inputs that other tensors may replace: gradients and optimiser state."""
+        index = {id(value): i for i, value in enumerate(self.traced.values)}
         slots: list[tuple[int, str, Any, Any]] = []
         for p in self._grad_before:
             if id(p.grad) in index:
@@ -134,10 +132,10 @@ class Variant:
         return slots
 
     def _rebind(self) -> bool:
-        """Take the tensors that are there now; False if they differ in more than identity."""
+        """Bind the current tensors; False if they differ in more than identity."""
         if self.is_stale():
             return False
-        values = list(self.captured.values)
+        values = list(self.traced.values)
         for i, kind, owner, name in self._slots:
             if kind == "grad":
                 value = owner.grad
@@ -149,7 +147,7 @@ class Variant:
             values[i] = value
         if tensor_metadata(values) != self._entry.metadata:
             return False
-        self.captured.values = tuple(values)
+        self._entry.replace_values(tuple(values))
         self._old_grads = [(p, values[i]) for i, kind, p, _name in self._slots if kind == "grad"]
         self.fast.forget()
         self._arm()
@@ -160,23 +158,27 @@ class Variant:
         for optimizer in self._optimizers:
             dicts = [optimizer.state, *optimizer.state.values()]
             lists = [optimizer.param_groups, *(group["params"] for group in optimizer.param_groups)]
-            guard = _C.StateGuard(dicts, lists, [], [], [], [])
+            guard = _C.StateGuard(
+                dicts=[(each, dict(each)) for each in dicts], lists=[(each, list(each)) for each in lists]
+            )
             self._guards.append((optimizer.state, optimizer.param_groups, guard))
 
     # -- running -------------------------------------------------------------------------------------------------------
 
-    def run(self, flat: Flattener, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run for flat arguments, and let the fast path serve calls like this one from now on."""
-        captured, entry = self.captured, self._entry
-        leaves = flat.leaves
+    def run(self, call: Call) -> Any:
+        """Run a call, and teach the fast path to serve equal calls."""
+        traced, entry = self.traced, self._entry
+        leaves = call.leaves
         entry.calls += 1
-        inputs = [*captured.values, *(leaves[index] for index in captured.user_leaves)]
+        inputs = entry.inputs(leaves)
         outputs = entry.executable.run(inputs)
         if isinstance(entry.executable, StaticExecutable):
             states = [_C.grad_state(value) if isinstance(value, torch.Tensor) else 0 for value in inputs]
             native = entry.executable
-            self.fast.learn(captured, native.native, native.outputs, entry.state, args, kwargs, states)
-        return self.finish(captured.out_spec.build(outputs, flat.containers), args, kwargs, leaves)
+            self.fast.learn(
+                entry.call_spec, native.native, native.outputs, entry.state, call.args, call.kwargs, states
+            )
+        return self.finish(traced.out_spec.build(outputs, call.containers), call.args, call.kwargs, leaves)
 
     def finish(
         self,
@@ -185,7 +187,7 @@ class Variant:
         kwargs: Any,
         leaves: Sequence[Any] | None = None,
     ) -> Any:
-        """Put gradients where the step leaves them; the step's own result."""
+        """Assign the gradients and return the step's result."""
         result, grads = done
         for p in self._cleared:
             p.grad = None
@@ -201,9 +203,9 @@ class Variant:
                 leaves[leaf.argument].grad = grad
         return result
 
-    def report(self) -> CaptureReport:
+    def report(self) -> TraceReport:
         """For `explain()`."""
-        return capture_report(self._entry)
+        return trace_report(self._entry)
 
 
 def _missed(*args: Any, **kwargs: Any) -> Any:

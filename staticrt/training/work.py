@@ -1,4 +1,4 @@
-"""What nodes of a training graph take: estimates from the sizes they were traced with."""
+"""Estimates of time and memory of a training graph's nodes, from traced sizes."""
 
 from __future__ import annotations
 
@@ -7,17 +7,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from staticrt import tuning
 from staticrt.ops import facts_of_call
 from staticrt.ops.facts import Cost
-from staticrt.report.work import Shape, flops, moved_bytes
+from staticrt.ops.work import Shape, flops, moved_bytes
 
-# One core of a server CPU: what it multiplies, moves, and computes of functions such as tanh in a nanosecond.
-_FLOPS = 50.0
-_BYTES = 8.0
-_TRANSCENDENTAL = 0.7
-_CALL_NS = 200.0
-
-# Pointwise functions that cost a polynomial or more.
+# Pointwise functions that evaluate a polynomial or more.
 _FUNCTIONS = (
     "exp", "log", "tanh", "sigmoid", "gelu", "silu", "mish", "erf", "sin", "cos", "tan", "pow", "softplus", "elu",
     "rsqrt", "logit", "lgamma", "digamma", "atan", "asin", "acos", "sinh", "cosh",
@@ -30,7 +25,7 @@ _FORWARD = {
 
 
 def size_hint(size: Any) -> int:
-    """A size as a number: of a symbolic one what it was when traced."""
+    """A size as a number; for a symbolic size, its value when traced."""
     if isinstance(size, int):
         return size
     hint = getattr(size.node, "hint", None)
@@ -38,7 +33,7 @@ def size_hint(size: Any) -> int:
 
 
 def storage_bytes(node: fx.Node) -> int:
-    """Bytes of the memory that a tensor's owner has."""
+    """Bytes of the storage of a tensor's node."""
     value: Any = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         return 0
@@ -61,14 +56,14 @@ def nanoseconds(node: fx.Node) -> float:
     short = name.split("::")[-1]
     reads = [shape for source in node.all_input_nodes for shape in _shapes(source.meta.get("val"))]
     writes = _shapes(node.meta.get("val"))
-    if short in _HEAVY and len(reads) > 2:  # incoming gradient, then the forward's arguments
+    if short in _HEAVY and len(reads) > 2:  # the incoming gradient comes before the forward's arguments
         work = _HEAVY[short] * flops(_FORWARD[short], reads[1:], reads[:1], {})
     else:
         work = flops(name, reads, writes, {})
-    time = max(work / _FLOPS, sum(moved_bytes(name, reads, writes)) / _BYTES)
+    time = max(work / tuning.FLOPS_PER_NS, sum(moved_bytes(name, reads, writes)) / tuning.BYTES_PER_NS)
     if any(part in short for part in _FUNCTIONS):
-        time = max(time, sum(shape.numel for shape in writes) / _TRANSCENDENTAL)
-    return time + _CALL_NS
+        time = max(time, sum(shape.numel for shape in writes) / tuning.TRANSCENDENTALS_PER_NS)
+    return time + tuning.CALL_NS
 
 
 def _shapes(value: Any) -> list[Shape]:

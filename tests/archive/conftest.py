@@ -3,19 +3,20 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
+from tests.support import archive_process
 
-class Stranger:
-    """Runs archives in a process of its own."""
+
+class FreshProcess:
+    """Runs archives in a new process."""
 
     def __init__(self, folder):
         self.folder = folder
         self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("stranger.py"))],
+            [sys.executable, archive_process.__file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -32,8 +33,8 @@ class Stranger:
 
 
 @pytest.fixture(scope="session")
-def stranger(tmp_path_factory):
-    process = Stranger(tmp_path_factory.mktemp("stranger"))
+def fresh_process(tmp_path_factory):
+    process = FreshProcess(tmp_path_factory.mktemp("fresh_process"))
     yield process
     process.process.stdin.close()
     process.process.wait(30)

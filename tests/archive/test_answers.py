@@ -1,4 +1,4 @@
-"""Captures that are right for some calls only, for what their model asked: each is told apart after loading."""
+"""Traces that are right for some calls only, for what their model asked: each is told apart after loading."""
 
 import io
 
@@ -38,9 +38,9 @@ def test_branches_that_data_decides_are_saved_and_chosen():
             torch.testing.assert_close(loaded(-x), -x - 1)
 
 
-def test_a_branch_that_was_not_captured_is_an_error():
+def test_a_branch_that_was_not_traced_is_an_error():
     loaded = reload(compiled(by_sum, (torch.ones(3),)))
-    with pytest.raises(InputError, match="data decides a branch otherwise than when it was captured"):
+    with pytest.raises(InputError, match="data decides a branch otherwise than when it was traced"):
         loaded(-torch.ones(3))
     assert loaded(torch.ones(3)).tolist() == [2.0] * 3
 
@@ -84,7 +84,7 @@ def test_arguments_that_are_one_tensor_are_told_apart():
     for _ in range(3):
         for call in calls:
             torch.testing.assert_close(loaded(*call), pairs(*call))
-    with pytest.raises(InputError, match="'v' and 'q' are the same tensor, captured were two"):
+    with pytest.raises(InputError, match="'v' and 'q' are the same tensor, traced were two"):
         loaded(t, u, t)
 
 
@@ -96,7 +96,7 @@ def test_self_attention_is_saved():
         for length in (5, 3):
             x = torch.rand(2, length, 8)
             torch.testing.assert_close(loaded(x, x, x), attention(x, x, x))
-    with pytest.raises(InputError, match="two tensors, captured was one for both"):
+    with pytest.raises(InputError, match="two tensors, traced was one for both"):
         loaded(x, x.clone(), x)
 
 
@@ -104,10 +104,10 @@ def when_any(x):
     return x.sum() * 2 if x.numel() else torch.full((), 7.0)
 
 
-def test_empty_arguments_need_a_capture_of_their_own():
+def test_empty_arguments_need_a_trace_of_their_own():
     full, empty = torch.ones(4, 3), torch.ones(0, 3)
     loaded = reload(compiled(when_any, (full,)))
-    with pytest.raises(InputError, match=r"'x' has sizes \[0, 3\], captured was a tensor without"):
+    with pytest.raises(InputError, match=r"'x' has sizes \[0, 3\], traced was a tensor without"):
         loaded(empty)
     loaded = reload(compiled(when_any, (full,), (empty,)))
     for _ in range(3):

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from saved import Point, archive_bytes, mlp, reload
 from torch import nn
 
 import staticrt
 from staticrt.errors import ArchiveError, OptionError
+from tests.support.saved_archives import Point, archive_bytes, mlp, reload
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
 
@@ -133,7 +133,7 @@ def test_explain_says_what_the_archive_holds():
     assert "1 calls" in text
     assert f"torch {torch.__version__}" in text
     assert "LoadedModel" not in repr(loaded)
-    with pytest.raises(TypeError, match="not pickled"):
+    with pytest.raises(TypeError, match="cannot be pickled"):
         loaded.__reduce__()
 
 
@@ -158,21 +158,21 @@ def test_a_thousand_nodes_load_in_20_ms(tmp_path):
         start = time.perf_counter()
         loaded = staticrt.load(path)
         best = min(best, time.perf_counter() - start)
-    assert sum(count for _name, count in loaded._captures[0].report["operators"]) >= 1000
+    assert sum(count for _name, count in loaded._traces[0].report["operators"]) >= 1000
     assert best < 0.020
     x = torch.randn(7)
     torch.testing.assert_close(loaded(x), function(x))
 
 
 # -- what cannot be saved or loaded -----------------------------------------------------------------------------
-def test_nothing_captured_is_an_error():
-    with pytest.raises(ArchiveError, match="no capture to save"):
+def test_nothing_traced_is_an_error():
+    with pytest.raises(ArchiveError, match="no trace to save"):
         staticrt.save(staticrt.compile(mlp()), io.BytesIO())
-    with pytest.raises(ArchiveError, match=r"takes what staticrt\.compile returned, got Sequential"):
+    with pytest.raises(ArchiveError, match=r"takes a result of staticrt\.compile, got Sequential"):
         staticrt.save(mlp(), io.BytesIO())
 
 
-def test_captures_that_no_longer_hold_are_left_out():
+def test_traces_that_no_longer_hold_are_left_out():
     class Scaled(nn.Module):
         factor = 2.0
 
@@ -184,7 +184,7 @@ def test_captures_that_no_longer_hold_are_left_out():
     x = torch.ones(2)
     compiled(x)
     model.factor = 3.0
-    with pytest.raises(ArchiveError, match="no capture to save"):
+    with pytest.raises(ArchiveError, match="no trace to save"):
         staticrt.save(compiled, io.BytesIO(), exported_program=False)
     compiled(x)
     buffer = io.BytesIO()

@@ -5,16 +5,16 @@ import io
 
 import pytest
 import torch
-from saved import Point, mlp, reload
 from torch import nn
 
 import staticrt
 from staticrt.errors import ArchiveError, GradError, InputError
+from tests.support.saved_archives import Point, mlp, reload
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
 
 
-def test_other_sizes_need_no_other_capture():
+def test_other_sizes_need_no_other_trace():
     model = mlp()
     loaded = reload(model, (torch.randn(4, 16),))
     for batch in (4, 1, 9, 4):
@@ -32,14 +32,14 @@ def test_other_sizes_need_no_other_capture():
         ((torch.randn(16),), r"'input' has 1 dimensions, \[16\], expected 2"),
         ((3,), r"'input' is no tensor"),
         (("x",), r"'input' is no tensor"),
-        ((torch.randn(4, 16), 1), r"captured were"),
-        ((), r"captured were"),
+        ((torch.randn(4, 16), 1), r"the call gives \(Tensor, int\), the trace takes \(input\)"),
+        ((), r"the call gives \(\), the trace takes \(input\)"),
         ((object(),), r"'input' is a object"),
         ((1 << 70,), r"more than 64 bits"),
         ((torch.randn(4, 16).to_sparse(),), r"no dense CPU tensor"),
     ],
 )
-def test_calls_outside_the_captures_are_errors_that_say_why(call, message):
+def test_calls_outside_the_traces_are_errors_that_say_why(call, message):
     loaded = reload(mlp(), (torch.randn(4, 16),))
     x = torch.randn(2, 16)
     expected = loaded(x)
@@ -69,7 +69,7 @@ def test_size_conditions_of_the_model_are_kept():
         torch.testing.assert_close(both(x, y), model(x, y))
 
 
-def test_every_capture_is_saved():
+def test_every_trace_is_saved():
     model = mlp()
     doubled = mlp().double()
     compiled = staticrt.compile(lambda module, x: x * 2 if module == "double" else x + 1)
@@ -83,7 +83,7 @@ def test_every_capture_is_saved():
     torch.testing.assert_close(loaded("double", x), x * 2)
     torch.testing.assert_close(loaded("other", x), x + 1)
     torch.testing.assert_close(loaded("double", x.int()), x.int() * 2)
-    with pytest.raises(InputError, match="captured as the constant"):
+    with pytest.raises(InputError, match="traced as the constant"):
         loaded("third", x)
     assert model is not doubled
 
@@ -128,7 +128,7 @@ def test_nested_arguments_and_results():
         torch.testing.assert_close(got["point"].x, expected["point"].x)
     shuffled = {name: kwargs[name] for name in ("b", "options", "z", "scale")}
     torch.testing.assert_close(loaded(*args, **shuffled)["total"], model(*args, **kwargs)["total"])
-    with pytest.raises(InputError, match=r"'options\['negate'\]' is false, captured as the constant true"):
+    with pytest.raises(InputError, match=r"'options\['negate'\]' is false, traced as the constant true"):
         loaded(*args, **{**kwargs, "options": {"negate": False}})
 
 
@@ -165,7 +165,7 @@ def test_dataclasses_come_back_where_the_caller_names_them():
     x = torch.randn(3)
     compiled = staticrt.compile(MakesResult())
     if not isinstance(compiled(x), Result) or compiled.explain().eager:
-        with pytest.raises(ArchiveError, match="no capture"):
+        with pytest.raises(ArchiveError, match="no trace"):
             staticrt.save(compiled, io.BytesIO())
         return
     buffer = io.BytesIO()
@@ -226,7 +226,7 @@ def test_calls_that_need_gradients_are_errors():
     loaded(x)
 
 
-def test_autocast_is_part_of_a_capture():
+def test_autocast_is_part_of_a_trace():
     weight = torch.randn(16, 16)
 
     def model(x):
@@ -235,9 +235,9 @@ def test_autocast_is_part_of_a_capture():
     x = torch.randn(2, 16)
     loaded = reload(model, (x,))
     with torch.autocast("cpu", torch.bfloat16):
-        with pytest.raises(InputError, match="captured with autocast off, the call has it at cpu:BFloat16"):
+        with pytest.raises(InputError, match="traced with autocast off, the call has it at cpu:BFloat16"):
             loaded(x)
         cast = reload(model, (x,))
         torch.testing.assert_close(cast(x), model(x))
-    with pytest.raises(InputError, match="captured with autocast cpu:BFloat16, the call has it off"):
+    with pytest.raises(InputError, match="traced with autocast cpu:BFloat16, the call has it off"):
         cast(x)

@@ -97,7 +97,7 @@ def test_errors_are_exceptions(program, saved, tmp_path):
     _model, path = saved
     wrong = run(program, path, 2, 5)
     assert wrong.returncode == 4
-    assert "cannot run: the call fits no capture of TwoResults" in wrong.stderr
+    assert "cannot run: the call fits no trace of TwoResults" in wrong.stderr
     assert "size of 'x' in dimension 1 = 5" in wrong.stderr
     missing = run(program, tmp_path / "none.pt2", 2, 6)
     assert (missing.returncode, "cannot open archive" in missing.stderr) == (3, True)

@@ -13,10 +13,9 @@ from torch import nn
 
 import staticrt
 from staticrt.errors import ArchiveError, InputError
-from staticrt.native import _C
+from tests.support.archive_body import HEADER_BYTES, checksum, record_of
 
 X = torch.linspace(-1, 1, 24).reshape(4, 6)
-HEADER_BYTES = 32  # of program.bin: magic, versions, size, checksum
 
 
 class Model(nn.Module):
@@ -50,38 +49,6 @@ def run(data):
     with torch.no_grad():
         result = staticrt.load(data)(X)
         return result["y"], result["sum"][0]
-
-
-def record_of(data, name=_C.ARCHIVE_RECORD):
-    """Where a record's bytes are: (offset, size)."""
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        (info,) = (i for i in archive.infolist() if i.filename.split("/", 1)[1] == name)
-    at = info.header_offset
-    name_bytes, extra_bytes = struct.unpack("<HH", data[at + 26 : at + 30])
-    return at + 30 + name_bytes + extra_bytes, info.file_size
-
-
-def checksum(body):
-    """As csrc/archive/checksum.cpp."""
-    mask, multiplier = (1 << 64) - 1, 0x9E3779B97F4A7C15
-
-    def step(lane, word):
-        product = (lane ^ word) * multiplier & mask
-        return (product << 29 | product >> 35) & mask
-
-    lanes = [1, 2, 3, 4]
-    whole = len(body) // 32 * 32
-    for start in range(0, whole, 32):
-        lanes = [
-            step(lane, word) for lane, word in zip(lanes, struct.unpack_from("<4Q", body, start), strict=True)
-        ]
-    for index, start in enumerate(range(whole, len(body), 8)):
-        word = int.from_bytes(body[start : start + 8], "little")
-        lanes[index] = step(lanes[index], word)
-    result = len(body)
-    for lane in lanes:
-        result = step(result, lane)
-    return result ^ result >> 32
 
 
 def with_body(data, change):
@@ -123,7 +90,7 @@ def test_a_leaf_that_is_the_same_as_no_leaf(saved):
 
 
 def plans_of(body, count):
-    """Where the offsets of memory plans lie, the last thing in the body of an archive of one capture: [(place, how
+    """Where the offsets of memory plans lie, the last thing in the body of an archive of one trace: [(place, how
     many)]."""
     for start in range(len(body) - 8, -1, -1):
         if struct.unpack_from("<Q", body, start)[0] != count:
@@ -154,8 +121,8 @@ def test_memory_plans_that_were_altered_are_made_anew(offset):
         buffer = io.BytesIO()
         staticrt.save(staticrt.compile(parts), buffer, (X,), exported_program=False)
         data = buffer.getvalue()
-        (capture,) = staticrt.load(data)._captures
-        held = capture.native.num_plans
+        (trace,) = staticrt.load(data)._traces
+        held = trace.native.num_plans
 
         def change(body):
             for place, count in plans_of(body, held):
@@ -164,7 +131,7 @@ def test_memory_plans_that_were_altered_are_made_anew(offset):
         loaded = staticrt.load(with_body(data, change))
         for _ in range(2):
             torch.testing.assert_close(loaded(X), parts(X))
-    (stats,) = loaded._captures[0].native.executable.prepared_stats
+    (stats,) = loaded._traces[0].native.executable.prepared_stats
     assert held > 0
     assert (stats["known_plans"], stats["searched_plans"]) == (0, held)
 
@@ -340,7 +307,7 @@ def test_nothing_is_unpickled_or_imported(tmp_path, monkeypatch, answer, saved):
 )
 def test_hostile_structures_are_errors(structure, saved, monkeypatch):
     """The JSON inside is read without trust too."""
-    from staticrt.archive.loaded import _Capture
+    from staticrt.archive.loaded import _SavedTrace
     from staticrt.archive.structures import Decoder
 
     class Native:
@@ -352,4 +319,4 @@ def test_hostile_structures_are_errors(structure, saved, monkeypatch):
     native = Native()
     native.structure = structure
     with pytest.raises(ArchiveError):
-        _Capture(native, Decoder())
+        _SavedTrace(native, Decoder())

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import staticrt
+import staticrt.runtime.autotuning
 
 X = torch.linspace(-1, 1, 2 * 3 * 20 * 20).reshape(2, 3, 20, 20)
 
@@ -39,7 +40,7 @@ def saved(model, calls=2, **options):
 
 def packed(loaded):
     """Bytes of packed weights: (in the archive, in use)."""
-    natives = [capture.native for capture in loaded._captures]
+    natives = [trace.native for trace in loaded._traces]
     return sum(n.packed_bytes for n in natives), sum(n.executable.taken_bytes for n in natives)
 
 
@@ -102,7 +103,7 @@ def test_packed_weights_of_other_values_are_left_out():
     expect(loaded, model)
 
 
-def test_captures_share_equal_packed_weights():
+def test_traces_share_equal_packed_weights():
     model = nn.LSTM(64, 64).eval()
     compiled = staticrt.compile(model)
     x = torch.randn(5, 2, 64)
@@ -115,8 +116,8 @@ def test_captures_share_equal_packed_weights():
     loaded = staticrt.load(buffer.getvalue())
     held, _taken = packed(loaded)
     weights = sum(p.nbytes for p in model.parameters())
-    assert len(loaded._captures) == 2
-    assert held > 1.9 * weights  # each capture has its own
+    assert len(loaded._traces) == 2
+    assert held > 1.9 * weights  # each trace has its own
     assert len(buffer.getvalue()) < held // 2 + weights + 40_000
     torch.testing.assert_close(loaded(x, state), model(x, state))
     torch.testing.assert_close(loaded(x), model(x))
@@ -175,22 +176,22 @@ def matmul_kernels():
     fast = staticrt.compile(nn.Linear(96, 161).eval())
     for _ in range(2):
         fast(torch.ones(23, 96))
-    (entry,) = next(iter(fast._engine._entries.values()))
+    (entry,) = next(iter(fast._executor.snapshot().keyed.values()))
     return [name for _node, name in entry.executable.native.prepared_stats[0]["routes"]]
 
 
 def test_routes_are_pinned_from_a_file(tmp_path):
     path = tmp_path / "routes.json"
-    before = staticrt.routes.measured()
+    before = staticrt.runtime.autotuning.measured()
     chosen = matmul_kernels()
-    (own,) = set(staticrt.routes.measured()) - set(before)
-    staticrt.routes.save(path)
+    (own,) = set(staticrt.runtime.autotuning.measured()) - set(before)
+    staticrt.runtime.autotuning.save(path)
     data = json.loads(path.read_text())
     kernels = {}
     for choice in range(-1, 9):  # some of them fit the shape, and are taken, whatever was measured
         data["routes"] = [{"kind": own.kind, "key": own.key, "choice": choice}]
         path.write_text(json.dumps(data))
-        assert staticrt.routes.load(path) == 1
+        assert staticrt.runtime.autotuning.load(path) == 1
         kernels[choice] = matmul_kernels()
     assert kernels[own.choice] == chosen
     assert len({str(names) for names in kernels.values()}) > 1
@@ -200,12 +201,12 @@ def test_routes_of_another_machine_are_refused(tmp_path):
     path = tmp_path / "routes.json"
     path.write_text(json.dumps({"machine": "AVX9, a processor", "routes": []}))
     with pytest.raises(staticrt.errors.OptionError, match="measured on AVX9, a processor, this is"):
-        staticrt.routes.load(path)
-    assert staticrt.routes.load(path, any_machine=True) == 0
+        staticrt.runtime.autotuning.load(path)
+    assert staticrt.runtime.autotuning.load(path, any_machine=True) == 0
     for text in ("{", "[]", '{"machine": "m", "routes": [{"kind": 1, "key": [], "choice": 0}]}'):
         path.write_text(text)
         with pytest.raises(staticrt.errors.OptionError, match="no routes"):
-            staticrt.routes.load(path)
+            staticrt.runtime.autotuning.load(path)
 
 
 def resident_bytes(path):
@@ -265,7 +266,7 @@ def branching():
 
 def plans(loaded):
     """Memory plans: (in the archive, of them in use, searched for here)."""
-    natives = [capture.native for capture in loaded._captures]
+    natives = [trace.native for trace in loaded._traces]
     stats = [program for native in natives for program in native.executable.prepared_stats]
     used, made = (sum(program[key] for program in stats) for key in ("known_plans", "searched_plans"))
     return sum(native.num_plans for native in natives), used, made
@@ -289,8 +290,8 @@ def test_the_first_call_after_loading_plans_nothing(calls):
     assert f"memory plans: {held} in the archive, {held} of them in use, 0 made here" in str(loaded.explain())
     own = staticrt.compile(model)
     own(X)
-    (entry,) = next(iter(own._engine._entries.values()))
-    assert arenas(loaded._captures[0].native.executable) == arenas(entry.executable.native)
+    (entry,) = next(iter(own._executor.snapshot().keyed.values()))
+    assert arenas(loaded._traces[0].native.executable) == arenas(entry.executable.native)
 
 
 def test_other_sizes_are_planned_anew():

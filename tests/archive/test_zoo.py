@@ -20,7 +20,7 @@ def close(got, expected, entry):
 
 
 @pytest.mark.parametrize("entry", zoo.ENTRIES, ids=lambda entry: entry.name)
-def test_network_runs_without_its_code(entry, stranger, tmp_path):
+def test_network_runs_without_its_code(entry, fresh_process, tmp_path):
     module = entry.build()
     path = tmp_path / "model.pt2"
     # torch.export takes longer than all the rest; test_archive.py opens archives with it.
@@ -28,14 +28,14 @@ def test_network_runs_without_its_code(entry, stranger, tmp_path):
         staticrt.save(
             staticrt.compile(module),
             path,
-            entry.inputs(variant=entry.capture_variant),
+            entry.inputs(variant=entry.trace_variant),
             exported_program=False,
         )
-        # Other sizes than those captured, and the captured ones.
+        # Other sizes than those traced, and the traced ones.
         variants = [*entry.variants][:2]
         calls = [(entry.inputs(seed=3, variant=name), {}) for name in variants]
         expected = [module(*args) for args, _kwargs in calls]
-    for results, wanted in zip(stranger.run(path, calls), expected, strict=True):
+    for results, wanted in zip(fresh_process.run(path, calls), expected, strict=True):
         for result in results:
             close(result, wanted, entry)
     path.unlink()

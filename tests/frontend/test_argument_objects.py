@@ -189,7 +189,7 @@ def test_preparing_leaves_the_object_alone():
 
 
 def test_more_state_than_can_be_guarded_is_said(monkeypatch):
-    monkeypatch.setattr("staticrt.frontend.state._MAX_CONTAINERS", 50)
+    monkeypatch.setattr("staticrt.tuning.MAX_GUARDED_CONTAINERS", 50)
     held = [[] for _ in range(100)]
 
     def model(x):

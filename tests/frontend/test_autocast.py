@@ -1,4 +1,4 @@
-"""Captures made under autocast compute what eager computes there: values and dtypes."""
+"""Traces made under autocast compute what eager computes there: values and dtypes."""
 
 import pytest
 import torch
@@ -79,7 +79,13 @@ def test_values_and_dtypes_are_eagers(name, dtype):
     for _ in range(3):
         x = torch.randn(shape)
         with torch.no_grad(), torch.autocast("cpu", dtype=dtype):
-            expected, got = leaves(model(x)), leaves(fast(x))
+            try:
+                expected = leaves(model(x))
+            except RuntimeError as error:  # oneDNN's LSTM has no float16 on this processor
+                with pytest.raises(RuntimeError, match=str(error)[:40]):
+                    fast(x)
+                continue
+            got = leaves(fast(x))
         assert [y.dtype for y in got] == [y.dtype for y in expected]
         for y, z in zip(got, expected, strict=True):
             torch.testing.assert_close(y, z, rtol=2e-2, atol=2e-2)
@@ -90,7 +96,7 @@ def test_values_and_dtypes_are_eagers(name, dtype):
             torch.testing.assert_close(y, z, rtol=2e-2, atol=2e-2)
 
 
-def test_autocast_is_as_before_after_a_capture():
+def test_autocast_is_as_before_after_a_trace():
     set_enabled = torch.set_autocast_enabled
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         staticrt.compile(Einsum())(torch.randn(2, 3, 4))

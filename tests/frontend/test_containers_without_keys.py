@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import staticrt
-from staticrt.commands.call import describe_result
+from staticrt.tools.cli.call import describe_result
 
 
 class Box:

@@ -37,7 +37,7 @@ class Model(nn.Module):
 
 
 @torch.no_grad()
-def test_a_new_cache_for_each_prompt_needs_no_new_capture():
+def test_a_new_cache_for_each_prompt_needs_no_new_trace():
     torch.manual_seed(0)
     model = Model().eval()
     compiled = staticrt.compile(model)
@@ -50,8 +50,8 @@ def test_a_new_cache_for_each_prompt_needs_no_new_capture():
             assert ours.filled
             torch.testing.assert_close(ours.keys, eagers.keys)
         if prompt == 1:
-            captures = len(compiled.explain().captures)
-    assert len(compiled.explain().captures) == captures <= 4
+            traces = len(compiled.explain().traces)
+    assert len(compiled.explain().traces) == traces <= 4
     assert not compiled.explain().eager
 
 
@@ -64,4 +64,4 @@ def test_lengths_that_come_again_stay_prepared():
         cache = Cache(2)
         for _ in range(24):
             compiled(torch.randn(2, 1, 8), cache)
-    assert max(len(capture.signatures) for capture in compiled.explain().captures) >= 20
+    assert max(len(trace.signatures) for trace in compiled.explain().traces) >= 20

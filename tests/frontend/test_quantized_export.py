@@ -1,4 +1,4 @@
-"""Models that `torch.export` quantised: quantize and dequantize operators around float ones are captured as arithmetic."""
+"""Models that `torch.export` quantised: quantize and dequantize operators around float ones are traced as arithmetic."""
 
 import re
 
@@ -29,7 +29,7 @@ def expect_eager(model, *calls):
         torch.testing.assert_close(compiled(*args), model(*args), rtol=0, atol=0, equal_nan=True)
     text = str(compiled.explain())
     assert "quantized_decomposed" not in text
-    assert "1 captured graph" in text
+    assert "1 traced graph" in text
     assert "runs eagerly" not in text
 
 
@@ -146,4 +146,4 @@ def test_tensors_of_quantised_dtypes_run_eagerly_and_uncut():
         torch.testing.assert_close(compiled(x), model(x), rtol=0, atol=0)
     text = str(compiled.explain())
     assert "tensors of quantised dtypes" in text
-    assert "0 captured graphs" in text  # in parts it was four times as slow as eager
+    assert "0 traced graphs" in text  # in parts it was four times as slow as eager

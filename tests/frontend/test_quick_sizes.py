@@ -1,4 +1,4 @@
-"""A first answer does without sympy; what our sizes cannot answer is captured with torch's."""
+"""A first answer does without sympy; what our sizes cannot answer is traced with torch's."""
 
 import subprocess
 import sys
@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import staticrt
-from staticrt import executable
-from staticrt.ops.size_nodes import NeedsShapeEnv
+from staticrt.runtime import executable
+from staticrt.shapes.size_nodes import NeedsShapeEnv
 
 NETWORKS = {
     "small": ["mlp", "wide_deep", "encoder_tiny", "pointwise_norm"],
@@ -38,7 +38,7 @@ def test_first_answers_load_neither_sympy_nor_dynamo(names):
                 assert torch.allclose(actual if torch.is_tensor(actual) else actual[0],
                                       expected if torch.is_tensor(expected) else expected[0], 1e-3, 1e-3)
                 explanation = compiled.explain()
-                assert len(explanation.captures) == 1 and not explanation.eager, str(explanation)
+                assert len(explanation.traces) == 1 and not explanation.eager, str(explanation)
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300
@@ -72,12 +72,12 @@ def test_what_has_no_rule_is_captured_with_torchs_sizes(hide):
             x = torch.rand(shape)
             torch.testing.assert_close(compiled(x), model(x))
     explanation = compiled.explain()
-    assert len(explanation.captures) == 1
+    assert len(explanation.traces) == 1
     assert not explanation.eager
 
 
 def test_a_pass_that_has_to_ask_torch(monkeypatch):
-    """The graph is captured again; what the first attempt made of it is forgotten."""
+    """The graph is traced again; what the first attempt made of it is forgotten."""
     run, calls = executable.run_pipeline, []
 
     def once(*args, **kwargs):
@@ -94,7 +94,7 @@ def test_a_pass_that_has_to_ask_torch(monkeypatch):
             x = torch.rand(rows, 3)
             torch.testing.assert_close(compiled(x), model(x))
     assert len(calls) == 2
-    assert len(compiled.explain().captures) == 1
+    assert len(compiled.explain().traces) == 1
 
 
 class Windows(nn.Module):
@@ -166,7 +166,7 @@ def _(x, table):
 
 
 def test_an_operator_of_others_is_told_by_the_rule_that_came_with_it(monkeypatch):
-    monkeypatch.setattr("staticrt.frontend.capture._shape_env", None)  # torch's own sizes
+    monkeypatch.setattr("staticrt.frontend.tracing.trace._shape_env", None)  # torch's own sizes
 
     def function(x, table):
         return (rows_of(x * 2, table) + 1).sum(0), x.shape[0]
@@ -177,8 +177,8 @@ def test_an_operator_of_others_is_told_by_the_rule_that_came_with_it(monkeypatch
         got, want = fast(x, table), function(x, table)
         assert torch.equal(got[0], want[0])
         assert got[1] == want[1]
-    (captured,) = fast.explain().captures
-    assert captured.calls == 3
+    (traced,) = fast.explain().traces
+    assert traced.calls == 3
 
 
 @torch.no_grad()

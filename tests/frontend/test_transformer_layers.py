@@ -14,7 +14,7 @@ def layer():
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize(
-    ("make", "masked", "captures"),
+    ("make", "masked", "traces"),
     [
         (layer, {}, 1),
         (layer, {"src_key_padding_mask": MASK}, 1),
@@ -29,14 +29,14 @@ def layer():
     ],
 )
 @torch.no_grad()
-def test_equals_eager(make, masked, captures):
+def test_equals_eager(make, masked, traces):
     model = make().eval()
     fast = staticrt.compile(model)
     for _ in range(3):
         x = torch.randn(2, 5, 32)
         torch.testing.assert_close(fast(x, **masked), model(x, **masked))
-    assert len(fast.explain().captures) == captures
-    if not captures:
+    assert len(fast.explain().traces) == traces
+    if not traces:
         assert "nested tensor" in str(fast.explain())
     assert torch.backends.mha.get_fastpath_enabled()
 

@@ -291,7 +291,7 @@ def test_a_capture_that_ends_in_the_middle_leaves_nothing(sim):
         with pytest.raises(stop):
             broken_off(stop)
         graph = graphs.pop()
-        with pytest.raises(AllocatorError, match="not captured, or closed"):
+        with pytest.raises(AllocatorError, match="not captured, or is closed"):
             graph.replay()
     manager = sim.capture()
     graph = manager.__enter__()

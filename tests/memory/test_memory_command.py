@@ -7,10 +7,10 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 import staticrt.memory
-from staticrt import cli
 from staticrt.errors import OptionError
-from staticrt.report import drawing
-from staticrt.report.memory_plot import format_bytes, plot, timeline
+from staticrt.tools.cli import main as cli
+from staticrt.tools.report import drawing
+from staticrt.tools.report.memory_plot import format_bytes, plot, timeline
 
 MIB = 1 << 20
 
@@ -146,10 +146,10 @@ def test_command_writes_png_with_matplotlib(run_file, tmp_path, capsys, monkeypa
     [
         (b"", "cannot read a snapshot"),
         (b"{]", "cannot read a snapshot"),
-        (pickle.dumps([1, 2]), "this is no memory snapshot"),
-        (pickle.dumps({"segments": 3}), "this is no memory snapshot"),
-        (pickle.dumps({"segments": [{"stream": 0}]}), "this is no memory snapshot"),
-        (pickle.dumps({"segments": [5]}), "this is no memory snapshot: segment 0 is 5"),
+        (pickle.dumps([1, 2]), "this is not a memory snapshot"),
+        (pickle.dumps({"segments": 3}), "this is not a memory snapshot"),
+        (pickle.dumps({"segments": [{"stream": 0}]}), "this is not a memory snapshot"),
+        (pickle.dumps({"segments": [5]}), "this is not a memory snapshot: segment 0 is 5"),
         (
             pickle.dumps({"segments": [segment((8, "x")) | {"total_size": -5}]}),
             "total_size of segment 0 is -5",
@@ -164,7 +164,7 @@ def test_command_writes_png_with_matplotlib(run_file, tmp_path, capsys, monkeypa
         ),
         (
             pickle.dumps({"segments": [dict.fromkeys(("address", "total_size", "stream"), 0)]}),
-            "no memory snapshot",
+            "not a memory snapshot",
         ),
         (b"cos\nsystem\n(S'true'\ntR.", "it wants to load os.system"),
     ],

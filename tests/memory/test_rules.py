@@ -1,4 +1,4 @@
-"""Every rule of the allocator has a test that is named after it (docs/memory.md lists where)."""
+"""Every rule of the allocator has a test that is named after it (docs/design/allocator.md defines them)."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Scenarios in which PyTorch 2.11's allocator fails (design table 2.9), on the simulated device."""
+"""Scenarios in which PyTorch 2.11's allocator fails (rules U1 to U7 of docs/design/allocator.md), on the simulated device."""
 
 import pytest
 

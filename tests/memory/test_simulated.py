@@ -142,7 +142,7 @@ def test_capture_records_and_replay_runs(sim):
     graph.close()
     sim.empty_cache()
     assert sim.used_bytes == 0
-    with pytest.raises(AllocatorError, match="not captured, or closed"):
+    with pytest.raises(AllocatorError, match="not captured, or is closed"):
         graph.replay()
 
 

@@ -185,7 +185,7 @@ def test_options(device):
 
 def test_unknown_pools(sim):
     for wrong in ((1,), "0_1", 7):
-        with pytest.raises(AllocatorError, match="is no pool"):
+        with pytest.raises(AllocatorError, match="is not a pool"):
             sim.stats(wrong)
     with pytest.raises(AllocatorError, match="the pool's id is -1"):
         sim.stats((-1, 0))
@@ -223,3 +223,10 @@ def test_devices_that_are_none():
 def test_torch_pool_needs_cuda(sim):
     with pytest.raises(DeviceError, match=r"has no CUDA|not on a CUDA device"):
         sim.pool().torch()
+
+
+def test_simulated_devices_are_made_again_and_again():
+    """A module of the function's name took its place after the first call."""
+    for _ in range(2):
+        device = staticrt.memory.simulated(MIB * 10)
+        device.free(device.allocate(MIB))

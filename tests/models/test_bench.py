@@ -310,22 +310,25 @@ class Terminal:
         pass
 
 
-def test_progress_shows_on_a_terminal_and_nowhere_else():
+def test_the_bar_shows_on_a_terminal_and_results_everywhere():
     terminal, pipe = Terminal(is_terminal=True), Terminal(is_terminal=False)
     for stream in (terminal, pipe):
         progress = Progress(4, stream)
         progress.advance()
         progress.show("mlp × eager")
+        progress.say("mlp: 2.00")
+        progress.show("resnet × eager")
         progress.finish()
     assert "[######" in terminal.text
     assert "1/4" in terminal.text
     assert "mlp × eager" in terminal.text
+    assert "\r\x1b[K[   0 s] mlp: 2.00\n" in terminal.text
     assert terminal.text.endswith("\r\x1b[K")
-    assert pipe.text == ""
+    assert pipe.text == "[   0 s] mlp: 2.00\n"
 
 
 def test_the_command_line_knows_bench(capsys):
-    from staticrt.cli import main
+    from staticrt.tools.cli.main import main
 
     assert main(["bench", "--models", "mpl"]) == 2
     assert "staticrt bench: no model matches 'mpl'\n  fix: choose from mlp" in capsys.readouterr().err

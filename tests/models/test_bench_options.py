@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from staticrt.cli import main
 from staticrt.errors import OptionError
 from staticrt.models import zoo
 from staticrt.models.bench.job import Setting
 from staticrt.models.bench.peers import resolve
+from staticrt.tools.cli.main import main
 
 
 def test_options_reach_the_compiled_module(tmp_path, capsys):

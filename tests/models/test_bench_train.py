@@ -4,8 +4,8 @@ import json
 
 import torch
 
-from staticrt.cli import main
 from staticrt.models.bench import train, train_costs, train_memory
+from staticrt.tools.cli.main import main
 
 
 def test_one_model_is_measured_and_reported(tmp_path, monkeypatch, capsys):
@@ -28,7 +28,7 @@ def test_one_model_is_measured_and_reported(tmp_path, monkeypatch, capsys):
     assert peaks == sorted(peaks, reverse=True)
     assert "eager's peak" in text
     costs = json.loads(target.read_text())["costs"]
-    assert set(costs["two_operators_us"]) == {"eager", "AOT eager", "door A", "door B"}
+    assert set(costs["two_operators_us"]) == {"eager", "AOT eager", "AOT node", "native node"}
     assert costs["compile_s"]["nodes"] >= 60
     assert costs["compile_s"]["plan"] > 0
     assert "Forward and backward of two operators" in text

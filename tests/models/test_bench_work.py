@@ -21,12 +21,12 @@ def test_own_facts_add_up_the_kinds_of_all_graphs():
             )
             second = SimpleNamespace(nodes=1, kinds=(("total", 1), ("managed", 1)), executor="static")
             part = SimpleNamespace(what="call", reason="it needs gradients")
-            return SimpleNamespace(captures=(first, second), eager=(part,))
+            return SimpleNamespace(traces=(first, second), eager=(part,))
 
     facts = STATICRT.facts(Call())
     assert (facts["nodes"], facts["managed_or_view_nodes"]) == (10, 8)
     assert facts["eager"] == ["call: it needs gradients"]
-    assert facts["captures"] == 2
+    assert facts["traces"] == 2
 
 
 def test_own_facts_of_a_real_model():
@@ -36,7 +36,7 @@ def test_own_facts_of_a_real_model():
         call = STATICRT.prepare(entry.build(), inputs, 1)
         call(*inputs)
     facts = STATICRT.facts(call)
-    assert facts["captures"] == 1
+    assert facts["traces"] == 1
     assert facts["nodes"] >= 5, "three linears, two ReLUs"
     assert facts["eager"] == []
 

@@ -55,16 +55,16 @@ def test_a_seed_decides_weights_inputs_and_answer(name):
     torch.manual_seed(1234)
     before = torch.random.get_rng_state()
     module, again, other = entry.build(3), entry.build(3), entry.build(4)
-    inputs = entry.inputs(5, entry.capture_variant)
+    inputs = entry.inputs(5, entry.trace_variant)
     assert torch.equal(torch.random.get_rng_state(), before), "building must leave torch's own seed alone"
 
     assert not any(part.training for part in module.modules())
     weights, same, different = module.state_dict(), again.state_dict(), other.state_dict()
     assert all(torch.equal(weights[key], same[key]) for key in weights)
     assert any(not torch.equal(weights[key], different[key]) for key in weights)
-    for left, right in zip(inputs, entry.inputs(5, entry.capture_variant), strict=True):
+    for left, right in zip(inputs, entry.inputs(5, entry.trace_variant), strict=True):
         assert torch.equal(left, right)
-    assert not torch.equal(inputs[0], entry.inputs(6, entry.capture_variant)[0])
+    assert not torch.equal(inputs[0], entry.inputs(6, entry.trace_variant)[0])
     kept = [x.clone() for x in inputs]
     answer, repeated = pytree.tree_leaves(module(*inputs)), pytree.tree_leaves(again(*inputs))
     for left, right in zip(answer, repeated, strict=True):
@@ -78,7 +78,7 @@ def test_a_seed_decides_weights_inputs_and_answer(name):
 def test_capture_keeps_every_varying_size_symbolic(name):
     entry = zoo.get(name)
     module = entry.build(0)
-    example = entry.inputs(0, entry.capture_variant)
+    example = entry.inputs(0, entry.trace_variant)
     # Dim.DYNAMIC makes torch.export raise where a size would become a constant.
     program = torch.export.export(module, example, dynamic_shapes=entry.dynamic_shapes(), strict=False)
     captured = program.module()

@@ -95,7 +95,7 @@ BY_HAND: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
 
 @dataclass(frozen=True)
 class Call:
-    """One call of one overload as it happened. `specs`: (sizes, dtype) of the tensors it returned, then.
+    """One call of one overload as it happened.
 
     `shared[i]`: positions of the arguments that share storage with result i (its elements, if a list).
     `written`: positions of the tensor arguments whose elements changed. `drew`: random state moved.
@@ -105,7 +105,6 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     result: Any
-    specs: tuple[Any, ...]
     shared: tuple[frozenset[int], ...]
     written: frozenset[int]
     drew: bool
@@ -141,8 +140,7 @@ def observe(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
         for old, new in zip(olds, _tensors(by_position[i]), strict=False)
         if old.shape != new.shape or not _same(old, new)
     )
-    specs = tuple((tuple(t.shape), t.dtype) for t in _tensors(result))
-    return Call(op, tuple(args), dict(kwargs), result, specs, shared, written, drew)
+    return Call(op, tuple(args), dict(kwargs), result, shared, written, drew)
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-import pytest
 import torch
 
 from staticrt.ops import facts, facts_of_call
@@ -110,78 +109,3 @@ def test_nothing_pure_writes_or_draws(calls):
         if facts_of_call(call.op, call.args, call.kwargs).pure:
             assert not call.written, call.op
             assert not call.drew, call.op
-
-
-def test_out_rules_give_eager_sizes_and_dtype(calls):
-    checked = set()
-    for call in aten(calls):
-        rule = facts(call.op).out
-        if rule is None:
-            continue
-        names = [a.name for a in call.op._schema.arguments]
-        bound = dict(zip(names, bind_arguments(call.op, call.args, call.kwargs), strict=True))
-        spec = rule.infer(bound)
-        assert ((spec.sizes, spec.dtype),) == call.specs, f"{call.op} {call.args}"
-        checked.add(call.op)
-    assert len(checked) > 150
-
-
-@pytest.mark.parametrize("layout", ["as given", "transposed"])
-def test_output_may_take_the_bytes_it_is_declared_to_reuse(calls, layout):
-    """Run the `.out` overload with out= one of the arguments: it must equal the functional result."""
-    checked = set()
-    done = defaultdict(int)
-    for call in aten(calls):
-        known = facts(call.op)
-        out = _out_overload(call.op)
-        if not known.can_reuse or out is None or done[call.op] >= 4:
-            continue
-        for position in known.can_reuse:
-            bound = bind_arguments(call.op, call.args, call.kwargs)
-            if not _fits(bound[position], call.result):
-                continue
-            bound = [v.clone() if isinstance(v, torch.Tensor) else v for v in bound]
-            if layout == "transposed" and bound[position].dim() > 1:
-                bound[position] = bound[position].transpose(0, -1).contiguous().transpose(0, -1)
-            names = [a.name for a in call.op._schema.arguments]
-            with torch.no_grad():
-                want = call.op(
-                    *[b for b, a in zip(bound, call.op._schema.arguments, strict=True) if not a.kwarg_only],
-                    **{
-                        a.name: b
-                        for b, a in zip(bound, call.op._schema.arguments, strict=True)
-                        if a.kwarg_only
-                    },
-                )
-                got = out(**dict(zip(names, bound, strict=True)), out=bound[position])
-            assert torch.equal(torch.nan_to_num(got), torch.nan_to_num(want)), (
-                f"{call.op} into {names[position]}"
-            )
-            checked.add(call.op)
-        done[call.op] += 1
-    assert len(checked) > 60
-
-
-def _fits(argument, result):
-    return (
-        isinstance(argument, torch.Tensor)
-        and isinstance(result, torch.Tensor)
-        and argument.dtype == result.dtype
-        and argument.shape == result.shape
-        and argument.is_contiguous()
-    )
-
-
-def _out_overload(op):
-    packet = op._overloadpacket
-    want = [(a.name, str(a.type)) for a in op._schema.arguments]
-    for name in packet.overloads():
-        candidate = getattr(packet, name)
-        arguments = candidate._schema.arguments
-        if (
-            arguments
-            and arguments[-1].name == "out"
-            and [(a.name, str(a.type)) for a in arguments[:-1]] == want
-        ):
-            return candidate
-    return None

@@ -55,7 +55,7 @@ def test_a_malformed_name_is_an_error(name):
 
 def test_an_unknown_argument_name_is_an_error(monkeypatch):
     monkeypatch.setattr(registry, "_declared", dict(registry._declared))
-    register_op("aten.relu.default", can_reuse=("x",))
+    register_op("aten.relu.default", may_alias=("x",))
     try:
         with pytest.raises(OptionError, match=r"declared with arguments \['x'\], but has \['self'\]"):
             facts(aten.relu.default)
@@ -101,19 +101,12 @@ def test_only_views_cost_no_bytes_by_declaration():
             assert known.cost.value == "view", op
 
 
-def test_reuse_and_aliasing_exclude_each_other():
-    for op in every_aten_op():
-        known = facts(op)
-        assert not (known.can_reuse and known.aliases), op
-        assert not (known.can_reuse and known.mutates), op
-        assert all(position in read_schema(op).tensor_args for position in known.can_reuse), op
-
-
 def test_in_place_ops_take_the_cost_of_their_twin():
     known = facts(aten.add_.Tensor)
     assert (known.mutates, known.sources(), known.pure) == ((0,), (0,), False)
     assert known.cost is facts(aten.add.Tensor).cost
-    assert not known.can_reuse
+    assert facts(aten.add.Tensor).fusable
+    assert not known.fusable
 
 
 def test_an_op_of_another_library_gets_safe_facts():
@@ -123,7 +116,6 @@ def test_an_op_of_another_library_gets_safe_facts():
         known = facts(op)
         assert not known.known
         assert not known.pure
-        assert known.can_reuse == ()
         assert not known.fusable
         assert {(a.output, a.arg, a.may) for a in known.aliases} == {
             (0, 0, True), (0, 1, True), (1, 0, True), (1, 1, True)
@@ -135,9 +127,9 @@ def test_a_user_may_declare_an_op_of_a_library():
         library.define("twice(Tensor a) -> Tensor")
         op = torch.ops.staticrt_test_declared.twice.default
         assert not facts(op).known
-        register_op("staticrt_test_declared.twice", can_reuse=("a",), fusable=True)
+        register_op("staticrt_test_declared.twice", fusable=True)
         assert facts(op).pure
-        assert facts(op).can_reuse == (0,)
+        assert facts(op).fusable
         assert facts(op).aliases == ()
 
 

@@ -1,4 +1,4 @@
-"""Graphs for pass tests: captured from modules and functions, or written by hand."""
+"""Graphs for pass tests: traced from modules and functions, or written by hand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from staticrt.passes.base import GraphPass, PassResult
 from staticrt.passes.differential import Comparison
 
 
-class Captured:
+class Traced:
     """A functional ATen graph with an example of every input, its placeholders' values first."""
 
     def __init__(self, function: Any, args: Sequence[Any], dynamic: Any = None) -> None:
@@ -64,7 +64,7 @@ class _Wrap(torch.nn.Module):
         return self.function(*args)
 
 
-class Built(Captured):
+class Built(Traced):
     """A graph written by hand: `build(graph, *placeholders)` returns the outputs; metadata by fake run."""
 
     def __init__(self, build: Callable[..., Any], args: Sequence[Any]) -> None:
@@ -84,8 +84,8 @@ class Built(Captured):
 
 
 @pytest.fixture
-def capture() -> type[Captured]:
-    return Captured
+def trace() -> type[Traced]:
+    return Traced
 
 
 @pytest.fixture

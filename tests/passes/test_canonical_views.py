@@ -98,14 +98,14 @@ def test_expands_are_composed_unless_a_size_is_kept(build):
     assert not build(chain(*steps), [torch.rand(2, 1)]).run(CanonicalViews()).changed
 
 
-def test_symbolic_sizes(capture):
+def test_symbolic_sizes(trace):
     def model(x):
         return x.view(x.shape[0] * 3, 4).view(x.shape[0], 12).unsqueeze(0).view(-1) * 2, x.transpose(
             0, 1
         ).reshape(-1) * 2
 
     batch = torch.export.Dim("batch", min=3)
-    graph = capture(model, [torch.randn(5, 3, 4)], {"args": ({0: batch},)})
+    graph = trace(model, [torch.randn(5, 3, 4)], {"args": ({0: batch},)})
     before = graph.count(aten.view.default)
     graph.run(CanonicalViews(), [torch.randn(9, 3, 4)])
     graph.gm.graph.eliminate_dead_code()

@@ -42,28 +42,28 @@ class Classifier(nn.Module):
         return self.head(torch.flatten(F.adaptive_avg_pool2d(self.chain(x), 1), 1))
 
 
-def test_a_region_is_converted_at_its_borders_only(capture):
-    graph = capture(Chain().eval(), [torch.randn(2, 8, 12, 14)])
+def test_a_region_is_converted_at_its_borders_only(trace):
+    graph = trace(Chain().eval(), [torch.randn(2, 8, 12, 14)])
     assert graph.run(ChannelsLast(fixed(graph))).changed
     assert all(is_channels_last(n.meta["val"]) for n in convs(graph))
     assert graph.count(aten.clone.default) == 2  # in and out
 
 
-def test_what_reads_any_layout_needs_no_conversion(capture):
-    graph = capture(Classifier().eval(), [torch.randn(2, 8, 12, 14)])
+def test_what_reads_any_layout_needs_no_conversion(trace):
+    graph = trace(Classifier().eval(), [torch.randn(2, 8, 12, 14)])
     assert graph.run(ChannelsLast(fixed(graph))).changed
     assert graph.count(aten.clone.default) == 1
 
 
-def test_symbolic_sizes(capture):
+def test_symbolic_sizes(trace):
     dims = ({0: torch.export.Dim.AUTO, 2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO},)
-    graph = capture(Classifier().eval(), [torch.randn(2, 8, 12, 14)], dynamic=dims)
+    graph = trace(Classifier().eval(), [torch.randn(2, 8, 12, 14)], dynamic=dims)
     assert graph.run(ChannelsLast(fixed(graph)), [torch.randn(3, 8, 20, 18)]).changed
 
 
-def test_images_that_are_channels_last_already_stay(capture):
+def test_images_that_are_channels_last_already_stay(trace):
     x = torch.randn(2, 8, 12, 14).contiguous(memory_format=torch.channels_last)
-    graph = capture(Chain().eval(), [x])
+    graph = trace(Chain().eval(), [x])
     graph.run(ChannelsLast(fixed(graph)))
     assert graph.count(aten.clone.default) == 0
 
@@ -80,8 +80,8 @@ class Written(nn.Module):
         return y, y.as_strided((3, 3), (1, 2)), y.flatten(1)
 
 
-def test_other_readers_see_the_layout_they_saw(capture):
-    graph = capture(Written().eval(), [torch.randn(2, 8, 12, 14)])
+def test_other_readers_see_the_layout_they_saw(trace):
+    graph = trace(Written().eval(), [torch.randn(2, 8, 12, 14)])
     assert graph.run(ChannelsLast(fixed(graph))).changed
     output = graph.gm.graph.output_node().args[0][0]
     assert output.target is aten.clone.default
@@ -97,15 +97,15 @@ STAYS = {
 
 
 @pytest.mark.parametrize("name", STAYS)
-def test_stays_where_it_must(capture, name):
+def test_stays_where_it_must(trace, name):
     make, sizes = STAYS[name]
     dtype = torch.float64 if name == "float64" else torch.float32
-    graph = capture(make().eval(), [torch.randn(sizes, dtype=dtype)])
+    graph = trace(make().eval(), [torch.randn(sizes, dtype=dtype)])
     assert not graph.run(ChannelsLast(fixed(graph))).changed
 
 
-def test_live_weights_are_left_alone(capture):
-    graph = capture(Chain().eval(), [torch.randn(2, 8, 12, 14)])
+def test_live_weights_are_left_alone(trace):
+    graph = trace(Chain().eval(), [torch.randn(2, 8, 12, 14)])
     assert not graph.run(ChannelsLast(frozenset())).changed
 
 
@@ -125,9 +125,9 @@ class Decoder(nn.Module):
 
 
 @pytest.mark.parametrize("how", [{}, {"mode": "nearest-exact"}, {"mode": "bilinear"}], ids=str)
-def test_upsampling_to_a_symbolic_size_stays_channels_last(capture, how):
+def test_upsampling_to_a_symbolic_size_stays_channels_last(trace, how):
     dims = ({0: torch.export.Dim.AUTO, 2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO},)
-    graph = capture(Decoder(**how).eval(), [torch.randn(2, 8, 12, 14)], dynamic=dims)
+    graph = trace(Decoder(**how).eval(), [torch.randn(2, 8, 12, 14)], dynamic=dims)
     assert graph.run(ChannelsLast(fixed(graph)), [torch.randn(3, 8, 20, 18)]).changed
     assert all(is_channels_last(n.meta["val"]) for n in convs(graph))
     assert graph.count(aten.clone.default) == 2  # in and out
@@ -144,9 +144,9 @@ class TransposedDecoder(nn.Module):
         return self.last(F.relu(self.up(F.relu(self.first(x)))))
 
 
-def test_a_transposed_convolution_stays_inside_its_region(capture):
+def test_a_transposed_convolution_stays_inside_its_region(trace):
     dims = ({0: torch.export.Dim.AUTO, 2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO},)
-    graph = capture(TransposedDecoder().eval(), [torch.randn(2, 8, 12, 14)], dynamic=dims)
+    graph = trace(TransposedDecoder().eval(), [torch.randn(2, 8, 12, 14)], dynamic=dims)
     assert graph.run(ChannelsLast(fixed(graph)), [torch.randn(3, 8, 20, 18)]).changed
     assert graph.count(aten.clone.default) == 2  # in and out
 
@@ -167,9 +167,9 @@ class PickedPixels(nn.Module):
         return self.last(torch.index_select(y, -1, columns))
 
 
-def test_picking_rows_and_columns_stays_inside_its_region(capture):
+def test_picking_rows_and_columns_stays_inside_its_region(trace):
     dims = ({0: torch.export.Dim.AUTO, 2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO},)
-    graph = capture(PickedPixels().eval(), [torch.randn(2, 8, 6, 7)], dynamic=dims)
+    graph = trace(PickedPixels().eval(), [torch.randn(2, 8, 6, 7)], dynamic=dims)
     assert graph.run(ChannelsLast(fixed(graph)), [torch.randn(3, 8, 10, 9)]).changed
     assert all(is_channels_last(n.meta["val"]) for n in convs(graph))
     assert graph.count(aten.clone.default) == 2  # in and out

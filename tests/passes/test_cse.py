@@ -9,8 +9,8 @@ def call(graph, op, *args, **kwargs):
     return graph.call_function(op, args, kwargs)
 
 
-def test_equal_calls_are_merged_through_their_readers(capture):
-    graph = capture(lambda x: (x * 2).relu() + (x * 2).relu(), [torch.randn(4)])
+def test_equal_calls_are_merged_through_their_readers(trace):
+    graph = trace(lambda x: (x * 2).relu() + (x * 2).relu(), [torch.randn(4)])
     assert graph.run(MergeEqualCalls()).count == 2
     assert graph.targets() == ["aten.mul.Tensor", "aten.relu.default", "aten.add.Tensor"]
 
@@ -112,12 +112,12 @@ def test_reshapes_that_copy_are_not_made_aliases_of_each_other(build):
     assert not build(body, [torch.rand(2, 3).t()]).run(MergeEqualCalls()).changed
 
 
-def test_size_calls_are_merged(capture):
+def test_size_calls_are_merged(trace):
     def model(x):
         return x.view(x.shape[0], -1) * x.shape[0], x.reshape(x.shape[0], -1)
 
     batch = torch.export.Dim("batch", min=2)
-    graph = capture(model, [torch.rand(4, 3, 2)], {"args": ({0: batch},)})
+    graph = trace(model, [torch.rand(4, 3, 2)], {"args": ({0: batch},)})
     graph.run(MergeEqualCalls(), [torch.rand(7, 3, 2)])
     assert graph.count(aten.sym_size.int) <= 1
 

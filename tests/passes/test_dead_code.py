@@ -79,7 +79,7 @@ def test_assertions_on_data_stay_and_those_that_hold_go(build):
     ]
 
 
-def test_a_dead_cond_goes_only_if_its_branches_are_pure(capture):
+def test_a_dead_cond_goes_only_if_its_branches_are_pure(trace):
     def pure(x):
         return x + 1, torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
 
@@ -87,7 +87,7 @@ def test_a_dead_cond_goes_only_if_its_branches_are_pure(capture):
         return x + 1, torch.cond(x.sum() > 0, lambda x: torch.rand_like(x), lambda x: x.cos(), (x,))
 
     for function, kept in ((pure, False), (random, True)):
-        graph = capture(function, [torch.rand(3)])
+        graph = trace(function, [torch.rand(3)])
         output = graph.gm.graph.output_node()
         output.args = (output.args[0][:1],)
         graph.run(RemoveDeadCode(), [-torch.rand(3)])

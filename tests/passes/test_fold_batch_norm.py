@@ -35,26 +35,26 @@ FOLDED = {
 
 
 @pytest.mark.parametrize("name", FOLDED)
-def test_norm_goes_into_frozen_weights(capture, name):
+def test_norm_goes_into_frozen_weights(trace, name):
     conv, norm, sizes = FOLDED[name]
-    graph = capture(model(conv, norm), [torch.randn(sizes)])
+    graph = trace(model(conv, norm), [torch.randn(sizes)])
     options = PipelineOptions(freeze=True, weights=frozen(graph))
     run_pipeline(graph.gm, options=options, compare_with=graph.inputs())
     assert len(graph.targets()) == 1
     assert "conv" in graph.targets()[0]
 
 
-def test_live_weights_keep_their_norm(capture):
+def test_live_weights_keep_their_norm(trace):
     conv, norm, sizes = FOLDED["2d"]
-    graph = capture(model(conv, norm), [torch.randn(sizes)])
+    graph = trace(model(conv, norm), [torch.randn(sizes)])
     report = run_pipeline(graph.gm, options=PipelineOptions(weights=frozen(graph)))
     assert not next(p for p in report.passes if p.name == "fold-batch-norm").changed
     assert sum(graph.count(n) for n in NORMS) == 1
 
 
-def test_norm_goes_into_weights_that_the_runtime_tracks(capture):
+def test_norm_goes_into_weights_that_the_runtime_tracks(trace):
     conv, norm, sizes = FOLDED["2d"]
-    graph = capture(model(conv, norm), [torch.randn(sizes)])
+    graph = trace(model(conv, norm), [torch.randn(sizes)])
     options = PipelineOptions(tracked=frozenset(frozen(graph)))
     run_pipeline(graph.gm, options=options, compare_with=graph.inputs())
     assert sum(graph.count(n) for n in NORMS) == 0
@@ -80,6 +80,6 @@ STAYS = {
 
 
 @pytest.mark.parametrize("name", STAYS)
-def test_stays_where_it_must(capture, name):
-    graph = capture(STAYS[name](), [torch.randn(2, 3, 8, 8)])
+def test_stays_where_it_must(trace, name):
+    graph = trace(STAYS[name](), [torch.randn(2, 3, 8, 8)])
     assert not graph.run(FoldBatchNorm(frozenset(frozen(graph)))).changed

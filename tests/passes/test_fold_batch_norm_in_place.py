@@ -40,9 +40,9 @@ def image(case, batch=1):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_large_weights_stay_where_they_lie(capture, name):
+def test_large_weights_stay_where_they_lie(trace, name):
     case, stays = CASES[name]
-    graph = capture(block(case, bias=True), [image(case)])
+    graph = trace(block(case, bias=True), [image(case)])
     names = {**graph.names("PARAMETER"), **graph.names("BUFFER")}
     run_pipeline(graph.gm, options=PipelineOptions(tracked=frozenset(names)), compare_with=graph.inputs())
     convs = [n for n in graph.gm.graph.nodes if "conv" in str(n.target) and n.op == "call_function"]

@@ -10,19 +10,19 @@ def call(graph, op, *args, **kwargs):
     return graph.call_function(op, args, kwargs)
 
 
-def test_a_mask_from_literals_is_computed_once(capture):
+def test_a_mask_from_literals_is_computed_once(trace):
     def model(x):
         mask = torch.ones(4, 4).tril().bool()
         return x.masked_fill(~mask, float("-inf"))
 
-    graph = capture(model, [torch.randn(4, 4)])
+    graph = trace(model, [torch.randn(4, 4)])
     assert graph.run(FoldConstants()).changed
     graph.run(RemoveDeadCode())
     assert graph.targets() == ["aten.masked_fill.Scalar"]
     assert [n.target for n in graph.gm.graph.nodes if n.op == "get_attr"] == ["_folded_0"]
 
 
-def test_lifted_constants_fold_and_weights_do_not(capture):
+def test_lifted_constants_fold_and_weights_do_not(trace):
     class Model(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -32,11 +32,11 @@ def test_lifted_constants_fold_and_weights_do_not(capture):
         def forward(self, x):
             return x * self.weight.exp() * self.scale.exp() * torch.tensor([1.0, 2.0, 3.0]).exp()
 
-    graph = capture(Model(), [torch.rand(3)])
+    graph = trace(Model(), [torch.rand(3)])
     graph.run(FoldConstants(graph.names("CONSTANT_TENSOR")))
     assert graph.count(aten.exp.default) == 2
 
-    graph = capture(Model(), [torch.rand(3)])
+    graph = trace(Model(), [torch.rand(3)])
     weights = {**graph.names("PARAMETER"), **graph.names("BUFFER")}
     graph.run(FoldConstants(graph.names("CONSTANT_TENSOR"), weights=weights))
     assert graph.count(aten.exp.default) == 0
@@ -111,9 +111,9 @@ def test_expanded_constants_keep_their_strides(build):
     assert graph.targets() == ["aten.expand.default", "aten.add.Tensor"]
 
 
-def test_symbolic_creation_is_not_folded(capture):
+def test_symbolic_creation_is_not_folded(trace):
     batch = torch.export.Dim("batch", min=3)
-    graph = capture(lambda x: x + torch.arange(x.shape[0]), [torch.randn(5)], {"args": ({0: batch},)})
+    graph = trace(lambda x: x + torch.arange(x.shape[0]), [torch.randn(5)], {"args": ({0: batch},)})
     graph.run(FoldConstants(), [torch.randn(8)])
     assert sum("arange" in t for t in graph.targets()) == 1
 

@@ -45,8 +45,8 @@ def silu(x):
         (silu, SILU),
     ],
 )
-def test_an_activation_written_out_becomes_one_call(capture, function, target):
-    graph = capture(lambda x: function(x) + 1, [torch.randn(3, 16)])
+def test_an_activation_written_out_becomes_one_call(trace, function, target):
+    graph = trace(lambda x: function(x) + 1, [torch.randn(3, 16)])
     assert graph.run(FuseActivations(), [torch.linspace(-12, 12, 48).view(3, 16)]).changed
     graph.gm.graph.eliminate_dead_code()
     assert graph.count(target) == 1
@@ -68,8 +68,8 @@ def test_an_activation_written_out_becomes_one_call(capture, function, target):
         lambda x: torch.div(x, math.sqrt(2), rounding_mode="floor").erf().add(1).mul(x).mul(0.5),
     ],
 )
-def test_what_is_another_function_stays(capture, function):
-    graph = capture(function, [torch.randn(3, 16)])
+def test_what_is_another_function_stays(trace, function):
+    graph = trace(function, [torch.randn(3, 16)])
     graph.run(FuseActivations(), [torch.linspace(-3, 3, 48).view(3, 16)])
     assert graph.count(GELU) == 0
     if graph.count(SILU):  # 2 * silu(x) is one
@@ -77,6 +77,6 @@ def test_what_is_another_function_stays(capture, function):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
-def test_other_dtypes_round_elsewhere_and_stay(capture, dtype):
-    graph = capture(onnx_order, [torch.randn(3, 16, dtype=dtype)])
+def test_other_dtypes_round_elsewhere_and_stay(trace, dtype):
+    graph = trace(onnx_order, [torch.randn(3, 16, dtype=dtype)])
     assert not graph.run(FuseActivations()).changed

@@ -38,23 +38,23 @@ def scaled_apart(q, k, v):
 
 
 @pytest.mark.parametrize("function", [scaled, divided, unscaled, scaled_apart])
-def test_written_out_attention_becomes_one_call(capture, function):
-    graph = capture(function, inputs())
+def test_written_out_attention_becomes_one_call(trace, function):
+    graph = trace(function, inputs())
     assert graph.run(FuseAttention(), inputs()).count == 1
     RemoveDeadCode()(graph.gm)
     assert graph.targets() == [str(SDPA), "aten.add.Tensor"]
 
 
-def test_a_scale_that_widens_an_operand_stays(capture):
-    graph = capture(lambda q, k, v: ((q * torch.ones(2, 3, 5, 4)) @ k).softmax(-1) @ v, [
+def test_a_scale_that_widens_an_operand_stays(trace):
+    graph = trace(lambda q, k, v: ((q * torch.ones(2, 3, 5, 4)) @ k).softmax(-1) @ v, [
         torch.randn(1, 3, 5, 4), torch.randn(2, 3, 4, 7), torch.randn(2, 3, 7, 4)])  # fmt: skip
     graph.run(FuseAttention(), [torch.randn(1, 3, 5, 4), torch.randn(2, 3, 4, 7), torch.randn(2, 3, 7, 4)])
 
 
-def test_symbolic_lengths(capture):
+def test_symbolic_lengths(trace):
     length = torch.export.Dim("length", min=3)
     spec = ({2: length}, {2: length}, {2: length})
-    graph = capture(scaled, inputs(5, 5), {"args": spec})
+    graph = trace(scaled, inputs(5, 5), {"args": spec})
     assert graph.run(FuseAttention(), inputs(9, 9)).count == 1
 
 
@@ -95,8 +95,8 @@ CAUSAL = {
 
 @pytest.mark.parametrize("mask", CAUSAL.values(), ids=CAUSAL)
 @pytest.mark.parametrize("sizes", [(5, 5), (5, 7), (7, 5)])
-def test_causal_masks_go(capture, mask, sizes):
-    graph = capture(lambda q, k, v: attend(q, k, v, mask), inputs(*sizes))
+def test_causal_masks_go(trace, mask, sizes):
+    graph = trace(lambda q, k, v: attend(q, k, v, mask), inputs(*sizes))
     RemoveNoOps()(graph.gm)
     assert graph.run(FuseAttention(), inputs(*sizes)).count == 1
     (call,) = [n for n in graph.gm.graph.nodes if n.target is SDPA]
@@ -125,8 +125,8 @@ NOT_CAUSAL = {
 
 
 @pytest.mark.parametrize("mask", NOT_CAUSAL.values(), ids=NOT_CAUSAL)
-def test_masks_that_are_nearly_causal_are_kept(capture, mask):
-    graph = capture(lambda q, k, v: attend(q, k, v, mask), inputs(5, 5))
+def test_masks_that_are_nearly_causal_are_kept(trace, mask):
+    graph = trace(lambda q, k, v: attend(q, k, v, mask), inputs(5, 5))
     RemoveNoOps()(graph.gm)
     assert graph.run(FuseAttention(), inputs(5, 5)).count == 1  # compared with eager
     (call,) = [n for n in graph.gm.graph.nodes if n.target is SDPA]
@@ -161,7 +161,7 @@ MASKS = {
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize("shape", [(2, 1, 5, 7), (2, 3, 5, 7), (1, 1, 5, 7)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_masks(capture, mask, shape, dtype):
+def test_masks(trace, mask, shape, dtype):
     """Two rows see nothing: NaN or the mean of all values, as eager says (see the Note)."""
     torch.manual_seed(1)
     args = [x.to(dtype) for x in inputs()]
@@ -169,7 +169,7 @@ def test_masks(capture, mask, shape, dtype):
     def model(q, k, v, m):
         return attend(q, k, v, lambda s: mask(s, m))
 
-    graph = capture(model, [*args, padding((0, 3), shape)])
+    graph = trace(model, [*args, padding((0, 3), shape)])
     RemoveNoOps()(graph.gm)
     others = [[*(x.to(dtype) for x in inputs()), padding(rows, shape)] for rows in ((), (1, 4))]
     # A mask of another type than the scores widens them, or narrows what is added: left alone.
@@ -180,20 +180,20 @@ def test_masks(capture, mask, shape, dtype):
 @pytest.mark.parametrize(
     "shape", [(7,), (5, 7), (1, 7), (5, 1), (3, 5, 7), (1, 5, 7), (2, 1, 1, 7), (1, 1, 1, 7)]
 )
-def test_masks_of_all_ranks(capture, shape):
+def test_masks_of_all_ranks(trace, shape):
     mask = torch.rand(shape) > 0.5
-    graph = capture(lambda q, k, v, m: attend(q, k, v, lambda s: s.masked_fill(m, -INF)), [*inputs(), mask])
+    graph = trace(lambda q, k, v, m: attend(q, k, v, lambda s: s.masked_fill(m, -INF)), [*inputs(), mask])
     assert graph.run(FuseAttention()).count == 1
 
 
 @pytest.mark.parametrize("shape", [(5, 5), (2, 5, 5), (1, 5, 5), (2, 1, 5)])
-def test_without_heads(capture, shape):
+def test_without_heads(trace, shape):
     q = torch.randn(2, 5, 4)
 
     def model(q, k, v, m):
         return torch.bmm(torch.bmm(q, k.transpose(1, 2)).add(m).softmax(-1), v)
 
-    graph = capture(model, [q, q + 1, q - 1, torch.randn(shape).triu(1) * -INF])
+    graph = trace(model, [q, q + 1, q - 1, torch.randn(shape).triu(1) * -INF])
     assert graph.run(FuseAttention()).count == int(torch.broadcast_shapes(shape, (2, 5, 5)) == (2, 5, 5))
 
 
@@ -201,7 +201,7 @@ def heads(x, count=3):
     return x.view(x.shape[0], x.shape[1], count, -1).transpose(1, 2)
 
 
-def test_heads_in_a_projection_need_no_copy(capture):
+def test_heads_in_a_projection_need_no_copy(trace):
     def contiguous(x):
         y = ((heads(x) @ heads(x * 2).mT).softmax(-1) @ heads(x - 1)).transpose(1, 2)
         return y.contiguous().view(x.shape) * 2
@@ -218,23 +218,23 @@ def test_heads_in_a_projection_need_no_copy(capture):
         return (heads(x) @ heads(x * 2).mT).softmax(-1) @ heads(x - 1)
 
     for model, copies in ((contiguous, 0), (reshaped, 0), (read_as_well, 1), (returned, 1)):
-        graph = capture(model, [torch.randn(2, 5, 12)])
+        graph = trace(model, [torch.randn(2, 5, 12)])
         assert graph.run(FuseAttention()).count == 1
         assert graph.count(torch.ops.aten.clone.default) == copies, model
 
 
-def test_two_layers_share_what_is_made_of_their_mask(capture):
+def test_two_layers_share_what_is_made_of_their_mask(trace):
     def model(q, k, v, m):
         one = attend(q, k, v, lambda s: s.masked_fill(m, -INF))
         return attend(one, k, v, lambda s: s.masked_fill(m, -INF))
 
-    graph = capture(model, [*inputs(), ~padding()])
+    graph = trace(model, [*inputs(), ~padding()])
     assert graph.run(FuseAttention()).count == 2
     assert graph.count(torch.ops.aten.all.dim) == 1
 
 
 @pytest.mark.parametrize("shape", [(2, 5, 4), (2, 3, 5, 4)])
-def test_attention_over_the_result_of_attention(capture, shape):
+def test_attention_over_the_result_of_attention(trace, shape):
     """What takes the place of the first product is the second one's queries, keys and values."""
 
     def function(x):
@@ -243,12 +243,12 @@ def test_attention_over_the_result_of_attention(capture, shape):
         return x
 
     inputs = [torch.randn(shape)]
-    assert capture(function, inputs).run(FuseAttention(), inputs).count == 3
+    assert trace(function, inputs).run(FuseAttention(), inputs).count == 3
 
 
-def test_dropout_that_drops_nothing_is_no_obstacle(capture):
+def test_dropout_that_drops_nothing_is_no_obstacle(trace):
     for train, p in ((False, 0.5), (True, 0.0)):
-        graph = capture(
+        graph = trace(
             lambda q, k, v, p=p, train=train: F.dropout((q @ k.mT).softmax(-1), p, train) @ v, inputs()
         )
         graph.run(RemoveNoOps())
@@ -323,8 +323,8 @@ def half_with_mask(q, k, v):
         *(mask_of_a_wider_type, scaled_after_the_mask, half_with_mask),
     ],
 )
-def test_other_calls_stay(capture, function):
-    graph = capture(function, inputs())
+def test_other_calls_stay(trace, function):
+    graph = trace(function, inputs())
     graph.run(CanonicalViews())
     assert not graph.run(FuseAttention()).changed
 

@@ -15,15 +15,15 @@ def call(graph, op, *args):
     return graph.call_function(op, args)
 
 
-def test_an_inner_cat_is_copied_once(capture):
-    graph = capture(lambda a, b: torch.cat([torch.cat([a, b], -1), torch.cat([torch.cat([b, a], 1), a], 1)], 1), [torch.rand(2, 3), torch.rand(2, 4)])  # fmt: skip
+def test_an_inner_cat_is_copied_once(trace):
+    graph = trace(lambda a, b: torch.cat([torch.cat([a, b], -1), torch.cat([torch.cat([b, a], 1), a], 1)], 1), [torch.rand(2, 3), torch.rand(2, 4)])  # fmt: skip
     assert graph.run(MergePieces()).count == 3
     assert graph.count(aten.cat.default) == 1
 
 
-def test_a_stack_in_a_cat_is_copied_once(capture):
+def test_a_stack_in_a_cat_is_copied_once(trace):
     args = [torch.rand(3, 2), torch.rand(3, 2)]
-    graph = capture(lambda a, b: torch.cat([torch.stack([a, b]), b[None] * 2]), args)
+    graph = trace(lambda a, b: torch.cat([torch.stack([a, b]), b[None] * 2]), args)
     assert graph.run(MergePieces()).count == 1
     assert graph.count(aten.stack.default) == 0
 
@@ -56,8 +56,8 @@ def empty_vector(a, b):
 
 
 @pytest.mark.parametrize("model", [wider, other_dim, read_twice, returned, twice_in_one, empty_vector])
-def test_a_cat_that_is_needed_as_it_is(capture, model):
-    graph = capture(model, [torch.rand(2, 3) * 5, torch.rand(2, 3)])
+def test_a_cat_that_is_needed_as_it_is(trace, model):
+    graph = trace(model, [torch.rand(2, 3) * 5, torch.rand(2, 3)])
     assert not graph.run(MergePieces()).changed
 
 

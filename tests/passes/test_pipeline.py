@@ -9,7 +9,6 @@ import torch
 from torch import fx, nn
 
 from staticrt.errors import OptionError, PassError
-from staticrt.ops.facts import BITWISE
 from staticrt.passes import (
     GraphPass,
     PassResult,
@@ -18,7 +17,7 @@ from staticrt.passes import (
     register_pass,
     run_pipeline,
 )
-from staticrt.passes.base import registered_passes
+from staticrt.passes.base import BITWISE, registered_passes
 from staticrt.passes.differential import Comparison
 
 aten = torch.ops.aten
@@ -37,12 +36,12 @@ class Wrong(GraphPass):
         return PassResult(gm, changed=True, count=1)
 
 
-def sine(capture):
-    return capture(lambda x: x.sin() + x.sin(), [torch.rand(3)])
+def sine(trace):
+    return trace(lambda x: x.sin() + x.sin(), [torch.rand(3)])
 
 
-def test_report_says_what_each_pass_did(capture):
-    graph = sine(capture)
+def test_report_says_what_each_pass_did(trace):
+    graph = sine(trace)
     report = run_pipeline(graph.gm)
     by_name = {p.name: p for p in report.passes}
     assert [p.name for p in report.passes] == [p.name for p in default_passes()]
@@ -54,15 +53,15 @@ def test_report_says_what_each_pass_did(capture):
     torch.testing.assert_close(graph.gm(torch.ones(3))[0], 2 * torch.ones(3).sin())
 
 
-def test_a_pass_can_be_left_out(capture):
-    report = run_pipeline(sine(capture).gm, disabled=["merge-equal-calls"])
+def test_a_pass_can_be_left_out(trace):
+    report = run_pipeline(sine(trace).gm, disabled=["merge-equal-calls"])
     assert "merge-equal-calls" not in [p.name for p in report.passes]
     with pytest.raises(OptionError, match="cannot disable 'no-such': no such pass"):
-        run_pipeline(sine(capture).gm, disabled=["no-such"])
+        run_pipeline(sine(trace).gm, disabled=["no-such"])
 
 
-def test_comparison_names_the_pass_that_changed_the_meaning(capture):
-    graph = sine(capture)
+def test_comparison_names_the_pass_that_changed_the_meaning(trace):
+    graph = sine(trace)
     with pytest.raises(PassError, match="pass 'test-wrong' changed the meaning of the graph: output 0"):
         run_pipeline(graph.gm, extra=[Wrong()], compare_with=graph.inputs())
 
@@ -97,7 +96,7 @@ def test_comparison_sees_aliases_writes_and_randomness(build):
     assert "random numbers" in changed(draws)
 
 
-def test_errors_name_pass_and_cause(capture):
+def test_errors_name_pass_and_cause(trace):
     class Fails(GraphPass):
         name = "test-fails"
 
@@ -133,7 +132,7 @@ def test_errors_name_pass_and_cause(capture):
         (Refuses(), r"pass 'test-refuses': no sine\n  at:  placeholder \w+\n  fix: add one"),
     ]:
         with pytest.raises(PassError, match=message):
-            graph_pass(sine(capture).gm)
+            graph_pass(sine(trace).gm)
 
 
 def test_passes_are_registered_by_name():
@@ -145,8 +144,8 @@ def test_passes_are_registered_by_name():
         register_pass(type("Nameless", (GraphPass,), {}))
 
 
-def test_a_second_run_changes_nothing(capture):
-    graph = capture(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(), [torch.rand(2, 5, 8)])
+def test_a_second_run_changes_nothing(trace):
+    graph = trace(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(), [torch.rand(2, 5, 8)])
     run_pipeline(graph.gm)
     again = run_pipeline(graph.gm)
     assert [p.name for p in again.passes if p.changed] == []
@@ -225,13 +224,13 @@ CASES = {
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", CASES)
-def test_never_changes_the_meaning(capture, name, dynamic):
+def test_never_changes_the_meaning(trace, name, dynamic):
     torch.manual_seed(0)
     make, sizes = CASES[name]
     module = make()
     spec = {0: BATCH}
     shapes = None if not dynamic else (spec,) if isinstance(module, nn.Module) else {"args": (spec,)}
-    graph = capture(module, [torch.rand(sizes)], shapes)
+    graph = trace(module, [torch.rand(sizes)], shapes)
     others = [[torch.randn(n, *sizes[1:])] for n in (3, 7)] if dynamic else [[torch.randn(sizes)]]
     comparisons = [Comparison(graph.gm, graph.inputs(args)) for args in others]
     options = PipelineOptions(constants=graph.names("CONSTANT_TENSOR"))

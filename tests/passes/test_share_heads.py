@@ -41,8 +41,8 @@ def interleaved(q, k, v):
 
 
 @pytest.mark.parametrize("model", [whole, masked, written_out, interleaved])
-def test_keys_and_values_are_not_repeated(capture, model):
-    graph = capture(model, inputs())
+def test_keys_and_values_are_not_repeated(trace, model):
+    graph = trace(model, inputs())
     CanonicalViews()(graph.gm)
     FuseAttention()(graph.gm)
     assert graph.run(ShareHeads(), inputs()).count == 1
@@ -83,8 +83,8 @@ def strided_rows(q, k, v):
 @pytest.mark.parametrize(
     "model", [tiled, tiled_by_expansion, only_keys, rows_repeated, other_depth, strided_rows]
 )
-def test_other_repetitions_stay(capture, model):
-    graph = capture(model, inputs())
+def test_other_repetitions_stay(trace, model):
+    graph = trace(model, inputs())
     CanonicalViews()(graph.gm)
     assert not graph.run(ShareHeads()).changed
 

@@ -43,7 +43,7 @@ def model():
 
 
 def arena_bytes(fast) -> int:
-    (native,) = fast._engine._natives()
+    (native,) = fast._executor.natives()
     return max(stats["arena_bytes"] for stats in native.prepared_stats)
 
 

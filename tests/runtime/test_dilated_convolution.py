@@ -28,7 +28,7 @@ def test_equals_eager(groups):
             x = torch.randn(2, 8, height, width)
             for _ in range(2):
                 torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5, check_stride=True)
-        for signature in compiled.explain().captures[0].signatures:
+        for signature in compiled.explain().traces[0].signatures:
             routes |= {name for name, _count in signature.kernels}
     assert any("runs of pixels" in route for route in routes), routes
 
@@ -57,5 +57,5 @@ def test_what_meets_mostly_padding_is_left_to_whoever_skips_it(dilation, route):
     x = torch.randn(1, 8, 16, 16)
     for _ in range(2):
         torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5, check_stride=True)
-    kernels = {name for name, _ in compiled.explain().captures[0].signatures[0].kernels}
+    kernels = {name for name, _ in compiled.explain().traces[0].signatures[0].kernels}
     assert any("runs of pixels" in name for name in kernels) == (route == "runs of pixels"), kernels

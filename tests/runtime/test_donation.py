@@ -26,7 +26,7 @@ def test_a_result_takes_the_bytes_of_a_donated_argument():
                 old + 1
     assert state.data_ptr() == address
     state.add_(1)  # the caller's own, like any result
-    assert fast._engine.fast.calls > 0
+    assert fast._executor.fast.calls > 0
 
 
 def test_values_of_the_run_lie_where_the_argument_was():
@@ -42,7 +42,7 @@ def test_values_of_the_run_lie_where_the_argument_was():
         with torch.no_grad():
             for _ in range(3):
                 torch.testing.assert_close(fast(x.clone()), function(x))
-        (prepared,) = staticrt._C.prepared_programs(fast._engine._order[0].executable.native)
+        (prepared,) = staticrt._C.prepared_programs(fast._executor.snapshot().traces[0].executable.native)
         arenas[donate] = prepared.stats["arena_bytes"]
     assert arenas["x",] <= arenas[()] - x.nbytes
     assert prepared.stats["donated_bytes"] >= x.nbytes
@@ -140,7 +140,7 @@ def test_wrong_uses_say_what_to_do():
         (torch.randn(4, 4, requires_grad=True), update, "requires a gradient"),
     ]
     with torch.no_grad():
-        for _ in range(2):  # before and after a capture
+        for _ in range(2):  # before and after a trace
             for state, other, message in cases:
                 with pytest.raises(InputError, match=message):
                     fast(state, other)

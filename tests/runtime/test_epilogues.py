@@ -59,7 +59,10 @@ class Net(nn.Module):
 
 
 def routes(fast):
-    return [route for _name, route in fast._engine._order[0].executable.native.prepared_stats[-1]["routes"]]
+    return [
+        route
+        for _name, route in fast._executor.snapshot().traces[0].executable.native.prepared_stats[-1]["routes"]
+    ]
 
 
 @pytest.mark.parametrize(("layer", "activation"), itertools.product(LAYERS, ACTIVATIONS))
@@ -170,5 +173,5 @@ def test_tall_products_by_blas_are_finished_band_by_band(rows, columns, depth):
                 torch.testing.assert_close(fast(x, w, bias), function(x, w, bias))
     finally:
         torch.set_num_threads(threads)
-    (stats,) = fast._engine._order[0].executable.native.prepared_stats
+    (stats,) = fast._executor.snapshot().traces[0].executable.native.prepared_stats
     assert [route for _node, route in stats["routes"]] == ["gemm: blas + tile loop"]

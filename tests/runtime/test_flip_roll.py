@@ -59,7 +59,7 @@ SHAPES = [(3, 4), (2, 3, 4, 5), (2, 0, 3), (2, 1, 3)]
 @pytest.mark.parametrize("name", CASES)
 def test_results_are_eagers(name: str) -> None:
     function = CASES[name]
-    compiled = staticrt.compile(function, max_captures=1000)
+    compiled = staticrt.compile(function, max_traces=1000)
     with torch.no_grad():
         for dtype in DTYPES:
             for shape in SHAPES:
@@ -88,8 +88,8 @@ def test_nothing_falls_back(name: str) -> None:
     with torch.no_grad():
         for _ in range(3):
             torch.testing.assert_close(compiled(x), torch.relu(function(x + 1)))
-    (capture,) = compiled.explain().captures
-    assert dict(capture.kinds)["fallback"] == 0
+    (trace,) = compiled.explain().traces
+    assert dict(trace.kinds)["fallback"] == 0
 
 
 def test_prepared_copies_need_no_dispatcher() -> None:
@@ -97,7 +97,7 @@ def test_prepared_copies_need_no_dispatcher() -> None:
     with torch.no_grad():
         for _ in range(3):
             compiled(torch.randn(8, 8))
-    (signature,) = compiled.explain().captures[0].signatures
+    (signature,) = compiled.explain().traces[0].signatures
     assert "generic" not in str(signature), signature
 
 

@@ -18,7 +18,7 @@ def one_thread():
 
 
 def prepared_of(fast):
-    (prepared,) = staticrt._C.prepared_programs(fast._engine._order[0].executable.native)
+    (prepared,) = staticrt._C.prepared_programs(fast._executor.snapshot().traces[0].executable.native)
     return prepared
 
 

@@ -17,7 +17,7 @@ def flat(result):
 
 
 def native(compiled):
-    return compiled._engine._order[0].executable.native
+    return compiled._executor.snapshot().traces[0].executable.native
 
 
 def test_outputs_are_managed_from_the_second_run_on():

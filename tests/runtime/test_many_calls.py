@@ -55,7 +55,7 @@ def test_eight_threads_a_thousand_calls_each():
     run_all()
     assert not wrong
     assert resident_bytes() - before < 16 * 2**20
-    assert compiled._engine.fast.calls > 8000  # served without Python, so without its lock
+    assert compiled._executor.fast.calls > 8000  # served without Python, so without its lock
 
 
 def test_ten_thousand_calls_with_random_shapes():
@@ -75,5 +75,5 @@ def test_ten_thousand_calls_with_random_shapes():
             before = resident_bytes()
     assert resident_bytes() - before < 32 * 2**20
     explanation = compiled.explain()
-    assert len(explanation.captures) == 1
+    assert len(explanation.traces) == 1
     assert not explanation.eager

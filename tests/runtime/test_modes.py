@@ -177,7 +177,7 @@ def test_managed_memory_is_shared_and_bounded():
     compiled = staticrt.compile(function, prepared=False)
     for _ in range(3):
         compiled(torch.randn(16, 16))
-    counters = compiled._engine._order[0].executable.native.memory_counters
+    counters = compiled._executor.snapshot().traces[0].executable.native.memory_counters
     assert counters["managed_tensors"] >= 8
     assert counters["reused_tensors"] >= 6
     assert counters["managed_bytes"] <= 3 * 16 * 16 * 4 + 64

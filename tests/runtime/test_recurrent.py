@@ -20,7 +20,7 @@ ROUTE = "recurrent: packed weights"
 def routes(fast):
     return [
         kernel
-        for native in fast._engine._natives()
+        for native in fast._executor.natives()
         for stats in native.prepared_stats
         for _node, kernel in stats["routes"]
     ]

@@ -33,7 +33,7 @@ class Chain(nn.Module):
 @pytest.mark.parametrize("options", [{}, {"prepared": False}], ids=["prepared", "general"])
 def test_the_first_run_frees_values_after_their_last_use(options: dict[str, bool]) -> None:
     x = torch.rand(1024, 1024)
-    staticrt.compile(Chain().eval(), **options)(torch.rand(3, 5))  # what a first capture loads
+    staticrt.compile(Chain().eval(), **options)(torch.rand(3, 5))  # what a first trace loads
     trim()
     before = anonymous_bytes()
     assert before is not None

@@ -19,7 +19,7 @@ def test_the_zoo_agrees(name):
         fast = staticrt.compile(model, verify=True)
         for _ in range(3):
             torch.testing.assert_close(fast(*args), model(*args), rtol=1e-4, atol=1e-4)
-    (native,) = fast._engine._natives()
+    (native,) = fast._executor.natives()
     assert native.cache_counters["prepared"] == 1
 
 

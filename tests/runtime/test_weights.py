@@ -50,7 +50,7 @@ def agree(fast, net, x):
 
 def prepared(fast):
     """Stats of the prepared program used last."""
-    return fast._engine._order[0].executable.native.prepared_stats[-1]
+    return fast._executor.snapshot().traces[0].executable.native.prepared_stats[-1]
 
 
 def optimizer_step(net):

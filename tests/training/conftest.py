@@ -1,30 +1,30 @@
-"""Both doors to training, for tests that hold for each."""
+"""Both autograd nodes, for tests that hold for each."""
 
 import copy
 
 import pytest
 import torch
 
-# door -> how a function is compiled through it
-DOORS = {
-    name: lambda function, door=door, **options: torch.compile(
-        function, backend="staticrt", options={"door": door, **options}
+# name -> how a function is compiled through it
+ENTRIES = {
+    name: lambda function, node=node, **options: torch.compile(
+        function, backend="staticrt", options={"backward_node": node, **options}
     )
-    for name, door in {"A": "a", "B where it fits": "auto"}.items()
+    for name, node in {"aot": "aot", "native where it fits": "auto"}.items()
 }
 
 
-@pytest.fixture(params=DOORS)
-def door(request):
-    """`door(function, **options)` compiles for training."""
+@pytest.fixture(params=ENTRIES)
+def compiler(request):
+    """`compiler(function, **options)` compiles for training."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    yield DOORS[request.param]
+    yield ENTRIES[request.param]
     torch._dynamo.reset()
 
 
 @pytest.fixture
-def against_eager(door):
+def against_eager(compiler):
     """`against_eager(module or function, make_inputs)`: three calls, forward and backward, equal to eager's.
 
     make_inputs(call) gives the arguments of a call, from the seed that the fixture sets. Values, gradients of
@@ -33,7 +33,7 @@ def against_eager(door):
 
     def check(model, make_inputs, loss=None, calls=3, rtol=1e-4, atol=1e-5, **options):
         theirs = copy.deepcopy(model) if isinstance(model, torch.nn.Module) else model
-        compiled = door(model, **options)
+        compiled = compiler(model, **options)
         for call in range(calls):
             results = []
             for run, owner in ((compiled, model), (theirs, theirs)):

@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
-from test_saved_bytes import MODELS
 from torch import nn
 
 from staticrt.models.bench.train_memory import region_bytes
 from staticrt.models.bench.train_models import Lstm, Transformer
+from tests.support.training_cases import ACTIVATION_MODELS
 
 BUDGETS = (1.0, 0.5, 0.2, 0.1, 0.0)
 
@@ -48,9 +48,9 @@ def _step(make, sizes, budget):
     return saved, peak, [x.grad, *(p.grad for p in model.parameters())]
 
 
-@pytest.mark.parametrize("name", [*MODELS, *DEEP])
+@pytest.mark.parametrize("name", [*ACTIVATION_MODELS, *DEEP])
 def test_neither_saved_bytes_nor_the_peak_rise_as_the_budget_falls(name):
-    make, sizes = (MODELS | DEEP)[name]
+    make, sizes = (ACTIVATION_MODELS | DEEP)[name]
     steps = [_step(make, sizes, budget) for budget in BUDGETS]
     saved, peaks, gradients = zip(*steps, strict=True)
     assert list(saved) == sorted(saved, reverse=True), saved

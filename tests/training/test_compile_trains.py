@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import staticrt
-from staticrt.errors import CaptureError
+from staticrt.errors import TraceError
 
 
 @pytest.fixture(autouse=True)
@@ -46,12 +46,12 @@ def test_training_mode():
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     explanation = compiled.explain()
     assert not explanation.eager
-    assert {report.route for report in explanation.captures} == {"training"}
-    assert {kind for report in explanation.captures for kind, _count in report.kinds} == {
+    assert {report.route for report in explanation.traces} == {"training"}
+    assert {kind for report in explanation.traces for kind, _count in report.kinds} == {
         "forward",
         "backward",
     }
-    assert sum(report.calls for report in explanation.captures) == 6
+    assert sum(report.calls for report in explanation.traces) == 6
     assert "training" in str(explanation)
 
 
@@ -112,7 +112,7 @@ def test_python_between_compiled_parts():
         torch.testing.assert_close(a.grad, b.grad)
     explanation = compiled.explain()
     assert explanation.eager
-    assert explanation.eager[0].what == "between parts"
+    assert explanation.eager[0].what == "graph break"
 
 
 def test_hooks_of_the_module():
@@ -143,7 +143,7 @@ def test_whole_or_not_at_all():
         torch._dynamo.graph_break()
         return x * 2
 
-    with pytest.raises(CaptureError):
+    with pytest.raises(TraceError):
         staticrt.compile(function, fullgraph=True)(torch.ones(2, requires_grad=True))
 
 

@@ -2,7 +2,13 @@
 
 import pytest
 import torch
-from distributed_workers import (
+from torch import fx
+
+from staticrt.errors import InputError
+from staticrt.interop.distributed import check_groups, group_names
+from staticrt.ops import facts
+from staticrt.passes.effects import is_pure
+from tests.support.distributed_workers import (
     compiled_data_parallel,
     data_parallel,
     ordered,
@@ -10,20 +16,14 @@ from distributed_workers import (
     tensor_parallel,
     weights,
 )
-from torch import fx
-
-from staticrt.distributed import check_groups, group_names
-from staticrt.errors import InputError
-from staticrt.ops import facts
-from staticrt.passes.effects import is_pure
 
 
 def test_tensor_parallel_mlp_equals_one_process(tmp_path):
     first, second, x = weights()
     expected = torch.relu(x @ first) @ second
     for found in run_ranks(tensor_parallel, tmp_path):
-        for door in ("compile", "backend"):
-            for result in found[door]:
+        for compiler in ("compile", "backend"):
+            for result in found[compiler]:
                 torch.testing.assert_close(result, expected[: len(result)], rtol=1e-4, atol=1e-4)
         assert "_c10d_functional.all_reduce" in found["explain"]
         assert "StaticExecutable" in found["explain"]
@@ -57,9 +57,9 @@ def test_compiled_ddp_equals_eager_ddp(tmp_path):
                 assert ways[way]["calls"] == eager["calls"], kind
             assert fast["module"]
             assert fast["keys"] == [f"module.{name}" for name in fast["state"]]
-            assert "training, door B" in fast["explain"]
+            assert "training, native node" in fast["explain"]
             assert "needs gradients" not in fast["explain"]  # no training call ran eagerly
-            assert "between parts" not in fast["explain"]
+            assert "graph break" not in fast["explain"]
     for kind in ranks[0]:
         results = [found[kind]["compiled"] for found in ranks]
         torch.testing.assert_close(*[result["grads"] for result in results])  # reduced over ranks

@@ -34,8 +34,8 @@ def _differentiate(run, x, w):
         (lambda x, w: (x[:2], w), 2),  # a size, which is a symbol from then on
     ],
 )
-def test_key_rules(door, change, regions):
-    compiled = door(function)
+def test_key_rules(compiler, change, regions):
+    compiled = compiler(function)
     before = _regions()
     x, w = torch.randn(3, 4), torch.randn(4, 4, requires_grad=True)
     _differentiate(compiled, x, w)
@@ -45,8 +45,8 @@ def test_key_rules(door, change, regions):
     assert _regions() - before == regions
 
 
-def test_a_size_that_changed_once_may_change_freely(door):
-    compiled = door(function)
+def test_a_size_that_changed_once_may_change_freely(compiler):
+    compiled = compiler(function)
     before = _regions()
     w = torch.randn(4, 4, requires_grad=True)
     for rows in (3, 5, 7, 11, 13):
@@ -55,8 +55,8 @@ def test_a_size_that_changed_once_may_change_freely(door):
     assert _regions() - before == 2
 
 
-def test_eager_stance_leaves_the_backend_out(door):
-    compiled = door(function)
+def test_eager_stance_leaves_the_backend_out(compiler):
+    compiled = compiler(function)
     before = _regions()
     x, w = torch.randn(3, 4), torch.randn(4, 4, requires_grad=True)
     with torch.compiler.set_stance("force_eager"):
@@ -66,7 +66,7 @@ def test_eager_stance_leaves_the_backend_out(door):
     assert _regions() == before + 1
 
 
-def test_beyond_the_limit_of_recompilations_calls_run_eagerly(door):
+def test_beyond_the_limit_of_recompilations_calls_run_eagerly(compiler):
     class Scaled(nn.Module):
         def __init__(self):
             super().__init__()
@@ -76,7 +76,7 @@ def test_beyond_the_limit_of_recompilations_calls_run_eagerly(door):
             return x * self.weight + len(self.power)
 
     model = Scaled()
-    compiled = door(model)
+    compiled = compiler(model)
     before = _regions()
     x = torch.randn(3, 4)
     with torch._dynamo.config.patch(recompile_limit=2):
@@ -89,8 +89,8 @@ def test_beyond_the_limit_of_recompilations_calls_run_eagerly(door):
     assert _regions() - before == 2
 
 
-def test_a_reset_forgets_regions_and_they_are_made_again(door):
-    compiled = door(function)
+def test_a_reset_forgets_regions_and_they_are_made_again(compiler):
+    compiled = compiler(function)
     x, w = torch.randn(3, 4), torch.randn(4, 4, requires_grad=True)
     want = _differentiate(function, x, w)
     for _ in range(2):
@@ -140,7 +140,7 @@ def test_dynamo_is_set_for_us_only_while_it_compiles():
             return inner(y)
 
     model = Noting()
-    compiled = staticrt.compile(model, max_captures=3)
+    compiled = staticrt.compile(model, max_traces=3)
     config = torch._dynamo.config
     with torch._dynamo.config.patch(recompile_limit=5):
         want = config.suppress_errors, config.recompile_limit, config.trace_numpy
@@ -148,4 +148,4 @@ def test_dynamo_is_set_for_us_only_while_it_compiles():
             x = torch.randn(rows, 4)
             torch.testing.assert_close(compiled(x), model.inner(x).tanh().sin() + rows)
     assert seen == [want] * 2
-    assert staticrt.training.debug_state()[-1]["door"] == "B"
+    assert staticrt.training.debug_state()[-1]["node"] == "native"

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 import staticrt
-from staticrt.training.door_a import regions
-from staticrt.training.islands import split
+from staticrt.training.aot_region import regions
+from staticrt.training.graph_split import split
 
 
 def _saved_names(run, arguments):
@@ -33,9 +33,9 @@ CAPTURES = {
 
 
 @pytest.mark.parametrize("name", CAPTURES)
-def test_what_an_operator_saves(door, name):
+def test_what_an_operator_saves(compiler, name):
     function, saved = CAPTURES[name]
-    compiled = door(function, double_backward=False)
+    compiled = compiler(function, double_backward=False)
     arguments = [torch.randn(4, 4, requires_grad=True) for _ in range(2)]
     assert _saved_names(function, arguments) == saved, "eager"
     for _call in range(3):
@@ -43,9 +43,9 @@ def test_what_an_operator_saves(door, name):
 
 
 @pytest.mark.parametrize("name", ["mul", "mm"])
-def test_only_what_the_wanted_gradient_needs_is_saved_and_computed(door, name):
+def test_only_what_the_wanted_gradient_needs_is_saved_and_computed(compiler, name):
     function, _by_both = CAPTURES[name]
-    compiled = door(function, double_backward=False)
+    compiled = compiler(function, double_backward=False)
     x, w = torch.randn(4, 4), torch.randn(4, 4, requires_grad=True)
     for _call in range(2):
         assert _saved_names(compiled, [x, w]) == ["x"]
@@ -74,10 +74,10 @@ def test_bias(against_eager, kind):
     against_eager(_Biased(kind), lambda call: (torch.randn(2 + call, 4),))
 
 
-def test_the_gradient_of_a_bias_that_needs_none_is_not_computed(door):
+def test_the_gradient_of_a_bias_that_needs_none_is_not_computed(compiler):
     for kind, sums in (("attribute", 1), ("frozen", 0)):
         torch._dynamo.reset()
-        door(_Biased(kind))(torch.randn(2, 4)).sum().backward()
+        compiler(_Biased(kind))(torch.randn(2, 4)).sum().backward()
         (backward,) = [graph for graph in regions()[-1].graphs if graph.role == "backward"]
         assert backward.operators["aten.sum.dim_IntList"] == sums
 
@@ -109,9 +109,9 @@ ALIASED = {
 
 
 @pytest.mark.parametrize("name", ALIASED)
-def test_results_that_share_memory(door, name):
+def test_results_that_share_memory(compiler, name):
     function = ALIASED[name]
-    compiled = door(function)
+    compiled = compiler(function)
     for size in (3, 3, 4):
         seen = []
         for run in (compiled, function):
@@ -130,7 +130,7 @@ def test_results_that_share_memory(door, name):
         torch.testing.assert_close(seen[0][2:], seen[1][2:])
 
 
-def test_branches_stay_in_their_scope(door):
+def test_branches_stay_in_their_scope(compiler):
     """What a branch computes belongs to the branch: the other one's gradient is undisturbed."""
 
     def function(x, w):
@@ -138,7 +138,7 @@ def test_branches_stay_in_their_scope(door):
         z = torch.cond(y.sum() > 0, lambda y, w: (y * w).cos(), lambda y, w: y.exp() + w, (y, w))
         return z.tanh() * y
 
-    compiled = door(function)
+    compiled = compiler(function)
     for sign in (1.0, -1.0, 1.0):
         got, want = [], []
         for run, found in ((compiled, got), (function, want)):
@@ -148,9 +148,9 @@ def test_branches_stay_in_their_scope(door):
         torch.testing.assert_close(got, want)
 
 
-def test_calls_in_the_background_train(door):
+def test_calls_in_the_background_train(compiler):
     """The plan and what a call saved live until the backward, which another thread runs."""
-    compiled = door(lambda x, w: torch.tanh(x @ w))
+    compiled = compiler(lambda x, w: torch.tanh(x @ w))
     x, w = torch.randn(3, 4), torch.randn(4, 4, requires_grad=True)
     calls = [staticrt.fork(compiled, x * k, w) for k in range(1, 5)]
     for k, call in enumerate(calls, 1):
@@ -158,7 +158,7 @@ def test_calls_in_the_background_train(door):
         torch.testing.assert_close(got, torch.autograd.grad(torch.tanh(x * k @ w).sum(), w)[0])
 
 
-# -- what merges into one island -----------------------------------------------------------------------------------
+# -- what merges into one subregion -----------------------------------------------------------------------------------
 
 
 def eager_only(x):
@@ -169,15 +169,17 @@ fx.wrap("eager_only")
 
 
 def _groups(function, min_nodes=2):
-    """The islands of a function as sets of names of their functions; the pieces compute what the function does."""
+    """The subregions of a function as sets of names of their functions; the pieces compute what the function does."""
     gm = fx.symbolic_trace(function)
     for node in gm.graph.nodes:
         node.meta["example_value"] = torch.ones(3)
     pieces = split(gm, min_nodes)
     arguments = [torch.randn(3) for _ in gm.graph.find_nodes(op="placeholder")]
     torch.testing.assert_close(pieces.module(*arguments), function(*arguments))
-    islands = (pieces.module.get_submodule(name) for name in pieces.islands)
-    found = [sorted(n.name for n in island.graph.nodes if n.op.startswith("call_")) for island in islands]
+    subregions = (pieces.module.get_submodule(name) for name in pieces.subregions)
+    found = [
+        sorted(n.name for n in subregion.graph.nodes if n.op.startswith("call_")) for subregion in subregions
+    ]
     return sorted(found)
 
 
@@ -186,7 +188,7 @@ def test_a_chain_merges():
 
 
 def test_nothing_merges_under_the_threshold():
-    """Two operators are an island, one is none."""
+    """Two operators are a subregion, one is none."""
     assert _groups(lambda x: eager_only(x.sin().cos()).exp()) == [["cos", "sin"]]
     assert _groups(lambda x: eager_only(x.sin()).exp()) == []
 
@@ -210,7 +212,7 @@ def test_producers_merge_past_an_unrelated_eager_node():
 
 
 def test_consumers_merge_past_an_eager_reader():
-    """The eager node reads what the island makes; nothing of the island reads what it makes."""
+    """The eager node reads what the subregion makes; nothing of the subregion reads what it makes."""
 
     def function(x, y):
         a = x * y
@@ -226,8 +228,8 @@ def test_a_dense_graph_merges_whole():
         c, d = a * b, a.sin() + b.cos()
         return (c * d).exp() + a - b
 
-    (island,) = _groups(function)
-    assert len(island) == 10
+    (subregion,) = _groups(function)
+    assert len(subregion) == 10
 
 
 def test_no_merge_makes_a_cycle():
@@ -244,12 +246,12 @@ def test_no_merge_makes_a_cycle():
     assert _groups(function, 1) == [["cos", "exp", "mul"], ["sin"]]
 
 
-def test_an_lstm_cell_is_one_island():
+def test_an_lstm_cell_is_one_subregion():
     def function(x, h, c, w):
         gates = x * w + h * w
         i, f, g, o = gates.sigmoid(), gates.cos().sigmoid(), gates.tanh(), gates.sin().sigmoid()
         c = f * c + i * g
         return eager_only(o * c.tanh()), c
 
-    (island,) = _groups(function)
-    assert len(island) == 14
+    (subregion,) = _groups(function)
+    assert len(subregion) == 14

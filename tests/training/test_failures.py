@@ -16,9 +16,9 @@ def _net():
 
 
 @pytest.mark.parametrize("retain", [False, True])
-def test_out_of_memory_in_a_backward_then_again(door, retain):
+def test_out_of_memory_in_a_backward_then_again(compiler, retain):
     net = _net()
-    compiled = door(net)
+    compiled = compiler(net)
     small, large = torch.randn(2, 64), torch.randn(2048, 64)
     for _ in range(3):
         compiled(small).sum().backward()
@@ -52,9 +52,9 @@ def test_out_of_memory_in_a_backward_then_again(door, retain):
         torch.testing.assert_close(*gradients)
 
 
-def test_a_graph_whose_backward_ran_out_of_memory_can_be_used_again(door):
+def test_a_graph_whose_backward_ran_out_of_memory_can_be_used_again(compiler):
     net = _net()
-    compiled = door(net)
+    compiled = compiler(net)
     large = torch.randn(2048, 64)
     compiled(torch.randn(2, 64)).sum().backward()
     losses = [compiled(large).square().mean() for _ in range(3)]

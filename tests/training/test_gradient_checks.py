@@ -1,4 +1,4 @@
-"""Numerical gradients, first and second, of compiled functions through both doors."""
+"""Numerical gradients, first and second, of compiled functions through both entry points."""
 
 import pytest
 import torch
@@ -33,9 +33,9 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions(door, name):
+def test_functions(compiler, name):
     function, sizes = FUNCTIONS[name]
-    compiled = door(function)
+    compiled = compiler(function)
     arguments = tuple(_double(*size) for size in sizes)
     assert torch.autograd.gradcheck(compiled, arguments, **LIMITS)
     assert torch.autograd.gradgradcheck(compiled, arguments, **LIMITS)
@@ -50,9 +50,9 @@ def test_functions(door, name):
         (lambda: nn.LSTMCell(2, 3), (2, 2)),
     ],
 )
-def test_modules(door, make, sizes, budget):
+def test_modules(compiler, make, sizes, budget):
     module = make().double()
-    compiled = door(module, activation_memory_budget=budget)
+    compiled = compiler(module, activation_memory_budget=budget)
 
     def function(x, *_parameters):  # gradcheck edits the parameters themselves
         return compiled(x)
@@ -65,13 +65,13 @@ def test_modules(door, make, sizes, budget):
 @pytest.mark.parametrize(
     "name", ["mlp", "wide_deep", "dlrm_b1", "encoder_tiny", "lstm_tagger", "graph_network"]
 )
-def test_networks_of_the_zoo(door, name):
+def test_networks_of_the_zoo(compiler, name):
     """By their smallest parameters: a numerical gradient runs the network again for each."""
     entry = zoo.get(name)
     model = entry.build().double()
     variant = min(entry.variants, key=lambda v: sum(t.numel() for t in entry.inputs(0, v)))
     arguments = [t.double() if t.is_floating_point() else t for t in entry.inputs(0, variant)]
-    compiled = door(model)
+    compiled = compiler(model)
     parameters = sorted(model.parameters(), key=torch.Tensor.numel)[:4]
     for parameter in model.parameters():
         parameter.requires_grad_(any(parameter is p for p in parameters))

@@ -19,7 +19,7 @@ def test_code_runs(guide, capsys):
         exec(compile(block, guide, "exec"), scope)
     if guide == "training.md":
         printed = capsys.readouterr().out
-        assert "training, door B" in printed  # what the region needs fits the node of our own
+        assert "training, native node" in printed  # what the region needs fits the node of our own
         assert "('backward', " in printed
     for link in re.findall(r"\]\(([^)#]+)\)", (DOCS / guide).read_text()):
         assert (DOCS / link).exists(), link

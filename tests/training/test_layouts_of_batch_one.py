@@ -26,12 +26,12 @@ class Attending(nn.Module):
 
 @pytest.mark.parametrize("shape", [(1, 8, 6, 6), (3, 8, 6, 6), (2, 8, 1, 6), (1, 8, 1, 5)])
 @pytest.mark.parametrize("executor", ["auto", "reference"])
-@pytest.mark.parametrize("door", ["staticrt.compile", "torch.compile"])
-def test_group_norm_of_a_transposed_view(door, executor, shape):
+@pytest.mark.parametrize("compiler", ["staticrt.compile", "torch.compile"])
+def test_group_norm_of_a_transposed_view(compiler, executor, shape):
     torch._dynamo.reset()
     torch.manual_seed(0)
     model = Attending()
-    if door == "staticrt.compile":
+    if compiler == "staticrt.compile":
         compiled = staticrt.compile(model, executor=executor)
     else:
         compiled = torch.compile(model, backend="staticrt", options={"executor": executor})

@@ -19,11 +19,11 @@ MODELS = {
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_training_under_autocast(door, name, dtype):
+def test_training_under_autocast(compiler, name, dtype):
     make, sizes = MODELS[name]
     model = make()
     theirs = copy.deepcopy(model)
-    compiled = door(model)
+    compiled = compiler(model)
     for _ in range(3):
         x = torch.randn(*sizes)
         for run, owner in ((compiled, model), (theirs, theirs)):

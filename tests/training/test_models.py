@@ -1,7 +1,7 @@
 """Networks trained through the compiled forward and backward: parameters and optimizer state equal to eager's.
 
 The default run takes a few; `STATICRT_ALL_MODELS=1 pytest tests/training/test_models.py` takes 29 architectures of
-transformers through four doors and all of the zoo, 20 steps each.
+transformers through four entry points and all of the zoo, 20 steps each.
 """
 
 import copy
@@ -58,7 +58,7 @@ def _equal_training(model, batches, steps, make_optimizer, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(mine, wanted, rtol=rtol, atol=atol)
     torch.testing.assert_close(model.state_dict(), theirs.state_dict(), rtol=rtol, atol=atol)
     explanation = compiled.explain()
-    assert any(report.route == "training" and report.calls for report in explanation.captures), explanation
+    assert any(report.route == "training" and report.calls for report in explanation.traces), explanation
     assert not any(item.calls for item in explanation.eager), explanation
 
 
@@ -108,8 +108,8 @@ def test_convolutions_with_batch_norm_and_dropout():
 
 
 def _train_architecture(name, way, steps):
-    """Train one architecture of `transformers` through one door and compare with eager."""
-    architectures = pytest.importorskip("architectures")
+    """Train one architecture of `transformers` through one compiler and compare with eager."""
+    architectures = importlib.import_module("tests.support.architectures")
     torch.manual_seed(0)
     model, inputs = architectures.ARCHITECTURES[name]()
     batches = [inputs(2), inputs(3)]
@@ -122,7 +122,7 @@ def _train_architecture(name, way, steps):
         if kind == "compile":
             run = staticrt.compile(each)
         elif kind in ("a", "auto"):
-            run = torch.compile(each, backend="staticrt", options={"door": kind})
+            run = torch.compile(each, backend="staticrt", options={"backward_node": kind})
 
         def step(run=run, optimizer=optimizer, **arguments):
             optimizer.zero_grad()
@@ -162,7 +162,7 @@ def test_whole_steps_of_transformers(name):
 if EVERYTHING:
 
     @pytest.mark.parametrize("way", ["a", "auto", "compile", "step"])
-    @pytest.mark.parametrize("name", importlib.import_module("architectures").ARCHITECTURES)
+    @pytest.mark.parametrize("name", importlib.import_module("tests.support.architectures").ARCHITECTURES)
     def test_every_architecture(name, way):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from training_cases import rows, small_net
 
-from staticrt.backend import staticrt_backend
+from staticrt.api.backend import staticrt_backend
+from tests.support.training_cases import rows, small_net
 
 
-def test_tensor_hooks_that_edit(door):
+def test_tensor_hooks_that_edit(compiler):
     net, results = small_net(), []
-    for run, owner in ((door(net), net), (theirs := copy.deepcopy(net), theirs)):
+    for run, owner in ((compiler(net), net), (theirs := copy.deepcopy(net), theirs)):
         owner[0].weight.register_hook(lambda grad: grad * 3)
         x = torch.ones(2, 16, requires_grad=True)
         y = x * 2
@@ -26,20 +26,20 @@ def test_tensor_hooks_that_edit(door):
     torch.testing.assert_close(*results)
 
 
-def test_full_backward_hooks_that_edit(door):
+def test_full_backward_hooks_that_edit(compiler):
     net, results = small_net(), []
     theirs = copy.deepcopy(net)
     for owner in (net, theirs):
         owner.register_full_backward_hook(lambda _m, grads, _outs: tuple(g * 2 for g in grads))
-    for run, owner in ((door(net), net), (theirs, theirs)):
+    for run, owner in ((compiler(net), net), (theirs, theirs)):
         x = torch.ones(2, 16, requires_grad=True)
         run(x * 1).square().sum().backward()
         results.append([x.grad, *(p.grad for p in owner.parameters())])
     torch.testing.assert_close(*results)
 
 
-def test_saved_tensors_hooks_see_what_is_saved(door):
-    compiled, net = door(f := (lambda x, w: (x @ w).tanh())), f
+def test_saved_tensors_hooks_see_what_is_saved(compiler):
+    compiled, net = compiler(f := (lambda x, w: (x @ w).tanh())), f
     for _call in range(2):
         grads, packed = [], []
         for run in (compiled, net):
@@ -58,8 +58,8 @@ def test_saved_tensors_hooks_see_what_is_saved(door):
         torch.testing.assert_close(*grads)
 
 
-def test_save_on_cpu_hooks_that_replace(door):
-    compiled = door(lambda w: w.exp())
+def test_save_on_cpu_hooks_that_replace(compiler):
+    compiled = compiler(lambda w: w.exp())
     w = torch.randn(4, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t * 0 + 5):
         out = compiled(w)
@@ -67,8 +67,8 @@ def test_save_on_cpu_hooks_that_replace(door):
     assert torch.equal(w.grad, torch.full((4,), 5.0))
 
 
-def test_saved_tensor_edited_in_place_is_caught(door):
-    compiled = door(lambda w: w.exp())
+def test_saved_tensor_edited_in_place_is_caught(compiler):
+    compiled = compiler(lambda w: w.exp())
     w = torch.randn(4, requires_grad=True)
     out = compiled(w)
     with torch.no_grad():
@@ -77,9 +77,9 @@ def test_saved_tensor_edited_in_place_is_caught(door):
         out.sum().backward()
 
 
-def test_bfloat16_autocast(door):
+def test_bfloat16_autocast(compiler):
     net = small_net(32)
-    theirs, compiled = copy.deepcopy(net), door(net)
+    theirs, compiled = copy.deepcopy(net), compiler(net)
     for _call in range(3):
         grads = []
         for run, owner in ((compiled, net), (theirs, theirs)):
@@ -129,22 +129,22 @@ def test_dropout_draws_eagers_numbers(against_eager):
     against_eager(lambda x: F.dropout(x, 0.4) + torch.rand_like(x) * x, rows())
 
 
-def test_func_grad_and_hessian(door):
+def test_func_grad_and_hessian(compiler):
     def energy(x):
         return (x.sin() * x**2).sum()
 
     x = torch.randn(5)
-    torch.testing.assert_close(door(torch.func.grad(energy))(x), torch.func.grad(energy)(x))
-    torch.testing.assert_close(door(torch.func.hessian(energy))(x), torch.func.hessian(energy)(x))
-    torch.testing.assert_close(torch.func.grad(door(energy))(x), torch.func.grad(energy)(x))
+    torch.testing.assert_close(compiler(torch.func.grad(energy))(x), torch.func.grad(energy)(x))
+    torch.testing.assert_close(compiler(torch.func.hessian(energy))(x), torch.func.hessian(energy)(x))
+    torch.testing.assert_close(torch.func.grad(compiler(energy))(x), torch.func.grad(energy)(x))
     torch.testing.assert_close(
-        torch.func.vmap(door(energy))(x.expand(3, 5)), torch.func.vmap(energy)(x.expand(3, 5))
+        torch.func.vmap(compiler(energy))(x.expand(3, 5)), torch.func.vmap(energy)(x.expand(3, 5))
     )
 
 
-def test_the_same_model_without_gradients(door):
+def test_the_same_model_without_gradients(compiler):
     net, x = small_net(), torch.randn(3, 16)
-    compiled = door(net)
+    compiled = compiler(net)
     for _call in range(2):
         with torch.no_grad():
             assert not compiled(x).requires_grad
@@ -162,12 +162,12 @@ def test_no_grad_part_inside(against_eager):
     against_eager(function, rows())
 
 
-def test_enable_grad_inside_no_grad(door):
+def test_enable_grad_inside_no_grad(compiler):
     def function(x):
         with torch.enable_grad():
             return x.sin()
 
-    compiled = door(function)
+    compiled = compiler(function)
     for _call in range(2):
         x = torch.randn(3, requires_grad=True)
         with torch.no_grad():
@@ -176,14 +176,14 @@ def test_enable_grad_inside_no_grad(door):
         torch.testing.assert_close(x.grad, x.detach().cos())
 
 
-@pytest.mark.parametrize("door", ["a", "auto"])
-def test_a_region_called_in_inference_mode(door):
+@pytest.mark.parametrize("backward_node", ["aot", "auto"])
+def test_a_region_called_in_inference_mode(backward_node):
     """Gradients that are turned on inside change nothing: inference mode stays."""
     graph = torch.fx.symbolic_trace(lambda x, w: (torch.tanh(x @ w),))
     x, w = torch.randn(2, 3), torch.randn(3, 3, requires_grad=True)
     for node, value in zip(graph.graph.nodes, (x, w, x @ w, x @ w), strict=False):
         node.meta["example_value"] = value
-    region = staticrt_backend(graph, [x, w], options={"door": door})
+    region = staticrt_backend(graph, [x, w], options={"backward_node": backward_node})
     for mode in (torch.enable_grad, torch.inference_mode, torch.enable_grad):
         with mode(), torch.enable_grad():
             (out,), want = region(x, w), torch.tanh(x @ w)
@@ -191,8 +191,8 @@ def test_a_region_called_in_inference_mode(door):
         torch.testing.assert_close(out, want)
 
 
-def test_interleaved_forwards_and_backwards(door):
-    compiled = door(lambda x, w: (x @ w).tanh().sum())
+def test_interleaved_forwards_and_backwards(compiler):
+    compiled = compiler(lambda x, w: (x @ w).tanh().sum())
     w = torch.randn(6, 6, requires_grad=True)
     xs = [torch.randn(4, 6) for _ in range(4)]
     outs = [compiled(x, w) for x in xs]
@@ -202,8 +202,8 @@ def test_interleaved_forwards_and_backwards(door):
         torch.testing.assert_close(grad, want)
 
 
-def test_backward_in_another_thread(door):
-    compiled, w = door(lambda w: (w**2).sum()), torch.randn(5, requires_grad=True)
+def test_backward_in_another_thread(compiler):
+    compiled, w = compiler(lambda w: (w**2).sum()), torch.randn(5, requires_grad=True)
     out, failed = compiled(w), []
 
     def work():
@@ -219,8 +219,8 @@ def test_backward_in_another_thread(door):
     torch.testing.assert_close(w.grad, 2 * w.detach())
 
 
-def test_many_threads(door):
-    compiled = door(lambda x, w: (x @ w).tanh().sum())
+def test_many_threads(compiler):
+    compiled = compiler(lambda x, w: (x @ w).tanh().sum())
     w = torch.randn(8, 8, requires_grad=True)
     compiled(torch.randn(3, 8), w).backward()
     failed = []
@@ -244,8 +244,8 @@ def test_many_threads(door):
     assert not failed, failed[0]
 
 
-def test_error_in_a_hook_leaves_nothing_behind(door):
-    compiled = door(lambda x: x.sin() * 2)
+def test_error_in_a_hook_leaves_nothing_behind(compiler):
+    compiled = compiler(lambda x: x.sin() * 2)
     x = torch.randn(4, requires_grad=True)
 
     def fail(_grad):
@@ -260,8 +260,8 @@ def test_error_in_a_hook_leaves_nothing_behind(door):
     torch.testing.assert_close(x.grad, 2 * x.detach().cos())
 
 
-def test_operator_that_fails_at_run_time_then_works(door):
-    compiled = door(lambda x, i: x[i] * 2)
+def test_operator_that_fails_at_run_time_then_works(compiler):
+    compiled = compiler(lambda x, i: x[i] * 2)
     x = torch.randn(4, requires_grad=True)
     with pytest.raises(IndexError):
         compiled(x, torch.tensor([9]))
@@ -271,13 +271,13 @@ def test_operator_that_fails_at_run_time_then_works(door):
 
 @pytest.mark.parametrize("edited", ["argument", "result"])
 @pytest.mark.parametrize("budget", [1.0, 0.0])
-def test_base_of_a_saved_view_edited_in_place_is_caught(door, edited, budget):
+def test_base_of_a_saved_view_edited_in_place_is_caught(compiler, edited, budget):
     def function(x, w):
         y = x * 2 if edited == "result" else x
         return y, y.t() @ w
 
     x, w = torch.randn(3, 4), torch.randn(3, 5, requires_grad=True)
-    y, out = door(function, activation_memory_budget=budget)(x, w)
+    y, out = compiler(function, activation_memory_budget=budget)(x, w)
     (x if edited == "argument" else y).add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()

@@ -37,12 +37,12 @@ class Planes(nn.Module):
 
 @pytest.mark.parametrize("executor", ["auto", "reference"])
 @pytest.mark.parametrize("kind", [Series, Planes])
-@pytest.mark.parametrize("door", ["staticrt.compile", "torch.compile"])
-def test_batch_norm_of_a_transposed_tensor(door, kind, executor):
+@pytest.mark.parametrize("compiler", ["staticrt.compile", "torch.compile"])
+def test_batch_norm_of_a_transposed_tensor(compiler, kind, executor):
     torch._dynamo.reset()
     torch.manual_seed(0)
     model = kind()
-    if door == "staticrt.compile":
+    if compiler == "staticrt.compile":
         compiled = staticrt.compile(model, executor=executor)
     else:
         compiled = torch.compile(model, backend="staticrt", options={"executor": executor})

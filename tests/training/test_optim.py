@@ -4,10 +4,10 @@ import copy
 
 import pytest
 import torch
-from training_cases import OPTIMIZERS, data, mlp, plain_step, run_both
 
 import staticrt
 from staticrt.training import optim
+from tests.support.training_cases import OPTIMIZERS, data, mlp, plain_step, run_both
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -1,4 +1,4 @@
-"""First, second and third derivatives of twenty small networks through both doors, equal to eager's."""
+"""First, second and third derivatives of twenty small networks through both entry points, equal to eager's."""
 
 import copy
 
@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from training_cases import Cnn, Lstm, mlp
+
+from tests.support.training_cases import Cnn, Lstm, mlp
 
 
 class _Function(nn.Module):
@@ -89,10 +90,10 @@ def _derivatives(run, model, x):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_orders_one_to_three(door, name):
+def test_orders_one_to_three(compiler, name):
     model = MODELS[name]().double()
     theirs = copy.deepcopy(model)
-    compiled = door(model)
+    compiled = compiler(model)
     for rows in (3, 3, 5):
         if name == "embedding":
             x = torch.randint(0, 11, (rows, 5))

@@ -1,4 +1,4 @@
-"""Random graphs through both doors, at several activation budgets, cut into islands or not: all as eager.
+"""Random graphs through both entry points, at several activation budgets, cut into subregions or not: all as eager.
 
 The default run takes a few dozen; `STATICRT_RANDOM_REGIONS=2000` takes as many as it says. A failure names its seed.
 """
@@ -7,10 +7,10 @@ import os
 
 import numpy as np
 import pytest
-import random_regions
 import torch
 
-from staticrt.backend import staticrt_backend
+from staticrt.api.backend import staticrt_backend
+from tests.support import random_regions
 
 COUNT = int(os.environ.get("STATICRT_RANDOM_REGIONS", "24"))
 
@@ -37,15 +37,15 @@ KINDS = {
     "writes": {"writes": True},
     "draws": {"draws": True},
     "writes and draws": {"writes": True, "draws": True},
-    "islands": {"eager": halve},
-    "islands, writes and draws": {"eager": halve, "writes": True, "draws": True},
+    "subregions": {"eager": halve},
+    "subregions, writes and draws": {"eager": halve, "writes": True, "draws": True},
 }
 OPTIONS = (
-    {"door": "auto"},
-    {"door": "a"},
-    {"door": "a", "activation_memory_budget": 0.0},
-    {"door": "auto", "activation_memory_budget": 0.5},
-    {"door": "auto", "prepared": False},
+    {"backward_node": "auto"},
+    {"backward_node": "aot"},
+    {"backward_node": "aot", "activation_memory_budget": 0.0},
+    {"backward_node": "auto", "activation_memory_budget": 0.5},
+    {"backward_node": "auto", "prepared": False},
 )
 
 
@@ -73,7 +73,7 @@ def test_equal_to_eager(kind):
             continue
         options = OPTIONS[seed % len(OPTIONS)]
         examples = random_regions.arguments_of(leaves, moved)
-        compiled = staticrt_backend(gm, examples, options={"min_island_nodes": 1, **options})
+        compiled = staticrt_backend(gm, examples, options={"min_region_nodes": 1, **options})
         for call in range(2):
             try:
                 _compare(random_regions.run(compiled, leaves, moved, seed), want)

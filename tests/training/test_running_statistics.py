@@ -25,7 +25,7 @@ def _penalty(model, run, x, disturb):
     ]
 
 
-def test_statistics_that_change_before_the_second_backward(door):
+def test_statistics_that_change_before_the_second_backward(compiler):
     def disturb(norm):  # past the version counters, by which eager would refuse
         norm.running_mean.data.fill_(7)
         norm.running_var.data.mul_(3)
@@ -33,7 +33,7 @@ def test_statistics_that_change_before_the_second_backward(door):
 
     model = _net()
     theirs = copy.deepcopy(model)
-    run = door(model)
+    run = compiler(model)
     for _ in range(3):
         x = torch.randn(5, 2, 6, 6)
         torch.testing.assert_close(
@@ -42,7 +42,7 @@ def test_statistics_that_change_before_the_second_backward(door):
         torch.testing.assert_close(model.state_dict(), theirs.state_dict())
 
 
-def test_a_written_buffer_that_is_read_is_kept(door):
+def test_a_written_buffer_that_is_read_is_kept(compiler):
     def make():
         buffer = torch.full((3,), 2.0)
 
@@ -55,7 +55,7 @@ def test_a_written_buffer_that_is_read_is_kept(door):
 
     function, buffer = make()
     eager, eager_buffer = make()
-    run = door(function)
+    run = compiler(function)
     for _ in range(2):
         x = torch.randn(3, requires_grad=True)
         found = []

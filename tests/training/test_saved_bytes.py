@@ -3,41 +3,16 @@
 import copy
 
 import pytest
-import random_regions
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils.checkpoint import checkpoint
-from training_cases import Cnn, Lstm, Transformer
 
-from staticrt.backend import staticrt_backend
+from staticrt.api.backend import staticrt_backend
 from staticrt.models.bench.train_memory import _upstream, saved_bytes
 from staticrt.training.recompute import recompute_cheap_values
-
-
-class Gated(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.gate, self.down = nn.Linear(16, 64), nn.Linear(16, 64), nn.Linear(64, 16)
-
-    def forward(self, x):
-        return self.down(F.silu(self.gate(x)) * self.up(x)).softmax(-1)
-
-
-MODELS = {
-    "cnn": (Cnn, (32, 3 * 64)),
-    "lstm": (Lstm, (64, 24)),
-    "transformer": (Transformer, (32, 80)),
-    "gated": (Gated, (64, 16)),
-    "mlp": (
-        lambda: nn.Sequential(
-            nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64), nn.Dropout(0.1), nn.Linear(64, 64)
-        ),
-        (128, 64),
-    ),
-    "activations": (lambda: nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Mish(), nn.Softplus()), (128, 64)),
-}
+from tests.support import random_regions
+from tests.support.training_cases import ACTIVATION_MODELS, Gated
 
 
 @pytest.fixture(autouse=True)
@@ -48,9 +23,9 @@ def _fresh_dynamo():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ACTIVATION_MODELS)
 def test_no_more_than_eager_and_minimum_cut(name):
-    make, sizes = MODELS[name]
+    make, sizes = ACTIVATION_MODELS[name]
     model, x = make(), torch.randn(*sizes)
     saved = [
         saved_bytes(run, x, model)
@@ -63,20 +38,20 @@ def test_no_more_than_eager_and_minimum_cut(name):
     assert 0 < saved[0] <= min(saved[1:]), saved
 
 
-def test_a_checkpoint_saves_nothing_but_its_inputs(door):
+def test_a_checkpoint_saves_nothing_but_its_inputs(compiler):
     """Not even what is computed of an input that eager would not save."""
 
     def function(x):
         return checkpoint(lambda x: (x.exp() * 2).sin(), x, use_reentrant=False)
 
     x = torch.randn(64, 48, requires_grad=True)
-    compiled = door(function, double_backward=False)
+    compiled = compiler(function, double_backward=False)
     assert saved_bytes(compiled, x, nn.Identity()) == saved_bytes(function, x, nn.Identity()) == 0
     (got,), (want,) = (torch.autograd.grad(run(x).sum(), x) for run in (compiled, function))
     torch.testing.assert_close(got, want)
 
 
-def test_masks_of_maxima_are_made_in_the_backward_as_in_eager(door):
+def test_masks_of_maxima_are_made_in_the_backward_as_in_eager(compiler):
     """Upstream keeps the mask, which has the size of what was reduced; eager keeps both sides of the comparison."""
 
     def function(x):
@@ -85,7 +60,7 @@ def test_masks_of_maxima_are_made_in_the_backward_as_in_eager(door):
 
     x = torch.randn(64, 48, requires_grad=True)
     model = nn.Identity()
-    compiled = door(function, double_backward=False)
+    compiled = compiler(function, double_backward=False)
     assert saved_bytes(compiled, x, model) <= saved_bytes(function, x, model)
     (got,), (want,) = (torch.autograd.grad(run(x), x) for run in (compiled, function))
     torch.testing.assert_close(got, want)
@@ -99,7 +74,7 @@ def test_random_regions_save_no_more_than_eager(kind, monkeypatch):
     compared = 0
     for seed in [*range(8), 125, 126, 134, 145]:
         gm, leaves, moved = random_regions.region(seed, steps=20, **kind)
-        options = {"double_backward": False, "min_island_nodes": 1}
+        options = {"double_backward": False, "min_region_nodes": 1}
         compiled = staticrt_backend(gm, random_regions.arguments_of(leaves, moved), options=options)
         want, got = (_kept(run, random_regions.arguments_of(leaves, moved)) for run in (gm.forward, compiled))
         assert got <= want, (seed, kind, got, want)
@@ -182,9 +157,9 @@ def test_what_cannot_be_repeated_stays():
     assert _region(share=None) == ([["sigmoid_default"]], 3)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ACTIVATION_MODELS)
 def test_a_smaller_budget_never_saves_more(name):
-    make, sizes = MODELS[name]
+    make, sizes = ACTIVATION_MODELS[name]
     model, x = make(), torch.randn(*sizes)
     saved = []
     for budget in (1.0, 0.5, 0.2, 0.1, 0.0):

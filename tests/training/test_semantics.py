@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 from torch import nn
-from training_cases import rows, small_net
 
 from staticrt import training
+from tests.support.training_cases import rows, small_net
 
 
 def test_three_calls_and_other_sizes(against_eager):
@@ -34,8 +34,8 @@ def test_written_argument(against_eager):
     against_eager(function, lambda c: (torch.randn(4 + c), torch.randn(4 + c, requires_grad=True)))
 
 
-def test_written_argument_that_needs_gradients(door):
-    compiled = door(lambda x, w: (x.mul_(w), x.sin())[1])
+def test_written_argument_that_needs_gradients(compiler):
+    compiled = compiler(lambda x, w: (x.mul_(w), x.sin())[1])
     results = []
     for run in (compiled, lambda x, w: (x.mul_(w), x.sin())[1]):
         torch.manual_seed(3)
@@ -47,13 +47,13 @@ def test_written_argument_that_needs_gradients(door):
     torch.testing.assert_close(*results)
 
 
-def test_second_order_of_a_written_argument(door):
+def test_second_order_of_a_written_argument(compiler):
     def function(x, w):
         x.mul_(w)
         return x.sin()
 
     results = []
-    for run in (door(function), function):
+    for run in (compiler(function), function):
         torch.manual_seed(3)
         leaf, w = torch.randn(5, requires_grad=True), torch.randn(5, requires_grad=True)
         x = leaf * 3
@@ -65,13 +65,13 @@ def test_second_order_of_a_written_argument(door):
     torch.testing.assert_close(*results)
 
 
-def test_writes_into_a_returned_view(door):
+def test_writes_into_a_returned_view(compiler):
     def function(x):
         y = x.sin()
         return y, y[0]
 
     results = []
-    for run in (door(function), function):
+    for run in (compiler(function), function):
         x = torch.linspace(0, 1, 6).reshape(2, 3).requires_grad_()
         y, row = run(x)
         row.mul_(2)
@@ -81,9 +81,9 @@ def test_writes_into_a_returned_view(door):
     torch.testing.assert_close(*results)
 
 
-def test_views_of_arguments(door):
+def test_views_of_arguments(compiler):
     x = torch.randn(3, 4, requires_grad=True)
-    compiled = door(lambda x: (x.t(), x.view(-1), x * 2))
+    compiled = compiler(lambda x: (x.t(), x.view(-1), x * 2))
     for _call in range(3):
         transposed, flat, double = compiled(x)
         assert transposed._is_view()
@@ -94,13 +94,13 @@ def test_views_of_arguments(door):
         torch.testing.assert_close(grad, 3 + 2 * x.detach())
 
 
-def test_views_of_intermediates_twice_differentiable(door):
+def test_views_of_intermediates_twice_differentiable(compiler):
     def function(x):
         y = x**3
         return y[1:], y.view(2, 3)
 
     results = []
-    for run in (door(function), function):
+    for run in (compiler(function), function):
         x = torch.linspace(-1, 1, 6).requires_grad_()
         tail, grid = run(x)
         (slope,) = torch.autograd.grad(tail.sum() + grid.square().sum(), x, create_graph=True)
@@ -109,18 +109,18 @@ def test_views_of_intermediates_twice_differentiable(door):
     torch.testing.assert_close(*results)
 
 
-def test_tangent_that_is_not_contiguous(door):
-    compiled, x = door(lambda x: x.sin() * 2), torch.randn(4, 6, requires_grad=True)
+def test_tangent_that_is_not_contiguous(compiler):
+    compiled, x = compiler(lambda x: x.sin() * 2), torch.randn(4, 6, requires_grad=True)
     for tangent in (torch.randn(6, 4).t(), torch.randn(4, 1).expand(4, 6), torch.randn(4, 12)[:, ::2]):
         (grad,) = torch.autograd.grad(compiled(x), x, tangent)
         torch.testing.assert_close(grad, tangent * 2 * x.detach().cos())
 
 
-def test_undefined_gradients_stay_undefined(door):
+def test_undefined_gradients_stay_undefined(compiler):
     def function(x, a, b):
         return (x * a).sum(0), (x * b).tanh(), x.mean()
 
-    compiled = door(function)
+    compiled = compiler(function)
     for size in (4, 4, 7):
         for used in ((0,), (1,), (2,), (0, 1), (0, 1, 2)):
             grads = []
@@ -136,22 +136,22 @@ def test_undefined_gradients_stay_undefined(door):
                     torch.testing.assert_close(mine, theirs)
 
 
-def test_undefined_gradient_of_an_infinite_branch(door):
+def test_undefined_gradient_of_an_infinite_branch(compiler):
     """0 · ∞ would be NaN: the branch that nobody asks for is not computed."""
-    compiled = door(lambda x: (x * 2, (x - 1).log()))
+    compiled = compiler(lambda x: (x * 2, (x - 1).log()))
     x = torch.ones(3, requires_grad=True)
     compiled(x)[0].sum().backward()
     assert x.grad.tolist() == [2.0, 2.0, 2.0]
 
 
-def test_undefined_gradient_where_the_other_summand_is_laid_out_otherwise(door):
+def test_undefined_gradient_where_the_other_summand_is_laid_out_otherwise(compiler):
     """The sum of both gradients is row-major, what remains of it is not; views that follow must not be misled."""
 
     def function(x):
         y = x.sin()
         return y.mul(2), (y.transpose(0, 1).exp()[:, :3]).matmul(torch.ones(3, 2)).transpose(0, 1)
 
-    compiled = door(function)
+    compiled = compiler(function)
     for used in (0, 1, (0, 1)):
         grads = []
         for run in (compiled, function):
@@ -162,18 +162,18 @@ def test_undefined_gradient_where_the_other_summand_is_laid_out_otherwise(door):
         torch.testing.assert_close(*grads)
 
 
-def test_undefined_gradients_are_plans_of_their_own(door):
-    compiled = door(lambda x: (x.sin(), x.cos()))
+def test_undefined_gradients_are_plans_of_their_own(compiler):
+    compiled = compiler(lambda x: (x.sin(), x.cos()))
     x = torch.randn(3, requires_grad=True)
     for used in (0, 1, 0, 1, 0):
         compiled(x)[used].sum().backward()
     (sum(out.sum() for out in compiled(x))).backward()
     state = training.debug_state()[-1]
     (backward,) = [graph for graph in state["graphs"] if graph["role"] == "backward"]
-    # The node of door B keeps the plans it was given and asks only once for each.
+    # The node of native node keeps the plans it was given and asks only once for each.
     assert (backward["misses"], backward["hits"], backward["evicted"]) == (
         3,
-        3 if state["door"] == "A" else 1,
+        3 if state["node"] == "aot" else 1,
         0,
     )
     assert sorted(len(key) for key in backward["plans"]) == [0, 1, 1]
@@ -187,8 +187,8 @@ def test_aliased_arguments(against_eager):
     against_eager(lambda x, y: x * y.sin(), inputs)
 
 
-def test_detached_and_integer_outputs(door):
-    compiled = door(lambda x: (x.sin(), x.detach() * 2, x.argmax(), x > 0, 3))
+def test_detached_and_integer_outputs(compiler):
+    compiled = compiler(lambda x: (x.sin(), x.detach() * 2, x.argmax(), x > 0, 3))
     for _call in range(3):
         x = torch.randn(5, requires_grad=True)
         value, detached, index, mask, number = compiled(x)
@@ -200,8 +200,8 @@ def test_detached_and_integer_outputs(door):
         torch.testing.assert_close(x.grad, x.detach().cos())
 
 
-def test_results_belong_to_the_caller(door):
-    compiled = door(lambda x: (x * 2).relu())
+def test_results_belong_to_the_caller(compiler):
+    compiled = compiler(lambda x: (x * 2).relu())
     kept = []
     for call in range(4):
         x = torch.full((3,), float(call + 1), requires_grad=True)
@@ -214,7 +214,7 @@ def test_results_belong_to_the_caller(door):
         grad.add_(1)
 
 
-def test_numpy_in_the_middle(door):
+def test_numpy_in_the_middle(compiler):
     class Half(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -228,14 +228,14 @@ def test_numpy_in_the_middle(door):
         return Half.apply(x.sin() * x).cos()
 
     results = []
-    for run in (door(function), function):
+    for run in (compiler(function), function):
         x = torch.linspace(0, 2, 5).requires_grad_()
         run(x).sum().backward()
         results.append(x.grad)
     torch.testing.assert_close(*results)
 
 
-def test_custom_function(door):
+def test_custom_function(compiler):
     class Cube(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -247,14 +247,14 @@ def test_custom_function(door):
             (x,) = ctx.saved_tensors
             return grad * 5 * x**2  # wrong on purpose: it must be this one that runs
 
-    compiled = door(lambda x: Cube.apply(x.sin()).sum())
+    compiled = compiler(lambda x: Cube.apply(x.sin()).sum())
     for _call in range(3):
         x = torch.randn(4, requires_grad=True)
         compiled(x).backward()
         torch.testing.assert_close(x.grad, 5 * x.detach().sin() ** 2 * x.detach().cos())
 
 
-def test_gradients_inside_the_graph(door):
+def test_gradients_inside_the_graph(compiler):
     """`autograd.grad` and `backward` in the compiled function: upstream refuses them (F7)."""
 
     def slope(x):
@@ -262,32 +262,32 @@ def test_gradients_inside_the_graph(door):
         (grad,) = torch.autograd.grad(out, x)
         return grad * 2
 
-    compiled = door(slope)
+    compiled = compiler(slope)
     for _call in range(3):
         x = torch.randn(4, requires_grad=True)
         torch.testing.assert_close(compiled(x), 6 * x.detach() ** 2)
 
 
-def test_requires_grad_inside(door):
+def test_requires_grad_inside(compiler):
     def function(x):
         y = x.detach().requires_grad_()
         return y, (y**2).sum()
 
-    compiled = door(function)
+    compiled = compiler(function)
     for _call in range(2):
         y, out = compiled(torch.ones(3))
         out.backward()
         assert y.grad.tolist() == [2.0] * 3
 
 
-def test_one_of_several_views_of_a_written_argument_is_still_its_view(door):
+def test_one_of_several_views_of_a_written_argument_is_still_its_view(compiler):
     """Upstream gives such a result memory of its own."""
 
     def f(x, w):
         x.mul_(w)
         return x.chunk(2)[1]
 
-    compiled = door(f)
+    compiled = compiler(f)
     for run in (compiled, f):
         w = torch.randn(4, 3, requires_grad=True)
         x = torch.randn(4, 3)
@@ -297,13 +297,13 @@ def test_one_of_several_views_of_a_written_argument_is_still_its_view(door):
         assert bool((out == 7).all())
 
 
-def test_a_class_of_tensors_with_methods_of_its_own(door):
+def test_a_class_of_tensors_with_methods_of_its_own(compiler):
     class Named(torch.Tensor):
         def name(self):
             return "named"
 
     layer = nn.Linear(3, 3)
-    compiled = door(layer)
+    compiled = compiler(layer)
     for _ in range(3):
         x = torch.randn(2, 3)
         layer.zero_grad()

@@ -1,14 +1,15 @@
 """Two gloo ranks: DTensors and tensor parallelism trained compiled, and collectives that write their tensors."""
 
 import torch
-from distributed_workers import run_ranks
-from sharded_workers import sharded, small_buckets, written
+
+from tests.support.distributed_workers import run_ranks
+from tests.support.sharded_workers import sharded, small_buckets, written
 
 
 def test_tensor_parallel_training_equals_eager(tmp_path):
     for found in run_ranks(sharded, tmp_path):
-        for door in ("compile", "backend"):
-            torch.testing.assert_close(found[door], found["eager"], rtol=1e-4, atol=1e-5)
+        for compiler in ("compile", "backend"):
+            torch.testing.assert_close(found[compiler], found["eager"], rtol=1e-4, atol=1e-5)
         assert len(found["regions"]) >= 3
         assert not any(failed for _calls, failed in found["regions"])
 
@@ -17,7 +18,7 @@ def test_collectives_that_write_are_waited_for(tmp_path):
     for found in run_ranks(written, tmp_path):
         for result in found["results"]:
             torch.testing.assert_close(result, found["expected"])
-        assert "1 captured graph" in found["explain"]
+        assert "1 traced graph" in found["explain"]
         torch.testing.assert_close(found["step"], found["eager"], rtol=1e-4, atol=1e-5)
         eager = found["unsupported"]
         for result in eager["results"]:

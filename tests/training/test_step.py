@@ -7,11 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from training_cases import MODELS, data, mlp, pair, plain_step, run_both
 
 import staticrt
-from staticrt.errors import CaptureError, InputError, OptionError
+from staticrt.errors import InputError, OptionError, TraceError
 from staticrt.training import optim
+from tests.support.training_cases import MODELS, data, mlp, pair, plain_step, run_both
 
 
 @pytest.mark.parametrize("optimizer", ["sgd-momentum", "adamw"])
@@ -183,7 +183,7 @@ def test_what_cannot_be_recorded_runs_eagerly_and_says_why():
         print("hello")
         p.sum().backward()
 
-    with pytest.raises(CaptureError, match=r"calls print\(\)"):
+    with pytest.raises(TraceError, match=r"calls print\(\)"):
         prints()
     assert p.grad is None
 
@@ -264,7 +264,7 @@ def test_gradients_reset_last_live_in_the_arena():
     step(x)
     step(x)
     (variant,) = step._variants
-    assert len(variant.captured.outputs()) == 1
+    assert len(variant.traced.outputs()) == 1
     (stats,) = variant._entry.executable.native.prepared_stats
     assert 0 < stats["arena_bytes"] <= 1.03 * stats["lower_bound_bytes"]
     assert all(p.grad is None for p in model.parameters())

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from training_cases import data, mlp, run_both
 
 import staticrt
 from staticrt.training import optim
+from tests.support.training_cases import data, mlp, run_both
 
 
 def accumulating_step(model, optimizer):

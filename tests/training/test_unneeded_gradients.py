@@ -27,8 +27,8 @@ SUBSETS = [(0,), (1,), (2,), (0, 2), (1, 2), (0, 1, 2)]
 
 @pytest.mark.parametrize("wanted", SUBSETS)
 @pytest.mark.parametrize("sizes", [(5, 5, 5), (5, 7, 9)])  # the latter become symbols
-def test_any_subset_of_gradients(door, wanted, sizes):
-    compiled = door(function)
+def test_any_subset_of_gradients(compiler, wanted, sizes):
+    compiled = compiler(function)
     for rows in sizes:
         arguments = [torch.randn(rows, 4, requires_grad=True), *_leaves()[1:]]
         got, want = (
@@ -40,7 +40,7 @@ def test_any_subset_of_gradients(door, wanted, sizes):
 
 def test_nothing_is_computed_for_what_nobody_asks():
     torch._dynamo.reset()
-    compiled = torch.compile(function, backend="staticrt", options={"door": "a"})
+    compiled = torch.compile(function, backend="staticrt", options={"backward_node": "aot"})
     arguments = _leaves()
     torch.autograd.grad(compiled(*arguments).sum(), arguments)
     torch.autograd.grad(compiled(*arguments).sum(), arguments[2])
@@ -51,8 +51,8 @@ def test_nothing_is_computed_for_what_nobody_asks():
     assert nodes[-2, -3] < nodes[()]  # one, and no sum
 
 
-def test_backward_with_inputs_leaves_other_gradients_alone(door):
-    compiled = door(function)
+def test_backward_with_inputs_leaves_other_gradients_alone(compiler):
+    compiled = compiler(function)
     x, w, b = _leaves()
     compiled(x, w, b).sum().backward(inputs=[w])
     assert x.grad is None
@@ -66,11 +66,11 @@ def test_backward_with_inputs_leaves_other_gradients_alone(door):
         torch.testing.assert_close(got.grad, want.grad)
 
 
-def test_of_several_results_one_is_differentiated_by_one_input(door):
+def test_of_several_results_one_is_differentiated_by_one_input(compiler):
     def two(x, w):
         return x.sin() * w, (x @ w).exp()
 
-    compiled = door(two)
+    compiled = compiler(two)
     x, w = (torch.randn(4, 4, requires_grad=True) for _ in range(2))
     for index in (0, 1):
         for inputs in ([x], [w], [x, w]):
@@ -78,7 +78,7 @@ def test_of_several_results_one_is_differentiated_by_one_input(door):
             torch.testing.assert_close(got, want)
 
 
-def test_a_written_buffer_and_a_view_beside_parameters(door):
+def test_a_written_buffer_and_a_view_beside_parameters(compiler):
     """AOTAutograd's function takes other inputs than the region; pruning must not mix them up."""
 
     def writes(x, w, buffer):
@@ -86,7 +86,7 @@ def test_a_written_buffer_and_a_view_beside_parameters(door):
         y = x.t() * w
         return y, y[0], x.view(-1)
 
-    compiled = door(writes)
+    compiled = compiler(writes)
     for _call in range(2):
         x, w = torch.randn(3, 3, requires_grad=True), torch.randn(3, 3, requires_grad=True)
         for inputs in ([x], [w], [w, x]):

@@ -1,4 +1,4 @@
-"""What AOTAutograd gets wrong and TorchScript's executor or eager gets right (F1 to F5, F7): right here."""
+"""What AOTAutograd gets wrong and TorchScript's executor or eager gets right (F1 to F5, F7 of docs/design/training.md): right here."""
 
 import copy
 
@@ -14,8 +14,8 @@ def _net():
     return nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
 
 
-def test_orders_one_to_three(door):
-    compiled = door(lambda w: (w**3).sum())
+def test_orders_one_to_three(compiler):
+    compiled = compiler(lambda w: (w**3).sum())
     w = torch.randn(5, 7, requires_grad=True)
     for _call in range(3):
         (first,) = torch.autograd.grad(compiled(w), w, create_graph=True)
@@ -26,9 +26,9 @@ def test_orders_one_to_three(door):
         torch.testing.assert_close(third, torch.full_like(w, 6.0))
 
 
-def test_gradient_penalty(door):
+def test_gradient_penalty(compiler):
     net, x = _net(), torch.randn(8, 64)
-    theirs, compiled = copy.deepcopy(net), door(net)
+    theirs, compiled = copy.deepcopy(net), compiler(net)
     for run in (compiled, theirs):
         inputs = x.clone().requires_grad_()
         out = run(inputs)
@@ -38,8 +38,8 @@ def test_gradient_penalty(door):
         torch.testing.assert_close(mine.grad, other.grad)
 
 
-def test_second_order_through_two_regions_and_eager_code_between(door):
-    first, second = door(lambda x: x.sin() * x), door(lambda x, y: (x * y.exp()).sum())
+def test_second_order_through_two_regions_and_eager_code_between(compiler):
+    first, second = compiler(lambda x: x.sin() * x), compiler(lambda x, y: (x * y.exp()).sum())
     results = []
     for f, g in ((first, second), (lambda x: x.sin() * x, lambda x, y: (x * y.exp()).sum())):
         x = torch.linspace(-1, 1, 12).requires_grad_()
@@ -50,9 +50,9 @@ def test_second_order_through_two_regions_and_eager_code_between(door):
     torch.testing.assert_close(*results)
 
 
-def test_second_order_when_an_input_depends_on_another(door):
+def test_second_order_when_an_input_depends_on_another(compiler):
     """x enters the region directly and through y = 2x; each path counts once."""
-    compiled = door(lambda x, y: (x * x * y).sum())
+    compiled = compiler(lambda x, y: (x * x * y).sum())
     x = torch.randn(6, requires_grad=True)
     (slope,) = torch.autograd.grad(compiled(x, 2 * x), x, create_graph=True)
     torch.testing.assert_close(slope, 6 * x**2)
@@ -60,8 +60,8 @@ def test_second_order_when_an_input_depends_on_another(door):
     torch.testing.assert_close(again, 12 * x)
 
 
-def test_second_order_with_dropout_uses_the_same_mask(door):
-    compiled = door(lambda x: F.dropout(x**3, 0.5))
+def test_second_order_with_dropout_uses_the_same_mask(compiler):
+    compiled = compiler(lambda x: F.dropout(x**3, 0.5))
     x = torch.randn(200, requires_grad=True)
     out = compiled(x)
     mask = (out.detach() != 0) * 2.0
@@ -73,7 +73,7 @@ def test_second_order_with_dropout_uses_the_same_mask(door):
     torch.testing.assert_close(again, mask * 6 * x)
 
 
-def test_second_order_with_a_written_buffer(door):
+def test_second_order_with_a_written_buffer(compiler):
     def function(w, buf):
         out = (buf.sin() * w**3).sum()
         buf.add_(1)
@@ -81,24 +81,24 @@ def test_second_order_with_a_written_buffer(door):
 
     w, buf = torch.randn(9, requires_grad=True), torch.randn(9)
     scale = buf.sin()
-    (slope,) = torch.autograd.grad(door(function)(w, buf), w, create_graph=True)
+    (slope,) = torch.autograd.grad(compiler(function)(w, buf), w, create_graph=True)
     kept = buf.clone()
     (again,) = torch.autograd.grad(slope.sum(), w)
     torch.testing.assert_close(again, scale * 6 * w)
     assert torch.equal(buf, kept)  # the region's second run writes nothing
 
 
-def test_second_order_after_an_input_was_edited_says_so(door):
+def test_second_order_after_an_input_was_edited_says_so(compiler):
     x, w = torch.randn(4), torch.randn(4, requires_grad=True)
-    out = door(lambda x, w: (x * w**3).sum())(x, w)
+    out = compiler(lambda x, w: (x * w**3).sum())(x, w)
     x.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         torch.autograd.grad(out, w, create_graph=True)
 
 
-def test_graph_kept_after_one_that_was_not(door):
+def test_graph_kept_after_one_that_was_not(compiler):
     net, x = _net(), torch.randn(3, 64)
-    compiled = door(net)
+    compiled = compiler(net)
     compiled(x).sum().backward()
     once = [p.grad.clone() for p in net.parameters()]
     net.zero_grad()
@@ -113,8 +113,8 @@ def test_graph_kept_after_one_that_was_not(door):
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_dropout(door, budget):
-    compiled = door(lambda x, w: F.dropout(torch.tanh(x @ w), 0.5), activation_memory_budget=budget)
+def test_dropout(compiler, budget):
+    compiled = compiler(lambda x, w: F.dropout(torch.tanh(x @ w), 0.5), activation_memory_budget=budget)
     x, w, g = torch.randn(64, 64), torch.randn(64, 64, requires_grad=True), torch.randn(64, 64)
     for _call in range(3):
         y = compiled(x, w)
@@ -124,7 +124,7 @@ def test_dropout(door, budget):
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_read_before_write(door, against_eager, budget):
+def test_read_before_write(compiler, against_eager, budget):
     def function(x, w, buf):
         a = torch.sin(buf) * torch.tanh(x @ w)
         buf.add_(1)
@@ -149,7 +149,7 @@ def test_read_through_a_view_before_a_write(against_eager, budget):
     against_eager(function, inputs, activation_memory_budget=budget, atol=1e-3)
 
 
-def test_buffer_edited_between_forward_and_backward(door):
+def test_buffer_edited_between_forward_and_backward(compiler):
     class Scaled(nn.Module):
         def __init__(self):
             super().__init__()
@@ -160,7 +160,7 @@ def test_buffer_edited_between_forward_and_backward(door):
             return x * self.scale.sin() * self.weight.tanh()
 
     net, x = Scaled(), torch.randn(8)
-    out = door(net, activation_memory_budget=0.0)(x)
+    out = compiler(net, activation_memory_budget=0.0)(x)
     want = x * net.scale.sin() * (1 - net.weight.detach().tanh() ** 2)
     net.scale.add_(1)
     out.sum().backward()
@@ -192,9 +192,9 @@ def test_batch_norm(against_eager, budget):
         lambda w: w[:32].exp() * w[32:].detach().sigmoid(),
     ],
 )
-def test_an_input_that_eager_does_not_save_may_be_written_before_the_backward(door, function):
+def test_an_input_that_eager_does_not_save_may_be_written_before_the_backward(compiler, function):
     """Upstream saves the parameter and computes its exp again; an optimiser's step between the two then raises."""
-    compiled = door(function)
+    compiled = compiler(function)
     gradients = []
     for run in (compiled, function):
         torch.manual_seed(0)

@@ -38,14 +38,16 @@ FUNCTIONS = [_exp_before_a_write, _views_before_a_write, _result_of_a_write, _dr
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_an_input_with_a_history_is_written(door, function, budget):
-    _compare(door(function, activation_memory_budget=budget), function, lambda leaf: leaf * 1)
+def test_an_input_with_a_history_is_written(compiler, function, budget):
+    _compare(compiler(function, activation_memory_budget=budget), function, lambda leaf: leaf * 1)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_an_input_without_a_gradient_is_written(door, function, budget):
-    _compare(door(function, activation_memory_budget=budget), function, lambda leaf: leaf.detach().clone())
+def test_an_input_without_a_gradient_is_written(compiler, function, budget):
+    _compare(
+        compiler(function, activation_memory_budget=budget), function, lambda leaf: leaf.detach().clone()
+    )
 
 
 def _compare(compiled, function, prepare):

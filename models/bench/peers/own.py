@@ -17,7 +17,7 @@ HELD_KINDS = ("managed", "native")
 
 def _load() -> None:
     importlib.import_module("staticrt.native")
-    importlib.import_module("staticrt.compiler")
+    importlib.import_module("staticrt.api.compile")
 
 
 def _prepare(module: nn.Module, arguments: tuple[Tensor, ...], _threads: int, **options: Any) -> Call:
@@ -28,12 +28,12 @@ def _facts(call: Any) -> dict[str, Any]:
     """What `explain()` says: graphs, nodes by kind, and what runs eagerly and why."""
     explanation = call.explain()
     kinds: Counter[str] = Counter()
-    for capture in explanation.captures:
-        kinds.update(dict(capture.kinds))
-    nodes = sum(capture.nodes for capture in explanation.captures)
+    for trace in explanation.traces:
+        kinds.update(dict(trace.kinds))
+    nodes = sum(trace.nodes for trace in explanation.traces)
     return {
-        "captures": len(explanation.captures),
-        "executors": sorted({capture.executor for capture in explanation.captures}),
+        "traces": len(explanation.traces),
+        "executors": sorted({trace.executor for trace in explanation.traces}),
         "nodes": kinds["total"] or nodes,
         "kinds": dict(sorted(kinds.items())),
         # Without kinds the runtime did not say: not zero.

@@ -1,4 +1,4 @@
-// Section 2.2: search, split, merge.
+// Rules B: search, split, merge.
 #include "allocator/device_fixture.h"
 
 namespace staticrt::test {

@@ -1,4 +1,4 @@
-// Section 2.6: checkpoints of private pools; V10.
+// Rules P7, P8 and V10: checkpoints of private pools.
 #include "allocator/device_fixture.h"
 
 namespace staticrt::test {

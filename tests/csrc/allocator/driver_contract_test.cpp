@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "allocator/driver_host.h"
+#include "allocator/drivers/driver_host.h"
 #include "fake_cuda.h"
 #include "test.h"
 

@@ -1,13 +1,13 @@
 // driver_cuda.cpp on a libcuda played by a simulated device. On a GPU it is tested by tests/memory, marked
 // cuda.
-#include "allocator/driver_cuda.h"
+#include "allocator/drivers/driver_cuda.h"
 
 #include <unistd.h>
 
 #include <memory>
 #include <string>
 
-#include "allocator/cu_min.h"
+#include "allocator/drivers/cu_min.h"
 #include "fake_cuda.h"
 #include "test.h"
 

@@ -1,5 +1,5 @@
 // The simulated device as memory, streams, events and faults.
-#include "allocator/driver_sim.h"
+#include "allocator/simulated/driver_sim.h"
 
 #include <cstring>
 #include <thread>

@@ -1,4 +1,4 @@
-// Section 2.4: expandable segments.
+// Rules E: expandable segments.
 #include "allocator/device_fixture.h"
 
 namespace staticrt::test {

@@ -1,4 +1,4 @@
-// Section 2.9 of the design: scenarios that upstream fails.
+// Rules U: scenarios that upstream fails.
 #include "allocator/device_fixture.h"
 
 namespace staticrt::test {

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <map>
 
-#include "allocator/cu_min.h"
+#include "allocator/drivers/cu_min.h"
 #include "allocator/fake_nvml.h"
 #include "test.h"
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "allocator/driver_cuda.h"
-#include "allocator/driver_sim.h"
+#include "allocator/drivers/driver_cuda.h"
+#include "allocator/simulated/driver_sim.h"
 
 namespace staticrt::alloc {
 

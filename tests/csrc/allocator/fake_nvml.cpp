@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "allocator/cu_min.h"
+#include "allocator/drivers/cu_min.h"
 
 namespace staticrt::alloc {
 namespace {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "allocator/device_api.h"
+#include "allocator/core/device_api.h"
 
 namespace staticrt::alloc {
 

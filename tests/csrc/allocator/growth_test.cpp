@@ -1,4 +1,4 @@
-// Section 2.3: growth, retry, limits.
+// Rules G: growth, retry, limits.
 #include "allocator/device_fixture.h"
 
 namespace staticrt::test {

@@ -1,9 +1,9 @@
-// Section 2.7: snapshots, history, options; N9, N10; plan arenas and the front.
+// Rules I, N9, N10: snapshots, history, options; plan arenas and the front.
 #include <cstdlib>
 
 #include "allocator/device_fixture.h"
-#include "allocator/front.h"
-#include "allocator/plan_arena.h"
+#include "allocator/pools/plan_arena.h"
+#include "allocator/process/front.h"
 
 namespace staticrt::test {
 

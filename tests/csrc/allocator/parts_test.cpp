@@ -4,10 +4,10 @@
 #include <thread>
 #include <vector>
 
-#include "allocator/budget.h"
+#include "allocator/core/budget.h"
 #include "allocator/device_fixture.h"
-#include "allocator/sim_faults.h"
-#include "allocator/vector_clock.h"
+#include "allocator/simulated/sim_faults.h"
+#include "allocator/simulated/vector_clock.h"
 
 namespace staticrt::test {
 namespace {

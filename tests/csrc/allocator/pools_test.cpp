@@ -1,4 +1,4 @@
-// Section 2.6: private pools; N1 to N8, N11.
+// Rules P, N1 to N8, N11: private pools.
 #include <thread>
 
 #include "allocator/device_fixture.h"

@@ -1,4 +1,4 @@
-// Section 2.1: rounding, classes, segment sizes.
+// Rules R: rounding, classes, segment sizes.
 #include "allocator/device_fixture.h"
 
 namespace staticrt::test {

@@ -1,4 +1,4 @@
-#include "allocator/sim_access.h"
+#include "allocator/simulated/sim_access.h"
 
 #include <cstdio>
 #include <map>

@@ -2,7 +2,7 @@
 #include <string>
 #include <thread>
 
-#include "allocator/driver_sim.h"
+#include "allocator/simulated/driver_sim.h"
 #include "test.h"
 
 using namespace staticrt::alloc;

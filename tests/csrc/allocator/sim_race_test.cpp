@@ -1,7 +1,7 @@
 // The race oracle: each wrong order is found, and each right one is not.
 #include <string>
 
-#include "allocator/driver_sim.h"
+#include "allocator/simulated/driver_sim.h"
 #include "test.h"
 
 using namespace staticrt::alloc;

@@ -1,4 +1,4 @@
-// Section 2.7: statistics.
+// Rules I1, I2: statistics.
 #include <map>
 #include <random>
 

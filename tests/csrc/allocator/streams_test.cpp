@@ -1,4 +1,4 @@
-// Section 2.5: streams, events, capture.
+// Rules S: streams, events, captures.
 #include "allocator/device_fixture.h"
 
 namespace staticrt::test {

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "archive/archive.h"
-#include "kernels/torch_version.h"
+#include "kernels/registry/torch_version.h"
 #include "programs.h"
 #include "staticrt/staticrt.h"
 #include "test.h"
@@ -29,7 +29,7 @@ std::string make_archive(const std::string& torch = torch_version(),
   const ValueId z = add_op(builder, "aten::mul", "Scalar", {one(y), one(n)});
   builder.set_outputs({add_op(builder, "aten::add", "Tensor", {one(weight), one(z), one(alpha)}), n});
   ArchiveBuilder archive;
-  CaptureSpec spec;
+  TraceSpec spec;
   spec.program = builder.build();
   const at::Tensor value = at::full({1}, 0.5);
   spec.model_tensors = {archive.add_tensor(value)};
@@ -53,12 +53,33 @@ std::string make_archive(const std::string& torch = torch_version(),
   spec.guards = guards.build();
   spec.guard_texts = {"s0 > n   (model.py:5)"};
   spec.outputs = {0, -1, 1};
-  archive.add_capture(spec);
+  archive.add_trace(spec);
   archive.add_weight({"weight", WeightKind::kParameter, 0});
   const at::Tensor storage = archive.storages().at(0);
   const std::string bytes(static_cast<const char*>(storage.const_data_ptr()), 4);
   const ArchiveFacts facts{"0.1.0", torch, "AVX2", "AVX2, a processor", features, "Model", "[]"};
   return make_zip({{"weights/0", bytes}, {kProgramRecord, archive.finish(facts, {"weights/0"})}});
+}
+
+// What one operator gives for x, x again, and a constant.
+std::string make_archive_of(const std::string& op, const c10::IValue& constant, bool twice) {
+  ProgramBuilder builder;
+  const ValueId x = builder.add_input(tensor_info("x"));
+  const ValueId c = builder.add_constant(constant);
+  builder.set_outputs({twice ? add_op(builder, op, "", {one(x), one(x), one(c)})
+                             : add_op(builder, op, "", {one(x), one(c)})});
+  ArchiveBuilder archive;
+  TraceSpec spec;
+  spec.program = builder.build();
+  LeafSpec tensor;
+  tensor.name = "x";
+  tensor.dim = 1;
+  tensor.input = 0;
+  spec.leaves = {tensor};
+  spec.outputs = {0};
+  archive.add_trace(spec);
+  const ArchiveFacts facts{"0.1.0", torch_version(), "AVX2", "AVX2, a processor", {}, "Model", "[]"};
+  return make_zip({{kProgramRecord, archive.finish(facts, {})}});
 }
 
 Module load_bytes(const std::string& bytes) {
@@ -75,7 +96,7 @@ TEST(a_module_runs_and_says_what_it_takes) {
     EXPECT(outputs[1].isNone());
     EXPECT_EQ(outputs[2].toInt(), 3);
   }
-  EXPECT_EQ(model.num_captures(), size_t{1});
+  EXPECT_EQ(model.num_traces(), size_t{1});
   EXPECT_EQ(model.inputs()[0].name, "x");
   EXPECT(!model.inputs()[1].is_tensor);
   EXPECT_EQ(model.staticrt_version(), "0.1.0");
@@ -122,6 +143,25 @@ TEST(threads_share_a_module) {
   }
   for (std::thread& thread : threads) thread.join();
   for (const int count : wrong) EXPECT_EQ(count, 0);
+}
+
+TEST(operators_beyond_plain_ones_need_consent) {
+  const std::string bytes = make_archive_of("aten::gelu_backward", "none", /*twice=*/true);
+  EXPECT_THROW(load_bytes(bytes), ArchiveError, "archive calls 'aten::gelu_backward', an operator of torch");
+  EXPECT_THROW(load_bytes(bytes), ArchiveError, "allow_operators=[\"aten::gelu_backward\"]");
+  LoadOptions options;
+  options.allow_operators = {"aten::gelu_backward"};
+  const Module model = load(bytes.data(), bytes.size(), options);
+  EXPECT_EQ(model.run({at::ones({5})})[0].size(0), 5);
+}
+
+TEST(absurd_sizes_are_refused_when_they_are_used) {
+  const auto repeated = [](int64_t times) {
+    return load_bytes(make_archive_of("aten::repeat", c10::List<int64_t>({times}), /*twice=*/false));
+  };
+  EXPECT_EQ(repeated(2).run({at::ones({5})})[0].size(0), 10);
+  EXPECT_THROW(repeated(int64_t{1} << 50).run({at::ones({5})}), CallError,
+               "repeats of aten::repeat is 1125899906842624");
 }
 
 TEST(archives_of_other_versions_and_machines_are_refused) {

@@ -1,4 +1,4 @@
-// Records of programs, tensors and captures: what was written is read, and damaged bytes are refused. The
+// Records of programs, tensors and traces: what was written is read, and damaged bytes are refused. The
 // fuzz tests are meant to run under address and undefined-behaviour sanitizers too (-DSTATICRT_SANITIZE=...).
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
@@ -6,9 +6,9 @@
 #include <random>
 
 #include "archive/archive.h"
-#include "archive/capture_record.h"
 #include "archive/constant_record.h"
 #include "archive/program_record.h"
+#include "archive/trace_record.h"
 #include "archive/zip_index.h"
 #include "common/error.h"
 #include "programs.h"
@@ -64,8 +64,8 @@ std::vector<planner::KnownPlan> rich_plans() {
   return {{17, 128, {0, 64, 0}}, {18, 0, {}}};
 }
 
-CaptureSpec rich_capture(TensorTable& tensors) {
-  CaptureSpec spec;
+TraceSpec rich_trace(TensorTable& tensors) {
+  TraceSpec spec;
   spec.program = rich_program();
   spec.model_tensors = {tensors.add(at::ones({4}))};
   LeafSpec n;
@@ -104,7 +104,7 @@ CaptureSpec rich_capture(TensorTable& tensors) {
   return spec;
 }
 
-// One record: the tensors, then a capture.
+// One record: the tensors, then a trace.
 struct Written {
   std::string bytes;
   std::shared_ptr<Blob> blob;
@@ -112,8 +112,8 @@ struct Written {
 
 Written write_all() {
   TensorTable tensors;
-  ByteWriter capture;
-  write_capture(rich_capture(tensors), capture, tensors);
+  ByteWriter trace;
+  write_trace(rich_trace(tensors), trace, tensors);
   std::vector<std::pair<std::string, std::string>> records;
   std::vector<std::string> names;
   for (const at::Tensor& storage : tensors.storages()) {
@@ -123,21 +123,21 @@ Written write_all() {
   }
   ByteWriter out;
   tensors.write(out, names);
-  return {out.take() + capture.bytes(), Blob::copy_of(make_zip(records))};
+  return {out.take() + trace.bytes(), Blob::copy_of(make_zip(records))};
 }
 
-CaptureSpec read_all(std::string_view bytes, const std::shared_ptr<Blob>& blob) {
+TraceSpec read_all(std::string_view bytes, const std::shared_ptr<Blob>& blob) {
   ByteReader in(bytes, "test");
   const ZipIndex zip(blob->view());
   const std::vector<at::Tensor> tensors = read_tensors(in, blob, zip, true);
-  CaptureSpec spec = read_capture(in, tensors, kFormatVersion);
+  TraceSpec spec = read_trace(in, tensors, kFormatVersion);
   in.expect_end();
   return spec;
 }
 
-TEST(a_capture_reads_as_it_was_written) {
+TEST(a_trace_reads_as_it_was_written) {
   const Written written = write_all();
-  const CaptureSpec spec = read_all(written.bytes, written.blob);
+  const TraceSpec spec = read_all(written.bytes, written.blob);
   const auto expected = rich_program();
   EXPECT_EQ(spec.program->to_string(), expected->to_string());
   EXPECT_EQ(spec.program->describe(spec.program->nodes()[3]), "cond = srt::cond   (model.py:3)");
@@ -173,13 +173,13 @@ TEST(a_capture_reads_as_it_was_written) {
 
 TEST(writing_what_was_read_gives_the_same_bytes) {
   const Written written = write_all();
-  const CaptureSpec spec = read_all(written.bytes, written.blob);
+  const TraceSpec spec = read_all(written.bytes, written.blob);
   TensorTable tensors;
   ByteWriter again;
-  CaptureSpec copy = spec;
+  TraceSpec copy = spec;
   copy.model_tensors = {tensors.add(at::ones({4}))};
   copy.packed[0].tensor = tensors.add(at::zeros({64}, at::kByte));
-  write_capture(copy, again, tensors);
+  write_trace(copy, again, tensors);
   EXPECT(written.bytes.ends_with(again.bytes()));
 }
 

@@ -22,10 +22,10 @@
 #include <thread>
 #include <vector>
 
-#include "allocator/allocator.h"
-#include "allocator/driver_sim.h"
-#include "allocator/inspector.h"
-#include "allocator/pools.h"
+#include "allocator/core/allocator.h"
+#include "allocator/core/inspector.h"
+#include "allocator/pools/pools.h"
+#include "allocator/simulated/driver_sim.h"
 #include "stub_driver.h"
 
 using namespace staticrt::alloc;  // NOLINT

@@ -2,7 +2,7 @@
 // what the allocator itself does.
 #pragma once
 
-#include "allocator/device_api.h"
+#include "allocator/core/device_api.h"
 
 namespace staticrt::alloc {
 

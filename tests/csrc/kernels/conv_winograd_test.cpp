@@ -6,7 +6,7 @@
 
 #include <limits>
 
-#include "kernels/conv_routes.h"
+#include "kernels/conv/conv_routes.h"
 #include "kernels/prepared_util.h"
 #include "test.h"
 

@@ -10,7 +10,7 @@
 #include <cstring>
 #include <optional>
 
-#include "kernels/registry.h"
+#include "kernels/registry/registry.h"
 #include "test.h"
 
 namespace staticrt::test {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/gemm_plan.h"
+#include "kernels/gemm/gemm_plan.h"
 #include "kernels/prepared_util.h"
 #include "test.h"
 
@@ -15,11 +15,13 @@ namespace {
 
 using namespace staticrt;
 
-// The sets that this machine has: tile_prims() takes the widest.
+// The sets that this machine has: gemm_kernels() takes the widest.
 std::vector<const GemmKernels*> sets() {
   std::vector<const GemmKernels*> found{gemm_kernels_default()};
-  if (&gemm_kernels() != gemm_kernels_default() && gemm_kernels_avx2()) found.push_back(gemm_kernels_avx2());
+#ifdef __x86_64__
+  if (&gemm_kernels() != gemm_kernels_default()) found.push_back(gemm_kernels_avx2());
   if (&gemm_kernels() == gemm_kernels_avx512()) found.push_back(gemm_kernels_avx512());
+#endif
   return found;
 }
 

@@ -1,6 +1,6 @@
 // Ops that gather, scatter, copy, fill, pad, pool and resample against the dispatcher's functional ops.
 #include "driver.h"
-#include "kernels/registry.h"
+#include "kernels/registry/registry.h"
 #include "test.h"
 
 using staticrt::test::cross;

@@ -1,8 +1,9 @@
-#include "kernels/pointwise_chain.h"
+#include "kernels/pointwise/pointwise_chain.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 
+#include "common/tuning.h"
 #include "kernels/prepared_util.h"
 #include "test.h"
 
@@ -210,6 +211,6 @@ TEST(chain_is_declined_when_too_long_or_unknown) {
   x.tensor.meta = meta;
   request.nodes.push_back({"aten::mm", {x, x}, meta, Operand{1, 0}});
   EXPECT(!prepare_chain(request));
-  request.nodes.assign(kMaxChainNodes + 1, {"aten::relu", {x}, meta, Operand{1, 0}});
+  request.nodes.assign(tuning::kMaxChainNodes + 1, {"aten::relu", {x}, meta, Operand{1, 0}});
   EXPECT(!prepare_chain(request));
 }

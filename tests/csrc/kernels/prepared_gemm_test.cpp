@@ -1,6 +1,6 @@
 #include <ATen/core/Tensor.h>
 
-#include "kernels/gemm_routes.h"
+#include "kernels/gemm/gemm_routes.h"
 #include "kernels/prepared_util.h"
 #include "test.h"
 

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "kernels/pointwise_chain.h"
-#include "kernels/pointwise_ops.h"
+#include "kernels/pointwise/pointwise_chain.h"
+#include "kernels/pointwise/pointwise_ops.h"
 #include "kernels/prepared_util.h"
 #include "test.h"
 

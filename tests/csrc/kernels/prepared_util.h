@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/prepare.h"
-#include "kernels/prepared_tolerance.h"
+#include "kernels/registry/prepare.h"
+#include "kernels/registry/prepared_tolerance.h"
 
 namespace staticrt::test {
 

@@ -3,7 +3,7 @@
 #include <limits>
 
 #include "common/error.h"
-#include "kernels/registry.h"
+#include "kernels/registry/registry.h"
 #include "test.h"
 
 namespace {

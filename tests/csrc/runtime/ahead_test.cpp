@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "programs.h"
-#include "runtime/executable.h"
+#include "runtime/call/executable.h"
 #include "test.h"
 
 using namespace staticrt;

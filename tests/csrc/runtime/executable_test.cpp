@@ -1,4 +1,4 @@
-#include "runtime/executable.h"
+#include "runtime/call/executable.h"
 
 #include <ATen/ops/add.h>
 #include <ATen/ops/equal.h>

@@ -1,4 +1,4 @@
-#include "runtime/small_blocks.h"
+#include "runtime/execution_plan/small_blocks.h"
 
 #include <ATen/Context.h>
 #include <ATen/ops/add.h>
@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "programs.h"
-#include "runtime/executable.h"
+#include "runtime/call/executable.h"
 #include "test.h"
 
 using namespace staticrt;

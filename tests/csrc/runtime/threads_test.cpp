@@ -18,8 +18,8 @@
 #include <thread>
 
 #include "programs.h"
-#include "runtime/executable.h"
-#include "runtime/trace.h"
+#include "runtime/call/executable.h"
+#include "runtime/trace/trace.h"
 #include "test.h"
 
 using namespace staticrt;

@@ -1,10 +1,10 @@
-#include "runtime/trace.h"
+#include "runtime/trace/trace.h"
 
 #include <ATen/ops/randn.h>
 
 #include "common/error.h"
 #include "programs.h"
-#include "runtime/executable.h"
+#include "runtime/call/executable.h"
 #include "test.h"
 
 using namespace staticrt;

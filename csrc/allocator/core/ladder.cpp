@@ -1,0 +1,294 @@
+// What happens on a miss: the ladder of reclaim steps.
+//
+// Native mode: after any step that freed bytes the request is searched again and growth tried again, so
+// that no step is taken in vain (U1). Compat mode: upstream's order, rule G1, which does neither.
+#include "allocator/core/core.h"
+#include "allocator/core/format.h"
+#include "common/error.h"
+
+namespace staticrt::alloc {
+
+void LadderLog::freed(const char* step, Bytes bytes) {
+  note(step, format_bytes(bytes));
+}
+void LadderLog::note(const char* step, std::string what) {
+  for (auto& [name, text] : steps)
+    if (name == step) {
+      text = std::move(what);
+      return;
+    }
+  steps.emplace_back(step, std::move(what));
+}
+
+namespace {
+
+Status hibernated_error(const Pool& pool) {
+  return Status::InvalidArgument(
+      detail::concat("pool ", pool.id, " is hibernated; wake it before allocating from it"));
+}
+
+}  // namespace
+
+Status Core::allocate(Want& want, Addr* address) {
+  {
+    const Lock lock(*this);
+    if (!pools.is(want.pool, want.pool_serial)) [[unlikely]]
+      return Status::NotReady();
+    want.slot = streams.slot_of(want.stream);
+    if (want.slot == kNoSlot) [[unlikely]]
+      return too_many_streams(want.stream);
+    Pool& pool = pools[want.pool];
+    if (!broken.empty()) [[unlikely]]
+      return Status::Internal(broken);
+    if (pool.hibernated) [[unlikely]]
+      return hibernated_error(pool);
+    if (streams.has_waiting()) poll_ready();
+    if (!captures.markers.empty()) [[unlikely]]
+      return_settled(want.stream);
+    if (Block* block = search(want)) [[likely]] {
+      *address = take(*block, want);
+      return Status::Ok();
+    }
+    ++pool.pins;
+  }
+  Status status = climb(want, address);
+  unpin(want.pool);
+  return status;
+}
+
+Status Core::hibernated(const Want& want) {
+  const Lock lock(*this);
+  const Pool& pool = pools[want.pool];
+  return pool.hibernated ? hibernated_error(pool) : Status::Ok();
+}
+
+Status Core::too_many_streams(StreamId stream) {
+  if (raw(stream) == ~uint64_t{0}) return Status::InvalidArgument(detail::concat(stream, " is no stream"));
+  return Status::InvalidArgument(detail::concat("stream ", stream, ": memory of ", kNoSlot,
+                                                " other streams of ", info.name,
+                                                " has been asked for already, and no more can be told apart; "
+                                                "use streams again instead of making new ones"));
+}
+
+namespace {
+
+// One climb: tries to end the request after each step, and remembers what the steps gave.
+class Climb {
+ public:
+  Climb(Core& core, Want& want, Addr* address) : core_(core), want_(want), address_(address) {}
+
+  bool done() const { return done_; }
+  const Status& status() const { return status_; }
+  LadderLog& log() { return log_; }
+
+  bool search() {
+    const Core::Lock lock(core_);
+    return finish(core_.search(want_));
+  }
+  // True if the climb is over: served, or the driver failed for another reason than memory.
+  bool grow() {
+    if (core_.move_pages(want_) && search()) return true;
+    Block* grown = nullptr;
+    status_ = core_.grow(want_, &grown);
+    if (status_.ok()) {
+      const Core::Lock lock(core_);
+      return finish(grown);
+    }
+    log_.note("grow", status_.oom() && status_.text() == "limit" ? "over limit" : name_of(status_.code()));
+    return done_ = !status_.oom();
+  }
+  // After a step: bytes it freed. Search and grow again if any.
+  bool retry(const char* step, Bytes freed) {
+    log_.freed(step, freed);
+    return freed != 0 && (search() || grow());
+  }
+  bool overflow() {
+    if (want_.pool != 0) return false;
+    const Core::Lock lock(core_);
+    Want adopted = want_;
+    Block* block = core_.overflow(want_, &adopted);
+    if (block == nullptr) return false;
+    *address_ = core_.take(*block, adopted);
+    return done_ = true;
+  }
+  bool finish(Block* block) {
+    if (block == nullptr) return false;
+    *address_ = core_.take(*block, want_);
+    status_ = Status::Ok();
+    return done_ = true;
+  }
+
+ private:
+  Core& core_;
+  Want& want_;
+  Addr* address_;
+  LadderLog log_;
+  Status status_;
+  bool done_ = false;
+};
+
+}  // namespace
+
+Status Core::climb(Want& want, Addr* address) {
+  Status status = climb_steps(want, address);
+  update_gate();  // growth may have come near the limit, or reclaim away from it
+  return status;
+}
+
+Status Core::climb_steps(Want& want, Addr* address) {
+  if (want.address != kNullAddr) {
+    // N8: there or nowhere. Steps that free memory elsewhere would change much and help nothing.
+    return Status::Oom(oom_text(want, Status::Oom("address"), LadderLog()));
+  }
+  Climb climb(*this, want, address);
+  // Copied under the lock, called without any: a callback may use the allocator.
+  std::vector<FreeCallback> hooks;
+  {
+    const Lock lock(*this);
+    hooks = callbacks;
+  }
+  bool freed = false;
+  for (const FreeCallback& hook : hooks) freed |= hook();
+  SRT_TRY(hibernated(want));
+  if (freed && climb.search()) return Status::Ok();
+
+  bool rejected = false;
+  std::string text;
+  {
+    const Growth growth(*this);
+    SRT_TRY(hibernated(want));  // the pool may have gone to sleep before; not while we hold the growth mutex
+    // Whoever held the mutex before may have grown enough for this request too.
+    if (!compat && climb.search()) return Status::Ok();
+    bool capturing = false;
+    {
+      const Lock lock(*this);
+      capturing = captures.any();
+      if (!compat && !capturing) climb.log().freed("ready", poll_ready());
+      if (settings().stream_wait_reuse && !compat)
+        if (Block* block = steal(want)) {
+          climb.finish(block);
+          return Status::Ok();
+        }
+    }
+    if (settings().gc_threshold > 0) climb.log().freed("gc", collect_garbage());
+    if (climb.grow()) return climb.status();
+    if (!compat) {
+      if (climb.overflow()) return Status::Ok();
+      const Lock lock(*this);
+      Block* block = steal(want);
+      climb.log().freed("steal", block == nullptr ? 0 : block->size);
+      if (climb.finish(block)) return Status::Ok();
+    }
+    if (settings().max_split_bytes != std::numeric_limits<Bytes>::max() && !capturing) {
+      const Bytes bytes = release_oversize(want);
+      if (compat ? bytes != 0 && climb.grow() : climb.retry("oversize", bytes)) return climb.status();
+    }
+    if (!compat) {
+      if (const Bytes bytes = caches->flush_all(); bytes != 0 && climb.retry("thread caches", bytes))
+        return climb.status();
+    }
+    if (!capturing) {
+      if (!compat && climb.retry("drain", drain())) return climb.status();
+      const Bytes bytes = flush();
+      {
+        const Lock lock(*this);
+        ++counters.alloc_retries;
+      }
+      climb.log().freed("flush", bytes);
+      if (compat ? climb.grow() : climb.retry("flush", bytes)) return climb.status();
+    }
+    if (compat && climb.overflow()) return Status::Ok();
+    if (!compat) {
+      // Growth maps at least 2 MiB granules; trimming less would have to be repeated.
+      const Bytes goal = round_up(want.size, kGranule);
+      Bytes total = 0;
+      for (Bytes bytes = trim(goal); bytes != 0; bytes = trim(goal)) {
+        total += bytes;
+        if (climb.retry("trim", total)) return climb.status();
+      }
+      climb.log().freed("trim", total);
+      Block* block = nullptr;
+      if (stitch(want, &block).ok()) {
+        const Lock lock(*this);
+        if (climb.finish(block)) return Status::Ok();
+      }
+    }
+    rejected = climb.status().text() == "rejected";
+    text = oom_text(want, climb.status(), climb.log());
+    const Lock lock(*this);
+    ++counters.ooms;
+  }
+  OomEvent event{info.name, want.requested, allowed_bytes(), 0, rejected};
+  Bytes total = 0;
+  if (!driver.memory_info(&event.free, &total).ok()) event.free = 0;
+  std::vector<OomObserver> watchers;
+  {
+    const Lock lock(*this);
+    trace.add(Action::oom, event.free, want.requested, want.stream, pools[want.pool].trace_name,
+              trace.level() >= ContextLevel::alloc ? want.context : nullptr);
+    watchers = observers;
+  }
+  for (const OomObserver& observer : watchers) observer(event);
+  return Status::Oom(std::move(text));
+}
+
+// An idle block of another stream, taken over behind an event wait: later work of our stream runs after
+// all that the owner has enqueued so far. Ours is the part we need; the rest stays the owner's.
+Block* Core::steal(const Want& want) {
+  if (pools[want.pool].captured || captures.any() || slot_captured(want.slot)) return nullptr;
+  const std::vector<BlockId> idle = collect_free([&](const Block& block) {
+    return block.pool == want.pool && block.size_class == want.size_class && block.slot != want.slot &&
+           block.size >= want.size &&
+           (want.size >= settings().max_split_bytes || block.size < settings().max_split_bytes);
+  });
+  Block* best = nullptr;
+  for (const BlockId id : idle)
+    if ((best == nullptr || blocks[id].size < best->size) && !slot_captured(blocks[id].slot))
+      best = &blocks[id];
+  if (best == nullptr) return nullptr;
+  EventId event = kNoEvent;
+  if (!streams.take_event(&event).ok()) return nullptr;
+  const bool ordered = driver.event_record(event, streams.stream_of(best->slot)).ok() &&
+                       driver.stream_wait(want.stream, event).ok();
+  streams.give_event(event);
+  if (!ordered) return nullptr;
+  remove_free(*best);
+  if (should_split(*best, want)) insert_free(split(*best, want.size));
+  best->slot = want.slot;
+  return best;
+}
+
+// N2: free blocks of pools that offer them when the default pool cannot grow.
+Block* Core::overflow(const Want& want, Want* adopted) {
+  for (PoolIndex i = 1; i < pools.end(); ++i) {
+    if (!pools.exists(i)) continue;
+    const Pool& pool = pools[i];
+    if (!pool.options.use_on_oom || pool.state != PoolState::open || pool.captured || pool.hibernated)
+      continue;
+    adopted->pool = i;
+    if (Block* block = search(*adopted)) return block;
+  }
+  return nullptr;
+}
+
+Bytes Core::allowed_bytes() const {
+  return budget.limited() ? std::min(budget.limit(), info.total_bytes) : info.total_bytes;
+}
+
+void Core::deliver_and_unlock() {
+  // One thread delivers at a time, in order; others leave their entries to it.
+  if (delivering) return mutex.unlock();
+  delivering = true;
+  while (trace.has_undelivered()) {
+    const std::deque<TraceEntry> entries = trace.take_undelivered();
+    const std::vector<TraceTracker> trackers = trace.trackers();
+    mutex.unlock();
+    for (const TraceEntry& entry : entries)
+      for (const TraceTracker& tracker : trackers) tracker(entry);
+    mutex.lock();
+  }
+  delivering = false;
+  mutex.unlock();
+}
+
+}  // namespace staticrt::alloc

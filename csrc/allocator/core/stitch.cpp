@@ -1,0 +1,143 @@
+// Stitching (GMLake, ASPLOS 2024): pages of several free blocks, mapped once more side by side.
+//
+// It serves requests that no other step can: pages of a captured pool may not leave their addresses,
+// since replays touch them there. The lenders stay Held while the stitched segment lives, so the bytes
+// have one owner at a time: whoever has the stitched block. Only blocks of the request's stream lend,
+// so stream order protects them as it does any reuse.
+#include "allocator/core/core.h"
+#include "common/error.h"
+
+namespace staticrt::alloc {
+
+Status Core::stitch(const Want& want, Block** stitched) {
+  {
+    const Lock lock(*this);
+    const Pool& pool = pools[want.pool];
+    if (!uses_expandable(pool) || !pool.captured) return Status::Unsupported("stitch");
+  }
+  const RelaxedCapture relaxed(driver);
+  const Bytes needed = round_up(want.size, kGranule);
+  std::vector<std::pair<BlockId, std::map<Addr, Page>>> lenders;
+  Bytes total = 0;
+  {
+    const Lock lock(*this);
+    // Pages wholly inside free blocks, as many as needed, low addresses first.
+    std::vector<std::pair<BlockId, std::map<Addr, Page>>> offers;
+    for (const BlockId id : collect_free([&](const Block& block) {
+           return block.pool == want.pool && block.slot == want.slot && segments[block.segment].expandable();
+         })) {
+      if (total >= needed) break;
+      const Block& block = blocks[id];
+      const Segment& segment = segments[block.segment];
+      std::map<Addr, Page> inside;
+      for (auto at = segment.pages.lower_bound(block.address);
+           at != segment.pages.end() && at->first + at->second.size <= block.end() && total < needed; ++at) {
+        inside.insert(*at);
+        total += at->second.size;
+      }
+      if (!inside.empty()) offers.emplace_back(id, std::move(inside));
+    }
+    if (total < needed) return Status::Oom("stitch");
+    for (auto& [id, inside] : offers) {
+      Block& block = blocks[id];
+      const Addr low = inside.begin()->first;
+      const Addr high = inside.rbegin()->first + inside.rbegin()->second.size;
+      remove_free(block);
+      Block* lender = &block;
+      if (high < block.end()) insert_free(split(block, high - block.address));
+      if (low > block.address) {
+        lender = &split(block, low - block.address);
+        insert_free(block);
+      }
+      set_state(*lender, BlockState::held);
+      lenders.emplace_back(lender->id, std::move(inside));
+    }
+  }
+  Addr base = kNullAddr;
+  Status status = driver.va_reserve(total, kNullAddr, &base);
+  Addr at = base;
+  std::map<Addr, Page> pages_here;
+  if (status.ok()) {
+    for (const auto& [id, inside] : lenders)
+      for (const auto& [from, page] : inside) {
+        if (status.ok()) status = driver.map(at, page.size, page.physical);
+        if (!status.ok()) break;
+        pages_here.emplace(at, page);
+        at += page.size;
+      }
+    if (status.ok()) status = driver.set_access(base, total);
+    if (!status.ok()) {
+      if (at != base) (void)driver.unmap(base, at - base).ok();
+      (void)driver.va_release(base, total).ok();
+    }
+  }
+  const Lock lock(*this);
+  if (!status.ok()) {
+    for (const auto& [id, inside] : lenders) put_free(blocks[id]);
+    return status;
+  }
+  Segment& segment = segments.create();
+  segment.kind = SegmentKind::stitched;
+  segment.size_class = want.size_class;
+  segment.pool = want.pool;
+  segment.slot = want.slot;
+  segment.base = base;
+  segment.size = total;
+  segment.pages = std::move(pages_here);
+  for (const auto& [id, inside] : lenders) {
+    blocks[id].flags |= kLent;
+    segment.lenders.push_back(blocks[id].address);
+  }
+  Block& block = *blocks.create();
+  block.address = base;
+  block.size = total;
+  block.segment = segment.id;
+  block.slot = want.slot;
+  block.state = BlockState::held;
+  block.size_class = want.size_class;
+  block.pool = want.pool;
+  block.flags = kExpandable;
+  segment.first = block.id;
+  if (!pages.insert(base, base + total, segment.id, want.size_class))
+    return Status::Internal(detail::concat("stitched segment at ", base, " cannot enter the page map"));
+  trace.add(Action::segment_map, base, total, want.stream, pools[want.pool].trace_name);
+  *stitched = &block;
+  return status;
+}
+
+// Takes a stitched segment apart once all of it is free; its lenders become free (growth mutex held).
+void Core::unstitch(SegmentId id) {
+  Addr base = kNullAddr;
+  Bytes size = 0;
+  StreamId stream{};
+  {
+    const Lock lock(*this);
+    Block& block = blocks[segments[id].first];
+    if (block.state != BlockState::free || block.next != 0) return;
+    remove_free(block);
+    set_state(block, BlockState::held);
+    base = block.address;
+    size = block.size;
+    stream = streams.stream_of(block.slot);
+  }
+  Status status = driver.stream_sync(stream);
+  if (status.ok()) status = driver.unmap(base, size);
+  if (status.ok()) (void)driver.va_release(base, size).ok();
+  const Lock lock(*this);
+  Segment& segment = segments[id];
+  if (!status.ok()) {
+    put_free(blocks[segment.first]);
+    return;
+  }
+  pages.erase(base, base + size);
+  trace.add(Action::segment_unmap, base, size, stream, pools[segment.pool].trace_name);
+  for (const Addr address : segment.lenders) {
+    Block& lender = *block_containing(address);
+    lender.flags &= ~kLent;
+    put_free(lender);
+  }
+  blocks.destroy(blocks[segment.first]);
+  segments.destroy(id);
+}
+
+}  // namespace staticrt::alloc

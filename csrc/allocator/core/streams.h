@@ -1,0 +1,135 @@
+// Streams: slots for stream ids, pooled events, and the blocks that wait for them.
+//
+// A slot is a small number for a stream, given at first use and kept. Blocks freed with recorded uses
+// wait per used stream in batches, oldest first; one event closes a batch:
+//
+//   slot 3:  [E7: 12 40] [E8: 41] | open: 55 56        <- E9 is recorded at the next poll
+//
+// In compat mode every free closes its batch at once (S2). In native mode frees gather in the open batch
+// until the next allocation, sync or flush: one event for many frees; later is always safe.
+//
+// Thread safety: none; the core mutex is held. Nothing here blocks.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <unordered_map>
+#include <vector>
+
+#include "allocator/core/block.h"
+#include "allocator/core/device_api.h"
+
+namespace staticrt::alloc {
+
+// First in, first out, in one array that is kept: no allocation in steady state.
+template <class T>
+class Fifo {
+ public:
+  bool empty() const { return first_ == items_.size(); }
+  const T& front() const { return items_[first_]; }
+  void push(T item) { items_.push_back(item); }
+  void pop(size_t count) {
+    first_ += count;
+    if (first_ >= (items_.size() + 1) / 2) {  // each item moves about once
+      items_.erase(items_.begin(), items_.begin() + static_cast<ptrdiff_t>(first_));
+      first_ = 0;
+    }
+  }
+  auto begin() const { return items_.begin() + static_cast<ptrdiff_t>(first_); }
+  auto end() const { return items_.end(); }
+
+ private:
+  std::vector<T> items_;
+  size_t first_ = 0;
+};
+
+// The next `count` blocks of a line, and the event behind which they are free.
+struct Batch {
+  EventId event = kNoEvent;
+  size_t count = 0;
+};
+
+class Streams {
+ public:
+  explicit Streams(Driver& driver) : driver_(driver) {}
+  ~Streams();
+
+  // The slot of a stream, made if new; kNoSlot if all are taken. Slots count from 0 in order of first use.
+  Slot slot_of(StreamId stream) { return stream == last_stream_ ? last_slot_ : find_slot(stream); }
+  StreamId stream_of(Slot slot) const { return lines_[slot].stream; }
+  size_t count() const { return lines_.size(); }
+
+  // Adds `block` to the open batch of `slot`. The caller counts block.pending.
+  void wait_for(Slot slot, BlockId block) {
+    Line& line = lines_[slot];
+    line.blocks.push(block);
+    ++line.open;
+    dirty_ = true;
+    waiting_ = true;
+  }
+  bool has_waiting() const { return waiting_; }
+  // Records an event for every open batch. On an error the batch stays open.
+  Status close_open();
+  // Takes the blocks of all completed batches, per slot from the oldest to the first unfinished (S3);
+  // a block comes once for each batch it was in. An event query's error ends the poll. The result holds until
+  // the next poll.
+  const std::vector<BlockId>& poll();
+  // Events of all closed batches, oldest first per slot.
+  std::vector<EventId> outstanding() const;
+
+  Status take_event(EventId* event);
+  void give_event(EventId event) { events_.push_back(event); }
+
+  // Use sets: a bit per slot below 31, a side table for the rest.
+  void add_use(Block& block, Slot slot, bool in_capture);
+  // Slots of the block's uses outside (or inside) captures, ascending.
+  std::vector<Slot> uses(const Block& block, bool in_capture) const;
+  // The same, for each: f(slot).
+  template <class F>
+  void for_each_use(const Block& block, bool in_capture, F f) const {
+    const uint32_t mask = in_capture ? block.capture_uses : block.uses;
+    for (uint32_t rest = mask & ~kManyUses; rest != 0; rest &= rest - 1)
+      f(static_cast<Slot>(std::countr_zero(rest)));
+    if (mask & kManyUses) [[unlikely]]
+      for (const Slot slot : many_[in_capture].at(block.id)) f(slot);
+  }
+  void clear_uses(Block& block, bool in_capture);
+
+  // For validate(): calls f(slot, block id) for every waiting block.
+  template <class F>
+  void for_each_waiting(F f) const {
+    for (size_t slot = 0; slot < lines_.size(); ++slot)
+      for (const BlockId id : lines_[slot].blocks) f(static_cast<Slot>(slot), id);
+  }
+
+ private:
+  struct Line {
+    StreamId stream;
+    Fifo<BlockId> blocks;  // of the batches, then of the open one
+    Fifo<Batch> batches;   // closed
+    size_t open = 0;       // blocks of the open one
+  };
+  Slot find_slot(StreamId stream);
+
+  Driver& driver_;
+  std::vector<Line> lines_;
+  std::unordered_map<uint64_t, Slot> slots_;
+  static constexpr StreamId kNoStream{~uint64_t{0}};  // never has a slot
+  StreamId last_stream_ = kNoStream;
+  Slot last_slot_ = kNoSlot;
+  // Slots asked for lately: a program that changes between streams looks none up.
+  static constexpr size_t kRecent = 8;
+  struct Recent {
+    StreamId stream = kNoStream;
+    Slot slot = kNoSlot;
+  };
+  std::array<Recent, kRecent> recent_;
+  std::vector<BlockId> done_;                               // of the last poll
+  bool dirty_ = false;                                      // some open batch is not empty
+  size_t batches_ = 0;                                      // closed batches of all slots
+  bool waiting_ = false;                                    // dirty_, or batches_ is not 0
+  std::vector<EventId> events_;                             // idle
+  std::unordered_map<BlockId, std::vector<Slot>> many_[2];  // by in_capture: slots from 31 on
+};
+
+}  // namespace staticrt::alloc

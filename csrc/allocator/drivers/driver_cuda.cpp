@@ -1,0 +1,394 @@
+#include "allocator/drivers/driver_cuda.h"
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <unordered_map>
+#include <utility>
+
+#include "allocator/drivers/capture_dag.h"
+#include "allocator/drivers/cu_min.h"
+#include "common/error.h"
+
+namespace staticrt::alloc {
+namespace {
+
+constexpr const char* kCudaLibrary = "libcuda.so.1";
+constexpr const char* kNvmlLibrary = "libnvidia-ml.so.1";
+
+void* find_in_library(const char* library, const char* symbol) {
+  // Never closed: torch and its caching allocator live on it until the process ends.
+  void* handle = dlopen(library, RTLD_LAZY | RTLD_LOCAL);
+  return handle ? dlsym(handle, symbol) : nullptr;
+}
+
+void* find(const CudaOptions& options, const char* library, const char* symbol) {
+  return options.find_symbol ? options.find_symbol(library, symbol) : find_in_library(library, symbol);
+}
+
+Status load(const CudaOptions& options, cu::Calls* calls) {
+  if (!find(options, kCudaLibrary, "cuInit"))
+    return Status::Unsupported("no CUDA driver: libcuda.so.1 was not found");
+  const auto get =
+      reinterpret_cast<cu::cuGetProcAddress_fn>(find(options, kCudaLibrary, "cuGetProcAddress_v2"));
+  if (!get) return Status::Unsupported("the CUDA driver is older than CUDA 12.0; update it");
+  const char* missing = nullptr;
+#define SRT_CU_LOAD(name, version, parameters)                                                   \
+  {                                                                                              \
+    void* address = nullptr;                                                                     \
+    const cu::Result result = get(#name, &address, cu::kApiVersion, cu::kLegacyStream, nullptr); \
+    if ((result != cu::kSuccess || !address) && !missing) missing = #name;                       \
+    calls->name = reinterpret_cast<cu::name##_fn>(address);                                      \
+  }
+  SRT_CU_CALLS(SRT_CU_LOAD)
+#undef SRT_CU_LOAD
+  if (missing) return Status::Unsupported(detail::concat("the CUDA driver has no ", missing, "; update it"));
+  return Status::Ok();
+}
+
+Status status_of(const cu::Calls& calls, cu::Result result, const char* call) {
+  if (result == cu::kSuccess) return Status::Ok();
+  if (result == cu::kNotReady) return Status::NotReady();
+  const char* name = nullptr;
+  const char* text = nullptr;
+  if (calls.cuGetErrorName(result, &name) != cu::kSuccess || !name) name = "unknown error";
+  if (calls.cuGetErrorString(result, &text) != cu::kSuccess || !text) text = "no description";
+  const Code code = result == cu::kOutOfMemory    ? Code::oom
+                    : result == cu::kNotSupported ? Code::unsupported
+                                                  : Code::error;
+  return Status(code, detail::concat(call, ": ", text, " (", name, ", ", result, ")"), result);
+}
+
+cu::Stream stream_of(StreamId stream) {
+  return reinterpret_cast<cu::Stream>(raw(stream));
+}
+cu::Event event_of(EventId event) {
+  return reinterpret_cast<cu::Event>(raw(event));
+}
+
+class CudaDriver final : public Driver {
+ public:
+  CudaDriver(const cu::Calls& calls, const CudaOptions& options) : calls_(calls), options_(options) {}
+
+  Status open() {
+    cu::Device device = 0;
+    SRT_TRY(done(calls_.cuInit(0), "cuInit"));
+    int version = 0;
+    SRT_TRY(done(calls_.cuDriverGetVersion(&version), "cuDriverGetVersion"));
+    if (version < cu::kApiVersion)
+      return Status::Unsupported("the CUDA driver is older than CUDA 12.0; update it");
+    int count = 0;
+    SRT_TRY(done(calls_.cuDeviceGetCount(&count), "cuDeviceGetCount"));
+    if (options_.device_index < 0 || options_.device_index >= count)
+      return Status::InvalidArgument(
+          detail::concat("there is no cuda:", options_.device_index, "; devices: ", count));
+    SRT_TRY(done(calls_.cuDeviceGet(&device, options_.device_index), "cuDeviceGet"));
+    SRT_TRY(done(calls_.cuDevicePrimaryCtxRetain(&context_, device), "cuDevicePrimaryCtxRetain"));
+    size_t total = 0;
+    SRT_TRY(done(calls_.cuDeviceTotalMem(&total, device), "cuDeviceTotalMem"));
+    properties_.location.id = device;
+    info_.name = "cuda:" + std::to_string(options_.device_index);
+    info_.index = options_.device_index;
+    info_.total_bytes = total;
+    info_.captures = true;
+    info_.virtual_memory = attribute(cu::Attribute::virtual_memory, device);
+    info_.granule_bytes = 2 * kMiB;
+    if (info_.virtual_memory) {
+      if (options_.exportable && attribute(cu::Attribute::posix_handles, device))
+        properties_.handle_types = cu::kHandlePosix;
+      properties_.gpu_direct_rdma = attribute(cu::Attribute::rdma_with_vmm, device) ? 1 : 0;
+      size_t granule = 0;
+      SRT_TRY(done(calls_.cuMemGetAllocationGranularity(&granule, &properties_, cu::Granularity::minimum),
+                   "cuMemGetAllocationGranularity"));
+      info_.granule_bytes = granule;
+    }
+    open_nvml(device);
+    return Status::Ok();
+  }
+
+  const DeviceInfo& info() const override { return info_; }
+
+  Status memory_info(Bytes* free_bytes, Bytes* total_bytes) override {
+    size_t free = 0;
+    size_t total = 0;
+    SRT_TRY(in_context([&] { return calls_.cuMemGetInfo(&free, &total); }, "cuMemGetInfo"));
+    *free_bytes = free;
+    *total_bytes = total;
+    return Status::Ok();
+  }
+
+  // Errors of earlier work stick to the context: every call returns them, this one is the cheapest.
+  Status pending_error() override {
+    Bytes free = 0;
+    Bytes total = 0;
+    return memory_info(&free, &total);
+  }
+
+  Status segment_alloc(Bytes size_bytes, Addr* address) override {
+    return in_context([&] { return calls_.cuMemAlloc(address, size_bytes); }, "cuMemAlloc");
+  }
+  Status segment_free(Addr address, Bytes) override {
+    return in_context([&] { return calls_.cuMemFree(address); }, "cuMemFree");
+  }
+  Status va_reserve(Bytes size_bytes, Addr hint, Addr* address) override {
+    SRT_TRY(need_virtual_memory());
+    return in_context([&] { return calls_.cuMemAddressReserve(address, size_bytes, 0, hint, 0); },
+                      "cuMemAddressReserve");
+  }
+  Status va_release(Addr address, Bytes size_bytes) override {
+    return in_context([&] { return calls_.cuMemAddressFree(address, size_bytes); }, "cuMemAddressFree");
+  }
+  Status physical_create(Bytes size_bytes, PhysicalId* physical) override {
+    SRT_TRY(need_virtual_memory());
+    cu::PhysicalHandle handle = 0;
+    SRT_TRY(
+        in_context([&] { return calls_.cuMemCreate(&handle, size_bytes, &properties_, 0); }, "cuMemCreate"));
+    *physical = PhysicalId{handle};
+    return Status::Ok();
+  }
+  Status physical_release(PhysicalId physical) override {
+    return in_context([&] { return calls_.cuMemRelease(raw(physical)); }, "cuMemRelease");
+  }
+  Status map(Addr address, Bytes size_bytes, PhysicalId physical) override {
+    return in_context([&] { return calls_.cuMemMap(address, size_bytes, 0, raw(physical), 0); }, "cuMemMap");
+  }
+  Status unmap(Addr address, Bytes size_bytes) override {
+    return in_context([&] { return calls_.cuMemUnmap(address, size_bytes); }, "cuMemUnmap");
+  }
+  Status set_access(Addr address, Bytes size_bytes, int device_index) override {
+    cu::MemoryAccess access;
+    access.location.id = device_index == kThisDevice ? properties_.location.id : device_index;
+    return in_context([&] { return calls_.cuMemSetAccess(address, size_bytes, &access, 1); },
+                      "cuMemSetAccess");
+  }
+
+  Status event_create(EventId* event) override {
+    cu::Event made = nullptr;
+    SRT_TRY(
+        in_context([&] { return calls_.cuEventCreate(&made, cu::kEventDisableTiming); }, "cuEventCreate"));
+    *event = EventId{reinterpret_cast<uint64_t>(made)};
+    return Status::Ok();
+  }
+  Status event_destroy(EventId event) override {
+    return in_context([&] { return calls_.cuEventDestroy(event_of(event)); }, "cuEventDestroy");
+  }
+  Status event_record(EventId event, StreamId stream) override {
+    return in_context([&] { return calls_.cuEventRecord(event_of(event), stream_of(stream)); },
+                      "cuEventRecord");
+  }
+  Status event_query(EventId event) override {
+    return in_context([&] { return calls_.cuEventQuery(event_of(event)); }, "cuEventQuery");
+  }
+  Status event_sync(EventId event) override {
+    return in_context([&] { return calls_.cuEventSynchronize(event_of(event)); }, "cuEventSynchronize");
+  }
+  Status stream_wait(StreamId stream, EventId event) override {
+    return in_context([&] { return calls_.cuStreamWaitEvent(stream_of(stream), event_of(event), 0); },
+                      "cuStreamWaitEvent");
+  }
+  Status stream_sync(StreamId stream) override {
+    return in_context([&] { return calls_.cuStreamSynchronize(stream_of(stream)); }, "cuStreamSynchronize");
+  }
+  Status device_sync() override {
+    return in_context([&] { return calls_.cuCtxSynchronize(); }, "cuCtxSynchronize");
+  }
+
+  Status capture_state(StreamId stream, CaptureState* state) override {
+    CaptureInfo info;
+    SRT_TRY(capture_info(stream, &info));
+    *state = CaptureState{};
+    if (info.status == cu::Capture::none) return Status::Ok();
+    state->status = info.status == cu::Capture::active ? CaptureStatus::active : CaptureStatus::invalidated;
+    state->id = info.id;
+    return Status::Ok();
+  }
+
+  Status exchange_capture_mode(CaptureMode* mode) override {
+    auto theirs = static_cast<cu::Mode>(*mode);
+    SRT_TRY(in_context([&] { return calls_.cuThreadExchangeStreamCaptureMode(&theirs); },
+                       "cuThreadExchangeStreamCaptureMode"));
+    *mode = static_cast<CaptureMode>(theirs);
+    return Status::Ok();
+  }
+
+  Status capture_marker(StreamId stream, NodeId* node) override {
+    CaptureInfo info;
+    SRT_TRY(active_capture(stream, &info));
+    cu::Node made = nullptr;
+    SRT_TRY(in_context(
+        [&] { return calls_.cuGraphAddEmptyNode(&made, info.graph, info.frontier, info.frontier_size); },
+        "cuGraphAddEmptyNode"));
+    SRT_TRY(in_context(
+        [&] {
+          return calls_.cuStreamUpdateCaptureDependencies(stream_of(stream), &made, 1,
+                                                          cu::kSetCaptureDependencies);
+        },
+        "cuStreamUpdateCaptureDependencies"));
+    *node = NodeId{reinterpret_cast<uint64_t>(made)};
+    return Status::Ok();
+  }
+
+  Status capture_settled(StreamId stream, std::vector<NodeId>* nodes) override {
+    CaptureInfo info;
+    SRT_TRY(active_capture(stream, &info));
+    size_t count = 0;
+    SRT_TRY(
+        in_context([&] { return calls_.cuGraphGetNodes(info.graph, nullptr, &count); }, "cuGraphGetNodes"));
+    std::vector<cu::Node> all(count);
+    if (count > 0)
+      SRT_TRY(in_context([&] { return calls_.cuGraphGetNodes(info.graph, all.data(), &count); },
+                         "cuGraphGetNodes"));
+    size_t edges = 0;
+    SRT_TRY(in_context([&] { return calls_.cuGraphGetEdges(info.graph, nullptr, nullptr, &edges); },
+                       "cuGraphGetEdges"));
+    std::vector<cu::Node> from(edges);
+    std::vector<cu::Node> to(edges);
+    if (edges > 0)
+      SRT_TRY(in_context([&] { return calls_.cuGraphGetEdges(info.graph, from.data(), to.data(), &edges); },
+                         "cuGraphGetEdges"));
+    std::unordered_map<cu::Node, uint32_t> index;
+    for (const cu::Node node : all) index.emplace(node, static_cast<uint32_t>(index.size()));
+    std::vector<std::vector<uint32_t>> before(all.size());
+    for (size_t edge = 0; edge < edges; ++edge) before[index.at(to[edge])].push_back(index.at(from[edge]));
+    std::vector<uint32_t> frontier;
+    for (size_t k = 0; k < info.frontier_size; ++k) frontier.push_back(index.at(info.frontier[k]));
+    nodes->clear();
+    for (const uint32_t node : settled_nodes(before, frontier))
+      nodes->push_back(NodeId{reinterpret_cast<uint64_t>(all[node])});
+    std::sort(nodes->begin(), nodes->end());
+    return Status::Ok();
+  }
+
+  Status physical_export(PhysicalId physical, int* fd) override {
+    if (properties_.handle_types != cu::kHandlePosix)
+      return Status::Unsupported(info_.name + ": memory of this driver was not made to be exported");
+    return in_context(
+        [&] { return calls_.cuMemExportToShareableHandle(fd, raw(physical), cu::kHandlePosix, 0); },
+        "cuMemExportToShareableHandle");
+  }
+  Status physical_import(int fd, Bytes, PhysicalId* physical) override {
+    cu::PhysicalHandle handle = 0;
+    void* number = reinterpret_cast<void*>(static_cast<intptr_t>(fd));
+    SRT_TRY(
+        in_context([&] { return calls_.cuMemImportFromShareableHandle(&handle, number, cu::kHandlePosix); },
+                   "cuMemImportFromShareableHandle"));
+    *physical = PhysicalId{handle};
+    return Status::Ok();
+  }
+
+  Status processes(std::vector<ProcessUse>* uses) override {
+    if (!nvml_device_) return Status::Unsupported(info_.name + ": NVML does not know the device");
+    std::vector<cu::NvmlProcess> found(64);
+    for (int attempt = 0; attempt < 4; ++attempt) {
+      unsigned count = static_cast<unsigned>(found.size());
+      const cu::NvmlResult result =
+          nvml_.nvmlDeviceGetComputeRunningProcesses_v3(nvml_device_, &count, found.data());
+      if (result == cu::kNvmlInsufficientSize) {
+        found.resize(std::max<size_t>(2 * found.size(), count));
+        continue;
+      }
+      if (result != cu::kNvmlSuccess) break;
+      uses->clear();
+      for (unsigned k = 0; k < count; ++k)
+        if (static_cast<int64_t>(found[k].pid) != getpid())
+          uses->push_back(
+              {found[k].pid, found[k].used_bytes == cu::kNvmlNotAvailable ? 0 : found[k].used_bytes});
+      std::sort(uses->begin(), uses->end(),
+                [](const ProcessUse& a, const ProcessUse& b) { return a.pid < b.pid; });
+      return Status::Ok();
+    }
+    return Status::Unsupported(info_.name + ": NVML does not list processes");
+  }
+
+ private:
+  struct CaptureInfo {
+    cu::Capture status = cu::Capture::none;
+    uint64_t id = 0;
+    cu::Graph graph = nullptr;
+    const cu::Node* frontier = nullptr;
+    size_t frontier_size = 0;
+  };
+
+  Status done(cu::Result result, const char* call) const { return status_of(calls_, result, call); }
+
+  // Runs a call with the primary context current, whatever this thread's context is.
+  template <class Call>
+  Status in_context(Call call, const char* name) {
+    cu::Context current = nullptr;
+    SRT_TRY(done(calls_.cuCtxGetCurrent(&current), "cuCtxGetCurrent"));
+    if (current == context_) return done(call(), name);
+    SRT_TRY(done(calls_.cuCtxPushCurrent(context_), "cuCtxPushCurrent"));
+    const Status status = done(call(), name);
+    cu::Context popped = nullptr;
+    SRT_TRY(done(calls_.cuCtxPopCurrent(&popped), "cuCtxPopCurrent"));
+    return status;
+  }
+
+  Status need_virtual_memory() const {
+    if (info_.virtual_memory) return Status::Ok();
+    return Status::Unsupported(info_.name + ": the device has no virtual memory management");
+  }
+
+  bool attribute(cu::Attribute which, cu::Device device) const {
+    int value = 0;
+    return calls_.cuDeviceGetAttribute(&value, which, device) == cu::kSuccess && value != 0;
+  }
+
+  Status capture_info(StreamId stream, CaptureInfo* info) {
+    return in_context(
+        [&] {
+          return calls_.cuStreamGetCaptureInfo(stream_of(stream), &info->status, &info->id, &info->graph,
+                                               &info->frontier, &info->frontier_size);
+        },
+        "cuStreamGetCaptureInfo");
+  }
+  Status active_capture(StreamId stream, CaptureInfo* info) {
+    SRT_TRY(capture_info(stream, info));
+    if (info->status == cu::Capture::active) return Status::Ok();
+    return Status::InvalidArgument(detail::concat(info_.name, ": stream ", raw(stream), " is not captured"));
+  }
+
+  // Without NVML messages do without the process list; nothing else depends on it.
+  void open_nvml(cu::Device device) {
+    bool complete = true;
+#define SRT_NVML_LOAD(name, parameters)                                              \
+  nvml_.name = reinterpret_cast<cu::name##_fn>(find(options_, kNvmlLibrary, #name)); \
+  complete = complete && nvml_.name;
+    SRT_NVML_CALLS(SRT_NVML_LOAD)
+#undef SRT_NVML_LOAD
+    char bus[32] = {};
+    if (!complete || calls_.cuDeviceGetPCIBusId(bus, sizeof(bus), device) != cu::kSuccess) return;
+    if (nvml_.nvmlInit_v2() != cu::kNvmlSuccess) return;
+    if (nvml_.nvmlDeviceGetHandleByPciBusId_v2(bus, &nvml_device_) != cu::kNvmlSuccess)
+      nvml_device_ = nullptr;
+  }
+
+  const cu::Calls calls_;
+  const CudaOptions options_;
+  DeviceInfo info_;
+  cu::Context context_ = nullptr;  // kept for ever: torch uses it too
+  cu::MemoryProperties properties_;
+  cu::NvmlCalls nvml_;
+  cu::NvmlDevice nvml_device_ = nullptr;
+};
+
+}  // namespace
+
+Status open_cuda_driver(const CudaOptions& options, std::unique_ptr<Driver>* driver) {
+  cu::Calls calls;
+  SRT_TRY(load(options, &calls));
+  auto made = std::make_unique<CudaDriver>(calls, options);
+  SRT_TRY(made->open());
+  *driver = std::move(made);
+  return Status::Ok();
+}
+
+Status count_cuda_devices(const CudaOptions& options, int* count) {
+  cu::Calls calls;
+  SRT_TRY(load(options, &calls));
+  SRT_TRY(status_of(calls, calls.cuInit(0), "cuInit"));
+  return status_of(calls, calls.cuDeviceGetCount(count), "cuDeviceGetCount");
+}
+
+}  // namespace staticrt::alloc

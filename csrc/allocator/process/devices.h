@@ -1,0 +1,31 @@
+// The process' allocators: one for host memory, one per CUDA device, each made at first use.
+//
+// They live until the process ends: torch may free its tensors after every static object is gone.
+//
+// Thread safety: full.
+#pragma once
+
+#include <memory>
+
+#include "allocator/core/allocator.h"
+
+namespace staticrt::alloc {
+
+// A device with its allocator. The allocator keeps the driver alive too.
+struct Device {
+  std::shared_ptr<Driver> driver;
+  std::shared_ptr<DeviceAllocator> allocator;
+};
+
+// Host memory, what CPU arenas come from.
+Device& host_device();
+
+// CUDA device `index`, opened with the options of PYTORCH_ALLOC_CONF (or PYTORCH_CUDA_ALLOC_CONF).
+Status find_cuda_device(int index, Device* device);
+
+// Puts a device in the place of CUDA device `index`, for tests. invalid_argument: taken.
+Status register_cuda_device(int index, Device device);
+// Removes it again, so that its memory can go. Pointers it gave must be free by then.
+void unregister_cuda_device(int index);
+
+}  // namespace staticrt::alloc

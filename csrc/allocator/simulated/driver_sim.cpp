@@ -1,0 +1,372 @@
+// SimDriver as a Driver. What the program and the world do is in sim_program.cpp.
+#include "allocator/simulated/driver_sim.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "allocator/core/fork.h"
+#include "common/error.h"
+
+namespace staticrt::alloc {
+namespace {
+
+SimMemoryLimits limits_of(const SimConfig& config) {
+  SRT_CHECK(config.total_bytes > 0, "simulated device: total_bytes must be > 0");
+  SimMemoryLimits limits;
+  limits.total_bytes = config.total_bytes;
+  limits.max_handles = config.max_handles;
+  limits.granule_bytes = config.granule_bytes;
+  limits.backed = config.backed;
+  limits.fresh_addresses = config.fresh_addresses;
+  const Bytes most = (config.backed ? 16 : 100) * 1024 * kGiB;
+  limits.va_bytes = config.va_bytes != 0 ? config.va_bytes
+                    : config.total_bytes > most / 64
+                        ? most
+                        : std::max(64 * config.total_bytes, 64 * config.granule_bytes);
+  return limits;
+}
+
+NodeId node_id(const SimGraph& graph, SimGraph::Node node) {
+  return NodeId{graph.id() << 32 | (uint64_t{node} + 1)};
+}
+
+}  // namespace
+
+SimDriver::SimDriver(const SimConfig& config)
+    : config_(config), forks_(forks_so_far()), memory_(limits_of(config)), oracle_(memory_, streams_) {
+  info_.name = "sim:" + std::to_string(config.index);
+  info_.index = config.index;
+  info_.total_bytes = config.total_bytes;
+  info_.granule_bytes = config.granule_bytes;
+  info_.virtual_memory = config.virtual_memory;
+  info_.captures = true;
+  info_.always_idle = false;
+  memory_.set_other_bytes(config.other_bytes);
+}
+
+SimDriver::~SimDriver() = default;
+
+Status SimDriver::enter(SimCall call) {
+  // The pages are shared with the process that made them: a child would take them away from it.
+  if (forks_so_far() != forks_)
+    return Status::Error(info_.name + " belongs to the process that this one was forked from; make another",
+                         kSimMisuse);
+  std::shared_ptr<const std::function<Status(SimCall)>> hook;
+  Status planned;
+  {
+    const Lock lock(mutex_);
+    planned = faults_.on(call);
+    hook = hook_;
+  }
+  if (hook) SRT_TRY((*hook)(call));
+  return planned;
+}
+
+Status SimDriver::seen(Status status) {
+  if (status.code() == Code::error && (status.native() == kSimMisuse || status.native() == kSimCaptureUnsafe))
+    oracle_.report("misuse: " + status.text());
+  return status;
+}
+
+Status SimDriver::break_capture(SimGraph& graph, const std::string& what) {
+  graph.invalidate(what);
+  return seen(
+      Status::Error(detail::concat("sim: ", what, " breaks the capture of stream ", raw(graph.origin())),
+                    kSimCaptureUnsafe));
+}
+
+Status SimDriver::unsafe(const char* what) {
+  if (capturing_.empty()) return Status::Ok();
+  const auto me = std::this_thread::get_id();
+  const auto found = modes_.find(me);
+  const CaptureMode mine = found == modes_.end() ? CaptureMode::global : found->second;
+  if (mine == CaptureMode::relaxed) return Status::Ok();
+  Status status;
+  for (const auto& [stream, id] : capturing_) {
+    SimGraph& graph = *graphs_.at(id);
+    if (raw(graph.origin()) != stream) continue;
+    const bool forbids = graph.thread() == me
+                             ? graph.mode() != CaptureMode::relaxed
+                             : graph.mode() == CaptureMode::global && mine == CaptureMode::global;
+    if (forbids) status = break_capture(graph, what);
+  }
+  return status;
+}
+
+Status SimDriver::memory_info(Bytes* free_bytes, Bytes* total_bytes) {
+  SRT_TRY(enter(SimCall::memory_info));
+  const Lock lock(mutex_);
+  *free_bytes = memory_.free_bytes();
+  *total_bytes = config_.total_bytes;
+  return Status::Ok();
+}
+
+Status SimDriver::pending_error() {
+  SRT_TRY(enter(SimCall::pending_error));
+  const Lock lock(mutex_);
+  return pending_error_;
+}
+
+Status SimDriver::segment_alloc(Bytes size_bytes, Addr* address) {
+  SRT_TRY(enter(SimCall::segment_alloc));
+  const Lock lock(mutex_);
+  SRT_TRY(unsafe("segment_alloc"));
+  return seen(memory_.segment_alloc(size_bytes, address));
+}
+
+Status SimDriver::segment_free(Addr address, Bytes size_bytes) {
+  SRT_TRY(enter(SimCall::segment_free));
+  const Lock lock(mutex_);
+  SRT_TRY(unsafe("segment_free"));
+  sync_all();
+  const auto extents = memory_.translate(address, size_bytes);
+  SRT_TRY(seen(memory_.segment_free(address, size_bytes)));
+  oracle_.unmapped(extents);
+  return Status::Ok();
+}
+
+Status SimDriver::va_reserve(Bytes size_bytes, Addr hint, Addr* address) {
+  SRT_TRY(enter(SimCall::va_reserve));
+  const Lock lock(mutex_);
+  if (!config_.virtual_memory) return Status::Unsupported("sim: this device has no virtual memory");
+  SRT_TRY(unsafe("va_reserve"));
+  return seen(memory_.reserve(size_bytes, hint, address));
+}
+
+Status SimDriver::va_release(Addr address, Bytes size_bytes) {
+  SRT_TRY(enter(SimCall::va_release));
+  const Lock lock(mutex_);
+  SRT_TRY(unsafe("va_release"));
+  return seen(memory_.release(address, size_bytes));
+}
+
+Status SimDriver::physical_create(Bytes size_bytes, PhysicalId* physical) {
+  SRT_TRY(enter(SimCall::physical_create));
+  const Lock lock(mutex_);
+  if (!config_.virtual_memory) return Status::Unsupported("sim: this device has no virtual memory");
+  SRT_TRY(unsafe("physical_create"));
+  return seen(memory_.create(size_bytes, physical));
+}
+
+Status SimDriver::physical_release(PhysicalId physical) {
+  SRT_TRY(enter(SimCall::physical_release));
+  const Lock lock(mutex_);
+  SRT_TRY(unsafe("physical_release"));
+  return seen(memory_.destroy(physical));
+}
+
+Status SimDriver::map(Addr address, Bytes size_bytes, PhysicalId physical) {
+  SRT_TRY(enter(SimCall::map));
+  const Lock lock(mutex_);
+  SRT_TRY(unsafe("map"));
+  return seen(memory_.map(address, size_bytes, physical));
+}
+
+Status SimDriver::unmap(Addr address, Bytes size_bytes) {
+  SRT_TRY(enter(SimCall::unmap));
+  const Lock lock(mutex_);
+  SRT_TRY(unsafe("unmap"));
+  if (config_.oracle) oracle_.unmapping(address, size_bytes, "unmap");
+  const auto extents = memory_.translate(address, size_bytes);
+  SRT_TRY(seen(memory_.unmap(address, size_bytes)));
+  oracle_.unmapped(extents);
+  return Status::Ok();
+}
+
+Status SimDriver::set_access(Addr address, Bytes size_bytes, int device_index) {
+  SRT_TRY(enter(SimCall::set_access));
+  const Lock lock(mutex_);
+  SRT_TRY(unsafe("set_access"));
+  if (device_index != kThisDevice && device_index != config_.index)
+    return Status::Unsupported("sim: there is no device but " + info_.name);
+  return seen(memory_.set_access(address, size_bytes));
+}
+
+Status SimDriver::event_create(EventId* event) {
+  SRT_TRY(enter(SimCall::event_create));
+  const Lock lock(mutex_);
+  *event = EventId{next_event_++};
+  events_.emplace(raw(*event), Event{});
+  return Status::Ok();
+}
+
+Status SimDriver::find_event(EventId event, const char* what, Event** found) {
+  const auto it = events_.find(raw(event));
+  if (it == events_.end()) return misuse(detail::concat(what, " of event ", raw(event), ": no such event"));
+  *found = &it->second;
+  return Status::Ok();
+}
+
+Status SimDriver::event_destroy(EventId event) {
+  SRT_TRY(enter(SimCall::event_destroy));
+  const Lock lock(mutex_);
+  Event* found = nullptr;
+  SRT_TRY(find_event(event, "event_destroy", &found));
+  events_.erase(raw(event));
+  return Status::Ok();
+}
+
+Status SimDriver::event_record(EventId event, StreamId stream) {
+  SRT_TRY(enter(SimCall::event_record));
+  const Lock lock(mutex_);
+  Event* found = nullptr;
+  SRT_TRY(find_event(event, "event_record", &found));
+  if (SimGraph* graph = graph_of(stream)) {
+    auto record = std::make_shared<SimStreams::Record>();
+    record->stream = stream;
+    record->graph = graph->id();
+    record->mark = graph->mark(stream);
+    found->record = std::move(record);
+  } else {
+    found->record = streams_.record(stream);
+  }
+  return Status::Ok();
+}
+
+Status SimDriver::finish_event(EventId event, const char* what, bool wait) {
+  const Lock lock(mutex_);
+  SRT_TRY(unsafe(what));
+  Event* found = nullptr;
+  SRT_TRY(find_event(event, what, &found));
+  const auto record = found->record;
+  if (!record) return Status::Ok();
+  if (record->graph != 0)
+    return misuse(detail::concat(what, " of event ", raw(event), ", which was recorded in a capture"));
+  if (wait) streams_.finish(record);
+  if (!record->done) return Status::NotReady();
+  streams_.host_learns(record->clock);
+  return Status::Ok();
+}
+
+Status SimDriver::event_query(EventId event) {
+  SRT_TRY(enter(SimCall::event_query));
+  return finish_event(event, "event_query", false);
+}
+
+Status SimDriver::event_sync(EventId event) {
+  SRT_TRY(enter(SimCall::event_sync));
+  return finish_event(event, "event_sync", true);
+}
+
+Status SimDriver::stream_wait(StreamId stream, EventId event) {
+  SRT_TRY(enter(SimCall::stream_wait));
+  const Lock lock(mutex_);
+  Event* found = nullptr;
+  SRT_TRY(find_event(event, "stream_wait", &found));
+  if (!found->record) return Status::Ok();
+  SimGraph* graph = graph_of(stream);
+  const uint64_t recorded_in = found->record->graph;
+  if (recorded_in == 0) {
+    if (graph) return break_capture(*graph, "a wait for an event from outside the capture");
+    streams_.wait(stream, found->record);
+    run_if_eager();
+    return Status::Ok();
+  }
+  const bool open = std::any_of(capturing_.begin(), capturing_.end(),
+                                [&](const auto& entry) { return entry.second == recorded_in; });
+  if (!open) return misuse("stream_wait for an event of a capture that has ended");
+  if (graph && graph->id() != recorded_in)
+    return break_capture(*graph, "a wait for an event of another capture");
+  graphs_.at(recorded_in)->join(stream, found->record->mark);
+  capturing_[raw(stream)] = recorded_in;
+  return Status::Ok();
+}
+
+Status SimDriver::stream_sync(StreamId stream) {
+  SRT_TRY(enter(SimCall::stream_sync));
+  const Lock lock(mutex_);
+  if (SimGraph* graph = graph_of(stream)) return break_capture(*graph, "stream_sync of a captured stream");
+  SRT_TRY(unsafe("stream_sync"));
+  streams_.finish(streams_.record(stream));
+  streams_.host_learns(streams_.clock(stream));
+  return Status::Ok();
+}
+
+void SimDriver::sync_all() {
+  streams_.finish_all();
+  for (const StreamId stream : streams_.streams()) streams_.host_learns(streams_.clock(stream));
+}
+
+Status SimDriver::device_sync() {
+  SRT_TRY(enter(SimCall::device_sync));
+  const Lock lock(mutex_);
+  if (!capturing_.empty())  // forbidden in every mode
+    return break_capture(*graphs_.at(capturing_.begin()->second), "device_sync");
+  sync_all();
+  return Status::Ok();
+}
+
+SimGraph* SimDriver::graph_of(StreamId stream) {
+  const auto it = capturing_.find(raw(stream));
+  return it == capturing_.end() ? nullptr : graphs_.at(it->second).get();
+}
+
+Status SimDriver::capture_state(StreamId stream, CaptureState* state) {
+  SRT_TRY(enter(SimCall::capture_state));
+  const Lock lock(mutex_);
+  const SimGraph* graph = graph_of(stream);
+  *state = CaptureState{};
+  if (graph) {
+    state->status = graph->invalidated() ? CaptureStatus::invalidated : CaptureStatus::active;
+    state->id = graph->id();
+  }
+  return Status::Ok();
+}
+
+Status SimDriver::exchange_capture_mode(CaptureMode* mode) {
+  SRT_TRY(enter(SimCall::exchange_capture_mode));
+  const Lock lock(mutex_);
+  const auto it = modes_.try_emplace(std::this_thread::get_id(), CaptureMode::global).first;
+  std::swap(it->second, *mode);
+  if (it->second == CaptureMode::global) modes_.erase(it);
+  return Status::Ok();
+}
+
+Status SimDriver::capturing(StreamId stream, const char* what, SimGraph** graph) {
+  *graph = graph_of(stream);
+  if (!*graph) return misuse(detail::concat(what, " on stream ", raw(stream), ", which is not captured"));
+  if ((*graph)->invalidated())
+    return Status::Error(detail::concat("sim: the capture was broken by ", (*graph)->why()),
+                         kSimCaptureUnsafe);
+  return Status::Ok();
+}
+
+Status SimDriver::capture_marker(StreamId stream, NodeId* node) {
+  SRT_TRY(enter(SimCall::capture_marker));
+  const Lock lock(mutex_);
+  SimGraph* graph = nullptr;
+  SRT_TRY(capturing(stream, "capture_marker", &graph));
+  *node = node_id(*graph, graph->add(stream, {}));
+  return Status::Ok();
+}
+
+Status SimDriver::capture_settled(StreamId stream, std::vector<NodeId>* nodes) {
+  SRT_TRY(enter(SimCall::capture_settled));
+  const Lock lock(mutex_);
+  SimGraph* graph = nullptr;
+  SRT_TRY(capturing(stream, "capture_settled", &graph));
+  nodes->clear();
+  for (const SimGraph::Node node : graph->settled(stream)) nodes->push_back(node_id(*graph, node));
+  return Status::Ok();
+}
+
+Status SimDriver::physical_export(PhysicalId, int*) {
+  SRT_TRY(enter(SimCall::physical_export));
+  return Status::Unsupported("sim: simulated memory cannot leave the process");
+}
+
+Status SimDriver::physical_import(int, Bytes, PhysicalId*) {
+  SRT_TRY(enter(SimCall::physical_import));
+  return Status::Unsupported("sim: simulated memory cannot leave the process");
+}
+
+Status SimDriver::processes(std::vector<ProcessUse>* uses) {
+  SRT_TRY(enter(SimCall::processes));
+  const Lock lock(mutex_);
+  if (!processes_known_) return Status::Unsupported("sim: the process list is not known");
+  uses->clear();
+  if (memory_.other_bytes() > 0) uses->push_back({1, memory_.other_bytes()});  // stands for all others
+  return Status::Ok();
+}
+
+}  // namespace staticrt::alloc

@@ -1,0 +1,182 @@
+// A simulated device: real memory behaviour, streams that move only when told, and a race oracle.
+//
+//   SimDriver sim({.total_bytes = 100 * kMiB});
+//   const StreamId side = sim.create_stream();
+//   sim.enqueue(side);                  // side is busy until sim.advance(side)
+//   sim.touch(side, address, 512);      // the oracle checks who may use these bytes when
+//   sim.fail(SimCall::physical_create, 3, Status::Oom());
+//   EXPECT_EQ(sim.report_text(), "");   // no race, no misuse
+//
+// The first half of the class is Driver, as an allocator sees a device. The second half is what only tests
+// and `staticrt.memory.simulated` use: they play the program (work, touches, captures, launches) and the
+// world (faults, other processes). Call allocated() and freed() where the program gets and gives memory.
+//
+// Misuse of a Driver call (unmap of what is not mapped, a call that breaks a capture) returns Code::error
+// and is reported like a race.
+//
+// Thread safety: full, by one recursive mutex; work and hooks may call the driver again.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "allocator/core/device_api.h"
+#include "allocator/simulated/sim_faults.h"
+#include "allocator/simulated/sim_graph.h"
+#include "allocator/simulated/sim_memory.h"
+#include "allocator/simulated/sim_oracle.h"
+#include "allocator/simulated/sim_streams.h"
+
+namespace staticrt::alloc {
+
+struct SimConfig {
+  Bytes total_bytes = kGiB;
+  int index = 0;                      // the device is called "sim:<index>"
+  Bytes other_bytes = 0;              // taken by other processes
+  Bytes va_bytes = 0;                 // 0: 64 times total, at most 100 TiB (backed: 16 TiB)
+  uint64_t max_handles = UINT64_MAX;  // physical handles alive at a time
+  Bytes granule_bytes = 2 * kMiB;
+  bool virtual_memory = true;    // false: fixed segments only
+  bool backed = true;            // false: bookkeeping only, pointers must not be followed
+  bool fresh_addresses = false;  // true: no address is given twice, so that older memory has lower ones
+  bool oracle = true;            // false: no race checks, for speed
+  bool eager = false;            // true: work runs when enqueued, as on a device that is never behind
+};
+
+// Native codes of errors that are the caller's fault, and of a broken capture.
+inline constexpr int32_t kSimMisuse = 1;
+inline constexpr int32_t kSimCaptureUnsafe = 900;
+
+class SimDriver final : public Driver {
+ public:
+  explicit SimDriver(const SimConfig& config);  // throws InputError if the config makes no device
+  ~SimDriver() override;
+
+  const DeviceInfo& info() const override { return info_; }
+  Status memory_info(Bytes* free_bytes, Bytes* total_bytes) override;
+  Status pending_error() override;
+  Status segment_alloc(Bytes size_bytes, Addr* address) override;
+  Status segment_free(Addr address, Bytes size_bytes) override;
+  Status va_reserve(Bytes size_bytes, Addr hint, Addr* address) override;
+  Status va_release(Addr address, Bytes size_bytes) override;
+  Status physical_create(Bytes size_bytes, PhysicalId* physical) override;
+  Status physical_release(PhysicalId physical) override;
+  Status map(Addr address, Bytes size_bytes, PhysicalId physical) override;
+  Status unmap(Addr address, Bytes size_bytes) override;
+  Status set_access(Addr address, Bytes size_bytes, int device_index) override;
+  Status event_create(EventId* event) override;
+  Status event_destroy(EventId event) override;
+  Status event_record(EventId event, StreamId stream) override;
+  Status event_query(EventId event) override;
+  Status event_sync(EventId event) override;
+  Status stream_wait(StreamId stream, EventId event) override;
+  Status stream_sync(StreamId stream) override;
+  Status device_sync() override;
+  Status capture_state(StreamId stream, CaptureState* state) override;
+  Status exchange_capture_mode(CaptureMode* mode) override;
+  Status capture_marker(StreamId stream, NodeId* node) override;
+  Status capture_settled(StreamId stream, std::vector<NodeId>* nodes) override;
+  Status physical_export(PhysicalId physical, int* fd) override;
+  Status physical_import(int fd, Bytes size_bytes, PhysicalId* physical) override;
+  Status processes(std::vector<ProcessUse>* uses) override;
+
+  // --- The program. A stream number is valid without create_stream too.
+  StreamId create_stream();
+  // Whether the calling thread runs work of a simulated stream. Such work may call this driver, but not the
+  // allocator: it may hold its locks while it waits for the work.
+  static bool in_work() { return SimStreams::in_work(); }
+  // Work that keeps the stream busy until it is advanced past it; under capture, a node.
+  void enqueue(StreamId stream, std::function<void()> work = {});
+  void touch(StreamId stream, Addr address, Bytes size_bytes);
+  // A touch that also writes `value` into the bytes when it runs; one that reports if they hold another
+  // value then. REQUIRES: backed.
+  void write(StreamId stream, Addr address, Bytes size_bytes, uint64_t value);
+  void verify(StreamId stream, Addr address, Bytes size_bytes, uint64_t value);
+  uint64_t advance(StreamId stream, uint64_t count = 1);  // work done; less if it must wait
+  uint64_t pending(StreamId stream) const;                // pieces of work not done yet
+  void allocated(Addr address, Bytes size_bytes, StreamId stream);
+  void freed(Addr address);
+  bool is_live(Addr address) const;  // allocated() and not yet freed(); false if there is no oracle
+
+  // --- Graphs.
+  Status capture_begin(StreamId stream, CaptureMode mode = CaptureMode::global);
+  // The graph, or an error and no graph if the capture was broken or a stream did not join again.
+  Status capture_end(StreamId stream, uint64_t* graph);
+  void capture_break(StreamId stream);  // as a forbidden call of the program would
+  Status graph_launch(uint64_t graph, StreamId stream);
+  Status graph_destroy(uint64_t graph);
+  // Per node, the nodes it comes after. Empty if there is no such graph.
+  std::vector<std::vector<uint32_t>> graph_edges(uint64_t graph) const;
+  // What the next node of a captured stream comes after.
+  std::vector<uint32_t> capture_frontier(StreamId stream);
+
+  // --- The world.
+  // Counting from now, calls number `nth` to `nth + times - 1` of `call` return `status`.
+  void fail(SimCall call, uint64_t nth, Status status, uint64_t times = 1);
+  void clear_faults();
+  // Called without locks before each driver call; a status that is not ok is returned instead.
+  void set_hook(std::function<Status(SimCall)> hook);
+  void set_other_bytes(Bytes bytes);
+  void set_pending_error(Status status);  // ok mends the device
+  void set_processes_known(bool known);   // false: as without NVML
+
+  // --- What was seen.
+  void report(std::string text);             // adds one, as the program's own check
+  std::vector<std::string> reports() const;  // the first 100
+  std::string report_text() const;           // the same, one a line; "" if there are none
+  void clear_reports();
+  uint64_t calls(SimCall call) const;
+  uint64_t device_calls() const;  // all that make or unmake memory or mappings
+  Bytes used_bytes() const;       // physical, by this process
+  Bytes reserved_va_bytes() const;
+  uint64_t handle_count() const;
+  uint64_t event_count() const;
+  Addr base() const { return memory_.base(); }
+
+ private:
+  struct Event {
+    SimStreams::RecordPtr record;
+  };
+  using Lock = std::lock_guard<std::recursive_mutex>;
+
+  Status enter(SimCall call);  // hook, fault plan, count
+  Status seen(Status status);  // reports it if it is misuse
+  Status misuse(std::string text) { return seen(Status::Error("sim: " + std::move(text), kSimMisuse)); }
+  // Breaks the captures that forbid this thread an unsafe call; ok if none does.
+  Status unsafe(const char* what);
+  Status break_capture(SimGraph& graph, const std::string& what);
+  SimGraph* graph_of(StreamId stream);
+  Status capturing(StreamId stream, const char* what, SimGraph** graph);
+  Status find_event(EventId event, const char* what, Event** found);
+  Status finish_event(EventId event, const char* what, bool wait);
+  void sync_all();
+  void run_if_eager();
+  void stamp(StreamId stream, Addr address, Bytes size_bytes, uint64_t value, bool verify);
+
+  const SimConfig config_;
+  const int forks_;  // of the process that made it
+  DeviceInfo info_;
+  mutable std::recursive_mutex mutex_;
+  SimMemory memory_;
+  SimStreams streams_;
+  SimOracle oracle_;
+  SimFaults faults_;
+  std::shared_ptr<const std::function<Status(SimCall)>> hook_;
+  Status pending_error_;
+  bool processes_known_ = true;
+  std::unordered_map<uint64_t, Event> events_;
+  std::map<uint64_t, std::unique_ptr<SimGraph>> graphs_;  // open and ended
+  std::map<uint64_t, uint64_t> capturing_;                // stream -> open graph
+  std::map<std::thread::id, CaptureMode> modes_;
+  uint64_t next_stream_ = 1;
+  uint64_t next_event_ = 1;
+  uint64_t next_graph_ = 1;
+};
+
+}  // namespace staticrt::alloc

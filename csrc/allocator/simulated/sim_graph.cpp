@@ -1,0 +1,106 @@
+#include "allocator/simulated/sim_graph.h"
+
+#include <algorithm>
+
+#include "allocator/drivers/capture_dag.h"
+
+namespace staticrt::alloc {
+
+void SimGraph::invalidate(const std::string& why) {
+  if (!invalidated_) why_ = why;
+  invalidated_ = true;
+}
+
+SimGraph::Node SimGraph::add(StreamId stream, std::function<void()> work) {
+  Branch& branch = branches_.at(raw(stream));
+  const Node node = static_cast<Node>(nodes_.size());
+  nodes_.push_back({branch.frontier, std::move(work)});
+  branch.frontier = {node};
+  branch.clock.tick(branch.slot);
+  return node;
+}
+
+std::optional<AccessConflict> SimGraph::touch(StreamId stream, const Touched& touched,
+                                              std::function<void()> work) {
+  add(stream, std::move(work));
+  const Branch& branch = branches_.at(raw(stream));
+  const bool known = std::any_of(touched_.begin(), touched_.end(), [&](const Touched& other) {
+    return other.address == touched.address && other.size_bytes == touched.size_bytes &&
+           other.owner == touched.owner;
+  });
+  if (!known) touched_.push_back(touched);
+  if (touched.owner != 0) owners_.insert(touched.owner);
+  return accesses_.touch(touched.address, touched.address + touched.size_bytes, touched.owner, branch.slot,
+                         branch.clock, VectorClock());
+}
+
+std::optional<AccessConflict> SimGraph::unordered(StreamId stream, Addr address, Bytes size_bytes) const {
+  return accesses_.unordered(address, address + size_bytes, branches_.at(raw(stream)).clock);
+}
+
+SimGraph::Mark SimGraph::mark(StreamId stream) const {
+  const Branch& branch = branches_.at(raw(stream));
+  return {branch.frontier, branch.clock};
+}
+
+void SimGraph::join(StreamId stream, const Mark& mark) {
+  const size_t slots = branches_.size();
+  const auto [it, fresh] = branches_.try_emplace(raw(stream));
+  Branch& branch = it->second;
+  if (fresh) branch.slot = slots;
+  for (const Node node : mark.nodes)
+    if (std::find(branch.frontier.begin(), branch.frontier.end(), node) == branch.frontier.end())
+      branch.frontier.push_back(node);
+  branch.clock.join(mark.clock);
+}
+
+std::vector<bool> SimGraph::reached_from(const std::vector<Node>& nodes) const {
+  std::vector<bool> reached(nodes_.size(), false);
+  for (const Node node : nodes) reached[node] = true;
+  // A node's predecessors have smaller indices, so one sweep downwards is enough.
+  for (size_t node = nodes_.size(); node-- > 0;)
+    if (reached[node])
+      for (const Node before : nodes_[node].before) reached[before] = true;
+  return reached;
+}
+
+std::vector<SimGraph::Node> SimGraph::settled(StreamId stream) const {
+  return settled_nodes(edges(), branches_.at(raw(stream)).frontier);
+}
+
+std::vector<StreamId> SimGraph::unjoined() const {
+  const auto reached = reached_from(branches_.at(raw(origin_)).frontier);
+  std::vector<StreamId> streams;
+  for (const auto& [stream, branch] : branches_)
+    if (!std::all_of(branch.frontier.begin(), branch.frontier.end(),
+                     [&](Node node) { return reached[node]; }))
+      streams.push_back(StreamId{stream});
+  return streams;
+}
+
+std::vector<StreamId> SimGraph::streams() const {
+  std::vector<StreamId> streams;
+  for (const auto& [stream, branch] : branches_) streams.push_back(StreamId{stream});
+  return streams;
+}
+
+StreamId SimGraph::stream_of_slot(size_t slot) const {
+  for (const auto& [stream, branch] : branches_)
+    if (branch.slot == slot) return StreamId{stream};
+  return origin_;
+}
+
+std::vector<std::vector<SimGraph::Node>> SimGraph::edges() const {
+  std::vector<std::vector<Node>> edges;
+  for (const NodeData& node : nodes_) edges.push_back(node.before);
+  return edges;
+}
+
+std::vector<std::function<void()>> SimGraph::work() const {
+  std::vector<std::function<void()>> work;
+  for (const NodeData& node : nodes_)
+    if (node.work) work.push_back(node.work);
+  return work;
+}
+
+}  // namespace staticrt::alloc

@@ -1,0 +1,100 @@
+// A graph under capture on the simulated device, and afterwards the graph that can be launched.
+//
+// Each stream in the capture is a branch: it holds the nodes its next node comes after (its frontier) and
+// a clock local to the graph. Work in one graph is checked against other work in the same graph here; a
+// launch is checked as one operation of its stream by SimDriver.
+//
+// Thread safety: none. SimDriver holds its mutex around every call.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "allocator/core/device_api.h"
+#include "allocator/simulated/sim_access.h"
+
+namespace staticrt::alloc {
+
+class SimGraph {
+ public:
+  using Node = uint32_t;  // index into the nodes, in the order of capture
+
+  // Where an event recorded in this capture stands.
+  struct Mark {
+    std::vector<Node> nodes;
+    VectorClock clock;
+  };
+  // Bytes a node touches, and the allocation they belonged to then.
+  struct Touched {
+    Addr address = 0;
+    Bytes size_bytes = 0;
+    uint64_t owner = 0;
+  };
+
+  SimGraph(uint64_t id, StreamId origin, CaptureMode mode)
+      : id_(id), origin_(origin), mode_(mode), thread_(std::this_thread::get_id()) {
+    branches_[raw(origin)].slot = 0;
+  }
+
+  uint64_t id() const { return id_; }
+  StreamId origin() const { return origin_; }
+  CaptureMode mode() const { return mode_; }
+  std::thread::id thread() const { return thread_; }
+  bool invalidated() const { return invalidated_; }
+  const std::string& why() const { return why_; }
+  void invalidate(const std::string& why);
+
+  // A new node of `stream`'s branch. REQUIRES: the stream is in the capture (for all calls below).
+  Node add(StreamId stream, std::function<void()> work);
+  // The touch of `owner`'s bytes by a new node; the first earlier touch of the graph that the node does
+  // not come after, if any.
+  std::optional<AccessConflict> touch(StreamId stream, const Touched& touched, std::function<void()> work);
+  // As AccessMap::unordered for the next node of `stream`.
+  std::optional<AccessConflict> unordered(StreamId stream, Addr address, Bytes size_bytes) const;
+
+  Mark mark(StreamId stream) const;
+  void join(StreamId stream, const Mark& mark);  // also takes a new stream into the capture
+  std::vector<Node> settled(StreamId stream) const;
+  // Streams whose nodes the origin's branch does not come after.
+  std::vector<StreamId> unjoined() const;
+  std::vector<StreamId> streams() const;
+  StreamId stream_of_slot(size_t slot) const;
+  size_t node_count() const { return nodes_.size(); }
+  std::vector<std::vector<Node>> edges() const;  // per node, the nodes it comes after
+
+  // --- After the capture.
+  const std::vector<Touched>& touched() const { return touched_; }
+  bool owns(uint64_t owner) const { return owners_.count(owner) > 0; }
+  void adopt(uint64_t owner) { owners_.insert(owner); }
+  std::vector<std::function<void()>> work() const;  // of all nodes that have any, in the order of capture
+
+ private:
+  struct Branch {
+    std::vector<Node> frontier;
+    VectorClock clock;
+    size_t slot = 0;
+  };
+  struct NodeData {
+    std::vector<Node> before;
+    std::function<void()> work;
+  };
+  std::vector<bool> reached_from(const std::vector<Node>& nodes) const;
+
+  uint64_t id_;
+  StreamId origin_;
+  CaptureMode mode_;
+  std::thread::id thread_;
+  bool invalidated_ = false;
+  std::string why_;
+  std::vector<NodeData> nodes_;
+  std::map<uint64_t, Branch> branches_;
+  AccessMap accesses_;  // by device address, clocks of branches
+  std::vector<Touched> touched_;
+  std::set<uint64_t> owners_;
+};
+
+}  // namespace staticrt::alloc

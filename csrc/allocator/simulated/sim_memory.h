@@ -1,0 +1,119 @@
+// Memory of the simulated device: physical bytes, address space, and mappings between them.
+//
+// Backed: physical memory is a memory file that grows sparsely, the address space one PROT_NONE
+// reservation; mapping is mmap(MAP_SHARED | MAP_FIXED), release punches a hole. "Device" pointers are then
+// ordinary pointers, and two mappings of one physical page show the same bytes. Unbacked: bookkeeping
+// only, for devices larger than any machine and for speed.
+//
+// Physical offsets are never used twice, so an offset names one byte of one physical allocation for ever.
+// Addresses are given lowest first: the same calls get the same addresses relative to base().
+//
+// Thread safety: none. SimDriver holds its mutex around every call.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <unordered_map>
+#include <vector>
+
+#include "allocator/core/types.h"
+
+namespace staticrt::alloc {
+
+struct SimMemoryLimits {
+  Bytes total_bytes = 0;
+  Bytes va_bytes = 0;
+  uint64_t max_handles = 0;  // physical handles alive at a time
+  Bytes granule_bytes = 2 * kMiB;
+  bool backed = true;
+  bool fresh_addresses = false;
+};
+
+class SimMemory {
+ public:
+  // A stretch of mapped addresses and the physical bytes behind it.
+  struct Extent {
+    Addr address = 0;
+    Bytes size_bytes = 0;
+    uint64_t offset = 0;
+    bool accessible = false;
+    PhysicalId physical = kNoPhysical;
+  };
+
+  // Throws InputError if the limits make no device or the system refuses the reservation.
+  explicit SimMemory(const SimMemoryLimits& limits);
+  ~SimMemory();
+  SimMemory(const SimMemory&) = delete;
+  SimMemory& operator=(const SimMemory&) = delete;
+
+  Status reserve(Bytes size_bytes, Addr hint, Addr* address);
+  Status release(Addr address, Bytes size_bytes);
+  Status create(Bytes size_bytes, PhysicalId* physical);
+  Status destroy(PhysicalId physical);
+  Status map(Addr address, Bytes size_bytes, PhysicalId physical);
+  Status unmap(Addr address, Bytes size_bytes);
+  Status set_access(Addr address, Bytes size_bytes);
+  Status segment_alloc(Bytes size_bytes, Addr* address);
+  Status segment_free(Addr address, Bytes size_bytes);
+
+  // Extents that cover [address, address + size) without a hole, or nothing.
+  std::vector<Extent> translate(Addr address, Bytes size_bytes) const;
+  // Whether every byte is mapped and accessible.
+  bool usable(Addr address, Bytes size_bytes) const;
+
+  // Whether the memory has not been released yet.
+  bool exists(PhysicalId physical) const { return physicals_.count(raw(physical)) > 0; }
+
+  // Physical bytes taken by other processes; may exceed what is free, then nothing is.
+  void set_other_bytes(Bytes bytes) { other_bytes_ = bytes; }
+  Bytes other_bytes() const { return other_bytes_; }
+  Bytes free_bytes() const;
+  Bytes used_bytes() const { return used_bytes_; }
+  Bytes reserved_va_bytes() const { return reserved_va_bytes_; }
+  uint64_t handle_count() const { return handle_count_; }
+  size_t segment_count() const { return segments_.size(); }
+  Addr base() const { return base_; }
+  bool backed() const { return limits_.backed; }
+
+ private:
+  struct Physical {
+    Bytes size_bytes = 0;
+    uint64_t offset = 0;
+    uint64_t mappings = 0;
+    bool handle = true;
+  };
+  struct Mapping {
+    Bytes size_bytes = 0;
+    PhysicalId physical = kNoPhysical;
+    bool accessible = false;
+  };
+  struct Segment {
+    Bytes size_bytes = 0;
+    PhysicalId physical = kNoPhysical;
+  };
+
+  Status check_reserved(Addr address, Bytes size_bytes, const char* what) const;
+  Status check_mapped(Addr address, Bytes size_bytes, const char* what) const;
+  Status make_physical(Bytes size_bytes, PhysicalId* physical);
+  Status show(Addr address, const Mapping& mapping);  // mmap it
+  void hide(Addr address, Bytes size_bytes);          // back to PROT_NONE
+  void drop_if_unused(PhysicalId physical);
+
+  SimMemoryLimits limits_;
+  Addr base_ = 0;
+  int file_ = -1;
+  Bytes file_bytes_ = 0;
+  Bytes next_offset_ = 0;
+  uint64_t next_physical_ = 1;
+  Bytes other_bytes_ = 0;
+  Bytes used_bytes_ = 0;
+  Bytes reserved_va_bytes_ = 0;
+  uint64_t handle_count_ = 0;
+  std::map<Addr, Bytes> free_va_;
+  std::map<Addr, Bytes> reserved_va_;
+  std::map<Addr, Mapping> mappings_;
+  std::map<Addr, Segment> segments_;
+  std::unordered_map<uint64_t, Physical> physicals_;
+};
+
+}  // namespace staticrt::alloc

@@ -1,0 +1,165 @@
+#include "allocator/simulated/sim_oracle.h"
+
+#include <iterator>
+
+#include "common/error.h"
+
+namespace staticrt::alloc {
+namespace {
+
+constexpr uint64_t kGraphOwner = uint64_t{1} << 63;  // owners with this bit are graphs
+
+std::string sized_range(Addr address, Bytes size_bytes) {
+  return detail::concat("[0x", std::hex, address, ", +", std::dec, size_bytes, " bytes)");
+}
+
+}  // namespace
+
+const SimOracle::Live* SimOracle::live_around(Addr address, Bytes size_bytes) const {
+  auto it = live_.upper_bound(address);
+  if (it == live_.begin()) return nullptr;
+  --it;
+  const Addr offset = address - it->first;
+  return offset <= it->second.size_bytes && size_bytes <= it->second.size_bytes - offset ? &it->second
+                                                                                         : nullptr;
+}
+
+std::string SimOracle::describe(const AccessConflict& conflict) const {
+  std::string owner;
+  if (conflict.owner & kGraphOwner)
+    owner = detail::concat(" by graph ", conflict.owner & ~kGraphOwner);
+  else if (conflict.owner != 0)
+    owner = detail::concat(" by allocation #", conflict.owner);
+  return detail::concat("operation ", conflict.operation, " of stream ",
+                        raw(streams_.stream_of_slot(conflict.slot)), owner);
+}
+
+std::vector<SimMemory::Extent> SimOracle::usable_extents(Addr address, Bytes size_bytes,
+                                                         const std::string& who) {
+  auto extents = memory_.translate(address, size_bytes);
+  bool accessible = !extents.empty();
+  for (const auto& extent : extents) accessible = accessible && extent.accessible;
+  if (!accessible) {
+    report(detail::concat("unmapped: ", who, " uses ", sized_range(address, size_bytes), ", which is ",
+                          extents.empty() ? "not mapped" : "mapped without access"));
+    return {};
+  }
+  return extents;
+}
+
+void SimOracle::allocated(Addr address, Bytes size_bytes, StreamId stream, SimGraph* graph) {
+  const uint64_t owner = next_owner_++;
+  const std::string who = detail::concat("allocation #", owner, " ", sized_range(address, size_bytes),
+                                         " on stream ", raw(stream));
+  auto over = live_.lower_bound(address);
+  if (over != live_.begin() && std::prev(over)->first + std::prev(over)->second.size_bytes > address)
+    over = std::prev(over);
+  if (over != live_.end() && over->first < address + size_bytes)
+    report(detail::concat("overlap: ", who, " is inside live allocation #", over->second.owner, " ",
+                          sized_range(over->first, over->second.size_bytes)));
+  const auto extents = usable_extents(address, size_bytes, who);
+  for (const auto& extent : extents) {
+    accesses_.owners(
+        extent.offset, extent.offset + extent.size_bytes, [&](uint64_t, uint64_t, uint64_t former) {
+          if (is_live(former))
+            report(detail::concat("overlap: ", who, " shares a page with live allocation #", former));
+        });
+    if (graph) continue;  // ordered when the graph is launched
+    if (const auto conflict = accesses_.unordered(extent.offset, extent.offset + extent.size_bytes,
+                                                  streams_.next_clock(stream)))
+      report(detail::concat("race: ", who, " is given before ", describe(*conflict), " is known to be over"));
+  }
+  if (graph) {
+    if (const auto conflict = graph->unordered(stream, address, size_bytes))
+      report(detail::concat("race: ", who, " in graph ", graph->id(), " is not after a node of stream ",
+                            raw(graph->stream_of_slot(conflict->slot)), " that touches its bytes"));
+    graph->adopt(owner);
+  }
+  live_[address] = {size_bytes, owner};
+  live_owners_[owner] = address;
+}
+
+void SimOracle::freed(Addr address) {
+  const auto it = live_.find(address);
+  if (it == live_.end()) {
+    report(detail::concat("free: 0x", std::hex, address, " is no live allocation"));
+    return;
+  }
+  live_owners_.erase(it->second.owner);
+  live_.erase(it);
+}
+
+void SimOracle::touch_physical(const std::vector<SimMemory::Extent>& extents, uint64_t owner, StreamId stream,
+                               const std::string& who) {
+  for (const auto& extent : extents) {
+    const uint64_t begin = extent.offset;
+    const uint64_t end = begin + extent.size_bytes;
+    if (!(owner & kGraphOwner))
+      accesses_.owners(begin, end, [&](uint64_t, uint64_t, uint64_t former) {
+        if (former != owner && is_live(former))
+          report(detail::concat("overlap: ", who, " touches a page of live allocation #", former));
+      });
+    if (const auto conflict = accesses_.touch(begin, end, owner, streams_.slot(stream),
+                                              streams_.clock(stream), streams_.host()))
+      report(detail::concat("race: ", who, " touches ", sized_range(extent.address, extent.size_bytes),
+                            " before ", describe(*conflict), " is known to be over"));
+  }
+}
+
+void SimOracle::touched(Addr address, Bytes size_bytes, StreamId stream) {
+  const Live* live = live_around(address, size_bytes);
+  const std::string who = detail::concat("stream ", raw(stream));
+  if (!live)
+    report(detail::concat("free bytes: ", who, " touches ", sized_range(address, size_bytes),
+                          ", which is in no live allocation"));
+  const auto extents = usable_extents(address, size_bytes, who);
+  if (live) touch_physical(extents, live->owner, stream, who);
+}
+
+void SimOracle::touched_in_graph(Addr address, Bytes size_bytes, StreamId stream, SimGraph& graph,
+                                 std::function<void()> work) {
+  const Live* live = live_around(address, size_bytes);
+  const std::string who = detail::concat("graph ", graph.id(), ", stream ", raw(stream));
+  if (!live)
+    report(detail::concat("free bytes: ", who, " touches ", sized_range(address, size_bytes),
+                          ", which is in no live allocation"));
+  usable_extents(address, size_bytes, who);
+  const SimGraph::Touched touched{address, size_bytes, live ? live->owner : 0};
+  if (const auto conflict = graph.touch(stream, touched, std::move(work)))
+    report(detail::concat("race: ", who, " touches ", sized_range(address, size_bytes),
+                          " but is not after a node of stream ", raw(graph.stream_of_slot(conflict->slot)),
+                          " that touches it for another allocation"));
+}
+
+void SimOracle::launched(const SimGraph& graph, StreamId stream) {
+  const std::string who = detail::concat("replay of graph ", graph.id(), " on stream ", raw(stream));
+  for (const auto& touched : graph.touched()) {
+    const Addr end = touched.address + touched.size_bytes;
+    auto it = live_.lower_bound(touched.address);
+    if (it != live_.begin() && std::prev(it)->first + std::prev(it)->second.size_bytes > touched.address)
+      it = std::prev(it);
+    for (; it != live_.end() && it->first < end; ++it)
+      if (!graph.owns(it->second.owner))
+        report(detail::concat("replay: ", who, " overwrites live allocation #", it->second.owner, " ",
+                              sized_range(it->first, it->second.size_bytes)));
+    touch_physical(usable_extents(touched.address, touched.size_bytes, who), kGraphOwner | graph.id(), stream,
+                   who);
+  }
+}
+
+void SimOracle::unmapping(Addr address, Bytes size_bytes, const char* what) {
+  for (const auto& extent : memory_.translate(address, size_bytes))
+    if (const auto conflict =
+            accesses_.unordered(extent.offset, extent.offset + extent.size_bytes, streams_.host())) {
+      report(detail::concat("race: ", what, " of ", sized_range(extent.address, extent.size_bytes),
+                            " before ", describe(*conflict), " is known to be over"));
+      return;
+    }
+}
+
+void SimOracle::unmapped(const std::vector<SimMemory::Extent>& extents) {
+  for (const auto& extent : extents)
+    if (!memory_.exists(extent.physical)) accesses_.forget(extent.offset, extent.offset + extent.size_bytes);
+}
+
+}  // namespace staticrt::alloc

@@ -1,0 +1,78 @@
+// The race oracle: finds memory that an allocator gave, unmapped or replayed over too early.
+//
+// It is told who owns which addresses (allocated, freed), what the streams touch, and when mappings go. A
+// history is kept per physical byte, so that one page seen at two addresses is one page. It reports:
+//   - bytes given to a stream that is not ordered after the last touch of their former owner;
+//   - bytes given while another live allocation has them, by address or by physical page;
+//   - a touch of bytes that are free, unmapped, or without access;
+//   - an unmap while the host does not know that all touches have ended;
+//   - a launch of a graph over bytes that now belong to somebody else, or are unmapped.
+// "Ordered" means by stream order, event waits and what the host has seen end, never by luck.
+//
+// Thread safety: none. SimDriver holds its mutex around every call.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "allocator/simulated/sim_access.h"
+#include "allocator/simulated/sim_graph.h"
+#include "allocator/simulated/sim_memory.h"
+#include "allocator/simulated/sim_streams.h"
+
+namespace staticrt::alloc {
+
+class SimOracle {
+ public:
+  SimOracle(const SimMemory& memory, SimStreams& streams) : memory_(memory), streams_(streams) {}
+
+  // `graph`: the capture the stream is in, or nullptr.
+  void allocated(Addr address, Bytes size_bytes, StreamId stream, SimGraph* graph);
+  void freed(Addr address);
+  // After the operation was added to its stream (or graph).
+  void touched(Addr address, Bytes size_bytes, StreamId stream);
+  void touched_in_graph(Addr address, Bytes size_bytes, StreamId stream, SimGraph& graph,
+                        std::function<void()> work);
+  void launched(const SimGraph& graph, StreamId stream);
+  void unmapping(Addr address, Bytes size_bytes, const char* what);
+  // Drops the history of physical memory that is gone. `extents`: as before the unmap.
+  void unmapped(const std::vector<SimMemory::Extent>& extents);
+
+  void report(std::string text) {
+    if (reports_.size() < kMaxReports) reports_.push_back(std::move(text));
+    ++report_count_;
+  }
+  const std::vector<std::string>& reports() const { return reports_; }
+  uint64_t report_count() const { return report_count_; }
+  void clear_reports() {
+    reports_.clear();
+    report_count_ = 0;
+  }
+  bool is_live_address(Addr address) const { return live_.count(address) > 0; }
+
+ private:
+  static constexpr size_t kMaxReports = 100;  // texts kept; all are counted
+  struct Live {
+    Bytes size_bytes = 0;
+    uint64_t owner = 0;
+  };
+  // The live allocation that contains the range, or nullptr.
+  const Live* live_around(Addr address, Bytes size_bytes) const;
+  bool is_live(uint64_t owner) const { return live_owners_.count(owner) > 0; }
+  void touch_physical(const std::vector<SimMemory::Extent>& extents, uint64_t owner, StreamId stream,
+                      const std::string& who);
+  std::vector<SimMemory::Extent> usable_extents(Addr address, Bytes size_bytes, const std::string& who);
+  std::string describe(const AccessConflict& conflict) const;
+
+  const SimMemory& memory_;
+  SimStreams& streams_;
+  AccessMap accesses_;  // by physical offset, clocks of streams
+  std::map<Addr, Live> live_;
+  std::map<uint64_t, Addr> live_owners_;
+  uint64_t next_owner_ = 1;
+  std::vector<std::string> reports_;
+  uint64_t report_count_ = 0;
+};
+
+}  // namespace staticrt::alloc

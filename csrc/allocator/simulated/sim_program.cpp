@@ -1,0 +1,289 @@
+// SimDriver, second half: the program that runs on the device, and the world around it.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "allocator/simulated/driver_sim.h"
+#include "common/error.h"
+
+namespace staticrt::alloc {
+namespace {
+
+// Places in [0, size) that a written value is put at: both ends and each 64 KiB, so that large blocks do not
+// cost memory for every page.
+template <class Visit>
+void stamps(Bytes size_bytes, Visit visit) {
+  constexpr Bytes kStride = 64 * kKiB;
+  for (Bytes at = 0; at + sizeof(uint64_t) <= size_bytes; at += kStride) visit(at);
+  if (size_bytes >= sizeof(uint64_t)) visit((size_bytes - sizeof(uint64_t)) & ~Bytes{7});
+}
+
+uint64_t* pointer(Addr address) {
+  return reinterpret_cast<uint64_t*>(address);
+}
+
+}  // namespace
+
+StreamId SimDriver::create_stream() {
+  const Lock lock(mutex_);
+  return StreamId{next_stream_++};
+}
+
+void SimDriver::run_if_eager() {
+  if (!config_.eager) return;
+  for (const StreamId stream : streams_.streams()) streams_.advance(stream, UINT64_MAX);
+}
+
+void SimDriver::enqueue(StreamId stream, std::function<void()> work) {
+  const Lock lock(mutex_);
+  next_stream_ = std::max(next_stream_, raw(stream) + 1);
+  if (SimGraph* graph = graph_of(stream)) {
+    graph->add(stream, std::move(work));
+    return;
+  }
+  streams_.enqueue(stream, std::move(work));
+  run_if_eager();
+}
+
+void SimDriver::touch(StreamId stream, Addr address, Bytes size_bytes) {
+  const Lock lock(mutex_);
+  if (SimGraph* graph = graph_of(stream)) {
+    oracle_.touched_in_graph(address, size_bytes, stream, *graph, {});
+    return;
+  }
+  streams_.enqueue(stream, {});
+  if (config_.oracle) oracle_.touched(address, size_bytes, stream);
+  run_if_eager();
+}
+
+void SimDriver::stamp(StreamId stream, Addr address, Bytes size_bytes, uint64_t value, bool verify) {
+  const Lock lock(mutex_);
+  SRT_CHECK(memory_.backed(), "simulated device: it is not backed by memory; make it with backed=true");
+  std::function<void()> work = [=, this] {
+    if (!memory_.usable(address, size_bytes)) {
+      oracle_.report(detail::concat("unmapped: work of stream ", raw(stream), " runs on 0x", std::hex,
+                                    address, ", which is no longer mapped"));
+      return;
+    }
+    uint64_t wrong = value;
+    stamps(size_bytes, [&](Bytes at) {
+      uint64_t* place = pointer(address + at);
+      if (!verify)
+        *place = value;
+      else if (*place != value)
+        wrong = *place;
+    });
+    if (wrong != value)
+      oracle_.report(detail::concat("bytes: stream ", raw(stream), " reads ", wrong, " at 0x", std::hex,
+                                    address, std::dec, ", written was ", value));
+  };
+  if (SimGraph* graph = graph_of(stream)) {
+    oracle_.touched_in_graph(address, size_bytes, stream, *graph, std::move(work));
+    return;
+  }
+  streams_.enqueue(stream, std::move(work));
+  if (config_.oracle) oracle_.touched(address, size_bytes, stream);
+  run_if_eager();
+}
+
+void SimDriver::write(StreamId stream, Addr address, Bytes size_bytes, uint64_t value) {
+  stamp(stream, address, size_bytes, value, false);
+}
+
+void SimDriver::verify(StreamId stream, Addr address, Bytes size_bytes, uint64_t value) {
+  stamp(stream, address, size_bytes, value, true);
+}
+
+uint64_t SimDriver::advance(StreamId stream, uint64_t count) {
+  const Lock lock(mutex_);
+  return streams_.advance(stream, count);
+}
+
+uint64_t SimDriver::pending(StreamId stream) const {
+  const Lock lock(mutex_);
+  return streams_.pending(stream);
+}
+
+void SimDriver::allocated(Addr address, Bytes size_bytes, StreamId stream) {
+  if (address == kNullAddr || !config_.oracle) return;
+  const Lock lock(mutex_);
+  oracle_.allocated(address, size_bytes, stream, graph_of(stream));
+}
+
+void SimDriver::freed(Addr address) {
+  if (address == kNullAddr || !config_.oracle) return;
+  const Lock lock(mutex_);
+  oracle_.freed(address);
+}
+
+bool SimDriver::is_live(Addr address) const {
+  const Lock lock(mutex_);
+  return oracle_.is_live_address(address);
+}
+
+Status SimDriver::capture_begin(StreamId stream, CaptureMode mode) {
+  const Lock lock(mutex_);
+  if (graph_of(stream)) return misuse(detail::concat("stream ", raw(stream), " is captured already"));
+  const uint64_t id = next_graph_++;
+  graphs_.emplace(id, std::make_unique<SimGraph>(id, stream, mode));
+  capturing_[raw(stream)] = id;
+  return Status::Ok();
+}
+
+Status SimDriver::capture_end(StreamId stream, uint64_t* graph_id) {
+  const Lock lock(mutex_);
+  SimGraph* graph = graph_of(stream);
+  if (!graph) return misuse(detail::concat("capture_end on stream ", raw(stream), ", which is not captured"));
+  if (graph->origin() != stream)
+    return break_capture(*graph, "capture_end on a stream that did not begin it");
+  if (graph->thread() != std::this_thread::get_id() && graph->mode() != CaptureMode::relaxed)
+    return break_capture(*graph, "capture_end by another thread");
+  for (auto it = capturing_.begin(); it != capturing_.end();)
+    it = it->second == graph->id() ? capturing_.erase(it) : std::next(it);
+  std::string wrong;
+  if (graph->invalidated())
+    wrong = "the capture was broken by " + graph->why();
+  else if (const auto unjoined = graph->unjoined(); !unjoined.empty())
+    wrong = detail::concat("stream ", raw(unjoined.front()), " did not join the capture of stream ",
+                           raw(stream), " again");
+  const uint64_t id = graph->id();
+  if (!wrong.empty()) {
+    graphs_.erase(id);
+    return Status::Error("sim: " + wrong, kSimCaptureUnsafe);
+  }
+  *graph_id = id;
+  return Status::Ok();
+}
+
+void SimDriver::capture_break(StreamId stream) {
+  const Lock lock(mutex_);
+  if (SimGraph* graph = graph_of(stream)) graph->invalidate("the program");
+}
+
+Status SimDriver::graph_launch(uint64_t id, StreamId stream) {
+  const Lock lock(mutex_);
+  const auto it = graphs_.find(id);
+  if (it == graphs_.end()) return misuse(detail::concat("launch of graph ", id, ": no such graph"));
+  for (const auto& [captured, open] : capturing_)
+    if (open == id) return misuse(detail::concat("launch of graph ", id, ": its capture has not ended"));
+  if (SimGraph* outer = graph_of(stream)) return break_capture(*outer, "a launch on a captured stream");
+  // The work is copied into the launch's own list: the graph may be destroyed while it is pending.
+  streams_.enqueue(stream, [work = it->second->work()] {
+    for (const auto& piece : work) piece();
+  });
+  if (config_.oracle) oracle_.launched(*it->second, stream);
+  run_if_eager();
+  return Status::Ok();
+}
+
+Status SimDriver::graph_destroy(uint64_t id) {
+  const Lock lock(mutex_);
+  for (const auto& [captured, open] : capturing_)
+    if (open == id)
+      return misuse(detail::concat("graph_destroy of graph ", id, ": its capture has not ended"));
+  if (graphs_.erase(id) == 0) return misuse(detail::concat("graph_destroy of graph ", id, ": no such graph"));
+  return Status::Ok();
+}
+
+std::vector<std::vector<uint32_t>> SimDriver::graph_edges(uint64_t id) const {
+  const Lock lock(mutex_);
+  const auto it = graphs_.find(id);
+  if (it == graphs_.end()) return {};
+  return it->second->edges();
+}
+
+std::vector<uint32_t> SimDriver::capture_frontier(StreamId stream) {
+  const Lock lock(mutex_);
+  const SimGraph* graph = graph_of(stream);
+  return graph ? graph->mark(stream).nodes : std::vector<uint32_t>{};
+}
+
+void SimDriver::fail(SimCall call, uint64_t nth, Status status, uint64_t times) {
+  const Lock lock(mutex_);
+  faults_.fail(call, nth, std::move(status), times);
+}
+
+void SimDriver::clear_faults() {
+  const Lock lock(mutex_);
+  faults_.clear();
+}
+
+void SimDriver::set_hook(std::function<Status(SimCall)> hook) {
+  const Lock lock(mutex_);
+  hook_ = hook ? std::make_shared<const std::function<Status(SimCall)>>(std::move(hook)) : nullptr;
+}
+
+void SimDriver::set_other_bytes(Bytes bytes) {
+  const Lock lock(mutex_);
+  memory_.set_other_bytes(bytes);
+}
+
+void SimDriver::set_pending_error(Status status) {
+  const Lock lock(mutex_);
+  pending_error_ = std::move(status);
+}
+
+void SimDriver::set_processes_known(bool known) {
+  const Lock lock(mutex_);
+  processes_known_ = known;
+}
+
+void SimDriver::report(std::string text) {
+  const Lock lock(mutex_);
+  oracle_.report(std::move(text));
+}
+
+std::vector<std::string> SimDriver::reports() const {
+  const Lock lock(mutex_);
+  return oracle_.reports();
+}
+
+std::string SimDriver::report_text() const {
+  const Lock lock(mutex_);
+  std::string text;
+  for (const std::string& report : oracle_.reports()) text += (text.empty() ? "" : "\n") + report;
+  if (oracle_.report_count() > oracle_.reports().size())
+    text += detail::concat("\nand ", oracle_.report_count() - oracle_.reports().size(), " more");
+  return text;
+}
+
+void SimDriver::clear_reports() {
+  const Lock lock(mutex_);
+  oracle_.clear_reports();
+}
+
+uint64_t SimDriver::calls(SimCall call) const {
+  const Lock lock(mutex_);
+  return faults_.count(call);
+}
+
+uint64_t SimDriver::device_calls() const {
+  uint64_t sum = 0;
+  for (const SimCall call : {SimCall::segment_alloc, SimCall::segment_free, SimCall::va_reserve,
+                             SimCall::va_release, SimCall::physical_create, SimCall::physical_release,
+                             SimCall::map, SimCall::unmap, SimCall::set_access})
+    sum += calls(call);
+  return sum;
+}
+
+Bytes SimDriver::used_bytes() const {
+  const Lock lock(mutex_);
+  return memory_.used_bytes();
+}
+
+Bytes SimDriver::reserved_va_bytes() const {
+  const Lock lock(mutex_);
+  return memory_.reserved_va_bytes();
+}
+
+uint64_t SimDriver::handle_count() const {
+  const Lock lock(mutex_);
+  return memory_.handle_count();
+}
+
+uint64_t SimDriver::event_count() const {
+  const Lock lock(mutex_);
+  return events_.size();
+}
+
+}  // namespace staticrt::alloc

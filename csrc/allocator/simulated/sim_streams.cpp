@@ -1,0 +1,129 @@
+#include "allocator/simulated/sim_streams.h"
+
+#include <utility>
+#include <vector>
+
+namespace staticrt::alloc {
+
+thread_local int SimStreams::working_ = 0;
+
+SimStreams::Stream& SimStreams::at(StreamId stream) {
+  const size_t slots = streams_.size();
+  const auto [it, fresh] = streams_.try_emplace(raw(stream));
+  if (fresh) it->second.slot = slots;
+  return it->second;
+}
+
+VectorClock SimStreams::next_clock(StreamId stream) {
+  VectorClock next = at(stream).clock;
+  next.join(host_);
+  return next;
+}
+
+uint64_t SimStreams::enqueue(StreamId id, std::function<void()> work) {
+  Stream& stream = at(id);
+  stream.clock.join(host_);
+  const uint64_t operation = stream.clock.tick(stream.slot);
+  stream.queue.push_back({std::move(work), nullptr, Operation::Kind::work});
+  ++stream.pending;
+  return operation;
+}
+
+SimStreams::RecordPtr SimStreams::record(StreamId id) {
+  Stream& stream = at(id);
+  auto record = std::make_shared<Record>();
+  record->stream = id;
+  record->clock = stream.clock;
+  stream.queue.push_back({{}, record, Operation::Kind::record});
+  if (stream.queue.size() == 1) settle();
+  return record;
+}
+
+void SimStreams::wait(StreamId id, const RecordPtr& record) {
+  Stream& stream = at(id);
+  stream.clock.join(record->clock);
+  if (record->done && stream.queue.empty()) return;
+  stream.queue.push_back({{}, record, Operation::Kind::wait});
+}
+
+void SimStreams::pop(Stream& stream) {
+  Operation operation = std::move(stream.queue.front());
+  stream.queue.pop_front();
+  if (operation.kind == Operation::Kind::record) operation.record->done = true;
+  if (operation.kind == Operation::Kind::work) {
+    --stream.pending;
+    if (!operation.work) return;
+    ++working_;
+    operation.work();
+    --working_;
+  }
+}
+
+void SimStreams::settle() {
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (auto& [id, stream] : streams_)
+      while (!stream.queue.empty() && stream.queue.front().kind != Operation::Kind::work &&
+             !blocked(stream)) {
+        pop(stream);
+        moved = true;
+      }
+  }
+}
+
+uint64_t SimStreams::advance(StreamId id, uint64_t count) {
+  Stream& stream = at(id);
+  uint64_t done = 0;
+  settle();
+  while (done < count && !stream.queue.empty() && stream.queue.front().kind == Operation::Kind::work) {
+    pop(stream);
+    ++done;
+    settle();
+  }
+  return done;
+}
+
+void SimStreams::finish(const RecordPtr& record) {
+  // A stack of what is needed, innermost last: chains of waits may be thousands deep.
+  std::vector<RecordPtr> needed{record};
+  while (!needed.empty()) {
+    if (needed.back()->done) {
+      needed.pop_back();
+      continue;
+    }
+    Stream& stream = at(needed.back()->stream);
+    if (blocked(stream))
+      needed.push_back(stream.queue.front().record);
+    else
+      pop(stream);
+  }
+  settle();
+}
+
+void SimStreams::finish_all() {
+  for (const StreamId stream : streams()) finish(record(stream));
+}
+
+uint64_t SimStreams::pending(StreamId id) const {
+  const auto it = streams_.find(raw(id));
+  return it == streams_.end() ? 0 : it->second.pending;
+}
+
+bool SimStreams::idle(StreamId id) const {
+  const auto it = streams_.find(raw(id));
+  return it == streams_.end() || it->second.queue.empty();
+}
+
+StreamId SimStreams::stream_of_slot(size_t slot) const {
+  for (const auto& [id, stream] : streams_)
+    if (stream.slot == slot) return StreamId{id};
+  return kDefaultStream;
+}
+
+std::vector<StreamId> SimStreams::streams() const {
+  std::vector<StreamId> streams;
+  for (const auto& [id, stream] : streams_) streams.push_back(StreamId{id});
+  return streams;
+}
+
+}  // namespace staticrt::alloc

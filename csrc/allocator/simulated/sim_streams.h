@@ -1,0 +1,87 @@
+// Virtual streams and events of the simulated device.
+//
+// A stream is a queue of work, event records and event waits. It moves only when told: advance() runs a
+// number of pieces of work, finish() all that a record or stream needs and nothing else. Records and waits
+// take no time: they happen as soon as they are at the head of their queue and what they wait for is done.
+//
+// Each stream also has a vector clock: what its next work is ordered after. The host has one too: it
+// learns only from queries that said ok and from syncs, not from streams moving.
+//
+// Thread safety: none. SimDriver holds its mutex around every call.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+
+#include "allocator/core/types.h"
+#include "allocator/simulated/sim_graph.h"
+#include "allocator/simulated/vector_clock.h"
+
+namespace staticrt::alloc {
+
+class SimStreams {
+ public:
+  // One recording of an event: done once its stream has passed it. A recording made under capture is
+  // never done: it marks a place in the graph.
+  struct Record {
+    StreamId stream{0};
+    VectorClock clock;
+    bool done = false;
+    uint64_t graph = 0;  // capture it was made in, or 0
+    SimGraph::Mark mark;
+  };
+  using RecordPtr = std::shared_ptr<Record>;
+
+  // Adds work; returns the number of the operation on the stream.
+  uint64_t enqueue(StreamId stream, std::function<void()> work);
+  RecordPtr record(StreamId stream);
+  void wait(StreamId stream, const RecordPtr& record);
+
+  // Runs up to `count` pieces of work; fewer if the stream is empty or waits for another one.
+  uint64_t advance(StreamId stream, uint64_t count);
+  void finish(const RecordPtr& record);  // moves the streams the record needs, no further than needed
+  void finish_all();
+
+  uint64_t pending(StreamId stream) const;  // pieces of work not yet run
+  bool idle(StreamId stream) const;
+
+  // The clock of the last operation of `stream`, and of its next one.
+  const VectorClock& clock(StreamId stream) { return at(stream).clock; }
+  VectorClock next_clock(StreamId stream);
+  const VectorClock& host() const { return host_; }
+  void host_learns(const VectorClock& clock) { host_.join(clock); }
+  size_t slot(StreamId stream) { return at(stream).slot; }
+  StreamId stream_of_slot(size_t slot) const;
+  std::vector<StreamId> streams() const;
+  // Whether the calling thread is inside some stream's work.
+  static bool in_work() { return working_ != 0; }
+
+ private:
+  struct Operation {
+    std::function<void()> work;
+    RecordPtr record;  // to make done, or to wait for
+    enum class Kind : uint8_t { work, record, wait } kind = Kind::work;
+  };
+  struct Stream {
+    std::deque<Operation> queue;
+    VectorClock clock;
+    size_t slot = 0;
+    uint64_t pending = 0;
+  };
+
+  Stream& at(StreamId stream);
+  void settle();             // what takes no time, on all streams, until nothing changes
+  void pop(Stream& stream);  // performs the head. REQUIRES: it is no wait for an undone record
+  static bool blocked(const Stream& stream) {
+    return stream.queue.front().kind == Operation::Kind::wait && !stream.queue.front().record->done;
+  }
+
+  static thread_local int working_;
+  std::map<uint64_t, Stream> streams_;
+  VectorClock host_;
+};
+
+}  // namespace staticrt::alloc

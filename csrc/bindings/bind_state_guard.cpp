@@ -1,0 +1,55 @@
+// StateGuard, whose references the garbage collector sees.
+#include "bindings/bindings.h"
+#include "bindings/state_guard.h"
+
+namespace py = pybind11;
+
+namespace staticrt::bindings {
+namespace {
+
+// Null while Python has only begun to make the object.
+StateGuard* guard_of(PyObject* object) {
+  const auto holder = reinterpret_cast<py::detail::instance*>(object)->get_value_and_holder();
+  return holder.holder_constructed() ? holder.value_ptr<StateGuard>() : nullptr;
+}
+
+void let_collector_see_guards(PyHeapTypeObject* heap_type) {
+  PyTypeObject& type = heap_type->ht_type;
+  type.tp_flags |= Py_TPFLAGS_HAVE_GC;
+  type.tp_traverse = [](PyObject* self, visitproc visit, void* arg) {
+    Referents referents(visit, arg);
+    referents(reinterpret_cast<PyObject*>(Py_TYPE(self)));
+    if (const StateGuard* guard = guard_of(self)) guard->visit(referents);
+    return referents.stopped();
+  };
+  type.tp_clear = [](PyObject* self) {
+    if (StateGuard* guard = guard_of(self)) guard->clear();
+    return 0;
+  };
+}
+
+}  // namespace
+
+void bind_state_guard(py::module_& m) {
+  py::class_<StateGuard>(m, "StateGuard", py::custom_type_setup(&let_collector_see_guards))
+      .def(py::init([](const py::list& dicts, const py::list& lists, const py::list& cells,
+                       const py::list& scopes, const py::list& classes, const py::list& slots,
+                       const py::list& objects, const py::list& functions, const py::list& tensors,
+                       const py::list& answers, const py::frozenset& names) {
+             return std::make_unique<StateGuard>(StateGuard::Parts{
+                 dicts, lists, cells, scopes, classes, slots, objects, functions, tensors, answers, names});
+           }),
+           py::kw_only(), py::arg("dicts") = py::list(), py::arg("lists") = py::list(),
+           py::arg("cells") = py::list(), py::arg("scopes") = py::list(), py::arg("classes") = py::list(),
+           py::arg("slots") = py::list(), py::arg("objects") = py::list(), py::arg("functions") = py::list(),
+           py::arg("tensors") = py::list(), py::arg("answers") = py::list(),
+           py::arg("names") = py::frozenset(py::set()))
+      .def("holds", &StateGuard::holds);
+  m.attr("MISSING") = StateGuard::missing();
+  m.def("attributes_of", [](const py::handle& object) {
+    PyObject* found = attributes_of(object.ptr());
+    return found ? py::reinterpret_borrow<py::object>(found) : py::object(py::none());
+  });
+}
+
+}  // namespace staticrt::bindings

@@ -1,0 +1,32 @@
+#include "bindings/bindings.h"
+#include "bindings/call_watcher.h"
+
+namespace py = pybind11;
+
+namespace staticrt::bindings {
+
+void bind_watcher(py::module_& m) {
+  auto watcher = py::class_<CallWatcher>(m, "CallWatcher");
+  watcher
+      .def(py::init<py::function, py::function, py::function, py::function, py::function, py::dict>(),
+           py::arg("classify"), py::arg("judge"), py::arg("begins"), py::arg("calls"), py::arg("returned"),
+           py::arg("builtins"))
+      .def("start", &CallWatcher::start)
+      .def("stop", &CallWatcher::stop)
+      .def("pause", &CallWatcher::pause)
+      .def("resume", &CallWatcher::resume)
+      .def_property_readonly("watches", &CallWatcher::watches);
+  m.def("function_of", &function_of);
+  watcher.attr("IGNORED") = int{kIgnored};
+  watcher.attr("JUDGED") = int{kJudged};
+  watcher.attr("REPORTED") = int{kReported};
+  watcher.attr("MODEL") = int{kModel};
+  watcher.attr("SILENT") = int{kSilent};
+  watcher.attr("LOUD") = int{kLoud};
+  watcher.attr("PURE") = int{kPure};
+  watcher.attr("EFFECT") = int{kEffect};
+  watcher.attr("LOUD_EFFECT") = int{kLoudEffect};
+  watcher.attr("TOLD") = int{kTold};
+}
+
+}  // namespace staticrt::bindings

@@ -1,0 +1,117 @@
+// Every number of C++ that somebody chose or measured: limits, thresholds, budgets. staticrt/tuning.py has
+// those of Python. What follows from a format, from an instruction set or from a structure's layout stands
+// with its code.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace staticrt::tuning {
+
+// ---- work of a thread: less is not worth waking one ----------------------------------------------------
+
+inline constexpr int64_t kElementsPerThread = 32768;  // at::internal::GRAIN_SIZE
+inline constexpr int64_t kFlopsPerThread = 1 << 18;   // of products and convolutions
+inline constexpr int64_t kWinogradFlopsPerThread = 1 << 19;
+inline constexpr int64_t kMinDirectionFlops = 1 << 19;  // of a recurrent layer's second direction
+inline constexpr int64_t kTreeStepsPerTask = 20'000;
+inline constexpr int64_t kMinRegionBytes = 256 * 1024;  // touched by calls that run beside others
+inline constexpr size_t kMaxRegionUnits = 4096;         // larger segments run in order: pairs are kept
+
+// ---- blocks that stay in a cache ------------------------------------------------------------------------
+
+inline constexpr int64_t kHalfCacheBytes = 1 << 20;  // half of a common second-level cache
+inline constexpr int64_t kBlasBandBytes = 1 << 19;   // output rows of one call of BLAS
+inline constexpr int64_t kMinBlasRows = 384;         // fewer do not repay packing the weights anew
+inline constexpr int64_t kPanelFloats = 1 << 18;     // panels of a convolution that reads its weight in place
+inline constexpr int64_t kMaxTurnedRows = 256;       // rows of a tall product that are packed at once
+inline constexpr int64_t kTreeRowsPerBlock = 128;    // their features stay while all trees are walked
+inline constexpr int64_t kAttentionBlockRows = 48;
+inline constexpr int64_t kRecurrentChunkFloats = 1 << 18;  // gates of the steps computed by one product
+inline constexpr int64_t kRecurrentChunkRows = 64;
+inline constexpr int64_t kDepthwisePartFloats = 8192;  // output lines computed before their epilogue
+inline constexpr int64_t kMaxWinogradTiles = 112;      // of a block
+
+// ---- routes of products and convolutions ------------------------------------------------------------------
+
+inline constexpr int64_t kMinPackedRows = 4;        // fewer read a weight once: any layout is as fast
+inline constexpr int64_t kMinPackedWork = 1 << 11;  // multiply-adds
+inline constexpr int64_t kMinPackedWorkOfRows = 1 << 15;
+inline constexpr int64_t kMaxPackedCachedFloats = 1 << 15;
+inline constexpr int64_t kMaxDotRows = 16;              // more, and packing costs less than dot products
+inline constexpr int64_t kSmallWeightFloats = 1 << 14;  // of which a second copy does not matter
+inline constexpr int64_t kLargeWeightFloats = 1 << 16;
+inline constexpr int64_t kManyColumns = 192;           // fewer do not pay for packing A
+inline constexpr int64_t kMinInPlaceFloats = 1 << 19;  // convolution weights of 2 MiB are read in place,
+inline constexpr int64_t kMaxInPlacePixels = 64;       // unless a copy saves more time than it takes to read
+inline constexpr int64_t kMaxInPlacePixelsOfOneTap = 1024;  // nothing is gathered more than once
+inline constexpr int64_t kMaxOwnDilatedWork =
+    2'000'000;                                // multiply-adds from which oneDNN's call costs little
+inline constexpr double kMinLiveShare = 0.5;  // of the taps of a dilated convolution
+inline constexpr int64_t kMinWinogradChannels = 16;
+inline constexpr double kMinWinogradGain = 1.15;  // its weights take 16/9 of the memory
+inline constexpr int64_t kMinTileRow = 64;        // shorter rows are gathered into tiles
+inline constexpr size_t kMaxChainNodes = 32;      // of a pointwise chain
+inline constexpr int64_t kFewChannels = 4;        // images of so few are transposed pixel by pixel
+
+// ---- autotuning: what measuring may cost
+// -------------------------------------------------------------------
+
+inline constexpr int64_t kMaxMeasuredFlops =
+    50'000'000;  // of one run of a product: half a millisecond or less
+inline constexpr int64_t kMaxMeasuredMultiplyAdds = 60'000'000;  // of one run of a convolution: a millisecond
+inline constexpr int64_t kMinMeasuredLines = 8;                  // of a convolution's output
+inline constexpr int64_t kMaxRouteNs = 1'000'000;                // for one route of one shape
+inline constexpr int64_t kProcessBudgetNs = 150'000'000;  // for all shapes of a kind; then rules choose
+
+// ---- planner
+// -------------------------------------------------------------------------------------------------
+
+// By effort: steps of search (5 ms, seconds, a minute of one core) and neighbours looked at by the greedy
+// passes.
+inline constexpr std::array<int64_t, 4> kPlannerSteps = {0, 30'000, 30'000'000, 300'000'000};
+inline constexpr std::array<int64_t, 4> kPlannerVisits = {20'000'000, 20'000'000, 500'000'000, 2'000'000'000};
+inline constexpr int64_t kStepsAtBound = 3;  // share 1/3 asks at the lower bound, the rest narrows
+inline constexpr int64_t kNarrowingTries = 5;
+inline constexpr int64_t kMaxListedPairs = 64'000'000;  // conflicts of 8 bytes; beyond, groups and time order
+inline constexpr int64_t kMaxSearchedPairs = 4'000'000;
+inline constexpr int64_t kMaxIncidences = 8'000'000;   // of a searched component: items times sections
+inline constexpr int64_t kFirstBudget = 2000;          // steps of the first round of a search
+inline constexpr int64_t kOrderedShare = 4;            // budget of ordered search, in shares of others
+inline constexpr int32_t kMaxSearchDepth = 4000;       // recursive calls under way: about 3 MiB of stack
+inline constexpr size_t kMemoWords = size_t{1} << 23;  // 64 MiB of failed states
+inline constexpr size_t kMaxGroupMembers = 128;        // larger groups take no more members by copies
+inline constexpr int64_t kSlackShare = 50;             // above 1 + 1/50 of the bound, more is tried
+inline constexpr int32_t kCliqueSeeds = 256;           // items that a clique is grown from
+inline constexpr int kCapacityTries = 6;               // between the bound and the best layout
+
+// ---- caches and limits of the runtime
+// ------------------------------------------------------------------------
+
+inline constexpr int64_t kPreparedPatience = 16;    // misses after which a signature must come twice
+inline constexpr size_t kPreparedNodes = 64 * 512;  // of all prepared programs that are kept
+inline constexpr size_t kRememberedMisses = 1024;
+inline constexpr size_t kMaxBackwardPlans = 16;     // by which gradients are undefined or unneeded
+inline constexpr size_t kMaxKeptBlocks = 16;        // small blocks of a size and thread
+inline constexpr size_t kFewPairs = 256;            // of memory compared one by one; more are sorted
+inline constexpr int64_t kMaxFixedBytes = 1 << 20;  // of a fixed output, or twice what it is made of
+inline constexpr int64_t kWholeStampBytes = 4096;   // weights compared as a whole; others by blocks
+inline constexpr int64_t kStampBlockBytes = 1024;
+inline constexpr int64_t kMaxStampBlocks = 64;         // each may be a miss of every cache
+inline constexpr int64_t kSmallMatrixBytes = 65536;    // smaller weights do not count as matrices
+inline constexpr int64_t kTimesMemoryIsReturned = 4;   // weights that change in each call are packed in each
+inline constexpr int64_t kMinReturnedBytes = 4 << 20;  // less is not worth the time of malloc_trim
+inline constexpr int64_t kMaxRunShapeElements = 1 << 24;  // larger results are told by torch's rules
+inline constexpr size_t kMaxConstantBytes = 1 << 16;      // recorded bytes that no tensor decides
+inline constexpr double kErrorGrowth = 100;               // of a program over its single operators
+inline constexpr size_t kLabelNames = 6;                  // operators named in a step's label
+
+// ---- allocator
+// -------------------------------------------------------------------------------------------------
+
+inline constexpr int kBinLook = 24;                     // free blocks looked at in a bin
+inline constexpr size_t kIdleStacks = size_t{1} << 20;  // stack texts kept although no event names them
+inline constexpr size_t kIdleStackBytes = size_t{64} << 20;
+
+}  // namespace staticrt::tuning

@@ -1,0 +1,177 @@
+#include "graphs/op_facts.h"
+
+#include <ATen/core/enum_tag.h>
+
+#include <algorithm>
+#include <mutex>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "kernels/pointwise/pointwise_chain.h"
+#include "kernels/registry/structured_ops.h"
+
+namespace staticrt::graphs {
+namespace {
+
+using Overloads = std::unordered_map<std::string, std::vector<c10::OperatorName>>;
+
+// Composite operators of any backend that only call other operators. Others of their kind also touch bytes
+// themselves (pack_padded_sequence), so that recording what they call would miss something.
+const std::unordered_set<std::string>& transparent() {
+  static const auto* names = new std::unordered_set<std::string>{
+      "aten::zeros",      "aten::ones",      "aten::full",        "aten::zeros_like", "aten::ones_like",
+      "aten::full_like",  "aten::new_zeros", "aten::new_ones",    "aten::new_full",   "aten::clone",
+      "aten::_to_copy",   "aten::embedding", "aten::rand",        "aten::randn",      "aten::rand_like",
+      "aten::randn_like", "aten::randint",   "aten::randint_like"};
+  return *names;
+}
+
+// Operators with a kernel that only calls one other operator, which has an out variant where they have none.
+bool forwards(const std::string& name) {
+  return name == "aten::relu";  // clamp_min(x, 0)
+}
+
+bool allocates(const std::string& base) {
+  static const auto* names = new std::unordered_set<std::string>{"aten::empty",
+                                                                 "aten::empty_strided",
+                                                                 "aten::empty_like",
+                                                                 "aten::empty_permuted",
+                                                                 "aten::new_empty",
+                                                                 "aten::new_empty_strided",
+                                                                 "aten::_empty_affine_quantized"};
+  return names->contains(base);
+}
+
+bool overwrites(const std::string& base) {
+  static const auto* names = new std::unordered_set<std::string>{
+      "aten::fill_",      "aten::zero_",       "aten::copy_",     "aten::normal_",
+      "aten::uniform_",   "aten::random_",     "aten::cauchy_",   "aten::exponential_",
+      "aten::geometric_", "aten::log_normal_", "aten::bernoulli_"};
+  return names->contains(base);
+}
+
+bool is_written(const c10::Argument& argument) {
+  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+}
+
+// Operators whose kernels of ours give torch's bits for any values: they round at most once, as torch's do.
+// Others (exp, sums, products of matrices) may differ in the last place, so torch's own kernels stay.
+bool is_exact(const std::string& base) {
+  static const auto* names = new std::unordered_set<std::string>{
+      "abs",         "add",          "sub",         "rsub",        "mul",         "div",
+      "neg",         "relu",         "maximum",     "minimum",     "clamp",       "clamp_max",
+      "clamp_min",   "eq",           "ne",          "ge",          "gt",          "le",
+      "lt",          "where",        "logical_and", "logical_or",  "logical_not", "logical_xor",
+      "bitwise_and", "bitwise_or",   "bitwise_not", "bitwise_xor", "floor",       "ceil",
+      "trunc",       "sqrt",         "reciprocal",  "sign",        "threshold",   "threshold_backward",
+      "hardtanh",    "masked_fill",  "isnan",       "isinf",       "cat",         "stack",
+      "gather",      "index_select", "amax",        "amin"};
+  return base.starts_with("aten::") && names->contains(base.substr(6));
+}
+
+// Names of every overload by base name, read once: operators registered later have no out overload here.
+// Names only: to look up thousands of operators takes longer than most captures.
+const Overloads& overloads() {
+  static const auto* all = [] {
+    auto* found = new Overloads;
+    for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames())
+      (*found)[name.name].push_back(name);
+    return found;
+  }();
+  return *all;
+}
+
+bool is_out_of(const c10::FunctionSchema& op, const c10::FunctionSchema& out) {
+  const size_t args = op.arguments().size();
+  if (out.arguments().size() != args + op.returns().size() || op.returns().empty()) return false;
+  for (size_t i = 0; i < args; ++i) {
+    const c10::Argument& a = op.arguments()[i];
+    const c10::Argument& b = out.arguments()[i];
+    if (a.name() != b.name() || *a.type() != *b.type() || is_written(b)) return false;
+  }
+  for (size_t i = args; i < out.arguments().size(); ++i) {
+    const c10::Argument& b = out.arguments()[i];
+    if (!is_written(b) || b.type()->kind() != c10::TypeKind::TensorType) return false;
+  }
+  return std::all_of(op.returns().begin(), op.returns().end(), [](const c10::Argument& r) {
+    return r.type()->kind() == c10::TypeKind::TensorType && r.alias_info() == nullptr;
+  });
+}
+
+std::optional<c10::OperatorHandle> find_out(const c10::OperatorHandle& op) {
+  const auto at = overloads().find(op.operator_name().name);
+  if (at == overloads().end()) return std::nullopt;
+  for (const c10::OperatorName& name : at->second) {
+    const auto candidate = c10::Dispatcher::singleton().findSchema(name);
+    // Without a kernel of its own it calls the functional form and copies: no gain.
+    if (candidate && is_out_of(op.schema(), candidate->schema()) &&
+        candidate->hasKernelForDispatchKey(c10::DispatchKey::CPU))
+      return candidate;
+  }
+  return std::nullopt;
+}
+
+std::optional<c10::OperatorHandle> find_structured_out(const c10::OperatorHandle& op,
+                                                       const std::string& name) {
+  const auto overload = structured_out_overload(name);
+  if (!overload) return std::nullopt;
+  const auto out = c10::Dispatcher::singleton().findSchema({op.operator_name().name, std::string(*overload)});
+  if (!out || !is_out_of(op.schema(), out->schema()) || !out->hasKernelForDispatchKey(c10::DispatchKey::CPU))
+    return std::nullopt;
+  return out;
+}
+
+OpFacts read(const c10::OperatorHandle& op) {
+  OpFacts facts;
+  const c10::OperatorName& name = op.operator_name();
+  facts.name = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+  const bool own_kernel = op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
+  const bool implicit = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+  const auto& args = op.schema().arguments();
+  for (uint32_t i = 0; i < args.size(); ++i)
+    if (is_written(args[i])) facts.writes.push_back(i);
+  facts.decompose =
+      forwards(facts.name) ||
+      (!own_kernel && (implicit || (facts.writes.empty() && transparent().contains(name.name))));
+  facts.allocates = facts.writes.empty() && allocates(name.name);
+  facts.overwrites = facts.writes.size() == 1 && facts.writes[0] == 0 && overwrites(name.name);
+  facts.random = op.hasTag(at::Tag::nondeterministic_seeded);
+  facts.takes_masks = name.name == "aten::index";
+  facts.reads_on_host = !facts.takes_masks && (op.hasTag(at::Tag::data_dependent_output) ||
+                                               op.hasTag(at::Tag::dynamic_output_shape));
+  facts.foreign = !name.name.starts_with("aten::");
+  facts.metadata_only = op.hasTag(at::Tag::inplace_view);
+  facts.updates_statistics = name.name == "aten::native_batch_norm" && facts.writes.empty();
+  if (facts.decompose || facts.allocates || !facts.writes.empty() || facts.random) return facts;
+  if (facts.updates_statistics || facts.reads_on_host || facts.foreign) return facts;
+  facts.out = find_structured_out(op, facts.name);
+  facts.structured = facts.out.has_value();
+  if (!facts.out) facts.out = find_out(op);
+  if (facts.out) facts.direct = direct_call(*facts.out);
+  if (!is_exact(name.name)) return facts;
+  facts.pointwise = is_pointwise(facts.name);
+  facts.prepare = find_prepare(facts.name);
+  facts.scales_second = name.name == "aten::add" || name.name == "aten::sub" || name.name == "aten::rsub";
+  return facts;
+}
+
+}  // namespace
+
+const OpFacts& facts_of(const c10::OperatorHandle& op) {
+  static auto* mutex = new std::mutex;
+  static auto* known = new std::unordered_map<c10::OperatorName, OpFacts>;
+  const std::lock_guard lock(*mutex);
+  const auto at = known->find(op.operator_name());
+  if (at != known->end()) return at->second;
+  return known->emplace(op.operator_name(), read(op)).first->second;
+}
+
+std::vector<uint32_t> written_args(const OpFacts& facts, const c10::IValue* args) {
+  constexpr uint32_t kRunningMean = 3;
+  constexpr uint32_t kRunningVar = 4;
+  constexpr uint32_t kTraining = 5;
+  if (facts.updates_statistics && args[kTraining].toBool()) return {kRunningMean, kRunningVar};
+  return facts.writes;
+}
+
+}  // namespace staticrt::graphs

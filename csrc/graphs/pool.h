@@ -1,0 +1,112 @@
+// CpuPool: memory of the graphs of one tree: a private pool of the host allocator.
+//
+// Note [Blocks and their owners]
+//   A block is live until everyone who may free it has done so: the storages that own it, or free() for one
+//   that allocate() gave. restore() rebuilds the allocator's block lists; a storage that owned a block before
+//   and is not named there keeps a deleter that nothing can take from it. So deleters are counted per
+//   address, and a block goes with the last of them: a stale deleter can delay a free, never cause a wrong
+//   one.
+//
+//   Deleters find their block by address in a table that outlives every pool, because torch frees tensors
+//   long after a pool is gone, and at process exit after static objects are.
+//
+// Free blocks of a pool hold values that a replay computes, so nothing is ever unmapped while a graph exists.
+//
+// Thread safety: full.
+#pragma once
+
+#include <c10/core/Allocator.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "allocator/core/stats.h"
+#include "allocator/pools/checkpoint.h"
+#include "graphs/storage_ref.h"
+
+namespace staticrt::alloc {
+class DeviceAllocator;
+}
+
+namespace staticrt::graphs {
+
+// What a restore changed; both ascending.
+struct PoolDelta {
+  std::vector<alloc::Addr> freed;    // live before, not now
+  std::vector<alloc::Addr> created;  // live now, not before
+};
+
+// How live blocks differ from what was expected; both ascending.
+struct LeakInfo {
+  std::vector<alloc::Addr> missing;
+  std::vector<std::pair<alloc::Addr, alloc::Bytes>> unexpected;  // with bytes asked for
+};
+
+class CpuPool : public std::enable_shared_from_this<CpuPool> {
+ public:
+  static std::shared_ptr<CpuPool> make();
+  ~CpuPool();
+  CpuPool(const CpuPool&) = delete;
+  CpuPool& operator=(const CpuPool&) = delete;
+
+  alloc::PoolId id() const { return id_; }
+
+  // A block nobody owns but the caller, who gives it back with free(). 512-aligned; null for 0 bytes.
+  // Throws c10::OutOfMemoryError.
+  void* allocate(size_t nbytes);
+  // Throws InputError unless the block is live and no storage owns it.
+  void free(void* ptr);
+  // A block owned by the DataPtr: what routed allocations get.
+  c10::DataPtr take(size_t nbytes);
+  // The storage owns its block from now on. Throws InputError if its address is no live block of this pool.
+  void adopt(c10::StorageImpl& storage);
+
+  // The pool as it is.
+  alloc::PoolImage checkpoint();
+  // The pool as it was. Storages in `alive` own their blocks; no other storage owns any; live blocks without
+  // one stay until free(). Throws InputError, and nothing has changed, if an alive storage has no block in
+  // the image.
+  PoolDelta restore(const alloc::PoolImage& image, const std::vector<StorageRef>& alive);
+
+  std::vector<alloc::Addr> live();
+  LeakInfo check_live(const std::set<alloc::Addr>& expected);
+  alloc::StatsReport stats();
+  // Reserves that many bytes ahead.
+  void prime(size_t nbytes);
+  // Gives free memory back, unless a graph may replay into it; bytes.
+  size_t trim();
+
+  // While held, free blocks keep their pages.
+  class GraphHold {
+   public:
+    explicit GraphHold(std::shared_ptr<CpuPool> pool) : pool_(std::move(pool)) { ++pool_->graphs_; }
+    ~GraphHold() { --pool_->graphs_; }
+    GraphHold(const GraphHold&) = delete;
+    GraphHold& operator=(const GraphHold&) = delete;
+    CpuPool& pool() const { return *pool_; }
+    const std::shared_ptr<CpuPool>& shared() const { return pool_; }
+
+   private:
+    std::shared_ptr<CpuPool> pool_;
+  };
+
+  // A number that grows with every allocation of any pool; that of a live block, or 0 if there is none.
+  static uint64_t last_serial();
+  uint64_t serial_of(const void* ptr) const;
+
+  // Quick test by address; a deleter that is wrong here does no harm.
+  static bool may_own(const void* ptr);
+  // The deleter of DataPtrs.
+  static void delete_block(void* ptr);
+
+ private:
+  CpuPool();
+
+  const alloc::PoolId id_;
+  std::atomic<int64_t> graphs_{0};
+};
+
+}  // namespace staticrt::graphs

@@ -1,0 +1,106 @@
+// Which kernel a convolution of channels-last images takes: measured where several fit.
+#include "kernels/conv/conv_routes.h"
+
+#include <ctime>
+#include <vector>
+
+#include "common/tuning.h"
+#include "kernels/conv/conv_pixels.h"
+#include "kernels/gemm/gemm_kernels.h"
+
+namespace staticrt {
+namespace {
+
+// Of this thread, so that other processes do not decide.
+int64_t now_ns() {
+  timespec t{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return t.tv_sec * 1'000'000'000 + t.tv_nsec;
+}
+
+float* aligned(std::vector<float>& x, int64_t n) {
+  x.assign(static_cast<size_t>(n) + 16, 0.5F);
+  return x.data() + (16 - reinterpret_cast<uintptr_t>(x.data()) / sizeof(float) % 16) % 16;
+}
+
+using Prepare = PreparedCall (*)(const ConvPlan& plan, PrepareRequest& request);
+
+PreparedCall direct(const ConvPlan& plan, PrepareRequest& request) {
+  return *prepare_pixel_conv(plan, request);
+}
+
+// The least of a few runs on weights and images that hold one number.
+int64_t time_ns(const ConvPlan& original, Prepare prepare) {
+  ConvPlan p = original;
+  p.num_threads = 1;
+  p.x = {0, 0};
+  p.out = {1, 0};
+  p.bias = {2, 0};
+  PrepareRequest request;
+  request.first_derived = 3;
+  const PreparedCall call = prepare(p, request);
+  std::vector<float> x, out, bias, packed, workspace;
+  char* bases[] = {
+      reinterpret_cast<char*>(aligned(x, p.batch * p.in_channels * p.w.in_h * p.w.in_w)),
+      reinterpret_cast<char*>(aligned(out, p.batch * p.out_channels * p.w.out_h * p.w.out_w)),
+      reinterpret_cast<char*>(aligned(bias, p.out_channels)),
+      reinterpret_cast<char*>(aligned(packed, request.derivations[0].size_bytes / 4)),
+  };
+  auto* scratch = reinterpret_cast<char*>(aligned(workspace, request.workspace_bytes / 4));
+  int64_t least = 0;
+  for (int run = 0; run < 4; ++run) {  // the first one warms up
+    const int64_t start = now_ns();
+    call.run(call.params.get(), bases, scratch);
+    const int64_t ns = now_ns() - start;
+    if (run == 1 || (run > 1 && ns < least)) least = ns;
+  }
+  return least;
+}
+
+bool winograd_is_faster(const ConvPlan& original) {
+  // One image, of as many lines as the budget allows.
+  ConvPlan p = original;
+  p.batch = 1;
+  const int64_t line = std::max<int64_t>(1, p.multiply_adds() / p.w.out_h);
+  const int64_t lines =
+      std::min(p.w.out_h, std::max(tuning::kMinMeasuredLines, tuning::kMaxMeasuredMultiplyAdds / line));
+  p.w.in_h -= p.w.out_h - lines;
+  p.w.out_h = lines;
+  return static_cast<double>(time_ns(p, &direct)) >
+         tuning::kMinWinogradGain * static_cast<double>(time_ns(p, &prepare_winograd_conv));
+}
+
+// What measurements say on machines with AVX2 and AVX-512.
+bool winograd_by_rule(const ConvPlan& p) {
+  const int64_t tiles = p.batch * ((p.w.out_h + 1) / 2) * ((p.w.out_w + 1) / 2);
+  return p.in_channels >= 48 && p.out_channels >= 48 && tiles >= 40;
+}
+
+bool takes_winograd(const ConvPlan& p, PrepareRequest& request) {
+  static int64_t spent_ns = 0;  // one thread decides at a time
+  RouteChoice choice = choose_route(
+      "winograd",
+      {p.batch, p.in_channels, p.out_channels, p.w.out_h, p.w.out_w, p.w.pad_h, p.w.pad_w, p.num_threads},
+      [](int64_t kept) { return kept == 0 || kept == 1; },
+      [&] {
+        if (spent_ns >= tuning::kProcessBudgetNs) return int64_t{winograd_by_rule(p)};
+        const int64_t start = now_ns();
+        const bool faster = winograd_is_faster(p);
+        spent_ns += now_ns() - start;
+        return int64_t{faster};
+      });
+  request.choices.push_back(std::move(choice));
+  return request.choices.back().choice != 0;
+}
+
+}  // namespace
+
+std::optional<PreparedCall> prepare_image_conv(const ConvPlan& p, PrepareRequest& request) {
+  if (reads_weight_in_place(p)) return prepare_in_place_conv(p, request);
+  // A sum in the order of the definition where results must not depend on a measurement.
+  if (!request.deterministic && winograd_fits(p) && takes_winograd(p, request))
+    return prepare_winograd_conv(p, request);
+  return prepare_pixel_conv(p, request);
+}
+
+}  // namespace staticrt

@@ -1,0 +1,106 @@
+// cat and stack of any dtype: copies of runs of bytes.
+#include <c10/core/ScalarType.h>
+
+#include <cstring>
+
+#include "kernels/registry/prepare_args.h"
+
+namespace staticrt {
+namespace {
+
+// One source: `rows` pieces, each written `out_row` bytes after the one before.
+struct Piece {
+  Operand from;
+  int64_t offset_bytes;  // of its first byte in a row of the output
+  int64_t bytes;         // of a piece
+};
+
+struct Concatenation {
+  static constexpr int64_t kBlock = 64;
+  static constexpr int64_t kShort = 512;
+  std::vector<Piece> pieces;
+  Operand out;
+  int64_t rows;
+  int64_t out_row;
+  int operator()(char* const* bases, char*) const {
+    for (const Piece& p : pieces) {
+      const char* from = p.from.at(bases);
+      char* to = out.at(bases) + p.offset_bytes;
+      if (from == to && rows == 1) continue;  // made in place
+      if (p.bytes % kBlock == 0 && p.bytes <= kShort) {
+        for (int64_t r = 0; r < rows; ++r) {  // a call of memcpy would take longer than the copy
+          for (int64_t i = 0; i < p.bytes; i += kBlock)
+            std::memcpy(to + r * out_row + i, from + r * p.bytes + i, kBlock);
+        }
+        continue;
+      }
+      for (int64_t r = 0; r < rows; ++r) {
+        std::memcpy(to + r * out_row, from + r * p.bytes, static_cast<size_t>(p.bytes));
+      }
+    }
+    return kRan;
+  }
+};
+
+TensorMeta pixels_first(const TensorMeta& t) {
+  const auto permuted = [](const Ints& v) { return Ints{v[0], v[2], v[3], v[1]}; };
+  return {t.dtype, permuted(t.sizes), permuted(t.strides)};
+}
+
+// The dims before `dim` are rows; what follows is one run of bytes per source and row.
+std::optional<PreparedCall> concatenate(PrepareRequest& request, bool stack) {
+  if (request.args.empty() || request.args[0].tensors.empty()) return std::nullopt;
+  TensorOperand out = request.outs[0];
+  const auto rank = static_cast<int64_t>(out.meta.sizes.size());
+  int64_t dim = int_or(request, 1, 0);
+  if (dim < 0) dim += rank;
+  if (dim < 0 || dim >= rank) return std::nullopt;
+  std::vector<TensorOperand> sources = request.args[0].tensors;
+  if (!stack && !out.meta.is_contiguous() && is_channels_last(out.meta)) {  // seen as [N, H, W, C]
+    dim = dim == 0 ? 0 : dim == 1 ? 3 : dim - 1;
+    out.meta = pixels_first(out.meta);
+    for (TensorOperand& t : sources) {
+      if (!is_channels_last(t.meta)) return std::nullopt;
+      t.meta = pixels_first(t.meta);
+    }
+  }
+  if (!out.meta.is_contiguous()) return std::nullopt;
+  const auto d = static_cast<size_t>(dim);
+  const auto element = static_cast<int64_t>(c10::elementSize(out.meta.dtype));
+  Concatenation c;
+  c.out = out.where;
+  c.rows = 1;
+  for (size_t k = 0; k < d; ++k) c.rows *= out.meta.sizes[k];
+  int64_t inner = element;
+  for (size_t k = d + 1; k < out.meta.sizes.size(); ++k) inner *= out.meta.sizes[k];
+  c.out_row = inner * out.meta.sizes[d];
+  int64_t at = 0;
+  std::vector<Slice> slices;
+  bool starts_at_its_base = true;
+  for (const TensorOperand& t : sources) {
+    if (!t.meta.defined() || t.meta.dtype != out.meta.dtype || !t.meta.is_contiguous()) return std::nullopt;
+    if (!stack && t.meta.sizes.size() == 1 && t.meta.sizes[0] == 0)
+      continue;  // eager skips these, whatever the rank
+    if (!stack && t.meta.sizes.size() != out.meta.sizes.size()) return std::nullopt;
+    const int64_t bytes = stack ? inner : inner * t.meta.sizes[d];
+    if (bytes > 0) c.pieces.push_back({t.where, at, bytes});
+    if (bytes > 0 && c.rows == 1) slices.push_back({t.where.base, out.where.base, at, bytes});
+    starts_at_its_base &= t.where.offset_bytes == 0;
+    at += bytes;
+  }
+  if (at != c.out_row) return std::nullopt;
+  PreparedCall call = call_with(std::move(c), "memcpy");
+  if (starts_at_its_base) call.slices = std::move(slices);
+  return call;
+}
+
+}  // namespace
+
+SRT_PREPARE("aten::cat", prepare_cat) {
+  return concatenate(request, false);
+}
+SRT_PREPARE("aten::stack", prepare_stack) {
+  return concatenate(request, true);
+}
+
+}  // namespace staticrt

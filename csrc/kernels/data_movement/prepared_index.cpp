@@ -1,0 +1,320 @@
+// embedding, index_select, gather, and sums by index. Indices are checked: one out of range asks for a redo,
+// so that eager raises its error.
+#include <c10/core/ScalarType.h>
+
+#include <cstring>
+
+#include "kernels/reduction/row_kernels.h"
+#include "kernels/registry/prepare_args.h"
+
+namespace staticrt {
+namespace {
+
+bool is_index(const TensorMeta& t) {
+  return (t.dtype == at::ScalarType::Long || t.dtype == at::ScalarType::Int) && t.is_contiguous();
+}
+
+struct Indices {
+  Operand where;
+  bool wide;
+  int64_t operator()(char* const* bases, int64_t i) const {
+    return wide ? reinterpret_cast<const int64_t*>(where.at(bases))[i]
+                : reinterpret_cast<const int32_t*>(where.at(bases))[i];
+  }
+};
+
+Indices indices_of(const TensorOperand& t) {
+  return {t.where, t.meta.dtype == at::ScalarType::Long};
+}
+
+// to[i] = from[index[i]], in units of `size` bytes at any alignment.
+template <size_t size>
+void gather_elements(const char* from, char* to, const Indices& index, char* const* bases, int64_t count) {
+  constexpr auto kSize = static_cast<int64_t>(size);
+  const auto gather = [&](const auto* at) {
+    for (int64_t i = 0; i < count; ++i) std::memcpy(to + i * kSize, from + at[i] * kSize, size);
+  };
+  if (index.wide) {
+    gather(reinterpret_cast<const int64_t*>(index.where.at(bases)));
+  } else {
+    gather(reinterpret_cast<const int32_t*>(index.where.at(bases)));
+  }
+}
+
+// out[o, i, :] = from[o, index[i], :] with runs of bytes.
+std::optional<PreparedCall> select_rows(const TensorOperand& from, const TensorOperand& index,
+                                        const TensorOperand& out, size_t dim) {
+  const auto element = static_cast<int64_t>(c10::elementSize(from.meta.dtype));
+  const Blocks b = blocks_of(from.meta, dim, dim);
+  const int64_t count = index.meta.numel();
+  const int64_t bytes = b.inner * element;
+  const Indices indices = indices_of(index);
+  const Operand source = from.where;
+  const Operand to = out.where;
+  return call_with(
+      [=](char* const* bases, char*) {
+        const char* in = source.at(bases);
+        char* result = to.at(bases);
+        for (int64_t i = 0; i < count; ++i) {
+          const int64_t k = indices(bases, i);
+          if (k < 0 || k >= b.middle) return kRedo;
+        }
+        for (int64_t o = 0; o < b.outer; ++o) {
+          const char* block = in + o * b.middle * bytes;
+          char* row = result + o * count * bytes;
+          if (bytes == 4) {
+            gather_elements<4>(block, row, indices, bases, count);
+          } else if (bytes == 8) {
+            gather_elements<8>(block, row, indices, bases, count);
+          } else {
+            for (int64_t i = 0; i < count; ++i) {
+              std::memcpy(row + i * bytes, block + indices(bases, i) * bytes, static_cast<size_t>(bytes));
+            }
+          }
+        }
+        return kRan;
+      },
+      "rows");
+}
+
+}  // namespace
+
+// embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse)
+SRT_PREPARE("aten::embedding", prepare_embedding) {
+  const TensorOperand* weight = tensor_or_null(request, 0);
+  const TensorOperand* index = tensor_or_null(request, 1);
+  const TensorOperand& out = request.outs[0];
+  if (!weight || !index || !weight->meta.is_contiguous() || weight->meta.sizes.size() != 2 ||
+      !is_index(index->meta) || !out.meta.is_contiguous()) {
+    return std::nullopt;
+  }
+  return select_rows(*weight, *index, out, 0);
+}
+
+SRT_PREPARE("aten::index_select", prepare_index_select) {
+  const TensorOperand* x = tensor_or_null(request, 0);
+  const TensorOperand* index = tensor_or_null(request, 2);
+  const TensorOperand& out = request.outs[0];
+  if (!x || !index || !x->meta.is_contiguous() || !is_index(index->meta) || !out.meta.is_contiguous() ||
+      x->meta.sizes.empty()) {
+    return std::nullopt;
+  }
+  int64_t dim = int_or(request, 1, 0);
+  if (dim < 0) dim += static_cast<int64_t>(x->meta.sizes.size());
+  return select_rows(*x, *index, out, static_cast<size_t>(dim));
+}
+
+// out[o, i, k] = self[o, index[o, i, k], k]; sizes may differ from self's only along dim.
+SRT_PREPARE("aten::gather", prepare_gather) {
+  const TensorOperand* x = tensor_or_null(request, 0);
+  const TensorOperand* index = tensor_or_null(request, 2);
+  const TensorOperand& out = request.outs[0];
+  if (!x || !index || !x->meta.is_contiguous() || !is_index(index->meta) || !out.meta.is_contiguous() ||
+      x->meta.sizes.empty() || x->meta.sizes.size() != index->meta.sizes.size()) {
+    return std::nullopt;
+  }
+  int64_t given = int_or(request, 1, 0);
+  if (given < 0) given += static_cast<int64_t>(x->meta.sizes.size());
+  const auto dim = static_cast<size_t>(given);
+  for (size_t d = 0; d < x->meta.sizes.size(); ++d) {
+    if (d != dim && x->meta.sizes[d] != index->meta.sizes[d]) return std::nullopt;
+  }
+  const auto element = static_cast<int64_t>(c10::elementSize(x->meta.dtype));
+  if (element > 8) return std::nullopt;
+  const Blocks from = blocks_of(x->meta, dim, dim);
+  const Blocks to = blocks_of(index->meta, dim, dim);
+  const Indices indices = indices_of(*index);
+  const Operand source = x->where;
+  const Operand target = out.where;
+  return call_with(
+      [=](char* const* bases, char*) {
+        const char* in = source.at(bases);
+        char* result = target.at(bases);
+        int64_t at = 0;
+        for (int64_t o = 0; o < to.outer; ++o) {
+          for (int64_t i = 0; i < to.middle; ++i) {
+            for (int64_t k = 0; k < to.inner; ++k, ++at) {
+              const int64_t row = indices(bases, at);
+              if (row < 0 || row >= from.middle) return kRedo;
+              const int64_t source_at = (o * from.middle + row) * from.inner + k;
+              if (element == 4) {
+                std::memcpy(result + at * 4, in + source_at * 4, 4);
+              } else if (element == 8) {
+                std::memcpy(result + at * 8, in + source_at * 8, 8);
+              } else {
+                std::memcpy(result + at * element, in + source_at * element, static_cast<size_t>(element));
+              }
+            }
+          }
+        }
+        return kRan;
+      },
+      "elements");
+}
+
+// index_add(self, dim, index, source, alpha): out = self, then out[o, index[i], :] += alpha * source[o, i, :]
+SRT_PREPARE("aten::index_add", prepare_index_add) {
+  const TensorOperand* x = tensor_or_null(request, 0);
+  const TensorOperand* index = tensor_or_null(request, 2);
+  const TensorOperand* source = tensor_or_null(request, 3);
+  const TensorOperand& out = request.outs[0];
+  if (!x || !index || !source || !is_plain_float(x->meta) || !is_plain_float(source->meta) ||
+      !is_plain_float(out.meta) || !is_index(index->meta) || x->meta.sizes.empty() ||
+      x->meta.sizes.size() != source->meta.sizes.size()) {
+    return std::nullopt;
+  }
+  int64_t dim = int_or(request, 1, 0);
+  if (dim < 0) dim += static_cast<int64_t>(x->meta.sizes.size());
+  const Blocks b = blocks_of(x->meta, static_cast<size_t>(dim), static_cast<size_t>(dim));
+  const int64_t count = index->meta.numel();
+  if (b.outer * count * b.inner != source->meta.numel()) return std::nullopt;
+  const auto alpha = static_cast<float>(real_or(request, 4, 1));
+  const Indices indices = indices_of(*index);
+  const Operand self = x->where;
+  const Operand from = source->where;
+  const Operand to = out.where;
+  const auto bytes = static_cast<size_t>(x->meta.numel()) * sizeof(float);
+  return call_with(
+      [=](char* const* bases, char*) {
+        float* result = floats_out(to, bases);
+        const float* add = floats(from, bases);
+        for (int64_t i = 0; i < count; ++i) {  // before anything is written: the result may be self
+          const int64_t k = indices(bases, i);
+          if (k < 0 || k >= b.middle) return kRedo;
+        }
+        if (result != floats(self, bases)) std::memcpy(result, floats(self, bases), bytes);
+        for (int64_t o = 0; o < b.outer; ++o) {
+          for (int64_t i = 0; i < count; ++i) {
+            row_kernels().accumulate_scaled(result + (o * b.middle + indices(bases, i)) * b.inner,
+                                            add + (o * count + i) * b.inner, b.inner, alpha);
+          }
+        }
+        return kRan;
+      },
+      "rows");
+}
+
+// scatter_add(self, dim, index, src): out = self, then out[o, index[o, i, k], k] += src[o, i, k]
+SRT_PREPARE("aten::scatter_add", prepare_scatter_add) {
+  const TensorOperand* x = tensor_or_null(request, 0);
+  const TensorOperand* index = tensor_or_null(request, 2);
+  const TensorOperand* source = tensor_or_null(request, 3);
+  const TensorOperand& out = request.outs[0];
+  if (!x || !index || !source || !is_plain_float(x->meta) || !is_plain_float(source->meta) ||
+      !is_plain_float(out.meta) || x->meta.sizes.empty() || index->meta.dtype != at::ScalarType::Long ||
+      index->meta.sizes != source->meta.sizes || index->meta.sizes.size() != x->meta.sizes.size()) {
+    return std::nullopt;
+  }
+  int64_t given = int_or(request, 1, 0);
+  if (given < 0) given += static_cast<int64_t>(x->meta.sizes.size());
+  const auto dim = static_cast<size_t>(given);
+  for (size_t d = 0; d < x->meta.sizes.size(); ++d) {
+    if (d != dim && x->meta.sizes[d] != index->meta.sizes[d]) return std::nullopt;
+  }
+  const Blocks to = blocks_of(x->meta, dim, dim);
+  const Blocks from = blocks_of(index->meta, dim, dim);
+  // An index expanded along the inner dims selects whole rows.
+  const TensorMeta& im = index->meta;
+  bool expanded = from.inner > 1;
+  for (size_t d = dim + 1; d < im.sizes.size(); ++d) expanded &= im.strides[d] == 0 || im.sizes[d] == 1;
+  int64_t expected = 1;
+  for (size_t d = dim + 1; d-- > 0;) {
+    expanded &= im.sizes[d] == 1 || im.strides[d] == expected;
+    expected *= im.sizes[d];
+  }
+  if (!expanded && !im.is_contiguous()) return std::nullopt;
+  const Operand ids = index->where;
+  const Operand self = x->where;
+  const Operand adds = source->where;
+  const Operand target = out.where;
+  const auto bytes = static_cast<size_t>(x->meta.numel()) * sizeof(float);
+  return call_with(
+      [=](char* const* bases, char*) {
+        const auto* at = reinterpret_cast<const int64_t*>(ids.at(bases));
+        float* result = floats_out(target, bases);
+        const float* add = floats(adds, bases);
+        const int64_t count = from.outer * from.middle * (expanded ? 1 : from.inner);
+        for (int64_t i = 0; i < count; ++i) {
+          if (at[i] < 0 || at[i] >= to.middle) return kRedo;
+        }
+        if (result != floats(self, bases)) std::memcpy(result, floats(self, bases), bytes);
+        for (int64_t o = 0; o < from.outer; ++o) {
+          for (int64_t i = 0; i < from.middle; ++i) {
+            const int64_t row = o * from.middle + i;
+            if (expanded) {
+              row_kernels().accumulate_scaled(result + (o * to.middle + at[row]) * to.inner,
+                                              add + row * from.inner, from.inner, 1);
+              continue;
+            }
+            for (int64_t k = 0; k < from.inner; ++k) {
+              result[(o * to.middle + at[row * from.inner + k]) * to.inner + k] += add[row * from.inner + k];
+            }
+          }
+        }
+        return kRan;
+      },
+      expanded ? "rows" : "elements");
+}
+
+// embedding_bag(weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights,
+// include_last_offset, padding_idx): float32 bags, summed (mode 0) or averaged (1), without weights. The
+// other outputs serve the backward pass; where somebody reads them the out variant runs.
+static std::optional<PreparedCall> embedding_bag_with(PrepareRequest& request) {
+  const TensorOperand* weight = tensor_or_null(request, 0);
+  const TensorOperand* index = tensor_or_null(request, 1);
+  const TensorOperand* offsets = tensor_or_null(request, 2);
+  const int64_t mode = int_or(request, 4, 0);
+  const bool last = bool_or(request, 7, false);
+  if (!weight || !index || !offsets || !is_plain_float(weight->meta) || weight->meta.sizes.size() != 2 ||
+      !is_index(index->meta) || index->meta.sizes.size() != 1 || !is_index(offsets->meta) || mode > 1 ||
+      tensor_or_null(request, 6) || int_or(request, 8, -1) >= 0 || !is_plain_float(request.outs[0].meta)) {
+    return std::nullopt;
+  }
+  for (size_t i = 1; i < request.outs.size(); ++i) {
+    const bool is_read = i >= request.is_read.size() || request.is_read[i];
+    if (is_read && request.outs[i].meta.numel() != 0) return std::nullopt;
+  }
+  const int64_t rows = weight->meta.sizes[0];
+  const int64_t width = weight->meta.sizes[1];
+  const int64_t count = index->meta.numel();
+  const int64_t bags = request.outs[0].meta.sizes[0];
+  if (offsets->meta.numel() != bags + (last ? 1 : 0)) return std::nullopt;
+  const Indices indices = indices_of(*index);
+  const Indices starts = indices_of(*offsets);
+  const Operand table = weight->where;
+  const Operand to = request.outs[0].where;
+  return call_with(
+      [=](char* const* bases, char*) {
+        for (int64_t bag = 0; bag < bags; ++bag) {
+          const int64_t begin = starts(bases, bag);
+          const int64_t end = bag + 1 < bags || last ? starts(bases, bag + 1) : count;
+          if (begin < 0 || end < begin || end > count || (bag == 0 && begin != 0)) return kRedo;
+          float* out = floats_out(to, bases) + bag * width;
+          std::memset(out, 0, static_cast<size_t>(width) * sizeof(float));
+          for (int64_t i = begin; i < end; ++i) {
+            const int64_t k = indices(bases, i);
+            if (k < 0 || k >= rows) return kRedo;
+            row_kernels().accumulate_scaled(out, floats(table, bases) + k * width, width, 1);
+          }
+          if (mode == 1 && end > begin)
+            row_kernels().affine(out, out, width, 1.0F / static_cast<float>(end - begin), 0);
+        }
+        return kRan;
+      },
+      "bags");
+}
+
+SRT_PREPARE("aten::embedding_bag", prepare_embedding_bag) {
+  return embedding_bag_with(request);
+}
+SRT_PREPARE("aten::embedding_bag.padding_idx", prepare_embedding_bag_padding) {
+  return embedding_bag_with(request);
+}
+SRT_PREPARE("aten::_embedding_bag_forward_only", prepare_embedding_bag_forward) {
+  return embedding_bag_with(request);
+}
+SRT_PREPARE("aten::_embedding_bag", prepare__embedding_bag) {
+  return embedding_bag_with(request);
+}
+
+}  // namespace staticrt

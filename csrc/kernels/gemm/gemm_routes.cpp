@@ -1,0 +1,267 @@
+#include "kernels/gemm/gemm_routes.h"
+
+#include <algorithm>
+#include <atomic>
+#include <ctime>
+#include <string>
+
+#include "common/tuning.h"
+#include "kernels/gemm/gemm_plan.h"
+
+namespace staticrt {
+namespace {
+
+bool fits_int(int64_t x) {
+  return x <= 0x7FFFFFFF;
+}
+
+// A second copy of it is not worth a thought.
+bool is_small_weight(const MatmulShape& s) {
+  return s.n * s.k <= tuning::kSmallWeightFloats;
+}
+
+// What a packed copy must be faster by than the best other kernel.
+double packed_gain(const MatmulShape& s) {
+  return is_small_weight(s) ? 0.95 : 0.8;
+}
+
+bool may_pack(const MatmulShape& s) {
+  if (s.m >= tuning::kMinPackedRows) return s.m * s.n * s.k >= tuning::kMinPackedWorkOfRows;
+  return s.n * s.k <= tuning::kMaxPackedCachedFloats && s.m * s.n * s.k >= tuning::kMinPackedWork;
+}
+
+int64_t lanes() {
+  return gemm_kernels().nr / 2;
+}
+
+// Kernels that read a constant weight where it lies reach nine tenths of a packed copy's speed, three
+// quarters with few rows; the copy would take as much memory as the weight. So it is not even measured: what
+// memory a model takes must not depend on a measurement.
+bool reads_where_it_lies(const MatmulShape& s) {
+  return s.b_k == 1 && s.n >= lanes() && !is_small_weight(s) &&
+         (s.n >= tuning::kManyColumns || s.n * s.k > tuning::kLargeWeightFloats);
+}
+
+std::vector<Route> routes_for(const MatmulShape& s) {
+  std::vector<Route> routes;
+  const bool blas_a = s.a_col == 1 || s.a_row == 1;
+  const bool blas_b = s.b_n == 1 || s.b_k == 1;
+  const bool fits = fits_int(s.m) && fits_int(s.n) && fits_int(s.k) && fits_int(s.a_row) &&
+                    fits_int(s.a_col) && fits_int(s.b_k) && fits_int(s.b_n) && fits_int(s.c_row);
+  // A leading dimension below the row length means overlapping rows (an expanded operand).
+  const bool leads = (s.a_col == 1 ? s.a_row >= s.k || s.m == 1 : s.a_col >= s.m || s.k == 1) &&
+                     (s.b_n == 1 ? s.b_k >= s.n || s.k == 1 : s.b_n >= s.k || s.n == 1);
+  if (has_blas(s.is_double) && fits && blas_a && blas_b && leads) routes.push_back(Route::kBlas);
+  if (s.is_double || s.a_col != 1 || s.alpha != 1 || (s.has_bias && s.beta != 1)) return routes;
+  const bool one = s.batch[0] * s.batch[1] == 1;
+  if (s.b_fixed && one && may_pack(s)) {
+    if (!reads_where_it_lies(s)) routes.push_back(Route::kPacked);
+  } else if (s.m >= 8) {
+    routes.push_back(Route::kPackEach);
+  }
+  if (s.b_n == 1) routes.push_back(Route::kDirect);
+  if (s.b_k == 1 && (s.m <= tuning::kMaxDotRows || s.n <= 4)) routes.push_back(Route::kDots);
+  if (s.b_k == 1 && 2 * s.m >= lanes() && s.n >= lanes()) routes.push_back(Route::kTurned);
+  if (routes.empty()) routes.push_back(Route::kPackEach);
+  return routes;
+}
+
+Route by_rule(const MatmulShape& s, const std::vector<Route>& routes) {
+  const auto has = [&](Route r) { return std::find(routes.begin(), routes.end(), r) != routes.end(); };
+  if (s.b_fixed && reads_where_it_lies(s)) {
+    if (has(Route::kTurned) && s.m >= lanes()) return Route::kTurned;
+    if (has(Route::kDots) && s.m > 1) return Route::kDots;
+  }
+  if (has(Route::kPacked) && s.m >= tuning::kMinPackedRows) return Route::kPacked;
+  const bool small = s.m * s.n * s.k <= 32 * 32 * 32;
+  if (small && has(Route::kDots)) return Route::kDots;
+  if (small && has(Route::kDirect)) return Route::kDirect;
+  return has(Route::kBlas) ? Route::kBlas : routes.front();
+}
+
+std::shared_ptr<GemmPlan> make_plan(const MatmulShape& s, Route route, const Operand& packed) {
+  auto plan = std::make_shared<GemmPlan>();
+  plan->s = s;
+  plan->route = route;
+  plan->packed = packed;
+  return plan;
+}
+
+// ---- measuring -------------------------------------------------------------------------------------
+
+std::atomic<int64_t> measured_ns{0};
+
+// Of this thread where it works alone, so that other processes do not decide.
+int64_t now_ns() {
+#ifdef CLOCK_THREAD_CPUTIME_ID
+  timespec t{};
+  if (clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t) == 0) return t.tv_sec * 1'000'000'000 + t.tv_nsec;
+#endif
+  return static_cast<int64_t>(static_cast<double>(std::clock()) * (1e9 / CLOCKS_PER_SEC));
+}
+
+// Something is done to the output afterwards: BLAS leaves that to another pass over it.
+bool is_finished(const MatmulShape& s) {
+  return s.has_epilogue || s.activation != nullptr;
+}
+
+std::vector<int64_t> key_of(const MatmulShape& s) {
+  return {s.m,         s.n,           s.k,           s.batch[0] * s.batch[1],
+          s.a_row,     s.a_col,       s.b_k,         s.b_n,
+          s.c_row,     s.has_bias,    s.bias_row,    s.b_fixed,
+          s.is_double, s.num_threads, is_finished(s)};
+}
+
+float* aligned(std::vector<float>& x) {
+  return x.data() + (16 - reinterpret_cast<uintptr_t>(x.data()) / sizeof(float) % 16) % 16;
+}
+
+Route fastest(const MatmulShape& original, const std::vector<Route>& routes) {
+  // One matrix, of as many columns and then rows as the budget allows, at addresses of our own.
+  MatmulShape s = original;
+  s.batch[0] = s.batch[1] = 1;
+  const int64_t columns = 2 * gemm_kernels().group;
+  s.n = std::clamp<int64_t>(tuning::kMaxMeasuredFlops / std::max<int64_t>(1, 2 * s.m * s.k),
+                            std::min(s.n, columns), s.n);
+  s.m = std::clamp<int64_t>(tuning::kMaxMeasuredFlops / std::max<int64_t>(1, 2 * s.n * s.k),
+                            std::min<int64_t>(s.m, 12), s.m);
+  // Any activation stands for what is done.
+  s.activation =
+      is_finished(original)
+          ? tile_prims().op[static_cast<int>(Prim::kClampMin)][static_cast<int>(TileClass::kF32)][0]
+          : nullptr;
+  s.has_epilogue = false;
+  const auto span = [](int64_t rows, int64_t row, int64_t cols, int64_t col) {
+    return static_cast<size_t>((rows - 1) * row + (cols - 1) * col + 1);
+  };
+  const auto fill = [](std::vector<float>& x) {
+    for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i % 17) * 0.125F - 1.0F;
+  };
+  std::vector<float> a(span(s.m, s.a_row, s.k, s.a_col));
+  std::vector<float> b(span(s.k, s.b_k, s.n, s.b_n));
+  std::vector<float> c(span(s.m, s.c_row, s.n, 1));
+  std::vector<float> bias(span(s.m, s.bias_row, s.n, s.bias_col));
+  fill(a);
+  fill(b);
+  fill(bias);
+  std::vector<float> panels;
+  if (std::find(routes.begin(), routes.end(), Route::kPacked) != routes.end()) {
+    const GemmKernels& kernels = gemm_kernels();
+    panels.resize(static_cast<size_t>(kernels.packed_floats(s.k, s.n) + 16));
+    kernels.pack(b.data(), s.b_k, s.b_n, s.k, s.n, aligned(panels), 0, kernels.panels(s.n));
+  }
+  char* bases[] = {reinterpret_cast<char*>(a.data()), reinterpret_cast<char*>(b.data()),
+                   reinterpret_cast<char*>(c.data()), reinterpret_cast<char*>(bias.data()),
+                   reinterpret_cast<char*>(aligned(panels))};
+  s.a = {0, 0};
+  s.b = {1, 0};
+  s.c = {2, 0};
+  s.bias = {3, 0};
+  Route best = routes.front();
+  double best_ns = 1e300;
+  for (const Route route : routes) {
+    const PreparedCall call = call_of(make_plan(s, route, {4, 0}));
+    std::vector<char> workspace(static_cast<size_t>(workspace_of(s, route)) + 64);
+    char* scratch = workspace.data() + (64 - reinterpret_cast<uintptr_t>(workspace.data()) % 64) % 64;
+    call.run(call.params.get(), bases, scratch);  // not counted: caches, threads
+    const int64_t start = now_ns();
+    call.run(call.params.get(), bases, scratch);
+    const int64_t once = std::max<int64_t>(now_ns() - start, 1);
+    auto least = static_cast<double>(once);
+    const int64_t repeat = std::clamp<int64_t>(20'000 / once, 1, 200);  // 20 µs a batch
+    const int64_t end = start + std::clamp<int64_t>(6 * once, 120'000, tuning::kMaxRouteNs);
+    while (now_ns() < end) {
+      const int64_t t0 = now_ns();
+      for (int64_t r = 0; r < repeat; ++r) call.run(call.params.get(), bases, scratch);
+      least = std::min(least, static_cast<double>(now_ns() - t0) / static_cast<double>(repeat));
+    }
+    if (route == Route::kPacked) least /= packed_gain(original);
+    if (least < best_ns) {
+      best_ns = least;
+      best = route;
+    }
+  }
+  return best;
+}
+
+Route choose(const MatmulShape& s, const std::vector<Route>& routes, PrepareRequest& request) {
+  if (routes.size() == 1) return routes.front();
+  if (s.deterministic || s.is_double) return by_rule(s, routes);
+  RouteChoice choice = choose_route(
+      "matmul", key_of(s),
+      [&](int64_t kept) {
+        return std::find(routes.begin(), routes.end(), static_cast<Route>(kept)) != routes.end();
+      },
+      [&] {
+        Route route = by_rule(s, routes);
+        if (measured_ns < tuning::kProcessBudgetNs) {
+          const int64_t start = now_ns();
+          route = fastest(s, routes);
+          measured_ns += now_ns() - start;
+        }
+        return static_cast<int64_t>(route);
+      });
+  const auto route = static_cast<Route>(choice.choice);
+  request.choices.push_back(std::move(choice));
+  return route;
+}
+
+int run_nothing(const void*, char* const*, char*) {
+  return kRan;
+}
+
+}  // namespace
+
+Derivation packed_weight(const TensorOperand& weight, int64_t k, int64_t n, int64_t b_k, int64_t b_n) {
+  const GemmKernels& kernels = gemm_kernels();
+  Derivation d;
+  d.layout = "panels of " + std::to_string(kernels.nr) + " of " + std::to_string(k) + "x" +
+             std::to_string(n) + ":" + std::to_string(b_k) + ":" + std::to_string(b_n);
+  d.sources = {weight};
+  d.size_bytes = kernels.packed_floats(k, n) * static_cast<int64_t>(sizeof(float));
+  d.make = [=](const char* const* sources, char* out) {
+    const GemmKernels& all = gemm_kernels();
+    all.pack(reinterpret_cast<const float*>(sources[0]), b_k, b_n, k, n, reinterpret_cast<float*>(out), 0,
+             all.panels(n));
+  };
+  return d;
+}
+
+int64_t route_measuring_ns() {
+  return measured_ns;
+}
+
+// The output is dense: element (i, j, m, n) of the batch is number ((i * batch[1] + j) * M + m) * N + n.
+static bool has_dense_output(const MatmulShape& s) {
+  return s.c_row == s.n && (s.batch[1] == 1 || s.c_batch[1] == s.m * s.n) &&
+         (s.batch[0] == 1 || s.c_batch[0] == s.batch[1] * s.m * s.n);
+}
+
+std::optional<PreparedCall> prepare_matmul(MatmulShape s, PrepareRequest& request) {
+  if (s.m * s.n * s.batch[0] * s.batch[1] == 0) {
+    PreparedCall call;
+    call.run = &run_nothing;
+    call.route = "nothing to do";
+    return call;
+  }
+  // The row stride of a lone row is never used; BLAS wants one that is plausible.
+  if (s.m == 1) {
+    s.c_row = s.n;
+    if (s.a_col == 1) s.a_row = std::max<int64_t>(s.k, 1);
+  }
+  if (request.epilogue && !s.is_double && has_dense_output(s)) {
+    s.has_epilogue = true;
+    s.epilogue = *request.epilogue;
+  }
+  const auto routes = routes_for(s);
+  if (routes.empty()) return std::nullopt;
+  const Route route = choose(s, routes, request);
+  request.workspace_bytes = workspace_of(s, route);
+  request.takes_epilogue = s.has_epilogue;
+  const Operand packed = route == Route::kPacked
+                             ? request.derive(packed_weight(s.b_fixed_operand, s.k, s.n, s.b_k, s.b_n))
+                             : Operand{};
+  return call_of(make_plan(s, route, packed));
+}
+
+}  // namespace staticrt

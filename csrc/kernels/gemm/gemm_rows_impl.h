@@ -1,0 +1,274 @@
+// Products with a B whose elements along k are adjacent (the weight of a torch.nn.Linear), read where it
+// lies; included once per instruction set.
+//
+// `turned` exchanges the operands of a block (gemm_blocks_impl.h): rows of B are broadcast, and A lies in
+// panels, made for each call, as it is the smaller one. The sums then lie across the output: those of kGroup
+// columns are kept in the cache and transposed on their way to C.
+// `dots` is for few rows of A: vectors run along k for both operands, and nothing is packed.
+#pragma once
+
+#include <cstring>
+
+#include "kernels/gemm/gemm_kernels.h"
+#include "kernels/gemm/gemm_pack_impl.h"
+
+namespace staticrt {
+namespace {
+
+// ---- dots -------------------------------------------------------------------------------------------
+
+struct DotTile {
+  const float* a;
+  int64_t a_row;
+  const float* b;
+  int64_t b_n;
+  int64_t ahead;  // floats from a row of B to one that is multiplied later
+  int64_t k;
+  float* c;
+  int64_t c_row;
+  const float* bias;
+  bool accumulate;
+};
+
+// Adds what is left of each line from element `begin` on, and the bias. One copy for tiles of all sizes.
+__attribute__((noinline)) void finish_dots(const DotTile& t, int rows, int count, int64_t begin,
+                                           const float* totals) {
+  for (int r = 0; r < rows; ++r) {
+    for (int n = 0; n < count; ++n) {
+      float y = totals[r * count + n];
+      for (int64_t j = begin; j < t.k; ++j) y += t.a[r * t.a_row + j] * t.b[n * t.b_n + j];
+      float* c = t.c + r * t.c_row + n;
+      if (t.accumulate) y += *c;
+      if (t.bias) y += t.bias[n];
+      *c = y;
+    }
+  }
+}
+
+// The sums of all vectors, and of what is left of each line.
+template <int rows, int count>
+void dot_tile(const DotTile& t) {
+  constexpr int kSums = (rows * count + kLanes - 1) / kLanes * kLanes;
+  Vec sum[rows][count] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= t.k; i += kLanes) {
+    Vec x[rows];
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; ++r) x[r] = load(t.a + r * t.a_row + i);
+#pragma GCC unroll 8
+    for (int n = 0; n < count; ++n) {
+      const float* b = t.b + n * t.b_n + i;
+      __builtin_prefetch(b + t.ahead, 0, 2);
+      const Vec y = load(b);
+#pragma GCC unroll 4
+      for (int r = 0; r < rows; ++r) sum[r][n] += x[r] * y;
+    }
+  }
+  float totals[kSums];
+#pragma GCC unroll 8
+  for (int first = 0; first < kSums; first += kLanes) {
+    Vec part[kLanes];
+#pragma GCC unroll 16
+    for (int l = 0; l < kLanes; ++l) {
+      const int at = first + l;
+      part[l] = at < rows * count ? sum[at / count][at % count] : Vec{};
+    }
+    store(totals + first, sums_of(part));
+  }
+  finish_dots(t, rows, count, i, totals);
+}
+
+constexpr int kDotRows = 4;
+// Rows of B of a tile with so many rows of A, by the number of registers.
+constexpr int kDotCounts[kDotRows] = {8, kLanes == 16 ? 8 : 4, kLanes == 16 ? 8 : 3, kLanes == 16 ? 6 : 2};
+
+template <int rows>
+void dot_rows(DotTile t, int64_t n, bool fetches) {
+  constexpr int kCount = kDotCounts[rows - 1];
+  const int64_t ahead = kCount * t.b_n;
+  for (; n >= kCount; n -= kCount) {
+    t.ahead = fetches && n >= 2 * kCount ? ahead : 0;
+    dot_tile<rows, kCount>(t);
+    t.b += ahead;
+    t.c += kCount;
+    if (t.bias) t.bias += kCount;
+  }
+  t.ahead = 0;
+  for (; n > 0; --n) {
+    dot_tile<rows, 1>(t);
+    t.b += t.b_n;
+    ++t.c;
+    if (t.bias) ++t.bias;
+  }
+}
+
+using DotsFn = void (*)(DotTile t, int64_t n, bool fetches);
+constexpr DotsFn kDotFns[kDotRows] = {&dot_rows<1>, &dot_rows<2>, &dot_rows<3>, &dot_rows<4>};
+
+void dots(const GemmArgs& g, int64_t b_n) {
+  // Rows of B that stay in the first-level cache for all rows of A.
+  constexpr int64_t kStrip = 48;
+  const int64_t strip = g.m > kDotRows ? kStrip : g.n;
+  for (int64_t n0 = 0; n0 < g.n; n0 += strip) {
+    const int64_t n = std::min(strip, g.n - n0);
+    for (int64_t m = 0; m < g.m; m += kDotRows) {
+      const int64_t rows = std::min<int64_t>(kDotRows, g.m - m);
+      const DotTile t{g.a + m * g.a_row,
+                      g.a_row,
+                      g.b + n0 * b_n,
+                      b_n,
+                      0,
+                      g.k,
+                      g.c + m * g.c_row + n0,
+                      g.c_row,
+                      g.bias ? g.bias + n0 : nullptr,
+                      g.accumulate};
+      kDotFns[rows - 1](t, n, m == 0);
+    }
+  }
+  if (!g.activation) return;
+  for (int64_t m = 0; m < g.m; ++m) {
+    float* c = g.c + m * g.c_row;
+    g.activation(c, c, c, c, g.n, g.activation_imm);
+  }
+}
+
+// ---- turned -----------------------------------------------------------------------------------------
+
+constexpr int64_t kGroup = 8 * kRows;    // columns of C that are finished together
+constexpr int64_t kTurnedChunkK = 4096;  // all of the depth if possible: pieces of rows are fetched worse
+static_assert(kGroup % kLanes == 0);
+
+// Sums of a group: column n of C lies at n * pitch. One vector more, so that columns begin in different sets.
+int64_t pitch_of(int64_t rows) {
+  return (rows + kWidth - 1) / kWidth * kWidth + kLanes;
+}
+int64_t turned_floats(int64_t rows) {
+  return kGroup * pitch_of(rows);
+}
+
+// Fetching the rows of B that are multiplied next, by the blocks of one set of rows: each fetches some rows,
+// one per segment of its depth.
+class RowsAhead {
+ public:
+  static constexpr int64_t kMost = 16;
+  RowsAhead(int64_t depth, int64_t rows, int64_t panels) : depth_(depth) {
+    while (each_ * panels < std::min(rows, kMost)) each_ *= 2;
+    if (depth % each_ != 0) each_ = 0;
+    for (int64_t i = 0; i < each_; ++i) segments_[static_cast<size_t>(i)] = i * (depth / each_);
+  }
+  // `next`: the first row; or null.
+  void add_to(Block& b, const float* next, int64_t b_n, int64_t rows, int64_t panel) const {
+    b.upcoming = {b.b, 0, 0};
+    if (each_ == 0) return;
+    b.segments = segments_.data();
+    b.num_segments = each_;
+    b.k = depth_ / each_;
+    if (next && panel * each_ < rows) b.upcoming = {next + panel * each_ * b_n, each_, b_n - depth_};
+  }
+
+ private:
+  int64_t depth_;
+  int64_t each_ = 1;
+  std::array<int64_t, kMost> segments_{};
+};
+
+// Adds, to the sums of a group, rows [0, columns) of B at `b` over a chunk of k. next: rows of a later chunk.
+void add_group(const GemmArgs& g, const float* b, int64_t b_n, int64_t columns, int64_t k, const float* a,
+               int64_t a_panel, int64_t rows, bool accumulate, float* sums, const float* next) {
+  const int64_t pitch = pitch_of(rows);
+  const int64_t blocks = (columns + kRows - 1) / kRows;
+  const int64_t each = (columns + blocks - 1) / blocks;
+  const RowsAhead ahead(k, each, (rows + kWidth - 1) / kWidth);
+  for (int64_t n = 0; n < columns; n += each) {
+    const int64_t count = std::min(each, columns - n);
+    const float* from = b + n * b_n;
+    const float* later = n + each < columns ? from + each * b_n : next;
+    for (int64_t m = 0; m < rows; m += kWidth) {
+      const int64_t width = rows - m <= kLanes ? kLanes : kWidth;
+      Block block{from,
+                  b_n,
+                  a + m / kWidth * a_panel,
+                  kWidth,
+                  a_panel,
+                  k,
+                  sums + n * pitch + m,
+                  pitch,
+                  nullptr,
+                  accumulate,
+                  width};
+      ahead.add_to(block, later, b_n, count, m / kWidth);
+      block_for(count, 1, width)(block);
+    }
+  }
+}
+
+// Puts sums into columns [n0, n0 + columns) of C.
+void finish_group(const GemmArgs& g, const float* sums, int64_t n0, int64_t columns, int64_t rows) {
+  const int64_t pitch = pitch_of(rows);
+  for (int64_t m = 0; m < rows; m += kLanes) {
+    const int64_t m_count = std::min<int64_t>(kLanes, rows - m);
+    for (int64_t n = 0; n < columns; n += kLanes) {
+      const int64_t count = std::min<int64_t>(kLanes, columns - n);
+      float* c = g.c + m * g.c_row + n0 + n;
+      const float* bias = g.bias ? g.bias + n0 + n : nullptr;
+      Vec square[kLanes] = {};
+      for (int64_t i = 0; i < count; ++i) square[i] = load(sums + (n + i) * pitch + m);
+      transpose(square);
+      if (count == kLanes) {
+        const Vec add = bias ? load(bias) : Vec{};
+        for (int64_t i = 0; i < m_count; ++i, c += g.c_row) {
+          Vec y = square[i];
+          if (g.accumulate) y += load(c);
+          if (bias) y += add;
+          store(c, y);
+        }
+        continue;
+      }
+      for (int64_t i = 0; i < m_count; ++i, c += g.c_row) {
+        float row[kLanes];
+        store(row, square[i]);
+        for (int64_t j = 0; j < count; ++j) {
+          float y = row[j];
+          if (g.accumulate) y += c[j];
+          if (bias) y += bias[j];
+          c[j] = y;
+        }
+      }
+    }
+    if (!g.activation) continue;
+    for (int64_t i = m; i < m + m_count; ++i) {
+      float* c = g.c + i * g.c_row + n0;
+      g.activation(c, c, c, c, columns, g.activation_imm);
+    }
+  }
+}
+
+void turned(const GemmArgs& g, int64_t b_n, const float* panels, int64_t packed_rows, float* sums) {
+  const int64_t groups = (g.n + kGroup - 1) / kGroup;
+  const int64_t even = groups == 0 ? 0 : (g.n + groups - 1) / groups;
+  const int64_t each = (even + kLanes - 1) / kLanes * kLanes;
+  for (int64_t n0 = 0; n0 < g.n; n0 += each) {
+    const int64_t columns = std::min(each, g.n - n0);
+    const float* b = g.b + n0 * b_n;
+    for (int64_t k0 = 0; k0 == 0 || k0 < g.k; k0 += kTurnedChunkK) {
+      const int64_t k = std::min(kTurnedChunkK, g.k - k0);
+      const float* next = k0 + k < g.k ? b + k0 + k : n0 + each < g.n ? b + each * b_n : nullptr;
+      add_group(g, b + k0, b_n, columns, k, panels + k0 * kWidth, kWidth * g.k, packed_rows, k0 > 0, sums,
+                next);
+    }
+    finish_group(g, sums, n0, columns, packed_rows);
+    if (packed_rows == g.m) continue;
+    GemmArgs rest = g;  // of the same rows of B while they are in the cache
+    rest.m = g.m - packed_rows;
+    rest.n = columns;
+    rest.a = g.a + packed_rows * g.a_row;
+    rest.b = b;
+    rest.c = g.c + packed_rows * g.c_row + n0;
+    if (g.bias) rest.bias = g.bias + n0;
+    dots(rest, b_n);
+  }
+}
+
+}  // namespace
+}  // namespace staticrt

@@ -1,0 +1,252 @@
+// The interpreter's loops.
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <atomic>
+
+#include "common/tuning.h"
+#include "kernels/pointwise/tile_program.h"
+
+namespace staticrt {
+namespace {
+
+using Pointers = char* [kMaxTileValues];
+
+void find_roots(const TileProgram& p, char* const* bases, char* buffers, char** roots) {
+  const auto count = static_cast<uint32_t>(p.values.size());
+  for (uint32_t v = 0; v < count; ++v) {
+    const TileValue& value = p.values[v];
+    if (value.root == TileValue::kBuffer) {
+      roots[v] = buffers + value.offset;
+    } else if (value.root == TileValue::kConstant) {
+      // Constants are only read.
+      roots[v] = const_cast<char*>(reinterpret_cast<const char*>(p.constants.data())) + value.offset;
+    } else {
+      roots[v] = bases[value.root] + value.offset;
+    }
+  }
+}
+
+int run_steps(const TileProgram& p, char* const* at, int64_t n) {
+  int status = kRan;
+  for (const TileStep& step : p.steps) {
+    status |= step.fn(at[step.dst], at[step.a], at[step.b], at[step.c], n, step.imm);
+  }
+  return status;
+}
+
+// Copies elements [begin, begin + n) of the iteration space between a strided tensor and a dense buffer.
+void move_linear(const TileProgram& p, const TileMove& move, char* tensor, char* buffer, int64_t begin,
+                 int64_t n, bool gather) {
+  const auto& strides = p.byte_strides[move.value];
+  const int64_t bytes = int64_t{1} << move.log2_bytes;
+  const auto copy = tile_prims().strided_copy[move.log2_bytes];
+  int64_t index[kMaxTileDims];
+  int64_t rest = begin;
+  char* at = tensor;
+  for (int d = 0; d < p.num_dims; ++d) {
+    index[d] = rest % p.sizes[d];
+    rest /= p.sizes[d];
+    at += index[d] * strides[d];
+  }
+  while (n > 0) {
+    const int64_t count = std::min(n, p.sizes[0] - index[0]);
+    if (gather) {
+      copy(buffer, bytes, at, strides[0], count);
+    } else {
+      copy(at, strides[0], buffer, bytes, count);
+    }
+    n -= count;
+    buffer += count * bytes;
+    at += count * strides[0];
+    index[0] += count;
+    for (int d = 0; d + 1 < p.num_dims && index[d] == p.sizes[d]; ++d) {
+      at += strides[d + 1] - index[d] * strides[d];
+      index[d] = 0;
+      ++index[d + 1];
+    }
+  }
+}
+
+void move_row(const TileProgram& p, const TileMove& move, char* tensor, char* buffer, int64_t begin,
+              int64_t n, bool gather) {
+  const int64_t stride = p.byte_strides[move.value][0];
+  const int64_t bytes = int64_t{1} << move.log2_bytes;
+  const auto copy = tile_prims().strided_copy[move.log2_bytes];
+  if (gather) {
+    copy(buffer, bytes, tensor + begin * stride, stride, n);
+  } else {
+    copy(tensor + begin * stride, stride, buffer, bytes, n);
+  }
+}
+
+// Elements [begin, end) of one dimension (the whole space, or one row).
+int run_span(const TileProgram& p, char* const* roots, int64_t begin, int64_t end) {
+  int status = kRan;
+  const auto count = static_cast<uint32_t>(p.values.size());
+  Pointers at;
+  for (int64_t i = begin; i < end; i += p.tile) {
+    const int64_t n = std::min(p.tile, end - i);
+    for (uint32_t v = 0; v < count; ++v) at[v] = roots[v] + i * p.values[v].step;
+    for (const TileMove& move : p.gathers) {
+      (p.row_mode ? move_row : move_linear)(p, move, roots[move.value], at[move.buffer], i, n, true);
+    }
+    status |= run_steps(p, at, n);
+    for (const TileMove& move : p.scatters) {
+      (p.row_mode ? move_row : move_linear)(p, move, roots[move.value], at[move.buffer], i, n, false);
+    }
+  }
+  return status;
+}
+
+// Rows [begin, end) of the outer dims.
+int run_rows(const TileProgram& p, char** roots, int64_t begin, int64_t end) {
+  int64_t index[kMaxTileDims] = {};
+  int64_t rest = begin;
+  for (int d = 1; d < p.num_dims; ++d) {
+    index[d] = rest % p.sizes[d];
+    rest /= p.sizes[d];
+    for (const uint16_t v : p.moving) roots[v] += index[d] * p.byte_strides[v][d];
+  }
+  int status = kRan;
+  for (int64_t row = begin; row < end; ++row) {
+    status |= run_span(p, roots, 0, p.sizes[0]);
+    for (int d = 1; d < p.num_dims; ++d) {
+      for (const uint16_t v : p.moving) roots[v] += p.byte_strides[v][d];
+      if (++index[d] < p.sizes[d]) break;
+      for (const uint16_t v : p.moving) roots[v] -= index[d] * p.byte_strides[v][d];
+      index[d] = 0;
+    }
+  }
+  return status;
+}
+
+int run_part(const TileProgram& p, char* const* bases, int64_t begin, int64_t end) {
+  alignas(64) char buffers[kTileBufferBytes];
+  Pointers roots;
+  find_roots(p, bases, buffers, roots);
+  return p.row_mode ? run_rows(p, roots, begin, end) : run_span(p, roots, begin, end);
+}
+
+int run_general(const void* params, char* const* bases, char*) {
+  const auto& p = *static_cast<const TileProgram*>(params);
+  const int64_t row = p.row_mode ? p.sizes[0] : 1;
+  const int64_t units = p.numel / row;
+  if (p.num_threads == 1 || p.numel < 2 * tuning::kElementsPerThread) return run_part(p, bases, 0, units);
+  std::atomic<int> status{kRan};
+  // Whole tiles per thread, so that results do not depend on the number of threads.
+  const int64_t unit = p.row_mode ? 1 : p.tile;
+  const int64_t blocks = (units + unit - 1) / unit;
+  const int64_t grain = std::max<int64_t>(1, tuning::kElementsPerThread / (row * unit));
+  at::parallel_for(0, blocks, grain, [&](int64_t begin, int64_t end) {
+    status |= run_part(p, bases, begin * unit, std::min(end * unit, units));
+  });
+  return status;
+}
+
+// One dimension, one tile, no moves: the small case.
+int run_one_tile(const void* params, char* const* bases, char*) {
+  const auto& p = *static_cast<const TileProgram*>(params);
+  alignas(64) char buffers[kTileBufferBytes];
+  Pointers at;
+  find_roots(p, bases, buffers, at);
+  return run_steps(p, at, p.numel);
+}
+
+int run_range(const void* params, char* const* bases, int64_t begin, int64_t end) {
+  const auto& p = *static_cast<const TileProgram*>(params);
+  const int64_t row = p.row_mode ? p.sizes[0] : 1;
+  return run_part(p, bases, begin / row, end / row);
+}
+
+int run_nothing(const void*, char* const*, char*) {
+  return kRan;
+}
+
+// One step whose operands all lie in the base table or are constants.
+struct SingleStep {
+  PrimFn fn;
+  int64_t n;
+  uint32_t base[4];  // dst, a, b, c
+  int64_t offset[4];
+  Imm imm[3];
+  Imm constants[3];
+  bool is_constant[4];
+};
+
+int run_single(const void* params, char* const* bases, char*) {
+  const auto& s = *static_cast<const SingleStep*>(params);
+  return s.fn(bases[s.base[0]] + s.offset[0], bases[s.base[1]] + s.offset[1], bases[s.base[2]] + s.offset[2],
+              bases[s.base[3]] + s.offset[3], s.n, s.imm);
+}
+
+int run_single_with_constant(const void* params, char* const* bases, char*) {
+  const auto& s = *static_cast<const SingleStep*>(params);
+  const char* at[4];
+  for (int k = 1; k < 4; ++k) {
+    at[k] = s.is_constant[k] ? reinterpret_cast<const char*>(&s.constants[k - 1])
+                             : bases[s.base[k]] + s.offset[k];
+  }
+  return s.fn(bases[s.base[0]] + s.offset[0], at[1], at[2], at[3], s.n, s.imm);
+}
+
+// A lone step without buffers needs no tiles at all; nullptr if the program is not that.
+std::shared_ptr<SingleStep> single_step(const TileProgram& p, bool* any_constant) {
+  if (p.row_mode || p.steps.size() != 1 || !p.gathers.empty() || !p.scatters.empty()) return nullptr;
+  if (p.num_threads > 1 && p.numel >= 2 * tuning::kElementsPerThread) return nullptr;
+  const TileStep& step = p.steps[0];
+  auto single = std::make_shared<SingleStep>();
+  single->fn = step.fn;
+  single->n = p.numel;
+  std::copy(step.imm, step.imm + 3, single->imm);
+  const uint16_t operands[4] = {step.dst, step.a, step.b, step.c};
+  *any_constant = false;
+  for (int k = 0; k < 4; ++k) {
+    const TileValue& value = p.values[operands[k]];
+    if (value.root == TileValue::kBuffer) return nullptr;
+    single->is_constant[k] = value.root == TileValue::kConstant;
+    single->base[k] = single->is_constant[k] ? 0 : value.root;
+    single->offset[k] = single->is_constant[k] ? 0 : value.offset;
+    if (single->is_constant[k]) {
+      *any_constant = true;
+      single->constants[k - 1] = p.constants[static_cast<size_t>(value.offset) / sizeof(Imm)];
+    }
+  }
+  return single;
+}
+
+}  // namespace
+
+PreparedCall make_tile_call(std::shared_ptr<TileProgram> program) {
+  PreparedCall call;
+  call.reuses = program->reuses;
+  if (program->numel == 0) {
+    call.run = &run_nothing;
+    call.params = std::move(program);
+    call.route = "nothing to do";
+    return call;
+  }
+  bool any_constant = false;
+  if (auto single = single_step(*program, &any_constant)) {
+    call.run = any_constant ? &run_single_with_constant : &run_single;
+    call.params = std::move(single);
+    call.route = "vector loop";
+    return call;
+  }
+  const bool one_tile = !program->row_mode && program->numel <= program->tile && program->gathers.empty() &&
+                        program->scatters.empty();
+  call.run = one_tile ? &run_one_tile : &run_general;
+  call.params = std::move(program);
+  call.route = "tile loop";
+  return call;
+}
+
+Epilogue make_tile_epilogue(std::shared_ptr<TileProgram> program) {
+  Epilogue epilogue;
+  epilogue.run = &run_range;
+  epilogue.unit = program->row_mode ? program->sizes[0] : 1;
+  epilogue.params = std::move(program);
+  return epilogue;
+}
+
+}  // namespace staticrt

@@ -1,0 +1,104 @@
+#include "kernels/pointwise/transposition.h"
+
+#include "common/tuning.h"
+#include "kernels/registry/prepare_args.h"
+
+namespace staticrt {
+namespace {
+
+// pixels[i, c] = planes[c, i] for i < n, planes `plane` floats apart.
+template <int channels>
+void to_pixels(const float* planes, int64_t plane, float* pixels, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    for (int c = 0; c < channels; ++c) pixels[i * channels + c] = planes[c * plane + i];
+  }
+}
+template <int channels>
+void to_planes(const float* pixels, float* planes, int64_t plane, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    for (int c = 0; c < channels; ++c) planes[c * plane + i] = pixels[i * channels + c];
+  }
+}
+
+// Per image out[j, i] = in[i, j], in squares, so that lines of both sides are used whole.
+struct Transposition {
+  Operand x, out;
+  int64_t images, rows, columns;  // of the input's matrices
+  int num_threads;
+
+  static constexpr int64_t kSide = 16;
+
+  int operator()(char* const* bases, char*) const {
+    if (std::min(rows, columns) <= tuning::kFewChannels) {
+      few_channels(bases);
+      return kRan;
+    }
+    const int64_t bands = (columns + kSide - 1) / kSide;
+    for_rows(images * bands, rows * kSide * 2, num_threads, [&](int64_t i) {
+      const int64_t matrix = i / bands * rows * columns;
+      const int64_t begin = i % bands * kSide;
+      band(floats(x, bases) + matrix, floats_out(out, bases) + matrix, begin,
+           std::min(columns, begin + kSide));
+    });
+    return kRan;
+  }
+
+  void few_channels(char* const* bases) const {
+    constexpr int64_t kPart = 4096;  // pixels
+    const int64_t channels = std::min(rows, columns);
+    const int64_t pixels = std::max(rows, columns);
+    const int64_t parts = (pixels + kPart - 1) / kPart;
+    for_rows(images * parts, kPart * channels * 2, num_threads, [&](int64_t i) {
+      const int64_t image = i / parts * pixels * channels;
+      const int64_t at = i % parts * kPart;
+      const int64_t n = std::min(kPart, pixels - at);
+      const float* from = floats(x, bases) + image;
+      float* to = floats_out(out, bases) + image;
+      if (rows == channels) {
+        constexpr decltype(&to_pixels<1>) kRun[] = {&to_pixels<1>, &to_pixels<2>, &to_pixels<3>,
+                                                    &to_pixels<4>};
+        kRun[channels - 1](from + at, pixels, to + at * channels, n);
+      } else {
+        constexpr decltype(&to_planes<1>) kRun[] = {&to_planes<1>, &to_planes<2>, &to_planes<3>,
+                                                    &to_planes<4>};
+        kRun[channels - 1](from + at * channels, to + at, pixels, n);
+      }
+    });
+  }
+
+  void band(const float* from, float* to, int64_t begin, int64_t end) const {
+    for (int64_t r = 0; r < rows; r += kSide) {
+      const int64_t stop = std::min(rows, r + kSide);
+      if (stop - r == kSide && end - begin == kSide) {  // of known size: the compiler unrolls it
+        for (int64_t j = 0; j < kSide; ++j) {
+          for (int64_t i = 0; i < kSide; ++i)
+            to[(begin + j) * rows + r + i] = from[(r + i) * columns + begin + j];
+        }
+        continue;
+      }
+      for (int64_t j = begin; j < end; ++j) {
+        for (int64_t i = r; i < stop; ++i) to[j * rows + i] = from[i * columns + j];
+      }
+    }
+  }
+};
+
+}  // namespace
+
+std::optional<PreparedCall> prepare_transposition(const TensorOperand& x, const TensorOperand& out,
+                                                  int num_threads) {
+  if (!is_float(x.meta) || !is_float(out.meta) || x.meta.sizes != out.meta.sizes || out.meta.numel() == 0 ||
+      x.meta.sizes.size() != 4) {
+    return std::nullopt;
+  }
+  const bool to_pixels = x.meta.is_contiguous() && is_channels_last(out.meta);
+  const bool to_planes = is_channels_last(x.meta) && out.meta.is_contiguous();
+  if (to_pixels == to_planes) return std::nullopt;  // neither, or a plain copy
+  const auto& sizes = x.meta.sizes;
+  const int64_t pixels = sizes[2] * sizes[3];
+  Transposition t{x.where, out.where, sizes[0], sizes[1], pixels, num_threads};
+  if (to_planes) std::swap(t.rows, t.columns);
+  return call_with(t, "transposition");
+}
+
+}  // namespace staticrt

@@ -1,0 +1,214 @@
+// Pooling of float32 images, contiguous or channels last: max (without indices), average, adaptive average.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "kernels/conv/conv_plan.h"
+#include "kernels/reduction/row_kernels.h"
+
+namespace staticrt {
+namespace {
+
+struct Pool {
+  Operand x, out;
+  int64_t batch, channels;
+  bool channels_last;
+  Window w;
+  bool adaptive, average, count_padding;
+  int64_t divisor;
+  int num_threads;
+
+  struct Range {
+    int64_t begin, end, full;  // within the input, and with padding
+  };
+  static Range range(int64_t o, int64_t in, int64_t out, int64_t kernel, int64_t stride, int64_t pad,
+                     int64_t dilation, bool adaptive) {
+    if (adaptive) {
+      const int64_t begin = o * in / out;
+      const int64_t end = ((o + 1) * in + out - 1) / out;
+      return {begin, end, end - begin};
+    }
+    const int64_t start = o * stride - pad;
+    const int64_t stop = std::min(start + (kernel - 1) * dilation + 1, in + pad);
+    int64_t begin = start;
+    while (begin < 0) begin += dilation;
+    return {begin, std::min(stop, in), stop - start};
+  }
+
+  int operator()(char* const* bases, char* workspace) const {
+    if (channels_last) return pixels(bases);
+    if (!average && w.taps() <= kMaxTaps) return max_planes(bases, workspace);
+    return windows(bases);
+  }
+
+  // Channels last: one vector operation over the channels per output pixel.
+  int pixels(char* const* bases) const {
+    const RowKernels& rows = row_kernels();
+    for_rows(batch * w.out_h, w.out_w * channels * 9, num_threads, [&](int64_t line) {
+      const int64_t oh = line % w.out_h;
+      const float* in = floats(x, bases) + line / w.out_h * w.in_h * w.in_w * channels;
+      const Range h = range(oh, w.in_h, w.out_h, w.kernel_h, w.stride_h, w.pad_h, w.dilation_h, adaptive);
+      for (int64_t ow = 0; ow < w.out_w; ++ow) {
+        const Range v = range(ow, w.in_w, w.out_w, w.kernel_w, w.stride_w, w.pad_w, w.dilation_w, adaptive);
+        float* to = floats_out(out, bases) + (line * w.out_w + ow) * channels;
+        const float* where[kMaxTaps];
+        int64_t count = 0;
+        bool begun = false;
+        const float factor = average ? 1.0F / divisor_of(h, v) : 1.0F;
+        // Windows of more taps than fit go on from what the earlier ones gave.
+        const auto flush = [&](bool last) {
+          if (average) {
+            rows.sum_rows(to, where, count, channels, last ? factor : 1.0F);
+          } else {
+            rows.max_rows(to, where, count, channels);
+          }
+          where[0] = to;
+          count = 1;
+          begun = true;
+        };
+        for (int64_t ih = h.begin; ih < h.end; ih += w.dilation_h) {
+          for (int64_t iw = v.begin; iw < v.end; iw += w.dilation_w) {
+            if (count == kMaxTaps) flush(false);
+            where[count++] = in + (ih * w.in_w + iw) * channels;
+          }
+        }
+        if (count > 0 || !begun) flush(true);
+      }
+    });
+    return kRan;
+  }
+
+  int max_planes(char* const* bases, char* workspace) const {
+    const PaddedPlane padded(w);
+    auto* buffer = reinterpret_cast<float*>(workspace);
+    for (int64_t plane = 0; plane < batch * channels; ++plane) {
+      padded.fill(floats(x, bases) + plane * w.in_h * w.in_w, -std::numeric_limits<float>::infinity(),
+                  buffer);
+      float* to = floats_out(out, bases) + plane * w.out_h * w.out_w;
+      for (int64_t oh = 0; oh < w.out_h; ++oh) {
+        const float* where[kMaxTaps];
+        int64_t which[kMaxTaps];
+        const int64_t count = padded.taps(buffer, oh, where, which);
+        row_kernels().max_rows(to + oh * w.out_w, where, count, w.out_w);
+      }
+    }
+    return kRan;
+  }
+
+  float divisor_of(const Range& h, const Range& v) const {
+    const int64_t counted = (h.end - h.begin) * (v.end - v.begin);
+    return static_cast<float>(divisor != 0 ? divisor : count_padding ? h.full * v.full : counted);
+  }
+
+  int windows(char* const* bases) const {
+    for_rows(batch * channels, w.out_h * w.out_w * 9, num_threads, [&](int64_t plane) {
+      const float* in = floats(x, bases) + plane * w.in_h * w.in_w;
+      float* to = floats_out(out, bases) + plane * w.out_h * w.out_w;
+      for (int64_t oh = 0; oh < w.out_h; ++oh) {
+        const Range h = range(oh, w.in_h, w.out_h, w.kernel_h, w.stride_h, w.pad_h, w.dilation_h, adaptive);
+        for (int64_t ow = 0; ow < w.out_w; ++ow) {
+          const Range v = range(ow, w.in_w, w.out_w, w.kernel_w, w.stride_w, w.pad_w, w.dilation_w, adaptive);
+          float result = average ? 0.0F : -std::numeric_limits<float>::infinity();
+          for (int64_t ih = h.begin; ih < h.end; ih += w.dilation_h) {
+            const float* row = in + ih * w.in_w;
+            if (average && v.end - v.begin >= 16) {
+              result += row_kernels().sum(row + v.begin, v.end - v.begin);
+              continue;
+            }
+            for (int64_t iw = v.begin; iw < v.end; iw += w.dilation_w) {
+              if (average) {
+                result += row[iw];
+              } else if (row[iw] > result || std::isnan(row[iw])) {
+                result = row[iw];
+              }
+            }
+          }
+          if (average) {
+            result /= divisor_of(h, v);
+          }
+          to[oh * w.out_w + ow] = result;
+        }
+      }
+    });
+    return kRan;
+  }
+};
+
+std::optional<Pool> pool_of(const PrepareRequest& request) {
+  const TensorOperand* x = tensor_or_null(request, 0);
+  const TensorOperand& out = request.outs[0];
+  if (!x || request.outs.size() != 1 || !is_float(x->meta) || !is_float(out.meta)) return std::nullopt;
+  const size_t r = x->meta.sizes.size();
+  if ((r != 4 && r != 3) || out.meta.sizes.size() != r || out.meta.numel() == 0) return std::nullopt;
+  Pool p{};
+  const bool planes = x->meta.is_contiguous() && out.meta.is_contiguous();
+  p.channels_last = !planes && is_channels_last(x->meta) && is_channels_last(out.meta);
+  if (!planes && !p.channels_last) return std::nullopt;
+  p.x = x->where;
+  p.out = out.where;
+  p.batch = r == 4 ? x->meta.sizes[0] : 1;
+  p.channels = x->meta.sizes[r - 3];
+  p.w.in_h = x->meta.sizes[r - 2];
+  p.w.in_w = x->meta.sizes[r - 1];
+  p.w.out_h = out.meta.sizes[r - 2];
+  p.w.out_w = out.meta.sizes[r - 1];
+  p.count_padding = true;
+  p.num_threads = request.num_threads;
+  return p;
+}
+
+void read_pair(const Ints& v, int64_t* a, int64_t* b) {
+  if (v.empty()) return;
+  *a = v[0];
+  *b = v.size() > 1 ? v[1] : v[0];
+}
+
+// kernel_size, stride (default: kernel), padding at arguments 1, 2, 3
+void read_window(const PrepareRequest& request, Window* w) {
+  read_pair(ints_or_empty(request, 1), &w->kernel_h, &w->kernel_w);
+  w->stride_h = w->kernel_h;
+  w->stride_w = w->kernel_w;
+  read_pair(ints_or_empty(request, 2), &w->stride_h, &w->stride_w);
+  read_pair(ints_or_empty(request, 3), &w->pad_h, &w->pad_w);
+}
+
+std::optional<PreparedCall> prepare_adaptive(PrepareRequest& request) {
+  auto p = pool_of(request);
+  if (!p) return std::nullopt;
+  p->adaptive = true;
+  p->average = true;
+  return call_with(*p, "windows");
+}
+
+}  // namespace
+
+// (self, kernel_size, stride, padding, dilation, ceil_mode)
+SRT_PREPARE("aten::max_pool2d", prepare_max_pool2d) {
+  auto p = pool_of(request);
+  if (!p) return std::nullopt;
+  read_window(request, &p->w);
+  read_pair(ints_or_empty(request, 4), &p->w.dilation_h, &p->w.dilation_w);
+  if (!p->channels_last)
+    request.workspace_bytes = PaddedPlane(p->w).floats() * static_cast<int64_t>(sizeof(float));
+  return call_with(*p, "windows");
+}
+
+// (self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+SRT_PREPARE("aten::avg_pool2d", prepare_avg_pool2d) {
+  auto p = pool_of(request);
+  if (!p) return std::nullopt;
+  read_window(request, &p->w);
+  p->average = true;
+  p->count_padding = bool_or(request, 5, true);
+  p->divisor = int_or(request, 6, 0);
+  return call_with(*p, "windows");
+}
+
+SRT_PREPARE("aten::adaptive_avg_pool2d", prepare_adaptive_avg_pool2d) {
+  return prepare_adaptive(request);
+}
+SRT_PREPARE("aten::_adaptive_avg_pool2d", prepare__adaptive_avg_pool2d) {
+  return prepare_adaptive(request);
+}
+
+}  // namespace staticrt

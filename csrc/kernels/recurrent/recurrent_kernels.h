@@ -1,0 +1,24 @@
+// The pointwise part of one step of a recurrent cell, float32, compiled once per instruction set.
+#pragma once
+
+#include <cstdint>
+
+namespace staticrt {
+
+// Of one row of a batch; gates lie one after another, `hidden` floats each, biases included.
+struct RecurrentKernels {
+  // Gates in the order input, forget, cell, output. `cell` may be `cell_before`.
+  void (*lstm)(const float* gates, int64_t hidden, const float* cell_before, float* cell, float* out);
+  // Gates in the order reset, update, new: of the input, and of the hidden state `before`.
+  void (*gru)(const float* of_input, const float* of_hidden, int64_t hidden, const float* before, float* out);
+  void (*tanh)(const float* gate, int64_t hidden, float* out);
+  void (*relu)(const float* gate, int64_t hidden, float* out);
+};
+
+const RecurrentKernels& recurrent_kernels();  // of the instruction set that cpu_level() gives
+
+const RecurrentKernels* recurrent_kernels_default();
+const RecurrentKernels* recurrent_kernels_avx2();
+const RecurrentKernels* recurrent_kernels_avx512();
+
+}  // namespace staticrt

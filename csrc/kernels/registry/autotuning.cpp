@@ -1,0 +1,77 @@
+#include "kernels/registry/autotuning.h"
+
+#include <ATen/Version.h>
+
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <utility>
+
+namespace staticrt {
+namespace {
+
+struct Choices {
+  std::mutex deciding;
+  std::mutex mutex;  // of `kept`
+  std::map<std::pair<std::string, std::vector<int64_t>>, int64_t> kept;
+};
+
+Choices& choices() {
+  static Choices all;
+  return all;
+}
+
+// Of the first processor, as Linux names it; empty elsewhere.
+std::string processor() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    if (line.rfind("model name", 0) != 0) continue;
+    const size_t colon = line.find(": ");
+    return colon == std::string::npos ? "" : line.substr(colon + 2);
+  }
+  return "";
+}
+
+}  // namespace
+
+RouteChoice choose_route(std::string kind, std::vector<int64_t> key,
+                         const std::function<bool(int64_t choice)>& fits,
+                         const std::function<int64_t()>& decide) {
+  Choices& all = choices();
+  const std::lock_guard<std::mutex> alone(all.deciding);
+  const std::pair<std::string, std::vector<int64_t>> name{kind, key};
+  {
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    const auto found = all.kept.find(name);
+    if (found != all.kept.end() && fits(found->second))
+      return {std::move(kind), std::move(key), found->second};
+  }
+  const int64_t choice = decide();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  all.kept[name] = choice;
+  return {std::move(kind), std::move(key), choice};
+}
+
+std::vector<RouteChoice> route_choices() {
+  Choices& all = choices();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  std::vector<RouteChoice> found;
+  for (const auto& [name, choice] : all.kept) found.push_back({name.first, name.second, choice});
+  return found;
+}
+
+void pin_routes(const std::vector<RouteChoice>& pinned, bool over) {
+  Choices& all = choices();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  for (const RouteChoice& c : pinned) {
+    const auto [at, is_new] = all.kept.try_emplace({c.kind, c.key}, c.choice);
+    if (over && !is_new) at->second = c.choice;
+  }
+}
+
+const std::string& machine_name() {
+  static const std::string name = at::get_cpu_capability() + ", " + processor();
+  return name;
+}
+
+}  // namespace staticrt

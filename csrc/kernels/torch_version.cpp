@@ -1,7 +1,0 @@
-#include "kernels/torch_version.h"
-
-namespace staticrt {
-const char* torch_version() {
-  return STATICRT_TORCH;
-}
-}  // namespace staticrt

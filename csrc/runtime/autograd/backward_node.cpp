@@ -1,0 +1,274 @@
+#include "runtime/autograd/backward_node.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <type_traits>
+
+#include "common/error.h"
+#include "common/tuning.h"
+
+namespace staticrt {
+namespace {
+
+using torch::autograd::Edge;
+using torch::autograd::edge_list;
+using torch::autograd::variable_list;
+
+// Nodes are held by shared_ptr up to torch 2.12 and by intrusive_ptr since (pytorch/pytorch #181782). The
+// names that only one of them has depend on T, so that each is looked up only where it exists.
+template <class T, class... Args>
+auto make_node(Args&&... args) {
+  if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, T>) {
+    return c10::make_intrusive<T>(std::forward<Args>(args)...);
+  } else {
+    return std::shared_ptr<T>(new T(std::forward<Args>(args)...), [](T* node) { deleteNode(node); });
+  }
+}
+
+at::Tensor random_state() {
+  auto generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  return generator.get_state();
+}
+
+edge_list edges_of(const std::vector<c10::IValue>& inputs) {
+  edge_list edges;
+  edges.reserve(inputs.size());
+  for (const c10::IValue& input : inputs) {
+    const bool wanted = input.isTensor() && input.toTensor().requires_grad();
+    edges.push_back(wanted ? torch::autograd::impl::gradient_edge(input.toTensor()) : Edge());
+  }
+  return edges;
+}
+
+// The gradient, dense, with its dimensions in this order in memory; a copy only where it lies otherwise.
+at::Tensor laid_out(const at::Tensor& gradient, const std::vector<int64_t>& order) {
+  if (order.empty()) return gradient.contiguous();
+  std::vector<int64_t> back(order.size());
+  for (size_t i = 0; i < order.size(); ++i) back[static_cast<size_t>(order[i])] = static_cast<int64_t>(i);
+  const at::Tensor permuted = gradient.permute(order);
+  return permuted.is_contiguous() ? gradient : permuted.contiguous().permute(back);
+}
+
+// Of a transform such as vmap, a tensor class or a fake tensor: operators compute on it, programs cannot.
+bool has_no_bytes(const at::Tensor& gradient) {
+  using c10::DispatchKey;
+  static const c10::DispatchKeySet keys{DispatchKey::FuncTorchBatched, DispatchKey::FuncTorchGradWrapper,
+                                        DispatchKey::Batched, DispatchKey::Functionalize,
+                                        DispatchKey::Python};
+  return gradient.defined() && gradient.key_set().has_any(keys);
+}
+
+}  // namespace
+
+Region::Region(RegionPlan plan, RegionCallbacks callbacks)
+    : plan_(std::move(plan)), callbacks_(std::move(callbacks)) {}
+
+std::vector<c10::IValue> Region::run(std::vector<c10::IValue> inputs) {
+  SRT_CHECK(inputs.size() == plan_.num_inputs, plan_.name, ": expected ", plan_.num_inputs, " inputs, got ",
+            inputs.size());
+  bool differentiate = false;
+  if (at::GradMode::is_enabled()) {
+    for (const c10::IValue& input : inputs)
+      differentiate |= input.isTensor() && input.toTensor().defined() && input.toTensor().requires_grad();
+  }
+  if (differentiate) {
+    for (const uint32_t index : plan_.detached_inputs)
+      if (inputs[index].toTensor().requires_grad()) inputs[index] = inputs[index].toTensor().detach();
+  }
+  at::Tensor state;
+  std::vector<c10::IValue> before;  // the inputs, with copies of those that the region writes
+  if (differentiate && plan_.keeps_inputs) {
+    if (plan_.draws_random) state = random_state();
+    before = inputs;
+    const at::NoGradGuard no_grad;
+    for (const uint32_t index : plan_.forward->written_inputs())
+      if (!plan_.unread_inputs[index]) before[index] = inputs[index].toTensor().clone();
+  }
+  const std::vector<c10::IValue> results = plan_.forward->run(inputs);
+  std::vector<c10::IValue> outputs;
+  outputs.reserve(plan_.outputs.size());
+  for (const RegionOutput& output : plan_.outputs) outputs.push_back(results[output.index]);
+  if (!differentiate) return outputs;
+
+  auto node = make_node<StaticGraphBackward>(shared_from_this(), edges_of(inputs));
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (plan_.outputs[i].differentiable) {
+      const at::Tensor& tensor = outputs[i].toTensor();
+      torch::autograd::impl::set_gradient_edge(tensor, {node, node->add_input_metadata(tensor)});
+    } else {
+      node->add_input_metadata(torch::autograd::Node::undefined_input());
+    }
+  }
+  node->save(inputs, results, before, std::move(state));
+  return outputs;
+}
+
+std::shared_ptr<const BackwardPlan> Region::backward_plan(const std::vector<bool>& undefined,
+                                                          const std::vector<bool>& unneeded) {
+  std::vector<bool> key = undefined;
+  key.insert(key.end(), unneeded.begin(), unneeded.end());
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = plans_.find(key);
+    if (found != plans_.end()) return found->second;
+  }
+  std::shared_ptr<const BackwardPlan> plan = callbacks_.make_plan(undefined, unneeded);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (plans_.size() >= tuning::kMaxBackwardPlans) plans_.clear();
+  plans_[key] = plan;
+  return plan;
+}
+
+size_t Region::num_plans() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return plans_.size();
+}
+
+StaticGraphBackward::StaticGraphBackward(std::shared_ptr<Region> region, edge_list edges)
+    : torch::autograd::Node(std::move(edges)), region_(std::move(region)) {}
+
+StaticGraphBackward::Kept StaticGraphBackward::keep(const c10::IValue& value, bool is_output) {
+  Kept kept;
+  if (value.isTensor() && value.toTensor().defined()) {
+    kept.is_tensor = true;
+    kept.tensor = torch::autograd::SavedVariable(value.toTensor(), is_output);
+  } else {
+    kept.value = value;
+  }
+  return kept;
+}
+
+void StaticGraphBackward::save(const std::vector<c10::IValue>& inputs,
+                               const std::vector<c10::IValue>& results,
+                               const std::vector<c10::IValue>& before, at::Tensor random_state) {
+  const RegionPlan& plan = region_->plan();
+  saved_.reserve(plan.saved.size());
+  for (const SavedValue& value : plan.saved) {
+    const c10::IValue& from =
+        value.from == SavedValue::From::kInput ? inputs[value.index] : results[value.index];
+    if (from.isTensor() && from.toTensor().defined()) {
+      // A view that the program made has a version of its own; writes must be seen through it.
+      const c10::IValue* source = value.views_input >= 0 ? &inputs[static_cast<size_t>(value.views_input)]
+                                  : value.views_output >= 0
+                                      ? &results[static_cast<size_t>(value.views_output)]
+                                      : nullptr;
+      if (source && source->isTensor() && !source->toTensor().is_inference() &&
+          source->toTensor().is_alias_of(from.toTensor()))
+        from.toTensor().unsafeGetTensorImpl()->set_version_counter(
+            source->toTensor().unsafeGetTensorImpl()->version_counter());
+    }
+    saved_.push_back(keep(from, value.from == SavedValue::From::kOutput));
+  }
+  inputs_.reserve(before.size());
+  for (size_t i = 0; i < before.size(); ++i) {
+    Kept& kept = inputs_.emplace_back();
+    if (plan.unread_inputs[i]) {
+      kept.value = before[i];  // whoever writes it changes no gradient
+    } else {
+      kept = keep(before[i], false);
+    }
+  }
+  random_state_ = std::move(random_state);
+}
+
+c10::IValue StaticGraphBackward::unpack(const Kept& kept) {
+  return kept.is_tensor ? c10::IValue(kept.tensor.unpack(getptr())) : kept.value;
+}
+
+std::vector<bool> StaticGraphBackward::needed_inputs() const {
+  std::vector<bool> needed(num_outputs());
+  for (size_t i = 0; i < needed.size(); ++i)
+    needed[i] = next_edge(i).is_valid() && task_should_compute_output(i);
+  return needed;
+}
+
+variable_list StaticGraphBackward::apply(variable_list&& gradients) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  TORCH_CHECK(
+      !released_,
+      "Trying to backward through the graph a second time (or directly access saved tensors after they have "
+      "already been freed). Saved intermediate values of the graph are freed when you call .backward() or "
+      "autograd.grad(). Specify retain_graph=True if you need to backward through the graph a second time or "
+      "if you need to access saved tensors after calling backward.");
+  // The engine hands on what is thrown here, but knows nothing of our types of errors.
+  try {
+    return backward(gradients);
+  } catch (...) {
+    region_->callbacks().rethrow(std::current_exception());
+    throw;
+  }
+}
+
+variable_list StaticGraphBackward::backward(const variable_list& gradients) {
+  const RegionPlan& plan = region_->plan();
+  variable_list incoming;
+  incoming.reserve(plan.gradient_outputs.size());
+  bool any = false;
+  bool by_operators = at::GradMode::is_enabled();
+  for (const uint32_t output : plan.gradient_outputs) {
+    incoming.push_back(gradients[output]);
+    any |= incoming.back().defined();
+    by_operators |= has_no_bytes(incoming.back());
+  }
+  if (!any) return variable_list(num_outputs());
+  return by_operators ? differentiate(gradients) : run_plan(incoming);
+}
+
+variable_list StaticGraphBackward::differentiate(const variable_list& gradients) {
+  const RegionPlan& plan = region_->plan();
+  SRT_CHECK(plan.keeps_inputs, "cannot differentiate ", plan.name,
+            " twice: it was compiled with double_backward=False");
+  std::vector<c10::IValue> inputs;
+  inputs.reserve(inputs_.size());
+  for (const Kept& kept : inputs_) inputs.push_back(unpack(kept));
+  return region_->callbacks().differentiate(inputs, needed_inputs(), gradients, random_state_);
+}
+
+variable_list StaticGraphBackward::run_plan(const variable_list& gradients) {
+  const RegionPlan& plan = region_->plan();
+  const std::vector<bool> needed = needed_inputs();
+  std::vector<bool> undefined(gradients.size());
+  std::vector<bool> unneeded(needed.size());
+  for (size_t i = 0; i < gradients.size(); ++i) undefined[i] = !gradients[i].defined();
+  for (size_t i = 0; i < needed.size(); ++i) unneeded[i] = next_edge(i).is_valid() && !needed[i];
+  const std::shared_ptr<const BackwardPlan> backward = region_->backward_plan(undefined, unneeded);
+
+  std::vector<c10::IValue> arguments;
+  arguments.reserve(plan.backward_inputs.size());
+  for (const int32_t source : plan.backward_inputs) {
+    if (source >= 0) {
+      arguments.push_back(unpack(saved_[static_cast<size_t>(source)]));
+      continue;
+    }
+    const auto number = static_cast<size_t>(-1 - source);
+    const at::Tensor& gradient = gradients[number];
+    if (gradient.defined()) {
+      arguments.emplace_back(laid_out(gradient, plan.gradient_orders[number]));
+    } else {
+      arguments.emplace_back();
+    }
+  }
+  const std::vector<c10::IValue> results = backward->executable
+                                               ? backward->executable->run(std::move(arguments))
+                                               : backward->by_operators(arguments);
+  variable_list found(num_outputs());
+  for (size_t i = 0; i < found.size(); ++i) {
+    const int32_t index = backward->gradients[i];
+    if (index >= 0 && needed[i] && results[static_cast<size_t>(index)].isTensor())
+      found[i] = results[static_cast<size_t>(index)].toTensor();
+  }
+  return found;
+}
+
+void StaticGraphBackward::release_variables() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  saved_.clear();
+  inputs_.clear();
+  random_state_ = at::Tensor();
+  released_ = true;
+}
+
+}  // namespace staticrt

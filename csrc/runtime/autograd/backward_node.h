@@ -1,0 +1,140 @@
+// The native autograd node: a region whose forward and backward are Programs, joined by one autograd node of
+// our own.
+//
+// What AOTAutograd's Python runtime does around its two graphs is done here in C++: next edges, saved
+// tensors, needed and undefined gradients. Saved tensors are SavedVariables, so that hooks pack them and
+// versions are checked.
+#pragma once
+
+#include <c10/core/MemoryFormat.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/saved_variable.h>
+
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "runtime/call/executable.h"
+
+namespace staticrt {
+
+// A backward program and, for each input of the region, which of the program's outputs is its gradient (-1:
+// none). A graph that does not lower has no executable: its operators run one by one.
+struct BackwardPlan {
+  std::shared_ptr<Executable> executable;
+  std::function<std::vector<c10::IValue>(const std::vector<c10::IValue>&)> by_operators;
+  std::vector<int32_t> gradients;
+};
+
+// One value the backward needs.
+struct SavedValue {
+  enum class From : uint8_t { kInput, kOutput, kResult };
+  From from = From::kResult;
+  uint32_t index = 0;  // input of the region; output of the forward program
+  // Whose memory it is a view of, if anybody's who may write it: an input, or an output of the forward
+  // program.
+  int32_t views_input = -1;
+  int32_t views_output = -1;
+};
+
+struct RegionOutput {
+  uint32_t index = 0;  // output of the forward program
+  bool differentiable = false;
+};
+
+struct RegionPlan {
+  std::string name;
+  std::shared_ptr<Executable> forward;
+  uint32_t num_inputs = 0;
+  std::vector<RegionOutput> outputs;
+  std::vector<SavedValue> saved;
+  // Inputs of the backward program: >= 0 a saved value, < 0 the incoming gradient number -1 - n.
+  std::vector<int32_t> backward_inputs;
+  std::vector<uint32_t> gradient_outputs;  // incoming gradient -> output of the region
+  // The layout each was differentiated for: its dimensions, the outermost in memory first; empty: contiguous.
+  std::vector<std::vector<int64_t>> gradient_orders;
+  bool keeps_inputs = true;  // for backwards that are differentiated themselves
+  // Inputs that get no gradient: without their history, into which no backward may walk, nor keep it alive.
+  std::vector<uint32_t> detached_inputs;
+  // Inputs that the region writes and whose values no result depends on: kept as they are, without a copy.
+  std::vector<bool> unread_inputs;
+  bool draws_random = false;
+};
+
+// What a node needs from outside: other plans, and the region run again eagerly.
+struct RegionCallbacks {
+  // The plan for calls in which these incoming gradients are undefined and these inputs need none.
+  std::function<std::shared_ptr<const BackwardPlan>(const std::vector<bool>& undefined,
+                                                    const std::vector<bool>& unneeded)>
+      make_plan;
+  // Gradients of the inputs, with a history of their own, from those of all outputs.
+  std::function<std::vector<at::Tensor>(
+      const std::vector<c10::IValue>& inputs, const std::vector<bool>& needed,
+      const std::vector<at::Tensor>& gradients, const at::Tensor& random_state)>
+      differentiate;
+  // Throws `error` as the caller of a backward is to see it; returns where nothing is to be changed.
+  std::function<void(std::exception_ptr error)> rethrow;
+};
+
+class Region : public std::enable_shared_from_this<Region> {
+ public:
+  Region(RegionPlan plan, RegionCallbacks callbacks);
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+
+  // Runs forward; results that need gradients hang on a new node. Thread-safe.
+  std::vector<c10::IValue> run(std::vector<c10::IValue> inputs);
+
+  const RegionPlan& plan() const { return plan_; }
+  const RegionCallbacks& callbacks() const { return callbacks_; }
+  std::shared_ptr<const BackwardPlan> backward_plan(const std::vector<bool>& undefined,
+                                                    const std::vector<bool>& unneeded);
+  // Backward plans made so far.
+  size_t num_plans() const;
+
+ private:
+  RegionPlan plan_;
+  RegionCallbacks callbacks_;
+  mutable std::mutex mutex_;
+  std::map<std::vector<bool>, std::shared_ptr<const BackwardPlan>> plans_;
+};
+
+class StaticGraphBackward : public torch::autograd::Node {
+ public:
+  StaticGraphBackward(std::shared_ptr<Region> region, torch::autograd::edge_list edges);
+
+  // Keeps what the backward needs. before: the inputs as they were before the region ran, or empty.
+  // REQUIRES: the outputs have their history already.
+  void save(const std::vector<c10::IValue>& inputs, const std::vector<c10::IValue>& results,
+            const std::vector<c10::IValue>& before, at::Tensor random_state);
+
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override;
+  std::string name() const override { return "StaticGraphBackward"; }
+  void release_variables() override;
+
+ private:
+  torch::autograd::variable_list backward(const torch::autograd::variable_list& gradients);
+  torch::autograd::variable_list differentiate(const torch::autograd::variable_list& gradients);
+  torch::autograd::variable_list run_plan(const torch::autograd::variable_list& gradients);
+  std::vector<bool> needed_inputs() const;
+
+  struct Kept {
+    torch::autograd::SavedVariable tensor;
+    c10::IValue value;  // a number, or None
+    bool is_tensor = false;
+  };
+  static Kept keep(const c10::IValue& value, bool is_output);
+  c10::IValue unpack(const Kept& kept);
+
+  std::shared_ptr<Region> region_;
+  std::vector<Kept> saved_;
+  std::vector<Kept> inputs_;
+  at::Tensor random_state_;
+  bool released_ = false;
+};
+
+}  // namespace staticrt

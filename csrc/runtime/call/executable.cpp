@@ -1,0 +1,344 @@
+#include "runtime/call/executable.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "common/error.h"
+#include "program/program_call.h"
+#include "runtime/call/verify.h"
+#include "runtime/call/watched_run.h"
+#include "runtime/execution_plan/donation.h"
+#include "runtime/general/arena_memory.h"
+#include "runtime/general/free_memory.h"
+#include "runtime/general/general_path.h"
+#include "runtime/general/run_state.h"
+#include "runtime/trace/trace.h"
+
+namespace staticrt {
+
+// Beside prepared programs the general path only serves misses: its bytes must not lie idle beside the arena.
+static MemoryOptions memory_of_frames(const ExecutableOptions& options) {
+  MemoryOptions memory = options.memory;
+  memory.cleanup_activations |= options.prepared && !options.manage_outputs;
+  return memory;
+}
+
+Executable::Executable(std::shared_ptr<const Program> program, const ExecutableOptions& options)
+    : options_(options),
+      bound_(bind(std::move(program), options.bind)),
+      caller_results_(*bound_.program),
+      fixed_(bound_, options.weights, options.check_weights),
+      cache_(PreparedCache::capacity_for(options.max_prepared, bound_.program->nodes().size())),
+      manage_outputs_(options.manage_outputs),
+      frames_(bound_, memory_of_frames(options)) {
+  options_.prepared &= !options.manage_outputs;
+  written_inputs_ = find_written_inputs();
+  for (const auto& [id, name] : options_.preparation.donated) {
+    SRT_CHECK(!std::binary_search(written_inputs_.begin(), written_inputs_.end(), id), "cannot donate '",
+              name, "', which the graph writes: its new contents are a result",
+              "\n  fix: leave it out of donate=");
+  }
+  const Program& p = *bound_.program;
+  ExecutableOptions of_bodies = options;
+  of_bodies.manage_outputs = false;  // a body's outputs are its node's values
+  of_bodies.weights.clear();         // its inputs are values of this program
+  of_bodies.preparation.donated.clear();
+  for (size_t i = 0; i < bound_.nodes.size(); ++i) {
+    for (const auto& body : p.nodes()[i].bodies) {
+      bound_.nodes[i].bodies.push_back(std::make_shared<Executable>(body, of_bodies));
+    }
+  }
+  std::vector<bool> keep(p.num_values(), false);
+  for (const ValueId id : bound_.managed_values) keep[id] = true;
+  for (ValueId id = 0; id < p.num_values(); ++id) {
+    if (!p.is_constant(id) && !keep[id]) transient_.push_back(id);
+  }
+}
+
+void Executable::clear(Frame& frame) const {
+  for (const ValueId id : transient_) frame.slots[id] = c10::IValue();
+}
+
+std::vector<c10::IValue> Executable::run(std::vector<c10::IValue> inputs) {
+  std::vector<InputView> views(inputs.size());
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i].isTensor()) {
+      views[i].tensor = &inputs[i].toTensor();
+    } else {
+      views[i].value = inputs[i];
+    }
+  }
+  std::vector<c10::IValue> outputs;
+  run(views, outputs);
+  return outputs;
+}
+
+void Executable::run(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs) {
+  SRT_CHECK(inputs.size() == bound_.program->num_inputs(), "expected ", bound_.program->num_inputs(),
+            " inputs, got ", inputs.size());
+  if (ProgramWatcher* watcher = program_watcher()) [[unlikely]] {
+    WatchedRun call(*this, inputs, outputs);
+    return watcher->watch(call);
+  }
+  run_unwatched(inputs, outputs);
+}
+
+void Executable::call(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs) {
+  run(inputs, outputs);
+  caller_results_.finish(inputs, outputs);
+}
+
+void Executable::run_unwatched(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs) {
+  const TracedRun traced(*this);
+  const std::vector<DonatedInput>& donated = options_.preparation.donated;
+  // Who calls holds the inputs in ways of its own, and has looked at them.
+  constexpr size_t kAny = std::numeric_limits<size_t>::max();
+  if (!donated.empty()) check_donated_inputs(*bound_.program, donated, inputs, kAny);
+  std::unique_ptr<Frame> frame = frames_.take();
+  try {
+    const bool ran = options_.prepared && (options_.verify ? run_both(*frame, inputs, outputs)
+                                                           : run_prepared(*frame, inputs, outputs));
+    if (!ran) run_general_path(*frame, inputs, outputs);
+    bump_versions(inputs);
+    if (!donated.empty()) end_donation(donated, inputs, outputs);
+  } catch (...) {
+    frames_.give_back(std::move(frame));
+    throw;
+  }
+  frames_.give_back(std::move(frame));
+}
+
+bool Executable::call_if_prepared(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs) {
+  if (!options_.prepared || options_.verify || program_watcher() != nullptr) return false;
+  TracedRun traced(*this);
+  const std::vector<DonatedInput>& donated = options_.preparation.donated;
+  if (!donated.empty()) check_donated_inputs(*bound_.program, donated, inputs, 1);
+  std::unique_ptr<Frame> frame = frames_.take();
+  bool ran = false;
+  try {
+    ran = run_prepared(*frame, inputs, outputs, /*is_only_asked=*/true);
+    if (ran) bump_versions(inputs);
+    if (ran && !donated.empty()) end_donation(donated, inputs, outputs);
+  } catch (...) {
+    frames_.give_back(std::move(frame));
+    throw;
+  }
+  frames_.give_back(std::move(frame));
+  if (!ran) traced.discard();
+  if (ran) caller_results_.finish(inputs, outputs);
+  return ran;
+}
+
+void Executable::bump_versions(std::span<const InputView> inputs) const {
+  for (const uint32_t index : written_inputs_) {
+    const at::Tensor* tensor = inputs[index].tensor;
+    if (tensor && tensor->defined() && !tensor->is_inference()) tensor->unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+bool Executable::run_frame(PreparedFrame& frame, std::span<const InputView> inputs, Arena& arena,
+                           std::vector<c10::IValue>& outputs) {
+  return frame.run(inputs, arena, outputs);
+}
+
+std::vector<uint32_t> Executable::find_written_inputs() const {
+  const Program& program = *bound_.program;
+  std::vector<bool> written(program.num_values(), false);
+  for (const Node& node : program.nodes()) {
+    for (const uint32_t index : node.written_args) {
+      const Arg& arg = program.arg(node, index);
+      for (uint32_t k = 0; k < arg.count; ++k)
+        written[bound_.liveness.alias_class[program.operands()[arg.first + k]]] = true;
+    }
+  }
+  std::vector<uint32_t> inputs;
+  for (uint32_t id = 0; id < program.num_inputs(); ++id) {
+    if (written[bound_.liveness.alias_class[id]]) inputs.push_back(id);
+  }
+  return inputs;
+}
+
+PreparedFrame* Executable::find_prepared(Frame& frame, std::span<const InputView> inputs, int num_threads,
+                                         bool is_only_asked) {
+  if (!frame.prepared.empty() &&
+      frame.prepared.front()->prepared().signature().matches(inputs, num_threads)) {
+    return frame.prepared.front().get();
+  }
+  std::shared_ptr<const PreparedProgram> found = cache_.find(inputs, num_threads, is_only_asked);
+  if (const uint64_t epoch = cache_.epoch(); epoch != frame.cache_epoch) {
+    frame.cache_epoch = epoch;
+    std::erase_if(frame.prepared, [&](const auto& p) { return !cache_.holds(p->prepared()); });
+    // The arena is as large as the largest program that is left needs.
+    int64_t largest = 0;
+    for (const auto& p : frame.prepared) largest = std::max(largest, p->prepared().stats().arena_bytes);
+    if (largest < frame.arena.size_bytes) {
+      frame.arena.data.clear();
+      frame.arena.size_bytes = 0;
+      ++frame.arena.generation;
+    }
+  }
+  if (!found) return nullptr;
+  auto here = std::find_if(frame.prepared.begin(), frame.prepared.end(),
+                           [&](const auto& p) { return &p->prepared() == found.get(); });
+  if (here == frame.prepared.end()) {
+    frame.prepared.push_back(std::make_unique<PreparedFrame>(std::move(found)));
+    here = frame.prepared.end() - 1;
+  }
+  std::rotate(frame.prepared.begin(), here, here + 1);
+  return frame.prepared.front().get();
+}
+
+bool Executable::run_prepared(Frame& frame, std::span<const InputView> inputs,
+                              std::vector<c10::IValue>& outputs, bool is_only_asked) {
+  PreparedFrame* prepared = find_prepared(frame, inputs, at::get_num_threads(), is_only_asked);
+  if (!prepared) return false;
+  ++frame.hits;
+  if (Trace* trace = current_trace()) [[unlikely]]
+    trace->innermost().found_ns = trace_now_ns();
+  if (!prepared->run(inputs, frame.arena, outputs)) {
+    cache_.reject(prepared->prepared());
+    frame.prepared.erase(frame.prepared.begin());
+  }
+  return true;
+}
+
+bool Executable::run_both(Frame& frame, std::span<const InputView> inputs,
+                          std::vector<c10::IValue>& outputs) {
+  if (!find_prepared(frame, inputs, at::get_num_threads())) return false;
+  const RunState state;
+  const RandomState random;
+  const ShadowInputs shadow(inputs, written_inputs());
+  std::vector<c10::IValue> expected;
+  run_general_path(frame, shadow.views(), expected, /*record=*/false);
+  random.restore();
+  run_prepared(frame, inputs, outputs);
+  check_same_outputs(*bound_.program, outputs, expected);
+  shadow.check(*bound_.program, inputs);
+  return true;
+}
+
+void Executable::run_general_path(Frame& frame, std::span<const InputView> inputs,
+                                  std::vector<c10::IValue>& outputs, bool record) {
+  const RunState state;
+  const int64_t begin_ns = trace_now_ns();
+  Trace* const trace = current_trace();
+  if (trace) trace->innermost().found_ns = begin_ns;
+  std::optional<Signature> signature;
+  std::optional<Recorder> recorder;
+  if (record && options_.prepared && can_be_prepared(inputs)) {
+    signature.emplace(inputs, at::get_num_threads());
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    frame.slots[i] = inputs[i].tensor ? c10::IValue(*inputs[i].tensor) : inputs[i].value;
+  }
+  if (signature && cache_.worth_preparing(*signature)) recorder.emplace(bound_, frame.slots.data());
+  NodeObserver* observer = recorder ? &*recorder : nullptr;
+  std::optional<WatchedNodes> watch;
+  if (WatchedNodes::wanted()) observer = &watch.emplace(bound_, observer);
+  const bool manage_outputs = manage_outputs_.load();
+  bool ran = false;  // a refused run leaves the outputs that are out alone
+  try {
+    if (manage_outputs) frame.outputs.begin_run(frame.slots.data());
+    ran = true;
+    frame.memory.begin_run(frame.slots.data());
+    if (trace) trace->innermost().placed_ns = trace_now_ns();
+    run_general(bound_, frame.slots.data(), 0, observer, frame.memory.planned() ? nullptr : &frame.memory);
+    if (trace) trace->innermost().steps_ns = trace_now_ns();
+    outputs.clear();
+    for (const ValueId id : bound_.program->outputs()) outputs.push_back(frame.slots[id]);
+    if (manage_outputs) frame.outputs.end_run(frame.slots.data());
+    clear(frame);
+    frame.memory.end_run(frame.slots.data());
+  } catch (...) {
+    clear(frame);
+    if (manage_outputs && ran) frame.outputs.abandon_run();
+    frame.memory.abandon_run(frame.slots.data());
+    throw;
+  }
+  const int64_t ran_ns = trace_now_ns();
+  if (recorder) {
+    cache_.publish(
+        std::make_shared<PreparedProgram>(bound_, *recorder, std::move(*signature), options_.preparation,
+                                          fixed_.can_track(inputs) ? &fixed_ : nullptr, *known_plans_),
+        inputs);
+    release_idle_arena_memory();  // what this run had; the prepared program's arena may be smaller
+    // Only once: a model whose sizes change would free and allocate the same pages again and again.
+    if (cache_.counters().prepared == 1) return_free_memory(recorder->bytes());
+  }
+  const int64_t end_ns = trace_now_ns();
+  if (trace && recorder) trace->innermost().recorded_ns = end_ns - ran_ns;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (times_.first_run_ns == 0) times_.first_run_ns = end_ns - begin_ns;
+  if (recorder) times_.prepare_ns += end_ns - ran_ns;
+  times_.general_ns += end_ns - begin_ns;
+  ++times_.general_runs;
+}
+
+CacheCounters Executable::cache_counters() const {
+  CacheCounters counters = cache_.counters();
+  counters.hits = frames_.hits();
+  return counters;
+}
+
+RareTimes Executable::rare_times() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return times_;
+}
+
+void Executable::deallocate_output_tensors() {
+  const int64_t begin_ns = trace_now_ns();
+  frames_.with_idle([](const auto& idle) {
+    for (const auto& frame : idle) frame->outputs.release();
+  });
+  const std::lock_guard<std::mutex> lock(mutex_);
+  times_.output_dealloc_ns += trace_now_ns() - begin_ns;
+}
+
+void Executable::disable_manage_output_tensors() {
+  deallocate_output_tensors();
+  manage_outputs_.store(false);
+}
+
+bool Executable::is_managed_output(const at::Tensor& tensor) const {
+  return frames_.with_idle([&](const auto& idle) {
+    return std::any_of(idle.begin(), idle.end(),
+                       [&](const auto& frame) { return frame->outputs.owns(tensor); });
+  });
+}
+
+std::pair<int64_t, int64_t> Executable::managed_outputs() const {
+  return frames_.with_idle([&](const auto& idle) -> std::pair<int64_t, int64_t> {
+    if (idle.empty() || !manage_outputs_.load()) return {0, 0};
+    return {idle.back()->outputs.num_tensors(), idle.back()->outputs.size_bytes()};
+  });
+}
+
+void Executable::trim() {
+  if (manage_outputs_.load()) deallocate_output_tensors();
+  frames_.trim();
+  release_idle_arena_memory();
+}
+
+NodeCounts Executable::node_counts() const {
+  NodeCounts counts;
+  for (const BoundNode& node : bound_.nodes) {
+    ++counts.total;
+    bool managed = !node.managed.empty();
+    for (const bool m : node.managed) managed &= m;
+    counts.managed += managed;
+    counts.out += node.kind == BoundKind::kOut || node.kind == BoundKind::kBoxedOut;
+    counts.native += node.kind == BoundKind::kNative;
+    counts.fallback += node.kind == BoundKind::kBoxed;
+    counts.control += node.kind == BoundKind::kControl;
+  }
+  return counts;
+}
+
+MemoryCounters Executable::memory_counters() const {
+  return frames_.with_idle(
+      [](const auto& idle) { return idle.empty() ? MemoryCounters{} : idle.back()->memory.counters(); });
+}
+
+}  // namespace staticrt

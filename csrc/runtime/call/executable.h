@@ -1,0 +1,165 @@
+// A program ready to run: bound once, called from any thread.
+//
+// Who owns what: an Executable owns the bound program, which is immutable, and a pool of frames
+// (runtime/call/frame_pool.h), of which each call takes one and gives it back.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "runtime/call/caller_results.h"
+#include "runtime/call/frame_pool.h"
+#include "runtime/execution_plan/fixed_values.h"
+#include "runtime/execution_plan/prepared_cache.h"
+#include "runtime/general/bind.h"
+#include "runtime/record/signature.h"
+
+namespace staticrt {
+
+struct ExecutableOptions {
+  BindOptions bind;
+  MemoryOptions memory;
+  bool prepared = true;                 // off: every call takes the general path
+  bool verify = false;                  // each prepared run is compared with the general path's
+  bool manage_outputs = false;          // outputs lie in memory of ours until released; implies !prepared
+  std::optional<int64_t> max_prepared;  // programs kept, PreparedCache::capacity_for()
+  PreparedOptions preparation;
+  // Inputs that are the model's own tensors, which seldom change: what is made of them alone is kept, see
+  // Note [Weights are constants with a version].
+  std::vector<ValueId> weights;
+  bool check_weights = true;  // off: they never change after the first run
+};
+
+// Times in ns of what happens rarely; runs are timed by a Trace.
+struct RareTimes {
+  int64_t first_run_ns = 0;       // the first run, its preparation included; 0 before
+  int64_t prepare_ns = 0;         // all preparations together
+  int64_t general_runs = 0;       // runs on the general path
+  int64_t general_ns = 0;         // and their time, preparations included
+  int64_t output_dealloc_ns = 0;  // taking back managed outputs
+};
+
+// What was worked out for a program and holds in another process too: on the same kind of machine, by the
+// same kernels. Used where it fits exactly; what does not is worked out anew.
+struct PriorWork {
+  std::vector<PackedBytes> packed;
+  std::vector<RouteChoice> choices;       // ordered, each once
+  std::vector<planner::KnownPlan> plans;  // the same
+};
+
+// What prepare() made, or why there is nothing.
+struct PreparedAhead {
+  std::shared_ptr<const PreparedProgram> program;
+  std::string reason;  // if there is none
+};
+
+struct NodeCounts {
+  int64_t total = 0;
+  int64_t managed = 0;  // all outputs managed by the planner
+  int64_t out = 0;      // out variants, managed or not
+  int64_t native = 0;   // views and numbers
+  int64_t fallback = 0;
+  int64_t control = 0;
+};
+
+class Executable : public std::enable_shared_from_this<Executable> {
+ public:
+  Executable(std::shared_ptr<const Program> program, const ExecutableOptions& options);
+  Executable(const Executable&) = delete;
+  Executable& operator=(const Executable&) = delete;
+
+  // Runs on inputs in program order. Thread-safe. The outputs belong to the caller; after an exception
+  // nothing of the call is left, and the next one works.
+  // Throws InputError if the number of inputs is wrong; kernels' own errors otherwise.
+  std::vector<c10::IValue> run(std::vector<c10::IValue> inputs);
+  // The same on borrowed inputs; outputs are overwritten.
+  void run(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs);
+
+  // The same for a caller outside of any graph, who gets what eager gives (runtime/call/caller_results.h).
+  void call(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs);
+
+  // As run(), whether or not this thread is recorded (program/program_call.h).
+  void run_unwatched(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs);
+  // Runs a frame of the caller's; as PreparedFrame::run().
+  bool run_frame(PreparedFrame& frame, std::span<const InputView> inputs, Arena& arena,
+                 std::vector<c10::IValue>& outputs);
+  // Null if none is prepared for these inputs.
+  std::shared_ptr<const PreparedProgram> find_prepared_program(std::span<const InputView> inputs,
+                                                               int num_threads) {
+    return options_.prepared ? cache_.find(inputs, num_threads) : nullptr;
+  }
+
+  // As call(), but only if these inputs' signature is prepared; false, and nothing happened, otherwise.
+  bool call_if_prepared(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs);
+  // Plans and binds for these inputs' signature without running anything; only weights among them are read.
+  // The next run on such inputs is a prepared one. Throws InputError if the number of inputs is wrong.
+  PreparedAhead prepare(std::span<const InputView> inputs);
+  // Inputs that some node writes into. A run bumps their versions, as eager writes do.
+  const std::vector<uint32_t>& written_inputs() const { return written_inputs_; }
+
+  const Program& program() const { return *bound_.program; }
+  const BoundProgram& bound() const { return bound_; }
+  NodeCounts node_counts() const;
+  // Of the frame that ran last; zero before.
+  MemoryCounters memory_counters() const;
+  // Hits are those of calls that ended.
+  CacheCounters cache_counters() const;
+  RareTimes rare_times() const;
+  std::vector<std::shared_ptr<const PreparedProgram>> prepared_programs() const { return cache_.programs(); }
+  // Managed outputs (see OutputMemory): takes back the outputs of the last run of every frame. Throws
+  // InputError if one is still held.
+  void deallocate_output_tensors();
+  // The same, and from now on outputs are the caller's.
+  void disable_manage_output_tensors();
+  bool is_managed_output(const at::Tensor& tensor) const;
+  // Tensors and bytes of managed outputs.
+  std::pair<int64_t, int64_t> managed_outputs() const;
+  // Work of another process, for the model tensors among these inputs. REQUIRES: no run began yet.
+  void offer(PriorWork work, std::span<const InputView> inputs);
+  // Work done so far, for the same. Only model tensors are read of `inputs`.
+  PriorWork work_done(std::span<const InputView> inputs);
+  // Bytes of packed weights that were offered and taken.
+  int64_t taken_bytes() const { return fixed_.taken_bytes(); }
+  // Gives back all memory that is not in use: idle frames, arenas.
+  void trim();
+  int64_t num_frames() const { return frames_.num_frames(); }
+
+ private:
+  void offer_plans(const std::shared_ptr<const planner::KnownPlans>& known);
+  void gather_plans(std::vector<planner::KnownPlan>& plans) const;
+  bool run_prepared(Frame& frame, std::span<const InputView> inputs, std::vector<c10::IValue>& outputs,
+                    bool is_only_asked = false);
+  // is_only_asked: a miss counts as none, as the call will be made otherwise.
+  PreparedFrame* find_prepared(Frame& frame, std::span<const InputView> inputs, int num_threads,
+                               bool is_only_asked = false);
+  // May prepare a program from what it saw, unless `record` is off.
+  void run_general_path(Frame& frame, std::span<const InputView> inputs, std::vector<c10::IValue>& outputs,
+                        bool record = true);
+  // Both paths, compared; false, and nothing happened, if the signature is not prepared.
+  bool run_both(Frame& frame, std::span<const InputView> inputs, std::vector<c10::IValue>& outputs);
+  // Drops inputs, unmanaged values and outputs.
+  void clear(Frame& frame) const;
+  std::vector<uint32_t> find_written_inputs() const;
+  void bump_versions(std::span<const InputView> inputs) const;
+
+  ExecutableOptions options_;
+  BoundProgram bound_;
+  CallerResults caller_results_;
+  FixedValues fixed_;
+  std::shared_ptr<const planner::KnownPlans> known_plans_ = std::make_shared<planner::KnownPlans>();
+  PreparedCache cache_;
+  std::vector<uint32_t> written_inputs_;
+  std::vector<ValueId> transient_;  // slots to empty after a run: all but constants and managed values
+  std::atomic<bool> manage_outputs_;
+  FramePool frames_;
+  mutable std::mutex mutex_;
+  RareTimes times_;  // under mutex_
+};
+
+}  // namespace staticrt

@@ -1,0 +1,87 @@
+#include "runtime/execution_plan/donation.h"
+
+#include <c10/core/StorageImpl.h>
+
+#include <string>
+
+#include "common/error.h"
+
+namespace staticrt {
+namespace {
+
+[[noreturn]] void refuse(const std::string& name, const std::string& reason, const char* fix) {
+  throw InputError(detail::concat("cannot donate '", name, "': ", reason, "\n  fix: ", fix));
+}
+
+constexpr const char* kClone = "pass a clone(), or do not donate it";
+
+bool share_storage(const at::Tensor& a, const at::Tensor& b) {
+  return a.defined() && b.defined() && a.has_storage() && b.has_storage() && a.is_alias_of(b);
+}
+
+// Python's own object for a storage counts as an owner, where torch makes it one (2.12 and later).
+template <class Slot>
+auto python_owners(const Slot& slot, int) -> decltype(slot.load_pyobj() != nullptr, size_t{}) {
+  return slot.load_pyobj() != nullptr ? 1 : 0;
+}
+template <class Slot>
+size_t python_owners(const Slot&, ...) {
+  return 0;
+}
+
+}  // namespace
+
+void check_donatable(const std::string& name, const at::Tensor& tensor, size_t most_holders) {
+  if (!tensor.defined() || !tensor.has_storage() || !tensor.device().is_cpu())
+    refuse(name, "it is no tensor in the CPU's memory", "leave it out of donate=");
+  if (tensor.requires_grad())
+    refuse(name, "it requires a gradient, which may be computed from it", "detach() it, or do not donate it");
+  const c10::Storage& storage = tensor.storage();
+  const size_t owners = storage.use_count() - python_owners(*storage.unsafeGetStorageImpl()->pyobj_slot(), 0);
+  if (owners > 1) refuse(name, "another tensor shares its storage", kClone);
+  if (tensor.use_count() > most_holders)
+    refuse(name, "somebody else holds it (a backward pass, another library)", kClone);
+  if (!storage.unsafeGetStorageImpl()->resizable())
+    refuse(name, "its memory belongs to somebody else (numpy, a file, another library)", kClone);
+  int64_t end = 0;
+  for (int64_t d = 0; d < tensor.dim(); ++d) end += (tensor.size(d) - 1) * tensor.stride(d);
+  const int64_t bytes = tensor.numel() == 0 ? 0 : (end + 1) * static_cast<int64_t>(tensor.element_size());
+  if (tensor.storage_offset() != 0 || bytes != static_cast<int64_t>(storage.nbytes()))
+    refuse(name, detail::concat("it is ", bytes, " bytes of a storage of ", storage.nbytes()), kClone);
+}
+
+void take_bytes(const std::string& name, const at::Tensor& tensor) {
+  c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
+  storage.set_data_ptr_noswap(at::DataPtr(nullptr, storage.device()));
+  storage.release_data_and_set_meta_custom_data_ptr_error_msg_(
+      detail::concat("'", name,
+                     "' was donated to a compiled call, which used its bytes for its results"
+                     "\n  fix: use the call's results, pass a clone(), or leave it out of donate="));
+}
+
+void check_donated_inputs(const Program& program, std::span<const DonatedInput> donated,
+                          std::span<const InputView> inputs, size_t most_holders) {
+  for (const auto& [id, name] : donated) {
+    const at::Tensor* tensor = inputs[id].tensor;
+    if (!tensor) refuse(name, "it is no tensor", "leave it out of donate=");
+    for (size_t other = 0; other < inputs.size(); ++other) {
+      if (other != id && inputs[other].tensor && share_storage(*inputs[other].tensor, *tensor))
+        refuse(name, "'" + program.values()[other].name + "' has the same storage", kClone);
+    }
+    check_donatable(name, *tensor, most_holders);
+  }
+}
+
+void end_donation(std::span<const DonatedInput> donated, std::span<const InputView> inputs,
+                  std::span<const c10::IValue> outputs) {
+  for (const auto& [id, name] : donated) {
+    const at::Tensor* tensor = inputs[id].tensor;
+    if (!tensor || !tensor->defined() || !tensor->has_storage()) continue;
+    bool is_returned = false;
+    for (const c10::IValue& output : outputs)
+      is_returned |= output.isTensor() && share_storage(output.toTensor(), *tensor);
+    if (!is_returned) take_bytes(name, *tensor);
+  }
+}
+
+}  // namespace staticrt

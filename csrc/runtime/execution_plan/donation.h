@@ -1,0 +1,39 @@
+// Donated inputs: tensors whose bytes the caller gives up with the call.
+//
+// A prepared program may put values of the run, and one result, where a donated input was, once it was read
+// for the last time. Afterwards the tensor has no bytes: every use of it raises. So it does whatever way the
+// call was served, unless a result is a view of it.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "program/program.h"
+#include "runtime/record/signature.h"
+
+namespace staticrt {
+
+struct DonatedInput {
+  ValueId id = 0;    // of the program
+  std::string name;  // the caller's, for messages
+};
+
+// Throws InputError unless the tensor owns the whole of a storage that nobody else has: others would lose
+// their bytes. most_holders: of the tensor itself, the caller's reference included; others are a backward
+// pass that saved it, or what got it through DLPack.
+void check_donatable(const std::string& name, const at::Tensor& tensor, size_t most_holders);
+// Takes the tensor's bytes away: every later use of it raises.
+void take_bytes(const std::string& name, const at::Tensor& tensor);
+
+// The same for the inputs of a call, which may also share storages with each other.
+void check_donated_inputs(const Program& program, std::span<const DonatedInput> donated,
+                          std::span<const InputView> inputs, size_t most_holders);
+
+// Takes away what is left of the donated tensors' bytes. `outputs`: of the call; their storages stay.
+void end_donation(std::span<const DonatedInput> donated, std::span<const InputView> inputs,
+                  std::span<const c10::IValue> outputs);
+
+}  // namespace staticrt

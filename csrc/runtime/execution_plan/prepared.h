@@ -1,0 +1,235 @@
+// Prepared programs: a program on one signature, with everything decided that sizes decide.
+//
+// Immutable and position-independent: bytes are base + offset, and each frame has its own bases. Steps run
+// in order; most are direct kernel calls, the others keep what no kernel of ours can do without a tensor.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/registry/prepare.h"
+#include "planner/known_plans.h"
+#include "runtime/execution_plan/donation.h"
+#include "runtime/execution_plan/fixed_values.h"
+#include "runtime/record/recorder.h"
+#include "runtime/record/signature.h"
+
+namespace staticrt {
+
+enum class StepKind : uint8_t {
+  kCall,      // a prepared call: bytes only
+  kAllocate,  // a tensor that leaves the arena: an output, or what an output is a view of
+  kView,      // a tensor over bytes that lie elsewhere in each call
+  kOut,       // an out variant on tensors of final size
+  kGeneric,   // the node as on the general path; what it made is compared with the record
+  kUnstable,  // the same, for nodes whose results the signature does not determine
+};
+
+struct Step {
+  StepKind kind = StepKind::kGeneric;
+  uint32_t node = 0;  // of a chain: its last
+  // kCall
+  int (*run)(const void* params, char* const* bases, char* workspace) = nullptr;
+  const void* params = nullptr;
+  int64_t workspace_offset = -1;  // in the arena; -1: none
+  uint32_t first_node = 0;        // of a chain
+  // kAllocate, kView
+  ValueId value = 0;
+  ValueId source = 0;  // kView: the owner, whose tensor is in its slot
+  int32_t donor = -1;  // kAllocate: the donated input whose bytes the tensor takes; -1: none
+  // Slots to empty after this step: [first, first + count) of releases.
+  uint32_t first_release = 0;
+  uint32_t num_releases = 0;
+};
+
+// Bytes that a run holds, and while which nodes run.
+struct MemoryBlock {
+  enum class Kind : uint8_t {
+    kArena,      // a value at an offset of the arena
+    kWorkspace,  // scratch bytes of a node, in the arena
+    kOutput,     // allocated in each call and handed to the caller
+    kUnmanaged,  // made by a node that allocates itself
+    kDonated,    // a value or workspace at an offset of a donated input
+  };
+  Kind kind = Kind::kArena;
+  uint32_t id = 0;  // the value; of a workspace: the node
+  uint32_t begin = 0;
+  uint32_t end = 0;
+  int64_t size_bytes = 0;
+  int64_t offset_bytes = -1;  // in the arena, or in the donated input
+  // Whose bytes the value was made in: written over that value, or made where that value's node would have
+  // copied it. The block then ends, or the other begins, with the node at which the bytes change hands.
+  enum class Sharing : uint8_t { kNone, kOverwrites, kPartOf };
+  Sharing sharing = Sharing::kNone;
+  uint32_t shares_with = 0;  // a value
+};
+
+struct PreparedOptions {
+  bool deterministic = false;
+  bool poison = false;  // fill the arena with NaN before each run
+  std::vector<DonatedInput>
+      donated;  // inputs whose bytes are the run's after their last use, runtime/execution_plan/donation.h
+  int inter_op_threads = 1;  // threads that run independent calls beside each other
+};
+
+// Steps [first, first + count), all prepared calls, that need not run in order: each after those it depends
+// on.
+struct ParallelRegion {
+  uint32_t first = 0;
+  uint32_t count = 0;
+  std::vector<uint32_t> num_before;          // per step: those it directly depends on
+  std::vector<std::vector<uint32_t>> after;  // per step: those that directly depend on it, from `first`
+};
+
+struct PreparedStats {
+  int64_t arena_bytes = 0;
+  int64_t lower_bound_bytes = 0;
+  int64_t num_calls = 0;       // prepared calls, a chain counting once
+  int64_t nodes_in_calls = 0;  // nodes they stand for
+  int64_t out_steps = 0;
+  int64_t generic_steps = 0;
+  int64_t skipped_nodes = 0;  // views and numbers that need no step
+  int64_t fixed_nodes =
+      0;  // computed once for the weights' values, Note [Weights are constants with a version]
+  int64_t derived_bytes = 0;   // packed weights
+  int64_t overwrites = 0;      // results written over an input that dies there
+  int64_t parts_in_place = 0;  // values made where a later node would copy them
+  int64_t donated_bytes = 0;   // of donated inputs that hold values of the run
+  int64_t parallel_calls = 0;  // that may run beside another
+  int64_t searched_plans = 0;  // memory plans that were searched for, and those that were known
+  int64_t known_plans = 0;
+};
+
+class PreparedProgram {
+ public:
+  // fixed: of the executable, or null if these inputs' weights cannot be kept track of.
+  // known: memory plans made before.
+  // REQUIRES: recorder saw one whole run of `bound` on inputs of this signature, or on their shapes.
+  PreparedProgram(const BoundProgram& bound, const Recorder& recorder, Signature signature,
+                  const PreparedOptions& options, FixedValues* fixed, const planner::KnownPlans& known);
+
+  const Signature& signature() const { return signature_; }
+  const PreparedStats& stats() const { return stats_; }
+  // Per prepared call: the node (of a chain, its last), and the kernel chosen.
+  const std::vector<std::pair<std::string, std::string>>& routes() const { return routes_; }
+  // What of that was chosen by measuring.
+  const std::vector<RouteChoice>& choices() const { return choices_; }
+  // Its memory plans: of what shares bytes, and of what would not share any.
+  const std::vector<planner::KnownPlan>& plans() const { return plans_; }
+  const BoundProgram& bound() const { return bound_; }
+  const std::vector<Step>& steps() const { return steps_; }
+  const std::vector<ValueRecord>& records() const { return records_; }
+  const std::vector<MemoryBlock>& blocks() const { return blocks_; }
+  const std::vector<ParallelRegion>& regions() const { return regions_; }
+  const PreparedOptions& options() const { return options_; }
+  // The nodes a step computes: one, or the members of a chain; of kAllocate and kView: the one that
+  // defines the value.
+  std::vector<uint32_t> nodes_of(const Step& step) const;
+  // The kernel of a prepared call, or how the runtime runs the node: "out", "generic", "unstable".
+  std::string route_of(const Step& step) const;
+
+ private:
+  friend class Preparation;
+  friend class PreparedFrame;
+
+  const BoundProgram& bound_;
+  const Signature signature_;
+  const PreparedOptions options_;
+  FixedValues* const fixed_;
+  std::vector<ValueRecord> records_;
+  // Per owner: its entry in a frame's table of bases; -1: nothing addresses its bytes. Each owner has an
+  // entry of its own, so that calls can be prepared before offsets are planned.
+  std::vector<int32_t> base_of_;
+  std::vector<bool> is_fixed_;                               // per value: an owner in the arena
+  std::vector<std::pair<uint32_t, int64_t>> arena_offsets_;  // base entry, offset in the arena
+  struct DonatedPlace {
+    uint32_t base;
+    ValueId input;
+    int64_t offset_bytes;
+  };
+  std::vector<DonatedPlace> donated_places_;
+  std::vector<ParallelRegion> regions_;
+  std::vector<Step> steps_;
+  std::vector<ValueId> releases_;
+  std::vector<ValueId> inputs_in_slots_;  // inputs that some step or output needs as a tensor
+  std::vector<ValueId> shells_;           // values in the arena or in constants, needed as tensors
+  std::vector<ValueId> numbers_;          // values whose slots hold the recorded number
+  std::vector<ValueId> transient_;        // slots to empty after a run
+  uint32_t num_bases_ = 0;
+  // Of the fixed values: which are computed, which a base or a slot holds, what is derived, and the weights
+  // that all this depends on.
+  std::vector<bool> is_fixed_result_;
+  std::vector<ValueId> fixed_values_;
+  std::vector<std::pair<int32_t, ValueId>> fixed_bases_;
+  std::vector<ValueId> fixed_slots_;
+  std::vector<DerivedBytes> derived_;
+  std::vector<ValueId> fixed_weights_;
+  std::vector<std::shared_ptr<const void>> kept_;            // parameters of calls
+  std::vector<std::pair<std::string, std::string>> routes_;  // node name, kernel chosen
+  std::vector<RouteChoice> choices_;
+  std::vector<planner::KnownPlan> plans_;
+  std::vector<MemoryBlock> blocks_;            // all but inputs and constants
+  std::vector<std::vector<uint32_t>> chains_;  // members of each chain, by its last node
+  PreparedStats stats_;
+  bool direct_ = false;  // no step goes through torch's dispatcher
+};
+
+// One buffer for all prepared programs of a frame.
+struct Arena {
+  at::DataPtr data;
+  int64_t size_bytes = 0;
+  uint64_t generation = 0;  // changes when data moves
+};
+
+// A prepared program in one frame: its bases and tensors.
+class PreparedFrame {
+ public:
+  explicit PreparedFrame(std::shared_ptr<const PreparedProgram> prepared);
+
+  // Runs on inputs that match the signature; outputs are moved out. Returns false if a result was not as
+  // recorded: the run was then finished on the general path, its outputs are right, and this object must
+  // be dropped. An exception leaves nothing behind.
+  bool run(std::span<const InputView> inputs, Arena& arena, std::vector<c10::IValue>& outputs);
+
+  // All that a run on such inputs would do first: the arena grows, what is made of the weights is made.
+  void make_ready(std::span<const InputView> inputs, Arena& arena);
+
+  // From now on the value that `output` is (a view of) lies in `like`'s storage, unless an operator allocates
+  // it.
+  void place(ValueId output, const at::Tensor& like);
+
+  const PreparedProgram& prepared() const { return *prepared_; }
+  const std::shared_ptr<const PreparedProgram>& shared() const { return prepared_; }
+
+ private:
+  at::Tensor new_tensor(ValueId value) const;
+  void move_to(Arena& arena);
+  void place_in_donated();
+  void give_donated();
+  int run_region(const ParallelRegion& region);
+  template <class Watch>
+  bool run_steps(Watch&& watch);
+  bool run_node_step(const Step& step);
+  bool as_recorded(const Node& node);
+  at::Tensor unbound_tensor(ValueId value) const;
+  at::Tensor view_of_owner(ValueId value) const;
+  void finish_generally(uint32_t first_node);
+  void materialize(ValueId value);
+  bool uses_fixed() const { return !prepared_->fixed_values_.empty() || !prepared_->derived_.empty(); }
+  void follow_weights(std::span<const InputView> inputs);
+  void clear();
+
+  const std::shared_ptr<const PreparedProgram> prepared_;
+  std::vector<c10::IValue> slots_;
+  std::vector<char*> bases_;
+  std::vector<at::Tensor> places_;                       // by value; empty unless place() was called
+  std::vector<std::pair<ValueId, c10::Storage>> heirs_;  // donated input, storage that takes its bytes
+  uint64_t arena_generation_ = 0;
+  char* arena_ = nullptr;
+  std::shared_ptr<const FixedState> fixed_;
+  std::span<const InputView> inputs_;  // of the run
+  uint32_t resume_at_ = 0;             // where the general path takes over
+};
+
+}  // namespace staticrt

@@ -1,0 +1,372 @@
+#include <ATen/EmptyTensor.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/StorageImpl.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+
+#include "common/error.h"
+#include "runtime/execution_plan/donation.h"
+#include "runtime/execution_plan/inter_op.h"
+#include "runtime/execution_plan/prepared.h"
+#include "runtime/execution_plan/small_blocks.h"
+#include "runtime/general/arena_memory.h"
+#include "runtime/general/general_path.h"
+#include "runtime/general/run_error.h"
+#include "runtime/general/run_state.h"
+#include "runtime/prepare/preparation.h"
+#include "runtime/trace/trace.h"
+
+namespace staticrt {
+namespace {
+
+at::Tensor tensor_over(c10::Storage storage, int64_t storage_offset, const TensorMeta& meta) {
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), c10::scalarTypeToTypeMeta(meta.dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(meta.sizes, meta.strides, storage_offset);
+  return tensor;
+}
+
+c10::Storage storage_of(at::DataPtr data, size_t size_bytes) {
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), size_bytes,
+                                                            std::move(data), c10::GetCPUAllocator(),
+                                                            /*resizable=*/true));
+}
+
+// A tensor over bytes that it does not own.
+at::Tensor borrow(void* data, const TensorMeta& meta) {
+  return tensor_over(storage_of(at::DataPtr(data, at::kCPU), static_cast<size_t>(extent_bytes(meta))), 0,
+                     meta);
+}
+
+// The same, `offset_bytes` into the bytes of its owner: operators that read a storage beside a tensor's
+// elements (as_strided) find there what they find in eager.
+at::Tensor borrow_part(char* data, const TensorMeta& owner, int64_t offset_bytes, const TensorMeta& meta) {
+  const auto item = static_cast<int64_t>(c10::elementSize(meta.dtype));
+  if (offset_bytes % item != 0) return borrow(data + offset_bytes, meta);
+  const int64_t bytes = std::max(extent_bytes(owner), offset_bytes + extent_bytes(meta));
+  return tensor_over(storage_of(at::DataPtr(data, at::kCPU), static_cast<size_t>(bytes)), offset_bytes / item,
+                     meta);
+}
+
+bool same_meta(const at::Tensor& tensor, const ValueRecord& record) {
+  return tensor.defined() && tensor.layout() == at::kStrided && tensor.scalar_type() == record.meta.dtype &&
+         tensor.sizes() == at::IntArrayRef(record.meta.sizes) &&
+         (!record.plain || tensor.strides() == at::IntArrayRef(record.meta.strides)) &&
+         (tensor.is_conj() || tensor.is_neg() || !tensor.device().is_cpu()) == !record.plain;
+}
+
+}  // namespace
+
+PreparedFrame::PreparedFrame(std::shared_ptr<const PreparedProgram> prepared)
+    : prepared_(std::move(prepared)) {
+  const PreparedProgram& p = *prepared_;
+  const Program& program = *p.bound_.program;
+  slots_.resize(program.num_values());
+  bases_.resize(p.num_bases_, nullptr);
+  for (const ValueId id : p.numbers_) {
+    if (p.records_[id].stable) slots_[id] = p.records_[id].number;
+  }
+  for (size_t i = 0; i < program.constants().size(); ++i) {
+    const ValueId id = program.first_constant() + static_cast<ValueId>(i);
+    slots_[id] = program.constants()[i];
+    if (p.base_of_[id] >= 0) {
+      bases_[static_cast<size_t>(p.base_of_[id])] =
+          const_cast<char*>(static_cast<const char*>(program.constants()[i].toTensor().const_data_ptr()));
+    }
+  }
+  arena_generation_ = ~uint64_t{0};
+}
+
+void PreparedFrame::place(ValueId output, const at::Tensor& like) {
+  const ValueId owner = prepared_->records_[output].owner;
+  places_.resize(slots_.size());
+  places_[owner] = tensor_over(like.storage(), 0, prepared_->records_[owner].meta);
+}
+
+// Points to what is made of the weights as they are now.
+void PreparedFrame::follow_weights(std::span<const InputView> inputs) {
+  const PreparedProgram& p = *prepared_;
+  if (fixed_ && (!p.fixed_->checks() || fixed_->holds(inputs, p.fixed_weights_))) return;
+  const RunState state;  // the nodes behind them may run
+  fixed_ = p.fixed_->acquire(inputs, p.fixed_values_, p.derived_);
+  for (const auto& [base, id] : p.fixed_bases_) {
+    const at::Tensor tensor = p.fixed_->value_of(*fixed_, id).toTensor();
+    bases_[static_cast<size_t>(base)] = const_cast<char*>(static_cast<const char*>(tensor.const_data_ptr()));
+  }
+  for (const ValueId id : p.fixed_slots_) slots_[id] = p.fixed_->value_of(*fixed_, id);
+  for (const DerivedBytes& bytes : p.derived_) bases_[bytes.base] = p.fixed_->data_of(*fixed_, bytes);
+}
+
+void PreparedFrame::move_to(Arena& arena) {
+  const PreparedProgram& p = *prepared_;
+  if (p.stats_.arena_bytes > arena.size_bytes) {
+    ++arena.generation;  // also if it fails: the bytes may lie elsewhere then
+    grow_arena(arena.data, arena.size_bytes, p.stats_.arena_bytes);
+  }
+  if (arena_generation_ == arena.generation) return;
+  arena_ = static_cast<char*>(arena.data.get());
+  for (const auto& [base, offset] : p.arena_offsets_) bases_[base] = arena_ + offset;
+  for (const ValueId id : p.shells_) {
+    if (!p.bound_.program->is_constant(id)) slots_[id] = unbound_tensor(id);
+  }
+  arena_generation_ = arena.generation;
+}
+
+at::Tensor PreparedFrame::unbound_tensor(ValueId value) const {
+  const ValueRecord& record = prepared_->records_[value];
+  const int32_t base = prepared_->base_of_[record.owner];
+  if (base < 0) return view_of_owner(value);
+  return borrow_part(bases_[static_cast<size_t>(base)], prepared_->records_[record.owner].meta,
+                     record.offset_bytes, record.meta);
+}
+
+at::Tensor PreparedFrame::view_of_owner(ValueId value) const {
+  const ValueRecord& record = prepared_->records_[value];
+  const at::Tensor& owner = slots_[record.owner].toTensor();
+  const auto item = static_cast<int64_t>(c10::elementSize(owner.scalar_type()));
+  const int64_t bytes = owner.storage_offset() * item + record.offset_bytes;
+  at::Tensor view = tensor_over(
+      owner.storage(), bytes / static_cast<int64_t>(c10::elementSize(record.meta.dtype)), record.meta);
+  view.unsafeGetTensorImpl()->set_version_counter(owner.unsafeGetTensorImpl()->version_counter());
+  return view;
+}
+
+// Of the caller's, once the run is over.
+at::Tensor PreparedFrame::new_tensor(ValueId value) const {
+  const TensorMeta& meta = prepared_->records_[value].meta;
+  const auto bytes = static_cast<size_t>(extent_bytes(meta));
+  if (!small_blocks_serve(bytes)) return at::detail::empty_strided_cpu(meta.sizes, meta.strides, meta.dtype);
+  return tensor_over(storage_of(allocate_small(bytes), bytes), 0, meta);
+}
+
+// Values that lie where donated inputs were.
+void PreparedFrame::place_in_donated() {
+  const PreparedProgram& p = *prepared_;
+  for (const auto& [id, name] : p.options_.donated) {
+    // As for writing: bytes that copies share lazily become this tensor's own.
+    if (inputs_[id].tensor) bases_[id] = static_cast<char*>(inputs_[id].tensor->mutable_data_ptr());
+  }
+  if (p.donated_places_.empty()) return;
+  for (const auto& place : p.donated_places_) bases_[place.base] = bases_[place.input] + place.offset_bytes;
+  for (const ValueId id : p.shells_) {
+    if (!p.bound_.program->is_constant(id)) slots_[id] = unbound_tensor(id);
+  }
+}
+
+// Outputs made in a donated input's bytes become their owners.
+void PreparedFrame::give_donated() {
+  for (const auto& [input, storage] : heirs_) {
+    c10::StorageImpl& donor = *inputs_[input].tensor->storage().unsafeGetStorageImpl();
+    storage.unsafeGetStorageImpl()->set_data_ptr_noswap(
+        donor.set_data_ptr(at::DataPtr(nullptr, donor.device())));
+  }
+  heirs_.clear();
+}
+
+void PreparedFrame::make_ready(std::span<const InputView> inputs, Arena& arena) {
+  move_to(arena);
+  if (uses_fixed()) follow_weights(inputs);
+}
+
+bool PreparedFrame::run(std::span<const InputView> inputs, Arena& arena, std::vector<c10::IValue>& outputs) {
+  const PreparedProgram& p = *prepared_;
+  std::optional<RunState> state;
+  std::optional<c10::InferenceMode> normal_tensors;
+  if (!p.direct_) {
+    state.emplace();
+  } else if (c10::InferenceMode::is_enabled()) {
+    normal_tensors.emplace(false);
+  }
+  move_to(arena);
+  if (p.options_.poison && p.stats_.arena_bytes > 0) {
+    std::memset(arena_, 0xFF, static_cast<size_t>(p.stats_.arena_bytes));
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i].tensor) {
+      bases_[i] =
+          const_cast<char*>(static_cast<const char*>(inputs[i].tensor->unsafeGetTensorImpl()->data()));
+    }
+  }
+  bool as_planned = true;
+  Trace* const trace = current_trace();
+  inputs_ = inputs;
+  try {
+    if (!p.options_.donated.empty()) place_in_donated();
+    if (uses_fixed()) follow_weights(inputs);
+    for (const ValueId id : p.inputs_in_slots_) slots_[id] = *inputs[id].tensor;
+    if (trace) [[unlikely]] {
+      trace->innermost().placed_ns = trace_now_ns();
+      trace->innermost().prepared = prepared_;
+      as_planned = run_steps(TimedSteps(*trace));
+    } else if (profiler_listens()) [[unlikely]] {
+      as_planned = run_steps(ProfiledSteps(p));
+    } else {
+      as_planned = run_steps(Unwatched());
+    }
+    if (!as_planned) {
+      for (size_t i = 0; i < inputs.size(); ++i) {
+        if (inputs[i].tensor) slots_[i] = *inputs[i].tensor;
+      }
+      finish_generally(resume_at_);
+    }
+    if (!heirs_.empty()) give_donated();
+  } catch (...) {
+    heirs_.clear();
+    clear();
+    // What is left of them is no longer what the caller gave.
+    if (!p.options_.donated.empty()) end_donation(p.options_.donated, inputs, {});
+    throw;
+  }
+  if (trace) [[unlikely]]
+    trace->innermost().steps_ns = trace_now_ns();
+  outputs.clear();
+  outputs.reserve(p.bound_.program->outputs().size());
+  for (const ValueId id : p.bound_.program->outputs()) outputs.push_back(slots_[id]);
+  clear();
+  return as_planned;
+}
+
+template <class Watch>
+bool PreparedFrame::run_steps(Watch&& watch) {
+  const PreparedProgram& p = *prepared_;
+  size_t region = 0;
+  for (uint32_t index = 0; index < p.steps_.size(); ++index) {
+    const Step& step = p.steps_[index];
+    if constexpr (std::is_same_v<std::decay_t<Watch>, Unwatched>) {
+      if (region < p.regions_.size() && index == p.regions_[region].first) [[unlikely]] {
+        if (run_region(p.regions_[region]) != kRan) {
+          resume_at_ = step.first_node;
+          return false;
+        }
+        index += p.regions_[region++].count - 1;
+        continue;
+      }
+    }
+    watch.before(index);
+    switch (step.kind) {
+      case StepKind::kCall: {
+        char* workspace = step.workspace_offset >= 0 ? arena_ + step.workspace_offset : nullptr;
+        if (step.run(step.params, bases_.data(), workspace) != kRan) {
+          resume_at_ = step.first_node;
+          return false;
+        }
+        break;
+      }
+      case StepKind::kAllocate: {
+        const bool placed = !places_.empty() && places_[step.value].defined();
+        at::Tensor tensor;
+        if (step.donor >= 0) [[unlikely]] {
+          tensor = borrow(bases_[static_cast<size_t>(step.donor)], p.records_[step.value].meta);
+          heirs_.emplace_back(static_cast<ValueId>(step.donor), tensor.storage());
+        } else {
+          tensor = placed ? places_[step.value] : new_tensor(step.value);
+        }
+        bases_[static_cast<size_t>(p.base_of_[step.value])] = static_cast<char*>(tensor.mutable_data_ptr());
+        slots_[step.value] = std::move(tensor);
+        break;
+      }
+      case StepKind::kView:
+        slots_[step.value] = view_of_owner(step.value);
+        break;
+      default:
+        if (!run_node_step(step)) {
+          resume_at_ = step.node + 1;
+          return false;
+        }
+    }
+    watch.after(index);
+    if (step.num_releases == 0) continue;
+    for (uint32_t i = 0; i < step.num_releases; ++i)
+      slots_[p.releases_[step.first_release + i]] = c10::IValue();
+    watch.released();
+  }
+  return true;
+}
+
+int PreparedFrame::run_region(const ParallelRegion& region) {
+  const PreparedProgram& p = *prepared_;
+  const int status = run_beside(region, p.steps_, bases_.data(), arena_, p.options_.inter_op_threads);
+  for (uint32_t index = region.first; index < region.first + region.count; ++index) {
+    const Step& step = p.steps_[index];
+    for (uint32_t i = 0; i < step.num_releases && status == kRan; ++i)
+      slots_[p.releases_[step.first_release + i]] = c10::IValue();
+  }
+  return status;
+}
+
+bool PreparedFrame::run_node_step(const Step& step) {
+  const PreparedProgram& p = *prepared_;
+  const Node& node = p.bound_.program->nodes()[step.node];
+  try {
+    if (step.kind == StepKind::kOut) {
+      run_into_outputs(p.bound_, step.node, slots_.data());
+    } else {
+      for (uint32_t i = 0; i < node.num_outputs; ++i) slots_[node.first_output + i] = c10::IValue();
+      run_node(p.bound_, step.node, slots_.data());
+    }
+  } catch (...) {
+    rethrow_at(*p.bound_.program, node);
+  }
+  return step.kind == StepKind::kUnstable || as_recorded(node);
+}
+
+// Compares what a node made with the record, and notes where the bytes lie.
+bool PreparedFrame::as_recorded(const Node& node) {
+  const PreparedProgram& p = *prepared_;
+  for (uint32_t i = 0; i < node.num_outputs; ++i) {
+    const ValueId id = node.first_output + i;
+    const ValueRecord& record = p.records_[id];
+    if (!record.is_tensor) continue;
+    if (!slots_[id].isTensor() || !same_meta(slots_[id].toTensor(), record)) return false;
+    if (!record.plain) continue;
+    char* data = const_cast<char*>(static_cast<const char*>(slots_[id].toTensor().const_data_ptr()));
+    const int32_t base = p.base_of_[record.owner];
+    if (record.owner == id) {
+      if (base >= 0 && p.is_fixed_[id] && bases_[static_cast<size_t>(base)] != data) return false;
+      if (base >= 0) bases_[static_cast<size_t>(base)] = data;
+    } else if (base >= 0 && slots_[id].toTensor().numel() > 0 &&
+               data != bases_[static_cast<size_t>(base)] + record.offset_bytes) {
+      return false;  // it was a view of that value, and no longer is
+    }
+  }
+  return true;
+}
+
+void PreparedFrame::materialize(ValueId value) {
+  const PreparedProgram& p = *prepared_;
+  if (!slots_[value].isNone() || !p.records_[value].is_tensor) return;
+  const ValueId owner = p.records_[value].owner;
+  if (!p.is_fixed_result_.empty() && p.is_fixed_result_[owner] && slots_[owner].isNone()) {
+    slots_[owner] = p.fixed_->value_of(*p.fixed_->acquire(inputs_, std::span(&owner, 1), {}), owner);
+    if (owner == value) return;
+  }
+  slots_[value] = !slots_[owner].isNone() && owner != value ? view_of_owner(value) : unbound_tensor(value);
+}
+
+void PreparedFrame::finish_generally(uint32_t first_node) {
+  const RunState state;
+  const Program& program = *prepared_->bound_.program;
+  if (first_node < program.nodes().size()) {
+    const ValueId first_undefined = program.nodes()[first_node].first_output;
+    for (uint32_t index = first_node; index < program.nodes().size(); ++index) {
+      for (const ValueId id : program.reads(program.nodes()[index])) {
+        if (id < first_undefined) materialize(id);
+      }
+    }
+    for (const ValueId id : program.outputs()) {
+      if (id < first_undefined) materialize(id);
+    }
+    for (ValueId id = first_undefined; id < program.num_values(); ++id) slots_[id] = c10::IValue();
+  }
+  std::optional<WatchedNodes> watch;
+  if (WatchedNodes::wanted()) watch.emplace(prepared_->bound_, nullptr);
+  run_general(prepared_->bound_, slots_.data(), first_node, watch ? &*watch : nullptr);
+}
+
+void PreparedFrame::clear() {
+  for (const ValueId id : prepared_->transient_) slots_[id] = c10::IValue();
+}
+
+}  // namespace staticrt

@@ -1,0 +1,149 @@
+#include "runtime/general/bind.h"
+
+#include <string>
+
+#include "common/error.h"
+#include "kernels/registry/structured_ops.h"
+
+namespace staticrt {
+namespace {
+
+// The out overload of a structured op, if its arguments are the op's own and its outputs.
+std::optional<c10::OperatorHandle> find_out_overload(const Node& node) {
+  const std::optional<std::string_view> overload = structured_out_overload(node.op);
+  if (!overload) return std::nullopt;
+  const c10::FunctionSchema& schema = node.handle->schema();
+  auto found = c10::Dispatcher::singleton().findSchema({schema.name(), std::string(*overload)});
+  if (!found || !found->hasKernelForDispatchKey(c10::DispatchKey::CPU)) return std::nullopt;
+  const auto& args = found->schema().arguments();
+  if (args.size() != schema.arguments().size() + schema.returns().size()) return std::nullopt;
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    if (args[i].name() != schema.arguments()[i].name() || *args[i].type() != *schema.arguments()[i].type()) {
+      return std::nullopt;
+    }
+  }
+  return found;
+}
+
+bool all_outputs_are_typed_cpu_tensors(const Program& program, const Node& node) {
+  for (uint32_t i = 0; i < node.num_outputs; ++i) {
+    const ValueInfo& info = program.values()[node.first_output + i];
+    if (!info.is_tensor || !info.dtype || !info.device || !info.device->is_cpu()) return false;
+  }
+  return node.num_outputs > 0 && !node.unpacks_list;
+}
+
+bool inputs_are_on_cpu(const Program& program, const Node& node) {
+  for (const ValueId id : program.reads(node)) {
+    const ValueInfo& info = program.values()[id];
+    if (info.is_tensor && info.device && !info.device->is_cpu()) return false;
+  }
+  return true;
+}
+
+void choose_kernel(const Program& program, const Node& node, const BindOptions& options, BoundNode& bound) {
+  if (node.op.rfind("srt::", 0) == 0 && !node.bodies.empty()) {
+    bound.kind = BoundKind::kControl;
+    return;
+  }
+  const bool cpu = inputs_are_on_cpu(program, node);
+  const bool can_write_out =
+      options.out_variants && cpu && !node.has_effects && all_outputs_are_typed_cpu_tensors(program, node);
+  const Kernel* kernel = find_kernel(node.op);
+  if (kernel && (kernel->kind == KernelKind::kNative ? cpu || !node.handle : can_write_out)) {
+    bound.kind = kernel->kind == KernelKind::kOut ? BoundKind::kOut : BoundKind::kNative;
+    bound.kernel = kernel->run;
+    return;
+  }
+  SRT_CHECK(node.handle, program.describe(node), ": no kernel and no registered operator of this name");
+  if (can_write_out && (bound.out_handle = find_out_overload(node))) {
+    bound.kind = BoundKind::kBoxedOut;
+    return;
+  }
+  bound.kind = BoundKind::kBoxed;
+  bound.check_overlap = node.aliases.empty();
+}
+
+// Values of whose storage a node reads what lies beside their elements. Memory that is shared with other
+// values would show it these, and hide that it reads too far.
+std::vector<bool> read_beside(const Program& program) {
+  std::vector<bool> found(program.num_values(), false);
+  const auto mark = [&](const Arg& arg) {
+    for (uint32_t k = 0; k < arg.count; ++k) found[program.operands()[arg.first + k]] = true;
+  };
+  for (auto node = program.nodes().rbegin(); node != program.nodes().rend(); ++node) {
+    if (node->op.starts_with("aten::as_strided") && node->num_args > 0) mark(program.arg(*node, 0));
+    for (const Alias& alias : node->aliases) {
+      if (found[node->first_output + alias.output]) mark(program.arg(*node, alias.arg));
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+const char* to_string(BoundKind kind) {
+  switch (kind) {
+    case BoundKind::kOut:
+      return "out variant";
+    case BoundKind::kNative:
+      return "native";
+    case BoundKind::kBoxedOut:
+      return "boxed out variant";
+    case BoundKind::kBoxed:
+      return "fallback";
+    case BoundKind::kControl:
+      return "control flow";
+  }
+  return "?";
+}
+
+BoundProgram bind(std::shared_ptr<const Program> program_ptr, const BindOptions& options) {
+  BoundProgram result;
+  result.program = std::move(program_ptr);
+  const Program& program = *result.program;
+  result.check_sizes = options.check_arguments;
+  result.liveness = compute_liveness(program);
+  const Liveness& live = result.liveness;
+  result.nodes.resize(program.nodes().size());
+
+  std::vector<bool> is_output(program.num_values(), false);
+  for (const ValueId id : program.outputs()) is_output[id] = true;
+  const std::vector<bool> beside = read_beside(program);
+  std::vector<uint32_t> last_use(program.num_values(), 0);
+  for (uint32_t index = 0; index < program.nodes().size(); ++index) {
+    const Node& node = program.nodes()[index];
+    BoundNode& bound = result.nodes[index];
+    choose_kernel(program, node, options, bound);
+    if (options.check_arguments && node.handle) bound.check = ArgumentCheck::of(node.handle->schema());
+    bound.managed.assign(node.num_outputs, false);
+    const bool out_variant = bound.kind == BoundKind::kOut || bound.kind == BoundKind::kBoxedOut;
+    for (uint32_t i = 0; i < node.num_outputs; ++i) {
+      const ValueId id = node.first_output + i;
+      last_use[id] = index;
+      if (out_variant && !live.touches_input[id] && !live.touches_output[id] && !beside[id]) {
+        bound.managed[i] = true;
+        result.managed_values.push_back(id);
+      }
+    }
+    for (const ValueId id : program.reads(node)) last_use[id] = index;
+    for (const uint32_t written : node.written_args) {
+      const Arg& arg = program.arg(node, written);
+      for (uint32_t k = 0; k < arg.count; ++k) {
+        result.writes_inputs |= live.touches_input[program.operands()[arg.first + k]];
+      }
+    }
+  }
+  const ValueId first_output = program.first_constant() + static_cast<ValueId>(program.constants().size());
+  std::vector<bool> managed(program.num_values(), false);
+  for (const ValueId id : result.managed_values) {
+    managed[id] = true;
+    result.nodes[live.ranges[id].end - 1].managed_ends.push_back(id);
+  }
+  for (ValueId id = first_output; id < program.num_values(); ++id) {
+    if (!is_output[id] && !managed[id]) result.nodes[last_use[id]].last_uses.push_back(id);
+  }
+  return result;
+}
+
+}  // namespace staticrt

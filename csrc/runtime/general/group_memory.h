@@ -1,0 +1,85 @@
+// Memory of one frame's managed values on the general path: storage groups, as PyTorch's Static Runtime
+// plans them (torch/csrc/jit/runtime/static/memory_planner.cpp gives the behaviour, not the code).
+//
+// Run 1 allocates ordinarily, frees each managed value after its last use, and shows how large it was. From
+// then on the members of
+// a group point to one storage, all storages lie in one buffer, and a group is as large as its largest
+// member was in any run so far. A value that outgrows its group allocates inside the run; the next run's
+// buffer has room for it. Groups never shrink.
+//
+// Invariants between begin_run() and end_run():
+// (1) Each member's tensor points to its group's StorageImpl.
+// (2) Groups do not overlap in the buffer.
+//
+// Thread safety: none; one per frame.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/Storage.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "runtime/general/bind.h"
+
+namespace staticrt {
+
+struct MemoryOptions {
+  bool optimize_memory = true;       // off: one group per value
+  bool cleanup_activations = false;  // on: the buffer is given back after each run
+};
+
+struct MemoryCounters {
+  int64_t managed_tensors = 0;
+  int64_t managed_bytes = 0;      // size of the buffer
+  int64_t reused_tensors = 0;     // sum over groups of members - 1
+  int64_t unmanaged_scalars = 0;  // values that are not tensors
+  int64_t unmanaged_others = 0;
+};
+
+class GroupMemory {
+ public:
+  GroupMemory(const BoundProgram& bound, const MemoryOptions& options);
+  GroupMemory(const GroupMemory&) = delete;
+  GroupMemory& operator=(const GroupMemory&) = delete;
+
+  // Before a run: puts the storages of all groups into the buffer. Nothing before the profile run.
+  void begin_run(c10::IValue* slots);
+  // In the profile run, after the value's last use: notes its size and frees it.
+  void let_go(ValueId id, c10::IValue* slots);
+  // After a run that finished: the first makes the groups, the others enlarge them and put back
+  // storages that a kernel replaced.
+  void end_run(c10::IValue* slots);
+  // After a run that threw: every managed value loses its bytes; sizes learnt so far stay.
+  void abandon_run(c10::IValue* slots);
+
+  // Does storage lie in this frame's buffer?
+  bool owns(const at::Tensor& tensor) const;
+  MemoryCounters counters() const;
+  bool planned() const { return planned_; }
+  // Offsets in bytes of each managed value's group in the buffer, for tests and reports.
+  std::vector<std::pair<ValueId, int64_t>> offsets() const;
+
+ private:
+  struct Group {
+    c10::Storage storage;
+    std::vector<ValueId> members;
+    int64_t size_bytes = 0;
+    int64_t offset_bytes = 0;
+  };
+  void make_groups();
+  void place();
+  void detach();
+
+  const BoundProgram& bound_;
+  const MemoryOptions options_;
+  bool planned_ = false;
+  std::vector<std::pair<ValueId, int64_t>> profiled_bytes_;  // sizes of the values that were let go of
+  std::vector<Group> groups_;
+  at::DataPtr buffer_;
+  int64_t buffer_bytes_ = 0;
+  int64_t needed_bytes_ = 0;
+};
+
+}  // namespace staticrt

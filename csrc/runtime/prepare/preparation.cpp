@@ -1,0 +1,277 @@
+#include "runtime/prepare/preparation.h"
+
+#include <algorithm>
+
+#include "common/error.h"
+#include "common/tuning.h"
+
+namespace staticrt {
+
+int64_t extent_bytes(const TensorMeta& meta) {
+  int64_t last = 0;
+  for (size_t d = 0; d < meta.sizes.size(); ++d) {
+    if (meta.sizes[d] == 0) return 0;
+    last += (meta.sizes[d] - 1) * meta.strides[d];
+  }
+  return (last + 1) * static_cast<int64_t>(c10::elementSize(meta.dtype));
+}
+
+void Preparation::run() {
+  const uint32_t n = program_.num_values();
+  slots_.resize(n);
+  users_.resize(n);
+  is_output_.assign(n, false);
+  is_fixed_.assign(n, false);
+  result_.base_of_.assign(n, -1);
+  for (ValueId id = 0; id < n; ++id) slots_[id] = records_[id].number;
+  for (uint32_t index = 0; index < program_.nodes().size(); ++index) {
+    for (const ValueId id : program_.reads(program_.nodes()[index])) users_[id].push_back(index);
+  }
+  owned_.resize(n);
+  for (ValueId id = 0; id < n; ++id) {
+    if (records_[id].is_tensor) owned_[records_[id].owner].push_back(id);
+  }
+  for (const ValueId id : program_.outputs()) is_output_[id] = true;
+  find_owners();
+  find_fixed();
+  classify();
+  settle();
+  find_slots();
+  find_regions();
+  plan();
+  emit();
+}
+
+// Owners whose bytes leave the run, and when each owner's bytes are last used.
+void Preparation::find_owners() {
+  escapes_.assign(program_.num_values(), false);
+  for (ValueId id = 0; id < program_.num_values(); ++id) {
+    const ValueId owner = records_[id].owner;
+    if (records_[id].is_tensor && (is_output_[id] || bound_.liveness.touches_output[id]))
+      escapes_[owner] = true;
+  }
+}
+
+bool Preparation::is_fixed_node(uint32_t index) const {
+  const Node& node = node_at(index);
+  if (!is_stable(node) || is_skippable(node, bound_.nodes[index]) || !makes_tensors(node) || !all_plain(node))
+    return false;
+  int64_t read_bytes = 0;
+  for (const ValueId id : program_.reads(node)) {
+    if (!records_[id].is_tensor) continue;
+    if (!is_fixed_[records_[id].owner]) return false;
+    read_bytes += extent_bytes(records_[id].meta);
+  }
+  for (uint32_t i = 0; i < node.num_outputs; ++i) {
+    const ValueId id = node.first_output + i;
+    if (!result_.fixed_->is_fixed(id) || escapes_[id] ||
+        extent_bytes(records_[id].meta) > std::max(tuning::kMaxFixedBytes, 2 * read_bytes)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void Preparation::find_fixed() {
+  const auto n = static_cast<uint32_t>(program_.nodes().size());
+  plans_.resize(n);
+  if (!result_.fixed_) return;
+  for (ValueId id = 0; id < program_.first_constant() + program_.constants().size(); ++id) {
+    is_fixed_[id] = records_[id].is_tensor && records_[id].plain && result_.fixed_->is_fixed(id);
+  }
+  for (uint32_t index = 0; index < n; ++index) {
+    if (!is_fixed_node(index)) continue;
+    plans_[index].plan = Plan::kFixed;
+    for (uint32_t i = 0; i < node_at(index).num_outputs; ++i)
+      is_fixed_[node_at(index).first_output + i] = true;
+  }
+}
+
+uint32_t Preparation::base_of(ValueId owner) {
+  if (result_.base_of_[owner] < 0) {
+    result_.base_of_[owner] = static_cast<int32_t>(result_.num_bases_++);
+    base_owner_.push_back(owner);
+  }
+  return static_cast<uint32_t>(result_.base_of_[owner]);
+}
+
+TensorOperand Preparation::operand(ValueId id) {
+  TensorOperand operand;
+  operand.meta = records_[id].meta;
+  operand.where = {base_of(records_[id].owner), records_[id].offset_bytes};
+  operand.is_fixed = is_fixed_[records_[id].owner];
+  return operand;
+}
+
+bool Preparation::all_plain(const Node& node) const {
+  for (const ValueId id : program_.reads(node)) {
+    if (records_[id].is_tensor && !records_[id].plain) return false;
+  }
+  for (uint32_t i = 0; i < node.num_outputs; ++i) {
+    const ValueRecord& record = records_[node.first_output + i];
+    if (!record.stable || (record.is_tensor && !record.plain)) return false;
+  }
+  return true;
+}
+
+// Every output is a tensor with bytes of its own.
+bool Preparation::makes_tensors(const Node& node) const {
+  for (uint32_t i = 0; i < node.num_outputs; ++i) {
+    const ValueRecord& record = records_[node.first_output + i];
+    if (!record.is_tensor || record.owner != node.first_output + i) return false;
+  }
+  return node.num_outputs > 0;
+}
+
+bool Preparation::is_stable(const Node& node) const {
+  for (uint32_t i = 0; i < node.num_outputs; ++i) {
+    if (!records_[node.first_output + i].stable) return false;
+  }
+  for (const ValueId id : program_.reads(node)) {
+    if (!records_[id].stable) return false;
+  }
+  return true;
+}
+
+// A native node whose results are numbers or views: nothing is left to do for it.
+bool Preparation::is_skippable(const Node& node, const BoundNode& bound) const {
+  if (node.has_effects || bound.kind != BoundKind::kNative) return false;
+  for (uint32_t i = 0; i < node.num_outputs; ++i) {
+    const ValueRecord& record = records_[node.first_output + i];
+    if (record.is_tensor && (!record.plain || record.owner == node.first_output + i)) return false;
+  }
+  return true;
+}
+
+void Preparation::classify() {
+  const auto n = static_cast<uint32_t>(program_.nodes().size());
+  for (ValueId id = 0; id < program_.num_inputs(); ++id) base_of(id);  // entry i is input i
+  for (uint32_t index = 0; index < n; ++index) plans_[index].chain_first = plans_[index].chain_last = index;
+  for (uint32_t index = 0; index < n;) {
+    const Node& node = node_at(index);
+    const BoundNode& bound = bound_.nodes[index];
+    NodePlan& plan = plans_[index];
+    if (plan.plan == Plan::kFixed) {
+      // nothing to do in a run
+    } else if (!is_stable(node)) {
+      plan.plan = Plan::kUnstable;
+    } else if (is_skippable(node, bound)) {
+      plan.plan = Plan::kSkip;
+    } else if (starts_chain(index)) {
+      if (const uint32_t next = prepare_chain_from(index); next > index) {
+        index = next;
+        continue;
+      }
+      plan_single(index);
+    } else {
+      plan_single(index);
+    }
+    ++index;
+  }
+}
+
+void Preparation::plan_single(uint32_t index) {
+  const Node& node = node_at(index);
+  const BoundNode& bound = bound_.nodes[index];
+  NodePlan& plan = plans_[index];
+  const bool callable = !node.has_effects && all_plain(node) && makes_tensors(node);
+  if (callable && prepare_node(index)) {
+    plan.plan = Plan::kCall;
+  } else if (callable && (bound.kind == BoundKind::kOut || bound.kind == BoundKind::kBoxedOut)) {
+    plan.plan = Plan::kOut;
+  } else {
+    plan.plan = Plan::kGeneric;
+  }
+}
+
+std::optional<PrepareRequest> Preparation::request_for(uint32_t index) {
+  const Node& node = node_at(index);
+  PrepareRequest request;
+  request.op = node.op;
+  request.num_threads = intra_op_threads();
+  request.deterministic = result_.options_.deterministic;
+  const Operands op = operands_of_node(node);
+  for (uint32_t i = 0; i < node.num_args; ++i) {
+    const Arg& arg = program_.arg(node, i);
+    PrepareRequest::Argument argument;
+    for (uint32_t k = 0; k < arg.count; ++k) {
+      const ValueId id = program_.operands()[arg.first + k];
+      if (records_[id].is_tensor) {
+        argument.tensors.push_back(operand(id));
+      } else if (arg.is_list && records_[id].number.isNone()) {
+        argument.tensors.emplace_back();  // an absent element of a Tensor?[]
+      }
+    }
+    const bool any_tensor = std::any_of(argument.tensors.begin(), argument.tensors.end(),
+                                        [](const TensorOperand& t) { return t.meta.defined(); });
+    if (!any_tensor) {
+      argument.tensors.clear();
+      argument.value = op.boxed(i);
+      if (argument.value.isTensorList()) return std::nullopt;  // a constant list of tensors
+    }
+    request.args.push_back(std::move(argument));
+  }
+  for (uint32_t i = 0; i < node.num_outputs; ++i) {
+    const ValueId id = node.first_output + i;
+    request.outs.push_back(operand(id));
+    request.is_read.push_back(is_output_[id] || !users_[id].empty());
+  }
+  return request;
+}
+
+bool Preparation::prepare_node(uint32_t index) {
+  const PrepareFn prepare = find_prepare(node_at(index).op);
+  if (!prepare) return false;
+  std::optional<PrepareRequest> request = request_for(index);
+  if (!request) return false;
+  request->first_derived = result_.num_bases_;
+  std::optional<PreparedCall> call = prepare(*request);
+  if (!call) return false;
+  plans_[index].route = call->route;
+  plans_[index].call = std::move(*call);
+  plans_[index].derived = derived_by(*request);
+  result_.choices_.insert(result_.choices_.end(), request->choices.begin(), request->choices.end());
+  plans_[index].workspace_bytes = request->workspace_bytes;
+  return true;
+}
+
+// What a request's kernel asked to have derived, as the runtime keeps it.
+std::vector<DerivedBytes> Preparation::derived_by(PrepareRequest& request) {
+  std::vector<DerivedBytes> all;
+  for (Derivation& derivation : request.derivations) {
+    DerivedBytes bytes;
+    bytes.key = derivation.layout;
+    for (const TensorOperand& source : derivation.sources) {
+      const ValueId owner = base_owner_[source.where.base];
+      SRT_INTERNAL(is_fixed_[owner], "bytes are derived of ", program_.values()[owner].name,
+                   ", which is not fixed");
+      bytes.owners.push_back(owner);
+      const auto add = [&bytes](char mark, int64_t number) {
+        bytes.key += mark;
+        bytes.key += std::to_string(number);
+      };
+      add('|', owner);
+      add('+', source.where.offset_bytes);
+      for (const int64_t v : source.meta.sizes) add(',', v);
+      for (const int64_t v : source.meta.strides) add(':', v);
+    }
+    bytes.base = result_.num_bases_++;
+    base_owner_.push_back(kNoNode);
+    bytes.derivation = std::move(derivation);
+    all.push_back(std::move(bytes));
+  }
+  return all;
+}
+
+PreparedProgram::PreparedProgram(const BoundProgram& bound, const Recorder& recorder, Signature signature,
+                                 const PreparedOptions& options, FixedValues* fixed,
+                                 const planner::KnownPlans& known)
+    : bound_(bound),
+      signature_(std::move(signature)),
+      options_(options),
+      fixed_(fixed),
+      records_(recorder.records()) {
+  Preparation(*this, bound, known).run();
+}
+
+}  // namespace staticrt

@@ -1,0 +1,198 @@
+// Where bytes lie: offsets of all values that never leave a run, and which of them share bytes on purpose.
+#include <algorithm>
+#include <optional>
+
+#include "runtime/prepare/preparation.h"
+
+namespace staticrt {
+
+// Donated inputs as values of the plan: their bytes are lent from the last use on.
+void Preparation::find_donors(std::vector<planner::Spec>& specs) {
+  for (const auto& [id, name] : result_.options_.donated) {
+    if (!records_[id].is_tensor || !records_[id].plain || escapes_[id]) continue;
+    const int64_t bytes = extent_bytes(records_[id].meta);
+    if (bytes == 0) continue;
+    const ValueId heir = find_heir(id);
+    int64_t until = static_cast<int64_t>(plans_.size()) + 1;
+    if (heir != kNoNode) {
+      donor_of_[heir] = id;
+      until = begin_[heir];
+    }
+    const int64_t end = std::max<int64_t>(1, end_[id]);
+    if (until < end) continue;  // the heir is written over the input itself: nothing is left to lend
+    spec_of_[id] = static_cast<int32_t>(specs.size());
+    loans_.push_back({spec_of_[id], until});
+    lenders_.push_back(id);
+    specs.push_back({0, end, bytes});
+    planned_.push_back(id);
+  }
+}
+
+// A result that can have the input's bytes, as many as its own: the first that is written over it or begins
+// after it.
+ValueId Preparation::find_heir(ValueId input) const {
+  const int64_t bytes = extent_bytes(records_[input].meta);
+  for (uint32_t index = 0; index < plans_.size(); ++index) {
+    const NodePlan& plan = plans_[index];
+    if (plan.plan != Plan::kCall && plan.plan != Plan::kOut) continue;
+    for (uint32_t i = 0; i < node_at(index).num_outputs; ++i) {
+      const ValueId id = node_at(index).first_output + i;
+      const bool is_heir = escapes_[id] && records_[id].is_tensor && records_[id].owner == id &&
+                           !donor_of_.count(id) && extent_bytes(records_[id].meta) == bytes;
+      if (!is_heir) continue;
+      if (begin_[id] >= end_[input]) return id;
+      const auto base = [&](ValueId owner) { return static_cast<uint32_t>(result_.base_of_[owner]); };
+      const NodePlan& call = plans_[plan.chain_last];
+      const bool dies = end_[input] <= plan.chain_last + 1 && !region_of_.count(plan.chain_last);
+      const bool may = std::any_of(call.call.reuses.begin(), call.call.reuses.end(), [&](const Reuse& r) {
+        return r.input == base(input) && r.output == base(id);
+      });
+      if (plan.plan == Plan::kCall && dies && may) return id;
+    }
+  }
+  return kNoNode;
+}
+
+// What kernels allow of the operands' bytes, as far as live ranges do.
+void Preparation::find_sharing() {
+  const auto owner_at = [&](uint32_t base) {
+    return base < base_owner_.size() ? base_owner_[base] : kNoNode;
+  };
+  const auto is_planned = [&](ValueId owner) { return owner != kNoNode && spec_of_[owner] >= 0; };
+  const auto is_made = [&](ValueId owner) { return is_planned(owner) && !program_.is_input(owner); };
+  for (uint32_t index = 0; index < plans_.size(); ++index) {
+    const NodePlan& plan = plans_[index];
+    if (plan.plan != Plan::kCall || plan.chain_last != index || region_of_.count(index)) continue;
+    for (const Reuse& reuse : plan.call.reuses) {
+      const ValueId input = owner_at(reuse.input);
+      const ValueId output = owner_at(reuse.output);
+      if (!is_planned(input) || !is_made(output)) continue;
+      const bool dies =
+          end_[input] <= index + 1 && (begin_[input] < begin_[output] || program_.is_input(input));
+      const bool same_size = extent_bytes(records_[input].meta) == extent_bytes(records_[output].meta);
+      if (dies && same_size && plans_[definition_[output]].chain_last == index)
+        overwrites_.push_back({spec_of_[input], spec_of_[output]});
+    }
+    if (plan.call.slices.empty() || !is_made(owner_at(plan.call.slices[0].output))) continue;
+    planner::Copy copy;
+    copy.output = spec_of_[owner_at(plan.call.slices[0].output)];
+    for (const Slice& slice : plan.call.slices) {
+      const ValueId input = owner_at(slice.input);
+      if (!is_made(input)) continue;
+      const bool is_whole = extent_bytes(records_[input].meta) == slice.size_bytes && begin_[input] < index;
+      if (is_whole) copy.parts.push_back({spec_of_[input], slice.offset_bytes});
+    }
+    if (copy.parts.empty()) continue;
+    copies_.push_back(std::move(copy));
+    copy_nodes_.push_back(index);
+  }
+}
+
+// As it was planned before, if it was.
+planner::Plan Preparation::plan_groups(std::span<const planner::Spec> specs, int64_t alignment,
+                                       planner::Effort effort) {
+  std::optional<planner::Plan> plan = known_plans_.find(specs, alignment);
+  const bool is_known = plan.has_value();
+  if (!plan) plan = planner::plan(specs, alignment, effort);
+  // One value or none lies at the arena's beginning: no search, and nothing to keep.
+  if (specs.size() > 1) {
+    ++(is_known ? result_.stats_.known_plans : result_.stats_.searched_plans);
+    result_.plans_.push_back(planner::to_known(specs, alignment, *plan));
+  }
+  return *std::move(plan);
+}
+
+void Preparation::plan() {
+  std::vector<planner::Spec> specs;
+  spec_of_.assign(program_.num_values(), -1);
+  for (ValueId id = 0; id < program_.num_values(); ++id) {
+    if (!is_arena_owner(id)) continue;
+    spec_of_[id] = static_cast<int32_t>(specs.size());
+    specs.push_back({begin_[id], end_[id], extent_bytes(records_[id].meta)});
+    planned_.push_back(id);
+  }
+  find_donors(specs);
+  find_sharing();
+  std::vector<uint32_t> workspaces;
+  for (uint32_t index = 0; index < plans_.size(); ++index) {
+    if (plans_[index].workspace_bytes == 0) continue;
+    planner::Spec spec{plans_[index].chain_first, index + 1, plans_[index].workspace_bytes};
+    if (const auto found = region_of_.find(index); found != region_of_.end()) {
+      spec.begin = regions_[found->second].begin;
+      spec.end = regions_[found->second].end;
+    }
+    specs.push_back(spec);
+    workspaces.push_back(index);
+  }
+  for (planner::Loan& loan : loans_) loan.borrowers = static_cast<int32_t>(planned_.size());
+  const planner::SharedPlan plan =
+      planner::plan_shared(specs, overwrites_, copies_, loans_, /*alignment=*/64, planner::Effort::kDefault,
+                           [this](std::span<const planner::Spec> groups, int64_t alignment,
+                                  planner::Effort effort) { return plan_groups(groups, alignment, effort); });
+  result_.is_fixed_.assign(program_.num_values(), false);
+  for (size_t i = 0; i < specs.size(); ++i) {
+    const bool is_value = i < planned_.size();
+    const uint32_t id = is_value ? planned_[i] : workspaces[i - planned_.size()];
+    const bool is_lent = plan.loan[i] >= 0;
+    MemoryBlock block;
+    block.kind = !is_value ? MemoryBlock::Kind::kWorkspace
+                 : is_lent ? MemoryBlock::Kind::kDonated
+                           : MemoryBlock::Kind::kArena;
+    block.id = id;
+    block.begin = static_cast<uint32_t>(specs[i].begin);
+    block.end = static_cast<uint32_t>(specs[i].end);
+    block.size_bytes = specs[i].size_bytes;
+    block.offset_bytes = plan.offsets[i];
+    blocks_.push_back(block);
+    if (is_value && program_.is_input(id)) continue;
+    if (!is_value) {
+      workspace_offset_[id] = plan.offsets[i];
+    } else if (is_lent) {
+      result_.is_fixed_[id] = true;
+      result_.donated_places_.push_back(
+          {base_of(id), lenders_[static_cast<size_t>(plan.loan[i])], plan.offsets[i]});
+      result_.stats_.donated_bytes += block.size_bytes;
+    } else {
+      result_.is_fixed_[id] = true;
+      result_.arena_offsets_.emplace_back(base_of(id), plan.offsets[i]);
+    }
+  }
+  result_.stats_.arena_bytes = plan.arena_bytes;
+  result_.stats_.lower_bound_bytes = plan.lower_bound;
+  note_sharing(plan);
+  for (const MemoryBlock& block : blocks_) {
+    const bool is_workspace = block.kind == MemoryBlock::Kind::kWorkspace;
+    if (is_workspace || !program_.is_input(block.id)) result_.blocks_.push_back(block);
+  }
+}
+
+// Blocks of one group take turns in their bytes.
+void Preparation::note_sharing(const planner::SharedPlan& plan) {
+  for (size_t k = 0; k < overwrites_.size(); ++k) {
+    if (!plan.overwritten[k]) continue;
+    MemoryBlock& output = blocks_[overwrites_[k].output];
+    MemoryBlock& input = blocks_[overwrites_[k].input];
+    output.sharing = MemoryBlock::Sharing::kOverwrites;
+    output.shares_with = input.id;
+    input.end = std::min(input.end, output.begin);
+    ++result_.stats_.overwrites;
+  }
+  for (size_t k = 0; k < copies_.size(); ++k) {
+    size_t done = 0;
+    for (size_t p = 0; p < copies_[k].parts.size(); ++p) {
+      if (!plan.in_place[k][p]) continue;
+      MemoryBlock& part = blocks_[copies_[k].parts[p].input];
+      // Of several copies that one value is part of, the first is named.
+      if (part.sharing == MemoryBlock::Sharing::kNone) {
+        part.sharing = MemoryBlock::Sharing::kPartOf;
+        part.shares_with = planned_[copies_[k].output];
+      }
+      part.end = std::min(part.end, blocks_[copies_[k].output].begin);
+      ++result_.stats_.parts_in_place;
+      ++done;
+    }
+    if (done == plans_[copy_nodes_[k]].call.slices.size()) made_in_place_.insert(copy_nodes_[k]);
+  }
+}
+
+}  // namespace staticrt

@@ -1,0 +1,47 @@
+// What one run of the general path showed of every value.
+#pragma once
+
+#include <vector>
+
+#include "kernels/registry/prepare.h"
+#include "runtime/general/general_path.h"
+
+namespace staticrt {
+
+struct ValueRecord {
+  bool is_tensor = false;
+  // The same for every call of this signature. Not so where it depends on data (item, nonzero), or on what
+  // only an unknown operator knows.
+  bool stable = false;
+  // A dense CPU tensor without lazy bits: its bytes can be addressed.
+  bool plain = false;
+  TensorMeta meta;
+  ValueId owner = 0;         // whose storage it has; itself if it has its own
+  int64_t offset_bytes = 0;  // of its first element from its owner's
+  c10::IValue number;        // of a non-tensor
+};
+
+class Recorder : public NodeObserver {
+ public:
+  // slots: hold inputs and constants.
+  // device: of the tensors whose bytes count as addressable: kMeta in a run of shapes
+  // (runtime/record/shape_run.h).
+  Recorder(const BoundProgram& bound, const c10::IValue* slots, c10::DeviceType device = c10::kCPU);
+  void after_node(uint32_t node_index, const c10::IValue* slots) override;
+  // Whether what the node makes of its operands, as recorded, is the same for every call of this signature.
+  bool is_stable(uint32_t node_index) const;
+
+  const std::vector<ValueRecord>& records() const { return records_; }
+  // Of all values that the run made.
+  int64_t bytes() const;
+
+ private:
+  void record_tensor(ValueId id, const at::Tensor& tensor);
+
+  const BoundProgram& bound_;
+  const c10::DeviceType device_;
+  std::vector<ValueRecord> records_;
+  std::vector<const char*> data_;  // first element of each tensor, as it was in this run
+};
+
+}  // namespace staticrt

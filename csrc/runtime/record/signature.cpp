@@ -1,0 +1,92 @@
+#include "runtime/record/signature.h"
+
+#include <bit>
+
+namespace staticrt {
+namespace {
+
+bool same_value(const c10::IValue& a, const c10::IValue& b) {
+  if (a.tagKind() != b.tagKind()) return false;
+  if (a.isInt()) return a.toInt() == b.toInt();
+  if (a.isBool()) return a.toBool() == b.toBool();
+  if (a.isDouble()) {
+    // By bits: NaN equals itself, and 0.0 differs from -0.0.
+    return std::bit_cast<uint64_t>(a.toDouble()) == std::bit_cast<uint64_t>(b.toDouble());
+  }
+  return a.isNone() || a == b;
+}
+
+bool same_ints(const Ints& a, at::IntArrayRef b) {
+  if (a.size() != b.size()) return false;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a[i] != b[i]) return false;
+  }
+  return true;
+}
+
+void mix(uint64_t& hash, uint64_t word) {
+  hash = (hash ^ word) * 0x9E3779B97F4A7C15ULL + (hash >> 29);
+}
+
+}  // namespace
+
+Signature::Signature(std::span<const InputView> inputs, int num_threads) : num_threads_(num_threads) {
+  mix(hash_, static_cast<uint64_t>(num_threads));
+  for (const InputView& input : inputs) {
+    Key key;
+    key.is_tensor = input.tensor != nullptr;
+    if (key.is_tensor) {
+      const at::Tensor& t = *input.tensor;
+      key.dispatch_keys = t.key_set().raw_repr();
+      key.meta.dtype = t.scalar_type();
+      key.meta.sizes.assign(t.sizes().begin(), t.sizes().end());
+      key.meta.strides.assign(t.strides().begin(), t.strides().end());
+      mix(hash_, static_cast<uint64_t>(key.meta.dtype));
+      for (const int64_t v : key.meta.sizes) mix(hash_, static_cast<uint64_t>(v));
+      for (const int64_t v : key.meta.strides) mix(hash_, static_cast<uint64_t>(v));
+    } else {
+      key.value = input.value;
+      if (input.value.isInt()) mix(hash_, static_cast<uint64_t>(input.value.toInt()));
+    }
+    keys_.push_back(std::move(key));
+  }
+}
+
+bool Signature::matches(std::span<const InputView> inputs, int num_threads) const {
+  if (inputs.size() != keys_.size() || num_threads != num_threads_) return false;
+  // From the end: the model's own tensors come first, and the caller's are those that differ.
+  for (size_t i = keys_.size(); i-- > 0;) {
+    const Key& key = keys_[i];
+    const at::Tensor* tensor = inputs[i].tensor;
+    if (key.is_tensor != (tensor != nullptr)) return false;
+    if (!tensor) {
+      if (!same_value(key.value, inputs[i].value)) return false;
+      continue;
+    }
+    const c10::TensorImpl& impl = *tensor->unsafeGetTensorImpl();
+    if (impl.key_set().raw_repr() != key.dispatch_keys ||
+        impl.dtype() != c10::scalarTypeToTypeMeta(key.meta.dtype) ||
+        !same_ints(key.meta.sizes, impl.sizes()) || !same_ints(key.meta.strides, impl.strides())) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool can_be_prepared(std::span<const InputView> inputs) {
+  for (const InputView& input : inputs) {
+    if (!input.tensor) {
+      if (!input.value.isNone() && !input.value.isScalar()) return false;
+      continue;
+    }
+    const at::Tensor& t = *input.tensor;
+    if (!t.defined() || !t.device().is_cpu() || t.layout() != at::kStrided || t.is_quantized() ||
+        t.unsafeGetTensorImpl()->has_symbolic_sizes_strides() || t.is_conj() || t.is_neg() ||
+        t._is_zerotensor() || t.is_nested()) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace staticrt

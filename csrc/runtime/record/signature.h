@@ -1,0 +1,46 @@
+// What of a call's inputs selects a prepared program.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/registry/prepare.h"
+
+namespace staticrt {
+
+// One input of a call: a tensor that the caller keeps alive, or a number, None, ...
+struct InputView {
+  const at::Tensor* tensor = nullptr;
+  c10::IValue value;
+};
+
+class Signature {
+ public:
+  Signature(std::span<const InputView> inputs, int num_threads);
+
+  // Equal dtypes, sizes, strides, dispatch keys (device, conj, neg, ...), numbers and thread count. The full
+  // key always decides; no hash stands in for it.
+  bool matches(std::span<const InputView> inputs, int num_threads) const;
+  uint64_t hash() const { return hash_; }
+  int num_threads() const { return num_threads_; }
+
+ private:
+  struct Key {
+    bool is_tensor = false;
+    uint64_t dispatch_keys = 0;
+    TensorMeta meta;
+    c10::IValue value;
+  };
+  std::vector<Key> keys_;
+  int num_threads_;
+  uint64_t hash_ = 0;
+};
+
+// Every input is None, a number, or a dense CPU tensor without lazy bits, whose bytes may be addressed.
+bool can_be_prepared(std::span<const InputView> inputs);
+
+}  // namespace staticrt

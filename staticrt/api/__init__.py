@@ -1,0 +1,1 @@
+"""What users call: `compile`, compiled modules, the `torch.compile` backend."""

@@ -1,0 +1,116 @@
+"""What is kept for each call key: its traces, and how its calls run where no trace serves them."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from staticrt import tuning
+from staticrt.executor.cost_trials import CostTrials
+from staticrt.runtime.cached_trace import CachedTrace, Failure
+from staticrt.runtime.call import Call
+from staticrt.runtime.call_key import Identity, weak_reference
+
+
+class Route(enum.Enum):
+    """How calls of one key run that no kept trace accepts."""
+
+    WHOLE = "traced whole"
+    RETRY = "eagerly once, since the model changed its own state; then traced whole again"
+    EAGER_FIRST = (
+        "eagerly once, since the trace raised: if eager raises too, the call was wrong; else by graph splits"
+    )
+    SPLIT = "by graph splits"
+    EAGER = "eagerly"
+
+
+@dataclasses.dataclass(eq=False)
+class CallState:
+    """The state of one call key.
+
+    Args:
+        route: how calls run that no trace accepts.
+        traces: those kept, in the order in which they are looked at.
+        failure: why the last trace failed.
+        changes: traces that failed because the model changed its own state.
+        trials: timings of graph splits against eager, while the route is SPLIT.
+        refused: sizes for which eager raised: such calls are not traced again until eager answers one.
+    """
+
+    route: Route = Route.WHOLE
+    traces: tuple[CachedTrace, ...] = ()
+    failure: Failure | None = None
+    changes: int = 0
+    trials: CostTrials | None = None
+    refused: set[tuple[Any, ...]] = dataclasses.field(default_factory=set)
+
+    def find(self, call: Call, tried: Sequence[CachedTrace] = ()) -> CachedTrace | None:
+        """The first trace that accepts a call, other than those in `tried`."""
+        for trace in self.traces:
+            if trace not in tried and trace.accepts(call.leaves, call.key):
+                return trace
+        return None
+
+    def refuse(self, sizes: tuple[Any, ...]) -> None:
+        """Remember a call for which eager raised."""
+        if len(self.refused) >= tuning.MAX_REFUSED_SIZES:
+            self.refused.clear()
+        self.refused.add(sizes)
+
+    def move_to_front(self, trace: CachedTrace) -> None:
+        """Look at a trace first: data is likely to decide the next call alike."""
+        if trace in self.traces:
+            self.traces = (trace, *(other for other in self.traces if other is not trace))
+
+    def drop_decided(self) -> tuple[CachedTrace, ...]:
+        """Forget the traces that follow branches which data decides; returns them."""
+        dropped = tuple(trace for trace in self.traces if trace.traced.decided)
+        self.traces = tuple(trace for trace in self.traces if not trace.traced.decided)
+        return dropped
+
+
+class CallStates:
+    """The states of an executor's call keys, each kept for as long as the objects live that its key names.
+
+    Args:
+        forgotten: told of each state that goes.
+    """
+
+    def __init__(self, forgotten: Callable[[CallState], None]) -> None:
+        self._forgotten = forgotten
+        self._states: dict[tuple[Any, ...], CallState] = {}
+        self._watched: dict[tuple[Any, ...], list[weakref.ref[Any]]] = {}
+
+    def get(self, key: tuple[Any, ...]) -> CallState | None:
+        """The state of a key, if there is one."""
+        return self._states.get(key)
+
+    def keep(self, key: tuple[Any, ...], state: CallState) -> None:
+        """Remember a key's state."""
+        if key not in self._states:
+            gone = partial(_gone, weakref.ref(self), key)
+            leaves = [part.value for part in key if isinstance(part, Identity)]
+            references = (weak_reference(leaf, gone) for leaf in leaves)
+            self._watched[key] = [ref for ref in references if ref is not None]
+        self._states[key] = state
+
+    def items(self) -> Iterator[tuple[tuple[Any, ...], CallState]]:
+        """Each key with its state."""
+        return iter(list(self._states.items()))
+
+    def forget(self, key: tuple[Any, ...]) -> None:
+        """Drop a key's state. Python calls this where it frees objects: nothing here waits for a lock."""
+        self._watched.pop(key, None)
+        state = self._states.pop(key, None)
+        if state is not None:
+            self._forgotten(state)
+
+
+def _gone(states: weakref.ref[CallStates], key: tuple[Any, ...], _leaf: weakref.ref[Any]) -> None:
+    kept = states()
+    if kept is not None:
+        kept.forget(key)

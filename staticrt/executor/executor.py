@@ -1,0 +1,490 @@
+"""The executor behind every compiled callable: pick a trace for a call, or make one, or run eagerly."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from staticrt import locks, tuning
+from staticrt.errors import LoweringError, PassError, StaticRuntimeError, TraceError
+from staticrt.executor import prepare as ahead
+from staticrt.executor.branches import OtherDecision, run_decided
+from staticrt.executor.call_state import CallState, CallStates, Route
+from staticrt.executor.cost_trials import CostTrials
+from staticrt.executor.explanation import explanation
+from staticrt.executor.graph_splits import GraphSplits
+from staticrt.executor.machine import Outcome, Progress, Stage, advance
+from staticrt.executor.state import ExecutorState
+from staticrt.executor.trace_maker import TraceMaker
+from staticrt.frontend import budget
+from staticrt.frontend.arguments.structure import take_apart
+from staticrt.frontend.dynamo.dynamo import NotCompiled
+from staticrt.frontend.graph import KnownInputs
+from staticrt.frontend.guards.state import has_global_hooks
+from staticrt.frontend.reasons import CannotTrace, ModelChanges
+from staticrt.frontend.thread_state import keeping_thread_state
+from staticrt.frontend.tracing.request import TraceRequest
+from staticrt.native import _C
+from staticrt.options import Options
+from staticrt.runtime import donation
+from staticrt.runtime.cached_trace import (
+    CachedTrace,
+    Failure,
+    beyond_trace,
+    share_memory,
+    writes_inference_tensors,
+)
+from staticrt.runtime.call import Call
+from staticrt.runtime.call_key import EagerOnly, eager_reason, needs_gradients
+from staticrt.runtime.eager_calls import eager_call, nobody_watches
+from staticrt.runtime.executable import StaticExecutable
+from staticrt.runtime.explain.explanation import Explanation
+from staticrt.runtime.explain.inspectable import Graph
+from staticrt.runtime.fast_call import FastPath
+from staticrt.runtime.weights import new_weights
+from staticrt.torch_private import hidden_from_dynamo
+
+_UNHASHABLE = "an argument is neither a tensor nor hashable"
+
+
+class Executor:
+    """Runs a function or module compiled. `staticrt/executor/machine.py` says which way a call goes.
+
+    Args:
+        function: what to run; also what runs eagerly.
+        options: checked options.
+        name: for messages.
+        is_partial: the function is a partial graph, which Dynamo made: it guards the Python state, and nothing splits
+            the graph further.
+        known: of the flat arguments of a partial graph.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        options: Options,
+        name: str,
+        is_partial: bool = False,
+        known: KnownInputs | None = None,
+    ) -> None:
+        self.function = function
+        self.options = options
+        self.name = name
+        self.lock = locks.reentrant()  # held while a trace is made
+        self.known = known or KnownInputs()
+        self.fast = FastPath(self)
+        self._is_partial = is_partial
+        self._maker = TraceMaker(function, options, name, is_partial, self.known)
+        self._splits = GraphSplits(function, partial(_partial_executor, name, options), options)
+        self._states = CallStates(self._forgotten)
+        self._num_forgotten = 0  # traces
+        self._kept: list[CachedTrace] = []  # of all keys, in the order they were made
+        self._eager_calls: Counter[tuple[str, str, str]] = Counter()
+        self._warned: set[str] = set()
+        self._untrainable = ""
+        if not is_partial:
+            donation.check_names(function, options.donate)
+
+    # -- calls -------------------------------------------------------------------------------------------------
+
+    @hidden_from_dynamo
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.options.donate and not self._is_partial:
+            if torch.is_grad_enabled() and self.wants_gradients():
+                raise donation.needs_gradients(self.options.donate)
+            return donation.call(self._serve, self.function, self.options.donate, args, kwargs)
+        return self._serve(*args, **kwargs)
+
+    @hidden_from_dynamo
+    def _serve(self, *args: Any, **kwargs: Any) -> Any:
+        stage = Stage.FLATTEN
+        while stage is Stage.FLATTEN:
+            reason = eager_reason()
+            if reason is not None:
+                return self._run_eagerly(args, kwargs, reason)
+            if torch.is_grad_enabled():
+                # Dynamo looks at such a call itself: no key is needed where the arguments are plain.
+                needs = needs_gradients((*args, *kwargs.values()))
+                if needs or (needs is not None and self.wants_gradients()):
+                    return self._train(args, kwargs)
+            try:
+                call = Call.of(args, kwargs)
+            except EagerOnly as error:
+                return self._run_eagerly(args, kwargs, str(error))
+            if torch.is_grad_enabled() and (call.key.needs_grad or self.wants_gradients()):
+                return self._train(args, kwargs)
+            try:
+                progress = Progress(call, self._state(call))
+            except TypeError:  # an argument that cannot be hashed
+                return self._run_eagerly(args, kwargs, _UNHASHABLE)
+            stage = Stage.FIND
+            while stage is not Stage.DONE and stage is not Stage.FLATTEN:
+                if stage is Stage.TRACE:
+                    stage = self._make_trace(progress)
+                else:
+                    outcome = _ACTIONS[stage](self, progress)
+                    stage = advance(outcome, progress.state)
+        return progress.result
+
+    def wants_gradients(self) -> bool:
+        """Whether the function is a module with parameters that require gradients."""
+        parameters = getattr(self.function, "parameters", None)
+        return parameters is not None and any(p.requires_grad for p in parameters())
+
+    def _state(self, call: Call) -> CallState:
+        """The state of a call's key; a new one is kept once there is something to remember."""
+        return self._states.get(call.key.key) or CallState()
+
+    # -- stages ------------------------------------------------------------------------------------------------
+
+    def _find(self, progress: Progress) -> Outcome:
+        progress.trace = progress.state.find(progress.call, progress.tried)
+        progress.fresh = False
+        return Outcome.NOT_FOUND if progress.trace is None else Outcome.FOUND
+
+    def _run(self, progress: Progress) -> Outcome:
+        trace, call = progress.trace, progress.call
+        assert trace is not None
+        traced = trace.traced
+        if traced.mutates:
+            if share_memory(traced, call.leaves):
+                progress.reason = "an argument that is written shares memory with another input"
+                return Outcome.LEFT_TO_EAGER
+            if not torch.is_inference_mode_enabled() and writes_inference_tensors(traced, call.leaves):
+                progress.reason = "an inference tensor is written"  # which raises
+                return Outcome.LEFT_TO_EAGER
+        trace.calls += 1
+        executable = trace.executable
+        flat = trace.inputs(call.leaves)
+        try:
+            outputs = run_decided(trace, flat) if traced.decided else executable.run(flat)
+        except OtherDecision:
+            progress.tried.append(trace)
+            return Outcome.OTHER_DECISION
+        except RuntimeError as error:
+            progress.reason = beyond_trace(error, traced) or self._first_run_raised(progress, error)
+            if not progress.reason:
+                raise
+            return Outcome.LEFT_TO_EAGER
+        if traced.decided:
+            if progress.tried and not progress.fresh:
+                with self.lock:
+                    progress.state.move_to_front(trace)
+        elif isinstance(executable, StaticExecutable):
+            self.fast.learn(
+                trace.call_spec,
+                executable.native,
+                executable.outputs,
+                trace.state,
+                call.args,
+                call.kwargs,
+            )
+        progress.result = traced.out_spec.build(outputs, call.containers)
+        return Outcome.RETURNED
+
+    def _first_run_raised(self, progress: Progress, error: Exception) -> str:
+        """Why eager is asked after a trace raised in its first run; empty: eager is not asked, the error is the caller's.
+
+        The trace is dropped: the call is wrong in a way that fake tensors do not show.
+        """
+        trace = progress.trace
+        if trace is None or trace.calls > 1 or isinstance(error, StaticRuntimeError):
+            return ""
+        with self.lock:
+            progress.state.traces = tuple(kept for kept in progress.state.traces if kept is not trace)
+            self._kept = [kept for kept in self._kept if kept is not trace]
+        # Where an accelerator runs parts of it, a device may have failed.
+        subgraphs: Any = getattr(trace.executable, "accelerator_lines", tuple)
+        if trace.traced.mutates or trace.traced.random or subgraphs():
+            return ""
+        return f"its first run raised {type(error).__name__}: {error}".partition("\n")[0].removesuffix(" (")
+
+    def _split(self, progress: Progress) -> Outcome:
+        """Run graph splits, or eagerly where timings prefer that."""
+        call, state = progress.call, progress.state
+        if has_global_hooks():
+            return Outcome.LEFT_TO_EAGER
+        failed = state.failure
+        assert failed is not None
+        if state.trials is None:
+            state.trials = CostTrials(not self.options.deterministic)
+        trials = state.trials
+        way, trial = trials.way(call.leaves)
+        begin = time.perf_counter_ns()
+        try:
+            if way == "eager":
+                reason = trials.reason(trial) or failed.reason
+                progress.result = self._run_eagerly(call.args, call.kwargs, reason, failed.where)
+                compiled = False
+            else:
+                progress.result, compiled = self._splits.infer(call.args, call.kwargs)
+                if not compiled:  # nothing to compile, or Dynamo's recompile limit
+                    self._eager_calls["call", failed.reason, failed.where] += 1
+        except NotCompiled:
+            progress.not_compiled = True
+            return Outcome.NOT_COMPILED
+        trials.ran(way, trial, begin, compiled)
+        return Outcome.RETURNED
+
+    def _eager(self, progress: Progress) -> Outcome:
+        call, state, failed = progress.call, progress.state, progress.state.failure
+        is_only_this = bool(progress.reason) or failed is None
+        reason, where = (
+            (progress.reason, "") if failed is None or is_only_this else (failed.reason, failed.where)
+        )
+        try:
+            progress.result = self._run_eagerly(call.args, call.kwargs, reason, where)
+        except Exception:
+            state.refuse(call.sizes())
+            # The call itself is wrong, as eager says; a right one of the same kind is tried again.
+            if (
+                failed is not None
+                and not is_only_this
+                and not failed.impossible
+                and not progress.not_compiled
+            ):
+                advance(Outcome.EAGER_RAISED, state)
+            raise
+        state.refused.discard(call.sizes())
+        if is_only_this:
+            return Outcome.RETURNED
+        return Outcome.SPLITS_REPLACED if progress.not_compiled else Outcome.EAGER_RETURNED
+
+    def _run_eagerly(self, args: Any, kwargs: Any, reason: str, where: str = "") -> Any:
+        self._eager_calls["call", reason, where] += 1
+        if nobody_watches():  # a context manager costs more than a small function
+            return self.function(*args, **kwargs)
+        with eager_call(self.name, reason, where):
+            return self.function(*args, **kwargs)
+
+    def _train(self, args: Any, kwargs: Any) -> Any:
+        """Run a call whose results need gradients: Dynamo splits it, each partial graph is differentiated ahead of time."""
+        if self._is_partial or not self.options.training or self._untrainable:
+            return self._run_eagerly(args, kwargs, self._untrainable or "the call needs gradients")
+        if has_global_hooks():
+            return self._run_eagerly(
+                args, kwargs, "torch has hooks on all modules, which Dynamo does not see"
+            )
+        try:
+            result, compiled = self._splits.train(args, kwargs)
+        except NotCompiled as error:
+            if self.options.fullgraph:
+                raise TraceError(f"cannot trace {self.name} for training: {error}") from error
+            self._untrainable = str(error)
+            return self._run_eagerly(args, kwargs, self._untrainable)
+        if not compiled:
+            reason = "the call needs gradients, and Dynamo found nothing to compile"
+            self._eager_calls["call", reason, ""] += 1
+        return result
+
+    # -- traces ------------------------------------------------------------------------------------------------
+
+    def trace_for(self, call: Call) -> CachedTrace | Failure:
+        """The trace that serves a call, which may be made now, or why there is none. Nothing runs.
+
+        Raises:
+            ArgumentsChanged: the arguments flatten otherwise now; ask again with a new `Call`.
+            TypeError: an argument that cannot be hashed.
+            TraceError: with `fullgraph=True`, it cannot be traced.
+        """
+        with self.lock:
+            progress = Progress(call, self._state(call), limited=False)
+            stage = advance(self._find(progress), progress.state)
+            if stage is Stage.TRACE:
+                stage = self._make_trace(progress)
+            if stage is Stage.FLATTEN:
+                raise ahead.ArgumentsChanged
+            if stage is Stage.RUN and progress.trace is not None:
+                return progress.trace
+            return progress.state.failure or Failure("", "", False)
+
+    def _make_trace(self, progress: Progress) -> Stage:
+        """Stage TRACE, until something else follows: all attempts have one lock and one account of time."""
+        return keeping_thread_state(lambda: self._trace_until_done(progress))
+
+    def _trace_until_done(self, progress: Progress) -> Stage:
+        stage = Stage.TRACE
+        with self.lock, budget.account(self.options.seconds_to_trace()):
+            while stage is Stage.TRACE:
+                outcome = self._trace(progress)
+                stage = advance(outcome, progress.state)
+        return stage
+
+    def _trace(self, progress: Progress) -> Outcome:
+        call = progress.call
+        if progress.request is None:
+            progress.state = self._state(call)  # another thread may have traced for this key
+            if progress.state.route is not Route.WHOLE:
+                return Outcome.NOT_FOUND
+            if self._find(progress) is Outcome.FOUND:
+                return Outcome.FOUND
+            if call.sizes() in progress.state.refused:
+                progress.reason = "eager raised for such a call before"
+                return Outcome.LEFT_TO_EAGER
+            if len(progress.tried) >= tuning.MAX_BRANCHES:
+                dropped = progress.state.drop_decided()
+                self._kept = [kept for kept in self._kept if kept not in dropped]
+                return self._failed(
+                    progress,
+                    CannotTrace(f"data decides branches in more than {tuning.MAX_BRANCHES} ways", ""),
+                )
+            if progress.limited and len(self._kept) + self._num_forgotten >= self.options.max_traces:
+                progress.reason = f"more than max_traces={self.options.max_traces} traces"
+                self._warn_once(f"{self.name}: {progress.reason}; further ones run eagerly")
+                return Outcome.LEFT_TO_EAGER
+            progress.request = self._maker.request(call, progress.state.traces)
+        request = progress.request
+        try:
+            made = self._maker.make(call, request)
+        except donation.WrittenDonation:
+            raise
+        except ModelChanges as error:
+            changed = request.snapshot.changed_arguments(error.paths)
+            if any(take_apart(call.leaves[index]) for index in changed):
+                return Outcome.ARGUMENTS_CHANGED
+            return self._failed(progress, error)
+        except (PassError, LoweringError) as error:
+            if self.options.executor == "static":
+                raise
+            return self._failed(progress, CannotTrace(str(error), ""))
+        except Exception as error:
+            return self._failed(progress, error)
+        if isinstance(made, TraceRequest):
+            progress.request = made
+            return Outcome.NEEDS_OTHER_SIZES
+        self.fast.forget()
+        self._states.keep(call.key.key, progress.state)
+        progress.state.traces = (*progress.state.traces, made)
+        self._kept.append(made)
+        progress.trace, progress.fresh, progress.request = made, True, None
+        return Outcome.TRACED
+
+    def _forgotten(self, state: CallState) -> None:
+        """Traces of objects that are gone serve no further call."""
+        for trace in state.traces:
+            if trace in self._kept:
+                self._kept.remove(trace)
+                self._num_forgotten += 1
+        self.fast.forget()
+
+    def _failed(self, progress: Progress, error: Exception) -> Outcome:
+        """Remember why a trace failed."""
+        from staticrt.frontend.tracing.trace import failure
+
+        reason, where = failure(error)
+        if self.options.fullgraph:
+            raise TraceError(f"cannot trace {self.name}: {reason}", at=where or None) from error
+        state = progress.state
+        self._states.keep(progress.call.key.key, state)
+        state.failure = Failure(reason, where, impossible=isinstance(error, CannotTrace))
+        if isinstance(error, ModelChanges) and state.changes < tuning.MAX_CHANGES:
+            return Outcome.MODEL_CHANGED
+        if self._is_partial or getattr(self.function, "runs_whole_or_eagerly", False):
+            return Outcome.ONLY_EAGER
+        if isinstance(error, CannotTrace):
+            return Outcome.ONLY_EAGER if error.even_in_parts else Outcome.CANNOT_TRACE
+        return Outcome.RAISED  # maybe the caller's mistake: eager decides
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            warnings.warn(f"staticrt: {text}", stacklevel=6)
+
+    # -- what callers may ask ----------------------------------------------------------------------------------
+
+    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ahead.Readiness:
+        """Trace and plan for these arguments without running the model on them."""
+        return ahead.prepare(self, args, kwargs)
+
+    def snapshot(self) -> ExecutorState:
+        """What was compiled and what ran eagerly until now."""
+        return ExecutorState(
+            name=self.name,
+            function=self.function,
+            options=self.options,
+            traces=tuple(self._kept),
+            keyed={key: state.traces for key, state in self._states.items()},
+            routes={key: state.route for key, state in self._states.items()},
+            failures=tuple(s.failure for _key, s in self._states.items() if s.failure is not None),
+            eager_calls=dict(self._eager_calls),
+            regions=tuple(self._splits.regions),
+            breaks=tuple(self._splits.breaks),
+            partial_graphs=tuple(executor.snapshot() for executor in self._splits.executors),
+            fast_calls=self.fast_calls,
+        )
+
+    def explain(self) -> Explanation:
+        """What was compiled, what runs eagerly, and why."""
+        return explanation(self.snapshot())
+
+    def graphs(self) -> list[Graph]:
+        """The graphs that the C++ runtime runs, see `Inspectable.graphs`."""
+        return self.snapshot().graphs()
+
+    @property
+    def fast_calls(self) -> int:
+        """Calls that were served without Python."""
+        return self.fast.calls
+
+    def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CachedTrace | None:
+        """The kept trace that serves these arguments, if there is one."""
+        try:
+            call = Call.of(args, kwargs)
+            return self._state(call).find(call)
+        except (EagerOnly, TypeError):
+            return None
+
+    def natives(self) -> list[_C.Executable]:
+        """The C++ objects that run the traces, in the order these were made."""
+        found = [trace.executable for trace in self._kept]
+        return [executable.native for executable in found if isinstance(executable, StaticExecutable)]
+
+    # -- what is held between calls ----------------------------------------------------------------------------
+
+    def deallocate_output_tensors(self) -> None:
+        """With `manage_outputs`: take back the results of the last call, all of which must have been dropped.
+
+        Raises:
+            InputError: a result, or a view of one, is still held.
+        """
+        for native in self.natives():
+            native.deallocate_output_tensors()
+
+    def disable_manage_output_tensors(self) -> None:
+        """The same, and results are the caller's from now on."""
+        for native in self.natives():
+            native.disable_manage_output_tensors()
+
+    def swap_weights(self, weights: Mapping[str, torch.Tensor], strict: bool = True) -> None:
+        """See `CompiledModule.swap_weights`."""
+        assert isinstance(self.function, torch.nn.Module)
+        pairs = new_weights(self.function, weights, strict)
+        with self.lock:
+            # Calls being served hold the old tensors. A map over C functions: no thread comes in between.
+            deque(map(torch._C._swap_tensor_impl, *zip(*pairs, strict=True)), maxlen=0)
+            self.fast.forget()
+
+    def trim(self) -> None:
+        """Give back memory that no call uses: arenas of idle frames. The next call takes it again."""
+        for native in self.natives():
+            native.trim()
+
+
+def _partial_executor(
+    name: str, options: Options, function: Callable[..., Any], number: int, known: KnownInputs
+) -> Executor:
+    return Executor(function, options, f"{name}, partial graph {number}", is_partial=True, known=known)
+
+
+_ACTIONS: dict[Stage, Callable[[Executor, Progress], Outcome]] = {
+    Stage.FIND: Executor._find,
+    Stage.RUN: Executor._run,
+    Stage.SPLIT: Executor._split,
+    Stage.EAGER: Executor._eager,
+}

@@ -1,0 +1,189 @@
+"""Functions that graph breaks split: Dynamo splits, each partial graph is traced or differentiated on its own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from staticrt import locks, tuning
+from staticrt.executor.partial_graph import GraphExecutor, PartialGraph
+from staticrt.frontend import budget
+from staticrt.frontend.dynamo.dynamo import NotCompiled, PartialGraphs
+from staticrt.frontend.graph import KnownInputs
+from staticrt.frontend.guards.impure_calls import EffectsSeen
+from staticrt.options import Options
+from staticrt.training.regions import needs_gradients, region_of
+
+
+class GraphSplits:
+    """A function run as partial graphs with eager Python between them.
+
+    Args:
+        function: what to split.
+        make_executor: makes the executor of a partial graph that needs no gradients, from its function, its number and what is
+            known of its arguments.
+        options: checked options.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        make_executor: Callable[[Callable[..., Any], int, KnownInputs], GraphExecutor],
+        options: Options,
+    ) -> None:
+        self._function = function
+        self._maker = _Maker(make_executor, options)
+        self._options = options
+        self._inference: PartialGraphs | None = None
+        self._training: PartialGraphs | None = None
+        self._lock = locks.reentrant()
+        self._proved = 0  # calls without gradients that raised nothing
+        self._raised: tuple[Any, str] | None = None  # what the last call was given and raised
+
+    @property
+    def executors(self) -> list[GraphExecutor]:
+        """Of partial graphs without gradients."""
+        return self._maker.executors
+
+    @property
+    def regions(self) -> list[Any]:
+        """Partial graphs with their backward."""
+        return self._maker.regions
+
+    @property
+    def breaks(self) -> list[tuple[str, str]]:
+        """(reason, model line) of each graph break."""
+        return [
+            at for graphs in (self._inference, self._training) if graphs is not None for at in graphs.breaks
+        ]
+
+    def infer(self, args: Any, kwargs: Any) -> tuple[Any, bool]:
+        """Run without gradients.
+
+        Returns:
+            The result, and whether any partial graph of it ran compiled.
+
+        Raises:
+            NotCompiled: Dynamo gave up before the function ran, or one of the first calls raised, had written nothing and
+                done nothing that eager would do again: code that asks whether it is being compiled may fail where eager answers.
+                Where it had, the next call like it is eager's.
+        """
+        with self._lock:
+            if self._inference is None:
+                self._inference = PartialGraphs(self._function, self._maker, self._options.dynamic)
+        given = [
+            (x.shape, x.dtype) if isinstance(x, torch.Tensor) else type(x)
+            for x in tree_leaves((args, kwargs))
+        ]
+        raised, self._raised = self._raised, None
+        if raised is not None and raised[0] == given:
+            raise NotCompiled(f"split by graph breaks it raises {raised[1]}")
+        before = self._state(args, kwargs) if self._proved < tuning.UNPROVED_SPLIT_CALLS else None
+        effects = EffectsSeen()
+        try:
+            with (
+                contextlib.nullcontext() if before is None else effects,
+                budget.account(self._options.seconds_to_trace(), share=0.5),  # the whole trace had as much
+            ):
+                result = self._run(self._inference, args, kwargs)
+        except NotCompiled:
+            raise
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}".partition("\n")[0]
+            if before is None or effects.any or self._state(args, kwargs) != before:
+                self._raised = (given, what)
+                raise
+            raise NotCompiled(f"split by graph breaks it raises {what}") from error
+        self._proved += 1
+        return result
+
+    def _state(self, args: Any, kwargs: Any) -> list[Any] | None:
+        """What tells whether anything was written that a second run would write again: tensors, attributes and
+        containers of the model, random numbers. None where an argument could hide more."""
+        leaves = tree_leaves((args, kwargs))
+        if not all(isinstance(leaf, (torch.Tensor, int, float, str, type(None))) for leaf in leaves):
+            return None
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        told: list[Any] = []
+        for value in (self._function, getattr(self._function, "__self__", None)):
+            if not isinstance(value, torch.nn.Module):
+                continue
+            tensors += [*value.parameters(), *value.buffers()]
+            for module in value.modules():
+                for name, attribute in vars(module).items():
+                    told.append((name, id(attribute)))
+                    if isinstance(attribute, (list, dict, set)):
+                        told.append([id(item) for item in attribute])
+        told += [tensor._version for tensor in tensors if not tensor.is_inference()]
+        return [*told, torch.get_rng_state().numpy().tobytes()]
+
+    def train(self, args: Any, kwargs: Any) -> tuple[Any, bool]:
+        """As `infer`, for results that need gradients: each partial graph is differentiated ahead of time."""
+        with self._lock:
+            if self._training is None:
+                self._training = PartialGraphs(
+                    self._function,
+                    self._maker,
+                    self._options.dynamic,
+                    fullgraph=self._options.fullgraph,
+                    max_traces=self._options.max_traces,
+                )
+        return self._run(self._training, args, kwargs)
+
+    def _run(self, graphs: PartialGraphs, args: Any, kwargs: Any) -> tuple[Any, bool]:
+        before = self._maker.calls
+        with self._step(args):
+            result = graphs(*args, **kwargs)
+        return result, self._maker.calls != before
+
+    def _step(self, args: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
+        """For graph trees, the partial graphs of one call are one step."""
+        if self._options.graphs is False:
+            return contextlib.nullcontext()
+        from staticrt.graphs.compiled import step_of
+
+        return step_of(self._options.graphs, args)
+
+
+class _Maker:
+    """Makes the partial graphs of a function, which it does not refer to.
+
+    Args:
+        make_executor, options: as of `GraphSplits`.
+    """
+
+    def __init__(
+        self, make_executor: Callable[[Callable[..., Any], int, KnownInputs], GraphExecutor], options: Options
+    ) -> None:
+        self.executors: list[GraphExecutor] = []
+        self.regions: list[Any] = []  # partial graphs with their backward
+        self.calls = 0
+        self._make_executor = make_executor
+        self._options = options
+        self._inferring = 0  # partial graphs without gradients
+
+    def __call__(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        graph: Callable[..., Any]
+        if needs_gradients(gm, inputs):
+            graph = region_of(gm, inputs, self._options)
+            self.regions.append(graph)
+        else:
+            number = self._inferring
+            self._inferring += 1
+
+            def make(function: Callable[..., Any], known: KnownInputs) -> GraphExecutor:
+                executor = self._make_executor(function, number, known)
+                self.executors.append(executor)
+                return executor
+
+            graph = PartialGraph(gm, inputs, make)
+
+        def run(*args: Any) -> Any:
+            self.calls += 1
+            return graph(*args)
+
+        return run

@@ -1,0 +1,118 @@
+"""One graph of Dynamo, with what was made of each set of weights it is called with.
+
+Dynamo hands a module's parameters and buffers to its graphs as arguments, and runs one graph for all modules of one
+kind: twelve layers that are compiled one by one share theirs. What is made of weights (packed matrices, folded batch
+norms) belongs to one set of them, so each set gets an executor. The parameters' identities say which
+weights a call brings. That only chooses where to look: an executor whose weights are others after all makes anew what it had made
+of them (`csrc/runtime/execution_plan/fixed_values.h`), so that the answer never depends on the choice.
+
+With dynamic sizes, Dynamo hands over a Python float as a tensor that the graph takes `.item()` of. Traces need the
+number itself (an `eps` decides nothing, but operators want a number), so it is taken before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from staticrt import locks, tuning
+from staticrt.executor.state import ExecutorState
+from staticrt.frontend.dynamo.dynamo import known_inputs, take_numbers, without_attributes
+from staticrt.frontend.graph import KnownInputs
+from staticrt.frontend.subclasses import Unwrapped
+from staticrt.runtime.fast_call import FastPath
+from staticrt.runtime.swaps import add_holder
+
+
+class GraphExecutor(Protocol):
+    """What runs a partial graph: an `Executor`."""
+
+    fast: FastPath
+
+    def snapshot(self) -> ExecutorState:
+        """What was compiled and what ran eagerly until now."""
+
+
+class PartialGraph:
+    """Runs one graph of Dynamo without gradients.
+
+    Args:
+        gm: the graph, on flat arguments; it may be changed.
+        inputs: example arguments.
+        make_executor: a new executor of the graph's function, for what is known of its arguments.
+    """
+
+    def __init__(
+        self,
+        gm: torch.fx.GraphModule,
+        inputs: Sequence[Any],
+        make_executor: Callable[[Callable[..., Any], KnownInputs], GraphExecutor],
+    ) -> None:
+        self._make_executor = make_executor
+        self._owner = gm
+        gm, self._attributes = without_attributes(gm)
+        inputs = [*inputs, *self._held()]
+        self._known = known = known_inputs(gm, inputs)
+        self._key_inputs = tuple(
+            i for i in sorted(known.weights) if isinstance(inputs[i], torch.nn.Parameter)
+        )
+        self._numbers = take_numbers(gm, inputs)
+        self._unwrapped = Unwrapped(gm.forward, inputs) if Unwrapped.serves(inputs, known) else None
+        if self._unwrapped is not None:
+            self._known = self._unwrapped.known(inputs, known)
+        self._function = self._unwrapped or gm.forward
+        self._executors: dict[tuple[int, ...], GraphExecutor] = {}
+        self._alive: dict[tuple[int, ...], weakref.ref[torch.Tensor]] = {}
+        self._other: GraphExecutor | None = None
+        self._lock = locks.reentrant()
+        add_holder(self)
+
+    def _held(self) -> list[Any]:
+        return [getattr(self._owner, name) for name in self._attributes]
+
+    def __call__(self, *flat: Any) -> Any:
+        if self._attributes:
+            flat = (*flat, *self._held())
+        key = tuple([id(flat[i]) for i in self._key_inputs])
+        if self._numbers:
+            values = list(flat)
+            for i in self._numbers:
+                values[i] = flat[i].item()
+            flat = tuple(values)
+        executor = self._executors.get(key) or self._executor(key, flat)
+        return executor.fast.call(*(flat if self._unwrapped is None else self._unwrapped.take_apart(flat)))
+
+    def _executor(self, key: tuple[int, ...], flat: Sequence[Any]) -> GraphExecutor:
+        with self._lock:
+            if key in self._executors:
+                return self._executors[key]
+            if len(self._executors) < tuning.MAX_WEIGHT_SETS:
+                executor = self._executors[key] = self._make_executor(self._function, self._known)
+                if key:
+                    self._alive[key] = weakref.ref(flat[self._key_inputs[0]], self._forget(key))
+                return executor
+            if self._other is None:
+                self._other = self._make_executor(
+                    self._function, dataclasses.replace(self._known, weights=frozenset())
+                )
+            return self._other
+
+    def let_go(self, tensors: Collection[int]) -> None:
+        """See `swaps.Holder`."""
+        with self._lock:
+            for key in [key for key in self._alive if not set(key).isdisjoint(tensors)]:
+                del self._alive[key]
+                self._executors.pop(key, None)
+
+    def _forget(self, key: tuple[int, ...]) -> Callable[[object], None]:
+        """What was made of weights goes when they do."""
+        executors = self._executors
+
+        def forget(_gone: object) -> None:
+            executors.pop(key, None)
+
+        return forget

@@ -1,0 +1,143 @@
+"""Traces of one function: what is asked of the frontend, and what is built from its graph."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from staticrt.frontend.arguments.names import argument_names
+from staticrt.frontend.graph import KnownInputs, TracedGraph
+from staticrt.frontend.guards.state import Snapshot, global_hooks
+from staticrt.frontend.reasons import CannotTrace
+from staticrt.frontend.tracing.request import TraceRequest
+from staticrt.frontend.tracing.sizing import Sizing
+from staticrt.options import Options
+from staticrt.runtime import executable
+from staticrt.runtime.cached_trace import CachedTrace, tensor_metadata
+from staticrt.runtime.call import Call
+from staticrt.shapes.size_nodes import NeedsShapeEnv
+
+log = logging.getLogger(__name__)
+
+
+class TraceMaker:
+    """Asks for traces of a function, and makes them ready to run.
+
+    Args:
+        function, options, name, is_partial, known: as of `Executor`.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], options: Options, name: str, is_partial: bool, known: KnownInputs
+    ) -> None:
+        self._function = function
+        self._options = options
+        self._name = name
+        self._is_partial = is_partial
+        self._known = known
+
+    def request(self, call: Call, seen: Sequence[CachedTrace]) -> TraceRequest:
+        """The first request for a call; ints that differ from those in `seen` become symbols."""
+        roots = [] if self._is_partial else [("", self._function), *global_hooks()]
+        snapshot = Snapshot(roots, follows_code=not self._is_partial)
+        snapshot.add_arguments(call.leaves)
+        constants = [dict(trace.ints) for trace in seen if trace.ints]
+        differing = (
+            index
+            for index, value in call.key.ints
+            if any(ints.get(index, value) != value for ints in constants)
+        )
+        symbolic = self._known.symbolic_ints | frozenset(differing)
+        return TraceRequest(
+            self._function,
+            call.spec,
+            call.leaves,
+            # An accelerator compiles subgraphs when it likes, and may ask torch about their sizes then.
+            Sizing.first(
+                self._options.dynamic is not False, shape_env=self._options.accelerators is not None
+            ),
+            names=argument_names(self._function, call.args, call.kwargs, len(call.leaves)),
+            snapshot=snapshot,
+            tensors=_tensors(self._function),
+            known=dataclasses.replace(self._known, symbolic_ints=symbolic),
+            decide=not self._is_partial and self._options.graphs is False,
+        )
+
+    def make(self, call: Call, request: TraceRequest) -> CachedTrace | TraceRequest:
+        """The trace of a request, ready to run, or the request to make instead: the sizes did not serve.
+
+        Raises:
+            Exception: whatever the model raised, and as `_build`.
+        """
+        from staticrt.frontend.tracing.trace import trace
+
+        following: TraceRequest | None
+        try:
+            traced = trace(request)
+        except (Exception, NeedsShapeEnv) as error:
+            following = request.after(error)
+            if following is None:
+                raise
+            return following
+        try:
+            return self._build(call, request, traced)
+        except NeedsShapeEnv as error:
+            log.debug("traced again with torch's own sizes: %s", error)
+            following = request.after(error)
+            if following is None:
+                raise
+            return following
+
+    def _build(self, call: Call, request: TraceRequest, traced: TracedGraph) -> CachedTrace:
+        """A trace that is ready to run.
+
+        Raises:
+            CannotTrace: nothing could guard the trace.
+            NeedsShapeEnv: a pass needs torch's own sizes.
+            PassError, LoweringError: the graph cannot be compiled.
+            WrittenDonation: the model writes an argument that is donated.
+        """
+        if not request.snapshot.complete:
+            raise CannotTrace("the model reaches more containers than can be guarded")
+        if torch.is_grad_enabled() and any(value.requires_grad for value in traced.values):
+            raise CannotTrace("the result may need gradients of a tensor that is no argument")
+        built = self._executable(traced)
+        symbolic = request.known.symbolic_ints
+        return CachedTrace(
+            traced=traced,
+            executable=built,
+            state=request.snapshot.guard(),
+            ints=tuple((i, v) for i, v in call.key.ints if i not in symbolic),
+            metadata=tensor_metadata(traced.values),
+        )
+
+    def _executable(self, traced: TracedGraph) -> executable.Executable:
+        options = self._options
+        if not self._is_partial:
+            executable.donated_inputs(traced, options.donate)
+        built = executable.build(
+            traced,
+            options.executor,
+            freeze=options.freeze,
+            accelerators=options.accelerators,
+            # A graph that data may stop runs again as another one, on the same arguments.
+            donate=() if self._is_partial or traced.decided else options.donate,
+            **options.runtime(),
+        )
+        if options.graphs is False:
+            return built
+        from staticrt.graphs.compiled import CapturedExecutable
+
+        return CapturedExecutable(built, traced, options.graphs, self._name)
+
+
+def _tensors(function: Callable[..., Any]) -> dict[int, tuple[str, str]]:
+    if not isinstance(function, torch.nn.Module):
+        return {}
+    found = {id(b): ("buffer", name) for name, b in function.named_buffers()}
+    found.update({id(p): ("parameter", name) for name, p in function.named_parameters()})
+    return found

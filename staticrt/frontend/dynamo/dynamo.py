@@ -1,0 +1,304 @@
+"""Models that cannot be traced whole: Dynamo splits them at what stays Python, each partial graph is traced as usual.
+
+All private names of Dynamo are here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from staticrt import locks, tuning
+from staticrt.frontend import budget
+from staticrt.frontend.dynamo.parallel import calling, has_small_buckets, in_small_buckets, is_parallel
+from staticrt.frontend.graph import KnownInputs
+from staticrt.frontend.thread_state import keeping_thread_state
+from staticrt.frontend.tracing import compiling
+
+# How Dynamo is set while it compiles for us.
+_CONFIG = {
+    "suppress_errors": True,  # a frame that it fails on runs eagerly; the others stay compiled
+    "allow_rnn": True,  # nn.LSTM and its kin are operators like others
+    "trace_numpy": False,  # numpy stays numpy: its emulation differs in dtypes
+    "allow_unspec_int_on_nn_module": True,  # a counter on a module is no constant
+    "skip_nnmodule_hook_guards": False,  # a hook that is added later is seen
+    "accumulated_recompile_limit": 1 << 16,  # of all models of one class; each has a limit of its own
+}
+_COMPILE = inspect.signature(torch.compile).parameters
+
+
+class PartialGraphs:
+    """A function run as compiled partial graphs with eager Python in between.
+
+    Dynamo keeps what it compiles, and what it calls back, with the code that ran, which may be of a class: neither refers
+    to the function here, which could hold a model.
+
+    Args:
+        function: the model.
+        make_graph: gives the callable that runs one partial graph, from a `GraphModule` and example inputs.
+        dynamic: as in `torch.compile`.
+        fullgraph: raise instead of splitting.
+        max_traces: graphs kept for one code object; None: Dynamo's own limit.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        make_graph: Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]],
+        dynamic: bool | None,
+        fullgraph: bool = False,
+        max_traces: int | None = None,
+    ) -> None:
+        self.breaks: list[tuple[str, str]] = []  # reason, model line
+        modules = function.modules() if isinstance(function, torch.nn.Module) else ()
+        small_buckets = any(map(has_small_buckets, modules))
+        around = function if is_parallel(function) else None
+        if around is not None:
+            function = around.module  # type: ignore[attr-defined]
+        function = _with_own_code(function)
+        own: dict[str, Any] = {}
+        if "isolate_recompiles" in _COMPILE:  # torch 2.12 and later
+            own["isolate_recompiles"] = True
+        config: dict[str, Any] = dict(_CONFIG)
+        if fullgraph:
+            config["suppress_errors"] = False
+        if max_traces is not None:
+            config["recompile_limit"] = max_traces
+        if small_buckets:
+            config["optimize_ddp"] = False
+        import torch._dynamo as dynamo
+
+        if hasattr(dynamo.config, "invalidate_compile_context_weakrefs"):  # torch 2.13 and later
+            config["invalidate_compile_context_weakrefs"] = True  # they keep parameters from being swapped
+
+        # What `torch.compile` does with a backend that is a function.
+        def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any], **_options: Any) -> Callable[..., Any]:
+            return make_graph(gm, inputs)
+
+        context: Any = dynamo.optimize(backend, nopython=fullgraph, dynamic=dynamic, **own)
+        if callable(getattr(context, "callback", None)):  # else Dynamo is switched off
+            context.callback = _Configured(context.callback, config, self.breaks)
+        self._run = context(function) if around is None else calling(around, context(function))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As the function.
+
+        Raises:
+            NotCompiled: Dynamo cannot run it at all; nothing was run.
+        """
+        import torch._dynamo as dynamo
+        from torch._dynamo.utils import graph_break_reasons
+
+        known = len(graph_break_reasons)
+        try:
+            return self._run(*args, **kwargs)
+        except dynamo.exc.TorchDynamoException as error:
+            told = getattr(error, "inner_exception", error)  # of a part that our own backend refused
+            raise NotCompiled(str(told).strip().split("\n")[0]) from error
+        finally:
+            for reason in graph_break_reasons[known:]:
+                self._add_break(reason)
+
+    def _add_break(self, reason: Any) -> None:
+        text = str(reason.reason).strip().split("\n")[0]
+        if text.startswith("DDPOptimizer"):
+            return  # cut at a bucket of gradients: nothing runs in between
+        stack = list(reason.user_stack or [])
+        where = f"{os.path.basename(stack[-1].filename)}:{stack[-1].lineno}" if stack else ""
+        if (text, where) not in self.breaks:
+            self.breaks.append((text, where))
+
+
+class _Configured:
+    """Compiles a frame with Dynamo set as we need it, in bounded time.
+
+    Setting Dynamo around each call instead would cost more than the call of a small model, and would reach what the
+    model compiles by itself.
+
+    Args:
+        callback: Dynamo's, which the interpreter calls for frames without compiled code.
+        config: settings.
+        breaks: gets the functions that take too long to compile.
+    """
+
+    def __init__(
+        self, callback: Callable[..., Any], config: dict[str, Any], breaks: list[tuple[str, str]]
+    ) -> None:
+        functools.update_wrapper(self, callback)  # Dynamo knows its callbacks by attributes
+        self._callback = callback
+        self._config = config
+        self._breaks = breaks
+        self._abandoned: set[types.CodeType] = set()
+
+    def __call__(self, frame: Any, *others: Any, **more: Any) -> Any:
+        code = frame.f_code
+        if code in self._abandoned:
+            return _left_to_eager()
+        return keeping_thread_state(lambda: self._compile(frame, *others, **more))
+
+    def _compile(self, frame: Any, *others: Any, **more: Any) -> Any:
+        import torch._dynamo as dynamo
+
+        code = frame.f_code
+        config = self._config
+        if in_small_buckets():
+            config = {**config, "optimize_ddp": False}
+        try:
+            with (
+                budget.charged(tuning.SHARE_OF_TRACE_SECONDS),
+                _interruptible(),
+                compiling.dynamo_compiles(),
+                dynamo.config.patch(config),  # type: ignore[attr-defined]
+            ):
+                return self._callback(frame, *others, **more)
+        except budget.OutOfTime:
+            self._abandoned.add(code)
+            where = f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
+            self._breaks.append((budget.reason(), where))
+            return _left_to_eager()
+
+
+def _left_to_eager() -> Any:
+    """Tells the interpreter to run a frame as it is; what it calls is looked at again.
+
+    Said of this frame only: code is shared by models, and may be compiled for other sizes.
+    """
+    from torch._dynamo.types import ConvertFrameReturn
+
+    return ConvertFrameReturn(apply_to_code=False, skip_reason="it takes too long to compile")
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let `budget.check` stop Dynamo at each instruction that it interprets for this thread."""
+    from torch._dynamo.convert_frame import compile_lock
+
+    locks.free_in_children(compile_lock)
+    _check_each_step()
+    with compile_lock:
+        yield
+
+
+@functools.cache
+def _check_each_step() -> None:
+    """Let Dynamo ask the account of the thread at each instruction, for good: without an account nothing is checked."""
+    from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+
+    step = InstructionTranslatorBase.step
+
+    @functools.wraps(step)
+    def checked(self: Any) -> bool:
+        budget.check()
+        return step(self)
+
+    InstructionTranslatorBase.step = checked  # type: ignore[method-assign]
+
+
+def known_inputs(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> KnownInputs:
+    """What Dynamo's guards promise of the arguments of one of its graphs.
+
+    Args:
+        inputs: example arguments, one per placeholder.
+    """
+    weights: set[int] = set()
+    sizes: dict[int, tuple[bool, ...]] = {}
+    for index, (node, value) in enumerate(zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True)):
+        if not isinstance(value, torch.Tensor):
+            continue
+        fake = node.meta.get("example_value")
+        if isinstance(fake, torch.Tensor) and fake.dim() == value.dim() and fake.layout == torch.strided:
+            sizes[index] = tuple(
+                isinstance(size, int) and isinstance(stride, int)
+                for size, stride in zip(fake.shape, fake.stride(), strict=True)
+            )
+        if isinstance(value, torch.nn.Parameter) or "._buffers[" in _source(node):
+            weights.add(index)
+    symbolic = frozenset(i for i, value in enumerate(inputs) if isinstance(value, torch.SymInt))
+    return KnownInputs(symbolic, frozenset(weights), sizes)
+
+
+def without_attributes(gm: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, tuple[str, ...]]:
+    """The graph with the tensors that it holds as attributes as further arguments, and the names of these.
+
+    Dynamo gives an optimiser's state to its graph this way, and takes it away again when the optimiser is gone. A trace
+    of the graph would keep it.
+    """
+    held = {
+        str(node.target)
+        for node in gm.graph.find_nodes(op="get_attr")
+        if isinstance(getattr(gm, str(node.target), None), torch.Tensor)
+        and not str(node.target).startswith("_tensor_constant")
+    }
+    if not held:
+        return gm, ()
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {}))
+    inner = next(node for node in graph.nodes if node.op != "placeholder")
+    arguments: dict[str, torch.fx.Node] = {}
+    taken = [node for node in graph.find_nodes(op="get_attr") if str(node.target) in held]
+    for node in taken:
+        name = str(node.target)
+        if name not in arguments:
+            with graph.inserting_before(inner):
+                arguments[name] = graph.placeholder(name)
+            arguments[name].meta = dict(node.meta)
+        node.replace_all_uses_with(arguments[name])
+    for node in taken:
+        graph.erase_node(node)
+    return torch.fx.GraphModule(gm, graph), tuple(arguments)
+
+
+def take_numbers(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> tuple[int, ...]:
+    """Indices of arguments that are tensors of one number, of which the graph uses nothing but the number.
+
+    The graph takes the numbers themselves from now on.
+    """
+    found = []
+    for index, (node, value) in enumerate(zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True)):
+        if not isinstance(value, torch.Tensor) or value.dim() or value.dtype != torch.float64:
+            continue
+        uses = list(node.users)
+        if uses and all(use.op == "call_method" and use.target == "item" for use in uses):
+            found.append(index)
+            for use in uses:
+                use.replace_all_uses_with(node)
+                gm.graph.erase_node(use)
+    if found:
+        gm.recompile()
+    return tuple(found)
+
+
+def _source(placeholder: torch.fx.Node) -> str:
+    """Where Dynamo reads an argument: "L['self']._buffers['mean']"; "" if it does not say."""
+    source = getattr(placeholder, "_dynamo_source", None)
+    name = getattr(source, "name", "")
+    return str(name() if callable(name) else name)
+
+
+def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A module of torch's own, called by a function of its own.
+
+    Dynamo runs such modules from one function of its own and limits recompiles by code: without this, the ninth
+    `nn.LSTM` of a process would not be compiled.
+    """
+    forward = getattr(type(function), "forward", None)
+    where = getattr(getattr(forward, "__code__", None), "co_filename", "")
+    if not isinstance(function, torch.nn.Module) or not where.startswith(os.path.dirname(torch.__file__)):
+        return function
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    run.__code__ = run.__code__.replace()
+    return run
+
+
+class NotCompiled(Exception):
+    """Dynamo gave up."""

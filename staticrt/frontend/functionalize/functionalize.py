@@ -1,0 +1,365 @@
+"""Turn a recorded graph with writes into a functional one with write-backs at its end.
+
+The recorded graph has eager's in-place operators and views; its fake values share storages exactly as eager's
+tensors do. Each written storage has a *root* (the node that made it). A write through a view becomes the functional
+operator, and its result is put back into the root by the view's inverse (`slice_scatter` …). Later readers of an
+alias get their view chain again, from the new root value. Nodes that touch no written storage are copied as
+they are, so the cost is that of the writes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import fx
+
+from staticrt.frontend.reasons import CannotTrace
+from staticrt.frontend.tracing.tracer import Tracer
+
+aten = torch.ops.aten
+
+# Updates of whole parameter groups: they stay in place, since copies of all parameters would only be copied back.
+_STAY_IN_PLACE = frozenset({"staticrt::adam_", "staticrt::sgd_"})
+
+
+def functionalize(recorded: Tracer, outputs: list[Any]) -> tuple[Tracer, list[Any], set[fx.Node]]:
+    """A functional copy of a recorded graph.
+
+    Args:
+        recorded: the tracer after the model ran.
+        outputs: flat outputs: fake tensors, symbolic numbers, or Python values.
+
+    Returns:
+        A tracer that holds the new graph, the graph form of each output, and the placeholders written back.
+
+    Raises:
+        CannotTrace: a write whose effect has no functional form.
+    """
+    return _Functionalizer(recorded).run(outputs)
+
+
+class _Functionalizer:
+    def __init__(self, recorded: Tracer) -> None:
+        self.old = recorded
+        self.new = Tracer(recorded.fake_mode, parent=recorded.parent, control_flow=recorded.control_flow)
+        self.new.bodies = recorded.bodies
+        self.new.sources = {}
+        self.new.random = recorded.random
+        self.env: dict[fx.Node, Any] = {}  # old node -> value of the new graph's node for it
+        self.nodes_of: dict[int, fx.Node] = dict(recorded._nodes)
+        self.written = self._written_storages()
+        self.version: dict[int, int] = dict.fromkeys(self.written, 0)
+        self.roots: dict[int, fx.Node] = {}
+        self.current: dict[fx.Node, int] = {}  # old node -> version of its storage that env holds
+        self.placeholders: dict[fx.Node, fx.Node] = {}
+        self.stored: dict[int, int] = {}  # storage -> version that its placeholder holds, if not 0
+        self.done: set[fx.Node] = set()  # placeholders written
+
+    def _written_storages(self) -> set[int]:
+        found: set[int] = set()
+        for node in self.old.graph.nodes:
+            if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+                for arg in _written_args(node):
+                    found.add(_storage(arg.meta["val"]))
+        return found
+
+    def run(self, outputs: list[Any]) -> tuple[Tracer, list[Any], set[fx.Node]]:
+        for node in self.old.graph.nodes:
+            self.new.source_node = node
+            if node.op == "placeholder":
+                self._placeholder(node)
+            else:
+                self._node(node)
+        written_back = self._write_back()
+        return self.new, [self._output(out) for out in outputs], written_back
+
+    # -- nodes -------------------------------------------------------------------------------------------------
+
+    def _placeholder(self, node: fx.Node) -> None:
+        value = node.meta["val"]
+        new = self.new.graph.placeholder(node.name)
+        new.meta["val"] = value
+        self.placeholders[node] = new
+        self.env[node] = value
+        for symbol, (owner, prop, dim) in self.old.sources.items():
+            if owner is node:
+                self.new.sources[symbol] = (new, prop, dim)
+        for lifted in self.old.lifted.values():
+            if lifted.node is node:
+                self.new.lifted[id(lifted.value)] = dataclasses.replace(lifted, node=new)
+        for key, (outer_value, outer_node) in self.old.outer.items():
+            if outer_node is node:
+                self.new.outer[key] = (outer_value, new)
+        if isinstance(value, torch.SymInt) and value.node.expr.is_Symbol and self.old.parent is not None:
+            self.new.symbols.define(value.node.expr, new)
+        if node in self.old.user_placeholders:
+            self.new.user_placeholders.append(new)
+        if isinstance(value, torch.Tensor):
+            self.new.track(value, new)
+            self._define_root(node)
+
+    def _define_root(self, node: fx.Node) -> None:
+        storage = _storage(node.meta["val"])
+        if storage not in self.written:
+            return
+        if storage in self.roots:
+            raise CannotTrace("a write to memory that two inputs of the graph share")
+        self.roots[storage] = node
+        self.current[node] = 0
+
+    def _node(self, node: fx.Node) -> None:
+        value = node.meta.get("val")
+        if node.op == "get_attr":
+            self.env[node] = new = self.new.graph.get_attr(str(node.target))
+            new.meta.update(node.meta)
+            return
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            self._copy(node)
+            return
+        if not isinstance(node.target, torch._ops.OpOverload):
+            if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+                self._getitem(node)
+            else:
+                self.env[node] = value  # a symbolic number: rebuilt where used
+            return
+        if node.target in (aten.sym_size.int, aten.sym_stride.int):
+            self.env[node] = value
+            return
+        if node.target._schema.is_mutable:
+            self._write(node)
+            return
+        if isinstance(value, torch.Tensor) and _storage(value) in self.written:
+            if any(isinstance(a, fx.Node) and _shares(a, value) for a in node.args):
+                self.env[node] = self._apply_view(node)
+                self.current[node] = self.version[_storage(value)]
+                return
+            self._copy(node)
+            self._define_root(node)
+            return
+        if isinstance(value, (list, tuple)) and any(
+            isinstance(item, torch.Tensor) and _storage(item) in self.written for item in value
+        ):
+            source = node.args[0]
+            if isinstance(source, fx.Node) and _shares(source, value[0]):
+                self.env[node] = None  # unbind, split: each getitem is a view of its own
+                return
+        self._copy(node)
+
+    def _getitem(self, node: fx.Node) -> None:
+        source, index = cast(fx.Node, node.args[0]), cast(int, node.args[1])
+        value = node.meta["val"]
+        if isinstance(value, torch.Tensor) and _storage(value) in self.written:
+            if self.env[source] is None:
+                self.env[node] = self._apply_view(node)
+                self.current[node] = self.version[_storage(value)]
+                return
+            self.env[node] = self.env[source][index]
+            if _storage(value) not in self.roots:
+                self._define_root(node)
+            return
+        self.env[node] = self.env[source][index] if self.env[source] is not None else self._apply_view(node)
+
+    def _copy(self, node: fx.Node) -> None:
+        args = tuple(self._graph_arg(arg) for arg in node.args)
+        kwargs = {key: self._graph_arg(arg) for key, arg in node.kwargs.items()}
+        new = self.new.graph.create_node("call_function", node.target, args, kwargs)
+        new.meta.update(node.meta)
+        value = node.meta["val"]
+        self.new._track_output(new, value)
+        self.env[node] = value
+        for symbol, owner, dim in self.old.unbacked.found:
+            if owner is node:
+                self.new.unbacked.define(symbol, new, dim)
+            elif owner.target is operator.getitem and owner.args[0] is node:
+                piece = next(user for user in new.users if user.args[1] == owner.args[1])
+                self.new.unbacked.define(symbol, piece, dim)
+
+    def _graph_arg(self, arg: Any) -> Any:
+        return self.new.argument(self._value(arg))
+
+    def _value(self, arg: Any) -> Any:
+        """The value, up to date, of an argument of an old node."""
+        if isinstance(arg, fx.Node):
+            return self._fresh(arg)
+        if isinstance(arg, (list, tuple)):
+            return [self._value(item) for item in arg]
+        if isinstance(arg, dict):
+            return {key: self._value(item) for key, item in arg.items()}
+        return arg
+
+    def _fresh(self, node: fx.Node) -> Any:
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor):
+            return self.env[node]
+        storage = _storage(value)
+        if storage not in self.written or self.current.get(node) == self.version[storage]:
+            return self.env[node]
+        if self.roots[storage] is node:
+            return self.env[node]
+        self.env[node] = self._apply_view(node)
+        self.current[node] = self.version[storage]
+        return self.env[node]
+
+    def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self.old.fake_mode, torch._C._AutoDispatchBelowAutograd(), self.new:
+            return function(*args, **kwargs)
+
+    def _apply_view(self, node: fx.Node) -> Any:
+        """`node`'s view operator on the current value of what it views."""
+        if node.target is operator.getitem:
+            many, index = node.args
+            assert isinstance(many, fx.Node)
+            return self._call(cast(Any, many.target), *self._values(many.args), **self._value(many.kwargs))[
+                index
+            ]
+        if node.target._schema.is_mutable:  # type: ignore[union-attr]
+            return self._fresh(_written_args(node)[0])  # an in-place operator returns its argument
+        return self._call(node.target, *self._values(node.args), **self._value(node.kwargs))  # type: ignore[arg-type]
+
+    def _values(self, args: tuple[Any, ...]) -> list[Any]:
+        return [self._value(arg) for arg in args]
+
+    # -- writes ------------------------------------------------------------------------------------------------
+
+    def _write(self, node: fx.Node) -> None:
+        from staticrt.frontend.functionalize.overlaps import check_apart
+        from staticrt.frontend.functionalize.writes import functional_form
+
+        targets = _written_args(node)
+        if node.target._schema.name in _STAY_IN_PLACE:  # type: ignore[union-attr]
+            self._write_in_place(node, targets)
+            return
+        check_apart(node, targets)
+        args, kwargs = self._values(node.args), self._value(node.kwargs)
+        results, returned = self._call(functional_form, node.target, args, kwargs)
+        if len(results) != len(targets):
+            raise CannotTrace(f"{node.target} writes {len(targets)} tensors")
+        for target, result in zip(targets, results, strict=True):
+            self._store(target, result)
+        value = node.meta["val"]
+        if isinstance(value, torch.Tensor):
+            storage = _storage(value)
+            if storage in self.written and any(_shares(target, value) for target in targets):
+                self.env[node] = self._fresh(targets[0])
+                self.current[node] = self.version[storage]
+            else:
+                self.env[node] = returned[0]
+        else:
+            self.env[node] = returned
+
+    def _write_in_place(self, node: fx.Node, targets: list[fx.Node]) -> None:
+        for target in map(self._canonical, targets):
+            storage = _storage(target.meta["val"])
+            if target.op != "placeholder" or self.roots[storage] is not target:
+                raise CannotTrace(f"{node.target} updates what is no parameter or state of its own")
+            self._store_placeholder(storage, target)
+            self.done.add(self.placeholders[target])
+        self._copy(node)
+
+    def _store_placeholder(self, storage: int, root: fx.Node) -> None:
+        """Write what earlier operators made of a placeholder into it; aliases are taken from it anew."""
+        if self.version[storage] == self.stored.get(storage, 0):
+            return
+        placeholder = self.placeholders[root]
+        node = self.new.graph.call_function(
+            aten.copy_.default, (placeholder, self.new.argument(self.env[root]))
+        )
+        node.meta["val"] = root.meta["val"]
+        self.done.add(placeholder)
+        self.env[root] = root.meta["val"]
+        self.version[storage] += 1
+        self.current[root] = self.stored[storage] = self.version[storage]
+
+    def _store(self, target: fx.Node, result: torch.Tensor) -> None:
+        """Make `result` the content of `target`'s memory."""
+        from staticrt.frontend.functionalize.writes import inverse_view
+
+        old_value = target.meta["val"]
+        if result.dtype != old_value.dtype:
+            result = self._call(aten._to_copy.default, result, dtype=old_value.dtype)
+        storage = _storage(old_value)
+        node, value = target, result
+        while self.roots.get(storage) is not node:
+            parent, function, args, kwargs = self._view_of(node)
+            base = self._fresh(parent)
+            value = (
+                value if function is None else self._call(inverse_view, function, base, value, args, kwargs)
+            )
+            node = parent
+        if _strides(value) != _strides(
+            node.meta["val"]
+        ):  # memory keeps its layout, whatever is written into it
+            value = self._call(aten.copy.default, self.env[node], value)
+        self.version[storage] += 1
+        self.env[node] = value
+        self.current[node] = self.version[storage]
+
+    def _view_of(self, node: fx.Node) -> tuple[fx.Node, Any, list[Any], dict[str, Any]]:
+        """What a node views: the source, the view function (None: the same tensor), its other arguments."""
+        if node.target is operator.getitem:
+            many, index = node.args
+            assert isinstance(many, fx.Node)
+            source = many.args[0]
+            return source, many.target, [*self._values(many.args[1:]), index], self._value(many.kwargs)  # type: ignore[return-value]
+        if not isinstance(node.target, torch._ops.OpOverload):
+            raise CannotTrace("a write to memory of unknown origin")
+        if node.target._schema.is_mutable:
+            return _written_args(node)[0], None, [], {}
+        source = next(a for a in node.args if isinstance(a, fx.Node) and _shares(a, node.meta["val"]))
+        return source, node.target, self._values(node.args[1:]), self._value(node.kwargs)
+
+    # -- ends --------------------------------------------------------------------------------------------------
+
+    def _write_back(self) -> set[fx.Node]:
+        for storage, root in self.roots.items():
+            if root.op == "placeholder":
+                self._store_placeholder(storage, root)
+            elif self.version[storage] > 0:
+                # Outputs take their view chains anew from the root, so that they alias as in eager.
+                self.version[storage] += 1
+                self.current[root] = self.version[storage]
+        return self.done
+
+    def _output(self, out: Any) -> Any:
+        old = self.nodes_of.get(id(out)) if isinstance(out, torch.Tensor) else None
+        return self.new.argument(out if old is None else self._fresh(self._canonical(old)))
+
+    def _canonical(self, node: fx.Node) -> fx.Node:
+        """The node whose tensor this is: an in-place operator returns its argument."""
+        while isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+            targets = _written_args(node)
+            if not any(_shares(target, node.meta["val"]) for target in targets):
+                return node
+            node = targets[0]
+        return node
+
+
+def _storage(value: torch.Tensor) -> int:
+    return int(value.untyped_storage()._cdata)
+
+
+def _shares(node: fx.Node, value: torch.Tensor) -> bool:
+    own = node.meta.get("val")
+    return isinstance(own, torch.Tensor) and _storage(own) == _storage(value)
+
+
+def _written_args(node: fx.Node) -> list[fx.Node]:
+    """The nodes an operator writes into, in schema order (lists flattened)."""
+    found: list[fx.Node] = []
+    schema = node.target._schema  # type: ignore[union-attr]
+    for index, arg in enumerate(schema.arguments):
+        if arg.alias_info is None or not arg.alias_info.is_write:
+            continue
+        value = node.args[index] if index < len(node.args) else node.kwargs.get(arg.name)
+        for item in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(item, fx.Node):
+                found.append(item)
+    return found
+
+
+def _strides(tensor: torch.Tensor) -> list[Any]:
+    return [s.node.expr if isinstance(s, torch.SymInt) else s for s in tensor.stride()]

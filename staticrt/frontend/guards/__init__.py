@@ -1,0 +1,1 @@
+"""Python state that a trace has read, and the checks that it is unchanged."""

@@ -1,0 +1,321 @@
+"""Which calls do something besides computing: what a graph does not replay.
+
+C functions are judged by their module and name, once each. Python's own library is judged by what it calls in C, and a
+few of its modules, which have their effects in Python, as a whole.
+"""
+
+from __future__ import annotations
+
+import datetime
+import dis
+import functools
+import inspect
+import os
+import sys
+import types
+from typing import Any
+
+import torch
+from torch.nn.modules.lazy import LazyModuleMixin
+
+from staticrt.frontend.tracing import autocast
+from staticrt.native import _C
+
+_PURE = _C.CallWatcher.PURE
+_EFFECT = _C.CallWatcher.EFFECT
+_LOUD = _C.CallWatcher.LOUD_EFFECT
+
+_BUILTINS = frozenset({"print", "input", "open", "breakpoint", "exec"})
+# What Dynamo does while it compiles, and not in later calls.
+_MISSED_BY_DYNAMO = frozenset({"putenv", "unsetenv", "getrecursionlimit", "getswitchinterval"})
+_LOUD_NAMES = frozenset({"print", "input", "open", "breakpoint"})
+# C modules whose functions have effects or tell what no guard sees; of some, all but the named functions.
+_MODULES: dict[str, frozenset[str]] = {
+    "time": frozenset({"gmtime", "mktime", "strftime", "strptime", "asctime", "ctime", "get_clock_info"}),
+    "posix": frozenset({"fspath", "getpid", "getcwd", "uname", "cpu_count", "sysconf", "strerror"}),
+    "nt": frozenset({"fspath", "getpid", "getcwd", "cpu_count", "strerror", "_path_splitroot"}),
+    "_thread": frozenset(
+        {"get_ident", "get_native_id", "allocate_lock", "allocate", "RLock", "_set_sentinel", "_count"}
+    ),
+    "_io": frozenset({"text_encoding"}),
+    "io": frozenset({"text_encoding"}),
+    **dict.fromkeys(
+        (
+            *(
+                "_random",
+                "_socket",
+                "_queue",
+                "_asyncio",
+                "_posixsubprocess",
+                "_multiprocessing",
+                "_posixshmem",
+            ),
+            *("select", "_signal", "fcntl", "mmap", "atexit", "syslog", "readline", "termios", "resource"),
+            *("_ctypes", "_tracemalloc", "faulthandler", "_uuid", "_ssl", "_curses", "_winapi", "msvcrt"),
+            *("_warnings", "_sqlite3", "_dbm", "_gdbm", "grp", "pwd"),
+        ),
+        frozenset(),
+    ),
+}
+# Single functions of modules that are else pure.
+_FUNCTIONS = frozenset(
+    {
+        *(
+            "sys.settrace",
+            "sys.setprofile",
+            "sys.setrecursionlimit",
+            "sys.setswitchinterval",
+            "sys.addaudithook",
+        ),
+        *("sys.set_int_max_str_digits", "sys.displayhook", "sys.excepthook"),
+        *(
+            "sys.getrecursionlimit",
+            "sys.getswitchinterval",
+            "sys.gettrace",
+            "sys.getprofile",
+            "sys.getrefcount",
+        ),
+        *("sys.getallocatedblocks", "sys._current_frames", "sys.get_int_max_str_digits"),
+        *(
+            "gc.isenabled",
+            "gc.get_count",
+            "gc.get_stats",
+            "gc.get_threshold",
+            "gc.get_objects",
+            "gc.get_referrers",
+        ),
+        *("_decimal.getcontext", "_decimal.setcontext", "_locale.localeconv", "_weakref.getweakrefcount"),
+        *("gc.collect", "gc.enable", "gc.disable", "gc.set_threshold", "gc.freeze", "gc.unfreeze"),
+        *("_pickle.dump", "_pickle.load", "marshal.dump", "marshal.load", "_locale.setlocale"),
+    }
+)
+# Beginnings of the names of classes whose methods have effects.
+_TYPES = (
+    *("numpy.random.", "_random.Random", "random.Random", "_io.", "_contextvars.ContextVar"),
+    *(
+        "torch._C.Generator",
+        "torch.Generator",
+        "_queue.",
+        "_socket.",
+        "_csv.",
+        "sqlite3.",
+        "mmap.",
+        "select.",
+    ),
+)
+_CLOCKS = frozenset({"now", "today", "utcnow"})
+_TENSOR_ESCAPES = frozenset(
+    {"numpy", "tolist", "data_ptr", "__array__", "storage", "untyped_storage", "storage_offset", "__dlpack__"}
+)
+_LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+# Modules of Python's library whose functions have effects that no C function tells.
+_LIBRARY_MODULES = frozenset(
+    {
+        *(
+            "queue",
+            "subprocess",
+            "sched",
+            "socket",
+            "ssl",
+            "smtplib",
+            "ftplib",
+            "shelve",
+            "webbrowser",
+            "getpass",
+        ),
+        *(
+            "pdb",
+            "bdb",
+            "code",
+            "codeop",
+            "cmd",
+            "timeit",
+            "runpy",
+            "tempfile",
+            "shutil",
+            "fileinput",
+            "tracemalloc",
+        ),
+        *(
+            "cProfile",
+            "profile",
+            "secrets",
+            "signal",
+            "threading",
+            "socketserver",
+            "selectors",
+            "mailbox",
+            "trace",
+        ),
+        *(
+            "concurrent",
+            "multiprocessing",
+            "asyncio",
+            "http",
+            "urllib",
+            "sqlite3",
+            "dbm",
+            "logging",
+            "ctypes",
+        ),
+    }
+)
+# What those modules do without an effect.
+_QUIET = {
+    "threading": frozenset(
+        {
+            *("current_thread", "main_thread", "get_ident", "__init__", "__enter__", "__exit__", "_is_owned"),
+            *("name", "ident", "daemon", "RLock", "Lock", "Condition", "_newname", "__hash__", "local"),
+        }
+    ),
+    "logging": frozenset(),  # only what is listed below
+    "urllib": frozenset(
+        {
+            *("urlparse", "urlsplit", "urljoin", "quote", "unquote", "quote_plus", "urlencode", "urlunparse"),
+            *("_coerce_args", "_noop", "_splitnetloc", "_checknetloc", "_splitparams", "urlunsplit"),
+        }
+    ),
+    "ctypes": frozenset({"__init__", "cast"}),
+    "signal": frozenset({"_int_to_enum", "_enum_to_int"}),
+    "shutil": frozenset({"get_terminal_size"}),
+    "tempfile": frozenset({"gettempdir", "_gettempdir"}),
+    "codeop": frozenset(),
+}
+_LOGGING = frozenset({"_log", "handle", "callHandlers", "setLevel", "addHandler", "removeHandler"})
+
+
+@functools.cache
+def library_module(filename: str) -> str | None:
+    """The top-level module of Python's own library that a file belongs to; None: it is of no such module."""
+    if filename.startswith("<frozen "):
+        return filename[len("<frozen ") : -1].partition(".")[0]
+    path = os.path.abspath(filename)
+    if not path.startswith(_LIBRARY) or f"{os.sep}site-packages{os.sep}" in path:
+        return None
+    return path[len(_LIBRARY) :].partition(os.sep)[0].removesuffix(".py")
+
+
+def library_effect(module: str, function: str) -> str | None:
+    """What a Python function of Python's own library does besides computing, or None."""
+    if module not in _LIBRARY_MODULES or function in _QUIET.get(module, ()):
+        return None
+    if module == "logging" and function not in _LOGGING:
+        return None
+    if function.startswith("<"):  # the body of the module, or a comprehension in it
+        return None
+    return f"calls {module}.{function}()"
+
+
+def looks_at_types(module: str, function: str) -> bool:
+    """Whether a Python function of Python's own library tells symbolic numbers from numbers, in C or by their classes."""
+    return module == "json" or (module == "functools" and function in ("wrapper", "_method"))
+
+
+LAZY = "initialises a lazy module"
+
+
+@functools.cache
+def torch_effects() -> dict[int, str]:
+    """Functions of torch that change the process's state, or tell what only eager knows, by the ids of their code."""
+    functions = (
+        torch.manual_seed,
+        torch.seed,
+        torch.random.set_rng_state,
+        torch.random.fork_rng,
+        torch.set_default_dtype,
+        torch.set_default_device,
+        torch.use_deterministic_algorithms,
+        torch.save,
+        torch.load,
+    )
+    found = {id(inspect.unwrap(each).__code__): f"calls {each.__name__}()" for each in functions}
+    text = "reads a tensor's text"
+    tensor: Any = torch.Tensor
+    found.update({id(inspect.unwrap(tensor.__repr__).__code__): text, id(tensor.__format__.__code__): text})
+    found[id(tensor.__reduce_ex__.__code__)] = "pickles a tensor"
+    found[id(vars(LazyModuleMixin)["_infer_parameters"].__code__)] = LAZY
+    return found
+
+
+def effect_of(function: Any) -> str | None:
+    """What a C function does besides computing, or None."""
+    name = getattr(function, "__name__", "")
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, types.ModuleType) or owner is None:
+        module = str(getattr(function, "__module__", None) or getattr(owner, "__name__", ""))
+        if module == "builtins":
+            return f"calls {name}()" if name in _BUILTINS else None
+        pure = _MODULES.get(module)
+        if f"{module}.{name}" in _FUNCTIONS or (pure is not None and name not in pure):
+            return f"calls {module}.{name}()"
+        return None
+    if isinstance(owner, torch.Tensor):
+        return f"calls Tensor.{name}()" if name in _TENSOR_ESCAPES else None
+    kind = owner if isinstance(owner, type) else type(owner)
+    full = f"{kind.__module__}.{kind.__qualname__}"
+    if isinstance(owner, torch._C.Generator):
+        return f"calls Generator.{name}()"
+    if issubclass(kind, (datetime.date, datetime.time)):
+        return f"calls {full}.{name}()" if name in _CLOCKS else None
+    if any(f"{each.__module__}.{each.__qualname__}".startswith(_TYPES) for each in kind.__mro__):
+        return f"calls {full}.{name}()"
+    return None
+
+
+def effect_of_partial(value: Any) -> str | None:
+    """What the C function in a `functools.partial` does besides computing: C calls it, which no profiler sees."""
+    if not isinstance(value, functools.partial):
+        return None
+    while isinstance(value, functools.partial):
+        value = value.func
+    return effect_of(value) if isinstance(value, types.BuiltinFunctionType) else None
+
+
+def effect_handed_on(frame: types.FrameType) -> str | None:
+    """An effect of a C function that code loads without calling it, as in `partial(print)()`; from Python 3.11 on."""
+    names = frame.f_code.co_names
+    found = {name: frame.f_globals.get(name, frame.f_builtins.get(name)) for name in names}
+    modules = [value for value in found.values() if isinstance(value, types.ModuleType)]
+    found.update((name, vars(module)[name]) for module in modules for name in names if name in vars(module))
+    effects = {
+        name: effect
+        for name, value in found.items()
+        if isinstance(value, types.BuiltinFunctionType) and (effect := effect_of(value)) is not None
+    }
+    if not effects or sys.version_info < (3, 11):
+        return None
+    instructions = list(dis.get_instructions(frame.f_code))
+    for index, instruction in enumerate(instructions):
+        loads = instruction.opname in ("LOAD_GLOBAL", "LOAD_ATTR") and instruction.argval in effects
+        if loads and not _is_called(instructions, index):
+            return effects[instruction.argval].replace("calls ", "hands on ")
+    return None
+
+
+def _is_called(instructions: list[dis.Instruction], index: int) -> bool:
+    """Whether an instruction loads what a call needs: a null beside the function, pushed before or after it."""
+    first = index
+    while instructions[first].opname == "LOAD_ATTR":
+        first -= 1
+    beside = (instructions[max(0, first - 1)], instructions[index + 1])
+    pushed = any("NULL" in each.argrepr for each in instructions[first : index + 1])
+    return pushed or any(each.opname == "PUSH_NULL" for each in beside)
+
+
+def missed_by_dynamo(function: Any) -> bool:
+    """Whether a C function's effect, of code that Dynamo splits, happens less often than in eager."""
+    return getattr(function, "__name__", "") in _MISSED_BY_DYNAMO
+
+
+def judge(function: Any) -> int:
+    """How a watcher treats a C function; of methods, what holds for their class's other objects too."""
+    if function is torch.get_num_threads:
+        return int(_EFFECT)  # no effect: its answer is guarded
+    if function in autocast.SETTERS:
+        return int(_C.CallWatcher.TOLD)
+    if effect_of(function) is None:
+        return int(_PURE)
+    owner = getattr(function, "__self__", None)
+    if getattr(owner, "__name__", "") in ("builtins", "_io", "io") and function.__name__ in _LOUD_NAMES:
+        return int(_EFFECT | _LOUD)
+    return int(_EFFECT)

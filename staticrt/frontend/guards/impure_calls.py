@@ -1,0 +1,332 @@
+"""Watch model code while it is traced: what it reads from outside, and what it does besides computing.
+
+A recorded graph replays tensor operators and nothing else, so a model that prints, logs, reads the clock or a file, or
+draws from Python's `random` must not be recorded. The call that would do so is stopped before it happens, whoever makes
+it for the model: its own code, or Python's library beneath it. What torch and the tracer do for themselves is not watched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import importlib
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from staticrt.frontend.guards.effects import (
+    LAZY,
+    effect_handed_on,
+    effect_of,
+    judge,
+    library_effect,
+    library_module,
+    looks_at_types,
+    missed_by_dynamo,
+    torch_effects,
+)
+from staticrt.frontend.guards.model_builtins import (
+    CALL_EACH,
+    MODEL_BUILTINS,
+    NeedsNumber,
+    is_symbolic,
+    uses_other_names,
+)
+from staticrt.frontend.guards.reads import Reads, is_layer_file
+from staticrt.frontend.guards.state import Snapshot
+from staticrt.frontend.reasons import is_torch_file, is_user_file, user_frame
+from staticrt.frontend.tracing import autocast
+from staticrt.frontend.weak import weakly
+from staticrt.native import _C
+
+_KINDS = _C.CallWatcher
+_GLOBAL_WRITES = tuple(dis.opmap[name] for name in ("STORE_GLOBAL", "DELETE_GLOBAL"))
+_MATCH_CLASS = dis.opmap["MATCH_CLASS"]
+_IMPORT = importlib.import_module.__code__
+_SYMBOLIC: tuple[Any, ...] = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_TEXT_OF_NUMBER = {id(kind.__repr__.__code__) for kind in _SYMBOLIC}
+_HASH_OF_NUMBER = {id(kind.__hash__.__code__) for kind in _SYMBOLIC}
+
+
+class ImpureCall(BaseException):
+    """Stops a recorded run before the model does what no graph replays; no model code should catch it."""
+
+
+class Watcher:
+    """Watches model code between `start` and `stop`, in the thread that starts it.
+
+    Args:
+        snapshot: gets what model code reads by name, before it can change it.
+        constants: no number is symbolic, but for those that data decides.
+    """
+
+    def __init__(self, snapshot: Snapshot, constants: bool = False) -> None:
+        self._snapshot = snapshot
+        self._constants = constants
+        self._reads = Reads(snapshot, weakly(self._note))
+        self._entered: set[int] = set()  # ids of code objects, which the watcher keeps
+        self._watcher: _C.CallWatcher | None = None
+        self.impure: list[tuple[str, str]] = []  # what, model line
+        self.even_in_parts = False  # Dynamo must not split the model there
+        self.often_once = False  # many models do that in their first call only
+        self.needs_constants = False
+
+    def start(self, is_new: Callable[[Any], bool]) -> None:
+        """Watch from here on; `is_new` tells whether the run made an object."""
+        self._reads.is_new = is_new
+        MODEL_BUILTINS.update_from_builtins()
+        MODEL_BUILTINS.on_names = self._snapshot.add_model_names
+        MODEL_BUILTINS.on_abstract = self._snapshot.add_virtual_subclasses
+        self._watcher = _C.CallWatcher(
+            self._classify, judge, self._begins, self._calls, self._returned, MODEL_BUILTINS
+        )
+        self._watcher.start()
+
+    def stop(self) -> None:
+        MODEL_BUILTINS.on_names = MODEL_BUILTINS.on_abstract = None
+        if self._watcher is not None:
+            self._watcher.stop()
+        self._watcher = None
+
+    def pause(self) -> bool:
+        """Do not watch until `resume`; returns whether it watched."""
+        return self._watcher is not None and self._watcher.pause()
+
+    def resume(self) -> None:
+        """Watch again."""
+        if self._watcher is not None:
+            self._watcher.resume()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Do not watch within; afterwards as before."""
+        watched = self.pause()
+        try:
+            yield
+        finally:
+            if watched:
+                self.resume()
+
+    # -- what the C++ watcher asks and tells -------------------------------------------------------------------
+
+    def _classify(self, frame: types.FrameType) -> int:
+        code = frame.f_code
+        filename = code.co_filename
+        if is_user_file(filename):
+            return _KINDS.JUDGED | _KINDS.REPORTED | _KINDS.MODEL
+        if id(code) in torch_effects() or id(code) in _TEXT_OF_NUMBER or id(code) in _HASH_OF_NUMBER:
+            return _KINDS.REPORTED
+        if code is CALL_EACH:
+            return _KINDS.JUDGED
+        if is_torch_file(filename):
+            if is_layer_file(filename):
+                self._reads.enter(frame)
+            return _KINDS.LOUD
+        module = library_module(filename)
+        if module is None:
+            return _KINDS.IGNORED
+        if module == "linecache" or (module == "importlib" and code.co_name == "_find_and_load"):
+            return _KINDS.SILENT  # it reads source files, or imports, as it does in eager: once
+        if module == "importlib" and filename.startswith("<frozen"):
+            return _KINDS.IGNORED
+        self._reads.library(code)
+        told = (
+            looks_at_types(module, code.co_name)
+            or library_effect(module, code.co_name) is not None
+            or code is _IMPORT
+        )
+        return _KINDS.JUDGED | _KINDS.MODEL | (_KINDS.REPORTED if told else 0)
+
+    def _begins(self, frame: types.FrameType) -> None:
+        code = frame.f_code
+        if is_user_file(code.co_filename):
+            if id(code) not in self._entered:
+                self._entered.add(id(code))
+                self._enter(frame)
+            elif code.co_argcount:
+                self._reads.enter(frame)  # the same method, maybe of another class
+            return
+        effect = torch_effects().get(id(code))
+        if effect is not None:
+            if frame.f_locals.get("enabled") is not False:  # fork_rng that does nothing
+                self._note(effect, user_frame(frame) or frame, often_once=effect is LAZY)
+            return
+        caller = _model_frame(frame.f_back)
+        if caller is None:
+            return  # torch's own
+        if id(code) in _TEXT_OF_NUMBER:
+            self._show(frame.f_locals["self"])
+        elif id(code) in _HASH_OF_NUMBER:
+            self._need_constants(caller)
+        elif code is _IMPORT:
+            self._reads.imports(frame.f_locals["name"], caller)
+        else:
+            module = library_module(code.co_filename) or ""
+            effect = library_effect(module, code.co_name)
+            if effect is not None:
+                self._note(effect, caller, often_once=module == "logging")
+            elif _holds_symbolic(list(frame.f_locals.values())):
+                self._need_constants(caller)
+
+    def _calls(self, frame: types.FrameType, function: Any) -> None:
+        if is_torch_file(frame.f_code.co_filename):
+            self._note(effect_of(function) or "", user_frame(frame) or frame)
+        caller = _model_frame(frame)
+        if caller is None:
+            return
+        if function is torch.get_num_threads:
+            self._snapshot.num_threads = torch.get_num_threads()
+            return
+        what = effect_of(function)
+        if what is None or (caller is not frame and _is_internal(what)):
+            return
+        self.even_in_parts |= missed_by_dynamo(function)
+        self._note(what, caller, often_once="_warnings." in what)
+
+    def _returned(self, function: Any) -> None:
+        autocast.note()  # the functions told of are those that set it
+
+    # -- what it means -----------------------------------------------------------------------------------------
+
+    def _enter(self, frame: types.FrameType) -> None:
+        code = frame.f_code
+        opcodes = code.co_code[::2]
+        if any(op in opcodes for op in _GLOBAL_WRITES):
+            written = [i.argval for i in dis.get_instructions(code) if i.opcode in _GLOBAL_WRITES]
+            if written:
+                self._note(f"writes the global {written[0]!r}", frame)
+        if uses_other_names(frame):
+            self._note("calls type() or isinstance() by another name", frame)
+        handed_on = effect_handed_on(frame)
+        if handed_on is not None:
+            self._note(handed_on, frame)
+        if not self._constants and _asks_for_class(frame):
+            self._need_constants(frame)
+        self._reads.enter(frame)
+
+    def _show(self, number: Any) -> None:
+        """Model code makes text of a number: from here on it is a constant of the trace."""
+        if isinstance(number, torch.SymInt):
+            number.node.guard_int("", 0)
+        else:
+            self._need_constants(None)
+
+    def _need_constants(self, frame: types.FrameType | None) -> None:
+        if self._constants and frame is not None:
+            self._note("uses a number that data decides as a key", frame)
+        self.needs_constants = True
+        raise NeedsNumber
+
+    def _note(self, what: str, frame: types.FrameType, often_once: bool = False) -> None:
+        filename = frame.f_code.co_filename.rsplit("/", 1)[-1]
+        self.impure.append((what, f"{filename}:{frame.f_lineno}"))
+        self.often_once = often_once if len(self.impure) == 1 else self.often_once
+        raise ImpureCall  # from a profiler it stops the call before it happens
+
+
+class EffectsSeen:
+    """Whether what runs within has an effect besides computing; nothing is stopped.
+
+    Code that Dynamo compiled is watched too: what happens in between.
+    """
+
+    def __init__(self) -> None:
+        self.any = False
+        self._watcher: _C.CallWatcher | None = None
+
+    def __enter__(self) -> EffectsSeen:
+        self._watcher = _C.CallWatcher(self._classify, judge, self._begins, self._calls, self._returned, {})
+        self._watcher.start()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        if self._watcher is not None:
+            self._watcher.stop()
+        self._watcher = None
+
+    def _classify(self, frame: types.FrameType) -> int:
+        code = frame.f_code
+        if is_user_file(code.co_filename):
+            return _KINDS.JUDGED
+        module = library_module(code.co_filename)
+        if module is None:
+            return _KINDS.LOUD if is_torch_file(code.co_filename) else _KINDS.IGNORED
+        told = library_effect(module, code.co_name) is not None
+        return _KINDS.JUDGED | (_KINDS.REPORTED if told else 0)
+
+    def _begins(self, frame: types.FrameType) -> None:
+        self.any |= _model_frame(frame) is not None
+
+    def _calls(self, frame: types.FrameType, function: Any) -> None:
+        keeps_random = getattr(function, "__name__", "") in (
+            "getstate",
+            "setstate",
+        )  # as Dynamo does around its work
+        self.any |= not keeps_random and _model_frame(frame) is not None and effect_of(function) is not None
+
+    def _returned(self, function: Any) -> None:
+        """No function's return is of interest."""
+
+
+def _asks_for_class(frame: types.FrameType) -> bool:
+    """Whether code that begins may ask a symbolic number for its class, which is not that of a number."""
+    code = frame.f_code
+    if _MATCH_CLASS in code.co_code[::2] and {"int", "float", "bool"} & {*code.co_names}:
+        return True
+    if "__class__" not in code.co_names:
+        return False
+    instructions = list(dis.get_instructions(code))
+    return any(
+        instruction.argval == "__class__"
+        and "ATTR" in instruction.opname
+        and _may_be_symbolic(frame, instructions[:index], instructions)
+        for index, instruction in enumerate(instructions)
+    )
+
+
+def _may_be_symbolic(
+    frame: types.FrameType, before: list[dis.Instruction], instructions: list[dis.Instruction]
+) -> bool:
+    """Whether the value that some instructions leave may be a symbolic number; not so for attributes of arguments."""
+    names: list[str] = []
+    while before and before[-1].opname in ("LOAD_ATTR", "LOAD_METHOD"):
+        names.append(before[-1].argval)
+        before = before[:-1]
+    root: Any = before[-1].argval if before and before[-1].opname.startswith("LOAD_") else None
+    scope = next((scope for scope in (frame.f_locals, frame.f_globals) if root in scope), None)
+    if scope is None or any(i.argval == root and i.opname.startswith("STORE_") for i in instructions):
+        return True
+    value = scope[root]
+    for name in reversed(names):
+        value = inspect.getattr_static(value, name, None)
+    return is_symbolic(value) or inspect.isdatadescriptor(value)
+
+
+def _model_frame(frame: types.FrameType | None) -> types.FrameType | None:
+    """The frame of model code for which Python's library runs at `frame`; None: torch or the tracer lies between."""
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if is_user_file(filename):
+            return frame
+        if library_module(filename) is None and frame.f_code is not CALL_EACH:
+            return None
+        frame = frame.f_back
+    return None
+
+
+def _is_internal(what: str) -> bool:
+    """Whether something is without effect where Python's library does it: files in memory, generated code, limits."""
+    return what == "calls exec()" or what.startswith(
+        ("calls _io.StringIO", "calls _io.BytesIO", "calls sys.get", "calls gc.get", "calls gc.isenabled")
+    )
+
+
+def _holds_symbolic(value: Any, depth: int = 6) -> bool:
+    if isinstance(value, dict):
+        value = [*value.keys(), *value.values()]
+    if isinstance(value, (list, tuple)) and depth:
+        return any(_holds_symbolic(each, depth - 1) for each in value)
+    return is_symbolic(value)

@@ -1,0 +1,200 @@
+"""What model code reads by name: globals, attributes of modules and classes, free variables, the environment.
+
+A trace holds while these are the same objects. They are found when a function of model code is first entered,
+before it can change them, by the names in its code: more than it will read, never less. Names that are computed
+while it runs are told by the builtins that look them up (`model_builtins.py`).
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import functools
+import os
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from staticrt.frontend.guards.effects import effect_of_partial
+from staticrt.frontend.guards.state import Snapshot
+from staticrt.frontend.reasons import is_torch_file, is_trace_file, is_user_file
+from staticrt.native import _C
+
+_MISSING = object()
+_IMPORT_NAME = dis.opmap["IMPORT_NAME"]
+_BUILTINS = frozenset(vars(builtins))
+_WRITES_FREE = frozenset({"STORE_DEREF", "DELETE_DEREF"})
+# Of torch, what runs for a model as it does in eager; the rest may run for the tracer.
+_LAYERS = tuple(
+    os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), *parts)
+    for parts in (("nn", ""), ("functional.py",), ("distributions", ""), ("_jit_internal.py",))
+)
+
+
+@functools.cache
+def is_layer_file(filename: str) -> bool:
+    """Whether a file of torch holds layers and what they call."""
+    return filename.startswith(_LAYERS)
+
+
+class Reads:
+    """Adds to a snapshot what functions may read by name.
+
+    Args:
+        snapshot: gets it.
+        refuse: called with a phrase and the frame where a trace cannot hold at all.
+    """
+
+    def __init__(self, snapshot: Snapshot, refuse: Callable[[str, types.FrameType], None]) -> None:
+        self._snapshot = snapshot
+        self._refuse = refuse
+        self.is_new: Callable[[Any], bool] = lambda _value: False  # whether the run made an object
+        self._codes: set[types.CodeType] = set()
+        self._inner: set[types.CodeType] = set()  # codes of functions that functions which run make
+        self._done: set[tuple[str, frozenset[str]]] = set()
+
+    def enter(self, frame: types.FrameType) -> None:
+        """A function of model code, or a layer of torch, begins."""
+        code = frame.f_code
+        if code.co_filename.startswith("<eval_with_key>"):  # a graph: Dynamo guards what else it reads
+            self._snapshot.add_names(names_of(code))
+            return
+        if not self._snapshot.follows_code:
+            return
+        is_model = not is_torch_file(code.co_filename)
+        if is_model and code.co_argcount:
+            self._first_argument(frame, frame.f_locals.get(code.co_varnames[0], _MISSING))
+        if code in self._codes:
+            return
+        self._codes.add(code)
+        names = names_of(code)
+        (self._snapshot.add_model_names if is_model else self._snapshot.add_names)(names)
+        if code not in self._inner and (function := _C.function_of(frame)) is not None:
+            self._snapshot.add_function(function)
+        self._inner.update(value for value in code.co_consts if isinstance(value, types.CodeType))
+        scope = frame.f_globals
+        for name in names & scope.keys():
+            self._global(scope, name, names, frame if is_model else None)
+        absent = (_BUILTINS & names) - scope.keys()
+        if absent:
+            self._snapshot.add_scope(scope, absent)
+            self._snapshot.add_scope(vars(builtins), absent)
+        if not is_model:
+            return
+        for name in code.co_freevars:
+            if not _is_local(frame, name):
+                self._free(frame, name, names)
+        if "environ" in names or "getenv" in names:
+            self._snapshot.add("os.environ", getattr(os.environ, "_data", None))
+        imported = names & sys.modules.keys()
+        if imported and _IMPORT_NAME in code.co_code[::2]:
+            self._snapshot.add_scope(sys.modules, imported)
+        for name in imported:
+            self._module(sys.modules[name], names, frame)
+        if "modules" in names and scope.get("sys") is sys and not imported - {"sys"}:
+            self._refuse("looks up a module by a name that it computes", frame)
+
+    def library(self, code: types.CodeType) -> None:
+        """A function of Python's library runs for the model: it reads what it is given."""
+        if self._snapshot.follows_code:
+            self._snapshot.add_names(names_of(code))
+
+    def imports(self, name: str, frame: types.FrameType) -> None:
+        """Model code imports a module by a name that it may have computed."""
+        if name in sys.modules:
+            self._snapshot.add_scope(sys.modules, (name,))
+            self._module(sys.modules[name], frozenset(self._snapshot.read_names), frame)
+
+    def _first_argument(self, frame: types.FrameType, first: Any) -> None:
+        """A method is mostly a function of the class that its first argument is of."""
+        owner = first if isinstance(first, type) else type(first)
+        if first is _MISSING or issubclass(owner, torch.Tensor):
+            return
+        self._snapshot.add_class(owner)
+        attributes = _C.attributes_of(first) or {}
+        for name in names_of(frame.f_code) & attributes.keys():
+            self._check_value(attributes[name], name, frame)
+
+    def _global(
+        self, scope: dict[str, Any], name: str, names: frozenset[str], frame: types.FrameType | None
+    ) -> None:
+        value = scope[name]
+        if name.startswith("__"):
+            return
+        self._check_value(value, name, frame)
+        self._snapshot.add_scope(scope, (name,))
+        if isinstance(value, types.ModuleType):
+            self._module(value, names, frame)
+
+    def _free(self, frame: types.FrameType, name: str, names: frozenset[str]) -> None:
+        value = frame.f_locals.get(name, _MISSING)
+        if self.is_new(value):
+            return  # a later call makes its own
+        self._check_value(value, name, frame)
+        if isinstance(value, types.ModuleType):
+            self._module(value, names, frame)
+        elif value is not _MISSING:
+            self._snapshot.add(name, value)
+        if name in _written_free(frame.f_code):
+            self._refuse(f"writes the variable {name!r} of a function that has returned", frame)
+
+    def _module(self, module: types.ModuleType, names: frozenset[str], frame: types.FrameType | None) -> None:
+        """Names of a module, and of those in it."""
+        if (module.__name__, names) in self._done:
+            return
+        self._done.add((module.__name__, names))
+        scope = vars(module)
+        for name in names & scope.keys():
+            self._global(scope, name, names, frame)
+        if type(module) is not types.ModuleType:
+            self._snapshot.add_class(type(module))
+        elif is_user_file(getattr(module, "__file__", None) or "<none>"):
+            self._snapshot.add_scope(scope, names - scope.keys())
+
+    def _check_value(self, value: Any, name: str, frame: types.FrameType | None) -> None:
+        if frame is None:
+            return
+        if hasattr(type(value), "__next__") and not isinstance(value, type):
+            self._refuse(f"reads the iterator {name!r}", frame)
+        effect = effect_of_partial(value)
+        if effect is not None:
+            self._refuse(effect, frame)
+
+
+@functools.lru_cache(maxsize=4096)
+def names_of(code: types.CodeType) -> frozenset[str]:
+    """Names that a function may look up: its globals and attributes, strings it may give `getattr`, its own."""
+    found = {*code.co_names, code.co_name}
+    for value in code.co_consts:
+        if type(value) is str and (parts := value.split(".")) and all(map(str.isidentifier, parts)):
+            found.update((value, *parts))
+    return frozenset(found)
+
+
+@functools.lru_cache(maxsize=4096)
+def _written_free(code: types.CodeType) -> frozenset[str]:
+    free = set(code.co_freevars)
+    return frozenset(
+        i.argval for i in dis.get_instructions(code) if i.opname in _WRITES_FREE and i.argval in free
+    )
+
+
+def _is_local(frame: types.FrameType, name: str) -> bool:
+    """Whether a free variable belongs to a function of the model that is running."""
+    outer = frame.f_back
+    while outer is not None and not is_trace_file(outer.f_code.co_filename):
+        if name in outer.f_code.co_cellvars and _encloses(outer.f_code, frame.f_code):
+            return True
+        outer = outer.f_back
+    return False
+
+
+def _encloses(outer: types.CodeType, inner: types.CodeType) -> bool:
+    return any(
+        each is inner or _encloses(each, inner)
+        for each in outer.co_consts
+        if isinstance(each, types.CodeType)
+    )

@@ -1,0 +1,432 @@
+"""Python state a trace depends on: attributes, classes, functions, hooks, containers, closures, globals.
+
+`Snapshot` walks it. During a trace it tells whether the model changed any of it (then the trace is not
+pure) and puts it back; afterwards the same records are the guard: the trace holds while nothing differs.
+"""
+
+from __future__ import annotations
+
+import array
+import gc
+import logging
+import re
+import sys
+import threading
+import types
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import chain
+from operator import attrgetter
+from typing import Any
+
+import torch
+
+from staticrt import tuning
+from staticrt.frontend.guards.records import (
+    BufferRecord,
+    CellRecord,
+    ClassRecord,
+    DictRecord,
+    FactsRecord,
+    FunctionRecord,
+    ListRecord,
+    ObjectRecord,
+    Record,
+    ScopeRecord,
+    TensorRecord,
+    VirtualSubclassesRecord,
+    logger_records,
+    slots_record,
+)
+from staticrt.frontend.guards.special_names import SPECIAL_NAMES
+from staticrt.frontend.guards.state_values import slots_of
+from staticrt.frontend.reasons import is_torch_file
+from staticrt.native import _C
+
+# Of exactly these types, or an object of those: nothing that could change is reached through it.
+_PLAIN: frozenset[type] = frozenset(
+    (
+        *(str, bytes, int, float, complex, bool, type(None), slice, range, re.Pattern),
+        *(types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType),
+        *(types.GetSetDescriptorType, types.MemberDescriptorType),
+    )
+)
+_OWN_STATE: tuple[type, ...] = (
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    torch.Generator,
+    torch.Size,
+    torch._ops.OperatorBase,  # with caches of their own
+    torch._ops.OpOverloadPacket,
+    torch._library.custom_ops.CustomOpDef,  # the same
+)
+_leaf_types: dict[type, bool] = {}
+_PLAIN_DICTS = frozenset({dict, OrderedDict})
+_PLAIN_LISTS = frozenset({list, tuple, set, frozenset, deque})
+_HEAP_TYPE = 1 << 9  # in `type.__flags__`: not of C, so its attributes and its objects' class can change
+_ASK_LEVELS = frozenset({"isEnabledFor", "getEffectiveLevel"})
+# Packages whose objects are no state of a model.
+_SYSTEM = frozenset({"logging", "threading", "_thread", "concurrent", "typing", "typing_extensions", "sympy"})
+
+
+class Snapshot:
+    """The contents, by identity, of everything mutable that is reachable from some roots.
+
+    Of classes it has what the code names, which `add_names` tells as the code runs: more than the code will read, and
+    never less.
+
+    Args:
+        roots: (name, object) pairs; modules, functions (their closures and defaults), containers, plain objects.
+        follows_code: what the code reads by name is added; False: Dynamo guards it.
+    """
+
+    def __init__(self, roots: Iterable[tuple[str, Any]] = (), follows_code: bool = True) -> None:
+        self._seen: set[int] = set()
+        self._records: list[Record] = []
+        self._scopes: dict[int, ScopeRecord] = {}  # by the id of the dict
+        self._classes: dict[type, ClassRecord] = {}
+        self._functions: set[int] = set()
+        self._modules: list[types.ModuleType] = []  # that objects of the model hold
+        self._tensors: list[torch.Tensor] = []
+        self._loggers: list[logging.Logger] = []
+        self._asks_abstract_classes = False
+        self.read_names: set[str] = set(SPECIAL_NAMES)  # what the code that ran may read by name
+        self.compared_tensors: set[int] = set()  # ids of those whose layout the graph's inputs tell
+        self.facts: set[str] = set()  # what model code may ask of tensors: names of `FactsRecord`
+        self.compares_facts = True
+        self.num_threads: int | None = None  # of torch, if the model asked for it
+        self.alive: list[Any] = []
+        self._arguments: dict[str, int] = {}  # path of a leaf -> its index
+        self.complete = True
+        self._guard: StateGuard | None = None
+        self.follows_code = follows_code
+        self.add_class(torch.nn.Parameter)  # a tensor's methods and operators
+        for name, root in roots:
+            self.add(name, root)
+
+    # -- walking -----------------------------------------------------------------------------------------------
+
+    def add(self, name: str, root: Any) -> None:
+        """Walk one more root."""
+        queue: deque[tuple[str, Any]] = deque([(name, root)])
+        while queue:
+            path, value = queue.popleft()
+            # Imports add modules at any time, also in other threads, so the set of imported modules is not guarded.
+            if is_leaf(value) or id(value) in self._seen or value is sys.modules or _is_of_torch(value):
+                continue
+            if len(self._seen) > tuning.MAX_GUARDED_CONTAINERS:
+                self.complete = False
+                return
+            self._remember(value)
+            if isinstance(value, type):
+                self.add_class(value)
+            elif isinstance(value, torch.Tensor):
+                self._tensors.append(value)
+                self._records.append(TensorRecord(path, value, self.read_names, self.compared_tensors))
+            else:
+                queue.extend(self._reached(path, value))
+
+    def add_arguments(self, leaves: Sequence[Any]) -> None:
+        """Walk the arguments of a call that are neither tensors nor values: objects guarded by identity."""
+        for index, leaf in enumerate(leaves):
+            if not is_leaf(leaf) and not isinstance(leaf, torch.Tensor):
+                self._arguments[f"argument {index}"] = index
+                self.add(f"argument {index}", leaf)
+        # A trace does not keep its arguments alive: its executor forgets it when they go.
+        arguments = set(map(id, leaves))
+        self.alive = [value for value in self.alive if id(value) not in arguments]
+
+    def changed_arguments(self, paths: Sequence[str]) -> list[int]:
+        """Indices of the leaves given to `add_arguments` to which some of these paths (see `changes`) lead."""
+        roots = {re.match(r"argument \d+|", path).group() for path in paths}  # type: ignore[union-attr]
+        return [index for name, index in self._arguments.items() if name in roots]
+
+    def add_model_names(self, names: Iterable[str]) -> None:
+        """As `add_names`, by the model's own code."""
+        self.facts |= FactsRecord.NAMES.intersection(names)
+        self.add_names(names)
+
+    def add_names(self, names: Iterable[str]) -> None:
+        """Code that runs may read these names, of any object."""
+        new = {*names} - self.read_names
+        if new:
+            self.read_names |= new
+            for record in list(self._classes.values()):
+                self._walk(record.read(new))
+            for module in list(self._modules):
+                self.add_scope(vars(module), new & vars(module).keys())
+
+    def add_virtual_subclasses(self) -> None:
+        """Code asks whether something is of an abstract class."""
+        if not self._asks_abstract_classes:
+            self._asks_abstract_classes = True
+            self._records.append(VirtualSubclassesRecord())
+
+    def add_class(self, owner: type) -> None:
+        """What a class and its bases give their objects by the names that code reads."""
+        for each in owner.__mro__:
+            if each.__flags__ & _HEAP_TYPE and each not in self._classes:
+                record = self._classes[each] = ClassRecord(each, self.read_names)
+                self._walk(record.read(self.read_names))
+        kind = type(owner)
+        if kind is not type and kind not in self._classes:
+            self.add_class(kind)
+
+    def add_scope(self, scope: dict[str, Any], names: Iterable[str]) -> None:
+        """What names mean in a module (nothing, maybe), and what that holds."""
+        record = self._scopes.get(id(scope))
+        if record is None and id(scope) in self._seen:
+            return  # all of it is recorded
+        if record is None:
+            record = self._scopes[id(scope)] = ScopeRecord(scope)
+        for name in names:
+            if name not in record.saved:
+                value = record.saved[name] = scope.get(name, _C.MISSING)
+                # Of a module, code names what it reads.
+                if not is_leaf(value) and not _is_of_torch(value) and not isinstance(value, types.ModuleType):
+                    self.add(name, value)
+
+    def add_function(self, function: types.FunctionType) -> None:
+        """A function that runs."""
+        self._remember(function)
+        self._walk(self._function(function.__qualname__, function))
+
+    def knows(self, address: int) -> bool:
+        """Whether an object (by id) was there when the snapshot was taken."""
+        return address in self._seen
+
+    def _remember(self, value: Any) -> None:
+        self._seen.add(id(value))
+        self.alive.append(value)
+
+    def _walk(self, found: Iterable[tuple[str, Any]]) -> None:
+        for path, value in found:
+            if not is_leaf(value) and not _is_of_torch(value):
+                self.add(path, value)
+
+    def _reached(self, path: str, value: Any) -> Iterable[tuple[str, Any]]:
+        """Record a value; what it leads to."""
+        if isinstance(value, torch.nn.Module):
+            return self._object(path, value)
+        if isinstance(value, dict):
+            record = DictRecord(path, value)
+            self._records.append(record)
+            items = [(f"{path}[{key!r}]", x) for key, x in record.saved.items() if not is_leaf(x)]
+            items += [(path, key) for key in record.saved if not is_leaf(key)]
+            return items if type(value) in _PLAIN_DICTS else [*self._object(path, value), *items]
+        if isinstance(value, types.MethodType):
+            return [(path, value.__self__), (path, value.__func__)]
+        if isinstance(value, types.BuiltinFunctionType):
+            owner = value.__self__
+            return () if isinstance(owner, (types.ModuleType, type)) else [(path, owner)]
+        if isinstance(value, types.FunctionType):
+            return self._function(path, value)
+        if isinstance(value, types.ModuleType):
+            self._modules.append(value)
+            self.add_scope(vars(value), self.read_names & vars(value).keys())
+            return ()
+        if isinstance(value, (list, deque, set)):
+            self._records.append(ListRecord(path, value))
+        if isinstance(value, (list, deque, set, tuple, frozenset)):
+            items = [(f"{path}[{i}]", item) for i, item in enumerate(value) if not is_leaf(item)]
+            return items if type(value) in _PLAIN_LISTS else [*self._object(path, value), *items]
+        if isinstance(value, property):
+            return [(path, each) for each in (value.fget, value.fset, value.fdel)]
+        if isinstance(value, (staticmethod, classmethod)):
+            return [(path, value.__func__)]
+        if isinstance(value, partial):
+            return [(path, value.func), (path, value.args), (path, value.keywords)]
+        if isinstance(value, types.MappingProxyType):
+            return [(path, item) for item in gc.get_referents(value)]
+        if isinstance(value, weakref.ref):
+            return [(path, value())]
+        if isinstance(value, attrgetter):
+            self.add_names(name for names in value.__reduce__()[1] for name in str(names).split("."))
+            return ()
+        return self._object(path, value)
+
+    def _object(self, path: str, value: Any) -> Iterable[tuple[str, Any]]:
+        room = type(value).__module__.split(".")[0]
+        if isinstance(value, (bytearray, array.array, memoryview)) or (
+            room == "numpy" and hasattr(value, "tobytes")
+        ):
+            self._records.append(BufferRecord(path, value))
+            return ()
+        own = isinstance(value, threading.local)
+        if isinstance(value, logging.Logger):
+            self._loggers.append(value)
+            return ()
+        if room in _SYSTEM and not own:
+            return ()
+        if room == "staticrt" and not isinstance(value, torch.nn.Module):
+            return ()
+        if type(value).__flags__ & _HEAP_TYPE:
+            self.add_class(type(value))
+            if not own:
+                self._records.append(ObjectRecord(path, value, path in self._arguments))
+        found = []
+        if (slots := slots_of(value)) is not None:
+            self._records.append(slots_record(path, value, slots))
+            found = [(f"{path}.{key}", item) for key, item in slots.items() if not is_leaf(item)]
+            if own:
+                return found
+        attributes = _C.attributes_of(value)
+        if attributes is None or id(attributes) in self._seen:
+            return found
+        self._seen.add(id(attributes))
+        self._records.append(DictRecord(path, attributes))
+        for key, item in list(attributes.items()):
+            if is_leaf(item):
+                continue
+            if isinstance(value, torch.nn.Module) and key in ("_modules", "_parameters", "_buffers"):
+                if id(item) not in self._seen:  # keep paths readable: "encoder.layers.0"
+                    self._remember(item)
+                    self._records.append(DictRecord(path, item))
+                found += [(f"{path}.{name}", child) for name, child in item.items() if child is not None]
+            else:
+                found.append((f"{path}.{key}", item))
+        return found
+
+    def _function(self, path: str, function: types.FunctionType) -> list[tuple[str, Any]]:
+        if id(function) in self._functions:
+            return []
+        self._functions.add(id(function))
+        self._records.append(FunctionRecord(path, function))
+        found: list[tuple[str, Any]] = []
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            record = CellRecord(f"{path}:{name}", cell)
+            self._records.append(record)
+            found.append((record.path, record.saved))
+        found += [(f"{path}(...)", value) for value in function.__defaults__ or () if not is_leaf(value)]
+        for own in (function.__kwdefaults__, _C.attributes_of(function)):
+            if own:
+                found.append((path, own))
+        return found
+
+    # -- afterwards --------------------------------------------------------------------------------------------
+
+    def _all(self) -> Iterable[Record]:
+        return chain(self._records, self._scopes.values(), self._classes.values())
+
+    def changes(self) -> list[str]:
+        """Paths of what differs now, each with what happened."""
+        if self.guard().holds():
+            return []
+        found = [path for record in self._all() for path in record.changes()]
+        if self.num_threads not in (None, torch.get_num_threads()):
+            found.append("torch.get_num_threads()")
+        return found
+
+    def changes_classes(self) -> bool:
+        """Whether an attribute of a class differs now: Dynamo runs such writes otherwise than eager."""
+        return any(record.changes() for record in self._classes.values())
+
+    def restore(self) -> None:
+        """Put everything back as it was."""
+        if self._guard is not None and self._guard.holds():
+            return
+        for record in self._all():
+            record.restore()
+
+    def guard(self) -> StateGuard:
+        """A quick check that nothing differs; what is added later is not in it."""
+        if self._guard is None:
+            records = [record for record in self._all() if not self._is_unread(record)]
+            if self.facts and self.compares_facts:
+                records += [FactsRecord(tensor, frozenset(self.facts)) for tensor in self._tensors]
+            if not _ASK_LEVELS.isdisjoint(self.read_names):
+                records += [record for logger in self._loggers for record in logger_records(logger)]
+            self._guard = StateGuard(records, frozenset(self.read_names), self.num_threads)
+        return self._guard
+
+    def _is_unread(self, record: Record) -> bool:
+        """Whether the code names no attribute that holds a buffer."""
+        if not isinstance(record, BufferRecord):
+            return False
+        attribute = re.search(r"\.(\w+)$", record.path)
+        return attribute is not None and attribute[1] not in self.read_names
+
+
+def is_leaf(value: Any) -> bool:
+    """Whether nothing that could change is reached through a value."""
+    kind = type(value)
+    known = _leaf_types.get(kind)
+    if known is None:
+        known = kind in _PLAIN or issubclass(kind, _OWN_STATE)
+        if not kind.__flags__ & _HEAP_TYPE:  # a class of Python's would never go
+            _leaf_types[kind] = known
+    return known
+
+
+def _is_of_torch(value: Any) -> bool:
+    """Whether it is a function of torch, which is recorded once it runs."""
+    return type(value) is types.FunctionType and is_torch_file(value.__code__.co_filename)
+
+
+def global_hooks() -> list[tuple[str, dict[int, Any]]]:
+    """Torch's tables of hooks that every module calls, with names, as roots of a snapshot."""
+    module: Any = torch.nn.modules.module
+    names = (f"_global_{kind}_hooks" for kind in ("forward", "forward_pre", "backward", "backward_pre"))
+    return [(name, getattr(module, name)) for name in names]
+
+
+def has_global_hooks() -> bool:
+    """Whether any of those tables holds a hook."""
+    module: Any = torch.nn.modules.module
+    return bool(
+        module._global_forward_hooks
+        or module._global_forward_pre_hooks
+        or module._global_backward_hooks
+        or module._global_backward_pre_hooks
+    )
+
+
+class StateGuard:
+    """Whether what a snapshot recorded still holds.
+
+    Args:
+        records: of the snapshot.
+        names: what the code may read by name.
+        num_threads: of torch, if the model asked for it.
+    """
+
+    def __init__(self, records: Iterable[Record], names: frozenset[str], num_threads: int | None) -> None:
+        parts: dict[str, list[Any]] = {}
+        self._others: list[Record] = []
+        for record in records:
+            if record.part:
+                parts.setdefault(record.part, []).append(record.entry())
+            else:
+                self._others.append(record)
+        self._native = _C.StateGuard(**parts, names=names)
+        self._names = names
+        self._num_threads = num_threads
+        self.counts = {part: len(entries) for part, entries in parts.items()}
+        if self._others:
+            self.counts["compared in Python"] = len(self._others)
+
+    def holds(self) -> bool:
+        """True while nothing that the trace read has changed."""
+        if self._num_threads not in (None, torch.get_num_threads()):
+            return False
+        return self._native.holds() and all(record.holds() for record in self._others)
+
+    def read_attribute(self, leaves: Iterable[Any]) -> str | None:
+        """The name of an attribute that the caller gave a tensor and the code may read, or None."""
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor) and (found := _C.attributes_of(leaf)):
+                for name in found:
+                    if name in self._names:
+                        return name
+        return None
+
+    def native(self) -> _C.StateGuard | None:
+        """The check in C++, or None if there is more that only Python compares.
+
+        The number of threads is not in it: the fast path compares that in every call.
+        """
+        return None if self._others else self._native

@@ -1,0 +1,93 @@
+"""What one piece of Python state holds, and whether it still does: dicts, lists, slots, cells, buffers."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import types
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from staticrt.native import _C
+
+
+def dict_of(owner: type) -> dict[str, Any]:
+    """The dict behind a class's `__dict__`, which is a read-only view of it."""
+    found: dict[str, Any] = gc.get_referents(owner.__dict__)[0]
+    return found
+
+
+def slots_of(value: Any) -> dict[str, Any] | None:
+    """Attributes that lie in slots, or in a dict of this thread's own; None: there are none such."""
+    if isinstance(value, threading.local):
+        return dict(vars(value))
+    if isinstance(value, torch.nn.Module) or not any(
+        "__slots__" in vars(each) for each in type(value).__mro__
+    ):
+        return None
+    names = sorted({member.__name__ for member in members_of(type(value))})
+    return {name: getattr(value, name) for name in names if hasattr(value, name)} if names else None
+
+
+def members_of(kind: type) -> list[types.MemberDescriptorType]:
+    """What reads the slots of a class's objects."""
+    return [
+        member
+        for each in kind.__mro__
+        for member in vars(each).values()
+        if isinstance(member, types.MemberDescriptorType) and each.__module__ != "builtins"
+    ]
+
+
+def same_slots(value: Any, saved: dict[str, Any]) -> bool:
+    now = slots_of(value) or {}
+    return now.keys() == saved.keys() and all(now[name] is saved[name] for name in saved)
+
+
+def content_of(value: Any) -> bytes:
+    """The bytes of a numpy array, an `array.array`, a bytearray or a memoryview."""
+    return value.tobytes() if hasattr(value, "tobytes") else bytes(value)
+
+
+def cell_content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not filled yet
+        return _C.MISSING
+
+
+def items_of(live: dict[Any, Any]) -> Iterable[tuple[Any, Any]]:
+    """Not through methods that a subclass overrides; an OrderedDict has an order of its own."""
+    return (OrderedDict if isinstance(live, OrderedDict) else dict).items(live)
+
+
+def same_dict(live: dict[Any, Any], saved: dict[Any, Any]) -> bool:
+    return len(live) == len(saved) and all(
+        a is b and x is y for (a, x), (b, y) in zip(items_of(live), saved.items(), strict=True)
+    )
+
+
+def same_list(live: Any, saved: list[Any]) -> bool:
+    return len(live) == len(saved) and all(a is b for a, b in zip(live, saved, strict=True))
+
+
+def _is_fake_type(key: Any) -> bool:
+    return isinstance(key, type) and key.__name__ == "FakeTensor" and issubclass(key, torch.Tensor)
+
+
+def different_keys(live: dict[Any, Any], saved: dict[Any, Any]) -> list[str]:
+    missing = object()
+    # What a cache keeps by type, of the type that only traces have (einops, by tensor types), is no call's state.
+    keys = [*saved, *(key for key in live if key not in saved and not _is_fake_type(key))]
+    return [str(key) for key in keys if not stays(dict.get(live, key, missing), saved.get(key, missing))]
+
+
+def stays(now: Any, before: Any) -> bool:
+    """Whether a value is what it was: the same object, or a list made anew of the same objects.
+
+    Modules that set up what is set up already (`self.anchors = [a.to(x) for a in self.anchors]`) make such lists.
+    """
+    return now is before or (type(now) is type(before) is list and same_list(now, before))

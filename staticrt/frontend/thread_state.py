@@ -1,0 +1,86 @@
+"""What tracing changes of its thread, and how an exception that comes at any point finds it put back.
+
+A KeyboardInterrupt, or an exception that another thread sends, comes between any two bytecodes: also where the
+`__enter__` of a context has done its work and nobody calls its `__exit__` yet. So who traces notes the thread's state
+first and, where an exception leaves, puts back what differs. That is done again where the exception came meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch._C._dynamo import eval_frame
+from torch.fx.experimental import _config
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
+
+from staticrt import locks
+from staticrt.frontend import budget
+from staticrt.frontend.tracing import autocast, compiling
+
+T = TypeVar("T")
+
+
+def certainly(run: Callable[[], T], undo: Callable[[BaseException], None]) -> T:
+    """What `run` returns.
+
+    Args:
+        undo: is called where an exception leaves `run`, and again, as a second exception may have ended it.
+    """
+    try:
+        try:
+            return run()
+        except BaseException as error:
+            undo(error)
+            raise
+    except BaseException as error:
+        undo(error)
+        raise
+
+
+def keeping_thread_state(run: Callable[[], T]) -> T:
+    """What `run` returns; where an exception leaves it, the thread's state is as before."""
+    before = ThreadState()
+    return certainly(run, lambda _error: before.restore())
+
+
+class ThreadState:
+    """The state of the thread that makes it."""
+
+    def __init__(self) -> None:
+        self._modes = _get_current_dispatch_mode_stack()
+        self._function_modes = torch._C._len_torch_function_stack()
+        self._grad = torch.is_grad_enabled()
+        self._autocast = torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled(), autocast.is_on()
+        self._traces = compiling.thread.traces
+        self._depth = compiling.depth()
+        self._dynamo = eval_frame.get_eval_frame_callback()
+        self._oblivious = _config.backed_size_oblivious  # type: ignore[attr-defined]
+        self._budget = budget.state()
+        self._locks = locks.owned()
+
+    def restore(self) -> None:
+        """Put back what differs; as often as wanted."""
+        if _get_current_dispatch_mode_stack() != self._modes:
+            for mode in reversed(_get_current_dispatch_mode_stack()):
+                _pop_mode(getattr(mode, "_mode_key", None))
+            for mode in self._modes:
+                _push_mode(mode)
+        for _ in range(torch._C._len_torch_function_stack() - self._function_modes):
+            torch._C._pop_torch_function_stack()
+        torch._C._set_grad_enabled(self._grad)
+        on, cached, noted = self._autocast
+        if torch.is_autocast_enabled("cpu") is not on:
+            torch.set_autocast_enabled("cpu", on)
+        if torch.is_autocast_cache_enabled() is not cached:
+            torch.set_autocast_cache_enabled(cached)
+        autocast.put_back(noted)
+        compiling.thread.traces = self._traces
+        compiling.put_back(self._depth)
+        if eval_frame.get_eval_frame_callback() is not self._dynamo:
+            eval_frame.set_eval_frame(self._dynamo)
+        if _config.backed_size_oblivious is not self._oblivious:  # type: ignore[attr-defined]
+            _config.backed_size_oblivious = self._oblivious  # type: ignore[attr-defined]
+        budget.put_back(self._budget)
+        locks.release_all_but(self._locks)

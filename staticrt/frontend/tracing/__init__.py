@@ -1,0 +1,1 @@
+"""Runs a function on fake tensors and records its operators."""

@@ -1,0 +1,71 @@
+"""Autocast on CPU as a model being traced sees it.
+
+A tracer runs below autocast, where torch answers that it is off, and where an operator that is taken apart would
+meet none of its casts. So what the model turns on and off is noted, and turned on again for the parts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import torch
+
+# The C functions with which a thread sets autocasting; a profiler of the model's calls sees them.
+SETTERS = frozenset(
+    getattr(torch, name)
+    for name in ("set_autocast_enabled", "set_autocast_cpu_enabled", "set_autocast_cache_enabled")
+    if hasattr(torch, name)
+)
+
+
+class _State(threading.local):
+    on = False
+
+
+_state = _State()
+
+
+def is_on() -> bool:
+    """Whether the model being traced by this thread runs under autocast now."""
+    return _state.on
+
+
+def note() -> None:
+    """The model being traced by this thread has set autocasting: see it, and keep its cache off.
+
+    The cache belongs to the process: the cast of a parameter, a fake here, would serve eager calls of other threads.
+    """
+    _state.on = torch.is_autocast_enabled("cpu")
+    torch.set_autocast_cache_enabled(False)
+
+
+def put_back(on: bool) -> None:
+    """Let `is_on()` say again what it said."""
+    _state.on = on
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[None]:
+    """While a model is traced: `is_on()` follows it, as far as `note` is called."""
+    before, cached = _state.on, torch.is_autocast_cache_enabled()
+    try:
+        note()
+        yield
+    finally:
+        _state.on = before
+        torch.set_autocast_cache_enabled(cached)
+
+
+@contextlib.contextmanager
+def for_parts() -> Iterator[None]:
+    """In a tracer's handler: operators called here meet autocast as the model's own calls do."""
+    if not _state.on:
+        yield
+        return
+    torch.set_autocast_enabled("cpu", True)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cpu", False)

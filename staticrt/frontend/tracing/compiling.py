@@ -1,0 +1,154 @@
+"""What torch answers a thread that traces, when code asks whether it is being compiled.
+
+Models leave out what no graph holds, and `torch.cond` and its kin reach the tracer whole, where torch says that it compiles.
+torch keeps that answer in a variable of the process, which would tell every other thread the same. So the two functions
+that are asked get code, once, that asks the thread first. They stay the same objects, have the same source and signature,
+and answer as before in any thread that does not trace: nothing is set when a trace begins, and nothing is to be put back
+when it ends, is interrupted, or another thread forks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import os
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from staticrt.frontend.reasons import CannotTrace
+from staticrt.torch_private import hidden_from_dynamo
+
+
+class _Thread(threading.local):
+    traces = False
+
+
+thread = _Thread()  # `traces` is set by `patches.tracing` alone
+
+
+@hidden_from_dynamo  # which compiles what eager code calls between graph breaks, this as well
+def _is_compiling() -> bool | None:
+    """What `torch.compiler.is_compiling` returns; None: what torch says."""
+    if not thread.traces:
+        return False if _others and _is_of_others() else None
+    asker = sys._getframe(2)
+    if asker.f_code is torch.nn.TransformerEncoder.forward.__code__:
+        _refuse_nested_batch(asker.f_locals)
+    return True
+
+
+# Threads in which Dynamo compiles for this package, and tells all others that they compile.
+_others: list[int] = []
+
+
+@contextlib.contextmanager
+def dynamo_compiles() -> Iterator[None]:
+    """Inside the block Dynamo compiles for this thread alone."""
+    before = depth()
+    _others.append(threading.get_ident())
+    try:
+        yield
+    finally:
+        put_back(before)
+
+
+def depth() -> int:
+    """How often `dynamo_compiles` has begun in this thread and not ended."""
+    return _others.count(threading.get_ident())
+
+
+def put_back(depth_before: int) -> None:
+    """Let `depth()` say again what it said."""
+    for _ in range(depth() - depth_before):
+        _others.remove(threading.get_ident())
+
+
+def _is_of_others() -> bool:
+    """Whether nothing compiles in this thread, which keeps what it traces for itself."""
+    return (
+        threading.get_ident() not in _others
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._guards.TracingContext.try_get() is None
+    )
+
+
+def _leave_others_behind() -> None:
+    """In a forked child: threads that compiled are not there to take back what Dynamo said."""
+    if _others and threading.get_ident() not in _others:
+        _others.clear()
+        torch.compiler._is_compiling_flag = False
+
+
+os.register_at_fork(after_in_child=_leave_others_behind)
+
+
+@hidden_from_dynamo
+def _is_dynamo_compiling() -> bool | None:
+    return True if thread.traces else None  # cond and friends then call their operators at once
+
+
+def _refuse_nested_batch(names: dict[str, Any]) -> None:
+    """Raise CannotTrace where `nn.TransformerEncoder` asks before it makes a nested tensor of a padded batch."""
+    if names["mask"] is None and not torch.is_autocast_enabled():
+        raise CannotTrace(
+            "nn.TransformerEncoder makes a nested tensor of a padded batch; enable_nested_tensor=False compiles",
+            even_in_parts=True,
+        )
+
+
+def _ask_the_thread_first(function: types.FunctionType, ask: Callable[[], bool | None]) -> None:
+    """Give a function of torch's without arguments code that returns what `ask` says, and else what torch does."""
+    code = function.__code__
+    before = types.FunctionType(
+        code, function.__globals__, code.co_name, function.__defaults__, function.__closure__
+    )
+
+    def template() -> Any:
+        own: Any = "ask"
+        torchs: Any = "before"
+        answer = own()
+        return torchs() if answer is None else answer
+
+    stands_for = {"ask": ask, "before": before}
+    own = template.__code__
+    function.__code__ = own.replace(
+        co_consts=tuple(stands_for.get(value, value) for value in own.co_consts),
+        co_name=code.co_name,
+        co_filename=code.co_filename,
+        co_firstlineno=code.co_firstlineno,
+    )
+
+
+def _scan_of_a_trace(generic: Callable[..., Any]) -> Callable[..., Any]:
+    """`generic_associative_scan`, which records a scan where its operands are fake tensors of a trace."""
+
+    @functools.wraps(generic)
+    def generic_associative_scan(
+        operator: Callable[..., Any], leaves: list[Any], dim: int = 0, additional_inputs: Any = ()
+    ) -> Any:
+        if isinstance(leaves[0], FakeTensor) and thread.traces:
+            from staticrt.frontend.tracing.control_flow import sequential_scan
+
+            return sequential_scan(operator, leaves, dim, additional_inputs)
+        return generic(operator, leaves, dim, additional_inputs)
+
+    return generic_associative_scan
+
+
+def _install() -> None:
+    compiler: Any = torch.compiler
+    _ask_the_thread_first(compiler.is_compiling, _is_compiling)
+    _ask_the_thread_first(compiler.is_dynamo_compiling, _is_dynamo_compiling)
+    # The package gives the function of that name, not the module.
+    scans: Any = importlib.import_module("torch._higher_order_ops.associative_scan")
+    scans.generic_associative_scan = _scan_of_a_trace(scans.generic_associative_scan)
+
+
+_install()

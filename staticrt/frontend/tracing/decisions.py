@@ -1,0 +1,195 @@
+"""Branches that data decides: `if mask.any():`, `for i in range(int(n)):`.
+
+A graph has no branches of Python's. Where a model asks for a number or truth value that only data tells, the
+trace computes it from the call's own arguments, follows the branch that eager would take, and leaves a node that
+checks the same answer in every later call. Where the check fails nothing has been written yet: the executor takes
+another trace, or makes one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from torch.utils._python_dispatch import _disable_current_modes
+
+from staticrt import tuning
+from staticrt.frontend.guards.process_state import without_autocast
+from staticrt.frontend.reasons import OTHERWISE
+
+if TYPE_CHECKING:
+    from staticrt.frontend.tracing.tracer import Tracer
+
+aten = torch.ops.aten
+
+
+class Decisions:
+    """Answers of one trace to what data decides.
+
+    Args:
+        tracer: of the trace.
+        leaves: the caller's flat arguments; never written.
+    """
+
+    def __init__(self, tracer: Tracer, leaves: Sequence[Any]) -> None:
+        self._tracer = tracer
+        self._leaves = leaves
+        self._run: _RealRun | None = None
+        self._answers: dict[Any, Any] = {}
+
+    def decide(self, expr: Any) -> Any:
+        """What `expr` is for this call's data, as a sympy value; None: not to be told here."""
+        import sympy
+
+        if expr in self._answers:
+            return self._answers[expr]
+        tracer = self._tracer
+        if len(self._answers) >= tuning.MAX_DECISIONS:
+            return None
+        with _unwatched(tracer):
+            node = tracer.symbols.from_expr(expr, tracer.shape_env)
+            if not isinstance(node, fx.Node):
+                return sympy.sympify(node)
+            value = self._value_of(node)
+            if value is None:
+                return None
+            self._check(node, value)
+        answer = self._answers[expr] = sympy.sympify(value)
+        return answer
+
+    def value_now(self, expr: Any) -> Any:
+        """What `expr` is for this call's data; None: not to be told here. Later calls are not held to it."""
+        with _unwatched(self._tracer):
+            node = self._tracer.symbols.from_expr(expr, self._tracer.shape_env)
+            return self._value_of(node) if isinstance(node, fx.Node) else node
+
+    def _value_of(self, node: fx.Node) -> Any:
+        if self._run is None or not self._run.still_fits():
+            self._run = _RealRun(self._tracer, self._leaves)
+        try:
+            value = self._run.value_of(node)
+        except _Unknown:
+            return None
+        return value if isinstance(value, (bool, int, float)) else None
+
+    def _check(self, node: fx.Node, value: Any) -> None:
+        """Record that the program holds only where `node` is `value`."""
+        tracer = self._tracer
+        graph = tracer.graph
+        condition = node
+        if isinstance(value, bool):
+            if not value:
+                condition = graph.call_function(torch.sym_not, (node,))
+                condition.meta["val"] = torch.sym_not(node.meta["val"])  # type: ignore[no-untyped-call]
+        else:
+            condition = graph.call_function(operator.eq, (node, value))
+            condition.meta["val"] = node.meta["val"] == value
+        check = graph.call_function(aten._assert_scalar.default, (condition, f"{OTHERWISE} than {value}"))
+        check.meta["val"] = None
+        tracer.annotate(check)
+        tracer.decided += 1
+
+
+def checks_of(graph: fx.Graph) -> list[fx.Node]:
+    """The nodes of a graph that check decisions."""
+    return [
+        node
+        for node in graph.find_nodes(op="call_function", target=aten._assert_scalar.default)
+        if str(node.args[1]).startswith(OTHERWISE)
+    ]
+
+
+class _Unknown(Exception):
+    """A value that cannot be computed while tracing."""
+
+
+_DRAWN = object()  # stands for random numbers, and what is computed from them
+
+
+class _RealRun:
+    """Recorded nodes, run on real arguments.
+
+    Without writes only what a decision needs is run; with them all nodes, in order, on copies of what is written. Random
+    numbers are never drawn: those of the process are the call's own to draw, and other threads draw from them meanwhile.
+    """
+
+    def __init__(self, tracer: Tracer, leaves: Sequence[Any]) -> None:
+        self._tracer = tracer
+        self._leaves = leaves
+        self._in_order = tracer.writes
+        self._values: dict[fx.Node, Any] = {}
+        self._copies: dict[int, torch.UntypedStorage] = {}
+
+    def still_fits(self) -> bool:
+        """False once the graph has gained its first write."""
+        return self._in_order == self._tracer.writes
+
+    def value_of(self, node: fx.Node) -> Any:
+        with _disable_current_modes(), without_autocast(), torch.no_grad():
+            for each in self._needed(node):
+                if each not in self._values:
+                    self._values[each] = self._compute(each)
+        if self._values[node] is _DRAWN:
+            raise _Unknown
+        return self._values[node]
+
+    def _needed(self, node: fx.Node) -> list[fx.Node]:
+        if self._in_order:
+            nodes = list(self._tracer.graph.nodes)
+            return nodes[: nodes.index(node) + 1]
+        wanted, stack = {node}, [node]
+        while stack:
+            for source in stack.pop().all_input_nodes:
+                if source not in wanted and source not in self._values:
+                    wanted.add(source)
+                    stack.append(source)
+        return [each for each in self._tracer.graph.nodes if each in wanted]
+
+    def _compute(self, node: fx.Node) -> Any:
+        if node.op == "placeholder":
+            return self._placeholder(node)
+        target: Any = node.target
+        if node.op != "call_function" or isinstance(target, torch._ops.HigherOrderOperator):
+            raise _Unknown
+        if target is aten._assert_scalar.default:
+            return None
+        drawn = any(self._values[each] is _DRAWN for each in node.all_input_nodes)
+        if drawn or torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()):
+            if target is not operator.getitem and target._schema.is_mutable:
+                raise _Unknown  # memory of which later nodes may read
+            return _DRAWN
+        args = fx.map_arg(node.args, self._values.__getitem__)
+        kwargs = fx.map_arg(node.kwargs, self._values.__getitem__)
+        return target(*args, **kwargs)
+
+    def _placeholder(self, node: fx.Node) -> Any:
+        for lifted in self._tracer.lifted.values():
+            if lifted.node is node:
+                return self._own(lifted.value)
+        if node not in self._tracer.user_placeholders:
+            raise _Unknown
+        return self._own(self._leaves[int(str(node.target).removeprefix("arg_"))])
+
+    def _own(self, value: Any) -> Any:
+        """A tensor that the run may write: on a copy of its bytes, shared as the original's are."""
+        if not self._in_order or not isinstance(value, torch.Tensor):
+            return value
+        storage = value.untyped_storage()
+        copy = self._copies.get(storage._cdata)
+        if copy is None:
+            copy = self._copies[storage._cdata] = storage.clone()  # type: ignore[no-untyped-call]
+        made = torch.empty(0, dtype=value.dtype, device=value.device)
+        return made.set_(copy, value.storage_offset(), value.shape, value.stride())  # type: ignore[call-overload]
+
+
+@contextlib.contextmanager
+def _unwatched(tracer: Tracer) -> Iterator[None]:
+    if tracer.watcher is None:
+        yield
+        return
+    with tracer.watcher.paused():
+        yield

@@ -1,0 +1,50 @@
+"""Operators that make a tensor a view of what it was: `x.unsqueeze_(0)`, `x.t_()`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from staticrt.frontend.reasons import CannotTrace
+
+aten = torch.ops.aten
+
+
+def record(tracer: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record the view that `func` makes of the tensor `args[0]`, which becomes it.
+
+    Raises:
+        CannotTrace: the tensor is the caller's or the model's, or gets other memory.
+    """
+    tensor = args[0]
+    name = func._schema.name.split("::")[1]
+    view_of = getattr(getattr(aten, name[:-1], None), func._overloadname, None)
+    known = [node for node in tracer.graph.nodes if _holds(node, tensor)]
+    if any(node.op == "placeholder" for node in known) or view_of is None or not _makes_a_view(view_of):
+        raise CannotTrace(f"{name} changes the shape of a tensor in place", even_in_parts=True)
+    before = aten.alias.default(tensor)
+    for node in known:
+        node.meta["val"] = _replaced(node.meta["val"], tensor, before)
+    view = view_of(tensor, *args[1:], **kwargs)
+    func(*args, **kwargs)
+    node = tracer.record(view_of, (tensor, *args[1:]), kwargs, view, tracer.unbacked.pending())
+    node.meta["val"] = tensor
+    tracer.track(tensor, node)
+    return tensor
+
+
+def _holds(node: fx.Node, tensor: torch.Tensor) -> bool:
+    value = node.meta.get("val")
+    return value is tensor or (isinstance(value, (tuple, list)) and any(item is tensor for item in value))
+
+
+def _replaced(value: Any, tensor: torch.Tensor, other: torch.Tensor) -> Any:
+    if isinstance(value, (tuple, list)):
+        return type(value)([other if item is tensor else item for item in value])
+    return other
+
+
+def _makes_a_view(func: Any) -> bool:
+    return any(result.alias_info is not None for result in func._schema.returns)

@@ -1,0 +1,169 @@
+"""Checks whether a trace depends on `reshape` returning a view rather than a copy.
+
+In eager, `reshape`, `flatten` and `contiguous` return views where strides allow it. With symbolic sizes a view is traced
+only if strides allow it for all sizes; otherwise a copy with the same values is traced. The difference is visible if one
+of the two tensors is written while the other is still read, or if the caller gets both; then sizes become constants.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._python_dispatch import _disable_current_modes
+
+aten = torch.ops.aten
+
+MAYBE_VIEWS = frozenset(
+    {
+        aten.reshape.default,
+        aten.reshape_as.default,
+        aten.flatten.using_ints,
+        aten.ravel.default,
+        aten.contiguous.default,
+    }
+)
+
+
+class SizesDecideViews(Exception):
+    """A traced copy is a view in eager for some sizes, and the difference is visible."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MaybeView:
+    """A copy that other sizes might make a view.
+
+    Attributes:
+        source, copy: their fake storages.
+        is_view: eager makes a view of it for the sizes of this recording.
+    """
+
+    source: int
+    copy: int
+    is_view: bool
+
+
+def find(func: Any, source: torch.Tensor, result: torch.Tensor) -> MaybeView | None:
+    """What the result of one of MAYBE_VIEWS may be; None where all sizes make it the same."""
+    symbolic = any(isinstance(n, torch.SymInt) for n in (*source.shape, *source.stride(), *result.shape))
+    if not symbolic or _storage(source) == _storage(result):
+        return None
+    return MaybeView(_storage(source), _storage(result), _is_view_now(func, source, result))
+
+
+def _is_view_now(func: Any, source: torch.Tensor, result: torch.Tensor) -> bool:
+    sizes, strides, wanted, layout = (
+        [n.node.hint if isinstance(n, torch.SymInt) else n for n in numbers]
+        for numbers in (source.shape, source.stride(), result.shape, result.stride())
+    )
+    if any(n is None for numbers in (sizes, strides, wanted, layout) for n in numbers):
+        return True  # for all that is known
+    if func is aten.contiguous.default:
+        return all(size == 1 or a == b for size, a, b in zip(sizes, strides, layout, strict=True))
+    with _disable_current_modes():
+        like = torch.empty_strided(sizes, strides, device="meta")
+        try:
+            return like.view(wanted) is not None
+        except RuntimeError:
+            return False
+
+
+def results_show(graph: fx.Graph, maybe_views: list[MaybeView], outputs: list[Any]) -> bool:
+    """Whether the caller gets two tensors of memory of their own that eager makes one of.
+
+    Args:
+        graph: what was recorded, after the model ran.
+        maybe_views: the copies found while it ran.
+        outputs: the model's flat results.
+    """
+    groups = _groups([found for found in maybe_views if found.is_view])
+    results = {storage for output in outputs for storage in _storages_of(output)} & groups.keys()
+    given = {
+        storage
+        for node in graph.find_nodes(op="placeholder")
+        for storage in _storages_of(node.meta.get("val"))
+    }
+    seen = [groups[storage] for storage in results | (given & groups.keys())]
+    return bool(results) and len(seen) > len(set(seen))
+
+
+def writes_show(graph: fx.Graph, maybe_views: list[MaybeView], outputs: list[Any]) -> bool:
+    """Whether the recorded model writes one of a copy and its source after the copy, and the other is seen later.
+
+    Args:
+        graph: what was recorded, after the model ran.
+        maybe_views: the copies found while it ran.
+        outputs: the model's flat results.
+    """
+    groups = _groups(maybe_views)
+    places: dict[int, int] = {}  # of each copy: the step that made it
+    written: dict[
+        int, list[int]
+    ] = {}  # group -> steps that write one of its storages, before or after copying
+    writers: dict[int, set[int]] = {}  # step -> storages
+    seen: dict[int, int] = {}  # storage -> last step that reads it
+    for step, node in enumerate(graph.nodes):
+        if node.op != "call_function":
+            continue
+        for storage in _storages_of(node.meta.get("val")):
+            places.setdefault(storage, step)
+        for argument in node.all_input_nodes:
+            for storage in _storages_of(argument.meta.get("val")):
+                seen[storage] = step
+        for storage in _written(node):
+            if storage in groups:
+                written.setdefault(groups[storage], []).append(step)
+                writers.setdefault(step, set()).add(storage)
+    if not written:
+        return False
+    never = len(graph.nodes)
+    for node in graph.find_nodes(op="placeholder"):
+        seen.update(dict.fromkeys(_storages_of(node.meta.get("val")), never))
+    for output in outputs:
+        seen.update(dict.fromkeys(_storages_of(output), never))
+    for group, steps in written.items():
+        members = [storage for storage, own in groups.items() if own == group]
+        copied = min(places.get(x.copy, never) for x in maybe_views if groups[x.copy] == group)
+        for step in steps:
+            others = (s for s in members if s not in writers[step])
+            if step > copied and any(seen.get(other, -1) > step for other in others):
+                return True
+    return False
+
+
+def _groups(found: list[MaybeView]) -> dict[int, int]:
+    """Storages that one memory may stand behind -> the least of them."""
+    groups: dict[int, int] = {}
+    for x in found:
+        first, second = groups.setdefault(x.source, x.source), groups.setdefault(x.copy, x.copy)
+        low, high = min(first, second), max(first, second)
+        groups.update({storage: low for storage, group in groups.items() if group == high})
+    return groups
+
+
+def _written(node: fx.Node) -> Iterator[int]:
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return
+    for index, parameter in enumerate(schema.arguments):
+        if parameter.alias_info is None or not parameter.alias_info.is_write:
+            continue
+        value = node.args[index] if index < len(node.args) else node.kwargs.get(parameter.name)
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(item, fx.Node):
+                yield from _storages_of(item.meta.get("val"))
+
+
+def _storages_of(value: Any) -> Iterator[int]:
+    if isinstance(value, torch.Tensor):
+        yield _storage(value)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _storages_of(item)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)

@@ -1,0 +1,57 @@
+"""The process state under which a model is recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+
+import torch
+
+from staticrt import locks
+from staticrt.frontend.tracing import autocast, compiling
+
+lock = locks.reentrant()
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """One `torch.export` at a time, and none while another thread is in Dynamo.
+
+    Both set torch's flag that something compiles and put it back as found: crosswise, it would stay set for ever.
+    """
+    dynamo = sys.modules.get("torch._dynamo.convert_frame")  # a trace does not wait for its import
+    compile_lock = getattr(dynamo, "compile_lock", None) or contextlib.nullcontext()
+    with compile_lock, lock:
+        yield
+
+
+@contextlib.contextmanager
+def tracing(oblivious: bool) -> Iterator[None]:
+    """Let models see that they are being compiled, and control flow reach the tracer whole: in this thread alone.
+
+    Args:
+        oblivious: sizes 0 and 1 are like any other.
+    """
+    from torch._C._dynamo import eval_frame
+    from torch.fx.experimental import _config
+
+    thread = compiling.thread
+    traced = thread.traces
+    grad = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    dynamo = None
+    thread.traces = True
+    try:
+        dynamo = eval_frame.set_eval_frame(
+            None
+        )  # where a compiled part of Dynamo's calls this model: of this thread
+        with (
+            autocast.noted(),
+            _config.patch(backed_size_oblivious=oblivious),  # type: ignore[attr-defined]
+            torch.inference_mode(False),
+            torch.set_grad_enabled(grad),
+        ):
+            yield
+    finally:
+        thread.traces = traced
+        eval_frame.set_eval_frame(dynamo)

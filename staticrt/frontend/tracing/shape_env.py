@@ -1,0 +1,110 @@
+"""torch's symbolic sizes, for traces that `staticrt/shapes/size_nodes.py` cannot serve, such as unbacked symbols.
+
+Importing this imports sympy.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import sympy
+import torch
+from torch._guards import ShapeGuard, SLoc
+from torch.fx.experimental.recording import record_shapeenv_event
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
+
+from staticrt.frontend import budget
+from staticrt.frontend.reasons import CannotTrace, model_line
+from staticrt.frontend.tracing.fake_mode import copied, without_dynamo
+
+if TYPE_CHECKING:
+    from staticrt.frontend.tracing.decisions import Decisions
+
+
+def _without_log(method: Any) -> Any:
+    """A method of torch's that adds nothing to its structured log: the same code.
+
+    Each entry has a traceback, for which torch imports Inductor, whether or not anybody reads the log.
+    """
+    return copied(method, trace_structured=lambda *args, **options: None)
+
+
+class DecidingShapeEnv(ShapeEnv):
+    """A ShapeEnv that asks `decider` where it would raise that data decides."""
+
+    decider: Decisions | None = None
+
+    def __init__(self, **options: Any) -> None:
+        without_dynamo(ShapeEnv.__init__)(self, **options)
+
+        self._indexed: set[tuple[Any, int]] = set()
+
+    def _init(self, **options: Any) -> None:
+        without_dynamo(ShapeEnv._init)(self, **options)
+
+    def _get_stack_summary(
+        self, is_debug: bool = False, framework_loc: str | None = None
+    ) -> tuple[SLoc, str]:
+        # Torch's own walks every frame twice, and imports Dynamo to tell whose file it is.
+        return SLoc(framework_loc or model_line(), None), ""
+
+    def has_index(self, size: torch.SymInt, index: int) -> bool:
+        """Whether this call's size has the element; False where data decides the size."""
+        hint = size.node.hint
+        return isinstance(hint, int) and -hint <= index < hint
+
+    def note_index(self, size: torch.SymInt, index: int) -> None:
+        """Guard on a size having an element, which `has_index` says it has: `size > index`."""
+        expr, least = size.node.expr, index if index >= 0 else -1 - index
+        if not expr.is_Integer and (expr, least) not in self._indexed:
+            self._indexed.add((expr, least))
+            bounds = self.var_to_range.get(expr)
+            if bounds is None or not bounds.lower.is_finite or int(bounds.lower) <= least:
+                self.guards.append(
+                    ShapeGuard(
+                        sympy.Gt(expr, least, evaluate=False), SLoc(model_line(), None), size_oblivious=False
+                    )
+                )
+
+    def _log_guard(self, *args: Any, **options: Any) -> None:
+        pass  # torch's method walks the stack for a log message
+
+    def _log_create_unbacked_symbol(self, *args: Any, **options: Any) -> None:
+        pass
+
+    create_symbol = record_shapeenv_event()(_without_log(inspect.unwrap(ShapeEnv.create_symbol)))
+    _set_replacement = _without_log(ShapeEnv._set_replacement)
+
+    def _make_data_dependent_error(
+        self, expr: Any, unhinted_expr: Any, **_options: Any
+    ) -> GuardOnDataDependentSymNode:
+        return GuardOnDataDependentSymNode(expr, f"data decides {unhinted_expr}")
+
+    def guard_or_defer_runtime_assert(self, orig_expr: Any, msg: str, fx_node: Any = None) -> bool:  # type: ignore[override]
+        """As torch's; what it assumes must hold for the data of this call, or the trace would serve no call like it.
+
+        Torch takes two sizes for equal where one that data decides meets another, and broadcasts neither.
+
+        Raises:
+            CannotTrace: two sizes differ.
+        """
+        holds = super().guard_or_defer_runtime_assert(orig_expr, msg, fx_node)
+        if (
+            holds
+            and isinstance(orig_expr, sympy.Eq)
+            and self.decider
+            and self.decider.value_now(orig_expr) is False
+        ):
+            raise CannotTrace("data decides whether a size is broadcast")
+        return holds
+
+    def _evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
+        budget.check()
+        try:
+            return super()._evaluate_expr(orig_expr, *args, **kwargs)
+        except GuardOnDataDependentSymNode:
+            answer = None if self.decider is None else self.decider.decide(orig_expr)
+            if answer is None:
+                raise
+            return answer

@@ -1,0 +1,446 @@
+"""Trace a callable for one set of arguments: one recorded run over fake tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
+
+from staticrt import locks, tuning
+from staticrt.frontend import budget
+from staticrt.frontend.arguments.fakes import FakeInputs, FakeMaker, guards_of
+from staticrt.frontend.arguments.structure import (
+    Builder,
+    Flattener,
+    ResultSpec,
+    Structure,
+    contents,
+    repeated,
+    same_contents,
+)
+from staticrt.frontend.graph import InputSpec, TracedGraph
+from staticrt.frontend.guards.impure_calls import ImpureCall, Watcher
+from staticrt.frontend.guards.model_builtins import NeedsNumber
+from staticrt.frontend.guards.state import Snapshot
+from staticrt.frontend.reasons import (
+    OTHERWISE,
+    CannotTrace,
+    FirstCalls,
+    ModelChanges,
+    NeedsConstants,
+    exception_line,
+    model_line,
+)
+from staticrt.frontend.thread_state import ThreadState, certainly
+from staticrt.frontend.tracing import compiling
+from staticrt.frontend.tracing.escapes import let_go
+from staticrt.frontend.tracing.maybe_views import SizesDecideViews, results_show, writes_show
+from staticrt.frontend.tracing.patches import tracing
+from staticrt.frontend.tracing.request import TraceRequest
+from staticrt.native import _C
+from staticrt.shapes.size_nodes import NeedsShapeEnv, SizeEnv
+
+aten = torch.ops.aten
+log = logging.getLogger(__name__)
+# Each trace is private to its thread. Two of one model could take each other's attributes for the model's own.
+_one_at_a_time = locks.reentrant()
+
+
+# What a graph's output may be.
+_IN_GRAPHS = (
+    *(torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, int, float, complex, str, bytes, type(None)),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+)
+
+
+def trace(request: TraceRequest) -> TracedGraph:
+    """Record one run of `request.function` as a graph.
+
+    Raises:
+        CannotTrace: the run did something that a graph does not replay.
+        NeedsShapeEnv, SizesDecideViews: another way to represent sizes is needed, see `TraceRequest.after`. Passes over
+            a graph whose sizing `is_ours` may raise NeedsShapeEnv too.
+        Exception: whatever the model raised.
+    """
+    watcher = Watcher(request.snapshot, request.is_constant)
+    undo: list[Callable[[], object]] = [watcher.stop, ThreadState().restore]
+
+    def leave_nothing_behind(error: BaseException) -> None:
+        for step in (lambda: let_go(error), *undo):
+            step()
+
+    return certainly(lambda: _trace(request, watcher, undo), leave_nothing_behind)
+
+
+def _trace(request: TraceRequest, watcher: Watcher, undo: list[Callable[[], object]]) -> TracedGraph:
+    with (
+        _out_of_time(),
+        _one_at_a_time,
+        budget.charged(tuning.SHARE_OF_TRACE_SECONDS),
+    ):
+        try:
+            return _record(request, watcher, undo)
+        except (CannotTrace, NeedsShapeEnv):
+            raise
+        except Exception as error:
+            if type(error).__name__ == "GuardOnDataDependentSymNode":
+                raise CannotTrace("a number that data decides", exception_line(error)) from error
+            log.debug(
+                "trace with %s: %s: %s",
+                request.sizing,
+                type(error).__name__,
+                error,
+                exc_info=request.sizing.is_ours,
+            )
+            raise
+
+
+def trace_with_any_sizing(request: TraceRequest) -> TracedGraph:
+    """Trace by `request`, or by the first of those that follow it whose sizes the model takes; raises as `trace`."""
+    following: TraceRequest | None = request
+    while following is not None:
+        request = following
+        try:
+            return trace(request)
+        except (Exception, NeedsShapeEnv) as error:
+            following = request.after(error)
+            if following is None:
+                raise
+    raise AssertionError("unreachable")
+
+
+@contextlib.contextmanager
+def _out_of_time() -> Iterator[None]:
+    try:
+        yield
+    except budget.OutOfTime:
+        raise CannotTrace(budget.reason(), "") from None
+
+
+def _not_of_a_trace(record: logging.LogRecord) -> bool:
+    """Filter: what torch logs, with a traceback, where a model raises on fake tensors.
+
+    A wrong argument gets one message: what eager raises, or the trace's reason in `explain()`.
+    """
+    return not (compiling.thread.traces or compiling.depth())
+
+
+logging.getLogger("torch._subclasses.fake_tensor").addFilter(_not_of_a_trace)
+
+
+def _record(request: TraceRequest, watcher: Watcher, undo: list[Callable[[], object]]) -> TracedGraph:
+    """As `trace`.
+
+    Args:
+        undo: gets what takes back what the run has changed, each of which may be called more than once.
+    """
+    from staticrt.frontend.functionalize.functionalize import functionalize
+    from staticrt.frontend.tracing import control_flow
+    from staticrt.frontend.tracing.decisions import Decisions
+    from staticrt.frontend.tracing.escapes import Escapes
+    from staticrt.frontend.tracing.fake_mode import TraceFakeMode
+    from staticrt.frontend.tracing.tracer import Tracer
+
+    sizing, leaves, snapshot = request.sizing, request.leaves, request.snapshot
+    env: Any = SizeEnv(model_line) if sizing.is_ours else _shape_env(sizing.is_oblivious)
+    fake_mode = TraceFakeMode(env)
+    escapes = Escapes(fake_mode)
+    undo.append(escapes.close)
+    with tracing(sizing.is_oblivious):
+        escapes.open()
+        fakes = FakeMaker(fake_mode, sizing).make(leaves, request.known)
+        tracer = Tracer(fake_mode, watcher, autograd=request.autograd, control_flow=control_flow.record)
+        _add_arguments(tracer, fakes, leaves)
+        env.decider = Decisions(tracer, leaves) if request.decide and not sizing.is_ours else None
+        outputs: list[Any] = []
+        roots = (tracer, fakes, outputs, fake_mode, env)
+
+        def owned() -> Iterator[Any]:
+            yield from (*tracer.owned(), *fakes.leaves, *outputs)
+
+        def take_back() -> list[str]:
+            found = escapes.undo(owned, roots)
+            if "grad" in snapshot.read_names and not request.autograd:
+                found += escapes.undo_gradients()
+            return found
+
+        undo[-1:] = [snapshot.restore, take_back, escapes.close]
+        try:
+            out_spec = _run(request, fakes, tracer, watcher, outputs, escapes.is_new)
+        finally:
+            env.decider = None
+        escaped = take_back()
+        undo.remove(take_back)
+        escapes.close()
+        if escaped:
+            raise ModelChanges(escaped, does="")
+        tracer.check_storages()
+        if not request.autograd:
+            tracer.check_gradients(zip(fakes.leaves, leaves, strict=True), outputs)
+        written: set[fx.Node] = set()
+        try:
+            if tracer.maybe_views and (
+                results_show(tracer.graph, tracer.maybe_views, outputs)
+                or (tracer.writes and writes_show(tracer.graph, tracer.maybe_views, outputs))
+            ):
+                raise SizesDecideViews
+            if tracer.writes:
+                tracer, nodes, written = functionalize(tracer, outputs)
+            else:
+                nodes = [tracer.argument(out) for out in outputs]
+        except SizesDecideViews:
+            if sizing.is_constant:
+                raise CannotTrace("what may be a view or a copy, as sizes tell that data decides") from None
+            raise
+        _assert_data_dependent(tracer)
+    return _finish(request, tracer, nodes, written, out_spec, guards_of(env, fakes))
+
+
+def _add_arguments(tracer: Any, fakes: FakeInputs, leaves: Sequence[Any]) -> None:
+    """Placeholders for fake arguments."""
+    placeholders: dict[int, fx.Node] = {}
+    same = dict(repeated(leaves))
+    for index, fake in enumerate(fakes.leaves):
+        if isinstance(fake, (torch.Tensor, torch.SymInt)) and index not in same:
+            placeholders[index] = tracer.add_user(fake, f"arg_{index}")
+    for symbol, size in fakes.symbols.items():
+        tracer.sources[symbol] = (placeholders[size.leaf], size.prop, size.dim)
+
+
+def _run(
+    request: TraceRequest,
+    fakes: FakeInputs,
+    tracer: Any,
+    watcher: Watcher,
+    outputs: list[Any],
+    is_new: Callable[[Any], bool],
+) -> ResultSpec:
+    """Run the function on fakes, and leave its state as it was.
+
+    Args:
+        outputs: gets the flat outputs; no other reference to anything of the run is left.
+        is_new: whether the run made an object.
+
+    Raises:
+        CannotTrace: no graph replays what the function did.
+        Exception: whatever the function raised.
+    """
+    from torch._dispatch.python import enable_python_dispatcher
+
+    snapshot = request.snapshot
+    # With autograd on, composite operators are taken apart above the tracer: in Python, on symbolic sizes.
+    level = enable_python_dispatcher() if request.autograd else torch._C._AutoDispatchBelowAutograd()
+    builder = Builder(fakes.leaves)
+    args, kwargs = builder.build(request.spec)
+    before = [contents(container) for container in builder.containers]
+    grad_mode = torch.is_grad_enabled()
+    try:
+        with tracer.fake_mode, level, tracer:
+            watcher.start(is_new)
+            try:
+                result = request.function(*args, **kwargs)
+            except ImpureCall:
+                result = None
+            except NeedsNumber:
+                watcher.needs_constants = True
+            finally:
+                watcher.stop()
+        if torch.is_grad_enabled() is not grad_mode:
+            raise CannotTrace("the model leaves another grad mode than it found", "", even_in_parts=True)
+        snapshot.compared_tensors.update(tracer.lifted)
+        changed = snapshot.changes()
+        changes_classes = bool(changed) and snapshot.changes_classes()
+    finally:
+        snapshot.restore()
+    if request.sizing.is_ours and tracer.shape_env.gave_up:  # and the model caught it
+        raise NeedsShapeEnv(tracer.shape_env.gave_up)
+    if watcher.impure:
+        what, where = watcher.impure[0]
+        if watcher.often_once:
+            raise FirstCalls(f"the model {what}", where)
+        raise CannotTrace(f"the model {what}", where, watcher.even_in_parts)
+    if watcher.needs_constants:
+        raise NeedsConstants
+    if changed:
+        raise ModelChanges(changed, even_in_parts=changes_classes)
+    if not request.autograd and tracer.fake_mode.unseen_reads:
+        raise CannotTrace(*tracer.fake_mode.unseen_reads[0])
+    _check_attributes(request)
+    flat, out_spec = _flatten_result(result, builder.containers, before, snapshot, is_new)
+    for out in flat:
+        _check_output(out)
+    outputs += flat
+    return out_spec
+
+
+def _check_attributes(request: TraceRequest) -> None:
+    """Fake tensors lack the attributes that the caller gave to tensors."""
+    for index, leaf in enumerate(request.leaves):
+        if isinstance(leaf, torch.Tensor):
+            read = request.snapshot.read_names & (_C.attributes_of(leaf) or {}).keys()
+            if read:
+                name = request.names[index] if index < len(request.names) else f"argument {index}"
+                raise CannotTrace(f"the model may read {name}.{min(read)}, an attribute of a tensor", "")
+
+
+def _shape_env(oblivious: bool) -> Any:
+    from staticrt.frontend.tracing.shape_env import DecidingShapeEnv
+
+    return DecidingShapeEnv(
+        allow_scalar_outputs=True,
+        allow_dynamic_output_shape_ops=True,
+        specialize_zero_one=not oblivious,
+        duck_shape=False,
+    )
+
+
+def _flatten_result(
+    result: Any, containers: list[Any], before: list[Any], snapshot: Snapshot, is_new: Callable[[Any], bool]
+) -> tuple[list[Any], ResultSpec]:
+    """Flat outputs: the result's leaves, then the new contents of each argument container the model changed."""
+    known = {id(container): number for number, container in enumerate(containers)}
+    flattener = Flattener(known, snapshot.knows, is_new)
+    structure = flattener.flatten(result)
+    writes: list[tuple[int, Structure]] = []
+    for number, (container, old) in enumerate(zip(containers, before, strict=True)):
+        new = contents(container)
+        if not same_contents(old, new):
+            writes.append((number, flattener.flatten_contents(container)))
+    objects = {i: leaf for i, leaf in enumerate(flattener.leaves) if not isinstance(leaf, _IN_GRAPHS)}
+    leaves = [None if i in objects else leaf for i, leaf in enumerate(flattener.leaves)]
+    return leaves, ResultSpec(structure, writes, objects)
+
+
+def _check_output(out: Any) -> None:
+    if (
+        isinstance(out, torch.Tensor)
+        and out.requires_grad
+        and torch.is_grad_enabled()
+        and out.grad_fn is not None
+    ):
+        raise CannotTrace("an output needs gradients")
+
+
+def _assert_data_dependent(tracer: Any) -> None:
+    """Conditions on numbers that data decides become assertions in the graph, before its first write.
+
+    Bounds of one number hold, or the model asked for them (`torch._check`). Other conditions were assumed for this call's
+    data: a call for which they do not hold takes another trace.
+    """
+    env = tracer.shape_env
+    graph = tracer.graph
+    if not env.deferred_runtime_asserts:
+        return
+    write = next((node for node in graph.nodes if _writes(node)), None)
+    with contextlib.nullcontext() if write is None else graph.inserting_before(write):
+        for asserts in env.deferred_runtime_asserts.values():
+            for item in asserts:
+                expr = item.expr  # as it was assumed: the environment has taken its sides for equal since
+                node = tracer.symbols.from_expr(expr, env)
+                if isinstance(node, fx.Node):
+                    bounds = len(expr.args) == 2 and sorted(arg.is_Atom for arg in expr.args) == [True, True]
+                    assumed = not (
+                        bounds and expr.is_Relational and not expr.func.__name__.endswith("quality")
+                    )
+                    text = f"{OTHERWISE} than {item.expr}" if assumed else f"{item.expr} does not hold"
+                    check = graph.call_function(aten._assert_scalar.default, (node, text))
+                    check.meta["val"] = None
+
+
+def _writes(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def _finish(
+    request: TraceRequest,
+    tracer: Any,
+    outputs: list[Any],
+    written: set[fx.Node],
+    out_spec: ResultSpec,
+    guards: Any,
+) -> TracedGraph:
+    from staticrt.frontend.tracing.control_flow import body_holder
+
+    graph = tracer.graph
+    graph.output(tuple(outputs))
+    by_node = {lifted.node: lifted.value for lifted in tracer.lifted.values()}
+    literals = {lifted.node for lifted in tracer.lifted.values() if lifted.literal}
+    order = {"parameter": 0, "buffer": 1, "constant": 2}
+    specs: dict[fx.Node, InputSpec] = {}
+    for node in graph.find_nodes(op="placeholder"):
+        if node in by_node:
+            kind, name = request.tensors.get(id(by_node[node]), ("constant", node.name))
+            specs[node] = InputSpec(kind, name, name, node in written, literal=node in literals)  # type: ignore[arg-type]
+        else:
+            index = int(str(node.target).removeprefix("arg_"))
+            name = request.names[index] if index < len(request.names) else f"argument {index}"
+            weight = index in request.known.weights
+            specs[node] = InputSpec("user", index, name, node in written, weight)
+    lifted = sorted((n for n in specs if n in by_node), key=lambda n: order[specs[n].kind])
+    anchor = next(node for node in graph.nodes if node not in by_node)
+    for node in lifted:
+        anchor.prepend(node)
+    ordered = graph.find_nodes(op="placeholder")
+    module = _LazyGraphModule(body_holder(tracer), graph)  # its Python code is made once somebody runs it
+    return TracedGraph(
+        module=module,
+        inputs=tuple(specs[node] for node in ordered),
+        values=tuple(by_node[node] for node in ordered if node in by_node),
+        in_spec=request.spec,
+        out_spec=out_spec,
+        guards=guards,
+        random=tracer.random,
+        decided=_decided(graph),
+        same=repeated(request.leaves),
+    )
+
+
+def _decided(graph: fx.Graph) -> int:
+    """How many decisions a graph checks, all before it first writes or draws: a failed check has changed nothing."""
+    from staticrt.frontend.tracing.decisions import checks_of
+
+    checks = checks_of(graph)
+    if not checks:
+        return 0
+    first = next((node for node in graph.nodes if _writes(node) or _draws(node)), None)
+    if first is None:
+        return len(checks)
+    needed = _sources(checks)
+    late = False
+    for node in list(graph.nodes):
+        late |= node is first
+        if late and node in needed:
+            if _writes(first) or _writes(node) or _draws(node):
+                raise CannotTrace(
+                    "a branch that data decides, after a write that stays in place or a random number"
+                )
+            first.prepend(node)
+    return len(checks)
+
+
+def _draws(node: fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _sources(nodes: list[fx.Node]) -> set[fx.Node]:
+    """Nodes, and all that they are computed from."""
+    found, stack = set(nodes), list(nodes)
+    while stack:
+        for source in stack.pop().all_input_nodes:
+            if source not in found:
+                found.add(source)
+                stack.append(source)
+    return found
+
+
+def failure(error: BaseException) -> tuple[str, str]:
+    """Why and where a trace failed, as short texts."""
+    if isinstance(error, CannotTrace):
+        return error.reason, error.where
+    text = str(error).strip().split("\n")[0]
+    return f"{type(error).__name__}: {text}"[:300], exception_line(error)

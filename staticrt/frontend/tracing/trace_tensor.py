@@ -1,0 +1,51 @@
+"""Fake tensors that say of themselves what the tensors say that they stand for."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from staticrt.frontend.reasons import is_user_file, model_line
+from staticrt.frontend.tracing import indexing
+
+
+def _noted(name: str) -> property:
+    """An attribute whose value depends on where the caller's tensor comes from: model code that asks runs eagerly."""
+    plain: Any = getattr(torch.Tensor, name)
+
+    def read(tensor: Any) -> Any:
+        frame: Any = sys._getframe(1)
+        if frame.f_code.co_name == "_getattr":  # which model code calls as `getattr`
+            frame = frame.f_back
+        if is_user_file(frame.f_code.co_filename):
+            tensor.fake_mode.unseen_reads.append((f"the model reads .{name} of a tensor", model_line(frame)))
+        return plain.__get__(tensor)
+
+    if not hasattr(plain, "__set__"):
+        return property(read)
+    return property(read, plain.__set__, plain.__delete__)
+
+
+class TraceTensor(FakeTensor):
+    """A fake tensor as model code sees it: a `torch.Tensor` or `torch.nn.Parameter`."""
+
+    __getitem__ = indexing.getitem  # type: ignore[assignment]
+    grad = _noted("grad")  # type: ignore[assignment]
+    grad_fn = _noted("grad_fn")  # type: ignore[assignment]
+    is_leaf = _noted("is_leaf")  # type: ignore[assignment]
+    _base = _noted("_base")  # type: ignore[assignment]
+    _version = _noted("_version")  # type: ignore[assignment]
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # type: ignore[misc, override]
+        return torch.nn.Parameter if getattr(self, "_is_param", False) else torch.Tensor
+
+
+def show_as_plain(tensor: torch.Tensor) -> None:
+    """Make a `TraceTensor` of a fake tensor, in place."""
+    if type(tensor) is FakeTensor:
+        plain: Any = tensor
+        plain.__class__ = TraceTensor

@@ -1,0 +1,1 @@
+"""Other formats and libraries: ONNX, TensorRT, torch.distributed."""

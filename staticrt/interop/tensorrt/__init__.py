@@ -1,0 +1,1 @@
+"""torch-tensorrt as an accelerator of partial graphs."""

@@ -1,1 +1,0 @@
-"""What a user can see of a compiled callable."""

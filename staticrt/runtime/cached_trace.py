@@ -1,0 +1,137 @@
+"""One trace that is ready to run, and what a call must be like to run it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from staticrt.frontend.graph import InputSpec, TracedGraph
+from staticrt.frontend.guards.state import StateGuard
+from staticrt.runtime.call_key import CallKey
+from staticrt.runtime.call_spec import CallSpec
+
+if TYPE_CHECKING:
+    from staticrt.runtime.executable import Executable
+
+
+@dataclasses.dataclass(eq=False)
+class CachedTrace:
+    """One trace, ready to run."""
+
+    traced: TracedGraph
+    executable: Executable
+    state: StateGuard
+    ints: tuple[tuple[int, int], ...]  # int leaves that are constants of this trace
+    metadata: list[Any]
+    calls: int = 0
+
+    @functools.cached_property
+    def call_spec(self) -> CallSpec:
+        """What the fast path needs; `replace_values` makes a new one."""
+        traced = self.traced
+        return CallSpec(traced.in_spec, traced.out_spec, traced.values, traced.user_leaves, traced.same)
+
+    def replace_values(self, values: tuple[torch.Tensor, ...]) -> None:
+        """Run on other tensors in place of the model's own, which have the same metadata."""
+        self.traced.values = values
+        self.__dict__.pop("call_spec", None)
+
+    def inputs(self, leaves: Sequence[Any]) -> list[Any]:
+        """What the graph takes for a call's flat arguments: the model's own tensors, then leaves."""
+        spec = self.call_spec
+        return [*spec.values, *[leaves[index] for index in spec.user_leaves]]
+
+    def accepts(self, leaves: Sequence[Any], call: CallKey) -> bool:
+        values = dict(call.ints)
+        return (
+            all(values[index] == value for index, value in self.ints)
+            and self.traced.guards.holds(leaves)
+            and tensor_metadata(self.traced.values) == self.metadata
+            and self.state.read_attribute(leaves) is None
+            and self.state.holds()
+        )
+
+    def own_tensors(self) -> Iterator[tuple[InputSpec, torch.Tensor]]:
+        """The model's own tensors that the graph reads."""
+        own = (spec for spec in self.traced.inputs if spec.kind != "user")
+        return zip(own, self.traced.values, strict=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """Why a trace failed.
+
+    Args:
+        impossible: the model does what no graph replays; else it raised something.
+    """
+
+    reason: str
+    where: str
+    impossible: bool
+
+
+def tensor_metadata(values: Sequence[torch.Tensor]) -> list[Any]:
+    """What a trace assumed of the model's tensors (`weight.data = …` may change it)."""
+    return [(v.dtype, v.shape, v.stride(), v.device, v.requires_grad) for v in values]
+
+
+def _inputs(traced: TracedGraph, leaves: Sequence[Any]) -> Iterator[tuple[InputSpec, Any]]:
+    """Each input of a graph, with what this call gives for it."""
+    values = iter(traced.values)
+    for spec in traced.inputs:
+        yield spec, leaves[int(spec.target)] if spec.kind == "user" else next(values)
+
+
+def writes_inference_tensors(traced: TracedGraph, leaves: Sequence[Any]) -> bool:
+    return any(spec.mutated and value.is_inference() for spec, value in _inputs(traced, leaves))
+
+
+# What a run raises -> why eager may answer where a graph does not.
+_BEYOND = {
+    "more than 64 bits": "a number of more than 64 bits",
+    "view size is not compatible": "a result lies otherwise in memory than in the trace",
+}
+
+
+def beyond_trace(error: RuntimeError, traced: TracedGraph) -> str:
+    """Why eager is asked after a run raised `error`; empty: it is the answer, or the run had effects."""
+    if traced.mutates or traced.random:
+        return ""
+    return next((why for text, why in _BEYOND.items() if text in str(error)), "")
+
+
+def share_memory(traced: TracedGraph, leaves: Sequence[Any]) -> bool:
+    """Whether a written input overlaps another input, or itself: the graph has all of their elements apart.
+
+    Addresses tell, since two storages may hold one memory (arrays of NumPy, DLPack).
+    """
+    places = []
+    for spec, value in _inputs(traced, leaves):
+        if isinstance(value, torch.Tensor) and value.numel():
+            if spec.mutated and not _has_elements_apart(value):
+                return True
+            begin = value.data_ptr()
+            last = sum((n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True))
+            places.append((begin, begin + (last + 1) * value.element_size(), spec.mutated))
+    reach = written_reach = 0
+    for begin, end, written in sorted(places):
+        if begin < written_reach or (written and begin < reach):
+            return True
+        reach = max(reach, end)
+        written_reach = max(written_reach, end) if written else written_reach
+    return False
+
+
+def _has_elements_apart(value: torch.Tensor) -> bool:
+    """Whether each stride steps over all that smaller strides reach; if not, two indices may be one element."""
+    reach = 0
+    for step, size in sorted(zip(value.stride(), value.shape, strict=True)):
+        if size > 1:
+            if step <= reach:
+                return False
+            reach += (size - 1) * step
+    return True

@@ -1,0 +1,1 @@
+"""What `explain()` returns, as plain data: traced graphs, their prepared programs, and what runs eagerly."""

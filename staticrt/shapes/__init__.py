@@ -1,0 +1,1 @@
+"""Stage 2: symbolic sizes and shape rules of fake tensors."""

@@ -1,0 +1,1 @@
+"""Shape rules of operators, one family per file."""

@@ -1,0 +1,166 @@
+"""Fake rules of convolutions."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from staticrt.shapes.fake_results import agree, expression, is_contiguous, new, oblivious, rule
+from staticrt.shapes.rules.layout import suggested_strides, suggests_image
+from staticrt.shapes.size_nodes import check as _check
+
+aten = torch.ops.aten
+
+
+def _conv_size(mode: Any, size: Any, weight: Any, padding: Any, dilation: Any, stride: Any) -> Any:
+    """How many windows fit, at least one; equal questions share the symbolic answer, which is slow to build."""
+    cache = mode.__dict__.setdefault("_staticrt_windows", {})
+    key = (*map(expression, (size, weight, padding, dilation, stride)), oblivious())
+    found = cache.get(key)
+    if found is None:
+        shrinks_by = dilation * (weight - 1) - 2 * padding
+        if isinstance(shrinks_by, int) and shrinks_by == 0 and isinstance(stride, int) and stride == 1:
+            found = size
+        else:
+            found = (size - shrinks_by - 1) // stride + 1
+        _check(found > 0)
+        cache[key] = found
+    return found
+
+
+def _spread(value: Any, count: int) -> list[Any]:
+    values = list(value) if isinstance(value, (list, tuple)) else [value]
+    return values * count if len(values) == 1 else values
+
+
+def _are_plain(spatial: int, x: torch.Tensor, weight: torch.Tensor, bias: Any) -> bool:
+    """A batch on the CPU, and weights of its dtype."""
+    return (
+        x.dim() == weight.dim() == spatial + 2
+        and x.dtype == weight.dtype
+        and x.device.type == "cpu"
+        and is_contiguous(weight)
+        and (bias is None or bias.dtype == x.dtype)
+    )
+
+
+def _conv(
+    spatial: int,
+    mode: Any,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Any:
+    if not _are_plain(spatial, x, weight, bias):
+        return None
+    if spatial == 3 and suggests_image(mode, x) is not False:
+        return None  # which kernel runs, and so the layout, depends on how large it is
+    _check(x.shape[1] == weight.shape[1] * groups)
+    sizes = [
+        _conv_size(mode, *numbers)
+        for numbers in zip(
+            x.shape[2:],
+            weight.shape[2:],
+            _spread(padding, spatial),
+            _spread(dilation, spatial),
+            _spread(stride, spatial),
+            strict=True,
+        )
+    ]
+    shape = [x.shape[0], weight.shape[0], *sizes]
+    if spatial == 1:
+        return new(mode, shape, x)  # the kernel returns a row-major result for every input layout
+    strides = suggested_strides(mode, x, shape)
+    return None if strides is None else new(mode, shape, x, strides)
+
+
+def _conv_named(
+    spatial: int,
+    mode: Any,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: str = "valid",
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Any:
+    if weight.dim() != spatial + 2:
+        return None
+    if padding == "valid":
+        return _conv(spatial, mode, x, weight, bias, stride, 0, dilation, groups)
+    if padding != "same" or any(step != 1 for step in _spread(stride, spatial)):
+        return None
+    if not all(isinstance(size, int) for size in weight.shape):
+        return None
+    # Of an even reach one side gets more, which is padded in a call of its own; the sizes are the same.
+    if _conv(spatial, mode, x, weight, bias, stride, _half(weight, dilation), dilation, groups) is None:
+        return None
+    shape = [x.shape[0], weight.shape[0], *x.shape[2:]]
+    strides = None if spatial == 1 else suggested_strides(mode, x, shape)
+    return None if strides is None and spatial != 1 else new(mode, shape, x, strides)
+
+
+for _spatial, _packet in ((1, aten.conv1d), (2, aten.conv2d), (3, aten.conv3d)):
+    rule(_packet.default)(functools.partial(_conv, _spatial))
+    rule(_packet.padding)(functools.partial(_conv_named, _spatial))
+
+
+def _conv_transposed(
+    spatial: int,
+    mode: Any,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Any:
+    plain = all(
+        type(n) is int
+        for value in (stride, padding, output_padding, dilation)
+        for n in _spread(value, spatial)
+    )
+    if not plain or not _are_plain(spatial, x, weight, bias):
+        return None
+    if not agree(x.shape[1], weight.shape[0]):
+        return None
+    sizes = []
+    for size, width, step, pad, more, spread in zip(
+        x.shape[2:],
+        weight.shape[2:],
+        _spread(stride, spatial),
+        _spread(padding, spatial),
+        _spread(output_padding, spatial),
+        _spread(dilation, spatial),
+        strict=True,
+    ):
+        if not 0 <= more < max(step, spread):
+            return None
+        made = (size - 1) * step - 2 * pad + spread * (width - 1) + more + 1
+        _check(size > 0)
+        _check(made > 0)
+        sizes.append(made)
+    shape = [x.shape[0], weight.shape[1] * groups, *sizes]
+    if spatial == 1:
+        return new(mode, shape, x)  # the kernel returns a row-major result for every input layout
+    strides = suggested_strides(mode, x, shape)
+    return None if strides is None else new(mode, shape, x, strides)
+
+
+rule(aten.conv_transpose1d.default)(functools.partial(_conv_transposed, 1))
+rule(aten.conv_transpose2d.input)(functools.partial(_conv_transposed, 2))
+
+
+def _half(weight: torch.Tensor, dilation: Any) -> list[int]:
+    """The padding of one side, that of an even reach rounded up."""
+    spread = _spread(dilation, weight.dim() - 2)
+    return [(step * (size - 1) + 1) // 2 for size, step in zip(weight.shape[2:], spread, strict=True)]

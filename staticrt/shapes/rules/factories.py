@@ -1,0 +1,190 @@
+"""Fake rules of operators that make tensors of nothing but sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from staticrt.shapes.fake_results import expression, fresh, new, rule
+from staticrt.shapes.rules.layout import copied_strides, least
+from staticrt.shapes.size_nodes import env_of
+
+aten = torch.ops.aten
+
+
+def _device(layout: Any, device: Any, pin_memory: Any) -> torch.device | None:
+    """The device that is asked for, if it is the CPU and nothing else is special."""
+    if layout not in (None, torch.strided) or pin_memory:
+        return None
+    found = torch.get_default_device() if device is None else torch.device(device)
+    return found if found.type == "cpu" else None
+
+
+def _are_sizes(sizes: Sequence[Any]) -> bool:
+    """Whether none is negative, guarding on it where symbols of ours leave that open."""
+    return all(
+        size >= 0
+        if isinstance(size, int)
+        else least(expression(size)) >= 0 or (env_of(size) is not None and bool(size >= 0))
+        for size in sizes
+    )
+
+
+@rule(aten.zeros.default, aten.ones.default, aten.empty.memory_format)
+def _filled(
+    mode: Any,
+    size: Sequence[Any],
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    memory_format: Any = None,
+) -> Any:
+    place = _device(layout, device, pin_memory)
+    if place is None or memory_format not in (None, torch.contiguous_format) or not _are_sizes(size):
+        return None
+    return fresh(mode, size, None, dtype or torch.get_default_dtype(), place)
+
+
+@rule(aten.new_zeros.default, aten.new_ones.default, aten.new_empty.default)
+def _new_filled(mode: Any, x: torch.Tensor, size: Sequence[Any], **options: Any) -> Any:
+    return _filled(mode, size, **{**options, **_defaults(x, options)})
+
+
+@rule(aten.new_empty_strided.default, aten.empty_strided.default)
+def _strided(mode: Any, *args: Any, **options: Any) -> Any:
+    *like, size, stride = args
+    known = {**options, **_defaults(like[0], options)} if like else options
+    place = _device(known.get("layout"), known.get("device"), known.get("pin_memory"))
+    if place is None or len(size) != len(stride) or not _are_sizes([*size, *stride]):
+        return None
+    return fresh(mode, size, stride, known.get("dtype") or torch.get_default_dtype(), place)
+
+
+def _defaults(x: torch.Tensor, options: dict[str, Any]) -> dict[str, Any]:
+    return {"dtype": options.get("dtype") or x.dtype, "device": options.get("device") or x.device}
+
+
+@rule(aten.full.default)
+def _full(mode: Any, size: Sequence[Any], value: Any, *, dtype: Any = None, **options: Any) -> Any:
+    kinds = {bool: torch.bool, int: torch.int64, float: torch.get_default_dtype()}
+    dtype = dtype or kinds.get(type(value))
+    return None if dtype is None else _filled(mode, size, dtype=dtype, **options)
+
+
+@rule(aten.full_like.default)
+def _full_like(mode: Any, x: torch.Tensor, value: Any, **options: Any) -> Any:
+    return _like(mode, x, **options)
+
+
+@rule(aten.new_full.default)
+def _new_full(mode: Any, x: torch.Tensor, size: Sequence[Any], value: Any, **options: Any) -> Any:
+    return _new_filled(mode, x, size, **options)
+
+
+@rule(aten.zeros_like.default, aten.ones_like.default, aten.empty_like.default)
+def _like(mode: Any, x: torch.Tensor, *, memory_format: Any = None, **options: Any) -> Any:
+    known = {**options, **_defaults(x, options)}
+    place = _device(known.get("layout"), known["device"], known.get("pin_memory"))
+    if x.layout != torch.strided or x.is_quantized or place is None:
+        return None
+    strides = copied_strides(mode, x, memory_format)
+    return None if strides is None else fresh(mode, x.shape, strides, known["dtype"], place)
+
+
+@rule(aten.arange.default)
+def _count(mode: Any, end: Any, **options: Any) -> Any:
+    return _range(mode, 0, end, **options)
+
+
+@rule(aten.arange.start)
+def _range(
+    mode: Any,
+    start: Any,
+    end: Any,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> Any:
+    place = _device(layout, device, pin_memory)
+    whole = all(type(limit) is int or isinstance(limit, torch.SymInt) for limit in (start, end))
+    if place is None or not whole or dtype not in (None, torch.int64, torch.int32, torch.float32):
+        return None
+    size = end if type(start) is int and start == 0 else end - start
+    if not _are_sizes([size]):
+        return None
+    return fresh(mode, [size], None, dtype or torch.int64, place)
+
+
+@rule(aten.arange.start_step)
+def _steps(mode: Any, start: Any, end: Any, step: Any = 1, **options: Any) -> Any:
+    step = int(step) if isinstance(step, float) and step.is_integer() and options.get("dtype") else step
+    if type(step) is not int or step == 0:
+        return None
+    if step < 0:
+        start, end, step = end, start, -step
+    size = end - start
+    if not all(type(bound) is int or isinstance(bound, torch.SymInt) for bound in (start, end)):
+        return None
+    return _range(mode, 0, size if step == 1 else (size + step - 1) // step, **options)
+
+
+@rule(aten.eye.default)
+def _identity(mode: Any, n: Any, **options: Any) -> Any:
+    return _filled(mode, [n, n], **options)
+
+
+@rule(aten.eye.m)
+def _wide_identity(mode: Any, n: Any, m: Any, **options: Any) -> Any:
+    return _filled(mode, [n, m], **options)
+
+
+@rule(aten.rand.default, aten.randn.default)
+def _random(mode: Any, size: Sequence[Any], **options: Any) -> Any:
+    return _filled(mode, size, **options)
+
+
+@rule(aten.rand_like.default, aten.randn_like.default)
+def _random_like(mode: Any, x: torch.Tensor, **options: Any) -> Any:
+    return _like(mode, x, **options)
+
+
+@rule(aten.randint.default)
+def _random_ints(mode: Any, high: Any, size: Sequence[Any], **options: Any) -> Any:
+    return _filled(mode, size, **{"dtype": torch.int64, **options})
+
+
+@rule(aten.randint.low)
+def _random_ints_from(mode: Any, low: Any, high: Any, size: Sequence[Any], **options: Any) -> Any:
+    return _random_ints(mode, high, size, **options)
+
+
+@rule(aten._to_copy.default)
+def _converted(
+    mode: Any,
+    x: torch.Tensor,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    non_blocking: bool = False,
+    memory_format: Any = None,
+) -> Any:
+    place = _device(layout, x.device if device is None else device, pin_memory)
+    if x.layout != torch.strided or x.is_quantized or x.is_conj() or x.is_neg():
+        return None
+    if place is None or place != x.device:
+        return None
+    strides = copied_strides(mode, x, memory_format)
+    return None if strides is None else new(mode, x.shape, x, strides, dtype=dtype)
+
+
+@rule(aten.clone.default)
+def _clone(mode: Any, x: torch.Tensor, *, memory_format: Any = None) -> Any:
+    return _converted(mode, x, memory_format=memory_format)

@@ -1,0 +1,138 @@
+"""Fake rules of pooling and of sampling at places."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from staticrt.shapes.fake_results import agree, new, rule
+from staticrt.shapes.rules.layout import suggested_strides
+from staticrt.shapes.size_nodes import check as _check
+
+aten = torch.ops.aten
+
+
+def _pair(value: Any) -> list[int] | None:
+    """A setting for two dimensions, where it is one or two plain numbers."""
+    values = list(value) if isinstance(value, (list, tuple)) else [value]
+    values = values * 2 if len(values) == 1 else values
+    return values if len(values) == 2 and all(type(v) is int for v in values) else None
+
+
+def _pooled_size(size: Any, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> Any:
+    """How many windows fit; None where that takes asking for the size (`pooling_output_shape` of ATen)."""
+    reach = dilation * (kernel - 1) + 1
+    if not ceil_mode:
+        return (size + 2 * padding - reach) // stride + 1
+    if padding + stride > reach:  # the last window may begin in the padding, and is left out then
+        return None
+    return (size + 2 * padding - reach + stride - 1) // stride + 1
+
+
+def _pooled(
+    mode: Any,
+    x: torch.Tensor,
+    window: Sequence[Any],
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    ceil_mode: bool,
+) -> Any:
+    kernel, steps, pads, spread = _pair(window), _pair(stride or window), _pair(padding), _pair(dilation)
+    if x.dim() != 4 or x.is_quantized or kernel is None or steps is None or pads is None or spread is None:
+        return None
+    if min(*kernel, *steps, *spread) < 1 or any(
+        p < 0 or 2 * p > k for p, k in zip(pads, kernel, strict=True)
+    ):
+        return None
+    sizes = [
+        _pooled_size(*numbers, ceil_mode)
+        for numbers in zip(x.shape[2:], kernel, steps, pads, spread, strict=True)
+    ]
+    if None in sizes:
+        return None
+    strides = suggested_strides(mode, x, [*x.shape[:2], *sizes])
+    if strides is None:
+        return None
+    for size in sizes:
+        _check(size > 0)
+    return [*x.shape[:2], *sizes], strides
+
+
+@rule(aten.max_pool2d.default)
+def _max_pool(
+    mode: Any,
+    x: Any,
+    window: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> Any:
+    found = _pooled(mode, x, window, stride, padding, dilation, ceil_mode)
+    return None if found is None else new(mode, found[0], x, found[1])
+
+
+@rule(aten.max_pool2d_with_indices.default)
+def _max_pool_with_indices(
+    mode: Any,
+    x: Any,
+    window: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> Any:
+    found = _pooled(mode, x, window, stride, padding, dilation, ceil_mode)
+    if found is None:
+        return None
+    return new(mode, found[0], x, found[1]), new(mode, found[0], x, found[1], dtype=torch.int64)
+
+
+@rule(aten.avg_pool2d.default)
+def _avg_pool(
+    mode: Any,
+    x: Any,
+    window: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: Any = None,
+) -> Any:
+    if divisor_override == 0 or not x.dtype.is_floating_point:
+        return None
+    found = _pooled(mode, x, window, stride, padding, 1, ceil_mode)
+    return None if found is None else new(mode, found[0], x, found[1])
+
+
+@rule(aten.adaptive_avg_pool2d.default, aten._adaptive_avg_pool2d.default)
+def _adaptive_avg_pool(mode: Any, x: torch.Tensor, size: Sequence[Any]) -> Any:
+    if x.dim() != 4 or len(size) != 2 or not x.dtype.is_floating_point:
+        return None
+    if not all(isinstance(s, int) and s > 0 for s in size):
+        return None
+    sizes = [*x.shape[:2], *size]
+    strides = suggested_strides(mode, x, sizes)
+    return None if strides is None else new(mode, sizes, x, strides)
+
+
+@rule(aten.grid_sampler.default, aten.grid_sampler_2d.default)
+def _grid_sample(mode: Any, x: torch.Tensor, grid: torch.Tensor, *settings: Any) -> Any:
+    if (
+        x.dim() != 4
+        or grid.dim() != 4
+        or x.dtype != grid.dtype
+        or x.is_quantized
+        or not x.dtype.is_floating_point
+    ):
+        return None
+    if not agree(x.shape[0], grid.shape[0]) or not agree(grid.shape[3], 2):
+        return None
+    for size in x.shape[2:]:
+        _check(size > 0)
+    return new(
+        mode, [*x.shape[:2], *grid.shape[1:3]], x
+    )  # the kernel returns a row-major result for every input layout

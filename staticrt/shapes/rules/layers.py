@@ -1,0 +1,308 @@
+"""Fake rules of matrix products, norms, resampling and recurrent layers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from staticrt.shapes.fake_results import (
+    agree,
+    contiguous_strides,
+    format_strides,
+    is_contiguous,
+    new,
+    rule,
+    same,
+)
+from staticrt.shapes.rules.layout import (
+    agree_on_rows,
+    broadcast,
+    is_dense,
+    preserved_strides,
+    suggested_strides,
+)
+from staticrt.shapes.size_nodes import check as _check
+
+aten = torch.ops.aten
+
+
+@rule(aten.linear.default)
+def _linear(mode: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
+    if x.dim() < 1 or weight.dim() != 2 or x.dtype != weight.dtype or not agree(x.shape[-1], weight.shape[1]):
+        return None
+    if bias is not None and (
+        bias.dim() != 1 or bias.dtype != x.dtype or not same(bias.shape[0], weight.shape[0])
+    ):
+        return None
+    return new(mode, [*x.shape[:-1], weight.shape[0]], x)
+
+
+@rule(aten.layer_norm.default)
+def _layer_norm(
+    mode: Any, x: torch.Tensor, shape: Sequence[Any], weight: Any = None, bias: Any = None, *rest: Any
+) -> Any:
+    tail = x.shape[x.dim() - len(shape) :]
+    if (
+        not shape
+        or len(tail) != len(shape)
+        or not all(map(agree, tail, shape))
+        or not x.dtype.is_floating_point
+    ):
+        return None
+    for extra in (weight, bias):
+        if extra is not None and (
+            extra.dtype != x.dtype or extra.dim() != len(shape) or not all(map(same, extra.shape, shape))
+        ):
+            return None
+    return new(mode, x.shape, x)
+
+
+@rule(aten.rms_norm.default)
+def _rms_norm(mode: Any, x: torch.Tensor, shape: Sequence[Any], weight: Any = None, eps: Any = None) -> Any:
+    return _layer_norm(mode, x, shape, weight)
+
+
+@rule(aten.batch_norm.default)
+def _batch_norm(
+    mode: Any, x: torch.Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *rest: Any
+) -> Any:
+    channels = [extra for extra in (weight, bias, mean, var) if extra is not None]
+    if training or mean is None or var is None or x.dim() < 2:
+        return None
+    if any(extra.dtype != x.dtype or not same(extra.shape[0], x.shape[1]) for extra in channels):
+        return None
+    strides: Sequence[Any] | None = contiguous_strides(mode, x.shape)
+    if x.dim() > 3 and not agree_on_rows(x.stride(), contiguous_strides(mode, x.shape), x.shape):
+        strides = format_strides(
+            x, x.shape
+        )  # an image of one pixel, or channel, is row-major whatever its strides
+    return None if strides is None else new(mode, x.shape, x, strides)
+
+
+@rule(aten.instance_norm.default)
+def _instance_norm(
+    mode: Any,
+    x: torch.Tensor,
+    weight: Any,
+    bias: Any,
+    mean: Any,
+    var: Any,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Any:
+    if (
+        x.dim() < 3
+        or not x.dtype.is_floating_point
+        or not use_input_stats
+        or mean is not None
+        or var is not None
+    ):
+        return None
+    for extra in (weight, bias):
+        if extra is not None and (extra.dtype != x.dtype or not same(extra.shape[0], x.shape[1])):
+            return None
+    return new(mode, x.shape, x)  # the kernel returns a row-major result for every input layout
+
+
+@rule(aten.group_norm.default)
+def _group_norm(
+    mode: Any, x: torch.Tensor, groups: int, weight: Any = None, bias: Any = None, *rest: Any
+) -> Any:
+    if not x.dtype.is_floating_point or x.dim() < 2:
+        return None
+    strides = suggested_strides(mode, x, x.shape)
+    if strides is None or any(extra is not None and extra.dtype != x.dtype for extra in (weight, bias)):
+        return None
+    _check(x.shape[1] % groups == 0)
+    return new(mode, x.shape, x, strides)
+
+
+@rule(aten.softmax.int, aten.log_softmax.int, aten._safe_softmax.default)
+def _softmax(mode: Any, x: torch.Tensor, dim: int, dtype: Any = None) -> Any:
+    if (
+        (dtype is not None and not dtype.is_floating_point)
+        or not x.dtype.is_floating_point
+        or not -x.dim() <= dim < x.dim()
+    ):
+        return None
+    return new(mode, x.shape, x, dtype=dtype)  # the kernel returns a row-major result for every input layout
+
+
+@rule(aten.embedding.default)
+def _embedding(mode: Any, weight: torch.Tensor, indices: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    if weight.dim() != 2 or indices.dtype not in (torch.int64, torch.int32):
+        return None
+    return new(mode, [*indices.shape, weight.shape[1]], weight)
+
+
+@rule(aten.scaled_dot_product_attention.default)
+def _attention(
+    mode: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: Any = None,
+    enable_gqa: bool = False,
+) -> Any:
+    tensors = (query, key, value)
+    if (
+        any(t.dim() != 4 or t.dtype != query.dtype for t in tensors)
+        or query.device.type != "cpu"
+        or dropout_p != 0
+    ):
+        return None
+    heads_match = all(same(t.shape[1], query.shape[1]) for t in tensors) or enable_gqa
+    if not heads_match or not all(agree(t.shape[0], query.shape[0]) for t in tensors):
+        return None
+    if not agree(query.shape[-1], key.shape[-1]) or not agree(key.shape[2], value.shape[2]):
+        return None
+    # The flash kernel for CPU, chosen where it can be, keeps the query's order of dimensions:
+    # aten/src/ATen/native/transformers/sdp_utils_cpp.cpp, cpu/FlashAttentionKernel.cpp.
+    flash = (
+        query.dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+        and same(query.shape[-1], value.shape[-1])
+        and all(isinstance(t.stride(-1), int) and t.stride(-1) == 1 for t in tensors)
+        and torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
+        and (attn_mask is None or attn_mask.dim() in (2, 4))
+    )
+    if not flash:
+        return None
+    batch, heads, length, size = *query.shape[:3], value.shape[-1]
+    if is_contiguous(query):
+        return new(mode, [batch, heads, length, size], query)
+    head_stride, row_stride = query.stride()[1:3]
+    if not isinstance(head_stride, int) or not isinstance(row_stride, int) or head_stride >= row_stride:
+        own = preserved_strides(mode, query) if is_dense(mode, query.shape, query.stride()) else None
+        return None if own is None else new(mode, [batch, heads, length, size], query, own)
+    strides = contiguous_strides(mode, [batch, length, heads, size])
+    return new(mode, [batch, heads, length, size], query, [strides[0], strides[2], strides[1], strides[3]])
+
+
+@rule(aten.matmul.default)
+def _matmul(mode: Any, a: torch.Tensor, b: torch.Tensor) -> Any:
+    if a.dtype != b.dtype or a.device != b.device or not a.dim() or not b.dim():
+        return None
+    if not agree(a.shape[-1], b.shape[-2 if b.dim() > 1 else 0]):
+        return None
+    sizes = broadcast([list(a.shape[:-2]), list(b.shape[:-2])])
+    if sizes is None:
+        return None
+    rows, columns = a.shape[-2:-1], b.shape[-1:] if b.dim() > 1 else []
+    return new(
+        mode, [*sizes, *rows, *columns], a
+    )  # the kernel returns a row-major result for every input layout
+
+
+@rule(aten.bmm.default)
+def _bmm(mode: Any, a: torch.Tensor, b: torch.Tensor) -> Any:
+    if a.dtype != b.dtype or a.dim() != 3 or b.dim() != 3 or not a.dtype.is_floating_point:
+        return None
+    if not agree(a.shape[0], b.shape[0]) or not agree(a.shape[2], b.shape[1]):
+        return None
+    return new(mode, [a.shape[0], a.shape[1], b.shape[2]], a)
+
+
+_UPSAMPLE = (
+    aten.upsample_bicubic2d.vec,
+    aten.upsample_bilinear2d.vec,
+    aten._upsample_bicubic2d_aa.vec,
+    aten._upsample_bilinear2d_aa.vec,
+    aten.upsample_linear1d.vec,
+    aten.upsample_trilinear3d.vec,
+)
+_UPSAMPLE_NEAREST = (
+    aten.upsample_nearest1d.vec,
+    aten.upsample_nearest2d.vec,
+    aten.upsample_nearest3d.vec,
+)
+
+
+def _upsample(
+    spatial: int, mode: Any, x: torch.Tensor, output_size: Any, align_corners: bool, scale_factors: Any
+) -> Any:
+    return _resized(spatial, mode, x, output_size, scale_factors)
+
+
+def _upsample_nearest(spatial: int, mode: Any, x: torch.Tensor, output_size: Any, scale_factors: Any) -> Any:
+    return _resized(spatial, mode, x, output_size, scale_factors)
+
+
+for _rule, _ops in ((_upsample, _UPSAMPLE), (_upsample_nearest, _UPSAMPLE_NEAREST)):
+    for _op in _ops:
+        rule(_op)(functools.partial(_rule, int(_op._schema.name[-2]) if _op._schema.name[-1] == "d" else 2))
+
+
+def _scaled(size: Any, factor: float) -> Any:
+    """A size times a factor, rounded down; None where that takes asking for the size."""
+    if isinstance(size, int):
+        return int(float(size) * factor)
+    if factor == int(factor):
+        return size * int(factor)
+    parts = 1 / factor
+    return size // int(parts) if parts in (2.0, 4.0, 8.0, 16.0) else None
+
+
+def _resized(spatial: int, mode: Any, x: torch.Tensor, output_size: Any, scale_factors: Any) -> Any:
+    if x.dim() != spatial + 2 or x.is_quantized or len(output_size or scale_factors or ()) != spatial:
+        return None
+    if output_size is not None:
+        sizes = [*x.shape[:2], *output_size]
+    else:
+        sizes = [*x.shape[:2], *map(_scaled, x.shape[2:], scale_factors)]
+        if None in sizes:
+            return None
+    if any(size < 1 for size in sizes[1:] if isinstance(size, int)):
+        return None
+    for size in sizes[2:]:
+        _check(size > 0)
+    strides = suggested_strides(mode, x, sizes)
+    return None if strides is None else new(mode, sizes, x, strides)
+
+
+@rule(aten.lstm.input)
+def _lstm(
+    mode: Any,
+    x: torch.Tensor,
+    hx: Any,
+    params: Any,
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Any:
+    return (
+        _rnn_output(mode, x, hx[0], params, bidirectional),
+        *[new(mode, state.shape, state) for state in hx],
+    )
+
+
+@rule(aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
+def _rnn(
+    mode: Any,
+    x: torch.Tensor,
+    hx: Any,
+    params: Any,
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Any:
+    return _rnn_output(mode, x, hx, params, bidirectional), new(mode, hx.shape, hx)
+
+
+def _rnn_output(
+    mode: Any, x: torch.Tensor, hidden: torch.Tensor, params: Any, bidirectional: bool
+) -> torch.Tensor:
+    return new(mode, [*x.shape[:-1], hidden.shape[-1] * (2 if bidirectional else 1)], x)

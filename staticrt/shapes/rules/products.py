@@ -1,0 +1,44 @@
+"""Fake rules of matrix products with something added."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from staticrt.shapes.fake_results import agree, new, rule, same
+from staticrt.shapes.rules.layout import broadcast
+
+aten = torch.ops.aten
+
+
+def _is_one_kind(*tensors: torch.Tensor) -> bool:
+    first = tensors[0]
+    return first.dtype.is_floating_point and all(
+        t.dtype == first.dtype and t.device == first.device and t.layout == torch.strided for t in tensors
+    )
+
+
+def _fits(added: torch.Tensor, sizes: Sequence[Any]) -> bool:
+    """Whether a tensor is broadcast to these sizes."""
+    found = broadcast([sizes, added.shape]) if added.dim() <= len(sizes) else None
+    return found is not None and all(map(same, found, sizes))
+
+
+@rule(aten.addmm.default)
+def _addmm(mode: Any, added: torch.Tensor, a: torch.Tensor, b: torch.Tensor, **factors: Any) -> Any:
+    if a.dim() != 2 or b.dim() != 2 or not _is_one_kind(added, a, b) or not agree(a.shape[1], b.shape[0]):
+        return None
+    sizes = [a.shape[0], b.shape[1]]
+    return new(mode, sizes, a) if _fits(added, sizes) else None
+
+
+@rule(aten.baddbmm.default)
+def _baddbmm(mode: Any, added: torch.Tensor, a: torch.Tensor, b: torch.Tensor, **factors: Any) -> Any:
+    if a.dim() != 3 or b.dim() != 3 or not _is_one_kind(added, a, b):
+        return None
+    if not agree(a.shape[0], b.shape[0]) or not agree(a.shape[2], b.shape[1]):
+        return None
+    sizes = [a.shape[0], a.shape[1], b.shape[2]]
+    return new(mode, sizes, a) if _fits(added, sizes) else None

@@ -1,0 +1,125 @@
+"""Fake rules of sums, means and extremes over dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from staticrt.shapes.fake_results import new, rule
+
+aten = torch.ops.aten
+
+
+def _reduced(x: torch.Tensor, dims: Any, keepdim: bool) -> list[Any] | None:
+    """Sizes without the dimensions that are summed up, row-major whatever `x` is; None where the dimensions are wrong."""
+    rank = x.dim()
+    chosen = range(rank) if not dims else [dims] if isinstance(dims, int) else dims
+    if x.layout != torch.strided or not all(type(d) is int and -rank <= d < rank for d in chosen):
+        return None
+    gone = {d % rank for d in chosen}
+    if len(gone) != len(chosen):
+        return None
+    if keepdim:
+        return [1 if d in gone else size for d, size in enumerate(x.shape)]
+    return [size for d, size in enumerate(x.shape) if d not in gone]
+
+
+@rule(aten.mean.dim)
+def _mean(mode: Any, x: torch.Tensor, dim: Any, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    if not x.dtype.is_floating_point or dtype not in (None, x.dtype):
+        return None
+    sizes = _reduced(x, dim, keepdim)
+    return None if sizes is None else new(mode, sizes, x)
+
+
+@rule(aten.sum.dim_IntList)
+def _sum(mode: Any, x: torch.Tensor, dim: Any, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    if dtype is not None or x.dtype.is_complex:
+        return None
+    sizes = _reduced(x, dim, keepdim)
+    kind = x.dtype if x.dtype.is_floating_point else torch.int64
+    return None if sizes is None else new(mode, sizes, x, dtype=kind)
+
+
+@rule(aten.mean.default)
+def _mean_of_all(mode: Any, x: torch.Tensor, *, dtype: Any = None) -> Any:
+    return _mean(mode, x, (), dtype=dtype)
+
+
+@rule(aten.sum.default)
+def _sum_of_all(mode: Any, x: torch.Tensor, *, dtype: Any = None) -> Any:
+    return _sum(mode, x, (), dtype=dtype)
+
+
+@rule(aten.max.default, aten.min.default)
+def _extreme_of_all(mode: Any, x: torch.Tensor) -> Any:
+    return None if x.dtype.is_complex else _extreme(mode, x)
+
+
+@rule(aten.any.default, aten.all.default)
+def _truth_of_all(mode: Any, x: torch.Tensor) -> Any:
+    return _truth(mode, x, range(x.dim()))
+
+
+@rule(aten.any.dim, aten.all.dim)
+def _truth_along(mode: Any, x: torch.Tensor, dim: int, keepdim: bool = False) -> Any:
+    return _truth(mode, x, [dim], keepdim)
+
+
+@rule(aten.any.dims, aten.all.dims)
+def _truth_along_some(mode: Any, x: torch.Tensor, dim: Any = None, keepdim: bool = False) -> Any:
+    return _truth(mode, x, dim, keepdim) if dim else None
+
+
+def _truth(mode: Any, x: torch.Tensor, dims: Sequence[int], keepdim: bool = False) -> Any:
+    sizes = _reduced(x, dims, keepdim)
+    return (
+        None
+        if sizes is None
+        else new(mode, sizes, x, dtype=x.dtype if x.dtype == torch.uint8 else torch.bool)
+    )
+
+
+@rule(aten.linalg_vector_norm.default)
+def _norm(
+    mode: Any, x: torch.Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Any:
+    if not x.dtype.is_floating_point or dtype not in (None, x.dtype) or ord not in (1, 2):
+        return None
+    sizes = _reduced(x, dim, keepdim)
+    return None if sizes is None else new(mode, sizes, x)
+
+
+@rule(aten.var.correction, aten.std.correction)
+def _variance(
+    mode: Any, x: torch.Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> Any:
+    sizes = _reduced(x, dim, keepdim) if x.dtype.is_floating_point else None
+    return None if sizes is None else new(mode, sizes, x)
+
+
+@rule(aten.var_mean.correction, aten.std_mean.correction)
+def _variance_and_mean(mode: Any, x: torch.Tensor, dim: Any = None, **options: Any) -> Any:
+    results = [_variance(mode, x, dim, **options) for _ in range(2)]
+    return None if results[0] is None else tuple(results)
+
+
+@rule(aten.logsumexp.default)
+def _log_sum(mode: Any, x: torch.Tensor, dim: Any, keepdim: bool = False) -> Any:
+    sizes = _reduced(x, dim, keepdim) if x.dtype.is_floating_point and dim else None
+    return None if sizes is None else new(mode, sizes, x)
+
+
+@rule(aten.prod.dim_int)
+def _product(mode: Any, x: torch.Tensor, dim: int, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    return _sum(mode, x, [dim], keepdim, dtype=dtype)
+
+
+@rule(aten.amax.default, aten.amin.default)
+def _extreme(mode: Any, x: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
+    sizes = _reduced(x, dim, keepdim)
+    if sizes is None or not all(size > 0 for size in x.shape):
+        return None  # of nothing there is no extreme
+    return new(mode, sizes, x)

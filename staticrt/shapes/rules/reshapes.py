@@ -1,0 +1,154 @@
+"""Fake rules of `view`: sizes and strides of the same memory in other dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from staticrt.shapes.fake_results import (
+    agree,
+    contiguous_strides,
+    is_contiguous,
+    product,
+    rule,
+    same,
+    same_stride,
+    view_of,
+)
+from staticrt.shapes.rules.views import is_plain
+from staticrt.shapes.size_nodes import env_of
+
+aten = torch.ops.aten
+
+
+@rule(aten.view.default, aten._unsafe_view.default)
+def _view(mode: Any, x: torch.Tensor, size: Sequence[Any]) -> Any:
+    if not is_plain(x) or any(isinstance(s, int) and s == 0 for s in (*x.shape, *size)):
+        return None
+    sizes = _viewed_sizes(mode, x.shape, size)
+    if sizes is None:
+        return None
+    if not is_contiguous(x) and _has_batch_of_one(mode, x, sizes):
+        sizes[0] = 1
+        strides = _viewed_strides(mode, x.stride(), [1, *x.shape[1:]], sizes)
+    else:
+        strides = (
+            contiguous_strides(mode, sizes)
+            if is_contiguous(x)
+            else _viewed_strides(mode, x.stride(), x.shape, sizes)
+        )
+    return None if strides is None else view_of(mode, x, sizes, strides)
+
+
+def _viewed_sizes(mode: Any, old: Sequence[Any], wanted: Sequence[Any]) -> list[Any] | None:
+    """`wanted` with its -1 worked out; None where it does not surely hold as many elements as `old`."""
+    sizes = list(wanted)
+    unknown = [i for i, s in enumerate(sizes) if isinstance(s, int) and s == -1]
+    if len(unknown) > 1 or any(isinstance(s, int) and s < -1 for s in sizes):
+        return None
+    # Sizes that are on both sides go: what is left mostly are numbers.
+    rest_old = [s for s in old if not (isinstance(s, int) and s == 1)]
+    rest_new = []
+    for i, size in enumerate(sizes):
+        if i in unknown or (isinstance(size, int) and size == 1):
+            continue
+        for j, other in enumerate(rest_old):
+            if same(size, other):
+                del rest_old[j]
+                break
+        else:
+            rest_new.append(size)
+    if unknown:  # -1 next to a batch, of which two arguments have one each
+        rest_new = [size for size in rest_new if isinstance(size, int) or not _take_equal(rest_old, size)]
+    if not unknown:
+        if rest_old or rest_new:
+            return sizes if agree(product(mode, rest_old), product(mode, rest_new)) else None
+        return sizes
+    if not all(isinstance(s, int) for s in rest_new):
+        return _divided(mode, sizes, unknown[0], rest_old, rest_new)
+    divisor = product(mode, rest_new)
+    numbers = product(mode, [s for s in rest_old if isinstance(s, int)])
+    if divisor == 0:
+        return None
+    if numbers % divisor:
+        return _divided(mode, sizes, unknown[0], rest_old, rest_new)
+    others = [s for s in rest_old if not isinstance(s, int)]
+    sizes[unknown[0]] = product(mode, [*others, numbers // divisor])
+    return sizes
+
+
+def _divided(
+    mode: Any, sizes: list[Any], unknown: int, old: Sequence[Any], new: Sequence[Any]
+) -> list[Any] | None:
+    """`sizes` with the unknown one worked out by dividing symbolic sizes of ours, guarding that it comes out even."""
+    whole, divisor = product(mode, old), product(mode, new)
+    if env_of(whole) is None and env_of(divisor) is None:
+        return None
+    if not divisor > 0 or whole % divisor != 0:
+        return None
+    sizes[unknown] = whole // divisor
+    return sizes
+
+
+def _take_equal(sizes: list[Any], wanted: Any) -> bool:
+    """Take out a symbolic size that is `wanted` in this call, guarding on it; False: there is none."""
+    for index, size in enumerate(sizes):
+        if not isinstance(size, int) and agree(wanted, size):
+            del sizes[index]
+            return True
+    return False
+
+
+def _has_batch_of_one(mode: Any, x: torch.Tensor, sizes: Sequence[Any]) -> bool:
+    """Whether a symbolic batch is 1, which is asked, and guarded, where a view of an image then has other strides.
+
+    Kernels of images take the memory format from the strides of all dimensions, those of size 1 included.
+    """
+    batch = x.shape[0] if x.dim() else 1
+    if (
+        len(sizes) not in (4, 5)
+        or isinstance(batch, int)
+        or env_of(batch) is None
+        or not same(batch, sizes[0])
+    ):
+        return False
+    many = _viewed_strides(mode, x.stride(), x.shape, sizes)
+    one = _viewed_strides(mode, x.stride(), [1, *x.shape[1:]], [1, *sizes[1:]])
+    if many is None or one is None:
+        return bool(batch == 1)
+    # Only channels that lie next to each other make a layout that such kernels tell from the ordinary one.
+    is_image = same_stride(many[1], 1) or same_stride(one[1], 1)
+    return is_image and not all(map(same_stride, many, one)) and bool(batch == 1)
+
+
+def _viewed_strides(
+    mode: Any, old_strides: Sequence[Any], old_sizes: Sequence[Any], sizes: Sequence[Any]
+) -> list[Any] | None:
+    """As `computeStride` of aten/src/ATen/TensorUtils.cpp; None where sizes do not say."""
+    if not old_sizes:
+        return [1] * len(sizes) if all(isinstance(s, int) for s in sizes) else None
+    strides: list[Any] = [1] * len(sizes)
+    base = old_strides[-1]
+    old_part: list[Any] = []
+    dim = len(sizes) - 1
+    for old_dim in reversed(range(len(old_sizes))):
+        old_part.append(old_sizes[old_dim])
+        if old_dim > 0:
+            outer = old_sizes[old_dim - 1]
+            joined = product(mode, [*old_part, base])
+            if (isinstance(outer, int) and outer == 1) or same_stride(old_strides[old_dim - 1], joined):
+                continue
+        wanted = product(mode, old_part)
+        reached: Any = 1
+        while dim >= 0 and (not same(reached, wanted) or (isinstance(sizes[dim], int) and sizes[dim] == 1)):
+            strides[dim] = product(mode, [reached, base])
+            reached = product(mode, [reached, sizes[dim]])
+            dim -= 1
+        if not same(reached, wanted):
+            return None
+        if old_dim > 0:
+            base = old_strides[old_dim - 1]
+            old_part = []
+    return strides if dim == -1 else None

@@ -1,0 +1,151 @@
+"""Fake rules of repeating, windows over a dimension, padding, gating and turning round."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from staticrt.shapes.fake_results import is_contiguous, new, product, rule, same, view_of
+from staticrt.shapes.rules.layout import (
+    broadcast_sizes,
+    broadcast_strides,
+    preserved_strides,
+    suggested_strides,
+)
+from staticrt.shapes.size_nodes import check as _check
+from staticrt.shapes.size_nodes import env_of
+
+aten = torch.ops.aten
+
+
+def _is_plain(x: torch.Tensor) -> bool:
+    return x.layout == torch.strided and not x.is_quantized and not x.is_conj() and not x.is_neg()
+
+
+@rule(aten.repeat.default)
+def _repeat(mode: Any, x: torch.Tensor, repeats: Sequence[Any]) -> Any:
+    missing = len(repeats) - x.dim()
+    if missing < 0 or not _is_plain(x):
+        return None
+    for count in repeats:
+        _check(count >= 0)
+    sizes = [*[1] * missing, *x.shape]
+    return new(mode, [product(mode, [size, count]) for size, count in zip(sizes, repeats, strict=True)], x)
+
+
+@rule(aten.unfold.default)
+def _unfold(mode: Any, x: torch.Tensor, dim: int, size: Any, step: Any) -> Any:
+    rank = x.dim()
+    if (
+        not _is_plain(x)
+        or not rank
+        or not -rank <= dim < rank
+        or type(size) is not int
+        or type(step) is not int
+    ):
+        return None
+    dim %= rank
+    whole, stride = x.shape[dim], x.stride(dim)
+    if size < 1 or step < 1 or not whole >= size:
+        return None
+    sizes, strides = [*x.shape, size], [*x.stride(), stride]
+    sizes[dim], strides[dim] = (whole - size) // step + 1, stride * step
+    return view_of(mode, x, sizes, strides)
+
+
+@rule(aten.broadcast_tensors.default)
+def _broadcast_tensors(mode: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    sizes = broadcast_sizes(tensors) if all(map(_is_plain, tensors)) else None
+    if sizes is None:
+        return None
+    return [
+        x
+        if x.dim() == len(sizes) and all(map(same, x.shape, sizes))
+        else view_of(mode, x, sizes, broadcast_strides(x.shape, x.stride(), sizes))
+        for x in tensors
+    ]
+
+
+@rule(aten.glu.default)
+def _glu(mode: Any, x: torch.Tensor, dim: int = -1) -> Any:
+    rank = x.dim()
+    if not rank or not -rank <= dim < rank or not is_contiguous(x) or not x.dtype.is_floating_point:
+        return None
+    sizes = list(x.shape)
+    _check(sizes[dim] % 2 == 0)
+    sizes[dim] = sizes[dim] // 2
+    return new(mode, sizes, x)
+
+
+@rule(aten.flip.default)
+def _flip(mode: Any, x: torch.Tensor, dims: Sequence[int]) -> Any:
+    rank = x.dim()
+    if (
+        not _is_plain(x)
+        or not all(-rank <= d < rank for d in dims)
+        or len({d % rank for d in dims}) != len(dims)
+    ):
+        return None
+    return new(mode, x.shape, x) if is_contiguous(x) else None
+
+
+def _is_zero(number: Any) -> bool:
+    return isinstance(number, int) and number == 0
+
+
+@rule(aten.pad.default)
+def _pad(mode: Any, x: torch.Tensor, pad: Sequence[Any], kind: str = "constant", value: Any = None) -> Any:
+    return _constant_pad(mode, x, pad) if kind == "constant" else None
+
+
+@rule(aten.constant_pad_nd.default)
+def _constant_pad(mode: Any, x: torch.Tensor, pad: Sequence[Any], value: Any = 0) -> Any:
+    if len(pad) % 2 or len(pad) // 2 > x.dim():
+        return None
+    sizes = list(x.shape)
+    for index in range(len(pad) // 2):
+        before, after = pad[2 * index : 2 * index + 2]
+        size = sizes[-1 - index] + before + after
+        if not (isinstance(before, int) and isinstance(after, int) and before >= 0 and after >= 0):
+            _check(size >= 0)
+        sizes[-1 - index] = size
+    if not is_contiguous(x) and not any(isinstance(p, int) and p > 0 for p in pad):
+        symbolic = [p for p in pad if type(p) is not int]
+        if any(env_of(p) is None for p in symbolic):
+            return None
+        if all(p <= 0 for p in symbolic):  # nothing is added: a slice is copied, in its own layout
+            own = preserved_strides(mode, view_of(mode, x, sizes, x.stride()))
+            return None if own is None else new(mode, sizes, x, own)
+        if len(symbolic) < len([p for p in pad if not _is_zero(p)]):
+            return None
+    strides = suggested_strides(mode, x, sizes)
+    return None if strides is None else new(mode, sizes, x, strides)
+
+
+def _padded(spatial: int, mirrors: bool, mode: Any, x: torch.Tensor, pad: Sequence[Any]) -> Any:
+    """Padding by mirrored (or repeated) elements; it may take away some as well, which torch answers."""
+    if x.dim() != spatial + 2 or len(pad) != 2 * spatial or not _is_plain(x):
+        return None
+    if not all(type(p) is int and p >= 0 for p in pad) or not x.dtype.is_floating_point:
+        return None
+    sizes = list(x.shape)
+    for size in sizes[1:]:
+        _check(size > 0)
+    for index in range(spatial):
+        before, after = pad[2 * index : 2 * index + 2]
+        if mirrors:
+            _check(sizes[-1 - index] > max(before, after))
+        sizes[-1 - index] = sizes[-1 - index] + before + after
+    strides = suggested_strides(mode, x, sizes) if spatial == 2 else None
+    return new(mode, sizes, x, strides) if spatial == 1 or strides is not None else None
+
+
+for _spatial, _mirror, _edge in (
+    (1, aten.reflection_pad1d, aten.replication_pad1d),
+    (2, aten.reflection_pad2d, aten.replication_pad2d),
+):
+    rule(_mirror.default)(functools.partial(_padded, _spatial, True))
+    rule(_edge.default)(functools.partial(_padded, _spatial, False))

@@ -1,0 +1,442 @@
+"""Size expressions: polynomials with whole coefficients over symbols, floor divisions and remainders.
+
+What sizes of a model are made of is simple, and answers about them have to be quick: a trace asks thousands of
+questions. Expressions are kept in a normal form, so that equal forms are equal numbers for all symbols; the reverse
+holds for polynomials, not for every nesting of divisions. What is not seen to be equal is never taken for unequal.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+
+from staticrt import tuning
+
+FLOORDIV, MOD, MAX, MIN = "//", "%", "max", "min"
+
+
+class Atom:
+    """What a polynomial is made of; equal texts are equal atoms.
+
+    Attributes:
+        text: Python source over the names of symbols.
+        low: a bound from below on the value; None where none is seen.
+    """
+
+    __slots__ = ("_hash", "low", "text")
+
+    def __init__(self, text: str, low: int | None) -> None:
+        self.text = text
+        self.low = low
+        self._hash = hash(text)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Atom) and self.text == other.text)
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+class Symbol(Atom):
+    """A number that the caller's arguments have.
+
+    Args:
+        name: an identifier.
+        positive: it is at least 1 wherever the expression is used.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, name: str, positive: bool = True) -> None:
+        super().__init__(name, 1 if positive else None)
+
+
+class Operation(Atom):
+    """A floor division, remainder, maximum or minimum that does not come out even."""
+
+    __slots__ = ("args", "is_exact", "name")
+
+    def __init__(self, name: str, args: tuple[Expr, ...], low: int | None, is_exact: bool = False) -> None:
+        if name in (FLOORDIV, MOD):
+            left, right = (arg.text if _binds_tighter(arg) else f"({arg.text})" for arg in args)
+            text = f"({left} {name} {right})"
+        else:
+            text = f"{name}({', '.join(arg.text for arg in args)})"
+        super().__init__(text, low)
+        self.name = name
+        self.args = args
+        self.is_exact = is_exact  # a floor division that leaves no remainder
+
+
+def _binds_tighter(expr: Expr) -> bool:
+    """Whether an expression's text stands beside an operator as it is: a sum has its own parentheses."""
+    return len(expr.terms) > 1 or expr.is_Integer or expr.atom is not None
+
+
+Monomial = tuple[Atom, ...]
+
+
+class Expr:
+    """A polynomial; see the module's docstring. Immutable, compares and hashes by its normal form.
+
+    Args:
+        terms: coefficient of each product of atoms, none of them 0; `()` is the constant term.
+    """
+
+    __slots__ = ("_free", "_hash", "terms", "text")
+
+    def __init__(self, terms: Mapping[Monomial, int]) -> None:
+        self.terms = tuple(sorted(terms.items(), key=_rank, reverse=True))
+        self.text = _text(self.terms)
+        self._hash = hash(self.text)
+        self._free: frozenset[Symbol] | None = None
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, int):
+            return self.is_Integer and int(self) == other
+        return self is other or (isinstance(other, Expr) and self.text == other.text)
+
+    def __repr__(self) -> str:
+        return self.text
+
+    # The names that sympy gives these questions, which other expressions of sizes answer too.
+
+    @property
+    def is_Integer(self) -> bool:
+        return not self.terms or (len(self.terms) == 1 and not self.terms[0][0])
+
+    is_number = is_Integer
+    is_Boolean = False
+
+    @property
+    def is_Symbol(self) -> bool:
+        atom = self.atom
+        return atom is not None and isinstance(atom, Symbol)
+
+    @property
+    def free_symbols(self) -> frozenset[Symbol]:
+        if self._free is None:
+            found: set[Symbol] = set()
+            for monomial, _coefficient in self.terms:
+                for atom in monomial:
+                    if isinstance(atom, Symbol):
+                        found.add(atom)
+                    elif isinstance(atom, Operation):
+                        for arg in atom.args:
+                            found |= arg.free_symbols
+            self._free = frozenset(found)
+        return self._free
+
+    def __int__(self) -> int:
+        """The number; only of a constant."""
+        if not self.terms:
+            return 0
+        ((monomial, coefficient),) = self.terms
+        assert not monomial
+        return coefficient
+
+    @property
+    def atom(self) -> Atom | None:
+        """The one atom that this expression is; None: it is more than that."""
+        if len(self.terms) == 1 and self.terms[0][1] == 1 and len(self.terms[0][0]) == 1:
+            return self.terms[0][0][0]
+        return None
+
+    def least(self) -> int | None:
+        """A bound from below; None where none is seen."""
+        total = 0
+        for monomial, coefficient in self.terms:
+            if not monomial:
+                total += coefficient
+                continue
+            bound = _product(_low_of if coefficient > 0 else _high_of, monomial)
+            if bound is None:
+                return None
+            total += coefficient * bound
+        return total
+
+    def substitute(self, values: Mapping[Symbol, Expr]) -> Expr:
+        """The expression with some symbols replaced."""
+        if self.free_symbols.isdisjoint(values):
+            return self
+        total = constant(0)
+        for monomial, coefficient in self.terms:
+            part = constant(coefficient)
+            for atom in monomial:
+                part = multiply(part, _substituted(atom, values))
+            total = add(total, part)
+        return total
+
+    def value(self, values: Mapping[str, int]) -> int:
+        """The number for these values of the symbols, by name."""
+        return int(eval(self.text, {"max": max, "min": min, **values}))
+
+
+def _rank(term: tuple[Monomial, int]) -> tuple[int, list[str]]:
+    """Larger products first, as a long division takes them; then by name."""
+    return len(term[0]), [atom.text for atom in term[0]]
+
+
+def _low_of(atom: Atom) -> int | None:
+    return atom.low
+
+
+def _high_of(atom: Atom) -> int | None:
+    """A bound from above on an atom that is not negative; None where none is seen."""
+    if isinstance(atom, Operation) and atom.name == MOD and atom.args[1].is_Integer:
+        return int(atom.args[1]) - 1 if int(atom.args[1]) > 0 else None
+    return None
+
+
+def _product(bound_of: Callable[[Atom], int | None], atoms: Iterable[Atom]) -> int | None:
+    """The product of bounds of atoms, none of which is negative; None where one has none."""
+    result = 1
+    for atom in atoms:
+        bound = bound_of(atom)
+        if bound is None or atom.low is None or atom.low < 0:
+            return None
+        result *= bound
+    return result
+
+
+def _substituted(atom: Atom, values: Mapping[Symbol, Expr]) -> Expr:
+    if isinstance(atom, Symbol):
+        return values.get(atom) or _of_atom(atom)
+    assert isinstance(atom, Operation)
+    left, right = (arg.substitute(values) for arg in atom.args)
+    made: dict[str, Callable[[Expr, Expr], Expr]]
+    made = {FLOORDIV: floordiv, MOD: modulo, MAX: maximum, MIN: minimum}
+    return made[atom.name](left, right)
+
+
+def _text(terms: tuple[tuple[Monomial, int], ...]) -> str:
+    parts = []
+    for monomial, coefficient in terms:
+        factors = [atom.text for atom in monomial]
+        if coefficient != 1 or not factors:
+            factors.insert(0, str(coefficient) if coefficient >= 0 else f"({coefficient})")
+        parts.append("*".join(factors))
+    if len(parts) > 1:
+        return f"({' + '.join(parts)})"
+    return parts[0] if parts else "0"
+
+
+@functools.lru_cache(maxsize=1024)
+def constant(number: int) -> Expr:
+    return Expr({(): number} if number else {})
+
+
+def symbol(name: str, positive: bool = True) -> Expr:
+    return _of_atom(Symbol(name, positive))
+
+
+def _of_atom(atom: Atom) -> Expr:
+    return Expr({(atom,): 1})
+
+
+def as_expr(value: int | Expr) -> Expr:
+    return constant(value) if isinstance(value, int) else value
+
+
+@functools.lru_cache(maxsize=8192)
+def add(a: Expr, b: Expr) -> Expr:
+    terms = dict(a.terms)
+    for monomial, coefficient in b.terms:
+        terms[monomial] = terms.get(monomial, 0) + coefficient
+    return _normal(terms)
+
+
+def negate(a: Expr) -> Expr:
+    return Expr({monomial: -coefficient for monomial, coefficient in a.terms})
+
+
+def subtract(a: Expr, b: Expr) -> Expr:
+    return add(a, negate(b))
+
+
+@functools.lru_cache(maxsize=8192)
+def multiply(a: Expr, b: Expr) -> Expr:
+    terms: dict[Monomial, int] = {}
+    for first, c in a.terms:
+        for second, d in b.terms:
+            monomial = tuple(sorted((*first, *second), key=lambda atom: atom.text))
+            terms[monomial] = terms.get(monomial, 0) + c * d
+    return _normal(terms)
+
+
+def _normal(terms: dict[Monomial, int]) -> Expr:
+    """Without terms of nothing; `n * (x // n)` is `x` where that leaves no remainder."""
+    for monomial, coefficient in terms.items():
+        for index, atom in enumerate(monomial):
+            if (
+                isinstance(atom, Operation)
+                and atom.is_exact
+                and coefficient % int(atom.args[1]) == 0 != coefficient
+            ):
+                rest = dict(terms)
+                del rest[monomial]
+                others = Expr({monomial[:index] + monomial[index + 1 :]: coefficient // int(atom.args[1])})
+                return add(_normal(rest), multiply(others, atom.args[0]))
+    return Expr({monomial: coefficient for monomial, coefficient in terms.items() if coefficient})
+
+
+def _is_at_least(a: Expr, bound: int) -> bool:
+    least = a.least()
+    return least is not None and least >= bound
+
+
+def _exact_quotient(a: Expr, b: Expr, least: int = 1) -> Expr | None:
+    """`a / b` where that leaves nothing and `b` is positive, or at least `least`; None: it may not."""
+    if not b.terms or not _is_at_least(b, least):
+        return None
+    quotient = constant(0)
+    for _ in range(tuning.MAX_DIVISION_STEPS):
+        if not a.terms:
+            return quotient
+        step = _term_quotient(a.terms[0], b.terms[0])
+        if step is None:
+            return None
+        quotient = add(quotient, step)
+        a = subtract(a, multiply(step, b))
+    return None
+
+
+def _term_quotient(a: tuple[Monomial, int], b: tuple[Monomial, int]) -> Expr | None:
+    left = list(a[0])
+    for atom in b[0]:
+        if atom not in left:
+            return None
+        left.remove(atom)
+    return None if a[1] % b[1] else Expr({tuple(left): a[1] // b[1]})
+
+
+@functools.lru_cache(maxsize=8192)
+def floordiv(a: Expr, b: Expr) -> Expr:
+    """As Python's.
+
+    Raises:
+        ZeroDivisionError: `b` is 0.
+    """
+    if b.is_Integer and int(b) == 0:
+        raise ZeroDivisionError("integer division or modulo by zero")
+    exact = _exact_quotient(a, b)
+    if exact is not None:
+        return exact
+    if not b.is_Integer or int(b) < 0:
+        low = 0 if _is_at_least(a, 0) and _is_at_least(b, 1) else None
+        return _of_atom(Operation(FLOORDIV, (a, b), low))
+    by = int(b)
+    whole = Expr({m: c // by for m, c in a.terms if c // by})
+    part = Expr({m: c % by for m, c in a.terms if c % by})
+    if part.is_Integer:  # of 0 to by - 1
+        return _normal(dict(whole.terms))
+    nested = _nested(part)
+    if nested is not None:  # (x // c + k) // by == (x + c * k) // (c * by)
+        inner, plus = nested
+        x, c = inner.args
+        return add(whole, floordiv(add(x, multiply(c, constant(plus))), multiply(c, b)))
+    least = part.least()
+    low = None if least is None else least // by
+    atom = Operation(FLOORDIV, (part, b), low, is_exact=modulo(part, b) == 0)
+    return add(whole, _of_atom(atom))
+
+
+def _nested(part: Expr) -> tuple[Operation, int] | None:
+    """The division and the number that an expression is the sum of."""
+    plus = 0
+    found = None
+    for monomial, coefficient in part.terms:
+        if not monomial:
+            plus = coefficient
+        elif (
+            found is None
+            and coefficient == 1
+            and len(monomial) == 1
+            and isinstance(monomial[0], Operation)
+            and monomial[0].name == FLOORDIV
+            and monomial[0].args[1].is_Integer
+            and int(monomial[0].args[1]) > 0
+        ):
+            found = monomial[0]
+        else:
+            return None
+    return None if found is None else (found, plus)
+
+
+@functools.lru_cache(maxsize=8192)
+def modulo(a: Expr, b: Expr) -> Expr:
+    """As Python's: of the divisor's sign.
+
+    Raises:
+        ZeroDivisionError: `b` is 0.
+    """
+    if b.is_Integer and int(b) == 0:
+        raise ZeroDivisionError("integer division or modulo by zero")
+    if _exact_quotient(a, b) is not None:
+        return constant(0)
+    if not b.is_Integer or int(b) < 0:
+        return _of_atom(Operation(MOD, (a, b), 0 if _is_at_least(b, 1) else None))
+    by = int(b)
+    # What is a multiple of the divisor goes, remainders inside by a multiple of it too.
+    total = constant(0)
+    for monomial, coefficient in a.terms:
+        if coefficient % by == 0:
+            continue
+        term = Expr({monomial: coefficient % by})
+        if len(monomial) == 1 and isinstance(monomial[0], Operation) and monomial[0].name == MOD:
+            inner = monomial[0].args[1]
+            if inner.is_Integer and int(inner) > 0 and int(inner) * coefficient % by == 0:
+                term = multiply(constant(coefficient % by), monomial[0].args[0])
+        total = add(total, term)
+    reduced = Expr({m: c % by for m, c in total.terms if c % by})
+    if reduced.is_Integer:
+        return reduced
+    if reduced != a:
+        return modulo(reduced, b)
+    return _of_atom(Operation(MOD, (reduced, b), 0))
+
+
+def maximum(a: Expr, b: Expr) -> Expr:
+    return _extreme(MAX, a, b)
+
+
+def minimum(a: Expr, b: Expr) -> Expr:
+    return _extreme(MIN, a, b)
+
+
+def _extreme(name: str, a: Expr, b: Expr) -> Expr:
+    above, below = subtract(a, b).least(), subtract(b, a).least()
+    if above is not None and above >= 0:
+        return a if name == MAX else b
+    if below is not None and below >= 0:
+        return b if name == MAX else a
+    bounds = [expr.least() for expr in (a, b)]
+    known = [bound for bound in bounds if bound is not None]
+    if name == MAX:
+        low = max(known) if known else None
+    else:
+        low = min(known) if len(known) == len(bounds) else None
+    return _of_atom(Operation(name, (a, b), low))
+
+
+def order(a: Expr, b: Expr) -> int | None:
+    """Whether a > b (1), a < b (-1) or a == b (0) for all symbols of at least 1; a multiple counts as greater.
+
+    Of numbers that are 0 nothing is told.
+    """
+    if a == b:
+        return 0
+    for first, second, answer in ((a, b, 1), (b, a, -1)):
+        quotient = _exact_quotient(first, second, least=0) if first.terms else None
+        if quotient is not None and _is_at_least(quotient, 0):
+            return answer
+    for first, second, answer in ((a, b, 1), (b, a, -1)):
+        if _is_at_least(subtract(first, second), 1):
+            return answer
+    return None

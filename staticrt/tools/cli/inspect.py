@@ -1,0 +1,44 @@
+"""`staticrt inspect MODEL`: which parts of a model are compiled, which run eagerly, and why."""
+
+from __future__ import annotations
+
+import argparse
+
+from staticrt.tools.cli.call import call
+from staticrt.tools.cli.loading import add_model_arguments, prepare_model
+from staticrt.tools.cli.output import print_json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    parser.add_argument(
+        "--details", action="store_true", help="every node: its kind, kernel, shapes and model line"
+    )
+    parser.add_argument(
+        "--draw", metavar="FILE", help="draw the graph: .svg, .html, .dot, or .png (needs matplotlib)"
+    )
+    parser.add_argument("--metrics", action="store_true", help="also counters: nodes, memory, signatures")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def main(args: argparse.Namespace) -> int:
+    loaded, compiled, inputs, keywords = prepare_model(args)
+    # The first call traces the model; the second runs the prepared program.
+    for _ in range(2):
+        call(f"compiling {loaded.name}", compiled, *inputs, **keywords)
+    explanation = compiled.explain()
+    metrics = compiled.metrics() if args.metrics else None
+    if args.draw:
+        compiled.draw(args.draw)
+    if args.json:
+        document = {"model": loaded.name, "source": loaded.source, "explain": explanation.to_dict()}
+        if metrics is not None:
+            document["metrics"] = metrics.to_dict()
+        print_json(document)
+        return 0
+    print(explanation.details() if args.details else explanation)
+    if metrics is not None:
+        print(f"\n{metrics}")
+    if args.draw:
+        print(f"written: {args.draw}")
+    return 0

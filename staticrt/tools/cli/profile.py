@@ -1,0 +1,64 @@
+"""`staticrt profile MODEL`: where a call's time goes."""
+
+from __future__ import annotations
+
+import argparse
+
+from tabulate import tabulate
+
+from staticrt.errors import OptionError
+from staticrt.tools.cli.call import call
+from staticrt.tools.cli.loading import add_model_arguments, prepare_model
+from staticrt.tools.cli.output import print_json
+from staticrt.tools.report.profile import ProfileReport, profile
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    parser.add_argument(
+        "--runs", type=int, default=20, metavar="N", help="traced calls (20); figures are medians"
+    )
+    parser.add_argument("--by", choices=("node", "op", "kind", "line"), default="node", help="rows (node)")
+    parser.add_argument("--sort", choices=("time", "order"), default="time", help="order of nodes (time)")
+    parser.add_argument("--limit", type=int, metavar="N", help="rows shown (25; 0: all)")
+    parser.add_argument(
+        "--trace", metavar="FILE.json", help="write a Chrome trace: open it in ui.perfetto.dev"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def main(args: argparse.Namespace) -> int:
+    if args.runs < 1:
+        raise OptionError(f"--runs {args.runs}: expected at least 1")
+    if args.limit is not None and args.limit < 0:
+        raise OptionError(f"--limit {args.limit}: expected at least 0")
+    loaded, compiled, inputs, keywords = prepare_model(args)
+    report: ProfileReport = call(
+        f"profiling {loaded.name}",
+        lambda: profile(compiled, inputs, keywords, name=loaded.name, runs=args.runs),
+    )
+    if args.trace:
+        report.to_chrome_trace(args.trace)
+    if args.json:
+        print_json(report.to_dict())
+        return 0
+    if args.by == "node":
+        print(report.summary())
+        print()
+        print(report.table(_limit(args.limit), args.sort))
+    else:
+        rows = {"op": report.by_op, "kind": report.by_kind, "line": report.by_line}[args.by]()
+        print(report.summary())
+        print()
+        body = [
+            [r.kind, r.count, f"{r.time_ns / 1e3:.2f}", f"{100 * r.share:.1f}", f"{r.flops / 1e6:.2f}"]
+            for r in rows[: _limit(args.limit)]
+        ]
+        print(tabulate(body, [args.by, "steps", "µs", "%", "MFLOP"], disable_numparse=True))
+    if args.trace:
+        print(f"\nwritten: {args.trace}")
+    return 0
+
+
+def _limit(asked: int | None) -> int | None:
+    return 25 if asked is None else asked or None

@@ -1,0 +1,405 @@
+"""Private names of torch: what training and Dynamo need is imported here, the others are listed with their users.
+
+A release of torch may drop such a name. Where releases differ, the code asks for the name (`hasattr`), never for the
+version, and `.ci/newest` runs everything with a release that nobody has built with yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+import types
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import fx
+
+from staticrt import locks
+
+# AOTAutograd compiles one region at a time: what it makes is found by looking before and after.
+_aot_lock = locks.reentrant()
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def aot_compile(
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    inference: Callable[..., Any],
+    partition: Callable[..., Any],
+) -> tuple[Callable[..., Any], type[Any] | None]:
+    """AOTAutograd on one region.
+
+    Args:
+        gm: a graph of torch calls on flat inputs.
+        inputs: example inputs, real or fake, one per placeholder.
+        forward, backward, inference: compilers of functional ATen graphs; each returns a boxed callable.
+        partition: splits the joint graph.
+
+    Returns:
+        The callable on flat inputs, and the autograd Function class behind it (None: nothing is differentiated).
+    """
+    from torch._dynamo.backends.common import aot_autograd
+
+    with _aot_lock, warnings.catch_warnings():
+        # Of anomaly mode, which upstream traces in; the error itself is reported by the caller.
+        warnings.filterwarnings("ignore", "Error detected in")
+        before = set(torch.autograd.Function.__subclasses__())
+        compiled = aot_autograd(
+            fw_compiler=forward,
+            bw_compiler=backward,
+            inference_compiler=inference,
+            partition_fn=partition,
+            keep_inference_input_mutations=True,
+        )(gm, inputs)
+        made: list[Any] = [
+            cls
+            for cls in torch.autograd.Function.__subclasses__()
+            if cls not in before and cls.__name__ == "CompiledFunction"
+        ]
+    if not made:
+        return compiled, None
+    # Donated buffers assume every backward to be the last one: upstream raises for `retain_graph=True` if there are
+    # any. Our Programs take nothing but their inputs, so that there is nothing to donate.
+    made[-1].metadata.bw_donated_idxs = []
+    return compiled, made[-1]
+
+
+@contextlib.contextmanager
+def recurrent_decomposition(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """While this holds, this thread traces recurrent networks by upstream's decomposition, with its helper wrapped.
+
+    Args:
+        wrap: takes upstream's helper of all recurrent networks and returns what replaces it.
+    """
+    _ask_the_thread_for_recurrent_helpers()
+    before = _recurrent.wrap
+    _recurrent.wrap = wrap
+    try:
+        yield
+    finally:
+        _recurrent.wrap = before
+
+
+class _Recurrent(threading.local):
+    wrap: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+
+
+_recurrent = _Recurrent()
+
+
+@functools.cache
+def _ask_the_thread_for_recurrent_helpers() -> None:
+    """Replace upstream's helper, once, by one that is the same but for threads inside `recurrent_decomposition`."""
+    import torch._decomp.decompositions as decompositions
+
+    helper: Callable[..., Any] = decompositions._rnn_helper
+
+    @functools.wraps(helper)
+    def asking(*args: Any, **kwargs: Any) -> Any:
+        return (helper if _recurrent.wrap is None else _recurrent.wrap(helper))(*args, **kwargs)
+
+    decompositions._rnn_helper = asking  # type: ignore[assignment]
+
+
+def one_layer_lstm(layer: Callable[..., Any]) -> Callable[..., Any]:
+    """Upstream's decomposition of an LSTM layer, for `layer`, which may be oneDNN's operator.
+
+    That operator saves nothing for its backward unless gradients are on, which they are not while compiled graphs run.
+    """
+    import torch._decomp.decompositions as decompositions
+
+    return decompositions.one_layer_lstm if layer is decompositions.mkldnn_one_layer_lstm else layer  # type: ignore[no-any-return]
+
+
+def hidden_from_dynamo(function: F) -> F:
+    """Decorator: Dynamo neither compiles this function nor what it calls, where it meets it at run time.
+
+    `torch.compiler.disable` without its import of Dynamo and its cost at each call.
+    """
+    from torch._C._dynamo import eval_frame
+
+    skip = eval_frame._FrameAction.SKIP
+    eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
+    return function
+
+
+def restarts_dynamo(error: BaseException) -> bool:
+    """Whether an error that leaves `aot_compile` is Dynamo's signal to trace the frame again."""
+    from torch._dynamo import exc
+
+    return isinstance(error, (exc.RestartAnalysis, exc.SkipFrame))
+
+
+def first_call_is_fake() -> bool:
+    """Whether what AOTAutograd compiles now is called once with fake tensors, to learn what it returns.
+
+    Where Dynamo cuts a model at the buckets of `DistributedDataParallel`, each part is compiled for the results of
+    the one before. AOTAutograd's callable answers that call by itself.
+    """
+    context = torch._guards.TracingContext.try_get()
+    return bool(getattr(context, "fakify_first_call", False))
+
+
+def fx_is_tracing() -> bool:
+    """Whether `torch.fx.symbolic_trace` is tracing in this thread. torch's own flag is of the process."""
+    if not torch.fx._symbolic_trace.is_fx_symbolic_tracing():
+        return False
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not torch.fx.Tracer.trace.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
+def is_wrapper(value: Any) -> bool:
+    """Whether a value is a tensor that stands for others, as those inside vmap do: it has no bytes."""
+    functorch = torch._C._functorch
+    return isinstance(value, torch.Tensor) and (
+        functorch.is_functorch_wrapped_tensor(value) or functorch.is_legacy_batchedtensor(value)
+    )
+
+
+def oddness(value: torch.Tensor) -> str:
+    """Why the bytes of a strided tensor are not its values, as a phrase; "" where they are."""
+    if is_wrapper(value):
+        return "a tensor of a transform such as vmap"
+    if value._is_zerotensor():
+        return "a zero tensor without memory"
+    return "a lazy conjugate or negative" if value.is_conj() or value.is_neg() else ""
+
+
+def keeps_graph() -> bool:
+    """Inside a backward: whether the graph is kept for another one."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())  # type: ignore[attr-defined]
+
+
+def budget_value(budget: float | None) -> float:
+    """An activation budget; torch's own setting if None."""
+    import torch._functorch.config as config
+
+    return float(config.activation_memory_budget if budget is None else budget)
+
+
+@contextlib.contextmanager
+def memory_budget(budget: float | None) -> Iterator[None]:
+    """The share of activations that the partitioner may keep: 1 all that helps, 0 as few as possible.
+
+    Args:
+        budget: None leaves torch's setting.
+    """
+    import torch._functorch.config as config
+
+    # At exactly 0 upstream skips every ban on recomputation, that of random numbers too.
+    with config.patch(activation_memory_budget=max(budget_value(budget), 1e-6)):  # type: ignore[attr-defined]
+        yield
+
+
+def min_cut_partition(
+    joint: fx.GraphModule, inputs: Any, **keywords: Any
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Upstream's partition by minimum cut."""
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    return min_cut_rematerialization_partition(joint, inputs, **keywords)  # type: ignore[no-any-return]
+
+
+def must_save(node: fx.Node) -> None:
+    """Forbid the partitioner to compute `node` again in the backward."""
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    node.meta["ac_graph_id"] = 0
+
+
+def is_saved_by_policy(node: fx.Node) -> bool:
+    """Whether a checkpoint of the user's says that a value is saved."""
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    return node.meta.get("recompute") in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
+
+
+def mutated_inputs(joint: fx.GraphModule) -> set[fx.Node]:
+    """Placeholders of a joint graph that the region writes."""
+    from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
+
+    (output,) = joint.graph.find_nodes(op="output")
+    written = {
+        desc.mutated_input for desc in output.meta.get("desc", ()) if isinstance(desc, InputMutationAOTOutput)
+    }
+    return {node for node in joint.graph.find_nodes(op="placeholder") if node.meta.get("desc") in written}
+
+
+def differentiated_inputs(joint: fx.GraphModule) -> set[fx.Node]:
+    """Placeholders of a joint graph whose gradient it computes."""
+    from torch._functorch._aot_autograd.descriptors import GradAOTOutput
+
+    (output,) = joint.graph.find_nodes(op="output")
+    wanted = {desc.grad_of for desc in output.meta.get("desc", ()) if isinstance(desc, GradAOTOutput)}
+    return {node for node in joint.graph.find_nodes(op="placeholder") if node.meta.get("desc") in wanted}
+
+
+def is_tangent(node: fx.Node) -> bool:
+    """Whether a placeholder of a joint or backward graph is an incoming gradient."""
+    return node.op == "placeholder" and "tangents" in str(node.target)
+
+
+def is_backward(node: fx.Node) -> bool:
+    """Whether a node of a joint graph was traced in the backward; also one that needs no incoming gradient."""
+    return node.meta.get("partitioner_tag") == "is_backward"
+
+
+# Which outputs of a region get their gradient how; names as upstream's `OutputType`.
+_OWN_GRADIENT = ("non_alias", "unsafe_view_alias", "custom_function_view")
+_BASE_GRADIENT = ("alias_of_intermediate_save_as_output", "alias_of_intermediate")
+
+
+def gradient_slots(metadata: Any) -> list[tuple[str, int]]:
+    """What each incoming gradient of a compiled region belongs to.
+
+    Args:
+        metadata: `metadata` of the class that `aot_compile` found.
+
+    Returns:
+        In the order of the gradients: ("input", i) the new value of input i; ("output", j) output j; ("base", j) the
+        tensor that output j is a view of; ("none", -1) never a gradient.
+    """
+    slots = [("input", int(i)) for i in metadata.mutated_inp_runtime_indices]
+    slots += [
+        ("output", j) if info.output_type.name in _OWN_GRADIENT else ("none", -1)
+        for j, info in enumerate(metadata.output_info)
+    ]
+    for base in range(metadata.num_intermediate_bases):
+        views = [
+            j
+            for j, info in enumerate(metadata.output_info)
+            if info.output_type.name in _BASE_GRADIENT and info.base_idx == base
+        ]
+        slots.append(("base", views[0]))
+    return slots
+
+
+def written_inputs(metadata: Any) -> list[bool]:
+    """For each input of a compiled region, whether it writes the data or metadata."""
+    return [bool(info.mutates_data or info.mutates_metadata) for info in metadata.input_info]
+
+
+# Private names that other modules use -> the folders that use them. `python tests/support/private_names.py` compares the
+# table with the sources; --write brings the folders up to date. A name that is not here is added by hand.
+PRIVATE_NAMES: dict[str, str] = {
+    "torch._C": "graphs",
+    "torch._C.DispatchKey": "frontend",
+    "torch._C.Generator": "frontend",
+    "torch._C._AutoDispatchBelowAutograd": "frontend shapes",
+    "torch._C._DisablePythonDispatcher": "shapes",
+    "torch._C._add_cached_tensor": "graphs",
+    "torch._C._dispatch_has_kernel_for_dispatch_key": "frontend",
+    "torch._C._distributed_c10d.FakeWork": "frontend",
+    "torch._C._dynamo.eval_frame.get_eval_frame_callback": "frontend",
+    "torch._C._dynamo.eval_frame.set_eval_frame": "frontend",
+    "torch._C._functorch.peek_interpreter_stack": "graphs runtime",
+    "torch._C._get_function_stack_at": "graphs",
+    "torch._C._get_obj_in_tls": "graphs",
+    "torch._C._get_tracing_state": "runtime",
+    "torch._C._is_key_in_tls": "graphs",
+    "torch._C._jit_to_static_module": "models",
+    "torch._C._len_torch_dispatch_stack": "frontend graphs interop runtime",
+    "torch._C._len_torch_function_stack": "frontend graphs runtime",
+    "torch._C._pop_torch_function_stack": "frontend",
+    "torch._C._remove_cached_tensor": "graphs",
+    "torch._C._set_cached_tensors_enabled": "graphs",
+    "torch._C._set_grad_enabled": "frontend training",
+    "torch._C._stash_obj_in_tls": "graphs",
+    "torch._C._swap_tensor_impl": "executor",
+    "torch._C._unset_dispatch_mode": "frontend",
+    "torch._assert_async": "interop",
+    "torch._check": "frontend interop shapes",
+    "torch._debug_has_internal_overlap": "graphs",
+    "torch._dispatch.python.enable_python_dispatcher": "frontend passes",
+    "torch._dynamo.backends.common.aot_autograd": "models",
+    "torch._dynamo.config.patch": "frontend",
+    "torch._dynamo.convert_frame.compile_lock": "frontend",
+    "torch._dynamo.exc.TorchDynamoException": "frontend",
+    "torch._dynamo.optimize": "frontend",
+    "torch._dynamo.reset": "models",
+    "torch._dynamo.symbolic_convert.InstructionTranslatorBase": "frontend",
+    "torch._dynamo.types.ConvertFrameReturn": "frontend",
+    "torch._dynamo.utils.graph_break_reasons": "frontend",
+    "torch._foreach_copy_": "graphs",
+    "torch._functorch.aot_autograd.make_boxed_func": "models",
+    "torch._functorch.partitioners.default_partition": "models",
+    "torch._functorch.partitioners.min_cut_rematerialization_partition": "models",
+    "torch._guards.GuardSource": "frontend",
+    "torch._guards.SLoc": "frontend",
+    "torch._guards.ShapeGuard": "frontend",
+    "torch._guards.Source": "frontend",
+    "torch._guards.TracingContext": "frontend runtime",
+    "torch._inductor.aoti_compile_and_package": "models",
+    "torch._inductor.aoti_load_package": "models",
+    "torch._inductor.config.cpp.threads": "models",
+    "torch._inductor.config.force_disable_caches": "models",
+    "torch._lazy_clone": "shapes",
+    "torch._library.custom_ops.CustomOpDef": "frontend",
+    "torch._library.fake_impl.FakeImplCtx": "frontend",
+    "torch._library.fake_impl.set_ctx_getter": "frontend",
+    "torch._library.simple_registry.singleton.find": "frontend",
+    "torch._neg_view": "graphs",
+    "torch._ops.HigherOrderOperator": "frontend lowering ops passes training",
+    "torch._ops.OpOverload": "archive frontend interop lowering ops passes training",
+    "torch._ops.OpOverloadPacket": "frontend training",
+    "torch._ops.OperatorBase": "frontend",
+    "torch._prims_common.suggest_memory_format": "training",
+    "torch._subclasses.fake_tensor.FakeTensor": "frontend passes shapes",
+    "torch._subclasses.fake_tensor.FakeTensorMode": "passes",
+    "torch._subclasses.fake_tensor.FakeTensorMode._dispatch_impl": "frontend",
+    "torch._sym_sqrt": "frontend",
+    "torch.autograd.forward_ad._current_level": "runtime",
+    "torch.compiler._is_compiling_flag": "frontend",
+    "torch.distributed._DEFAULT_FIRST_BUCKET_BYTES": "frontend",
+    "torch.distributed._functional_collectives": "frontend",
+    "torch.distributed.distributed_c10d._resolve_process_group": "interop",
+    "torch.export.pt2_archive._package.PT2ArchiveWriter": "archive",
+    "torch.export.pt2_archive._package._package_exported_programs": "archive",
+    "torch.fx._lazy_graph_module._LazyGraphModule": "frontend",
+    "torch.fx.experimental._config.backed_size_oblivious": "frontend shapes",
+    "torch.fx.experimental._config.patch": "frontend",
+    "torch.fx.experimental._config.translation_validation": "frontend",
+    "torch.fx.experimental.symbolic_shapes.ShapeEnv._init": "frontend",
+    "torch.fx.experimental.symbolic_shapes.ShapeEnv._set_replacement": "frontend",
+    "torch.ops._c10d_functional": "frontend",
+    "torch.ops.aten._assert_scalar": "passes",
+    "torch.ops.aten._assert_tensor_metadata": "passes",
+    "torch.ops.aten._native_batch_norm_legit_no_training": "lowering",
+    "torch.ops.mkldnn._linear_pointwise": "tools",
+    "torch.ops.mkldnn._reorder_linear_weight": "tools",
+    "torch.utils._device.DeviceContext": "graphs",
+    "torch.utils._mode_utils.no_dispatch": "frontend interop shapes",
+    "torch.utils._python_dispatch.TorchDispatchMode": "frontend models",
+    "torch.utils._python_dispatch._disable_current_modes": "frontend passes shapes training",
+    "torch.utils._python_dispatch._get_current_dispatch_mode_stack": "frontend runtime training",
+    "torch.utils._python_dispatch._pop_mode": "frontend",
+    "torch.utils._python_dispatch._push_mode": "frontend",
+    "torch.utils._python_dispatch.is_traceable_wrapper_subclass": "frontend training",
+    "torch.utils._pytree.SUPPORTED_NODES": "archive frontend runtime",
+    "torch.utils._pytree.keystr": "frontend",
+    "torch.utils._pytree.tree_flatten": "frontend graphs tools",
+    "torch.utils._pytree.tree_flatten_with_path": "frontend",
+    "torch.utils._pytree.tree_leaves": "executor frontend graphs models passes runtime tools",
+    "torch.utils._pytree.tree_map": "interop",
+    "torch.utils._pytree.tree_map_only": "executor tools training",
+    "torch.utils._pytree.tree_structure": "tools",
+    "torch.utils._pytree.tree_unflatten": "frontend graphs",
+    "torch.utils._sympy.functions.Max": "shapes",
+    "torch.utils._sympy.printers.PythonPrinter": "frontend",
+}
+
+# What happens in a torch without the name. All others are needed: their user fails at its import or its first call.
+FALLBACKS: dict[str, str] = {
+    "torch._C": "graphs/cuda.py asks for each name; where one is missing, CUDA graphs are off and the error names it",
+}

@@ -1,0 +1,353 @@
+"""Regions: AOTAutograd splits each into forward and backward graphs, and both run as Programs.
+
+AOTAutograd handles functionalization, aliases, write-backs and tangents. This package corrects its partition
+(`partition.py`), undefined gradients (`undefined.py`) and second derivatives (`double_backward.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import re
+import weakref
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from staticrt import torch_private
+from staticrt.errors import InputError, LoweringError, OptionError, TraceError
+from staticrt.options import Options
+from staticrt.runtime.explain.explanation import EagerReport, TraceReport
+from staticrt.training.double_backward import Replay
+from staticrt.training.graph_split import Eager, example_values, needs_splitting, run_compiled, split
+from staticrt.training.native_node import NotNative, Pair, make_native_node
+from staticrt.training.partition import safe_partition
+from staticrt.training.plans import CompiledGraph
+from staticrt.training.recurrent import recurrent_networks
+from staticrt.training.saved import lost_aliases, shared_results
+from staticrt.training.statistics import unread_inputs
+
+if TYPE_CHECKING:
+    from staticrt.graphs.compiled import CapturedRuns
+
+log = logging.getLogger(__name__)
+_numbers = itertools.count()
+_live: list[weakref.ref[Region]] = []
+
+
+def regions() -> list[Region]:
+    """Regions that are still in use, in the order in which they were compiled."""
+    _live[:] = [ref for ref in _live if ref() is not None]
+    return [region for region in (ref() for ref in _live) if region is not None]
+
+
+class _Unfaithful(Exception):
+    """AOTAutograd compiled graphs that differ from the region."""
+
+
+class Region:
+    """A differentiable region, compiled.
+
+    Args:
+        gm: Dynamo's graph of torch calls on flat inputs; kept for second derivatives.
+        inputs: example inputs, one per placeholder.
+        options: checked options.
+        name: for messages and reports.
+        is_subregion: it is part of a split region; if it fails, it runs eagerly as a whole.
+
+    Attributes:
+        eager: the nodes that run eagerly, with reasons.
+        calls: how often it ran.
+    """
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        inputs: Sequence[Any],
+        options: Options,
+        name: str = "",
+        is_subregion: bool = False,
+    ) -> None:
+        self.name = name or f"region {next(_numbers)}"
+        self._is_subregion = is_subregion
+        self._graphs: list[CompiledGraph] = []
+        self.calls = 0
+        self._options = options
+        self._remembers = options.double_backward
+        self._inputs = tuple(_describe(value) for value in inputs)
+        self._ints = [i for i, value in enumerate(inputs) if isinstance(value, torch.SymInt)]
+        self._num_results = 0
+        self._eager: Callable[..., Any] = torch.compiler.disable(gm.forward)  # type: ignore[no-untyped-call]
+        self._replay = Replay(self._eager, self.name, unread_inputs(gm))
+        self._replay.graphs = options.graphs
+        self._pair: Pair | None = None
+        self.node = "aot"
+        self.not_native = ""
+        self.eager: tuple[Eager, ...] = ()
+        self._subregions: list[Region] = []
+        self._failed = ""
+        self._shared: list[tuple[int, int]] = []
+        self._subclassed: list[int] | None = None
+        self._first: Callable[..., Any] | None = None  # serves the first call
+        self._run = self._compile_split(gm) if needs_splitting(gm) else self._compile_or_cut(gm, inputs)
+        _live.append(weakref.ref(self))
+
+    def _compile_or_cut(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Compile a region. If AOTAutograd fails on a known node, only that node runs eagerly; else the region does."""
+        try:
+            return self._compile(gm, inputs)
+        except (OptionError, LoweringError):
+            raise  # the options ask for this error
+        except Exception as error:
+            if torch_private.restarts_dynamo(error):
+                raise
+            kind = "" if isinstance(error, _Unfaithful) else f"{type(error).__name__}: "
+            reason = f"it cannot be differentiated ahead of time: {kind}{_first_line(error)}"
+            if self._options.fullgraph:
+                raise TraceError(f"cannot compile {self.name} for training: {reason}") from error
+            failing = None if self._is_subregion else _failing_node(gm, error)
+            log.info("%s: %s", self.name, reason)
+        self._graphs.clear()
+        self._pair = None
+        if failing is not None:
+            return self._compile_split(gm, {failing: reason})
+        self._failed = reason
+        self._remembers = False
+        return self._eager
+
+    def _compile_split(
+        self, gm: fx.GraphModule, unsupported: Mapping[str, str] | None = None
+    ) -> Callable[..., Any]:
+        """Compile the supported subregions; the other nodes run eagerly between them."""
+        pieces = split(gm, self._options.min_region_nodes, unsupported)
+        self.eager = pieces.eager
+        self._remembers = False  # each subregion keeps its own inputs
+        for item in self.eager:
+            log.info("%s: %s runs eagerly: %s", self.name, item.node, item.reason)
+        subregions = {
+            name: Region(
+                pieces.module.get_submodule(name),  # type: ignore[arg-type]
+                example_values(pieces.module, name),
+                self._options,
+                f"{self.name}, {name}",
+                is_subregion=True,
+            )
+            for name in pieces.subregions
+        }
+        self._subregions = list(subregions.values())
+        return torch.compiler.disable(run_compiled(pieces, subregions))  # type: ignore[no-untyped-call, no-any-return]
+
+    def _compile(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        with recurrent_networks():
+            run, cls = torch_private.aot_compile(
+                gm,
+                inputs,
+                forward=self._compiler("forward"),
+                backward=self._compiler("backward"),
+                inference=self._compiler("inference"),
+                partition=self._partition,
+            )
+        self._remembers = self._remembers and cls is not None
+        if cls is not None and (lost := lost_aliases(self._shared, cls.metadata)):
+            raise _Unfaithful(lost)
+        if cls is not None:
+            self._replay.attach(cls)
+            if self._options.backward_node != "aot":
+                through_native = self._through_native_node(cls.metadata, len(inputs))
+                if through_native is not None and torch_private.first_call_is_fake():
+                    self._first = run
+                return through_native or run
+        return run
+
+    def captured_runs(self) -> list[CapturedRuns]:
+        """Programs that run captured (option `graphs`)."""
+        subregions = [run for subregion in self._subregions for run in subregion.captured_runs()]
+        plans = [plan for graph in self._graphs for _key, plan in graph.plans.items()]
+        return subregions + [plan.captured for plan in plans if plan.captured is not None]
+
+    def _through_native_node(self, metadata: Any, num_inputs: int) -> Callable[..., Any] | None:
+        """The region behind the native autograd node, or None where that does not support it."""
+        pair, self._pair = self._pair, None
+        forward = next((graph for graph in self._graphs if graph.role == "forward"), None)
+        try:
+            if pair is None or forward is None:
+                raise NotNative("it has no graph to differentiate")
+            if self._options.graphs:
+                raise NotNative("its programs run captured")
+            native, backward = make_native_node(
+                pair, forward.plans.get(()), metadata, num_inputs, self._options, self._replay, self.name
+            )
+        except Exception as error:
+            if self._options.executor == "static" and isinstance(error, LoweringError):
+                raise
+            reason = (
+                str(error)
+                if isinstance(error, NotNative)
+                else f"{type(error).__name__}: {_first_line(error)}"
+            )
+            if self._options.backward_node == "native":
+                raise OptionError(
+                    f"{self.name} does not fit backward_node='native': {reason}",
+                    fix="leave the option 'backward_node' at 'auto'",
+                ) from error
+            self.not_native = reason
+            return None
+        self.node = "native"
+        self._graphs.append(backward)
+        self._remembers = False  # the node keeps the inputs
+        return native.run
+
+    def _partition(self, joint: fx.GraphModule, inputs: Any, **keywords: Any) -> tuple[Any, Any]:
+        self._num_results = int(keywords["num_fwd_outputs"])
+        self._shared = shared_results(joint, self._num_results)
+        forward, backward = safe_partition(
+            joint, inputs, budget=self._options.activation_memory_budget, **keywords
+        )
+        if self._options.backward_node != "aot":
+            self._pair = Pair(forward, backward, keywords["num_fwd_outputs"])
+        return forward, backward
+
+    def _compiler(self, role: str) -> Callable[..., Any]:
+        def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
+            if role == "forward":
+                self._replay.random = any(_draws(node) for node in graph.graph.nodes)
+            optional = [
+                index
+                for index, node in enumerate(graph.graph.find_nodes(op="placeholder"))
+                if role == "backward" and torch_private.is_tangent(node)
+            ]
+            compiled = CompiledGraph(
+                graph, self._options, role, optional, self._num_results if role == "forward" else None
+            )
+            self._graphs.append(compiled)
+            log.info("%s: %s graph of %d nodes", self.name, role, len(graph.graph.nodes))
+
+            count = len(graph.graph.output_node().args[0])  # type: ignore[arg-type]
+
+            def run(inputs: list[Any]) -> list[Any]:
+                return compiled.run(inputs, self._replay.unneeded(count) if role == "backward" else ())
+
+            run._boxed_call = True  # type: ignore[attr-defined]
+            return run
+
+        return compile_graph
+
+    def __call__(self, *inputs: Any) -> Any:
+        self.calls += 1
+        if self._subclassed is None:  # Dynamo guards types, so those of the first call hold for all
+            self._subclassed = [i for i, value in enumerate(inputs) if _is_plain_subclass(value)]
+        if self._subclassed:  # Dynamo traced their methods; AOTAutograd refuses the class
+            flat = list(inputs)
+            for i in self._subclassed:
+                flat[i] = flat[i].as_subclass(torch.Tensor)
+            inputs = tuple(flat)
+        # enable_grad() has no effect inside inference mode; programs take numbers of 64 bits.
+        if torch.is_inference_mode_enabled() or any(_is_large(inputs[i]) for i in self._ints):
+            return self._eager(*inputs)
+        if self._first is not None:
+            run, self._first = self._first, None
+            self.calls -= 1  # this call only traces
+            return run(*inputs)
+        try:
+            if not self._remembers:
+                return self._run(*inputs)
+            with self._replay.recording(inputs):
+                return self._run(*inputs)
+        except InputError as error:
+            if "more than 64 bits" not in str(error) or self._has_effects:
+                raise
+            return self._eager(*inputs)
+
+    @property
+    def _has_effects(self) -> bool:
+        """Whether a run that raised may have written or drawn something."""
+        return bool(self._subregions) or self._replay.random or any(self._replay.written)
+
+    @property
+    def graphs(self) -> list[CompiledGraph]:
+        """The graphs compiled so far; a backward is compiled when it first runs."""
+        return self._graphs + [graph for subregion in self._subregions for graph in subregion.graphs]
+
+    def report(self) -> TraceReport:
+        """The region for `explain()`."""
+        counts: Counter[str] = Counter()
+        for graph in self.graphs:
+            counts.update(graph.operators)
+        return TraceReport(
+            route="training",
+            inputs=self._inputs,
+            nodes=sum(counts.values()),
+            operators=tuple(counts.most_common()),
+            guards=(),
+            mutates=(),
+            passes=(),
+            kinds=tuple((graph.role, sum(graph.operators.values())) for graph in self.graphs),
+            executor="eager" if self._failed else f"{self.node} node",
+            calls=self.calls,
+        )
+
+    def eager_reports(self) -> list[EagerReport]:
+        """The eager parts of the region, for `explain()`."""
+        found = [EagerReport("region", self._failed, "", self.calls)] if self._failed else []
+        found += [EagerReport(f"node {item.node}", item.reason, "", self.calls) for item in self.eager]
+        return found + [report for subregion in self._subregions for report in subregion.eager_reports()]
+
+    def debug_state(self) -> dict[str, Any]:
+        """Plans and counters of each graph, and the nodes that run eagerly."""
+        return {
+            "name": self.name,
+            "node": self.node,
+            "why not native": self.not_native,
+            "calls": self.calls,
+            "failed": self._failed,
+            "eager": [dataclasses.asdict(item) for item in self.eager],
+            "subregions": [subregion.name for subregion in self._subregions],
+            "graphs": [graph.debug_state() for graph in self.graphs],
+        }
+
+
+def _is_large(number: Any) -> bool:
+    """Whether an int has more than 64 bits; the ragged size of a nested tensor is none."""
+    return type(number) is int and number.bit_length() > 63
+
+
+def _is_plain_subclass(value: Any) -> bool:
+    """Whether a value is of a tensor subclass that only adds Python methods."""
+    if not isinstance(value, torch.Tensor) or isinstance(value, torch.nn.Parameter):
+        return False
+    return type(value) is not torch.Tensor and not is_traceable_wrapper_subclass(value)
+
+
+def _describe(value: Any) -> str:
+    """An example input in short: "float32[8, 4]"."""
+    if not isinstance(value, torch.Tensor):
+        return str(value)
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).split("\n") if line.strip()), "no message")
+
+
+def _failing_node(gm: fx.GraphModule, error: BaseException) -> str | None:
+    """The node that AOTAutograd was tracing when it failed, if its message names one."""
+    named = re.search(r"While executing %(\w+)", str(error))
+    nodes = {node.name for node in gm.graph.nodes if node.op.startswith("call_")}
+    return named[1] if named and named[1] in nodes else None
+
+
+def _draws(node: fx.Node) -> bool:
+    return (
+        isinstance(node.target, torch._ops.OpOverload)
+        and torch.Tag.nondeterministic_seeded in node.target.tags
+    )
+
+
+def _is_long(value: Any) -> bool:
+    """Whether a value is a number of more than 64 bits; traces call a region with symbols."""
+    return type(value) is int and value.bit_length() > 63

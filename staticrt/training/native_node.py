@@ -1,0 +1,267 @@
+"""The native autograd node: an autograd node in C++ that joins the forward and backward graphs of a region.
+
+AOTAutograd still makes the graphs, but its Python runtime between them is skipped where it would only pass tensors on:
+for regions that write no input visible to autograd and whose results are fresh tensors. The node in
+`csrc/runtime/autograd/backward_node.h` handles saved tensors, versions, hooks, undefined and unneeded gradients like any
+node of torch.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from staticrt import torch_private
+from staticrt.native import _C
+from staticrt.options import Options
+from staticrt.passes.aliasing import AliasInfo
+from staticrt.training.copied import copied
+from staticrt.training.double_backward import RegionCall, Replay
+from staticrt.training.plans import CompiledGraph, Plan
+from staticrt.training.undefined import without_gradients
+
+# Output types that autograd treats as fresh tensors.
+_FRESH = ("non_alias", "unsafe_view_alias")
+
+
+class NotNative(Exception):
+    """The region needs AOTAutograd's runtime; the message says why."""
+
+
+def gate(metadata: Any) -> None:
+    """Refuse regions that need more of AOTAutograd's runtime than passing tensors on.
+
+    Args:
+        metadata: upstream's `ViewAndMutationMeta`.
+
+    Raises:
+        NotNative: the message says what the region needs.
+    """
+    if metadata.grad_enabled_mutation is not None:
+        raise NotNative("it leaves another grad mode than it found")
+    if metadata.num_mutated_inp_runtime_indices:
+        raise NotNative("it writes an input that autograd sees")
+    for info in metadata.output_info:
+        if info.output_type.name not in _FRESH:
+            raise NotNative(f"a result is an alias ({info.output_type.name})")
+        if not issubclass(info.raw_type, torch.Tensor):
+            raise NotNative("a result is not a tensor")
+    if metadata.num_intermediate_bases or metadata.tokens:
+        raise NotNative("it has effects or results that view each other")
+    if getattr(metadata, "is_rng_op_functionalized", False) or metadata.num_graphsafe_rng_states:
+        raise NotNative("its random state is an input")
+    if metadata.indices_of_inputs_that_requires_grad_with_mutations_in_bw:
+        raise NotNative("its backward writes an input")
+    if any(
+        type(meta).__name__ != "PlainTensorMeta" and type(meta) is not int
+        for meta in metadata.subclass_inp_meta
+    ):
+        raise NotNative("an input is a tensor subclass")
+
+
+class Pair:
+    """The partitioned forward and backward graphs of a region.
+
+    Args:
+        forward, backward: are copied, since compilers change their graphs.
+        num_outputs: results of the region, the first outputs of the forward.
+    """
+
+    def __init__(self, forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: int) -> None:
+        self.forward = copied(forward)
+        self.backward = copied(backward)
+        self.num_outputs = num_outputs
+
+
+def make_native_node(
+    pair: Pair, forward: Plan, metadata: Any, num_inputs: int, options: Options, replay: Replay, name: str
+) -> tuple[_C.Region, CompiledGraph]:
+    """Put a region behind the native autograd node.
+
+    Args:
+        pair: its graphs.
+        forward: the plan of the forward graph.
+        metadata: upstream's `ViewAndMutationMeta`.
+        num_inputs: flat inputs of the region.
+        options: checked options.
+        replay: runs the region again to differentiate it twice.
+        name: for messages.
+
+    Returns:
+        The region, and its backward graph for reports.
+
+    Raises:
+        NotNative: the region does not fit.
+    """
+    gate(metadata)
+    if not torch.is_grad_enabled():
+        raise NotNative("it switches gradients on itself")
+    region = _Region(pair, metadata, num_inputs, options, replay)
+    if forward.native is None:
+        raise NotNative("its forward graph runs operator by operator")
+    facts = {
+        "name": name,
+        "forward": forward.native,
+        "num_inputs": num_inputs,
+        "outputs": region.outputs(forward),
+        "saved": region.saved,
+        "backward_inputs": region.backward_inputs,
+        "gradient_outputs": region.gradient_outputs,
+        "gradient_orders": [_order(node) for node in region.tangents],
+        "keeps_inputs": options.double_backward,
+        "unread_inputs": [i in replay.unread for i in range(num_inputs)],
+        "draws_random": replay.random,
+        "detached_inputs": region.detached_inputs,
+    }
+    whole = region.compiled.plans.get(())
+    if whole.native is None:
+        raise NotNative(f"its backward graph runs operator by operator: {whole.fallback}")
+    return _C.Region(facts, region.make_plan, region.differentiate), region.compiled
+
+
+class _Region:
+    """The description of a region's two graphs for the C++ node."""
+
+    def __init__(self, pair: Pair, metadata: Any, num_inputs: int, options: Options, replay: Replay) -> None:
+        self._backward = pair.backward
+        self._options = options
+        self._replay = replay
+        self._metadata = metadata
+        inputs = pair.forward.graph.find_nodes(op="placeholder")
+        results = list(pair.forward.graph.output_node().args[0])  # type: ignore[arg-type]
+        self._num_results = len(results)
+        if len(inputs) != num_inputs or pair.num_outputs != len(metadata.output_info):
+            raise NotNative("the inputs of its graphs differ from those of the region")
+        self.differentiable = [
+            info.requires_grad and isinstance(node, fx.Node)
+            for info, node in zip(metadata.output_info, results, strict=False)
+        ]
+        self.gradient_outputs = [i for i, wanted in enumerate(self.differentiable) if wanted]
+        self._match(inputs, results, pair)
+        first = len(self.saved)
+        optional = range(first, first + len(self.tangents))
+        # The backward graph with its plans by undefined gradients; reports show it.
+        self.compiled = CompiledGraph(copied(self._backward), options, "backward", optional)
+        gradients: Any = self._backward.graph.output_node().args[0]
+        if len(gradients) != num_inputs:
+            raise NotNative("its backward does not return one gradient per input")
+        self.detached_inputs = [
+            i
+            for i, (node, gradient) in enumerate(zip(inputs, gradients, strict=True))
+            if gradient is None and isinstance(node.meta.get("val"), torch.Tensor)
+        ]
+
+    def _match(self, inputs: list[fx.Node], results: list[Any], pair: Pair) -> None:
+        """Find the origin of each input of the backward graph.
+
+        The forward's outputs are results, saved tensors, saved sizes; the backward's inputs are saved sizes, saved
+        tensors, incoming gradients.
+        """
+        count = pair.num_outputs
+        placeholders = self._backward.graph.find_nodes(op="placeholder")
+        self.tangents = [node for node in placeholders if torch_private.is_tangent(node)]
+        kept = placeholders[: len(placeholders) - len(self.tangents)]
+        saved = results[count:]
+        sizes = sum(not isinstance(node.meta.get("val"), torch.Tensor) for node in kept)
+        order = [*range(len(saved) - sizes, len(saved)), *range(len(saved) - sizes)]
+        if len(saved) != len(kept) or any(torch_private.is_tangent(node) for node in kept):
+            raise NotNative("its backward reads values that the forward does not save")
+        if len(self.tangents) != len(self.gradient_outputs):
+            raise NotNative("a result has no incoming gradient of its own")
+        aliases = AliasInfo(pair.forward)
+        owners: list[dict[Any, int]] = [{}, {}]  # storage -> input, storage -> result
+        for of, nodes in zip(owners, (inputs, results[:count]), strict=True):
+            for i, node in enumerate(nodes):
+                if isinstance(node, fx.Node):
+                    of.setdefault(aliases.storage(node), i)
+        self.saved: list[tuple[str, int, int, int]] = []
+        for position, placeholder in zip(order, kept, strict=True):
+            node = saved[position]
+            if isinstance(node.meta.get("val"), torch.Tensor) != isinstance(
+                placeholder.meta.get("val"), torch.Tensor
+            ):
+                raise NotNative("its graphs do not agree on what is saved")
+            if node in inputs:
+                self.saved.append(("input", inputs.index(node), -1, -1))
+            elif node in results[:count]:
+                i = results.index(node)
+                self.saved.append(("output" if self.differentiable[i] else "result", i, -1, -1))
+            else:
+                storage = aliases.storage(node)
+                owner = [of.get(storage, -1) for of in owners]
+                self.saved.append(("result", count + position, owner[0], owner[1]))
+        self.backward_inputs = [*range(len(kept)), *(-1 - k for k in range(len(self.tangents)))]
+
+    def outputs(self, forward: Plan) -> list[tuple[int, bool]]:
+        """Per result of the region: its position among the program's outputs, and whether it has a gradient."""
+        assert forward.lowered is not None
+        layout = forward.lowered.outputs
+        if len(layout) != self._num_results or any(kind != "tensor" for kind, _item in layout):
+            raise NotNative("a result is a constant")
+        if [item for _kind, item in layout] != list(range(len(layout))):
+            raise NotNative("the outputs of its forward program differ from those of its graph")
+        return [(i, wanted) for i, wanted in enumerate(self.differentiable)]
+
+    # Autograd calls this in a backward, also one that a function compiled by Dynamo runs.
+    @torch_private.hidden_from_dynamo
+    def make_plan(
+        self, undefined: Sequence[bool], unneeded: Sequence[bool]
+    ) -> tuple[_C.Executable | Callable[[list[Any]], list[Any]], list[int]]:
+        """The backward program for some undefined incoming gradients and unneeded gradients of inputs.
+
+        Returns:
+            The program, or a function that runs the operators if the graph cannot be lowered; and the index of each
+            input's gradient among the outputs, -1 for none.
+        """
+        missing = [len(self.saved) + number for number, absent in enumerate(undefined) if absent]
+        if not any(unneeded):
+            return self._native(self.compiled.plans.get(tuple(missing)))
+        graph = copied(self._backward)
+        output = graph.graph.output_node()
+        gradients: Any = output.args[0]
+        output.args = (tuple(None if skip else item for item, skip in zip(gradients, unneeded, strict=True)),)
+        without_gradients(graph, missing)
+        return self._native(Plan(graph, self._options))
+
+    @staticmethod
+    def _native(plan: Plan) -> tuple[_C.Executable | Callable[[list[Any]], list[Any]], list[int]]:
+        if plan.lowered is None:
+            return plan.run, list(range(plan.num_outputs))
+        gradients = [item if kind == "tensor" else -1 for kind, item in plan.lowered.outputs]
+        return plan.lowered.native, gradients
+
+    @torch_private.hidden_from_dynamo
+    def differentiate(
+        self, inputs: list[Any], needed: list[bool], gradients: list[Any], random_state: torch.Tensor | None
+    ) -> tuple[Any, ...]:
+        """Gradients that can be differentiated again: the region runs again eagerly."""
+        written = self._replay.written
+        versions = [
+            value._version if isinstance(value, torch.Tensor) and not written[i] else None
+            for i, value in enumerate(inputs)
+        ]
+        call = RegionCall(inputs, versions, random_state)
+        context = types.SimpleNamespace(_staticrt_call=call, needs_input_grad=needed)
+        return self._replay._differentiate(context, gradients)
+
+
+def _order(tangent: fx.Node) -> list[int]:
+    """The traced layout of a gradient: its dimensions, the outermost in memory first; [] for contiguous.
+
+    AOTAutograd gives a gradient the strides of its result. With symbolic sizes only torch's memory formats occur;
+    comparing symbolic strides would add guards.
+    """
+    value: Any = tangent.meta["val"]
+    if value.is_contiguous():
+        return []
+    for dims, format in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        if value.dim() == dims and value.is_contiguous(memory_format=format):
+            return [0, *range(2, dims), 1]
+    strides = value.stride()
+    if not all(isinstance(number, int) for number in (*value.shape, *strides)):
+        return []
+    return sorted(range(value.dim()), key=lambda dim: -int(strides[dim]))

@@ -1,0 +1,142 @@
+"""Which operators an archive may call: those of torch that compute tensors, others by the caller's consent."""
+
+import io
+
+import pytest
+import torch
+
+import staticrt
+from staticrt.archive import operators
+from staticrt.archive.checked_export import load_exported
+from staticrt.errors import ArchiveError, InputError
+from staticrt.native import _C
+from staticrt.tools.cli.main import main
+from tests.support.archive_body import BOOL, INT, STRING, Fields, add_constant, read_body, with_fields
+
+FIX = r"fix: .*allow_operators=\[\"{}\"\].*LoadOptions::allow_operators.*--allow-operator NAME"
+
+
+@pytest.fixture(autouse=True)
+def no_gradients():
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
+def library():
+    """The operators allowed_test::twice and ::thrice."""
+    with torch.library._scoped_library("allowed_test", "DEF") as library:
+        for name, factor in (("twice", 2), ("thrice", 3)):
+            library.define(f"{name}(Tensor x) -> Tensor")
+            library.impl(name, lambda x, factor=factor: x * factor, "CompositeExplicitAutograd")
+            torch.library.register_fake(f"allowed_test::{name}", torch.empty_like, lib=library)
+        yield torch.ops.allowed_test
+
+
+def saved(function, *args):
+    file = io.BytesIO()
+    staticrt.save(staticrt.compile(function), file, args, exported_program=False)
+    return file.getvalue()
+
+
+def test_every_refused_operator_is_named_with_how_to_allow_it(library):
+    data = saved(lambda x: library.twice(x) + library.thrice(x), torch.ones(3))
+    with pytest.raises(
+        ArchiveError, match=FIX.format('allowed_test::thrice", "allowed_test::twice')
+    ) as error:
+        staticrt.load(data)
+    assert "'allowed_test::twice', an operator of the library 'allowed_test', not of torch" in str(
+        error.value
+    )
+    with pytest.raises(ArchiveError, match=FIX.format("allowed_test::twice")):
+        staticrt.load(data, allow_operators=["allowed_test::thrice"])
+
+
+@pytest.mark.parametrize("consent", ["allowed_test::twice", "allowed_test::*"])
+def test_consent_is_for_an_operator_or_a_library(library, consent):
+    data = saved(lambda x: library.twice(x) + 1, torch.ones(3))
+    assert staticrt.load(data, allow_operators=[consent])(torch.ones(2)).tolist() == [3.0, 3.0]
+    for other in ("allowed_test::twic", "allowed_test", "*", "aten::*", ""):
+        with pytest.raises(ArchiveError, match="calls 'allowed_test::twice'"):
+            staticrt.load(data, allow_operators=[other])
+
+
+def test_operators_in_branches_are_judged(library):
+    def branch(x):
+        return torch.cond(x.sum() > 0, lambda y: library.twice(y), lambda y: y - 1, (x,))
+
+    with pytest.raises(ArchiveError, match="calls 'allowed_test::twice'"):
+        staticrt.load(saved(branch, torch.ones(3)))
+
+
+def test_the_command_line_takes_consent(library, tmp_path, capsys):
+    class Twice(torch.nn.Module):
+        def forward(self, x):
+            return library.twice(x)
+
+    own, exported = tmp_path / "own.pt2", tmp_path / "exported.pt2"
+    own.write_bytes(saved(Twice(), torch.ones(3)))
+    torch.export.save(torch.export.export(Twice(), (torch.ones(3),)), exported)
+    for path in (own, exported):
+        assert main(["run", str(path), "--shape", "3"]) != 0
+        assert "--allow-operator" in capsys.readouterr().err
+        assert main(["run", str(path), "--shape", "3", "--allow-operator", "allowed_test::twice"]) == 0
+    with pytest.raises(InputError, match="an operator of the library 'allowed_test'"):
+        load_exported(exported)
+
+
+def test_a_file_is_not_touched(tmp_path):
+    """`aten::from_file` creates and maps a file: an archive that calls it is refused, and nothing is created."""
+    path = tmp_path / "mapped"
+    body = read_body(data := saved(lambda x: x.relu() + 1, torch.ones(4)))
+    program = body.traces[0].program
+    schema = str(torch.ops.aten.from_file.default._schema).encode()
+    program.ops[program.nodes[0].op] = Fields(name=b"aten::from_file", schema=schema)
+    values = [(STRING, str(path).encode()), (BOOL, 1), (INT, 4), *[(0, None)] * 4]
+    program.nodes[0].args = []
+    numbers = [add_constant(program, value) for value in values]
+    program.nodes[0].args = [Fields(is_list=0, values=[number]) for number in numbers]
+    data = with_fields(data, body)
+    with pytest.raises(ArchiveError, match=r"calls 'aten::from_file', which takes the text 'filename'"):
+        staticrt.load(data)
+    assert not path.exists()
+    loaded = staticrt.load(data, allow_operators=["aten::from_file"])
+    assert loaded(torch.ones(4)).tolist() == [1.0] * 4
+    assert path.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("aten::from_file", "takes the text 'filename'"),
+        ("aten::set_.source_Storage", "takes a Storage"),
+        ("aten::record_stream", "takes a Stream"),
+        ("aten::_nested_view_from_buffer", "do not check their arguments"),
+        ("aten::_sparse_coo_tensor_unsafe", "do not check their arguments"),
+        ("aten::mkldnn_rnn_layer", "do not check their arguments"),
+        ("quantized::linear", "library 'quantized'"),
+        ("_c10d_functional::all_reduce", "library '_c10d_functional'"),
+        ("aten::no_such_operator", "does not have"),
+        ("aten::add.Tensor", ""),
+        ("aten::gelu", ""),
+        ("aten::add_.Tensor", ""),
+        ("aten::_softmax", ""),
+        ("aten::div.Tensor_mode", ""),
+        ("aten::conv2d.padding", ""),
+        ("staticrt::sgd_", ""),
+    ],
+)
+def test_the_rule(name, reason):
+    found = _C.operator_refusal(name, [])
+    assert reason in found if reason else found == ""
+
+
+def test_both_kinds_of_files_have_one_rule():
+    """The check of torch.export files asks the rule of our archives, for every operator of torch."""
+    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith(("aten::", "prims::"))]
+    assert len(names) > 2000
+    for name in names:
+        base, _, overload = name.partition(".")
+        target = f"torch.ops.{base.replace('::', '.')}.{overload or 'default'}"
+        found = operators.refusal(target)
+        assert found in (_C.operator_refusal(name, []), "which this torch does not have")

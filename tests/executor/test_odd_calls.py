@@ -1,0 +1,235 @@
+"""Calls that a user makes sooner or later, and no benchmark does: each equals eager."""
+
+import pytest
+import torch
+from torch import nn
+
+import staticrt
+from staticrt.errors import InputError
+
+
+def both(function, compiled, *args):
+    """Eager's and the compiled result, or the types of what they raise."""
+    found = []
+    for call in (function, compiled):
+        try:
+            found.append(call(*args))
+        except Exception as error:
+            found.append(type(error))
+    return found
+
+
+@torch.no_grad()
+def test_one_tensor_as_two_arguments():
+    def same(a, b):
+        return (a + b, a is b)
+
+    compiled = staticrt.compile(same)
+    x, y = torch.randn(3), torch.randn(3)
+    for args in ((x, x), (x, y), (x, x), (x, x.view(3)), (x, y), (x, x)):
+        want, got = both(same, compiled, *args)
+        assert torch.equal(got[0], want[0])
+        assert got[1] is want[1]
+
+
+@torch.no_grad()
+def test_one_tensor_among_many_arguments():
+    def pairs(*tensors):
+        return [a is b for a in tensors for b in tensors], sum(tensors)
+
+    compiled = staticrt.compile(pairs)
+    tensors = [torch.randn(2) for _ in range(12)]
+    for args in (tensors, [*tensors[:11], tensors[3]], tensors, [*tensors[:11], tensors[3]]):
+        want, got = both(pairs, compiled, *args)
+        assert got[0] == want[0]
+        assert torch.equal(got[1], want[1])
+
+
+@torch.no_grad()
+def test_self_attention_takes_its_short_way_and_cross_attention_its_own():
+    torch.manual_seed(0)
+    model = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    compiled = staticrt.compile(model)
+    for length in (4, 5, 4):
+        x, y = torch.randn(2, length, 8), torch.randn(2, length, 8)
+        for args in ((x, x, x), (x, y, y), (x, y, x)):
+            torch.testing.assert_close(compiled(*args), model(*args))
+
+
+@torch.no_grad()
+def test_an_archive_does_not_take_two_arguments_for_one(tmp_path):
+    compiled = staticrt.compile(lambda a, b: a + b)
+    x = torch.randn(3)
+    compiled(x, x)
+    staticrt.save(compiled, tmp_path / "model.pt2", exported_program=False)
+    loaded = staticrt.load(tmp_path / "model.pt2")
+    torch.testing.assert_close(loaded(x, x), x + x)
+    with pytest.raises(InputError, match="traced was one for both"):
+        loaded(x, x.clone())
+
+
+SIZE_BRANCHES = {
+    "numel": lambda x, one: one * 2 if x.numel() else one - 1,
+    "length": lambda x, one: one * 2 if x.shape[0] == 0 else one - 1,
+    "single": lambda x, one: one * 2 if x.shape[0] == 1 else one - 1,
+    "product": lambda x, one: one * 2 if x.shape[0] * x.shape[1] > 0 else one - 1,
+    "contiguous": lambda x, one: one * 2 if x.t().is_contiguous() else one - 1,
+    "not": lambda x, one: one * 2 if not x.shape[0] else one - 1,
+    "in": lambda x, one: one * 2 if x.shape[0] in (0, 1) else one - 1,
+    "square": lambda x, one: one * 2 if x.shape[0] == x.shape[1] else one - 1,
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", SIZE_BRANCHES)
+@pytest.mark.parametrize("first", [0, 1, 3, 4])
+def test_branches_on_sizes_nought_and_one(name, first):
+    function = SIZE_BRANCHES[name]
+    compiled = staticrt.compile(function)
+    for rows in (first, 0, 1, 4, 3, 0, 1, 5):
+        want, got = both(function, compiled, torch.randn(rows, 3), torch.ones(1))
+        assert torch.equal(got, want), rows
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["max", "min", "argmax", "argmin", "amax", "aminmax", "median"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32])
+def test_reductions_of_nothing_raise_what_eager_raises(name, dtype):
+    function = lambda x: getattr(torch, name)(x)  # noqa: E731
+    compiled = staticrt.compile(function)
+    for rows in (0, 2, 0, 2, 0):
+        want, got = both(function, compiled, torch.ones(rows, 3, dtype=dtype))
+        assert type(got) is type(want)
+        assert got is want or str(got) == str(want)
+
+
+@torch.no_grad()
+def test_requires_grad_is_part_of_what_a_model_sees():
+    def f(x):
+        return x + 1, x.requires_grad
+
+    compiled = staticrt.compile(f)
+    for wants in (True, False, True, True, False, False):
+        assert compiled(torch.ones(2, requires_grad=wants))[1] is wants
+
+
+@torch.no_grad()
+def test_out_arguments_of_another_size_are_resized():
+    def f(x, out):
+        return torch.sin(x, out=out)
+
+    compiled = staticrt.compile(f)
+    for rows in (3, 0, 3, 0):
+        x, out, twin = torch.randn(3), torch.empty(rows), torch.empty(rows)
+        assert torch.equal(compiled(x, out), f(x, twin))
+        assert torch.equal(out, twin)
+
+
+@torch.no_grad()
+def test_setting_data_is_seen():
+    def f(x):
+        x.data = x.data * 2
+        return x + 1
+
+    compiled = staticrt.compile(f)
+    for _ in range(3):
+        x = torch.randn(3)
+        twin = x.clone()
+        assert torch.equal(compiled(x), f(twin))
+        assert torch.equal(x, twin)
+
+
+@torch.no_grad()
+def test_results_may_be_any_object():
+    marker = object()
+
+    def f(x, key):
+        return {"y": x * 2, "len": len, "marker": marker, "key": key}
+
+    compiled = staticrt.compile(f)
+    for _ in range(3):
+        x = torch.randn(3)
+        got = compiled(x, slice)
+        assert got["len"] is len
+        assert got["marker"] is marker
+        assert got["key"] is slice
+        assert torch.equal(got["y"], x * 2)
+    assert not compiled.explain().eager
+
+
+@torch.no_grad()
+def test_a_generator_argument_is_drawn_from():
+    def f(x, generator):
+        return x + torch.rand(3, generator=generator)
+
+    compiled = staticrt.compile(f)
+    ours, theirs = (torch.Generator().manual_seed(4) for _ in range(2))
+    for _ in range(3):
+        x = torch.randn(3)
+        assert torch.equal(compiled(x, ours), f(x, theirs))
+
+
+class Caches(nn.Module):
+    """Makes a table at its first call, as vision transformers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = None
+
+    def forward(self, x):
+        if self.table is None or self.table.shape[0] != x.shape[1]:
+            self.table = torch.arange(x.shape[1]).float()
+        return x * self.table
+
+
+@torch.no_grad()
+def test_models_that_fill_a_cache_once_are_traced_afterwards():
+    model, twin = Caches(), Caches()
+    compiled = staticrt.compile(model)
+    for _ in range(4):
+        x = torch.randn(2, 5)
+        assert torch.equal(compiled(x), twin(x))
+    (trace,) = compiled.explain().traces
+    assert trace.route == "whole"
+    assert trace.calls == 3
+
+
+@torch.no_grad()
+def test_sizes_that_must_be_known_are_constants_of_a_trace():
+    def blocks(x):
+        return x.reshape(-1, 4, x.shape[1] // 4).sum(1)  # divides for some sizes only
+
+    compiled = staticrt.compile(lambda x: blocks(x).reshape(-1, 2, 3))
+    for rows in (2, 4, 2):
+        x = torch.randn(rows, 12)
+        assert torch.equal(compiled(x), blocks(x).reshape(-1, 2, 3))
+    assert not compiled.explain().eager
+
+
+@torch.no_grad()
+def test_divisions_of_sizes_round_as_asked():
+    def f(x):
+        return torch.div(torch.arange(x.shape[0]), x.shape[0] + 1, rounding_mode="trunc") + x
+
+    compiled = staticrt.compile(f)
+    for rows in (3, 5, 3):
+        x = torch.randn(rows)
+        assert torch.equal(compiled(x), f(x))
+    assert not compiled.explain().eager
+
+
+@torch.no_grad()
+def test_pythons_int_as_a_dtype_beside_symbolic_sizes():
+    """While a model is recorded, `int` keeps symbolic sizes; torch takes only Python's own for a dtype."""
+
+    def function(x):
+        half = int(x.shape[0] / 2)
+        return x[:half].to(int), torch.tensor([half, -1], dtype=int), torch.zeros(half, dtype=int)
+
+    compiled = staticrt.compile(function)
+    for size in (6, 8, 9, 6):
+        x = torch.randn(size) * 10
+        for got, want in zip(compiled(x), function(x), strict=True):
+            assert torch.equal(got, want)
+            assert got.dtype == want.dtype
+    assert not compiled.explain().eager

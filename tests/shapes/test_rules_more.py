@@ -1,0 +1,146 @@
+"""Rules for transforms, windows, products and factories: what eager gives, at the sizes asked about and at others."""
+
+import pytest
+import torch
+
+from tests.support.fake_rules import Asked
+
+aten = torch.ops.aten
+
+
+def rows(*sizes, dtype=torch.float32):
+    return torch.rand(*sizes, dtype=torch.float64).to(dtype)
+
+
+def complexes(*sizes):
+    return torch.randn(*sizes, dtype=torch.complex64)
+
+
+# name -> operator, arguments of two calls
+CALLS = {
+    "fft of a dimension": (
+        aten._fft_c2c.default,
+        [(complexes(2, 5, 6), [2], 0, True), (complexes(3, 4, 7), [2], 0, True)],
+    ),
+    "fft of two": (
+        aten._fft_c2c.default,
+        [(complexes(2, 5, 6), [1, 2], 0, True), (complexes(3, 4, 7), [1, 2], 0, True)],
+    ),
+    "real fft": (aten._fft_r2c.default, [(rows(2, 5, 6), [2], 0, True), (rows(3, 4, 7), [2], 0, True)]),
+    "real fft of two": (
+        aten._fft_r2c.default,
+        [(rows(2, 5, 6), [1, 2], 0, True), (rows(3, 4, 7), [1, 2], 0, True)],
+    ),
+    "whole real fft": (
+        aten._fft_r2c.default,
+        [(rows(2, 5, 6), [2], 0, False), (rows(3, 4, 7), [2], 0, False)],
+    ),
+    "inverse real fft": (
+        aten._fft_c2r.default,
+        [(complexes(2, 5, 6), [2], 0, 10), (complexes(3, 4, 6), [2], 0, 10)],
+    ),
+    "polar": (aten.polar.default, [(rows(2, 3), rows(2, 3)), (rows(4, 5), rows(4, 5))]),
+    "numbers of complex": (aten.view_as_real.default, [(complexes(2, 3),), (complexes(5, 4),)]),
+    "complex of numbers": (aten.view_as_complex.default, [(rows(2, 3, 2),), (rows(5, 4, 2),)]),
+    "addmm": (aten.addmm.default, [(rows(4), rows(2, 3), rows(3, 4)), (rows(5), rows(6, 7), rows(7, 5))]),
+    "baddbmm": (
+        aten.baddbmm.default,
+        [(rows(2, 3, 5), rows(2, 3, 4), rows(2, 4, 5)), (rows(3, 4, 2), rows(3, 4, 6), rows(3, 6, 2))],
+    ),
+    "repeat": (aten.repeat.default, [(rows(2, 3), [2, 1, 3]), (rows(4, 5), [2, 1, 3])]),
+    "unfold": (aten.unfold.default, [(rows(2, 9), 1, 3, 2), (rows(3, 14), 1, 3, 2)]),
+    "unfold transposed": (aten.unfold.default, [(rows(9, 2).t(), -1, 3, 4), (rows(15, 3).t(), -1, 3, 4)]),
+    "broadcast": (aten.broadcast_tensors.default, [([rows(2, 3), rows(3)],), ([rows(4, 5), rows(5)],)]),
+    "glu": (aten.glu.default, [(rows(2, 6), -1), (rows(3, 8), -1)]),
+    "flip": (aten.flip.default, [(rows(2, 6), [0, -1]), (rows(3, 8), [0, -1])]),
+    "mirrored": (aten.reflection_pad1d.default, [(rows(2, 3, 6), [2, 1]), (rows(3, 4, 5), [2, 1])]),
+    "mirrored image": (
+        aten.reflection_pad2d.default,
+        [(rows(2, 3, 6, 5), [2, 1, 0, 3]), (rows(1, 4, 5, 9), [2, 1, 0, 3])],
+    ),
+    "mirrored channels last": (
+        aten.reflection_pad2d.default,
+        [
+            (rows(2, 3, 6, 5).to(memory_format=torch.channels_last), [2, 1, 0, 3]),
+            (rows(3, 4, 5, 9).to(memory_format=torch.channels_last), [2, 1, 0, 3]),
+        ],
+    ),
+    "edges": (
+        aten.replication_pad2d.default,
+        [(rows(2, 3, 6, 5), [7, 1, 0, 3]), (rows(1, 4, 5, 9), [7, 1, 0, 3])],
+    ),
+    "unbind": (aten.unbind.int, [(rows(2, 3, 4), 1), (rows(5, 3, 6), 1)]),
+    "histogram": (aten.histc.default, [(rows(7), 4, 0, 3), (rows(9), 4, 0, 3)]),
+    "k-th": (aten.kthvalue.default, [(rows(2, 7), 3), (rows(4, 5), 3)]),
+    "safe softmax": (aten._safe_softmax.default, [(rows(2, 7).t(), -1), (rows(4, 5).t(), -1)]),
+    "one head": (
+        aten.scaled_dot_product_attention.default,
+        [tuple(rows(b, n, 1, 8).transpose(1, 2) for _ in range(3)) for b, n in ((2, 5), (3, 4))],
+    ),
+    "a mask of whole numbers": (
+        aten.masked_fill_.Scalar,
+        [
+            (torch.arange(6).view(2, 3), rows(2, 3) > 0.5, 1),
+            (torch.arange(20).view(4, 5), rows(4, 5) > 0.5, 1),
+        ],
+    ),
+    "a number where a mask tells": (
+        aten.index_put_.default,
+        [
+            (rows(2, 3), [rows(2, 3) > 0.5], torch.tensor(2.0)),
+            (rows(4, 5), [rows(4, 5) > 0.5], torch.tensor(2.0)),
+        ],
+    ),
+    "mean square": (aten.mse_loss.default, [(rows(2, 3), rows(2, 3)), (rows(4, 5), rows(4, 5))]),
+    "copy": (aten.copy.default, [(rows(2, 3), rows(2, 3)), (rows(4, 5), rows(4, 5))]),
+    "transposed operand": (
+        aten.add.Tensor,
+        [(rows(2, 3, 4), rows(2, 4, 3).transpose(1, 2)), (rows(3, 5, 4), rows(3, 4, 5).transpose(1, 2))],
+    ),
+    "from the end": (aten.slice.Tensor, [(rows(5, 2), 0, -8, 2**63 - 1), (rows(20, 2), 0, -8, 2**63 - 1)]),
+}
+
+
+# Where the layout depends on whether there is one channel, or one head.
+CONSTANT = ("mirrored channels last", "one head")
+
+
+@pytest.mark.parametrize("symbolic", [False, True], ids=["constant", "symbolic"])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_rule_answers_as_eager(name, symbolic):
+    op, (first, second) = CALLS[name]
+    asked = Asked(op, first, symbolic=symbolic)
+    assert asked.covered or (symbolic and name in CONSTANT), asked.error
+    if not asked.covered:
+        return
+    assert asked.differs(first, exact=False) is None
+    if symbolic:
+        assert asked.differs(second, exact=False) is None
+
+
+REFUSED = {
+    "too much mirrored": (aten.reflection_pad1d.default, (rows(2, 3, 6), [6, 1])),
+    "an odd glu": (aten.glu.default, (rows(2, 7), -1)),
+    "k beyond": (aten.kthvalue.default, (rows(2, 7), 8)),
+    "a window beyond": (aten.unfold.default, (rows(2, 3), 1, 4, 1)),
+    "addmm of others": (aten.addmm.default, (rows(3), rows(2, 3), rows(3, 4))),
+}
+
+
+@pytest.mark.parametrize("symbolic", [False, True], ids=["constant", "symbolic"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_eager_refuses_has_no_answer(name, symbolic):
+    op, args = REFUSED[name]
+    with pytest.raises((RuntimeError, IndexError)):
+        op(*args)
+    assert not Asked(op, args, symbolic=symbolic).covered
+
+
+@pytest.mark.parametrize("sizes", [(2, 8, 1, 1), (2, 1, 2, 3), (2, 8, 1, 3)])
+def test_a_batch_norm_of_one_pixel_or_channel_is_row_major(sizes):
+    x = rows(*sizes).to(memory_format=torch.channels_last)
+    numbers = rows(sizes[1])
+    args = (x, numbers, numbers, numbers, numbers, False, 0.1, 1e-5, False)
+    asked = Asked(aten.batch_norm.default, args, symbolic=False)
+    assert asked.covered
+    assert asked.differs(args, exact=True) is None

@@ -1,0 +1,140 @@
+"""Symbolic sizes without sympy: what a trace assumes is guarded, what they cannot answer ends the attempt."""
+
+import random
+
+import pytest
+import torch
+
+from staticrt.shapes.size_nodes import NeedsShapeEnv, SizeEnv, statically_known_true
+
+
+def sizes_of(env, **values):
+    return [env.symbol(name, value, positive=True) for name, value in values.items()]
+
+
+def guards_hold(env, values):
+    return all(eval(guard, {"max": max, "min": min, **values}) for guard in env.guards)
+
+
+def wander(generator, numbers):
+    """A run of a model over sizes: what it computes, and which way it went. The same generator asks the same."""
+    path = []
+    values = list(numbers)
+    for _ in range(8):
+        kind = generator.choice(
+            ["+", "*", "//", "%", "max", "min", "<", "==", "!=", "both", "either", "not", "if"]
+        )
+        a, b = generator.choice(values), generator.choice(values)
+        number = generator.choice([1, 2, 3, 4, 8])
+        if kind == "+":
+            values.append(a + number - b)
+        elif kind == "*":
+            values.append(a * b)
+        elif kind == "//":
+            values.append(a // number)
+        elif kind == "%":
+            values.append((a + b) % number)
+        elif kind == "max":
+            values.append(torch.sym_max(a, b))
+        elif kind == "min":
+            values.append(torch.sym_min(a, number))
+        elif kind == "<":
+            path.append(bool(a < b))
+        elif kind == "==":
+            path.append(bool(a == number))
+        elif kind == "!=":
+            path.append(bool(a != b))
+        elif kind == "both":
+            path.append(bool((a >= number) & (b <= a)))
+        elif kind == "either":
+            path.append(bool((a > b) | (b == number)))
+        elif kind == "not":
+            path.append(bool(torch.sym_not(a >= b)))
+        else:
+            path.append(bool(a))
+    return values, path
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_guards_keep_every_later_call_on_the_path(seed):
+    """Where the guards hold, other sizes give the same answers to every question, and the expressions their numbers."""
+    hints = random.Random(seed)
+    first = {name: hints.choice([1, 2, 3, 4, 6, 8, 12]) for name in ("a", "b", "c")}
+    env = SizeEnv()
+    values, path = wander(random.Random(seed), sizes_of(env, **first))
+    assert guards_hold(env, first)
+    plain, plain_path = wander(random.Random(seed), first.values())
+    assert path == plain_path
+    assert [v.node.hint if isinstance(v, torch.SymInt) else v for v in values] == plain
+    for _ in range(60):
+        other = {name: hints.choice([1, 2, 3, 4, 5, 6, 7, 8, 12, 13]) for name in first}
+        if not guards_hold(env, other):
+            continue
+        plain, plain_path = wander(random.Random(seed), other.values())
+        assert path == plain_path, (other, list(env.guards))
+        for value, number in zip(values, plain, strict=True):
+            expr = value.node.expr if isinstance(value, torch.SymInt) else None
+            assert (value if expr is None else expr.value(other)) == number, (other, list(env.guards))
+
+
+def test_equal_sizes_become_one():
+    env = SizeEnv()
+    a, b = sizes_of(env, a=4, b=4)
+    assert a == b
+    assert list(env.guards) == ["a == b"]
+    assert a.node.expr == b.node.expr
+    assert int(a) == 4
+    assert b.node.maybe_as_int() == 4
+    c = env.symbol("c", 9, positive=True)
+    assert c == a * 2 + 1
+    assert (c - 9).node.maybe_as_int() == 0
+
+
+def test_what_is_known_is_not_guarded():
+    env = SizeEnv()
+    a, b = sizes_of(env, a=4, b=6)
+    assert a >= 1
+    assert a * b + 3 > 2
+    assert not a * 2 < 0
+    assert (a + b) - b == a
+    assert statically_known_true(a * 8 % 4 == 0)
+    assert not statically_known_true(a == 4)
+    assert not env.guards
+    assert a < b
+    assert len(env.guards) == 1
+    assert a < b
+    assert len(env.guards) == 1
+
+
+def test_what_is_not_covered_gives_up():
+    for ask in (
+        lambda a, b: a / b,
+        lambda a, b: a * 0.5,
+        lambda a, b: a**b,
+        lambda a, b: torch.sym_float(a),
+        lambda a, b: a << 1,
+    ):
+        env = SizeEnv()
+        with pytest.raises(NeedsShapeEnv):
+            ask(*sizes_of(env, a=4, b=6))
+        assert env.gave_up
+
+
+def test_no_assumption_after_the_end():
+    env = SizeEnv()
+    a, b = sizes_of(env, a=4, b=6)
+    assert a < b
+    env.close()
+    assert a < b
+    assert a > 0
+    with pytest.raises(NeedsShapeEnv):
+        bool(a == 4)
+
+
+def test_division_by_a_size_that_may_be_zero():
+    env = SizeEnv()
+    a, b = sizes_of(env, a=4, b=6)
+    assert (b // (a - 3)).node.hint == 6
+    assert list(env.guards) == ["(a + (-3)) != 0"]
+    with pytest.raises(ZeroDivisionError):
+        b // (a - 4)

@@ -1,0 +1,248 @@
+"""Run random programs compiled and eagerly, and minimise those that differ to a script.
+
+    python -m tests.soundness.program_fuzzer --seed 1 --programs 20000
+
+Each program is called at four sizes, 0 and 1 among them. Compared are results (against float64 where floating point
+differs), strides, aliases among results and arguments, arguments afterwards, gradients, the generator's state, errors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import math
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+import staticrt
+from tests.soundness.program_grammar import Program, generate
+from tests.support import fuzz_command
+
+SIZES = ((3, 4), (2, 2), (1, 5), (0, 3), (4, 1), (1, 1), (5, 0), (6, 7))
+
+
+@dataclasses.dataclass
+class Seen:
+    """What a call shows."""
+
+    error: type | None
+    values: list[Any]  # results, then arguments afterwards, then gradients
+    layouts: list[Any]
+    aliases: list[list[int]]
+    random: float
+
+
+def call(function: Callable[..., Any], program: Program, size: tuple[int, int], widen: bool = False) -> Seen:
+    """One call on new arguments.
+
+    Args:
+        widen: floating arguments are of float64.
+    """
+    args = program.arguments(*size)
+    if widen:
+        args = [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in args]
+    torch.manual_seed(0)
+    results: list[Any] = []
+    error = None
+    try:
+        with torch.set_grad_enabled(program.gradients):
+            results = list(function(*args))
+            grads = _gradients(results, args) if program.gradients else []
+    except Exception as raised:
+        error, grads = type(raised), []
+    everything = [*results, *args]
+    return Seen(
+        error,
+        [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in (*everything, *grads)],
+        [_layout(x) for x in everything],
+        _aliases(everything),
+        torch.rand(1).item(),
+    )
+
+
+def _gradients(results: list[Any], args: list[Any]) -> list[Any]:
+    loss = sum(x.double().sum() for x in results if isinstance(x, torch.Tensor) and x.requires_grad)
+    if not isinstance(loss, torch.Tensor):
+        return []
+    wanted = [x for x in args if isinstance(x, torch.Tensor) and x.requires_grad]
+    return list(torch.autograd.grad(loss, wanted, allow_unused=True))
+
+
+def _layout(x: Any) -> Any:
+    if not isinstance(x, torch.Tensor):
+        return type(x)
+    strides = [step for step, size in zip(x.stride(), x.shape, strict=True) if size > 1]
+    return x.dtype, tuple(x.shape), strides if x.numel() else [], x.requires_grad
+
+
+def _aliases(values: list[Any]) -> list[list[int]]:
+    memory = [
+        x.untyped_storage().data_ptr() if isinstance(x, torch.Tensor) and x.numel() else 0 for x in values
+    ]
+    return [[j for j in range(i) if memory[j] == place != 0] for i, place in enumerate(memory)]
+
+
+def difference(expected: Seen, got: Seen, exact: Callable[[], Seen]) -> str:
+    """How a call differs from eager's; empty: it does not.
+
+    Args:
+        exact: the same call in float64.
+    """
+    if expected.error or got.error:
+        same = expected.error and got.error and issubclass(got.error, (expected.error, RuntimeError))
+        return "" if same else f"error: eager {expected.error}, compiled {got.error}"
+    if expected.layouts != got.layouts:
+        return f"layout: eager {expected.layouts}, compiled {got.layouts}"
+    if expected.aliases != got.aliases:
+        return f"aliases: eager {expected.aliases}, compiled {got.aliases}"
+    if expected.random != got.random:
+        return "the generator's state"
+    reference: Seen | None = None
+    for index, (a, b) in enumerate(zip(expected.values, got.values, strict=True)):
+        if _same(a, b):
+            continue
+        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.is_floating_point():
+            reference = reference or exact()
+            if reference.error or reference.random != expected.random or _near(a, b, reference.values[index]):
+                continue
+        return f"value {index}: eager {a}, compiled {b}"
+    return ""
+
+
+def _same(a: Any, b: Any) -> bool:
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return bool(a is b or a == b or (isinstance(a, float) and math.isnan(a) and math.isnan(b)))
+    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def _near(a: torch.Tensor, b: torch.Tensor, exact: Any) -> bool:
+    """Whether `b` is about as far from the exact values as eager's `a` is."""
+    if a.shape != b.shape or not isinstance(exact, torch.Tensor) or exact.shape != a.shape:
+        return False
+    own, other = (torch.nan_to_num((x.double() - exact).abs()) for x in (a, b))
+    scale = torch.nan_to_num(exact.double().abs()) + 1
+    return bool((other <= 16 * own + 1e-4 * scale).all()) and bool((a.isnan() == b.isnan()).all())
+
+
+def compiled(program: Program, way: str) -> Callable[..., Any] | None:
+    """The program's function, compiled one way; None: that way does not take it."""
+    function = program.function()
+    if way == "compile":
+        return staticrt.compile(function)
+    if way == "backend":
+        torch._dynamo.reset()
+        return torch.compile(function, backend="staticrt")
+    file = io.BytesIO()
+    try:
+        with torch.no_grad():
+            staticrt.save(
+                staticrt.compile(function), file, tuple(program.arguments(3, 4)), exported_program=False
+            )
+        return staticrt.load(file.getvalue())
+    except Exception:
+        return None
+
+
+def failure(
+    program: Program, way: str, sizes: Iterator[tuple[int, int]] | tuple[tuple[int, int], ...]
+) -> str:
+    """The first difference over some sizes, each called twice; empty: none."""
+    function = program.function()
+    fast = compiled(program, way)
+    if fast is None:
+        return ""
+    for size in sizes:
+        expected = call(function, program, size)
+        if way != "compile" and expected.error:
+            continue  # Dynamo and archives have errors of their own
+        for _ in range(2):
+            got = call(fast, program, size)
+            if way == "archive" and got.error:
+                break  # an archive refuses what it was not saved for
+            found = difference(expected, got, lambda size=size: call(function, program, size, widen=True))
+            if found:
+                return f"{way} at {size}: {found}"
+    return ""
+
+
+def sizes_of(seed: int) -> tuple[tuple[int, int], ...]:
+    """Four sizes, 0 and 1 among them."""
+    choose = random.Random(seed)
+    large = [size for size in SIZES if min(size) > 1]
+    small = [size for size in SIZES if min(size) <= 1]
+    picked = [*choose.sample(large, 2), *choose.sample(small, 2)]
+    choose.shuffle(picked)
+    return tuple(picked)
+
+
+def minimise(
+    program: Program, way: str, sizes: tuple[tuple[int, int], ...]
+) -> tuple[Program, tuple[Any, ...]]:
+    """A smaller program that still differs, and the sizes that it takes."""
+
+    def differs(candidate: Program, some: tuple[Any, ...]) -> bool:
+        try:
+            found = failure(candidate, way, some)
+        except Exception:
+            return False
+        return bool(found) and "NameError" not in found and "UnboundLocal" not in found
+
+    for size in sizes:
+        if len(sizes) > 1 and differs(program, (size,)):
+            sizes = (size,)
+    changed = True
+    while changed:
+        changed = False
+        for index in reversed(range(len(program.lines))):
+            if index >= len(program.lines):
+                continue
+            lines = (*program.lines[:index], *program.lines[index + 1 :])
+            smaller = dataclasses.replace(program, lines=lines).pruned()
+            if differs(smaller, sizes):
+                program, changed = smaller, True
+        for name in program.results if len(program.results) > 1 else ():
+            fewer = dataclasses.replace(program, results=tuple(r for r in program.results if r != name))
+            if fewer.results and differs(fewer, sizes):
+                program, changed = fewer, True
+    return program, sizes
+
+
+def script(program: Program, way: str, sizes: tuple[tuple[int, int], ...]) -> str:
+    """A program as a script that prints eager's answer and ours."""
+    return (
+        "from tests.soundness.program_fuzzer import failure\n"
+        "from tests.soundness.program_grammar import Program\n\n"
+        + "".join(f"# {line}\n" for line in program.source.splitlines())
+        + f"program = {program!r}\nprint(failure(program, {way!r}, {sizes!r}))\n"
+    )
+
+
+def run(seed: int, programs: int, report: Callable[[str], None] = print) -> int:
+    """Run programs from `seed` on; returns how many differ. One in 20 is also run by each slower way."""
+    failures, start = 0, time.monotonic()
+    for number in range(seed, seed + programs):
+        gradients = number % 20 == 7
+        ways = ["compile"]
+        ways += ["backend"] if number % 20 == 3 else []
+        ways += ["archive"] if number % 20 == 5 else []
+        program, sizes = generate(number, gradients=gradients), sizes_of(number)
+        if not program.results:
+            continue
+        for way in ways:
+            found = failure(program, way, sizes)
+            if found:
+                failures += 1
+                smaller, few = minimise(program, way, sizes)
+                report(f"# seed {number}: {failure(smaller, way, few) or found}\n{script(smaller, way, few)}")
+        fuzz_command.forget(number)
+    report(f"{failures} of {programs} programs from seed {seed} differ ({time.monotonic() - start:.0f} s)")
+    return failures
+
+
+if __name__ == "__main__":
+    sys.exit(fuzz_command.main(__doc__, "programs", run))

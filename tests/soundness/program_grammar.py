@@ -1,0 +1,197 @@
+"""Random programs over tensors: views, writes, several results, sizes that data decides, casts, random numbers.
+
+A program is a function's statements as text, one operator each. It is grown on example arguments: a statement that eager
+refuses there is left out, so most programs run on other sizes too; where they do not, the error is part of the answer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+import torch
+
+# Each gives arguments of sizes n and m, as source: of memory of their own, strided, overlapping, shared.
+ARGUMENTS = {
+    "plain": "[grid(n, m)]",
+    "vector": "[grid(n)]",
+    "integers": "[grid(n, m).long()]",
+    "bytes": "[(grid(n, m) * 4).to(torch.int8)]",
+    "bools": "[grid(n, m) > 0]",
+    "doubles": "[grid(n, m).double()]",
+    "transposed": "[grid(m, n).t()]",
+    "strided": "[grid(n, 2 * m)[:, ::2]]",
+    "channels_last": "[grid(n, 2, m, 2).contiguous(memory_format=torch.channels_last)]",
+    "expanded": "[grid(n, 1).expand(n, m)]",
+    "overlapping": "[grid(n + m).as_strided((n, m), (1, 1))]",
+    "scalar": "[grid(1)[0]]",
+    "number": "[n]",
+    "twice": "[grid(n, m)] * 2",
+    "halves": "list(grid(2 * n, m).split(n)) if n else [grid(0, m), grid(0, m)]",
+    "neighbours": "(lambda g: [g[:n], g[1:]])(grid(n + 1, m))",
+    "array_twice": "(lambda g: [torch.from_numpy(g), torch.from_numpy(g)])(grid(n, m).numpy().copy())",
+    "array_overlaps": "(lambda g: [torch.from_numpy(g[:n]), torch.from_numpy(g[1:])])(grid(n + 1, m).numpy().copy())",
+}
+
+UNARY = """
+torch.relu({x}); torch.sigmoid({x}); {x} * 2; 1 - {x}; {x}.abs(); -{x}; {x} + 0.5; {x} // 2; {x} % 3; {x}.clamp(-2, 2); {x}.square()
+{x}.float(); {x}.double(); {x}.long(); {x}.to(torch.int32); {x}.bool(); {x}.to(torch.uint8); {x}.clone(); {x} > 0; {x} == 1; ~({x} > 0)
+{x}.sum(); {x}.sum(0); {x}.sum(-1, keepdim=True); {x}.float().mean(-1); {x}.amax(0); {x}.argmax(-1); {x}.any(); {x}.all(0); {x}.cumsum(0)
+{x}.max(-1); {x}.min(0, keepdim=True); {x}.sort(-1); {x}.sort(0, stable=True)[0]; {x}.topk(1, 0); {x}.float().softmax(-1); {x}.aminmax()
+{x}.float().var(-1, unbiased=False); torch.var_mean({x}.float(), 0, unbiased=False); {x}.flip(0); {x}.roll(1, 0); {x}.tril(); {x}.round()
+torch.ones_like({x}); torch.zeros({x}.shape); torch.empty_like({x}).fill_(3); {x}.new_full((2,), 1); {x}.repeat(2, 1); torch.full((2,), {x}.shape[0])
+{x}.repeat_interleave(2, 0); torch.nn.functional.pad({x}, (1, 0)); torch.nn.functional.layer_norm({x}.float(), {x}.shape[-1:]); {x}.frexp()
+"""
+BINARY = """
+{x} + {y}; {x} - {y}; {x} * {y}; torch.maximum({x}, {y}); {x} < {y}; {x} == {y}; ({x} > 0) & ({y} > 0); torch.where({x} > 0, {x}, {y}); {x} / ({y}.abs() + 1)
+torch.cat([{x}, {y}]); torch.cat([{x}, {y}], -1); torch.stack([{x}, {y}]); {x} @ {y}.t(); {x}.float() @ {y}.float(); torch.addcmul({x}, {x}, {y}); torch.lerp({x}, {y}, 0.5)
+{x}[{y}.long().clamp(0, {x}.shape[0] - 1)]; torch.gather({x}, 0, {y}.long().clamp(0, {x}.shape[0] - 1)); {x}.index_select(0, {y}.reshape(-1).long().clamp(0, 0)); {x}.expand_as({y})
+"""
+VIEWS = """
+{x}[0]; {x}[-1]; {x}[1:]; {x}[:-1]; {x}[:, 0]; {x}[:, ::2]; {x}[..., -1]; {x}[None]; {x}[:, None]; {x}.t(); {x}.transpose(0, -1); {x}.permute(1, 0)
+{x}.reshape(-1); {x}.view(-1); {x}.flatten(); {x}.flatten(0, 1); {x}.unsqueeze(-1); {x}.squeeze(); {x}.squeeze(0); {x}.expand(2, *{x}.shape); {x}.contiguous(); {x}.detach()
+{x}.unbind(0); {x}.chunk(2); {x}.split(1, -1); {x}.tensor_split(2); {x}.narrow(0, 0, 1); {x}.diagonal(); {x}.as_strided((2, 2), (1, 2)); {x}.unfold(0, 2, 1)
+{x}.reshape({x}.shape[0], -1); {x}.view({x}.shape); {x}[: {x}.shape[0] // 2]; {x}[{x}.shape[0] // 2 :]; {x}.reshape(-1, {x}.shape[-1]); {x}.movedim(0, -1); {x}.view_as({x})
+{x}.view({x}.shape[0], -1); {x}.mT; {x}.ravel(); {x}.reshape({x}.shape[0] // 2 * 2, -1); {x}.view(2, -1); {x}.contiguous(memory_format=torch.channels_last)
+"""
+WRITES = """
+{x}.add_(1); {x}.mul_(2); {x}.relu_(); {x}.clamp_(-1, 1); {x}.zero_(); {x}.fill_(1); {x}.neg_(); {x}.add_({y}); {x}.mul_({y}); {x}.copy_({y}); {x}.sub_({x})
+{x}[0] = 1; {x}[-1] = {y}; {x}[1:] += 1; {x}[:, 0] = 2; {x}[..., 0] += {y}; {x}[:] = {y}; {x}[{x} > 0] = 0; {x}.masked_fill_({x} > 1, 2); {x}[0].add_({x}[-1])
+{x}[1:].add_({x}[:-1]); {x}[1:] = {x}[:-1]; {x}[:, ::2].mul_(2); {x}.t().add_(1); {x}.view(-1)[0] = 3; {x}.diagonal().fill_(1); {x}.index_add_(0, torch.zeros(1).long(), {x}[:1] * 1)
+{x}.index_fill_(0, torch.zeros(1).long(), 2); {x}.index_put_((torch.zeros(1).long(),), {x}[0] * 0); {x}.scatter_(0, torch.zeros_like({x}).long(), {y}); {x}.cumsum_(0); {x}.tril_()
+torch.add({x}, 1, out={x}); torch.mul({x}, {y}, out={y}); torch.sort({x}, out=({y}, torch.empty(0).long())); torch.add({x}, 1, out=torch.empty(0)); {x}.logical_not_(); {x}.round_()
+{x}.unsqueeze_(0); {x}.squeeze_(); {x}.t_(); {x}.transpose_(0, -1); {x}.swapaxes_(0, 1); {x}.resize_(2, 2).fill_(1); {x}.as_strided_((1,), (1,)); {x}.detach_(); {x}.set_({y})
+"""
+DATA = """
+{x}[{x} > 0.5]; {x}.nonzero(); {x}.unique(); {x}.masked_select({x} > 0); {x}[{x} > 0][: {y}.shape[0]]; {x}.reshape(-1)[{y}.reshape(-1) > 0]; torch.zeros(int({x}.abs().sum()) % 5)
+{x}[: int({y}.abs().sum()) % 3]; torch.arange(int({x}.abs().sum()) % 4); ({x} if {x}.sum() > 0 else {y}); torch.bincount({x}.reshape(-1).long().abs()); {x} * {x}.sum().item()
+{x}.repeat_interleave({x}.reshape(-1)[: {x}.shape[0]].long().abs() % 2, 0); torch.where({x} > 0)[0]; {x} * ({y}.shape[0] // 2); torch.arange({x}.shape[0]); {x}.reshape(-1)[: {y}.nonzero().shape[0]]
+"""
+RANDOM = """
+torch.rand_like({x}.float()); torch.nn.functional.dropout({x}.float(), 0.5); torch.nn.functional.dropout({x}.float(), 1.0); torch.randperm({x}.shape[0]); torch.bernoulli({x}.float().clamp(0, 1))
+{x}.float().clone().normal_(); torch.randint(5, {x}.shape); torch.nn.functional.dropout({x}.float(), 0.0); torch.randn({x}.shape[0], 0); {x}.float().clone().bernoulli_(1.0)
+"""
+_WEIGHTS = ((UNARY, 6), (BINARY, 5), (VIEWS, 7), (WRITES, 7), (DATA, 2), (RANDOM, 1))
+TEMPLATES = [
+    ([t.strip() for line in text.splitlines() for t in line.split(";") if t.strip()], w)
+    for text, w in _WEIGHTS
+]
+
+
+def grid(*sizes: int) -> torch.Tensor:
+    """Small multiples of a quarter, so that most arithmetic is exact."""
+    count = int(numpy.prod(sizes))
+    return ((torch.arange(count) * 7 % 13 - 5).float() / 4).reshape(sizes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A function of random statements.
+
+    Attributes:
+        kinds: names of ARGUMENTS, whose values are the parameters `a0`, `a1`, ...
+        lines: statements.
+        results: the variables that it returns.
+        gradients: floating arguments require gradients, which are compared.
+    """
+
+    kinds: tuple[str, ...]
+    lines: tuple[str, ...]
+    results: tuple[str, ...]
+    gradients: bool = False
+
+    def arguments(self, n: int, m: int) -> list[Any]:
+        made = [x for kind in self.kinds for x in eval(ARGUMENTS[kind], {**SCOPE, "n": n, "m": m})]
+        if self.gradients:
+            for x in made:
+                if isinstance(x, torch.Tensor) and x.is_floating_point():
+                    x.requires_grad_()
+        return made
+
+    @property
+    def source(self) -> str:
+        names = ", ".join(f"a{i}" for i in range(len(self.arguments(2, 2))))
+        body = [f"a{i} = a{i} * 1" for i in range(len(self.arguments(2, 2)))] if self.gradients else []
+        lines = [*body, *self.lines, f"return [{', '.join(self.results)}]"]
+        return f"def f({names}):\n" + "".join(f"    {line}\n" for line in lines)
+
+    def function(self) -> Any:
+        scope = dict(SCOPE)
+        exec(compile(self.source, "<program>", "exec"), scope)
+        return scope["f"]
+
+    def pruned(self) -> Program:
+        """Without statements that nothing reads: where eager raises for an unused value, a graph need not."""
+        kept: list[str] = []
+        used = set(self.results)
+        for line in reversed(self.lines):
+            target, is_assigned, value = line.partition(" = ")
+            if is_assigned and target not in used and target.isalnum() and not _EFFECT.search(value):
+                continue
+            kept.append(line)
+            used.update(re.findall(r"\b[av]\d+\b", line))
+        return dataclasses.replace(self, lines=tuple(reversed(kept)))
+
+
+_EFFECT = re.compile(r"[a-z]_\(|out=|rand|dropout|bernoulli|normal")
+SCOPE = {"torch": torch, "grid": grid}
+
+
+def generate(seed: int, statements: int = 30, gradients: bool = False) -> Program:
+    """The program of a seed."""
+    choose = random.Random(seed)
+    kinds = tuple(choose.choice(list(ARGUMENTS)) for _ in range(choose.choice((1, 2, 2, 3))))
+    start = Program(kinds, (), (), gradients)
+    n, m = choose.choice(((3, 4), (2, 2), (4, 3)))
+    torch.manual_seed(seed)
+    values: dict[str, Any] = {f"a{i}": x for i, x in enumerate(start.arguments(n, m))}
+    if gradients:
+        values = {name: x * 1 for name, x in values.items()}
+    lines: list[str] = []
+    for _ in range(choose.randint(statements // 4, statements)):
+        _grow(choose, values, lines)
+    tensors = [name for name, value in values.items() if isinstance(value, torch.Tensor)]
+    recent = tensors[-8:]
+    results = tuple(choose.sample(recent, min(len(recent), choose.randint(1, 4)))) if recent else ()
+    return Program(kinds, tuple(lines), results, gradients).pruned()
+
+
+def _grow(choose: random.Random, values: dict[str, Any], lines: list[str]) -> None:
+    """Append a statement that eager takes."""
+    tensors = [
+        name for name, value in values.items() if isinstance(value, torch.Tensor) and value.numel() < 600
+    ]
+    templates = choose.choices([t for t, _ in TEMPLATES], [w for _, w in TEMPLATES])[0]
+    x, y = (
+        choose.choice(tensors[-6:] if choose.random() < 0.7 else tensors) if tensors else "a0"
+        for _ in range(2)
+    )
+    line = choose.choice(templates).format(x=x, y=y)
+    is_write = templates is TEMPLATES[3][0]
+    name = f"v{len(values)}"
+    if not is_write or (choose.random() < 0.4 and " = " not in line and "+=" not in line):
+        line = f"{name} = {line}"
+    scope = {**SCOPE, **values}
+    try:
+        exec(line, scope)
+    except Exception:
+        return
+    lines.append(line)
+    made = scope.get(name)
+    if isinstance(made, torch.Tensor):
+        values[name] = made
+    elif isinstance(made, (tuple, list)):
+        values[name] = made
+        _unpack(name, made, values, lines)
+
+
+def _unpack(name: str, made: Sequence[Any], values: dict[str, Any], lines: list[str]) -> None:
+    for index, piece in enumerate(made[:2]):
+        if isinstance(piece, torch.Tensor):
+            own = f"v{len(values)}"
+            values[own] = piece
+            lines.append(f"{own} = {name}[{index}]")

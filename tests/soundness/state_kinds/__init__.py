@@ -1,0 +1,31 @@
+"""Kinds of Python state that a model's forward reads, each with a way to change it between two calls.
+
+A kind makes fresh state and returns what forward calls with a tensor, and what changes the state: the number that the
+change is to show by, where it shows one.
+"""
+
+from tests.soundness.state_kinds import (  # noqa: F401 - each module registers its kinds
+    classes,
+    containers,
+    functions,
+    process,
+    torch_state,
+)
+from tests.soundness.state_kinds.registry import KINDS, Change, Read
+
+__all__ = ["KINDS", "MISSED_BY_DYNAMO", "RUN_EAGERLY", "RUN_IN_PARTS", "Change", "Read"]
+# What calls for Dynamo, which splits the model.
+RUN_IN_PARTS = frozenset({"offset_of_tensor_in_storage", "training_of_layer"})
+# What no guard sees.
+RUN_EAGERLY = frozenset({"recursion_limit"})
+# What Dynamo's guards do not see, whatever the backend.
+MISSED_BY_DYNAMO = frozenset(
+    (
+        *("builtin_shadowed", "call_of_layer_class", "class_attribute_given_to_derived_class"),
+        *("data_classs_default", "environment_variable_by_getenv", "first_attribute_of_function"),
+        *("forward_of_layer_class_patched", "hook_of_layer", "metaclass_attribute", "nested_list"),
+        *("method_of_class_replaced", "new_attribute_of_module", "same_class_registered_with_abstract_one"),
+        *("module_of_a_name_replaced", "recursion_limit"),
+        *("class_dict_by_computed_key", "ordered_dict_moved", "special_method_replaced", "version_of_buffer"),
+    )
+)

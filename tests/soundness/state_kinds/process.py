@@ -1,0 +1,140 @@
+"""Globals, modules, the process that a forward reads."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import types
+
+import torch
+
+from tests.soundness.state_kinds.registry import kind, setter
+from tests.support import state_settings as settings
+
+GLOBAL = types.SimpleNamespace(number=1.0)
+NUMBER = 1.0
+
+
+@kind
+def global_number():
+    def change(number):
+        globals()["NUMBER"] = number
+
+    return lambda x: x * NUMBER, change
+
+
+@kind
+def attribute_of_global_object():
+    return lambda x: x * GLOBAL.number, setter(GLOBAL, "number")
+
+
+@kind
+def attribute_of_module():
+    return lambda x: x * settings.SCALE, setter(settings, "SCALE")
+
+
+@kind
+def attribute_of_module_held_by_object():
+    config = types.SimpleNamespace(where=settings)
+    return lambda x: x * config.where.SCALE, setter(settings, "SCALE")
+
+
+@kind
+def attribute_of_module_in_sys_modules():
+    return lambda x: x * sys.modules["tests.support.state_settings"].SCALE, setter(settings, "SCALE")
+
+
+@kind
+def module_imported_inside():
+    def read(x):
+        from tests.support import state_settings
+
+        return x * state_settings.SCALE
+
+    return read, setter(settings, "SCALE")
+
+
+@kind
+def new_attribute_of_module():
+    module = types.ModuleType("made")
+
+    def change(number):
+        module.scale = number
+
+    return lambda x: x * module.scale if hasattr(module, "scale") else x - 1, change
+
+
+@kind
+def class_in_module():
+    return lambda x: x + settings.Config.bias, setter(settings.Config, "bias")
+
+
+@kind
+def environment_variable():
+    os.environ.setdefault("STATICRT_TEST_SCALE", "1.0")
+
+    def change(number):
+        os.environ["STATICRT_TEST_SCALE"] = str(number)
+
+    return lambda x: x * float(os.environ["STATICRT_TEST_SCALE"]), change
+
+
+@kind
+def environment_variable_by_getenv():
+    def change(number):
+        os.environ["STATICRT_TEST_OTHER"] = str(number)
+
+    return lambda x: x * float(os.getenv("STATICRT_TEST_OTHER", "1.0")), change
+
+
+@kind
+def builtin_shadowed():
+    scope = {}
+    exec("def read(x): return x * max(1.0, 2.0)", scope)
+
+    def change(number):
+        scope["max"] = lambda *numbers: number
+
+    return scope["read"], change
+
+
+@kind
+def default_dtype():
+    def change(number):
+        torch.set_default_dtype(torch.float64 if number > 1 else torch.float32)
+
+    return lambda x: x + torch.ones(()).to(x.dtype) * torch.ones(()).element_size(), change
+
+
+@kind
+def module_of_a_name_replaced():
+    def put(number):
+        module = types.ModuleType("staticrt_made_module")
+        module.number = number
+        sys.modules[module.__name__] = module
+
+    def read(x):
+        import staticrt_made_module
+
+        return x * staticrt_made_module.number
+
+    put(1.0)
+    return read, put
+
+
+@kind
+def level_of_logger():
+    logger = logging.getLogger("staticrt.tests.state.inner")
+    parent = logging.getLogger("staticrt.tests.state")
+    return (
+        lambda x: x * (2.0 if logger.isEnabledFor(logging.INFO) else 1.0),
+        lambda number: parent.setLevel(logging.INFO if number > 1 else logging.ERROR),
+    )
+
+
+@kind
+def recursion_limit():
+    return lambda x: x * (sys.getrecursionlimit() % 7), lambda number: sys.setrecursionlimit(
+        1000 + int(number)
+    )

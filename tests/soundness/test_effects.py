@@ -1,0 +1,213 @@
+"""What a function does besides computing happens as often as in eager, whoever does it: its own code or Python's library."""
+
+import contextlib
+import datetime
+import io
+import json
+import logging
+import os
+import random
+import secrets
+import sys
+import threading
+import time
+import uuid
+
+import pytest
+import torch
+from torch import nn
+
+import staticrt
+from tests.soundness.effect_cases import CASES, once_by_a_cache
+
+CALLS = 4
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_as_often_as_in_eager(name, tmp_path):
+    seen = []
+    for compiled in (False, True):
+        folder = tmp_path / f"{name}_{compiled}"
+        folder.mkdir()
+        f, observe = CASES[name](folder)
+        if hasattr(f, "inner"):
+            f.inner = staticrt.compile(f.inner) if compiled else f.inner
+        elif compiled:
+            f = staticrt.compile(f)
+        with torch.no_grad():
+            for n in range(CALLS):
+                result = f(torch.ones(2 + n % 2))
+                assert result.shape == (2 + n % 2,)
+        seen.append(repr(observe()))
+    assert seen[1] == seen[0]
+
+
+def fresh_values():
+    generator = random.SystemRandom()
+    yield "uuid4", lambda: uuid.uuid4().int % 2**20
+    yield "uuid1", lambda: uuid.uuid1().time % 2**30
+    yield "secrets", lambda: secrets.randbelow(2**20)
+    yield "token", lambda: int(secrets.token_hex(2), 16)
+    yield "urandom", lambda: int.from_bytes(os.urandom(2), "big")
+    yield "SystemRandom", lambda: generator.randrange(2**20)
+    yield "random", lambda: random.random()
+    yield "choice", lambda: random.choice(range(2**20))
+    yield "clock", lambda: time.perf_counter_ns() % 2**20
+    yield "now", lambda: datetime.datetime.now().microsecond
+    yield "map", lambda: next(map(random.getrandbits, [20]))
+
+
+@pytest.mark.parametrize(
+    ("name", "draw"), list(fresh_values()), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_values_are_drawn_anew(name, draw):
+    def f(x):
+        return x + draw()
+
+    compiled = staticrt.compile(f)
+    with torch.no_grad():
+        assert len({compiled(torch.zeros(1, dtype=torch.float64)).item() for _ in range(6)}) > 1
+
+
+def test_files_are_read_anew(tmp_path):
+    path = tmp_path / "scale"
+    readers = {
+        "read_text": lambda: float(path.read_text()),
+        "open": lambda: float("".join(open(path))),  # noqa: SIM115
+        "exists": lambda: float((tmp_path / "flag").exists()),
+        "os.path": lambda: float(os.path.exists(tmp_path / "flag")),
+        "listdir": lambda: float(len(os.listdir(tmp_path))),
+        "json": lambda: float(json.loads(path.read_text())),
+    }
+    path.write_text("2")
+    compiled = {name: staticrt.compile(lambda x, read=read: x * read()) for name, read in readers.items()}
+    x = torch.ones(2)
+    with torch.no_grad():
+        for number in ("2", "5", "7"):
+            path.write_text(number)
+            for name, read in readers.items():
+                assert compiled[name](x)[0].item() == read(), name
+            (tmp_path / "flag").touch()
+
+
+class Chatty(nn.Module):
+    """Uses much of Python's library, and nothing that has an effect."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.lock = threading.RLock()
+        self.log = logging.getLogger("effects.quiet")
+        self.log.setLevel(logging.ERROR)
+
+    def forward(self, x):
+        import collections
+        import dataclasses
+        import enum
+        import itertools
+        import math
+        import re
+        import typing
+
+        Point = collections.namedtuple("Point", "a b")
+
+        @dataclasses.dataclass
+        class Config:
+            scale: float = 2.0
+
+        class Mode(enum.Enum):
+            A = 1
+
+        self.log.debug("not shown")
+        with self.lock, contextlib.ExitStack():
+            y = self.linear(x)
+        point = Point(2.0, re.sub("a", "b", "aa"))
+        out = io.StringIO
+        counts = collections.Counter(itertools.chain("ab", "b"))
+        config = dataclasses.replace(Config(), scale=math.sqrt(4.0))
+        assert typing.get_type_hints(Config)
+        assert Mode(1) is Mode.A
+        assert out is io.StringIO
+        text = json.dumps({"k": [1, 2]}, indent=1) + os.path.join("a", "b")
+        return (
+            y * point.a * config.scale * counts["b"] + len(text) + threading.current_thread().name.count("_")
+        )
+
+
+def test_functions_that_are_called_are_not_handed_on():
+    """Neither `print(*words)` nor a clock in a branch that does not run keeps a model from being compiled."""
+
+    def f(x, show=False):
+        words = (x.shape, 1)
+        if show:
+            print(*words)
+            print(words, time.time(), time.time(*()))
+        return x + 1
+
+    compiled = staticrt.compile(f)
+    with torch.no_grad():
+        compiled(torch.ones(3))
+    assert len(compiled.explain().traces) == 1
+
+
+def test_pure_parts_of_the_library_stay_compiled():
+    model = Chatty()
+    compiled = staticrt.compile(model)
+    with torch.no_grad():
+        for n in (2, 3):
+            torch.testing.assert_close(compiled(torch.ones(n, 4)), model(torch.ones(n, 4)))
+    assert not compiled.explain().eager
+
+
+def test_a_model_that_warns_once_is_compiled_whole_afterwards(tmp_path):
+    f, _told = once_by_a_cache(tmp_path)
+    compiled = staticrt.compile(f)
+    with torch.no_grad():
+        for _ in range(3):
+            compiled(torch.ones(2))
+    explanation = compiled.explain()
+    assert [report.calls for report in explanation.eager] == [1]
+    assert [report.route for report in explanation.traces] == ["whole"]
+
+
+def test_a_profiler_of_the_caller_stays(tmp_path):
+    events = []
+
+    def profile(frame, event, argument):
+        events.append(event)
+
+    sys.setprofile(profile)
+    try:
+        staticrt.compile(lambda x: x + 1)(torch.ones(2))
+        assert sys.getprofile() is profile
+    finally:
+        sys.setprofile(None)
+    import cProfile
+
+    profiler = cProfile.Profile()
+    profiler.enable()
+    staticrt.compile(lambda x: x + 1)(torch.ones(2))
+    sum([1, 2])
+    profiler.disable()
+    profiler.create_stats()
+    assert any("sum" in key[2] for key in profiler.stats)
+
+
+def test_other_threads_keep_their_builtins():
+    seen, stop = set(), threading.Event()
+
+    def f(x, n=3):
+        return x * n if type(n) is int and isinstance(x.shape[0], int) else x
+
+    def loop():
+        while not stop.is_set():
+            names = sys._getframe().f_builtins
+            seen.add((f.__globals__.get("int"), type(names), names["type"]))
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    for _ in range(5):
+        staticrt.compile(f)(torch.ones(2))
+    stop.set()
+    thread.join()
+    assert seen == {(None, dict, type)}

@@ -1,0 +1,218 @@
+"""Memory that arguments and views share: writes show where eager's do, and shapes change where eager's do."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+import staticrt
+from tests.support.against_eager import check, seen
+
+arange = torch.arange
+
+
+def rows(n=4, m=3):
+    return (arange(float(n * m)).view(n, m),)
+
+
+def add_into_first(x, y):
+    x.add_(1)
+    return x + y
+
+
+def one_array_twice():
+    array = np.ones(6, np.float32)
+    return torch.from_numpy(array[:4]), torch.from_numpy(array[2:])
+
+
+def one_array_by_dlpack():
+    x = torch.ones(4)
+    return x, torch.from_dlpack(x)
+
+
+def halves_of_one_tensor():
+    x = torch.ones(8)
+    return x[:4], x[4:]
+
+
+@pytest.mark.parametrize("make", [one_array_twice, one_array_by_dlpack, halves_of_one_tensor])
+def test_arguments_of_one_memory(make):
+    check(add_into_first, lambda: (torch.ones(4), torch.ones(4)), make, times=3)
+
+
+def test_a_buffer_of_an_arguments_memory():
+    class Counts(torch.nn.Module):
+        def __init__(self, array):
+            super().__init__()
+            self.register_buffer("seen", torch.from_numpy(array))
+
+        def forward(self, x):
+            self.seen.add_(1)
+            return x + self.seen
+
+    def go(compiled):
+        array = np.ones(3, np.float32)
+        model = compiled(Counts(array))
+        with torch.no_grad():
+            return [
+                model(torch.from_numpy(array) if shared else torch.ones(3)).tolist() for shared in (0, 0, 1)
+            ]
+
+    assert go(staticrt.compile) == go(lambda model: model)
+
+
+def write_first_column(x):
+    return x[:, 0].add_(1), x
+
+
+def double(x):
+    return x.mul_(2)
+
+
+@pytest.mark.parametrize("function", [write_first_column, double])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: (torch.ones(3, 1).expand(3, 4),),
+        lambda: (torch.ones(1, 4).expand(3, 4),),
+        lambda: (torch.ones(6).as_strided((4, 3), (1, 1)),),
+        lambda: (torch.ones(12).as_strided((4, 3), (3, 1)),),
+        lambda: (torch.ones(4, 6)[:, ::2],),
+    ],
+)
+def test_a_written_argument_that_overlaps_itself(function, make):
+    check(function, lambda: (torch.ones(4, 3),), make)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x[1:].add_(x[:-1]),
+        lambda x: x[1:].copy_(x[:-1]),
+        lambda x: x[:, 1:].add_(x[:, :-1]),
+        lambda x: x[0].add_(x[1]),
+        lambda x: x[:2].copy_(x[-2:]),
+        lambda x: x.chunk(2)[0].add_(x.chunk(2)[1]),
+        lambda x: x[::2].add_(x[1::2]),
+        lambda x: x.add_(x),
+        lambda x: x.view(-1).add_(x.view(-1)),
+        lambda x: x[:3].add_(x[:3].t()),
+        lambda x: x.index_add_(0, arange(x.shape[0]).flip(0), x),
+        lambda x: torch.mul(x[:-1], 2, out=x[1:]),
+        lambda x: x.clone().as_strided((3, 3), (1, 1)).mul_(2),
+        lambda x: x.clone().as_strided((3, 3), (3, 1)).mul_(2),
+    ],
+)
+def test_a_write_of_memory_that_it_reads(function):
+    check(function, rows, lambda: rows(6, 3))
+
+
+IN_PLACE_VIEWS = [
+    *(
+        "unsqueeze_(0)",
+        "squeeze_()",
+        "t_()",
+        "transpose_(0, 1)",
+        "swapaxes_(0, 1)",
+        "detach_()",
+        "t_().mul_(2)",
+    ),
+    *("resize_(2, 3)", "resize_(5, 5).zero_()", "set_(torch.ones(3))", "as_strided_((2, 2), (1, 2))"),
+]
+
+
+@pytest.mark.parametrize("change", IN_PLACE_VIEWS)
+@pytest.mark.parametrize(
+    "body",
+    [
+        "y = x + 1; r = x.{}; return y, r",
+        "z = x + 1; y = z.view(-1); r = z.{}; z.add_(1); return y, r, z",
+        "z, y = x.sort(0); r = z.{}; return y, r, z",
+        "z = x.clone().relu_(); y = z[0]; r = z.{}; z.add_(1); return y, z",
+    ],
+    ids=["argument", "own", "one_of_two", "result_of_a_write"],
+)
+def test_a_tensor_changes_its_shape_in_place(body, change):
+    names = {"torch": torch}
+    exec(f"def f(x): {body.format(change)}", names)
+    check(names["f"], rows)
+
+
+def test_a_reduced_tensor_is_squeezed_in_place():
+    def f(x):
+        v, _ = x.max(-1, keepdim=True)
+        v.squeeze_(-1)
+        z = torch.zeros(4)
+        z[0] = 1
+        return v + z
+
+    check(f, rows)
+
+
+def test_a_buffer_changes_its_shape_in_place():
+    class Grows(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("b", torch.ones(3))
+
+        def forward(self, x):
+            self.b.unsqueeze_(0)
+            return x + self.b
+
+    def go(compiled):
+        model = Grows()
+        call = compiled(model)
+        with torch.no_grad():
+            return [call(torch.ones(3)).shape for _ in range(3)], model.b.shape
+
+    assert go(staticrt.compile) == go(lambda model: model)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, a, b: torch.sort(x, out=(a, b))[0] + 1,
+        lambda x, a, b: torch.max(x, 0, out=(a, b))[1],
+        lambda x, a, b: torch.topk(x, 2, out=(a, b))[0],
+        lambda x, a, b: torch.cummax(x, 0, out=(a, b))[0],
+    ],
+)
+def test_out_tensors_are_resized(function):
+    check(function, lambda: (*rows(), torch.empty(0), torch.empty(0, dtype=torch.long)))
+
+
+def test_a_view_of_a_strided_view_is_read_by_strides():
+    def f(x):
+        d = torch.stack([x, x + 10], -1)[..., 0]
+        return d.clamp_(-2, 2).as_strided((2, 2), (1, 2)) + 0
+
+    check(f, lambda: (arange(21, dtype=torch.int32).view(7, 3),))
+
+
+def test_a_loop_without_steps_gives_copies():
+    from torch._higher_order_ops.while_loop import while_loop
+
+    def f(n, x):
+        return while_loop(lambda n, x: n > 0, lambda n, x: (n - 1, x * 2), (n, x))
+
+    check(f, *[lambda k=k: (torch.tensor(k), torch.ones(3)) for k in (0, 2, 0)], backend=False)
+
+
+def test_seen_tells_aliases():
+    assert seen(lambda x: x, rows) != seen(lambda x: x.clone(), rows)
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize("compiler", [staticrt.compile, lambda f: torch.compile(f, backend="staticrt")])
+def test_strides_that_say_nothing_decide_the_memory_format_of_results(kernel, compiler):
+    torch._dynamo.reset()
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 3, kernel), torch.nn.ReLU(), torch.nn.Conv2d(3, 4, 1)
+    ).eval()
+    for memory_format in (torch.channels_last, torch.contiguous_format):
+        model = copy.deepcopy(model).to(memory_format=memory_format)
+        compiled = compiler(model)
+        for x in (torch.randn(2, 3, 8, 8), torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)):
+            with torch.no_grad():
+                assert compiled(x).stride() == model(x).stride()

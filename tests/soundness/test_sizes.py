@@ -1,0 +1,92 @@
+"""Sizes that data decides never stand for other sizes unless each call checks it."""
+
+import pytest
+import torch
+
+import staticrt
+from tests.support.against_eager import check
+
+arange = torch.arange
+
+
+def test_data_decides_whether_a_size_is_broadcast():
+    def f(x, y):
+        z, w = x[x > 2.5], y * (y.shape[0] // 2)
+        return z + w, w
+
+    # all elements pass; one does and is broadcast; all pass again
+    check(f, lambda: (arange(4.0) + 5, arange(4.0)), lambda: (arange(4.0), arange(4.0)), backend=False)
+    check(f, lambda: (arange(4.0), arange(4.0)), lambda: (arange(6.0) + 5, arange(6.0)), backend=False)
+
+
+def test_two_sizes_that_data_decides_are_added():
+    def f(x, y):
+        a, b = x.nonzero()[:, 0], y.nonzero()[:, 0]
+        return a + b, a.shape[0] * 2, x.sum() * b.shape[0]
+
+    sizes = [(4, 4), (4, 2), (2, 4), (4, 5), (5, 5)]
+    check(f, *[lambda n=n, m=m: (arange(float(n)), arange(float(m))) for n, m in sizes], backend=False)
+
+
+def test_a_checked_size_raises_where_it_does_not_hold():
+    def f(x, y):
+        z = torch.cat([x[x > 0], y])
+        torch._check(z.shape[0] == 2 * y.shape[0])
+        return z.view(2, -1) + y
+
+    check(f, lambda: (arange(4.0) + 1, arange(4.0)), lambda: (arange(4.0), arange(4.0)), backend=False)
+
+
+def test_a_number_that_data_decides_cuts_sizes():
+    def f(x, n):
+        k = int(n)
+        return x[:k] + x.narrow(0, 0, k), torch.zeros(k) + x[: x.shape[0] // 2]
+
+    calls = [(6, 3), (6, 1), (2, 1), (8, 4), (8, 2)]
+    check(f, *[lambda n=n, k=k: (arange(float(n)), torch.tensor(k)) for n, k in calls], backend=False)
+
+
+def test_repeats_that_add_up_to_another_size():
+    def f(x, y):
+        z = torch.repeat_interleave(x, y)
+        return z[: x.shape[0]] + x, z.reshape(-1, 1) * z
+
+    repeats = [[1, 1, 1, 1], [1, 2, 1, 1], [0, 1, 0, 0], [0, 0, 0, 0]]
+    check(f, *[lambda r=r: (arange(4.0), torch.tensor(r)) for r in repeats], backend=False)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
+def test_dropout_draws_as_eager(p):
+    check(lambda x: (torch.nn.functional.dropout(x, p), torch.rand(1)), lambda: (arange(12.0).view(3, 4),))
+
+
+def test_a_view_of_an_image_whose_batch_is_one():
+    # At batch 1 the view's strides say that it is row-major, and the convolution after it answers so.
+    weight = torch.ones(8, 12, 1, 1)
+
+    def f(x):
+        n, _, h, w = x.shape
+        q, k, v = x.reshape(n, 1, 36, h * w).permute(0, 1, 3, 2).chunk(3, dim=3)
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        y = torch.nn.functional.conv2d(y.permute(0, 1, 3, 2).reshape(n, 12, h, w), weight)
+        return y.reshape(n, 2, 4, h * w).permute(0, 1, 3, 2).reshape(n, -1)
+
+    def image(n):
+        return (arange(n * 36 * 49.0) % 5).view(n, 36, 7, 7).to(memory_format=torch.channels_last)
+
+    for batches in ((1, 2, 1), (2, 1)):
+        fast = staticrt.compile(f)
+        for n in batches:
+            with torch.no_grad():
+                expected = f(image(n))
+                got = fast(image(n))
+            torch.testing.assert_close(got, expected)
+            assert got.stride() == expected.stride()
+
+
+def test_integers_beyond_64_bits():
+    products = [lambda x, n: x / (n * n), lambda x, n: (x * 2, n * n), lambda x, n: x + n**3 % 7]
+    for function in products:
+        check(
+            function, *[lambda n=n: (torch.ones(1), n) for n in (2, 3, 4, 2**40, -(2**62), 5)], backend=False
+        )

@@ -1,0 +1,153 @@
+"""Whatever Python state forward reads: what changes between two calls shows in the next one, as in eager."""
+
+import types
+
+import pytest
+import torch
+from torch import nn
+
+import staticrt
+from tests.soundness.state_fuzzer import answer, compiled, failure, same
+from tests.soundness.state_kinds import KINDS, MISSED_BY_DYNAMO, RUN_EAGERLY
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_change_shows_in_the_next_call(kind):
+    assert [failure(seed, (kind,), changes=3) for seed in (1, 2)] == ["", ""]
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - MISSED_BY_DYNAMO)[::3])
+def test_a_change_shows_behind_torch_compile(kind):
+    assert failure(3, (kind,), changes=2, way="backend") == ""
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - RUN_EAGERLY - {"offset_of_tensor_in_storage"}))
+def test_state_that_stays_is_traced_once(kind):
+    read, change = KINDS[kind]()
+    fast = compiled(read, "compile")
+    try:
+        for _call in range(3):
+            assert same(answer(fast), answer(read))
+    finally:
+        getattr(change, "restore", lambda: None)()
+    (trace,) = fast.explain().traces
+    assert trace.route == "whole"
+    assert trace.calls >= 2
+
+
+def traces(fast):
+    return [trace.route for trace in fast.explain().traces]
+
+
+def test_an_equal_number_or_text_is_no_change():
+    config = types.SimpleNamespace(scale=2.5, sizes=(1000, 2000), name="some name")
+    fast = staticrt.compile(lambda x: x * config.scale + config.sizes[0] * len(config.name))
+    for scale in ("2.5", "2.50"):
+        config.scale = float(scale)
+        config.sizes = (int("1000"), int("2000"))
+        config.name = "".join(["some", " name"])
+        assert fast(torch.ones(2)).tolist() == [9002.5, 9002.5]
+    assert traces(fast) == ["whole"]
+
+
+def test_a_zero_of_another_sign_is_a_change():
+    config = types.SimpleNamespace(scale=0.0)
+    fast = staticrt.compile(lambda x: x * config.scale)
+    assert torch.signbit(fast(torch.ones(1))).tolist() == [False]
+    config.scale = -0.0
+    assert torch.signbit(fast(torch.ones(1))).tolist() == [True]
+
+
+def test_what_the_code_does_not_name_may_change():
+    class Config:
+        scale = 2.0
+        calls = 0
+
+    config = Config()
+    weight = nn.Parameter(torch.ones(2), requires_grad=False)
+    fast = staticrt.compile(lambda x: x * config.scale * weight)
+    for call in range(3):
+        Config.calls = weight.owner = call
+        x = torch.ones(2)
+        x.owner = call
+        assert fast(x).tolist() == [2.0, 2.0]
+    assert traces(fast) == ["whole"]
+    assert fast.explain().traces[0].calls == 3
+
+
+def test_an_attribute_of_an_argument_is_read():
+    fast = staticrt.compile(lambda x: x * getattr(x, "gain", 1.0))
+    assert [fast(torch.ones(1)).item() for _ in range(3)] == [1.0] * 3
+    x = torch.ones(1)
+    for gain in (2.0, 3.0):
+        x.gain = gain
+        assert fast(x).item() == gain
+    assert fast(torch.ones(1)).item() == 1.0
+
+
+@pytest.mark.parametrize("name", ["grad", "grad_fn", "is_leaf", "_base", "_version"])
+def test_what_only_a_real_tensor_knows_is_not_traced(name):
+    def model(x):
+        return x * (2 if getattr(x, name) is None else 3)
+
+    fast = staticrt.compile(model)
+    x = torch.ones(4)
+    with torch.no_grad():
+        for value in (x, x[1:], x[1:].view(3, 1)):
+            x.add_(1)
+            assert same(fast(value), model(value))
+    assert traces(fast) != ["whole"]
+    assert f".{name} of a tensor" in str(fast.explain())
+
+
+def test_storage_offset_of_an_argument():
+    base = torch.arange(8.0)
+    fast = staticrt.compile(lambda x: x + x.storage_offset())
+    assert fast(base[2:4]).tolist() == [4.0, 5.0]
+    assert fast(base[4:6]).tolist() == [8.0, 9.0]
+    assert "storage_offset" in str(fast.explain())
+
+
+def test_a_function_that_only_c_code_reaches_is_guarded():
+    def key(number, sign=1.0):
+        return number * sign
+
+    kept = [iter(lambda: key, None)]
+    fast = staticrt.compile(lambda x: x * sorted([1.0, 2.0], key=hidden())[0])
+
+    def hidden():
+        return kept[0].__reduce__()[1][0]()
+
+    assert fast(torch.ones(1)).item() == 1.0
+    key.__defaults__ = (-1.0,)
+    assert fast(torch.ones(1)).item() == 2.0
+
+
+def test_a_model_that_counts_its_calls_in_a_class_runs_as_in_eager():
+    class Counted(nn.Module):
+        calls = 0
+
+        def forward(self, x):
+            type(self).calls += 1
+            return x * self.calls
+
+    fast = staticrt.compile(Counted())
+    assert [fast(torch.ones(1)).item() for _ in range(4)] == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_explain_counts_what_each_call_compares():
+    small = staticrt.compile(nn.Sequential(nn.ReLU()))
+    large = staticrt.compile(nn.Sequential(*(nn.ReLU() for _ in range(20))))
+    with torch.no_grad():
+        for fast in (small, large):
+            fast(torch.ones(1))
+    (few,), (many,) = small.explain().traces, large.explain().traces
+    assert dict(few.state)["objects"] + 19 == dict(many.state)["objects"]
+    assert f"objects {dict(many.state)['objects']}" in str(large.explain())

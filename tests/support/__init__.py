@@ -1,0 +1,1 @@
+"""Helpers shared by tests: the only place for them."""
