@@ -1,3 +1,4 @@
+#include <ATen/autocast_mode.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -64,6 +65,19 @@ py::bytes state_bytes() {
   return {reinterpret_cast<const char*>(&state), sizeof(state)};
 }
 
+// How many autocast blocks the calling thread is in. The cache of cast weights lives until the outermost one ends.
+int autocast_nesting() {
+  at::autocast::increment_nesting();
+  return at::autocast::decrement_nesting();
+}
+
+void leave_autocast_blocks(int nesting) {
+  for (int left = autocast_nesting(); left > nesting;) {
+    left = at::autocast::decrement_nesting();
+    if (left == 0) at::autocast::clear_cache();
+  }
+}
+
 }  // namespace
 
 PythonFlags python_flags() {
@@ -90,6 +104,8 @@ void bind_process_state(py::module_& m) {
     return found;
   });
   m.def("autocast_text", [](const std::string& state) { return autocast_text(to_state(state)); });
+  m.def("autocast_nesting", &autocast_nesting);
+  m.def("leave_autocast_blocks", &leave_autocast_blocks);  // until as many are left
   std::vector<std::string> devices;
   for (const c10::DeviceType device : kAutocastDevices) devices.push_back(c10::DeviceTypeName(device, true));
   m.attr("AUTOCAST_DEVICES") = py::tuple(py::cast(devices));

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_
 from staticrt import locks
 from staticrt.frontend import budget
 from staticrt.frontend.tracing import autocast, compiling
+from staticrt.native import _C
 
 T = TypeVar("T")
 
@@ -53,6 +54,7 @@ class ThreadState:
         self._function_modes = torch._C._len_torch_function_stack()
         self._grad = torch.is_grad_enabled()
         self._autocast = torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled(), autocast.is_on()
+        self._autocast_blocks = _C.autocast_nesting()
         self._traces = compiling.thread.traces
         self._depth = compiling.depth()
         self._dynamo = eval_frame.get_eval_frame_callback()
@@ -76,6 +78,7 @@ class ThreadState:
         if torch.is_autocast_cache_enabled() is not cached:
             torch.set_autocast_cache_enabled(cached)
         autocast.put_back(noted)
+        _C.leave_autocast_blocks(self._autocast_blocks)
         compiling.thread.traces = self._traces
         compiling.put_back(self._depth)
         if eval_frame.get_eval_frame_callback() is not self._dynamo:

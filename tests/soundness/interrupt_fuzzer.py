@@ -27,6 +27,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 import staticrt
+from staticrt.native import _C
 from tests.support import fuzz_command
 
 TIMEOUT_SECONDS = 20
@@ -289,6 +290,7 @@ def state() -> dict[str, Any]:
         "inference mode": torch.is_inference_mode_enabled(),
         "autocast": (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
         "autocast cache": torch.is_autocast_cache_enabled(),
+        "autocast blocks": _C.autocast_nesting(),
         "included keys": torch._C._dispatch_tls_local_include_set().raw_repr(),
         "excluded keys": torch._C._dispatch_tls_local_exclude_set().raw_repr(),
         "default dtype": torch.get_default_dtype(),

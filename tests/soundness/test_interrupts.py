@@ -8,6 +8,7 @@ import torch
 from staticrt.frontend import budget
 from staticrt.frontend.thread_state import ThreadState
 from staticrt.frontend.tracing import compiling, patches
+from staticrt.native import _C
 from tests.soundness.interrupt_fuzzer import (
     Bytecodes,
     Interrupt,
@@ -74,6 +75,7 @@ def test_a_thread_gets_its_state_back():
             torch.is_grad_enabled(),
             torch.is_autocast_enabled("cpu"),
             torch.is_autocast_cache_enabled(),
+            _C.autocast_nesting(),
             compiling.depth(),
             budget.state(),
             patches.lock._is_owned(),
