@@ -29,7 +29,7 @@ from staticrt.training.native_node import NotNative, Pair, make_native_node
 from staticrt.training.partition import safe_partition
 from staticrt.training.plans import CompiledGraph
 from staticrt.training.recurrent import recurrent_networks
-from staticrt.training.saved import lost_aliases, shared_results
+from staticrt.training.saved import lost_aliases, shared_results, viewed_in_place
 from staticrt.training.statistics import unread_inputs
 
 if TYPE_CHECKING:
@@ -153,7 +153,9 @@ class Region:
                 partition=self._partition,
             )
         self._remembers = self._remembers and cls is not None
-        if cls is not None and (lost := lost_aliases(self._shared, cls.metadata)):
+        if cls is not None and (
+            lost := lost_aliases(self._shared, cls.metadata) or viewed_in_place(gm, cls.metadata)
+        ):
             raise _Unfaithful(lost)
         if cls is not None:
             self._replay.attach(cls)

@@ -216,6 +216,24 @@ def test_what_upstream_cannot_differentiate_runs_eagerly_and_says_why(compiler):
     assert "cannot be differentiated ahead of time" in training.debug_state()[-1]["failed"]
 
 
+@pytest.mark.parametrize(
+    "compiler_of_all", [staticrt.compile, lambda f: torch.compile(f, backend="staticrt")]
+)
+def test_views_of_what_changes_its_shape_in_place(compiler_of_all):
+    """Beyond the graph break, AOTAutograd makes the columns again from `y` as it was before `t_`."""
+
+    def f(x):
+        y = x * 1
+        y.t_()
+        columns = y[:, ::2]
+        return columns * columns.sum().item() + y.sum()
+
+    torch._dynamo.reset()
+    compiled = compiler_of_all(f)
+    for shape in ((6, 7), (3, 5), (2, 2)):
+        _equal_gradients(compiled, f, torch.randn(shape))
+
+
 def _equal_gradients(compiled, f, x):
     got, want = x.clone().requires_grad_(), x.clone().requires_grad_()
     compiled(got).sum().backward()
