@@ -13,6 +13,7 @@ import threading
 import time
 import uuid
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -67,6 +68,38 @@ def test_values_are_drawn_anew(name, draw):
     compiled = staticrt.compile(f)
     with torch.no_grad():
         assert len({compiled(torch.zeros(1, dtype=torch.float64)).item() for _ in range(6)}) > 1
+
+
+# What makes a generator from a seed, and what draws from it.
+GENERATORS = {
+    "python": (random.Random, lambda own: own.random()),
+    "numpy": (numpy.random.default_rng, lambda own: float(own.random())),
+    "integers": (numpy.random.default_rng, lambda own: int(own.integers(0, 1000))),
+    "RandomState": (numpy.random.RandomState, lambda own: own.rand()),
+    "method": (lambda seed: numpy.random.default_rng(seed).normal, lambda own: own()),
+    "listed": (lambda seed: [numpy.random.default_rng(seed)], lambda own: own[0].uniform(0, 1)),
+    "bits": (numpy.random.default_rng, lambda own: float(own.bit_generator.random_raw() % 1000)),
+    "array": (numpy.random.default_rng, lambda own: torch.from_numpy(own.random(3))),
+}
+
+
+class Draws(nn.Module):
+    def __init__(self, name):
+        super().__init__()
+        make, self.draw = GENERATORS[name]
+        self.own = make(3)
+
+    def forward(self, x):
+        return x.sin() + self.draw(self.own)
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_generators_that_a_model_holds_draw_as_in_eager(name):
+    model, compiled = Draws(name), staticrt.compile(Draws(name))
+    x = torch.ones(3, dtype=torch.float64)
+    with torch.no_grad():
+        for _ in range(4):
+            torch.testing.assert_close(compiled(x), model(x))
 
 
 def test_files_are_read_anew(tmp_path):

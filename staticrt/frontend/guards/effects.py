@@ -6,13 +6,17 @@ few of its modules, which have their effects in Python, as a whole.
 
 from __future__ import annotations
 
+import abc
 import datetime
 import dis
 import functools
 import inspect
+import operator
 import os
+import random
 import sys
 import types
+import weakref
 from typing import Any
 
 import torch
@@ -103,6 +107,14 @@ _TYPES = (
         "select.",
     ),
 )
+# Callables whose calls a profiler sees, or that do nothing besides calling what it sees.
+_TOLD_TYPES = (
+    *(types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.MethodDescriptorType, type),
+    *(types.WrapperDescriptorType, types.MethodWrapperType, types.ClassMethodDescriptorType),
+    *(staticmethod, classmethod, functools.partial, type(functools.cache(len)), abc.ABCMeta),
+    *(operator.attrgetter, operator.itemgetter, operator.methodcaller),
+)
+_hidden_names: weakref.WeakKeyDictionary[type, frozenset[str]] = weakref.WeakKeyDictionary()
 _CLOCKS = frozenset({"now", "today", "utcnow"})
 _TENSOR_ESCAPES = frozenset(
     {"numpy", "tolist", "data_ptr", "__array__", "storage", "untyped_storage", "storage_offset", "__dlpack__"}
@@ -304,7 +316,36 @@ def _is_called(instructions: list[dis.Instruction], index: int) -> bool:
 
 def missed_by_dynamo(function: Any) -> bool:
     """Whether a C function's effect, of code that Dynamo splits, happens less often than in eager."""
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, random.Random):
+        return owner is not random._inst  # type: ignore[attr-defined]
     return getattr(function, "__name__", "") in _MISSED_BY_DYNAMO
+
+
+def is_hidden(function: Any) -> bool:
+    """Whether no profiler is told of a function's calls: those that Cython and nanobind make, among others."""
+    kind = type(function)
+    if not callable(function) or kind in _TOLD_TYPES or kind.__module__ == "numpy":  # its ufuncs only compute
+        return False
+    return not inspect.isfunction(kind.__call__)
+
+
+def hidden_names(kind: type) -> frozenset[str]:
+    """The names of a class by which code reaches what nothing tells: such methods, and attributes beside them."""
+    found = _hidden_names.get(kind)
+    if found is None:
+        classes = [
+            each for each in kind.__mro__ if each.__module__.partition(".")[0] not in ("builtins", "torch")
+        ]
+        opaque = [each for each in classes if any(is_hidden(value) for value in vars(each).values())]
+        found = frozenset(
+            name
+            for each in opaque
+            for name, value in vars(each).items()
+            if not name.startswith("__") and (is_hidden(value) or inspect.isgetsetdescriptor(value))
+        )
+        _hidden_names[kind] = found
+    return found
 
 
 def judge(function: Any) -> int:

@@ -94,6 +94,8 @@ class Reads:
             self._snapshot.add_scope(sys.modules, imported)
         for name in imported:
             self._module(sys.modules[name], names, frame)
+        if (hidden := self._snapshot.hidden_read()) is not None:
+            self._refuse(f"may use {hidden}, whose state and effects no guard sees", frame)
         if "modules" in names and scope.get("sys") is sys and not imported - {"sys"}:
             self._refuse("looks up a module by a name that it computes", frame)
 

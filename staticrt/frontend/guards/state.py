@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from staticrt import tuning
+from staticrt.frontend.guards.effects import hidden_names, is_hidden
 from staticrt.frontend.guards.records import (
     BufferRecord,
     CellRecord,
@@ -93,6 +94,7 @@ class Snapshot:
         self._modules: list[types.ModuleType] = []  # that objects of the model hold
         self._tensors: list[torch.Tensor] = []
         self._loggers: list[logging.Logger] = []
+        self._hidden: dict[str, set[str]] = {}  # class -> see `hidden_names`
         self._asks_abstract_classes = False
         self.read_names: set[str] = set(SPECIAL_NAMES)  # what the code that ran may read by name
         self.compared_tensors: set[int] = set()  # ids of those whose layout the graph's inputs tell
@@ -195,6 +197,16 @@ class Snapshot:
         self._remember(function)
         self._walk(self._function(function.__qualname__, function))
 
+    def _hide(self, owner: type, names: Iterable[str]) -> None:
+        self._hidden.setdefault(f"{owner.__module__}.{owner.__qualname__}", set()).update(names)
+
+    def hidden_read(self) -> str | None:
+        """What the code may reach of an object about which nothing is known, as "module.Class.method"."""
+        for kind, names in self._hidden.items():
+            if named := sorted(names & self.read_names):
+                return f"{kind}.{named[0]}"
+        return None
+
     def knows(self, address: int) -> bool:
         """Whether an object (by id) was there when the snapshot was taken."""
         return address in self._seen
@@ -219,6 +231,8 @@ class Snapshot:
             items += [(path, key) for key in record.saved if not is_leaf(key)]
             return items if type(value) in _PLAIN_DICTS else [*self._object(path, value), *items]
         if isinstance(value, types.MethodType):
+            if is_hidden(value.__func__):
+                self._hide(type(value.__self__), {path.rpartition(".")[2]})
             return [(path, value.__self__), (path, value.__func__)]
         if isinstance(value, types.BuiltinFunctionType):
             owner = value.__self__
@@ -262,6 +276,8 @@ class Snapshot:
             return ()
         if room in _SYSTEM and not own:
             return ()
+        if hidden := hidden_names(type(value)):
+            self._hide(type(value), hidden)
         if room == "staticrt" and not isinstance(value, torch.nn.Module):
             return ()
         if type(value).__flags__ & _HEAP_TYPE:
