@@ -251,3 +251,17 @@ def test_double_backward_can_be_switched_off():
     fast(w).backward()
     with pytest.raises(RuntimeError, match="compiled with double_backward=False"):
         torch.autograd.grad(fast(w), w, create_graph=True)
+
+
+@pytest.mark.parametrize("compiler", [staticrt.compile, lambda f: torch.compile(f, backend="staticrt")])
+def test_a_result_that_is_an_argument_leaves_the_argument_a_leaf(compiler):
+    """torch's dropout returns an empty tensor itself."""
+    torch._dynamo.reset()
+    compiled = compiler(lambda x: F.dropout(x, 0.5) * 1)
+    returned = compiler(lambda x: F.dropout(x, 0.5))
+    for rows in (3, 5, 0):
+        for f in (compiled, returned):
+            x = torch.randn(rows, 4, requires_grad=True)
+            f(x).sum().backward()
+            assert x.is_leaf
+            assert x.grad.shape == (rows, 4)

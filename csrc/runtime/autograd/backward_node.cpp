@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <type_traits>
 
 #include "common/error.h"
@@ -96,7 +97,13 @@ std::vector<c10::IValue> Region::run(std::vector<c10::IValue> inputs) {
   auto node = make_node<StaticGraphBackward>(shared_from_this(), edges_of(inputs));
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (plan_.outputs[i].differentiable) {
-      const at::Tensor& tensor = outputs[i].toTensor();
+      at::Tensor tensor = outputs[i].toTensor();
+      // Of an empty tensor, a kernel may return its argument; that keeps its place in the caller's graph.
+      if (std::any_of(inputs.begin(), inputs.end(), [&](const c10::IValue& input) {
+            return input.isTensor() && input.toTensor().is_same(tensor);
+          })) {
+        outputs[i] = tensor = tensor.detach();
+      }
       torch::autograd::impl::set_gradient_edge(tensor, {node, node->add_input_metadata(tensor)});
     } else {
       node->add_input_metadata(torch::autograd::Node::undefined_input());
