@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import staticrt
 from staticrt.training import debug_state
 
 
@@ -257,10 +258,10 @@ def test_double_backward_can_be_switched_off():
 def test_a_result_that_is_an_argument_leaves_the_argument_a_leaf(compiler):
     """torch's dropout returns an empty tensor itself."""
     torch._dynamo.reset()
-    compiled = compiler(lambda x: F.dropout(x, 0.5) * 1)
+    scaled = compiler(lambda x: F.dropout(x, 0.5) * 1)
     returned = compiler(lambda x: F.dropout(x, 0.5))
     for rows in (3, 5, 0):
-        for f in (compiled, returned):
+        for f in (scaled, returned):
             x = torch.randn(rows, 4, requires_grad=True)
             f(x).sum().backward()
             assert x.is_leaf
