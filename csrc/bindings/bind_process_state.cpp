@@ -65,7 +65,8 @@ py::bytes state_bytes() {
   return {reinterpret_cast<const char*>(&state), sizeof(state)};
 }
 
-// How many autocast blocks the calling thread is in. The cache of cast weights lives until the outermost one ends.
+// How many autocast blocks the calling thread is in. The cache of cast weights lives until the outermost one
+// ends.
 int autocast_nesting() {
   at::autocast::increment_nesting();
   return at::autocast::decrement_nesting();
