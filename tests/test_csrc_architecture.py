@@ -15,12 +15,13 @@ ROOMS = {
     "allocator": BASE,
     "kernels": BASE,
     "program": BASE,
-    "runtime": BASE | {"program", "planner", "allocator", "kernels"},
+    "device": BASE | {"allocator"},
+    "runtime": BASE | {"program", "planner", "device", "kernels"},
     "graphs": BASE | {"program", "planner", "allocator", "kernels"},
-    "archive": BASE | {"program", "planner", "kernels", "runtime", "staticrt"},
+    "archive": BASE | {"program", "planner", "device", "kernels", "runtime", "staticrt"},
     "staticrt": set(),  # the public header
     "bindings": BASE
-    | {"program", "planner", "allocator", "kernels", "runtime", "graphs", "archive", "staticrt"},
+    | {"program", "planner", "allocator", "device", "kernels", "runtime", "graphs", "archive", "staticrt"},
 }
 # room -> its folders in layers, lowest first: a folder includes its own layer and those before it. Folders of one layer
 # ("core pools graphs": one class, Allocator, over three folders) may include each other.

@@ -149,6 +149,14 @@ py::list blocks_of(const PreparedProgram& program) {
   return blocks;
 }
 
+// The program's arenas: device, size in bytes.
+py::list arenas_of(const PreparedProgram& program) {
+  py::list arenas;
+  for (const auto& [device, size_bytes] : program.arenas())
+    arenas.append(py::make_tuple(device.str(), size_bytes));
+  return arenas;
+}
+
 // Per step: kind, members, route, value (of allocate and view).
 py::list steps_of(const PreparedProgram& program) {
   py::list steps;
@@ -228,6 +236,7 @@ py::tuple to_tuple(const PreparedAhead& made) {
 void bind_trace(py::module_& m) {
   py::class_<PreparedProgram, std::shared_ptr<PreparedProgram>>(m, "PreparedProgram")
       .def_property_readonly("blocks", &blocks_of)
+      .def_property_readonly("arenas", &arenas_of)
       .def_property_readonly("steps", &steps_of)
       .def_property_readonly("regions", &regions_of)
       .def_property_readonly("values", &values_of)

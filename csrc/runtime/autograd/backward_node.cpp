@@ -1,6 +1,5 @@
 #include "runtime/autograd/backward_node.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -9,6 +8,7 @@
 
 #include "common/error.h"
 #include "common/tuning.h"
+#include "device/device_memory.h"
 
 namespace staticrt {
 namespace {
@@ -29,7 +29,7 @@ auto make_node(Args&&... args) {
 }
 
 at::Tensor random_state() {
-  auto generator = at::detail::getDefaultCPUGenerator();
+  at::Generator generator = host_memory().generator();
   const std::lock_guard<std::mutex> lock(generator.mutex());
   return generator.get_state();
 }

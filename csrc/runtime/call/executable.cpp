@@ -10,7 +10,6 @@
 #include "runtime/call/verify.h"
 #include "runtime/call/watched_run.h"
 #include "runtime/execution_plan/donation.h"
-#include "runtime/general/arena_memory.h"
 #include "runtime/general/free_memory.h"
 #include "runtime/general/general_path.h"
 #include "runtime/general/run_state.h"
@@ -138,9 +137,9 @@ void Executable::bump_versions(std::span<const InputView> inputs) const {
   }
 }
 
-bool Executable::run_frame(PreparedFrame& frame, std::span<const InputView> inputs, Arena& arena,
+bool Executable::run_frame(PreparedFrame& frame, std::span<const InputView> inputs, Arenas& arenas,
                            std::vector<c10::IValue>& outputs) {
-  return frame.run(inputs, arena, outputs);
+  return frame.run(inputs, arenas, outputs);
 }
 
 std::vector<uint32_t> Executable::find_written_inputs() const {
@@ -170,14 +169,12 @@ PreparedFrame* Executable::find_prepared(Frame& frame, std::span<const InputView
   if (const uint64_t epoch = cache_.epoch(); epoch != frame.cache_epoch) {
     frame.cache_epoch = epoch;
     std::erase_if(frame.prepared, [&](const auto& p) { return !cache_.holds(p->prepared()); });
-    // The arena is as large as the largest program that is left needs.
-    int64_t largest = 0;
-    for (const auto& p : frame.prepared) largest = std::max(largest, p->prepared().stats().arena_bytes);
-    if (largest < frame.arena.size_bytes) {
-      frame.arena.data.clear();
-      frame.arena.size_bytes = 0;
-      ++frame.arena.generation;
-    }
+    // An arena is as large as the largest program that is left needs.
+    frame.arenas.release_above([&](const DeviceMemory& memory) {
+      int64_t largest = 0;
+      for (const auto& p : frame.prepared) largest = std::max(largest, p->prepared().arena_bytes(memory));
+      return largest;
+    });
   }
   if (!found) return nullptr;
   auto here = std::find_if(frame.prepared.begin(), frame.prepared.end(),
@@ -197,7 +194,7 @@ bool Executable::run_prepared(Frame& frame, std::span<const InputView> inputs,
   ++frame.hits;
   if (Trace* trace = current_trace()) [[unlikely]]
     trace->innermost().found_ns = trace_now_ns();
-  if (!prepared->run(inputs, frame.arena, outputs)) {
+  if (!prepared->run(inputs, frame.arenas, outputs)) {
     cache_.reject(prepared->prepared());
     frame.prepared.erase(frame.prepared.begin());
   }
@@ -208,7 +205,7 @@ bool Executable::run_both(Frame& frame, std::span<const InputView> inputs,
                           std::vector<c10::IValue>& outputs) {
   if (!find_prepared(frame, inputs, at::get_num_threads())) return false;
   const RunState state;
-  const RandomState random;
+  const RandomState random(bound_.memories);
   const ShadowInputs shadow(inputs, written_inputs());
   std::vector<c10::IValue> expected;
   run_general_path(frame, shadow.views(), expected, /*record=*/false);
@@ -263,7 +260,8 @@ void Executable::run_general_path(Frame& frame, std::span<const InputView> input
         std::make_shared<PreparedProgram>(bound_, *recorder, std::move(*signature), options_.preparation,
                                           fixed_.can_track(inputs) ? &fixed_ : nullptr, *known_plans_),
         inputs);
-    release_idle_arena_memory();  // what this run had; the prepared program's arena may be smaller
+    // What this run had; the prepared program's arena may be smaller. Devices would have to be waited for.
+    host_memory().release_idle_arenas();
     // Only once: a model whose sizes change would free and allocate the same pages again and again.
     if (cache_.counters().prepared == 1) return_free_memory(recorder->bytes());
   }
@@ -318,7 +316,7 @@ std::pair<int64_t, int64_t> Executable::managed_outputs() const {
 void Executable::trim() {
   if (manage_outputs_.load()) deallocate_output_tensors();
   frames_.trim();
-  release_idle_arena_memory();
+  for (const DeviceMemory* memory : bound_.memories) memory->release_idle_arenas();
 }
 
 NodeCounts Executable::node_counts() const {

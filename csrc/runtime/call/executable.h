@@ -87,7 +87,7 @@ class Executable : public std::enable_shared_from_this<Executable> {
   // As run(), whether or not this thread is recorded (program/program_call.h).
   void run_unwatched(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs);
   // Runs a frame of the caller's; as PreparedFrame::run().
-  bool run_frame(PreparedFrame& frame, std::span<const InputView> inputs, Arena& arena,
+  bool run_frame(PreparedFrame& frame, std::span<const InputView> inputs, Arenas& arenas,
                  std::vector<c10::IValue>& outputs);
   // Null if none is prepared for these inputs.
   std::shared_ptr<const PreparedProgram> find_prepared_program(std::span<const InputView> inputs,

@@ -60,7 +60,8 @@ PreparedAhead Executable::prepare(std::span<const InputView> inputs) {
   SRT_CHECK(inputs.size() == bound_.program->num_inputs(), "expected ", bound_.program->num_inputs(),
             " inputs, got ", inputs.size());
   if (!options_.prepared) return {nullptr, "prepared programs are switched off"};
-  if (!can_be_prepared(inputs)) return {nullptr, "an input is neither a dense CPU tensor nor a number"};
+  if (!can_be_prepared(inputs))
+    return {nullptr, "an input is neither a dense tensor of a known device nor a number"};
   const int num_threads = at::get_num_threads();
   const RunState state;
   if (!cache_.has(inputs, num_threads)) {
@@ -81,7 +82,7 @@ PreparedAhead Executable::prepare(std::span<const InputView> inputs) {
   try {
     // Null: calls of other threads have driven it out again.
     if (PreparedFrame* prepared = find_prepared(*frame, inputs, num_threads)) {
-      prepared->make_ready(inputs, frame->arena);
+      prepared->make_ready(inputs, frame->arenas);
       result.program = prepared->shared();
     } else {
       result.reason = "more signatures are in use than max_prepared keeps";

@@ -20,7 +20,7 @@ struct Frame {
   GroupMemory memory;              // of the general path
   OutputMemory outputs;            // of the general path, where outputs are managed
 
-  Arena arena;                                           // of all prepared programs below
+  Arenas arenas;                                         // of all prepared programs below
   std::vector<std::unique_ptr<PreparedFrame>> prepared;  // the one used last comes first
   uint64_t cache_epoch = 0;
   int64_t hits = 0;  // calls that found their signature prepared

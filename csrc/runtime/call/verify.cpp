@@ -1,6 +1,5 @@
 #include "runtime/call/verify.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/equal.h>
@@ -49,16 +48,20 @@ void check_same(const Program& program, ValueId id, const at::Tensor& prepared, 
 
 }  // namespace
 
-RandomState::RandomState() {
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  state_ = generator.get_state();
+RandomState::RandomState(std::span<const DeviceMemory* const> memories) {
+  for (const DeviceMemory* memory : memories) {
+    at::Generator generator = memory->generator();
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    states_.emplace_back(generator, generator.get_state());
+  }
 }
 
 void RandomState::restore() const {
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  generator.set_state(state_);
+  for (const auto& [saved, state] : states_) {
+    at::Generator generator = saved;
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    generator.set_state(state);
+  }
 }
 
 ShadowInputs::ShadowInputs(std::span<const InputView> inputs, const std::vector<uint32_t>& written)

@@ -4,21 +4,23 @@
 #include <ATen/core/Tensor.h>
 
 #include <span>
+#include <utility>
 #include <vector>
 
+#include "device/device_memory.h"
 #include "program/program.h"
 #include "runtime/record/signature.h"
 
 namespace staticrt {
 
-// State of the default CPU generator, so that two runs draw the same numbers.
+// State of the default generators of devices, so that two runs draw the same numbers.
 class RandomState {
  public:
-  RandomState();
+  explicit RandomState(std::span<const DeviceMemory* const> memories);
   void restore() const;
 
  private:
-  at::Tensor state_;
+  std::vector<std::pair<at::Generator, at::Tensor>> states_;
 };
 
 // The inputs of a call with copies of those that are written, which a second run may write.

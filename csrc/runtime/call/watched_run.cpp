@@ -41,7 +41,7 @@ class PlacedRun final : public FixedRun {
   void run() override {
     if (frame_ == nullptr) {
       executable_->run_unwatched(views_, made_);
-    } else if (!executable_->run_frame(*frame_, views_, arena_, made_)) {
+    } else if (!executable_->run_frame(*frame_, views_, arenas_, made_)) {
       frame_.reset();  // the program does not hold for these values: from now on as any other call
     }
     for (size_t i = 0; i < outputs_.size(); ++i) {
@@ -60,7 +60,7 @@ class PlacedRun final : public FixedRun {
  private:
   const std::shared_ptr<Executable> executable_;  // the prepared program refers to its nodes
   std::unique_ptr<PreparedFrame> frame_;
-  Arena arena_;
+  Arenas arenas_;
   const std::vector<at::Tensor> inputs_, outputs_;
   std::vector<InputView> views_;
   std::vector<c10::IValue> made_;

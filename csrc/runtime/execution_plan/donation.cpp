@@ -5,6 +5,7 @@
 #include <string>
 
 #include "common/error.h"
+#include "device/device_memory.h"
 
 namespace staticrt {
 namespace {
@@ -32,7 +33,8 @@ size_t python_owners(const Slot&, ...) {
 }  // namespace
 
 void check_donatable(const std::string& name, const at::Tensor& tensor, size_t most_holders) {
-  if (!tensor.defined() || !tensor.has_storage() || !tensor.device().is_cpu())
+  const DeviceMemory* memory = tensor.defined() ? find_memory(tensor.device()) : nullptr;
+  if (!memory || !memory->is_host() || !tensor.has_storage())
     refuse(name, "it is no tensor in the CPU's memory", "leave it out of donate=");
   if (tensor.requires_grad())
     refuse(name, "it requires a gradient, which may be computed from it", "detach() it, or do not donate it");

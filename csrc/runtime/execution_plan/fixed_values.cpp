@@ -64,7 +64,9 @@ std::vector<ValueId> merged(const std::vector<ValueId>& a, const std::vector<Val
 }  // namespace
 
 bool WeightStamp::can_stamp(const at::Tensor& weight) {
-  return weight.defined() && weight.has_storage() && weight.is_cpu();
+  if (!weight.defined() || !weight.has_storage()) return false;
+  const DeviceMemory* memory = find_memory(weight.device());
+  return memory && memory->is_host();
 }
 
 WeightStamp::WeightStamp(const at::Tensor& weight)

@@ -10,6 +10,7 @@
 
 #include "kernels/registry/prepare.h"
 #include "planner/known_plans.h"
+#include "runtime/execution_plan/arenas.h"
 #include "runtime/execution_plan/donation.h"
 #include "runtime/execution_plan/fixed_values.h"
 #include "runtime/record/recorder.h"
@@ -57,7 +58,7 @@ struct MemoryBlock {
   uint32_t begin = 0;
   uint32_t end = 0;
   int64_t size_bytes = 0;
-  int64_t offset_bytes = -1;  // in the arena, or in the donated input
+  int64_t offset_bytes = -1;  // in the arenas, the host's first, one after another; or in the donated input
   // Whose bytes the value was made in: written over that value, or made where that value's node would have
   // copied it. The block then ends, or the other begins, with the node at which the bytes change hands.
   enum class Sharing : uint8_t { kNone, kOverwrites, kPartOf };
@@ -83,7 +84,7 @@ struct ParallelRegion {
 };
 
 struct PreparedStats {
-  int64_t arena_bytes = 0;
+  int64_t arena_bytes = 0;  // of all devices together, as the next
   int64_t lower_bound_bytes = 0;
   int64_t num_calls = 0;       // prepared calls, a chain counting once
   int64_t nodes_in_calls = 0;  // nodes they stand for
@@ -111,6 +112,18 @@ class PreparedProgram {
 
   const Signature& signature() const { return signature_; }
   const PreparedStats& stats() const { return stats_; }
+  // Its arenas: device, size in bytes.
+  std::vector<std::pair<at::Device, int64_t>> arenas() const {
+    std::vector<std::pair<at::Device, int64_t>> all;
+    for (const ArenaPart& part : arenas_) all.emplace_back(part.memory->device(), part.size_bytes);
+    return all;
+  }
+  // Of its arena on this device; 0: none.
+  int64_t arena_bytes(const DeviceMemory& memory) const {
+    for (const ArenaPart& part : arenas_)
+      if (part.memory == &memory) return part.size_bytes;
+    return 0;
+  }
   // Per prepared call: the node (of a chain, its last), and the kernel chosen.
   const std::vector<std::pair<std::string, std::string>>& routes() const { return routes_; }
   // What of that was chosen by measuring.
@@ -141,8 +154,13 @@ class PreparedProgram {
   // Per owner: its entry in a frame's table of bases; -1: nothing addresses its bytes. Each owner has an
   // entry of its own, so that calls can be prepared before offsets are planned.
   std::vector<int32_t> base_of_;
-  std::vector<bool> is_fixed_;                               // per value: an owner in the arena
-  std::vector<std::pair<uint32_t, int64_t>> arena_offsets_;  // base entry, offset in the arena
+  std::vector<bool> is_fixed_;  // per value: an owner in the arena
+  struct ArenaPart {
+    const DeviceMemory* memory;
+    int64_t size_bytes = 0;
+    std::vector<std::pair<uint32_t, int64_t>> offsets;  // base entry, offset in the arena
+  };
+  std::vector<ArenaPart> arenas_;  // one per device that has values in it; workspaces lie in the host's
   struct DonatedPlace {
     uint32_t base;
     ValueId input;
@@ -175,13 +193,6 @@ class PreparedProgram {
   bool direct_ = false;  // no step goes through torch's dispatcher
 };
 
-// One buffer for all prepared programs of a frame.
-struct Arena {
-  at::DataPtr data;
-  int64_t size_bytes = 0;
-  uint64_t generation = 0;  // changes when data moves
-};
-
 // A prepared program in one frame: its bases and tensors.
 class PreparedFrame {
  public:
@@ -190,10 +201,10 @@ class PreparedFrame {
   // Runs on inputs that match the signature; outputs are moved out. Returns false if a result was not as
   // recorded: the run was then finished on the general path, its outputs are right, and this object must
   // be dropped. An exception leaves nothing behind.
-  bool run(std::span<const InputView> inputs, Arena& arena, std::vector<c10::IValue>& outputs);
+  bool run(std::span<const InputView> inputs, Arenas& arenas, std::vector<c10::IValue>& outputs);
 
   // All that a run on such inputs would do first: the arena grows, what is made of the weights is made.
-  void make_ready(std::span<const InputView> inputs, Arena& arena);
+  void make_ready(std::span<const InputView> inputs, Arenas& arenas);
 
   // From now on the value that `output` is (a view of) lies in `like`'s storage, unless an operator allocates
   // it.
@@ -204,7 +215,8 @@ class PreparedFrame {
 
  private:
   at::Tensor new_tensor(ValueId value) const;
-  void move_to(Arena& arena);
+  void move_to(Arenas& arenas);
+  void poison_arenas() const;
   void place_in_donated();
   void give_donated();
   int run_region(const ParallelRegion& region);
@@ -225,8 +237,13 @@ class PreparedFrame {
   std::vector<char*> bases_;
   std::vector<at::Tensor> places_;                       // by value; empty unless place() was called
   std::vector<std::pair<ValueId, c10::Storage>> heirs_;  // donated input, storage that takes its bytes
-  uint64_t arena_generation_ = 0;
-  char* arena_ = nullptr;
+  struct Place {
+    uint64_t generation = 0;  // of the arena that bases point into; 0: none
+    char* data = nullptr;
+  };
+  std::vector<Place> arenas_;  // as the program's
+  bool has_shells_ = false;    // they are in their slots
+  char* arena_ = nullptr;      // the host's
   std::shared_ptr<const FixedState> fixed_;
   std::span<const InputView> inputs_;  // of the run
   uint32_t resume_at_ = 0;             // where the general path takes over

@@ -1,17 +1,11 @@
-#include <ATen/EmptyTensor.h>
-#include <c10/core/CPUAllocator.h>
-#include <c10/core/StorageImpl.h>
-
 #include <algorithm>
-#include <cstring>
 #include <optional>
 
 #include "common/error.h"
+#include "device/tensors.h"
 #include "runtime/execution_plan/donation.h"
 #include "runtime/execution_plan/inter_op.h"
 #include "runtime/execution_plan/prepared.h"
-#include "runtime/execution_plan/small_blocks.h"
-#include "runtime/general/arena_memory.h"
 #include "runtime/general/general_path.h"
 #include "runtime/general/run_error.h"
 #include "runtime/general/run_state.h"
@@ -21,40 +15,40 @@
 namespace staticrt {
 namespace {
 
-at::Tensor tensor_over(c10::Storage storage, int64_t storage_offset, const TensorMeta& meta) {
-  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), c10::scalarTypeToTypeMeta(meta.dtype));
+at::Tensor tensor_over(const DeviceMemory& memory, c10::Storage storage, int64_t storage_offset,
+                       const TensorMeta& meta) {
+  at::Tensor tensor = tensor_over(memory, std::move(storage), meta.dtype);
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(meta.sizes, meta.strides, storage_offset);
   return tensor;
 }
 
-c10::Storage storage_of(at::DataPtr data, size_t size_bytes) {
-  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), size_bytes,
-                                                            std::move(data), c10::GetCPUAllocator(),
-                                                            /*resizable=*/true));
+c10::Storage borrowed(const DeviceMemory& memory, void* data, int64_t size_bytes) {
+  return storage_of(memory, at::DataPtr(data, memory.device()), static_cast<size_t>(size_bytes));
 }
 
 // A tensor over bytes that it does not own.
-at::Tensor borrow(void* data, const TensorMeta& meta) {
-  return tensor_over(storage_of(at::DataPtr(data, at::kCPU), static_cast<size_t>(extent_bytes(meta))), 0,
-                     meta);
+at::Tensor borrow(const DeviceMemory& memory, void* data, const TensorMeta& meta) {
+  return tensor_over(memory, borrowed(memory, data, extent_bytes(meta)), 0, meta);
 }
 
 // The same, `offset_bytes` into the bytes of its owner: operators that read a storage beside a tensor's
 // elements (as_strided) find there what they find in eager.
-at::Tensor borrow_part(char* data, const TensorMeta& owner, int64_t offset_bytes, const TensorMeta& meta) {
+at::Tensor borrow_part(const DeviceMemory& memory, char* data, const TensorMeta& owner, int64_t offset_bytes,
+                       const TensorMeta& meta) {
   const auto item = static_cast<int64_t>(c10::elementSize(meta.dtype));
-  if (offset_bytes % item != 0) return borrow(data + offset_bytes, meta);
+  if (offset_bytes % item != 0) return borrow(memory, data + offset_bytes, meta);
   const int64_t bytes = std::max(extent_bytes(owner), offset_bytes + extent_bytes(meta));
-  return tensor_over(storage_of(at::DataPtr(data, at::kCPU), static_cast<size_t>(bytes)), offset_bytes / item,
-                     meta);
+  return tensor_over(memory, borrowed(memory, data, bytes), offset_bytes / item, meta);
 }
 
 bool same_meta(const at::Tensor& tensor, const ValueRecord& record) {
+  const auto memory = [&] {
+    return tensor.is_conj() || tensor.is_neg() ? nullptr : find_memory(tensor.device());
+  };
   return tensor.defined() && tensor.layout() == at::kStrided && tensor.scalar_type() == record.meta.dtype &&
          tensor.sizes() == at::IntArrayRef(record.meta.sizes) &&
          (!record.plain || tensor.strides() == at::IntArrayRef(record.meta.strides)) &&
-         (tensor.is_conj() || tensor.is_neg() || !tensor.device().is_cpu()) == !record.plain;
+         memory() == (record.plain ? record.memory : nullptr);
 }
 
 }  // namespace
@@ -76,13 +70,14 @@ PreparedFrame::PreparedFrame(std::shared_ptr<const PreparedProgram> prepared)
           const_cast<char*>(static_cast<const char*>(program.constants()[i].toTensor().const_data_ptr()));
     }
   }
-  arena_generation_ = ~uint64_t{0};
+  arenas_.resize(p.arenas_.size());
 }
 
 void PreparedFrame::place(ValueId output, const at::Tensor& like) {
   const ValueId owner = prepared_->records_[output].owner;
   places_.resize(slots_.size());
-  places_[owner] = tensor_over(like.storage(), 0, prepared_->records_[owner].meta);
+  const ValueRecord& record = prepared_->records_[owner];
+  places_[owner] = tensor_over(*record.memory, like.storage(), 0, record.meta);
 }
 
 // Points to what is made of the weights as they are now.
@@ -99,27 +94,40 @@ void PreparedFrame::follow_weights(std::span<const InputView> inputs) {
   for (const DerivedBytes& bytes : p.derived_) bases_[bytes.base] = p.fixed_->data_of(*fixed_, bytes);
 }
 
-void PreparedFrame::move_to(Arena& arena) {
+void PreparedFrame::move_to(Arenas& arenas) {
   const PreparedProgram& p = *prepared_;
-  if (p.stats_.arena_bytes > arena.size_bytes) {
-    ++arena.generation;  // also if it fails: the bytes may lie elsewhere then
-    grow_arena(arena.data, arena.size_bytes, p.stats_.arena_bytes);
+  bool moved = !has_shells_;
+  for (size_t i = 0; i < p.arenas_.size(); ++i) {
+    const PreparedProgram::ArenaPart& part = p.arenas_[i];
+    const Arena& arena = arenas.at_least(*part.memory, part.size_bytes);
+    if (arenas_[i].generation == arena.generation) continue;
+    has_shells_ = false;  // should the next arena not be had
+    moved = true;
+    auto* const data = static_cast<char*>(arena.data.get());
+    arenas_[i] = {arena.generation, data};
+    if (part.memory->is_host()) arena_ = data;
+    for (const auto& [base, offset] : part.offsets) bases_[base] = data + offset;
   }
-  if (arena_generation_ == arena.generation) return;
-  arena_ = static_cast<char*>(arena.data.get());
-  for (const auto& [base, offset] : p.arena_offsets_) bases_[base] = arena_ + offset;
+  if (!moved) return;
   for (const ValueId id : p.shells_) {
     if (!p.bound_.program->is_constant(id)) slots_[id] = unbound_tensor(id);
   }
-  arena_generation_ = arena.generation;
+  has_shells_ = true;
+}
+
+void PreparedFrame::poison_arenas() const {
+  for (size_t i = 0; i < arenas_.size(); ++i) {
+    const PreparedProgram::ArenaPart& part = prepared_->arenas_[i];
+    if (part.size_bytes > 0) part.memory->fill(arenas_[i].data, part.size_bytes, 0xFF);
+  }
 }
 
 at::Tensor PreparedFrame::unbound_tensor(ValueId value) const {
   const ValueRecord& record = prepared_->records_[value];
   const int32_t base = prepared_->base_of_[record.owner];
   if (base < 0) return view_of_owner(value);
-  return borrow_part(bases_[static_cast<size_t>(base)], prepared_->records_[record.owner].meta,
-                     record.offset_bytes, record.meta);
+  return borrow_part(*record.memory, bases_[static_cast<size_t>(base)],
+                     prepared_->records_[record.owner].meta, record.offset_bytes, record.meta);
 }
 
 at::Tensor PreparedFrame::view_of_owner(ValueId value) const {
@@ -127,18 +135,18 @@ at::Tensor PreparedFrame::view_of_owner(ValueId value) const {
   const at::Tensor& owner = slots_[record.owner].toTensor();
   const auto item = static_cast<int64_t>(c10::elementSize(owner.scalar_type()));
   const int64_t bytes = owner.storage_offset() * item + record.offset_bytes;
-  at::Tensor view = tensor_over(
-      owner.storage(), bytes / static_cast<int64_t>(c10::elementSize(record.meta.dtype)), record.meta);
+  at::Tensor view =
+      tensor_over(*record.memory, owner.storage(),
+                  bytes / static_cast<int64_t>(c10::elementSize(record.meta.dtype)), record.meta);
   view.unsafeGetTensorImpl()->set_version_counter(owner.unsafeGetTensorImpl()->version_counter());
   return view;
 }
 
 // Of the caller's, once the run is over.
 at::Tensor PreparedFrame::new_tensor(ValueId value) const {
-  const TensorMeta& meta = prepared_->records_[value].meta;
-  const auto bytes = static_cast<size_t>(extent_bytes(meta));
-  if (!small_blocks_serve(bytes)) return at::detail::empty_strided_cpu(meta.sizes, meta.strides, meta.dtype);
-  return tensor_over(storage_of(allocate_small(bytes), bytes), 0, meta);
+  const ValueRecord& record = prepared_->records_[value];
+  return record.memory->new_tensor(record.meta.sizes, record.meta.strides, record.meta.dtype,
+                                   extent_bytes(record.meta));
 }
 
 // Values that lie where donated inputs were.
@@ -165,12 +173,13 @@ void PreparedFrame::give_donated() {
   heirs_.clear();
 }
 
-void PreparedFrame::make_ready(std::span<const InputView> inputs, Arena& arena) {
-  move_to(arena);
+void PreparedFrame::make_ready(std::span<const InputView> inputs, Arenas& arenas) {
+  move_to(arenas);
   if (uses_fixed()) follow_weights(inputs);
 }
 
-bool PreparedFrame::run(std::span<const InputView> inputs, Arena& arena, std::vector<c10::IValue>& outputs) {
+bool PreparedFrame::run(std::span<const InputView> inputs, Arenas& arenas,
+                        std::vector<c10::IValue>& outputs) {
   const PreparedProgram& p = *prepared_;
   std::optional<RunState> state;
   std::optional<c10::InferenceMode> normal_tensors;
@@ -179,10 +188,8 @@ bool PreparedFrame::run(std::span<const InputView> inputs, Arena& arena, std::ve
   } else if (c10::InferenceMode::is_enabled()) {
     normal_tensors.emplace(false);
   }
-  move_to(arena);
-  if (p.options_.poison && p.stats_.arena_bytes > 0) {
-    std::memset(arena_, 0xFF, static_cast<size_t>(p.stats_.arena_bytes));
-  }
+  move_to(arenas);
+  if (p.options_.poison) poison_arenas();
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (inputs[i].tensor) {
       bases_[i] =
@@ -258,7 +265,8 @@ bool PreparedFrame::run_steps(Watch&& watch) {
         const bool placed = !places_.empty() && places_[step.value].defined();
         at::Tensor tensor;
         if (step.donor >= 0) [[unlikely]] {
-          tensor = borrow(bases_[static_cast<size_t>(step.donor)], p.records_[step.value].meta);
+          const ValueRecord& record = p.records_[step.value];
+          tensor = borrow(*record.memory, bases_[static_cast<size_t>(step.donor)], record.meta);
           heirs_.emplace_back(static_cast<ValueId>(step.donor), tensor.storage());
         } else {
           tensor = placed ? places_[step.value] : new_tensor(step.value);

@@ -1,5 +1,6 @@
 #include "runtime/general/bind.h"
 
+#include <algorithm>
 #include <string>
 
 #include "common/error.h"
@@ -9,12 +10,14 @@ namespace staticrt {
 namespace {
 
 // The out overload of a structured op, if its arguments are the op's own and its outputs.
-std::optional<c10::OperatorHandle> find_out_overload(const Node& node) {
+std::optional<c10::OperatorHandle> find_out_overload(const Node& node, const DeviceMemory& memory) {
   const std::optional<std::string_view> overload = structured_out_overload(node.op);
   if (!overload) return std::nullopt;
   const c10::FunctionSchema& schema = node.handle->schema();
   auto found = c10::Dispatcher::singleton().findSchema({schema.name(), std::string(*overload)});
-  if (!found || !found->hasKernelForDispatchKey(c10::DispatchKey::CPU)) return std::nullopt;
+  // Its own kernel, or what the device does with operators that have none.
+  if (!found || !found->hasComputedKernelForDispatchKey(memory.keys().highestPriorityTypeId()))
+    return std::nullopt;
   const auto& args = found->schema().arguments();
   if (args.size() != schema.arguments().size() + schema.returns().size()) return std::nullopt;
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
@@ -25,18 +28,39 @@ std::optional<c10::OperatorHandle> find_out_overload(const Node& node) {
   return found;
 }
 
-bool all_outputs_are_typed_cpu_tensors(const Program& program, const Node& node) {
+// Of tensors all in one memory, whose dtypes are known; null otherwise.
+const DeviceMemory* memory_of_outputs(const Program& program, const Node& node) {
+  if (node.num_outputs == 0 || node.unpacks_list) return nullptr;
+  const DeviceMemory* memory = nullptr;
   for (uint32_t i = 0; i < node.num_outputs; ++i) {
     const ValueInfo& info = program.values()[node.first_output + i];
-    if (!info.is_tensor || !info.dtype || !info.device || !info.device->is_cpu()) return false;
+    if (!info.is_tensor || !info.dtype || !info.device) return nullptr;
+    const DeviceMemory* found = find_memory(*info.device);
+    if (!found || (memory && found != memory)) return nullptr;
+    memory = found;
   }
-  return node.num_outputs > 0 && !node.unpacks_list;
+  return memory;
 }
 
-bool inputs_are_on_cpu(const Program& program, const Node& node) {
+// Whether each tensor that the node reads lies there, or on the host: numbers as tensors may.
+bool reads_only(const Program& program, const Node& node, const DeviceMemory& memory) {
   for (const ValueId id : program.reads(node)) {
     const ValueInfo& info = program.values()[id];
-    if (info.is_tensor && info.device && !info.device->is_cpu()) return false;
+    if (!info.is_tensor || !info.device) continue;
+    const DeviceMemory* found = find_memory(*info.device);
+    if (!found || !(found->is_host() || found == &memory)) return false;
+  }
+  return true;
+}
+
+// A view or the like: a kernel of ours that makes it touches no bytes, so any device's tensors will do.
+bool reads_no_bytes(const Program& program, const Node& node) {
+  if (node.has_effects || !node.written_args.empty() || !node.handle ||
+      node.handle->hasTag(at::Tag::data_dependent_output))
+    return false;
+  for (const ValueId id : program.reads(node)) {
+    const ValueInfo& info = program.values()[id];
+    if (info.is_tensor && info.device && !find_memory(*info.device)) return false;
   }
   return true;
 }
@@ -46,18 +70,24 @@ void choose_kernel(const Program& program, const Node& node, const BindOptions& 
     bound.kind = BoundKind::kControl;
     return;
   }
-  const bool cpu = inputs_are_on_cpu(program, node);
+  const bool host = reads_only(program, node, host_memory());
+  const DeviceMemory* memory = memory_of_outputs(program, node);
   const bool can_write_out =
-      options.out_variants && cpu && !node.has_effects && all_outputs_are_typed_cpu_tensors(program, node);
+      options.out_variants && memory && !node.has_effects && reads_only(program, node, *memory);
   const Kernel* kernel = find_kernel(node.op);
-  if (kernel && (kernel->kind == KernelKind::kNative ? cpu || !node.handle : can_write_out)) {
+  const bool fits =
+      kernel && (kernel->kind == KernelKind::kNative ? host || !node.handle || reads_no_bytes(program, node)
+                                                     : can_write_out && memory->is_host());
+  if (fits) {
     bound.kind = kernel->kind == KernelKind::kOut ? BoundKind::kOut : BoundKind::kNative;
     bound.kernel = kernel->run;
+    if (bound.kind == BoundKind::kOut) bound.memory = memory;
     return;
   }
   SRT_CHECK(node.handle, program.describe(node), ": no kernel and no registered operator of this name");
-  if (can_write_out && (bound.out_handle = find_out_overload(node))) {
+  if (can_write_out && (bound.out_handle = find_out_overload(node, *memory))) {
     bound.kind = BoundKind::kBoxedOut;
+    bound.memory = memory;
     return;
   }
   bound.kind = BoundKind::kBoxed;
@@ -106,6 +136,7 @@ BoundProgram bind(std::shared_ptr<const Program> program_ptr, const BindOptions&
   result.liveness = compute_liveness(program);
   const Liveness& live = result.liveness;
   result.nodes.resize(program.nodes().size());
+  result.memory_of_value.resize(program.num_values());
 
   std::vector<bool> is_output(program.num_values(), false);
   for (const ValueId id : program.outputs()) is_output[id] = true;
@@ -124,6 +155,7 @@ BoundProgram bind(std::shared_ptr<const Program> program_ptr, const BindOptions&
       if (out_variant && !live.touches_input[id] && !live.touches_output[id] && !beside[id]) {
         bound.managed[i] = true;
         result.managed_values.push_back(id);
+        result.memory_of_value[id] = bound.memory;
       }
     }
     for (const ValueId id : program.reads(node)) last_use[id] = index;
@@ -133,6 +165,12 @@ BoundProgram bind(std::shared_ptr<const Program> program_ptr, const BindOptions&
         result.writes_inputs |= live.touches_input[program.operands()[arg.first + k]];
       }
     }
+  }
+  result.memories = {&host_memory()};
+  for (const ValueInfo& info : program.values()) {
+    const DeviceMemory* memory = info.device ? find_memory(*info.device) : nullptr;
+    if (memory && std::ranges::find(result.memories, memory) == result.memories.end())
+      result.memories.push_back(memory);
   }
   const ValueId first_output = program.first_constant() + static_cast<ValueId>(program.constants().size());
   std::vector<bool> managed(program.num_values(), false);

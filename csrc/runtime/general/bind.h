@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "device/device_memory.h"
 #include "kernels/registry/registry.h"
 #include "program/liveness.h"
 #include "program/program.h"
@@ -29,6 +30,7 @@ struct BoundNode {
   BoundKind kind = BoundKind::kBoxed;
   KernelFn kernel = nullptr;                        // kOut, kNative
   std::optional<c10::OperatorHandle> out_handle;    // kBoxedOut
+  const DeviceMemory* memory = nullptr;             // kOut, kBoxedOut: of its outputs
   std::vector<std::shared_ptr<Executable>> bodies;  // kControl
   // Values that no later node reads and no output needs: reset after this node unless managed.
   std::vector<ValueId> last_uses;
@@ -50,9 +52,14 @@ struct BoundProgram {
   std::shared_ptr<const Program> program;
   std::vector<BoundNode> nodes;
   Liveness liveness;
-  std::vector<ValueId> managed_values;  // in definition order
-  bool writes_inputs = false;           // some node writes a value that touches an input
-  bool check_sizes = false;             // of what nodes give
+  std::vector<ValueId> managed_values;               // in definition order
+  std::vector<const DeviceMemory*> memories;         // the host, and registered devices that values lie on
+  std::vector<const DeviceMemory*> memory_of_value;  // of managed values; null for others
+  bool writes_inputs = false;                        // some node writes a value that touches an input
+  bool check_sizes = false;                          // of what nodes give
+
+  // REQUIRES: the value is managed.
+  const DeviceMemory& memory_of(ValueId id) const { return *memory_of_value[id]; }
 };
 
 // Throws InputError where a node names no operator and no kernel.

@@ -1,19 +1,15 @@
 #include "runtime/general/general_path.h"
 
-#include <ATen/EmptyTensor.h>
 #include <ATen/core/boxing/KernelFunction.h>
 
 #include "common/error.h"
+#include "device/tensors.h"
 #include "runtime/general/control_flow.h"
 #include "runtime/general/group_memory.h"
 #include "runtime/general/run_error.h"
 
 namespace staticrt {
 namespace {
-
-at::Tensor empty_output(const ValueInfo& info) {
-  return at::detail::empty_cpu({0}, *info.dtype, /*pin_memory=*/false, std::nullopt);
-}
 
 // Puts the op's results where the node's outputs are.
 void store_results(const Program& program, const Node& node, torch::jit::Stack& stack, c10::IValue* slots) {
@@ -148,7 +144,8 @@ void run_node(const BoundProgram& bound, uint32_t node_index, c10::IValue* slots
         if (slot.isTensor()) {  // a managed value, or a managed output
           slot.toTensor().unsafeGetTensorImpl()->set_sizes_contiguous({0});
         } else {
-          slot = empty_output(program.values()[node.first_output + i]);
+          slot = empty_on(*bound_node.memory, new_managed_storage(*bound_node.memory),
+                          *program.values()[node.first_output + i].dtype);
         }
       }
       run_into_outputs(bound, node_index, slots);

@@ -1,75 +1,96 @@
 #include "runtime/general/group_memory.h"
 
 #include <algorithm>
-#include <map>
 
 #include "common/bits.h"
 #include "common/error.h"
+#include "device/tensors.h"
 #include "planner/storage_groups.h"
-#include "runtime/general/arena_memory.h"
-#include "runtime/general/managed_storage.h"
 
 namespace staticrt {
 GroupMemory::GroupMemory(const BoundProgram& bound, const MemoryOptions& options)
     : bound_(bound), options_(options) {}
 
-static int64_t storage_bytes(const at::Tensor& tensor) {
-  return static_cast<int64_t>(round_up(tensor.storage().nbytes(), kStorageAlignmentBytes));
+static int64_t storage_bytes(const at::Tensor& tensor, const DeviceMemory& memory) {
+  return static_cast<int64_t>(round_up(tensor.storage().nbytes(), static_cast<uint64_t>(memory.alignment())));
 }
 
 void GroupMemory::let_go(ValueId id, c10::IValue* slots) {
   if (!slots[id].isTensor()) return;
-  profiled_bytes_.emplace_back(id, storage_bytes(slots[id].toTensor()));
+  const at::Tensor& tensor = slots[id].toTensor();
+  profiled_bytes_.emplace_back(id, storage_bytes(tensor, bound_.memory_of(id)));
   slots[id] = c10::IValue();
 }
 
-void GroupMemory::make_groups() {
+void GroupMemory::make_groups_in(const DeviceMemory& memory, std::map<ValueId, size_t>& group_with) {
+  std::vector<ValueId> values;
   std::vector<planner::LiveRange> ranges;
   for (const ValueId id : bound_.managed_values) {
+    if (&bound_.memory_of(id) != &memory) continue;
     const LiveRange& range = bound_.liveness.ranges[id];
+    values.push_back(id);
     ranges.push_back({range.begin, range.end});
   }
+  if (values.empty()) return;
   const std::vector<int32_t> group_of = planner::assign_groups(ranges, options_.optimize_memory);
-  const int32_t num_groups = group_of.empty() ? 0 : *std::max_element(group_of.begin(), group_of.end()) + 1;
-  groups_.resize(static_cast<size_t>(num_groups));
-  for (Group& group : groups_) group.storage = new_managed_storage();
-  std::map<ValueId, Group*> group_with;
-  for (size_t i = 0; i < group_of.size(); ++i) {
-    Group& group = groups_[static_cast<size_t>(group_of[i])];
-    group.members.push_back(bound_.managed_values[i]);
-    group_with[bound_.managed_values[i]] = &group;
+  const size_t first = groups_.size();
+  groups_.resize(first + static_cast<size_t>(*std::max_element(group_of.begin(), group_of.end())) + 1);
+  for (size_t i = first; i < groups_.size(); ++i) {
+    groups_[i].storage = new_managed_storage(memory);
+    groups_[i].buffer = buffers_.size();
   }
-  for (const auto& [id, bytes] : profiled_bytes_)
-    group_with.at(id)->size_bytes = std::max(group_with.at(id)->size_bytes, bytes);
+  for (size_t i = 0; i < values.size(); ++i) {
+    const size_t group = first + static_cast<size_t>(group_of[i]);
+    groups_[group].members.push_back(values[i]);
+    group_with[values[i]] = group;
+  }
+  buffers_.emplace_back().memory = &memory;
+}
+
+void GroupMemory::make_groups() {
+  std::map<ValueId, size_t> group_with;
+  for (const DeviceMemory* memory : bound_.memories) make_groups_in(*memory, group_with);
+  for (const auto& [id, bytes] : profiled_bytes_) {
+    Group& group = groups_[group_with.at(id)];
+    group.size_bytes = std::max(group.size_bytes, bytes);
+  }
   profiled_bytes_ = {};
   planned_ = true;
 }
 
-void GroupMemory::place() {
-  if (needed_bytes_ > buffer_bytes_ || !buffer_) {
-    buffer_.clear();
-    buffer_bytes_ = 0;
-    if (needed_bytes_ > 0) buffer_ = allocate_arena(needed_bytes_);
-    buffer_bytes_ = needed_bytes_;
-  }
+bool GroupMemory::must_place(const Buffer& buffer) const {
+  if (buffer.needed_bytes == 0) return false;
+  return !buffer.data || buffer.needed_bytes > buffer.size_bytes ||
+         (!buffer.memory->is_host() && buffer.stream != buffer.memory->current_stream());
+}
+
+void GroupMemory::place(size_t index) {
+  Buffer& buffer = buffers_[index];
+  buffer.data.clear();
+  buffer.size_bytes = 0;
+  buffer.stream = buffer.memory->current_stream();
+  buffer.data = buffer.memory->allocate_arena(buffer.needed_bytes);
+  buffer.size_bytes = buffer.needed_bytes;
   int64_t offset = 0;
   for (Group& group : groups_) {
+    if (group.buffer != index) continue;
     group.offset_bytes = offset;
     if (group.size_bytes == 0) continue;
-    point_storage_to(group.storage, static_cast<char*>(buffer_.get()) + offset, group.size_bytes);
+    point_storage_to(group.storage, static_cast<char*>(buffer.data.get()) + offset, group.size_bytes);
     offset += group.size_bytes;
   }
 }
 
 void GroupMemory::begin_run(c10::IValue* slots) {
   if (!planned_) return;
-  if (needed_bytes_ > buffer_bytes_ || (needed_bytes_ > 0 && !buffer_)) {
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    if (!must_place(buffers_[i])) continue;
     try {
-      place();
-    } catch (const OutOfMemoryError&) {
+      place(i);
+    } catch (...) {
       // Sizes are the largest ever seen: start again from what the next calls need.
       for (Group& group : groups_) group.size_bytes = 0;
-      needed_bytes_ = 0;
+      for (Buffer& buffer : buffers_) buffer.needed_bytes = 0;
       throw;
     }
   }
@@ -77,7 +98,8 @@ void GroupMemory::begin_run(c10::IValue* slots) {
     for (const ValueId id : group.members) {
       if (slots[id].isTensor()) continue;
       // A new frame, or one that lost its tensors with a failed run.
-      slots[id] = empty_on(group.storage, *bound_.program->values()[id].dtype);
+      slots[id] =
+          empty_on(*buffers_[group.buffer].memory, group.storage, *bound_.program->values()[id].dtype);
     }
   }
 }
@@ -85,15 +107,16 @@ void GroupMemory::begin_run(c10::IValue* slots) {
 void GroupMemory::end_run(c10::IValue* slots) {
   const bool profile_run = !planned_;
   if (profile_run) make_groups();
-  needed_bytes_ = 0;
+  for (Buffer& buffer : buffers_) buffer.needed_bytes = 0;
   bool moved = profile_run;
   for (Group& group : groups_) {
+    Buffer& buffer = buffers_[group.buffer];
     size_t held = 0;
     for (const ValueId id : group.members) {
       if (!slots[id].isTensor()) continue;  // let go of
       ++held;
       at::Tensor& tensor = slots[id].toTensor();
-      const int64_t bytes = storage_bytes(tensor);
+      const int64_t bytes = storage_bytes(tensor, *buffer.memory);
       moved |= bytes > group.size_bytes;
       group.size_bytes = std::max(group.size_bytes, bytes);
       if (!tensor.storage().is_alias_of(group.storage)) {  // the profile run, or a kernel replaced it
@@ -102,7 +125,7 @@ void GroupMemory::end_run(c10::IValue* slots) {
         moved = true;
       }
     }
-    needed_bytes_ += group.size_bytes;
+    buffer.needed_bytes += group.size_bytes;
     SRT_INTERNAL(group.storage.use_count() == held + 1, "managed storage of '",
                  bound_.program->values()[group.members.front()].name, "' has ", group.storage.use_count(),
                  " owners after the run, expected ", held + 1,
@@ -113,8 +136,10 @@ void GroupMemory::end_run(c10::IValue* slots) {
 
 void GroupMemory::detach() {
   for (Group& group : groups_) point_storage_to(group.storage, nullptr, 0);
-  buffer_.clear();
-  buffer_bytes_ = 0;
+  for (Buffer& buffer : buffers_) {
+    buffer.data.clear();
+    buffer.size_bytes = 0;
+  }
 }
 
 void GroupMemory::abandon_run(c10::IValue* slots) {
@@ -124,10 +149,12 @@ void GroupMemory::abandon_run(c10::IValue* slots) {
 }
 
 bool GroupMemory::owns(const at::Tensor& tensor) const {
-  if (!buffer_ || !tensor.defined() || !tensor.has_storage()) return false;
+  if (!tensor.defined() || !tensor.has_storage()) return false;
   const char* data = static_cast<const char*>(tensor.storage().data());
-  const char* base = static_cast<const char*>(buffer_.get());
-  return data >= base && data < base + buffer_bytes_;
+  return std::ranges::any_of(buffers_, [&](const Buffer& buffer) {
+    const char* base = static_cast<const char*>(buffer.data.get());
+    return data >= base && data < base + buffer.size_bytes;
+  });
 }
 
 MemoryCounters GroupMemory::counters() const {

@@ -1,15 +1,17 @@
-// Memory of one frame's managed values on the general path: storage groups, as PyTorch's Static Runtime
-// plans them (torch/csrc/jit/runtime/static/memory_planner.cpp gives the behaviour, not the code).
+// Memory of one frame's managed values on the general path: storage groups of each device, as PyTorch's
+// Static Runtime plans them (torch/csrc/jit/runtime/static/memory_planner.cpp gives the behaviour, not the
+// code).
 //
 // Run 1 allocates ordinarily, frees each managed value after its last use, and shows how large it was. From
 // then on the members of
-// a group point to one storage, all storages lie in one buffer, and a group is as large as its largest
-// member was in any run so far. A value that outgrows its group allocates inside the run; the next run's
-// buffer has room for it. Groups never shrink.
+// a group point to one storage, all storages of a device lie in one buffer of it, and a group is as large as
+// its largest member was in any run so far. A value that outgrows its group allocates inside the run; the
+// next run's buffer has room for it. Groups never shrink.
 //
 // Invariants between begin_run() and end_run():
 // (1) Each member's tensor points to its group's StorageImpl.
-// (2) Groups do not overlap in the buffer.
+// (2) Groups do not overlap in their buffer.
+// (3) A buffer belongs to the stream that the run is on: a run on another one takes another buffer.
 //
 // Thread safety: none; one per frame.
 #pragma once
@@ -19,6 +21,7 @@
 #include <c10/core/Storage.h>
 
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include "runtime/general/bind.h"
@@ -32,7 +35,7 @@ struct MemoryOptions {
 
 struct MemoryCounters {
   int64_t managed_tensors = 0;
-  int64_t managed_bytes = 0;      // size of the buffer
+  int64_t managed_bytes = 0;      // size of the buffers
   int64_t reused_tensors = 0;     // sum over groups of members - 1
   int64_t unmanaged_scalars = 0;  // values that are not tensors
   int64_t unmanaged_others = 0;
@@ -58,18 +61,28 @@ class GroupMemory {
   bool owns(const at::Tensor& tensor) const;
   MemoryCounters counters() const;
   bool planned() const { return planned_; }
-  // Offsets in bytes of each managed value's group in the buffer, for tests and reports.
+  // Offsets in bytes of each managed value's group in its buffer, for tests and reports.
   std::vector<std::pair<ValueId, int64_t>> offsets() const;
 
  private:
   struct Group {
     c10::Storage storage;
     std::vector<ValueId> members;
+    size_t buffer = 0;
     int64_t size_bytes = 0;
     int64_t offset_bytes = 0;
   };
+  struct Buffer {
+    const DeviceMemory* memory = nullptr;
+    c10::StreamId stream = 0;
+    at::DataPtr data;
+    int64_t size_bytes = 0;
+    int64_t needed_bytes = 0;
+  };
   void make_groups();
-  void place();
+  void make_groups_in(const DeviceMemory& memory, std::map<ValueId, size_t>& group_with);
+  bool must_place(const Buffer& buffer) const;
+  void place(size_t index);
   void detach();
 
   const BoundProgram& bound_;
@@ -77,9 +90,7 @@ class GroupMemory {
   bool planned_ = false;
   std::vector<std::pair<ValueId, int64_t>> profiled_bytes_;  // sizes of the values that were let go of
   std::vector<Group> groups_;
-  at::DataPtr buffer_;
-  int64_t buffer_bytes_ = 0;
-  int64_t needed_bytes_ = 0;
+  std::vector<Buffer> buffers_;
 };
 
 }  // namespace staticrt

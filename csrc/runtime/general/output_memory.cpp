@@ -4,8 +4,7 @@
 
 #include "common/bits.h"
 #include "common/error.h"
-#include "runtime/general/arena_memory.h"
-#include "runtime/general/managed_storage.h"
+#include "device/tensors.h"
 
 namespace staticrt {
 
@@ -13,11 +12,12 @@ OutputMemory::OutputMemory(const BoundProgram& bound) : bound_(bound) {
   for (size_t index = 0; index < bound.nodes.size(); ++index) {
     const BoundKind kind = bound.nodes[index].kind;
     if (kind != BoundKind::kOut && kind != BoundKind::kBoxedOut) continue;
+    if (!bound.nodes[index].memory->is_host()) continue;
     const Node& node = bound.program->nodes()[index];
     for (uint32_t i = 0; i < node.num_outputs; ++i) {
       const ValueId id = node.first_output + i;
       if (bound.liveness.touches_output[id] && !bound.liveness.touches_input[id]) {
-        outputs_.push_back({id, new_managed_storage(), 0});
+        outputs_.push_back({id, new_managed_storage(host_memory()), 0});
       }
     }
   }
@@ -37,7 +37,7 @@ void OutputMemory::begin_run(c10::IValue* slots) {
   if (size_bytes() > buffer_bytes_) {
     buffer_.clear();
     buffer_bytes_ = 0;  // should the next line throw
-    buffer_ = allocate_arena(size_bytes());
+    buffer_ = host_memory().allocate_arena(size_bytes());
     buffer_bytes_ = size_bytes();
   }
   int64_t offset = 0;
@@ -46,7 +46,8 @@ void OutputMemory::begin_run(c10::IValue* slots) {
       point_storage_to(output.storage, static_cast<char*>(buffer_.get()) + offset, output.size_bytes);
     }
     offset += output.size_bytes;
-    slots[output.value] = empty_on(output.storage, *bound_.program->values()[output.value].dtype);
+    slots[output.value] =
+        empty_on(host_memory(), output.storage, *bound_.program->values()[output.value].dtype);
   }
 }
 
@@ -58,7 +59,7 @@ void OutputMemory::end_run(const c10::IValue* slots) {
     if (slot.isTensor() && slot.toTensor().defined())
       bytes = std::max(bytes, slot.toTensor().storage().nbytes());
     output.size_bytes =
-        std::max(output.size_bytes, static_cast<int64_t>(round_up(bytes, kStorageAlignmentBytes)));
+        std::max(output.size_bytes, static_cast<int64_t>(round_up(bytes, host_memory().alignment())));
   }
   are_out_ = profiled_ && !outputs_.empty();
   profiled_ = true;
@@ -66,7 +67,7 @@ void OutputMemory::end_run(const c10::IValue* slots) {
 
 void OutputMemory::abandon_run() {
   // A failed run returned nothing; whatever outgrew the buffer goes.
-  for (Output& output : outputs_) output.storage = new_managed_storage();
+  for (Output& output : outputs_) output.storage = new_managed_storage(host_memory());
   are_out_ = false;
 }
 

@@ -21,7 +21,8 @@ namespace staticrt {
 
 class OutputMemory {
  public:
-  // Managed are outputs of out variants, and what outputs are views of, that share nothing with an input.
+  // Managed are outputs of out variants, and what outputs are views of, that share nothing with an input and
+  // lie in host memory: on a device, work on them may outlast the caller's use.
   explicit OutputMemory(const BoundProgram& bound);
 
   // Throws InputError if outputs of the run before were not released.

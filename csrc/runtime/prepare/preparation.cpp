@@ -54,7 +54,8 @@ void Preparation::find_owners() {
 
 bool Preparation::is_fixed_node(uint32_t index) const {
   const Node& node = node_at(index);
-  if (!is_stable(node) || is_skippable(node, bound_.nodes[index]) || !makes_tensors(node) || !all_plain(node))
+  if (!is_stable(node) || is_skippable(node, bound_.nodes[index]) || !makes_tensors(node) ||
+      !all_plain(node) || !all_on_host(node))
     return false;
   int64_t read_bytes = 0;
   for (const ValueId id : program_.reads(node)) {
@@ -77,7 +78,8 @@ void Preparation::find_fixed() {
   plans_.resize(n);
   if (!result_.fixed_) return;
   for (ValueId id = 0; id < program_.first_constant() + program_.constants().size(); ++id) {
-    is_fixed_[id] = records_[id].is_tensor && records_[id].plain && result_.fixed_->is_fixed(id);
+    is_fixed_[id] = records_[id].is_tensor && records_[id].plain && records_[id].memory->is_host() &&
+                    result_.fixed_->is_fixed(id);
   }
   for (uint32_t index = 0; index < n; ++index) {
     if (!is_fixed_node(index)) continue;
@@ -110,6 +112,21 @@ bool Preparation::all_plain(const Node& node) const {
   for (uint32_t i = 0; i < node.num_outputs; ++i) {
     const ValueRecord& record = records_[node.first_output + i];
     if (!record.stable || (record.is_tensor && !record.plain)) return false;
+  }
+  return true;
+}
+
+// Kernels of ours run there, and what is kept between calls lies there: on a device, calls on other streams
+// would have to be ordered with it.
+bool Preparation::all_on_host(const Node& node) const {
+  const auto elsewhere = [&](ValueId id) {
+    return records_[id].is_tensor && !(records_[id].memory && records_[id].memory->is_host());
+  };
+  for (const ValueId id : program_.reads(node)) {
+    if (elsewhere(id)) return false;
+  }
+  for (uint32_t i = 0; i < node.num_outputs; ++i) {
+    if (elsewhere(node.first_output + i)) return false;
   }
   return true;
 }
@@ -175,7 +192,7 @@ void Preparation::plan_single(uint32_t index) {
   const BoundNode& bound = bound_.nodes[index];
   NodePlan& plan = plans_[index];
   const bool callable = !node.has_effects && all_plain(node) && makes_tensors(node);
-  if (callable && prepare_node(index)) {
+  if (callable && all_on_host(node) && prepare_node(index)) {
     plan.plan = Plan::kCall;
   } else if (callable && (bound.kind == BoundKind::kOut || bound.kind == BoundKind::kBoxedOut)) {
     plan.plan = Plan::kOut;

@@ -70,6 +70,7 @@ class Preparation {
   uint32_t base_of(ValueId owner);
   TensorOperand operand(ValueId id);
   bool all_plain(const Node& node) const;
+  bool all_on_host(const Node& node) const;
   bool makes_tensors(const Node& node) const;
   bool is_stable(const Node& node) const;
   bool is_skippable(const Node& node, const BoundNode& bound) const;
@@ -87,6 +88,8 @@ class Preparation {
 
   // preparation_plan.cpp
   void plan();
+  void plan_host();
+  void plan_device(const DeviceMemory& memory);
   void find_donors(std::vector<planner::Spec>& specs);
   ValueId find_heir(ValueId input) const;
   void find_sharing();

@@ -9,7 +9,7 @@ namespace staticrt {
 bool Preparation::starts_chain(uint32_t index) const {
   const Node& node = node_at(index);
   return plans_[index].plan != Plan::kFixed && is_pointwise(node.op) && !node.has_effects &&
-         node.num_outputs == 1 && makes_tensors(node) && all_plain(node);
+         node.num_outputs == 1 && makes_tensors(node) && all_plain(node) && all_on_host(node);
 }
 
 // Takes as many nodes from `first` on as make one loop; returns the index after them, or `first`.

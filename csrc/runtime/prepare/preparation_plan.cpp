@@ -103,10 +103,46 @@ planner::Plan Preparation::plan_groups(std::span<const planner::Spec> specs, int
 }
 
 void Preparation::plan() {
+  result_.is_fixed_.assign(program_.num_values(), false);
+  plan_host();
+  for (const DeviceMemory* memory : bound_.memories) {
+    if (!memory->is_host()) plan_device(*memory);
+  }
+}
+
+// Steps on a device write tensors of their own, so nothing there shares bytes on purpose.
+void Preparation::plan_device(const DeviceMemory& memory) {
+  std::vector<planner::Spec> specs;
+  std::vector<ValueId> values;
+  for (ValueId id = 0; id < program_.num_values(); ++id) {
+    if (!is_arena_owner(id) || records_[id].memory != &memory) continue;
+    specs.push_back({begin_[id], end_[id], extent_bytes(records_[id].meta)});
+    values.push_back(id);
+  }
+  if (values.empty()) return;
+  const planner::Plan plan = plan_groups(specs, memory.alignment(), planner::Effort::kDefault);
+  PreparedProgram::ArenaPart part{&memory, plan.arena_bytes, {}};
+  for (size_t i = 0; i < values.size(); ++i) {
+    MemoryBlock block;
+    block.id = values[i];
+    block.begin = static_cast<uint32_t>(specs[i].begin);
+    block.end = static_cast<uint32_t>(specs[i].end);
+    block.size_bytes = specs[i].size_bytes;
+    block.offset_bytes = result_.stats_.arena_bytes + plan.offsets[i];
+    result_.blocks_.push_back(block);
+    result_.is_fixed_[values[i]] = true;
+    part.offsets.emplace_back(base_of(values[i]), plan.offsets[i]);
+  }
+  result_.arenas_.push_back(std::move(part));
+  result_.stats_.arena_bytes += plan.arena_bytes;
+  result_.stats_.lower_bound_bytes += plan.lower_bound;
+}
+
+void Preparation::plan_host() {
   std::vector<planner::Spec> specs;
   spec_of_.assign(program_.num_values(), -1);
   for (ValueId id = 0; id < program_.num_values(); ++id) {
-    if (!is_arena_owner(id)) continue;
+    if (!is_arena_owner(id) || !records_[id].memory->is_host()) continue;
     spec_of_[id] = static_cast<int32_t>(specs.size());
     specs.push_back({begin_[id], end_[id], extent_bytes(records_[id].meta)});
     planned_.push_back(id);
@@ -125,11 +161,12 @@ void Preparation::plan() {
     workspaces.push_back(index);
   }
   for (planner::Loan& loan : loans_) loan.borrowers = static_cast<int32_t>(planned_.size());
-  const planner::SharedPlan plan =
-      planner::plan_shared(specs, overwrites_, copies_, loans_, /*alignment=*/64, planner::Effort::kDefault,
-                           [this](std::span<const planner::Spec> groups, int64_t alignment,
-                                  planner::Effort effort) { return plan_groups(groups, alignment, effort); });
-  result_.is_fixed_.assign(program_.num_values(), false);
+  const planner::SharedPlan plan = planner::plan_shared(
+      specs, overwrites_, copies_, loans_, host_memory().alignment(), planner::Effort::kDefault,
+      [this](std::span<const planner::Spec> groups, int64_t alignment, planner::Effort effort) {
+        return plan_groups(groups, alignment, effort);
+      });
+  PreparedProgram::ArenaPart part{&host_memory(), plan.arena_bytes, {}};
   for (size_t i = 0; i < specs.size(); ++i) {
     const bool is_value = i < planned_.size();
     const uint32_t id = is_value ? planned_[i] : workspaces[i - planned_.size()];
@@ -154,9 +191,10 @@ void Preparation::plan() {
       result_.stats_.donated_bytes += block.size_bytes;
     } else {
       result_.is_fixed_[id] = true;
-      result_.arena_offsets_.emplace_back(base_of(id), plan.offsets[i]);
+      part.offsets.emplace_back(base_of(id), plan.offsets[i]);
     }
   }
+  if (plan.arena_bytes > 0) result_.arenas_.push_back(std::move(part));
   result_.stats_.arena_bytes = plan.arena_bytes;
   result_.stats_.lower_bound_bytes = plan.lower_bound;
   note_sharing(plan);

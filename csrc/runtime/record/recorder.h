@@ -13,8 +13,9 @@ struct ValueRecord {
   // The same for every call of this signature. Not so where it depends on data (item, nonzero), or on what
   // only an unknown operator knows.
   bool stable = false;
-  // A dense CPU tensor without lazy bits: its bytes can be addressed.
+  // A dense tensor of a registered device without lazy bits: its bytes can be addressed.
   bool plain = false;
+  const DeviceMemory* memory = nullptr;  // where a plain tensor lies
   TensorMeta meta;
   ValueId owner = 0;         // whose storage it has; itself if it has its own
   int64_t offset_bytes = 0;  // of its first element from its owner's
@@ -24,9 +25,8 @@ struct ValueRecord {
 class Recorder : public NodeObserver {
  public:
   // slots: hold inputs and constants.
-  // device: of the tensors whose bytes count as addressable: kMeta in a run of shapes
-  // (runtime/record/shape_run.h).
-  Recorder(const BoundProgram& bound, const c10::IValue* slots, c10::DeviceType device = c10::kCPU);
+  // shapes_only: tensors of the meta device stand for those of the host (runtime/record/shape_run.h).
+  Recorder(const BoundProgram& bound, const c10::IValue* slots, bool shapes_only = false);
   void after_node(uint32_t node_index, const c10::IValue* slots) override;
   // Whether what the node makes of its operands, as recorded, is the same for every call of this signature.
   bool is_stable(uint32_t node_index) const;
@@ -37,9 +37,10 @@ class Recorder : public NodeObserver {
 
  private:
   void record_tensor(ValueId id, const at::Tensor& tensor);
+  const DeviceMemory* memory_of(const at::Tensor& tensor) const;
 
   const BoundProgram& bound_;
-  const c10::DeviceType device_;
+  const bool shapes_only_;
   std::vector<ValueRecord> records_;
   std::vector<const char*> data_;  // first element of each tensor, as it was in this run
 };

@@ -49,7 +49,7 @@ at::Tensor zeros_like_stored(const at::Tensor& tensor) {
   int64_t last = 0;
   for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
   const int64_t elements = tensor.numel() == 0 ? 0 : last + 1;
-  return at::zeros({elements}, tensor.options().device(at::kCPU))
+  return at::zeros({elements}, tensor.options().device(host_memory().device()))
       .as_strided(tensor.sizes(), tensor.strides());
 }
 

@@ -8,12 +8,13 @@
 namespace staticrt {
 namespace {
 
-// Of what is neither a dense CPU tensor nor a number, the meta device tells too little.
+// Of what is neither a dense tensor in host memory nor a number, the meta device tells too little.
 bool has_shape_only_form(const c10::IValue& value) {
   if (value.isTensorList()) return false;
   if (!value.isTensor() || !value.toTensor().defined()) return true;
   const at::Tensor& tensor = value.toTensor();
-  return tensor.device().is_cpu() && tensor.layout() == at::kStrided && !tensor.is_conj() &&
+  const DeviceMemory* memory = find_memory(tensor.device());
+  return memory && memory->is_host() && tensor.layout() == at::kStrided && !tensor.is_conj() &&
          !tensor.is_neg() && !tensor.is_quantized() && !tensor._is_zerotensor();
 }
 
@@ -25,7 +26,8 @@ std::string undecided(const BoundProgram& bound, uint32_t index, const Recorder&
   if (!recorder.is_stable(index)) return "data, or an operator torch does not own, decides its result";
   for (uint32_t i = 0; i < node.num_outputs; ++i) {
     const ValueInfo& info = program.values()[node.first_output + i];
-    if (info.is_tensor && info.device && !info.device->is_cpu())
+    const DeviceMemory* memory = info.device ? find_memory(*info.device) : nullptr;
+    if (info.is_tensor && info.device && !(memory && memory->is_host()))
       return "it makes a tensor that is not on the CPU";
   }
   return "";
@@ -55,6 +57,8 @@ ShapeRun run_shapes(const BoundProgram& bound, std::span<const InputView> inputs
   const Program& program = *bound.program;
   std::vector<c10::IValue> slots(program.num_values());
   for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i].tensor && !has_shape_only_form(*inputs[i].tensor))
+      return {{}, "input '" + program.values()[i].name + "' is not on the CPU"};
     slots[i] = inputs[i].tensor ? c10::IValue(without_bytes(*inputs[i].tensor)) : inputs[i].value;
   }
   for (size_t i = 0; i < program.constants().size(); ++i) {
@@ -65,7 +69,7 @@ ShapeRun run_shapes(const BoundProgram& bound, std::span<const InputView> inputs
     if (value.isTensor() && value.toTensor().defined()) slot = without_bytes(value.toTensor());
   }
   ShapeRun result;
-  result.recorder.emplace(bound, slots.data(), c10::kMeta);
+  result.recorder.emplace(bound, slots.data(), /*shapes_only=*/true);
   for (uint32_t index = 0; index < program.nodes().size(); ++index) {
     const Node& node = program.nodes()[index];
     std::string reason = undecided(bound, index, *result.recorder);

@@ -2,6 +2,8 @@
 
 #include <bit>
 
+#include "device/device_memory.h"
+
 namespace staticrt {
 namespace {
 
@@ -38,6 +40,8 @@ Signature::Signature(std::span<const InputView> inputs, int num_threads) : num_t
     if (key.is_tensor) {
       const at::Tensor& t = *input.tensor;
       key.dispatch_keys = t.key_set().raw_repr();
+      key.device_index = t.device().index();
+      mix(hash_, static_cast<uint64_t>(key.device_index));
       key.meta.dtype = t.scalar_type();
       key.meta.sizes.assign(t.sizes().begin(), t.sizes().end());
       key.meta.strides.assign(t.strides().begin(), t.strides().end());
@@ -66,6 +70,7 @@ bool Signature::matches(std::span<const InputView> inputs, int num_threads) cons
     const c10::TensorImpl& impl = *tensor->unsafeGetTensorImpl();
     if (impl.key_set().raw_repr() != key.dispatch_keys ||
         impl.dtype() != c10::scalarTypeToTypeMeta(key.meta.dtype) ||
+        (key.device_index >= 0 && impl.device().index() != key.device_index) ||
         !same_ints(key.meta.sizes, impl.sizes()) || !same_ints(key.meta.strides, impl.strides())) {
       return false;
     }
@@ -80,7 +85,7 @@ bool can_be_prepared(std::span<const InputView> inputs) {
       continue;
     }
     const at::Tensor& t = *input.tensor;
-    if (!t.defined() || !t.device().is_cpu() || t.layout() != at::kStrided || t.is_quantized() ||
+    if (!t.defined() || !find_memory(t.device()) || t.layout() != at::kStrided || t.is_quantized() ||
         t.unsafeGetTensorImpl()->has_symbolic_sizes_strides() || t.is_conj() || t.is_neg() ||
         t._is_zerotensor() || t.is_nested()) {
       return false;

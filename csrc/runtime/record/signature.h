@@ -22,7 +22,7 @@ class Signature {
  public:
   Signature(std::span<const InputView> inputs, int num_threads);
 
-  // Equal dtypes, sizes, strides, dispatch keys (device, conj, neg, ...), numbers and thread count. The full
+  // Equal dtypes, sizes, strides, devices, dispatch keys (conj, neg, ...), numbers and thread count. The full
   // key always decides; no hash stands in for it.
   bool matches(std::span<const InputView> inputs, int num_threads) const;
   uint64_t hash() const { return hash_; }
@@ -32,6 +32,7 @@ class Signature {
   struct Key {
     bool is_tensor = false;
     uint64_t dispatch_keys = 0;
+    c10::DeviceIndex device_index = -1;  // of its type, which the dispatch keys tell; -1: there is only one
     TensorMeta meta;
     c10::IValue value;
   };
@@ -40,7 +41,7 @@ class Signature {
   uint64_t hash_ = 0;
 };
 
-// Every input is None, a number, or a dense CPU tensor without lazy bits, whose bytes may be addressed.
+// Every input is None, a number, or a dense tensor of a registered device without lazy bits.
 bool can_be_prepared(std::span<const InputView> inputs);
 
 }  // namespace staticrt

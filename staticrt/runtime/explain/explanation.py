@@ -141,6 +141,11 @@ def _signature_lines(signature: SignatureReport, details: bool) -> list[str]:
         f"{format_bytes(signature.values_bytes)}), outputs {format_bytes(signature.output_bytes)} a call"
         + (f", unmanaged {format_bytes(signature.unmanaged_bytes)}" if signature.unmanaged_bytes else "")
     )
+    if any(device != "cpu" for device, _ in signature.arenas):
+        lines.append(
+            "      arenas:  "
+            + ", ".join(f"{device} {format_bytes(size)}" for device, size in signature.arenas)
+        )
     if signature.overwrites or signature.parts_in_place:
         lines.append(
             f"      in place: {signature.overwrites} results over an input that dies there, "

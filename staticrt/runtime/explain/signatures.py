@@ -18,7 +18,8 @@ class SignatureReport:
     Args:
         inputs: the caller's tensors it is for, "x: float32[8, 64]"; the model's own are left out.
         threads: intra-op threads it is for.
-        arena_bytes: planned memory; lower_bound_bytes: no plan is smaller; values_bytes: without sharing.
+        arenas: device -> planned bytes there.
+        arena_bytes: planned memory of all devices; lower_bound_bytes: no plan is smaller; values_bytes: without sharing.
         output_bytes, unmanaged_bytes: allocated in each call: results; what kernels of others allocate.
         overwrites: results written over an input that dies there; parts_in_place: values made where a later node
             would have copied them.
@@ -30,6 +31,7 @@ class SignatureReport:
 
     inputs: tuple[str, ...]
     threads: int
+    arenas: tuple[tuple[str, int], ...]
     arena_bytes: int
     lower_bound_bytes: int
     values_bytes: int
@@ -66,6 +68,7 @@ def _report(executable: _C.Executable, prepared: _C.PreparedProgram, names: Sequ
     return SignatureReport(
         inputs=inputs,
         threads=view.num_threads,
+        arenas=tuple(prepared.arenas),
         arena_bytes=view.stats["arena_bytes"],
         lower_bound_bytes=view.stats["lower_bound_bytes"],
         values_bytes=sizes["arena"] + sizes["workspace"],

@@ -1,4 +1,4 @@
-#include "runtime/execution_plan/small_blocks.h"
+#include "device/small_blocks.h"
 
 #include <ATen/Context.h>
 #include <ATen/ops/add.h>

@@ -1,4 +1,4 @@
-#include "runtime/execution_plan/small_blocks.h"
+#include "device/small_blocks.h"
 
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>

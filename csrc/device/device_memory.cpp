@@ -1,0 +1,39 @@
+#include "device/device_memory.h"
+
+#include <ATen/Context.h>
+#include <c10/core/Backend.h>
+
+namespace staticrt {
+
+DeviceMemory::DeviceMemory(at::Device device, bool is_host)
+    : device_(device), keys_(c10::computeDispatchKey(at::kFloat, at::kStrided, device)), is_host_(is_host) {}
+
+at::Generator DeviceMemory::generator() const {
+  return at::globalContext().defaultGenerator(device_);
+}
+
+void DeviceMemory::grow_arena(at::DataPtr& data, int64_t& size_bytes, int64_t wanted_bytes) const {
+  const int64_t held = size_bytes;
+  if (held == 0 || !fits_instead(held, wanted_bytes)) {
+    data = allocate_arena(wanted_bytes);
+    size_bytes = wanted_bytes;
+    return;
+  }
+  // Given back first: both at once are never needed. Work that still uses the bytes comes before whatever the
+  // same stream does with them next.
+  data.clear();
+  size_bytes = 0;
+  try {
+    data = allocate_arena(wanted_bytes);
+    size_bytes = wanted_bytes;
+  } catch (...) {
+    try {
+      data = allocate_arena(held);
+      size_bytes = held;
+    } catch (...) {  // the first error says more
+    }
+    throw;
+  }
+}
+
+}  // namespace staticrt

@@ -1,0 +1,85 @@
+// What a torch device gives the runtime: tensors, arenas, the current stream and random numbers.
+//
+// A device registers itself (register_memory); the rest of staticrt asks find_memory() and names no device.
+// Programs with tensors of a device that is not registered run operator by operator.
+//
+// Work on a device may end after the call that enqueued it. So bytes go back in the order of the stream they
+// were allocated on, whose later work alone may get them again; nothing here waits for a device.
+//
+// Thread safety: full.
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/Device.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/Stream.h>
+
+#include <cstdint>
+#include <memory>
+
+namespace staticrt {
+
+class DeviceMemory {
+ public:
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+  virtual ~DeviceMemory() = default;
+
+  at::Device device() const { return device_; }
+  // Of dense tensors.
+  c10::DispatchKeySet keys() const { return keys_; }
+  // Host code may read and write its bytes, so that kernels of ours run on them; work ends before its call
+  // returns.
+  bool is_host() const { return is_host_; }
+  // Of offsets in arenas, in bytes.
+  int64_t alignment() const { return is_host_ ? 64 : 512; }
+
+  // Torch's allocator of its tensors. It serves the current device.
+  c10::Allocator* allocator() const { return c10::GetAllocator(device_.type()); }
+  // A tensor of the caller's with unset contents. size_bytes: from its first to past its last element.
+  virtual at::Tensor new_tensor(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype,
+                                int64_t size_bytes) const = 0;
+  // Sets bytes of an arena, on the current stream.
+  virtual void fill(void* data, int64_t size_bytes, uint8_t value) const = 0;
+  // This thread's; one for all on the host.
+  virtual c10::StreamId current_stream() const = 0;
+  at::Generator generator() const;
+
+  // `size_bytes` of an arena, aligned, of the current stream; given back when the pointer goes. 0 bytes:
+  // null. Throws OutOfMemoryError, on a device torch's own, with what the allocator tried; nothing has
+  // changed then.
+  virtual at::DataPtr allocate_arena(int64_t size_bytes) const = 0;
+  // Makes an arena of `size_bytes` one of at least `wanted_bytes`, with other contents. Throws as above: the
+  // arena is then as large as it was, so that programs which it was large enough for still run, unless
+  // somebody took its memory meanwhile (then it is empty).
+  void grow_arena(at::DataPtr& data, int64_t& size_bytes, int64_t wanted_bytes) const;
+  // Returns what no arena uses to the system. May wait for the device.
+  virtual void release_idle_arenas() const = 0;
+
+ protected:
+  DeviceMemory(at::Device device, bool is_host);
+  // Whether a limit allows `wanted` bytes if `held` ones are given back for them.
+  virtual bool fits_instead(int64_t held, int64_t wanted) const { return true; }
+
+ private:
+  const at::Device device_;
+  const c10::DispatchKeySet keys_;
+  const bool is_host_;
+};
+
+const DeviceMemory& host_memory();
+
+// Of any other device: streams, tensors and random numbers as torch has them for its device type. `arenas`
+// serves the current device and stream, as torch's allocators do, and bytes that are given back go to later
+// work of the stream they came from; it lives as long as the process.
+std::unique_ptr<DeviceMemory> cached_memory(at::Device device, c10::Allocator& arenas);
+
+// For the life of the process. Throws InputError if the device has no index or has a memory already.
+void register_memory(std::unique_ptr<DeviceMemory> memory);
+
+// Null: the device is not registered.
+const DeviceMemory* find_memory(at::Device device);
+
+}  // namespace staticrt
