@@ -71,6 +71,25 @@ double seconds_for(Executable& executable, const py::list& list, int64_t calls) 
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+// Per prepared call: about how long it takes on one thread, how long its largest parts take on the program's
+// threads (both in nanoseconds, 0 for a call that states no grid), and how often it starts threads.
+py::list shares_of(const PreparedProgram& program) {
+  py::list list;
+  for (const auto& grids : program.grids()) {
+    double whole = 0;
+    double largest = 0;
+    int forks = 0;
+    for (const Grid& grid : grids) {
+      const int threads = program.signature().num_threads();
+      whole += grid.ns();
+      largest += grid.ns() * largest_share(grid, threads);
+      forks += cut_of(grid, threads).parts() > 1;
+    }
+    list.append(py::make_tuple(whole, largest, forks));
+  }
+  return list;
+}
+
 }  // namespace
 
 void bind_runtime(py::module_& m) {
@@ -149,6 +168,8 @@ void bind_runtime(py::module_& m) {
                                for (const auto& program : e.prepared_programs()) {
                                  py::dict d = stats_of(*program);
                                  d["routes"] = program->routes();
+                                 d["threads"] = program->signature().num_threads();
+                                 d["shares"] = shares_of(*program);
                                  list.append(d);
                                }
                                return list;

@@ -11,9 +11,11 @@ namespace staticrt::tuning {
 
 // ---- work of a thread: less is not worth waking one ----------------------------------------------------
 
-inline constexpr int64_t kElementsPerThread = 32768;  // at::internal::GRAIN_SIZE
-inline constexpr int64_t kFlopsPerThread = 1 << 18;   // of products and convolutions
-inline constexpr int64_t kWinogradFlopsPerThread = 1 << 19;
+inline constexpr double kNsPerThread = 4096;           // what a part of a call takes at least
+inline constexpr double kRowOperationsPerNs = 8;       // float operations of one core on rows,
+inline constexpr int64_t kLongPrimOperations = 4;      // that an exponential or a logarithm counts for
+inline constexpr double kProductOperationsPerNs = 64;  // and in matrix products
+
 inline constexpr int64_t kMinDirectionFlops = 1 << 19;  // of a recurrent layer's second direction
 inline constexpr int64_t kTreeStepsPerTask = 20'000;
 inline constexpr int64_t kMinRegionBytes = 256 * 1024;  // touched by calls that run beside others
@@ -25,9 +27,12 @@ inline constexpr int64_t kHalfCacheBytes = 1 << 20;  // half of a common second-
 inline constexpr int64_t kBlasBandBytes = 1 << 19;   // output rows of one call of BLAS
 inline constexpr int64_t kMinBlasRows = 384;         // fewer do not repay packing the weights anew
 inline constexpr int64_t kPanelFloats = 1 << 18;     // panels of a convolution that reads its weight in place
+inline constexpr int64_t kProductRowUnit = 12;       // rows between two cuts of a product
 inline constexpr int64_t kMaxTurnedRows = 256;       // rows of a tall product that are packed at once
 inline constexpr int64_t kTreeRowsPerBlock = 128;    // their features stay while all trees are walked
 inline constexpr int64_t kAttentionBlockRows = 48;
+inline constexpr int64_t kAttentionBlockKeys = 1024;
+inline constexpr int64_t kAttentionFewRows = 4;
 inline constexpr int64_t kRecurrentChunkFloats = 1 << 18;  // gates of the steps computed by one product
 inline constexpr int64_t kRecurrentChunkRows = 64;
 inline constexpr int64_t kDepthwisePartFloats = 8192;  // output lines computed before their epilogue

@@ -30,6 +30,10 @@ QUICK_WORKERS = 2
 # Benchmarks of parts, each a module with `main(quick) -> (rows, table)`; a row's "verdict" is "passed" or "MISSED".
 SUITES = {
     "micro": ("staticrt.models.bench.micro", "the executor: one node, one call, preparation, arenas"),
+    "scaling": (
+        "staticrt.models.bench.scaling",
+        "the bound on each model's speed-up by 1 to 64 threads, computed",
+    ),
     "graphs": ("staticrt.models.bench.graphs", "captured graphs: one operator of a replay, storages"),
 }
 INTERRUPTED = 130  # exit code after Ctrl-C, as a shell gives it

@@ -1,4 +1,6 @@
-// Scaled dot product attention of float32, in blocks of query rows: the scores of a block stay in the cache.
+// Scaled dot product attention of float32, in blocks of query rows and of keys: the scores of a block stay in
+// the cache. With several blocks of keys, each row keeps a running maximum and sum (Milakov and Gimelshein,
+// arXiv:1805.02867), and what earlier blocks gave it is scaled down when the maximum grows.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -44,11 +46,45 @@ struct Attention {
   bool has_sums = false;  // log of the sums of exponents, [batch, rows, heads] as eager lays it out
   Operand sums;
   int64_t sum_strides[3] = {0, 0, 0};  // batch, head, row
-  int64_t packed_k = 0, packed_v = 0;  // floats of workspace
+  int64_t block_keys = 0;
+  int num_threads = 1;
 
-  // Adds the mask to scores of query row i; n of them are in use.
-  void apply_mask(char* const* bases, float* scores, int64_t b, int64_t h, int64_t i, int64_t n) const {
-    const int64_t at = b * mask_strides[0] + h * mask_strides[1] + i * mask_strides[2];
+  int64_t block_rows() const { return std::min(tuning::kAttentionBlockRows, rows); }
+  int64_t blocks() const { return (rows + block_rows() - 1) / block_rows(); }
+  bool is_few() const {
+    return rows <= tuning::kAttentionFewRows;
+  }  // packing K would cost more than it saves
+  bool is_running() const { return block_keys < keys; }
+
+  // Blocks of query rows of every head.
+  std::vector<Grid> grids() const {
+    const int64_t scores = block_rows() * keys / (causal && keys >= rows ? 2 : 1);
+    return {{.rows = batch * heads * blocks(),
+             .cell_ns = product_ns(2 * scores * (depth + value_depth)) + row_ns(8 * scores)}};
+  }
+
+  // Scratch memory of a part, in floats.
+  int64_t packed_k() const { return is_few() ? 0 : gemm_kernels().packed_floats(depth, block_keys); }
+  int64_t packed_v() const {
+    return value_depth % gemm_kernels().nr == 0 ? 0 : gemm_kernels().nr * block_keys;
+  }
+  int64_t part_floats() const {
+    const int64_t floats =
+        packed_k() + packed_v() + block_rows() * block_keys + (is_running() ? 2 * rows : 0);
+    return (floats + 15) / 16 * 16;
+  }
+
+  struct Scratch {
+    float *k, *v, *scores;
+    float *tops, *totals;  // of each row of a head
+    int64_t packed = -1;   // the head of K and V that lies in k and v
+  };
+
+  // Adds the mask to scores of query row i and keys [first, first + n).
+  void apply_mask(char* const* bases, float* scores, int64_t b, int64_t h, int64_t i, int64_t first,
+                  int64_t n) const {
+    const int64_t at =
+        b * mask_strides[0] + h * mask_strides[1] + i * mask_strides[2] + first * mask_strides[3];
     if (mask_kind == Mask::kBool) {
       const auto* m = reinterpret_cast<const uint8_t*>(mask.at(bases)) + at;
       for (int64_t j = 0; j < n; ++j) {
@@ -61,89 +97,184 @@ struct Attention {
   }
 
   int operator()(char* const* bases, char* workspace) const {
-    const GemmKernels& gemm = gemm_kernels();
-    const RowKernels& row_fns = row_kernels();
-    auto* pk = reinterpret_cast<float*>(workspace);
-    float* pv = pk + packed_k;
-    float* scores = pv + packed_v;
-    const bool few = rows <= 4;  // packing K would cost more than it saves
-    for (int64_t b = 0; b < batch; ++b) {
-      for (int64_t h = 0; h < heads; ++h) {
-        const int64_t kv = h / (heads / kv_heads);
-        const float* keys_at = k.at(bases, b, kv);
-        const float* values_at = v.at(bases, b, kv);
-        const bool fresh = h % (heads / kv_heads) == 0;  // heads of one group share their packed keys
-        if (fresh && !few) gemm.pack(keys_at, 1, k.row, depth, keys, pk, 0, gemm.panels(keys));
-        const int64_t full = value_depth / gemm.nr;
-        const int64_t rest = value_depth - full * gemm.nr;
-        if (fresh && rest > 0) gemm.pack(values_at + full * gemm.nr, v.row, 1, keys, rest, pv, 0, 1);
-        for (int64_t i0 = 0; i0 < rows; i0 += tuning::kAttentionBlockRows) {
-          const int64_t count = std::min(tuning::kAttentionBlockRows, rows - i0);
-          // Query row i sees keys 0..i.
-          const int64_t seen = causal ? std::min(keys, i0 + count) : keys;
-          GemmArgs g;
-          g.m = count;
-          g.n = seen;
-          g.k = depth;
-          g.a = q.at(bases, b, h) + i0 * q.row;
-          g.a_row = q.row;
-          g.c = scores;
-          g.c_row = keys;
-          if (few) {
-            g.b = keys_at;
-            gemm.dots(g, k.row);
-          } else {
-            g.b = pk;
-            g.b_row = gemm.nr;
-            g.b_panel = gemm.nr * depth;
-            gemm.multiply(g, 0, gemm.panels(seen));
-          }
-          for (int64_t r = 0; r < count; ++r) {
-            softmax_row(bases, row_fns, scores + r * keys, b, h, i0 + r, seen);
-          }
-          g.k = seen;
-          g.a = scores;
-          g.a_row = keys;
-          g.c = const_cast<float*>(out.at(bases, b, h)) + i0 * out.row;
-          g.c_row = out.row;
-          if (full > 0) {
-            g.n = full * gemm.nr;
-            g.b = values_at;
-            g.b_row = v.row;
-            g.b_panel = gemm.nr;
-            gemm.multiply(g, 0, full);
-          }
-          if (rest > 0) {
-            g.n = rest;
-            g.b = pv;
-            g.b_row = gemm.nr;
-            g.c += full * gemm.nr;
-            gemm.multiply(g, 0, 1);
-          }
-        }
+    run_tiles(grids()[0], num_threads, [&](const Tile& tile) {
+      Scratch s;
+      s.k = reinterpret_cast<float*>(workspace) + tile.part * part_floats();
+      s.v = s.k + packed_k();
+      s.scores = s.v + packed_v();
+      s.tops = s.scores + block_rows() * block_keys;
+      s.totals = s.tops + rows;
+      for (int64_t at = tile.row_begin; at < tile.row_end;) {
+        const int64_t first = at % blocks();
+        const int64_t last = std::min(blocks(), first + tile.row_end - at);
+        run_head(bases, s, at / blocks() / heads, at / blocks() % heads, first, last);
+        at += last - first;
       }
-    }
+    });
     return kRan;
   }
 
-  void softmax_row(char* const* bases, const RowKernels& fns, float* row, int64_t b, int64_t h, int64_t i,
-                   int64_t seen) const {
-    const int64_t n = causal ? std::min(seen, i + 1) : seen;
-    fns.affine(row, row, n, scale, 0);
-    if (mask_kind != Mask::kNone) apply_mask(bases, row, b, h, i, n);
-    const float top = fns.max(row, n);
+  // The first query row of a block. Under a causal mask later rows see more keys, so that neighbours are
+  // taken from both ends.
+  int64_t row_of(int64_t block) const {
+    const int64_t place = !causal || block % 2 == 0 ? block : 2 * blocks() - 1 - block;
+    return (causal ? place / 2 : place) * block_rows();
+  }
+
+  // Blocks [first, last) of a head.
+  void run_head(char* const* bases, Scratch& s, int64_t b, int64_t h, int64_t first, int64_t last) const {
+    const int64_t kv = h / (heads / kv_heads);
+    for (int64_t key = 0; key < keys; key += block_keys) {
+      const int64_t count = std::min(block_keys, keys - key);
+      // Heads of one group share their packed keys.
+      const bool fresh = is_running() || s.packed != b * kv_heads + kv;
+      s.packed = b * kv_heads + kv;
+      if (fresh) pack(bases, s, b, kv, key, count);
+      for (int64_t block = first; block < last; ++block) {
+        const int64_t row = row_of(block);
+        run_block(bases, s, b, h, row, std::min(block_rows(), rows - row), key, count);
+      }
+    }
+    if (!is_running()) return;
+    for (int64_t block = first; block < last; ++block) {
+      const int64_t row = row_of(block);
+      for (int64_t i = row; i < std::min(row + block_rows(), rows); ++i) finish_row(bases, s, b, h, i);
+    }
+  }
+
+  void pack(char* const* bases, const Scratch& s, int64_t b, int64_t kv, int64_t key, int64_t count) const {
+    const GemmKernels& gemm = gemm_kernels();
+    if (!is_few())
+      gemm.pack(k.at(bases, b, kv) + key * k.row, 1, k.row, depth, count, s.k, 0, gemm.panels(count));
+    const int64_t full = value_depth / gemm.nr * gemm.nr;
+    if (full < value_depth)
+      gemm.pack(v.at(bases, b, kv) + key * v.row + full, v.row, 1, count, value_depth - full, s.v, 0, 1);
+  }
+
+  // Query rows [row, row + count) and keys [key, key + num_keys).
+  void run_block(char* const* bases, const Scratch& s, int64_t b, int64_t h, int64_t row, int64_t count,
+                 int64_t key, int64_t num_keys) const {
+    const GemmKernels& gemm = gemm_kernels();
+    const int64_t kv = h / (heads / kv_heads);
+    // Query row i sees keys 0..i.
+    const int64_t seen = causal ? std::min(num_keys, row + count - key) : num_keys;
+    if (seen <= 0) return;
+    GemmArgs g;
+    g.m = count;
+    g.n = seen;
+    g.k = depth;
+    g.a = q.at(bases, b, h) + row * q.row;
+    g.a_row = q.row;
+    g.c = s.scores;
+    g.c_row = block_keys;
+    if (is_few()) {
+      g.b = k.at(bases, b, kv) + key * k.row;
+      gemm.dots(g, k.row);
+    } else {
+      g.b = s.k;
+      g.b_row = gemm.nr;
+      g.b_panel = gemm.nr * depth;
+      gemm.multiply(g, 0, gemm.panels(seen));
+    }
+    float* to = const_cast<float*>(out.at(bases, b, h)) + row * out.row;
+    for (int64_t r = 0; r < count; ++r) {
+      float* scores = s.scores + r * block_keys;
+      if (is_running()) {
+        running_row(bases, s, scores, b, h, row + r, key, seen, to + r * out.row);
+      } else {
+        softmax_row(bases, scores, b, h, row + r, seen);
+      }
+    }
+    g.k = seen;
+    g.a = s.scores;
+    g.a_row = block_keys;
+    g.c = to;
+    g.c_row = out.row;
+    g.accumulate = key > 0;
+    const int64_t full = value_depth / gemm.nr;
+    if (full > 0) {
+      g.n = full * gemm.nr;
+      g.b = v.at(bases, b, kv) + key * v.row;
+      g.b_row = v.row;
+      g.b_panel = gemm.nr;
+      gemm.multiply(g, 0, full);
+    }
+    if (value_depth > full * gemm.nr) {
+      g.n = value_depth - full * gemm.nr;
+      g.b = s.v;
+      g.b_row = gemm.nr;
+      g.c += full * gemm.nr;
+      gemm.multiply(g, 0, 1);
+    }
+  }
+
+  // Scores of one row, scaled and masked, and their largest; `seen` of them are read later.
+  float scale_row(char* const* bases, float* row, int64_t b, int64_t h, int64_t i, int64_t key, int64_t seen,
+                  int64_t* in_use) const {
+    const RowKernels& fns = row_kernels();
+    *in_use = causal ? std::clamp<int64_t>(i + 1 - key, 0, seen) : seen;
+    fns.affine(row, row, *in_use, scale, 0);
+    if (mask_kind != Mask::kNone) apply_mask(bases, row, b, h, i, key, *in_use);
+    return *in_use == 0 ? -std::numeric_limits<float>::infinity() : fns.max(row, *in_use);
+  }
+
+  void note_sum(char* const* bases, int64_t b, int64_t h, int64_t i, float value) const {
+    if (has_sums)
+      floats_out(sums, bases)[b * sum_strides[0] + h * sum_strides[1] + i * sum_strides[2]] = value;
+  }
+
+  void softmax_row(char* const* bases, float* row, int64_t b, int64_t h, int64_t i, int64_t seen) const {
+    int64_t n = 0;
+    const float top = scale_row(bases, row, b, h, i, 0, seen, &n);
     if (top == -std::numeric_limits<float>::infinity()) {
       // Nothing to attend to: zeros, as eager's safe softmax.
       std::memset(row, 0, static_cast<size_t>(seen) * sizeof(float));
+      return;
+    }
+    if (has_sums) {
+      float total = 0;
+      for (int64_t j = 0; j < n; ++j) total += std::exp(row[j] - top);
+      note_sum(bases, b, h, i, top + std::log(total));
+    }
+    row_kernels().softmax(row, row, n);
+    if (n < seen) std::memset(row + n, 0, static_cast<size_t>(seen - n) * sizeof(float));
+  }
+
+  // Scores of a block of keys become exponents; what earlier blocks gave is scaled to the same maximum.
+  void running_row(char* const* bases, const Scratch& s, float* row, int64_t b, int64_t h, int64_t i,
+                   int64_t key, int64_t seen, float* result) const {
+    constexpr float kNone = -std::numeric_limits<float>::infinity();
+    int64_t n = 0;
+    const float top = scale_row(bases, row, b, h, i, key, seen, &n);
+    if (key == 0) s.totals[i] = 0;
+    const float before = key == 0 ? kNone : s.tops[i];
+    const bool grows = !(top <= before) && !std::isnan(before);  // also to NaN, which stays
+    const float highest = grows ? top : before;
+    s.tops[i] = highest;
+    std::memset(row + n, 0, static_cast<size_t>(seen - n) * sizeof(float));
+    if (!(highest < std::numeric_limits<float>::infinity()) || highest == kNone) {
+      std::memset(row, 0, static_cast<size_t>(n) * sizeof(float));  // finish_row writes the result
+      return;
+    }
+    if (grows && before != kNone) {
+      const float factor = std::exp(before - highest);
+      s.totals[i] *= factor;
+      row_kernels().affine(result, result, value_depth, factor, 0);
+    }
+    s.totals[i] += row_kernels().exponents(row, row, n, highest);
+  }
+
+  void finish_row(char* const* bases, const Scratch& s, int64_t b, int64_t h, int64_t i) const {
+    float* result = const_cast<float*>(out.at(bases, b, h)) + i * out.row;
+    const float top = s.tops[i];
+    if (top == -std::numeric_limits<float>::infinity()) {
+      std::fill(result, result + value_depth, 0.0F);
+    } else if (!(top < std::numeric_limits<float>::infinity())) {
+      std::fill(result, result + value_depth, std::numeric_limits<float>::quiet_NaN());
+      note_sum(bases, b, h, i, std::numeric_limits<float>::quiet_NaN());
     } else {
-      if (has_sums) {
-        float total = 0;
-        for (int64_t j = 0; j < n; ++j) total += std::exp(row[j] - top);
-        floats_out(sums, bases)[b * sum_strides[0] + h * sum_strides[1] + i * sum_strides[2]] =
-            top + std::log(total);
-      }
-      fns.softmax(row, row, n);
-      if (n < seen) std::memset(row + n, 0, static_cast<size_t>(seen - n) * sizeof(float));
+      row_kernels().affine(result, result, value_depth, 1.0F / s.totals[i], 0);
+      note_sum(bases, b, h, i, top + std::log(s.totals[i]));
     }
   }
 };
@@ -208,13 +339,12 @@ std::optional<PreparedCall> prepare_attention(PrepareRequest& request, size_t ma
     a.sum_strides[1] = sums.strides[1];
     a.sum_strides[2] = sums.strides[2];
   }
-  const GemmKernels& gemm = gemm_kernels();
-  a.packed_k = a.rows <= 4 ? 0 : gemm.packed_floats(a.depth, a.keys);
-  a.packed_v = a.value_depth % gemm.nr == 0 ? 0 : gemm.nr * a.keys;
+  a.block_keys =
+      a.is_few() || a.keys <= tuning::kAttentionBlockKeys * 3 / 2 ? a.keys : tuning::kAttentionBlockKeys;
+  a.num_threads = request.num_threads;
   request.workspace_bytes =
-      (a.packed_k + a.packed_v + std::min(tuning::kAttentionBlockRows, a.rows) * a.keys) *
-      static_cast<int64_t>(sizeof(float));
-  return call_with(a, "blocks of queries");
+      cut_of(a.grids()[0], a.num_threads).parts() * a.part_floats() * static_cast<int64_t>(sizeof(float));
+  return call_with(a, a.is_running() ? "blocks of queries and keys" : "blocks of queries");
 }
 
 }  // namespace

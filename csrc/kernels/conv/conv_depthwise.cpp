@@ -49,12 +49,27 @@ namespace {
 struct DepthwisePlanes {
   ConvPlan p;
   PaddedPlane padded;
+
+  std::vector<Grid> grids() const {
+    return {{.rows = p.batch * p.out_channels,
+             .row_unit = p.group_out(),
+             .cell_ns = row_ns(p.w.out_h * p.w.out_w * (p.w.taps() + 1) + p.w.in_h * p.w.in_w)}};
+  }
+
   int operator()(char* const* bases, char* workspace) const {
+    run_tiles(grids()[0], p.num_threads, [&](const Tile& tile) {
+      planes(bases, reinterpret_cast<float*>(workspace) + tile.part * padded.floats(), tile.row_begin,
+             tile.row_end);
+    });
+    return kRan;
+  }
+
+  // Planes of the output.
+  void planes(char* const* bases, float* buffer, int64_t begin, int64_t end) const {
     const Window& w = p.w;
     const RowKernels& rows = row_kernels();
-    auto* buffer = reinterpret_cast<float*>(workspace);
     const int64_t multiplier = p.group_out();
-    for (int64_t plane = 0; plane < p.batch * p.out_channels; ++plane) {
+    for (int64_t plane = begin; plane < end; ++plane) {
       const int64_t c = plane % p.out_channels;
       if (c % multiplier == 0) {  // output channels of one input channel share it
         const int64_t from = plane / p.out_channels * p.in_channels + c / multiplier;
@@ -72,7 +87,6 @@ struct DepthwisePlanes {
         rows.weighted_rows(out + oh * w.out_w, where, used, count, w.out_w, bias);
       }
     }
-    return kRan;
   }
 };
 
@@ -82,6 +96,17 @@ struct DepthwisePixels {
   PixelEpilogue epilogue;
   Operand ordered;  // the weight as [taps, channels], if it is fixed
   bool is_ordered = false;
+
+  int64_t lines_of_a_part() const {
+    const int64_t line = p.w.out_w * p.out_channels;
+    return std::clamp<int64_t>(tuning::kDepthwisePartFloats / line, 1, p.batch * p.w.out_h);
+  }
+  std::vector<Grid> grids() const {
+    const int64_t part = lines_of_a_part();
+    return {
+        rows_grid((p.batch * p.w.out_h + part - 1) / part, part * p.w.out_w * p.out_channels * p.w.taps())};
+  }
+
   int operator()(char* const* bases, char* workspace) const {
     const Window& w = p.w;
     const int64_t channels = p.out_channels;
@@ -93,15 +118,15 @@ struct DepthwisePixels {
     }
     const int64_t line = w.out_w * channels;
     const int64_t lines = p.batch * w.out_h;
-    const int64_t part = std::clamp<int64_t>(tuning::kDepthwisePartFloats / line, 1, lines);
+    const int64_t part = lines_of_a_part();
     std::atomic<int> status{kRan};
-    for_rows((lines + part - 1) / part, part * line * w.taps(), p.num_threads, [&](int64_t i) {
+    for_rows(grids()[0], p.num_threads, [&](int64_t i) {
       const int64_t begin = i * part;
       const int64_t end = std::min(begin + part, lines);
       for (int64_t at = begin; at < end; ++at) one_line(bases, taps, at);
       if (const int s = epilogue.part(bases, begin * line, end * line)) status |= s;
     });
-    return status | epilogue.whole(bases, lines * line);
+    return status;
   }
 
   // Lines count over all images.
@@ -143,7 +168,7 @@ struct DepthwisePixels {
 std::optional<PreparedCall> depthwise_pixels(const ConvPlan& p, PrepareRequest& request) {
   const Window& w = p.w;
   if (w.kernel_h > kMaxTaps) return std::nullopt;
-  DepthwisePixels conv{p, PixelEpilogue(request, p.out_channels), {}, p.weight_operand.is_fixed};
+  DepthwisePixels conv{p, PixelEpilogue(request), {}, p.weight_operand.is_fixed};
   const int64_t weight_bytes = w.taps() * p.out_channels * static_cast<int64_t>(sizeof(float));
   if (conv.is_ordered) {
     Derivation d;
@@ -175,8 +200,10 @@ std::optional<PreparedCall> prepare_depthwise(const ConvPlan& p, PrepareRequest&
     return std::nullopt;
   }
   const PaddedPlane padded(p.w);
-  request.workspace_bytes = padded.floats() * static_cast<int64_t>(sizeof(float));
-  return call_with(DepthwisePlanes{p, padded}, "depthwise planes");
+  const DepthwisePlanes conv{p, padded};
+  request.workspace_bytes =
+      cut_of(conv.grids()[0], p.num_threads).parts() * padded.floats() * static_cast<int64_t>(sizeof(float));
+  return call_with(conv, "depthwise planes");
 }
 
 }  // namespace staticrt

@@ -2,8 +2,6 @@
 // turned product (gemm_rows_impl.h). Pixels are gathered, tap by tap, into panels made for each call. For few
 // output pixels and a large weight: there, reading the weight takes the time that a packed or transformed
 // copy would save.
-#include <ATen/Parallel.h>
-
 #include <atomic>
 #include <vector>
 
@@ -20,61 +18,54 @@ struct InPlaceConv {
   PixelEpilogue epilogue;
   int64_t pixels;     // of all images
   int64_t rows_each;  // pixels done together, a multiple of a panel's
-  int64_t workers;
 
   int64_t depth() const { return p.in_channels * p.w.taps(); }
   static int64_t padded(int64_t floats) { return (floats + 15) / 16 * 16; }
   int64_t panels_floats() const { return padded(gemm_kernels().packed_floats(depth(), rows_each)); }
   int64_t sums_floats() const { return padded(gemm_kernels().turned_floats(rows_each)); }
-  int64_t floats() const { return panels_floats() + padded(p.in_channels) + workers * sums_floats(); }
+  int64_t part_floats() const { return panels_floats() + padded(p.in_channels) + sums_floats(); }
+
+  // Pixels and output channels. The weight is what is large: its rows are cut first.
+  std::vector<Grid> grids() const {
+    return {{.rows = pixels,
+             .columns = p.out_channels,
+             .row_unit = gemm_kernels().nr,
+             .column_unit = gemm_kernels().nr,
+             .cell_ns = product_ns(2 * depth()),
+             .columns_first = true}};
+  }
 
   int operator()(char* const* bases, char* workspace) const {
+    std::atomic<int> status{kRan};
+    run_tiles(grids()[0], p.num_threads, [&](const Tile& tile) {
+      const int of_tile =
+          run_tile(bases, reinterpret_cast<float*>(workspace) + tile.part * part_floats(), tile);
+      if (of_tile != kRan) status |= of_tile;
+    });
+    return status;
+  }
+
+  int run_tile(char* const* bases, float* panels, const Tile& tile) const {
     const GemmKernels& kernels = gemm_kernels();
-    auto* panels = reinterpret_cast<float*>(workspace);
     float* zeros = panels + panels_floats();  // a pixel of the padding
     float* sums = zeros + padded(p.in_channels);
     std::fill(zeros, zeros + p.in_channels, 0.0F);
     GemmArgs g;
-    g.n = p.out_channels;
+    g.n = tile.column_end - tile.column_begin;
     g.k = depth();
-    g.b = staticrt::floats(p.weight, bases);
+    g.b = staticrt::floats(p.weight, bases) + tile.column_begin * g.k;
     g.c_row = p.out_channels;
-    g.bias = p.has_bias ? staticrt::floats(p.bias, bases) : nullptr;
+    g.bias = p.has_bias ? staticrt::floats(p.bias, bases) + tile.column_begin : nullptr;
     int status = kRan;
-    for (int64_t first = 0; first < pixels; first += rows_each) {
-      g.m = std::min(rows_each, pixels - first);
-      g.c = floats_out(p.out, bases) + first * g.c_row;
-      const auto pack = [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) {
-          const int64_t at = i * kernels.nr;
-          gather(bases, first + at, std::min(kernels.nr, g.m - at), zeros, panels + at * g.k);
-        }
-      };
-      if (workers == 1) {
-        pack(0, kernels.panels(g.m));
-        kernels.turned(g, g.k, panels, g.m, sums);
-      } else {
-        at::parallel_for(0, kernels.panels(g.m), 1, pack);
-        at::parallel_for(0, workers, 1, [&](int64_t begin, int64_t end) {
-          for (int64_t w = begin; w < end; ++w) share(g, w, panels, sums + w * sums_floats());
-        });
-      }
-      status |= epilogue.part(bases, first * g.c_row, (first + g.m) * g.c_row);
+    for (int64_t first = tile.row_begin; first < tile.row_end; first += rows_each) {
+      g.m = std::min(rows_each, tile.row_end - first);
+      g.c = floats_out(p.out, bases) + first * g.c_row + tile.column_begin;
+      for (int64_t at = 0; at < g.m; at += kernels.nr)
+        gather(bases, first + at, std::min(kernels.nr, g.m - at), zeros, panels + at * g.k);
+      kernels.turned(g, g.k, panels, g.m, sums);
+      status |= epilogue.channels(bases, first, first + g.m, p.out_channels, tile.column_begin, g.n);
     }
-    return status | epilogue.whole(bases, pixels * g.c_row);
-  }
-
-  // Worker w's output channels: whole vectors; where a share ends does not change a sum.
-  void share(GemmArgs g, int64_t w, const float* panels, float* sums) const {
-    const int64_t nr = gemm_kernels().nr;
-    const int64_t units = (p.out_channels + nr - 1) / nr;
-    const int64_t begin = w * units / workers * nr;
-    g.n = std::min(p.out_channels, (w + 1) * units / workers * nr) - begin;
-    if (g.n <= 0) return;
-    g.b += begin * g.k;
-    g.c += begin;
-    if (g.bias) g.bias += begin;
-    gemm_kernels().turned(g, g.k, panels, g.m, sums);
+    return status;
   }
 
   // Output pixels [first, first + count) into a panel: row c * taps + tap holds what they read there.
@@ -112,11 +103,11 @@ bool reads_weight_in_place(const ConvPlan& p) {
 
 PreparedCall prepare_in_place_conv(const ConvPlan& p, PrepareRequest& request) {
   const int64_t nr = gemm_kernels().nr;
-  InPlaceConv conv{p, PixelEpilogue(request, p.out_channels), p.batch * p.w.out_h * p.w.out_w, 0, 1};
+  InPlaceConv conv{p, PixelEpilogue(request), p.batch * p.w.out_h * p.w.out_w, 0};
   const int64_t fit = std::max<int64_t>(tuning::kPanelFloats / (conv.depth() * nr), 2) * nr;
   conv.rows_each = std::min((conv.pixels + nr - 1) / nr * nr, fit);
-  conv.workers = std::clamp<int64_t>(2 * p.multiply_adds() / tuning::kFlopsPerThread, 1, p.num_threads);
-  request.workspace_bytes = conv.floats() * static_cast<int64_t>(sizeof(float));
+  request.workspace_bytes = cut_of(conv.grids()[0], p.num_threads).parts() * conv.part_floats() *
+                            static_cast<int64_t>(sizeof(float));
   return call_with(std::move(conv), "conv: weights where they lie");
 }
 

@@ -23,6 +23,13 @@ struct DepthwiseLines {
   bool has_bias = false;
   int64_t batch = 0, in_channels = 0, out_channels = 0, in = 0, length = 0;
   int64_t taps = 1, stride = 1, pad = 0, dilation = 1;
+  int num_threads = 1;
+
+  std::vector<Grid> grids() const {
+    return {{.rows = batch * out_channels,
+             .row_unit = out_channels / in_channels,
+             .cell_ns = row_ns(length * (taps + 1) + in)}};
+  }
 
   int64_t phase_floats() const { return (in + 2 * pad + stride - 1) / stride + kRowSlack; }
   // Phases of the padded line, then a line of results, each readable past its end.
@@ -42,7 +49,14 @@ struct DepthwiseLines {
   }
 
   int operator()(char* const* bases, char* workspace) const {
-    auto* phases = reinterpret_cast<float*>(workspace);
+    run_tiles(grids()[0], num_threads, [&](const Tile& tile) {
+      lines(bases, reinterpret_cast<float*>(workspace) + tile.part * floats(), tile.row_begin, tile.row_end);
+    });
+    return kRan;
+  }
+
+  // Lines of the output, channel by channel.
+  void lines(char* const* bases, float* phases, int64_t begin, int64_t end) const {
     float* result = phases + stride * phase_floats() + kRowSlack;
     const RowKernels& rows = row_kernels();
     const int64_t multiplier = out_channels / in_channels;
@@ -51,7 +65,7 @@ struct DepthwiseLines {
       const int64_t at = t * dilation;
       where[static_cast<size_t>(t)] = phases + at % stride * phase_floats() + at / stride;
     }
-    for (int64_t line = 0; line < batch * out_channels; ++line) {
+    for (int64_t line = begin; line < end; ++line) {
       const int64_t b = line / out_channels;
       const int64_t c = line % out_channels;
       if (c % multiplier == 0) {  // output channels of one input channel share it
@@ -64,7 +78,6 @@ struct DepthwiseLines {
       if (sums == to) continue;
       for (int64_t i = 0; i < length; ++i) to[i * out.element] = sums[i];
     }
-    return kRan;
   }
 };
 
@@ -105,7 +118,9 @@ SRT_PREPARE("aten::conv1d", prepare_conv1d) {
   if (int_or(request, 6, 1) != d.in_channels || weight->meta.sizes[1] != 1 ||
       d.out_channels % d.in_channels != 0 || d.taps > kMaxTaps || d.stride < 1)
     return std::nullopt;
-  request.workspace_bytes = d.floats() * static_cast<int64_t>(sizeof(float));
+  d.num_threads = request.num_threads;
+  request.workspace_bytes =
+      cut_of(d.grids()[0], d.num_threads).parts() * d.floats() * static_cast<int64_t>(sizeof(float));
   return call_with(d, "conv: lines by channel");
 }
 

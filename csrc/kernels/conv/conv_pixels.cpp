@@ -2,8 +2,7 @@
 // read where they lie. No im2col matrix is made; with one group, the taps of a kernel line are one run.
 #include "kernels/conv/conv_pixels.h"
 
-#include <ATen/Parallel.h>
-
+#include <atomic>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -22,14 +21,45 @@ struct PixelConv {
   std::vector<int64_t> segments;  // floats from a pixel's first tap
   int64_t length = 0;
 
+  // Bands of output lines of all images, and panels of channels where there is one group.
+  int64_t bands() const { return (p.w.out_h + band.lines() - 1) / band.lines(); }
+  int64_t depth() const { return static_cast<int64_t>(segments.size()) * length; }
+  std::vector<Grid> grids() const {
+    const int64_t columns = p.groups == 1 ? p.out_channels : 1;
+    return {{.rows = p.batch * p.w.out_h,
+             .columns = columns,
+             .column_unit = gemm_kernels().nr,
+             .cell_ns = product_ns(2 * p.w.out_w * depth() * p.out_channels / columns)}};
+  }
+
   int operator()(char* const* bases, char* workspace) const {
+    std::atomic<int> status{kRan};
+    run_tiles(grids()[0], p.num_threads, [&](const Tile& tile) {
+      float* buffer = reinterpret_cast<float*>(workspace) + tile.part * band.floats();
+      int of_tile = kRan;
+      for (int64_t line = tile.row_begin; line < tile.row_end;) {
+        const int64_t first = line % p.w.out_h;
+        const int64_t count = std::min({band.lines(), p.w.out_h - first, tile.row_end - line});
+        of_tile |= run_band(bases, buffer, line / p.w.out_h, first, count, tile);
+        line += count;
+      }
+      if (of_tile != kRan) status |= of_tile;
+    });
+    return status;
+  }
+
+  // `count` output lines of an image, and the tile's channels.
+  int run_band(char* const* bases, float* buffer, int64_t image, int64_t first, int64_t count,
+               const Tile& tile) const {
     const Window& w = p.w;
     const GemmKernels& gemm = gemm_kernels();
-    const int64_t depth = static_cast<int64_t>(segments.size()) * length;
-    const int64_t panels = gemm.panels(p.group_out());
+    const bool one = p.groups == 1;
+    const int64_t channel = one ? tile.column_begin : 0;
+    const int64_t channels = one ? tile.column_end - channel : p.out_channels;
     ConvArgs g;
+    g.lines = count;
     g.m = w.out_w;
-    g.n = p.group_out();
+    g.n = one ? channels : p.group_out();
     g.a_line = w.stride_h * band.pitch();
     g.a_row = w.stride_w * p.in_channels;
     g.segments = segments.data();
@@ -37,31 +67,19 @@ struct PixelConv {
     g.length = length;
     g.c_line = w.out_w * p.out_channels;
     g.c_row = p.out_channels;
-    int status = kRan;
-    for (int64_t image = 0; image < p.batch; ++image) {
-      for (int64_t first = 0; first < w.out_h; first += band.lines()) {
-        g.lines = std::min(band.lines(), w.out_h - first);
-        const float* in = floats(p.x, bases) + image * w.in_h * w.in_w * p.in_channels;
-        in = band.fill(in, first, g.lines, reinterpret_cast<float*>(workspace));
-        const int64_t at = (image * w.out_h + first) * g.c_line;
-        for (int64_t group = 0; group < p.groups; ++group) {
-          g.a = in + group * p.group_in();
-          g.b = floats(packed, bases) + group * gemm.packed_floats(depth, p.group_out());
-          g.c = floats_out(p.out, bases) + at + group * p.group_out();
-          g.bias = p.has_bias ? floats(p.bias, bases) + group * p.group_out() : nullptr;
-          convolve(gemm, g, panels);
-        }
-        status |= epilogue.part(bases, at, at + g.lines * g.c_line);
-      }
+    const float* in = floats(p.x, bases) + image * w.in_h * w.in_w * p.in_channels;
+    in = band.fill(in, first, count, buffer);
+    const int64_t line = image * w.out_h + first;
+    for (int64_t group = 0; group < p.groups; ++group) {
+      const int64_t at = group * p.group_out() + channel;
+      g.a = in + group * p.group_in();
+      g.b = floats(packed, bases) + group * gemm.packed_floats(depth(), p.group_out()) + channel * depth();
+      g.c = floats_out(p.out, bases) + line * g.c_line + at;
+      g.bias = p.has_bias ? floats(p.bias, bases) + at : nullptr;
+      gemm.convolve(g, 0, gemm.panels(g.n));
     }
-    return status | epilogue.whole(bases, p.batch * w.out_h * g.c_line);
-  }
-
-  void convolve(const GemmKernels& gemm, const ConvArgs& g, int64_t panels) const {
-    const int64_t work = 2 * g.lines * g.m * g.num_segments * g.length * gemm.nr;  // of a panel
-    if (p.num_threads == 1 || work * panels < 2 * tuning::kFlopsPerThread) return gemm.convolve(g, 0, panels);
-    at::parallel_for(0, panels, std::max<int64_t>(1, tuning::kFlopsPerThread / std::max<int64_t>(work, 1)),
-                     [&](int64_t begin, int64_t end) { gemm.convolve(g, begin, end); });
+    return epilogue.channels(bases, line * w.out_w, (line + count) * w.out_w, p.out_channels, channel,
+                             channels);
   }
 };
 
@@ -152,9 +170,7 @@ std::optional<PreparedCall> prepare_pixel_conv(const ConvPlan& original, Prepare
   if ((w.dilation_h > 1 || w.dilation_w > 1) && p.multiply_adds() > tuning::kMaxOwnDilatedWork &&
       height.live_share() * width.live_share() < tuning::kMinLiveShare)
     return std::nullopt;
-  PixelConv conv{
-      p, PixelBand(w, p.in_channels, tuning::kHalfCacheBytes), PixelEpilogue(request, p.out_channels), {}, {},
-      0};
+  PixelConv conv{p, PixelBand(w, p.in_channels, tuning::kHalfCacheBytes), PixelEpilogue(request), {}, {}, 0};
   // Taps of a line that follow each other are one run.
   const bool lines = p.groups == 1 && (w.dilation_w == 1 || w.kernel_w == 1);
   conv.length = lines ? w.kernel_w * p.in_channels : p.group_in();
@@ -164,7 +180,8 @@ std::optional<PreparedCall> prepare_pixel_conv(const ConvPlan& original, Prepare
       conv.segments.push_back(line + kw * w.dilation_w * p.in_channels);
   }
   conv.packed = request.derive(packed_weight(original, lines, rows, columns));
-  request.workspace_bytes = conv.band.floats() * static_cast<int64_t>(sizeof(float));
+  request.workspace_bytes = cut_of(conv.grids()[0], p.num_threads).parts() * conv.band.floats() *
+                            static_cast<int64_t>(sizeof(float));
   return call_with(std::move(conv), "conv: runs of pixels");
 }
 

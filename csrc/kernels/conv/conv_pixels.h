@@ -61,26 +61,31 @@ class PixelBand {
   int64_t lines_;
 };
 
-// The epilogue of a request whose output is a channels-last image, done after each band of lines if its unit
-// allows, else at the end.
+// The epilogue of a request whose output is a channels-last image, done after each part of it.
 class PixelEpilogue {
  public:
-  PixelEpilogue(PrepareRequest& request, int64_t pixel_floats) {
+  explicit PixelEpilogue(PrepareRequest& request) {
     if (!request.epilogue) return;
     epilogue_ = *request.epilogue;
     request.takes_epilogue = true;
-    by_pixels_ = pixel_floats % epilogue_.unit == 0;
   }
+  bool is_present() const { return epilogue_.run != nullptr; }
+  // Floats [begin, end) of the output.
   int part(char* const* bases, int64_t begin, int64_t end) const {
-    return by_pixels_ ? epilogue_.run(epilogue_.params.get(), bases, begin, end) : kRan;
+    return epilogue_.run ? epilogue_.run(epilogue_.params.get(), bases, begin, end) : kRan;
   }
-  int whole(char* const* bases, int64_t floats) const {
-    return epilogue_.run && !by_pixels_ ? epilogue_.run(epilogue_.params.get(), bases, 0, floats) : kRan;
+  // Channels [first, first + count) of pixels [begin, end), which have `channels`.
+  int channels(char* const* bases, int64_t begin, int64_t end, int64_t channels, int64_t first,
+               int64_t count) const {
+    if (!epilogue_.run || count == channels) return part(bases, begin * channels, end * channels);
+    int status = kRan;
+    for (int64_t pixel = begin; pixel < end; ++pixel)
+      status |= part(bases, pixel * channels + first, pixel * channels + first + count);
+    return status;
   }
 
  private:
   Epilogue epilogue_;
-  bool by_pixels_ = false;
 };
 
 // Any convolution of channels-last images but depthwise and 1x1 ones; the weight is fixed.

@@ -1,7 +1,6 @@
 // Which kernel a convolution of channels-last images takes: measured where several fit.
 #include "kernels/conv/conv_routes.h"
 
-#include <ctime>
 #include <vector>
 
 #include "common/tuning.h"
@@ -10,13 +9,6 @@
 
 namespace staticrt {
 namespace {
-
-// Of this thread, so that other processes do not decide.
-int64_t now_ns() {
-  timespec t{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-  return t.tv_sec * 1'000'000'000 + t.tv_nsec;
-}
 
 float* aligned(std::vector<float>& x, int64_t n) {
   x.assign(static_cast<size_t>(n) + 16, 0.5F);
@@ -32,7 +24,7 @@ PreparedCall direct(const ConvPlan& plan, PrepareRequest& request) {
 // The least of a few runs on weights and images that hold one number.
 int64_t time_ns(const ConvPlan& original, Prepare prepare) {
   ConvPlan p = original;
-  p.num_threads = 1;
+  const auto now_ns = [&] { return measuring_clock_ns(p.num_threads); };
   p.x = {0, 0};
   p.out = {1, 0};
   p.bias = {2, 0};
@@ -63,7 +55,8 @@ bool winograd_is_faster(const ConvPlan& original) {
   p.batch = 1;
   const int64_t line = std::max<int64_t>(1, p.multiply_adds() / p.w.out_h);
   const int64_t lines =
-      std::min(p.w.out_h, std::max(tuning::kMinMeasuredLines, tuning::kMaxMeasuredMultiplyAdds / line));
+      std::min(p.w.out_h,
+               std::max(tuning::kMinMeasuredLines, p.num_threads * tuning::kMaxMeasuredMultiplyAdds / line));
   p.w.in_h -= p.w.out_h - lines;
   p.w.out_h = lines;
   return static_cast<double>(time_ns(p, &direct)) >
@@ -84,9 +77,9 @@ bool takes_winograd(const ConvPlan& p, PrepareRequest& request) {
       [](int64_t kept) { return kept == 0 || kept == 1; },
       [&] {
         if (spent_ns >= tuning::kProcessBudgetNs) return int64_t{winograd_by_rule(p)};
-        const int64_t start = now_ns();
+        const int64_t start = measuring_clock_ns(p.num_threads);
         const bool faster = winograd_is_faster(p);
-        spent_ns += now_ns() - start;
+        spent_ns += measuring_clock_ns(p.num_threads) - start;
         return int64_t{faster};
       });
   request.choices.push_back(std::move(choice));

@@ -1,5 +1,6 @@
 // Transposed convolution of channels-last images, without a matrix of columns: the output pixels of one phase
 // (line and column modulo the strides) are a plain convolution of the image with the taps that reach them.
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -30,15 +31,38 @@ struct TransposedConv {
     const Window& w = p.w;
     auto* padded = reinterpret_cast<float*>(workspace);
     const int64_t image_floats = w.out_h * w.out_w * p.out_channels;
-    int status = kRan;
+    std::atomic<int> status{kRan};
     for (int64_t image = 0; image < p.batch; ++image) {
       fill(floats(p.x, bases) + image * w.in_h * w.in_w * p.in_channels, padded);
       for (int64_t group = 0; group < p.groups; ++group) {
         for (const Phase& phase : phases) run_phase(bases, phase, image, group, padded);
       }
-      status |= epilogue.part(bases, image * image_floats, (image + 1) * image_floats);
+      if (epilogue.is_present()) {
+        run_tiles(epilogue_grid(), p.num_threads, [&](const Tile& tile) {
+          const int64_t line = w.out_w * p.out_channels;
+          const int64_t at = image * image_floats;
+          status |= epilogue.part(bases, at + tile.row_begin * line, at + tile.row_end * line);
+        });
+      }
     }
-    return status | epilogue.whole(bases, p.batch * image_floats);
+    return status;
+  }
+
+  // Panels of a phase, for one image and group.
+  Grid phase_grid(const Phase& phase) const {
+    const GemmKernels& gemm = gemm_kernels();
+    const auto segments = static_cast<int64_t>(phase.segments.size());
+    return {.rows = gemm.panels(p.group_out()),
+            .cell_ns = product_ns(2 * phase.lines * phase.columns * segments * p.group_in() * gemm.nr)};
+  }
+  Grid epilogue_grid() const { return rows_grid(p.w.out_h, 8 * p.w.out_w * p.out_channels); }
+  std::vector<Grid> grids() const {
+    std::vector<Grid> all;
+    for (int64_t i = 0; i < p.batch * p.groups; ++i) {
+      for (const Phase& phase : phases) all.push_back(phase_grid(phase));
+    }
+    if (epilogue.is_present()) all.push_back(epilogue_grid());
+    return all;
   }
 
   void fill(const float* image, float* padded) const {
@@ -77,9 +101,8 @@ struct TransposedConv {
     g.c = floats_out(p.out, bases) +
           ((image * w.out_h + phase.line) * w.out_w + phase.column) * p.out_channels + group * p.group_out();
     g.bias = p.has_bias ? floats(p.bias, bases) + group * p.group_out() : nullptr;
-    const int64_t panels = gemm.panels(p.group_out());
-    for_rows(panels, g.lines * g.m * g.num_segments * g.length * gemm.nr, p.num_threads,
-             [&](int64_t panel) { gemm.convolve(g, panel, panel + 1); });
+    run_tiles(phase_grid(phase), p.num_threads,
+              [&](const Tile& tile) { gemm.convolve(g, tile.row_begin, tile.row_end); });
   }
 };
 
@@ -137,7 +160,7 @@ Derivation packed_weight(const TransposedConv& conv) {
 std::optional<PreparedCall> prepare_transposed_conv(const ConvPlan& p, PrepareRequest& request) {
   if (!p.channels_last || !p.weight_operand.is_fixed) return std::nullopt;
   const Window& w = p.w;
-  TransposedConv conv{p, PixelEpilogue(request, p.out_channels), {}, {}};
+  TransposedConv conv{p, PixelEpilogue(request), {}, {}};
   std::vector<std::vector<int64_t>> taps_h(static_cast<size_t>(w.stride_h)), starts_h(taps_h);
   std::vector<std::vector<int64_t>> taps_w(static_cast<size_t>(w.stride_w)), starts_w(taps_w);
   for (size_t i = 0; i < taps_h.size(); ++i)

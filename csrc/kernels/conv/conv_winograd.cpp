@@ -28,7 +28,6 @@ struct WinogradConv {
   int64_t tiles_w, tile_rows;  // of an image; of all images
   int64_t block_rows;          // tile rows that are done together,
   int64_t piece;               // or how much of one row that is too long
-  int workers;
 
   int64_t image_rows() const { return (p.w.out_h + kTileSide - 1) / kTileSide; }
   int64_t most_tiles() const { return std::max(block_rows * piece, int64_t{1}); }
@@ -73,19 +72,21 @@ struct WinogradConv {
 
   int operator()(char* const* bases, char* workspace) const {
     const int64_t blocks = (tile_rows + block_rows - 1) / block_rows;
-    int status = kRan;
-    if (workers == 1) {
-      status = run_blocks(bases, scratch(workspace, 0), 0, blocks);
-    } else {
-      std::atomic<int> all{kRan};
-      at::parallel_for(0, workers, 1, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i)
-          all |= run_blocks(bases, scratch(workspace, i), i * blocks / workers, (i + 1) * blocks / workers);
-      });
-      status = all;
-    }
-    return status | epilogue.whole(bases, p.batch * p.w.out_h * p.w.out_w * p.out_channels);
+    std::atomic<int> status{kRan};
+    run_tiles(grid(blocks), p.num_threads, [&](const Tile& tile) {
+      const int of_tile = run_blocks(bases, scratch(workspace, tile.part), tile.row_begin, tile.row_end);
+      if (of_tile != kRan) status |= of_tile;
+    });
+    return status;
   }
+
+  // So many blocks of tile rows.
+  Grid grid(int64_t blocks) const {
+    const double ns = product_ns(2 * p.multiply_adds()) * 4 / 9 +
+                      row_ns(p.batch * p.w.out_h * p.w.out_w * p.in_channels * 4);
+    return {.rows = blocks, .cell_ns = ns / static_cast<double>(blocks)};
+  }
+  std::vector<Grid> grids() const { return {grid((tile_rows + block_rows - 1) / block_rows)}; }
 
   int run_blocks(char* const* bases, const Scratch& s, int64_t begin, int64_t end) const {
     const int64_t line = p.w.out_w * p.out_channels;
@@ -94,13 +95,13 @@ struct WinogradConv {
       const int64_t first = block * block_rows;
       const int64_t last = std::min(first + block_rows, tile_rows);
       for (int64_t column = 0; column < tiles_w; column += piece)
-        status |= run_tiles(bases, s, first, last, column, std::min(column + piece, tiles_w));
+        status |= run_piece(bases, s, first, last, column, std::min(column + piece, tiles_w));
       status |= epilogue.part(bases, line_of(first) * line, line_of(last) * line);
     }
     return status;
   }
 
-  int run_tiles(char* const* bases, const Scratch& s, int64_t first_row, int64_t last_row, int64_t first,
+  int run_piece(char* const* bases, const Scratch& s, int64_t first_row, int64_t last_row, int64_t first,
                 int64_t last) const {
     const int64_t tiles = (last_row - first_row) * (last - first);
     const float** from = s.from;
@@ -220,24 +221,23 @@ bool winograd_fits(const ConvPlan& p) {
 }
 
 PreparedCall prepare_winograd_conv(const ConvPlan& p, PrepareRequest& request) {
-  WinogradConv conv{p, PixelEpilogue(request, p.out_channels), {}, 0, 0, 1, 0, 1};
+  WinogradConv conv{p, PixelEpilogue(request), {}, 0, 0, 1, 0};
   const int64_t tile_bytes =
       kTileInputs * (p.in_channels + kPanelsAtOnce * gemm_kernels().nr) * static_cast<int64_t>(sizeof(float));
   const int64_t most =
       std::clamp<int64_t>(tuning::kHalfCacheBytes / tile_bytes, 14, tuning::kMaxWinogradTiles);
   conv.tiles_w = (p.w.out_w + kTileSide - 1) / kTileSide;
   conv.tile_rows = p.batch * conv.image_rows();
-  if (p.num_threads > 1 && 2 * p.multiply_adds() > 2 * tuning::kWinogradFlopsPerThread) {
-    conv.workers = static_cast<int>(std::min<int64_t>(p.num_threads, conv.tile_rows));
-  }
+  const int64_t parts = cut_of(conv.grid(conv.tile_rows), p.num_threads).parts();
   // Blocks of even size, and enough of them.
   const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   const int64_t rows_at_most = std::max<int64_t>(1, most / conv.tiles_w);
-  const int64_t blocks = std::max<int64_t>(ceil_div(conv.tile_rows, rows_at_most), conv.workers);
-  conv.block_rows = ceil_div(conv.tile_rows, blocks);
+  const int64_t blocks = ceil_div(ceil_div(conv.tile_rows, rows_at_most), parts) * parts;
+  conv.block_rows = ceil_div(conv.tile_rows, std::min(blocks, conv.tile_rows));
   conv.piece = ceil_div(conv.tiles_w, ceil_div(conv.tiles_w, most));
   conv.packed = request.derive(transformed_weight(p));
-  request.workspace_bytes = conv.workers * conv.worker_floats() * static_cast<int64_t>(sizeof(float));
+  request.workspace_bytes = cut_of(conv.grids()[0], p.num_threads).parts() * conv.worker_floats() *
+                            static_cast<int64_t>(sizeof(float));
   return call_with(std::move(conv), "conv: winograd 2x2");
 }
 

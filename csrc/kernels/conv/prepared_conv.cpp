@@ -66,38 +66,54 @@ namespace {
 // Planes: out[o, pixels] = W[o, taps of inputs] * columns, a panel of nr pixels at a time.
 struct PlaneConv {
   ConvPlan p;
+  int64_t depth() const { return p.group_in() * p.w.taps(); }
+  int64_t panel_floats() const { return gemm_kernels().nr * depth(); }
+
+  // Planes of a group by images, and their pixels.
+  std::vector<Grid> grids() const {
+    return {{.rows = p.batch * p.groups,
+             .columns = p.w.out_h * p.w.out_w,
+             .column_unit = gemm_kernels().nr,
+             .cell_ns = product_ns(2 * depth() * p.group_out()) + row_ns(depth())}};
+  }
+
   int operator()(char* const* bases, char* workspace) const {
+    run_tiles(grids()[0], p.num_threads, [&](const Tile& tile) {
+      float* panel = reinterpret_cast<float*>(workspace) + tile.part * panel_floats();
+      for (int64_t image = tile.row_begin; image < tile.row_end; ++image)
+        run_pixels(bases, panel, image, tile.column_begin, tile.column_end);
+    });
+    return kRan;
+  }
+
+  // Pixels [begin, end) of one image's group.
+  void run_pixels(char* const* bases, float* panel, int64_t image, int64_t begin, int64_t end) const {
     const Window& w = p.w;
     const GemmKernels& gemm = gemm_kernels();
-    auto* panel = reinterpret_cast<float*>(workspace);
-    const int64_t depth = p.group_in() * w.taps();
     const int64_t pixels = w.out_h * w.out_w;
-    for (int64_t image = 0; image < p.batch * p.groups; ++image) {
-      const int64_t group = image % p.groups;
-      const float* in = floats(p.x, bases) + image * p.group_in() * w.in_h * w.in_w;
-      float* out = floats_out(p.out, bases) + image * p.group_out() * pixels;
-      if (p.has_bias) {
-        const float* bias = floats(p.bias, bases) + group * p.group_out();
-        for (int64_t o = 0; o < p.group_out(); ++o)
-          std::fill(out + o * pixels, out + (o + 1) * pixels, bias[o]);
-      }
-      GemmArgs g;
-      g.m = p.group_out();
-      g.k = depth;
-      g.a = floats(p.weight, bases) + group * p.group_out() * depth;
-      g.a_row = depth;
-      g.b = panel;
-      g.b_row = gemm.nr;
-      g.c_row = pixels;
-      g.accumulate = p.has_bias;
-      for (int64_t p0 = 0; p0 < pixels; p0 += gemm.nr) {
-        g.n = std::min(gemm.nr, pixels - p0);
-        gather(in, panel, p0, g.n, gemm.nr);
-        g.c = out + p0;
-        gemm.multiply(g, 0, 1);
-      }
+    const int64_t group = image % p.groups;
+    const float* in = floats(p.x, bases) + image * p.group_in() * w.in_h * w.in_w;
+    float* out = floats_out(p.out, bases) + image * p.group_out() * pixels;
+    if (p.has_bias) {
+      const float* bias = floats(p.bias, bases) + group * p.group_out();
+      for (int64_t o = 0; o < p.group_out(); ++o)
+        std::fill(out + o * pixels + begin, out + o * pixels + end, bias[o]);
     }
-    return kRan;
+    GemmArgs g;
+    g.m = p.group_out();
+    g.k = depth();
+    g.a = floats(p.weight, bases) + group * p.group_out() * depth();
+    g.a_row = depth();
+    g.b = panel;
+    g.b_row = gemm.nr;
+    g.c_row = pixels;
+    g.accumulate = p.has_bias;
+    for (int64_t p0 = begin; p0 < end; p0 += gemm.nr) {
+      g.n = std::min(gemm.nr, end - p0);
+      gather(in, panel, p0, g.n, gemm.nr);
+      g.c = out + p0;
+      gemm.multiply(g, 0, 1);
+    }
   }
 
   // Rows of the panel: one per input channel and tap; columns: output pixels p0 .. p0 + n.
@@ -186,8 +202,10 @@ std::optional<PreparedCall> prepare_conv(PrepareRequest& request, int64_t groups
   // Above this size oneDNN, which eager takes, is faster than gathering panels.
   const int64_t depth = p.group_in() * p.w.taps();
   if (depth > 64 && p.multiply_adds() > 2'000'000) return std::nullopt;
-  request.workspace_bytes = gemm_kernels().nr * depth * static_cast<int64_t>(sizeof(float));
-  return call_with(PlaneConv{p}, "conv: panels of pixels");
+  const PlaneConv conv{p};
+  request.workspace_bytes = cut_of(conv.grids()[0], p.num_threads).parts() * conv.panel_floats() *
+                            static_cast<int64_t>(sizeof(float));
+  return call_with(conv, "conv: panels of pixels");
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 
 #include "common/tuning.h"
 #include "kernels/registry/bind.h"
+#include "kernels/registry/prepare_args.h"
 #include "kernels/registry/sizing.h"
 
 namespace staticrt {
@@ -76,13 +77,9 @@ bool run_bags(const T& weight, const T& indices, const T& offsets, bool mean, bo
   if (!bags.valid()) return false;
   resize(out, {bags.num_bags, bags.columns});
   auto* result = out.mutable_data_ptr<float>();
-  const int64_t work_per_bag = std::max<int64_t>(1, bags.columns * (bags.num_indices / bags.num_bags + 1));
-  at::parallel_for(0, bags.num_bags, std::max<int64_t>(1, tuning::kElementsPerThread / work_per_bag),
-                   [&](int64_t begin, int64_t end) {
-                     for (int64_t bag = begin; bag < end; ++bag) {
-                       bags.sum_bag(bag, mean, result + bag * bags.columns);
-                     }
-                   });
+  const Grid grid = rows_grid(bags.num_bags, bags.columns * (bags.num_indices / bags.num_bags + 1));
+  for_rows(grid, at::get_num_threads(),
+           [&](int64_t bag) { bags.sum_bag(bag, mean, result + bag * bags.columns); });
   if (!mean) {  // a sum's gradient needs neither: eager leaves them empty and zero
     resize(bag_of_index, {0});
     resize(bag_size, {include_last && !weight.requires_grad() ? num_offsets : bags.num_bags});

@@ -22,23 +22,39 @@ struct Concatenation {
   Operand out;
   int64_t rows;
   int64_t out_row;
+  int num_threads;
+
+  // Rows of the output and their bytes; both may be cut.
+  std::vector<Grid> grids() const {
+    return {{.rows = rows, .columns = out_row, .column_unit = kBlock, .cell_ns = row_ns(1) / 4}};
+  }
+
   int operator()(char* const* bases, char*) const {
-    for (const Piece& p : pieces) {
-      const char* from = p.from.at(bases);
-      char* to = out.at(bases) + p.offset_bytes;
-      if (from == to && rows == 1) continue;  // made in place
-      if (p.bytes % kBlock == 0 && p.bytes <= kShort) {
-        for (int64_t r = 0; r < rows; ++r) {  // a call of memcpy would take longer than the copy
-          for (int64_t i = 0; i < p.bytes; i += kBlock)
-            std::memcpy(to + r * out_row + i, from + r * p.bytes + i, kBlock);
-        }
-        continue;
+    run_tiles(grids()[0], num_threads, [&](const Tile& tile) {
+      for (const Piece& p : pieces) {
+        const int64_t begin = std::max(tile.column_begin - p.offset_bytes, int64_t{0});
+        const int64_t end = std::min(tile.column_end - p.offset_bytes, p.bytes);
+        if (begin < end) copy(bases, p, tile.row_begin, tile.row_end, begin, end - begin);
       }
-      for (int64_t r = 0; r < rows; ++r) {
-        std::memcpy(to + r * out_row, from + r * p.bytes, static_cast<size_t>(p.bytes));
-      }
-    }
+    });
     return kRan;
+  }
+
+  // `bytes` of a piece from its byte `first` on, in some rows.
+  void copy(char* const* bases, const Piece& p, int64_t begin, int64_t end, int64_t first,
+            int64_t bytes) const {
+    const char* from = p.from.at(bases) + first;
+    char* to = out.at(bases) + p.offset_bytes + first;
+    if (from == to && rows == 1) return;  // made in place
+    if (bytes % kBlock == 0 && bytes <= kShort) {
+      for (int64_t r = begin; r < end; ++r) {  // a call of memcpy would take longer than the copy
+        for (int64_t i = 0; i < bytes; i += kBlock)
+          std::memcpy(to + r * out_row + i, from + r * p.bytes + i, kBlock);
+      }
+      return;
+    }
+    for (int64_t r = begin; r < end; ++r)
+      std::memcpy(to + r * out_row, from + r * p.bytes, static_cast<size_t>(bytes));
   }
 };
 
@@ -69,6 +85,7 @@ std::optional<PreparedCall> concatenate(PrepareRequest& request, bool stack) {
   const auto element = static_cast<int64_t>(c10::elementSize(out.meta.dtype));
   Concatenation c;
   c.out = out.where;
+  c.num_threads = request.num_threads;
   c.rows = 1;
   for (size_t k = 0; k < d; ++k) c.rows *= out.meta.sizes[k];
   int64_t inner = element;

@@ -2,6 +2,7 @@
 // so that eager raises its error.
 #include <c10/core/ScalarType.h>
 
+#include <atomic>
 #include <cstring>
 
 #include "kernels/reduction/row_kernels.h"
@@ -29,10 +30,11 @@ Indices indices_of(const TensorOperand& t) {
 
 // to[i] = from[index[i]], in units of `size` bytes at any alignment.
 template <size_t size>
-void gather_elements(const char* from, char* to, const Indices& index, char* const* bases, int64_t count) {
+void gather_elements(const char* from, char* to, const Indices& index, char* const* bases, int64_t begin,
+                     int64_t end) {
   constexpr auto kSize = static_cast<int64_t>(size);
   const auto gather = [&](const auto* at) {
-    for (int64_t i = 0; i < count; ++i) std::memcpy(to + i * kSize, from + at[i] * kSize, size);
+    for (int64_t i = begin; i < end; ++i) std::memcpy(to + i * kSize, from + at[i] * kSize, size);
   };
   if (index.wide) {
     gather(reinterpret_cast<const int64_t*>(index.where.at(bases)));
@@ -41,9 +43,19 @@ void gather_elements(const char* from, char* to, const Indices& index, char* con
   }
 }
 
+// The columns of a tile from one block to another, unless they are the same.
+void copy_columns(const float* from, float* to, const Blocks& b, const Tile& tile) {
+  if (from == to) return;
+  const int64_t n = tile.column_end - tile.column_begin;
+  for (int64_t row = tile.row_begin * b.middle; row < tile.row_end * b.middle; ++row) {
+    const int64_t at = row * b.inner + tile.column_begin;
+    std::memcpy(to + at, from + at, static_cast<size_t>(n) * sizeof(float));
+  }
+}
+
 // out[o, i, :] = from[o, index[i], :] with runs of bytes.
 std::optional<PreparedCall> select_rows(const TensorOperand& from, const TensorOperand& index,
-                                        const TensorOperand& out, size_t dim) {
+                                        const TensorOperand& out, size_t dim, int threads) {
   const auto element = static_cast<int64_t>(c10::elementSize(from.meta.dtype));
   const Blocks b = blocks_of(from.meta, dim, dim);
   const int64_t count = index.meta.numel();
@@ -51,30 +63,33 @@ std::optional<PreparedCall> select_rows(const TensorOperand& from, const TensorO
   const Indices indices = indices_of(index);
   const Operand source = from.where;
   const Operand to = out.where;
+  // A row may be a few bytes, fetched from anywhere.
+  const Grid grid{.rows = b.outer, .columns = count, .cell_ns = 1 + row_ns(bytes) / 4};
   return call_with(
       [=](char* const* bases, char*) {
-        const char* in = source.at(bases);
-        char* result = to.at(bases);
         for (int64_t i = 0; i < count; ++i) {
           const int64_t k = indices(bases, i);
           if (k < 0 || k >= b.middle) return kRedo;
         }
-        for (int64_t o = 0; o < b.outer; ++o) {
-          const char* block = in + o * b.middle * bytes;
-          char* row = result + o * count * bytes;
-          if (bytes == 4) {
-            gather_elements<4>(block, row, indices, bases, count);
-          } else if (bytes == 8) {
-            gather_elements<8>(block, row, indices, bases, count);
-          } else {
-            for (int64_t i = 0; i < count; ++i) {
-              std::memcpy(row + i * bytes, block + indices(bases, i) * bytes, static_cast<size_t>(bytes));
+        run_tiles(grid, threads, [&](const Tile& tile) {
+          const int64_t begin = tile.column_begin;
+          const int64_t end = tile.column_end;
+          for (int64_t o = tile.row_begin; o < tile.row_end; ++o) {
+            const char* block = source.at(bases) + o * b.middle * bytes;
+            char* row = to.at(bases) + o * count * bytes;
+            if (bytes == 4) {
+              gather_elements<4>(block, row, indices, bases, begin, end);
+            } else if (bytes == 8) {
+              gather_elements<8>(block, row, indices, bases, begin, end);
+            } else {
+              for (int64_t i = begin; i < end; ++i)
+                std::memcpy(row + i * bytes, block + indices(bases, i) * bytes, static_cast<size_t>(bytes));
             }
           }
-        }
+        });
         return kRan;
       },
-      "rows");
+      "rows", {grid});
 }
 
 }  // namespace
@@ -88,7 +103,7 @@ SRT_PREPARE("aten::embedding", prepare_embedding) {
       !is_index(index->meta) || !out.meta.is_contiguous()) {
     return std::nullopt;
   }
-  return select_rows(*weight, *index, out, 0);
+  return select_rows(*weight, *index, out, 0, request.num_threads);
 }
 
 SRT_PREPARE("aten::index_select", prepare_index_select) {
@@ -101,7 +116,7 @@ SRT_PREPARE("aten::index_select", prepare_index_select) {
   }
   int64_t dim = int_or(request, 1, 0);
   if (dim < 0) dim += static_cast<int64_t>(x->meta.sizes.size());
-  return select_rows(*x, *index, out, static_cast<size_t>(dim));
+  return select_rows(*x, *index, out, static_cast<size_t>(dim), request.num_threads);
 }
 
 // out[o, i, k] = self[o, index[o, i, k], k]; sizes may differ from self's only along dim.
@@ -126,17 +141,23 @@ SRT_PREPARE("aten::gather", prepare_gather) {
   const Indices indices = indices_of(*index);
   const Operand source = x->where;
   const Operand target = out.where;
+  const int threads = request.num_threads;
+  const Grid grid{.rows = to.outer * to.middle, .columns = to.inner, .cell_ns = 1};
   return call_with(
       [=](char* const* bases, char*) {
         const char* in = source.at(bases);
         char* result = target.at(bases);
-        int64_t at = 0;
-        for (int64_t o = 0; o < to.outer; ++o) {
-          for (int64_t i = 0; i < to.middle; ++i) {
-            for (int64_t k = 0; k < to.inner; ++k, ++at) {
+        std::atomic<int> status{kRan};
+        run_tiles(grid, threads, [&](const Tile& tile) {
+          for (int64_t i = tile.row_begin; i < tile.row_end; ++i) {
+            for (int64_t k = tile.column_begin; k < tile.column_end; ++k) {
+              const int64_t at = i * to.inner + k;
               const int64_t row = indices(bases, at);
-              if (row < 0 || row >= from.middle) return kRedo;
-              const int64_t source_at = (o * from.middle + row) * from.inner + k;
+              if (row < 0 || row >= from.middle) {
+                status = kRedo;
+                return;
+              }
+              const int64_t source_at = (i / to.middle * from.middle + row) * from.inner + k;
               if (element == 4) {
                 std::memcpy(result + at * 4, in + source_at * 4, 4);
               } else if (element == 8) {
@@ -146,10 +167,10 @@ SRT_PREPARE("aten::gather", prepare_gather) {
               }
             }
           }
-        }
-        return kRan;
+        });
+        return status.load();
       },
-      "elements");
+      "elements", {grid});
 }
 
 // index_add(self, dim, index, source, alpha): out = self, then out[o, index[i], :] += alpha * source[o, i, :]
@@ -173,7 +194,12 @@ SRT_PREPARE("aten::index_add", prepare_index_add) {
   const Operand self = x->where;
   const Operand from = source->where;
   const Operand to = out.where;
-  const auto bytes = static_cast<size_t>(x->meta.numel()) * sizeof(float);
+  const int threads = request.num_threads;
+  // Rows of one index meet in one row of the result, so only what lies beside each other is cut.
+  const Grid grid{.rows = b.outer,
+                  .columns = b.inner,
+                  .column_unit = kRowSlack,
+                  .cell_ns = row_ns(2 * (count + b.middle))};
   return call_with(
       [=](char* const* bases, char*) {
         float* result = floats_out(to, bases);
@@ -182,16 +208,20 @@ SRT_PREPARE("aten::index_add", prepare_index_add) {
           const int64_t k = indices(bases, i);
           if (k < 0 || k >= b.middle) return kRedo;
         }
-        if (result != floats(self, bases)) std::memcpy(result, floats(self, bases), bytes);
-        for (int64_t o = 0; o < b.outer; ++o) {
-          for (int64_t i = 0; i < count; ++i) {
-            row_kernels().accumulate_scaled(result + (o * b.middle + indices(bases, i)) * b.inner,
-                                            add + (o * count + i) * b.inner, b.inner, alpha);
+        run_tiles(grid, threads, [&](const Tile& tile) {
+          copy_columns(floats(self, bases), result, b, tile);
+          const int64_t n = tile.column_end - tile.column_begin;
+          for (int64_t o = tile.row_begin; o < tile.row_end; ++o) {
+            for (int64_t i = 0; i < count; ++i) {
+              row_kernels().accumulate_scaled(
+                  result + (o * b.middle + indices(bases, i)) * b.inner + tile.column_begin,
+                  add + (o * count + i) * b.inner + tile.column_begin, n, alpha);
+            }
           }
-        }
+        });
         return kRan;
       },
-      "rows");
+      "rows", {grid});
 }
 
 // scatter_add(self, dim, index, src): out = self, then out[o, index[o, i, k], k] += src[o, i, k]
@@ -227,7 +257,13 @@ SRT_PREPARE("aten::scatter_add", prepare_scatter_add) {
   const Operand self = x->where;
   const Operand adds = source->where;
   const Operand target = out.where;
-  const auto bytes = static_cast<size_t>(x->meta.numel()) * sizeof(float);
+  const int threads = request.num_threads;
+  const bool same_columns = from.inner == to.inner;  // else the columns that no index names are only copied
+  const Grid grid{.rows = from.outer == to.outer ? to.outer : 1,
+                  .columns = same_columns ? to.inner : 1,
+                  .column_unit = kRowSlack,
+                  .cell_ns = row_ns(2 * (from.middle + to.middle) * (same_columns ? 1 : to.inner) *
+                                    (from.outer == to.outer ? 1 : to.outer))};
   return call_with(
       [=](char* const* bases, char*) {
         const auto* at = reinterpret_cast<const int64_t*>(ids.at(bases));
@@ -237,23 +273,29 @@ SRT_PREPARE("aten::scatter_add", prepare_scatter_add) {
         for (int64_t i = 0; i < count; ++i) {
           if (at[i] < 0 || at[i] >= to.middle) return kRedo;
         }
-        if (result != floats(self, bases)) std::memcpy(result, floats(self, bases), bytes);
-        for (int64_t o = 0; o < from.outer; ++o) {
-          for (int64_t i = 0; i < from.middle; ++i) {
-            const int64_t row = o * from.middle + i;
-            if (expanded) {
-              row_kernels().accumulate_scaled(result + (o * to.middle + at[row]) * to.inner,
-                                              add + row * from.inner, from.inner, 1);
-              continue;
-            }
-            for (int64_t k = 0; k < from.inner; ++k) {
-              result[(o * to.middle + at[row * from.inner + k]) * to.inner + k] += add[row * from.inner + k];
+        run_tiles(grid, threads, [&](Tile tile) {
+          if (grid.rows != to.outer) tile.row_end = to.outer;
+          if (!same_columns) tile.column_end = to.inner;
+          copy_columns(floats(self, bases), result, to, tile);
+          const int64_t first = tile.column_begin;
+          const int64_t last = std::min(tile.column_end, from.inner);
+          for (int64_t o = tile.row_begin; o < std::min(tile.row_end, from.outer); ++o) {
+            for (int64_t i = 0; i < from.middle; ++i) {
+              const int64_t row = o * from.middle + i;
+              if (expanded) {
+                row_kernels().accumulate_scaled(result + (o * to.middle + at[row]) * to.inner + first,
+                                                add + row * from.inner + first, last - first, 1);
+                continue;
+              }
+              for (int64_t k = first; k < last; ++k)
+                result[(o * to.middle + at[row * from.inner + k]) * to.inner + k] +=
+                    add[row * from.inner + k];
             }
           }
-        }
+        });
         return kRan;
       },
-      expanded ? "rows" : "elements");
+      expanded ? "rows" : "elements", {grid});
 }
 
 // embedding_bag(weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights,
@@ -283,9 +325,11 @@ static std::optional<PreparedCall> embedding_bag_with(PrepareRequest& request) {
   const Indices starts = indices_of(*offsets);
   const Operand table = weight->where;
   const Operand to = request.outs[0].where;
+  const int threads = request.num_threads;
+  const Grid grid = rows_grid(bags, width * (count / std::max<int64_t>(bags, 1) + 1));
   return call_with(
       [=](char* const* bases, char*) {
-        for (int64_t bag = 0; bag < bags; ++bag) {
+        const auto sum_bag = [&](int64_t bag) {
           const int64_t begin = starts(bases, bag);
           const int64_t end = bag + 1 < bags || last ? starts(bases, bag + 1) : count;
           if (begin < 0 || end < begin || end > count || (bag == 0 && begin != 0)) return kRedo;
@@ -298,10 +342,17 @@ static std::optional<PreparedCall> embedding_bag_with(PrepareRequest& request) {
           }
           if (mode == 1 && end > begin)
             row_kernels().affine(out, out, width, 1.0F / static_cast<float>(end - begin), 0);
-        }
-        return kRan;
+          return kRan;
+        };
+        std::atomic<int> status{kRan};
+        run_tiles(grid, threads, [&](const Tile& tile) {
+          int part = kRan;
+          for (int64_t bag = tile.row_begin; bag < tile.row_end && part == kRan; ++bag) part = sum_bag(bag);
+          if (part != kRan) status = part;
+        });
+        return status.load();
       },
-      "bags");
+      "bags", {grid});
 }
 
 SRT_PREPARE("aten::embedding_bag", prepare_embedding_bag) {

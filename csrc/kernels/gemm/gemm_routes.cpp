@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <ctime>
 #include <string>
 
 #include "common/tuning.h"
@@ -91,15 +90,6 @@ std::shared_ptr<GemmPlan> make_plan(const MatmulShape& s, Route route, const Ope
 
 std::atomic<int64_t> measured_ns{0};
 
-// Of this thread where it works alone, so that other processes do not decide.
-int64_t now_ns() {
-#ifdef CLOCK_THREAD_CPUTIME_ID
-  timespec t{};
-  if (clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t) == 0) return t.tv_sec * 1'000'000'000 + t.tv_nsec;
-#endif
-  return static_cast<int64_t>(static_cast<double>(std::clock()) * (1e9 / CLOCKS_PER_SEC));
-}
-
 // Something is done to the output afterwards: BLAS leaves that to another pass over it.
 bool is_finished(const MatmulShape& s) {
   return s.has_epilogue || s.activation != nullptr;
@@ -117,14 +107,14 @@ float* aligned(std::vector<float>& x) {
 }
 
 Route fastest(const MatmulShape& original, const std::vector<Route>& routes) {
-  // One matrix, of as many columns and then rows as the budget allows, at addresses of our own.
+  // One matrix, of as many columns and then rows as the budget allows each thread, at addresses of our own.
   MatmulShape s = original;
   s.batch[0] = s.batch[1] = 1;
-  const int64_t columns = 2 * gemm_kernels().group;
-  s.n = std::clamp<int64_t>(tuning::kMaxMeasuredFlops / std::max<int64_t>(1, 2 * s.m * s.k),
-                            std::min(s.n, columns), s.n);
-  s.m = std::clamp<int64_t>(tuning::kMaxMeasuredFlops / std::max<int64_t>(1, 2 * s.n * s.k),
-                            std::min<int64_t>(s.m, 12), s.m);
+  const auto now_ns = [&] { return measuring_clock_ns(original.num_threads); };
+  const int64_t budget = tuning::kMaxMeasuredFlops * original.num_threads;
+  const int64_t columns = 2 * gemm_kernels().group * original.num_threads;
+  s.n = std::clamp<int64_t>(budget / std::max<int64_t>(1, 2 * s.m * s.k), std::min(s.n, columns), s.n);
+  s.m = std::clamp<int64_t>(budget / std::max<int64_t>(1, 2 * s.n * s.k), std::min<int64_t>(s.m, 12), s.m);
   // Any activation stands for what is done.
   s.activation =
       is_finished(original)
@@ -195,9 +185,9 @@ Route choose(const MatmulShape& s, const std::vector<Route>& routes, PrepareRequ
       [&] {
         Route route = by_rule(s, routes);
         if (measured_ns < tuning::kProcessBudgetNs) {
-          const int64_t start = now_ns();
+          const int64_t start = measuring_clock_ns(s.num_threads);
           route = fastest(s, routes);
-          measured_ns += now_ns() - start;
+          measured_ns += measuring_clock_ns(s.num_threads) - start;
         }
         return static_cast<int64_t>(route);
       });

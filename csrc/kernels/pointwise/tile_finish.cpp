@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "common/tuning.h"
 #include "kernels/pointwise/tile_builder.h"
 
 namespace staticrt {
@@ -150,6 +151,17 @@ TileBuilder::Slots TileBuilder::assign_slots() {
   return slots;
 }
 
+// Exponentials, logarithms and what is made of them.
+static bool is_long(PrimFn fn) {
+  const auto& table = tile_prims().op;
+  for (int prim = static_cast<int>(Prim::kExp); prim <= static_cast<int>(Prim::kMish); ++prim) {
+    for (const auto& forms : table[prim]) {
+      if (fn == forms[0]) return true;
+    }
+  }
+  return false;
+}
+
 std::shared_ptr<TileProgram> TileBuilder::finish() {
   forward_stores();
   find_reuses();
@@ -186,6 +198,7 @@ std::shared_ptr<TileProgram> TileBuilder::finish() {
       *at[k] = step.operands[k] < 0 ? out.dst : static_cast<uint16_t>(step.operands[k]);
     std::copy(step.imm.begin(), step.imm.end(), out.imm);
     p.steps.push_back(out);
+    p.operations += is_long(step.fn) ? tuning::kLongPrimOperations : 1;
   }
   const auto move = [&](const Move& m) {
     return TileMove{static_cast<uint16_t>(m.value), static_cast<uint16_t>(m.buffer),

@@ -30,6 +30,7 @@ SRT_VML(Tan)
 SRT_VML(Tanh)
 SRT_VML(Sqrt)
 #undef SRT_VML
+__attribute__((weak)) int MKL_Set_Num_Threads_Local(int count);
 }
 
 namespace staticrt {
@@ -93,6 +94,22 @@ void map3(void* dst, const void* a, const void* b, const void* c, int64_t n, con
   }
 }
 
+// A tile is too small to be cut once more: outside of a parallel region MKL would start threads for each.
+class OneMklThread {
+ public:
+  OneMklThread() {
+    if (MKL_Set_Num_Threads_Local) before_ = MKL_Set_Num_Threads_Local(1);
+  }
+  ~OneMklThread() {
+    if (MKL_Set_Num_Threads_Local) MKL_Set_Num_Threads_Local(before_);
+  }
+  OneMklThread(const OneMklThread&) = delete;
+  OneMklThread& operator=(const OneMklThread&) = delete;
+
+ private:
+  int before_ = 0;
+};
+
 // VML_HA | VML_FTZDAZ_OFF | VML_ERRMODE_IGNORE of mkl_vml_defines.h: eager's mode.
 constexpr long long kVmlMode = 0x2 | 0x140000 | 0x100;
 
@@ -101,6 +118,7 @@ void vml_or(Single* single, Double* dbl, void* dst, const void* a, int64_t n, co
   constexpr int64_t kMax = int64_t{1} << 30;
   if constexpr (std::is_same_v<T, float>) {
     if (single) {
+      const OneMklThread one;
       for (int64_t i = 0; i < n; i += kMax) {
         single(static_cast<int>(std::min(kMax, n - i)), static_cast<const float*>(a) + i,
                static_cast<float*>(dst) + i, kVmlMode);
@@ -109,6 +127,7 @@ void vml_or(Single* single, Double* dbl, void* dst, const void* a, int64_t n, co
     }
   } else {
     if (dbl) {
+      const OneMklThread one;
       for (int64_t i = 0; i < n; i += kMax) {
         dbl(static_cast<int>(std::min(kMax, n - i)), static_cast<const double*>(a) + i,
             static_cast<double*>(dst) + i, kVmlMode);

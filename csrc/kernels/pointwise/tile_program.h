@@ -56,6 +56,7 @@ struct TileProgram {
   int64_t tile = 0;                                             // elements
   std::vector<std::array<int64_t, kMaxTileDims>> byte_strides;  // of each value, per dim
   std::vector<uint16_t> moving;                                 // values whose root changes from row to row
+  int64_t operations = 1;                                       // float operations that an element takes
   int num_threads = 1;
   std::vector<Reuse> reuses;
 };

@@ -1,6 +1,4 @@
 // The interpreter's loops.
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <atomic>
 
@@ -99,15 +97,19 @@ int run_span(const TileProgram& p, char* const* roots, int64_t begin, int64_t en
   return status;
 }
 
+// From the first row to row `row`, whose index in the outer dims it gives.
+void move_roots(const TileProgram& p, char** roots, int64_t row, int64_t* index) {
+  for (int d = 1; d < p.num_dims; ++d) {
+    index[d] = row % p.sizes[d];
+    row /= p.sizes[d];
+    for (const uint16_t v : p.moving) roots[v] += index[d] * p.byte_strides[v][d];
+  }
+}
+
 // Rows [begin, end) of the outer dims.
 int run_rows(const TileProgram& p, char** roots, int64_t begin, int64_t end) {
   int64_t index[kMaxTileDims] = {};
-  int64_t rest = begin;
-  for (int d = 1; d < p.num_dims; ++d) {
-    index[d] = rest % p.sizes[d];
-    rest /= p.sizes[d];
-    for (const uint16_t v : p.moving) roots[v] += index[d] * p.byte_strides[v][d];
-  }
+  move_roots(p, roots, begin, index);
   int status = kRan;
   for (int64_t row = begin; row < end; ++row) {
     status |= run_span(p, roots, 0, p.sizes[0]);
@@ -128,19 +130,30 @@ int run_part(const TileProgram& p, char* const* bases, int64_t begin, int64_t en
   return p.row_mode ? run_rows(p, roots, begin, end) : run_span(p, roots, begin, end);
 }
 
+// Elements [begin, end) of one row.
+int run_part_of_row(const TileProgram& p, char* const* bases, int64_t begin, int64_t end) {
+  alignas(64) char buffers[kTileBufferBytes];
+  Pointers roots;
+  int64_t index[kMaxTileDims] = {};
+  find_roots(p, bases, buffers, roots);
+  const int64_t row = begin / p.sizes[0];
+  move_roots(p, roots, row, index);
+  return run_span(p, roots, begin - row * p.sizes[0], end - row * p.sizes[0]);
+}
+
+// Whole rows, or whole vectors of the longest instruction set.
+Grid grid_of(const TileProgram& p) {
+  constexpr int64_t kUnit = 64;
+  if (p.row_mode) return {.rows = p.numel / p.sizes[0], .cell_ns = row_ns(p.sizes[0] * p.operations)};
+  return {.rows = p.numel, .row_unit = kUnit, .cell_ns = row_ns(p.operations)};
+}
+
 int run_general(const void* params, char* const* bases, char*) {
   const auto& p = *static_cast<const TileProgram*>(params);
-  const int64_t row = p.row_mode ? p.sizes[0] : 1;
-  const int64_t units = p.numel / row;
-  if (p.num_threads == 1 || p.numel < 2 * tuning::kElementsPerThread) return run_part(p, bases, 0, units);
+  if (p.num_threads == 1) return run_part(p, bases, 0, p.row_mode ? p.numel / p.sizes[0] : p.numel);
   std::atomic<int> status{kRan};
-  // Whole tiles per thread, so that results do not depend on the number of threads.
-  const int64_t unit = p.row_mode ? 1 : p.tile;
-  const int64_t blocks = (units + unit - 1) / unit;
-  const int64_t grain = std::max<int64_t>(1, tuning::kElementsPerThread / (row * unit));
-  at::parallel_for(0, blocks, grain, [&](int64_t begin, int64_t end) {
-    status |= run_part(p, bases, begin * unit, std::min(end * unit, units));
-  });
+  run_tiles(grid_of(p), p.num_threads,
+            [&](const Tile& tile) { status |= run_part(p, bases, tile.row_begin, tile.row_end); });
   return status;
 }
 
@@ -155,8 +168,18 @@ int run_one_tile(const void* params, char* const* bases, char*) {
 
 int run_range(const void* params, char* const* bases, int64_t begin, int64_t end) {
   const auto& p = *static_cast<const TileProgram*>(params);
-  const int64_t row = p.row_mode ? p.sizes[0] : 1;
-  return run_part(p, bases, begin / row, end / row);
+  if (!p.row_mode) return run_part(p, bases, begin, end);
+  const int64_t row = p.sizes[0];
+  int status = kRan;
+  if (begin % row != 0) {
+    const int64_t stop = std::min(end, (begin / row + 1) * row);
+    status |= run_part_of_row(p, bases, begin, stop);
+    begin = stop;
+  }
+  const int64_t whole = std::max(begin / row, end / row);
+  if (begin / row < whole) status |= run_part(p, bases, begin / row, whole);
+  if (begin < end && end % row != 0) status |= run_part_of_row(p, bases, std::max(begin, whole * row), end);
+  return status;
 }
 
 int run_nothing(const void*, char* const*, char*) {
@@ -193,7 +216,7 @@ int run_single_with_constant(const void* params, char* const* bases, char*) {
 // A lone step without buffers needs no tiles at all; nullptr if the program is not that.
 std::shared_ptr<SingleStep> single_step(const TileProgram& p, bool* any_constant) {
   if (p.row_mode || p.steps.size() != 1 || !p.gathers.empty() || !p.scatters.empty()) return nullptr;
-  if (p.num_threads > 1 && p.numel >= 2 * tuning::kElementsPerThread) return nullptr;
+  if (cut_of(grid_of(p), p.num_threads).parts() > 1) return nullptr;
   const TileStep& step = p.steps[0];
   auto single = std::make_shared<SingleStep>();
   single->fn = step.fn;
@@ -235,7 +258,9 @@ PreparedCall make_tile_call(std::shared_ptr<TileProgram> program) {
   }
   const bool one_tile = !program->row_mode && program->numel <= program->tile && program->gathers.empty() &&
                         program->scatters.empty();
-  call.run = one_tile ? &run_one_tile : &run_general;
+  const bool cut = cut_of(grid_of(*program), program->num_threads).parts() > 1;
+  if (cut) call.grids = {grid_of(*program)};
+  call.run = one_tile && !cut ? &run_one_tile : &run_general;
   call.params = std::move(program);
   call.route = "tile loop";
   return call;
@@ -244,7 +269,6 @@ PreparedCall make_tile_call(std::shared_ptr<TileProgram> program) {
 Epilogue make_tile_epilogue(std::shared_ptr<TileProgram> program) {
   Epilogue epilogue;
   epilogue.run = &run_range;
-  epilogue.unit = program->row_mode ? program->sizes[0] : 1;
   epilogue.params = std::move(program);
   return epilogue;
 }

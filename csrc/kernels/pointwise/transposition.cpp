@@ -27,14 +27,22 @@ struct Transposition {
   int num_threads;
 
   static constexpr int64_t kSide = 16;
+  static constexpr int64_t kPart = 4096;  // pixels
+
+  bool has_few_channels() const { return std::min(rows, columns) <= tuning::kFewChannels; }
+  std::vector<Grid> grids() const {
+    if (!has_few_channels()) return {rows_grid(images * ((columns + kSide - 1) / kSide), rows * kSide * 2)};
+    const int64_t parts = (std::max(rows, columns) + kPart - 1) / kPart;
+    return {rows_grid(images * parts, kPart * std::min(rows, columns) * 2)};
+  }
 
   int operator()(char* const* bases, char*) const {
-    if (std::min(rows, columns) <= tuning::kFewChannels) {
+    if (has_few_channels()) {
       few_channels(bases);
       return kRan;
     }
     const int64_t bands = (columns + kSide - 1) / kSide;
-    for_rows(images * bands, rows * kSide * 2, num_threads, [&](int64_t i) {
+    for_rows(grids()[0], num_threads, [&](int64_t i) {
       const int64_t matrix = i / bands * rows * columns;
       const int64_t begin = i % bands * kSide;
       band(floats(x, bases) + matrix, floats_out(out, bases) + matrix, begin,
@@ -44,11 +52,10 @@ struct Transposition {
   }
 
   void few_channels(char* const* bases) const {
-    constexpr int64_t kPart = 4096;  // pixels
     const int64_t channels = std::min(rows, columns);
     const int64_t pixels = std::max(rows, columns);
     const int64_t parts = (pixels + kPart - 1) / kPart;
-    for_rows(images * parts, kPart * channels * 2, num_threads, [&](int64_t i) {
+    for_rows(grids()[0], num_threads, [&](int64_t i) {
       const int64_t image = i / parts * pixels * channels;
       const int64_t at = i % parts * kPart;
       const int64_t n = std::min(kPart, pixels - at);

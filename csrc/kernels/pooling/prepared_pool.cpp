@@ -35,6 +35,12 @@ struct Pool {
     return {begin, std::min(stop, in), stop - start};
   }
 
+  // Lines of images, or planes.
+  std::vector<Grid> grids() const {
+    if (channels_last) return {rows_grid(batch * w.out_h, w.out_w * channels * 9)};
+    return {rows_grid(batch * channels, w.out_h * w.out_w * 9)};
+  }
+
   int operator()(char* const* bases, char* workspace) const {
     if (channels_last) return pixels(bases);
     if (!average && w.taps() <= kMaxTaps) return max_planes(bases, workspace);
@@ -44,7 +50,7 @@ struct Pool {
   // Channels last: one vector operation over the channels per output pixel.
   int pixels(char* const* bases) const {
     const RowKernels& rows = row_kernels();
-    for_rows(batch * w.out_h, w.out_w * channels * 9, num_threads, [&](int64_t line) {
+    for_rows(grids()[0], num_threads, [&](int64_t line) {
       const int64_t oh = line % w.out_h;
       const float* in = floats(x, bases) + line / w.out_h * w.in_h * w.in_w * channels;
       const Range h = range(oh, w.in_h, w.out_h, w.kernel_h, w.stride_h, w.pad_h, w.dilation_h, adaptive);
@@ -80,18 +86,20 @@ struct Pool {
 
   int max_planes(char* const* bases, char* workspace) const {
     const PaddedPlane padded(w);
-    auto* buffer = reinterpret_cast<float*>(workspace);
-    for (int64_t plane = 0; plane < batch * channels; ++plane) {
-      padded.fill(floats(x, bases) + plane * w.in_h * w.in_w, -std::numeric_limits<float>::infinity(),
-                  buffer);
-      float* to = floats_out(out, bases) + plane * w.out_h * w.out_w;
-      for (int64_t oh = 0; oh < w.out_h; ++oh) {
-        const float* where[kMaxTaps];
-        int64_t which[kMaxTaps];
-        const int64_t count = padded.taps(buffer, oh, where, which);
-        row_kernels().max_rows(to + oh * w.out_w, where, count, w.out_w);
+    run_tiles(grids()[0], num_threads, [&](const Tile& tile) {
+      float* buffer = reinterpret_cast<float*>(workspace) + tile.part * padded.floats();
+      for (int64_t plane = tile.row_begin; plane < tile.row_end; ++plane) {
+        padded.fill(floats(x, bases) + plane * w.in_h * w.in_w, -std::numeric_limits<float>::infinity(),
+                    buffer);
+        float* to = floats_out(out, bases) + plane * w.out_h * w.out_w;
+        for (int64_t oh = 0; oh < w.out_h; ++oh) {
+          const float* where[kMaxTaps];
+          int64_t which[kMaxTaps];
+          const int64_t count = padded.taps(buffer, oh, where, which);
+          row_kernels().max_rows(to + oh * w.out_w, where, count, w.out_w);
+        }
       }
-    }
+    });
     return kRan;
   }
 
@@ -101,7 +109,7 @@ struct Pool {
   }
 
   int windows(char* const* bases) const {
-    for_rows(batch * channels, w.out_h * w.out_w * 9, num_threads, [&](int64_t plane) {
+    for_rows(grids()[0], num_threads, [&](int64_t plane) {
       const float* in = floats(x, bases) + plane * w.in_h * w.in_w;
       float* to = floats_out(out, bases) + plane * w.out_h * w.out_w;
       for (int64_t oh = 0; oh < w.out_h; ++oh) {
@@ -189,7 +197,8 @@ SRT_PREPARE("aten::max_pool2d", prepare_max_pool2d) {
   read_window(request, &p->w);
   read_pair(ints_or_empty(request, 4), &p->w.dilation_h, &p->w.dilation_w);
   if (!p->channels_last)
-    request.workspace_bytes = PaddedPlane(p->w).floats() * static_cast<int64_t>(sizeof(float));
+    request.workspace_bytes = cut_of(p->grids()[0], p->num_threads).parts() * PaddedPlane(p->w).floats() *
+                              static_cast<int64_t>(sizeof(float));
   return call_with(*p, "windows");
 }
 

@@ -58,8 +58,10 @@ struct Resample {
   std::vector<Source> rows, columns;
   int num_threads = 1;
 
+  std::vector<Grid> grids() const { return {rows_grid(images * out_h, out_w * channels * (linear ? 8 : 2))}; }
+
   int operator()(char* const* bases, char*) const {
-    for_rows(images * out_h, out_w * channels * (linear ? 8 : 2), num_threads, [&](int64_t line) {
+    for_rows(grids()[0], num_threads, [&](int64_t line) {
       const float* image = floats(x, bases) + line / out_h * in_h * in_w * channels;
       float* to = floats_out(out, bases) + line * out_w * channels;
       const Source& row = rows[static_cast<size_t>(line % out_h)];

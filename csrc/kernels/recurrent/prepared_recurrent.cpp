@@ -48,10 +48,8 @@ int64_t aligned(int64_t floats) {
 void multiply(const GemmArgs& g, int num_threads) {
   const GemmKernels& kernels = gemm_kernels();
   const int64_t panels = kernels.panels(g.n);
-  const int64_t work = std::max<int64_t>(1, 2 * g.m * g.k * kernels.nr);  // of a panel
-  if (num_threads == 1 || work * panels < 4 * tuning::kFlopsPerThread) return kernels.multiply(g, 0, panels);
-  at::parallel_for(0, panels, std::max<int64_t>(1, tuning::kFlopsPerThread / work),
-                   [&](int64_t begin, int64_t end) { kernels.multiply(g, begin, end); });
+  const Grid grid{.rows = panels, .cell_ns = product_ns(2 * g.m * g.k * kernels.nr)};
+  run_tiles(grid, num_threads, [&](const Tile& tile) { kernels.multiply(g, tile.row_begin, tile.row_end); });
 }
 
 struct Recurrent {
@@ -198,9 +196,8 @@ struct Recurrent {
       };
       const int64_t work = 2 * steps * batch * gate_floats() * (state + cells[0].features);
       if (num_threads > 1 && directions == 2 && work >= tuning::kMinDirectionFlops) {
-        at::parallel_for(0, 2, 1, [&](int64_t begin, int64_t end) {
-          for (int64_t d = begin; d < end; ++d) run(d, 1);
-        });
+        for_rows(Grid{.rows = 2, .cell_ns = product_ns(work)}, num_threads,
+                 [&](int64_t direction) { run(direction, 1); });
       } else {
         for (int64_t d = 0; d < directions; ++d) run(d, num_threads);
       }

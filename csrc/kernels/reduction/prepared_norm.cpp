@@ -53,12 +53,13 @@ std::optional<PreparedCall> prepare_layer_norm(PrepareRequest& request) {
   const MaybeOperand w = maybe(weight);
   const MaybeOperand b = maybe(bias);
   const int threads = request.num_threads;
+  const Grid grid = rows_grid(rows, 4 * n);
   return call_in_place(
       [=](char* const* bases, char*) {
         const RowKernels& kernels = row_kernels();
         const float* in = floats(from, bases);
         float* out = floats_out(to, bases);
-        for_rows(rows, 4 * n, threads, [&](int64_t r) {
+        for_rows(grid, threads, [&](int64_t r) {
           float mean = 0;
           float rstd = 0;
           kernels.moments(in + r * n, n, eps, &mean, &rstd);
@@ -70,7 +71,7 @@ std::optional<PreparedCall> prepare_layer_norm(PrepareRequest& request) {
         });
         return kRan;
       },
-      "rows", request);
+      "rows", request, {grid});
 }
 
 }  // namespace
@@ -100,12 +101,13 @@ static std::optional<PreparedCall> rms_norm_with(PrepareRequest& request) {
   const Operand rstds = native ? request.outs[1].where : Operand{};
   const MaybeOperand w = maybe(weight);
   const int threads = request.num_threads;
+  const Grid grid = rows_grid(rows, 3 * n);
   return call_in_place(
       [=](char* const* bases, char*) {
         const RowKernels& kernels = row_kernels();
         const float* in = floats(from, bases);
         float* out = floats_out(to, bases);
-        for_rows(rows, 3 * n, threads, [&](int64_t r) {
+        for_rows(grid, threads, [&](int64_t r) {
           const float rstd =
               1.0F / std::sqrt(kernels.sum_of_squares(in + r * n, n) / static_cast<float>(n) + eps);
           kernels.affine_vectors(out + r * n, in + r * n, n, rstd, 0, w.at(bases), nullptr);
@@ -113,7 +115,7 @@ static std::optional<PreparedCall> rms_norm_with(PrepareRequest& request) {
         });
         return kRan;
       },
-      "rows", request);
+      "rows", request, {grid});
 }
 
 SRT_PREPARE("aten::rms_norm", prepare_rms_norm) {
@@ -148,11 +150,12 @@ static std::optional<PreparedCall> group_norm_with(PrepareRequest& request, int6
   const MaybeOperand w = maybe(weight);
   const MaybeOperand b = maybe(bias);
   const int threads = request.num_threads;
+  const int64_t n = each * pixels;
+  const Grid grid = rows_grid(batch * groups, 4 * n);
   return call_in_place(
       [=](char* const* bases, char*) {
         const RowKernels& kernels = row_kernels();
-        const int64_t n = each * pixels;
-        for_rows(batch * groups, 4 * n, threads, [&](int64_t r) {
+        for_rows(grid, threads, [&](int64_t r) {
           const float* in = floats(from, bases) + r * n;
           float* out = floats_out(to, bases) + r * n;
           float mean = 0;
@@ -171,7 +174,7 @@ static std::optional<PreparedCall> group_norm_with(PrepareRequest& request, int6
         });
         return kRan;
       },
-      "rows", request);
+      "rows", request, {grid});
 }
 
 // group_norm(input, num_groups, weight, bias, eps, cudnn_enabled)
@@ -218,6 +221,7 @@ static std::optional<PreparedCall> batch_norm_with(PrepareRequest& request, size
   const MaybeOperand b = maybe(bias);
   const int threads = request.num_threads;
   request.workspace_bytes = 2 * channels * static_cast<int64_t>(sizeof(float));
+  const Grid grid = planes ? rows_grid(batch * channels, pixels) : rows_grid(batch * pixels, channels);
   return call_in_place(
       [=](char* const* bases, char* workspace) {
         const RowKernels& kernels = row_kernels();
@@ -232,18 +236,18 @@ static std::optional<PreparedCall> batch_norm_with(PrepareRequest& request, size
         const float* in = floats(from, bases);
         float* result = floats_out(to, bases);
         if (planes) {
-          for_rows(batch * channels, pixels, threads, [&](int64_t r) {
+          for_rows(grid, threads, [&](int64_t r) {
             kernels.affine(result + r * pixels, in + r * pixels, pixels, scale[r % channels],
                            shift[r % channels]);
           });
         } else {
-          for_rows(batch * pixels, channels, threads, [&](int64_t r) {
+          for_rows(grid, threads, [&](int64_t r) {
             kernels.multiply_add(result + r * channels, in + r * channels, channels, scale, shift);
           });
         }
         return kRan;
       },
-      planes ? "planes" : "pixels", request);
+      planes ? "planes" : "pixels", request, {grid});
 }
 
 SRT_PREPARE("aten::_native_batch_norm_legit_no_training", prepare_batch_norm_no_training) {

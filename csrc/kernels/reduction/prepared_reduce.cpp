@@ -19,25 +19,68 @@ struct ColumnReduction {
   Operand x, out;
   Blocks b;
   Reduction kind;
+  int num_threads;
+
+  std::vector<Grid> grids() const {
+    return {{.rows = b.outer, .columns = b.inner, .column_unit = kRowSlack, .cell_ns = row_ns(b.middle)}};
+  }
+
   int operator()(char* const* bases, char* workspace) const {
+    run_tiles(grids()[0], num_threads, [&](const Tile& tile) {
+      float* part = reinterpret_cast<float*>(workspace) + tile.part * b.inner;
+      for (int64_t o = tile.row_begin; o < tile.row_end; ++o)
+        block(bases, o, tile.column_begin, tile.column_end - tile.column_begin, part);
+    });
+    return kRan;
+  }
+
+  // n columns from `first` on.
+  void block(char* const* bases, int64_t o, int64_t first, int64_t n, float* part) const {
     const Prim op = kind == Reduction::kMax   ? Prim::kMaximum
                     : kind == Reduction::kMin ? Prim::kMinimum
                                               : Prim::kAdd;
     const PrimFn combine = tile_prims().op[static_cast<int>(op)][static_cast<int>(TileClass::kF32)][0];
-    const auto bytes = static_cast<size_t>(b.inner) * sizeof(float);
-    auto* part = reinterpret_cast<float*>(workspace);
+    const auto bytes = static_cast<size_t>(n) * sizeof(float);
+    const float* in = floats(x, bases) + o * b.middle * b.inner + first;
+    float* to = floats_out(out, bases) + o * b.inner + first;
+    for (int64_t m0 = 0; m0 < b.middle; m0 += kGroup) {
+      const int64_t m1 = std::min(b.middle, m0 + kGroup);
+      float* sum = m0 == 0 ? to : part;
+      std::memcpy(sum, in + m0 * b.inner, bytes);
+      for (int64_t m = m0 + 1; m < m1; ++m) combine(sum, sum, in + m * b.inner, sum, n, nullptr);
+      if (m0 > 0) combine(to, to, part, to, n, nullptr);
+    }
+    if (kind == Reduction::kMean) row_kernels().affine(to, to, n, 1.0F / static_cast<float>(b.middle), 0);
+  }
+};
+
+// Rows of [outer, middle] -> [outer]. Long rows are reduced by pieces of one size, whatever the number of
+// threads, and then their results.
+struct RowReduction {
+  static constexpr int64_t kPiece = 16384;
+  Operand x, out;
+  Blocks b;
+  Reduction kind;
+  int num_threads;
+
+  int64_t pieces() const { return (b.middle + kPiece - 1) / kPiece; }
+  std::vector<Grid> grids() const { return {rows_grid(b.outer * pieces(), std::min(b.middle, kPiece))}; }
+
+  int operator()(char* const* bases, char* workspace) const {
+    const RowKernels& kernels = row_kernels();
+    const auto row = kind == Reduction::kMax   ? kernels.max
+                     : kind == Reduction::kMin ? kernels.min
+                                               : kernels.sum;
+    const float* in = floats(x, bases);
+    float* to = floats_out(out, bases);
+    float* each = pieces() == 1 ? to : reinterpret_cast<float*>(workspace);
+    for_rows(grids()[0], num_threads, [&](int64_t i) {
+      const int64_t at = i % pieces() * kPiece;
+      each[i] = row(in + i / pieces() * b.middle + at, std::min(kPiece, b.middle - at));
+    });
     for (int64_t o = 0; o < b.outer; ++o) {
-      const float* in = floats(x, bases) + o * b.middle * b.inner;
-      float* to = floats_out(out, bases) + o * b.inner;
-      for (int64_t m0 = 0; m0 < b.middle; m0 += kGroup) {
-        const int64_t m1 = std::min(b.middle, m0 + kGroup);
-        float* sum = m0 == 0 ? to : part;
-        std::memcpy(sum, in + m0 * b.inner, bytes);
-        for (int64_t m = m0 + 1; m < m1; ++m) combine(sum, sum, in + m * b.inner, sum, b.inner, nullptr);
-        if (m0 > 0) combine(to, to, part, to, b.inner, nullptr);
-      }
-      if (kind == Reduction::kMean)
-        row_kernels().affine(to, to, b.inner, 1.0F / static_cast<float>(b.middle), 0);
+      if (pieces() > 1) to[o] = row(each + o * pieces(), pieces());
+      if (kind == Reduction::kMean) to[o] /= static_cast<float>(b.middle);
     }
     return kRan;
   }
@@ -71,27 +114,15 @@ std::optional<PreparedCall> prepare_reduction(PrepareRequest& request, Reduction
   if (b.outer * b.inner == 0 || b.middle == 0) return std::nullopt;
   const Operand from = x->where;
   const Operand to = request.outs[0].where;
+  const auto bytes = [](int64_t floats) { return floats * static_cast<int64_t>(sizeof(float)); };
   if (b.inner > 1) {
-    request.workspace_bytes = b.inner * static_cast<int64_t>(sizeof(float));
-    return call_with(ColumnReduction{from, to, b, kind}, "columns");
+    const ColumnReduction columns{from, to, b, kind, request.num_threads};
+    request.workspace_bytes = bytes(cut_of(columns.grids()[0], request.num_threads).parts() * b.inner);
+    return call_with(columns, "columns");
   }
-  const RowKernels& kernels = row_kernels();
-  const auto row = kind == Reduction::kMax   ? kernels.max
-                   : kind == Reduction::kMin ? kernels.min
-                                             : kernels.sum;
-  const bool mean = kind == Reduction::kMean;
-  const int threads = request.num_threads;
-  return call_with(
-      [=](char* const* bases, char*) {
-        const float* in = floats(from, bases);
-        float* out = floats_out(to, bases);
-        for_rows(b.outer, b.middle, threads, [&](int64_t o) {
-          const float value = row(in + o * b.middle, b.middle);
-          out[o] = mean ? value / static_cast<float>(b.middle) : value;
-        });
-        return kRan;
-      },
-      "rows");
+  const RowReduction rows{from, to, b, kind, request.num_threads};
+  if (rows.pieces() > 1) request.workspace_bytes = bytes(b.outer * rows.pieces());
+  return call_with(rows, "rows");
 }
 
 }  // namespace

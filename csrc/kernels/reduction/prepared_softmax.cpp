@@ -12,34 +12,47 @@ PrimFn prim(Prim op) {
   return tile_prims().op[static_cast<int>(op)][static_cast<int>(TileClass::kF32)][0];
 }
 
-// Columns of [middle, inner]: all inner positions at once, row by row.
+// Columns of [middle, inner]: the inner positions of a tile at once, row by row.
 struct ColumnSoftmax {
   Operand x, out;
   Blocks b;
   bool log;
+  int num_threads;
+
+  std::vector<Grid> grids() const {
+    return {{.rows = b.outer, .columns = b.inner, .column_unit = kRowSlack, .cell_ns = row_ns(8 * b.middle)}};
+  }
+  int64_t scratch_floats() const { return 3 * b.inner; }  // of a part
+
   int operator()(char* const* bases, char* workspace) const {
-    auto* top = reinterpret_cast<float*>(workspace);
-    float* total = top + b.inner;
-    float* row = total + b.inner;
-    const int64_t n = b.inner;
-    for (int64_t o = 0; o < b.outer; ++o) {
-      const float* in = floats(x, bases) + o * b.middle * n;
-      float* to = floats_out(out, bases) + o * b.middle * n;
-      std::memcpy(top, in, static_cast<size_t>(n) * sizeof(float));
-      for (int64_t m = 1; m < b.middle; ++m) prim(Prim::kMaximum)(top, top, in + m * n, top, n, nullptr);
-      std::memset(total, 0, static_cast<size_t>(n) * sizeof(float));
-      for (int64_t m = 0; m < b.middle; ++m) {
-        float* e = log ? row : to + m * n;
-        prim(Prim::kSub)(e, in + m * n, top, e, n, nullptr);
-        if (log) std::memcpy(to + m * n, e, static_cast<size_t>(n) * sizeof(float));
-        prim(Prim::kExp)(e, e, e, e, n, nullptr);
-        prim(Prim::kAdd)(total, total, e, total, n, nullptr);
-      }
-      if (log) prim(Prim::kLog)(total, total, total, total, n, nullptr);
-      const PrimFn last = prim(log ? Prim::kSub : Prim::kDiv);
-      for (int64_t m = 0; m < b.middle; ++m) last(to + m * n, to + m * n, total, total, n, nullptr);
-    }
+    run_tiles(grids()[0], num_threads, [&](const Tile& tile) {
+      float* scratch = reinterpret_cast<float*>(workspace) + tile.part * scratch_floats();
+      for (int64_t o = tile.row_begin; o < tile.row_end; ++o)
+        block(bases, o, tile.column_begin, tile.column_end - tile.column_begin, scratch);
+    });
     return kRan;
+  }
+
+  // n columns from `first` on.
+  void block(char* const* bases, int64_t o, int64_t first, int64_t n, float* top) const {
+    float* total = top + n;
+    float* row = total + n;
+    const float* in = floats(x, bases) + o * b.middle * b.inner + first;
+    float* to = floats_out(out, bases) + o * b.middle * b.inner + first;
+    const auto bytes = static_cast<size_t>(n) * sizeof(float);
+    std::memcpy(top, in, bytes);
+    for (int64_t m = 1; m < b.middle; ++m) prim(Prim::kMaximum)(top, top, in + m * b.inner, top, n, nullptr);
+    std::memset(total, 0, bytes);
+    for (int64_t m = 0; m < b.middle; ++m) {
+      float* e = log ? row : to + m * b.inner;
+      prim(Prim::kSub)(e, in + m * b.inner, top, e, n, nullptr);
+      if (log) std::memcpy(to + m * b.inner, e, bytes);
+      prim(Prim::kExp)(e, e, e, e, n, nullptr);
+      prim(Prim::kAdd)(total, total, e, total, n, nullptr);
+    }
+    if (log) prim(Prim::kLog)(total, total, total, total, n, nullptr);
+    const PrimFn last = prim(log ? Prim::kSub : Prim::kDiv);
+    for (int64_t m = 0; m < b.middle; ++m) last(to + m * b.inner, to + m * b.inner, total, total, n, nullptr);
   }
 };
 
@@ -60,18 +73,21 @@ std::optional<PreparedCall> prepare_softmax(PrepareRequest& request, bool log) {
   if (b.inner == 1) {
     const int threads = request.num_threads;
     const auto row = log ? row_kernels().log_softmax : row_kernels().softmax;
+    const Grid grid = rows_grid(b.outer, 8 * b.middle);
     return call_in_place(
         [=](char* const* bases, char*) {
           const float* in = floats(from, bases);
           float* result = floats_out(to, bases);
-          for_rows(b.outer, 8 * b.middle, threads,
+          for_rows(grid, threads,
                    [&](int64_t o) { row(result + o * b.middle, in + o * b.middle, b.middle); });
           return kRan;
         },
-        "rows", request);
+        "rows", request, {grid});
   }
-  request.workspace_bytes = 3 * b.inner * static_cast<int64_t>(sizeof(float));
-  return call_in_place(ColumnSoftmax{from, to, b, log}, "columns", request);
+  const ColumnSoftmax columns{from, to, b, log, request.num_threads};
+  const int64_t parts = cut_of(columns.grids()[0], request.num_threads).parts();
+  request.workspace_bytes = parts * columns.scratch_floats() * static_cast<int64_t>(sizeof(float));
+  return call_in_place(columns, "columns", request);
 }
 
 }  // namespace

@@ -15,6 +15,8 @@ struct RowKernels {
   // out may be x.
   void (*softmax)(float* out, const float* x, int64_t n);
   void (*log_softmax)(float* out, const float* x, int64_t n);
+  // out = exp(x - top), and the sum of these; top >= every x, finite. out may be x.
+  float (*exponents)(float* out, const float* x, int64_t n, float top);
   // Mean and 1 / sqrt(variance + eps).
   void (*moments)(const float* x, int64_t n, float eps, float* mean, float* rstd);
   float (*sum_of_squares)(const float* x, int64_t n);

@@ -115,6 +115,11 @@ void softmax(float* out, const float* x, int64_t n) {
   map_row(out, n, [&](int64_t i, int64_t k) { return load_some(out + i, k) * scale; });
 }
 
+float exponents(float* out, const float* x, int64_t n, float top) {
+  map_row(out, n, [&](int64_t i, int64_t k) { return (load_some(x + i, k) - V(top)).exp_u20(); });
+  return sum(out, n);
+}
+
 void log_softmax(float* out, const float* x, int64_t n) {
   const float highest = extreme<false>(x, n);
   if (all_nan(out, n, highest)) return;
@@ -276,22 +281,10 @@ void max_rows(float* out, const float* const* x, int64_t count, int64_t n) {
       [](const V& top) { return top; });
 }
 
-constexpr RowKernels kKernels{&sum,
-                              &extreme<false>,
-                              &extreme<true>,
-                              &softmax,
-                              &log_softmax,
-                              &moments,
-                              &sum_of_squares,
-                              &affine,
-                              &affine_vectors,
-                              &multiply_add,
-                              &accumulate_scaled,
-                              &weighted_rows,
-                              &multiplied_rows,
-                              &scaled_rows,
-                              &sum_rows,
-                              &max_rows};
+constexpr RowKernels kKernels{
+    &sum,           &extreme<false>,  &extreme<true>, &softmax,        &log_softmax,  &exponents,
+    &moments,       &sum_of_squares,  &affine,        &affine_vectors, &multiply_add, &accumulate_scaled,
+    &weighted_rows, &multiplied_rows, &scaled_rows,   &sum_rows,       &max_rows};
 
 }  // namespace
 }  // namespace staticrt

@@ -2,6 +2,8 @@
 
 #include <ATen/Version.h>
 
+#include <chrono>
+#include <ctime>
 #include <fstream>
 #include <map>
 #include <mutex>
@@ -33,6 +35,16 @@ std::string processor() {
 }
 
 }  // namespace
+
+int64_t measuring_clock_ns(int num_threads) {
+#ifdef CLOCK_THREAD_CPUTIME_ID
+  timespec t{};
+  if (num_threads == 1 && clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t) == 0)
+    return t.tv_sec * 1'000'000'000 + t.tv_nsec;
+#endif
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+}
 
 RouteChoice choose_route(std::string kind, std::vector<int64_t> key,
                          const std::function<bool(int64_t choice)>& fits,

@@ -31,6 +31,10 @@ std::vector<RouteChoice> route_choices();
 // shape is decided anew when it is met. `over`: also where a choice is kept already.
 void pin_routes(const std::vector<RouteChoice>& choices, bool over);
 
+// The clock of a measurement: of this thread where it works alone, so that other processes do not decide;
+// what passes for everybody where several threads work together.
+int64_t measuring_clock_ns(int num_threads);
+
 // Vector instructions in use and the processor's name: choices are worth something on the same machine only.
 const std::string& machine_name();
 

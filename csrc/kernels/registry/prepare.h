@@ -19,6 +19,7 @@
 
 #include "kernels/registry/autotuning.h"
 #include "kernels/registry/operands.h"
+#include "kernels/registry/partition.h"
 
 namespace staticrt {
 
@@ -57,11 +58,10 @@ struct Derivation {
 
 // Pointwise operations on a call's output, run part by part while its elements are in the cache.
 struct Epilogue {
-  // Elements [begin, end) of the output in memory order; both are multiples of `unit`, or the end. Returns
-  // kRan or kRedo. Any number of threads may run different parts.
+  // Elements [begin, end) of the output in memory order. Returns kRan or kRedo. Any number of threads may run
+  // different parts.
   int (*run)(const void* params, char* const* bases, int64_t begin, int64_t end) = nullptr;
   std::shared_ptr<const void> params;
-  int64_t unit = 1;
 };
 
 // One node, on one signature: CPU, strided, no conj or neg bit, recorded by a run of the general path.
@@ -76,7 +76,7 @@ struct PrepareRequest {
   std::vector<Argument> args;       // in schema order
   std::vector<bool> is_read;        // per output: somebody reads it; the others need not be written
   std::vector<TensorOperand> outs;  // sizes and strides are final: the kernel must honour them
-  int num_threads = 1;              // intra-op threads the call may use (at::parallel_for)
+  int num_threads = 1;              // intra-op threads the call may use (run_tiles)
   bool deterministic = false;       // choose kernels by rule, not by measuring
 
   // Bytes of scratch memory the call needs while it runs, 64-aligned; where they lie is filled in by the
@@ -131,6 +131,8 @@ struct PreparedCall {
   std::vector<Reuse> reuses;
   // Empty, or all inputs of which the output is made: if each lies in its place, nothing is left to do.
   std::vector<Slice> slices;
+  // What it hands to run_tiles, one grid after another, and to how many threads; empty: one thread does all.
+  std::vector<Grid> grids;
 };
 
 // nullopt: not for these shapes or dtypes; the node then runs its out variant.

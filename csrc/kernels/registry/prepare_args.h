@@ -1,8 +1,6 @@
 // Reading a PrepareRequest's arguments, and calls made of a lambda.
 #pragma once
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -63,23 +61,26 @@ inline float* floats_out(const Operand& o, char* const* bases) {
   return reinterpret_cast<float*>(o.at(bases));
 }
 
-// Runs f(i) for i < n, on several threads if each i is worth `cost` float operations and there are enough.
-template <class F>
-void for_rows(int64_t n, int64_t cost, int num_threads, const F& f) {
-  if (num_threads == 1 || n * cost < 2 * tuning::kElementsPerThread) {
-    for (int64_t i = 0; i < n; ++i) f(i);
-    return;
-  }
-  at::parallel_for(0, n, std::max<int64_t>(1, tuning::kElementsPerThread / std::max<int64_t>(cost, 1)),
-                   [&](int64_t begin, int64_t end) {
-                     for (int64_t i = begin; i < end; ++i) f(i);
-                   });
+// n rows, each worth `cost` float operations.
+inline Grid rows_grid(int64_t n, int64_t cost) {
+  return {.rows = n, .cell_ns = row_ns(cost)};
 }
 
-// A call that keeps a callable: int(char* const* bases, char* workspace).
+// Runs f(i) for each row of the grid.
 template <class F>
-PreparedCall call_with(F f, std::string_view route) {
+void for_rows(const Grid& grid, int num_threads, const F& f) {
+  run_tiles(grid, num_threads, [&](const Tile& tile) {
+    for (int64_t i = tile.row_begin; i < tile.row_end; ++i) f(i);
+  });
+}
+
+// A call that keeps a callable: int(char* const* bases, char* workspace). Its grids are `grids`, or those
+// that the callable's grids() states.
+template <class F>
+PreparedCall call_with(F f, std::string_view route, std::vector<Grid> grids = {}) {
   PreparedCall call;
+  call.grids = std::move(grids);
+  if constexpr (requires { f.grids(); }) call.grids = f.grids();
   call.run = [](const void* params, char* const* bases, char* workspace) -> int {
     return (*static_cast<const F*>(params))(bases, workspace);
   };
@@ -91,8 +92,9 @@ PreparedCall call_with(F f, std::string_view route) {
 // The same, where every element of the first output is computed after the last time that another element of
 // the first argument is read.
 template <class F>
-PreparedCall call_in_place(F f, std::string_view route, const PrepareRequest& request) {
-  PreparedCall call = call_with(std::move(f), route);
+PreparedCall call_in_place(F f, std::string_view route, const PrepareRequest& request,
+                           std::vector<Grid> grids = {}) {
+  PreparedCall call = call_with(std::move(f), route, std::move(grids));
   const TensorOperand& x = request.args[0].tensors[0];
   const TensorOperand& out = request.outs[0];
   int reads = 0;

@@ -1,6 +1,8 @@
 // staticrt::tree_ensemble: the totals of decision trees (tree_walk.h). Its tables are constants of a model,
 // so prepared calls pack them once; elsewhere every call does.
+
 #include <ATen/EmptyTensor.h>
+#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>

@@ -126,6 +126,8 @@ class PreparedProgram {
   }
   // Per prepared call: the node (of a chain, its last), and the kernel chosen.
   const std::vector<std::pair<std::string, std::string>>& routes() const { return routes_; }
+  // Per prepared call: the grids that it is cut by; none if one thread does it all.
+  const std::vector<std::vector<Grid>>& grids() const { return grids_; }
   // What of that was chosen by measuring.
   const std::vector<RouteChoice>& choices() const { return choices_; }
   // Its memory plans: of what shares bytes, and of what would not share any.
@@ -185,6 +187,7 @@ class PreparedProgram {
   std::vector<ValueId> fixed_weights_;
   std::vector<std::shared_ptr<const void>> kept_;            // parameters of calls
   std::vector<std::pair<std::string, std::string>> routes_;  // node name, kernel chosen
+  std::vector<std::vector<Grid>> grids_;                     // as routes_
   std::vector<RouteChoice> choices_;
   std::vector<planner::KnownPlan> plans_;
   std::vector<MemoryBlock> blocks_;            // all but inputs and constants

@@ -164,6 +164,7 @@ void Preparation::emit_step(uint32_t index) {
       }
       result_.kept_.push_back(plan.call.params);
       result_.routes_.emplace_back(node_at(index).name, plan.route);
+      result_.grids_.push_back(plan.call.grids);
       result_.derived_.insert(result_.derived_.end(), plan.derived.begin(), plan.derived.end());
       ++result_.stats_.num_calls;
       ++result_.stats_.nodes_in_calls;

@@ -197,8 +197,14 @@ TEST(the_turned_route_splits_by_rows_columns_and_threads) {
         const auto one = product_by(Route::kTurned, s, a, b, bias);
         const auto packed_each = product_by(Route::kPackEach, s, a, b, bias);
         for (size_t i = 0; i < one.size(); ++i) EXPECT(std::abs(one[i] - packed_each[i]) <= 1e-4F);
-        s.num_threads = 2;
-        EXPECT(product_by(Route::kTurned, s, a, b, bias) == one);
+        for (const int threads :
+             {2, 3, 8}) {  // chunks of other heights: their last rows are added up otherwise
+          const test::Threads set(threads);
+          s.num_threads = threads;
+          const auto cut = product_by(Route::kTurned, s, a, b, bias);
+          for (size_t i = 0; i < one.size(); ++i) EXPECT(std::abs(one[i] - cut[i]) <= 1e-4F);
+          EXPECT(product_by(Route::kTurned, s, a, b, bias) == cut);  // the same in every run
+        }
         if (m <= 24) {
           const auto dots = product_by(Route::kDots, s, a, b, bias);
           for (size_t i = 0; i < one.size(); ++i) EXPECT(std::abs(one[i] - dots[i]) <= 1e-4F);
@@ -209,7 +215,7 @@ TEST(the_turned_route_splits_by_rows_columns_and_threads) {
 }
 
 // An epilogue is run once on every element, after its last change.
-TEST(the_turned_route_tells_its_epilogue_of_every_element) {
+TEST(every_route_tells_its_epilogue_of_every_element) {
   struct Half {
     static int run(const void*, char* const* bases, int64_t begin, int64_t end) {
       auto* c = reinterpret_cast<float*>(bases[2]);
@@ -218,22 +224,22 @@ TEST(the_turned_route_tells_its_epilogue_of_every_element) {
     }
   };
   std::mt19937 rng(10);
-  for (const int64_t unit : {1, 40, 41}) {  // of a row, and of none
-    for (const int threads : {1, 2}) {
+  for (const Route route : {Route::kTurned, Route::kPackEach, Route::kBlas, Route::kDots}) {
+    for (const int threads : {1, 2, 3, 8}) {
+      const test::Threads set(threads);
       MatmulShape s;
-      s.m = 520;
-      s.n = 40;
+      s.m = 521;
+      s.n = 141;
       s.k = 64;
       s.a_row = s.b_n = s.k;
       s.b_k = 1;
       s.c_row = s.n;
       s.num_threads = threads;
       const auto a = numbers(rng, s.m * s.k), b = numbers(rng, s.n * s.k);
-      const auto plain = product_by(Route::kTurned, s, a, b, {});
+      const auto plain = product_by(route, s, a, b, {});
       s.has_epilogue = true;
       s.epilogue.run = &Half::run;
-      s.epilogue.unit = unit;
-      const auto half = product_by(Route::kTurned, s, a, b, {});
+      const auto half = product_by(route, s, a, b, {});
       for (size_t i = 0; i < plain.size(); ++i) EXPECT(half[i] == 0.5F * plain[i]);
     }
   }

@@ -131,6 +131,7 @@ PreparedRun run_prepared(const std::string& op, const std::vector<c10::IValue>& 
   }
   result.prepared = true;
   result.route = call->route;
+  result.grids = call->grids;
   std::vector<unsigned char> workspace(static_cast<size_t>(request.workspace_bytes) + 64 + kGuardBytes,
                                        kGuard);
   auto* scratch =

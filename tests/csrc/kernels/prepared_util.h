@@ -1,6 +1,7 @@
 // Runs one operator both ways: by the dispatcher, as eager does, and as a prepared call; and compares.
 #pragma once
 
+#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
@@ -16,10 +17,21 @@ namespace staticrt::test {
 // Outputs of the operator as eager makes them. Tensor lists among the results are flattened.
 std::vector<at::Tensor> run_eager(const std::string& op, std::vector<c10::IValue> args);
 
+// The number of intra-op threads, while it lives.
+class Threads {
+ public:
+  explicit Threads(int count) : before_(at::get_num_threads()) { at::set_num_threads(count); }
+  ~Threads() { at::set_num_threads(before_); }
+
+ private:
+  int before_;
+};
+
 struct PreparedRun {
   bool prepared = false;  // false: prepare declined
   int status = kRan;
   std::string route;
+  std::vector<Grid> grids;
   std::vector<at::Tensor> outs;
 };
 
