@@ -226,10 +226,12 @@ def is_saved_by_policy(node: fx.Node) -> bool:
 
 
 def mutated_inputs(joint: fx.GraphModule) -> set[fx.Node]:
-    """Placeholders of a joint graph that the region writes."""
+    """Placeholders of AOTAutograd's joint graph that the region writes."""
+    (output,) = joint.graph.find_nodes(op="output")
+    if "desc" not in output.meta:
+        return set()
     from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 
-    (output,) = joint.graph.find_nodes(op="output")
     written = {
         desc.mutated_input for desc in output.meta.get("desc", ()) if isinstance(desc, InputMutationAOTOutput)
     }
@@ -237,10 +239,12 @@ def mutated_inputs(joint: fx.GraphModule) -> set[fx.Node]:
 
 
 def differentiated_inputs(joint: fx.GraphModule) -> set[fx.Node]:
-    """Placeholders of a joint graph whose gradient it computes."""
+    """Placeholders of AOTAutograd's joint graph whose gradient it computes."""
+    (output,) = joint.graph.find_nodes(op="output")
+    if "desc" not in output.meta:
+        return set()
     from torch._functorch._aot_autograd.descriptors import GradAOTOutput
 
-    (output,) = joint.graph.find_nodes(op="output")
     wanted = {desc.grad_of for desc in output.meta.get("desc", ()) if isinstance(desc, GradAOTOutput)}
     return {node for node in joint.graph.find_nodes(op="placeholder") if node.meta.get("desc") in wanted}
 
