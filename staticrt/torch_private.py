@@ -175,6 +175,23 @@ def oddness(value: torch.Tensor) -> str:
     return "a lazy conjugate or negative" if value.is_conj() or value.is_neg() else ""
 
 
+def gradients(
+    results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor | None, ...]:
+    """`torch.autograd.grad` without its comparison of sizes, for which it loads sympy; None for unused inputs."""
+    engine: Any = torch.autograd.Variable._execution_engine
+    found: tuple[torch.Tensor | None, ...] = engine.run_backward(
+        tuple(results),
+        tuple(incoming),
+        False,
+        False,
+        tuple(inputs),
+        allow_unreachable=True,
+        accumulate_grad=False,
+    )
+    return found
+
+
 def keeps_graph() -> bool:
     """Inside a backward: whether the graph is kept for another one."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())  # type: ignore[attr-defined]

@@ -14,11 +14,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
+from staticrt import torch_private
 from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.reasons import CannotTrace
 from staticrt.frontend.tracing.tracer import BACKWARD
+from staticrt.shapes.fake_results import new
 
 # Names in model code that tell of hooks, which autograd calls in each backward, or of gradients computed in the forward.
 _REFUSED_NAMES = frozenset(
@@ -86,11 +87,7 @@ class Backward:
         self.sources = tuple(source for _value, source in wanted.values())
         tangents = _incoming(tracer, results, len(arguments))
         tracer.marks = {BACKWARD: "is_backward"}
-        return list(
-            torch.autograd.grad(
-                results, [value for value, _source in wanted.values()], tangents, allow_unused=True
-            )
-        )
+        return list(torch_private.gradients(results, [value for value, _source in wanted.values()], tangents))
 
 
 def _refuse_history(value: torch.Tensor) -> None:
@@ -123,10 +120,7 @@ def _incoming(tracer: Any, results: Sequence[torch.Tensor], first: int) -> list[
     body = next(node for node in tracer.graph.nodes if node.op != "placeholder")
     made = []
     for number, out in enumerate(results):
-        with _disable_current_modes(), tracer.fake_mode, torch.no_grad():
-            gradient = torch.empty_strided(
-                out.shape, _strides(out), dtype=out.dtype, layout=out.layout, device=out.device
-            )
+        gradient = new(tracer.fake_mode, out.shape, out, _strides(out))
         with tracer.graph.inserting_before(body):
             tracer.add_user(gradient, f"arg_{first + number}")
         made.append(gradient)

@@ -2,7 +2,11 @@
 
 import copy
 import os
+import subprocess
+import sys
+import textwrap
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +17,8 @@ import staticrt
 from tests.support import random_regions
 from tests.support.training_cases import MODELS
 from tests.training.test_random_regions import _compare
+
+ROOT = Path(__file__).parents[2]
 
 
 def joint(function, **options):
@@ -577,3 +583,24 @@ def test_nothing_is_left_in_the_model():
         torch.testing.assert_close(model.last, eager.last)
     _same_gradients(model, eager)
     assert all(type(p.grad) is torch.Tensor for p in model.parameters())
+
+
+# -- what a first call costs -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "lstm"])
+def test_a_first_training_call_loads_neither_dynamo_nor_sympy(name):
+    code = f"""
+        import sys, torch, staticrt
+        from tests.support.training_cases import MODELS
+        make, batch = MODELS[{name!r}]
+        model = staticrt.compile(make(), joint_trace=True)
+        model(batch(4)[0]).sum().backward()
+        assert not model.explain().notes, model.explain()
+        print([m for m in ("sympy", "torch._dynamo", "torch._functorch.aot_autograd") if m in sys.modules])
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["[]"]

@@ -32,6 +32,7 @@ from staticrt.frontend.tracing.trace_tensor import show_as_plain
 from staticrt.frontend.tracing.unbacked_symbols import UnbackedSymbols
 from staticrt.frontend.weak import weakly
 from staticrt.shapes import fake_memo
+from staticrt.shapes.fake_results import new
 from staticrt.shapes.fake_rules import fake_by_rule
 from staticrt.shapes.size_nodes import SizeEnv
 
@@ -345,7 +346,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise CannotTrace("random numbers of a generator of their own")
         if func in _SECRET_VIEWS:
             func = _SECRET_VIEWS[func]
-            out = [torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=o.device) for o in out]
+            out = [new(self.fake_mode, o.shape, o, o.stride()) for o in out]
         self.record(func, fake_args, fake_kwargs, out, known)
         return out
 
