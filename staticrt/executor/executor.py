@@ -83,7 +83,7 @@ class Executor:
         self._is_partial = is_partial
         self._maker = TraceMaker(function, options, name, is_partial, self.known)
         self._splits = GraphSplits(function, partial(_partial_executor, name, options), options)
-        self._joint = JointCalls(self._maker, options, name)
+        self._joint = JointCalls(self._maker, self.fast, options, name)
         self._states = CallStates(self._forgotten)
         self._num_forgotten = 0  # traces
         self._kept: list[CachedTrace] = []  # of all keys, in the order they were made

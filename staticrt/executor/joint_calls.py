@@ -24,6 +24,7 @@ from staticrt.options import Options
 from staticrt.runtime.cached_trace import CachedTrace, Failure, share_memory, tensor_metadata
 from staticrt.runtime.call import Call
 from staticrt.runtime.call_key import EagerOnly
+from staticrt.runtime.fast_call import FastPath
 
 _HOOKED = "saved tensors hooks, as of checkpoint or save_on_cpu"
 
@@ -33,6 +34,7 @@ class JointCalls:
 
     Args:
         maker: asks for traces of the function.
+        fast: learns to serve the calls that joint traces serve.
         options: checked options.
         name: for messages.
 
@@ -40,8 +42,9 @@ class JointCalls:
         traces: those kept, in the order they were made.
     """
 
-    def __init__(self, maker: TraceMaker, options: Options, name: str) -> None:
+    def __init__(self, maker: TraceMaker, fast: FastPath, options: Options, name: str) -> None:
         self._maker = maker
+        self._fast = fast
         self._options = options
         self._name = name
         self._states = CallStates(self._forgotten)
@@ -71,7 +74,19 @@ class JointCalls:
         if traced.mutates and share_memory(traced, call.leaves):
             return None
         trace.calls += 1
-        outputs = trace.executable.run(trace.inputs(call.leaves))
+        flat = trace.inputs(call.leaves)
+        executable: Any = trace.executable
+        outputs = executable.run(flat)
+        self._fast.learn(
+            trace.call_spec,
+            executable.native,
+            executable.layout,
+            trace.state,
+            call.args,
+            call.kwargs,
+            [int(isinstance(value, torch.Tensor) and value.requires_grad) for value in flat],
+            executable.region,
+        )
         return (traced.out_spec.build(outputs, call.containers),)
 
     # -- traces ------------------------------------------------------------------------------------------------
@@ -99,6 +114,7 @@ class JointCalls:
             self._states.keep(call.key.key, state)
             self.traces = (*self.traces, trace)
             self._made += 1
+            self._fast.forget()
             return trace
 
     def _fail(self, call: Call, state: CallState, error: Exception) -> None:

@@ -24,6 +24,7 @@ from staticrt.options import Options
 from staticrt.passes.aliasing import AliasInfo
 from staticrt.passes.effects import is_pure, node_facts
 from staticrt.runtime.executable import flat_outputs
+from staticrt.shapes.fake_results import view_of
 from staticrt.training.double_backward import Replay
 from staticrt.training.joint_trace import Backward
 from staticrt.training.native_node import NotNative, Pair, make_native_node
@@ -128,6 +129,7 @@ class _Joint:
 
     def __init__(self, traced: TracedGraph, backward: Backward) -> None:
         gm = self._gm = traced.module
+        _forget_history(gm)
         if any(node.op not in ("placeholder", "call_function", "output") for node in gm.graph.nodes):
             raise CannotTrace("control flow, or objects of TorchScript, in a joint trace")
         first = max((int(s.target) for s in traced.inputs if s.kind == "user"), default=-1) + 1
@@ -279,6 +281,25 @@ class _Joint:
             for i, (node, written) in enumerate(zip(self.inputs, self.written, strict=True))
             if written and node not in reached
         )
+
+
+def _forget_history(gm: fx.GraphModule) -> None:
+    """Fake values without autograd's graph of the recorded run, which would keep nodes of the real parameters alive."""
+    made: dict[int, tuple[Any, Any]] = {}
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, (tuple, list)):
+            return type(value)([plain(item) for item in value])
+        if not isinstance(value, torch.Tensor) or not value.requires_grad:
+            return value
+        if id(value) not in made:
+            own = view_of(value.fake_mode, value, value.shape, value.stride())  # type: ignore[attr-defined]
+            made[id(value)] = (value, own)
+        return made[id(value)][1]
+
+    for node in gm.graph.nodes:
+        if "val" in node.meta:
+            node.meta["val"] = plain(node.meta["val"])
 
 
 class _Rerun(fx.Interpreter):

@@ -29,6 +29,10 @@ def joint_calls(compiled):
     return sum(r.calls for r in compiled.explain().traces if r.executor == "native node, joint trace")
 
 
+def fast_calls(compiled):
+    return compiled._executor.fast_calls
+
+
 def notes(compiled):
     return " ".join(compiled.explain().notes)
 
@@ -441,6 +445,44 @@ def test_arguments_with_a_history(pair):
 
 
 # -- batch norm --------------------------------------------------------------------------------------------------------
+
+
+def test_calls_without_python_are_as_the_first_ones():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
+    eager = copy.deepcopy(model)
+    compiled = joint(model)
+    x = torch.randn(6, 4)
+    served = []
+    steps = ["plain"] * 4 + [
+        "history",
+        "history",
+        "frozen",
+        "plain",
+        "other size",
+        "other data",
+        "plain",
+        "no grad",
+    ]
+    for step in steps:
+        for run, owner in ((compiled, model), (eager, eager)):
+            owner[0].weight.requires_grad_(step != "frozen")
+            owner.found = out = None  # with it go autograd's nodes, which remember sizes
+            if step == "other data":  # a weight of other sizes in the same parameter
+                owner[3].weight.data, owner[3].bias.data = torch.ones(3, 8), torch.ones(3)
+                owner[3].weight.grad = owner[3].bias.grad = None
+            w = torch.ones(4, requires_grad=True)
+            given = torch.cat([x, x]) if step == "other size" else x * w if step == "history" else x
+            with torch.set_grad_enabled(step != "no grad"):
+                out = run(given)
+            if step != "no grad":
+                out.pow(2).sum().backward()
+            owner.found = (out, w.grad, [p.grad for p in owner.parameters()])
+        torch.testing.assert_close(model.found, eager.found, rtol=1e-4, atol=1e-5)
+        assert model.found[0].requires_grad is eager.found[0].requires_grad
+        torch.testing.assert_close(model.state_dict(), eager.state_dict())
+        served.append(fast_calls(compiled))
+    assert served[3] > 0, "the second calls and later ones need no Python"
 
 
 def test_running_statistics_and_second_derivatives():
