@@ -220,6 +220,7 @@ def add_fast_entry(
     guard: StateGuard,
     environment: bytes,
     grad_states: list[int] = ...,
+    region: Region | None = ...,
     requires_grad: list[bool],
 ) -> None: ...
 def grad_state(tensor: torch.Tensor) -> int: ...

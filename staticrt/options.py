@@ -127,6 +127,12 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("training", (bool,), True, "Compile calls that need gradients; off: they run eagerly."),
     Option(
+        "joint_trace",
+        (bool,),
+        False,
+        "Training: record forward and backward in one trace, without Dynamo and AOTAutograd, where the call allows it.",
+    ),
+    Option(
         "activation_memory_budget",
         (float, int, type(None)),
         None,

@@ -175,6 +175,23 @@ def oddness(value: torch.Tensor) -> str:
     return "a lazy conjugate or negative" if value.is_conj() or value.is_neg() else ""
 
 
+def gradients(
+    results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor | None, ...]:
+    """`torch.autograd.grad` without its comparison of sizes, for which it loads sympy; None for unused inputs."""
+    engine: Any = torch.autograd.Variable._execution_engine
+    found: tuple[torch.Tensor | None, ...] = engine.run_backward(
+        tuple(results),
+        tuple(incoming),
+        False,
+        False,
+        tuple(inputs),
+        allow_unreachable=True,
+        accumulate_grad=False,
+    )
+    return found
+
+
 def keeps_graph() -> bool:
     """Inside a backward: whether the graph is kept for another one."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())  # type: ignore[attr-defined]
@@ -226,10 +243,12 @@ def is_saved_by_policy(node: fx.Node) -> bool:
 
 
 def mutated_inputs(joint: fx.GraphModule) -> set[fx.Node]:
-    """Placeholders of a joint graph that the region writes."""
+    """Placeholders of AOTAutograd's joint graph that the region writes."""
+    (output,) = joint.graph.find_nodes(op="output")
+    if "desc" not in output.meta:
+        return set()
     from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 
-    (output,) = joint.graph.find_nodes(op="output")
     written = {
         desc.mutated_input for desc in output.meta.get("desc", ()) if isinstance(desc, InputMutationAOTOutput)
     }
@@ -237,10 +256,12 @@ def mutated_inputs(joint: fx.GraphModule) -> set[fx.Node]:
 
 
 def differentiated_inputs(joint: fx.GraphModule) -> set[fx.Node]:
-    """Placeholders of a joint graph whose gradient it computes."""
+    """Placeholders of AOTAutograd's joint graph whose gradient it computes."""
+    (output,) = joint.graph.find_nodes(op="output")
+    if "desc" not in output.meta:
+        return set()
     from torch._functorch._aot_autograd.descriptors import GradAOTOutput
 
-    (output,) = joint.graph.find_nodes(op="output")
     wanted = {desc.grad_of for desc in output.meta.get("desc", ()) if isinstance(desc, GradAOTOutput)}
     return {node for node in joint.graph.find_nodes(op="placeholder") if node.meta.get("desc") in wanted}
 

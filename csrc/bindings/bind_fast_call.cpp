@@ -28,6 +28,7 @@
 #include "bindings/state_guard.h"
 #include "common/error.h"
 #include "program/process_state.h"
+#include "runtime/autograd/backward_node.h"
 #include "runtime/call/executable.h"
 #include "runtime/call/written_memory.h"
 
@@ -91,6 +92,9 @@ struct Entry {
   // A program that differentiates by itself: what of each input autograd would do, which must not change.
   // Empty: the program serves no call that needs gradients.
   std::vector<uint8_t> grad_states;
+  // The program is the forward of a region, which differentiates by itself: of grad_states, only whether an
+  // input requires gradients must not change.
+  std::shared_ptr<Region> region;
   std::vector<uint8_t> requires_grad;  // of each input after the model's tensors: a model may ask for it
 
   void visit(Referents& referents) const {
@@ -138,7 +142,7 @@ class FastCall {
   void add(size_t num_positional, const py::list& keyword_names, const py::list& arguments,
            size_t num_containers, const py::object& result, const py::list& writes,
            std::shared_ptr<Executable> executable, std::vector<at::Tensor> model_tensors, py::object guard,
-           const Environment& environment, std::vector<uint8_t> grad_states,
+           const Environment& environment, std::vector<uint8_t> grad_states, std::shared_ptr<Region> region,
            std::vector<uint8_t> requires_grad) {
     auto* const state = guard.cast<StateGuard*>();
     auto entry = std::make_shared<Entry>(Entry{num_positional,
@@ -154,6 +158,7 @@ class FastCall {
                                                environment,
                                                {},
                                                std::move(grad_states),
+                                               std::move(region),
                                                std::move(requires_grad)});
     for (const py::handle& name : keyword_names)
       entry->keyword_names.push_back(py::reinterpret_borrow<py::object>(name));
@@ -255,17 +260,32 @@ class FastCall {
 
   static bool same_grad_states(const Entry& entry, const std::vector<InputView>& inputs) {
     for (size_t i = 0; i < inputs.size(); ++i) {
-      if (inputs[i].tensor && grad_state(*inputs[i].tensor) != entry.grad_states[i]) return false;
+      if (!inputs[i].tensor) continue;
+      const at::Tensor& tensor = *inputs[i].tensor;
+      const bool same = entry.region ? tensor.requires_grad() == (entry.grad_states[i] != 0)
+                                     : grad_state(tensor) == entry.grad_states[i];
+      if (!same) return false;
     }
     return true;
   }
 
+  // As call_if_prepared, with a history for the results.
+  static bool run_region(Region& region, const std::vector<InputView>& inputs,
+                         std::vector<c10::IValue>& outputs) {
+    std::vector<c10::IValue> values;
+    values.reserve(inputs.size());
+    for (const InputView& input : inputs)
+      values.push_back(input.tensor ? c10::IValue(*input.tensor) : input.value);
+    return region.run_if_prepared(std::move(values), outputs);
+  }
+
   // The caller's references keep the arguments alive; model tensors are the entry's.
-  static bool run_unlocked(Executable& executable, const std::vector<InputView>& inputs,
+  static bool run_unlocked(Entry& entry, const std::vector<InputView>& inputs,
                            std::vector<c10::IValue>& outputs) {
     PyThreadState* released = PyEval_SaveThread();
     try {
-      const bool ran = executable.call_if_prepared(inputs, outputs);
+      const bool ran = entry.region ? run_region(*entry.region, inputs, outputs)
+                                    : entry.executable->call_if_prepared(inputs, outputs);
       restore_thread(released);
       return ran;
     } catch (...) {
@@ -281,7 +301,7 @@ class FastCall {
       return false;
     thread_local std::vector<c10::IValue> scratch;
     std::vector<c10::IValue> outputs = std::move(scratch);  // a result's making may call Python, and us again
-    if (!run_unlocked(*entry.executable, inputs, outputs)) return false;
+    if (!run_unlocked(entry, inputs, outputs)) return false;
     ++fast_calls_;
     *result = finish(entry, found, outputs);
     outputs.clear();
@@ -399,15 +419,18 @@ void bind_fast_call(py::module_& m) {
       [](const py::object& fast, size_t num_positional, const py::list& keyword_names,
          const py::list& arguments, size_t num_containers, const py::object& result, const py::list& writes,
          std::shared_ptr<Executable> executable, std::vector<at::Tensor> model_tensors, py::object guard,
-         const std::string& env, std::vector<uint8_t> grad_states, std::vector<uint8_t> requires_grad) {
+         const std::string& env, std::vector<uint8_t> grad_states, std::shared_ptr<Region> region,
+         std::vector<uint8_t> requires_grad) {
         unpack(fast).add(num_positional, keyword_names, arguments, num_containers, result, writes,
                          std::move(executable), std::move(model_tensors), std::move(guard),
-                         to_environment(env), std::move(grad_states), std::move(requires_grad));
+                         to_environment(env), std::move(grad_states), std::move(region),
+                         std::move(requires_grad));
       },
       py::kw_only(), py::arg("fast"), py::arg("num_positional"), py::arg("keyword_names"),
       py::arg("arguments"), py::arg("num_containers"), py::arg("result"), py::arg("writes"),
       py::arg("executable"), py::arg("model_tensors"), py::arg("guard"), py::arg("environment"),
-      py::arg("grad_states") = std::vector<uint8_t>{}, py::arg("requires_grad"));
+      py::arg("grad_states") = std::vector<uint8_t>{}, py::arg("region") = py::none(),
+      py::arg("requires_grad"));
   m.def("grad_state", &grad_state);
   m.def("clear_fast_entries", [](const py::object& fast) { unpack(fast).clear(); });
   m.def("fast_calls", [](const py::object& fast) { return unpack(fast).fast_calls(); });

@@ -144,6 +144,7 @@ def _run_training(arguments: argparse.Namespace) -> int:
 
     from staticrt.models.bench.train import measure_training, render_training
     from staticrt.models.bench.train_costs import measure_compile, measure_two_operators, render_costs
+    from staticrt.models.bench.train_first import measure_first_calls, render_first_calls
     from staticrt.models.bench.train_memory import measure_memory, render_memory
 
     target = _target(arguments.json)
@@ -153,6 +154,8 @@ def _run_training(arguments: argparse.Namespace) -> int:
     memory = []
     try:
         rows = measure_training(seconds=seconds, inductor=arguments.inductor)
+        runs = 1 if arguments.quick else 3
+        first = measure_first_calls([row["model"] for row in rows], threads=arguments.threads, runs=runs)
         costs = {"two_operators_us": measure_two_operators(), "compile_s": measure_compile()}
         if not arguments.quick:
             memory = measure_memory()
@@ -160,8 +163,8 @@ def _run_training(arguments: argparse.Namespace) -> int:
         torch.set_num_threads(before)
     facts = environment([], arguments.threads, 1)
     document = {"format": FORMAT, "environment": facts, "training": rows, "costs": costs, "memory": memory}
-    _save({**document, "complete": True}, target)
-    print(f"{render_training(rows)}\n\n{render_costs(costs)}")
+    _save({**document, "first_calls": first, "complete": True}, target)
+    print(f"{render_training(rows)}\n\n{render_first_calls(first)}\n\n{render_costs(costs)}")
     if memory:
         print(f"\n{render_memory(memory)}")
     print(f"\nRaw results: {target}")

@@ -43,6 +43,8 @@ def _steps(
         "eager": lambda m: m,
         "AOT eager": lambda m: torch.compile(m, backend="aot_eager", dynamic=False),
         "staticrt": lambda m: torch.compile(m, backend="staticrt", dynamic=False),
+        "graph splits": lambda m: staticrt.compile(m, dynamic=False),
+        "joint trace": lambda m: staticrt.compile(m, dynamic=False, joint_trace=True),
     }
     if inductor:
         ways["Inductor"] = lambda m: torch.compile(m, dynamic=False)

@@ -19,6 +19,7 @@ from staticrt.executor.call_state import CallState, CallStates, Route
 from staticrt.executor.cost_trials import CostTrials
 from staticrt.executor.explanation import explanation
 from staticrt.executor.graph_splits import GraphSplits
+from staticrt.executor.joint_calls import JointCalls
 from staticrt.executor.machine import Outcome, Progress, Stage, advance
 from staticrt.executor.state import ExecutorState
 from staticrt.executor.trace_maker import TraceMaker
@@ -82,6 +83,7 @@ class Executor:
         self._is_partial = is_partial
         self._maker = TraceMaker(function, options, name, is_partial, self.known)
         self._splits = GraphSplits(function, partial(_partial_executor, name, options), options)
+        self._joint = JointCalls(self._maker, self.fast, options, name)
         self._states = CallStates(self._forgotten)
         self._num_forgotten = 0  # traces
         self._kept: list[CachedTrace] = []  # of all keys, in the order they were made
@@ -264,13 +266,20 @@ class Executor:
             return self.function(*args, **kwargs)
 
     def _train(self, args: Any, kwargs: Any) -> Any:
-        """Run a call whose results need gradients: Dynamo splits it, each partial graph is differentiated ahead of time."""
+        """Run a call whose results need gradients: by a joint trace, with the option `joint_trace`, where one serves it.
+
+        Else Dynamo splits it, and each partial graph is differentiated ahead of time.
+        """
         if self._is_partial or not self.options.training or self._untrainable:
             return self._run_eagerly(args, kwargs, self._untrainable or "the call needs gradients")
         if has_global_hooks():
             return self._run_eagerly(
                 args, kwargs, "torch has hooks on all modules, which Dynamo does not see"
             )
+        if self.options.joint_trace:
+            served = self._joint.serve(args, kwargs)
+            if served is not None:
+                return served[0]
         try:
             result, compiled = self._splits.train(args, kwargs)
         except NotCompiled as error:
@@ -414,6 +423,8 @@ class Executor:
             failures=tuple(s.failure for _key, s in self._states.items() if s.failure is not None),
             eager_calls=dict(self._eager_calls),
             regions=tuple(self._splits.regions),
+            joint_traces=self._joint.traces,
+            joint_failures=self._joint.failures(),
             breaks=tuple(self._splits.breaks),
             partial_graphs=tuple(executor.snapshot() for executor in self._splits.executors),
             fast_calls=self.fast_calls,

@@ -12,6 +12,10 @@ from staticrt.runtime.explain.explanation import EagerReport, Explanation, trace
 def explanation(state: ExecutorState) -> Explanation:
     """What was compiled, what runs eagerly, and why."""
     traces = [trace_report(trace) for trace in state.traces]
+    traces += [
+        dataclasses.replace(trace_report(trace), route="training", executor="native node, joint trace")
+        for trace in state.joint_traces
+    ]
     traces += [region.report() for region in state.regions]
     traces += [
         dataclasses.replace(trace_report(trace), route="partial")
@@ -25,6 +29,10 @@ def explanation(state: ExecutorState) -> Explanation:
     notes = [
         f"not traced whole: {failure.reason}" + (f" at {failure.where}" if failure.where else "")
         for failure in dict.fromkeys(state.failures)
+    ]
+    notes += [
+        f"not traced with its backward: {failure.reason}" + (f" at {failure.where}" if failure.where else "")
+        for failure in dict.fromkeys(state.joint_failures)
     ]
     notes += [
         f"graph {number} runs operator by operator, outside the runtime: {trace.executable.reason}"

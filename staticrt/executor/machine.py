@@ -2,7 +2,7 @@
 
 A call is in one stage at a time. The executor acts (`Executor._act`), which has one outcome, and `advance` says which
 stage follows and how the route of the call's key changes. Calls that the C++ fast path serves never come here, nor do
-those that need gradients (Dynamo splits them, each partial graph is differentiated ahead of time) or that no trace takes
+those that need gradients (joint traces serve them, or Dynamo splits them) or that no trace takes
 (an active dispatch mode, a tensor subclass: they run eagerly).
 
             ┌──────────────────────── OTHER_DECISION ────────────────────────┐

@@ -27,6 +27,8 @@ class ExecutorState:
         failures: why traces failed, one for each key where one did.
         eager_calls: (what, reason, model line) -> calls that ran eagerly.
         regions: partial graphs with their backward.
+        joint_traces: traces with their backward.
+        joint_failures: why calls that need gradients have no joint trace.
         breaks: (reason, model line) of each graph break.
         partial_graphs: of each executor of a partial graph without gradients.
         fast_calls: calls that the C++ fast path served.
@@ -41,6 +43,8 @@ class ExecutorState:
     failures: tuple[Failure, ...]
     eager_calls: Mapping[tuple[str, str, str], int]
     regions: tuple[Any, ...]
+    joint_traces: tuple[CachedTrace, ...]
+    joint_failures: tuple[Failure, ...]
     breaks: tuple[tuple[str, str], ...]
     partial_graphs: tuple[ExecutorState, ...]
     fast_calls: int

@@ -40,6 +40,10 @@ class TraceMaker:
         self._is_partial = is_partial
         self._known = known
 
+    def parameters(self) -> list[torch.Tensor]:
+        """The parameters of the function, if it is a module."""
+        return list(self._function.parameters()) if isinstance(self._function, torch.nn.Module) else []
+
     def request(self, call: Call, seen: Sequence[CachedTrace]) -> TraceRequest:
         """The first request for a call; ints that differ from those in `seen` become symbols."""
         roots = [] if self._is_partial else [("", self._function), *global_hooks()]

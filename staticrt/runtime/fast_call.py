@@ -72,6 +72,7 @@ class FastPath:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         grad_states: Sequence[int] = (),
+        region: _C.Region | None = None,
     ) -> None:
         """Serve calls like this one, which the executor has just served, from now on.
 
@@ -83,6 +84,7 @@ class FastPath:
             state: holds while the trace does.
             grad_states: of a program that differentiates by itself: `_C.grad_state` of each input, none of which
                 may change. Empty: calls that need gradients are not served.
+            region: the program is its forward; of `grad_states` only counts whether a gradient is required.
         """
         environment = _C.environment()
         key = (id(program), environment, len(args), tuple(kwargs), spec.in_spec)
@@ -115,6 +117,7 @@ class FastPath:
             guard=guard,
             environment=environment,
             grad_states=list(grad_states),
+            region=region,
             requires_grad=walker.requires_grad,
         )
 

@@ -14,6 +14,7 @@ from staticrt.shapes.fake_results import RULES, Rule
 from staticrt.shapes.rules import (  # importing a family registers its rules
     convolutions,  # noqa: F401
     factories,  # noqa: F401
+    gradients,  # noqa: F401
     images,  # noqa: F401
     indexing,  # noqa: F401
     joins,  # noqa: F401

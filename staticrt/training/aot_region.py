@@ -25,7 +25,7 @@ from staticrt.options import Options
 from staticrt.runtime.explain.explanation import EagerReport, TraceReport
 from staticrt.training.double_backward import Replay
 from staticrt.training.graph_split import Eager, example_values, needs_splitting, run_compiled, split
-from staticrt.training.native_node import NotNative, Pair, make_native_node
+from staticrt.training.native_node import NotNative, Pair, gate, make_native_node
 from staticrt.training.partition import safe_partition
 from staticrt.training.plans import CompiledGraph
 from staticrt.training.recurrent import recurrent_networks
@@ -181,8 +181,15 @@ class Region:
                 raise NotNative("it has no graph to differentiate")
             if self._options.graphs:
                 raise NotNative("its programs run captured")
+            gate(metadata)
             native, backward = make_native_node(
-                pair, forward.plans.get(()), metadata, num_inputs, self._options, self._replay, self.name
+                pair,
+                forward.plans.get(()),
+                [info.requires_grad for info in metadata.output_info],
+                num_inputs,
+                self._options,
+                self._replay,
+                self.name,
             )
         except Exception as error:
             if self._options.executor == "static" and isinstance(error, LoweringError):

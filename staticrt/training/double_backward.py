@@ -140,6 +140,12 @@ class Replay:
         cls.forward = staticmethod(recorded_forward)
         cls.backward = staticmethod(differentiable_backward)
 
+    def attach_to_results(self, written: list[bool], num_results: int, random: bool) -> None:
+        """For a region without AOTAutograd: each result has an incoming gradient of its own, if any."""
+        self._slots = [("output", index) for index in range(num_results)]
+        self.written = written
+        self.random = random
+
     # -- backward ----------------------------------------------------------------------------------------------
 
     def _differentiate(self, ctx: Any, gradients: list[Any]) -> tuple[Any, ...]:

@@ -1,7 +1,7 @@
 """The native autograd node: an autograd node in C++ that joins the forward and backward graphs of a region.
 
-AOTAutograd still makes the graphs, but its Python runtime between them is skipped where it would only pass tensors on:
-for regions that write no input visible to autograd and whose results are fresh tensors. The node in
+The graphs are AOTAutograd's or of a joint trace (`joint.py`). AOTAutograd's Python runtime between them is skipped where
+it would only pass tensors on: for regions that write no input visible to autograd and whose results are fresh tensors. The node in
 `csrc/runtime/autograd/backward_node.h` handles saved tensors, versions, hooks, undefined and unneeded gradients like any
 node of torch.
 """
@@ -78,14 +78,20 @@ class Pair:
 
 
 def make_native_node(
-    pair: Pair, forward: Plan, metadata: Any, num_inputs: int, options: Options, replay: Replay, name: str
+    pair: Pair,
+    forward: Plan,
+    differentiable: Sequence[bool],
+    num_inputs: int,
+    options: Options,
+    replay: Replay,
+    name: str,
 ) -> tuple[_C.Region, CompiledGraph]:
     """Put a region behind the native autograd node.
 
     Args:
         pair: its graphs.
         forward: the plan of the forward graph.
-        metadata: upstream's `ViewAndMutationMeta`.
+        differentiable: whether each result needs a gradient.
         num_inputs: flat inputs of the region.
         options: checked options.
         replay: runs the region again to differentiate it twice.
@@ -97,10 +103,9 @@ def make_native_node(
     Raises:
         NotNative: the region does not fit.
     """
-    gate(metadata)
     if not torch.is_grad_enabled():
         raise NotNative("it switches gradients on itself")
-    region = _Region(pair, metadata, num_inputs, options, replay)
+    region = _Region(pair, differentiable, num_inputs, options, replay)
     if forward.native is None:
         raise NotNative("its forward graph runs operator by operator")
     facts = {
@@ -126,19 +131,20 @@ def make_native_node(
 class _Region:
     """The description of a region's two graphs for the C++ node."""
 
-    def __init__(self, pair: Pair, metadata: Any, num_inputs: int, options: Options, replay: Replay) -> None:
+    def __init__(
+        self, pair: Pair, differentiable: Sequence[bool], num_inputs: int, options: Options, replay: Replay
+    ) -> None:
         self._backward = pair.backward
         self._options = options
         self._replay = replay
-        self._metadata = metadata
         inputs = pair.forward.graph.find_nodes(op="placeholder")
         results = list(pair.forward.graph.output_node().args[0])  # type: ignore[arg-type]
         self._num_results = len(results)
-        if len(inputs) != num_inputs or pair.num_outputs != len(metadata.output_info):
+        if len(inputs) != num_inputs or pair.num_outputs != len(differentiable):
             raise NotNative("the inputs of its graphs differ from those of the region")
         self.differentiable = [
-            info.requires_grad and isinstance(node, fx.Node)
-            for info, node in zip(metadata.output_info, results, strict=False)
+            wanted and isinstance(node, fx.Node)
+            for wanted, node in zip(differentiable, results, strict=False)
         ]
         self.gradient_outputs = [i for i, wanted in enumerate(self.differentiable) if wanted]
         self._match(inputs, results, pair)

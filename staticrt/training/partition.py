@@ -42,7 +42,7 @@ def safe_partition(
     Returns:
         The forward and the backward graph.
     """
-    _leave_out_running_statistics(joint)
+    leave_out_running_statistics(joint)
     keywords |= {
         "num_fwd_outputs": num_fwd_outputs,
         "static_lifetime_input_indices": static_lifetime_input_indices,
@@ -62,7 +62,7 @@ def _cut(joint: fx.GraphModule, inputs: Any, budget: float, **keywords: Any) -> 
     whole = budget >= 1
     wanted = {node.name for node in joint.graph.nodes if torch_private.is_saved_by_policy(node)}
     always = wanted | {node.name for node in unrepeatable(joint, static, False)}
-    kept = {node.name for node in _read_by_backward(joint)} if whole else set()
+    kept = {node.name for node in read_by_backward(joint)} if whole else set()
     values = unrepeatable(joint, static, whole)
     for node in values:
         torch_private.must_save(node)
@@ -91,7 +91,7 @@ def unrepeatable(
     """
     placeholders = joint.graph.find_nodes(op="placeholder")
     tainted = _written(joint, static_inputs)
-    unsaved = set(placeholders) - _read_by_backward(joint) - tainted if only_eagers_inputs else set()
+    unsaved = set(placeholders) - read_by_backward(joint) - tainted if only_eagers_inputs else set()
     unsaved = {node for node in unsaved if isinstance(node.meta.get("val"), torch.Tensor)}
     backward: set[fx.Node] = {node for node in placeholders if torch_private.is_tangent(node)}
     pinned: set[fx.Node] = set()
@@ -126,7 +126,7 @@ def _written(joint: fx.GraphModule, static_inputs: list[int]) -> set[fx.Node]:
     return torch_private.mutated_inputs(joint) | _copied_into(joint) | buffers
 
 
-def _read_by_backward(joint: fx.GraphModule) -> set[fx.Node]:
+def read_by_backward(joint: fx.GraphModule) -> set[fx.Node]:
     """Inputs that eager saves, because its backward reads them or a view of them."""
     backward: set[fx.Node] = set()
     owner: dict[fx.Node, fx.Node] = {}  # a view of a placeholder -> the placeholder
@@ -148,7 +148,7 @@ def _read_by_backward(joint: fx.GraphModule) -> set[fx.Node]:
     return read
 
 
-def _leave_out_running_statistics(joint: fx.GraphModule) -> None:
+def leave_out_running_statistics(joint: fx.GraphModule) -> None:
     """In training, a batch norm's backward reads the batch's statistics, so the running ones need not be saved."""
     for node in joint.graph.find_nodes(op="call_function", target=aten.native_batch_norm_backward.default):
         if len(node.args) > 7 and node.args[7] is True:

@@ -33,7 +33,11 @@ def test_one_model_is_measured_and_reported(tmp_path, monkeypatch, capsys):
     assert costs["compile_s"]["plan"] > 0
     assert "Forward and backward of two operators" in text
     (row,) = json.loads(target.read_text())["training"]
-    assert set(row["ms"]) == {"eager", "AOT eager", "staticrt", "whole step"}
+    assert set(row["ms"]) == {"eager", "AOT eager", "staticrt", "graph splits", "joint trace", "whole step"}
+    (first,) = json.loads(target.read_text())["first_calls"]
+    assert set(first["first_ms"]) == {"without gradients", "joint trace", "graph splits"}
+    assert all(ms > 0 for ms in first["first_ms"].values())
+    assert "First call of a process" in text
     assert row["arena_bytes"] >= row["lower_bound_bytes"] > 0
     assert 0 < row["saved_bytes"]["staticrt"] <= row["saved_bytes"]["eager"] * 2
 

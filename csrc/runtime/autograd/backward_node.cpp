@@ -68,6 +68,34 @@ Region::Region(RegionPlan plan, RegionCallbacks callbacks)
     : plan_(std::move(plan)), callbacks_(std::move(callbacks)) {}
 
 std::vector<c10::IValue> Region::run(std::vector<c10::IValue> inputs) {
+  std::vector<c10::IValue> outputs;
+  run(std::move(inputs), /*only_prepared=*/false, outputs);
+  return outputs;
+}
+
+bool Region::run_if_prepared(std::vector<c10::IValue> inputs, std::vector<c10::IValue>& outputs) {
+  return run(std::move(inputs), /*only_prepared=*/true, outputs);
+}
+
+bool Region::run_forward(const std::vector<c10::IValue>& inputs, bool only_prepared,
+                         std::vector<c10::IValue>& results) {
+  if (!only_prepared) {
+    results = plan_.forward->run(inputs);
+    return true;
+  }
+  std::vector<InputView> views;
+  views.reserve(inputs.size());
+  for (const c10::IValue& input : inputs) {
+    if (input.isTensor()) {
+      views.push_back({&input.toTensor(), {}});
+    } else {
+      views.push_back({nullptr, input});
+    }
+  }
+  return plan_.forward->call_if_prepared(views, results);
+}
+
+bool Region::run(std::vector<c10::IValue>&& inputs, bool only_prepared, std::vector<c10::IValue>& outputs) {
   SRT_CHECK(inputs.size() == plan_.num_inputs, plan_.name, ": expected ", plan_.num_inputs, " inputs, got ",
             inputs.size());
   bool differentiate = false;
@@ -88,11 +116,12 @@ std::vector<c10::IValue> Region::run(std::vector<c10::IValue> inputs) {
     for (const uint32_t index : plan_.forward->written_inputs())
       if (!plan_.unread_inputs[index]) before[index] = inputs[index].toTensor().clone();
   }
-  const std::vector<c10::IValue> results = plan_.forward->run(inputs);
-  std::vector<c10::IValue> outputs;
+  std::vector<c10::IValue> results;
+  if (!run_forward(inputs, only_prepared, results)) return false;
+  outputs.clear();
   outputs.reserve(plan_.outputs.size());
   for (const RegionOutput& output : plan_.outputs) outputs.push_back(results[output.index]);
-  if (!differentiate) return outputs;
+  if (!differentiate) return true;
 
   auto node = make_node<StaticGraphBackward>(shared_from_this(), edges_of(inputs));
   for (size_t i = 0; i < outputs.size(); ++i) {
@@ -110,7 +139,7 @@ std::vector<c10::IValue> Region::run(std::vector<c10::IValue> inputs) {
     }
   }
   node->save(inputs, results, before, std::move(state));
-  return outputs;
+  return true;
 }
 
 std::shared_ptr<const BackwardPlan> Region::backward_plan(const std::vector<bool>& undefined,

@@ -88,6 +88,8 @@ class Region : public std::enable_shared_from_this<Region> {
 
   // Runs forward; results that need gradients hang on a new node. Thread-safe.
   std::vector<c10::IValue> run(std::vector<c10::IValue> inputs);
+  // As run(), but only if the forward is prepared for these inputs; false, and nothing was run, otherwise.
+  bool run_if_prepared(std::vector<c10::IValue> inputs, std::vector<c10::IValue>& outputs);
 
   const RegionPlan& plan() const { return plan_; }
   const RegionCallbacks& callbacks() const { return callbacks_; }
@@ -97,6 +99,10 @@ class Region : public std::enable_shared_from_this<Region> {
   size_t num_plans() const;
 
  private:
+  bool run(std::vector<c10::IValue>&& inputs, bool only_prepared, std::vector<c10::IValue>& outputs);
+  bool run_forward(const std::vector<c10::IValue>& inputs, bool only_prepared,
+                   std::vector<c10::IValue>& results);
+
   RegionPlan plan_;
   RegionCallbacks callbacks_;
   mutable std::mutex mutex_;

@@ -326,6 +326,7 @@ class _Functionalizer:
 
     def _output(self, out: Any) -> Any:
         old = self.nodes_of.get(id(out)) if isinstance(out, torch.Tensor) else None
+        self.new.source_node = old
         return self.new.argument(out if old is None else self._fresh(self._canonical(old)))
 
     def _canonical(self, node: fx.Node) -> fx.Node:

@@ -97,6 +97,7 @@ class Snapshot:
         self._hidden: dict[str, set[str]] = {}  # class -> see `hidden_names`
         self._asks_abstract_classes = False
         self.read_names: set[str] = set(SPECIAL_NAMES)  # what the code that ran may read by name
+        self.model_names: set[str] = set()  # those in the model's own code
         self.compared_tensors: set[int] = set()  # ids of those whose layout the graph's inputs tell
         self.facts: set[str] = set()  # what model code may ask of tensors: names of `FactsRecord`
         self.compares_facts = True
@@ -149,7 +150,9 @@ class Snapshot:
 
     def add_model_names(self, names: Iterable[str]) -> None:
         """As `add_names`, by the model's own code."""
-        self.facts |= FactsRecord.NAMES.intersection(names)
+        names = frozenset(names)
+        self.model_names |= names
+        self.facts |= FactsRecord.NAMES & names
         self.add_names(names)
 
     def add_names(self, names: Iterable[str]) -> None:

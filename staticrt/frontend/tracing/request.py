@@ -31,6 +31,8 @@ class TraceRequest:
         tensors: id of a model's tensor -> ("parameter" or "buffer", qualified name).
         known: what is known of the leaves.
         autograd: record what autograd computes too: the function calls `backward()` or `autograd.grad` itself.
+        derive: with `autograd`: called, while the tracer still records, with the tracer, the flat fake arguments and the
+            flat outputs of the function; what it returns are further outputs of the graph.
         decide: branches that data decides are followed as these arguments' values tell, with checks in the graph.
     """
 
@@ -43,6 +45,7 @@ class TraceRequest:
     tensors: Mapping[int, tuple[str, str]] = dataclasses.field(default_factory=dict)
     known: KnownInputs = dataclasses.field(default_factory=KnownInputs)
     autograd: bool = False
+    derive: Callable[[Any, Sequence[Any], Sequence[Any]], list[Any]] | None = None
     decide: bool = False
 
     @staticmethod

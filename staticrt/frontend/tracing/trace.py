@@ -180,8 +180,9 @@ def _record(request: TraceRequest, watcher: Watcher, undo: list[Callable[[], obj
         if escaped:
             raise ModelChanges(escaped, does="")
         tracer.check_storages()
-        if not request.autograd:
-            tracer.check_gradients(zip(fakes.leaves, leaves, strict=True), outputs)
+        if not request.autograd or request.derive is not None:
+            arguments = zip(fakes.leaves, leaves, strict=True)
+            tracer.check_gradients(arguments, outputs if request.derive is None else None)
         written: set[fx.Node] = set()
         try:
             if tracer.maybe_views and (
@@ -272,8 +273,12 @@ def _run(
         raise CannotTrace(*tracer.fake_mode.unseen_reads[0])
     _check_attributes(request)
     flat, out_spec = _flatten_result(result, builder.containers, before, snapshot, is_new)
-    for out in flat:
-        _check_output(out)
+    if request.derive is not None:
+        with tracer.fake_mode, enable_python_dispatcher(), tracer:
+            flat += request.derive(tracer, fakes.leaves, flat)
+    else:
+        for out in flat:
+            _check_output(out)
     outputs += flat
     return out_spec
 

@@ -32,6 +32,7 @@ from staticrt.frontend.tracing.trace_tensor import show_as_plain
 from staticrt.frontend.tracing.unbacked_symbols import UnbackedSymbols
 from staticrt.frontend.weak import weakly
 from staticrt.shapes import fake_memo
+from staticrt.shapes.fake_results import new
 from staticrt.shapes.fake_rules import fake_by_rule
 from staticrt.shapes.size_nodes import SizeEnv
 
@@ -46,6 +47,9 @@ _SECRET_VIEWS = {
     aten.unsafe_split.Tensor: aten.split.Tensor,
     aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default,
 }
+# Of an operator's node, where autograd ran: recorded in the backward; recorded while gradients were off.
+BACKWARD, NO_GRAD = "partitioner_tag", "no_grad"
+MARKS = frozenset({BACKWARD, NO_GRAD})
 # Names of regions in a profile.
 _LABELS = frozenset({"profiler::_record_function_enter_new", "profiler::_record_function_exit"})
 
@@ -102,7 +106,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.user_placeholders: list[fx.Node] = []
         self.sources: dict[Any, tuple[fx.Node, str, int]] = {}  # symbol -> placeholder, property, dim
         self.grad_enabled = torch.is_grad_enabled()
-        self.source_node: fx.Node | None = None  # when re-tracing a graph: whose line to keep
+        self.source_node: fx.Node | None = None  # when re-tracing a graph: whose line and marks to keep
+        self.marks: dict[str, Any] = {}  # added to the `meta` of each operator's node
         self.unbacked = UnbackedSymbols(self.graph, self.symbols, self.shape_env)
         self._storages: dict[int, torch.UntypedStorage] = {}  # real storage -> its fake
         self._nodes: dict[int, fx.Node] = {}
@@ -172,12 +177,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(tensor.untyped_storage()._cdata != storage for tensor, storage in self._alive):
             raise CannotTrace("the model sets a tensor's .data", "", even_in_parts=True)
 
-    def check_gradients(self, arguments: Iterable[tuple[Any, Any]], outputs: Sequence[Any]) -> None:
+    def check_gradients(self, arguments: Iterable[tuple[Any, Any]], outputs: Sequence[Any] | None) -> None:
         """No tensor has begun to require gradients, or ceased to, where the caller or autograd would see it.
 
         Args:
             arguments: fake and real arguments.
-            outputs: of the graph.
+            outputs: of the graph. None: autograd ran, so that only inputs are looked at.
 
         Raises:
             CannotTrace: one has.
@@ -188,6 +193,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise CannotTrace(
                     "the model changes whether a tensor requires gradients", "", even_in_parts=True
                 )
+        if outputs is None:
+            return
         known = {id(fake) for fake, _real in inputs}
         # Without gradients, what is made for the call alone is not differentiated: only results are seen.
         made = (tensor for tensor, _storage in self._alive) if torch.is_grad_enabled() else iter(outputs)
@@ -339,7 +346,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise CannotTrace("random numbers of a generator of their own")
         if func in _SECRET_VIEWS:
             func = _SECRET_VIEWS[func]
-            out = [torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=o.device) for o in out]
+            out = [new(self.fake_mode, o.shape, o, o.stride()) for o in out]
         self.record(func, fake_args, fake_kwargs, out, known)
         return out
 
@@ -437,10 +444,16 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return node
 
     def annotate(self, node: fx.Node) -> None:
-        """Keep the model line of a new node."""
+        """Keep the model line of a new node, and its marks."""
         if self.source_node is not None:
             trace = self.source_node.meta.get("stack_trace")
+            node.meta.update(
+                (key, self.source_node.meta[key]) for key in MARKS & self.source_node.meta.keys()
+            )
         else:
+            node.meta.update(self.marks)
+            if self.autograd and not torch.is_grad_enabled():
+                node.meta[NO_GRAD] = True
             trace = stack_trace(sys._getframe(2))
         if trace is not None:
             node.meta["stack_trace"] = trace

@@ -258,7 +258,21 @@ def _copied(mode: Any, x: torch.Tensor, source: torch.Tensor, non_blocking: bool
     fits = _is_plain(x) and _is_plain(source) and x.device == source.device and _fits_into(x, [x, source])
     if not fits or x.dtype.is_complex != source.dtype.is_complex:
         return None
-    return new(mode, x.shape, x, x.stride()) if is_dense(mode, x.shape, x.stride()) else None
+    if not is_dense(mode, x.shape, x.stride()) and not _has_elements_apart(x):
+        return None
+    return new(mode, x.shape, x, x.stride())
+
+
+def _has_elements_apart(x: torch.Tensor) -> bool:
+    """Whether sizes are constants, and each stride steps over all that smaller strides reach."""
+    if any(type(number) is not int for number in (*x.shape, *x.stride())) or 0 in x.shape:
+        return False
+    reach = 0
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            return False
+        reach += (size - 1) * stride
+    return True
 
 
 @rule(aten.mse_loss.default, aten.l1_loss.default)

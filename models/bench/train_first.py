@@ -1,0 +1,58 @@
+"""`staticrt bench --train`: how long a first call takes, each in a process of its own, imports included."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+# What is timed -> options of `staticrt.compile`, and whether gradients are on.
+WAYS = {
+    "without gradients": ("", False),
+    "joint trace": ("joint_trace=True", True),
+    "graph splits": ("", True),
+}
+_CODE = """
+import time, torch, staticrt
+from staticrt.models.bench.train import MODELS
+torch.set_num_threads({threads})
+make, sizes, _target = MODELS[{name!r}]
+torch.manual_seed(0)
+model, x = staticrt.compile(make(), {options}), torch.randn(*sizes)
+with torch.set_grad_enabled({gradients}):
+    begin = time.perf_counter()
+    out = model(x)
+    if {gradients}:
+        out.square().mean().backward()
+    print((time.perf_counter() - begin) * 1e3)
+"""
+
+
+def measure_first_calls(names: list[str], *, threads: int = 1, runs: int = 3) -> list[dict[str, Any]]:
+    """One row for each model of `train.MODELS`: ms of a first call, with its backward; the least of some processes."""
+    rows = []
+    for name in names:
+        ms: dict[str, float] = {}
+        for _ in range(runs):
+            for way, (options, gradients) in WAYS.items():
+                code = _CODE.format(name=name, options=options, gradients=gradients, threads=threads)
+                done = subprocess.run(
+                    [sys.executable, "-c", code], capture_output=True, text=True, check=True
+                )
+                ms[way] = min(ms.get(way, float("inf")), float(done.stdout.split()[-1]))
+        rows.append({"model": name, "first_ms": ms})
+    return rows
+
+
+def render_first_calls(rows: list[dict[str, Any]]) -> str:
+    """The table, with what a first training call costs in first calls without gradients."""
+    lines = ["First call of a process, ms (multiple of the call without gradients)", ""]
+    lines.append(f"{'model':<22}" + "".join(f"{way:>22}" for way in WAYS))
+    for row in rows:
+        ms = row["first_ms"]
+        least = ms["without gradients"]
+        lines.append(
+            f"{row['model']:<22}"
+            + "".join(f"{ms[way]:.0f} ({ms[way] / least:.1f})".rjust(22) for way in WAYS)
+        )
+    return "\n".join(lines)

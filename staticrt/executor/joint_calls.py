@@ -1,0 +1,210 @@
+"""Calls that need gradients, by joint traces: forward and backward recorded in one run of ours, without Dynamo.
+
+Each call key has its traces, as for calls without gradients. A trace has constant sizes until a call of its key comes
+with others. What a joint trace does not serve goes by graph splits, with the reason in `explain()`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from staticrt import locks, torch_private, tuning
+from staticrt.errors import LoweringError, PassError
+from staticrt.executor.call_state import CallState, CallStates
+from staticrt.executor.trace_maker import TraceMaker
+from staticrt.frontend import budget
+from staticrt.frontend.reasons import CannotTrace
+from staticrt.frontend.thread_state import keeping_thread_state
+from staticrt.frontend.tracing.request import TraceRequest
+from staticrt.frontend.tracing.sizing import Sizing
+from staticrt.options import Options
+from staticrt.runtime.cached_trace import CachedTrace, Failure, share_memory, tensor_metadata
+from staticrt.runtime.call import Call
+from staticrt.runtime.call_key import EagerOnly
+from staticrt.runtime.fast_call import FastPath
+
+_HOOKED = "saved tensors hooks, as of checkpoint or save_on_cpu"
+
+
+class JointCalls:
+    """The joint traces of one function.
+
+    Args:
+        maker: asks for traces of the function.
+        fast: learns to serve the calls that joint traces serve.
+        options: checked options.
+        name: for messages.
+
+    Attributes:
+        traces: those kept, in the order they were made.
+    """
+
+    def __init__(self, maker: TraceMaker, fast: FastPath, options: Options, name: str) -> None:
+        self._maker = maker
+        self._fast = fast
+        self._options = options
+        self._name = name
+        self._states = CallStates(self._forgotten)
+        self._lock = locks.reentrant()
+        self._made = 0
+        self.traces: tuple[CachedTrace, ...] = ()
+
+    def failures(self) -> tuple[Failure, ...]:
+        """Why calls have no joint trace, one for each key where there is a reason."""
+        return tuple(s.failure for _key, s in self._states.items() if s.failure is not None)
+
+    def serve(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | None:
+        """The result of a call, in a tuple; None where no joint trace serves it, and nothing has run."""
+        try:
+            call = Call.of(args, kwargs)
+            state = self._states.get(call.key.key) or CallState()
+        except (EagerOnly, TypeError):  # an argument that cannot be hashed
+            return None
+        trace = state.find(call)
+        if trace is None:
+            if self._is_refused(state):
+                return None
+            trace = keeping_thread_state(lambda: self._make(call))
+            if trace is None:
+                return None
+        traced = trace.traced
+        if traced.mutates and share_memory(traced, call.leaves):
+            return None
+        trace.calls += 1
+        flat = trace.inputs(call.leaves)
+        executable: Any = trace.executable
+        outputs = executable.run(flat)
+        self._fast.learn(
+            trace.call_spec,
+            executable.native,
+            executable.layout,
+            trace.state,
+            call.args,
+            call.kwargs,
+            [int(isinstance(value, torch.Tensor) and value.requires_grad) for value in flat],
+            executable.region,
+        )
+        return (traced.out_spec.build(outputs, call.containers),)
+
+    # -- traces ------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _is_refused(state: CallState) -> bool:
+        failed = state.failure
+        return failed is not None and (failed.impossible or state.changes >= tuning.STEP_ATTEMPTS)
+
+    def _make(self, call: Call) -> CachedTrace | None:
+        with self._lock, budget.account(self._options.seconds_to_trace()):
+            state = self._states.get(call.key.key) or CallState()
+            trace = state.find(call)
+            if trace is not None or self._is_refused(state):
+                return trace
+            try:
+                trace = self._trace(call, state)
+            except Exception as error:
+                self._fail(call, state, error)
+                return None
+            finally:
+                torch.clear_autocast_cache()  # of casts made of fake tensors
+            state.failure = None
+            state.traces = (*state.traces, trace)
+            self._states.keep(call.key.key, state)
+            self.traces = (*self.traces, trace)
+            self._made += 1
+            self._fast.forget()
+            return trace
+
+    def _fail(self, call: Call, state: CallState, error: Exception) -> None:
+        from staticrt.frontend.tracing.trace import failure
+
+        if self._options.executor == "static" and isinstance(error, (PassError, LoweringError)):
+            raise error
+        reason, where = failure(error)
+        state.changes += 1
+        # State that the first call creates exists in the next one; a wrong call may be followed by a right one.
+        transient = not isinstance(error, CannotTrace) or "changes" in reason
+        state.failure = Failure(reason, where, impossible=not transient)
+        self._states.keep(call.key.key, state)
+
+    def _forgotten(self, state: CallState) -> None:
+        self.traces = tuple(trace for trace in self.traces if trace not in state.traces)
+
+    def _trace(self, call: Call, state: CallState) -> CachedTrace:
+        """A joint trace that serves a call.
+
+        Raises:
+            CannotTrace: no joint trace does.
+            Exception: what the model raised.
+        """
+        from staticrt.training.joint_trace import Backward
+
+        self._refuse_options()
+        dynamic = self._options.dynamic
+        if dynamic is None:
+            dynamic = any(not trace.traced.guards.holds(call.leaves) for trace in state.traces)
+        request = self._maker.request(call, state.traces)
+        request = dataclasses.replace(
+            request,
+            sizing=Sizing.first(dynamic, shape_env=dynamic),
+            autograd=True,
+            derive=Backward(request.snapshot),
+            decide=False,
+        )
+        gradients = [(p, p.grad) for p in self._maker.parameters()]
+        following: TraceRequest | None = request
+        try:
+            while following is not None:
+                made = self._attempt(call, following)
+                if isinstance(made, CachedTrace):
+                    return made
+                following = made
+        finally:
+            for parameter, gradient in gradients:
+                if parameter.grad is not gradient:
+                    parameter.grad = gradient
+        raise AssertionError("unreachable")
+
+    def _attempt(self, call: Call, request: TraceRequest) -> CachedTrace | TraceRequest:
+        from staticrt.frontend.tracing.trace import trace
+        from staticrt.shapes.size_nodes import NeedsShapeEnv
+        from staticrt.training.joint_program import build_joint
+        from staticrt.training.recurrent import recurrent_networks
+
+        try:
+            with recurrent_networks(), torch.autograd.graph.disable_saved_tensors_hooks(_HOOKED):
+                traced = trace(request)
+                if not request.snapshot.complete:
+                    raise CannotTrace("the model reaches more containers than can be guarded")
+                alone, executable = build_joint(traced, request.derive, self._options, self._name)  # type: ignore[arg-type]
+        except (Exception, NeedsShapeEnv) as error:
+            if _HOOKED in str(error):
+                raise CannotTrace(_HOOKED) from error
+            following = request.after(error)
+            if following is None:
+                raise
+            return following
+        symbolic = request.known.symbolic_ints
+        return CachedTrace(
+            traced=alone,
+            executable=executable,
+            state=request.snapshot.guard(),
+            ints=tuple((i, v) for i, v in call.key.ints if i not in symbolic),
+            metadata=tensor_metadata(alone.values),
+        )
+
+    def _refuse_options(self) -> None:
+        options = self._options
+        if self._made >= options.max_traces:
+            raise CannotTrace(f"more than max_traces={options.max_traces} traces")
+        for name in ("graphs", "accelerators"):
+            if getattr(options, name) not in (False, None):
+                raise CannotTrace(f"the option {name}")
+        if options.executor == "reference" or options.backward_node == "aot":
+            raise CannotTrace("an option asks for another executor or autograd node")
+        if torch_private.budget_value(options.activation_memory_budget) < 1:
+            raise CannotTrace("an activation budget below 1")
+        if torch.is_anomaly_enabled():
+            raise CannotTrace("anomaly mode is on")

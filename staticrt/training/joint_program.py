@@ -1,0 +1,338 @@
+"""A joint trace as two Programs behind the native autograd node.
+
+The graph is split where eager splits it: the forward is what was recorded before the backward began, and saved is what
+the backward reads of it, which is what autograd's formulas save. Views are taken anew from what they view, sizes are
+saved as numbers. Then cheap values are recomputed as in `partition.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from staticrt.frontend.graph import TracedGraph
+from staticrt.frontend.guards.process_state import without_autocast
+from staticrt.frontend.reasons import CannotTrace
+from staticrt.frontend.tracing.tracer import BACKWARD, NO_GRAD
+from staticrt.native import _C
+from staticrt.options import Options
+from staticrt.passes.aliasing import AliasInfo
+from staticrt.passes.effects import is_pure, node_facts
+from staticrt.runtime.executable import flat_outputs
+from staticrt.shapes.fake_results import view_of
+from staticrt.training.double_backward import Replay
+from staticrt.training.joint_trace import Backward
+from staticrt.training.native_node import NotNative, Pair, make_native_node
+from staticrt.training.partition import leave_out_running_statistics, read_by_backward, unrepeatable
+from staticrt.training.plans import CompiledGraph, Plan
+from staticrt.training.recompute import recompute_cheap_values
+
+aten = torch.ops.aten
+# Batch norm -> positions of its running mean and variance, and of the flag that says that it only updates them.
+_BATCH_NORMS = {
+    aten._native_batch_norm_legit_functional.default: (3, 4, 5),
+    aten.native_batch_norm.default: (3, 4, 5),
+}
+
+
+class JointExecutable:
+    """Runs a joint trace's forward; autograd runs its backward.
+
+    Args:
+        region: the native autograd node's.
+        native: the forward's C++ executable.
+        backward: the backward with its plans.
+        layout: per flat output, ("tensor", position among the region's results) or ("constant", object).
+    """
+
+    def __init__(
+        self,
+        region: _C.Region,
+        native: _C.Executable,
+        backward: CompiledGraph,
+        layout: Sequence[tuple[str, Any]],
+    ) -> None:
+        self.region = region
+        self.native = native
+        self.backward = backward
+        self.layout = layout
+
+    def run(self, flat_inputs: Sequence[Any]) -> Sequence[Any]:
+        """Flat outputs, with their history, for flat inputs."""
+        return flat_outputs(self.region.run(*flat_inputs), self.layout)
+
+    def node_kinds(self) -> dict[str, int]:
+        """Number of operator nodes of the forward and the backward."""
+        return {
+            "forward": self.native.node_counts["total"],
+            "backward": sum(self.backward.operators.values()),
+        }
+
+
+def build_joint(
+    traced: TracedGraph, backward: Backward, options: Options, name: str
+) -> tuple[TracedGraph, JointExecutable]:
+    """Make a joint trace ready to run.
+
+    Args:
+        traced: the joint graph: its last inputs are the incoming gradients, its last outputs the gradients.
+        backward: what recorded it.
+        options: checked options.
+        name: for messages.
+
+    Returns:
+        The trace of the forward alone, and what runs it.
+
+    Raises:
+        CannotTrace: the node does not serve such a graph.
+        LoweringError: with `executor="static"`, a Program cannot express it.
+    """
+    joint = _Joint(traced, backward)
+    forward, gradients = joint.split()
+    pair = Pair(forward, gradients, len(joint.results))
+    replay = Replay(_Rerun(joint.forward_only(writes=False)).call, name, joint.unread())
+    replay.attach_to_results(joint.written, len(joint.results), traced.random)
+    plan = Plan(forward, options, len(joint.results), "forward")
+    try:
+        region, compiled = make_native_node(
+            pair,
+            plan,
+            joint.differentiable,
+            len(joint.inputs),
+            options,
+            replay,
+            name,
+        )
+    except NotNative as error:
+        raise CannotTrace(f"the autograd node does not serve it: {error}") from error
+    assert plan.native is not None
+    kept = traced.inputs[: len(joint.inputs)]  # incoming gradients come last
+    alone = dataclasses.replace(traced, module=joint.forward_only(), inputs=kept, route="training")
+    return alone, JointExecutable(region, plan.native, compiled, joint.layout)
+
+
+class _Joint:
+    """A joint graph, taken apart.
+
+    Attributes:
+        inputs: placeholders of the forward.
+        results: nodes of its tensors, each once.
+        layout: as of `JointExecutable`.
+        differentiable: whether each result has an incoming gradient.
+        written: whether each input is written.
+    """
+
+    def __init__(self, traced: TracedGraph, backward: Backward) -> None:
+        gm = self._gm = traced.module
+        _forget_history(gm)
+        if any(node.op not in ("placeholder", "call_function", "output") for node in gm.graph.nodes):
+            raise CannotTrace("control flow, or objects of TorchScript, in a joint trace")
+        first = max((int(s.target) for s in traced.inputs if s.kind == "user"), default=-1) + 1
+        first -= len(backward.differentiable)
+        self._tangents: list[fx.Node] = []
+        self.inputs: list[fx.Node] = []
+        self.written: list[bool] = []
+        owners: dict[tuple[int, int], fx.Node] = {}
+        values = iter(traced.values)
+        for spec, node in zip(traced.inputs, gm.graph.find_nodes(op="placeholder"), strict=True):
+            if spec.kind == "user" and int(spec.target) >= first:
+                node.target = f"tangents_{int(spec.target) - first}"
+                self._tangents.append(node)
+                continue
+            owners[(0, int(spec.target)) if spec.kind == "user" else (id(next(values)), -1)] = node
+            self.inputs.append(node)
+            self.written.append(spec.mutated)
+        leave_out_running_statistics(gm)
+        outputs = list(traced.outputs())
+        given = dict(zip((owners[s] for s in backward.sources), outputs[backward.num_results :], strict=True))
+        self._gradients = [given.get(node) for node in self.inputs]
+        self._find_results(outputs[: backward.num_results], frozenset(backward.differentiable))
+        self._backward = self._nodes_of_backward()
+
+    def _find_results(self, outputs: Sequence[Any], differentiable: frozenset[int]) -> None:
+        self.results: list[fx.Node] = []
+        self.layout: list[tuple[str, Any]] = []
+        self.differentiable: list[bool] = []
+        for index, out in enumerate(outputs):
+            if not isinstance(out, fx.Node):
+                self.layout.append(("constant", out))
+                continue
+            if not isinstance(out.meta.get("val"), torch.Tensor):
+                raise CannotTrace("a result is a number that depends on sizes")
+            if out in self.results:  # one tensor, given twice
+                self.layout.append(("tensor", self.results.index(out)))
+                continue
+            self.layout.append(("tensor", len(self.results)))
+            self.results.append(out)
+            self.differentiable.append(index in differentiable)
+        aliases = AliasInfo(self._gm)
+        storages = [aliases.storage(node) for node in self.results]
+        if len(set(storages)) != len(storages):
+            raise CannotTrace("two results share memory")
+        if not {aliases.storage(node) for node in self.inputs}.isdisjoint(storages):
+            raise CannotTrace("a result is an input, or a view of one")
+
+    def _nodes_of_backward(self) -> set[fx.Node]:
+        """What was recorded in the backward, but for numbers made of sizes."""
+        found = set(self._tangents)
+        for node in self._gm.graph.nodes:
+            if node.op != "call_function":
+                continue
+            depends = any(source in found for source in node.all_input_nodes)
+            if node.target is aten.copy_.default:
+                if depends:
+                    raise CannotTrace("its backward writes an input")
+            elif depends or (
+                BACKWARD in node.meta and node.target is not operator.getitem and _is_tensor(node)
+            ):
+                found.add(node)
+                if not is_pure(node):
+                    raise CannotTrace(f"its backward calls {node.target}")
+        if found.intersection(self.results):
+            raise CannotTrace("a result is computed in the backward")
+        return found
+
+    def split(self) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """The forward and the backward graph."""
+        buffers = [i for i, gradient in enumerate(self._gradients) if gradient is None]
+        pinned = {node.name for node in unrepeatable(self._gm, buffers)}
+        kept = {node.name for node in read_by_backward(self._gm)}
+        saved, again = self._read()
+        tensors = [node for node in saved if _is_tensor(node)]
+        sizes = [node for node in saved if not _is_tensor(node)]
+        written = {node for node, writes in zip(self.inputs, self.written, strict=True) if writes}
+        if written.intersection(tensors):
+            raise CannotTrace("its backward reads an input that it writes")
+        forward = self._copy(
+            [node for node in self._gm.graph.nodes if node not in self._backward and node.op != "output"],
+            [*self.results, *tensors, *sizes],
+        )
+        backward = self._make_backward([*sizes, *tensors], again)
+        recompute_cheap_values(forward, backward, len(self.results), pinned, kept)
+        return forward, backward
+
+    def _read(self) -> tuple[list[fx.Node], list[fx.Node]]:
+        """The forward's values that the backward reads: those to save, and views to take anew, both in order."""
+        wanted: set[fx.Node] = set()
+        stack = [source for node in self._backward for source in node.all_input_nodes]
+        stack += [g for g in self._gradients if isinstance(g, fx.Node)]
+        views: set[fx.Node] = set()
+        while stack:
+            node = stack.pop()
+            if node in self._backward or node in wanted or node in views:
+                continue
+            if _is_view(node):
+                views.add(node)
+                stack += node.all_input_nodes
+            else:
+                wanted.add(node)
+        nodes = list(self._gm.graph.nodes)
+        return [n for n in nodes if n in wanted], [n for n in nodes if n in views]
+
+    def _make_backward(self, saved: Sequence[fx.Node], again: Sequence[fx.Node]) -> fx.GraphModule:
+        graph = fx.Graph()
+        env: dict[fx.Node, fx.Node] = {}
+        for node in (*saved, *self._tangents):
+            env[node] = graph.placeholder(str(node.target) if node in self._tangents else node.name)
+            env[node].meta.update(node.meta)
+        for node in (*again, *(n for n in self._gm.graph.nodes if n in self._backward and n not in env)):
+            env[node] = graph.node_copy(node, env.__getitem__)
+        graph.output(tuple(env[g] if isinstance(g, fx.Node) else None for g in self._gradients))
+        graph.eliminate_dead_code(is_impure_node=_stays)
+        return fx.GraphModule({}, graph)
+
+    def _copy(self, nodes: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> fx.GraphModule:
+        graph = fx.Graph()
+        env: dict[fx.Node, fx.Node] = {}
+        for node in nodes:
+            if node not in self._tangents:
+                env[node] = graph.node_copy(node, env.__getitem__)
+        graph.output(tuple(env[node] for node in outputs))
+        graph.eliminate_dead_code(is_impure_node=_stays)
+        return fx.GraphModule({}, graph)
+
+    def forward_only(self, writes: bool = True) -> fx.GraphModule:
+        """The forward without saved values, and with or without its writes to inputs."""
+        nodes = [node for node in self._gm.graph.nodes if node not in self._backward and node.op != "output"]
+        return self._copy([n for n in nodes if writes or n.target is not aten.copy_.default], self.results)
+
+    def unread(self) -> frozenset[int]:
+        """Positions of the inputs that are written and on whose values no result depends: running statistics."""
+        reached: set[fx.Node] = set()
+        stack = list(self.results)
+        while stack:
+            node = stack.pop()
+            if node in reached:
+                continue
+            reached.add(node)
+            ignored: tuple[Any, ...] = ()
+            if node.target in _BATCH_NORMS:
+                mean, variance, training = _BATCH_NORMS[node.target]
+                if node.args[training] is True:
+                    ignored = (node.args[mean], node.args[variance])
+            stack += [source for source in node.all_input_nodes if source not in ignored]
+        return frozenset(
+            i
+            for i, (node, written) in enumerate(zip(self.inputs, self.written, strict=True))
+            if written and node not in reached
+        )
+
+
+def _forget_history(gm: fx.GraphModule) -> None:
+    """Fake values without autograd's graph of the recorded run, which would keep nodes of the real parameters alive."""
+    made: dict[int, tuple[Any, Any]] = {}
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, (tuple, list)):
+            return type(value)([plain(item) for item in value])
+        if not isinstance(value, torch.Tensor) or not value.requires_grad:
+            return value
+        if id(value) not in made:
+            own = view_of(value.fake_mode, value, value.shape, value.stride())  # type: ignore[attr-defined]
+            made[id(value)] = (value, own)
+        return made[id(value)][1]
+
+    for node in gm.graph.nodes:
+        if "val" in node.meta:
+            node.meta["val"] = plain(node.meta["val"])
+
+
+class _Rerun(fx.Interpreter):
+    """Runs a recorded forward on tensors that autograd sees, with gradients off where they were."""
+
+    def call(self, *inputs: Any) -> Any:
+        with without_autocast():
+            return self.run(*inputs)
+
+    def run_node(self, node: fx.Node) -> Any:
+        """As the base class."""
+        if not node.meta.get(NO_GRAD):
+            return super().run_node(node)
+        with torch.no_grad():
+            return super().run_node(node)
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) or (
+        isinstance(value, (tuple, list)) and any(isinstance(item, torch.Tensor) for item in value)
+    )
+
+
+def _is_view(node: fx.Node) -> bool:
+    """Whether a node only views its first argument, or is an item of such views."""
+    if node.op != "call_function":
+        return False
+    if node.target is operator.getitem:
+        source = node.args[0]
+        return isinstance(source, fx.Node) and _is_view(source)
+    return isinstance(node.target, torch._ops.OpOverload) and node_facts(node).is_view and is_pure(node)
+
+
+def _stays(node: fx.Node) -> bool:
+    return node.op in ("placeholder", "output") or not is_pure(node)

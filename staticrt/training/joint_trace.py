@@ -1,0 +1,146 @@
+"""Joint traces: a call's forward and its backward recorded by the tracer, beneath autograd.
+
+The tracer records the forward with autograd running on fake tensors. Then `Backward` asks autograd for the gradients of
+the results, for incoming gradients that are further inputs of the graph, and the operators of the backward arrive like
+those of the forward. `joint_program.py` splits the graph and puts both halves behind the native autograd node.
+
+What a recorded backward would not repeat as eager does (hooks, custom autograd Functions, results that are inputs) is
+refused with a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from staticrt import torch_private
+from staticrt.frontend.guards.state import Snapshot
+from staticrt.frontend.reasons import CannotTrace
+from staticrt.frontend.tracing.tracer import BACKWARD
+from staticrt.shapes.fake_results import new
+
+# Names in model code that tell of hooks, which autograd calls in each backward, or of gradients computed in the forward.
+_REFUSED_NAMES = frozenset(
+    {
+        "backward",
+        "register_hook",
+        "register_multi_grad_hook",
+        "register_post_accumulate_grad_hook",
+        "register_prehook",
+        "retain_grad",
+        "saved_tensors_hooks",
+        "set_materialize_grads",
+    }
+)
+
+
+class Backward:
+    """Records the backward of one trace; `TraceRequest.derive`.
+
+    Args:
+        snapshot: of the trace.
+
+    Attributes:
+        num_results: flat outputs of the forward.
+        differentiable: indices of those that get an incoming gradient; of one tensor given twice, the first.
+        sources: what each gradient belongs to: (id of a tensor of the model, -1), or (0, index of an argument).
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self.num_results = 0
+        self.differentiable: tuple[int, ...] = ()
+        self.sources: tuple[tuple[int, int], ...] = ()
+
+    def __call__(self, tracer: Any, arguments: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
+        """The gradients of all inputs that may have one; None for those that no result depends on.
+
+        Raises:
+            CannotTrace: eager's backward would do what no graph repeats.
+        """
+        named = _REFUSED_NAMES & self._snapshot.model_names
+        if named:
+            raise CannotTrace(f"the model may use {min(named)}, which a joint trace does not record")
+        self.num_results = len(outputs)
+        first: dict[int, int] = {}  # of results that are one tensor
+        for index, out in enumerate(outputs):
+            if isinstance(out, torch.Tensor) and out.requires_grad:
+                first.setdefault(id(out), index)
+        self.differentiable = tuple(first.values())
+        if not self.differentiable:
+            raise CannotTrace("no result needs a gradient")
+        results = [outputs[i] for i in self.differentiable]
+        if any(out.grad_fn is None for out in results):
+            raise CannotTrace("a result is an input")
+        inputs = {
+            id(lifted.value): (lifted.value, (id(lifted.value), -1)) for lifted in tracer.lifted.values()
+        }
+        for index, value in enumerate(arguments):
+            if isinstance(value, torch.Tensor):
+                inputs.setdefault(id(value), (value, (0, index)))
+        wanted = {key: item for key, item in inputs.items() if item[0].requires_grad}
+        for value, _source in wanted.values():
+            _refuse_history(value)
+        _refuse_functions(results, wanted.keys())
+        self.sources = tuple(source for _value, source in wanted.values())
+        tangents = _incoming(tracer, results, len(arguments))
+        tracer.marks = {BACKWARD: "is_backward"}
+        return list(torch_private.gradients(results, [value for value, _source in wanted.values()], tangents))
+
+
+def _refuse_history(value: torch.Tensor) -> None:
+    """A tensor of the model must be a leaf: the recording would walk into real history."""
+    if not value.is_leaf:
+        raise CannotTrace("the model reads a tensor that has a history of its own")
+    if value._backward_hooks:
+        raise CannotTrace("a parameter has hooks")
+
+
+def _refuse_functions(results: Iterable[torch.Tensor], known: Iterable[int]) -> None:
+    """Nodes of custom autograd Functions, and leaves made in the forward."""
+    known = frozenset(known)
+    stack = [out.grad_fn for out in results]
+    seen = set(stack)
+    while stack:
+        node: Any = stack.pop()
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            raise CannotTrace(f"a custom autograd Function, {type(node).__name__}")
+        if hasattr(node, "variable") and id(node.variable) not in known:
+            raise CannotTrace("the model makes a tensor that requires gradients")
+        for following, _number in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                stack.append(following)
+
+
+def _incoming(tracer: Any, results: Sequence[torch.Tensor], first: int) -> list[torch.Tensor]:
+    """An incoming gradient for each result: fake tensors, placeholders that count on from the arguments."""
+    body = next(node for node in tracer.graph.nodes if node.op != "placeholder")
+    made = []
+    for number, out in enumerate(results):
+        gradient = new(tracer.fake_mode, out.shape, out, _strides(out))
+        with tracer.graph.inserting_before(body):
+            tracer.add_user(gradient, f"arg_{first + number}")
+        made.append(gradient)
+    return made
+
+
+def _strides(out: torch.Tensor) -> tuple[Any, ...]:
+    """The strides of a result's incoming gradient: the result's own where it is dense and its sizes are constants, or
+    in a memory format of torch; else row-major. The node copies a gradient that lies otherwise."""
+    formats = {4: (torch.channels_last,), 5: (torch.channels_last_3d,)}.get(out.dim(), ())
+    if out.is_contiguous() or any(out.is_contiguous(memory_format=each) for each in formats):
+        return tuple(out.stride())
+    if all(isinstance(number, int) for number in (*out.shape, *out.stride())):
+        steps: Any = out.stride()
+        order = sorted(range(out.dim()), key=lambda dim: -steps[dim])
+        if out.permute(order).is_contiguous():
+            return tuple(out.stride())
+    strides: list[Any] = []
+    reach: Any = 1
+    for size in reversed(out.shape):
+        strides.insert(0, reach)
+        reach = reach * size
+    return tuple(strides)
