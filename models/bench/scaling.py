@@ -67,7 +67,7 @@ def _steps(function: Any, inputs: Sequence[Tensor]) -> list[_Step]:
             moved = work.read_bytes + work.written_bytes
             cost = max(work.flops / FLOPS_PER_NS, moved / BYTES_PER_NS)
             if work.kind in ("allocate", "view"):
-                cost = 0.0
+                continue  # named like the node whose output it is
             steps.append(_Step(work.op, work.nodes[-1] if work.nodes else work.name, cost))
     return steps
 

@@ -51,6 +51,7 @@ def test_threads_do_not_pay_for_little_work():
     assert found.forks == 0
     assert set(found.bounds.values()) == {1.0}
     assert found.serial_share == 1
+    assert "allocate" not in found.serial_steps
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
