@@ -27,6 +27,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...] | None], ...] = (
     ("Planner", "staticrt.memory.planner", None),
     ("Autotuning", "staticrt.runtime.autotuning", None),
     ("Memory", "staticrt.memory", None),
+    ("Simulated devices", "staticrt.memory.simulated_torch", ("Simulated",)),
     ("Graphs", "staticrt.graphs", None),
     ("Optimisers", "staticrt.training.optim", ("SGD", "Adam", "AdamW")),
     ("Graph passes", "staticrt.passes", None),

@@ -376,6 +376,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "torch._ops.OpOverloadPacket": "frontend training",
     "torch._ops.OperatorBase": "frontend",
     "torch._prims_common.suggest_memory_format": "training",
+    "torch._register_device_module": "memory",
     "torch._subclasses.fake_tensor.FakeTensor": "frontend passes shapes",
     "torch._subclasses.fake_tensor.FakeTensorMode": "passes",
     "torch._subclasses.fake_tensor.FakeTensorMode._dispatch_impl": "frontend",

@@ -21,7 +21,13 @@ def steps(path):
     return [(kind, text) for kind, text in FENCE.findall(path.read_text()) if kind in ("python", "console")]
 
 
-@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
+# Guides that need a process of their own, run by tests/device.
+ELSEWHERE = {"simulated_device.md"}
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in DOCS if path.name not in ELSEWHERE], ids=lambda path: path.name
+)
 def test_a_reader_can_follow_it(path, tmp_path, monkeypatch, capsys):
     """Python blocks share one namespace; one that begins with `# name.py` is that file as well. Lines of console
     blocks that begin with `$ staticrt` are run where those files are; `# exit code N` is what they end with."""

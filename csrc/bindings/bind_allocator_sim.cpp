@@ -1,6 +1,7 @@
 // The simulated device: streams, events, captures and faults that only tests and scenarios use.
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <functional>
 #include <string>
@@ -10,6 +11,7 @@
 #include "bindings/allocator.h"
 #include "bindings/gil.h"
 #include "common/error.h"
+#include "simulated/enable.h"
 
 namespace py = pybind11;
 
@@ -112,6 +114,43 @@ std::shared_ptr<SimMemoryDevice> simulated_device(const SimConfig& sim_config, c
   device->driver = device->sim;
   device->allocator = std::make_shared<DeviceAllocator>(device->driver, config);
   return device;
+}
+
+// The devices of torch's type "sim".
+void bind_torch_devices(py::module_& m) {
+  m.def(
+      "enable_simulated",
+      [](int devices, Bytes total_bytes, bool synchronous, const std::string& config) {
+        simulated::DevicesConfig wanted;
+        wanted.count = devices;
+        wanted.total_bytes = total_bytes;
+        wanted.synchronous = synchronous;
+        wanted.allocator_options = config;
+        const GilRelease release;
+        simulated::enable(wanted);
+      },
+      py::arg("devices"), py::arg("total_bytes"), py::arg("synchronous"), py::arg("config"));
+  m.def("simulated_device_count", &simulated::device_count);
+  m.def("simulated_current_device", &simulated::current_device);
+  m.def("simulated_memory", [](int index) {
+    simulated::SimulatedDevice& device = simulated::device_at(index);
+    auto wrapped = std::make_shared<SimMemoryDevice>();
+    wrapped->sim = device.shared_driver();
+    wrapped->driver = device.shared_driver();
+    wrapped->allocator = device.shared_allocator();
+    return wrapped;
+  });
+  m.def("simulated_generator", [](int index) { return simulated::device_at(index).generator(); });
+  m.def("order_simulated", [](const std::string& order, uint64_t seed) {
+    const SimOrder wanted = order == "needed"   ? SimOrder::needed
+                            : order == "random" ? SimOrder::random
+                                                : SimOrder::others_first;
+    const GilRelease release;
+    for (int index = 0; index < simulated::device_count(); ++index)
+      simulated::device_at(index).driver().set_order(wanted, seed + static_cast<uint64_t>(index));
+  });
+  m.def("simulated_waits", [](int index) { return simulated::device_at(index).waits(); });
+  m.def("clear_simulated_waits", [](int index) { simulated::device_at(index).clear_waits(); });
 }
 
 void bind_streams(py::class_<SimMemoryDevice, MemoryDevice, std::shared_ptr<SimMemoryDevice>>& device) {
@@ -237,6 +276,7 @@ void bind_allocator_sim(py::module_& m, MemoryDeviceClass&) {
                              py::cpp_function([](SimMemoryDevice& d) { return d.sim->used_bytes(); },
                                               py::call_guard<GilRelease>()))
       .def_property_readonly("base", [](SimMemoryDevice& d) { return d.sim->base(); })
+      .def("kernel_address", [](SimMemoryDevice& d, Addr address) { return d.sim->kernel_address(address); })
       .def("graph_launch",
            [](SimMemoryDevice& d, uint64_t graph, uint64_t stream, PyPoolId pool) {
              called([&] {
@@ -267,6 +307,7 @@ void bind_allocator_sim(py::module_& m, MemoryDeviceClass&) {
         capture.abort();
       });
 
+  bind_torch_devices(m);
   m.def(
       "simulated_device",
       [](Bytes total_bytes, int index, Bytes other_bytes, Bytes va_bytes, std::optional<uint64_t> max_handles,

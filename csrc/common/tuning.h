@@ -21,6 +21,10 @@ inline constexpr int64_t kTreeStepsPerTask = 20'000;
 inline constexpr int64_t kMinRegionBytes = 256 * 1024;  // touched by calls that run beside others
 inline constexpr size_t kMaxRegionUnits = 4096;         // larger segments run in order: pairs are kept
 
+// ---- the simulated accelerator --------------------------------------------------------------------------
+
+inline constexpr uint64_t kMostPendingKernels = 1024;  // of a stream; then the host waits, as on CUDA
+
 // ---- blocks that stay in a cache ------------------------------------------------------------------------
 
 inline constexpr int64_t kHalfCacheBytes = 1 << 20;  // half of a common second-level cache

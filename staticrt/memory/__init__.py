@@ -17,15 +17,13 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from staticrt.memory import checks as check
 from staticrt.memory.devices import Device, DeviceLike, PoolLike, device
 from staticrt.memory.pools import Pool
+from staticrt.memory.simulated_torch import simulated
 from staticrt.native import _C
-
-if TYPE_CHECKING:
-    from staticrt.memory.simulated_device import SimulatedDevice
 
 __all__ = [
     "Device",
@@ -101,13 +99,6 @@ def empty_cache(pool: PoolLike = None, device: DeviceLike = None) -> int:
 def pool(use_on_oom: bool = False, no_split: bool = False, device: DeviceLike = None) -> Pool:
     """A private pool of a device: `with staticrt.memory.pool() as p:`."""
     return _device(device).pool(use_on_oom, no_split)
-
-
-def simulated(total_bytes: int, **options: Any) -> SimulatedDevice:
-    """A simulated device with streams, events, captures, faults and a race oracle; see `SimulatedDevice`."""
-    from staticrt.memory.simulated_device import SimulatedDevice
-
-    return SimulatedDevice(total_bytes, **options)
 
 
 _device = device  # the functions above have a parameter named `device`

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, Union
 
@@ -28,6 +29,10 @@ ACTIONS = (
     "snapshot",
     "oom",
 )
+
+
+# Device types of torch that came later, by name: what makes their devices. -1 is the current one.
+other_devices: dict[str, Callable[[int], Device]] = {}
 
 
 class Device:
@@ -237,10 +242,12 @@ def device(which: DeviceLike = None) -> Device:
     if wanted.type == "cuda":
         index = wanted.index if wanted.index is not None else _current_cuda()
         return Device(_C.cuda_memory(index))
+    if wanted.type in other_devices:
+        return other_devices[wanted.type](-1 if wanted.index is None else wanted.index)
     raise AllocatorError(f"{str(wanted)!r} has no allocator of staticrt", fix=_DEVICE_FIX)
 
 
-_DEVICE_FIX = 'give "cpu", "cuda", "cuda:N", N, a torch.device of these, or a Device'
+_DEVICE_FIX = 'give "cpu", "cuda", "cuda:N", N, "sim:N", a torch.device of these, or a Device'
 
 
 def _current_cuda() -> int:

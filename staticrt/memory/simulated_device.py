@@ -80,6 +80,15 @@ class SimulatedDevice(Device):
         self._backed = backed
         super().__init__(self._sim)
 
+    @classmethod
+    def of_torch(cls, index: int) -> SimulatedDevice:
+        """The device "sim:<index>" that tensors are on, after `staticrt.memory.simulated.enable`."""
+        made = cls.__new__(cls)
+        made._sim = _C.simulated_memory(index)
+        made._backed = True
+        Device.__init__(made, made._sim)
+        return made
+
     def allocate(self, size: int, stream: int = 0, *, address: int | None = None) -> int:
         got = super().allocate(size, stream, address=address)
         self._sim.allocated(got, operator.index(size), operator.index(stream))
@@ -241,7 +250,8 @@ class SimulatedDevice(Device):
         block = self._handle.find_block(address)
         if block is None or address + size > block["address"] + block["size"]:
             raise InvalidPointerError(f"{size} bytes at {address:#x} are in no live block", at=self.name)
-        return memoryview((ctypes.c_ubyte * size).from_address(address)).cast("B")
+        seen = self._sim.kernel_address(address)
+        return memoryview((ctypes.c_ubyte * size).from_address(seen)).cast("B")
 
 
 class SimulatedEvent:

@@ -16,6 +16,7 @@ namespace {
 struct Registry {
   std::shared_mutex mutex;
   std::map<int, Device> cuda;
+  std::map<std::string, Device> others;
 };
 Registry& registry() {
   static auto* all = new Registry;
@@ -65,6 +66,24 @@ Status find_cuda_device(int index, Device* device) {
   }
   *device = it->second;
   return Status::Ok();
+}
+
+Status add_device(Device device) {
+  Registry& all = registry();
+  const std::unique_lock lock(all.mutex);
+  const std::string name = device.driver->info().name;
+  if (!all.others.emplace(name, std::move(device)).second)
+    return Status::InvalidArgument(name + " has an allocator already");
+  return Status::Ok();
+}
+
+bool find_device(const std::string& name, Device* device) {
+  Registry& all = registry();
+  const std::shared_lock lock(all.mutex);
+  const auto it = all.others.find(name);
+  if (it == all.others.end()) return false;
+  *device = it->second;
+  return true;
 }
 
 Status register_cuda_device(int index, Device device) {

@@ -1,4 +1,5 @@
-// The process' allocators: one for host memory, one per CUDA device, each made at first use.
+// The process' allocators: one for host memory, one per CUDA device, each made at first use, and those of
+// other devices, which are added by name.
 //
 // They live until the process ends: torch may free its tensors after every static object is gone.
 //
@@ -6,6 +7,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "allocator/core/allocator.h"
 
@@ -22,6 +24,11 @@ Device& host_device();
 
 // CUDA device `index`, opened with the options of PYTORCH_ALLOC_CONF (or PYTORCH_CUDA_ALLOC_CONF).
 Status find_cuda_device(int index, Device* device);
+
+// Adds a device under its driver's name, "sim:0", for the life of the process. invalid_argument: taken.
+Status add_device(Device device);
+// The device added under that name; false if there is none.
+bool find_device(const std::string& name, Device* device);
 
 // Puts a device in the place of CUDA device `index`, for tests. invalid_argument: taken.
 Status register_cuda_device(int index, Device device);

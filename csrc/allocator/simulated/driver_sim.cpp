@@ -18,6 +18,7 @@ SimMemoryLimits limits_of(const SimConfig& config) {
   limits.granule_bytes = config.granule_bytes;
   limits.backed = config.backed;
   limits.fresh_addresses = config.fresh_addresses;
+  limits.kernel_alias = config.kernel_alias && config.backed;
   const Bytes most = (config.backed ? 16 : 100) * 1024 * kGiB;
   limits.va_bytes = config.va_bytes != 0 ? config.va_bytes
                     : config.total_bytes > most / 64
@@ -33,7 +34,12 @@ NodeId node_id(const SimGraph& graph, SimGraph::Node node) {
 }  // namespace
 
 SimDriver::SimDriver(const SimConfig& config)
-    : config_(config), forks_(forks_so_far()), memory_(limits_of(config)), oracle_(memory_, streams_) {
+    : config_(config),
+      forks_(forks_so_far()),
+      shared_mutex_(config.mutex ? config.mutex : std::make_shared<std::recursive_mutex>()),
+      mutex_(*shared_mutex_),
+      memory_(limits_of(config)),
+      oracle_(memory_, streams_) {
   info_.name = "sim:" + std::to_string(config.index);
   info_.index = config.index;
   info_.total_bytes = config.total_bytes;

@@ -47,6 +47,9 @@ struct SimConfig {
   bool fresh_addresses = false;  // true: no address is given twice, so that older memory has lower ones
   bool oracle = true;            // false: no race checks, for speed
   bool eager = false;            // true: work runs when enqueued, as on a device that is never behind
+  bool kernel_alias = false;     // true: device addresses cannot be followed, see kernel_address
+  // Devices whose streams wait for each other share one.
+  std::shared_ptr<std::recursive_mutex> mutex = {};
 };
 
 // Native codes of errors that are the caller's fault, and of a broken capture.
@@ -94,12 +97,27 @@ class SimDriver final : public Driver {
   // Work that keeps the stream busy until it is advanced past it; under capture, a node.
   void enqueue(StreamId stream, std::function<void()> work = {});
   void touch(StreamId stream, Addr address, Bytes size_bytes);
+  // Work that uses these ranges. It is reported, and does not run, if one is not mapped by then. If the
+  // stream has more than `most_pending` pieces of work after it, the oldest run before the call returns.
+  struct Range {
+    Addr address = kNullAddr;
+    Bytes size_bytes = 0;
+  };
+  void launch(StreamId stream, std::function<void()> work, std::vector<Range> ranges,
+              uint64_t most_pending = UINT64_MAX);
+  // Work for a stream of another device, which lets it wait for the event as recorded now. REQUIRES: both
+  // devices share their mutex.
+  std::function<void()> waiting_work(EventId event);
   // A touch that also writes `value` into the bytes when it runs; one that reports if they hold another
   // value then. REQUIRES: backed.
   void write(StreamId stream, Addr address, Bytes size_bytes, uint64_t value);
   void verify(StreamId stream, Addr address, Bytes size_bytes, uint64_t value);
   uint64_t advance(StreamId stream, uint64_t count = 1);  // work done; less if it must wait
-  uint64_t pending(StreamId stream) const;                // pieces of work not done yet
+  // One piece of the stream's work, and what it waits for.
+  void step(StreamId stream);
+  // How streams move while somebody waits.
+  void set_order(SimOrder order, uint64_t seed);
+  uint64_t pending(StreamId stream) const;  // pieces of work not done yet
   void allocated(Addr address, Bytes size_bytes, StreamId stream);
   void freed(Addr address);
   bool is_live(Addr address) const;  // allocated() and not yet freed(); false if there is no oracle
@@ -138,6 +156,10 @@ class SimDriver final : public Driver {
   uint64_t handle_count() const;
   uint64_t event_count() const;
   Addr base() const { return memory_.base(); }
+  // Whether it is an address of this device, mapped or not.
+  bool owns(Addr address) const { return memory_.owns(address); }
+  // Where the byte of a device address is for kernels: elsewhere with `kernel_alias`, else there.
+  Addr kernel_address(Addr address) const { return memory_.kernel_address(address); }
 
  private:
   struct Event {
@@ -162,7 +184,8 @@ class SimDriver final : public Driver {
   const SimConfig config_;
   const int forks_;  // of the process that made it
   DeviceInfo info_;
-  mutable std::recursive_mutex mutex_;
+  const std::shared_ptr<std::recursive_mutex> shared_mutex_;
+  std::recursive_mutex& mutex_;
   SimMemory memory_;
   SimStreams streams_;
   SimOracle oracle_;

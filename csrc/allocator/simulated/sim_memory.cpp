@@ -44,7 +44,8 @@ SimMemory::SimMemory(const SimMemoryLimits& limits) : limits_(limits) {
     file_ = memfd_create("staticrt-sim", MFD_CLOEXEC);
     SRT_CHECK(file_ >= 0, "simulated device: memfd_create: ", std::strerror(errno));
     // One granule more than promised, to align the base wherever the system puts it.
-    const Bytes reserve_bytes = limits_.va_bytes + limits_.granule_bytes;
+    const Bytes span_bytes = (limits_.kernel_alias ? 2 : 1) * limits_.va_bytes;
+    const Bytes reserve_bytes = span_bytes + limits_.granule_bytes;
     const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     void* got = mmap(at(kWishedBase), reserve_bytes, PROT_NONE, flags, -1, 0);
     if (got == MAP_FAILED) {
@@ -56,15 +57,16 @@ SimMemory::SimMemory(const SimMemoryLimits& limits) : limits_(limits) {
     const Addr start = reinterpret_cast<Addr>(got);
     base_ = round_up(start, limits_.granule_bytes);
     if (base_ > start) munmap(got, base_ - start);
-    const Addr end = base_ + limits_.va_bytes;
+    const Addr end = base_ + span_bytes;
     if (start + reserve_bytes > end) munmap(at(end), start + reserve_bytes - end);
+    if (limits_.kernel_alias) alias_distance_ = limits_.va_bytes;
   }
   free_va_.emplace(base_, limits_.va_bytes);
 }
 
 SimMemory::~SimMemory() {
   if (!limits_.backed) return;
-  munmap(at(base_), limits_.va_bytes);
+  munmap(at(base_), limits_.va_bytes + alias_distance_);
   close(file_);
 }
 
@@ -196,7 +198,7 @@ Status SimMemory::check_reserved(Addr address, Bytes size_bytes, const char* wha
 Status SimMemory::show(Addr address, const Mapping& mapping) {
   if (!limits_.backed) return Status::Ok();
   const Physical& physical = physicals_.at(raw(mapping.physical));
-  void* got = mmap(at(address), round_up(mapping.size_bytes, kPageBytes),
+  void* got = mmap(at(kernel_address(address)), round_up(mapping.size_bytes, kPageBytes),
                    mapping.accessible ? PROT_READ | PROT_WRITE : PROT_NONE, MAP_SHARED | MAP_FIXED, file_,
                    static_cast<off_t>(physical.offset));
   if (got == MAP_FAILED) return Status::Oom(detail::concat("sim: mmap: ", std::strerror(errno)));
@@ -205,7 +207,7 @@ Status SimMemory::show(Addr address, const Mapping& mapping) {
 
 void SimMemory::hide(Addr address, Bytes size_bytes) {
   if (!limits_.backed) return;
-  void* got = mmap(at(address), round_up(size_bytes, kPageBytes), PROT_NONE,
+  void* got = mmap(at(kernel_address(address)), round_up(size_bytes, kPageBytes), PROT_NONE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   SRT_INTERNAL(got != MAP_FAILED, "simulated device: cannot hide pages: ", std::strerror(errno));
 }
@@ -255,8 +257,8 @@ Status SimMemory::unmap(Addr address, Bytes size_bytes) {
 Status SimMemory::set_access(Addr address, Bytes size_bytes) {
   SRT_TRY(check_mapped(address, size_bytes, "set_access"));
   for (auto it = mappings_.find(address); it != mappings_.end() && it->first < address + size_bytes; ++it) {
-    if (limits_.backed &&
-        mprotect(at(it->first), round_up(it->second.size_bytes, kPageBytes), PROT_READ | PROT_WRITE) != 0)
+    if (limits_.backed && mprotect(at(kernel_address(it->first)), round_up(it->second.size_bytes, kPageBytes),
+                                   PROT_READ | PROT_WRITE) != 0)
       return Status::Oom(detail::concat("sim: mprotect: ", std::strerror(errno)));
     it->second.accessible = true;
   }

@@ -5,6 +5,10 @@
 // ordinary pointers, and two mappings of one physical page show the same bytes. Unbacked: bookkeeping
 // only, for devices larger than any machine and for speed.
 //
+// With `kernel_alias` device addresses are PROT_NONE for good: whoever follows one on the host dies of it, as
+// with a real device. The bytes are seen through a second reservation, at a fixed distance, that is for
+// kernels alone.
+//
 // Physical offsets are never used twice, so an offset names one byte of one physical allocation for ever.
 // Addresses are given lowest first: the same calls get the same addresses relative to base().
 //
@@ -27,6 +31,7 @@ struct SimMemoryLimits {
   Bytes granule_bytes = 2 * kMiB;
   bool backed = true;
   bool fresh_addresses = false;
+  bool kernel_alias = false;  // only if backed
 };
 
 class SimMemory {
@@ -74,6 +79,9 @@ class SimMemory {
   size_t segment_count() const { return segments_.size(); }
   Addr base() const { return base_; }
   bool backed() const { return limits_.backed; }
+  bool owns(Addr address) const { return address >= base_ && address - base_ < limits_.va_bytes; }
+  // Where kernels, which are host code, find the byte of a device address.
+  Addr kernel_address(Addr address) const { return address + alias_distance_; }
 
  private:
   struct Physical {
@@ -101,6 +109,7 @@ class SimMemory {
 
   SimMemoryLimits limits_;
   Addr base_ = 0;
+  Bytes alias_distance_ = 0;  // 0: device addresses can be followed
   int file_ = -1;
   Bytes file_bytes_ = 0;
   Bytes next_offset_ = 0;

@@ -66,8 +66,9 @@ void SimDriver::stamp(StreamId stream, Addr address, Bytes size_bytes, uint64_t 
       return;
     }
     uint64_t wrong = value;
+    const Addr seen = memory_.kernel_address(address);
     stamps(size_bytes, [&](Bytes at) {
-      uint64_t* place = pointer(address + at);
+      uint64_t* place = pointer(seen + at);
       if (!verify)
         *place = value;
       else if (*place != value)
@@ -86,6 +87,17 @@ void SimDriver::stamp(StreamId stream, Addr address, Bytes size_bytes, uint64_t 
   run_if_eager();
 }
 
+std::function<void()> SimDriver::waiting_work(EventId event) {
+  const Lock lock(mutex_);
+  const auto found = events_.find(raw(event));
+  if (found == events_.end() || !found->second.record) return {};
+  SRT_CHECK(found->second.record->graph == 0, "sim: another device cannot wait for an event of a capture");
+  return [this, record = found->second.record] {
+    const Lock lock(mutex_);
+    streams_.finish(record);
+  };
+}
+
 void SimDriver::write(StreamId stream, Addr address, Bytes size_bytes, uint64_t value) {
   stamp(stream, address, size_bytes, value, false);
 }
@@ -94,9 +106,48 @@ void SimDriver::verify(StreamId stream, Addr address, Bytes size_bytes, uint64_t
   stamp(stream, address, size_bytes, value, true);
 }
 
+void SimDriver::launch(StreamId stream, std::function<void()> work, std::vector<Range> ranges,
+                       uint64_t most_pending) {
+  const Lock lock(mutex_);
+  const auto checked = [this, stream, ranges, work = std::move(work)] {
+    for (const Range& range : ranges)
+      if (!memory_.usable(range.address, range.size_bytes)) {
+        oracle_.report(detail::concat("unmapped: work of stream ", raw(stream), " runs on 0x", std::hex,
+                                      range.address, ", which is no longer mapped"));
+        return;
+      }
+    work();
+  };
+  if (SimGraph* graph = graph_of(stream)) {
+    for (const Range& range : ranges)
+      oracle_.touched_in_graph(range.address, range.size_bytes, stream, *graph, {});
+    graph->add(stream, checked);
+    return;
+  }
+  streams_.enqueue(stream, checked);
+  if (config_.oracle)
+    for (const Range& range : ranges) oracle_.touched(range.address, range.size_bytes, stream);
+  run_if_eager();
+  streams_.shorten(stream, most_pending);
+}
+
 uint64_t SimDriver::advance(StreamId stream, uint64_t count) {
   const Lock lock(mutex_);
   return streams_.advance(stream, count);
+}
+
+void SimDriver::step(StreamId stream) {
+  const Lock lock(mutex_);
+  const uint64_t pending = streams_.pending(stream);
+  if (pending > 0)
+    streams_.shorten(stream, pending - 1);
+  else if (!streams_.idle(stream))
+    streams_.finish(streams_.record(stream));
+}
+
+void SimDriver::set_order(SimOrder order, uint64_t seed) {
+  const Lock lock(mutex_);
+  streams_.set_order(order, seed);
 }
 
 uint64_t SimDriver::pending(StreamId stream) const {

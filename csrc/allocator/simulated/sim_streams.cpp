@@ -83,6 +83,26 @@ uint64_t SimStreams::advance(StreamId id, uint64_t count) {
   return done;
 }
 
+void SimStreams::move_others(StreamId needed) {
+  // Work may wait too: what it needs is then moved for it alone.
+  if (order_ == SimOrder::needed || in_work()) return;
+  std::vector<Stream*> movable;
+  settle();
+  for (auto& [id, stream] : streams_)
+    if (!stream.queue.empty() && !blocked(stream) && (order_ == SimOrder::random || id != raw(needed)))
+      movable.push_back(&stream);
+  if (movable.empty()) return;
+  if (order_ == SimOrder::random) {
+    pop(*movable[random_() % movable.size()]);
+    return;
+  }
+  for (; !movable.empty();) {
+    pop(*movable.back());
+    settle();
+    std::erase_if(movable, [](Stream* stream) { return stream->queue.empty() || blocked(*stream); });
+  }
+}
+
 void SimStreams::finish(const RecordPtr& record) {
   // A stack of what is needed, innermost last: chains of waits may be thousands deep.
   std::vector<RecordPtr> needed{record};
@@ -91,6 +111,8 @@ void SimStreams::finish(const RecordPtr& record) {
       needed.pop_back();
       continue;
     }
+    move_others(needed.back()->stream);
+    if (needed.back()->done) continue;
     Stream& stream = at(needed.back()->stream);
     if (blocked(stream))
       needed.push_back(stream.queue.front().record);
@@ -102,6 +124,17 @@ void SimStreams::finish(const RecordPtr& record) {
 
 void SimStreams::finish_all() {
   for (const StreamId stream : streams()) finish(record(stream));
+}
+
+void SimStreams::shorten(StreamId id, uint64_t most) {
+  Stream& stream = at(id);
+  while (stream.pending > most) {
+    if (blocked(stream))
+      finish(stream.queue.front().record);
+    else
+      pop(stream);
+  }
+  settle();
 }
 
 uint64_t SimStreams::pending(StreamId id) const {

@@ -4,6 +4,9 @@
 // number of pieces of work, finish() all that a record or stream needs and nothing else. Records and waits
 // take no time: they happen as soon as they are at the head of their queue and what they wait for is done.
 //
+// When somebody waits, set_order() says how far the streams that need not move move all the same: a real
+// device may be anywhere between "not at all" and "as far as they can".
+//
 // Each stream also has a vector clock: what its next work is ordered after. The host has one too: it
 // learns only from queries that said ok and from syncs, not from streams moving.
 //
@@ -15,12 +18,20 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <random>
 
 #include "allocator/core/types.h"
 #include "allocator/simulated/sim_graph.h"
 #include "allocator/simulated/vector_clock.h"
 
 namespace staticrt::alloc {
+
+// What moves while somebody waits.
+enum class SimOrder : uint8_t {
+  needed,        // only what the wait needs: every other stream is as late as it can be
+  random,        // besides, at each step, a stream chosen at random
+  others_first,  // all other streams first, as far as they can: what is waited for is as late as it can be
+};
 
 class SimStreams {
  public:
@@ -44,6 +55,13 @@ class SimStreams {
   uint64_t advance(StreamId stream, uint64_t count);
   void finish(const RecordPtr& record);  // moves the streams the record needs, no further than needed
   void finish_all();
+  // Runs the stream's oldest work, and what it waits for, until at most `most` pieces are pending.
+  void shorten(StreamId stream, uint64_t most);
+
+  void set_order(SimOrder order, uint64_t seed) {
+    order_ = order;
+    random_.seed(seed);
+  }
 
   uint64_t pending(StreamId stream) const;  // pieces of work not yet run
   bool idle(StreamId stream) const;
@@ -73,8 +91,9 @@ class SimStreams {
   };
 
   Stream& at(StreamId stream);
-  void settle();             // what takes no time, on all streams, until nothing changes
-  void pop(Stream& stream);  // performs the head. REQUIRES: it is no wait for an undone record
+  void move_others(StreamId needed);  // as the order says, at one step of a wait
+  void settle();                      // what takes no time, on all streams, until nothing changes
+  void pop(Stream& stream);           // performs the head. REQUIRES: it is no wait for an undone record
   static bool blocked(const Stream& stream) {
     return stream.queue.front().kind == Operation::Kind::wait && !stream.queue.front().record->done;
   }
@@ -82,6 +101,8 @@ class SimStreams {
   static thread_local int working_;
   std::map<uint64_t, Stream> streams_;
   VectorClock host_;
+  SimOrder order_ = SimOrder::needed;
+  std::mt19937_64 random_;
 };
 
 }  // namespace staticrt::alloc

@@ -1,0 +1,100 @@
+// One call of an operator on "sim": its arguments, described without keeping any storage alive.
+//
+// A kernel that waits on a stream must not keep its tensors alive: a program that frees or reuses memory too
+// early would then never be found. So a Call keeps addresses, sizes and strides, and makes CPU tensors over
+// the kernels' view of those addresses when it runs.
+//
+// Thread safety: none; a call is described by one thread and run by one.
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "simulated/device.h"
+
+namespace staticrt::simulated {
+
+// Where a tensor's values are and how they lie.
+struct TensorPlace {
+  alloc::Addr storage = 0;  // device address; 0: no bytes
+  size_t storage_bytes = 0;
+  int64_t offset = 0;  // in elements
+  c10::SmallVector<int64_t, 5> sizes, strides;
+  at::ScalarType dtype = at::kFloat;
+  bool conjugate = false, negative = false;
+
+  TensorPlace() = default;
+  explicit TensorPlace(const at::Tensor& tensor);
+};
+
+// A tensor, or one of a list, among the arguments.
+struct TensorArgument {
+  size_t argument = 0;
+  std::optional<size_t> in_list;     // its place in the argument's list
+  bool written = false;              // the schema says the operator writes it
+  bool out = false;                  // it is an out argument: its sizes do not matter
+  std::optional<TensorPlace> place;  // of a tensor on sim
+  at::Tensor host;                   // a copy of a tensor on the CPU; undefined if there is a place
+};
+
+class Call {
+ public:
+  // Describes the arguments on top of `stack`. Throws c10::Error if they are on several devices.
+  Call(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
+
+  const c10::OperatorHandle& op() const { return op_; }
+  const c10::FunctionSchema& schema() const { return op_.schema(); }
+  std::string name() const { return toString(op_.operator_name()); }
+  SimulatedDevice& device() const { return device_at(device_); }
+  const std::vector<TensorArgument>& tensors() const { return tensors_; }
+  // The CPU has a kernel for the operator, or for what takes its place.
+  bool runs_on_cpu() const;
+  // No argument is an output whose size the operator sets.
+  bool only_updates() const;
+  // The tensor as the caller gave it. REQUIRES: the stack of the constructor.
+  static at::Tensor given(const torch::jit::Stack& stack, size_t first, const TensorArgument& argument);
+
+  // Arguments on meta tensors, whose storages are shared as the originals' are. Devices are meta.
+  torch::jit::Stack on_meta() const;
+  // Arguments on CPU tensors over the kernels' addresses; out arguments without sizes are new tensors if
+  // `fresh_outputs`. Devices are the CPU, the generator a CPU generator of the seed taken at construction.
+  torch::jit::Stack on_cpu(bool fresh_outputs) const;
+  // Arguments on CPU tensors of zeros, laid out as the originals.
+  torch::jit::Stack on_zeros() const;
+  // The operator itself on such a stack: as called, or what takes its place on the CPU.
+  void call(torch::jit::Stack& stack) const;
+  // The same on CPU tensors; operators that have no generator argument get the default generator seeded.
+  void call_on_cpu(torch::jit::Stack& stack) const;
+
+ private:
+  void add(const at::Tensor& tensor, TensorArgument argument);
+  void take_seed();
+  void call_seeded(torch::jit::Stack& stack) const;
+
+  c10::OperatorHandle op_;
+  int device_ = -1;
+  std::vector<c10::IValue> values_;  // arguments; tensors are None
+  std::vector<TensorArgument> tensors_;
+  std::vector<size_t> devices_;      // arguments that name a device
+  std::optional<size_t> generator_;  // argument that is a generator
+  std::optional<uint64_t> seed_;
+};
+
+// A CPU tensor over the kernels' view of a place. Tensors of one storage get one storage.
+class CpuTensors {
+ public:
+  explicit CpuTensors(const alloc::SimDriver& driver) : driver_(driver) {}
+  at::Tensor at(const TensorPlace& place);
+
+ private:
+  const alloc::SimDriver& driver_;
+  std::vector<std::pair<alloc::Addr, c10::Storage>> storages_;
+};
+
+}  // namespace staticrt::simulated

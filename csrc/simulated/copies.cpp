@@ -1,0 +1,97 @@
+// Copies between sim and the CPU, between devices, and values that the host reads.
+#include <ATen/ops/_local_scalar_dense.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/DeviceGuard.h>
+
+#include "simulated/fallback.h"
+#include "simulated/guard.h"
+#include "simulated/storage.h"
+#include "simulated/thread_state.h"
+
+namespace staticrt::simulated {
+namespace {
+
+bool on_sim(const at::Tensor& tensor) {
+  return tensor.device().type() == kDeviceType;
+}
+
+// The host's values as they are now: the caller may change them before the copy runs.
+void copy_in(const at::Tensor& source, const at::Tensor& to, bool non_blocking) {
+  SimulatedDevice& device = device_at(to.device().index());
+  const TensorPlace place(to);
+  at::Tensor staged = source.clone();
+  enqueue(device, "aten::copy_",
+          [&device, place, staged] { CpuTensors(device.driver()).at(place).copy_(staged); }, {place});
+  if (!non_blocking) device.synchronize(current_stream(device.index()));
+}
+
+// Host memory is not pinned, so the host waits even if asked not to, as on CUDA.
+void copy_out(const at::Tensor& source, const at::Tensor& to) {
+  SimulatedDevice& device = device_at(source.device().index());
+  device.count_wait("copy to the host");
+  device.synchronize(current_stream(device.index()));
+  const TensorPlace place(source);
+  ThreadState::now().run([&] { to.copy_(CpuTensors(device.driver()).at(place)); });
+}
+
+// On the source's current stream, after what the target's holds; the target's then waits for the copy.
+void copy_across(const at::Tensor& source, const at::Tensor& to) {
+  SimulatedDevice& from_device = device_at(source.device().index());
+  SimulatedDevice& to_device = device_at(to.device().index());
+  const alloc::StreamId from_stream = current_stream(from_device.index());
+  const alloc::StreamId to_stream = current_stream(to_device.index());
+  const TensorPlace from_place(source);
+  const TensorPlace to_place(to);
+  const bool across = from_device.index() != to_device.index();
+  if (across) order_after(from_device.index(), from_stream, to_device.index(), to_stream);
+  std::vector<TensorPlace> places{from_place};
+  if (!across) places.push_back(to_place);
+  enqueue(
+      from_device, "aten::copy_",
+      [&from_device, &to_device, from_place, to_place, across] {
+        CpuTensors sources(from_device.driver());
+        CpuTensors targets(to_device.driver());
+        (across ? targets : sources).at(to_place).copy_(sources.at(from_place));
+      },
+      places);
+  if (!across) return;
+  order_after(to_device.index(), to_stream, from_device.index(), from_stream);
+  enqueue(to_device, "aten::copy_", [] {}, {to_place});
+}
+
+at::Tensor copy_from(const at::Tensor& self, const at::Tensor& to, bool non_blocking) {
+  const at::Tensor source = self.sizes() == to.sizes() ? self : self.expand_as(to);
+  if (to.numel() == 0) return to;
+  if (!on_sim(source))
+    copy_in(source, to, non_blocking);
+  else if (!on_sim(to))
+    copy_out(source, to);
+  else
+    copy_across(source, to);
+  return to;
+}
+
+at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& to) {
+  if (self.sizes() != to.sizes()) to.resize_(self.sizes());
+  return copy_from(self, to, false);
+}
+
+at::Scalar local_scalar_dense(const at::Tensor& self) {
+  SimulatedDevice& device = device_at(self.device().index());
+  device.count_wait("aten::_local_scalar_dense");
+  device.synchronize(current_stream(device.index()));
+  at::Scalar value;
+  ThreadState::now().run(
+      [&] { value = at::_local_scalar_dense(CpuTensors(device.driver()).at(TensorPlace(self))); });
+  return value;
+}
+
+}  // namespace
+
+void register_copies(torch::Library& library) {
+  library.impl("_copy_from", &copy_from);
+  library.impl("_copy_from_and_resize", &copy_from_and_resize);
+  library.impl("_local_scalar_dense", &local_scalar_dense);
+}
+
+}  // namespace staticrt::simulated

@@ -1,0 +1,137 @@
+#include "simulated/device.h"
+
+#include <c10/util/Exception.h>
+
+#include <utility>
+
+#include "allocator/process/devices.h"
+#include "simulated/generator.h"
+
+namespace staticrt::simulated {
+namespace {
+
+std::vector<std::unique_ptr<SimulatedDevice>>& all() {
+  static auto* devices = new std::vector<std::unique_ptr<SimulatedDevice>>;
+  return *devices;
+}
+
+struct Current {
+  int device = 0;
+  std::map<int, alloc::StreamId> streams;  // those that are not the default stream
+};
+Current& current() {
+  static thread_local Current mine;
+  return mine;
+}
+
+}  // namespace
+
+SimulatedDevice::SimulatedDevice(int index, std::shared_ptr<alloc::SimDriver> driver,
+                                 std::shared_ptr<alloc::DeviceAllocator> allocator)
+    : index_(index),
+      driver_(std::move(driver)),
+      allocator_(std::move(allocator)),
+      generator_(make_generator(index)) {}
+
+void SimulatedDevice::keep_error(std::exception_ptr error) {
+  const std::lock_guard lock(mutex_);
+  if (!error_) error_ = std::move(error);
+  failed_ = true;
+}
+
+void SimulatedDevice::throw_error() {
+  if (!failed_) return;
+  std::exception_ptr error;
+  {
+    const std::lock_guard lock(mutex_);
+    error = std::exchange(error_, nullptr);
+    failed_ = false;
+  }
+  if (error) std::rethrow_exception(error);
+}
+
+void SimulatedDevice::synchronize(alloc::StreamId stream) {
+  check(driver_->stream_sync(stream));
+  throw_error();
+}
+
+void SimulatedDevice::synchronize() {
+  check(driver_->device_sync());
+  throw_error();
+}
+
+void SimulatedDevice::count_wait(const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  ++waits_[why];
+}
+
+std::map<std::string, int64_t> SimulatedDevice::waits() const {
+  const std::lock_guard lock(mutex_);
+  return waits_;
+}
+
+void SimulatedDevice::clear_waits() {
+  const std::lock_guard lock(mutex_);
+  waits_.clear();
+}
+
+void make_devices(const DevicesConfig& config) {
+  alloc::Config options;
+  const std::string text = config.allocator_options.find("thread_cache") == std::string::npos
+                               ? "thread_cache:False," + config.allocator_options
+                               : config.allocator_options;
+  check(alloc::parse_config(text, "allocator_options", alloc::Config(), &options));
+  const auto mutex = std::make_shared<std::recursive_mutex>();
+  for (int index = 0; index < config.count; ++index) {
+    alloc::SimConfig sim;
+    sim.index = index;
+    sim.total_bytes = config.total_bytes;
+    sim.eager = config.synchronous;
+    sim.kernel_alias = true;
+    sim.mutex = mutex;
+    auto driver = std::make_shared<alloc::SimDriver>(sim);
+    auto allocator = std::make_shared<alloc::DeviceAllocator>(driver, options);
+    check(alloc::add_device({driver, allocator}));
+    all().push_back(std::make_unique<SimulatedDevice>(index, std::move(driver), std::move(allocator)));
+  }
+}
+
+int device_count() {
+  return static_cast<int>(all().size());
+}
+
+SimulatedDevice& device_at(int index) {
+  if (index == -1) index = current().device;
+  TORCH_CHECK(index >= 0 && index < device_count(), "sim:", index, " does not exist: there are ",
+              device_count(), " simulated devices");
+  return *all()[static_cast<size_t>(index)];
+}
+
+int current_device() {
+  return current().device;
+}
+
+int exchange_device(int index) {
+  return std::exchange(current().device, index);
+}
+
+alloc::StreamId current_stream(int index) {
+  const auto& streams = current().streams;
+  const auto found = streams.find(index);
+  return found == streams.end() ? alloc::kDefaultStream : found->second;
+}
+
+alloc::StreamId exchange_stream(int index, alloc::StreamId stream) {
+  const alloc::StreamId before = current_stream(index);
+  current().streams[index] = stream;
+  return before;
+}
+
+void check(const alloc::Status& status) {
+  if (status.ok()) return;
+  const std::string& text = status.text().empty() ? status.describe() : status.text();
+  TORCH_CHECK_WITH(OutOfMemoryError, status.code() != alloc::Code::oom, text);
+  TORCH_CHECK(false, text);
+}
+
+}  // namespace staticrt::simulated

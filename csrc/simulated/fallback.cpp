@@ -1,0 +1,282 @@
+#include "simulated/fallback.h"
+
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+#include <string>
+#include <unordered_set>
+#include <utility>
+
+#include "common/error.h"
+#include "common/tuning.h"
+#include "simulated/storage.h"
+#include "simulated/thread_state.h"
+
+namespace staticrt::simulated {
+namespace {
+
+// An output that the call made: where the operator's result goes.
+struct MadeOutput {
+  size_t result = 0;
+  std::optional<size_t> in_list;
+  TensorPlace place;
+};
+
+bool returns_tensors(const c10::FunctionSchema& schema) {
+  return std::all_of(schema.returns().begin(), schema.returns().end(), [](const c10::Argument& result) {
+    return result.type()->isSubtypeOf(*c10::TensorType::get()) ||
+           result.type()->isSubtypeOf(*c10::ListType::ofTensors());
+  });
+}
+
+// What only runs at once. Operators of others may be written in Python, whose lock a thread that waits for
+// the device may hold; they may also keep their arguments.
+bool must_wait(const c10::OperatorHandle& op) {
+  return op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape) ||
+         !returns_tensors(op.schema()) || op.operator_name().getNamespace() != "aten";
+}
+
+// Operators whose sizes or strides on the CPU are not those on meta tensors. They are run on zeros to learn
+// them: their results' sizes do not depend on values.
+bool must_probe(const c10::OperatorHandle& op) {
+  static const std::unordered_set<std::string> names = {
+      "aten::native_batch_norm",
+      "aten::_native_batch_norm_legit",
+      "aten::_native_batch_norm_legit.no_stats",
+      "aten::_batch_norm_with_update",
+      "aten::_embedding_bag",
+      "aten::_embedding_bag_forward_only",
+      "aten::_fft_r2c",
+      "aten::_fft_c2r",
+      "aten::_fft_c2c",
+      "aten::max_unpool2d",
+      "aten::max_unpool3d",
+      "aten::linalg_eig",
+      "aten::nonzero_static",
+      "aten::_logcumsumexp",
+      "aten::geqrf",
+  };
+  return names.count(toString(op.operator_name())) > 0;
+}
+
+// The argument that a written result is, by the schema's alias sets.
+std::optional<size_t> same_argument(const c10::FunctionSchema& schema, size_t result) {
+  const auto* alias = schema.returns()[result].alias_info();
+  if (!alias || !alias->isWrite()) return std::nullopt;
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    const auto* other = schema.arguments()[i].alias_info();
+    if (other && other->isWrite() && other->beforeSets() == alias->beforeSets()) return i;
+  }
+  return std::nullopt;
+}
+
+// Turns the results of an operator on other tensors into results on sim.
+class Results {
+ public:
+  // `stand_in`: the arguments that the operator got, in the order of the call's.
+  Results(const Call& call, const torch::jit::Stack& given, size_t first, const torch::jit::Stack& stand_in)
+      : call_(call), given_(given), first_(first) {
+    for (const TensorArgument& argument : call.tensors())
+      if (argument.place && !stand_in.empty())
+        stand_ins_.push_back({&argument, Call::given(stand_in, 0, argument)});
+  }
+
+  std::vector<c10::IValue> make(const torch::jit::Stack& results) {
+    std::vector<c10::IValue> made;
+    for (size_t i = 0; i < results.size(); ++i) {
+      if (const auto argument = same_argument(call_.schema(), i)) {
+        made.push_back(given_[first_ + *argument]);
+      } else if (results[i].isTensor()) {
+        made.emplace_back(like(results[i].toTensor(), i, std::nullopt));
+      } else if (results[i].isTensorList()) {
+        c10::List<at::Tensor> list;
+        for (size_t at = 0; at < results[i].toListRef().size(); ++at)
+          list.push_back(like(results[i].toListRef()[at].toTensor(), i, at));
+        made.emplace_back(std::move(list));
+      } else {
+        made.push_back(results[i]);
+      }
+    }
+    return made;
+  }
+  std::vector<MadeOutput> outputs;
+
+ private:
+  at::Tensor like(const at::Tensor& result, size_t index, std::optional<size_t> in_list) {
+    if (!result.defined()) return {};
+    TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == at::kStrided, call_.name(), " gives a tensor of layout ",
+                                result.layout(), "; tensors on sim are strided");
+    for (const auto& [argument, tensor] : stand_ins_)
+      if (tensor.defined() && tensor.storage().is_alias_of(result.storage()))
+        return view_of(Call::given(given_, first_, *argument), result);
+    at::Tensor made =
+        empty_strided(result.sizes(), result.strides(), result.scalar_type(), call_.device().index());
+    outputs.push_back({index, in_list, TensorPlace(made)});
+    return made;
+  }
+
+  // Of the source's bytes, as `like` lies in those of its stand-in.
+  static at::Tensor view_of(const at::Tensor& source, const at::Tensor& like) {
+    at::Tensor view = at::detail::make_tensor<c10::TensorImpl>(
+        c10::TensorImpl::VIEW, c10::Storage(source.storage()), source.key_set(), like.dtype());
+    view.unsafeGetTensorImpl()->set_storage_offset(like.storage_offset());
+    view.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides());
+    return view;
+  }
+
+  const Call& call_;
+  const torch::jit::Stack& given_;
+  const size_t first_;
+  std::vector<std::pair<const TensorArgument*, at::Tensor>> stand_ins_;
+};
+
+void copy_results(const torch::jit::Stack& results, const std::vector<MadeOutput>& outputs,
+                  const SimulatedDevice& device) {
+  CpuTensors tensors(device.driver());
+  for (const MadeOutput& output : outputs) {
+    const at::Tensor result = output.in_list ? results[output.result].toListRef()[*output.in_list].toTensor()
+                                             : results[output.result].toTensor();
+    TORCH_INTERNAL_ASSERT(result.sizes() == at::IntArrayRef(output.place.sizes),
+                          "the CPU's result has sizes ", result.sizes(), ", expected were ",
+                          at::IntArrayRef(output.place.sizes));
+    if (result.numel() > 0) tensors.at(output.place).copy_(result);
+  }
+}
+
+// Results on meta tensors; false if they cannot be had.
+bool infer(const Call& call, torch::jit::Stack* arguments, torch::jit::Stack* results) {
+  TORCH_CHECK_NOT_IMPLEMENTED(call.runs_on_cpu(), call.name(),
+                              " has no kernel for the CPU, whose kernels sim runs");
+  if (must_wait(call.op())) return false;
+  const bool probe = must_probe(call.op());
+  if (!probe && !call.op().hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) {
+    // Without results and outs nothing has to be known before it runs.
+    results->clear();
+    arguments->clear();
+    return call.schema().returns().empty() && call.only_updates();
+  }
+  *arguments = probe ? call.on_zeros() : call.on_meta();
+  *results = *arguments;
+  const c10::impl::ExcludeDispatchKeyGuard below(keys_above_devices());
+  try {
+    call.call(*results);
+  } catch (const std::exception&) {
+    return false;  // no rule, or a mistake in the arguments: then the operator itself says which
+  }
+  return true;
+}
+
+void run_now(const Call& call, const torch::jit::Stack& given, size_t first,
+             std::vector<c10::IValue>* results) {
+  SimulatedDevice& device = call.device();
+  device.count_wait(call.name());
+  device.synchronize(current_stream(device.index()));
+  torch::jit::Stack arguments = call.on_cpu(/*fresh_outputs=*/true);
+  torch::jit::Stack computed = arguments;
+  ThreadState::now().run([&] { call.call_on_cpu(computed); });
+  for (const TensorArgument& argument : call.tensors()) {
+    if (!argument.out || !argument.place) continue;
+    const at::Tensor out = Call::given(given, first, argument);
+    const at::Tensor value = Call::given(arguments, 0, argument);
+    if (out.sizes() != value.sizes()) resize(out, value.sizes(), value.strides());
+    CpuTensors(device.driver()).at(TensorPlace(out)).copy_(value);
+  }
+  Results made(call, given, first, arguments);
+  *results = made.make(computed);
+  copy_results(computed, made.outputs, device);
+}
+
+// Resizes written arguments as the operator did on meta tensors. True if it changed any.
+bool resize_written(const Call& call, const torch::jit::Stack& given, size_t first,
+                    const torch::jit::Stack& on_meta) {
+  bool changed = false;
+  for (const TensorArgument& argument : call.tensors()) {
+    if (!argument.written || !argument.place) continue;
+    const at::Tensor tensor = Call::given(given, first, argument);
+    if (on_meta.empty()) continue;
+    const at::Tensor meta = Call::given(on_meta, 0, argument);
+    if (tensor.sizes() == meta.sizes()) continue;
+    resize(tensor, meta.sizes(), meta.strides());
+    changed = true;
+  }
+  return changed;
+}
+
+void run_boxed(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  const size_t count = op.schema().arguments().size();
+  const size_t first = stack->size() - count;
+  auto call = std::make_shared<const Call>(op, *stack);
+  SimulatedDevice& device = call->device();
+  const c10::DeviceGuard guard(device.device());
+  std::vector<c10::IValue> results;
+  torch::jit::Stack on_meta;
+  torch::jit::Stack inferred;
+  if (infer(*call, &on_meta, &inferred)) {
+    if (resize_written(*call, *stack, first, on_meta)) call = std::make_shared<const Call>(op, *stack);
+    Results made(*call, *stack, first, on_meta);
+    results = made.make(inferred);
+    std::vector<TensorPlace> places;
+    for (const TensorArgument& argument : call->tensors())
+      if (argument.place) places.push_back(*argument.place);
+    for (const MadeOutput& output : made.outputs) places.push_back(output.place);
+    enqueue(
+        device, call->name(),
+        [call, outputs = std::move(made.outputs)] {
+          torch::jit::Stack computed = call->on_cpu(/*fresh_outputs=*/false);
+          call->call_on_cpu(computed);
+          copy_results(computed, outputs, call->device());
+        },
+        places);
+  } else {
+    run_now(*call, *stack, first, &results);
+  }
+  torch::jit::drop(*stack, count);
+  for (c10::IValue& result : results) stack->push_back(std::move(result));
+}
+
+}  // namespace
+
+void enqueue(SimulatedDevice& device, const std::string& name, std::function<void()> work,
+             const std::vector<TensorPlace>& places) {
+  std::vector<alloc::SimDriver::Range> ranges;
+  for (const TensorPlace& place : places)
+    if (place.storage != 0 && place.storage_bytes > 0) ranges.push_back({place.storage, place.storage_bytes});
+  const alloc::StreamId stream = current_stream(device.index());
+  device.driver().launch(
+      stream,
+      [&device, name, stream, state = ThreadState::now(), work = std::move(work)] {
+        try {
+          state.run(work);
+        } catch (c10::Error& error) {
+          error.add_context(detail::concat("in ", name, ", which ran on stream ", alloc::raw(stream),
+                                           " of sim:", device.index()));
+          device.keep_error(std::current_exception());
+        } catch (...) {
+          device.keep_error(std::current_exception());
+        }
+      },
+      std::move(ranges), tuning::kMostPendingKernels);
+}
+
+void register_fallback(torch::Library& all, torch::Library& aten) {
+  all.fallback(torch::CppFunction::makeFromBoxedFunction<&run_boxed>());
+  // Kernels for every backend, which only raise, would come before the fallback.
+  for (const char* name : {"convolution_overrideable", "convolution_backward_overrideable"})
+    aten.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_boxed>());
+  // So would those of operators that the CPU computes by kernels of its own, and results would differ from
+  // its.
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    const auto op = dispatcher.findOp(name);
+    if (!op || name.getNamespace() != "aten" || name.name == "aten::_fused_sdp_choice") continue;
+    if (!op->hasKernelForDispatchKey(c10::DispatchKey::CPU) ||
+        op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1))
+      continue;
+    if (op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
+        op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd))
+      aten.impl(toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&run_boxed>());
+  }
+}
+
+}  // namespace staticrt::simulated

@@ -1,0 +1,25 @@
+// Every operator that has no kernel of its own on "sim": the CPU's operator, enqueued on the current stream.
+//
+// Outputs are made at once, with sizes and strides that the operator gives on meta tensors. What cannot be
+// known before it runs, because data decides or there is no rule, waits for the stream and runs at once; such
+// waits are counted by operator (SimulatedDevice::waits).
+#pragma once
+
+#include <torch/library.h>
+
+#include <functional>
+#include <vector>
+
+#include "simulated/call.h"
+
+namespace staticrt::simulated {
+
+// Enqueues work on the device's current stream. What it throws is kept for the next call that waits.
+void enqueue(SimulatedDevice& device, const std::string& name, std::function<void()> work,
+             const std::vector<TensorPlace>& places);
+
+// `all`: of namespace _, `aten`: of aten.
+void register_fallback(torch::Library& all, torch::Library& aten);
+void register_copies(torch::Library& library);
+
+}  // namespace staticrt::simulated

@@ -1,0 +1,36 @@
+// Random numbers of the simulated devices: a seed and an offset, as the generators of real devices have.
+//
+// An operator takes its place in the sequence when it is enqueued, so numbers do not depend on when streams
+// move: take() gives the seed of the CPU generator that the operator gets, and moves the offset.
+//
+// Thread safety: none, as with every generator of torch; users hold its mutex_.
+#pragma once
+
+#include <ATen/core/Generator.h>
+
+namespace staticrt::simulated {
+
+class SimGenerator final : public c10::GeneratorImpl {
+ public:
+  explicit SimGenerator(c10::DeviceIndex index);
+
+  void set_current_seed(uint64_t seed) override;
+  uint64_t current_seed() const override { return seed_; }
+  uint64_t seed() override;
+  void set_offset(uint64_t offset) override { offset_ = offset; }
+  uint64_t get_offset() const override { return offset_; }
+  void set_state(const c10::TensorImpl& state) override;
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override;
+
+  uint64_t take();
+
+ private:
+  SimGenerator* clone_impl() const override;
+
+  uint64_t seed_;
+  uint64_t offset_ = 0;
+};
+
+at::Generator make_generator(int index);
+
+}  // namespace staticrt::simulated

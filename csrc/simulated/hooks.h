@@ -1,0 +1,11 @@
+// What torch asks of an accelerator besides guards and memory.
+#pragma once
+
+#include <ATen/detail/PrivateUse1HooksInterface.h>
+
+namespace staticrt::simulated {
+
+// Registered by enable(); torch keeps the pointer.
+at::PrivateUse1HooksInterface& hooks();
+
+}  // namespace staticrt::simulated

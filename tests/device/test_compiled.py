@@ -1,0 +1,144 @@
+"""Compiled programs whose tensors lie on simulated devices: arenas from our allocator, answers as on the CPU."""
+
+import copy
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import staticrt
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wide = nn.Linear(16, 32)
+        self.norm = nn.LayerNorm(32)
+        self.narrow = nn.Linear(32, 8)
+
+    def forward(self, x):
+        h = self.norm(torch.tanh(self.wide(x)))
+        h = h.view(x.shape[0], 4, 8).transpose(1, 2).reshape(x.shape[0], -1)
+        return torch.softmax(self.narrow(torch.sigmoid(h) * h + h.exp()), -1)
+
+
+@pytest.fixture
+def pair():
+    """A model on the CPU, and the same on sim:0."""
+    torch.manual_seed(0)
+    model = Net().eval()
+    return model, copy.deepcopy(model).to("sim:0")
+
+
+def check(compiled, model, rows, device="sim:0"):
+    x = torch.randn(rows, 16)
+    y = compiled(x.to(device))
+    assert y.device == torch.device(device)
+    torch.testing.assert_close(y.cpu(), model(x))
+
+
+@torch.no_grad()
+def test_sizes_change_and_the_arena_lies_on_the_device(pair, order):
+    model, on_sim = pair
+    compiled = staticrt.compile(on_sim)
+    for rows in (4, 4, 4, 7, 1, 4, 7, 7, 33):
+        check(compiled, model, rows)
+    report = compiled.explain()
+    assert report.eager == ()
+    assert "sim:0" in str(report)
+
+
+@torch.no_grad()
+def test_weights_change_and_move(pair, order):
+    model, on_sim = pair
+    compiled = staticrt.compile(on_sim)
+    for _ in range(3):
+        check(compiled, model, 4)
+    for each in (model, on_sim):
+        each.wide.weight.add_(1)
+    check(compiled, model, 4)
+    on_sim.to("sim:1")
+    for rows in (4, 4, 5):
+        check(compiled, model, rows, "sim:1")
+
+
+@torch.no_grad()
+def test_results_stay_when_later_calls_reuse_the_arena(pair, order):
+    model, on_sim = pair
+    compiled = staticrt.compile(on_sim)
+    inputs = [torch.randn(4, 16) for _ in range(8)]
+    results = [compiled(x.to("sim:0")) for x in inputs]
+    for x, y in zip(inputs, results, strict=True):
+        torch.testing.assert_close(y.cpu(), model(x))
+
+
+@torch.no_grad()
+def test_two_devices_in_one_program(order):
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(16, 16).to("sim:0")
+            self.second = nn.Linear(16, 16).to("sim:1")
+
+        def forward(self, x):
+            return torch.tanh(self.second(torch.tanh(torch.exp(self.first(x))).to("sim:1"))) * 2 + 1
+
+    model = Two().eval()
+    compiled = staticrt.compile(model)
+    for rows in (4, 4, 4, 6, 6):
+        x = torch.randn(rows, 16).to("sim:0")
+        y = compiled(x)
+        assert y.device == torch.device("sim:1")
+        torch.testing.assert_close(y.cpu(), model(x).cpu())
+
+
+@torch.no_grad()
+def test_streams_take_turns(pair, order):
+    model, on_sim = pair
+    compiled = staticrt.compile(on_sim)
+    check(compiled, model, 4)
+    torch.accelerator.synchronize(0)
+    streams = [torch.Stream("sim:0") for _ in range(3)]
+    kept = []
+    for i in range(9):
+        with streams[i % 3]:
+            x = torch.randn(4, 16)
+            kept.append((x, compiled(x.to("sim:0"))))
+    torch.accelerator.synchronize(0)
+    for x, y in kept:
+        torch.testing.assert_close(y.cpu(), model(x))
+
+
+def test_threads_with_a_stream_each(pair):
+    model, on_sim = pair
+    compiled = staticrt.compile(on_sim)
+    failures = []
+
+    def work():
+        try:
+            with torch.no_grad(), torch.Stream("sim:0"):
+                for rows in (4, 4, 7, 4, 7):
+                    check(compiled, model, rows)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_gradients(pair):
+    model, on_sim = pair
+    compiled = staticrt.compile(on_sim)
+    for rows in (4, 4, 6):
+        x = torch.randn(rows, 16)
+        model.zero_grad()
+        on_sim.zero_grad()
+        model(x).square().sum().backward()
+        compiled(x.to("sim:0")).square().sum().backward()
+        for p, q in zip(model.parameters(), on_sim.parameters(), strict=True):
+            torch.testing.assert_close(q.grad.cpu(), p.grad)

@@ -1,0 +1,198 @@
+"""Operators on "sim" beside the CPU's, on torch's own samples: values, dtypes, sizes and strides."""
+
+import warnings
+
+import pytest
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._pytree import tree_flatten, tree_map
+
+import staticrt
+
+SAMPLES = 4
+# What differs by nature, and why.
+LEFT_OUT = {
+    "to": "asks for pinned memory",
+    "to_sparse": "tensors on sim are strided",
+    "tensor_split": "takes sizes from a tensor that must be on the CPU, as on CUDA",
+}
+OPERATORS = [
+    op
+    for op in op_db
+    if op.name not in LEFT_OUT and not op.name.startswith(("sparse", "masked.", "jiterator"))
+]
+UNDEFINED_VALUES = (
+    "empty",
+    "empty_like",
+    "new_empty",
+    "new_empty_strided",
+    "empty_strided",
+    "empty_permuted",
+)
+RANDOM_VALUES = (
+    *(
+        "rand",
+        "dropout",
+        "bernoulli",
+        "multinomial",
+        "normal",
+        "uniform",
+        "exponential",
+        "geometric",
+        "cauchy",
+    ),
+    *("rrelu", "fractional", "lowrank", "attention"),
+)
+
+
+def on_sim(value):
+    return value.to("sim") if isinstance(value, torch.Tensor) else value
+
+
+def detached(value):
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().clone(memory_format=torch.preserve_format)
+
+
+def compare(ours, theirs, values=True, strides=True):
+    ours, theirs = tree_flatten(ours)[0], tree_flatten(theirs)[0]
+    assert len(ours) == len(theirs)
+    for mine, other in zip(ours, theirs, strict=True):
+        if not isinstance(other, torch.Tensor):
+            assert mine == other or other != other
+            continue
+        assert mine.device.type == "sim"
+        assert (mine.dtype, mine.shape) == (other.dtype, other.shape)
+        assert not strides or mine.stride() == other.stride()
+        if values:
+            torch.testing.assert_close(mine.cpu(), other, equal_nan=True)
+
+
+def finished(op, input, args, kwargs):
+    op(input, *args, **kwargs)
+    torch.accelerator.synchronize()
+
+
+def samples(op):
+    for dtype in (torch.float32, torch.int64, torch.complex64, torch.bool):
+        if dtype not in op.dtypes:
+            continue
+        for sample in list(op.sample_inputs("cpu", dtype))[:SAMPLES]:
+            call = tree_map(detached, (sample.input, sample.args, sample.kwargs))
+            leaves = [leaf for leaf in tree_flatten(call)[0] if isinstance(leaf, torch.Tensor)]
+            if "device" not in sample.kwargs and all(leaf.layout == torch.strided for leaf in leaves):
+                yield call
+
+
+@pytest.mark.parametrize(
+    "op",
+    OPERATORS,
+    ids=lambda op: f"{op.name}-{op.variant_test_name}".strip("-"),
+)
+def test_operator_equals_the_cpus(op):
+    staticrt.memory.simulated.order("random", seed=3)
+    has_values = op.name not in UNDEFINED_VALUES and not any(name in op.name for name in RANDOM_VALUES)
+    for input, args, kwargs in samples(op):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            mine = tree_map(on_sim, (input, args, kwargs))
+            theirs = tree_map(detached, (input, args, kwargs))
+            try:
+                expected = op(theirs[0], *theirs[1], **theirs[2])
+            except (RuntimeError, ValueError, TypeError) as error:
+                with pytest.raises(type(error)):
+                    finished(op, *mine)
+                continue
+            compare(op(mine[0], *mine[1], **mine[2]), expected, has_values)
+            compare(mine, theirs, has_values)  # also what was written
+
+
+@pytest.mark.parametrize(
+    "op",
+    [op for op in OPERATORS if op.supports_out and not op.variant_test_name],
+    ids=lambda op: op.name,
+)
+def test_out_arguments_are_resized_and_written(op):
+    if any(name in op.name for name in RANDOM_VALUES):
+        return
+    staticrt.memory.simulated.order("others_first")
+    for input, args, kwargs in list(samples(op))[:2]:
+        kwargs.pop("out", None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                plain = op(input, *args, **kwargs)
+            except (RuntimeError, ValueError, TypeError):
+                continue
+            if not isinstance(plain, torch.Tensor):
+                continue
+            mine = tree_map(on_sim, (input, args, kwargs))
+            for sizes in ((0,), tuple(plain.shape)):
+                expected = torch.empty(sizes, dtype=plain.dtype)
+                out = torch.empty(sizes, dtype=plain.dtype, device="sim")
+                op(input, *args, **kwargs, out=expected)
+                assert op(mine[0], *mine[1], **mine[2], out=out) is out
+                compare(out, expected, strides=False)
+
+
+@pytest.mark.parametrize(
+    "op",
+    [op for op in OPERATORS if op.inplace_variant is not None],
+    ids=lambda op: f"{op.name}-{op.variant_test_name}".strip("-"),
+)
+def test_updates_in_place_write_views(op):
+    """The target is every other column of a larger tensor, whose rest must stay."""
+    # addbmm_ makes a self larger that it has to broadcast; the others change sizes of a view.
+    if any(
+        name in op.name for name in (*RANDOM_VALUES, "addbmm", "resize", "transpose", "squeeze", "t_", "swap")
+    ):
+        return
+    for input, args, kwargs in list(samples(op))[:2]:
+        if not isinstance(input, torch.Tensor) or input.dim() == 0:
+            continue
+        base = torch.zeros(*input.shape[:-1], 2 * input.shape[-1], dtype=input.dtype)
+        base[..., ::2] = input
+        mine = tree_map(on_sim, (base, args, kwargs))
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                op.inplace_variant(base[..., ::2], *args, **kwargs)
+        except (RuntimeError, ValueError, TypeError):
+            continue
+        op.inplace_variant(mine[0][..., ::2], *mine[1], **mine[2])
+        compare(mine[0], base)
+
+
+def test_mistakes_in_arguments_raise_as_on_the_cpu():
+    x, y = torch.ones(2, 3), torch.ones(4, 5)
+    for call in (
+        lambda a, b: a @ b,
+        lambda a, b: a + b,
+        lambda a, b: torch.cat([a, b]),
+        lambda a, b: a.view(7),
+    ):
+        with pytest.raises(RuntimeError) as expected:
+            call(x, y)
+        with pytest.raises(RuntimeError) as found:
+            call(x.to("sim"), y.to("sim"))
+        assert str(found.value).splitlines()[0] == str(expected.value).splitlines()[0]
+
+
+def test_tensors_of_different_devices_are_refused():
+    x = torch.ones(3, device="sim:0")
+    for other in (torch.ones(3), torch.ones(3, device="sim:1")):
+        with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+            x.addcmul(x, other)
+    assert torch.equal(
+        (x + torch.tensor(2.0)).cpu(), torch.full((3,), 3.0)
+    )  # a number of the host is a value
+
+
+def test_what_makes_the_host_wait_is_counted():
+    x = torch.ones(3, device="sim")
+    (x + x).exp()
+    assert staticrt.memory.simulated.waits() == {}
+    assert torch.nonzero(x).shape == (3, 1)
+    assert x.sum().item() == 3
+    assert staticrt.memory.simulated.waits() == {"aten::nonzero": 1, "aten::_local_scalar_dense": 1}
