@@ -22,7 +22,18 @@ ROOMS = {
     "archive": BASE | {"program", "planner", "device", "kernels", "runtime", "staticrt"},
     "staticrt": set(),  # the public header
     "bindings": BASE
-    | {"program", "planner", "allocator", "device", "kernels", "runtime", "graphs", "simulated", "archive", "staticrt"},
+    | {
+        "program",
+        "planner",
+        "allocator",
+        "device",
+        "kernels",
+        "runtime",
+        "graphs",
+        "simulated",
+        "archive",
+        "staticrt",
+    },
 }
 # room -> its folders in layers, lowest first: a folder includes its own layer and those before it. Folders of one layer
 # ("core pools graphs": one class, Allocator, over three folders) may include each other.

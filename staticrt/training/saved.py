@@ -104,9 +104,11 @@ def viewed_in_place(gm: fx.GraphModule, metadata: Any) -> str:
 
 
 def _changes_view(method: Any) -> bool:
-    packet = getattr(torch.ops.aten, method, None) if method.endswith("_") else None
-    overloads = packet.overloads() if isinstance(packet, torch._ops.OpOverloadPacket) else ()
-    return any(torch.Tag.inplace_view in getattr(packet, name).tags for name in overloads)
+    packet: Any = getattr(torch.ops.aten, method, None) if method.endswith("_") else None
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
+        return False
+    names = packet.overloads()  # type: ignore[no-untyped-call]
+    return any(torch.Tag.inplace_view in getattr(packet, name).tags for name in names)
 
 
 def _root(node: fx.Node) -> fx.Node:
