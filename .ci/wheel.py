@@ -55,7 +55,17 @@ def publish(wheel: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
         run("wheel", "pack", "--dest-dir", packed, tree)
         (plain,) = packed.glob("*.whl")
         run(
-            "auditwheel", "repair", "--exclude", "libtorch*.so", "--exclude", "libc10.so", "-w", folder, plain
+            "auditwheel",
+            "repair",
+            "--exclude",
+            "libtorch*.so",
+            "--exclude",
+            "libc10.so",
+            "--exclude",
+            "libgomp*",
+            "-w",
+            folder,
+            plain,
         )
     (made,) = folder.glob(f"staticrt-{version}-*.whl")
     return made

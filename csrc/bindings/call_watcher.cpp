@@ -69,7 +69,7 @@ CallWatcher::~CallWatcher() {
 }
 
 void CallWatcher::start() {
-  PyThreadState* thread = PyThreadState_Get();
+  PyThreadState* thread = thread_ = PyThreadState_Get();
   previous_ = thread->c_profilefunc;
   previous_argument_ = py::reinterpret_borrow<py::object>(thread->c_profileobj);
   started_ = true;
@@ -85,6 +85,7 @@ void CallWatcher::stop() {
 }
 
 bool CallWatcher::pause() {
+  if (PyThreadState_Get() != thread_) return false;
   const bool watched = watches_;
   watches_ = false;
 #if PY_VERSION_HEX < 0x030C0000
@@ -94,7 +95,7 @@ bool CallWatcher::pause() {
 }
 
 void CallWatcher::resume() {
-  if (!started_) return;
+  if (!started_ || PyThreadState_Get() != thread_) return;
   // From Python 3.12 on a profiler is costly to set: it marks code.
   PyThreadState* thread = PyThreadState_Get();
   if (thread->c_profilefunc != on_event || thread->c_profileobj != self_.ptr()) {

@@ -66,6 +66,8 @@ class CallWatcher {
   std::unordered_map<PyMethodDef*, int>
       functions_;                    // definitions of C functions live as long as their modules
   PyFrameObject* silent_ = nullptr;  // on the stack, not owned
+  PyThreadState* thread_ =
+      nullptr;  // that started it: autograd's threads, which may trace too, are not watched
   bool started_ = false, watches_ = false;
   Py_tracefunc previous_ = nullptr;
   pybind11::object previous_argument_;

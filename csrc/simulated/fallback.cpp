@@ -223,8 +223,16 @@ void run_boxed(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::S
     enqueue(
         device, call->name(),
         [call, outputs = std::move(made.outputs)] {
-          torch::jit::Stack computed = call->on_cpu(/*fresh_outputs=*/false);
+          // Some kernels resize their outs for what comes between, as those of losses do.
+          const torch::jit::Stack arguments = call->on_cpu(/*fresh_outputs=*/true);
+          torch::jit::Stack computed = arguments;
           call->call_on_cpu(computed);
+          for (const TensorArgument& argument : call->tensors()) {
+            if (argument.out && argument.place)
+              CpuTensors(call->device().driver())
+                  .at(*argument.place)
+                  .copy_(Call::given(arguments, 0, argument));
+          }
           copy_results(computed, outputs, call->device());
         },
         places);

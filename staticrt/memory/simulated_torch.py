@@ -109,6 +109,7 @@ def _index(device: int | str | torch.device | None) -> int:
 def _torch_module() -> types.ModuleType:
     """What torch looks up in `torch.sim`."""
     module = types.ModuleType("torch.sim")
+    module._initialized = True  # type: ignore[attr-defined]  # asked by torch.utils.checkpoint
 
     def get_rng_state(device: int | str | torch.device = "sim") -> torch.Tensor:
         return _C.simulated_generator(_index(device)).get_state()

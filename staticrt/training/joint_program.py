@@ -129,6 +129,8 @@ class _Joint:
 
     def __init__(self, traced: TracedGraph, backward: Backward) -> None:
         gm = self._gm = traced.module
+        if any(_is_complex(node.meta.get("val")) for node in gm.graph.nodes):
+            raise CannotTrace("complex numbers in a joint trace")
         _forget_history(gm)
         if any(node.op not in ("placeholder", "call_function", "output") for node in gm.graph.nodes):
             raise CannotTrace("control flow, or objects of TorchScript, in a joint trace")
@@ -315,6 +317,12 @@ class _Rerun(fx.Interpreter):
             return super().run_node(node)
         with torch.no_grad():
             return super().run_node(node)
+
+
+def _is_complex(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(map(_is_complex, value))
+    return isinstance(value, torch.Tensor) and value.is_complex()
 
 
 def _is_tensor(node: fx.Node) -> bool:

@@ -21,9 +21,11 @@ from staticrt.frontend.reasons import CannotTrace
 from staticrt.frontend.tracing.tracer import BACKWARD
 from staticrt.shapes.fake_results import new
 
-# Names in model code that tell of hooks, which autograd calls in each backward, or of gradients computed in the forward.
+# Names in model code that tell of hooks, which autograd calls in each backward, of gradients computed in the forward, or
+# of what autograd knows of an argument, which in the recorded run is a leaf.
 _REFUSED_NAMES = frozenset(
     {
+        *("is_leaf", "grad_fn", "_base", "_is_view", "_version", "output_nr", "retains_grad"),
         "backward",
         "register_hook",
         "register_multi_grad_hook",

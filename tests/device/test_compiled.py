@@ -1,11 +1,14 @@
 """Compiled programs whose tensors lie on simulated devices: arenas from our allocator, answers as on the CPU."""
 
 import copy
+import gc
 import threading
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import staticrt
 
@@ -74,6 +77,50 @@ def test_results_stay_when_later_calls_reuse_the_arena(pair, order):
     results = [compiled(x.to("sim:0")) for x in inputs]
     for x, y in zip(inputs, results, strict=True):
         torch.testing.assert_close(y.cpu(), model(x))
+
+
+@torch.no_grad()
+def test_kernels_that_resize_what_they_write(order):
+    """The CPU's losses hold all terms in their output before they sum them."""
+    compiled = staticrt.compile(lambda x, y: F.mse_loss(x * 2, y) + F.smooth_l1_loss(x, y))
+    x, y = torch.randn(8, 8), torch.randn(8, 8)
+    for _ in range(3):
+        loss = compiled(x.to("sim:0"), y.to("sim:0"))
+        torch.testing.assert_close(loss.cpu(), F.mse_loss(x * 2, y) + F.smooth_l1_loss(x, y))
+
+
+def test_traces_leave_nothing_on_the_engines_threads():
+    """A step's trace runs operators of its backward on the device's thread of autograd."""
+    x, y = torch.randn(8, 8, device="sim:0"), torch.randn(8, 8, device="sim:0")
+    for _ in range(6):
+        model = nn.Linear(8, 8).to("sim:0")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def run(x, y, model=model, optimizer=optimizer):
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        step = staticrt.compile_step(run)
+        for _ in range(4):
+            step(x, y)
+        del step
+        gc.collect()
+        expected = nn.Linear(8, 8)
+        expected.load_state_dict({name: p.cpu() for name, p in model.state_dict().items()})
+        model.zero_grad()
+        F.mse_loss(model(x), x).backward()
+        F.mse_loss(expected(x.cpu()), x.cpu()).backward()
+        torch.testing.assert_close(model.weight.grad.cpu(), expected.weight.grad)
+
+
+def test_checkpoint_draws_the_same_numbers_again():
+    weight = torch.ones(64, device="sim:0", requires_grad=True)
+    y = checkpoint(lambda v: F.dropout(v * 1, 0.5), weight, use_reentrant=False)
+    y.sum().backward()
+    assert torch.equal(y.detach().cpu(), weight.grad.cpu())
 
 
 @torch.no_grad()

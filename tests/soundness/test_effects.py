@@ -12,6 +12,8 @@ import sys
 import threading
 import time
 import uuid
+from functools import partial
+from operator import methodcaller
 
 import numpy
 import pytest
@@ -77,6 +79,13 @@ GENERATORS = {
     "integers": (numpy.random.default_rng, lambda own: int(own.integers(0, 1000))),
     "RandomState": (numpy.random.RandomState, lambda own: own.rand()),
     "method": (lambda seed: numpy.random.default_rng(seed).normal, lambda own: own()),
+    "method in a list": (lambda seed: [numpy.random.default_rng(seed).random], lambda own: own[0]()),
+    "method in a dict": (lambda seed: {"k": numpy.random.default_rng(seed).random}, lambda own: own["k"]()),
+    "partial": (lambda seed: partial(numpy.random.default_rng(seed).normal, 0, 1), lambda own: own()),
+    "method by name": (
+        lambda seed: (methodcaller("random"), numpy.random.default_rng(seed)),
+        lambda own: own[0](own[1]),
+    ),
     "listed": (lambda seed: [numpy.random.default_rng(seed)], lambda own: own[0].uniform(0, 1)),
     "bits": (numpy.random.default_rng, lambda own: float(own.bit_generator.random_raw() % 1000)),
     "array": (numpy.random.default_rng, lambda own: torch.from_numpy(own.random(3))),
@@ -100,6 +109,25 @@ def test_generators_that_a_model_holds_draw_as_in_eager(name):
     with torch.no_grad():
         for _ in range(4):
             torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_a_generators_method_as_free_variable_default_and_argument_draws_as_in_eager():
+    def functions():
+        draw = numpy.random.default_rng(3).random
+        yield lambda x: x * draw()
+        yield lambda x, draw=numpy.random.default_rng(3).random: x * draw()  # noqa: B008
+        given = numpy.random.default_rng(3).random
+        compiled_or_not = lambda x, draw: x * draw()  # noqa: E731
+        yield compiled_or_not, given
+
+    x = torch.ones(2, dtype=torch.float64)
+    for eager, other in zip(functions(), functions(), strict=True):
+        f, *given = eager if isinstance(eager, tuple) else (eager,)
+        g, *others = other if isinstance(other, tuple) else (other,)
+        compiled = staticrt.compile(g)
+        with torch.no_grad():
+            for _ in range(4):
+                assert torch.equal(compiled(x, *others), f(x, *given))
 
 
 def test_files_are_read_anew(tmp_path):

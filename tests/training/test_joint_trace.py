@@ -1,6 +1,7 @@
 """Joint traces (`joint_trace=True`): training equal to eager's, and Python that no graph repeats left to graph splits."""
 
 import copy
+import gc
 import os
 import subprocess
 import sys
@@ -469,6 +470,7 @@ def test_calls_without_python_are_as_the_first_ones():
             owner[0].weight.requires_grad_(step != "frozen")
             owner.found = out = None  # with it go autograd's nodes, which remember sizes
             if step == "other data":  # a weight of other sizes in the same parameter
+                gc.collect()  # what a trace leaves to the collector may hold nodes, too
                 owner[3].weight.data, owner[3].bias.data = torch.ones(3, 8), torch.ones(3)
                 owner[3].weight.grad = owner[3].bias.grad = None
             w = torch.ones(4, requires_grad=True)
@@ -550,6 +552,8 @@ REFUSED = {
     "a hook on a value": (_hooked, "register_hook"),
     "checkpoint": (_checkpointed, "saved tensors hooks"),
     "no gradient": (lambda x: x.argmax() + 1, "no result needs a gradient"),
+    "complex numbers": (lambda x: torch.exp(1j * x).real * x, "complex numbers"),
+    "what autograd knows of an argument": (lambda x: x * 2 if x.is_leaf else x * 3, "is_leaf"),
 }
 
 

@@ -266,3 +266,19 @@ def test_a_result_that_is_an_argument_leaves_the_argument_a_leaf(compiler):
             f(x).sum().backward()
             assert x.is_leaf
             assert x.grad.shape == (rows, 4)
+
+
+@pytest.mark.parametrize("options", [{}, {"joint_trace": True}])
+def test_gradients_of_two_leaves_share_no_memory(options):
+    """Autograd takes a gradient for a leaf's own and adds the next one in place."""
+
+    def f(a, b):
+        return (a + b.view(3)).sin()
+
+    fast = staticrt.compile(f, **options)
+    leaves = [torch.randn(3, requires_grad=True), torch.randn(3, 1, requires_grad=True)]
+    expected = [leaf.detach().clone().requires_grad_() for leaf in leaves]
+    for _ in range(3):
+        fast(*leaves).sum().backward()
+        f(*expected).sum().backward()
+    torch.testing.assert_close([x.grad for x in leaves], [x.grad for x in expected])

@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "kernels/pointwise/tile_prims.h"
+#include "kernels/registry/one_mkl_thread.h"
 
 // MKL's vector functions, where torch has them: eager's exp, log, ... of float32 and float64 call these.
 extern "C" {
@@ -30,7 +31,6 @@ SRT_VML(Tan)
 SRT_VML(Tanh)
 SRT_VML(Sqrt)
 #undef SRT_VML
-__attribute__((weak)) int MKL_Set_Num_Threads_Local(int count);
 }
 
 namespace staticrt {
@@ -93,22 +93,6 @@ void map3(void* dst, const void* a, const void* b, const void* c, int64_t n, con
     f(V::loadu(x + i, k), V::loadu(y + i, k), V::loadu(z + i, k)).store(out + i, static_cast<int>(k));
   }
 }
-
-// A tile is too small to be cut once more: outside of a parallel region MKL would start threads for each.
-class OneMklThread {
- public:
-  OneMklThread() {
-    if (MKL_Set_Num_Threads_Local) before_ = MKL_Set_Num_Threads_Local(1);
-  }
-  ~OneMklThread() {
-    if (MKL_Set_Num_Threads_Local) MKL_Set_Num_Threads_Local(before_);
-  }
-  OneMklThread(const OneMklThread&) = delete;
-  OneMklThread& operator=(const OneMklThread&) = delete;
-
- private:
-  int before_ = 0;
-};
 
 // VML_HA | VML_FTZDAZ_OFF | VML_ERRMODE_IGNORE of mkl_vml_defines.h: eager's mode.
 constexpr long long kVmlMode = 0x2 | 0x140000 | 0x100;

@@ -1,10 +1,13 @@
 #include "kernels/registry/partition.h"
 
 #include <ATen/Parallel.h>
+#include <pthread.h>
 #include <sched.h>
 
 #include <atomic>
 #include <thread>
+
+#include "kernels/registry/one_mkl_thread.h"
 
 // libgomp is not instrumented: ThreadSanitizer has to be told what its fork and its barrier order.
 #if defined(__SANITIZE_THREAD__)
@@ -49,6 +52,18 @@ int cores() {
 }
 
 std::atomic<int> forks{0};  // callers whose parts run right now
+
+// The threads of a process do not live in its child, where OpenMP would wait for them.
+std::atomic<bool> is_child{false};
+[[maybe_unused]] const int at_fork = pthread_atfork(nullptr, nullptr, [] {
+  forks.store(0);
+  is_child.store(true);
+});
+
+void run_here(int64_t parts, void (*f)(const void* context, int64_t part), const void* context) {
+  const OneMklThread one;  // as in a parallel region: a product's sums depend on MKL's threads
+  for (int64_t part = 0; part < parts; ++part) f(context, part);
+}
 
 }  // namespace
 
@@ -104,16 +119,12 @@ void run_parts(int64_t parts, void (*f)(const void* context, int64_t part), cons
     const int others = forks.fetch_add(1);
     ~Counted() { forks.fetch_sub(1); }
   };
+  if (parts == 1) return f(context, 0);
   // Parts are the same on one thread, so results do not depend on who else runs.
-  if (parts == 1 || at::in_parallel_region() || at::get_num_threads() == 1) {
-    for (int64_t part = 0; part < parts; ++part) f(context, part);
-    return;
-  }
+  if (at::in_parallel_region() || at::get_num_threads() == 1 || is_child.load(std::memory_order_relaxed))
+    return run_here(parts, f, context);
   const Counted counted;
-  if (counted.others > 0 && (counted.others + 1) * parts > cores()) {
-    for (int64_t part = 0; part < parts; ++part) f(context, part);
-    return;
-  }
+  if (counted.others > 0 && (counted.others + 1) * parts > cores()) return run_here(parts, f, context);
   char forked = 0;
   char joined = 0;
   __tsan_release(&forked);

@@ -62,6 +62,18 @@ bool has_no_bytes(const at::Tensor& gradient) {
   return gradient.defined() && gradient.key_set().has_any(keys);
 }
 
+// A gradient that is another view of the bytes of one of the first `count` ones becomes a copy: autograd
+// makes a gradient that nobody else holds the leaf's own, and adds to it in place.
+at::Tensor of_its_own(const at::Tensor& gradient, const variable_list& others, size_t count) {
+  if (!gradient.defined() || !gradient.has_storage() || gradient.storage().use_count() == 1) return gradient;
+  const auto shares = [&](const at::Tensor& other) {
+    return other.defined() && other.has_storage() && !other.is_same(gradient) &&
+           other.storage().unsafeGetStorageImpl() == gradient.storage().unsafeGetStorageImpl();
+  };
+  const auto end = others.begin() + static_cast<std::ptrdiff_t>(count);
+  return std::any_of(others.begin(), end, shares) ? gradient.clone() : gradient;
+}
+
 }  // namespace
 
 Region::Region(RegionPlan plan, RegionCallbacks callbacks)
@@ -294,7 +306,7 @@ variable_list StaticGraphBackward::run_plan(const variable_list& gradients) {
   for (size_t i = 0; i < found.size(); ++i) {
     const int32_t index = backward->gradients[i];
     if (index >= 0 && needed[i] && results[static_cast<size_t>(index)].isTensor())
-      found[i] = results[static_cast<size_t>(index)].toTensor();
+      found[i] = of_its_own(results[static_cast<size_t>(index)].toTensor(), found, i);
   }
   return found;
 }

@@ -1,5 +1,6 @@
 #include "runtime/execution_plan/inter_op.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
 #include <unistd.h>
 
@@ -137,6 +138,7 @@ class Helpers {
 
  private:
   void loop() {
+    at::get_num_threads();  // a thread's first question sets its number anew
     const OneThreadEach one;
     while (true) {
       std::shared_ptr<Job> job;

@@ -18,7 +18,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import chain
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import torch
@@ -235,7 +235,7 @@ class Snapshot:
             return items if type(value) in _PLAIN_DICTS else [*self._object(path, value), *items]
         if isinstance(value, types.MethodType):
             if is_hidden(value.__func__):
-                self._hide(type(value.__self__), {path.rpartition(".")[2]})
+                self._hide(type(value.__self__), self.read_names)  # whatever it is called here
             return [(path, value.__self__), (path, value.__func__)]
         if isinstance(value, types.BuiltinFunctionType):
             owner = value.__self__
@@ -261,6 +261,9 @@ class Snapshot:
             return [(path, item) for item in gc.get_referents(value)]
         if isinstance(value, weakref.ref):
             return [(path, value())]
+        if isinstance(value, methodcaller):
+            self.add_names([re.match(r"operator.methodcaller\('(\w+)'", repr(value))[1]])  # type: ignore[index]
+            return ()
         if isinstance(value, attrgetter):
             self.add_names(name for names in value.__reduce__()[1] for name in str(names).split("."))
             return ()
