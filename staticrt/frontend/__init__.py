@@ -1,1 +1,1 @@
-"""Stage 1: traces a module or function into an fx graph."""
+"""Stage 1: traces a function into an fx graph."""
