@@ -1,4 +1,4 @@
-"""Saves compiled models to `.pt2` archives and loads them."""
+"""Saves compiled models as `.pt2` archives, loads them."""
 
 from staticrt.archive.loaded import LoadedModel, load
 from staticrt.archive.writer import save

@@ -1,1 +1,1 @@
-"""Other formats and libraries: ONNX, TensorRT, torch.distributed."""
+"""Other formats, libraries: ONNX, TensorRT, torch.distributed."""
