@@ -95,6 +95,7 @@ class Snapshot:
         self._tensors: list[torch.Tensor] = []
         self._loggers: list[logging.Logger] = []
         self._hidden: dict[str, set[str]] = {}  # class -> see `hidden_names`
+        self._hidden_method: str | None = None  # bound, so that code may call it by any name
         self._asks_abstract_classes = False
         self.read_names: set[str] = set(SPECIAL_NAMES)  # what the code that ran may read by name
         self.model_names: set[str] = set()  # those in the model's own code
@@ -201,10 +202,12 @@ class Snapshot:
         self._walk(self._function(function.__qualname__, function))
 
     def _hide(self, owner: type, names: Iterable[str]) -> None:
-        self._hidden.setdefault(f"{owner.__module__}.{owner.__qualname__}", set()).update(names)
+        self._hidden.setdefault(_name_of(owner), set()).update(names)
 
     def hidden_read(self) -> str | None:
         """What the code may reach of an object about which nothing is known, as "module.Class.method"."""
+        if self._hidden_method is not None:
+            return self._hidden_method
         for kind, names in self._hidden.items():
             if named := sorted(names & self.read_names):
                 return f"{kind}.{named[0]}"
@@ -235,7 +238,7 @@ class Snapshot:
             return items if type(value) in _PLAIN_DICTS else [*self._object(path, value), *items]
         if isinstance(value, types.MethodType):
             if is_hidden(value.__func__):
-                self._hide(type(value.__self__), self.read_names)  # whatever it is called here
+                self._hidden_method = f"{_name_of(type(value.__self__))}.{value.__name__}"
             return [(path, value.__self__), (path, value.__func__)]
         if isinstance(value, types.BuiltinFunctionType):
             owner = value.__self__
@@ -371,6 +374,10 @@ class Snapshot:
             return False
         attribute = re.search(r"\.(\w+)$", record.path)
         return attribute is not None and attribute[1] not in self.read_names
+
+
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def is_leaf(value: Any) -> bool:
