@@ -12,6 +12,7 @@
 #include "bindings/gil.h"
 #include "common/error.h"
 #include "simulated/enable.h"
+#include "simulated/generator.h"
 
 namespace py = pybind11;
 
@@ -120,16 +121,20 @@ std::shared_ptr<SimMemoryDevice> simulated_device(const SimConfig& sim_config, c
 void bind_torch_devices(py::module_& m) {
   m.def(
       "enable_simulated",
-      [](int devices, Bytes total_bytes, bool synchronous, const std::string& config) {
+      [](int devices, Bytes total_bytes, bool synchronous, bool checks, Bytes redzone_bytes,
+         const std::string& config) {
         simulated::DevicesConfig wanted;
         wanted.count = devices;
         wanted.total_bytes = total_bytes;
         wanted.synchronous = synchronous;
+        wanted.checks = checks;
+        wanted.redzone_bytes = redzone_bytes;
         wanted.allocator_options = config;
         const GilRelease release;
         simulated::enable(wanted);
       },
-      py::arg("devices"), py::arg("total_bytes"), py::arg("synchronous"), py::arg("config"));
+      py::arg("devices"), py::arg("total_bytes"), py::arg("synchronous"), py::arg("checks"),
+      py::arg("redzone_bytes"), py::arg("config"));
   m.def("simulated_device_count", &simulated::device_count);
   m.def("simulated_current_device", &simulated::current_device);
   m.def("simulated_memory", [](int index) {
@@ -139,6 +144,16 @@ void bind_torch_devices(py::module_& m) {
     wrapped->driver = device.shared_driver();
     wrapped->allocator = device.shared_allocator();
     return wrapped;
+  });
+  // For the capture that the device's stream is in.
+  m.def("register_generator", [](const SimMemoryDevice& d, uint64_t stream, const at::Generator& generator) {
+    CaptureState capture;
+    check(d.sim->capture_state(StreamId{stream}, &capture));
+    SRT_CHECK(capture.status != CaptureStatus::none,
+              "register_generator: the graph's capture has ended; register generators before they are used in it");
+    SRT_CHECK(generator.device().type() == simulated::kDeviceType, "register_generator: the generator is one of ",
+              generator.device().str(), "; give one of ", d.sim->info().name);
+    generator.get<simulated::SimGenerator>()->register_graph(d.sim->info().index, capture.id);
   });
   m.def("simulated_generator", [](int index) { return simulated::device_at(index).generator(); });
   m.def("order_simulated", [](const std::string& order, uint64_t seed) {

@@ -67,6 +67,12 @@ constexpr auto kTable = std::tuple{
     Row{"autocast_cpu_dtype", kThread, [](auto&) { return at::autocast::get_autocast_dtype(at::kCPU); }},
     Row{"autocast_cuda", kThread, [](auto&) { return at::autocast::is_autocast_enabled(at::kCUDA); }},
     Row{"autocast_cuda_dtype", kThread, [](auto&) { return at::autocast::get_autocast_dtype(at::kCUDA); }},
+    // Of a backend outside of torch, whose casts traced graphs do not contain: 0, or 1 plus the type.
+    Row{"autocast_other", kThread,
+        [](auto&) {
+          if (!at::autocast::is_autocast_enabled(at::kPrivateUse1)) return uint16_t{0};
+          return static_cast<uint16_t>(1 + static_cast<int>(at::autocast::get_autocast_dtype(at::kPrivateUse1)));
+        }},
     Row{"autocast_cache", kThread, [](auto&) { return at::autocast::is_autocast_cache_enabled(); }},
     Row{"flush_denormal", kThread, [](auto&) { return flushes_denormals(); }},
     Row{"default_dtype", kProcess, [](auto&) { return c10::typeMetaToScalarType(c10::get_default_dtype()); }},

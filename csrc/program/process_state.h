@@ -23,7 +23,7 @@ struct ProcessFlag {
   bool of_thread;  // each thread has its own value, so that work handed to another thread takes it along
 };
 
-inline constexpr size_t kNumProcessFlags = 50;
+inline constexpr size_t kNumProcessFlags = 51;
 
 // One number per flag, in the order of the table. Compares and copies as bytes.
 using ProcessState = std::array<uint16_t, kNumProcessFlags>;

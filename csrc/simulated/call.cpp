@@ -3,6 +3,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 
 #include <algorithm>
 #include <cstring>
@@ -74,6 +75,31 @@ const std::optional<c10::OperatorHandle>& replacement(const c10::OperatorHandle&
   if (name == "aten::convolution_overrideable") return convolution;
   if (name == "aten::convolution_backward_overrideable") return convolution_backward;
   return none;
+}
+
+const c10::OperatorName kDropout("aten::native_dropout", "");
+
+// native_dropout(input, p, train) as the CPU computes it, with a generator.
+void dropout(torch::jit::Stack& stack, at::Generator generator) {
+  const at::Tensor input = stack[0].toTensor();
+  const double kept = 1 - stack[1].toDouble();
+  at::Tensor mask = at::empty_like(input, input.options().dtype(at::kBool));
+  at::Tensor output;
+  if (stack[2].isNone() || stack[2].toBool()) {
+    mask.bernoulli_(kept, std::move(generator));
+    output = input.mul(mask).mul_(kept == 0 ? 0 : 1 / kept);
+  } else {
+    mask.fill_(true);
+    output = input.clone();
+  }
+  stack = {output, mask};
+}
+
+// Whether a kernel without a generator argument will draw: only the CPU's attention can, and only if it drops.
+bool draws_by_itself(const c10::FunctionSchema& schema, const torch::jit::Stack& stack) {
+  for (size_t i = 0; i < schema.arguments().size(); ++i)
+    if (schema.arguments()[i].name() == "dropout_p") return stack[i].toDouble() > 0;
+  return schema.name() != "aten::_fused_sdp_choice";
 }
 
 }  // namespace
@@ -170,8 +196,26 @@ void Call::take_seed() {
   at::Generator generator = device().generator();
   if (generator_ && values_[*generator_].isGenerator()) generator = values_[*generator_].toGenerator();
   auto* mine = generator.get<SimGenerator>();
+  drawn_from_ = generator;
+  alloc::CaptureState capture;
+  check(device().driver().capture_state(current_stream(device_), &capture));
   const std::lock_guard lock(mine->mutex_);
-  seed_ = mine->take();
+  if (capture.status == alloc::CaptureStatus::none) {
+    seed_ = mine->take();
+    return;
+  }
+  TORCH_CHECK(mine == device().generator().get<SimGenerator>() || mine->is_of_graph(device_, capture.id),
+              name(), " draws from a generator that is not registered with the graph that is captured, so that "
+              "each replay would draw the same numbers; call graph.register_generator(generator) first");
+  seed_ = 0;  // each replay takes its own
+}
+
+Call Call::drawn_again() const {
+  Call again(*this);
+  auto* mine = again.drawn_from_.get<SimGenerator>();
+  const std::lock_guard lock(mine->mutex_);
+  again.seed_ = mine->take();
+  return again;
 }
 
 bool Call::runs_on_cpu() const {
@@ -274,25 +318,15 @@ void Call::call_seeded(torch::jit::Stack& stack) const {
     call(stack);
     return;
   }
-  // Operators such as dropout ask for the default generator themselves.
-  at::Generator shared = at::detail::getDefaultCPUGenerator();
-  at::Tensor before;
-  {
-    const std::lock_guard lock(shared.mutex());
-    before = at::Tensor::wrap_tensor_impl(shared.unsafeGetGeneratorImpl()->get_state());
-    shared.unsafeGetGeneratorImpl()->set_current_seed(*seed_);
+  // The CPU's kernel would draw from the default generator, which belongs to all threads of the process.
+  if (op_.operator_name() == kDropout) {
+    dropout(stack, at::detail::createCPUGenerator(*seed_));
+    return;
   }
-  const auto restore = [&]() {
-    const std::lock_guard lock(shared.mutex());
-    shared.unsafeGetGeneratorImpl()->set_state(*before.unsafeGetTensorImpl());
-  };
-  try {
-    call(stack);
-  } catch (...) {
-    restore();
-    throw;
-  }
-  restore();
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !draws_by_itself(schema(), stack), name(),
+      " draws random numbers from the CPU's default generator, which other threads use; call it with dropout_p=0");
+  call(stack);
 }
 
 }  // namespace staticrt::simulated

@@ -67,9 +67,13 @@ class Call {
   torch::jit::Stack on_cpu(bool fresh_outputs) const;
   // Arguments on CPU tensors of zeros, laid out as the originals.
   torch::jit::Stack on_zeros() const;
+  // It draws random numbers.
+  bool draws() const { return seed_.has_value(); }
+  // The same call with the generator's next numbers, for one more replay of a graph.
+  Call drawn_again() const;
   // The operator itself on such a stack: as called, or what takes its place on the CPU.
   void call(torch::jit::Stack& stack) const;
-  // The same on CPU tensors; operators that have no generator argument get the default generator seeded.
+  // The same on CPU tensors. What has no generator argument draws from a generator of the call's own, too.
   void call_on_cpu(torch::jit::Stack& stack) const;
 
  private:
@@ -84,6 +88,7 @@ class Call {
   std::vector<size_t> devices_;      // arguments that name a device
   std::optional<size_t> generator_;  // argument that is a generator
   std::optional<uint64_t> seed_;
+  at::Generator drawn_from_;
 };
 
 // A CPU tensor over the kernels' view of a place. Tensors of one storage get one storage.

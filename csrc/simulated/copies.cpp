@@ -21,7 +21,7 @@ void copy_in(const at::Tensor& source, const at::Tensor& to, bool non_blocking) 
   const TensorPlace place(to);
   at::Tensor staged = source.clone();
   enqueue(device, "aten::copy_",
-          [&device, place, staged] { CpuTensors(device.driver()).at(place).copy_(staged); }, {place});
+          [&device, place, staged] { CpuTensors(device.driver()).at(place).copy_(staged); }, {{place, true}});
   if (!non_blocking) device.synchronize(current_stream(device.index()));
 }
 
@@ -29,8 +29,9 @@ void copy_in(const at::Tensor& source, const at::Tensor& to, bool non_blocking) 
 void copy_out(const at::Tensor& source, const at::Tensor& to) {
   SimulatedDevice& device = device_at(source.device().index());
   device.count_wait("copy to the host");
-  device.synchronize(current_stream(device.index()));
   const TensorPlace place(source);
+  enqueue(device, "copy to the host", [] {}, {{place, false}});  // the host reads, in the stream's order
+  device.synchronize(current_stream(device.index()));
   ThreadState::now().run([&] { to.copy_(CpuTensors(device.driver()).at(place)); });
 }
 
@@ -44,8 +45,8 @@ void copy_across(const at::Tensor& source, const at::Tensor& to) {
   const TensorPlace to_place(to);
   const bool across = from_device.index() != to_device.index();
   if (across) order_after(from_device.index(), from_stream, to_device.index(), to_stream);
-  std::vector<TensorPlace> places{from_place};
-  if (!across) places.push_back(to_place);
+  std::vector<Use> uses{{from_place, false}};
+  if (!across) uses.push_back({to_place, true});
   enqueue(
       from_device, "aten::copy_",
       [&from_device, &to_device, from_place, to_place, across] {
@@ -53,10 +54,10 @@ void copy_across(const at::Tensor& source, const at::Tensor& to) {
         CpuTensors targets(to_device.driver());
         (across ? targets : sources).at(to_place).copy_(sources.at(from_place));
       },
-      places);
+      uses);
   if (!across) return;
   order_after(to_device.index(), to_stream, from_device.index(), from_stream);
-  enqueue(to_device, "aten::copy_", [] {}, {to_place});
+  enqueue(to_device, "aten::copy_", [] {}, {{to_place, true}});
 }
 
 at::Tensor copy_from(const at::Tensor& self, const at::Tensor& to, bool non_blocking) {
@@ -79,6 +80,7 @@ at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& to) {
 at::Scalar local_scalar_dense(const at::Tensor& self) {
   SimulatedDevice& device = device_at(self.device().index());
   device.count_wait("aten::_local_scalar_dense");
+  enqueue(device, "aten::_local_scalar_dense", [] {}, {{TensorPlace(self), false}});
   device.synchronize(current_stream(device.index()));
   at::Scalar value;
   ThreadState::now().run(

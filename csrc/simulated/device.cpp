@@ -4,7 +4,9 @@
 
 #include <utility>
 
+#include "allocator/core/size_policy.h"
 #include "allocator/process/devices.h"
+#include "common/bits.h"
 #include "simulated/generator.h"
 
 namespace staticrt::simulated {
@@ -27,11 +29,41 @@ Current& current() {
 }  // namespace
 
 SimulatedDevice::SimulatedDevice(int index, std::shared_ptr<alloc::SimDriver> driver,
-                                 std::shared_ptr<alloc::DeviceAllocator> allocator)
+                                 std::shared_ptr<alloc::DeviceAllocator> allocator,
+                                 alloc::Bytes redzone_bytes)
     : index_(index),
       driver_(std::move(driver)),
       allocator_(std::move(allocator)),
-      generator_(make_generator(index)) {}
+      generator_(make_generator(index)),
+      redzone_bytes_(redzone_bytes) {}
+
+alloc::Addr SimulatedDevice::allocate(alloc::Bytes size_bytes) {
+  if (size_bytes == 0) return alloc::kNullAddr;
+  std::vector<alloc::Addr> late;
+  {
+    const std::lock_guard lock(mutex_);
+    late.swap(freed_in_work_);
+  }
+  for (const alloc::Addr address : late) (void)allocator_->release(address).ok();
+  const alloc::StreamId stream = current_stream(index_);
+  const alloc::Bytes asked = size_bytes + redzone_bytes_;
+  alloc::Addr address = alloc::kNullAddr;
+  check(allocator_->allocate({.size = asked, .stream = stream}, &address));
+  driver_->allocated(address, size_bytes, stream);
+  // Blocks are multiples of their granule.
+  driver_->guard(address, size_bytes, round_up(asked, alloc::kMinBlock) - size_bytes, stream);
+  return address;
+}
+
+void SimulatedDevice::release(alloc::Addr address) {
+  driver_->freed(address);
+  if (alloc::SimDriver::in_work()) {
+    const std::lock_guard lock(mutex_);
+    freed_in_work_.push_back(address);
+    return;
+  }
+  (void)allocator_->release(address).ok();
+}
 
 void SimulatedDevice::keep_error(std::exception_ptr error) {
   const std::lock_guard lock(mutex_);
@@ -82,6 +114,7 @@ void make_devices(const DevicesConfig& config) {
                                : config.allocator_options;
   check(alloc::parse_config(text, "allocator_options", alloc::Config(), &options));
   const auto mutex = std::make_shared<std::recursive_mutex>();
+  const auto clocks = std::make_shared<alloc::SimClocks>();
   for (int index = 0; index < config.count; ++index) {
     alloc::SimConfig sim;
     sim.index = index;
@@ -89,10 +122,13 @@ void make_devices(const DevicesConfig& config) {
     sim.eager = config.synchronous;
     sim.kernel_alias = true;
     sim.mutex = mutex;
+    sim.clocks = clocks;
+    sim.oracle = config.checks;
     auto driver = std::make_shared<alloc::SimDriver>(sim);
     auto allocator = std::make_shared<alloc::DeviceAllocator>(driver, options);
     check(alloc::add_device({driver, allocator}));
-    all().push_back(std::make_unique<SimulatedDevice>(index, std::move(driver), std::move(allocator)));
+    all().push_back(std::make_unique<SimulatedDevice>(index, std::move(driver), std::move(allocator),
+                                                      config.redzone_bytes));
   }
 }
 

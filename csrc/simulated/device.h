@@ -30,12 +30,14 @@ struct DevicesConfig {
   alloc::Bytes total_bytes = 4 * alloc::kGiB;  // of each device
   bool synchronous = false;                    // operators run when they are enqueued
   std::string allocator_options;               // as in PYTORCH_ALLOC_CONF
+  bool checks = true;                          // races, bounds, redzones and poison
+  alloc::Bytes redzone_bytes = 0;              // behind each allocation, besides what its block leaves
 };
 
 class SimulatedDevice {
  public:
   SimulatedDevice(int index, std::shared_ptr<alloc::SimDriver> driver,
-                  std::shared_ptr<alloc::DeviceAllocator> allocator);
+                  std::shared_ptr<alloc::DeviceAllocator> allocator, alloc::Bytes redzone_bytes);
 
   int index() const { return index_; }
   c10::Device device() const { return {kDeviceType, static_cast<c10::DeviceIndex>(index_)}; }
@@ -44,6 +46,10 @@ class SimulatedDevice {
   const std::shared_ptr<alloc::SimDriver>& shared_driver() const { return driver_; }
   const std::shared_ptr<alloc::DeviceAllocator>& shared_allocator() const { return allocator_; }
   const at::Generator& generator() const { return generator_; }
+
+  // Memory of a tensor, for the device's current stream, poisoned and guarded. 0 bytes: null.
+  alloc::Addr allocate(alloc::Bytes size_bytes);
+  void release(alloc::Addr address);
 
   // An operator failed after the call that enqueued it had returned. The first failure is kept.
   void keep_error(std::exception_ptr error);
@@ -63,10 +69,12 @@ class SimulatedDevice {
   const std::shared_ptr<alloc::SimDriver> driver_;
   const std::shared_ptr<alloc::DeviceAllocator> allocator_;
   const at::Generator generator_;
+  const alloc::Bytes redzone_bytes_;
   std::atomic<bool> failed_ = false;
   mutable std::mutex mutex_;
   std::exception_ptr error_;
   std::map<std::string, int64_t> waits_;
+  std::vector<alloc::Addr> freed_in_work_;  // where the allocator must not be called
 };
 
 // Makes sim:0 … sim:count-1. REQUIRES: called once.

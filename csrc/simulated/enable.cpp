@@ -10,6 +10,7 @@
 #include "simulated/fallback.h"
 #include "simulated/guard.h"
 #include "simulated/hooks.h"
+#include "simulated/host_access.h"
 #include "simulated/storage.h"
 #include "simulated/torch_allocator.h"
 
@@ -39,6 +40,7 @@ void enable(const DevicesConfig& config) {
       "simulated devices: a backward has run in this process, and autograd has made its threads without "
       "them; call enable() before the first backward");
   make_devices(config);
+  report_host_accesses();
   c10::register_privateuse1_backend("sim");
   c10::SetAllocator(kDeviceType, &torch_allocator());
   at::RegisterPrivateUse1HooksInterface(&hooks());
@@ -51,6 +53,7 @@ void enable(const DevicesConfig& config) {
   register_storage_operators(*aten);
   register_copies(*aten);
   register_fallback(*all, *aten);  // last: it leaves alone what is registered
+  register_autocast();
   // torch's fallbacks of these keys resolve an argument by a copy of it: without end for the copy itself,
   // which handles both.
   for (const auto key : {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative}) {

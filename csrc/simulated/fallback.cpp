@@ -167,11 +167,28 @@ bool infer(const Call& call, torch::jit::Stack* arguments, torch::jit::Stack* re
   return true;
 }
 
+// A view alone reads and writes nothing.
+bool only_views(const Call& call, const std::vector<MadeOutput>& outputs) {
+  return outputs.empty() && !call.schema().returns().empty() &&
+         std::none_of(call.tensors().begin(), call.tensors().end(),
+                      [](const TensorArgument& tensor) { return tensor.written; });
+}
+
+std::vector<Use> uses_of(const Call& call) {
+  std::vector<Use> uses;
+  for (const TensorArgument& argument : call.tensors())
+    if (argument.place) uses.push_back({*argument.place, argument.written});
+  return uses;
+}
+
 void run_now(const Call& call, const torch::jit::Stack& given, size_t first,
              std::vector<c10::IValue>* results) {
   SimulatedDevice& device = call.device();
   device.count_wait(call.name());
-  device.synchronize(current_stream(device.index()));
+  const alloc::StreamId stream = current_stream(device.index());
+  const std::vector<Use> uses = uses_of(call);
+  enqueue(device, call.name(), [] {}, uses);  // so that its reads and writes are checked
+  device.synchronize(stream);
   torch::jit::Stack arguments = call.on_cpu(/*fresh_outputs=*/true);
   torch::jit::Stack computed = arguments;
   ThreadState::now().run([&] { call.call_on_cpu(computed); });
@@ -185,6 +202,7 @@ void run_now(const Call& call, const torch::jit::Stack& given, size_t first,
   Results made(call, given, first, arguments);
   *results = made.make(computed);
   copy_results(computed, made.outputs, device);
+  device.driver().check_guards(ranges_of(uses), call.name(), stream);
 }
 
 // Resizes written arguments as the operator did on meta tensors. True if it changed any.
@@ -216,26 +234,26 @@ void run_boxed(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::S
     if (resize_written(*call, *stack, first, on_meta)) call = std::make_shared<const Call>(op, *stack);
     Results made(*call, *stack, first, on_meta);
     results = made.make(inferred);
-    std::vector<TensorPlace> places;
-    for (const TensorArgument& argument : call->tensors())
-      if (argument.place) places.push_back(*argument.place);
-    for (const MadeOutput& output : made.outputs) places.push_back(output.place);
-    enqueue(
-        device, call->name(),
-        [call, outputs = std::move(made.outputs)] {
-          // Some kernels resize their outs for what comes between, as those of losses do.
-          const torch::jit::Stack arguments = call->on_cpu(/*fresh_outputs=*/true);
-          torch::jit::Stack computed = arguments;
-          call->call_on_cpu(computed);
-          for (const TensorArgument& argument : call->tensors()) {
-            if (argument.out && argument.place)
-              CpuTensors(call->device().driver())
-                  .at(*argument.place)
-                  .copy_(Call::given(arguments, 0, argument));
-          }
-          copy_results(computed, outputs, call->device());
-        },
-        places);
+    std::vector<Use> uses;
+    if (!only_views(*call, made.outputs)) uses = uses_of(*call);
+    for (const MadeOutput& output : made.outputs) uses.push_back({output.place, true});
+    const auto run = [outputs = std::move(made.outputs)](const Call& now) {
+      // Some kernels resize their outs for what comes between, as those of losses do.
+      const torch::jit::Stack arguments = now.on_cpu(/*fresh_outputs=*/true);
+      torch::jit::Stack computed = arguments;
+      now.call_on_cpu(computed);
+      for (const TensorArgument& argument : now.tensors()) {
+        if (argument.out && argument.place)
+          CpuTensors(now.device().driver()).at(*argument.place).copy_(Call::given(arguments, 0, argument));
+      }
+      copy_results(computed, outputs, now.device());
+    };
+    alloc::SimGraph::EachLaunch each_launch;
+    if (call->draws())
+      each_launch = [call, run]() -> std::function<void()> {
+        return [again = std::make_shared<const Call>(call->drawn_again()), run] { run(*again); };
+      };
+    enqueue(device, call->name(), [call, run] { run(*call); }, uses, std::move(each_launch));
   } else {
     run_now(*call, *stack, first, &results);
   }
@@ -245,26 +263,59 @@ void run_boxed(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::S
 
 }  // namespace
 
+std::vector<alloc::SimRange> ranges_of(const std::vector<Use>& uses) {
+  std::vector<alloc::SimRange> ranges;
+  for (const Use& use : uses) {
+    const TensorPlace& place = use.place;
+    if (place.storage == 0) continue;
+    alloc::SimRange range;
+    range.writes = use.writes;
+    const alloc::Bytes itemsize = c10::elementSize(place.dtype);
+    range.address = place.storage + static_cast<alloc::Bytes>(place.offset) * itemsize;
+    range.size_bytes = range.run_bytes = itemsize;
+    for (size_t dim = 0; dim < place.sizes.size(); ++dim) {
+      const auto count = static_cast<uint64_t>(place.sizes[dim]);
+      const auto stride = static_cast<alloc::Bytes>(place.strides[dim]) * itemsize;
+      if (count <= 1 || stride == 0) continue;
+      range.steps.push_back({count, stride});
+      range.size_bytes += (count - 1) * stride;
+    }
+    if (std::find(place.sizes.begin(), place.sizes.end(), 0) != place.sizes.end()) continue;
+    // Outermost first; innermost dimensions that follow each other without a gap are one run.
+    std::sort(range.steps.begin(), range.steps.end(),
+              [](const auto& a, const auto& b) { return a.stride_bytes > b.stride_bytes; });
+    while (!range.steps.empty() && range.steps.back().stride_bytes <= range.run_bytes) {
+      const auto& step = range.steps.back();
+      range.run_bytes += (step.count - 1) * step.stride_bytes;
+      range.steps.pop_back();
+    }
+    ranges.push_back(std::move(range));
+  }
+  return ranges;
+}
+
 void enqueue(SimulatedDevice& device, const std::string& name, std::function<void()> work,
-             const std::vector<TensorPlace>& places) {
-  std::vector<alloc::SimDriver::Range> ranges;
-  for (const TensorPlace& place : places)
-    if (place.storage != 0 && place.storage_bytes > 0) ranges.push_back({place.storage, place.storage_bytes});
+             const std::vector<Use>& uses, alloc::SimGraph::EachLaunch each_launch) {
   const alloc::StreamId stream = current_stream(device.index());
+  const auto guarded = [&device, name, stream, state = ThreadState::now()](const std::function<void()>& work) {
+    try {
+      state.run(work);
+    } catch (c10::Error& error) {
+      error.add_context(detail::concat("in ", name, ", which ran on stream ", alloc::raw(stream), " of sim:",
+                                       device.index()));
+      device.keep_error(std::current_exception());
+    } catch (...) {
+      device.keep_error(std::current_exception());
+    }
+  };
+  alloc::SimGraph::EachLaunch again;
+  if (each_launch)
+    again = [guarded, each_launch = std::move(each_launch)]() -> std::function<void()> {
+      return [guarded, work = each_launch()] { guarded(work); };
+    };
   device.driver().launch(
-      stream,
-      [&device, name, stream, state = ThreadState::now(), work = std::move(work)] {
-        try {
-          state.run(work);
-        } catch (c10::Error& error) {
-          error.add_context(detail::concat("in ", name, ", which ran on stream ", alloc::raw(stream),
-                                           " of sim:", device.index()));
-          device.keep_error(std::current_exception());
-        } catch (...) {
-          device.keep_error(std::current_exception());
-        }
-      },
-      std::move(ranges), tuning::kMostPendingKernels);
+      stream, [guarded, work = std::move(work)] { guarded(work); }, ranges_of(uses), name,
+      tuning::kMostPendingKernels, std::move(again));
 }
 
 void register_fallback(torch::Library& all, torch::Library& aten) {

@@ -14,12 +14,22 @@
 
 namespace staticrt::simulated {
 
+// What an operator does with a tensor.
+struct Use {
+  TensorPlace place;
+  bool writes = false;
+};
+// The bytes of the tensors' elements.
+std::vector<alloc::SimRange> ranges_of(const std::vector<Use>& uses);
+
 // Enqueues work on the device's current stream. What it throws is kept for the next call that waits.
+// `each_launch`: the work of each replay instead, if the stream is being captured.
 void enqueue(SimulatedDevice& device, const std::string& name, std::function<void()> work,
-             const std::vector<TensorPlace>& places);
+             const std::vector<Use>& uses, alloc::SimGraph::EachLaunch each_launch = {});
 
 // `all`: of namespace _, `aten`: of aten.
 void register_fallback(torch::Library& all, torch::Library& aten);
 void register_copies(torch::Library& library);
+void register_autocast();
 
 }  // namespace staticrt::simulated

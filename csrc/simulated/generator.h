@@ -8,6 +8,10 @@
 
 #include <ATen/core/Generator.h>
 
+#include <cstdint>
+#include <set>
+#include <utility>
+
 namespace staticrt::simulated {
 
 class SimGenerator final : public c10::GeneratorImpl {
@@ -24,11 +28,16 @@ class SimGenerator final : public c10::GeneratorImpl {
 
   uint64_t take();
 
+  // Graphs whose replays take numbers from it. A device's default generator serves all of them.
+  void register_graph(int device, uint64_t capture) { graphs_.emplace(device, capture); }
+  bool is_of_graph(int device, uint64_t capture) const { return graphs_.count({device, capture}) > 0; }
+
  private:
   SimGenerator* clone_impl() const override;
 
   uint64_t seed_;
   uint64_t offset_ = 0;
+  std::set<std::pair<int, uint64_t>> graphs_;
 };
 
 at::Generator make_generator(int index);

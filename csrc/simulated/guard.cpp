@@ -1,5 +1,7 @@
 #include "simulated/guard.h"
 
+#include "simulated/torch_allocator.h"
+
 namespace staticrt::simulated {
 namespace {
 
@@ -16,8 +18,8 @@ void wait(int index, StreamId stream, const Event& event) {
   SimulatedDevice& waiting = device_at(index);
   if (event.device == index) {
     check(waiting.driver().stream_wait(stream, event.id));
-  } else if (auto work = device_at(event.device).driver().waiting_work(event.id)) {
-    waiting.driver().enqueue(stream, std::move(work));
+  } else {
+    waiting.driver().wait_for(stream, device_at(event.device).driver(), event.id);
   }
 }
 
@@ -107,9 +109,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
   void recordDataPtrOnStream(const c10::DataPtr& pointer, const c10::Stream& stream) const override {
     if (!pointer.get()) return;
-    check(device_at(pointer.device().index())
-              .allocator()
-              .record_use(reinterpret_cast<alloc::Addr>(pointer.get()), stream_of(stream)));
+    torch_allocator().recordStream(pointer, stream);
   }
 };
 

@@ -25,9 +25,8 @@ void release(void* context) {
   const auto address = reinterpret_cast<Addr>(context);
   for (int index = 0; index < device_count(); ++index) {
     SimulatedDevice& device = device_at(index);
-    if (!device.driver().is_live(address)) continue;
-    device.driver().freed(address);
-    (void)device.allocator().release(address).ok();
+    if (!device.driver().owns(address)) continue;
+    device.release(address);
     return;
   }
 }
@@ -36,11 +35,7 @@ class TorchAllocator final : public c10::DeviceAllocator {
  public:
   c10::DataPtr allocate(size_t size_bytes) override {
     SimulatedDevice& device = device_at(current_device());
-    const StreamId stream = current_stream(device.index());
-    Addr address = kNullAddr;
-    check(device.allocator().allocate({.size = size_bytes, .stream = stream}, &address));
-    device.driver().allocated(address, size_bytes, stream);
-    void* pointer = reinterpret_cast<void*>(address);
+    void* pointer = reinterpret_cast<void*>(device.allocate(size_bytes));
     return {pointer, pointer, &release, device.device()};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
@@ -49,10 +44,15 @@ class TorchAllocator final : public c10::DeviceAllocator {
     SimulatedDevice& device = device_at(current_device());
     const StreamId stream = current_stream(device.index());
     auto& driver = device.driver();
-    driver.enqueue(stream, [to = driver.kernel_address(reinterpret_cast<Addr>(to)),
-                            from = driver.kernel_address(reinterpret_cast<Addr>(from)), count] {
-      std::copy_n(reinterpret_cast<const char*>(from), count, reinterpret_cast<char*>(to));
-    });
+    const auto target = reinterpret_cast<Addr>(to);
+    const auto source = reinterpret_cast<Addr>(from);
+    driver.launch(
+        stream,
+        [to = driver.kernel_address(target), from = driver.kernel_address(source), count] {
+          std::copy_n(reinterpret_cast<const char*>(from), count, reinterpret_cast<char*>(to));
+        },
+        {{.address = source, .size_bytes = count, .writes = false}, {.address = target, .size_bytes = count}},
+        "a copy of the allocator");
   }
 
   bool initialized() override { return device_count() > 0; }
@@ -66,6 +66,9 @@ class TorchAllocator final : public c10::DeviceAllocator {
   void recordStream(const c10::DataPtr& pointer, c10::Stream stream) override {
     if (!pointer.get() || pointer.get_deleter() != &release) return;
     SimulatedDevice& device = device_at(pointer.device().index());
+    TORCH_CHECK(stream.device() == device.device(), "record_stream: the tensor is on ", device.device(),
+                " and the stream is one of ", stream.device(), "; give the stream of sim:", device.index(),
+                " that uses the tensor");
     check(device.allocator().record_use(reinterpret_cast<Addr>(pointer.get()), stream_of(stream)));
   }
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex index) override;

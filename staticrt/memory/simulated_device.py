@@ -21,6 +21,8 @@ import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import torch
+
 from staticrt.errors import AllocatorError, InternalError, InvalidPointerError
 from staticrt.memory import checks as check
 from staticrt.memory.devices import Device, PoolLike, pool_id
@@ -293,6 +295,16 @@ class SimulatedGraph:
         """
         target = self.stream if stream is None else check.stream_number(stream)
         self._sim.graph_launch(self._number(), target, self.pool)
+
+    def register_generator(self, generator: torch.Generator) -> None:
+        """Let operators of this capture draw from a generator of torch's device "sim", at each replay other numbers.
+
+        The device's default generator needs none of this.
+
+        Raises:
+            InputError: the capture has ended, or the generator is another device's.
+        """
+        _C.register_generator(self._sim, self.stream, generator)
 
     @property
     def edges(self) -> list[list[int]]:

@@ -36,6 +36,8 @@ class Simulated:
         *,
         total_bytes: int = 4 << 30,
         synchronous: bool = False,
+        checks: bool = True,
+        redzone_bytes: int = 0,
         config: str = "",
     ) -> None:
         """Make the devices "sim:0" … of torch, for the rest of the process.
@@ -47,6 +49,10 @@ class Simulated:
             devices: how many, 1 to 16.
             total_bytes: memory of each.
             synchronous: run operators when they are enqueued.
+            checks: report races, accesses outside of live tensors and overwritten redzones, and fill unset and
+                freed memory with bytes 0xff (NaN, or -1).
+            redzone_bytes: bytes behind each tensor that nobody may write, besides those up to the next multiple of
+                512, which are checked anyway. Statistics of memory contain them.
             config: options of the allocators, as in PYTORCH_ALLOC_CONF.
 
         Raises:
@@ -56,7 +62,14 @@ class Simulated:
         count, memory = check.count("devices", devices), check.count("total_bytes", total_bytes)
         options = check.text("config", config)
         importlib.import_module("torch._meta_registrations")  # the sizes of results
-        _C.enable_simulated(count, memory, check.flag("synchronous", synchronous), options)
+        _C.enable_simulated(
+            count,
+            memory,
+            check.flag("synchronous", synchronous),
+            check.flag("checks", checks),
+            check.count("redzone_bytes", redzone_bytes, 1 << 20),
+            options,
+        )
         torch.utils.rename_privateuse1_backend("sim")  # type: ignore[attr-defined]
         torch._register_device_module("sim", _torch_module())  # type: ignore[no-untyped-call]
         torch.utils.generate_methods_for_privateuse1_backend()  # type: ignore[attr-defined]
@@ -79,15 +92,18 @@ class Simulated:
         check.one_of("order", order, ("needed", "random", "others_first"))
         _C.order_simulated(order, check.count("seed", seed))
 
-    def waits(self, device: int = 0) -> dict[str, int]:
+    def waits(self, device: int | str | torch.device = 0) -> dict[str, int]:
         """How often the host has waited for a device on its own accord, by what made it wait.
 
         Values that the host reads make it wait, and so do operators whose output sizes only data decides, and those
         without a rule for their sizes. Synchronisation that the program asks for is not counted.
+
+        Raises:
+            AllocatorError: `device` is no simulated device.
         """
         return _C.simulated_waits(_index(device))
 
-    def clear_waits(self, device: int = 0) -> None:
+    def clear_waits(self, device: int | str | torch.device = 0) -> None:
         """Forget what `waits` has counted."""
         _C.clear_simulated_waits(_index(device))
 
@@ -98,12 +114,28 @@ simulated = Simulated()
 def _index(device: int | str | torch.device | None) -> int:
     if device is None:
         return _C.simulated_current_device()
-    if isinstance(device, int):
-        return device
-    wanted = torch.device(device)
-    if wanted.type != "sim":
-        raise AllocatorError(f"{str(wanted)!r} is no simulated device", fix='give "sim", "sim:N" or N')
-    return _C.simulated_current_device() if wanted.index is None else wanted.index
+    count = _C.simulated_device_count()
+    if isinstance(device, int) and not isinstance(device, bool):
+        index: int | None = device
+    else:
+        try:
+            wanted = torch.device(device)
+        except (RuntimeError, TypeError):
+            wanted = None
+        if wanted is None or (wanted.type != "sim" and count > 0):
+            raise AllocatorError(f"{device!r} is no simulated device", fix='give "sim", "sim:N" or N')
+        index = wanted.index
+    if count == 0:
+        raise AllocatorError(
+            "there are no simulated devices in this process", fix="call staticrt.memory.simulated.enable() first"
+        )
+    if index is None:
+        return _C.simulated_current_device()
+    if not 0 <= index < count:
+        raise AllocatorError(
+            f"sim:{index} does not exist", fix=f"give a number from 0 to {count - 1}, as enable() made {count}"
+        )
+    return index
 
 
 def _torch_module() -> types.ModuleType:

@@ -39,6 +39,7 @@ SimDriver::SimDriver(const SimConfig& config)
       shared_mutex_(config.mutex ? config.mutex : std::make_shared<std::recursive_mutex>()),
       mutex_(*shared_mutex_),
       memory_(limits_of(config)),
+      streams_(config.clocks ? config.clocks : std::make_shared<SimClocks>()),
       oracle_(memory_, streams_) {
   info_.name = "sim:" + std::to_string(config.index);
   info_.index = config.index;

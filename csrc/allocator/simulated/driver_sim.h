@@ -29,6 +29,7 @@
 #include "allocator/core/device_api.h"
 #include "allocator/simulated/sim_faults.h"
 #include "allocator/simulated/sim_graph.h"
+#include "allocator/simulated/sim_guard.h"
 #include "allocator/simulated/sim_memory.h"
 #include "allocator/simulated/sim_oracle.h"
 #include "allocator/simulated/sim_streams.h"
@@ -48,8 +49,9 @@ struct SimConfig {
   bool oracle = true;            // false: no race checks, for speed
   bool eager = false;            // true: work runs when enqueued, as on a device that is never behind
   bool kernel_alias = false;     // true: device addresses cannot be followed, see kernel_address
-  // Devices whose streams wait for each other share one.
+  // Devices whose streams wait for each other share one of each.
   std::shared_ptr<std::recursive_mutex> mutex = {};
+  std::shared_ptr<SimClocks> clocks = {};
 };
 
 // Native codes of errors that are the caller's fault, and of a broken capture.
@@ -97,17 +99,20 @@ class SimDriver final : public Driver {
   // Work that keeps the stream busy until it is advanced past it; under capture, a node.
   void enqueue(StreamId stream, std::function<void()> work = {});
   void touch(StreamId stream, Addr address, Bytes size_bytes);
-  // Work that uses these ranges. It is reported, and does not run, if one is not mapped by then. If the
-  // stream has more than `most_pending` pieces of work after it, the oldest run before the call returns.
-  struct Range {
-    Addr address = kNullAddr;
-    Bytes size_bytes = 0;
-  };
-  void launch(StreamId stream, std::function<void()> work, std::vector<Range> ranges,
-              uint64_t most_pending = UINT64_MAX);
-  // Work for a stream of another device, which lets it wait for the event as recorded now. REQUIRES: both
-  // devices share their mutex.
-  std::function<void()> waiting_work(EventId event);
+  // Work of the operator `name` that uses these ranges and no others. It is reported, and does not run, if
+  // one is not mapped by then. If the stream has more than `most_pending` pieces of work after it, the oldest
+  // run before the call returns. `each_launch`: what a graph's launches run instead, if it is captured.
+  void launch(StreamId stream, std::function<void()> work, std::vector<SimRange> ranges,
+              const std::string& name = "work", uint64_t most_pending = UINT64_MAX,
+              SimGraph::EachLaunch each_launch = {});
+  // Lets a stream wait for an event of another device, as recorded now. REQUIRES: both devices share their
+  // mutex and clocks.
+  void wait_for(StreamId stream, SimDriver& other, EventId event);
+  // Poisons a new allocation and guards the bytes behind it: sim_guard.h. Not under capture. REQUIRES:
+  // allocated(address, size_bytes, stream) was called, and `redzone_bytes` behind it belong to its block.
+  void guard(Addr address, Bytes size_bytes, Bytes redzone_bytes, StreamId stream);
+  // What the host has run at once in the name of `name`: whether it left the guards of these ranges intact.
+  void check_guards(const std::vector<SimRange>& ranges, const std::string& name, StreamId stream);
   // A touch that also writes `value` into the bytes when it runs; one that reports if they hold another
   // value then. REQUIRES: backed.
   void write(StreamId stream, Addr address, Bytes size_bytes, uint64_t value);
@@ -121,6 +126,9 @@ class SimDriver final : public Driver {
   void allocated(Addr address, Bytes size_bytes, StreamId stream);
   void freed(Addr address);
   bool is_live(Addr address) const;  // allocated() and not yet freed(); false if there is no oracle
+  // What lies at the address, for a signal handler: it allocates nothing and does not wait. False if another
+  // thread holds the device.
+  bool describe(Addr address, char* text, size_t size) const;
 
   // --- Graphs.
   Status capture_begin(StreamId stream, CaptureMode mode = CaptureMode::global);
@@ -179,6 +187,9 @@ class SimDriver final : public Driver {
   Status finish_event(EventId event, const char* what, bool wait);
   void sync_all();
   void run_if_eager();
+  std::vector<SimGuardPtr> guards_of(const std::vector<SimRange>& ranges) const;
+  // Reports a redzone that is no longer as it was.
+  void check_guard(SimGuard& guard, const std::string& name, StreamId stream, bool before);
   void stamp(StreamId stream, Addr address, Bytes size_bytes, uint64_t value, bool verify);
 
   const SimConfig config_;
@@ -197,6 +208,7 @@ class SimDriver final : public Driver {
   std::map<uint64_t, std::unique_ptr<SimGraph>> graphs_;  // open and ended
   std::map<uint64_t, uint64_t> capturing_;                // stream -> open graph
   std::map<std::thread::id, CaptureMode> modes_;
+  std::map<Addr, SimGuardPtr> guards_;
   uint64_t next_stream_ = 1;
   uint64_t next_event_ = 1;
   uint64_t next_graph_ = 1;

@@ -11,10 +11,10 @@ void SimGraph::invalidate(const std::string& why) {
   invalidated_ = true;
 }
 
-SimGraph::Node SimGraph::add(StreamId stream, std::function<void()> work) {
+SimGraph::Node SimGraph::add(StreamId stream, std::function<void()> work, EachLaunch each_launch) {
   Branch& branch = branches_.at(raw(stream));
   const Node node = static_cast<Node>(nodes_.size());
-  nodes_.push_back({branch.frontier, std::move(work)});
+  nodes_.push_back({branch.frontier, std::move(work), std::move(each_launch)});
   branch.frontier = {node};
   branch.clock.tick(branch.slot);
   return node;
@@ -36,6 +36,19 @@ std::optional<AccessConflict> SimGraph::touch(StreamId stream, const Touched& to
 
 std::optional<AccessConflict> SimGraph::unordered(StreamId stream, Addr address, Bytes size_bytes) const {
   return accesses_.unordered(address, address + size_bytes, branches_.at(raw(stream)).clock);
+}
+
+std::optional<RaceMap::Conflict> SimGraph::access(StreamId stream, const SimRange& range,
+                                                  const std::string* name) {
+  const Branch& branch = branches_.at(raw(stream));
+  const RaceMap::Access access{branch.slot, branch.clock.of(branch.slot), name, range.writes};
+  std::optional<RaceMap::Conflict> first;
+  range.runs([&](Addr begin, Addr end) {
+    const auto conflict = races_.access(begin, end, access, branch.clock, VectorClock());
+    if (conflict && !first) first = conflict;
+  });
+  used_.push_back({range, name});
+  return first;
 }
 
 SimGraph::Mark SimGraph::mark(StreamId stream) const {
@@ -98,8 +111,12 @@ std::vector<std::vector<SimGraph::Node>> SimGraph::edges() const {
 
 std::vector<std::function<void()>> SimGraph::work() const {
   std::vector<std::function<void()>> work;
-  for (const NodeData& node : nodes_)
-    if (node.work) work.push_back(node.work);
+  for (const NodeData& node : nodes_) {
+    if (node.each_launch)
+      work.push_back(node.each_launch());
+    else if (node.work)
+      work.push_back(node.work);
+  }
   return work;
 }
 

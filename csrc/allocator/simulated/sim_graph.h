@@ -16,6 +16,7 @@
 
 #include "allocator/core/device_api.h"
 #include "allocator/simulated/sim_access.h"
+#include "allocator/simulated/sim_races.h"
 
 namespace staticrt::alloc {
 
@@ -48,13 +49,20 @@ class SimGraph {
   const std::string& why() const { return why_; }
   void invalidate(const std::string& why);
 
+  // Work that differs between launches: called at each launch, it gives the work of that one.
+  using EachLaunch = std::function<std::function<void()>()>;
+
   // A new node of `stream`'s branch. REQUIRES: the stream is in the capture (for all calls below).
-  Node add(StreamId stream, std::function<void()> work);
+  Node add(StreamId stream, std::function<void()> work, EachLaunch each_launch = {});
   // The touch of `owner`'s bytes by a new node; the first earlier touch of the graph that the node does
   // not come after, if any.
   std::optional<AccessConflict> touch(StreamId stream, const Touched& touched, std::function<void()> work);
   // As AccessMap::unordered for the next node of `stream`.
   std::optional<AccessConflict> unordered(StreamId stream, Addr address, Bytes size_bytes) const;
+
+  // The read or write of a range by the last node of `stream`'s branch; the first earlier access of the graph
+  // that it races with, if any. `name`: of the operator.
+  std::optional<RaceMap::Conflict> access(StreamId stream, const SimRange& range, const std::string* name);
 
   Mark mark(StreamId stream) const;
   void join(StreamId stream, const Mark& mark);  // also takes a new stream into the capture
@@ -68,9 +76,15 @@ class SimGraph {
 
   // --- After the capture.
   const std::vector<Touched>& touched() const { return touched_; }
+  struct Used {
+    SimRange range;
+    const std::string* name = nullptr;
+  };
+  const std::vector<Used>& used() const { return used_; }
   bool owns(uint64_t owner) const { return owners_.count(owner) > 0; }
   void adopt(uint64_t owner) { owners_.insert(owner); }
-  std::vector<std::function<void()>> work() const;  // of all nodes that have any, in the order of capture
+  // Of all nodes that have any, in the order of capture, for one launch.
+  std::vector<std::function<void()>> work() const;
 
  private:
   struct Branch {
@@ -81,6 +95,7 @@ class SimGraph {
   struct NodeData {
     std::vector<Node> before;
     std::function<void()> work;
+    EachLaunch each_launch;
   };
   std::vector<bool> reached_from(const std::vector<Node>& nodes) const;
 
@@ -93,7 +108,9 @@ class SimGraph {
   std::vector<NodeData> nodes_;
   std::map<uint64_t, Branch> branches_;
   AccessMap accesses_;  // by device address, clocks of branches
+  RaceMap races_;       // the same
   std::vector<Touched> touched_;
+  std::vector<Used> used_;
   std::set<uint64_t> owners_;
 };
 

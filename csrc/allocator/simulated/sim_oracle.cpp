@@ -30,7 +30,9 @@ std::string SimOracle::describe(const AccessConflict& conflict) const {
     owner = detail::concat(" by graph ", conflict.owner & ~kGraphOwner);
   else if (conflict.owner != 0)
     owner = detail::concat(" by allocation #", conflict.owner);
-  return detail::concat("operation ", conflict.operation, " of stream ",
+  const auto named = operations_.find({conflict.slot, conflict.operation});
+  const std::string name = named == operations_.end() ? "" : *named->second + ", ";
+  return detail::concat(name, "operation ", conflict.operation, " of stream ",
                         raw(streams_.stream_of_slot(conflict.slot)), owner);
 }
 
@@ -75,7 +77,12 @@ void SimOracle::allocated(Addr address, Bytes size_bytes, StreamId stream, SimGr
                             raw(graph->stream_of_slot(conflict->slot)), " that touches its bytes"));
     graph->adopt(owner);
   }
-  live_[address] = {size_bytes, owner};
+  races_.forget(address, address + size_bytes);
+  auto former = freed_.lower_bound(address);
+  if (former != freed_.begin() && std::prev(former)->first + std::prev(former)->second.size_bytes > address)
+    former = std::prev(former);
+  while (former != freed_.end() && former->first < address + size_bytes) former = freed_.erase(former);
+  live_[address] = {size_bytes, owner, stream};
   live_owners_[owner] = address;
 }
 
@@ -85,6 +92,7 @@ void SimOracle::freed(Addr address) {
     report(detail::concat("free: 0x", std::hex, address, " is no live allocation"));
     return;
   }
+  freed_[address] = {it->second.size_bytes, it->second.owner};
   live_owners_.erase(it->second.owner);
   live_.erase(it);
 }
@@ -144,6 +152,18 @@ void SimOracle::launched(const SimGraph& graph, StreamId stream) {
                               sized_range(it->first, it->second.size_bytes)));
     touch_physical(usable_extents(touched.address, touched.size_bytes, who), kGraphOwner | graph.id(), stream,
                    who);
+  }
+  for (const auto& used : graph.used()) {
+    const RaceMap::Access access{streams_.slot(stream), streams_.clock(stream).of(streams_.slot(stream)),
+                                 used.name, used.range.writes};
+    std::optional<RaceMap::Conflict> first;
+    used.range.runs([&](Addr begin, Addr end) {
+      const auto conflict = races_.access(begin, end, access, streams_.clock(stream), streams_.host());
+      if (conflict && !first) first = conflict;
+    });
+    if (first)
+      report_race(used.range, *first, stream, streams_.stream_of_slot(first->earlier.slot),
+                  detail::concat(" of graph ", graph.id()), used.name);
   }
 }
 

@@ -6,6 +6,8 @@
 //   - bytes given while another live allocation has them, by address or by physical page;
 //   - a touch of bytes that are free, unmapped, or without access;
 //   - an unmap while the host does not know that all touches have ended;
+//   - two accesses of a live allocation of which one writes and that nothing orders, and accesses that leave
+//     their allocation (of work that says what it reads and writes: used());
 //   - a launch of a graph over bytes that now belong to somebody else, or are unmapped.
 // "Ordered" means by stream order, event waits and what the host has seen end, never by luck.
 //
@@ -13,12 +15,14 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "allocator/simulated/sim_access.h"
 #include "allocator/simulated/sim_graph.h"
 #include "allocator/simulated/sim_memory.h"
+#include "allocator/simulated/sim_races.h"
 #include "allocator/simulated/sim_streams.h"
 
 namespace staticrt::alloc {
@@ -35,6 +39,21 @@ class SimOracle {
   void touched_in_graph(Addr address, Bytes size_bytes, StreamId stream, SimGraph& graph,
                         std::function<void()> work);
   void launched(const SimGraph& graph, StreamId stream);
+  // As touched(), by the stream's last operation, an operator of this name that reads or writes the range.
+  void used(const SimRange& range, StreamId stream, const std::string* name);
+  void used_in_graph(const SimRange& range, StreamId stream, SimGraph& graph, const std::string* name);
+  // A text that lives as long as the oracle.
+  const std::string* name(const std::string& text) { return &*names_.insert(text).first; }
+  // The number of a live allocation; 0 if there is none.
+  uint64_t owner_of(Addr address) const {
+    const auto it = live_.find(address);
+    return it == live_.end() ? 0 : it->second.owner;
+  }
+  // Whether all that touched the bytes is ordered before the next operation of `stream`.
+  bool is_over(Addr address, Bytes size_bytes, StreamId stream);
+  // "allocation #3 (4000 bytes at 0x…, of stream 0), last used by …", about the address, into `text`.
+  // Allocates nothing: it is for a signal handler.
+  void describe(Addr address, char* text, size_t size) const;
   void unmapping(Addr address, Bytes size_bytes, const char* what);
   // Drops the history of physical memory that is gone. `extents`: as before the unmap.
   void unmapped(const std::vector<SimMemory::Extent>& extents);
@@ -56,9 +75,22 @@ class SimOracle {
   struct Live {
     Bytes size_bytes = 0;
     uint64_t owner = 0;
+    StreamId stream{0};
+    const std::string* last = nullptr;  // the last operator that used it, and on which stream
+    StreamId last_stream{0};
+  };
+  struct Freed {
+    Bytes size_bytes = 0;
+    uint64_t owner = 0;
   };
   // The live allocation that contains the range, or nullptr.
   const Live* live_around(Addr address, Bytes size_bytes) const;
+  // The allocation that the address lies in or is at the end of, and its first address.
+  std::pair<Addr, const Live*> live_at(Addr address) const;
+  void check_bounds(const SimRange& range, const std::string& who);
+  void report_race(const SimRange& range, const RaceMap::Conflict& conflict, StreamId stream,
+                   StreamId earlier_stream, const std::string& where, const std::string* name);
+  void remember(size_t slot, uint64_t operation, const std::string* name);
   bool is_live(uint64_t owner) const { return live_owners_.count(owner) > 0; }
   void touch_physical(const std::vector<SimMemory::Extent>& extents, uint64_t owner, StreamId stream,
                       const std::string& who);
@@ -68,6 +100,11 @@ class SimOracle {
   const SimMemory& memory_;
   SimStreams& streams_;
   AccessMap accesses_;  // by physical offset, clocks of streams
+  RaceMap races_;       // by device address, clocks of streams
+  std::set<std::string> names_;
+  std::map<std::pair<size_t, uint64_t>, const std::string*> operations_;  // by slot and number
+  size_t most_operations_ = 1024;  // then those that the host knows to be over are dropped
+  std::map<Addr, Freed> freed_;    // whose bytes nobody has got since
   std::map<Addr, Live> live_;
   std::map<uint64_t, Addr> live_owners_;
   uint64_t next_owner_ = 1;

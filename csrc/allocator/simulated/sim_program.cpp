@@ -87,15 +87,17 @@ void SimDriver::stamp(StreamId stream, Addr address, Bytes size_bytes, uint64_t 
   run_if_eager();
 }
 
-std::function<void()> SimDriver::waiting_work(EventId event) {
+void SimDriver::wait_for(StreamId stream, SimDriver& other, EventId event) {
   const Lock lock(mutex_);
-  const auto found = events_.find(raw(event));
-  if (found == events_.end() || !found->second.record) return {};
-  SRT_CHECK(found->second.record->graph == 0, "sim: another device cannot wait for an event of a capture");
-  return [this, record = found->second.record] {
-    const Lock lock(mutex_);
-    streams_.finish(record);
-  };
+  const auto found = other.events_.find(raw(event));
+  if (found == other.events_.end() || !found->second.record) return;
+  const SimStreams::RecordPtr record = found->second.record;
+  SRT_CHECK(record->graph == 0, "sim: another device cannot wait for an event of a capture");
+  streams_.comes_after(stream, record->clock);
+  enqueue(stream, [&other, record] {
+    const Lock lock(other.mutex_);
+    other.streams_.finish(record);
+  });
 }
 
 void SimDriver::write(StreamId stream, Addr address, Bytes size_bytes, uint64_t value) {
@@ -104,31 +106,6 @@ void SimDriver::write(StreamId stream, Addr address, Bytes size_bytes, uint64_t 
 
 void SimDriver::verify(StreamId stream, Addr address, Bytes size_bytes, uint64_t value) {
   stamp(stream, address, size_bytes, value, true);
-}
-
-void SimDriver::launch(StreamId stream, std::function<void()> work, std::vector<Range> ranges,
-                       uint64_t most_pending) {
-  const Lock lock(mutex_);
-  const auto checked = [this, stream, ranges, work = std::move(work)] {
-    for (const Range& range : ranges)
-      if (!memory_.usable(range.address, range.size_bytes)) {
-        oracle_.report(detail::concat("unmapped: work of stream ", raw(stream), " runs on 0x", std::hex,
-                                      range.address, ", which is no longer mapped"));
-        return;
-      }
-    work();
-  };
-  if (SimGraph* graph = graph_of(stream)) {
-    for (const Range& range : ranges)
-      oracle_.touched_in_graph(range.address, range.size_bytes, stream, *graph, {});
-    graph->add(stream, checked);
-    return;
-  }
-  streams_.enqueue(stream, checked);
-  if (config_.oracle)
-    for (const Range& range : ranges) oracle_.touched(range.address, range.size_bytes, stream);
-  run_if_eager();
-  streams_.shorten(stream, most_pending);
 }
 
 uint64_t SimDriver::advance(StreamId stream, uint64_t count) {
@@ -153,18 +130,6 @@ void SimDriver::set_order(SimOrder order, uint64_t seed) {
 uint64_t SimDriver::pending(StreamId stream) const {
   const Lock lock(mutex_);
   return streams_.pending(stream);
-}
-
-void SimDriver::allocated(Addr address, Bytes size_bytes, StreamId stream) {
-  if (address == kNullAddr || !config_.oracle) return;
-  const Lock lock(mutex_);
-  oracle_.allocated(address, size_bytes, stream, graph_of(stream));
-}
-
-void SimDriver::freed(Addr address) {
-  if (address == kNullAddr || !config_.oracle) return;
-  const Lock lock(mutex_);
-  oracle_.freed(address);
 }
 
 bool SimDriver::is_live(Addr address) const {

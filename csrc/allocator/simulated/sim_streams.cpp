@@ -8,25 +8,30 @@ namespace staticrt::alloc {
 thread_local int SimStreams::working_ = 0;
 
 SimStreams::Stream& SimStreams::at(StreamId stream) {
-  const size_t slots = streams_.size();
   const auto [it, fresh] = streams_.try_emplace(raw(stream));
-  if (fresh) it->second.slot = slots;
+  if (fresh) it->second.slot = clocks_->slots++;
   return it->second;
 }
 
 VectorClock SimStreams::next_clock(StreamId stream) {
   VectorClock next = at(stream).clock;
-  next.join(host_);
+  next.join(host());
   return next;
 }
 
 uint64_t SimStreams::enqueue(StreamId id, std::function<void()> work) {
   Stream& stream = at(id);
-  stream.clock.join(host_);
+  stream.clock.join(host());
   const uint64_t operation = stream.clock.tick(stream.slot);
   stream.queue.push_back({std::move(work), nullptr, Operation::Kind::work});
   ++stream.pending;
   return operation;
+}
+
+void SimStreams::at_once(StreamId id, std::function<void()> work) {
+  Stream& stream = at(id);
+  stream.queue.push_back({std::move(work), nullptr, Operation::Kind::at_once});
+  if (stream.queue.size() == 1) settle();
 }
 
 SimStreams::RecordPtr SimStreams::record(StreamId id) {
@@ -50,13 +55,12 @@ void SimStreams::pop(Stream& stream) {
   Operation operation = std::move(stream.queue.front());
   stream.queue.pop_front();
   if (operation.kind == Operation::Kind::record) operation.record->done = true;
-  if (operation.kind == Operation::Kind::work) {
-    --stream.pending;
-    if (!operation.work) return;
-    ++working_;
-    operation.work();
-    --working_;
-  }
+  if (operation.kind == Operation::Kind::work) --stream.pending;
+  if (!operation.work) return;
+  ++working_;
+  operation.work();
+  operation.work = nullptr;  // what it holds is dropped in the work's name
+  --working_;
 }
 
 void SimStreams::settle() {

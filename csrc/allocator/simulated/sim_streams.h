@@ -33,8 +33,17 @@ enum class SimOrder : uint8_t {
   others_first,  // all other streams first, as far as they can: what is waited for is as late as it can be
 };
 
+// What devices whose streams wait for each other have in common.
+struct SimClocks {
+  size_t slots = 0;  // of streams, so far
+  VectorClock host;
+};
+
 class SimStreams {
  public:
+  explicit SimStreams(std::shared_ptr<SimClocks> clocks = std::make_shared<SimClocks>())
+      : clocks_(std::move(clocks)) {}
+
   // One recording of an event: done once its stream has passed it. A recording made under capture is
   // never done: it marks a place in the graph.
   struct Record {
@@ -48,8 +57,12 @@ class SimStreams {
 
   // Adds work; returns the number of the operation on the stream.
   uint64_t enqueue(StreamId stream, std::function<void()> work);
+  // Work that takes no time: it runs as soon as the stream has come to it, and is not counted as pending.
+  void at_once(StreamId stream, std::function<void()> work);
   RecordPtr record(StreamId stream);
   void wait(StreamId stream, const RecordPtr& record);
+  // Later work of `stream` is ordered after what `clock` knows; whoever says so makes the stream wait for it.
+  void comes_after(StreamId stream, const VectorClock& clock) { at(stream).clock.join(clock); }
 
   // Runs up to `count` pieces of work; fewer if the stream is empty or waits for another one.
   uint64_t advance(StreamId stream, uint64_t count);
@@ -69,8 +82,8 @@ class SimStreams {
   // The clock of the last operation of `stream`, and of its next one.
   const VectorClock& clock(StreamId stream) { return at(stream).clock; }
   VectorClock next_clock(StreamId stream);
-  const VectorClock& host() const { return host_; }
-  void host_learns(const VectorClock& clock) { host_.join(clock); }
+  const VectorClock& host() const { return clocks_->host; }
+  void host_learns(const VectorClock& clock) { clocks_->host.join(clock); }
   size_t slot(StreamId stream) { return at(stream).slot; }
   StreamId stream_of_slot(size_t slot) const;
   std::vector<StreamId> streams() const;
@@ -81,7 +94,7 @@ class SimStreams {
   struct Operation {
     std::function<void()> work;
     RecordPtr record;  // to make done, or to wait for
-    enum class Kind : uint8_t { work, record, wait } kind = Kind::work;
+    enum class Kind : uint8_t { work, at_once, record, wait } kind = Kind::work;
   };
   struct Stream {
     std::deque<Operation> queue;
@@ -99,8 +112,8 @@ class SimStreams {
   }
 
   static thread_local int working_;
+  const std::shared_ptr<SimClocks> clocks_;
   std::map<uint64_t, Stream> streams_;
-  VectorClock host_;
   SimOrder order_ = SimOrder::needed;
   std::mt19937_64 random_;
 };

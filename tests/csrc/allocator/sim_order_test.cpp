@@ -61,7 +61,7 @@ TEST(sim_a_full_queue_runs_its_oldest_work_and_what_it_waits_for) {
   EXPECT(sim.event_create(&event).ok());
   EXPECT(sim.event_record(event, kOther).ok());
   EXPECT(sim.stream_wait(kAwaited, event).ok());
-  for (int i = 1; i <= 5; ++i) sim.launch(kAwaited, [&ran, i] { ran.push_back(i); }, {}, 3);
+  for (int i = 1; i <= 5; ++i) sim.launch(kAwaited, [&ran, i] { ran.push_back(i); }, {}, "work", 3);
   EXPECT(ran == (std::vector<int>{0, 1, 2}));
   EXPECT_EQ(sim.pending(kAwaited), 3u);
   sim.step(kAwaited);
@@ -96,14 +96,15 @@ TEST(sim_work_on_unmapped_memory_is_reported_and_does_not_run) {
 
 TEST(sim_another_devices_stream_waits_for_an_event_as_recorded_then) {
   const auto mutex = std::make_shared<std::recursive_mutex>();
-  SimDriver first({.total_bytes = kMiB, .mutex = mutex});
-  SimDriver second({.total_bytes = kMiB, .index = 1, .mutex = mutex});
+  const auto clocks = std::make_shared<SimClocks>();
+  SimDriver first({.total_bytes = kMiB, .mutex = mutex, .clocks = clocks});
+  SimDriver second({.total_bytes = kMiB, .index = 1, .mutex = mutex, .clocks = clocks});
   std::vector<int> ran;
   first.enqueue(kAwaited, [&] { ran.push_back(1); });
   EventId event = kNoEvent;
   EXPECT(first.event_create(&event).ok());
   EXPECT(first.event_record(event, kAwaited).ok());
-  second.enqueue(kOther, first.waiting_work(event));
+  second.wait_for(kOther, first, event);
   second.enqueue(kOther, [&] { ran.push_back(3); });
   first.enqueue(kAwaited, [&] { ran.push_back(2); });
   EXPECT(first.event_record(event, kAwaited).ok());
