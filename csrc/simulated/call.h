@@ -51,6 +51,8 @@ class Call {
   const c10::OperatorHandle& op() const { return op_; }
   const c10::FunctionSchema& schema() const { return op_.schema(); }
   std::string name() const { return toString(op_.operator_name()); }
+  // Without its overload, which callers seldom know: aten::add becomes aten::add.out on its way here.
+  const std::string& base_name() const { return op_.operator_name().name; }
   SimulatedDevice& device() const { return device_at(device_); }
   const std::vector<TensorArgument>& tensors() const { return tensors_; }
   // The CPU has a kernel for the operator, or for what takes its place.

@@ -187,7 +187,7 @@ void run_now(const Call& call, const torch::jit::Stack& given, size_t first,
   device.count_wait(call.name());
   const alloc::StreamId stream = current_stream(device.index());
   const std::vector<Use> uses = uses_of(call);
-  enqueue(device, call.name(), [] {}, uses);  // so that its reads and writes are checked
+  enqueue(device, call.base_name(), [] {}, uses);  // so that its reads and writes are checked
   device.synchronize(stream);
   torch::jit::Stack arguments = call.on_cpu(/*fresh_outputs=*/true);
   torch::jit::Stack computed = arguments;
@@ -202,7 +202,7 @@ void run_now(const Call& call, const torch::jit::Stack& given, size_t first,
   Results made(call, given, first, arguments);
   *results = made.make(computed);
   copy_results(computed, made.outputs, device);
-  device.driver().check_guards(ranges_of(uses), call.name(), stream);
+  device.driver().check_guards(ranges_of(uses), call.base_name(), stream);
 }
 
 // Resizes written arguments as the operator did on meta tensors. True if it changed any.
@@ -253,7 +253,7 @@ void run_boxed(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::S
       each_launch = [call, run]() -> std::function<void()> {
         return [again = std::make_shared<const Call>(call->drawn_again()), run] { run(*again); };
       };
-    enqueue(device, call->name(), [call, run] { run(*call); }, uses, std::move(each_launch));
+    enqueue(device, call->base_name(), [call, run] { run(*call); }, uses, std::move(each_launch));
   } else {
     run_now(*call, *stack, first, &results);
   }
@@ -289,7 +289,15 @@ std::vector<alloc::SimRange> ranges_of(const std::vector<Use>& uses) {
       range.run_bytes += (step.count - 1) * step.stride_bytes;
       range.steps.pop_back();
     }
-    ranges.push_back(std::move(range));
+    // A tensor that is read and written, as by an update in place, is written.
+    const auto same = std::find_if(ranges.begin(), ranges.end(), [&](const alloc::SimRange& other) {
+      return other.address == range.address && other.size_bytes == range.size_bytes &&
+             other.run_bytes == range.run_bytes && other.steps == range.steps;
+    });
+    if (same == ranges.end())
+      ranges.push_back(std::move(range));
+    else
+      same->writes = same->writes || range.writes;
   }
   return ranges;
 }

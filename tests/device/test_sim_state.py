@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import staticrt
+from staticrt.errors import AllocatorError
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -108,7 +109,7 @@ def test_dropout_is_the_cpus(p):
 def test_waits_checks_its_argument(device, message):
     simulated = staticrt.memory.simulated
     for call in (simulated.waits, simulated.clear_waits):
-        with pytest.raises(staticrt.AllocatorError, match=message):
+        with pytest.raises(AllocatorError, match=message):
             call(device)
 
 

@@ -24,6 +24,7 @@ struct SimRange {
   struct Step {
     uint64_t count = 1;
     Bytes stride_bytes = 0;
+    bool operator==(const Step&) const = default;
   };
   Addr address = kNullAddr;
   Bytes size_bytes = 0;  // from the first byte to past the last one

@@ -124,12 +124,15 @@ TEST(range_of_a_view_has_its_runs) {
 
 TEST(sim_race_names_both_operators_and_what_is_missing) {
   Scene s;
-  s.use(kA, "writer", s.at, 4000, true);
-  s.use(kB, "reader", s.at + 100, 50, false);
-  s.found("race: reader on stream 2 reads bytes [100, 150) of allocation #1 (4000 bytes");
   s.use(kA, "other", s.at, 100, true);
   s.use(kB, "reader", s.at + 100, 50, false);
-  s.clean();  // the same stream, and bytes beside it
+  s.clean();  // bytes beside it
+  s.use(kA, "writer", s.at, 100, true);
+  s.clean();  // the same stream
+  s.use(kA, "writer", s.at + 200, 3800, true);
+  s.clean();
+  s.use(kB, "reader", s.at, 50, false);
+  s.found("race: reader on stream 2 reads bytes [0, 50) of allocation #1 (4000 bytes");
 }
 
 TEST(sim_race_is_none_after_an_event_or_a_wait_of_the_host) {
