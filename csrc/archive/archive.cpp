@@ -121,7 +121,8 @@ void Archive::read(const std::shared_ptr<Blob>& blob, const ArchiveOptions& opti
     if (placement().moves()) check_kernels(*spec.program);
     traces_.push_back(std::make_shared<SavedTrace>(std::move(spec), tensors_, options.executable));
     // Plans and packed weights are those of the device it was saved on.
-    if (facts_.staticrt_version == version() && !placement().moves()) traces_.back()->offer_work(tensors_, facts_.machine);
+    if (facts_.staticrt_version == version() && !placement().moves())
+      traces_.back()->offer_work(tensors_, facts_.machine);
   }
   in.expect_end();
   tensors_.finish();

@@ -65,8 +65,7 @@ void check_kernels(const Program& program) {
     for (uint32_t i = 0; i < node.num_outputs; ++i) {
       const ValueInfo& info = program.values()[node.first_output + i];
       if (!info.device || info.device->is_cpu()) continue;
-      const auto key =
-          c10::computeDispatchKey(info.dtype.value_or(at::kFloat), at::kStrided, *info.device);
+      const auto key = c10::computeDispatchKey(info.dtype.value_or(at::kFloat), at::kStrided, *info.device);
       SRT_ARCHIVE(node.handle->hasComputedKernelForDispatchKey(key), "archive cannot be loaded on ",
                   info.device->str(), ": operator '", node.op,
                   "' has no kernel there\n  fix: compile and save the model on that device");
@@ -82,6 +81,5 @@ void check_kernels(const Program& program) {
     }
   }
 }
-
 
 }  // namespace staticrt

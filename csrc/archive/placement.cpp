@@ -72,8 +72,8 @@ at::Device Placement::of(const std::string& name) const {
   for (size_t i = 0; i < saved_.size(); ++i) {
     if (saved_[i] == name) return here_[i];
     if (type_of(saved_[i]) != name) continue;
-    SRT_ARCHIVE(!found, "archive names ", name, " without an index but has several of them, ",
-                joined(saved_), "\n  fix: write the index in the model, and save it again");
+    SRT_ARCHIVE(!found, "archive names ", name, " without an index but has several of them, ", joined(saved_),
+                "\n  fix: write the index in the model, and save it again");
     found = here_[i];
   }
   SRT_ARCHIVE(found, "archive holds a constant on device ", name, ", but no tensor of it");

@@ -23,7 +23,7 @@ void write_info(const ValueInfo& info, ByteWriter& out, TensorTable& tensors) {
   out.put_string(info.name);
   out.put(static_cast<uint8_t>(info.is_tensor));
   out.put(static_cast<uint8_t>(info.dtype.value_or(at::ScalarType::Undefined)));
-  if (info.dtype) out.put(tensors.add_device(info.device.value_or(at::kCPU)));
+  out.put(info.dtype ? tensors.add_device(info.device.value_or(at::kCPU)) : kNoDevice);
 }
 
 void write_node(const Program& program, const Node& node, uint32_t op, ByteWriter& out,
@@ -41,7 +41,8 @@ void write_node(const Program& program, const Node& node, uint32_t op, ByteWrite
     for (uint32_t k = 0; k < arg.count; ++k) out.put(program.operands()[arg.first + k]);
   }
   out.put_size(node.num_outputs);
-  for (uint32_t i = 0; i < node.num_outputs; ++i) write_info(program.values()[node.first_output + i], out, tensors);
+  for (uint32_t i = 0; i < node.num_outputs; ++i)
+    write_info(program.values()[node.first_output + i], out, tensors);
   out.put_size(node.aliases.size());
   for (const Alias& alias : node.aliases) {
     out.put(alias.output);
@@ -90,6 +91,8 @@ ValueInfo read_info(ByteReader& in, const LoadedTensors& tensors) {
     ByteReader again(std::string_view(reinterpret_cast<const char*>(&dtype), 1), "program");
     info.dtype = get_dtype(again);
     info.device = read_device(in, tensors);
+  } else if (tensors.format() >= 5) {
+    in.get<uint8_t>();
   }
   SRT_ARCHIVE(info.is_tensor || !info.dtype, in.damaged(), "value ", info.name,
               " is no tensor but has a dtype");
@@ -263,8 +266,7 @@ std::shared_ptr<const Program> read(ByteReader& in, LoadedTensors& tensors, int 
     num_values += nodes.back().outputs.size();
   }
   if (tensors.placement().moves()) relax_views(nodes, num_values);
-  for (RecordedNode& each : nodes)
-    builder.add_node(std::move(each.node), each.args, std::move(each.outputs));
+  for (RecordedNode& each : nodes) builder.add_node(std::move(each.node), each.args, std::move(each.outputs));
   std::vector<ValueId> outputs(in.get_count(4));
   for (ValueId& id : outputs) id = in.get_index(num_values, "output");
   builder.set_outputs(std::move(outputs));

@@ -186,8 +186,7 @@ const at::Tensor& LoadedTensors::at(uint32_t number) {
   if (entry.device.is_cpu()) return entry.tensor = saved(number);
   std::vector<at::Tensor>& copies = copies_[entry.storage];
   auto copy = std::ranges::find(copies, entry.device, [](const at::Tensor& t) { return t.device(); });
-  if (copy == copies.end())
-    copy = copies.insert(copies.end(), storages_[entry.storage].to(entry.device));
+  if (copy == copies.end()) copy = copies.insert(copies.end(), storages_[entry.storage].to(entry.device));
   return entry.tensor = over(*copy, entry.dtype, entry.sizes, entry.strides, entry.offset);
 }
 

@@ -80,7 +80,7 @@ class LoadedTensors {
   };
   Placement placement_;
   uint32_t format_ = 0;
-  std::vector<at::Tensor> storages_;  // uint8 [bytes] on the CPU
+  std::vector<at::Tensor> storages_;             // uint8 [bytes] on the CPU
   std::vector<std::vector<at::Tensor>> copies_;  // of each storage, on other devices
   std::vector<Entry> entries_;
 };

@@ -214,15 +214,14 @@ void bind_archive(py::module_& m) {
       .def_property_readonly("structure", [](const SavedTrace& c) { return c.spec().structure; });
   py::class_<Archive, std::shared_ptr<Archive>>(m, "Archive")
       .def_property_readonly("traces", &Archive::traces)
-      .def_property_readonly(
-          "weights",
-          [](const Archive& a) {
-            py::list list;
-            for (const Weight& w : a.weights()) {
-              list.append(py::make_tuple(w.name, static_cast<int>(w.kind), a.value_of(w)));
-            }
-            return list;
-          })
+      .def_property_readonly("weights",
+                             [](const Archive& a) {
+                               py::list list;
+                               for (const Weight& w : a.weights()) {
+                                 list.append(py::make_tuple(w.name, static_cast<int>(w.kind), a.value_of(w)));
+                               }
+                               return list;
+                             })
       .def_property_readonly("facts", [](const Archive& a) {
         py::dict d;
         d["staticrt_version"] = a.facts().staticrt_version;
