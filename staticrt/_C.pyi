@@ -279,7 +279,12 @@ class Archive:
     def facts(self) -> dict[str, Any]: ...
 
 def open_archive(
-    source: str | bytes, where: str, check_weights: bool, allow_operators: list[str], options: dict[str, Any]
+    source: str | bytes,
+    where: str,
+    check_weights: bool,
+    allow_operators: list[str],
+    device: torch.device | None,
+    options: dict[str, Any],
 ) -> Archive: ...
 def largest_number(name: str, argument: str) -> float | None: ...
 def operator_refusal(name: str, allowed: list[str]) -> str: ...

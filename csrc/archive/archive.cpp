@@ -8,6 +8,7 @@
 #include <cstring>
 #include <set>
 
+#include "archive/moved_program.h"
 #include "archive/operator_rule.h"
 #include "archive/zip_index.h"
 #include "common/version.h"
@@ -98,7 +99,11 @@ void Archive::read(const std::shared_ptr<Blob>& blob, const ArchiveOptions& opti
   auto [in, format] = open_body(blob->view().substr(record->offset, record->size));
   facts_ = read_facts(in, format);
   check_versions(facts_);
-  tensors_ = read_tensors(in, blob, zip, options.check_weights);
+  std::vector<std::string> devices(format >= 5 ? in.get_count(8) : 0);
+  SRT_ARCHIVE(devices.size() < kNoDevice, in.damaged(), devices.size(), " devices");
+  for (std::string& device : devices) device = in.get_string();
+  tensors_ = LoadedTensors(in, blob, zip, options.check_weights,
+                           Placement(std::move(devices), options.device), format);
   weights_.resize(in.get_count(13));
   for (Weight& weight : weights_) {
     weight.name = in.get_string();
@@ -106,16 +111,21 @@ void Archive::read(const std::shared_ptr<Blob>& blob, const ArchiveOptions& opti
     SRT_ARCHIVE(kind <= static_cast<uint8_t>(WeightKind::kConstant), in.damaged(), "weight ", weight.name);
     weight.kind = static_cast<WeightKind>(kind);
     weight.tensor = in.get_index(tensors_.size(), "tensor");
+    tensors_.at(weight.tensor);
   }
   const size_t num_traces = in.get_count(100);
   for (size_t i = 0; i < num_traces; ++i) {
-    TraceSpec spec = read_trace(in, tensors_, format);
+    TraceSpec spec = read_trace(in, tensors_);
     check_operators(*spec.program, options.allow_operators);
     if (spec.guards) check_operators(*spec.guards, options.allow_operators);
+    if (placement().moves()) check_kernels(*spec.program);
     traces_.push_back(std::make_shared<SavedTrace>(std::move(spec), tensors_, options.executable));
-    if (facts_.staticrt_version == version()) traces_.back()->offer_work(tensors_, facts_.machine);
+    // Plans and packed weights are those of the device it was saved on.
+    if (facts_.staticrt_version == version() && !placement().moves())
+      traces_.back()->offer_work(tensors_, facts_.machine);
   }
   in.expect_end();
+  tensors_.finish();
   SRT_ARCHIVE(!traces_.empty(), in.damaged(), "it holds no trace");
 }
 
@@ -152,6 +162,8 @@ std::string ArchiveBuilder::finish(const ArchiveFacts& facts,
   body.put_string(facts.name);
   body.put_string(facts.calling);
   body.put_string(facts.machine);
+  body.put_size(tensors_.devices().size());
+  for (const std::string& device : tensors_.devices()) body.put_string(device);
   tensors_.write(body, record_names);
   body.put_size(weights_.size());
   for (const Weight& weight : weights_) {

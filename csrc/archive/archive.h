@@ -20,8 +20,9 @@ namespace staticrt {
 
 inline constexpr char kProgramRecord[] = "staticrt/program.bin";
 // Read too: version 1, without packed weights and choices; version 2, without what a leaf's `same` and
-// `empty_dims` say and without traces that data decides; version 3, without memory plans.
-inline constexpr uint32_t kFormatVersion = 4;
+// `empty_dims` say and without traces that data decides; version 3, without memory plans; version 4, of the
+// CPU only.
+inline constexpr uint32_t kFormatVersion = 5;
 
 enum class WeightKind : uint8_t { kParameter = 0, kBuffer = 1, kTemporaryBuffer = 2, kConstant = 3 };
 
@@ -43,6 +44,7 @@ struct ArchiveFacts {
 
 struct ArchiveOptions {
   bool check_weights = true;
+  std::optional<at::Device> device;  // see Placement
   ExecutableOptions executable;
   std::vector<std::string> allow_operators;  // see operator_refusal
 };
@@ -54,14 +56,16 @@ class Archive {
   Archive(std::shared_ptr<Blob> blob, const std::string& where, const ArchiveOptions& options);
 
   const ArchiveFacts& facts() const { return facts_; }
-  const std::vector<at::Tensor>& tensors() const { return tensors_; }
+  // Where the weights and programs are.
+  const Placement& placement() const { return tensors_.placement(); }
+  const at::Tensor& value_of(const Weight& weight) const { return tensors_[weight.tensor]; }
   const std::vector<Weight>& weights() const { return weights_; }
   const std::vector<std::shared_ptr<SavedTrace>>& traces() const { return traces_; }
 
  private:
   void read(const std::shared_ptr<Blob>& blob, const ArchiveOptions& options);
   ArchiveFacts facts_;
-  std::vector<at::Tensor> tensors_;
+  LoadedTensors tensors_;
   std::vector<Weight> weights_;
   std::vector<std::shared_ptr<SavedTrace>> traces_;
 };

@@ -116,6 +116,7 @@ void write_constant(const c10::IValue& value, ByteWriter& out, TensorTable& tens
   } else if (value.isDevice()) {
     put_tag(out, Tag::kDevice);
     out.put_string(value.toDevice().str());
+    if (value.toDevice().has_index()) tensors.add_device(value.toDevice());
   } else if (value.isTensor()) {
     const bool defined = value.toTensor().defined();
     put_tag(out, defined ? Tag::kTensor : Tag::kUndefined);
@@ -135,7 +136,7 @@ void write_constant(const c10::IValue& value, ByteWriter& out, TensorTable& tens
 namespace {
 
 // Lists do not nest, so that no record can exhaust the stack.
-c10::IValue read(ByteReader& in, const std::vector<at::Tensor>& tensors, bool in_list) {
+c10::IValue read(ByteReader& in, LoadedTensors& tensors, bool in_list) {
   switch (static_cast<Tag>(in.get<uint8_t>())) {
     case Tag::kNone:
       return {};
@@ -151,14 +152,10 @@ c10::IValue read(ByteReader& in, const std::vector<at::Tensor>& tensors, bool in
     }
     case Tag::kString:
       return in.get_string();
-    case Tag::kDevice: {
-      const std::string name = in.get_string();
-      SRT_ARCHIVE(name == "cpu", "archive holds a constant on device ", name,
-                  "; this version runs on the CPU");
-      return at::Device(at::kCPU);
-    }
+    case Tag::kDevice:
+      return tensors.placement().of(in.get_string());
     case Tag::kTensor:
-      return tensors[in.get_index(tensors.size(), "tensor")];
+      return tensors.at(in.get_index(tensors.size(), "tensor"));
     case Tag::kUndefined:
       return at::Tensor();
     case Tag::kList: {
@@ -182,7 +179,7 @@ c10::IValue read(ByteReader& in, const std::vector<at::Tensor>& tensors, bool in
 
 }  // namespace
 
-c10::IValue read_constant(ByteReader& in, const std::vector<at::Tensor>& tensors) {
+c10::IValue read_constant(ByteReader& in, LoadedTensors& tensors) {
   return read(in, tensors, false);
 }
 

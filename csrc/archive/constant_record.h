@@ -12,6 +12,6 @@ namespace staticrt {
 
 // None, numbers, strings, devices, tensors, and lists of these. Throws ArchiveError for anything else.
 void write_constant(const c10::IValue& value, ByteWriter& out, TensorTable& tensors);
-c10::IValue read_constant(ByteReader& in, const std::vector<at::Tensor>& tensors);
+c10::IValue read_constant(ByteReader& in, LoadedTensors& tensors);
 
 }  // namespace staticrt

@@ -10,6 +10,7 @@ namespace {
 ArchiveOptions to_archive_options(const LoadOptions& options) {
   ArchiveOptions result;
   result.check_weights = options.check_weights;
+  result.device = options.device;
   result.allow_operators = options.allow_operators;
   result.executable.prepared = options.prepared;
   result.executable.max_prepared = options.max_prepared;
@@ -147,7 +148,7 @@ std::vector<std::pair<std::string, at::Tensor>> Module::weights() const {
   std::vector<std::pair<std::string, at::Tensor>> found;
   for (const Weight& weight : state_->archive.weights()) {
     if (weight.kind != WeightKind::kConstant)
-      found.emplace_back(weight.name, state_->archive.tensors()[weight.tensor]);
+      found.emplace_back(weight.name, state_->archive.value_of(weight));
   }
   return found;
 }

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "archive/constant_record.h"
+#include "archive/moved_program.h"
 
 namespace staticrt {
 namespace {
@@ -18,12 +19,11 @@ bool is_builtin(std::string_view op) {
 // -- writing
 // --------------------------------------------------------------------------------------------------
 
-void write_info(const ValueInfo& info, ByteWriter& out) {
+void write_info(const ValueInfo& info, ByteWriter& out, TensorTable& tensors) {
   out.put_string(info.name);
   out.put(static_cast<uint8_t>(info.is_tensor));
   out.put(static_cast<uint8_t>(info.dtype.value_or(at::ScalarType::Undefined)));
-  SRT_ARCHIVE(!info.device || info.device->is_cpu(), "archives hold CPU programs; value ", info.name,
-              " is on ", info.device->str());
+  out.put(info.dtype ? tensors.add_device(info.device.value_or(at::kCPU)) : kNoDevice);
 }
 
 void write_node(const Program& program, const Node& node, uint32_t op, ByteWriter& out,
@@ -41,7 +41,8 @@ void write_node(const Program& program, const Node& node, uint32_t op, ByteWrite
     for (uint32_t k = 0; k < arg.count; ++k) out.put(program.operands()[arg.first + k]);
   }
   out.put_size(node.num_outputs);
-  for (uint32_t i = 0; i < node.num_outputs; ++i) write_info(program.values()[node.first_output + i], out);
+  for (uint32_t i = 0; i < node.num_outputs; ++i)
+    write_info(program.values()[node.first_output + i], out, tensors);
   out.put_size(node.aliases.size());
   for (const Alias& alias : node.aliases) {
     out.put(alias.output);
@@ -81,7 +82,7 @@ Op read_op(ByteReader& in) {
   return op;
 }
 
-ValueInfo read_info(ByteReader& in) {
+ValueInfo read_info(ByteReader& in, const LoadedTensors& tensors) {
   ValueInfo info;
   info.name = in.get_string();
   info.is_tensor = in.get_bool();
@@ -89,7 +90,9 @@ ValueInfo read_info(ByteReader& in) {
   if (const auto dtype = in.get<uint8_t>(); dtype != none) {
     ByteReader again(std::string_view(reinterpret_cast<const char*>(&dtype), 1), "program");
     info.dtype = get_dtype(again);
-    info.device = at::Device(at::kCPU);
+    info.device = read_device(in, tensors);
+  } else if (tensors.format() >= 5) {
+    in.get<uint8_t>();
   }
   SRT_ARCHIVE(info.is_tensor || !info.dtype, in.damaged(), "value ", info.name,
               " is no tensor but has a dtype");
@@ -204,12 +207,12 @@ void check_node(ByteReader& in, const Node& node, const std::vector<ProgramBuild
   }
 }
 
-std::shared_ptr<const Program> read(ByteReader& in, const std::vector<at::Tensor>& tensors, int depth);
+std::shared_ptr<const Program> read(ByteReader& in, LoadedTensors& tensors, int depth);
 
-// Returns the number of values defined after the node.
-size_t read_node(ByteReader& in, ProgramBuilder& builder, const std::vector<Op>& ops, size_t num_values,
-                 const std::vector<at::Tensor>& tensors, int depth) {
-  Node node;
+RecordedNode read_node(ByteReader& in, const std::vector<Op>& ops, size_t num_values, LoadedTensors& tensors,
+                       int depth) {
+  RecordedNode read_now;
+  Node& node = read_now.node;
   const Op& op = ops[in.get_index(ops.size(), "operator")];
   node.op = op.name;
   node.handle = op.handle;
@@ -217,7 +220,8 @@ size_t read_node(ByteReader& in, ProgramBuilder& builder, const std::vector<Op>&
   node.where = in.get_string();
   node.unpacks_list = in.get_bool();
   node.has_effects = in.get_bool();
-  std::vector<ProgramBuilder::ArgSpec> args(in.get_count(9));
+  std::vector<ProgramBuilder::ArgSpec>& args = read_now.args;
+  args.resize(in.get_count(9));
   for (ProgramBuilder::ArgSpec& arg : args) {
     arg.is_list = in.get_bool();
     arg.values.resize(in.get_count(4));
@@ -225,8 +229,9 @@ size_t read_node(ByteReader& in, ProgramBuilder& builder, const std::vector<Op>&
                 " values");
     for (ValueId& id : arg.values) id = in.get_index(num_values, "value");
   }
-  std::vector<ValueInfo> outputs(in.get_count(10));
-  for (ValueInfo& info : outputs) info = read_info(in);
+  std::vector<ValueInfo>& outputs = read_now.outputs;
+  outputs.resize(in.get_count(10));
+  for (ValueInfo& info : outputs) info = read_info(in, tensors);
   node.aliases.resize(in.get_count(9));
   for (Alias& alias : node.aliases) {
     alias.output = in.get<uint32_t>();
@@ -238,26 +243,30 @@ size_t read_node(ByteReader& in, ProgramBuilder& builder, const std::vector<Op>&
   const size_t num_bodies = in.get_count();
   for (size_t i = 0; i < num_bodies; ++i) node.bodies.push_back(read(in, tensors, depth + 1));
   check_node(in, node, args, outputs.size());
-  return num_values + builder.add_node(std::move(node), args, std::move(outputs)).size();
+  read_now.first_output = static_cast<ValueId>(num_values);
+  return read_now;
 }
 
-std::shared_ptr<const Program> read(ByteReader& in, const std::vector<at::Tensor>& tensors, int depth) {
+std::shared_ptr<const Program> read(ByteReader& in, LoadedTensors& tensors, int depth) {
   SRT_ARCHIVE(depth < kMaxDepth, in.damaged(), "control flow is nested ", depth, " deep");
   std::vector<Op> ops(in.get_count(16));
   for (Op& op : ops) op = read_op(in);
   ProgramBuilder builder;
   size_t num_values = 0;
   const size_t num_inputs = in.get_count(10);
-  for (size_t i = 0; i < num_inputs; ++i) num_values = builder.add_input(read_info(in)) + 1;
+  for (size_t i = 0; i < num_inputs; ++i) num_values = builder.add_input(read_info(in, tensors)) + 1;
   const size_t num_constants = in.get_count(9);
   for (size_t i = 0; i < num_constants; ++i) {
     std::string name = in.get_string();
     num_values = builder.add_constant(read_constant(in, tensors), std::move(name)) + 1;
   }
-  const size_t num_nodes = in.get_count(62);
-  for (size_t i = 0; i < num_nodes; ++i) {
-    num_values = read_node(in, builder, ops, num_values, tensors, depth);
+  std::vector<RecordedNode> nodes;
+  for (size_t left = in.get_count(62); left > 0; --left) {
+    nodes.push_back(read_node(in, ops, num_values, tensors, depth));
+    num_values += nodes.back().outputs.size();
   }
+  if (tensors.placement().moves()) relax_views(nodes, num_values);
+  for (RecordedNode& each : nodes) builder.add_node(std::move(each.node), each.args, std::move(each.outputs));
   std::vector<ValueId> outputs(in.get_count(4));
   for (ValueId& id : outputs) id = in.get_index(num_values, "output");
   builder.set_outputs(std::move(outputs));
@@ -278,7 +287,7 @@ void write_program(const Program& program, ByteWriter& out, TensorTable& tensors
     out.put_string(node->handle ? toString(node->handle->schema()) : "");
   }
   out.put_size(program.num_inputs());
-  for (ValueId id = 0; id < program.num_inputs(); ++id) write_info(program.values()[id], out);
+  for (ValueId id = 0; id < program.num_inputs(); ++id) write_info(program.values()[id], out, tensors);
   out.put_size(program.constants().size());
   for (size_t i = 0; i < program.constants().size(); ++i) {
     out.put_string(program.values()[program.first_constant() + i].name);
@@ -290,7 +299,7 @@ void write_program(const Program& program, ByteWriter& out, TensorTable& tensors
   for (const ValueId id : program.outputs()) out.put(id);
 }
 
-std::shared_ptr<const Program> read_program(ByteReader& in, const std::vector<at::Tensor>& tensors) {
+std::shared_ptr<const Program> read_program(ByteReader& in, LoadedTensors& tensors) {
   return read(in, tensors, 0);
 }
 

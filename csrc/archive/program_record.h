@@ -16,6 +16,6 @@ void write_program(const Program& program, ByteWriter& out, TensorTable& tensors
 
 // The program that write_program wrote. Throws ArchiveError for a damaged record, and where an operator is
 // not registered in this process or has another schema than it had.
-std::shared_ptr<const Program> read_program(ByteReader& in, const std::vector<at::Tensor>& tensors);
+std::shared_ptr<const Program> read_program(ByteReader& in, LoadedTensors& tensors);
 
 }  // namespace staticrt

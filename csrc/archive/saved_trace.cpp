@@ -1,7 +1,8 @@
 #include "archive/saved_trace.h"
 
-#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 
+#include <algorithm>
 #include <unordered_map>
 
 #include "program/process_state.h"
@@ -26,16 +27,26 @@ uint64_t empty_dims_of(const at::Tensor& tensor) {
   return dims;
 }
 
-at::Tensor generator_state() {
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
+at::Tensor generator_state(at::Device device) {
+  at::Generator generator = at::globalContext().defaultGenerator(device);
   const std::lock_guard<std::mutex> lock(generator.mutex());
   return generator.get_state();
 }
 
-void put_back_generator(const at::Tensor& state) {
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
+void put_back_generator(at::Device device, const at::Tensor& state) {
+  at::Generator generator = at::globalContext().defaultGenerator(device);
   const std::lock_guard<std::mutex> lock(generator.mutex());
   generator.set_state(state);
+}
+
+// The CPU, and whatever else values of the program lie on.
+std::vector<at::Device> devices_of(const Program& program) {
+  std::vector<at::Device> devices{at::Device(at::kCPU)};
+  for (const ValueInfo& info : program.values()) {
+    if (info.device && std::ranges::find(devices, *info.device) == devices.end())
+      devices.push_back(*info.device);
+  }
+  return devices;
 }
 
 int64_t value_of(const SizeSymbol& symbol, std::span<const Leaf> leaves) {
@@ -60,12 +71,11 @@ static ExecutableOptions with_weights(ExecutableOptions options, size_t count) {
   return options;
 }
 
-SavedTrace::SavedTrace(TraceSpec spec, const std::vector<at::Tensor>& tensors,
-                       const ExecutableOptions& options)
+SavedTrace::SavedTrace(TraceSpec spec, LoadedTensors& tensors, const ExecutableOptions& options)
     : spec_(std::move(spec)),
       executable_(
           std::make_shared<Executable>(spec_.program, with_weights(options, spec_.model_tensors.size()))) {
-  for (const uint32_t number : spec_.model_tensors) model_tensors_.push_back(tensors[number]);
+  for (const uint32_t number : spec_.model_tensors) model_tensors_.push_back(tensors.at(number));
   if (spec_.guards) {
     ExecutableOptions plain;
     plain.prepared = false;
@@ -79,14 +89,14 @@ SavedTrace::SavedTrace(TraceSpec spec, const std::vector<at::Tensor>& tensors,
   for (const uint32_t id : written_inputs_) may_copy_[id] = false;
 }
 
-void SavedTrace::offer_work(const std::vector<at::Tensor>& tensors, const std::string& machine) {
+void SavedTrace::offer_work(const LoadedTensors& tensors, const std::string& machine) {
   const auto capability_of = [](const std::string& name) { return name.substr(0, name.find(',')); };
   const bool same_kernels = capability_of(machine) == capability_of(machine_name());
   PriorWork work;
   work.plans = spec_.plans;
   for (const PackedSpec& spec : spec_.packed) {
     if (!same_kernels) break;
-    const auto bytes = std::make_shared<at::Tensor>(tensors[spec.tensor]);
+    const auto bytes = std::make_shared<at::Tensor>(tensors.saved(spec.tensor));
     const auto* data = static_cast<const char*>(bytes->const_data_ptr());
     packed_bytes_ += bytes->numel();
     work.packed.push_back({spec.key, std::shared_ptr<const char>(bytes, data), bytes->numel()});
@@ -111,9 +121,11 @@ std::string SavedTrace::leaf_refusal(const LeafSpec& spec, const Leaf& leaf) con
   if (spec.kind == LeafKind::kInt) return "";
   const at::Tensor& t = leaf.tensor;
   const std::string name = "'" + spec.name + "' ";
-  if (!t.defined() || !t.device().is_cpu() || t.layout() != at::kStrided || t.is_quantized() || t.is_conj() ||
-      t.is_neg()) {
-    return name + "is no dense CPU tensor";
+  if (!t.defined() || t.layout() != at::kStrided || t.is_quantized() || t.is_conj() || t.is_neg())
+    return name + "is no dense tensor";
+  if (t.device() != spec.device) {
+    return name + "is on " + t.device().str() + ", expected on " + spec.device.str() +
+           "; move it there, or load the archive on its device";
   }
   if (t.scalar_type() != spec.dtype) {
     return name + "has dtype " + c10::toString(t.scalar_type()) + ", expected " + c10::toString(spec.dtype);
@@ -235,12 +247,16 @@ std::optional<std::vector<c10::IValue>> SavedTrace::run(std::span<const Leaf> le
   const std::vector<InputView> inputs = inputs_of(leaves, copies);
   check_written_apart(inputs);
   std::vector<c10::IValue> outputs;
-  const at::Tensor generator = spec_.decided && spec_.random ? generator_state() : at::Tensor();
+  std::vector<std::pair<at::Device, at::Tensor>> generators;
+  if (spec_.decided && spec_.random) {
+    for (const at::Device device : devices_of(*spec_.program))
+      generators.emplace_back(device, generator_state(device));
+  }
   try {
     executable_->call(inputs, outputs);
   } catch (const c10::Error& error) {
     if (!spec_.decided || !std::string_view(error.what_without_backtrace()).starts_with(kOtherwise)) throw;
-    if (generator.defined()) put_back_generator(generator);
+    for (const auto& [device, state] : generators) put_back_generator(device, state);
     return std::nullopt;
   }
   return outputs;

@@ -22,14 +22,14 @@ struct Leaf {
 
 class SavedTrace {
  public:
-  SavedTrace(TraceSpec spec, const std::vector<at::Tensor>& tensors, const ExecutableOptions& options);
+  SavedTrace(TraceSpec spec, LoadedTensors& tensors, const ExecutableOptions& options);
 
   const TraceSpec& spec() const { return spec_; }
   const std::vector<at::Tensor>& model_tensors() const { return model_tensors_; }
   const std::shared_ptr<Executable>& executable() const { return executable_; }
 
   // Takes over what the archive holds of work done before, as far as this machine is like the one named.
-  void offer_work(const std::vector<at::Tensor>& tensors, const std::string& machine);
+  void offer_work(const LoadedTensors& tensors, const std::string& machine);
 
   // Bytes of packed weights that the archive holds for this machine.
   int64_t packed_bytes() const { return packed_bytes_; }

@@ -1,7 +1,11 @@
 #include "archive/tensor_table.h"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/core/Backend.h>
+
+#include <algorithm>
 
 namespace staticrt {
 namespace {
@@ -11,6 +15,11 @@ constexpr size_t kAlignment = 64;  // bytes; what torch's writer gives every rec
 at::Tensor bytes_of(const at::Tensor& tensor) {
   const c10::Storage& storage = tensor.storage();
   const auto size = static_cast<int64_t>(storage.nbytes());
+  if (!storage.device().is_cpu()) {
+    return at::empty({0}, at::TensorOptions().dtype(at::kByte).device(storage.device()))
+        .set_(storage, 0, {size}, {1})
+        .to(at::kCPU);
+  }
   return at::from_blob(
       const_cast<void*>(storage.data()), {size}, [keep = storage](void*) {},
       at::TensorOptions().dtype(at::kByte));
@@ -18,8 +27,8 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
 
 at::Tensor over(const at::Tensor& bytes, at::ScalarType dtype, const std::vector<int64_t>& sizes,
                 const std::vector<int64_t>& strides, int64_t offset) {
-  at::Tensor tensor = at::detail::make_tensor<at::TensorImpl>(c10::Storage(bytes.storage()),
-                                                              c10::DispatchKeySet(c10::DispatchKey::CPU),
+  const c10::DispatchKeySet keys(c10::computeDispatchKey(dtype, at::kStrided, bytes.device()));
+  at::Tensor tensor = at::detail::make_tensor<at::TensorImpl>(c10::Storage(bytes.storage()), keys,
                                                               at::scalarTypeToTypeMeta(dtype));
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
   return tensor;
@@ -63,10 +72,10 @@ at::Tensor storage_bytes(const std::shared_ptr<Blob>& blob, const ZipRecord& rec
 }  // namespace
 
 uint32_t TensorTable::add(const at::Tensor& tensor) {
-  SRT_ARCHIVE(tensor.defined() && tensor.device().is_cpu() && tensor.layout() == at::kStrided &&
+  SRT_ARCHIVE(tensor.defined() && !tensor.is_meta() && tensor.layout() == at::kStrided &&
                   !tensor.is_quantized() && !tensor.is_conj() && !tensor.is_neg() &&
                   !tensor._is_zerotensor() && tensor.has_storage(),
-              "an archive holds dense CPU tensors, not one of ", tensor.toString());
+              "an archive holds dense tensors, not one of ", tensor.toString());
   for (size_t i = 0; i < entries_.size(); ++i) {
     const at::Tensor& other = entries_[i].tensor;
     if (other.storage().unsafeGetStorageImpl() == tensor.storage().unsafeGetStorageImpl() &&
@@ -81,8 +90,20 @@ uint32_t TensorTable::add(const at::Tensor& tensor) {
     found = storage_numbers_.emplace(key, static_cast<uint32_t>(storages_.size())).first;
     storages_.push_back(bytes_of(tensor));
   }
-  entries_.push_back({found->second, tensor});
+  entries_.push_back({found->second, add_device(tensor.device()), tensor});
   return static_cast<uint32_t>(entries_.size() - 1);
+}
+
+uint8_t TensorTable::add_device(at::Device device) {
+  if (device.is_cpu()) return 0;
+  const std::string name = device.str();
+  auto found = std::ranges::find(devices_, name);
+  if (found == devices_.end()) {
+    SRT_ARCHIVE(device.has_index() && devices_.size() < kNoDevice - 1, "an archive cannot hold values on ",
+                name, ": it has no index, or there are ", devices_.size(), " devices already");
+    found = devices_.insert(devices_.end(), name);
+  }
+  return static_cast<uint8_t>(found - devices_.begin() + 1);
 }
 
 std::vector<at::Tensor> TensorTable::storages() const {
@@ -102,6 +123,7 @@ void TensorTable::write(ByteWriter& out, const std::vector<std::string>& record_
   out.put_size(entries_.size());
   for (const Entry& entry : entries_) {
     out.put(entry.storage);
+    out.put(entry.device);
     out.put(static_cast<uint8_t>(entry.tensor.scalar_type()));
     out.put_ints(entry.tensor.sizes());
     out.put_ints(entry.tensor.strides());
@@ -118,10 +140,10 @@ at::ScalarType get_dtype(ByteReader& in) {
   return dtype;
 }
 
-std::vector<at::Tensor> read_tensors(ByteReader& in, const std::shared_ptr<Blob>& blob, const ZipIndex& zip,
-                                     bool check) {
-  std::vector<at::Tensor> storages(in.get_count(24));
-  for (at::Tensor& storage : storages) {
+LoadedTensors::LoadedTensors(ByteReader& in, const std::shared_ptr<Blob>& blob, const ZipIndex& zip,
+                             bool check, Placement placement, uint32_t format)
+    : placement_(std::move(placement)), format_(format), storages_(in.get_count(24)) {
+  for (at::Tensor& storage : storages_) {
     const std::string name = in.get_string();
     const auto size = in.get<uint64_t>();
     const auto sum = in.get<uint64_t>();
@@ -137,20 +159,43 @@ std::vector<at::Tensor> read_tensors(ByteReader& in, const std::shared_ptr<Blob>
     }
     storage = storage_bytes(blob, *record);
   }
-  std::vector<at::Tensor> tensors(in.get_count(29));
-  for (at::Tensor& tensor : tensors) {
-    const at::Tensor& bytes = storages[in.get_index(storages.size(), "storage")];
-    const at::ScalarType dtype = get_dtype(in);
-    const std::vector<int64_t> sizes = in.get_ints();
-    const std::vector<int64_t> strides = in.get_ints();
-    const auto offset = in.get<int64_t>();
-    const int64_t extent =
-        extent_bytes(in, sizes, strides, offset, static_cast<int64_t>(c10::elementSize(dtype)));
-    SRT_ARCHIVE(extent <= bytes.numel(), in.damaged(), "a tensor ends at byte ", extent, " of a storage of ",
-                bytes.numel());
-    tensor = over(bytes, dtype, sizes, strides, offset);
+  copies_.resize(storages_.size());
+  entries_.resize(in.get_count(29));
+  for (Entry& entry : entries_) {
+    entry.storage = in.get_index(storages_.size(), "storage");
+    entry.device = read_device(in, *this);
+    entry.dtype = get_dtype(in);
+    entry.sizes = in.get_ints();
+    entry.strides = in.get_ints();
+    entry.offset = in.get<int64_t>();
+    const int64_t extent = extent_bytes(in, entry.sizes, entry.strides, entry.offset,
+                                        static_cast<int64_t>(c10::elementSize(entry.dtype)));
+    const int64_t held = storages_[entry.storage].numel();
+    SRT_ARCHIVE(extent <= held, in.damaged(), "a tensor ends at byte ", extent, " of a storage of ", held);
   }
-  return tensors;
+}
+
+at::Tensor LoadedTensors::saved(uint32_t number) const {
+  const Entry& entry = entries_[number];
+  return over(storages_[entry.storage], entry.dtype, entry.sizes, entry.strides, entry.offset);
+}
+
+const at::Tensor& LoadedTensors::at(uint32_t number) {
+  Entry& entry = entries_[number];
+  if (entry.tensor.defined()) return entry.tensor;
+  if (entry.device.is_cpu()) return entry.tensor = saved(number);
+  std::vector<at::Tensor>& copies = copies_[entry.storage];
+  auto copy = std::ranges::find(copies, entry.device, [](const at::Tensor& t) { return t.device(); });
+  if (copy == copies.end()) copy = copies.insert(copies.end(), storages_[entry.storage].to(entry.device));
+  return entry.tensor = over(*copy, entry.dtype, entry.sizes, entry.strides, entry.offset);
+}
+
+at::Device read_device(ByteReader& in, const LoadedTensors& tensors) {
+  if (tensors.format() < 5) return tensors.placement().cpu();
+  const auto number = in.get<uint8_t>();
+  SRT_ARCHIVE(number < tensors.placement().size(), in.damaged(), "device ", static_cast<int>(number), " of ",
+              tensors.placement().size());
+  return tensors.placement()[number];
 }
 
 }  // namespace staticrt

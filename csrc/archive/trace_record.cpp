@@ -20,6 +20,7 @@ void write_trace(const TraceSpec& spec, ByteWriter& out, TensorTable& tensors) {
     out.put(leaf.input);
     out.put(leaf.same);
     out.put(leaf.empty_dims);
+    out.put(tensors.add_device(leaf.device));
   }
   out.put_size(spec.symbols.size());
   for (const SizeSymbol& symbol : spec.symbols) {
@@ -59,7 +60,7 @@ void write_trace(const TraceSpec& spec, ByteWriter& out, TensorTable& tensors) {
 
 namespace {
 
-LeafSpec read_leaf(ByteReader& in, uint32_t format) {
+LeafSpec read_leaf(ByteReader& in, const LoadedTensors& tensors) {
   LeafSpec leaf;
   const auto kind = in.get<uint8_t>();
   SRT_ARCHIVE(kind <= static_cast<uint8_t>(LeafKind::kConstant), in.damaged(), "leaf of kind ",
@@ -79,9 +80,11 @@ LeafSpec read_leaf(ByteReader& in, uint32_t format) {
   }
   leaf.constant = in.get_string();
   leaf.input = in.get<int32_t>();
-  if (format < 3) return leaf;
-  leaf.same = in.get<int32_t>();
-  leaf.empty_dims = in.get<uint64_t>();
+  if (tensors.format() >= 3) {
+    leaf.same = in.get<int32_t>();
+    leaf.empty_dims = in.get<uint64_t>();
+  }
+  leaf.device = read_device(in, tensors);
   return leaf;
 }
 
@@ -125,12 +128,12 @@ void check_guards(ByteReader& in, const TraceSpec& spec) {
               in.damaged(), "size conditions over ", spec.symbols.size(), " symbols");
 }
 
-void read_work(ByteReader& in, const std::vector<at::Tensor>& tensors, TraceSpec& spec) {
+void read_work(ByteReader& in, const LoadedTensors& tensors, TraceSpec& spec) {
   spec.packed.resize(in.get_count(12));
   for (PackedSpec& packed : spec.packed) {
     packed.key = in.get_string();
     packed.tensor = in.get_index(tensors.size(), "tensor");
-    const at::Tensor& bytes = tensors[packed.tensor];
+    const at::Tensor bytes = tensors.saved(packed.tensor);
     SRT_ARCHIVE(bytes.scalar_type() == at::kByte && bytes.is_contiguous() && bytes.storage_offset() == 0,
                 in.damaged(), "packed weights ", packed.key, " are no bytes");
   }
@@ -144,13 +147,14 @@ void read_work(ByteReader& in, const std::vector<at::Tensor>& tensors, TraceSpec
 
 }  // namespace
 
-TraceSpec read_trace(ByteReader& in, const std::vector<at::Tensor>& tensors, uint32_t format) {
+TraceSpec read_trace(ByteReader& in, LoadedTensors& tensors) {
+  const uint32_t format = tensors.format();
   TraceSpec spec;
   spec.program = read_program(in, tensors);
   spec.model_tensors.resize(in.get_count(4));
   for (uint32_t& number : spec.model_tensors) number = in.get_index(tensors.size(), "tensor");
   spec.leaves.resize(in.get_count(39));
-  for (LeafSpec& leaf : spec.leaves) leaf = read_leaf(in, format);
+  for (LeafSpec& leaf : spec.leaves) leaf = read_leaf(in, tensors);
   check_sameness(in, spec.leaves);
   spec.symbols.resize(in.get_count(17));
   for (SizeSymbol& symbol : spec.symbols) {

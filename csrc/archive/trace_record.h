@@ -23,6 +23,7 @@ struct LeafSpec {
   at::ScalarType dtype = at::kFloat;
   int64_t dim = 0;
   Layout layout;
+  at::Device device{at::kCPU};
   std::string constant;  // of kConstant: JSON that Python wrote; of an int, its digits
   int32_t input = -1;    // the program's input after the model tensors; -1: not read
   int32_t same =
@@ -64,7 +65,7 @@ struct TraceSpec {
 };
 
 void write_trace(const TraceSpec& spec, ByteWriter& out, TensorTable& tensors);
-// format: of the archive. Before version 2 nothing but the program was kept.
-TraceSpec read_trace(ByteReader& in, const std::vector<at::Tensor>& tensors, uint32_t format);
+// Before format 2 nothing but the program was kept.
+TraceSpec read_trace(ByteReader& in, LoadedTensors& tensors);
 
 }  // namespace staticrt

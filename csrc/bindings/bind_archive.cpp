@@ -23,6 +23,7 @@ LeafSpec to_leaf_spec(const py::handle& object) {
     leaf.dtype = dict["dtype"].cast<at::ScalarType>();
     leaf.dim = dict["dim"].cast<int64_t>();
     leaf.layout = dict["layout"].cast<Layout>();
+    leaf.device = dict["device"].cast<at::Device>();
   } else if (leaf.kind == LeafKind::kConstant) {
     leaf.constant = dict["constant"].cast<std::string>();
   }
@@ -121,6 +122,7 @@ py::dict describe_leaf(const LeafSpec& leaf) {
   d["name"] = leaf.name;
   d["dtype"] = leaf.dtype;
   d["dim"] = leaf.dim;
+  d["device"] = leaf.device;
   d["constant"] = leaf.constant;
   d["input"] = leaf.input;
   d["same"] = leaf.same;
@@ -128,8 +130,10 @@ py::dict describe_leaf(const LeafSpec& leaf) {
 }
 
 std::shared_ptr<Archive> open(const py::object& source, const std::string& where, bool check_weights,
-                              std::vector<std::string> allow_operators, const py::dict& d) {
+                              std::vector<std::string> allow_operators, std::optional<at::Device> device,
+                              const py::dict& d) {
   ArchiveOptions options;
+  options.device = device;
   options.allow_operators = std::move(allow_operators);
   options.check_weights = check_weights;
   ExecutableOptions& e = options.executable;
@@ -210,15 +214,14 @@ void bind_archive(py::module_& m) {
       .def_property_readonly("structure", [](const SavedTrace& c) { return c.spec().structure; });
   py::class_<Archive, std::shared_ptr<Archive>>(m, "Archive")
       .def_property_readonly("traces", &Archive::traces)
-      .def_property_readonly(
-          "weights",
-          [](const Archive& a) {
-            py::list list;
-            for (const Weight& w : a.weights()) {
-              list.append(py::make_tuple(w.name, static_cast<int>(w.kind), a.tensors()[w.tensor]));
-            }
-            return list;
-          })
+      .def_property_readonly("weights",
+                             [](const Archive& a) {
+                               py::list list;
+                               for (const Weight& w : a.weights()) {
+                                 list.append(py::make_tuple(w.name, static_cast<int>(w.kind), a.value_of(w)));
+                               }
+                               return list;
+                             })
       .def_property_readonly("facts", [](const Archive& a) {
         py::dict d;
         d["staticrt_version"] = a.facts().staticrt_version;

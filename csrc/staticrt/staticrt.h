@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
+#include <c10/core/Device.h>
 
 #include <cstdint>
 #include <memory>
@@ -43,6 +44,10 @@ struct LoadOptions {
   bool prepared = true;
   // Prepared programs kept for one trace; none: 64, and up to 256 small ones.
   std::optional<int64_t> max_prepared;
+  // The device that weights are copied to and programs run on, with or without an index; none: where the
+  // archive was saved. Inputs must be on it. An archive with tensors on several devices besides the CPU can
+  // only be loaded as it was saved.
+  std::optional<at::Device> device;
   // Choose kernels by rule instead of by measuring.
   bool deterministic = false;
 };

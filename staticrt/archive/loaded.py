@@ -44,6 +44,7 @@ _OPTIONS = (
 def load(
     source: str | os.PathLike[str] | bytes,
     *,
+    device: str | torch.device | None = None,
     types: Sequence[type] = (),
     check_weights: bool = True,
     allow_operators: Sequence[str] = (),
@@ -56,6 +57,8 @@ def load(
 
     Args:
         source: a file name, or an archive's bytes, which are copied.
+        device: where the model's tensors are copied to, once, and where it then runs; arguments must be there. None: where
+            it was saved. An archive with tensors on several devices besides the CPU loads only where it was saved.
         types: further classes whose instances the model takes or returns. Tuples, lists, dicts and registered pytree
             containers are always known.
         check_weights: compare all weights with their checksums, which reads the whole file. If False, only the program is
@@ -67,8 +70,9 @@ def load(
 
     Raises:
         ArchiveError: the file is not an archive of staticrt, is damaged or truncated, was made with another torch, or
-            needs an operator, class or CPU feature that is missing here, or calls an operator that needs consent.
-        OptionError: an option that does not apply to loading.
+            needs an operator, class or CPU feature that is missing here, or calls an operator that needs consent; or its
+            device, or `device`, does not exist in this process or lacks an operator.
+        OptionError: an option that does not apply to loading, or `device` is no device.
     """
     unknown = sorted(set(options) - set(_OPTIONS))
     if unknown:
@@ -76,6 +80,12 @@ def load(
             f"staticrt.load takes no option {unknown[0]!r}", fix=f"options are {', '.join(_OPTIONS)}"
         )
     values = parse_options(options).values
+    try:
+        place = None if device is None else torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise OptionError(
+            f"device is {device!r}: {str(error).splitlines()[0]}", fix='name a device, for example "cpu"'
+        ) from None
     if isinstance(source, (bytes, bytearray, memoryview)):
         data: str | bytes = bytes(source)
         where = f"{len(data)} bytes in memory"
@@ -83,7 +93,7 @@ def load(
         data = where = os.fsdecode(source)
     try:
         runtime = {name: values[name] for name in _OPTIONS}
-        archive = _C.open_archive(data, where, check_weights, list(allow_operators), runtime)
+        archive = _C.open_archive(data, where, check_weights, list(allow_operators), place, runtime)
         return LoadedModel(archive, where, types)
     except UnicodeDecodeError:
         raise ArchiveError("archive is damaged: a name in it is not text", at=where) from None
@@ -461,7 +471,8 @@ def _describe(leaf: Mapping[str, Any]) -> str:
     if leaf["kind"] == _INT:
         return f"{leaf['name']}: int"
     dtype = str(leaf["dtype"]).removeprefix("torch.")
-    return f"{leaf['name']}: {dtype}, {leaf['dim']} dimensions"
+    where = "" if leaf["device"].type == "cpu" else f" on {leaf['device']}"
+    return f"{leaf['name']}: {dtype}, {leaf['dim']} dimensions{where}"
 
 
 def _call_text(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

@@ -223,12 +223,13 @@ def _leaf(part: Any, name: str, position: int, fixed_int: int | None) -> dict[st
             return {"kind": _INT, "name": name, "input": position}
         return {"kind": _LITERAL, "name": name, "constant": literals.dumps(fixed_int), "input": -1}
     if isinstance(part, tuple) and len(part) == 7:
-        dtype, _device, dim, layout, *_ = part
+        dtype, device, dim, layout, *_ = part
         layout = None if layout is None else list(layout)
         return {
             "kind": _TENSOR,
             "name": name,
             "dtype": dtype,
+            "device": device,
             "dim": dim,
             "layout": layout,
             "input": position,

@@ -171,6 +171,22 @@ def test_archives_of_format_3_are_read():
         torch.testing.assert_close(loaded(x), model(x), rtol=1e-4, atol=1e-5)
 
 
+def test_archives_of_format_4_are_read():
+    """Saved before archives named devices."""
+    data = Path(__file__).with_name("format4.pt2").read_bytes()
+    if not torch.__version__.startswith("2.13."):
+        with pytest.raises(staticrt.errors.ArchiveError, match="saved with torch"):
+            staticrt.load(data)
+        return
+    model = nn.Sequential(nn.Linear(6, 4), nn.Tanh()).eval()
+    for p in model.parameters():
+        p.copy_((torch.arange(p.numel()) % 7 - 3).reshape(p.shape) / 8)
+    loaded = staticrt.load(data)
+    for batch in (1, 3):
+        x = torch.randn(batch, 6)
+        torch.testing.assert_close(loaded(x), model(x), rtol=1e-4, atol=1e-5)
+
+
 def matmul_kernels():
     """Kernels of a fresh model with one matrix product, whose shape no other test has."""
     fast = staticrt.compile(nn.Linear(96, 161).eval())

@@ -136,7 +136,7 @@ _Constant.payloads = {
     TENSOR: U32,
     LIST: _Record(element=U8, items=_Items(CONSTANT)),
 }
-INFO = _Record(name=TEXT, is_tensor=U8, dtype=U8)
+INFO = _Record(name=TEXT, is_tensor=U8, dtype=U8, device=U8)
 NODE = _Record(
     op=U32,
     name=TEXT,
@@ -171,6 +171,7 @@ TRACE = _Record(
             input=I32,
             same=I32,
             empty_dims=U64,
+            device=U8,
         )
     ),
     symbols=_Items(_Record(name=TEXT, leaf=U32, prop=U8, dim=U32)),
@@ -193,8 +194,9 @@ BODY = _Record(
     name=TEXT,
     calling=TEXT,
     machine=TEXT,
+    devices=_Items(TEXT),
     storages=_Items(_Record(name=TEXT, size=U64, sum=U64)),
-    tensors=_Items(_Record(storage=U32, dtype=U8, sizes=INTS, strides=INTS, offset=I64)),
+    tensors=_Items(_Record(storage=U32, device=U8, dtype=U8, sizes=INTS, strides=INTS, offset=I64)),
     weights=_Items(_Record(name=TEXT, kind=U8, tensor=U32)),
     traces=_Items(TRACE),
 )

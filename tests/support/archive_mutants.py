@@ -192,7 +192,7 @@ def _call(mutator, program, node, name, schema, rng):
     returns = len(schema.returns)
     node.unpacks_list = 0
     while len(node.outputs) < returns:
-        node.outputs.append(Fields(name=b"more", is_tensor=1, dtype=6))
+        node.outputs.append(Fields(name=b"more", is_tensor=1, dtype=6, device=0))
     if len(node.outputs) > returns and returns:
         _drop_outputs(program, node, returns)
 
@@ -276,13 +276,15 @@ def change_edge(mutator, body, trace, program, rng):
 
 
 def change_info(mutator, body, trace, program, rng):
-    """What the program says of a value: its dtype, whether it is a tensor."""
+    """What the program says of a value: its dtype, its device, whether it is a tensor."""
     infos = program.inputs + [info for node in program.nodes for info in node.outputs]
     if not infos:
         return "none"
     info = rng.choice(infos)
     if rng.random() < 0.8:
         info.dtype = rng.choice((0, 3, 4, 5, 6, 7, 9, 11, 15, 27, 43, 255))
+    elif rng.random() < 0.5:
+        info.device = rng.choice((0, 1, 254, 255))
     else:
         info.is_tensor ^= 1
     return f"{info}"

@@ -129,8 +129,8 @@ Written write_all() {
 TraceSpec read_all(std::string_view bytes, const std::shared_ptr<Blob>& blob) {
   ByteReader in(bytes, "test");
   const ZipIndex zip(blob->view());
-  const std::vector<at::Tensor> tensors = read_tensors(in, blob, zip, true);
-  TraceSpec spec = read_trace(in, tensors, kFormatVersion);
+  LoadedTensors tensors(in, blob, zip, true, Placement(), kFormatVersion);
+  TraceSpec spec = read_trace(in, tensors);
   in.expect_end();
   return spec;
 }
@@ -275,7 +275,7 @@ TEST(constants_that_no_archive_holds_are_named) {
   ByteWriter out;
   const auto tuple = c10::ivalue::Tuple::create({c10::IValue(1)});
   EXPECT_THROW(write_constant(tuple, out, tensors), ArchiveError, "a constant of type Tuple");
-  EXPECT_THROW(tensors.add(at::Tensor()), ArchiveError, "dense CPU tensors");
+  EXPECT_THROW(tensors.add(at::Tensor()), ArchiveError, "dense tensors");
 }
 
 TEST(tensors_over_one_storage_stay_so) {
