@@ -245,6 +245,10 @@ class LoadedModel(Tools):
         return self._now.archive
 
     @property
+    def _parameters(self) -> list[list[Any]]:
+        return self._now.parameters
+
+    @property
     def _traces(self) -> list[SavedTrace]:
         return self._now.traces
 

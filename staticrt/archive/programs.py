@@ -143,7 +143,7 @@ class SavedPrograms:
         decoder = Decoder(types)
         try:
             self.name = str(archive.facts["name"])
-            self._parameters: list[list[Any]] = [
+            self.parameters: list[list[Any]] = [
                 [str(name), str(kind), list(default)]
                 for name, kind, default in json.loads(archive.facts["calling"])
             ]
@@ -194,7 +194,7 @@ class SavedPrograms:
         structure = flattener.flatten((args, kwargs))
         rebound = False
         if structure != trace.in_spec:
-            call = trace.rebind(args, kwargs, self._parameters)
+            call = trace.rebind(args, kwargs, self.parameters)
             flattener = Flattener()
             if call is None or flattener.flatten(call) != trace.in_spec:
                 return f"the call gives {_call_text(args, kwargs)}, the trace takes {trace.arguments_text()}"
