@@ -34,6 +34,10 @@ SUITES = {
         "staticrt.models.bench.scaling",
         "the bound on each model's speed-up by 1 to 64 threads, computed",
     ),
+    "soak": (
+        "staticrt.models.bench.soak",
+        "a million calls of random sizes from 8 threads: errors, memory, how late answers are",
+    ),
     "graphs": ("staticrt.models.bench.graphs", "captured graphs: one operator of a replay, storages"),
 }
 INTERRUPTED = 130  # exit code after Ctrl-C, as a shell gives it

@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import functools
-import json
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
-from staticrt.archive import literals
 from staticrt.archive.files import written_by_torch
-from staticrt.archive.structures import Decoder, count_leaves, largest_reference
-from staticrt.errors import ArchiveError, GradError, InputError, OptionError
+from staticrt.archive.programs import SavedPrograms, SavedTrace
+from staticrt.errors import ArchiveError, InputError, OptionError
 from staticrt.executor.prepare import Readiness, readiness, with_bytes
-from staticrt.frontend.arguments.structure import Flattener, ResultSpec, Structure
 from staticrt.native import _C
 from staticrt.options import parse_options
 from staticrt.runtime.asynchronous import Future, fork
-from staticrt.runtime.call_key import eager_reason
-from staticrt.runtime.call_spec import CallSpec
 from staticrt.runtime.explain.explanation import Explanation, TraceReport
 from staticrt.runtime.explain.inspectable import Graph
-from staticrt.runtime.fast_call import FastPath
 from staticrt.tools.report.inspection import Tools
-from staticrt.torch_private import hidden_from_dynamo
 
 # As WeightKind in csrc/archive/archive.h.
 _PARAMETER, _BUFFER, _TEMPORARY_BUFFER, _CONSTANT = range(4)
 _TENSOR, _INT, _LITERAL = range(3)
+_MOST_TO_PREPARE = 64  # calls that `swap_weights` prepares again
 _OPTIONS = (
     "prepared",
     "max_prepared",
@@ -86,131 +81,129 @@ def load(
         raise OptionError(
             f"device is {device!r}: {str(error).splitlines()[0]}", fix='name a device, for example "cpu"'
         ) from None
-    if isinstance(source, (bytes, bytearray, memoryview)):
-        data: str | bytes = bytes(source)
-        where = f"{len(data)} bytes in memory"
-    else:
-        data = where = os.fsdecode(source)
-    try:
-        runtime = {name: values[name] for name in _OPTIONS}
-        archive = _C.open_archive(data, where, check_weights, list(allow_operators), place, runtime)
-        return LoadedModel(archive, where, types)
-    except UnicodeDecodeError:
-        raise ArchiveError("archive is damaged: a name in it is not text", at=where) from None
-    except ArchiveError:
-        writer, fix = written_by_torch(data)
-        if not writer:
-            raise
-        text = f"archive has no program of staticrt's but is what {writer} wrote"
-        raise ArchiveError(text, at=where, fix=fix) from None
+    runtime = {name: values[name] for name in _OPTIONS}
+    return LoadedModel(_Opening(source, place, tuple(types), check_weights, tuple(allow_operators), runtime))
 
 
-class _NoState:
-    """The Python state of a trace for `FastPath`: a loaded program depends on none."""
+class _Opening:
+    """An archive's source and how it is opened.
 
-    def native(self) -> _C.StateGuard:
-        return _C.StateGuard()
+    Args: as of `load`; `runtime` are its options, all of them.
+    """
 
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | bytes,
+        device: torch.device | None,
+        types: tuple[type, ...],
+        check_weights: bool,
+        allow_operators: tuple[str, ...],
+        runtime: dict[str, Any],
+    ) -> None:
+        self._how = (device, types, check_weights, allow_operators, runtime)
+        self._data: str | bytes | None
+        if isinstance(source, (bytes, bytearray, memoryview)):
+            self._data = bytes(source)
+            self._where = f"{len(self._data)} bytes in memory"
+            self._version = None
+        else:
+            self._data = self._where = os.fsdecode(source)
+            self._version = _version(self._where)
 
-class _SavedTrace:
-    """One trace: the C++ object, and what Python needs to call it."""
+    def of(self, source: str | os.PathLike[str] | bytes) -> _Opening:
+        """Another archive, opened in the same way."""
+        return _Opening(source, *self._how)
 
-    def __init__(self, native: _C.ArchiveTrace, decoder: Decoder) -> None:
-        self.native = native
-        try:
-            data = json.loads(native.structure)
-            arguments, results, constants = data["arguments"], data["results"], data["constants"]
-            self.report: Mapping[str, Any] = data["report"]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ArchiveError(f"archive is damaged: the structure of a trace ({error!r})") from None
-        self.in_spec: Structure = decoder.structure(arguments)
-        self.out_spec: ResultSpec = decoder.result(results)
-        self.leaves = native.leaves
-        reads = {leaf["input"]: index for index, leaf in enumerate(self.leaves) if leaf["input"] >= 0}
-        self.call_spec = CallSpec(
-            self.in_spec,
-            self.out_spec,
-            tuple(native.model_tensors),
-            user_leaves=tuple(reads[position] for position in range(len(reads))),
-            same=tuple((index, leaf["same"]) for index, leaf in enumerate(self.leaves) if leaf["same"] >= 0),
-        )
-        self.outputs: list[tuple[str, Any]] = [
-            ("constant", literals.decode(constant)) if output < 0 else ("tensor", output)
-            for output, constant in zip(native.outputs, constants, strict=True)
-        ]
-        self._check()
-        self.calls = 0
-
-    def input_names(self) -> tuple[str, ...]:
-        """Names of the program's inputs, "" for the model's own tensors, which come first."""
-        users = sorted((leaf["input"], leaf["name"]) for leaf in self.leaves if leaf["input"] >= 0)
-        return ("",) * len(self.call_spec.values) + tuple(name for _position, name in users)
-
-    def _check(self) -> None:
-        """Check that the structures have as many leaves as the program.
+    def programs(self) -> SavedPrograms:
+        """Open it. Bytes are forgotten then: C++ has a copy.
 
         Raises:
-            ArchiveError: they differ, or a structure refers to a container that does not exist.
+            ArchiveError: see `load`.
         """
-        results = [self.out_spec.result, *(structure for _number, structure in self.out_spec.writes)]
-        counts = (count_leaves(self.in_spec), sum(map(count_leaves, results)))
-        shape = [child.kind for child in self.in_spec.children]
-        if counts != (len(self.leaves), len(self.outputs)) or shape != [tuple, dict]:
-            raise ArchiveError(f"archive is damaged: structures of {counts} leaves")
-        # References number the caller's containers first, then those of the result.
-        limit = sum(map(_count_containers, [self.in_spec, *results]))
-        references = [largest_reference(self.in_spec), *map(largest_reference, results)]
-        if max([*references, *(number for number, _structure in self.out_spec.writes)]) >= limit:
-            raise ArchiveError("archive is damaged: a structure refers to no container")
+        data, where = self._data, self._where
+        device, types, check_weights, allow_operators, runtime = self._how
+        assert data is not None
+        try:
+            archive = _C.open_archive(data, where, check_weights, list(allow_operators), device, runtime)
+            programs = SavedPrograms(archive, where, types)
+        except UnicodeDecodeError:
+            raise ArchiveError("archive is damaged: a name in it is not text", at=where) from None
+        except ArchiveError:
+            writer, fix = written_by_torch(data)
+            if not writer:
+                raise
+            text = f"archive has no program of staticrt's but is what {writer} wrote"
+            raise ArchiveError(text, at=where, fix=fix) from None
+        if isinstance(data, bytes):
+            self._data = None
+        return programs
 
-    def arguments_text(self) -> str:
-        """What it takes, by name."""
-        return f"({', '.join(str(leaf['name']) for leaf in self.leaves)})"
+    def again(self) -> SavedPrograms:
+        """Open the same file once more.
 
-    def rebind(self, args: Sequence[Any], kwargs: Mapping[str, Any], parameters: Sequence[Any]) -> Any:
-        """The call with its arguments in the positions and keywords of this trace; None if they do not fit."""
-        positional, keywords = self.in_spec.children
-        names = [name for name, _kind, _default in parameters]
-        given = dict(zip(names, args, strict=False))
-        if len(args) > len(names) or any(kind.startswith("VAR") for _n, kind, _d in parameters):
-            given = {}
-            if len(args) != len(positional.children):
-                return None
-            names = [f"\0{i}" for i in range(len(args))]
-            given = dict(zip(names, args, strict=True))
-        if given.keys() & kwargs.keys():
-            return None
-        given.update(kwargs)
-        wanted = [*names[: len(positional.children)], *keywords.context]
-        for name, _kind, default in parameters:
-            if default and name in wanted:
-                given.setdefault(name, literals.decode(default[0]))
-            elif default and name in given and literal_text(given[name]) == json_text(default[0]):
-                del given[name]
-        if set(wanted) != given.keys() or len(wanted) != len(given):
-            return None
-        return (
-            tuple(given[name] for name in wanted[: len(positional.children)]),
-            {name: given[name] for name in keywords.context},
-        )
+        Raises:
+            InputError: it is another file now, or was never one.
+        """
+        if self._data is None or self._version is None or _version(self._where) != self._version:
+            what = "has changed since" if self._version else "was loaded from bytes"
+            raise InputError(
+                f"weights cannot be swapped by name: the archive {what}",
+                at=self._where,
+                fix="pass the file name, or the bytes, of an archive of the model with the new weights",
+            )
+        return self.programs()
 
 
-def _count_containers(structure: Structure) -> int:
-    own = structure.kind not in (None, "ref", tuple, torch.Size)
-    return own + sum(map(_count_containers, structure.children))
-
-
-def literal_text(value: Any) -> str | None:
-    """JSON of a constant, or None if the value is not a constant."""
+def _version(path: str) -> tuple[int, ...] | None:
+    """What changes when a file is written or replaced; None if there is none."""
     try:
-        return literals.dumps(value)
-    except literals.NotLiteral:
+        found = os.stat(path)
+    except OSError:
         return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def json_text(data: Any) -> str:
-    """Encoded JSON as text, as `literals.dumps` writes it."""
-    return json.dumps(data, separators=(",", ":"))
+def _prepare(programs: SavedPrograms, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Readiness:
+    args, kwargs = with_bytes(args, kwargs)
+    reasons = []
+    for number, trace in enumerate(programs.traces):
+        call = programs.fit(trace, args, kwargs)
+        if isinstance(call, str):
+            reasons.append(f"trace {number}: {call}")
+        elif trace.native.decided:
+            reasons.append(f"trace {number}: data decides which branch runs")
+        else:
+            return readiness(trace.native.prepare, call[1])
+    return Readiness(False, f"the call fits no trace of {programs.name}: " + "; ".join(reasons))
+
+
+def _without_bytes(value: Any) -> Any:
+    """A tensor's dtype, sizes and strides, as a tensor on the device "meta"; other values as they are."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+
+def _check_fits(old: SavedPrograms, new: SavedPrograms) -> None:
+    """Refuse an archive of another model.
+
+    Raises:
+        InputError: a weight of it has another name, shape or dtype, or is missing.
+    """
+    kinds = (_PARAMETER, _BUFFER, _TEMPORARY_BUFFER)
+    own = {name: _kind(tensor) for name, tensor in old.weights(*kinds).items()}
+    found = {name: _kind(tensor) for name, tensor in new.weights(*kinds).items()}
+    for name in sorted(own.keys() | found.keys()):
+        if own.get(name) != found.get(name):
+            raise InputError(
+                f"weight {name!r} is {found.get(name, 'missing')}, expected {own.get(name, 'no such weight')}",
+                at=new.where,
+                fix="save the same model with other weights, or load() this one by itself",
+            )
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 class LoadedPrograms:
@@ -224,7 +217,7 @@ class LoadedPrograms:
     @property
     def fast_calls(self) -> int:
         """Calls that were served without Python."""
-        return self._model._fast.calls
+        return self._model._now.fast.calls
 
     def graphs(self) -> list[Graph]:
         """One for each saved trace."""
@@ -245,27 +238,30 @@ class LoadedModel(Tools):
     changes the results of later calls. Calls update the buffers that the model writes.
     """
 
-    def __init__(self, archive: _C.Archive, where: str, types: Sequence[type]) -> None:
-        self._archive = archive
-        self._where = where
-        decoder = Decoder(types)
-        try:
-            self._parameters: list[list[Any]] = [
-                [str(name), str(kind), list(default)]
-                for name, kind, default in json.loads(archive.facts["calling"])
-            ]
-            self._traces = [_SavedTrace(native, decoder) for native in archive.traces]
-        except ArchiveError as error:
-            raise ArchiveError(error.message, at=where, fix=error.fix) from None
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise ArchiveError(f"archive is damaged: its call ({error!r})", at=where) from None
-        self._fast = FastPath(functools.partial(self._run))
+    def __init__(self, opening: _Opening) -> None:
+        self._opening = opening
+        self._now = opening.programs()
+        self._to_prepare: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        self._swapping = threading.Lock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._fast.call(*args, **kwargs)
+        now = self._now  # held until the call ends: `swap_weights` may put another in its place
+        return now.fast.call(*args, **kwargs)
 
     def __repr__(self) -> str:
-        return f"<staticrt model {self.name}, {len(self._traces)} traces, from {self._where}>"
+        return f"<staticrt model {self.name}, {len(self._traces)} traces, from {self._now.where}>"
+
+    @property
+    def _archive(self) -> _C.Archive:
+        return self._now.archive
+
+    @property
+    def _parameters(self) -> list[list[Any]]:
+        return self._now.parameters
+
+    @property
+    def _traces(self) -> list[SavedTrace]:
+        return self._now.traces
 
     def __reduce__(self) -> Any:
         raise TypeError("a loaded model cannot be pickled: pass the archive's path or bytes instead")
@@ -273,7 +269,7 @@ class LoadedModel(Tools):
     @property
     def name(self) -> str:
         """The name of the class or function that was saved."""
-        return str(self._archive.facts["name"])
+        return self._now.name
 
     def __inspectable__(self) -> LoadedPrograms:
         return LoadedPrograms(self)
@@ -285,71 +281,6 @@ class LoadedModel(Tools):
         return {key: self._archive.facts[key] for key in keys}
 
     # -- calls -------------------------------------------------------------------------------------------------
-
-    @hidden_from_dynamo
-    def _run(self, *args: Any, **kwargs: Any) -> Any:
-        reason = eager_reason()
-        if reason is not None:
-            raise InputError(f"{self.name}, loaded from an archive, cannot run while {reason}")
-        reasons = []
-        for number, trace in enumerate(self._traces):
-            call = self._fit(trace, args, kwargs)
-            if isinstance(call, str):
-                reasons.append(f"trace {number}: {call}")
-                continue
-            flattener, leaves, rebound = call
-            values = trace.native.run(leaves)
-            if values is None:
-                reasons.append(f"trace {number}: {_C.DECIDED_OTHERWISE}")
-                continue
-            trace.calls += 1
-            flat = [values[item] if kind == "tensor" else item for kind, item in trace.outputs]
-            if not rebound and not trace.native.decided:
-                executable = trace.native.executable
-                self._fast.learn(trace.call_spec, executable, trace.outputs, _NoState(), args, kwargs)
-            return trace.out_spec.build(flat, flattener.containers)
-        raise InputError(
-            f"the call fits no trace of {self.name}:\n    " + "\n    ".join(reasons),
-            at=self._where,
-            fix="call the compiled model like this and save it again; the archive has no model code",
-        )
-
-    def _fit(
-        self, trace: _SavedTrace, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Flattener, list[Any], bool] | str:
-        """The call's leaves for this trace and whether arguments had to be rearranged, or the reason why the call does not fit."""
-        flattener = Flattener()
-        structure = flattener.flatten((args, kwargs))
-        rebound = False
-        if structure != trace.in_spec:
-            call = trace.rebind(args, kwargs, self._parameters)
-            flattener = Flattener()
-            if call is None or flattener.flatten(call) != trace.in_spec:
-                return f"the call gives {_call_text(args, kwargs)}, the trace takes {trace.arguments_text()}"
-            rebound = True
-        leaves: list[Any] = []
-        for leaf, spec in zip(flattener.leaves, trace.leaves, strict=True):
-            if isinstance(leaf, torch.Tensor):
-                if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
-                    return f"{spec['name']!r} is a tensor subclass, {type(leaf).__name__}"
-                if leaf.requires_grad and torch.is_grad_enabled():
-                    raise GradError(
-                        f"argument {spec['name']!r} requires gradients, which a loaded program does not give",
-                        fix="call it under torch.no_grad(), or pass a detached tensor",
-                    )
-                leaves.append(leaf)
-            elif type(leaf) is int:
-                if not -(2**63) <= leaf < 2**63:
-                    return f"{spec['name']!r} is an int of more than 64 bits"
-                leaves.append(leaf)
-            else:
-                text = literal_text(leaf)
-                if text is None:
-                    return f"{spec['name']!r} is a {type(leaf).__name__}"
-                leaves.append(text)
-        why = trace.native.refusal(leaves)
-        return why if why else (flattener, leaves, rebound)
-
     def run_async(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run the call asynchronously; see `staticrt.fork`."""
         return fork(self, *args, **kwargs)
@@ -360,17 +291,10 @@ class LoadedModel(Tools):
         Returns:
             Whether the next such call is prepared, and otherwise why each trace is not.
         """
-        args, kwargs = with_bytes(args, kwargs)
-        reasons = []
-        for number, trace in enumerate(self._traces):
-            call = self._fit(trace, args, kwargs)
-            if isinstance(call, str):
-                reasons.append(f"trace {number}: {call}")
-            elif trace.native.decided:
-                reasons.append(f"trace {number}: data decides which branch runs")
-            else:
-                return readiness(trace.native.prepare, call[1])
-        return Readiness(False, f"the call fits no trace of {self.name}: " + "; ".join(reasons))
+        ready = _prepare(self._now, args, kwargs)
+        if ready and len(self._to_prepare) < _MOST_TO_PREPARE:
+            self._to_prepare.append(pytree.tree_map(_without_bytes, (args, kwargs)))
+        return ready
 
     def trim(self) -> None:
         """Free memory that is unused between calls; the next call allocates it again."""
@@ -379,20 +303,17 @@ class LoadedModel(Tools):
 
     # -- weights -----------------------------------------------------------------------------------------------
 
-    def _named(self, *kinds: int) -> dict[str, torch.Tensor]:
-        return {name: tensor for name, kind, tensor in self._archive.weights if kind in kinds}
-
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Parameters and persistent buffers by name: the live tensors, mapped from the file until they are written."""
-        return self._named(_PARAMETER, _BUFFER)
+        return self._now.weights(_PARAMETER, _BUFFER)
 
     def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
         """Parameters by name. They do not require gradients."""
-        return list(self._named(_PARAMETER).items())
+        return list(self._now.weights(_PARAMETER).items())
 
     def named_buffers(self) -> list[tuple[str, torch.Tensor]]:
         """Buffers by name, including non-persistent ones."""
-        return list(self._named(_BUFFER, _TEMPORARY_BUFFER).items())
+        return list(self._now.weights(_BUFFER, _TEMPORARY_BUFFER).items())
 
     def load_state_dict(self, state_dict: Mapping[str, torch.Tensor], strict: bool = True) -> None:
         """Copy values into parameters and buffers; the next call uses them.
@@ -404,14 +325,8 @@ class LoadedModel(Tools):
         Raises:
             InputError: a name or shape differs.
         """
-        own = self._named(_PARAMETER, _BUFFER, _TEMPORARY_BUFFER)
-        missing = sorted(self.state_dict().keys() - state_dict.keys())
-        unexpected = sorted(state_dict.keys() - own.keys())
-        if strict and (missing or unexpected):
-            raise InputError(
-                f"state dict for {self.name}: missing {missing or 'none'}, unexpected {unexpected or 'none'}",
-                fix="pass the state dict of the model that was saved, or strict=False",
-            )
+        own = self._now.weights(_PARAMETER, _BUFFER, _TEMPORARY_BUFFER)
+        self._check_names(state_dict, strict)
         for name, value in state_dict.items():
             if name in own and own[name].shape != value.shape:
                 raise InputError(
@@ -422,13 +337,70 @@ class LoadedModel(Tools):
                 if name in own:
                     own[name].copy_(value)
 
+    def _check_names(self, state_dict: Mapping[str, torch.Tensor], strict: bool) -> None:
+        own = self._now.weights(_PARAMETER, _BUFFER, _TEMPORARY_BUFFER)
+        missing = sorted(self.state_dict().keys() - state_dict.keys())
+        unexpected = sorted(state_dict.keys() - own.keys())
+        if strict and (missing or unexpected):
+            raise InputError(
+                f"state dict for {self.name}: missing {missing or 'none'}, unexpected {unexpected or 'none'}",
+                fix="pass the state dict of the model that was saved, or strict=False",
+            )
+
+    def swap_weights(
+        self, weights: Mapping[str, torch.Tensor] | str | os.PathLike[str] | bytes, strict: bool = True
+    ) -> None:
+        """Put other weights in place of all present ones at once, while calls go on.
+
+        A call that has begun finishes on the old weights; one that begins afterwards sees only the new ones. Calls that
+        `prepare` was asked for are prepared again first, so that none waits for it. `state_dict()` gives
+        other tensors afterwards. What a running call writes into old buffers is lost.
+
+        Args:
+            weights: by name, as in `state_dict()`: they are copied, so each process holds its own. Or an archive of the
+                same model with other weights, by file name or bytes: of a file all processes map the same pages.
+            strict: a mapping names every parameter and persistent buffer, and no others.
+
+        Raises:
+            InputError: a name, shape or dtype that does not fit, or the file of this model has changed
+                since it was loaded; nothing has changed.
+            ArchiveError: `weights` names no readable archive; nothing has changed.
+        """
+        with self._swapping:
+            if isinstance(weights, Mapping):
+                fresh, opening = self._with_values(weights, strict), self._opening
+            else:
+                opening = self._opening.of(weights)
+                fresh = opening.programs()
+            _check_fits(self._now, fresh)
+            for args, kwargs in list(self._to_prepare):
+                _prepare(fresh, args, kwargs)
+            self._opening, self._now = opening, fresh
+
+    def _with_values(self, weights: Mapping[str, torch.Tensor], strict: bool) -> SavedPrograms:
+        """The same archive, opened again, with these values and otherwise the present ones."""
+        self._check_names(weights, strict)
+        fresh = self._opening.again()
+        own = self._now.weights(_PARAMETER, _BUFFER, _TEMPORARY_BUFFER)
+        with torch.no_grad():
+            for name, tensor in fresh.weights(_PARAMETER, _BUFFER, _TEMPORARY_BUFFER).items():
+                value = weights.get(name, own[name])
+                if (value.shape, value.dtype) != (tensor.shape, tensor.dtype):
+                    raise InputError(
+                        f"weight {name!r} of {self.name} is {_kind(value)}, expected {_kind(tensor)}",
+                        fix="convert it, or load_state_dict(), which converts",
+                    )
+                if name in weights or not torch.equal(value, tensor):  # else the pages stay those of the file
+                    tensor.copy_(value)
+        return fresh
+
     # -- reports -----------------------------------------------------------------------------------------------
 
     def explain(self) -> Explanation:
         """The archive's graphs with inputs, size conditions and numbers of calls."""
         facts = self._archive.facts
         notes = (
-            f"loaded from {self._where}: saved by staticrt {facts['staticrt_version']}, torch {facts['torch_version']}, "
+            f"loaded from {self._now.where}: saved by staticrt {facts['staticrt_version']}, torch {facts['torch_version']}, "
             f"on a CPU with {facts['cpu_capability']}",
             *self._packed_note(),
             *self._plans_note(),
@@ -449,7 +421,7 @@ class LoadedModel(Tools):
             (f"memory plans: {held} in the archive, {used} of them in use, {made} made here",) if held else ()
         )
 
-    def _report(self, trace: _SavedTrace) -> TraceReport:
+    def _report(self, trace: SavedTrace) -> TraceReport:
         operators = tuple((str(name), int(count)) for name, count in trace.report["operators"])
         return TraceReport(
             route="loaded",
@@ -473,13 +445,3 @@ def _describe(leaf: Mapping[str, Any]) -> str:
     dtype = str(leaf["dtype"]).removeprefix("torch.")
     where = "" if leaf["device"].type == "cpu" else f" on {leaf['device']}"
     return f"{leaf['name']}: {dtype}, {leaf['dim']} dimensions{where}"
-
-
-def _call_text(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """The kinds of a call's arguments: "(Tensor, mask=list of 2)"."""
-
-    def kind(value: Any) -> str:
-        name = type(value).__name__
-        return f"{name} of {len(value)}" if isinstance(value, (list, tuple, dict)) else name
-
-    return f"({', '.join([*map(kind, args), *(f'{name}={kind(value)}' for name, value in kwargs.items())])})"

@@ -307,7 +307,7 @@ def test_nothing_is_unpickled_or_imported(tmp_path, monkeypatch, answer, saved):
 )
 def test_hostile_structures_are_errors(structure, saved, monkeypatch):
     """The JSON inside is read without trust too."""
-    from staticrt.archive.loaded import _SavedTrace
+    from staticrt.archive.programs import SavedTrace
     from staticrt.archive.structures import Decoder
 
     class Native:
@@ -319,4 +319,4 @@ def test_hostile_structures_are_errors(structure, saved, monkeypatch):
     native = Native()
     native.structure = structure
     with pytest.raises(ArchiveError):
-        _SavedTrace(native, Decoder())
+        SavedTrace(native, Decoder())
