@@ -155,7 +155,9 @@ def eager_reason() -> str | None:
     if torch._C._len_torch_dispatch_stack():
         return "a torch dispatch mode is active"
     if torch.is_autocast_enabled(torch._C._get_privateuse1_backend_name()):
-        return f"torch.autocast({torch._C._get_privateuse1_backend_name()!r}) is on, whose casts are not traced"
+        return (
+            f"torch.autocast({torch._C._get_privateuse1_backend_name()!r}) is on, whose casts are not traced"
+        )
     if torch._C._len_torch_function_stack():
         return "a torch function mode is active"
     if torch._C._functorch.peek_interpreter_stack() is not None:

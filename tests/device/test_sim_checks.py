@@ -6,8 +6,6 @@ import sys
 import pytest
 import torch
 
-import staticrt
-
 ENABLE = "import torch, staticrt\nfrom staticrt import memory\n"
 
 
@@ -224,5 +222,7 @@ def test_other_faults_are_not_explained():
 
 
 def test_record_stream_wants_a_stream_of_the_tensors_device(x):
-    with pytest.raises(RuntimeError, match=r"record_stream: the tensor is on sim:0 and the stream is one of sim:1"):
+    with pytest.raises(
+        RuntimeError, match=r"record_stream: the tensor is on sim:0 and the stream is one of sim:1"
+    ):
         x.record_stream(torch.Stream("sim:1"))

@@ -122,7 +122,9 @@ def replay_after_the_pool_was_trimmed(sim, wrong):
             pool.close()
 
 
-@mistake(r"race: allocation #\d+ .* is given before aten::sum, operation \d+ of stream \d+ by allocation #\d+")
+@mistake(
+    r"race: allocation #\d+ .* is given before aten::sum, operation \d+ of stream \d+ by allocation #\d+"
+)
 def dropped_record_stream(sim, wrong):
     side = torch.Stream("sim")
     x = torch.ones(1000, device="sim")
