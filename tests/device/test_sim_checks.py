@@ -90,8 +90,8 @@ def test_a_race_is_reported_whatever_the_order(sim, side, x, order):
         f"race: aten::mul on stream {side.stream_id} reads bytes [0, 256) of allocation #"
     )
     assert report.endswith(
-        f", which aten::add_ on stream 0 writes, and nothing orders the two: let stream {side.stream_id} wait "
-        "for an event that stream 0 records after aten::add_"
+        f", which aten::add on stream 0 writes, and nothing orders the two: let stream {side.stream_id} wait "
+        "for an event that stream 0 records after aten::add"
     )
     del y
 
@@ -144,9 +144,10 @@ def test_accesses_out_of_a_tensors_bounds_are_reported(sim, order):
     larger[:1000].add_(1)
     assert found(sim) == []
     larger.add_(1)
-    (report,) = found(sim)
-    assert report.startswith("out of bounds: aten::add_ on stream 0 writes bytes [0, 4096) of allocation #")
+    report, redzone = found(sim)
+    assert report.startswith("out of bounds: aten::add on stream 0 writes bytes [0, 4096) of allocation #")
     assert report.endswith(", which has 4000 bytes")
+    assert redzone.startswith("redzone: aten::add on stream 0 wrote byte 4000 of allocation #")
 
 
 @pytest.mark.parametrize("redzone_bytes", [0, 64])
