@@ -8,6 +8,7 @@ go on, and a line is fitted to it after a warm-up.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import random
 import subprocess
@@ -125,10 +126,9 @@ def _prepared(peer: str, module: torch.nn.Module, example: tuple[Tensor, ...]) -
         return module
     if peer == "staticrt":
         return compile(module)
-    import onnxruntime
-
     from staticrt import to_onnx
 
+    onnxruntime: Any = importlib.import_module("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
