@@ -127,13 +127,15 @@ def _index(device: int | str | torch.device | None) -> int:
         index = wanted.index
     if count == 0:
         raise AllocatorError(
-            "there are no simulated devices in this process", fix="call staticrt.memory.simulated.enable() first"
+            "there are no simulated devices in this process",
+            fix="call staticrt.memory.simulated.enable() first",
         )
     if index is None:
         return _C.simulated_current_device()
     if not 0 <= index < count:
         raise AllocatorError(
-            f"sim:{index} does not exist", fix=f"give a number from 0 to {count - 1}, as enable() made {count}"
+            f"sim:{index} does not exist",
+            fix=f"give a number from 0 to {count - 1}, as enable() made {count}",
         )
     return index
 
