@@ -39,7 +39,8 @@ for _flag in PYTHON_FLAGS:
     _C.add_python_flag(*_flag)
 
 AUTOCAST_DEVICES: tuple[str, ...] = _C.AUTOCAST_DEVICES
-_OTHER_DEVICE = "privateuseone"  # a backend outside of torch, whatever its name: calls under its autocast are eager
+# A backend outside of torch, whatever its name. Calls under its autocast are eager.
+_OTHER_DEVICE = "privateuseone"
 
 process_state = _C.process_state
 autocast_text = _C.autocast_text
