@@ -149,10 +149,12 @@ void bind_torch_devices(py::module_& m) {
   m.def("register_generator", [](const SimMemoryDevice& d, uint64_t stream, const at::Generator& generator) {
     CaptureState capture;
     check(d.sim->capture_state(StreamId{stream}, &capture));
-    SRT_CHECK(capture.status != CaptureStatus::none,
-              "register_generator: the graph's capture has ended; register generators before they are used in it");
-    SRT_CHECK(generator.device().type() == simulated::kDeviceType, "register_generator: the generator is one of ",
-              generator.device().str(), "; give one of ", d.sim->info().name);
+    SRT_CHECK(
+        capture.status != CaptureStatus::none,
+        "register_generator: the graph's capture has ended; register generators before they are used in it");
+    SRT_CHECK(generator.device().type() == simulated::kDeviceType,
+              "register_generator: the generator is one of ", generator.device().str(), "; give one of ",
+              d.sim->info().name);
     generator.get<simulated::SimGenerator>()->register_graph(d.sim->info().index, capture.id);
   });
   m.def("simulated_generator", [](int index) { return simulated::device_at(index).generator(); });

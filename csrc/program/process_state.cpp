@@ -71,7 +71,8 @@ constexpr auto kTable = std::tuple{
     Row{"autocast_other", kThread,
         [](auto&) {
           if (!at::autocast::is_autocast_enabled(at::kPrivateUse1)) return uint16_t{0};
-          return static_cast<uint16_t>(1 + static_cast<int>(at::autocast::get_autocast_dtype(at::kPrivateUse1)));
+          return static_cast<uint16_t>(1 +
+                                       static_cast<int>(at::autocast::get_autocast_dtype(at::kPrivateUse1)));
         }},
     Row{"autocast_cache", kThread, [](auto&) { return at::autocast::is_autocast_cache_enabled(); }},
     Row{"flush_denormal", kThread, [](auto&) { return flushes_denormals(); }},

@@ -7,9 +7,10 @@ namespace staticrt::simulated {
 namespace {
 
 at::Tensor refused_loss(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, int64_t) {
-  TORCH_CHECK(false,
-              "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast; use "
-              "binary_cross_entropy_with_logits, or BCEWithLogitsLoss, which combine a sigmoid with the loss");
+  TORCH_CHECK(
+      false,
+      "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast; use "
+      "binary_cross_entropy_with_logits, or BCEWithLogitsLoss, which combine a sigmoid with the loss");
 }
 
 }  // namespace

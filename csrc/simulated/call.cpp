@@ -95,7 +95,8 @@ void dropout(torch::jit::Stack& stack, at::Generator generator) {
   stack = {output, mask};
 }
 
-// Whether a kernel without a generator argument will draw: only the CPU's attention can, and only if it drops.
+// Whether a kernel without a generator argument will draw: only the CPU's attention can, and only if it
+// drops.
 bool draws_by_itself(const c10::FunctionSchema& schema, const torch::jit::Stack& stack) {
   for (size_t i = 0; i < schema.arguments().size(); ++i)
     if (schema.arguments()[i].name() == "dropout_p") return stack[i].toDouble() > 0;
@@ -205,7 +206,8 @@ void Call::take_seed() {
     return;
   }
   TORCH_CHECK(mine == device().generator().get<SimGenerator>() || mine->is_of_graph(device_, capture.id),
-              name(), " draws from a generator that is not registered with the graph that is captured, so that "
+              name(),
+              " draws from a generator that is not registered with the graph that is captured, so that "
               "each replay would draw the same numbers; call graph.register_generator(generator) first");
   seed_ = 0;  // each replay takes its own
 }
@@ -323,9 +325,9 @@ void Call::call_seeded(torch::jit::Stack& stack) const {
     dropout(stack, at::detail::createCPUGenerator(*seed_));
     return;
   }
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      !draws_by_itself(schema(), stack), name(),
-      " draws random numbers from the CPU's default generator, which other threads use; call it with dropout_p=0");
+  TORCH_CHECK_NOT_IMPLEMENTED(!draws_by_itself(schema(), stack), name(),
+                              " draws random numbers from the CPU's default generator, which other threads "
+                              "use; call it with dropout_p=0");
   call(stack);
 }
 

@@ -305,12 +305,13 @@ std::vector<alloc::SimRange> ranges_of(const std::vector<Use>& uses) {
 void enqueue(SimulatedDevice& device, const std::string& name, std::function<void()> work,
              const std::vector<Use>& uses, alloc::SimGraph::EachLaunch each_launch) {
   const alloc::StreamId stream = current_stream(device.index());
-  const auto guarded = [&device, name, stream, state = ThreadState::now()](const std::function<void()>& work) {
+  const auto guarded = [&device, name, stream,
+                        state = ThreadState::now()](const std::function<void()>& work) {
     try {
       state.run(work);
     } catch (c10::Error& error) {
-      error.add_context(detail::concat("in ", name, ", which ran on stream ", alloc::raw(stream), " of sim:",
-                                       device.index()));
+      error.add_context(detail::concat("in ", name, ", which ran on stream ", alloc::raw(stream),
+                                       " of sim:", device.index()));
       device.keep_error(std::current_exception());
     } catch (...) {
       device.keep_error(std::current_exception());

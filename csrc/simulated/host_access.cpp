@@ -40,7 +40,8 @@ void on_signal(int signal, siginfo_t* info, void* context) {
   } else if (former.sa_handler != SIG_DFL && former.sa_handler != SIG_IGN) {
     former.sa_handler(signal);
   } else {
-    // The access is repeated when this returns, and then ends the process; a signal that was sent is sent again.
+    // The access is repeated when this returns, and then ends the process; a signal that was sent is sent
+    // again.
     struct sigaction standard = {};
     standard.sa_handler = SIG_DFL;
     sigaction(SIGSEGV, &standard, nullptr);

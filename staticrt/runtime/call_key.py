@@ -154,10 +154,8 @@ def eager_reason() -> str | None:
     """Why no call may be compiled just now, or None."""
     if torch._C._len_torch_dispatch_stack():
         return "a torch dispatch mode is active"
-    if torch.is_autocast_enabled(torch._C._get_privateuse1_backend_name()):
-        return (
-            f"torch.autocast({torch._C._get_privateuse1_backend_name()!r}) is on, whose casts are not traced"
-        )
+    if torch.is_autocast_enabled("privateuseone"):  # whatever name the backend has
+        return f"torch.autocast({torch.device('privateuseone').type!r}) is on, whose casts are not traced"
     if torch._C._len_torch_function_stack():
         return "a torch function mode is active"
     if torch._C._functorch.peek_interpreter_stack() is not None:

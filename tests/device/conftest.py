@@ -1,7 +1,7 @@
 """These tests run in processes of their own: devices must be enabled before a process' first backward.
 
-`make test` runs them after all others (`pytest tests/device`). `pytest tests/device --seeds 20` runs each under 20 random
-orders of streams besides (`make seeds`).
+`make test` runs them after all others (`pytest tests/device`), under three orders of streams where order matters. `make
+seeds` (`pytest tests/device --seeds 20`) runs each under 20 random orders besides, but for modules that say ORDERS_OF_THEIR_OWN.
 """
 
 import pytest
@@ -19,6 +19,8 @@ def pytest_addoption(parser):
 
 def pytest_generate_tests(metafunc):
     """`order` tests run under each worst case and each seed, all others under the first worst case and each seed."""
+    if getattr(metafunc.module, "ORDERS_OF_THEIR_OWN", False):
+        return
     seeds = [f"random-{seed}" for seed in range(metafunc.config.getoption("--seeds"))]
     if "order" in metafunc.fixturenames:
         metafunc.parametrize("order", ORDERS + seeds, indirect=True)

@@ -9,6 +9,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 import staticrt
 
+ORDERS_OF_THEIR_OWN = True  # one stream: conftest.py
 SAMPLES = 4
 # What differs by nature, and why.
 LEFT_OUT = {

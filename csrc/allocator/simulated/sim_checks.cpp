@@ -50,8 +50,8 @@ void SimDriver::launch(StreamId stream, std::function<void()> work, std::vector<
   const auto checked = [this, stream, ranges, known, guards](const std::function<void()>& work) {
     for (const SimRange& range : ranges)
       if (!memory_.usable(range.address, range.size_bytes)) {
-        oracle_.report(detail::concat("unmapped: ", *known, " of stream ", raw(stream), " runs on 0x", std::hex,
-                                      range.address, ", which is no longer mapped"));
+        oracle_.report(detail::concat("unmapped: ", *known, " of stream ", raw(stream), " runs on 0x",
+                                      std::hex, range.address, ", which is no longer mapped"));
         return;
       }
     for (const SimGuardPtr& guard : guards) check_guard(*guard, *known, stream, /*before=*/true);

@@ -19,14 +19,15 @@ namespace staticrt::alloc {
 struct SimGuard {
   static constexpr uint8_t kPoison = 0xff;
   static constexpr uint8_t kRedzone = 0xa5;
-  static constexpr Bytes kMostPoisonBytes = 64 * kMiB;  // of one allocation: more would take the machine's memory
+  static constexpr Bytes kMostPoisonBytes =
+      64 * kMiB;  // of one allocation: more would take the machine's memory
 
   uint64_t owner = 0;  // number of the allocation
   Addr address = 0;
   Bytes size_bytes = 0;
   Bytes redzone_bytes = 0;
   StreamId stream{0};
-  bool filled = false;   // the stream has come to its beginning
+  bool filled = false;  // the stream has come to its beginning
   bool reported = false;
 
   // Poisons the contents and fills the redzone, unless they are mapped no longer.

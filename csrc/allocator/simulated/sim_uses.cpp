@@ -31,7 +31,8 @@ void SimOracle::remember(size_t slot, uint64_t operation, const std::string* nam
   operations_[{slot, operation}] = name;
   if (operations_.size() <= most_operations_) return;
   const VectorClock& host = streams_.host();
-  std::erase_if(operations_, [&](const auto& entry) { return entry.first.second <= host.of(entry.first.first); });
+  std::erase_if(operations_,
+                [&](const auto& entry) { return entry.first.second <= host.of(entry.first.first); });
   most_operations_ = std::max<size_t>(1024, 2 * operations_.size());
 }
 
@@ -123,11 +124,10 @@ void SimOracle::describe(Addr address, char* text, size_t size) const {
     std::snprintf(text, size, "an address of no live tensor");
     return;
   }
-  const int written = std::snprintf(text, size, "byte %llu of allocation #%llu (%llu bytes, of stream %llu)",
-                                    static_cast<unsigned long long>(address - first),
-                                    static_cast<unsigned long long>(live->owner),
-                                    static_cast<unsigned long long>(live->size_bytes),
-                                    static_cast<unsigned long long>(raw(live->stream)));
+  const int written = std::snprintf(
+      text, size, "byte %llu of allocation #%llu (%llu bytes, of stream %llu)",
+      static_cast<unsigned long long>(address - first), static_cast<unsigned long long>(live->owner),
+      static_cast<unsigned long long>(live->size_bytes), static_cast<unsigned long long>(raw(live->stream)));
   if (live->last && written > 0 && static_cast<size_t>(written) < size)
     std::snprintf(text + written, size - static_cast<size_t>(written), ", last used by %s on stream %llu",
                   live->last->c_str(), static_cast<unsigned long long>(raw(live->last_stream)));

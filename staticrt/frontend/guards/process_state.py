@@ -39,6 +39,8 @@ for _flag in PYTHON_FLAGS:
     _C.add_python_flag(*_flag)
 
 AUTOCAST_DEVICES: tuple[str, ...] = _C.AUTOCAST_DEVICES
+# A backend outside of torch, whatever its name. Calls under its autocast are eager.
+_OTHER_DEVICE = "privateuseone"
 
 process_state = _C.process_state
 autocast_text = _C.autocast_text
@@ -55,7 +57,8 @@ class AutocastState:
 
     def __init__(self) -> None:
         self._devices = [
-            (d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in AUTOCAST_DEVICES
+            (d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d))
+            for d in (*AUTOCAST_DEVICES, _OTHER_DEVICE)
         ]
         self._cache = torch.is_autocast_cache_enabled()
 

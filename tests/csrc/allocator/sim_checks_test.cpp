@@ -177,7 +177,8 @@ TEST(sim_race_is_none_if_another_device_orders_the_streams) {
 TEST(sim_use_outside_of_live_allocations_is_reported) {
   Scene s;
   s.use(kA, "writer", s.at + 3996, 8, true);
-  s.found("out of bounds: writer on stream 1 writes bytes [3996, 4004) of allocation #1, which has 4000 bytes");
+  s.found(
+      "out of bounds: writer on stream 1 writes bytes [3996, 4004) of allocation #1, which has 4000 bytes");
   s.sim.freed(s.at);
   s.use(kA, "reader", s.at + 8, 8, false);
   s.found("use after free: reader on stream 1 reads bytes [8, 16) of allocation #1");
@@ -190,9 +191,7 @@ TEST(sim_redzone_names_who_wrote_it) {
   Scene s;
   s.sim.guard(s.at, 4000, 96, kA);
   auto* bytes = reinterpret_cast<uint8_t*>(s.sim.kernel_address(s.at));
-  const auto write = [&](Bytes at) {
-    return [bytes, at] { bytes[at] = 7; };
-  };
+  const auto write = [&](Bytes at) { return [bytes, at] { bytes[at] = 7; }; };
   s.sim.launch(kA, write(3999), {{s.at, 4000}}, "right");
   EXPECT(s.sim.stream_sync(kA).ok());
   s.clean();

@@ -1,0 +1,194 @@
+// The device "sim" without Python, for the sanitizers: operators, streams of several threads, and the checks.
+#include <ATen/Context.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/native_dropout.h>
+#include <ATen/ops/nonzero.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/rand.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "simulated/device.h"
+#include "simulated/enable.h"
+#include "test.h"
+
+using namespace staticrt;
+using namespace staticrt::simulated;
+
+namespace {
+
+// The devices exist once for all tests of the process, and are idle and without reports at the start of each.
+at::TensorOptions on(int index) {
+  static const bool made = [] {
+    DevicesConfig config;
+    config.count = 2;
+    config.total_bytes = 256 * alloc::kMiB;
+    config.redzone_bytes = 64;
+    enable(config);
+    return true;
+  }();
+  (void)made;
+  return at::TensorOptions().device(device_at(index).device());
+}
+
+struct Idle {
+  Idle() {
+    for (int index = 0; index < 2; ++index) {
+      (void)on(index);
+      device_at(index).synchronize();
+      device_at(index).driver().clear_reports();
+      device_at(index).driver().set_order(alloc::SimOrder::needed, 0);
+    }
+  }
+};
+
+c10::Stream new_stream(int index) {
+  return torch_stream(index, device_at(index).driver().create_stream());
+}
+
+void wait_stream(const c10::Stream& waiting, const c10::Stream& other) {
+  c10::Event event(kDeviceType);
+  event.record(other);
+  event.block(waiting);
+}
+
+c10::Stream current(int index) {
+  return torch_stream(index, current_stream(index));
+}
+
+std::string reports(int index) {
+  device_at(index).synchronize();
+  std::string text = device_at(index).driver().report_text();
+  device_at(index).driver().clear_reports();
+  return text;
+}
+
+}  // namespace
+
+TEST(sim_operators_equal_the_cpus) {
+  const Idle idle;
+  const at::Tensor x = at::rand({16, 16});
+  const at::Tensor y = x.to(on(0).device());
+  EXPECT(at::equal(at::mm(y, y).add_(1).cpu(), at::mm(x, x).add_(1)));
+  EXPECT(at::equal(at::nonzero(y).cpu(), at::nonzero(x)));
+  EXPECT(at::equal(y.to(on(1).device()).mul(2).cpu(), x.mul(2)));
+  EXPECT_EQ(reports(0) + reports(1), std::string());
+}
+
+TEST(sim_threads_with_streams_of_their_own) {
+  for (const auto order : {alloc::SimOrder::needed, alloc::SimOrder::others_first, alloc::SimOrder::random}) {
+    const Idle idle;
+    for (int index = 0; index < 2; ++index) device_at(index).driver().set_order(order, 3);
+    std::atomic<int> wrong = 0;
+    std::vector<std::thread> threads;
+    for (int number = 0; number < 4; ++number)
+      threads.emplace_back([number, &wrong] {
+        const int index = number % 2;
+        const c10::StreamGuard guard(new_stream(index));
+        for (int round = 0; round < 20; ++round) {
+          at::Tensor x = at::full({100 + round}, number, on(index));
+          x = at::add(x.mul(2), x);
+          if (!at::equal(x.cpu(), at::full({100 + round}, 3 * number))) ++wrong;
+        }
+      });
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(wrong.load(), 0);
+    EXPECT_EQ(reports(0) + reports(1), std::string());
+  }
+}
+
+TEST(sim_race_of_two_streams_is_reported_unless_an_event_orders_them) {
+  for (const bool ordered : {true, false}) {
+    const Idle idle;
+    const at::Tensor x = at::ones({64, 64}, on(0));
+    const c10::Stream side = new_stream(0);
+    wait_stream(side, current(0));
+    {
+      const c10::StreamGuard guard(side);
+      x.add_(1);
+    }
+    x.record_stream(side);
+    if (ordered) wait_stream(current(0), side);
+    const at::Tensor y = x.mul(2);
+    const std::string found = reports(0);
+    EXPECT_EQ(found.find("race: aten::mul on stream 0 reads bytes [0, 16384)") == 0, !ordered);
+    EXPECT(!ordered || found.empty());
+    EXPECT(!ordered || at::equal(y.cpu(), at::full({64, 64}, 4.0)));
+  }
+}
+
+TEST(sim_threads_pass_tensors_by_events) {
+  const Idle idle;
+  for (int round = 0; round < 20; ++round) {
+    const c10::Stream side = new_stream(0);
+    at::Tensor x = at::ones({1000}, on(0));
+    wait_stream(side, current(0));
+    x.record_stream(side);
+    at::Tensor y;
+    std::thread other([&] {
+      const c10::StreamGuard guard(side);
+      y = x.mul(3);
+      x = at::Tensor();
+    });
+    other.join();
+    wait_stream(current(0), side);
+    y.record_stream(current(0));
+    EXPECT(at::equal(y.add(1).cpu(), at::full({1000}, 4.0)));
+  }
+  EXPECT_EQ(reports(0), std::string());
+}
+
+TEST(sim_another_device_waits_for_a_stream) {
+  const Idle idle;
+  const at::Tensor x = at::ones({100}, on(0));
+  const c10::Stream side = new_stream(0);
+  wait_stream(current(1), current(0));
+  wait_stream(side, current(1));
+  x.record_stream(side);
+  const c10::StreamGuard guard(side);
+  x.add_(1);
+  EXPECT(at::equal(x.cpu(), at::full({100}, 2.0)));
+  EXPECT_EQ(reports(0), std::string());
+}
+
+TEST(sim_dropout_leaves_the_cpus_generator_alone) {
+  const Idle idle;
+  at::Generator shared = at::detail::getDefaultCPUGenerator();
+  shared.set_current_seed(5);
+  const at::Tensor expected = at::rand({1000});
+  shared.set_current_seed(5);
+  std::atomic<bool> done = false;
+  std::thread other([&] {
+    while (!done) (void)std::get<0>(at::native_dropout(at::ones({1000}, on(0)), 0.5, true)).cpu();
+  });
+  bool same = true;
+  for (int round = 0; round < 20; ++round) {
+    shared.set_current_seed(5);
+    same = same && at::equal(at::rand({1000}), expected);
+  }
+  done = true;
+  other.join();
+  EXPECT(same);
+}
+
+TEST(sim_memory_is_poisoned_and_guarded) {
+  const Idle idle;
+  const at::Tensor x = at::empty({1000}, on(0));
+  EXPECT(x.cpu().isnan().all().item<bool>());
+  auto& driver = device_at(0).driver();
+  const auto address = reinterpret_cast<alloc::Addr>(x.storage().data());
+  driver.launch(
+      alloc::kDefaultStream,
+      [bytes = reinterpret_cast<char*>(driver.kernel_address(address))] { bytes[4000] = 0; },
+      {{.address = address, .size_bytes = 4000}}, "wrong");
+  EXPECT(reports(0).find("redzone: wrong on stream 0 wrote byte 4000 of allocation #") == 0);
+}
