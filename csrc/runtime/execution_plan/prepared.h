@@ -234,6 +234,7 @@ class PreparedFrame {
   bool uses_fixed() const { return !prepared_->fixed_values_.empty() || !prepared_->derived_.empty(); }
   void follow_weights(std::span<const InputView> inputs);
   void clear();
+  void reset();
 
   const std::shared_ptr<const PreparedProgram> prepared_;
   std::vector<c10::IValue> slots_;

@@ -55,10 +55,15 @@ bool same_meta(const at::Tensor& tensor, const ValueRecord& record) {
 
 PreparedFrame::PreparedFrame(std::shared_ptr<const PreparedProgram> prepared)
     : prepared_(std::move(prepared)) {
+  reset();
+}
+
+// As before the first run. The general path, which may have taken over, empties slots that prepared runs share.
+void PreparedFrame::reset() {
   const PreparedProgram& p = *prepared_;
   const Program& program = *p.bound_.program;
-  slots_.resize(program.num_values());
-  bases_.resize(p.num_bases_, nullptr);
+  slots_.assign(program.num_values(), c10::IValue());
+  bases_.assign(p.num_bases_, nullptr);
   for (const ValueId id : p.numbers_) {
     if (p.records_[id].stable) slots_[id] = p.records_[id].number;
   }
@@ -70,7 +75,10 @@ PreparedFrame::PreparedFrame(std::shared_ptr<const PreparedProgram> prepared)
           const_cast<char*>(static_cast<const char*>(program.constants()[i].toTensor().const_data_ptr()));
     }
   }
-  arenas_.resize(p.arenas_.size());
+  arenas_.assign(p.arenas_.size(), {});
+  has_shells_ = false;
+  fixed_.reset();
+  heirs_.clear();
 }
 
 void PreparedFrame::place(ValueId output, const at::Tensor& like) {
@@ -220,8 +228,7 @@ bool PreparedFrame::run(std::span<const InputView> inputs, Arenas& arenas,
     }
     if (!heirs_.empty()) give_donated();
   } catch (...) {
-    heirs_.clear();
-    clear();
+    reset();
     // What is left of them is no longer what the caller gave.
     if (!p.options_.donated.empty()) end_donation(p.options_.donated, inputs, {});
     throw;
