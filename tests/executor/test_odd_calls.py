@@ -233,3 +233,35 @@ def test_pythons_int_as_a_dtype_beside_symbolic_sizes():
             assert torch.equal(got, want)
             assert got.dtype == want.dtype
     assert not compiled.explain().eager
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("backend", [False, True])
+def test_a_call_that_raises_among_good_ones_changes_none_of_them(backend):
+    """The general path takes over from a prepared run where an index is out of range, and raises."""
+
+    class Table(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("total", torch.zeros(3))
+            self.rows = nn.Embedding(4, 3)
+
+        def forward(self, x, index):
+            rows = self.rows(index)
+            self.total += x.sum(0)
+            self.total.mul_(2)
+            return rows + self.total, x.sum(1)
+
+    eager, module = Table().eval(), Table().eval()
+    module.load_state_dict(eager.state_dict())
+    compiled = torch.compile(module, backend="staticrt") if backend else staticrt.compile(module)
+    for step in range(9):
+        x = torch.full((2, 3), float(step))
+        index = torch.tensor([0, 9 if step % 3 == 2 else 1])
+        want, got = both(eager, compiled, x, index)
+        if step % 3 == 2:
+            assert want is IndexError
+            assert got is IndexError
+        else:
+            assert all(map(torch.equal, got, want))
+        assert torch.equal(module.total, eager.total)
