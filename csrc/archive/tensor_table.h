@@ -62,6 +62,7 @@ class LoadedTensors {
   size_t size() const { return entries_.size(); }
   // REQUIRES, here and below: number < size().
   const at::Tensor& at(uint32_t number);
+  at::Device device_of(uint32_t number) const { return entries_[number].device; }
   // On the CPU, as saved.
   at::Tensor saved(uint32_t number) const;
   // After the last at(): forgets the archive's bytes but those that tensors lie in.

@@ -104,6 +104,28 @@ def test_weights_written_on_the_device_are_seen(model):
     check(loaded, model, "sim:0")
 
 
+def test_weights_are_swapped_on_the_device(model, tmp_path):
+    path, other = tmp_path / "model.pt2", tmp_path / "other.pt2"
+    path.write_bytes(saved(model, torch.randn(4, 16)))
+    with torch.no_grad():
+        for value in model.state_dict().values():
+            value.add_(0.5)
+    other.write_bytes(saved(model, torch.randn(4, 16)))
+    loaded = staticrt.load(path, device="sim:0")
+    for weights in (model.state_dict(), other):
+        loaded.swap_weights(weights)
+        check(loaded, model, "sim:0")
+        assert {tensor.device for tensor in loaded.state_dict().values()} == {torch.device("sim:0")}
+
+
+def test_an_archive_of_another_device_is_not_swapped_in(model):
+    loaded = staticrt.load(saved(model, torch.randn(4, 16)))
+    there = saved(copy.deepcopy(model).to("sim:0"), torch.randn(4, 16, device="sim:0"))
+    with pytest.raises(InputError, match=r"'calls' is float32\[1\] on sim:0, expected float32\[1\]\n"):
+        loaded.swap_weights(there)
+    check(loaded, model, "cpu")
+
+
 def test_arguments_on_the_wrong_device_are_named(model):
     loaded = staticrt.load(saved(model, torch.randn(4, 16)), device="sim:0")
     with pytest.raises(InputError, match="'x' is on cpu, expected on sim:0"):
@@ -167,7 +189,7 @@ torch.save(staticrt.load(sys.argv[1], device="cpu")(torch.load(sys.argv[2]))["y"
         torch.testing.assert_close(torch.load(tmp_path / "y.pt"), model(x)["y"])
 
 
-def test_operators_without_a_kernel_there_are_named():
+def test_an_operator_of_the_cpu_alone_runs_on_the_device_that_calls_the_cpus_kernels():
     with torch.library._scoped_library("device_archive_test", "FRAGMENT") as library:
         library.define("host_only(Tensor x) -> Tensor")
         library.impl("host_only", lambda x: x + 1, "CPU")
