@@ -4,6 +4,7 @@ import copy
 import io
 import subprocess
 import sys
+import zipfile
 
 import pytest
 import torch
@@ -88,6 +89,22 @@ def test_weights_are_moved_once_and_stay_shared(model, sim):
         state["narrow.bias"].untyped_storage().data_ptr() == state["wide.bias"].untyped_storage().data_ptr()
     )
     assert made == len(storages) + len(loaded.explain().traces)  # each trace has the result of arange, too
+
+
+@pytest.mark.parametrize("here", ["cpu", "sim:0"])
+def test_weights_that_torch_export_reads_as_well_are_stored_once(here):
+    model = nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 8)).eval()
+    model[1].bias = nn.Parameter(model[0].bias.detach()[:8])  # a view of another's bytes
+    model, file = model.to(here), io.BytesIO()
+    with torch.no_grad():
+        staticrt.save(staticrt.compile(model), file, (torch.randn(4, 16).to(here),), packed_weights=False)
+    with zipfile.ZipFile(file) as archive:
+        assert [name for name in archive.namelist() if "staticrt/weights/" in name] == []
+    exported = torch.export.load(io.BytesIO(file.getvalue())).state_dict
+    loaded = staticrt.load(file.getvalue()).state_dict()
+    for name, value in model.state_dict().items():
+        assert torch.equal(loaded[name], value)
+        assert torch.equal(exported[name], value)
 
 
 def test_weights_written_on_the_device_are_seen(model):
