@@ -80,6 +80,10 @@ std::string make_archive(at::Device device, std::optional<at::Device> said = std
   return make_zip(records);
 }
 
+at::Tensor plus_one(const at::Tensor& x) {
+  return x + 1;
+}
+
 Module load_on(const std::string& bytes, std::optional<at::Device> device) {
   LoadOptions options;
   options.device = device;
@@ -158,11 +162,15 @@ TEST(placement_operators_without_a_kernel_there_are_named) {
   static auto* library =
       new torch::Library(torch::Library::DEF, "placement_test", std::nullopt, __FILE__, __LINE__);
   library->def("host_only(Tensor x) -> Tensor");
-  library->impl("host_only", c10::DispatchKey::CPU, [](const at::Tensor& x) { return x + 1; });
+  library->impl("host_only", c10::DispatchKey::CPU, torch::CppFunction(&plus_one));
   const auto program = program_of("placement_test::host_only", {at::full({1}, 0.5)}, kXla);
   EXPECT_THROW(check_kernels(*program), ArchiveError,
                "cannot be loaded on xla:0: operator 'placement_test::host_only' has no kernel there");
   check_kernels(*program_of("placement_test::host_only", {at::full({1}, 0.5)}, at::kCPU));
+  library->def("xla_only(Tensor x) -> Tensor");
+  library->impl("xla_only", c10::DispatchKey::XLA, torch::CppFunction(&plus_one));
+  EXPECT_THROW(check_kernels(*program_of("placement_test::xla_only", {at::full({1}, 0.5)}, at::kCPU)),
+               ArchiveError, "cannot be loaded on cpu: operator 'placement_test::xla_only' has no kernel");
 }
 
 TEST(placement_tensors_made_on_the_default_device_are_named) {
