@@ -206,6 +206,22 @@ torch.save(staticrt.load(sys.argv[1], device="cpu")(torch.load(sys.argv[2]))["y"
         torch.testing.assert_close(torch.load(tmp_path / "y.pt"), model(x)["y"])
 
 
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU])
+def test_recurrent_layers_move(layer):
+    torch.manual_seed(0)
+    model = layer(6, 5, num_layers=2, bidirectional=True).eval()
+    for here, there in (("cpu", "sim:0"), ("sim:0", "cpu")):
+        data = saved(copy.deepcopy(model).to(here), torch.randn(3, 2, 6).to(here))
+        loaded = staticrt.load(data, device=there)
+        for steps in (3, 3, 7):
+            x = torch.randn(steps, 2, 6)
+            with torch.no_grad():
+                y, state = loaded(x.to(there))
+                torch.testing.assert_close(
+                    (y.cpu(), *map(torch.Tensor.cpu, state)), (lambda y, s: (y, *s))(*model(x))
+                )
+
+
 def test_an_operator_of_the_cpu_alone_runs_on_the_device_that_calls_the_cpus_kernels():
     with torch.library._scoped_library("device_archive_test", "FRAGMENT") as library:
         library.define("host_only(Tensor x) -> Tensor")
