@@ -78,6 +78,7 @@ class ArchiveBuilder {
   // work: what was worked out for it, kept with it.
   void add_trace(TraceSpec spec, const PriorWork& work = {});
   std::vector<at::Tensor> storages() const { return tensors_.storages(); }
+  std::vector<std::pair<std::string, uintptr_t>> sources() const { return tensors_.sources(); }
   // The bytes of kProgramRecord.
   std::string finish(const ArchiveFacts& facts, const std::vector<std::string>& record_names) const;
 

@@ -64,14 +64,14 @@ void check_kernels(const Program& program) {
     const c10::FunctionSchema& schema = node.handle->schema();
     for (uint32_t i = 0; i < node.num_outputs; ++i) {
       const ValueInfo& info = program.values()[node.first_output + i];
-      if (!info.device || info.device->is_cpu()) continue;
+      if (!info.device) continue;
       const auto key = c10::computeDispatchKey(info.dtype.value_or(at::kFloat), at::kStrided, *info.device);
       SRT_ARCHIVE(node.handle->hasComputedKernelForDispatchKey(key), "archive cannot be loaded on ",
                   info.device->str(), ": operator '", node.op,
                   "' has no kernel there\n  fix: compile and save the model on that device");
       // Without a device such an operator takes the default one, which was the CPU.
       const std::optional<int> device = schema.argumentIndexWithName("device");
-      if (!device || takes_tensors(schema)) continue;
+      if (info.device->is_cpu() || !device || takes_tensors(schema)) continue;
       const Arg& arg = program.arg(node, static_cast<uint32_t>(*device));
       const ValueId id = program.operands()[arg.first];
       SRT_ARCHIVE(!program.is_constant(id) || !program.constants()[id - program.first_constant()].isNone(),

@@ -12,9 +12,10 @@ std::string type_of(const std::string& name) {
   return name.substr(0, name.find(':'));
 }
 
-// The device with its index, or nothing if this process does not have it.
+// The device with its index, or nothing if this process does not have it, or it holds no values.
 std::optional<at::Device> find_device(at::Device device) {
   if (device.is_cpu()) return at::Device(at::kCPU);
+  if (device.is_meta()) return std::nullopt;
   if (!c10::impl::hasDeviceGuardImpl(device.type())) return std::nullopt;
   const c10::impl::VirtualGuardImpl guard(device.type());
   const auto count = guard.deviceCount();
@@ -54,6 +55,9 @@ Placement::Placement(std::vector<std::string> saved, std::optional<at::Device> w
   }
   SRT_ARCHIVE(saved_.size() <= 1, "archive was saved with tensors on ", joined(saved_), "; ", wanted->str(),
               " cannot take the place of all of them\n  fix: load it without device=");
+  SRT_ARCHIVE(!wanted->is_meta(),
+              "archive cannot be loaded on meta, which holds no values\n"
+              "  fix: name a device that runs models, or none");
   const std::optional<at::Device> here = find_device(*wanted);
   SRT_ARCHIVE(here, "archive cannot be loaded on ", wanted->str(),
               ": this process does not have that device\n  fix: name a device that exists, or none");

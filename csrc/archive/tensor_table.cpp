@@ -110,6 +110,15 @@ std::vector<at::Tensor> TensorTable::storages() const {
   return storages_;
 }
 
+std::vector<std::pair<std::string, uintptr_t>> TensorTable::sources() const {
+  std::vector<std::pair<std::string, uintptr_t>> found(storages_.size());
+  for (const Entry& entry : entries_) {
+    const c10::Storage& storage = entry.tensor.storage();
+    found[entry.storage] = {storage.device().str(), reinterpret_cast<uintptr_t>(storage.data())};
+  }
+  return found;
+}
+
 void TensorTable::write(ByteWriter& out, const std::vector<std::string>& record_names) const {
   SRT_ARCHIVE(record_names.size() == storages_.size(), "an archive of ", storages_.size(), " storages got ",
               record_names.size(), " record names");

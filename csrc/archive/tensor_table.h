@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "archive/blob.h"
@@ -32,6 +33,8 @@ class TensorTable {
   const at::Tensor& at(uint32_t number) const { return entries_[number].tensor; }
   // Each storage's bytes on the CPU, as uint8 [bytes], to be written as one record each.
   std::vector<at::Tensor> storages() const;
+  // Where each storage's bytes were when it was added: the device, and the address there.
+  std::vector<std::pair<std::string, uintptr_t>> sources() const;
   // record_names: one per storage, where its bytes were written.
   void write(ByteWriter& out, const std::vector<std::string>& record_names) const;
 
@@ -62,6 +65,7 @@ class LoadedTensors {
   size_t size() const { return entries_.size(); }
   // REQUIRES, here and below: number < size().
   const at::Tensor& at(uint32_t number);
+  at::Device device_of(uint32_t number) const { return entries_[number].device; }
   // On the CPU, as saved.
   at::Tensor saved(uint32_t number) const;
   // After the last at(): forgets the archive's bytes but those that tensors lie in.

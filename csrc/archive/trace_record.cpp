@@ -99,11 +99,21 @@ void check_sameness(ByteReader& in, const std::vector<LeafSpec>& leaves) {
   }
 }
 
-// Each leaf that the program reads is one of its inputs, and each input is read from one leaf.
-void check_inputs(ByteReader& in, const TraceSpec& spec) {
+// Kernels that follow addresses on the host are chosen by what the program says of its values.
+void check_device(ByteReader& in, const ValueInfo& info, at::Device device) {
+  const at::Device said = info.device.value_or(at::kCPU);
+  SRT_ARCHIVE(said == device, in.damaged(), "input ", info.name, " of the program is on ", said.str(),
+              ", what it gets on ", device.str());
+}
+
+// Each leaf that the program reads is one of its inputs, and each input is read from one leaf, or is one of
+// the model's tensors.
+void check_inputs(ByteReader& in, const TraceSpec& spec, const LoadedTensors& tensors) {
   const size_t first = spec.model_tensors.size();
   SRT_ARCHIVE(first <= spec.program->num_inputs(), in.damaged(), first, " model tensors for ",
               spec.program->num_inputs(), " inputs");
+  const std::vector<ValueInfo>& values = spec.program->values();
+  for (size_t i = 0; i < first; ++i) check_device(in, values[i], tensors.device_of(spec.model_tensors[i]));
   std::vector<bool> seen(spec.program->num_inputs() - first, false);
   for (const LeafSpec& leaf : spec.leaves) {
     if (leaf.input < 0) continue;
@@ -111,6 +121,7 @@ void check_inputs(ByteReader& in, const TraceSpec& spec) {
     SRT_ARCHIVE(leaf.kind != LeafKind::kConstant && input < seen.size() && !seen[input], in.damaged(),
                 "leaf ", leaf.name, " is input ", leaf.input, " of ", seen.size());
     seen[input] = true;
+    if (leaf.kind == LeafKind::kTensor) check_device(in, values[first + input], leaf.device);
   }
   for (const bool found : seen) SRT_ARCHIVE(found, in.damaged(), "an input of the program is no leaf");
 }
@@ -191,7 +202,7 @@ TraceSpec read_trace(ByteReader& in, LoadedTensors& tensors) {
       plan.offsets = in.get_ints();
     }
   }
-  check_inputs(in, spec);
+  check_inputs(in, spec, tensors);
   check_guards(in, spec);
   return spec;
 }

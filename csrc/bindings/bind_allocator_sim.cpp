@@ -152,10 +152,13 @@ void bind_torch_devices(py::module_& m) {
     SRT_CHECK(
         capture.status != CaptureStatus::none,
         "register_generator: the graph's capture has ended; register generators before they are used in it");
-    SRT_CHECK(generator.device().type() == simulated::kDeviceType,
+    const int index = d.sim->info().index;
+    SRT_CHECK(generator.device().type() == simulated::kDeviceType && generator.device().index() == index,
               "register_generator: the generator is one of ", generator.device().str(), "; give one of ",
               d.sim->info().name);
-    generator.get<simulated::SimGenerator>()->register_graph(d.sim->info().index, capture.id);
+    auto* mine = generator.get<simulated::SimGenerator>();
+    const std::lock_guard lock(mine->mutex_);
+    mine->register_graph(index, capture.id);
   });
   m.def("simulated_generator", [](int index) { return simulated::device_at(index).generator(); });
   m.def("order_simulated", [](const std::string& order, uint64_t seed) {

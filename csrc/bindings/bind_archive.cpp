@@ -184,6 +184,7 @@ void bind_archive(py::module_& m) {
            })
       .def("trace", &add_trace)
       .def("storages", &ArchiveBuilder::storages)
+      .def("sources", &ArchiveBuilder::sources)
       .def("finish", &finish);
   py::class_<SavedTrace, std::shared_ptr<SavedTrace>>(m, "ArchiveTrace")
       .def("refusal",

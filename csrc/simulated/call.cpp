@@ -196,6 +196,9 @@ void Call::take_seed() {
   if (!op_.hasTag(at::Tag::nondeterministic_seeded)) return;
   at::Generator generator = device().generator();
   if (generator_ && values_[*generator_].isGenerator()) generator = values_[*generator_].toGenerator();
+  TORCH_CHECK(generator.device().type() == kDeviceType,
+              "Expected a 'sim' device type for generator but found '", generator.device().type(), "' (",
+              name(), ")");
   auto* mine = generator.get<SimGenerator>();
   drawn_from_ = generator;
   alloc::CaptureState capture;

@@ -52,6 +52,7 @@ void enable(const DevicesConfig& config) {
   static auto* aten = new torch::Library(torch::Library::IMPL, "aten", kKey, __FILE__, __LINE__);
   register_storage_operators(*aten);
   register_copies(*aten);
+  register_recurrent_cells(*aten);
   register_fallback(*all, *aten);  // last: it leaves alone what is registered
   register_autocast();
   // torch's fallbacks of these keys resolve an argument by a copy of it: without end for the copy itself,

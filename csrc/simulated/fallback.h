@@ -30,6 +30,7 @@ void enqueue(SimulatedDevice& device, const std::string& name, std::function<voi
 // `all`: of namespace _, `aten`: of aten.
 void register_fallback(torch::Library& all, torch::Library& aten);
 void register_copies(torch::Library& library);
+void register_recurrent_cells(torch::Library& library);
 void register_autocast();
 
 }  // namespace staticrt::simulated

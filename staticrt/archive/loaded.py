@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from staticrt.archive import swap
 from staticrt.archive.files import written_by_torch
-from staticrt.archive.programs import SavedPrograms, SavedTrace
+from staticrt.archive.programs import BUFFER, PARAMETER, TEMPORARY_BUFFER, SavedPrograms, SavedTrace
 from staticrt.errors import ArchiveError, InputError, OptionError
 from staticrt.executor.prepare import Readiness, readiness, with_bytes
 from staticrt.native import _C
@@ -21,8 +21,6 @@ from staticrt.runtime.explain.explanation import Explanation, TraceReport
 from staticrt.runtime.explain.inspectable import Graph
 from staticrt.tools.report.inspection import Tools
 
-# As WeightKind in csrc/archive/archive.h.
-_PARAMETER, _BUFFER, _TEMPORARY_BUFFER, _CONSTANT = range(4)
 _TENSOR, _INT, _LITERAL = range(3)
 _MOST_TO_PREPARE = 64  # calls that `swap_weights` prepares again
 _OPTIONS = (
@@ -177,35 +175,6 @@ def _prepare(programs: SavedPrograms, args: tuple[Any, ...], kwargs: dict[str, A
     return Readiness(False, f"the call fits no trace of {programs.name}: " + "; ".join(reasons))
 
 
-def _without_bytes(value: Any) -> Any:
-    """A tensor's dtype, sizes and strides, as a tensor on the device "meta"; other values as they are."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-
-
-def _check_fits(old: SavedPrograms, new: SavedPrograms) -> None:
-    """Refuse an archive of another model.
-
-    Raises:
-        InputError: a weight of it has another name, shape or dtype, or is missing.
-    """
-    kinds = (_PARAMETER, _BUFFER, _TEMPORARY_BUFFER)
-    own = {name: _kind(tensor) for name, tensor in old.weights(*kinds).items()}
-    found = {name: _kind(tensor) for name, tensor in new.weights(*kinds).items()}
-    for name in sorted(own.keys() | found.keys()):
-        if own.get(name) != found.get(name):
-            raise InputError(
-                f"weight {name!r} is {found.get(name, 'missing')}, expected {own.get(name, 'no such weight')}",
-                at=new.where,
-                fix="save the same model with other weights, or load() this one by itself",
-            )
-
-
-def _kind(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-
-
 class LoadedPrograms:
     """What reports ask of a loaded model: an `Inspectable`."""
 
@@ -293,7 +262,9 @@ class LoadedModel(Tools):
         """
         ready = _prepare(self._now, args, kwargs)
         if ready and len(self._to_prepare) < _MOST_TO_PREPARE:
-            self._to_prepare.append(pytree.tree_map(_without_bytes, (args, kwargs)))
+            call = swap.without_bytes((args, kwargs))
+            if call not in self._to_prepare:
+                self._to_prepare.append(call)
         return ready
 
     def trim(self) -> None:
@@ -305,15 +276,15 @@ class LoadedModel(Tools):
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Parameters and persistent buffers by name: the live tensors, mapped from the file until they are written."""
-        return self._now.weights(_PARAMETER, _BUFFER)
+        return self._now.weights(PARAMETER, BUFFER)
 
     def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
         """Parameters by name. They do not require gradients."""
-        return list(self._now.weights(_PARAMETER).items())
+        return list(self._now.weights(PARAMETER).items())
 
     def named_buffers(self) -> list[tuple[str, torch.Tensor]]:
         """Buffers by name, including non-persistent ones."""
-        return list(self._now.weights(_BUFFER, _TEMPORARY_BUFFER).items())
+        return list(self._now.weights(BUFFER, TEMPORARY_BUFFER).items())
 
     def load_state_dict(self, state_dict: Mapping[str, torch.Tensor], strict: bool = True) -> None:
         """Copy values into parameters and buffers; the next call uses them.
@@ -325,7 +296,7 @@ class LoadedModel(Tools):
         Raises:
             InputError: a name or shape differs.
         """
-        own = self._now.weights(_PARAMETER, _BUFFER, _TEMPORARY_BUFFER)
+        own = self._now.weights(PARAMETER, BUFFER, TEMPORARY_BUFFER)
         self._check_names(state_dict, strict)
         for name, value in state_dict.items():
             if name in own and own[name].shape != value.shape:
@@ -338,7 +309,7 @@ class LoadedModel(Tools):
                     own[name].copy_(value)
 
     def _check_names(self, state_dict: Mapping[str, torch.Tensor], strict: bool) -> None:
-        own = self._now.weights(_PARAMETER, _BUFFER, _TEMPORARY_BUFFER)
+        own = self._now.weights(PARAMETER, BUFFER, TEMPORARY_BUFFER)
         missing = sorted(self.state_dict().keys() - state_dict.keys())
         unexpected = sorted(state_dict.keys() - own.keys())
         if strict and (missing or unexpected):
@@ -362,8 +333,8 @@ class LoadedModel(Tools):
             strict: a mapping names every parameter and persistent buffer, and no others.
 
         Raises:
-            InputError: a name, shape or dtype that does not fit, or the file of this model has changed
-                since it was loaded; nothing has changed.
+            InputError: a name, shape or dtype that does not fit, or an archive's device, or the file of this model has
+                changed since it was loaded; nothing has changed.
             ArchiveError: `weights` names no readable archive; nothing has changed.
         """
         with self._swapping:
@@ -372,26 +343,16 @@ class LoadedModel(Tools):
             else:
                 opening = self._opening.of(weights)
                 fresh = opening.programs()
-            _check_fits(self._now, fresh)
-            for args, kwargs in list(self._to_prepare):
-                _prepare(fresh, args, kwargs)
+            swap.check_fits(self._now, fresh)
+            for call in list(self._to_prepare):
+                _prepare(fresh, *swap.with_tensors(call))
             self._opening, self._now = opening, fresh
 
     def _with_values(self, weights: Mapping[str, torch.Tensor], strict: bool) -> SavedPrograms:
         """The same archive, opened again, with these values and otherwise the present ones."""
         self._check_names(weights, strict)
         fresh = self._opening.again()
-        own = self._now.weights(_PARAMETER, _BUFFER, _TEMPORARY_BUFFER)
-        with torch.no_grad():
-            for name, tensor in fresh.weights(_PARAMETER, _BUFFER, _TEMPORARY_BUFFER).items():
-                value = weights.get(name, own[name])
-                if (value.shape, value.dtype) != (tensor.shape, tensor.dtype):
-                    raise InputError(
-                        f"weight {name!r} of {self.name} is {_kind(value)}, expected {_kind(tensor)}",
-                        fix="convert it, or load_state_dict(), which converts",
-                    )
-                if name in weights or not torch.equal(value, tensor):  # else the pages stay those of the file
-                    tensor.copy_(value)
+        swap.put_values(self._now, fresh, weights)
         return fresh
 
     # -- reports -----------------------------------------------------------------------------------------------

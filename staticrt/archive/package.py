@@ -45,9 +45,9 @@ class _Writer(_package.PT2ArchiveWriter):
             if name.startswith(folder) and name.endswith("_config.json"):
                 self.configs[folder] = json.loads(data)["config"]
 
-    def raw_records(self, program: torch.export.ExportedProgram) -> dict[int, str]:
-        """Maps the address of a storage to the record that holds all its bytes."""
-        found: dict[int, str] = {}
+    def raw_records(self, program: torch.export.ExportedProgram) -> dict[tuple[str, int], str]:
+        """Maps the device and address of a storage to the record that holds all its bytes."""
+        found: dict[tuple[str, int], str] = {}
         tensors: dict[str, dict[str, Any]] = {
             WEIGHTS_DIR: dict(program.state_dict),
             CONSTANTS_DIR: dict(program.constants),
@@ -59,7 +59,7 @@ class _Writer(_package.PT2ArchiveWriter):
                 if isinstance(tensor, torch.Tensor) and not entry["use_pickle"]:
                     storage = tensor.untyped_storage()
                     if self.sizes.get(record) == storage.nbytes() > 0:
-                        found[storage.data_ptr()] = record
+                        found[str(storage.device), storage.data_ptr()] = record
         return found
 
 
@@ -90,7 +90,7 @@ def write_package(
     """
     writer = _Writer(file)
     with writer:
-        known: dict[int, str] = {}
+        known: dict[tuple[str, int], str] = {}
         if exported is not None:
             try:
                 _package._package_exported_programs(writer, {"model": exported})
@@ -102,10 +102,12 @@ def write_package(
         writer.write_bytes(_C.ARCHIVE_RECORD, builder.finish(facts, _write_storages(writer, builder, known)))
 
 
-def _write_storages(writer: _Writer, builder: _C.ArchiveBuilder, known: dict[int, str]) -> Sequence[str]:
+def _write_storages(
+    writer: _Writer, builder: _C.ArchiveBuilder, known: dict[tuple[str, int], str]
+) -> Sequence[str]:
     names = []
-    for number, storage in enumerate(builder.storages()):
-        name = known.get(storage.data_ptr()) if storage.numel() else None
+    for number, (storage, source) in enumerate(zip(builder.storages(), builder.sources(), strict=True)):
+        name = known.get(source) if storage.numel() else None
         if name is None:
             name = f"staticrt/weights/{number}"
             writer.write_bytes(name, storage.numpy().tobytes())

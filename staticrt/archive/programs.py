@@ -19,6 +19,9 @@ from staticrt.runtime.call_spec import CallSpec
 from staticrt.runtime.fast_call import FastPath
 from staticrt.torch_private import hidden_from_dynamo
 
+# As WeightKind in csrc/archive/archive.h.
+PARAMETER, BUFFER, TEMPORARY_BUFFER, CONSTANT = range(4)
+
 
 class _NoState:
     """The Python state of a trace for `FastPath`: a loaded program depends on none."""

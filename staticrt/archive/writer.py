@@ -16,6 +16,7 @@ from staticrt.archive import literals, package, structures
 from staticrt.archive.exported import export
 from staticrt.archive.files import replace_file
 from staticrt.archive.guards import lower_guards
+from staticrt.archive.programs import BUFFER, CONSTANT, PARAMETER, TEMPORARY_BUFFER
 from staticrt.errors import ArchiveError
 from staticrt.executor.executor import Executor
 from staticrt.executor.explanation import explanation
@@ -27,8 +28,6 @@ from staticrt.runtime.cached_trace import CachedTrace, tensor_metadata
 from staticrt.runtime.executable import StaticExecutable
 from staticrt.runtime.explain.explanation import operator_counts
 
-# As WeightKind in csrc/archive/archive.h.
-_PARAMETER, _BUFFER, _TEMPORARY_BUFFER, _CONSTANT = range(4)
 # As LeafKind and SizeSymbol::Prop in csrc/archive/trace.h.
 _TENSOR, _INT, _LITERAL = range(3)
 _PROPS = {"size": 0, "stride": 1, "value": 2}
@@ -126,18 +125,18 @@ def _add_weights(builder: _C.ArchiveBuilder, state: ExecutorState, traces: Seque
     module = state.function
     if isinstance(module, torch.nn.Module):
         for name, parameter in module.named_parameters(remove_duplicate=False):
-            builder.weight(name, _PARAMETER, parameter.detach())
+            builder.weight(name, PARAMETER, parameter.detach())
             named.add(id(parameter))
         lasting = module.state_dict(keep_vars=True)
         for name, buffer in module.named_buffers(remove_duplicate=False):
-            builder.weight(name, _BUFFER if name in lasting else _TEMPORARY_BUFFER, buffer.detach())
+            builder.weight(name, BUFFER if name in lasting else TEMPORARY_BUFFER, buffer.detach())
             named.add(id(buffer))
     for _key, entry in traces:
         specs = [spec for spec in entry.traced.inputs if spec.kind != "user"]
         for spec, value in zip(specs, entry.traced.values, strict=True):
             if id(value) not in named:
                 named.add(id(value))
-                builder.weight(str(spec.target), _CONSTANT, value.detach())
+                builder.weight(str(spec.target), CONSTANT, value.detach())
 
 
 def _parameters(function: Callable[..., Any]) -> list[list[Any]]:

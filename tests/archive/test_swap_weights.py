@@ -152,3 +152,88 @@ def test_by_name_needs_the_file_that_was_loaded(tmp_path):
     Path(path).write_bytes(data)
     with pytest.raises(InputError, match="has changed since"):
         loaded.swap_weights(old.state_dict())
+
+
+class Shared(nn.Module):
+    """A weight under two names, a view of it that is no part of the state dict, and a tensor that calls write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.b.weight = self.a.weight
+        self.register_buffer("row", self.a.weight.detach()[0], persistent=False)
+        self.calls = torch.zeros(1)
+
+    def forward(self, x):
+        self.calls += 1
+        return self.b(self.a(x)) + self.row + self.calls
+
+
+@pytest.mark.parametrize("names", [("a.weight",), ("b.weight",), ("a.weight", "b.weight")])
+def test_weights_that_share_bytes_get_what_one_name_is_given(tmp_path, names):
+    model, path = Shared().eval(), str(tmp_path / "shared.pt2")
+    with torch.no_grad():
+        staticrt.save(staticrt.compile(model), path, (torch.randn(2, 4),), exported_program=False)
+        model.calls.zero_()
+        loaded, x, weight = staticrt.load(path), torch.randn(2, 4), torch.randn(4, 4)
+        torch.testing.assert_close(loaded(x), model(x))
+        loaded.swap_weights(dict.fromkeys(names, weight), strict=len(names) == 2)
+        model.a.weight.copy_(weight)
+        torch.testing.assert_close(loaded(x), model(x))  # the number of calls goes on
+    for tensor in loaded.state_dict().values():
+        assert torch.equal(tensor, weight)
+
+
+class Odd(nn.Module):
+    """Buffers of dtypes that torch compares in a way of its own, or not at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(2))
+        self.register_buffer("zero", torch.zeros(2))
+        self.register_buffer("number", torch.tensor(1, dtype=torch.uint16))
+        self.register_buffer("small", torch.ones(3).to(torch.float8_e4m3fn))
+        self.register_buffer("complex", torch.ones(2, 3, dtype=torch.complex128).t())
+        self.register_buffer("empty", torch.ones(0, 3))
+
+    def forward(self, x):
+        return x / self.zero + self.bias, self.small.float() * 2, self.complex * 2, self.empty + 1
+
+
+def test_present_values_are_kept_to_the_bit(tmp_path):
+    model, path = Odd().eval(), str(tmp_path / "odd.pt2")
+    staticrt.save(staticrt.compile(model), path, (torch.ones(2),), exported_program=False)
+    loaded = staticrt.load(path)
+    state = loaded.state_dict()
+    state["zero"].neg_()
+    state["number"].fill_(65535)
+    state["small"].copy_(torch.full((3,), 0.25))
+    state["complex"].mul_(1j)
+    loaded.swap_weights({"bias": torch.ones(2)}, strict=False)
+    with torch.no_grad():
+        quotient, small, product, _ = loaded(torch.ones(2))
+    assert quotient.tolist() == [float("-inf")] * 2
+    assert small.tolist() == [0.5] * 3
+    assert product.eq(2j).all()
+    assert loaded.state_dict()["number"].item() == 65535
+
+
+def test_a_call_with_one_tensor_twice_is_prepared_again(tmp_path):
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def forward(self, x, y):
+            return x * y + self.weight
+
+    x, path = torch.randn(2, 4), str(tmp_path / "product.pt2")
+    staticrt.save(staticrt.compile(Product()), path, (x, x), exported_program=False)
+    loaded = staticrt.load(path)
+    for _ in range(100):  # more than are remembered, of two kinds
+        assert loaded.prepare(x, x)
+    other = torch.randn(5, 4)
+    assert loaded.prepare(other, other)
+    loaded.swap_weights({"weight": torch.zeros(4)})
+    (trace,) = loaded._traces
+    assert len(trace.native.executable.prepared_stats) == 2

@@ -4,6 +4,7 @@ import copy
 import io
 import subprocess
 import sys
+import zipfile
 
 import pytest
 import torch
@@ -90,6 +91,22 @@ def test_weights_are_moved_once_and_stay_shared(model, sim):
     assert made == len(storages) + len(loaded.explain().traces)  # each trace has the result of arange, too
 
 
+@pytest.mark.parametrize("here", ["cpu", "sim:0"])
+def test_weights_that_torch_export_reads_as_well_are_stored_once(here):
+    model = nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 8)).eval()
+    model[1].bias = nn.Parameter(model[0].bias.detach()[:8])  # a view of another's bytes
+    model, file = model.to(here), io.BytesIO()
+    with torch.no_grad():
+        staticrt.save(staticrt.compile(model), file, (torch.randn(4, 16).to(here),), packed_weights=False)
+    with zipfile.ZipFile(file) as archive:
+        assert [name for name in archive.namelist() if "staticrt/weights/" in name] == []
+    exported = torch.export.load(io.BytesIO(file.getvalue())).state_dict
+    loaded = staticrt.load(file.getvalue()).state_dict()
+    for name, value in model.state_dict().items():
+        assert torch.equal(loaded[name], value)
+        assert torch.equal(exported[name], value)
+
+
 def test_weights_written_on_the_device_are_seen(model):
     loaded = staticrt.load(saved(model, torch.randn(4, 16)), device="sim:0")
     check(loaded, model, "sim:0")
@@ -102,6 +119,28 @@ def test_weights_written_on_the_device_are_seen(model):
         for value in model.state_dict().values():
             value.add_(1)
     check(loaded, model, "sim:0")
+
+
+def test_weights_are_swapped_on_the_device(model, tmp_path):
+    path, other = tmp_path / "model.pt2", tmp_path / "other.pt2"
+    path.write_bytes(saved(model, torch.randn(4, 16)))
+    with torch.no_grad():
+        for value in model.state_dict().values():
+            value.add_(0.5)
+    other.write_bytes(saved(model, torch.randn(4, 16)))
+    loaded = staticrt.load(path, device="sim:0")
+    for weights in (model.state_dict(), other):
+        loaded.swap_weights(weights)
+        check(loaded, model, "sim:0")
+        assert {tensor.device for tensor in loaded.state_dict().values()} == {torch.device("sim:0")}
+
+
+def test_an_archive_of_another_device_is_not_swapped_in(model):
+    loaded = staticrt.load(saved(model, torch.randn(4, 16)))
+    there = saved(copy.deepcopy(model).to("sim:0"), torch.randn(4, 16, device="sim:0"))
+    with pytest.raises(InputError, match=r"'calls' is float32\[1\] on sim:0, expected float32\[1\]\n"):
+        loaded.swap_weights(there)
+    check(loaded, model, "cpu")
 
 
 def test_arguments_on_the_wrong_device_are_named(model):
@@ -167,7 +206,23 @@ torch.save(staticrt.load(sys.argv[1], device="cpu")(torch.load(sys.argv[2]))["y"
         torch.testing.assert_close(torch.load(tmp_path / "y.pt"), model(x)["y"])
 
 
-def test_operators_without_a_kernel_there_are_named():
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU])
+def test_recurrent_layers_move(layer):
+    torch.manual_seed(0)
+    model = layer(6, 5, num_layers=2, bidirectional=True).eval()
+    for here, there in (("cpu", "sim:0"), ("sim:0", "cpu")):
+        data = saved(copy.deepcopy(model).to(here), torch.randn(3, 2, 6).to(here))
+        loaded = staticrt.load(data, device=there)
+        for steps in (3, 3, 7):
+            x = torch.randn(steps, 2, 6)
+            with torch.no_grad():
+                y, state = loaded(x.to(there))
+                torch.testing.assert_close(
+                    (y.cpu(), *map(torch.Tensor.cpu, state)), (lambda y, s: (y, *s))(*model(x))
+                )
+
+
+def test_an_operator_of_the_cpu_alone_runs_on_the_device_that_calls_the_cpus_kernels():
     with torch.library._scoped_library("device_archive_test", "FRAGMENT") as library:
         library.define("host_only(Tensor x) -> Tensor")
         library.impl("host_only", lambda x: x + 1, "CPU")

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import staticrt
-from staticrt.errors import AllocatorError
+from staticrt.errors import AllocatorError, InputError
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -79,6 +79,26 @@ def test_the_cpus_random_numbers_are_left_alone():
     F.dropout(x, 0.5).cpu()
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(torch.rand(20000), expected)
+
+
+def test_generators_of_other_devices_are_refused(sim):
+    x = torch.zeros(3, device="sim")
+    theirs = torch.Generator().manual_seed(1)
+    state = theirs.get_state()
+    for draw in (
+        lambda: x.uniform_(generator=theirs),
+        lambda: torch.rand(3, device="sim", generator=theirs),
+        lambda: torch.multinomial(x + 1, 2, generator=theirs),
+    ):
+        with pytest.raises(RuntimeError, match="Expected a 'sim' device type for generator but found 'cpu'"):
+            draw()
+    assert torch.equal(theirs.get_state(), state)
+    assert x.tolist() == [0, 0, 0]
+    with torch.Stream("sim") as stream, sim.capture(stream.stream_id) as graph:
+        for device in ("cpu", "sim:1"):
+            with pytest.raises(InputError, match=f"generator is one of {device}; give one of sim:0"):
+                graph.register_generator(torch.Generator(device))
+    graph.close()
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])

@@ -78,10 +78,7 @@ void SimOracle::allocated(Addr address, Bytes size_bytes, StreamId stream, SimGr
     graph->adopt(owner);
   }
   races_.forget(address, address + size_bytes);
-  auto former = freed_.lower_bound(address);
-  if (former != freed_.begin() && std::prev(former)->first + std::prev(former)->second.size_bytes > address)
-    former = std::prev(former);
-  while (former != freed_.end() && former->first < address + size_bytes) former = freed_.erase(former);
+  give_again(address, address + size_bytes);
   live_[address] = {size_bytes, owner, stream};
   live_owners_[owner] = address;
 }
@@ -92,7 +89,7 @@ void SimOracle::freed(Addr address) {
     report(detail::concat("free: 0x", std::hex, address, " is no live allocation"));
     return;
   }
-  freed_[address] = {it->second.size_bytes, it->second.owner};
+  freed_[address] = {address + it->second.size_bytes, address, it->second.size_bytes, it->second.owner};
   live_owners_.erase(it->second.owner);
   live_.erase(it);
 }

@@ -79,15 +79,22 @@ class SimOracle {
     const std::string* last = nullptr;  // the last operator that used it, and on which stream
     StreamId last_stream{0};
   };
+  // Bytes of a freed allocation that nobody has got since.
   struct Freed {
+    Addr end = 0;    // of these bytes
+    Addr first = 0;  // of the allocation
     Bytes size_bytes = 0;
     uint64_t owner = 0;
+    bool contained(Addr begin, Addr past) const { return first <= begin && past - first <= size_bytes; }
   };
   // The live allocation that contains the range, or nullptr.
   const Live* live_around(Addr address, Bytes size_bytes) const;
   // The allocation that the address lies in or is at the end of, and its first address.
   std::pair<Addr, const Live*> live_at(Addr address) const;
   void check_bounds(const SimRange& range, const std::string& who);
+  // The freed allocation that held the range, if some of its bytes are free still; or nullptr.
+  const Freed* freed_around(Addr begin, Addr end) const;
+  void give_again(Addr begin, Addr end);  // freed bytes
   void report_race(const SimRange& range, const RaceMap::Conflict& conflict, StreamId stream,
                    StreamId earlier_stream, const std::string& where, const std::string* name);
   void remember(size_t slot, uint64_t operation, const std::string* name);
@@ -104,7 +111,7 @@ class SimOracle {
   std::set<std::string> names_;
   std::map<std::pair<size_t, uint64_t>, const std::string*> operations_;  // by slot and number
   size_t most_operations_ = 1024;  // then those that the host knows to be over are dropped
-  std::map<Addr, Freed> freed_;    // whose bytes nobody has got since
+  std::map<Addr, Freed> freed_;
   std::map<Addr, Live> live_;
   std::map<uint64_t, Addr> live_owners_;
   uint64_t next_owner_ = 1;

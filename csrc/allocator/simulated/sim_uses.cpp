@@ -36,23 +36,42 @@ void SimOracle::remember(size_t slot, uint64_t operation, const std::string* nam
   most_operations_ = std::max<size_t>(1024, 2 * operations_.size());
 }
 
+void SimOracle::give_again(Addr begin, Addr end) {
+  auto it = freed_.lower_bound(begin);
+  if (it != freed_.begin() && std::prev(it)->second.end > begin) --it;
+  while (it != freed_.end() && it->first < end) {
+    const Addr piece = it->first;
+    const Freed freed = it->second;
+    it = freed_.erase(it);
+    if (piece < begin) freed_.emplace(piece, freed).first->second.end = begin;
+    if (freed.end > end) freed_.emplace(end, freed);
+  }
+}
+
+const SimOracle::Freed* SimOracle::freed_around(Addr begin, Addr end) const {
+  auto it = freed_.lower_bound(begin);
+  if (it != freed_.begin() && std::prev(it)->second.end > begin) --it;
+  for (; it != freed_.end() && it->first < end; ++it)
+    if (it->second.contained(begin, end)) return &it->second;
+  return nullptr;
+}
+
 void SimOracle::check_bounds(const SimRange& range, const std::string& who) {
   const Addr end = range.address + range.size_bytes;
+  // First what was freed: a live allocation may end just before it, or have got a part of its bytes.
+  const Freed* freed = freed_around(range.address, end);
+  if (!freed) freed = freed_around(range.address, range.address + 1);
+  if (freed) {
+    report(detail::concat("use after free: ", who, verb(range.writes),
+                          bytes_of(range.address, end, freed->first), " of allocation #", freed->owner,
+                          ", which is freed already; keep its tensor until then"));
+    return;
+  }
   const auto [first, live] = live_at(range.address);
   if (live) {
     report(detail::concat("out of bounds: ", who, verb(range.writes), bytes_of(range.address, end, first),
                           " of allocation #", live->owner, ", which has ", live->size_bytes, " bytes"));
     return;
-  }
-  auto freed = freed_.upper_bound(range.address);
-  if (freed != freed_.begin()) {
-    --freed;
-    if (range.address - freed->first < freed->second.size_bytes) {
-      report(detail::concat("use after free: ", who, verb(range.writes),
-                            bytes_of(range.address, end, freed->first), " of allocation #",
-                            freed->second.owner, ", which is freed already; keep its tensor until then"));
-      return;
-    }
   }
   report(detail::concat("free bytes: ", who, verb(range.writes), "[0x", std::hex, range.address, ", +",
                         std::dec, range.size_bytes, " bytes), which is in no live allocation"));
