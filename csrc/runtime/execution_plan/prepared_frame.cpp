@@ -58,7 +58,8 @@ PreparedFrame::PreparedFrame(std::shared_ptr<const PreparedProgram> prepared)
   reset();
 }
 
-// As before the first run. The general path, which may have taken over, empties slots that prepared runs share.
+// As before the first run. The general path, which may have taken over, empties slots that prepared runs
+// share.
 void PreparedFrame::reset() {
   const PreparedProgram& p = *prepared_;
   const Program& program = *p.bound_.program;
