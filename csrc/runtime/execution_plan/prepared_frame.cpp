@@ -58,8 +58,8 @@ PreparedFrame::PreparedFrame(std::shared_ptr<const PreparedProgram> prepared)
   reset();
 }
 
-// As before the first run. The general path, which may have taken over, empties slots that prepared runs
-// share.
+// Makes the frame as it was before its first run. A run that raised may have left to the general path, which
+// empties slots that prepared runs keep from call to call.
 void PreparedFrame::reset() {
   const PreparedProgram& p = *prepared_;
   const Program& program = *p.bound_.program;

@@ -157,6 +157,30 @@ TEST(a_failed_run_leaves_the_executable_usable) {
   }
 }
 
+TEST(a_prepared_run_is_right_after_the_general_path_took_it_over_and_raised) {
+  // trace has no out variant: prepared runs keep its argument as a tensor from call to call.
+  ProgramBuilder builder;
+  const ValueId x = builder.add_input(tensor_info("x"));
+  const ValueId index = builder.add_input(tensor_info("index", at::kLong));
+  const ValueId zero = builder.add_constant(0);
+  const ValueId rows = add_op(builder, "aten::index_select", "", {one(x), one(zero), one(index)});
+  const ValueId positive = add_op(builder, "aten::relu", "", {one(rows)});
+  builder.set_outputs({add_op(builder, "aten::trace", "", {one(positive)})});
+  Executable executable(builder.build(), {});
+  const at::Tensor table = at::randn({4, 3});
+  const at::Tensor good = at::tensor({0, 3}, at::kLong);
+  const at::Tensor bad = at::tensor({0, 7}, at::kLong);
+  const at::Tensor sum = at::relu(table.index_select(0, good)).trace();
+  for (const bool fails : {false, false, true, false, true, true, false, false}) {
+    if (fails) {
+      EXPECT_THROW(executable.run({table, bad}), std::exception, "index_select");
+    } else {
+      EXPECT(at::equal(executable.run({table, good})[0].toTensor(), sum));
+    }
+  }
+  EXPECT_EQ(executable.cache_counters().prepared, 1);
+}
+
 TEST(a_wrong_number_of_inputs_is_an_error) {
   Executable executable(relu_chain(1), {});
   EXPECT_THROW(executable.run({}), InputError, "expected 1 inputs, got 0");
