@@ -333,8 +333,8 @@ class LoadedModel(Tools):
             strict: a mapping names every parameter and persistent buffer, and no others.
 
         Raises:
-            InputError: a name, shape or dtype that does not fit, or an archive's device, or the file of this model has
-                changed since it was loaded; nothing has changed.
+            InputError: a name, shape or dtype does not fit, the archive was saved on another device, or the file of
+                this model has changed since it was loaded; no weight has changed.
             ArchiveError: `weights` names no readable archive; nothing has changed.
         """
         with self._swapping:
