@@ -90,7 +90,7 @@ const Names& private_operators() {
 // Public operators whose kernels trust their arguments, or whose time an argument's value decides.
 bool is_unchecked(std::string_view name) {
   static const Names names{"choose_qparams_optimized", "mkldnn_rnn_layer", "promote_types"};
-  if (names.contains(name) || name.starts_with("quantized_")) return true;
+  if (names.contains(name) || name.starts_with("quantized_") || name.starts_with("fbgemm_")) return true;
   if (name.find("_backward") != name.npos) return true;  // autograd calls them on what it saved
   return name.starts_with("special_") && name.find("_polynomial_") != name.npos;
 }

@@ -114,6 +114,7 @@ def test_a_file_is_not_touched(tmp_path):
         ("aten::_nested_view_from_buffer", "do not check their arguments"),
         ("aten::_sparse_coo_tensor_unsafe", "do not check their arguments"),
         ("aten::mkldnn_rnn_layer", "do not check their arguments"),
+        ("aten::fbgemm_pack_gemm_matrix_fp16", "do not check their arguments"),
         ("quantized::linear", "library 'quantized'"),
         ("_c10d_functional::all_reduce", "library '_c10d_functional'"),
         ("aten::no_such_operator", "does not have"),
