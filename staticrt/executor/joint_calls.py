@@ -206,5 +206,7 @@ class JointCalls:
             raise CannotTrace("an option asks for another executor or autograd node")
         if torch_private.budget_value(options.activation_memory_budget) < 1:
             raise CannotTrace("an activation budget below 1")
+        if self._maker.is_distributed():
+            raise CannotTrace("DistributedDataParallel reduces gradients by hooks")
         if torch.is_anomaly_enabled():
             raise CannotTrace("anomaly mode is on")

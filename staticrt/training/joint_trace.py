@@ -27,6 +27,7 @@ _REFUSED_NAMES = frozenset(
     {
         *("is_leaf", "grad_fn", "_base", "_is_view", "_version", "output_nr", "retains_grad"),
         "backward",
+        "grad",
         "register_hook",
         "register_multi_grad_hook",
         "register_post_accumulate_grad_hook",

@@ -1,0 +1,281 @@
+"""What joint traces leave to graph splits, with a reason, and what they leave behind: nothing."""
+
+import copy
+import gc
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.joint_traces import fast_calls, joint, joint_calls, notes, same_gradients
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_calls_without_python_are_as_the_first_ones():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
+    eager = copy.deepcopy(model)
+    compiled = joint(model)
+    x = torch.randn(6, 4)
+    served = []
+    steps = ["plain"] * 4 + [
+        "history",
+        "history",
+        "frozen",
+        "plain",
+        "other size",
+        "other data",
+        "plain",
+        "no grad",
+    ]
+    for step in steps:
+        for run, owner in ((compiled, model), (eager, eager)):
+            owner[0].weight.requires_grad_(step != "frozen")
+            owner.found = out = None  # with it go autograd's nodes, which remember sizes
+            if step == "other data":  # a weight of other sizes in the same parameter
+                gc.collect()  # what a trace leaves to the collector may hold nodes, too
+                owner[3].weight.data, owner[3].bias.data = torch.ones(3, 8), torch.ones(3)
+                owner[3].weight.grad = owner[3].bias.grad = None
+            w = torch.ones(4, requires_grad=True)
+            given = torch.cat([x, x]) if step == "other size" else x * w if step == "history" else x
+            with torch.set_grad_enabled(step != "no grad"):
+                out = run(given)
+            if step != "no grad":
+                out.pow(2).sum().backward()
+            owner.found = (out, w.grad, [p.grad for p in owner.parameters()])
+        torch.testing.assert_close(model.found, eager.found, rtol=1e-4, atol=1e-5)
+        assert model.found[0].requires_grad is eager.found[0].requires_grad
+        torch.testing.assert_close(model.state_dict(), eager.state_dict())
+        served.append(fast_calls(compiled))
+    assert served[3] > 0, "the second calls and later ones need no Python"
+
+
+def test_running_statistics_and_second_derivatives():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Softplus(), nn.Flatten(), nn.Linear(27, 2)
+    )
+    eager = copy.deepcopy(model)
+    compiled = joint(model)
+    for step in range(3):
+        x = torch.randn(4 + step, 2, 5, 5)
+        for run, owner in ((compiled, model), (eager, eager)):
+            y = x.clone().requires_grad_()
+            (g,) = torch.autograd.grad(run(y).pow(2).sum(), y, create_graph=True)
+            g.pow(2).sum().backward()
+            owner.found = y.grad
+        torch.testing.assert_close(model.found, eager.found, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(model.state_dict(), eager.state_dict())
+        for p, q in zip(model.parameters(), eager.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad, rtol=1e-3, atol=1e-4)
+    assert joint_calls(compiled) == 3
+
+
+# -- what goes by graph splits, with a reason --------------------------------------------------------------------------
+
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return 5 * g
+
+
+def _hooked(x):
+    y = x * 2
+    y.register_hook(lambda g: 7 * g)
+    return y.sin()
+
+
+def _written(x):
+    with torch.no_grad():
+        x.add_(1)
+    return x * x
+
+
+def _checkpointed(x):
+    return torch.utils.checkpoint.checkpoint(lambda t: t.sin().cos(), x, use_reentrant=False) * x
+
+
+def _computes_gradients(x):
+    with torch.enable_grad():
+        y = x.detach().requires_grad_()
+        (g,) = torch.autograd.grad((y**3).sum(), y)
+    return g * x
+
+
+REFUSED = {
+    "a custom Function": (lambda x: Double.apply(x).sin(), "custom autograd Function"),
+    "a view of an input": (lambda x: x.view(-1), "view of one"),
+    "an input": (lambda x: (x, x * 2), "a result is an input"),
+    "results that share memory": (lambda x: (lambda y: (y, y.t()))(x * 2), "share memory"),
+    "a hook on a value": (_hooked, "register_hook"),
+    "checkpoint": (_checkpointed, "saved tensors hooks"),
+    "no gradient": (lambda x: x.argmax() + 1, "no result needs a gradient"),
+    "complex numbers": (lambda x: torch.exp(1j * x).real * x, "complex numbers"),
+    "what autograd knows of an argument": (lambda x: x * 2 if x.is_leaf else x * 3, "is_leaf"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_with_a_reason(name):
+    function, reason = REFUSED[name]
+    compiled = joint(function)
+    found = []
+    for run in (compiled, function):
+        torch.manual_seed(0)
+        x = torch.randn(3, 4, requires_grad=True)
+        outs = run(x)
+        outs = outs if isinstance(outs, tuple) else (outs,)
+        live = [out for out in outs if out.requires_grad]
+        if live:
+            sum(out.sum() for out in live).backward()
+        found.append((outs, x.grad))
+    torch.testing.assert_close(found[0], found[1])
+    assert not joint_calls(compiled)
+    assert reason in notes(compiled), notes(compiled)
+
+
+def test_written_arguments_equal_eager():
+    compiled = joint(_written)
+    found = []
+    for run in (compiled, _written):
+        w = torch.randn(3, generator=torch.Generator().manual_seed(0), requires_grad=True)
+        x = w * 1
+        run(x).sum().backward()
+        found.append((x.detach(), w.grad))
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_gradients_computed_inside():
+    compiled = joint(_computes_gradients)
+    x = torch.randn(4, requires_grad=True)
+    compiled(x).sum().backward()
+    torch.testing.assert_close(x.grad, 3 * x.detach() ** 2)
+
+
+def test_a_wrong_call_does_not_forbid_a_right_one():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    compiled = joint(model)
+    with pytest.raises(Exception, match=r"shapes cannot be multiplied|must match|mat1"):
+        compiled(torch.randn(3, 5))
+    x = torch.randn(3, 4)
+    compiled(x).sum().backward()
+    torch.testing.assert_close(model.weight.grad, x.sum(0).expand(2, 4))
+    assert joint_calls(compiled) == 1
+
+
+def test_nothing_is_left_in_the_model():
+    class Keeps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = nn.Linear(3, 3)
+            self.last = None
+
+        def forward(self, x):
+            self.last = self.lin(x)
+            return self.last.sin()
+
+    torch.manual_seed(0)
+    model = Keeps()
+    eager = copy.deepcopy(model)
+    compiled = joint(model)
+    x = torch.randn(2, 3)
+    for _ in range(3):
+        compiled(x).sum().backward()
+        eager(x).sum().backward()
+        assert type(model.last) is torch.Tensor
+        torch.testing.assert_close(model.last, eager.last)
+    same_gradients(model, eager)
+    assert all(type(p.grad) is torch.Tensor for p in model.parameters())
+
+
+# -- what a first call costs -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "lstm"])
+def test_a_first_training_call_loads_neither_dynamo_nor_sympy(name):
+    code = f"""
+        import sys, torch, staticrt
+        from tests.support.training_cases import MODELS
+        make, batch = MODELS[{name!r}]
+        model = staticrt.compile(make(), joint_trace=True)
+        model(batch(4)[0]).sum().backward()
+        assert not model.explain().notes, model.explain()
+        print([m for m in ("sympy", "torch._dynamo", "torch._functorch.aot_autograd") if m in sys.modules])
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["[]"]
+
+
+class ReadsGradient(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x):
+        seen = self.linear.weight.grad
+        return self.linear(x) * (1.0 if seen is None else seen.sum())
+
+
+def test_a_gradient_that_the_forward_reads_is_the_present_one():
+    torch.manual_seed(0)
+    eager = ReadsGradient()
+    model = copy.deepcopy(eager)
+    compiled = joint(model)
+    for step in range(3):
+        x = torch.randn(2, 3)
+        results = []
+        for run, owner in ((compiled, model), (eager, eager)):
+            out = run(x)
+            out.sum().backward()
+            results.append((out, owner.linear.weight.grad))
+        torch.testing.assert_close(*results, msg=lambda text, step=step: f"step {step}: {text}")
+    assert not joint_calls(compiled)
+    assert "may use grad" in notes(compiled)
+
+
+@pytest.fixture
+def one_process():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_distributed_modules_are_left_to_graph_splits(one_process):
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    wrapped = nn.parallel.DistributedDataParallel(copy.deepcopy(plain))
+    reduced = []
+
+    def hook(state, bucket):
+        reduced.append(bucket.index())
+        future = torch.futures.Future()
+        future.set_result(bucket.buffer() * 2)  # seen in the gradients only if the hook runs
+        return future
+
+    wrapped.register_comm_hook(None, hook)
+    compiled = joint(wrapped)
+    for calls in (1, 2):
+        x = torch.randn(3, 4)
+        wrapped.zero_grad()
+        plain.zero_grad()
+        compiled(x).sum().backward()
+        plain(x).sum().backward()
+        assert len(reduced) == calls
+        for own, expected in zip(wrapped.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(own.grad, expected.grad * 2)
+    assert not joint_calls(compiled)
+    assert "DistributedDataParallel" in notes(compiled)
