@@ -7,7 +7,7 @@ import pytest
 
 from staticrt.models.bench import command, soak
 from staticrt.models.bench.gates import MISSED, PASSED
-from staticrt.models.bench.soak import Soak, slope_with_interval, verdict
+from staticrt.models.bench.soak import UNDECIDED, Soak, slope_with_interval, verdict
 
 CALLS = 1_600
 
@@ -46,6 +46,29 @@ def test_wrong_and_failed_calls_are_counted(monkeypatch):
     assert len(found.first_errors) <= 5
 
 
+def test_calls_that_raise_have_no_time(monkeypatch):
+    def prepared(_peer, module, _example):
+        calls = iter(range(10**9))
+
+        def call(*inputs):
+            if next(calls) % 3:
+                raise RuntimeError("two of three calls")
+            return module(*inputs)
+
+        return call
+
+    monkeypatch.setattr(soak, "_prepared", prepared)
+    found = soak.soak("staticrt", 800, threads=2)
+    assert found.errors > 0.6 * 800
+    assert found.p50_us > 0.1  # of the calls that answered
+    monkeypatch.setattr(soak, "_prepared", lambda *_: _raises)
+    assert numpy.isnan(soak.soak("staticrt", 800, threads=2).p50_us)
+
+
+def _raises(*_inputs):
+    raise RuntimeError("always")
+
+
 def test_a_slope_and_its_interval():
     draw = numpy.random.default_rng(0)
     x = numpy.arange(200.0)
@@ -66,7 +89,9 @@ def test_growth_and_errors_miss_the_target():
     assert verdict(flat) == PASSED
     assert verdict(dataclasses.replace(flat, errors=1)) == MISSED
     assert verdict(dataclasses.replace(flat, slope=(5e7, 4e7, 6e7))) == MISSED
-    assert verdict(dataclasses.replace(flat, slope=None)) == PASSED
+    assert verdict(dataclasses.replace(flat, slope=(5e6, -1e6, 5e7))) == UNDECIDED
+    assert verdict(dataclasses.replace(flat, slope=None)) == UNDECIDED
+    assert verdict(dataclasses.replace(flat, slope=None, errors=1)) == MISSED
 
 
 def test_the_table_names_peers_that_failed_and_what_went_wrong():
