@@ -34,6 +34,7 @@ def aot_compile(
     backward: Callable[..., Any],
     inference: Callable[..., Any],
     partition: Callable[..., Any],
+    decompositions: dict[Any, Callable[..., Any]],
 ) -> tuple[Callable[..., Any], type[Any] | None]:
     """AOTAutograd on one region.
 
@@ -42,6 +43,7 @@ def aot_compile(
         inputs: example inputs, real or fake, one per placeholder.
         forward, backward, inference: compilers of functional ATen graphs; each returns a boxed callable.
         partition: splits the joint graph.
+        decompositions: operator -> what to trace in its place; NotImplemented from it keeps the operator.
 
     Returns:
         The callable on flat inputs, and the autograd Function class behind it (None: nothing is differentiated).
@@ -57,6 +59,7 @@ def aot_compile(
             bw_compiler=backward,
             inference_compiler=inference,
             partition_fn=partition,
+            decompositions=decompositions,
             keep_inference_input_mutations=True,
         )(gm, inputs)
         made: list[Any] = [

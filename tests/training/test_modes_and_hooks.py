@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import staticrt
 from staticrt.api.backend import staticrt_backend
 from tests.support.training_cases import rows, small_net
 
@@ -127,6 +128,21 @@ def test_checkpoint(against_eager, budget):
 
 def test_dropout_draws_eagers_numbers(against_eager):
     against_eager(lambda x: F.dropout(x, 0.4) + torch.rand_like(x) * x, rows())
+
+
+def test_dropout_of_everything_draws_nothing(compiler):
+    def function(x):
+        return F.dropout(x * 2, 1.0) + F.dropout(x, 0.5)
+
+    found = []
+    for run in (compiler(function), function, staticrt.compile(function, joint_trace=True)):
+        x = torch.tensor([1.0, float("inf"), 3.0, 4.0], requires_grad=True)
+        torch.manual_seed(5)
+        out = run(x)
+        out.sum().backward()
+        found.append((out, x.grad, torch.rand(2)))
+    torch.testing.assert_close(found[0], found[1], equal_nan=True)
+    torch.testing.assert_close(found[2], found[1], equal_nan=True)
 
 
 def test_func_grad_and_hessian(compiler):
