@@ -34,7 +34,6 @@ def aot_compile(
     backward: Callable[..., Any],
     inference: Callable[..., Any],
     partition: Callable[..., Any],
-    decompositions: dict[Any, Callable[..., Any]],
 ) -> tuple[Callable[..., Any], type[Any] | None]:
     """AOTAutograd on one region.
 
@@ -43,7 +42,6 @@ def aot_compile(
         inputs: example inputs, real or fake, one per placeholder.
         forward, backward, inference: compilers of functional ATen graphs; each returns a boxed callable.
         partition: splits the joint graph.
-        decompositions: operator -> what to trace in its place; NotImplemented from it keeps the operator.
 
     Returns:
         The callable on flat inputs, and the autograd Function class behind it (None: nothing is differentiated).
@@ -59,7 +57,6 @@ def aot_compile(
             bw_compiler=backward,
             inference_compiler=inference,
             partition_fn=partition,
-            decompositions=decompositions,
             keep_inference_input_mutations=True,
         )(gm, inputs)
         made: list[Any] = [
@@ -79,10 +76,12 @@ def aot_compile(
 def recurrent_decomposition(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
     """While this holds, this thread traces recurrent networks by upstream's decomposition, with its helper wrapped.
 
+    Dropout of everything draws no random numbers meanwhile, as in eager; upstream's decomposition draws.
+
     Args:
         wrap: takes upstream's helper of all recurrent networks and returns what replaces it.
     """
-    _ask_the_thread_for_recurrent_helpers()
+    _ask_the_thread_for_decompositions()
     before = _recurrent.wrap
     _recurrent.wrap = wrap
     try:
@@ -99,8 +98,8 @@ _recurrent = _Recurrent()
 
 
 @functools.cache
-def _ask_the_thread_for_recurrent_helpers() -> None:
-    """Replace upstream's helper, once, by one that is the same but for threads inside `recurrent_decomposition`."""
+def _ask_the_thread_for_decompositions() -> None:
+    """Replace upstream's functions, once, by some that are the same but for threads inside `recurrent_decomposition`."""
     import torch._decomp.decompositions as decompositions
 
     helper: Callable[..., Any] = decompositions._rnn_helper
@@ -110,6 +109,18 @@ def _ask_the_thread_for_recurrent_helpers() -> None:
         return (helper if _recurrent.wrap is None else _recurrent.wrap(helper))(*args, **kwargs)
 
     decompositions._rnn_helper = asking  # type: ignore[assignment]
+
+    @functools.wraps(decompositions.dropout)
+    def dropout(x: torch.Tensor, p: float, train: bool | None) -> torch.Tensor:
+        if _recurrent.wrap is not None and train and p == 1:
+            return x * x.new_zeros(())
+        return decompositions.dropout(x, p, train)  # type: ignore[no-any-return]
+
+    operator = torch.ops.aten.dropout.default
+    for key, kernel in operator.py_kernels.items():
+        if kernel is decompositions.dropout:
+            operator.py_kernels[key] = dropout
+    operator._dispatch_cache.clear()
 
 
 def one_layer_lstm(layer: Callable[..., Any]) -> Callable[..., Any]:

@@ -27,7 +27,8 @@ FORMAT = 1  # of the JSON; rises when a field changes its meaning
 FULL = {"seconds": 3.0, "block_seconds": 0.02, "min_rounds": 7, "timeout": 900.0}
 QUICK = {"seconds": 0.15, "block_seconds": 0.005, "min_rounds": 3, "timeout": 120.0}
 QUICK_WORKERS = 2
-# Benchmarks of parts, each a module with `main(quick) -> (rows, table)`; a row's "verdict" "MISSED" fails with `--gates`.
+# Benchmarks of parts, each a module with `main(quick) -> (rows, table)`; with `--gates`, a row
+# whose "verdict" is "MISSED" fails.
 SUITES = {
     "micro": ("staticrt.models.bench.micro", "the executor: one node, one call, preparation, arenas"),
     "scaling": (

@@ -21,7 +21,6 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from staticrt import torch_private
 from staticrt.errors import InputError, LoweringError, OptionError, TraceError
-from staticrt.frontend.tracing.composites import native_dropout
 from staticrt.options import Options
 from staticrt.runtime.explain.explanation import EagerReport, TraceReport
 from staticrt.training.double_backward import Replay
@@ -152,7 +151,6 @@ class Region:
                 backward=self._compiler("backward"),
                 inference=self._compiler("inference"),
                 partition=self._partition,
-                decompositions={torch.ops.aten.native_dropout.default: native_dropout},
             )
         self._remembers = self._remembers and cls is not None
         if cls is not None and (

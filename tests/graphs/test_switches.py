@@ -292,7 +292,7 @@ def pending_forwards(make_tree):
 
 
 def inputs_after_a_failure(make_tree):
-    """A failed capture hands the inputs back (D10)."""
+    """A failed capture hands the inputs back (D10 of docs/design/graphs.md)."""
     made = make_tree(policy=Policy(warmup=False))
     made.backend.faults["capture_end"] = [KeyboardInterrupt()]
     f, x = made.boxed(cube), torch.full((3,), 2.0)

@@ -151,21 +151,6 @@ def _dropout(tracer: Any, x: torch.Tensor, p: float, train: bool) -> torch.Tenso
     return out
 
 
-def native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
-    """What `aten.native_dropout` gives where nothing stays; else NotImplemented.
-
-    torch's Python decomposition of dropout calls it for any p. At p = 1 its kernel draws random numbers, and eager's
-    dropout does not.
-    """
-    if p != 1 or train is False:
-        return NotImplemented
-    return x * x.new_zeros(()), x.new_zeros(x.shape, dtype=torch.bool)
-
-
-def _native_dropout(tracer: Any, x: torch.Tensor, p: float, train: bool | None) -> Any:
-    return native_dropout(x, p, train)
-
-
 # Kept whole, a recurrent cell is one slow call; taken apart, its gates are one loop. The formulas are those of
 # torch's composite kernels, without their writes into chunks.
 
@@ -217,8 +202,6 @@ def rewrite(func: Any, args: tuple[Any, ...]) -> Callable[..., Any] | None:
         raise CannotTrace("batch_norm of a tensor without a channel dimension")
     if func is aten.batch_norm.default and args[5] and args[3] is not None:
         return _batch_norm
-    if func is aten.native_dropout.default and args[1] == 1 and args[2] is not False:
-        return _native_dropout
     if func in _NESTS:
         raise CannotTrace(
             "nn.TransformerEncoder makes a nested tensor of a padded batch; enable_nested_tensor=False compiles",
