@@ -139,13 +139,14 @@ class JointCalls:
             CannotTrace: no joint trace does.
             Exception: what the model raised.
         """
-        from staticrt.training.joint_trace import Backward
+        from staticrt.training.joint_trace import Backward, refuse_distributed
 
         self._refuse_options()
         dynamic = self._options.dynamic
         if dynamic is None:
             dynamic = any(not trace.traced.guards.holds(call.leaves) for trace in state.traces)
         request = self._maker.request(call, state.traces)
+        refuse_distributed(request.snapshot)
         request = dataclasses.replace(
             request,
             sizing=Sizing.first(dynamic, shape_env=dynamic),
@@ -206,7 +207,5 @@ class JointCalls:
             raise CannotTrace("an option asks for another executor or autograd node")
         if torch_private.budget_value(options.activation_memory_budget) < 1:
             raise CannotTrace("an activation budget below 1")
-        if self._maker.is_distributed():
-            raise CannotTrace("DistributedDataParallel reduces gradients by hooks")
         if torch.is_anomaly_enabled():
             raise CannotTrace("anomaly mode is on")

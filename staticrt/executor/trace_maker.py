@@ -44,11 +44,6 @@ class TraceMaker:
         """The parameters of the function, if it is a module."""
         return list(self._function.parameters()) if isinstance(self._function, torch.nn.Module) else []
 
-    def is_distributed(self) -> bool:
-        """Whether DistributedDataParallel, which reduces gradients by hooks, wraps the function or a part of it."""
-        modules = self._function.modules() if isinstance(self._function, torch.nn.Module) else ()
-        return any(isinstance(module, torch.nn.parallel.DistributedDataParallel) for module in modules)
-
     def request(self, call: Call, seen: Sequence[CachedTrace]) -> TraceRequest:
         """The first request for a call; ints that differ from those in `seen` become symbols."""
         roots = [] if self._is_partial else [("", self._function), *global_hooks()]

@@ -66,6 +66,7 @@ class Backward:
         named = _REFUSED_NAMES & self._snapshot.model_names
         if named:
             raise CannotTrace(f"the model may use {min(named)}, which a joint trace does not record")
+        refuse_distributed(self._snapshot)  # which the code reads as a global
         self.num_results = len(outputs)
         first: dict[int, int] = {}  # of results that are one tensor
         for index, out in enumerate(outputs):
@@ -91,6 +92,16 @@ class Backward:
         tangents = _incoming(tracer, results, len(arguments))
         tracer.marks = {BACKWARD: "is_backward"}
         return list(torch_private.gradients(results, [value for value, _source in wanted.values()], tangents))
+
+
+def refuse_distributed(snapshot: Snapshot) -> None:
+    """Refuse modules under DistributedDataParallel.
+
+    Raises:
+        CannotTrace: there is one among what the code reaches.
+    """
+    if any(isinstance(value, torch.nn.parallel.DistributedDataParallel) for value in snapshot.alive):
+        raise CannotTrace("DistributedDataParallel prepares the reduction of gradients in each call")
 
 
 def _refuse_history(value: torch.Tensor) -> None:

@@ -247,7 +247,8 @@ def one_process():
     torch.distributed.destroy_process_group()
 
 
-def test_distributed_modules_are_left_to_graph_splits(one_process):
+@pytest.mark.parametrize("reached", ["itself", "in a closure"])
+def test_distributed_modules_are_left_to_graph_splits(one_process, reached):
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     wrapped = nn.parallel.DistributedDataParallel(copy.deepcopy(plain))
@@ -260,9 +261,9 @@ def test_distributed_modules_are_left_to_graph_splits(one_process):
         return future
 
     wrapped.register_comm_hook(None, hook)
-    compiled = joint(wrapped)
+    compiled = joint(wrapped if reached == "itself" else lambda x: wrapped(x))
     for calls in (1, 2):
-        x = torch.randn(3, 4)
+        x = torch.randn(3, 4, requires_grad=True)
         wrapped.zero_grad()
         plain.zero_grad()
         compiled(x).sum().backward()
