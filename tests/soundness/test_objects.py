@@ -163,6 +163,13 @@ def digits(x):
     return x.shape[0].bit_length(), x.shape[0].__class__.__name__ == "int"
 
 
+def class_by_position(x):
+    def name(*args):
+        return args[1].__class__.__name__, args[0].__class__.__name__
+
+    return name(x, x.shape[0])
+
+
 OF_SIZES = [
     *(type_of_tensor, class_of_tensor, type_as_key, type_by_map, size_is_int, size_is_integral, type_of_size),
     *(
@@ -184,7 +191,7 @@ OF_SIZES = [
         text_of_type,
         class_made,
     ),
-    *(type_by_other_name, attributes, deep_copy, text_of_tensor, tensor_as_key, digits),
+    *(type_by_other_name, attributes, deep_copy, text_of_tensor, tensor_as_key, digits, class_by_position),
 ]
 
 
@@ -299,3 +306,24 @@ def test_types_of_sizes_leave_one_trace_for_all_sizes(function):
     explanation = compiled.explain()
     assert not explanation.eager
     assert len(explanation.traces) == 1
+
+
+def test_a_decorator_that_names_the_class_of_self_keeps_sizes_symbolic():
+    def named(method):
+        @functools.wraps(method)
+        def call(*args, **kwargs):
+            name = args[0].__class__.__name__
+            return method(*args, **kwargs) * len(name)
+
+        return call
+
+    class Layer(nn.Module):
+        @named
+        def forward(self, x):
+            return x.view(x.shape[0] * 2, 2).sin()
+
+    compiled = staticrt.compile(Layer())
+    for rows in (1, 2, 5):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(compiled(x), Layer()(x))
+    assert len(compiled.explain().traces) == 1, compiled.explain()

@@ -290,19 +290,46 @@ def _asks_for_class(frame: types.FrameType) -> bool:
 def _may_be_symbolic(
     frame: types.FrameType, before: list[dis.Instruction], instructions: list[dis.Instruction]
 ) -> bool:
-    """Whether the value that some instructions leave may be a symbolic number; not so for attributes of arguments."""
-    names: list[str] = []
-    while before and before[-1].opname in ("LOAD_ATTR", "LOAD_METHOD"):
-        names.append(before[-1].argval)
-        before = before[:-1]
+    """Whether the value that some instructions leave may be a symbolic number.
+
+    Not so for attributes of arguments, and for items of tuples such as `args` in a decorator's `args[0].__class__`.
+    """
+    steps: list[tuple[bool, Any]] = []  # from the last: whether it takes an item; the name or the index
+    while before:
+        if before[-1].opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            steps.append((False, before[-1].argval))
+            before = before[:-1]
+        elif (
+            len(before) > 1
+            and _takes_item(before[-1])
+            and before[-2].opname in ("LOAD_CONST", "LOAD_SMALL_INT")
+        ):
+            steps.append((True, before[-2].argval))
+            before = before[:-2]
+        else:
+            break
     root: Any = before[-1].argval if before and before[-1].opname.startswith("LOAD_") else None
     scope = next((scope for scope in (frame.f_locals, frame.f_globals) if root in scope), None)
     if scope is None or any(i.argval == root and i.opname.startswith("STORE_") for i in instructions):
         return True
     value = scope[root]
-    for name in reversed(names):
-        value = inspect.getattr_static(value, name, None)
+    for is_item, key in reversed(steps):
+        if is_item:
+            if type(value) is not tuple or type(key) is not int:
+                return True
+            if not -len(value) <= key < len(value):  # raises, should the code come there
+                return False
+            value = value[key]
+        else:
+            value = inspect.getattr_static(value, key, None)
     return is_symbolic(value) or inspect.isdatadescriptor(value)
+
+
+def _takes_item(instruction: dis.Instruction) -> bool:
+    """Whether an instruction is `a[b]`: an operator of its own up to Python 3.13."""
+    return instruction.opname == "BINARY_SUBSCR" or (
+        instruction.opname == "BINARY_OP" and instruction.argrepr == "[]"
+    )
 
 
 def _model_frame(frame: types.FrameType | None) -> types.FrameType | None:
