@@ -66,7 +66,7 @@ class Backward:
         named = _REFUSED_NAMES & self._snapshot.model_names
         if named:
             raise CannotTrace(f"the model may use {min(named)}, which a joint trace does not record")
-        refuse_distributed(self._snapshot)  # which the code reads as a global
+        refuse_distributed(self._snapshot)  # again: modules that the code reads as globals are known only now
         self.num_results = len(outputs)
         first: dict[int, int] = {}  # of results that are one tensor
         for index, out in enumerate(outputs):
@@ -101,7 +101,9 @@ def refuse_distributed(snapshot: Snapshot) -> None:
         CannotTrace: there is one among what the code reaches.
     """
     if any(isinstance(value, torch.nn.parallel.DistributedDataParallel) for value in snapshot.alive):
-        raise CannotTrace("DistributedDataParallel prepares the reduction of gradients in each call")
+        raise CannotTrace(
+            "DistributedDataParallel prepares each reduction of gradients in C++, which a joint trace does not record"
+        )
 
 
 def _refuse_history(value: torch.Tensor) -> None:

@@ -199,27 +199,6 @@ def test_nothing_is_left_in_the_model():
     assert all(type(p.grad) is torch.Tensor for p in model.parameters())
 
 
-# -- what a first call costs -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["mlp", "cnn", "lstm"])
-def test_a_first_training_call_loads_neither_dynamo_nor_sympy(name):
-    code = f"""
-        import sys, torch, staticrt
-        from tests.support.training_cases import MODELS
-        make, batch = MODELS[{name!r}]
-        model = staticrt.compile(make(), joint_trace=True)
-        model(batch(4)[0]).sum().backward()
-        assert not model.explain().notes, model.explain()
-        print([m for m in ("sympy", "torch._dynamo", "torch._functorch.aot_autograd") if m in sys.modules])
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300, cwd=ROOT
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["[]"]
-
-
 def test_an_arguments_gradient_that_the_forward_reads_is_the_present_one():
     def function(x):
         return x.sin() * (1.0 if x.grad is None else x.grad.sum())
@@ -247,7 +226,7 @@ def one_process():
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("reached", ["itself", "in a closure"])
+@pytest.mark.parametrize("reached", ["itself", "in a closure", "as a global"])
 def test_distributed_modules_are_left_to_graph_splits(one_process, reached):
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -261,7 +240,12 @@ def test_distributed_modules_are_left_to_graph_splits(one_process, reached):
         return future
 
     wrapped.register_comm_hook(None, hook)
-    compiled = joint(wrapped if reached == "itself" else lambda x: wrapped(x))
+    functions = {
+        "itself": wrapped,
+        "in a closure": lambda x: wrapped(x),
+        "as a global": eval("lambda x: wrapped(x)", {"wrapped": wrapped}),
+    }
+    compiled = joint(functions[reached])
     for calls in (1, 2):
         x = torch.randn(3, 4, requires_grad=True)
         wrapped.zero_grad()
@@ -273,3 +257,24 @@ def test_distributed_modules_are_left_to_graph_splits(one_process, reached):
             torch.testing.assert_close(own.grad, expected.grad * 2)
     assert not joint_calls(compiled)
     assert "DistributedDataParallel" in notes(compiled)
+
+
+# -- what a first call costs -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "lstm"])
+def test_a_first_training_call_loads_neither_dynamo_nor_sympy(name):
+    code = f"""
+        import sys, torch, staticrt
+        from tests.support.training_cases import MODELS
+        make, batch = MODELS[{name!r}]
+        model = staticrt.compile(make(), joint_trace=True)
+        model(batch(4)[0]).sum().backward()
+        assert not model.explain().notes, model.explain()
+        print([m for m in ("sympy", "torch._dynamo", "torch._functorch.aot_autograd") if m in sys.modules])
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["[]"]
