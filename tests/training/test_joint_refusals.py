@@ -62,19 +62,20 @@ def test_running_statistics_and_second_derivatives():
     model = nn.Sequential(
         nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Softplus(), nn.Flatten(), nn.Linear(27, 2)
     )
+    model.double()  # the bias before the norm has no effect: its gradient is rounding alone
     eager = copy.deepcopy(model)
     compiled = joint(model)
     for step in range(3):
-        x = torch.randn(4 + step, 2, 5, 5)
+        x = torch.randn(4 + step, 2, 5, 5).double()
         for run, owner in ((compiled, model), (eager, eager)):
             y = x.clone().requires_grad_()
             (g,) = torch.autograd.grad(run(y).pow(2).sum(), y, create_graph=True)
             g.pow(2).sum().backward()
             owner.found = y.grad
-        torch.testing.assert_close(model.found, eager.found, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(model.found, eager.found)
         torch.testing.assert_close(model.state_dict(), eager.state_dict())
         for p, q in zip(model.parameters(), eager.parameters(), strict=True):
-            torch.testing.assert_close(p.grad, q.grad, rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(p.grad, q.grad)
     assert joint_calls(compiled) == 3
 
 
