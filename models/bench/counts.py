@@ -76,7 +76,7 @@ def count(entry: Entry, seed: int) -> dict[str, Any]:
     """Count `entry` at its default sizes.
 
     Returns:
-        flops: of matrix products, convolutions, attention and recurrent layers, a multiply-add as two;
+        flops: operations of matrix products, convolutions, attention and recurrent layers, a multiply-add as two;
             None where the model has control flow, whose operators torch's counters cannot see into.
         min_bytes: parameters, buffers and inputs as far as they are read, each once, and outputs.
         traffic_bytes: the sum over all operators as eager runs them.

@@ -29,11 +29,11 @@ class Setting:
 
     Attributes:
         threads: CPUs a worker may use while it is timed.
-        seconds: of alternating rounds for one pair.
-        block_seconds: of one block of calls.
-        min_rounds: at least so many, however long a call takes.
+        seconds: length of the alternating rounds of one pair.
+        block_seconds: length of one block of calls.
+        min_rounds: fewest rounds, however long a call takes.
         timeout: seconds a worker may take in all.
-        seed: of weights and inputs.
+        seed: seed of weights and inputs.
         options: keywords of `staticrt.compile`, for staticrt's own rows.
     """
 

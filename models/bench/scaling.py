@@ -40,7 +40,7 @@ class Scaling:
     Args:
         bounds: threads -> time on one thread over the least time on so many; below 1 where forks cost more
             than they save.
-        forks: of a call on two threads, or on the most where two were not asked for.
+        forks: number of forks of a call on two threads, or on the most where two were not asked for.
         serial_share: time on one thread of the steps that are never cut, over that of all steps.
         serial_steps: operators of these steps, the longest first.
     """
@@ -87,7 +87,7 @@ def scaling_of(module: nn.Module, inputs: Sequence[Tensor], threads: Sequence[in
     """The bound on the speed-up of `module` compiled, for each number of threads.
 
     Args:
-        inputs: of one call. The module is called with them a few times on each number of threads.
+        inputs: inputs of one call. The module is called with them a few times on each number of threads.
         threads: numbers of threads; 1 is added. torch's number is restored afterwards.
     """
     fast = compile(module.eval(), deterministic=True)  # routes by rule, not by measuring

@@ -18,7 +18,7 @@ def replace_file(
     Args:
         path: the file to replace.
         write: writes into an empty file that is open for reading and writing.
-        suffix: of the temporary file's name.
+        suffix: ending of the temporary file's name.
 
     Raises:
         OSError: the file cannot be written. Errors of `write` are passed on.

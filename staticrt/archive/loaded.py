@@ -58,7 +58,7 @@ def load(
             checked, and weights are read from the file when they are used.
         allow_operators: operators that the archive may call besides those of torch that compute tensors from their arguments:
             "mylib::op", or a whole library, "mylib::*".
-        options: of the runtime, as `staticrt.compile` takes them: prepared, max_prepared, out_variants,
+        options: runtime options, as `staticrt.compile` takes them: prepared, max_prepared, out_variants,
             optimize_memory, deterministic, poison, verify.
 
     Raises:

@@ -63,7 +63,7 @@ class Executor:
         name: for messages.
         is_partial: the function is a partial graph, which Dynamo made: it guards the Python state, and nothing splits
             the graph further.
-        known: of the flat arguments of a partial graph.
+        known: what is known about the flat arguments of a partial graph.
     """
 
     def __init__(

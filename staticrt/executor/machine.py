@@ -82,7 +82,7 @@ class Progress:
 
     Args:
         call: the call.
-        state: of its key.
+        state: the state of its key.
         limited: no trace is made beyond the option `max_traces`.
         tried: traces in which data decided otherwise.
         request: the trace that is to be made, once there is one.

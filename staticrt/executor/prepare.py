@@ -25,7 +25,7 @@ class Readiness:
         reason: why not; "" where it does.
         arena_bytes: planned memory of one such call, its peak but for results; None if not ready.
         lower_bound_bytes: what any plan needs: the most bytes that are in use at once; None if not ready.
-        packed_bytes: of weights held in another form for its kernels; None if not ready.
+        packed_bytes: bytes of weights held in another form for its kernels; None if not ready.
         raised: it is not, because the model raised on such arguments.
     """
 

@@ -30,7 +30,7 @@ class ExecutorState:
         joint_traces: traces with their backward.
         joint_failures: why calls that need gradients have no joint trace.
         breaks: (reason, model line) of each graph break.
-        partial_graphs: of each executor of a partial graph without gradients.
+        partial_graphs: states of the executors that run partial graphs without gradients.
         fast_calls: calls that the C++ fast path served.
     """
 

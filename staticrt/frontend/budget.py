@@ -35,7 +35,7 @@ def account(seconds: float | None, share: float = 1.0) -> Iterator[None]:
 
     Args:
         seconds: CPU time that the option `trace_seconds` allows; None: no bound.
-        share: of it, what the account gets.
+        share: the part of it that the account gets.
     """
     if _local.left is not None or seconds is None:
         yield
@@ -52,7 +52,7 @@ def charged(share: float) -> Iterator[None]:
     """Charge the account with what runs within.
 
     Args:
-        share: of the time left, what it may take.
+        share: the part of the time left that it may take.
 
     Raises:
         OutOfTime: from `check`, or at once where nothing is left.

@@ -51,7 +51,7 @@ class Capturing:
     """One capture under way.
 
     Args:
-        inputs: of the call. The list is emptied, because the function may free its inputs. See `give_back`.
+        inputs: the call's inputs. The list is emptied, because the function may free its inputs. See `give_back`.
     """
 
     def __init__(

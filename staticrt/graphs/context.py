@@ -37,7 +37,7 @@ class GraphContext:
     Args:
         device: "cpu", or a CUDA device.
         policy: all options at once; or give single ones of `Policy` as keywords.
-        backend: of the device; None: the registered one.
+        backend: the device's backend; None: the registered one.
 
     Example:
         >>> ctx = GraphContext("cpu")

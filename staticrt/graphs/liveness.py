@@ -25,7 +25,7 @@ class PathOutput:
     Args:
         ref: the storage that the last run of the node gave out.
         ptr: the address at capture; every replay writes there.
-        nbytes: of the storage.
+        nbytes: size of the storage in bytes.
     """
 
     __slots__ = ("_storage", "cached", "moved", "nbytes", "ptr", "ref")

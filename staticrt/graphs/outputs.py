@@ -56,7 +56,7 @@ class Source:
     """An input of the captured function, referred to without keeping it alive.
 
     Args:
-        index: of the input.
+        index: position of the input.
         tensor: the caller's tensor, or the buffer that replaces it.
     """
 

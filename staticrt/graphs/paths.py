@@ -145,7 +145,7 @@ class Paths:
 
         Args:
             move: move them out in any case, because the pool is about to go.
-            inputs: of the call that begins. They are moved, never poisoned.
+            inputs: inputs of the call that begins. They are moved, never poisoned.
         """
         node = self._current
         if node is None:

@@ -46,7 +46,7 @@ def why_no_key(leaves: Sequence[Any], names: Sequence[str], constants: tuple[typ
     """Why a call has no key, so that it cannot be captured.
 
     Args:
-        names: of arguments, as far as known.
+        names: argument names, as far as known.
         constants: types that keys hold besides numbers.
     """
     for index, leaf in enumerate(leaves):

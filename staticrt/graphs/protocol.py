@@ -39,7 +39,7 @@ class TensorMeta(NamedTuple):
 
     Args:
         data_ptr: address of the storage (not of the first element); 0 for an empty storage.
-        nbytes: of the storage.
+        nbytes: size of the storage in bytes.
         size, stride, storage_offset: in elements.
     """
 

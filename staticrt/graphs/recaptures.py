@@ -23,7 +23,7 @@ class RecaptureCount:
         plain_calls: how many of the next calls run uncaptured.
         outlived: calls that ran uncaptured because an output would have outlived inputs that it died with at the capture.
         retries: how often the limit was reached.
-        reason: of the last mismatch.
+        reason: why the last call did not match.
     """
 
     mismatches: int = 0

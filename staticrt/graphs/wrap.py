@@ -69,7 +69,7 @@ class WrappedFunction:
         name: for reports; None: the function's.
         key: integers of a call -> what decides which capture it uses; None: the integers themselves.
         stack_traces: where each output is made, for messages.
-        input_names: of boxed inputs, for messages.
+        input_names: names of boxed inputs, for messages.
     """
 
     def __init__(

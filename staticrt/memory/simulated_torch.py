@@ -87,7 +87,7 @@ class Simulated:
             order: "needed" moves only what the wait needs, so that every other stream is as late as it can be (the
                 default). "others_first" moves all others first, so that the awaited one is as late as it can be.
                 "random" moves a stream chosen at random at each step.
-            seed: of "random". The same program with the same seed moves streams the same way.
+            seed: seed of the order "random". The same program with the same seed moves streams the same way.
         """
         check.one_of("order", order, ("needed", "random", "others_first"))
         _C.order_simulated(order, check.count("seed", seed))

@@ -54,7 +54,7 @@ class LoweredGraph:
     """A functional ATen graph as a Program on the C++ runtime.
 
     Args:
-        graph: with fake tensors in `meta["val"]`, after all passes.
+        graph: a graph with fake tensors in `meta["val"]`, after all passes.
         options: keyword arguments of the C++ executable.
 
     Attributes:
@@ -168,7 +168,7 @@ def donated_inputs(traced: TracedGraph, names: Sequence[str]) -> list[tuple[int,
     """Indices and names of the placeholders whose bytes the caller gives up.
 
     Args:
-        names: of arguments, as in the function's signature; the name of a container means every tensor in it.
+        names: arguments, named as in the function's signature; the name of a container means every tensor in it.
 
     Raises:
         WrittenDonation: the graph writes one of them, which makes its new contents a result.

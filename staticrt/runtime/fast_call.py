@@ -77,12 +77,12 @@ class FastPath:
         """Serve calls like this one, which the executor has just served, from now on.
 
         Args:
-            spec: of the program.
+            spec: the program's `CallSpec`.
             program: what ran.
             outputs: per flat output of the graph, ("tensor", position among the program's outputs) or
                 ("constant", object).
             state: holds while the trace does.
-            grad_states: of a program that differentiates by itself: `_C.grad_state` of each input, none of which
+            grad_states: for a program that differentiates by itself, `_C.grad_state` of each input, none of which
                 may change. Empty: calls that need gradients are not served.
             region: the program is its forward; of `grad_states` only counts whether a gradient is required.
         """

@@ -18,7 +18,7 @@ class SizeWatch:
     """Looks at the first calls that the fast path did not serve.
 
     Args:
-        names: of the inputs, "" for the model's own tensors.
+        names: the inputs' names, "" for the model's own tensors.
     """
 
     def __init__(self, names: Sequence[str]) -> None:

@@ -27,7 +27,7 @@ class RegionCall:
     Args:
         inputs: as given; copies of those that the region writes, unless no result depends on their old values.
         versions: version counters at the start of the call; None for tensors that the region writes.
-        random_state: of the CPU generator when the call began, if the region draws from it.
+        random_state: state of the CPU generator when the call began, if the region draws from it.
     """
 
     inputs: list[Any]

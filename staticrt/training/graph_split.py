@@ -258,7 +258,7 @@ def run_compiled(split_region: Split, compiled: Mapping[str, Callable[..., Any]]
     """The region with its subregions replaced by compiled functions.
 
     Args:
-        split_region: from `split`.
+        split_region: what `split` returned.
         compiled: callable by subregion name.
     """
     module = split_region.module

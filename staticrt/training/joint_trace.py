@@ -43,7 +43,7 @@ class Backward:
     """Records the backward of one trace; `TraceRequest.derive`.
 
     Args:
-        snapshot: of the trace.
+        snapshot: the trace's snapshot of Python state.
 
     Attributes:
         num_results: flat outputs of the forward.

@@ -18,7 +18,7 @@ class Opaque:
     """The inputs of a graph that may have to bypass its Program.
 
     Args:
-        graph: with fake values in `meta["val"]`.
+        graph: a graph with fake values in `meta["val"]`.
 
     Attributes:
         inputs: positions of the inputs that are not tensors.

@@ -75,7 +75,7 @@ def lost_aliases(shared: Sequence[tuple[int, int]], metadata: Any) -> str:
     """The result that AOTAutograd treats as fresh although it views a written input; "" if there is none.
 
     Args:
-        shared: from `shared_results`.
+        shared: what `shared_results` returned.
         metadata: upstream's `ViewAndMutationMeta`.
     """
     # The first outputs are the new values of written inputs.

@@ -53,7 +53,7 @@ class Layout(NamedTuple):
     Args:
         base: the builtin class that holds its items, or whose only object it can be made as.
         size: children that are items.
-        keys: of a mapping; None: its keys are the first half of the items.
+        keys: a mapping's keys; None: its keys are the first half of the items.
         slots, names: of the children that follow.
         extra: what else its base needs.
     """

@@ -114,7 +114,7 @@ class Flattener:
     Args:
         known: id of a container -> its number among the caller's containers; met, it becomes a reference.
         opaque: ids of objects that stay leaves.
-        is_new: of a result: whether the call made an object, which then has to be made in every call.
+        is_new: whether the call made this object of its result, which then has to be made in every call.
     """
 
     def __init__(

@@ -418,9 +418,9 @@ class StateGuard:
     """Whether what a snapshot recorded still holds.
 
     Args:
-        records: of the snapshot.
+        records: the snapshot's records.
         names: what the code may read by name.
-        num_threads: of torch, if the model asked for it.
+        num_threads: torch's number of threads, if the model asked for it.
     """
 
     def __init__(self, records: Iterable[Record], names: frozenset[str], num_threads: int | None) -> None:

@@ -31,7 +31,7 @@ class Decisions:
     """Answers of one trace to what data decides.
 
     Args:
-        tracer: of the trace.
+        tracer: the trace's tracer.
         leaves: the caller's flat arguments; never written.
     """
 

@@ -199,7 +199,7 @@ class _Holders:
     Args:
         values: the values.
         made: ids of what the run made.
-        roots: of the trace.
+        roots: objects of the trace from which the search starts.
     """
 
     def __init__(self, values: list[Any], made: set[int], roots: Iterable[Any]) -> None:

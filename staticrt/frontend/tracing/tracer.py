@@ -76,7 +76,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         fake_mode: a `TraceFakeMode`.
-        watcher: of model code; paused while the tracer works.
+        watcher: watches model code; paused while the tracer works.
         parent: the tracer of the graph around a control-flow body.
         autograd: the mode lies beneath autograd, which runs; else autograd is switched off around it.
         control_flow: records a call of a higher-order operator; None: such calls are refused.
@@ -182,7 +182,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         Args:
             arguments: fake and real arguments.
-            outputs: of the graph. None: autograd ran, so that only inputs are looked at.
+            outputs: the graph's outputs. None: autograd ran, so that only inputs are looked at.
 
         Raises:
             CannotTrace: one has.

@@ -27,7 +27,7 @@ class InputInfo:
     """An input of a model.
 
     Args:
-        dtype: of a tensor; None for a sequence or an optional value.
+        dtype: the tensor's; None for a sequence or an optional value.
         shape: per dimension a size, a name, or None where the model does not say; None: any rank.
         host: its values decide shapes, so traces are specialised on them.
         text: the input holds strings, which are passed as numbers.
@@ -48,7 +48,7 @@ class OnnxModule(torch.nn.Module):
         program: the computation.
         inputs: the inputs, in the model's order.
         tensors: kind ("parameter", "buffer", or "structure": no state), ONNX name, value.
-        conditions: on the named sizes of the inputs.
+        conditions: what the named sizes of the inputs must satisfy.
         vocabulary: the model's strings.
         spoken: maps the number of an output that is not a tensor to the keys of its maps, or to None for strings.
     """

@@ -23,7 +23,7 @@ class Numbers:
 
     Args:
         array: objects, of any shape.
-        dtype: of the tensor it stands for.
+        dtype: dtype of the tensor it stands for.
         tensor: gives that tensor where it exists already.
     """
 

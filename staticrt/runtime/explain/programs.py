@@ -15,7 +15,7 @@ class Node:
     """One node of a program.
 
     Args:
-        name: of the graph node.
+        name: the graph node's name.
         op: "aten::add.Tensor".
         where: the model line, or "".
         kind: how it is bound: "out variant", "boxed out variant", "native", "fallback", "control flow".

@@ -49,7 +49,7 @@ def signature_reports(executable: _C.Executable, names: Sequence[str]) -> tuple[
     """The prepared programs of an executable, least recently used first.
 
     Args:
-        names: of the program's inputs, "" for the model's own tensors.
+        names: the program's inputs, "" for the model's own tensors.
     """
     return tuple(_report(executable, p, names) for p in _C.prepared_programs(executable))
 

@@ -171,7 +171,7 @@ def build_inputs(
 
     Args:
         arguments: the parsed arguments of `add_input_arguments`.
-        names: of the model's parameters, in order.
+        names: the model's parameters, in order.
         specs: the model's declarations of its inputs, in the same order; may be shorter.
         examples: complete positional arguments, used if no input is given.
         required: how many parameters have no default.

@@ -40,7 +40,7 @@ class LoadedModel:
         source: "onnx", "export" (torch.export.save), "archive" (staticrt.save), "python".
         eager: the eager form to compare with; None for an archive without its graph.
         compiled: the callable to run: compiled already, or to be compiled.
-        names: of the arguments; specs: what is known about them; required: how many have no default.
+        names: the arguments' names; specs: what is known about them; required: how many have no default.
         examples: arguments that came with the model.
     """
 

@@ -24,7 +24,7 @@ class Block:
 
     Args:
         kind: arena, workspace (scratch bytes of a node), output (the caller's), unmanaged (a kernel's own).
-        name: of the value, or of the workspace's node.
+        name: the value's, or that of the workspace's node.
         offset: bytes in the arena; -1 outside it.
     """
 

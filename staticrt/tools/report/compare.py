@@ -54,7 +54,7 @@ class CompareReport:
         ok: compiled results equal eager's within tolerance.
         stage: "" if ok; else where they part: "trace", "passes", "runtime", or "call" (stages agree when run one by
             one: state between calls, or memory planning).
-        difference: of the results.
+        difference: how the results differ.
         first: the first node off, where one was found.
         checked: nodes compared in the runtime stage.
     """

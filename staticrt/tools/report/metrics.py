@@ -21,7 +21,7 @@ class GraphMetrics:
 
     Args:
         name: "graph 0", or "graph 0, body 1 of cond".
-        nodes: by binding: total, managed (all outputs planned), out, native (views and numbers), fallback, control.
+        nodes: number of nodes by binding: total, managed (all outputs planned), out, native (views and numbers), fallback, control.
         kinds: per operator, how many nodes are out variants, native, and fallbacks.
         managed_tensors, managed_bytes, reused_tensors, unmanaged_scalars, unmanaged_others: storage groups of the
             general path, of the frame that ran last.
@@ -67,7 +67,7 @@ class TimeMetrics:
     Args:
         setup, alloc, dealloc, total: as in `ProfileReport`; total of an untraced call.
         nodes: (node, time) in execution order.
-        kinds: by operator: time, share, steps.
+        kinds: time, share and steps of each operator.
     """
 
     setup: float

@@ -38,8 +38,8 @@ class ProfileRow:
         shapes: "float32[8, 64], float32[64, 64] → float32[8, 64]".
         depth: 0; in a body of control flow 1 or more, whose time is in its control row's `time_ns` too.
         calls: runs of it per call.
-        time_ns: with bodies; self_ns: without.
-        share: of `self_ns` in the time of a call that is not traced.
+        time_ns: time including bodies of control flow; self_ns: without them.
+        share: `self_ns` over the time of a call that is not traced.
         flops, read_bytes, written_bytes: per call.
         floor_ns: the least time this machine needs for them; None where nothing is counted.
     """
@@ -96,7 +96,7 @@ class ProfileReport:
     """The result of `profile`. `str()` is a table; `to_json()` and `to_chrome_trace(path)` are for tools.
 
     Args:
-        name: of the compiled callable.
+        name: the compiled callable's name.
         runs: profiled calls.
         threads: torch's intra-op threads.
         call_ns: median time of a call that is not traced.
@@ -105,7 +105,7 @@ class ProfileReport:
         dealloc_ns: handing out outputs, emptying slots, giving back memory.
         outside_ns: neither in runs nor in eager calls: arguments, guards, Python between graphs.
         paths: how the runs went, "prepared" in steady state.
-        rows: in execution order.
+        rows: one per step, in execution order.
         hints: what would make the call itself faster.
         machine: the measured limits, or what a step reached where that was more.
     """

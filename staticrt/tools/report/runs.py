@@ -20,7 +20,7 @@ class Step:
         key: the same for the same step of every call.
         work: what it does.
         begin_ns, end_ns: of `time.perf_counter_ns()`.
-        inner_ns: of this, bodies of control flow.
+        inner_ns: the part of it that bodies of control flow took.
         release_ns: emptying the slots it used last.
     """
 

@@ -95,8 +95,8 @@ class Machine:
     Args:
         vectors: support vectors, or None where the kernel is the weight itself.
         kernel: its name; gamma, coef0, degree: its parameters.
-        pairs: of a classifier, [pairs, 2]: the classes that a score decides between.
-        chances: of a classifier, prob_a and prob_b.
+        pairs: [pairs, 2], the two classes that each score of a classifier decides between.
+        chances: a classifier's prob_a and prob_b.
     """
 
     weight: Tensor
