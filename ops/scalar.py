@@ -1,4 +1,4 @@
-"""Sizes, numbers and questions about tensors: ops and Python functions whose results are no tensors."""
+"""Sizes, numbers and questions about tensors: ops and Python functions whose results are not tensors."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ def registered_passes() -> dict[str, type[GraphPass]]:
 
 
 def tensor_meta(node: Any) -> torch.Tensor | None:
-    """The fake tensor of a node, or None if it is no node or has no tensor value."""
+    """The fake tensor of a node, or None if it is not a node or has no tensor value."""
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     return value if isinstance(value, torch.Tensor) else None
 

@@ -95,7 +95,7 @@ ValueInfo read_info(ByteReader& in, const LoadedTensors& tensors) {
     in.get<uint8_t>();
   }
   SRT_ARCHIVE(info.is_tensor || !info.dtype, in.damaged(), "value ", info.name,
-              " is no tensor but has a dtype");
+              " is not a tensor but has a dtype");
   return info;
 }
 
@@ -187,7 +187,7 @@ void check_node(ByteReader& in, const Node& node, const std::vector<ProgramBuild
                 " arguments and ", node.bodies.size(), " bodies");
     for (size_t i = 0; i < args.size(); ++i) {
       SRT_ARCHIVE(!args[i].is_list || takes_list(schema.arguments()[i].type()), name(), "argument ", i,
-                  " is no list");
+                  " is not a list");
     }
     SRT_ARCHIVE(node.unpacks_list ? returns_list(schema) : num_outputs == schema.returns().size(), name(),
                 num_outputs, " outputs");

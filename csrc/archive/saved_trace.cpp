@@ -122,7 +122,7 @@ std::string SavedTrace::leaf_refusal(const LeafSpec& spec, const Leaf& leaf) con
   const at::Tensor& t = leaf.tensor;
   const std::string name = "'" + spec.name + "' ";
   if (!t.defined() || t.layout() != at::kStrided || t.is_quantized() || t.is_conj() || t.is_neg())
-    return name + "is no dense tensor";
+    return name + "is not a dense tensor";
   if (t.device() != spec.device) {
     return name + "is on " + t.device().str() + ", expected on " + spec.device.str() +
            "; move it there, or load the archive on its device";

@@ -123,7 +123,7 @@ void check_inputs(ByteReader& in, const TraceSpec& spec, const LoadedTensors& te
     seen[input] = true;
     if (leaf.kind == LeafKind::kTensor) check_device(in, values[first + input], leaf.device);
   }
-  for (const bool found : seen) SRT_ARCHIVE(found, in.damaged(), "an input of the program is no leaf");
+  for (const bool found : seen) SRT_ARCHIVE(found, in.damaged(), "an input of the program is not a leaf");
 }
 
 void check_guards(ByteReader& in, const TraceSpec& spec) {
@@ -146,7 +146,7 @@ void read_work(ByteReader& in, const LoadedTensors& tensors, TraceSpec& spec) {
     packed.tensor = in.get_index(tensors.size(), "tensor");
     const at::Tensor bytes = tensors.saved(packed.tensor);
     SRT_ARCHIVE(bytes.scalar_type() == at::kByte && bytes.is_contiguous() && bytes.storage_offset() == 0,
-                in.damaged(), "packed weights ", packed.key, " are no bytes");
+                in.damaged(), "packed weights ", packed.key, " are not bytes");
   }
   spec.choices.resize(in.get_count(24));
   for (RouteChoice& choice : spec.choices) {

@@ -16,7 +16,7 @@ struct ZipRecord {
 class ZipIndex {
  public:
   // Reads the central directory of `archive`; names are without the archive's own folder ("model/data/x" is
-  // "data/x"). Throws ArchiveError if it is no zip archive, or is cut short or damaged.
+  // "data/x"). Throws ArchiveError if it is not a zip archive, or is cut short or damaged.
   explicit ZipIndex(std::string_view archive);
 
   // Null if there is no such record.

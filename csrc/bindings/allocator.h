@@ -50,7 +50,7 @@ void called(Call call) {
   checked(call);
 }
 
-// Its answer, where it is no Status.
+// Its answer, where it is not a Status.
 template <class Call>
 auto asked(Call call) {
   refuse_in_work();

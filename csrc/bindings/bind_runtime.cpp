@@ -107,7 +107,7 @@ void bind_runtime(py::module_& m) {
   });
   // Python's tensor object is the one holder; the caster would be another.
   m.def("check_donatable", [](const std::string& name, py::handle tensor) {
-    SRT_CHECK(THPVariable_Check(tensor.ptr()), "cannot donate '", name, "': it is no tensor");
+    SRT_CHECK(THPVariable_Check(tensor.ptr()), "cannot donate '", name, "': it is not a tensor");
     check_donatable(name, THPVariable_Unpack(tensor.ptr()), 1);
   });
   m.def("take_bytes", &take_bytes);

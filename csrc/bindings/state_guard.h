@@ -126,7 +126,7 @@ class StateGuard {
 };
 
 // The very same object, or another of the same number or text (floats by bits: 0.0 and -0.0 differ, NaN
-// equals itself), or a tuple of such. Runs no Python code, never raises; null is no value.
+// equals itself), or a tuple of such. Runs no Python code, never raises; null is not a value.
 bool same_value(PyObject* a, PyObject* b);
 // The dict of an object's attributes, null where it has none; no method of its class is asked.
 PyObject* attributes_of(PyObject* object);

@@ -134,7 +134,7 @@ void CpuPool::free(void* ptr) {
   std::unique_lock lock(table().mutex);
   const auto at = table().blocks.find(addr(ptr));
   SRT_CHECK(at != table().blocks.end() && at->second.pool == id_ && at->second.live, "free: ", ptr,
-            " is no live block of pool ", id_.key());
+            " is not a live block of pool ", id_.key());
   SRT_CHECK(at->second.deleters == 0, "free: the block at ", ptr,
             " is owned by a storage; release the storage instead");
   table().blocks.erase(at);
@@ -157,7 +157,7 @@ void CpuPool::adopt(c10::StorageImpl& storage) {
     const std::lock_guard lock(table().mutex);
     const auto at = table().blocks.find(addr(ptr));
     SRT_CHECK(at != table().blocks.end() && at->second.pool == id_ && at->second.live,
-              "adopt: the storage's address ", ptr, " is no live block of pool ", id_.key());
+              "adopt: the storage's address ", ptr, " is not a live block of pool ", id_.key());
     SRT_CHECK(storage._mutable_data_ptr_no_checks().get_context() == nullptr, "adopt: the storage at ", ptr,
               " has an owner of its bytes already");
     ++at->second.deleters;

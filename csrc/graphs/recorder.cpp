@@ -75,7 +75,7 @@ Recorder::Recorder(std::shared_ptr<CpuPool> pool, const std::vector<at::Tensor>&
   install_recording();
   for (size_t i = 0; i < inputs.size(); ++i) {
     SRT_CHECK(inputs[i].defined() && is_plain(inputs[i]), "capture: input ", i,
-              " is no dense CPU tensor with a storage");
+              " is not a dense CPU tensor with a storage");
     const TensorSpec spec = TensorSpec::of(inputs[i]);
     auto* impl = inputs[i].storage().unsafeGetStorageImpl();
     const auto at = known_.find(impl);

@@ -1,4 +1,4 @@
-// Plans for conflicts that are no intervals: inter-op parallelism, branches laid over each other.
+// Plans for conflicts that are not intervals: inter-op parallelism, branches laid over each other.
 #pragma once
 
 #include <cstdint>

@@ -28,7 +28,7 @@ bool place_in_order(std::span<const int64_t> sizes, const Conflicts& conflicts,
                     std::span<const int32_t> order, Fit fit, int64_t limit, Layout& layout);
 
 // Best layout over all orders and fits; stops at the first of height <= target. Ties: the earlier pass.
-// `ranges` may be empty (conflicts that are no intervals): orders that need sections are left out.
+// `ranges` may be empty (conflicts that are not intervals): orders that need sections are left out.
 Layout greedy_portfolio(std::span<const int64_t> sizes, std::span<const Item> ranges,
                         std::span<const int64_t> load, const Conflicts& conflicts, int64_t target,
                         int32_t most_passes = 1000);

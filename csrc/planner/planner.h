@@ -56,7 +56,7 @@ class PlanError : public InputError {
 // Offsets for all specs. A spec of size 0 gets offset 0 and takes no room; no specs, no arena.
 //
 // The arena is never larger than that of storage groups or of any greedy pass tried.
-// Throws PlanError: empty range, negative size, alignment that is no power of two, sizes whose sum
+// Throws PlanError: empty range, negative size, alignment that is not a power of two, sizes whose sum
 // passes int64.
 Plan plan(std::span<const Spec> specs, int64_t alignment = 64, Effort effort = Effort::kDefault);
 

@@ -17,7 +17,7 @@ int64_t padded(int64_t size_bytes, int64_t alignment) {
 void check_bytes(size_t id, int64_t size_bytes, const Plan& plan, int64_t alignment) {
   const int64_t offset = plan.offsets[id];
   SRT_INTERNAL(offset >= 0, "plan: offset ", offset, " of spec ", id, " is negative");
-  SRT_INTERNAL(offset % alignment == 0, "plan: offset ", offset, " of spec ", id, " is no multiple of ",
+  SRT_INTERNAL(offset % alignment == 0, "plan: offset ", offset, " of spec ", id, " is not a multiple of ",
                alignment);
   SRT_INTERNAL(padded(size_bytes, alignment) <= plan.arena_bytes - offset, "plan: spec ", id, " of ",
                size_bytes, " bytes at offset ", offset, " passes the arena's end at ", plan.arena_bytes);
@@ -27,7 +27,7 @@ void check_totals(size_t specs, const Plan& plan, int64_t alignment) {
   SRT_INTERNAL(alignment > 0, "plan: alignment ", alignment, " is not positive");
   SRT_INTERNAL(plan.offsets.size() == specs, "plan: ", plan.offsets.size(), " offsets for ", specs, " specs");
   SRT_INTERNAL(plan.arena_bytes >= 0 && plan.arena_bytes % alignment == 0, "plan: arena of ",
-               plan.arena_bytes, " bytes is no multiple of ", alignment);
+               plan.arena_bytes, " bytes is not a multiple of ", alignment);
   SRT_INTERNAL(plan.lower_bound <= plan.arena_bytes, "plan: lower bound ", plan.lower_bound,
                " is above the arena of ", plan.arena_bytes, " bytes");
   SRT_INTERNAL(plan.proved_optimal == (plan.lower_bound == plan.arena_bytes), "plan: proved_optimal is ",

@@ -16,7 +16,7 @@ void validate(std::span<const Spec> specs, const Plan& plan, int64_t alignment =
 // The same verdict by looking at every pair: O(n²), for tests of validate() itself.
 void validate_pairs(std::span<const Spec> specs, const Plan& plan, int64_t alignment = 64);
 
-// For conflicts that are no intervals: sizes and pairs of ids that must not share bytes. Checks (1), (2) and
+// For conflicts that are not intervals: sizes and pairs of ids that must not share bytes. Checks (1), (2) and
 // (4) of Plan, and that lower_bound is at least the largest size; it cannot confirm a larger bound.
 void validate_conflicts(std::span<const int64_t> sizes_bytes,
                         std::span<const std::pair<int32_t, int32_t>> pairs, const Plan& plan,

@@ -24,12 +24,12 @@ class FixedRun {
 class ProgramCall {
  public:
   virtual ~ProgramCall() = default;
-  // In program order; undefined where an input is no tensor.
+  // In program order; undefined where an input is not a tensor.
   virtual std::vector<at::Tensor> inputs() const = 0;
   // Indices of inputs that the program writes.
   virtual std::vector<uint32_t> written_inputs() const = 0;
   virtual void run() = 0;
-  // After run(): in program order; undefined where an output is no tensor.
+  // After run(): in program order; undefined where an output is not a tensor.
   virtual std::vector<at::Tensor> outputs() const = 0;
   virtual bool is_constant(const c10::StorageImpl* storage) const = 0;
   // After run(): the same run on other tensors of the same metadata; outputs that are undefined there are not

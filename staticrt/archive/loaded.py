@@ -65,7 +65,7 @@ def load(
         ArchiveError: the file is not an archive of staticrt, is damaged or truncated, was made with another torch, or
             needs an operator, class or CPU feature that is missing here, or calls an operator that needs consent; or its
             device, or `device`, does not exist in this process or lacks an operator.
-        OptionError: an option that does not apply to loading, or `device` is no device.
+        OptionError: an option that does not apply to loading, or `device` is not a device.
     """
     unknown = sorted(set(options) - set(_OPTIONS))
     if unknown:

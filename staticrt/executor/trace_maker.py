@@ -108,7 +108,7 @@ class TraceMaker:
         if not request.snapshot.complete:
             raise CannotTrace("the model reaches more containers than can be guarded")
         if torch.is_grad_enabled() and any(value.requires_grad for value in traced.values):
-            raise CannotTrace("the result may need gradients of a tensor that is no argument")
+            raise CannotTrace("the result may need gradients of a tensor that is not an argument")
         built = self._executable(traced)
         symbolic = request.known.symbolic_ints
         return CachedTrace(

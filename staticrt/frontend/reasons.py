@@ -44,7 +44,7 @@ _location = threading.local()
 
 
 def set_location(place: tuple[str, int, str, str] | None) -> None:
-    """Say where in a model that is no Python code this thread is, until told otherwise.
+    """Say where in a model that is not Python code this thread is, until told otherwise.
 
     Args:
         place: file, line (or node number), function (or operator) and text; None: look at Python frames again.
@@ -137,7 +137,7 @@ def is_torch_file(filename: str) -> bool:
 
 
 def is_trace_file(filename: str) -> bool:
-    """Whether a file is the one that calls the model to trace it: what lies above it is no model code."""
+    """Whether a file is the one that calls the model to trace it: what lies above it is not model code."""
     return filename == _CAPTURE
 
 

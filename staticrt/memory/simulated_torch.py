@@ -99,7 +99,7 @@ class Simulated:
         without a rule for their sizes. Synchronisation that the program asks for is not counted.
 
         Raises:
-            AllocatorError: `device` is no simulated device.
+            AllocatorError: `device` is not a simulated device.
         """
         return _C.simulated_waits(_index(device))
 
@@ -123,7 +123,7 @@ def _index(device: int | str | torch.device | None) -> int:
         except (RuntimeError, TypeError):
             wanted = None
         if wanted is None or (wanted.type != "sim" and count > 0):
-            raise AllocatorError(f"{device!r} is no simulated device", fix='give "sim", "sim:N" or N')
+            raise AllocatorError(f"{device!r} is not a simulated device", fix='give "sim", "sim:N" or N')
         index = wanted.index
     if count == 0:
         raise AllocatorError(

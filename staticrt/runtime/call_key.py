@@ -74,7 +74,7 @@ class CallKey:
 
 
 def needs_gradients(values: Iterable[Any]) -> bool | None:
-    """Whether any of these arguments requires gradients; None if one is no plain tensor or value: `call_key` says."""
+    """Whether any of these arguments requires gradients; None if one is not a plain tensor or value: `call_key` says."""
     found = False
     for value in values:
         if type(value) in _PLAIN:

@@ -38,7 +38,7 @@ def check_names(function: Callable[..., Any], donate: Sequence[str]) -> None:
     for name in donate:
         if name not in parameters:
             raise OptionError(
-                f"option 'donate' names {name!r}, which is no argument; there are {', '.join(parameters) or 'none'}",
+                f"option 'donate' names {name!r}, which is not an argument; there are {', '.join(parameters) or 'none'}",
                 fix="name arguments of the function, or of forward",
             )
 

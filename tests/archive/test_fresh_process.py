@@ -69,7 +69,7 @@ def test_finders_of_modules_are_no_model_code(tmp_path, monkeypatch):
 
 
 def test_an_operator_of_the_users_is_captured_in_its_first_call(tmp_path):
-    """What `torch.library.custom_op` returns notes its first call in itself, and is no state of the model."""
+    """What `torch.library.custom_op` returns notes its first call in itself, and is not state of the model."""
 
     @torch.library.custom_op("staticrt_tests::grow", mutates_args=())
     def grow(x: torch.Tensor) -> torch.Tensor:

@@ -155,7 +155,7 @@ def test_by_name_needs_the_file_that_was_loaded(tmp_path):
 
 
 class Shared(nn.Module):
-    """A weight under two names, a view of it that is no part of the state dict, and a tensor that calls write."""
+    """A weight under two names, a view of it that is not part of the state dict, and a tensor that calls write."""
 
     def __init__(self) -> None:
         super().__init__()

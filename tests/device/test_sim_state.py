@@ -120,10 +120,10 @@ def test_dropout_is_the_cpus(p):
         (2, "sim:2 does not exist"),
         (-1, "sim:-1 does not exist"),
         ("sim:7", "sim:7 does not exist"),
-        ("cuda", "'cuda' is no simulated device"),
-        ("nonsense", "'nonsense' is no simulated device"),
-        (1.5, "1.5 is no simulated device"),
-        (True, "True is no simulated device"),
+        ("cuda", "'cuda' is not a simulated device"),
+        ("nonsense", "'nonsense' is not a simulated device"),
+        (1.5, "1.5 is not a simulated device"),
+        (True, "True is not a simulated device"),
     ],
 )
 def test_waits_checks_its_argument(device, message):

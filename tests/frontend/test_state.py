@@ -370,7 +370,7 @@ def test_a_cache_by_types_of_tensors_is_no_state_of_a_call():
     assert not [item for item in explanation.eager if "FakeTensor" in item.reason]
     assert list(BY_TYPE) in ([], [torch.Tensor])
     before = compiled._executor.fast.calls
-    sys.modules["a_module_of_this_test"] = sys  # an import is no change of what the model reads
+    sys.modules["a_module_of_this_test"] = sys  # an import is not a change of what the model reads
     try:
         assert torch.equal(compiled(x), x * 2)
     finally:

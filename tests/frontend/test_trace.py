@@ -302,7 +302,7 @@ def test_a_trace_and_dynamo_in_another_thread_leave_torch_as_it_was():
     try:
         trace(model, (torch.ones(2),), {})
     except CannotTrace:
-        pass  # events are no operators
+        pass  # events are not operators
     finally:
         thread.join()
         still = torch.compiler._is_compiling_flag

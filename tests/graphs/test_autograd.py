@@ -74,7 +74,7 @@ def test_a_kept_output_is_known_to_torch_once(make_tree):
 
 
 def test_two_forwards_that_save_their_inputs(tree):
-    """What is saved of the caller's own is no block of the pool: two outputs are."""
+    """What is saved of the caller's own is not a block of the pool: two outputs are."""
 
     def forward(args):
         (x,) = empty(args)

@@ -182,7 +182,7 @@ def test_a_view_saved_by_a_captured_forward(default):
 
 
 def test_moving_leaves_versions_alone(default):
-    """Autograd compares versions of what it saved: moving bytes is no write."""
+    """Autograd compares versions of what it saved: moving bytes is not a write."""
     f = default.boxed(cube)
     warm(default, lambda: f([torch.ones(4)]))
     out = f([torch.full((4,), 2.0)])[0]

@@ -37,7 +37,7 @@ def test_training_through_compiled_autograd(name):
             assert replayed == {"forward", "graph"}
             assert report.copied_bytes == 0
             assert report.skips == ()
-        else:  # gradients are added to where they are, which is no fixed place
+        else:  # gradients are added to where they are, which is not a fixed place
             assert replayed == {"forward"}
             assert all("mutation on input" in skip.reason for skip in report.skips)
         del run, backward

@@ -1,7 +1,7 @@
 """`staticrt.graphs.cuda` against a simulated torch.cuda that holds it to the rules of torch's C++.
 
 The rules are those of torch/csrc/cuda/Module.cpp (`_cuda_setCheckpointPoolState`, removeStorageDeleterFns,
-addStorageDeleterFns) and of torch/cuda/graphs.py. This is no GPU: it shows that calls are made as torch demands.
+addStorageDeleterFns) and of torch/cuda/graphs.py. This is not a GPU: it shows that calls are made as torch demands.
 """
 
 import contextlib

@@ -47,7 +47,7 @@ def test_each_reason_is_raised(context, why):
     function, inputs, part = REASONS[why]
     f = context.wrap(function, name="f")
     with pytest.raises(CaptureError, match=f"(?s)f would run uncaptured: .*{part}"):
-        thrice(f, inputs)  # a warmup is no uncaptured run
+        thrice(f, inputs)  # a warmup is not an uncaptured run
     good = context.wrap(lambda x: x * 2, name="good")
     for k in range(4):
         assert good(torch.full((2,), float(k))).tolist() == [2.0 * k] * 2

@@ -1,4 +1,4 @@
-"""What is no number, flag, text, stream, pool or device of ours is refused by name, and nothing changes."""
+"""What is not a number, flag, text, stream, pool or device of ours is refused by name, and nothing changes."""
 
 import pytest
 import torch

@@ -61,7 +61,7 @@ def test_a_wrong_row_meets_no_target_and_a_missing_one_is_not_measured():
     assert {g.verdict for g in wrong if g.model == "mlp"} == {gates.MISSED}
     absent = gates.check([row("mlp", "eager")])
     assert {g.verdict for g in absent} == {gates.UNKNOWN}
-    # A peer's wrong answer is no speed to be held against.
+    # A peer's wrong answer is not a speed to be held against.
     broken = gates.check([row("mlp", "static_runtime", status=jobs.WRONG), row("mlp", "staticrt")])
     assert [g.verdict for g in broken if "Static Runtime" in g.name] == [gates.UNKNOWN]
 

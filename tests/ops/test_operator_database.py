@@ -117,7 +117,7 @@ def test_operator_equals_eager(op):
 
 
 def test_most_of_the_database_is_compiled():
-    """Eager with a reason is right, but is no runtime: the share is reported and bounded."""
+    """Eager with a reason is right, but is not a runtime: the share is reported and bounded."""
     eager = []
     for op in OPS[:: len(OPS) // 60]:
         sample = _samples(op)[0]

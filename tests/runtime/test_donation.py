@@ -146,7 +146,7 @@ def test_wrong_uses_say_what_to_do():
                     fast(state, other)
                 assert state.sum() is not None, "nothing is lost"
             fast(torch.randn(4, 4), update)
-    with pytest.raises(OptionError, match="names 'stat', which is no argument; there are state, update"):
+    with pytest.raises(OptionError, match="names 'stat', which is not an argument; there are state, update"):
         staticrt.compile(step, donate="stat")
     with pytest.raises(OptionError, match="does not go with graphs"):
         staticrt.compile(step, donate="state", graphs=True)

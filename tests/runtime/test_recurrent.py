@@ -114,7 +114,7 @@ def test_saturated_gates_and_special_values_equal_eager():
         module = KINDS[kind](4, 8)
         for scale in (1e-4, 30.0, 1e4):
             if kind == "relu" and scale > 100:
-                continue  # differences of sums of this size are no measure
+                continue  # differences of sums of this size are not a measure
             x = torch.randn(1, 2, 4) * scale
             assert_equals_eager(module, (x, random_state(module, 2)))
         x = torch.randn(3, 4, 4)

@@ -65,7 +65,7 @@ def test_example_inputs_that_the_model_refuses_are_told(wrong):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         staticrt.compile(nn.Linear(4, 4), example_inputs=(torch.ones(2, 4),))
-        staticrt.compile(Cut(), example_inputs=(torch.ones(4, 4),))  # it is split, which is no mistake
+        staticrt.compile(Cut(), example_inputs=(torch.ones(4, 4),))  # it is split, which is not a mistake
 
 
 @torch.no_grad()

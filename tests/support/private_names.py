@@ -57,7 +57,7 @@ def _full_name(node: ast.expr, known: dict[str, str]) -> str | None:
 
 
 def _without_members(name: str) -> str:
-    """Members of a class, and overloads of an operator, are no names of their own."""
+    """Members of a class, and overloads of an operator, are not names of their own."""
     parts = name.split(".")
     if parts[1] == "ops":
         return ".".join(parts[:4])

@@ -63,7 +63,7 @@ Status Core::hibernated(const Want& want) {
 }
 
 Status Core::too_many_streams(StreamId stream) {
-  if (raw(stream) == ~uint64_t{0}) return Status::InvalidArgument(detail::concat(stream, " is no stream"));
+  if (raw(stream) == ~uint64_t{0}) return Status::InvalidArgument(detail::concat(stream, " is not a stream"));
   return Status::InvalidArgument(detail::concat("stream ", stream, ": memory of ", kNoSlot,
                                                 " other streams of ", info.name,
                                                 " has been asked for already, and no more can be told apart; "

@@ -8,7 +8,7 @@ void Core::illegal_move(const Block& block, BlockState to) {
   plain = false;
   if (broken.empty())
     broken = detail::concat("block ", block.id, " of segment ", block.segment, " goes from ", block.state,
-                            " to ", to, ", which is no legal move");
+                            " to ", to, ", which is not a legal move");
 }
 
 void Core::insert_free(Block& block) {

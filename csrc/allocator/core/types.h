@@ -14,7 +14,7 @@
 namespace staticrt::alloc {
 
 using Bytes = uint64_t;  // a size or a distance
-using Addr = uint64_t;   // a device address; kNullAddr is no address
+using Addr = uint64_t;   // a device address; kNullAddr is not an address
 
 inline constexpr Addr kNullAddr = 0;
 inline constexpr Bytes kKiB = Bytes{1} << 10;
@@ -24,7 +24,7 @@ inline constexpr Bytes kGiB = Bytes{1} << 30;
 // Opaque names given by a driver. Distinct types, so that a stream is never passed as an event.
 // On CUDA they are the driver's own pointers or handles, so that torch's streams and events work.
 enum class StreamId : uint64_t {};    // 0 is the default stream
-enum class EventId : uint64_t {};     // 0 is no event
+enum class EventId : uint64_t {};     // 0 is not an event
 enum class PhysicalId : uint64_t {};  // physical memory that can be mapped; 0 is none
 enum class NodeId : uint64_t {};      // node of a graph under capture; 0 is none
 

@@ -167,7 +167,7 @@ Status Pools::set_discardable(Addr address, bool discardable) {
   const Core::Lock lock(core_);
   const BlockId id = core_.pages.block_at(address);
   if (id == 0 || core_.blocks[id].state != BlockState::live)
-    return Status::InvalidPointer(detail::concat("set_discardable: ", address, " is no live block"));
+    return Status::InvalidPointer(detail::concat("set_discardable: ", address, " is not a live block"));
   uint16_t& flags = core_.blocks[id].flags;
   flags = static_cast<uint16_t>(discardable ? flags | kDiscardable : flags & ~kDiscardable);
   return Status::Ok();

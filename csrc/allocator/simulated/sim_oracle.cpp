@@ -86,7 +86,7 @@ void SimOracle::allocated(Addr address, Bytes size_bytes, StreamId stream, SimGr
 void SimOracle::freed(Addr address) {
   const auto it = live_.find(address);
   if (it == live_.end()) {
-    report(detail::concat("free: 0x", std::hex, address, " is no live allocation"));
+    report(detail::concat("free: 0x", std::hex, address, " is not a live allocation"));
     return;
   }
   freed_[address] = {address + it->second.size_bytes, address, it->second.size_bytes, it->second.owner};

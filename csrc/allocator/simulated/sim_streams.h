@@ -106,7 +106,7 @@ class SimStreams {
   Stream& at(StreamId stream);
   void move_others(StreamId needed);  // as the order says, at one step of a wait
   void settle();                      // what takes no time, on all streams, until nothing changes
-  void pop(Stream& stream);           // performs the head. REQUIRES: it is no wait for an undone record
+  void pop(Stream& stream);           // performs the head. REQUIRES: it is not a wait for an undone record
   static bool blocked(const Stream& stream) {
     return stream.queue.front().kind == Operation::Kind::wait && !stream.queue.front().record->done;
   }

@@ -71,7 +71,7 @@ struct Block {
   const int64_t* a_rows = nullptr;  // where each row begins, of rows at any distances
 };
 
-// The end of a block whose columns are no whole vectors; sums: rows of `width` floats. It stands outside of
+// The end of a block whose columns are not whole vectors; sums: rows of `width` floats. It stands outside of
 // the unrolled blocks, each of which would hold a copy per row.
 __attribute__((noinline)) void store_some_columns(const Block& g, const float* sums, int rows, int width) {
   for (int r = 0; r < rows; ++r, sums += width) {

@@ -129,7 +129,7 @@ struct PrimTable {
 
 const PrimTable& tile_prims();
 
-// One of each instruction set; only the first where the processor is no x86-64.
+// One of each instruction set; only the first where the processor is not x86-64.
 const PrimTable* tile_prims_default();
 const PrimTable* tile_prims_avx2();
 const PrimTable* tile_prims_avx512();

@@ -41,7 +41,7 @@ struct TreeTables {
 template <class T>
 int64_t packed_tree_bytes(const TreeSizes& sizes);
 
-// What is no node, feature, weight or target becomes one or is left out: whatever the tables hold, walking
+// What is not a node, feature, weight or target becomes one or is left out: whatever the tables hold, walking
 // stays inside of what was given and ends.
 template <class T>
 void pack_trees(const TreeTables<T>& tables, const TreeSizes& sizes, char* packed);

@@ -35,7 +35,7 @@ size_t python_owners(const Slot&, ...) {
 void check_donatable(const std::string& name, const at::Tensor& tensor, size_t most_holders) {
   const DeviceMemory* memory = tensor.defined() ? find_memory(tensor.device()) : nullptr;
   if (!memory || !memory->is_host() || !tensor.has_storage())
-    refuse(name, "it is no tensor in the CPU's memory", "leave it out of donate=");
+    refuse(name, "it is not a tensor in the CPU's memory", "leave it out of donate=");
   if (tensor.requires_grad())
     refuse(name, "it requires a gradient, which may be computed from it", "detach() it, or do not donate it");
   const c10::Storage& storage = tensor.storage();
@@ -65,7 +65,7 @@ void check_donated_inputs(const Program& program, std::span<const DonatedInput> 
                           std::span<const InputView> inputs, size_t most_holders) {
   for (const auto& [id, name] : donated) {
     const at::Tensor* tensor = inputs[id].tensor;
-    if (!tensor) refuse(name, "it is no tensor", "leave it out of donate=");
+    if (!tensor) refuse(name, "it is not a tensor", "leave it out of donate=");
     for (size_t other = 0; other < inputs.size(); ++other) {
       if (other != id && inputs[other].tensor && share_storage(*inputs[other].tensor, *tensor))
         refuse(name, "'" + program.values()[other].name + "' has the same storage", kClone);

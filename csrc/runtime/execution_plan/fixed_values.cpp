@@ -145,7 +145,7 @@ FixedValues::FixedValues(const BoundProgram& bound, std::vector<ValueId> weights
     }
   }
   for (const ValueId id : weights_) {
-    SRT_CHECK(program.is_input(id), "weight ", id, " is no input: there are ", program.num_inputs());
+    SRT_CHECK(program.is_input(id), "weight ", id, " is not an input: there are ", program.num_inputs());
     fixed_[id] = !written[liveness.alias_class[id]];
   }
   for (size_t i = 0; i < program.constants().size(); ++i) {

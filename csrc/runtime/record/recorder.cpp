@@ -95,7 +95,7 @@ bool Recorder::is_stable(uint32_t node_index) const {
   if (name.rfind("aten::", 0) != 0 && name != "staticrt_accelerators::run" &&
       name != "staticrt::tree_ensemble" && !takes_packed_weight(name))
     return false;
-  // Offsets of storages are no part of a signature.
+  // Offsets of storages are not part of a signature.
   if (node.op == "aten::as_strided" || node.op == "aten::sym_storage_offset") return false;
   if (node.handle->hasTag(at::Tag::data_dependent_output) || depends_on_data_untagged(node.op)) return false;
   if (node.handle->hasTag(at::Tag::dynamic_output_shape)) {

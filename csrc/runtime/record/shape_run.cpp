@@ -65,7 +65,7 @@ ShapeRun run_shapes(const BoundProgram& bound, std::span<const InputView> inputs
     const c10::IValue& value = program.constants()[i];
     c10::IValue& slot = slots[program.first_constant() + i];
     slot = value;
-    if (!has_shape_only_form(value)) return {{}, "a constant is no dense CPU tensor"};
+    if (!has_shape_only_form(value)) return {{}, "a constant is not a dense CPU tensor"};
     if (value.isTensor() && value.toTensor().defined()) slot = without_bytes(value.toTensor());
   }
   ShapeRun result;

@@ -378,7 +378,7 @@ class ResultSpec:
     Args:
         result: structure of the result.
         writes: (container number, structure of its new contents) of each container the model changed.
-        objects: flat output -> object that is no tensor, number or other constant of a graph; None stands for it.
+        objects: flat output -> object that is not a tensor, number or other constant of a graph; None stands for it.
     """
 
     def __init__(

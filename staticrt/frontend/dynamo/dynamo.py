@@ -27,7 +27,7 @@ _CONFIG = {
     "suppress_errors": True,  # a frame that it fails on runs eagerly; the others stay compiled
     "allow_rnn": True,  # nn.LSTM and its kin are operators like others
     "trace_numpy": False,  # numpy stays numpy: its emulation differs in dtypes
-    "allow_unspec_int_on_nn_module": True,  # a counter on a module is no constant
+    "allow_unspec_int_on_nn_module": True,  # a counter on a module is not a constant
     "skip_nnmodule_hook_guards": False,  # a hook that is added later is seen
     "accumulated_recompile_limit": 1 << 16,  # of all models of one class; each has a limit of its own
 }

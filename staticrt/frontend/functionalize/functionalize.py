@@ -255,7 +255,7 @@ class _Functionalizer:
         for target in map(self._canonical, targets):
             storage = _storage(target.meta["val"])
             if target.op != "placeholder" or self.roots[storage] is not target:
-                raise CannotTrace(f"{node.target} updates what is no parameter or state of its own")
+                raise CannotTrace(f"{node.target} updates what is not a parameter or state of its own")
             self._store_placeholder(storage, target)
             self.done.add(self.placeholders[target])
         self._copy(node)

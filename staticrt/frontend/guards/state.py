@@ -70,7 +70,7 @@ _PLAIN_DICTS = frozenset({dict, OrderedDict})
 _PLAIN_LISTS = frozenset({list, tuple, set, frozenset, deque})
 _HEAP_TYPE = 1 << 9  # in `type.__flags__`: not of C, so its attributes and its objects' class can change
 _ASK_LEVELS = frozenset({"isEnabledFor", "getEffectiveLevel"})
-# Packages whose objects are no state of a model.
+# Packages whose objects are not state of a model.
 _SYSTEM = frozenset({"logging", "threading", "_thread", "concurrent", "typing", "typing_extensions", "sympy"})
 
 

@@ -80,7 +80,7 @@ def _is_fake_type(key: Any) -> bool:
 
 def different_keys(live: dict[Any, Any], saved: dict[Any, Any]) -> list[str]:
     missing = object()
-    # What a cache keeps by type, of the type that only traces have (einops, by tensor types), is no call's state.
+    # What a cache keeps by type, of the type that only traces have (einops, by tensor types), is not a call's state.
     keys = [*saved, *(key for key in live if key not in saved and not _is_fake_type(key))]
     return [str(key) for key in keys if not stays(dict.get(live, key, missing), saved.get(key, missing))]
 

@@ -1,6 +1,6 @@
 """Collectives that write their tensors (`torch.distributed.all_reduce(x)`), recorded as functional ones.
 
-Their schemas do not say what they write, and what waits for their end is no operator: recorded as they are, later
+Their schemas do not say what they write, and what waits for their end is not an operator: recorded as they are, later
 operators would read what has not arrived yet. The functional form returns its result and waits by an operator; the
 result is then copied to where eager has it. One that is started with `async_op=True` is waited for at once: what its
 tensors hold before the caller waits is anybody's guess in eager too.

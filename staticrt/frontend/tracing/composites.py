@@ -88,7 +88,7 @@ def _is_value(type_: Any) -> bool:
 
 
 def scalar_overload(func: Any, args: tuple[Any, ...]) -> Any:
-    """`mul.Scalar` for `mul.Tensor(x, size)`: a symbolic number is no tensor where nothing wraps it as one."""
+    """`mul.Scalar` for `mul.Tensor(x, size)`: a symbolic number is not a tensor where nothing wraps it as one."""
     if not any(isinstance(arg, (torch.SymInt, torch.SymFloat)) for arg in args):
         return func
     for position, (arg, parameter) in enumerate(zip(args, func._schema.arguments, strict=False)):

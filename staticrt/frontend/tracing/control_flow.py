@@ -208,7 +208,7 @@ def _either(tracer: Tracer, a: Any, b: Any) -> Any:
             return None
         if isinstance(a, (int, *_SYMBOLS)) and isinstance(b, (int, *_SYMBOLS)) and not isinstance(a, bool):
             return tracer.unbacked.new()
-        raise CannotTrace("the branches of torch.cond return values that are no tensors")
+        raise CannotTrace("the branches of torch.cond return values that are not tensors")
     if a.dtype != b.dtype or a.dim() != b.dim() or a.device != b.device:
         raise CannotTrace("the branches of torch.cond return tensors of different dtype, rank or device")
     same = [_expr(x) == _expr(y) for x, y in zip(a.shape, b.shape, strict=True)]

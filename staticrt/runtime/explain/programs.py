@@ -61,7 +61,7 @@ class Value:
     """One value of a prepared program.
 
     Args:
-        shape: None if it is no tensor.
+        shape: None if it is not a tensor.
         stable: its shape is the same in every call of the signature.
         owner: the value whose bytes it has.
         place: "input", "constant" or "node".

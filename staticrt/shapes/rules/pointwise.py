@@ -55,7 +55,7 @@ def _pointwise(wraps: bool, op: Any, mode: Any, *args: Any, **kwargs: Any) -> An
     if op._schema.is_mutable:
         target = args[0]
         return target if _fits_into(target, tensors) and _writable(target) else None
-    # A power by a number has one operand, whose number is no tensor beside it.
+    # A power by a number has one operand, whose number is not a tensor beside it.
     wraps_number = (
         wraps and op is not aten.pow.Tensor_Scalar and any(not isinstance(v, torch.Tensor) for v in args)
     )

@@ -39,7 +39,7 @@ def load_snapshot(path: str | Path) -> dict[str, Any]:
     """A snapshot from a pickle (as torch and `dump_snapshot` write) or a JSON file.
 
     Raises:
-        InputError: the file cannot be read, or is no snapshot.
+        InputError: the file cannot be read, or is not a snapshot.
     """
     try:
         data = Path(path).read_bytes()

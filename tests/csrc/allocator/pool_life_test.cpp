@@ -214,7 +214,7 @@ TEST(Life_of_a_device_has_room_for_so_many_streams) {
   }
   EXPECT_EQ(device.allocator().record_use(first, over).code(), Code::invalid_argument);
   EXPECT_EQ(device.allocator().allocate({512, StreamId{~uint64_t{0}}}, nullptr).text(),
-            std::string("18446744073709551615 is no stream"));
+            std::string("18446744073709551615 is not a stream"));
   const Addr last = device.alloc(512, StreamId{kNoSlot});
   EXPECT(last != first);
   device.free(first);

@@ -144,7 +144,7 @@ TEST(race_touch_of_free_or_unmapped_bytes_is_found) {
   s.sim.touch(s.a, s.at, 512);
   s.found("mapped without access");
   s.sim.freed(s.at + 512);
-  s.found("is no live allocation");
+  s.found("is not a live allocation");
 }
 
 TEST(race_unmap_needs_the_host_to_know) {

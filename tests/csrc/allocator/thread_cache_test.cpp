@@ -202,7 +202,7 @@ TEST(Cache_serves_thread_locals_that_outlive_it) {
 // Closing the caches gives blocks back, which trackers see; they may call the allocator.
 TEST(Cache_is_emptied_before_trackers_are_called) {
   Bare device(64 * MiB);
-  for (int i = 0; i < 2; ++i)  // the first one grows and is no cache's
+  for (int i = 0; i < 2; ++i)  // the first one grows and is not a cache's
     EXPECT(device.allocator->release(device.alloc(4096)).ok());
   int frees = 0;
   bool within = false;

@@ -123,7 +123,7 @@ TEST(calls_that_do_not_fit_say_why) {
   EXPECT_THROW(model.run_values({x, 7}), CallError, "s0 > n   (model.py:5) does not hold, s0 = size of 'x'");
   EXPECT_THROW(model.run_values({x.to(at::kLong), 1}), CallError, "'x' has dtype Long, expected Float");
   EXPECT_THROW(model.run_values({x, 1.5}), CallError, "input 1 is neither a tensor nor an int");
-  EXPECT_THROW(model.run_values({at::Tensor(), 1}), CallError, "'x' is no dense tensor");
+  EXPECT_THROW(model.run_values({at::Tensor(), 1}), CallError, "'x' is not a dense tensor");
   EXPECT_THROW(model.run_values({x.clone().requires_grad_(), 1}), CallError, "requires gradients");
   const at::NoGradGuard guard;
   EXPECT(model.run_values({x.clone().requires_grad_(), 1})[0].toTensor().allclose(x + 0.5));

@@ -42,11 +42,11 @@ RandomProgram random_program(std::mt19937& random, int32_t nodes, bool with_copi
     if (copies) {
       Copy copy;
       copy.output = t;
-      words = below(4) == 0 ? 1 : 0;  // a part that is no spec comes first
+      words = below(4) == 0 ? 1 : 0;  // a part that is not a spec comes first
       for (int32_t k = 1 + below(4); k > 0; --k) {
         // Often what was copied before, so that copies nest and extend each other.
         const int32_t input = std::max(given, t - 1 - below(6));
-        if (input >= t) continue;  // what is given is no part
+        if (input >= t) continue;  // what is given is not a part
         copy.parts.push_back({input, words * kWord});
         words += p.specs[input].size_bytes / kWord;
         reads.push_back(input);

@@ -1,4 +1,4 @@
-"""`staticrt::tree_ensemble` against a walk in Python, and on tables that are no trees."""
+"""`staticrt::tree_ensemble` against a walk in Python, and on tables that are not trees."""
 
 import operator
 

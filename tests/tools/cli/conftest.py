@@ -116,7 +116,7 @@ def strict_json():
 
     def parse(text):
         def refuse(name):
-            raise AssertionError(f"{name} is no JSON")
+            raise AssertionError(f"{name} is not JSON")
 
         return json.loads(text, parse_constant=refuse)
 
