@@ -61,7 +61,8 @@ class CpuPool : public std::enable_shared_from_this<CpuPool> {
   void free(void* ptr);
   // A block owned by the DataPtr: what routed allocations get.
   c10::DataPtr take(size_t nbytes);
-  // The storage owns its block from now on. Throws InputError if its address is not a live block of this pool.
+  // The storage owns its block from now on. Throws InputError if its address is not a live block of this
+  // pool.
   void adopt(c10::StorageImpl& storage);
 
   // The pool as it is.

@@ -15,8 +15,9 @@
 //   - Bytes that appear without an operator (a number turned into a tensor, torch.tensor of a list):
 //   constants.
 //     They are noticed when an operator reads memory of the pool that nothing recorded has written. Code that
-//     is not an operator may have computed them (a C++ extension, what another compiler made): they are listed as
-//     unexplained, as are tensors found elsewhere, and whoever replays compares two captures (agrees_with).
+//     is not an operator may have computed them (a C++ extension, what another compiler made): they are
+//     listed as unexplained, as are tensors found elsewhere, and whoever replays compares two captures
+//     (agrees_with).
 //
 // Kernels run outside the pool's route, so that only values of the record lie in the pool.
 //
@@ -46,7 +47,8 @@ namespace staticrt::graphs {
 class Recorder final : public ProgramWatcher {
  public:
   // `inputs`: tensors a replay may find elsewhere. `fixed`: further ones, which stay. Recording goes on until
-  // the recorder dies. Throws InputError if this thread records already or an input is not a plain CPU tensor.
+  // the recorder dies. Throws InputError if this thread records already or an input is not a plain CPU
+  // tensor.
   Recorder(std::shared_ptr<CpuPool> pool, const std::vector<at::Tensor>& inputs,
            const std::vector<at::Tensor>& fixed, bool own_kernels);
   ~Recorder() override;

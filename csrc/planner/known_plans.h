@@ -27,8 +27,8 @@ class KnownPlans {
  public:
   KnownPlans() = default;
   explicit KnownPlans(std::vector<KnownPlan> plans);
-  // The known plan of these specs; nothing if there is none, if it is not a plan of theirs, or if its arena is
-  // larger than all values side by side. Never throws for what the plans hold. Costs O(n log n).
+  // The known plan of these specs; nothing if there is none, if it is not a plan of theirs, or if its arena
+  // is larger than all values side by side. Never throws for what the plans hold. Costs O(n log n).
   std::optional<Plan> find(std::span<const Spec> specs, int64_t alignment) const;
   size_t size() const { return plans_.size(); }
 

@@ -98,7 +98,8 @@ def _read(model: Any) -> tuple[onnx.ModelProto, str, str]:
             proto.ParseFromString(bytes(model))
         except Exception as error:
             raise OnnxError(
-                f"{name} is not an ONNX model, or is damaged: {error}", fix="check the file, or export it again"
+                f"{name} is not an ONNX model, or is damaged: {error}",
+                fix="check the file, or export it again",
             ) from error
         model = proto
     if not isinstance(model, onnx.ModelProto):
@@ -113,7 +114,9 @@ def _read(model: Any) -> tuple[onnx.ModelProto, str, str]:
 def _validate(model: onnx.ModelProto, name: str) -> None:
     """Raise OnnxError unless the model can be imported."""
     if not model.HasField("graph") or not model.opset_import:
-        raise OnnxError(f"{name} has no graph or no operator set", fix="the file is not a model, or truncated")
+        raise OnnxError(
+            f"{name} has no graph or no operator set", fix="the file is not a model, or truncated"
+        )
     try:
         _check_names(model.graph, name)
     except UnicodeDecodeError as error:
