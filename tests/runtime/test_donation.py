@@ -21,7 +21,9 @@ def test_a_result_takes_the_bytes_of_a_donated_argument():
             expected = step(state, update)
             address, old = state.data_ptr(), state
             state, total = fast(state, update)
-            torch.testing.assert_close((state, total), expected)
+            torch.testing.assert_close(state, expected[0])
+            # A sum of 4,096 numbers of both signs: its rounding goes with their sizes, not with the result.
+            torch.testing.assert_close(total, expected[1], rtol=0, atol=1e-3)
             with pytest.raises(RuntimeError, match="'state' was donated to a compiled call"):
                 old + 1
     assert state.data_ptr() == address
