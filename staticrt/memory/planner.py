@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from staticrt.errors import OptionError, PlanError
+from staticrt.memory import html
+from staticrt.memory.units import format_bytes
 from staticrt.native import _C
 
+_SHOWN_OFFSETS = 25  # in a notebook
 EFFORTS = ("fast", "default", "high", "exhaustive")
 
 
@@ -47,6 +50,22 @@ class ArenaPlan:
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.offsets, self.arena_bytes, self.lower_bound, self.proved_optimal))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        shown = list(enumerate(self.offsets))[:_SHOWN_OFFSETS]
+        more = len(self.offsets) - len(shown)
+        return "".join(
+            [
+                html.title(f"plan of {len(self.offsets)} buffers, arena {format_bytes(self.arena_bytes)}"),
+                html.table(
+                    [(self.arena_bytes, self.lower_bound, "yes" if self.proved_optimal else "no")],
+                    ["arena, bytes", "lower bound, bytes", "proved optimal"],
+                ),
+                html.table(shown, ["buffer", "offset, bytes"], ["right", "right"]),
+                html.lines([f"and {more} other buffers: see offsets"] if more else []),
+            ]
+        )
 
 
 def _fields(spec: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from staticrt.frontend.graph import TracedGraph
+from staticrt.memory import html
 from staticrt.memory.units import format_bytes
 from staticrt.native import _C
 from staticrt.runtime.explain.signatures import SignatureReport, program_text, signature_reports
@@ -93,6 +94,29 @@ class Explanation:
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain data."""
         return dataclasses.asdict(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: graphs, their signatures, what runs eagerly, and the text unfolded by a click."""
+        graphs = [
+            (number, t.route, t.executor, t.nodes, t.calls, ", ".join(t.inputs))
+            for number, t in enumerate(self.traces)
+        ]
+        signatures = [
+            (number, ", ".join(s.inputs), s.arena_bytes, s.lower_bound_bytes, s.output_bytes)
+            for number, t in enumerate(self.traces)
+            for s in t.signatures
+        ]
+        eager = [(item.what, item.where, item.reason, item.calls) for item in self.eager]
+        parts = [html.title(f"{self.name}: {len(graphs)} traced graph{'s' * (len(graphs) != 1)}")]
+        if graphs:
+            parts.append(html.table(graphs, ["graph", "route", "executor", "nodes", "calls", "inputs"]))
+        if signatures:
+            heads = ["graph", "signature", "arena, bytes", "lower bound, bytes", "outputs, bytes a call"]
+            parts.append(html.table(signatures, heads))
+        if eager:
+            parts += [html.title("runs eagerly"), html.table(eager, ["what", "line", "reason", "calls"])]
+        parts += [html.lines(self.notes), html.folded("every node", self.details())]
+        return "".join(parts)
 
     def _text(self, details: bool) -> str:
         lines = [f"{self.name}: {len(self.traces)} traced graph{'s' * (len(self.traces) != 1)}"]

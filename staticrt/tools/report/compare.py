@@ -21,6 +21,7 @@ from staticrt.errors import InputError
 from staticrt.executor.executor import Executor
 from staticrt.frontend.arguments.structure import Flattener
 from staticrt.lowering.lower import lower, model_line
+from staticrt.memory import html
 from staticrt.native import _C
 from staticrt.options import parse_options
 from staticrt.passes.pipeline import run_pipeline
@@ -72,6 +73,20 @@ class CompareReport:
         if self.first is not None:
             lines.append(f"  first node off: {self.first}")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        if self.ok:
+            return html.title(str(self))
+        rows: list[list[Any]] = [
+            ["stage", _STAGES[self.stage]],
+            ["difference", self.difference],
+            ["nodes compared", self.checked],
+        ]
+        if self.first is not None:
+            rows += [["first node off", f"{self.first.name} = {self.first.op}"], ["line", self.first.where],
+                     ["how far off", self.first.what]]  # fmt: skip
+        return html.title("compiled differs from eager") + html.table(rows, ["", ""])
 
 
 _STAGES = {

@@ -14,6 +14,7 @@ import torch
 from tabulate import tabulate
 
 from staticrt.errors import InputError, OptionError
+from staticrt.memory import html
 from staticrt.tools.report.chrome import chrome_trace
 from staticrt.tools.report.roofline import Roofline, roofline
 from staticrt.tools.report.runs import Call, Step, Tracer
@@ -168,29 +169,19 @@ class ProfileReport:
             raise OptionError(f"cannot sort a profile by {sort!r}", fix="sort is 'time' or 'order'")
         rows = sorted(self.rows, key=lambda row: -row.self_ns) if sort == "time" else list(self.rows)
         shown = rows if limit is None else rows[:limit]
-        headers = ["node", "op", "kind", "route", "µs", "%", "MB", "GFLOP/s", "of roof", "line"]
-        body = [
-            [
-                "↳ " * row.depth + _short(row.name, 36),
-                _short(row.op, 28),
-                row.kind,
-                _short(row.route, 24),
-                f"{row.self_ns / 1e3:.2f}",
-                f"{row.share:.1%}"[:-1],
-                f"{row.bytes / 1e6:.3f}",
-                "" if row.gflops_per_s is None else f"{row.gflops_per_s:.1f}",
-                "" if row.roofline_share is None else f"{row.roofline_share:.0%}",
-                row.where,
-            ]
-            for row in shown
-        ]
-        text = tabulate(body, headers, disable_numparse=True, colalign=_ALIGN if body else None)
+        body = [_cells(row) for row in shown]
+        text = tabulate(body, _HEADERS, disable_numparse=True, colalign=_ALIGN if body else None)
         if len(shown) < len(rows):
             text += f"\n… and {len(rows) - len(shown)} more rows: table(limit=None)"
         return text
 
     def __str__(self) -> str:
         return f"{self.summary()}\n\n{self.table()}"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the summary, and a table of every step, slowest first."""
+        rows = sorted(self.rows, key=lambda row: -row.self_ns)
+        return html.preformatted(self.summary()) + html.table(map(_cells, rows), _HEADERS, _ALIGN)
 
     def summary(self) -> str:
         """Times of the whole call, the machine's limits, and steps by kind."""
@@ -242,7 +233,24 @@ class ProfileReport:
         Path(path).write_text(json.dumps(chrome_trace(self.name, self.calls), allow_nan=False))
 
 
+_HEADERS = ("node", "op", "kind", "route", "µs", "%", "MB", "GFLOP/s", "of roof", "line")
 _ALIGN = ("left", "left", "left", "left", "right", "right", "right", "right", "right", "left")
+
+
+def _cells(row: ProfileRow) -> list[str]:
+    """One row of the table, as text in the order of _HEADERS."""
+    return [
+        "↳ " * row.depth + _short(row.name, 36),
+        _short(row.op, 28),
+        row.kind,
+        _short(row.route, 24),
+        f"{row.self_ns / 1e3:.2f}",
+        f"{row.share:.1%}"[:-1],
+        f"{row.bytes / 1e6:.3f}",
+        "" if row.gflops_per_s is None else f"{row.gflops_per_s:.1f}",
+        "" if row.roofline_share is None else f"{row.roofline_share:.0%}",
+        row.where,
+    ]
 
 
 def profile(
