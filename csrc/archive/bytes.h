@@ -106,7 +106,7 @@ class ByteReader {
   std::string what_;
 };
 
-// 64-bit checksum of bytes. A change of any single 8-byte word changes it; it is no protection from someone
+// 64-bit checksum of bytes. A change of any single 8-byte word changes it; it does not protect from someone
 // who means to deceive.
 uint64_t checksum(const void* data, size_t size);
 

@@ -36,7 +36,7 @@ def test_other_sizes_need_no_other_trace():
         ((), r"the call gives \(\), the trace takes \(input\)"),
         ((object(),), r"'input' is a object"),
         ((1 << 70,), r"more than 64 bits"),
-        ((torch.randn(4, 16).to_sparse(),), r"no dense tensor"),
+        ((torch.randn(4, 16).to_sparse(),), r"not a dense tensor"),
     ],
 )
 def test_calls_outside_the_traces_are_errors_that_say_why(call, message):

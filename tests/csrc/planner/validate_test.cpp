@@ -35,7 +35,7 @@ TEST(validator_refuses_bad_offsets_and_totals) {
   refuse({{1, 128, 0}, 192, 192, true}, "multiple of 64");
   refuse({{0, 128}, 192, 192, true}, "2 offsets for 3 specs");
   refuse({{0, 192, 0}, 192, 192, true}, "passes the arena's end");
-  refuse({{0, 128, 0}, 200, 192, false}, "no multiple of 64");
+  refuse({{0, 128, 0}, 200, 192, false}, "not a multiple of 64");
 }
 
 TEST(validator_refuses_wrong_bounds_and_verdicts) {
