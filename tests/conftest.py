@@ -19,7 +19,6 @@ import torch
 
 from staticrt.native import _C
 
-
 SEED = int(os.environ.get("STATICRT_TEST_SEED", "0"))
 
 
@@ -40,7 +39,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest) -> Iterator[None]:
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
+) -> Iterator[None]:
     """A fixture that several tests share draws numbers of its own, whichever test asks first."""
     if fixturedef.scope == "function":
         return (yield)

@@ -115,7 +115,7 @@ std::string SavedTrace::leaf_refusal(const LeafSpec& spec, const Leaf& leaf) con
            ", traced as the constant " + spec.constant;
   }
   if (leaf.kind != spec.kind) {
-    return "'" + spec.name + "' is " + (leaf.kind == LeafKind::kTensor ? "a tensor" : "no tensor") +
+    return "'" + spec.name + "' is " + (leaf.kind == LeafKind::kTensor ? "a tensor" : "not a tensor") +
            ", expected " + (spec.kind == LeafKind::kTensor ? "a tensor" : "an int");
   }
   if (spec.kind == LeafKind::kInt) return "";
