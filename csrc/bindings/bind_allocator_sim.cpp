@@ -84,7 +84,7 @@ class SimCapture {
   }
 
   // Ends the capture in the program's order: the stream's capture first, then route and reference.
-  Status finish(uint64_t* graph) {
+  Status finish(GraphId* graph) {
     const Status status = device_->sim->capture_end(stream_, graph);
     if (status.ok()) return scope_.finish();
     (void)scope_.abort().ok();
@@ -93,7 +93,7 @@ class SimCapture {
 
   // What a program does when its capture raised.
   void abort() {
-    uint64_t graph = 0;
+    GraphId graph = kNoGraph;
     device_->sim->capture_break(stream_);
     (void)device_->sim->capture_end(stream_, &graph).ok();
     (void)scope_.abort().ok();
@@ -301,13 +301,16 @@ void bind_allocator_sim(py::module_& m, MemoryDeviceClass&) {
            [](SimMemoryDevice& d, uint64_t graph, uint64_t stream, PyPoolId pool) {
              called([&] {
                SRT_TRY(d.allocator->pools().check_replay(pool_of(pool)));
-               return d.sim->graph_launch(graph, StreamId{stream});
+               return d.sim->graph_launch(GraphId{graph}, StreamId{stream});
              });
            })
       .def("graph_destroy",
-           [](SimMemoryDevice& d, uint64_t graph) { checked([&] { return d.sim->graph_destroy(graph); }); })
+           [](SimMemoryDevice& d, uint64_t graph) {
+             checked([&] { return d.sim->graph_destroy(GraphId{graph}); });
+           })
       .def(
-          "graph_edges", [](SimMemoryDevice& d, uint64_t graph) { return d.sim->graph_edges(graph); },
+          "graph_edges",
+          [](SimMemoryDevice& d, uint64_t graph) { return d.sim->graph_edges(GraphId{graph}); },
           py::call_guard<GilRelease>());
 
   py::class_<SimCapture, std::shared_ptr<SimCapture>>(m, "SimCapture")
@@ -318,9 +321,9 @@ void bind_allocator_sim(py::module_& m, MemoryDeviceClass&) {
       }))
       .def("finish",
            [](SimCapture& capture) {
-             uint64_t graph = 0;
+             GraphId graph = kNoGraph;
              called([&] { return capture.finish(&graph); });
-             return graph;
+             return raw(graph);
            })
       .def("abort", [](SimCapture& capture) {
         const GilRelease release;

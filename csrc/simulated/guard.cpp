@@ -19,7 +19,7 @@ void wait(int index, StreamId stream, const Event& event) {
   if (event.device == index) {
     check(waiting.driver().stream_wait(stream, event.id));
   } else {
-    waiting.driver().wait_for(stream, device_at(event.device).driver(), event.id);
+    check(waiting.driver().wait_for(stream, device_at(event.device).driver(), event.id));
   }
 }
 
@@ -58,12 +58,21 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
   bool queryStream(const c10::Stream& stream) const override {
     auto& driver = device_at(stream.device_index()).driver();
-    if (driver.pending(stream_of(stream)) == 0) return true;
+    const alloc::Status status = driver.stream_query(stream_of(stream));
+    if (status.code() != alloc::Code::not_ready) {
+      check(status);
+      return true;
+    }
     driver.step(stream_of(stream));  // so that loops that ask until it is done end
     return false;
   }
   void synchronizeStream(const c10::Stream& stream) const override {
     device_at(stream.device_index()).synchronize(stream_of(stream));
+  }
+  bool isStreamCapturing(const c10::Stream& stream) const override {
+    alloc::CaptureState state;
+    check(device_at(stream.device_index()).driver().capture_state(stream_of(stream), &state));
+    return state.status != alloc::CaptureStatus::none;
   }
   // Not in every torch that is supported, so that it cannot say `override`.
   void synchronizeDevice(const c10::DeviceIndex index) const { device_at(index).synchronize(); }

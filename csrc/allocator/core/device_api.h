@@ -28,7 +28,7 @@ struct DeviceInfo {
   Bytes total_bytes = 0;        // physical memory
   Bytes granule_bytes = 0;      // smallest mappable page: a power of two, 2 MiB on CUDA
   bool virtual_memory = false;  // reserve/create/map work; if not, they return unsupported
-  bool captures = false;        // streams can be captured; if not, capture_state is always none
+  bool captures = false;        // streams can be captured; if not, the graph calls return unsupported
   bool always_idle = false;     // work ends before its call returns: events are complete when recorded
 };
 
@@ -117,12 +117,31 @@ class Driver {
   // nodes of `stream` (rule N12).
   virtual Status capture_settled(StreamId stream, std::vector<NodeId>* nodes) = 0;
 
+  // --- Graphs: what a stream is given between begin and end is recorded instead of executed. The numbers of
+  // errors are CUDA's on every device (CUDA_ERROR_STREAM_CAPTURE_…).
+  // The default stream cannot be captured. Other streams enter the capture by waiting for its events, and
+  // must be waited for by `stream` before it ends.
+  virtual Status capture_begin(StreamId, CaptureMode) { return no_graphs(); }
+  // The stream is no longer captured afterwards, whatever is returned; there is a graph only if that is ok.
+  // REQUIRES: the thread that began it, unless the mode is relaxed.
+  virtual Status capture_end(StreamId, GraphId*) { return no_graphs(); }
+  // Makes a graph that can be launched; it does not need `graph` any longer.
+  virtual Status graph_instantiate(GraphId, ExecId*) { return no_graphs(); }
+  // Enqueues the recorded work, on the recorded addresses. REQUIRES: the stream is not captured.
+  virtual Status graph_launch(ExecId, StreamId) { return no_graphs(); }
+  // Launches that are under way go on.
+  virtual Status exec_destroy(ExecId) { return no_graphs(); }
+  virtual Status graph_destroy(GraphId) { return no_graphs(); }
+
   // --- Sharing and reports.
   // A file descriptor another process can import; the receiver of the number closes it.
   virtual Status physical_export(PhysicalId physical, int* fd) = 0;
   virtual Status physical_import(int fd, Bytes size_bytes, PhysicalId* physical) = 0;
   // Memory of the other processes on this device, by pid. unsupported where nobody can say (no NVML).
   virtual Status processes(std::vector<ProcessUse>* uses) = 0;
+
+ private:
+  Status no_graphs() const { return Status::Unsupported(info().name + ": the device has no graphs"); }
 };
 
 // While it lives, this thread may grow memory although a stream is captured.

@@ -27,11 +27,15 @@ enum class StreamId : uint64_t {};    // 0 is the default stream
 enum class EventId : uint64_t {};     // 0 is not an event
 enum class PhysicalId : uint64_t {};  // physical memory that can be mapped; 0 is none
 enum class NodeId : uint64_t {};      // node of a graph under capture; 0 is none
+enum class GraphId : uint64_t {};     // what a capture recorded; 0 is none
+enum class ExecId : uint64_t {};      // a graph that can be launched; 0 is none
 
 inline constexpr StreamId kDefaultStream{0};
 inline constexpr EventId kNoEvent{0};
 inline constexpr PhysicalId kNoPhysical{0};
 inline constexpr NodeId kNoNode{0};
+inline constexpr GraphId kNoGraph{0};
+inline constexpr ExecId kNoExec{0};
 
 constexpr uint64_t raw(StreamId id) {
   return static_cast<uint64_t>(id);
@@ -45,6 +49,12 @@ constexpr uint64_t raw(PhysicalId id) {
 constexpr uint64_t raw(NodeId id) {
   return static_cast<uint64_t>(id);
 }
+constexpr uint64_t raw(GraphId id) {
+  return static_cast<uint64_t>(id);
+}
+constexpr uint64_t raw(ExecId id) {
+  return static_cast<uint64_t>(id);
+}
 inline std::ostream& operator<<(std::ostream& out, StreamId id) {
   return out << raw(id);
 }
@@ -55,6 +65,12 @@ inline std::ostream& operator<<(std::ostream& out, PhysicalId id) {
   return out << raw(id);
 }
 inline std::ostream& operator<<(std::ostream& out, NodeId id) {
+  return out << raw(id);
+}
+inline std::ostream& operator<<(std::ostream& out, GraphId id) {
+  return out << raw(id);
+}
+inline std::ostream& operator<<(std::ostream& out, ExecId id) {
   return out << raw(id);
 }
 

@@ -23,6 +23,7 @@ using Context = struct ContextTag*;
 using Stream = struct StreamTag*;
 using Event = struct EventTag*;
 using Graph = struct GraphTag*;
+using Exec = struct ExecTag*;  // CUgraphExec
 using Node = struct NodeTag*;
 
 enum class Attribute : int {
@@ -104,7 +105,13 @@ struct MemoryAccess {  // CUmemAccessDesc
   X(cuStreamUpdateCaptureDependencies, v11030, (Stream, Node*, size_t, unsigned))                 \
   X(cuGraphAddEmptyNode, v10000, (Node*, Graph, const Node*, size_t))                             \
   X(cuGraphGetNodes, v10000, (Graph, Node*, size_t*))                                             \
-  X(cuGraphGetEdges, v10000, (Graph, Node*, Node*, size_t*))
+  X(cuGraphGetEdges, v10000, (Graph, Node*, Node*, size_t*))                                      \
+  X(cuStreamBeginCapture, v10010, (Stream, Mode))                                                 \
+  X(cuStreamEndCapture, v10000, (Stream, Graph*))                                                 \
+  X(cuGraphInstantiateWithFlags, v11040, (Exec*, Graph, unsigned long long))                      \
+  X(cuGraphLaunch, v10000, (Exec, Stream))                                                        \
+  X(cuGraphExecDestroy, v10000, (Exec))                                                           \
+  X(cuGraphDestroy, v10000, (Graph))
 
 #define SRT_CU_TYPE(name, version, parameters) using name##_fn = Result(*) parameters;
 SRT_CU_CALLS(SRT_CU_TYPE)

@@ -66,6 +66,12 @@ cu::Stream stream_of(StreamId stream) {
 cu::Event event_of(EventId event) {
   return reinterpret_cast<cu::Event>(raw(event));
 }
+cu::Graph graph_of(GraphId graph) {
+  return reinterpret_cast<cu::Graph>(raw(graph));
+}
+cu::Exec exec_of(ExecId exec) {
+  return reinterpret_cast<cu::Exec>(raw(exec));
+}
 
 class CudaDriver final : public Driver {
  public:
@@ -258,6 +264,36 @@ class CudaDriver final : public Driver {
       nodes->push_back(NodeId{reinterpret_cast<uint64_t>(all[node])});
     std::sort(nodes->begin(), nodes->end());
     return Status::Ok();
+  }
+
+  Status capture_begin(StreamId stream, CaptureMode mode) override {
+    return in_context(
+        [&] { return calls_.cuStreamBeginCapture(stream_of(stream), static_cast<cu::Mode>(mode)); },
+        "cuStreamBeginCapture");
+  }
+  Status capture_end(StreamId stream, GraphId* graph) override {
+    cu::Graph made = nullptr;
+    SRT_TRY(in_context([&] { return calls_.cuStreamEndCapture(stream_of(stream), &made); },
+                       "cuStreamEndCapture"));
+    *graph = GraphId{reinterpret_cast<uint64_t>(made)};
+    return Status::Ok();
+  }
+  Status graph_instantiate(GraphId graph, ExecId* exec) override {
+    cu::Exec made = nullptr;
+    SRT_TRY(in_context([&] { return calls_.cuGraphInstantiateWithFlags(&made, graph_of(graph), 0); },
+                       "cuGraphInstantiateWithFlags"));
+    *exec = ExecId{reinterpret_cast<uint64_t>(made)};
+    return Status::Ok();
+  }
+  Status graph_launch(ExecId exec, StreamId stream) override {
+    return in_context([&] { return calls_.cuGraphLaunch(exec_of(exec), stream_of(stream)); },
+                      "cuGraphLaunch");
+  }
+  Status exec_destroy(ExecId exec) override {
+    return in_context([&] { return calls_.cuGraphExecDestroy(exec_of(exec)); }, "cuGraphExecDestroy");
+  }
+  Status graph_destroy(GraphId graph) override {
+    return in_context([&] { return calls_.cuGraphDestroy(graph_of(graph)); }, "cuGraphDestroy");
   }
 
   Status physical_export(PhysicalId physical, int* fd) override {

@@ -1,4 +1,5 @@
-// SimDriver as a Driver. What the program and the world do is in sim_program.cpp.
+// SimDriver as a Driver. What the program and the world do is in sim_program.cpp, graphs are in
+// sim_captures.cpp.
 #include "allocator/simulated/driver_sim.h"
 
 #include <algorithm>
@@ -25,10 +26,6 @@ SimMemoryLimits limits_of(const SimConfig& config) {
                         ? most
                         : std::max(64 * config.total_bytes, 64 * config.granule_bytes);
   return limits;
-}
-
-NodeId node_id(const SimGraph& graph, SimGraph::Node node) {
-  return NodeId{graph.id() << 32 | (uint64_t{node} + 1)};
 }
 
 }  // namespace
@@ -70,16 +67,24 @@ Status SimDriver::enter(SimCall call) {
 }
 
 Status SimDriver::seen(Status status) {
-  if (status.code() == Code::error && (status.native() == kSimMisuse || status.native() == kSimCaptureUnsafe))
+  if (status.code() == Code::error && (status.native() == kSimMisuse || is_capture_error(status.native())))
     oracle_.report("misuse: " + status.text());
   return status;
 }
 
-Status SimDriver::break_capture(SimGraph& graph, const std::string& what) {
+Status SimDriver::break_capture(SimGraph& graph, const std::string& what, CaptureError error) {
   graph.invalidate(what);
   return seen(
-      Status::Error(detail::concat("sim: ", what, " breaks the capture of stream ", raw(graph.origin())),
-                    kSimCaptureUnsafe));
+      capture_error(error, detail::concat(what, " breaks the capture of stream ", raw(graph.origin()))));
+}
+
+Status SimDriver::keep_captured(Addr address, Bytes size_bytes, const char* what) {
+  for (const auto& [stream, id] : capturing_) {
+    SimGraph& graph = *graphs_.at(id);
+    if (!graph.invalidated() && graph.uses(address, size_bytes))
+      return break_capture(graph, detail::concat(what, " of memory that its work uses"));
+  }
+  return Status::Ok();
 }
 
 Status SimDriver::unsafe(const char* what) {
@@ -125,6 +130,7 @@ Status SimDriver::segment_free(Addr address, Bytes size_bytes) {
   SRT_TRY(enter(SimCall::segment_free));
   const Lock lock(mutex_);
   SRT_TRY(unsafe("segment_free"));
+  SRT_TRY(keep_captured(address, size_bytes, "segment_free"));
   sync_all();
   const auto extents = memory_.translate(address, size_bytes);
   SRT_TRY(seen(memory_.segment_free(address, size_bytes)));
@@ -173,6 +179,7 @@ Status SimDriver::unmap(Addr address, Bytes size_bytes) {
   SRT_TRY(enter(SimCall::unmap));
   const Lock lock(mutex_);
   SRT_TRY(unsafe("unmap"));
+  SRT_TRY(keep_captured(address, size_bytes, "unmap"));
   if (config_.oracle) oracle_.unmapping(address, size_bytes, "unmap");
   const auto extents = memory_.translate(address, size_bytes);
   SRT_TRY(seen(memory_.unmap(address, size_bytes)));
@@ -238,7 +245,9 @@ Status SimDriver::finish_event(EventId event, const char* what, bool wait) {
   const auto record = found->record;
   if (!record) return Status::Ok();
   if (record->graph != 0)
-    return misuse(detail::concat(what, " of event ", raw(event), ", which was recorded in a capture"));
+    return seen(
+        capture_error(CaptureError::captured_event,
+                      detail::concat(what, " of event ", raw(event), ", which was recorded in a capture")));
   if (wait) streams_.finish(record);
   if (!record->done) return Status::NotReady();
   streams_.host_learns(record->clock);
@@ -264,16 +273,21 @@ Status SimDriver::stream_wait(StreamId stream, EventId event) {
   SimGraph* graph = graph_of(stream);
   const uint64_t recorded_in = found->record->graph;
   if (recorded_in == 0) {
-    if (graph) return break_capture(*graph, "a wait for an event from outside the capture");
+    if (graph)
+      return break_capture(*graph, "a wait for an event from outside the capture", CaptureError::isolation);
     streams_.wait(stream, found->record);
     run_if_eager();
     return Status::Ok();
   }
   const bool open = std::any_of(capturing_.begin(), capturing_.end(),
                                 [&](const auto& entry) { return entry.second == recorded_in; });
-  if (!open) return misuse("stream_wait for an event of a capture that has ended");
+  if (!open)
+    return seen(
+        capture_error(CaptureError::captured_event, "stream_wait for an event of a capture that has ended"));
   if (graph && graph->id() != recorded_in)
-    return break_capture(*graph, "a wait for an event of another capture");
+    return break_capture(*graph, "a wait for an event of another capture", CaptureError::merge);
+  if (stream == kDefaultStream)
+    return break_capture(*graphs_.at(recorded_in), "a wait of the default stream", CaptureError::implicit);
   graphs_.at(recorded_in)->join(stream, found->record->mark);
   capturing_[raw(stream)] = recorded_in;
   return Status::Ok();
@@ -300,60 +314,6 @@ Status SimDriver::device_sync() {
   if (!capturing_.empty())  // forbidden in every mode
     return break_capture(*graphs_.at(capturing_.begin()->second), "device_sync");
   sync_all();
-  return Status::Ok();
-}
-
-SimGraph* SimDriver::graph_of(StreamId stream) {
-  const auto it = capturing_.find(raw(stream));
-  return it == capturing_.end() ? nullptr : graphs_.at(it->second).get();
-}
-
-Status SimDriver::capture_state(StreamId stream, CaptureState* state) {
-  SRT_TRY(enter(SimCall::capture_state));
-  const Lock lock(mutex_);
-  const SimGraph* graph = graph_of(stream);
-  *state = CaptureState{};
-  if (graph) {
-    state->status = graph->invalidated() ? CaptureStatus::invalidated : CaptureStatus::active;
-    state->id = graph->id();
-  }
-  return Status::Ok();
-}
-
-Status SimDriver::exchange_capture_mode(CaptureMode* mode) {
-  SRT_TRY(enter(SimCall::exchange_capture_mode));
-  const Lock lock(mutex_);
-  const auto it = modes_.try_emplace(std::this_thread::get_id(), CaptureMode::global).first;
-  std::swap(it->second, *mode);
-  if (it->second == CaptureMode::global) modes_.erase(it);
-  return Status::Ok();
-}
-
-Status SimDriver::capturing(StreamId stream, const char* what, SimGraph** graph) {
-  *graph = graph_of(stream);
-  if (!*graph) return misuse(detail::concat(what, " on stream ", raw(stream), ", which is not captured"));
-  if ((*graph)->invalidated())
-    return Status::Error(detail::concat("sim: the capture was broken by ", (*graph)->why()),
-                         kSimCaptureUnsafe);
-  return Status::Ok();
-}
-
-Status SimDriver::capture_marker(StreamId stream, NodeId* node) {
-  SRT_TRY(enter(SimCall::capture_marker));
-  const Lock lock(mutex_);
-  SimGraph* graph = nullptr;
-  SRT_TRY(capturing(stream, "capture_marker", &graph));
-  *node = node_id(*graph, graph->add(stream, {}));
-  return Status::Ok();
-}
-
-Status SimDriver::capture_settled(StreamId stream, std::vector<NodeId>* nodes) {
-  SRT_TRY(enter(SimCall::capture_settled));
-  const Lock lock(mutex_);
-  SimGraph* graph = nullptr;
-  SRT_TRY(capturing(stream, "capture_settled", &graph));
-  nodes->clear();
-  for (const SimGraph::Node node : graph->settled(stream)) nodes->push_back(node_id(*graph, node));
   return Status::Ok();
 }
 

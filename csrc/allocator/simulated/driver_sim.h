@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "allocator/core/device_api.h"
+#include "allocator/simulated/sim_capture_errors.h"
 #include "allocator/simulated/sim_faults.h"
 #include "allocator/simulated/sim_graph.h"
 #include "allocator/simulated/sim_guard.h"
@@ -54,9 +55,8 @@ struct SimConfig {
   std::shared_ptr<SimClocks> clocks = {};
 };
 
-// Native codes of errors that are the caller's fault, and of a broken capture.
+// Native code of errors that are the caller's fault.
 inline constexpr int32_t kSimMisuse = 1;
-inline constexpr int32_t kSimCaptureUnsafe = 900;
 
 class SimDriver final : public Driver {
  public:
@@ -87,6 +87,12 @@ class SimDriver final : public Driver {
   Status exchange_capture_mode(CaptureMode* mode) override;
   Status capture_marker(StreamId stream, NodeId* node) override;
   Status capture_settled(StreamId stream, std::vector<NodeId>* nodes) override;
+  Status capture_begin(StreamId stream, CaptureMode mode = CaptureMode::global) override;
+  Status capture_end(StreamId stream, GraphId* graph) override;
+  Status graph_instantiate(GraphId graph, ExecId* exec) override;
+  Status graph_launch(ExecId exec, StreamId stream) override;
+  Status exec_destroy(ExecId exec) override;
+  Status graph_destroy(GraphId graph) override;
   Status physical_export(PhysicalId physical, int* fd) override;
   Status physical_import(int fd, Bytes size_bytes, PhysicalId* physical) override;
   Status processes(std::vector<ProcessUse>* uses) override;
@@ -106,8 +112,10 @@ class SimDriver final : public Driver {
               const std::string& name = "work", uint64_t most_pending = UINT64_MAX,
               SimGraph::EachLaunch each_launch = {});
   // Lets a stream wait for an event of another device, as recorded now. REQUIRES: both devices share their
-  // mutex and clocks.
-  void wait_for(StreamId stream, SimDriver& other, EventId event);
+  // mutex and clocks. A capture cannot go beyond its device.
+  Status wait_for(StreamId stream, SimDriver& other, EventId event);
+  // ok once the stream has nothing left to do, else not_ready.
+  Status stream_query(StreamId stream);
   // Poisons a new allocation and guards the bytes behind it: sim_guard.h. Not under capture. REQUIRES:
   // allocated(address, size_bytes, stream) was called, and `redzone_bytes` behind it belong to its block.
   void guard(Addr address, Bytes size_bytes, Bytes redzone_bytes, StreamId stream);
@@ -131,14 +139,12 @@ class SimDriver final : public Driver {
   bool describe(Addr address, char* text, size_t size) const;
 
   // --- Graphs.
-  Status capture_begin(StreamId stream, CaptureMode mode = CaptureMode::global);
-  // The graph, or an error and no graph if the capture was broken or a stream did not join again.
-  Status capture_end(StreamId stream, uint64_t* graph);
   void capture_break(StreamId stream);  // as a forbidden call of the program would
-  Status graph_launch(uint64_t graph, StreamId stream);
-  Status graph_destroy(uint64_t graph);
+  // Launches a graph that was not instantiated.
+  Status graph_launch(GraphId graph, StreamId stream);
   // Per node, the nodes it comes after. Empty if there is no such graph.
-  std::vector<std::vector<uint32_t>> graph_edges(uint64_t graph) const;
+  std::vector<std::vector<uint32_t>> graph_edges(GraphId graph) const;
+  uint64_t graph_count() const;  // graphs and what was made of them to be launched
   // What the next node of a captured stream comes after.
   std::vector<uint32_t> capture_frontier(StreamId stream);
 
@@ -180,7 +186,12 @@ class SimDriver final : public Driver {
   Status misuse(std::string text) { return seen(Status::Error("sim: " + std::move(text), kSimMisuse)); }
   // Breaks the captures that forbid this thread an unsafe call; ok if none does.
   Status unsafe(const char* what);
-  Status break_capture(SimGraph& graph, const std::string& what);
+  Status break_capture(SimGraph& graph, const std::string& what,
+                       CaptureError error = CaptureError::unsupported);
+  // Breaks the capture that uses bytes of the range; ok if none does.
+  Status keep_captured(Addr address, Bytes size_bytes, const char* what);
+  Status launch_graph(const SimGraph& graph, StreamId stream);
+  Status find_graph(GraphId graph, const char* what, std::shared_ptr<SimGraph>* found);
   SimGraph* graph_of(StreamId stream);
   Status capturing(StreamId stream, const char* what, SimGraph** graph);
   Status find_event(EventId event, const char* what, Event** found);
@@ -205,13 +216,15 @@ class SimDriver final : public Driver {
   Status pending_error_;
   bool processes_known_ = true;
   std::unordered_map<uint64_t, Event> events_;
-  std::map<uint64_t, std::unique_ptr<SimGraph>> graphs_;  // open and ended
+  std::map<uint64_t, std::shared_ptr<SimGraph>> graphs_;  // open and ended
+  std::map<uint64_t, std::shared_ptr<SimGraph>> execs_;   // instantiated
   std::map<uint64_t, uint64_t> capturing_;                // stream -> open graph
   std::map<std::thread::id, CaptureMode> modes_;
   std::map<Addr, SimGuardPtr> guards_;
   uint64_t next_stream_ = 1;
   uint64_t next_event_ = 1;
   uint64_t next_graph_ = 1;
+  uint64_t next_exec_ = 1;
 };
 
 }  // namespace staticrt::alloc

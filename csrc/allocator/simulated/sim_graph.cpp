@@ -51,6 +51,16 @@ std::optional<RaceMap::Conflict> SimGraph::access(StreamId stream, const SimRang
   return first;
 }
 
+bool SimGraph::uses(Addr address, Bytes size_bytes) const {
+  const auto overlaps = [&](Addr begin, Bytes size) {
+    return begin < address + size_bytes && address < begin + size;
+  };
+  return std::any_of(touched_.begin(), touched_.end(),
+                     [&](const Touched& each) { return overlaps(each.address, each.size_bytes); }) ||
+         std::any_of(used_.begin(), used_.end(),
+                     [&](const Used& each) { return overlaps(each.range.address, each.range.size_bytes); });
+}
+
 SimGraph::Mark SimGraph::mark(StreamId stream) const {
   const Branch& branch = branches_.at(raw(stream));
   return {branch.frontier, branch.clock};

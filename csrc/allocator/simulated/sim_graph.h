@@ -81,6 +81,8 @@ class SimGraph {
     const std::string* name = nullptr;
   };
   const std::vector<Used>& used() const { return used_; }
+  // Whether a node uses bytes of the range.
+  bool uses(Addr address, Bytes size_bytes) const;
   bool owns(uint64_t owner) const { return owners_.count(owner) > 0; }
   void adopt(uint64_t owner) { owners_.insert(owner); }
   // Of all nodes that have any, in the order of capture, for one launch.

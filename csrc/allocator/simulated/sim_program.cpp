@@ -87,17 +87,29 @@ void SimDriver::stamp(StreamId stream, Addr address, Bytes size_bytes, uint64_t 
   run_if_eager();
 }
 
-void SimDriver::wait_for(StreamId stream, SimDriver& other, EventId event) {
+Status SimDriver::wait_for(StreamId stream, SimDriver& other, EventId event) {
   const Lock lock(mutex_);
   const auto found = other.events_.find(raw(event));
-  if (found == other.events_.end() || !found->second.record) return;
+  if (found == other.events_.end() || !found->second.record) return Status::Ok();
   const SimStreams::RecordPtr record = found->second.record;
-  SRT_CHECK(record->graph == 0, "sim: another device cannot wait for an event of a capture");
+  if (SimGraph* graph = graph_of(stream))
+    return break_capture(*graph, "a wait for an event of another device", CaptureError::isolation);
+  if (record->graph != 0)
+    return seen(capture_error(CaptureError::captured_event,
+                              "another device cannot wait for an event that was recorded in a capture"));
   streams_.comes_after(stream, record->clock);
   enqueue(stream, [&other, record] {
     const Lock lock(other.mutex_);
     other.streams_.finish(record);
   });
+  return Status::Ok();
+}
+
+Status SimDriver::stream_query(StreamId stream) {
+  const Lock lock(mutex_);
+  if (SimGraph* graph = graph_of(stream)) return break_capture(*graph, "stream_query of a captured stream");
+  SRT_TRY(unsafe("stream_query"));
+  return streams_.pending(stream) == 0 ? Status::Ok() : Status::NotReady();
 }
 
 void SimDriver::write(StreamId stream, Addr address, Bytes size_bytes, uint64_t value) {
@@ -135,83 +147,6 @@ uint64_t SimDriver::pending(StreamId stream) const {
 bool SimDriver::is_live(Addr address) const {
   const Lock lock(mutex_);
   return oracle_.is_live_address(address);
-}
-
-Status SimDriver::capture_begin(StreamId stream, CaptureMode mode) {
-  const Lock lock(mutex_);
-  if (graph_of(stream)) return misuse(detail::concat("stream ", raw(stream), " is captured already"));
-  const uint64_t id = next_graph_++;
-  graphs_.emplace(id, std::make_unique<SimGraph>(id, stream, mode));
-  capturing_[raw(stream)] = id;
-  return Status::Ok();
-}
-
-Status SimDriver::capture_end(StreamId stream, uint64_t* graph_id) {
-  const Lock lock(mutex_);
-  SimGraph* graph = graph_of(stream);
-  if (!graph) return misuse(detail::concat("capture_end on stream ", raw(stream), ", which is not captured"));
-  if (graph->origin() != stream)
-    return break_capture(*graph, "capture_end on a stream that did not begin it");
-  if (graph->thread() != std::this_thread::get_id() && graph->mode() != CaptureMode::relaxed)
-    return break_capture(*graph, "capture_end by another thread");
-  for (auto it = capturing_.begin(); it != capturing_.end();)
-    it = it->second == graph->id() ? capturing_.erase(it) : std::next(it);
-  std::string wrong;
-  if (graph->invalidated())
-    wrong = "the capture was broken by " + graph->why();
-  else if (const auto unjoined = graph->unjoined(); !unjoined.empty())
-    wrong = detail::concat("stream ", raw(unjoined.front()), " did not join the capture of stream ",
-                           raw(stream), " again");
-  const uint64_t id = graph->id();
-  if (!wrong.empty()) {
-    graphs_.erase(id);
-    return Status::Error("sim: " + wrong, kSimCaptureUnsafe);
-  }
-  *graph_id = id;
-  return Status::Ok();
-}
-
-void SimDriver::capture_break(StreamId stream) {
-  const Lock lock(mutex_);
-  if (SimGraph* graph = graph_of(stream)) graph->invalidate("the program");
-}
-
-Status SimDriver::graph_launch(uint64_t id, StreamId stream) {
-  const Lock lock(mutex_);
-  const auto it = graphs_.find(id);
-  if (it == graphs_.end()) return misuse(detail::concat("launch of graph ", id, ": no such graph"));
-  for (const auto& [captured, open] : capturing_)
-    if (open == id) return misuse(detail::concat("launch of graph ", id, ": its capture has not ended"));
-  if (SimGraph* outer = graph_of(stream)) return break_capture(*outer, "a launch on a captured stream");
-  // The work is copied into the launch's own list: the graph may be destroyed while it is pending.
-  streams_.enqueue(stream, [work = it->second->work()] {
-    for (const auto& piece : work) piece();
-  });
-  if (config_.oracle) oracle_.launched(*it->second, stream);
-  run_if_eager();
-  return Status::Ok();
-}
-
-Status SimDriver::graph_destroy(uint64_t id) {
-  const Lock lock(mutex_);
-  for (const auto& [captured, open] : capturing_)
-    if (open == id)
-      return misuse(detail::concat("graph_destroy of graph ", id, ": its capture has not ended"));
-  if (graphs_.erase(id) == 0) return misuse(detail::concat("graph_destroy of graph ", id, ": no such graph"));
-  return Status::Ok();
-}
-
-std::vector<std::vector<uint32_t>> SimDriver::graph_edges(uint64_t id) const {
-  const Lock lock(mutex_);
-  const auto it = graphs_.find(id);
-  if (it == graphs_.end()) return {};
-  return it->second->edges();
-}
-
-std::vector<uint32_t> SimDriver::capture_frontier(StreamId stream) {
-  const Lock lock(mutex_);
-  const SimGraph* graph = graph_of(stream);
-  return graph ? graph->mark(stream).nodes : std::vector<uint32_t>{};
 }
 
 void SimDriver::fail(SimCall call, uint64_t nth, Status status, uint64_t times) {

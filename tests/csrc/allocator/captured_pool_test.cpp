@@ -90,7 +90,7 @@ TEST(Captured_pools_hibernate_after_the_last_replay_on_any_stream) {
   const Addr a = device.alloc(20 * MiB, origin);
   device.sim().touch(origin, a, 20 * MiB);
   device.free(a);
-  uint64_t graph = 0;
+  GraphId graph = kNoGraph;
   device.expect_ok(device.sim().capture_end(origin, &graph));
   device.expect_ok(scope.finish());
   device.expect_ok(device.sim().graph_launch(graph, other));

@@ -155,7 +155,7 @@ TEST(sim_misuse_is_an_error_changes_nothing_and_is_reported) {
   refused(sim.physical_create(0, nullptr), "not a positive multiple");
   refused(sim.event_destroy(EventId{5}), "no such event");
   refused(sim.event_query(EventId{5}), "no such event");
-  refused(sim.graph_launch(3, kDefaultStream), "no such graph");
+  refused(sim.graph_launch(GraphId{3}, kDefaultStream), "no such graph");
 }
 
 TEST(sim_an_unbacked_device_may_be_larger_than_any_machine) {

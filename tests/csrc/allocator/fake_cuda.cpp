@@ -47,6 +47,12 @@ StreamId id(Stream stream) {
 EventId id(Event event) {
   return EventId{reinterpret_cast<uint64_t>(event)};
 }
+GraphId id(Graph graph) {
+  return GraphId{reinterpret_cast<uint64_t>(graph)};
+}
+ExecId id(Exec exec) {
+  return ExecId{reinterpret_cast<uint64_t>(exec)};
+}
 bool good(const MemoryProperties* p) {
   return p->type == kMemoryPinned && p->location.type == kLocationDevice && p->location.id == 0 &&
          !p->win32_metadata;
@@ -60,7 +66,9 @@ Result DriverGetVersion(int* version) {
   return kSuccess;
 }
 Result GetErrorName(Result result, const char** name) {
-  *name = result == kOutOfMemory ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_FAKE";
+  *name = result == kOutOfMemory     ? "CUDA_ERROR_OUT_OF_MEMORY"
+          : is_capture_error(result) ? name_of(static_cast<CaptureError>(result)).data()
+                                     : "CUDA_ERROR_FAKE";
   return kSuccess;
 }
 Result GetErrorString(Result result, const char** text) {
@@ -269,14 +277,14 @@ Result StreamUpdateCaptureDependencies(Stream stream, Node* nodes, size_t count,
 // Handed out last first: the driver must not count on an order.
 Result GraphGetNodes(Graph graph, Node* nodes, size_t* count) {
   NEED_CONTEXT;
-  const size_t size = fake->sim.graph_edges(reinterpret_cast<uint64_t>(graph)).size();
+  const size_t size = fake->sim.graph_edges(id(graph)).size();
   for (size_t k = 0; nodes && k < size && k < *count; ++k) nodes[k] = reinterpret_cast<Node>(size - k);
   *count = size;
   return kSuccess;
 }
 Result GraphGetEdges(Graph graph, Node* from, Node* to, size_t* count) {
   NEED_CONTEXT;
-  const auto before = fake->sim.graph_edges(reinterpret_cast<uint64_t>(graph));
+  const auto before = fake->sim.graph_edges(id(graph));
   size_t size = 0;
   for (size_t node = 0; node < before.size(); ++node)
     for (const uint32_t earlier : before[node]) {
@@ -288,6 +296,38 @@ Result GraphGetEdges(Graph graph, Node* from, Node* to, size_t* count) {
     }
   *count = size;
   return kSuccess;
+}
+
+Result StreamBeginCapture(Stream stream, Mode mode) {
+  NEED_CONTEXT;
+  return code(fake->sim.capture_begin(id(stream), static_cast<CaptureMode>(mode)));
+}
+Result StreamEndCapture(Stream stream, Graph* graph) {
+  NEED_CONTEXT;
+  GraphId made = kNoGraph;
+  const Status status = fake->sim.capture_end(id(stream), &made);
+  *graph = reinterpret_cast<Graph>(raw(made));
+  return code(status);
+}
+Result GraphInstantiateWithFlags(Exec* exec, Graph graph, unsigned long long flags) {
+  NEED_CONTEXT;
+  if (flags != 0) return kInvalidValue;
+  ExecId made = kNoExec;
+  const Status status = fake->sim.graph_instantiate(id(graph), &made);
+  *exec = reinterpret_cast<Exec>(raw(made));
+  return code(status);
+}
+Result GraphLaunch(Exec exec, Stream stream) {
+  NEED_CONTEXT;
+  return code(fake->sim.graph_launch(id(exec), id(stream)));
+}
+Result GraphExecDestroy(Exec exec) {
+  NEED_CONTEXT;
+  return code(fake->sim.exec_destroy(id(exec)));
+}
+Result GraphDestroy(Graph graph) {
+  NEED_CONTEXT;
+  return code(fake->sim.graph_destroy(id(graph)));
 }
 
 // The compiler checks each fake against the signature in cu_min.h.
@@ -337,6 +377,12 @@ void* lookup(const std::string& wanted) {
   FAKE(GraphAddEmptyNode);
   FAKE(GraphGetNodes);
   FAKE(GraphGetEdges);
+  FAKE(StreamBeginCapture);
+  FAKE(StreamEndCapture);
+  FAKE(GraphInstantiateWithFlags);
+  FAKE(GraphLaunch);
+  FAKE(GraphExecDestroy);
+  FAKE(GraphDestroy);
 #undef FAKE
   return nullptr;
 }

@@ -295,7 +295,7 @@ TEST(N12_uses_beyond_31_streams_end_with_their_block) {
     device.sim().enqueue(main);
     EXPECT_EQ(device.alloc(20 * MiB, main), a);  // settled: before every terminal
     device.expect_ok(scope.finish());
-    uint64_t graph = 0;
+    GraphId graph = kNoGraph;
     device.expect_ok(device.sim().capture_end(main, &graph));
     device.expect_ok(device.sim().graph_destroy(graph));
     device.expect_ok(device.pools().release({0, 1}));

@@ -99,7 +99,7 @@ class Player {
       device_.expect_ok(device_.pools().begin_capture(routed_, &token_));
       device_.expect_ok(device_.sim().capture_begin(streams_[1]));
     } else if (kind == "g") {
-      uint64_t graph = 0;
+      GraphId graph = kNoGraph;
       device_.expect_ok(device_.sim().capture_end(streams_[1], &graph));
       device_.expect_ok(device_.pools().end_capture(token_, true));
     } else {

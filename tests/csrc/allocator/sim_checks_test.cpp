@@ -157,9 +157,9 @@ TEST(sim_race_is_none_if_another_device_orders_the_streams) {
     EXPECT(first.event_create(&here).ok());
     EXPECT(second.event_create(&there).ok());
     EXPECT(first.event_record(here, kA).ok());
-    if (ordered) second.wait_for(kB, first, here);
+    if (ordered) EXPECT(second.wait_for(kB, first, here).ok());
     EXPECT(second.event_record(there, kB).ok());
-    first.wait_for(kB, second, there);
+    EXPECT(first.wait_for(kB, second, there).ok());
     first.launch(kB, [] {}, {{at, 4000}}, "reader");
     EXPECT_EQ(first.report_text().empty(), ordered);
     EXPECT(first.device_sync().ok());
@@ -269,7 +269,7 @@ TEST(sim_work_that_frees_memory_kept_it_alive) {
 TEST(sim_reads_and_writes_in_a_graph_are_checked) {
   for (const bool ordered : {false, true}) {
     Scene s;
-    uint64_t graph = 0;
+    GraphId graph = kNoGraph;
     EventId event = kNoEvent;
     EXPECT(s.sim.event_create(&event).ok());
     EXPECT(s.sim.capture_begin(kA).ok());

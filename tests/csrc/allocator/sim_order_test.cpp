@@ -104,7 +104,7 @@ TEST(sim_another_devices_stream_waits_for_an_event_as_recorded_then) {
   EventId event = kNoEvent;
   EXPECT(first.event_create(&event).ok());
   EXPECT(first.event_record(event, kAwaited).ok());
-  second.wait_for(kOther, first, event);
+  EXPECT(second.wait_for(kOther, first, event).ok());
   second.enqueue(kOther, [&] { ran.push_back(3); });
   first.enqueue(kAwaited, [&] { ran.push_back(2); });
   EXPECT(first.event_record(event, kAwaited).ok());

@@ -138,7 +138,7 @@ TEST(S7_growth_in_a_capture_is_relaxed) {
     device.expect_ok(scope.begin({0, 1}));
     device.sim().touch(stream, device.alloc(30 * MiB, stream), 512);
     device.expect_ok(scope.finish());
-    uint64_t graph = 0;
+    GraphId graph = kNoGraph;
     device.expect_ok(device.sim().capture_end(stream, &graph));  // an error if growth broke it
     device.expect_ok(device.sim().graph_destroy(graph));
   }
@@ -186,7 +186,7 @@ TEST(N12_reuse_in_capture_once_markers_precede_every_terminal) {
   device.sim().enqueue(main);
   EXPECT_EQ(device.alloc(20 * MiB, main), a);
   device.expect_ok(scope.finish());
-  uint64_t graph = 0;
+  GraphId graph = kNoGraph;
   device.expect_ok(device.sim().capture_end(main, &graph));
   device.expect_ok(device.sim().graph_destroy(graph));
   device.expect_ok(device.sim().event_destroy(fork));

@@ -1,0 +1,201 @@
+// SimDriver, fourth part: captures and graphs.
+#include <algorithm>
+#include <utility>
+
+#include "allocator/simulated/driver_sim.h"
+#include "common/error.h"
+
+namespace staticrt::alloc {
+namespace {
+
+NodeId node_id(const SimGraph& graph, SimGraph::Node node) {
+  return NodeId{graph.id() << 32 | (uint64_t{node} + 1)};
+}
+
+}  // namespace
+
+SimGraph* SimDriver::graph_of(StreamId stream) {
+  const auto it = capturing_.find(raw(stream));
+  return it == capturing_.end() ? nullptr : graphs_.at(it->second).get();
+}
+
+Status SimDriver::capture_state(StreamId stream, CaptureState* state) {
+  SRT_TRY(enter(SimCall::capture_state));
+  const Lock lock(mutex_);
+  const SimGraph* graph = graph_of(stream);
+  *state = CaptureState{};
+  if (graph) {
+    state->status = graph->invalidated() ? CaptureStatus::invalidated : CaptureStatus::active;
+    state->id = graph->id();
+  }
+  return Status::Ok();
+}
+
+Status SimDriver::exchange_capture_mode(CaptureMode* mode) {
+  SRT_TRY(enter(SimCall::exchange_capture_mode));
+  const Lock lock(mutex_);
+  const auto it = modes_.try_emplace(std::this_thread::get_id(), CaptureMode::global).first;
+  std::swap(it->second, *mode);
+  if (it->second == CaptureMode::global) modes_.erase(it);
+  return Status::Ok();
+}
+
+Status SimDriver::capturing(StreamId stream, const char* what, SimGraph** graph) {
+  *graph = graph_of(stream);
+  if (!*graph) return misuse(detail::concat(what, " on stream ", raw(stream), ", which is not captured"));
+  if ((*graph)->invalidated())
+    return capture_error(CaptureError::invalidated,
+                         detail::concat("the capture was broken by ", (*graph)->why()));
+  return Status::Ok();
+}
+
+Status SimDriver::capture_marker(StreamId stream, NodeId* node) {
+  SRT_TRY(enter(SimCall::capture_marker));
+  const Lock lock(mutex_);
+  SimGraph* graph = nullptr;
+  SRT_TRY(capturing(stream, "capture_marker", &graph));
+  *node = node_id(*graph, graph->add(stream, {}));
+  return Status::Ok();
+}
+
+Status SimDriver::capture_settled(StreamId stream, std::vector<NodeId>* nodes) {
+  SRT_TRY(enter(SimCall::capture_settled));
+  const Lock lock(mutex_);
+  SimGraph* graph = nullptr;
+  SRT_TRY(capturing(stream, "capture_settled", &graph));
+  nodes->clear();
+  for (const SimGraph::Node node : graph->settled(stream)) nodes->push_back(node_id(*graph, node));
+  return Status::Ok();
+}
+
+Status SimDriver::capture_begin(StreamId stream, CaptureMode mode) {
+  SRT_TRY(enter(SimCall::capture_begin));
+  const Lock lock(mutex_);
+  if (stream == kDefaultStream)
+    return seen(capture_error(CaptureError::unsupported, "the default stream cannot be captured"));
+  if (graph_of(stream))
+    return seen(capture_error(CaptureError::illegal_state,
+                              detail::concat("stream ", raw(stream), " is captured already")));
+  const uint64_t id = next_graph_++;
+  graphs_.emplace(id, std::make_shared<SimGraph>(id, stream, mode));
+  capturing_[raw(stream)] = id;
+  return Status::Ok();
+}
+
+Status SimDriver::capture_end(StreamId stream, GraphId* graph_id) {
+  const Status failed = enter(SimCall::capture_end);
+  const Lock lock(mutex_);
+  SimGraph* graph = graph_of(stream);
+  if (!graph)
+    return seen(capture_error(CaptureError::unmatched, detail::concat("capture_end on stream ", raw(stream),
+                                                                      ", which is not captured")));
+  if (graph->origin() != stream)
+    return break_capture(*graph, "capture_end on a stream that did not begin it", CaptureError::unmatched);
+  if (graph->thread() != std::this_thread::get_id() && graph->mode() != CaptureMode::relaxed)
+    return break_capture(*graph, "capture_end by another thread", CaptureError::wrong_thread);
+  for (auto it = capturing_.begin(); it != capturing_.end();)
+    it = it->second == graph->id() ? capturing_.erase(it) : std::next(it);
+  const uint64_t id = graph->id();
+  Status status = failed;
+  if (graph->invalidated())
+    status = capture_error(CaptureError::invalidated, "the capture was broken by " + graph->why());
+  else if (const auto unjoined = graph->unjoined(); !unjoined.empty())
+    status = capture_error(CaptureError::unjoined,
+                           detail::concat("stream ", raw(unjoined.front()),
+                                          " did not join the capture of stream ", raw(stream), " again"));
+  if (!status.ok()) {
+    graphs_.erase(id);
+    return status;
+  }
+  *graph_id = GraphId{id};
+  return Status::Ok();
+}
+
+void SimDriver::capture_break(StreamId stream) {
+  const Lock lock(mutex_);
+  if (SimGraph* graph = graph_of(stream)) graph->invalidate("the program");
+}
+
+Status SimDriver::find_graph(GraphId graph, const char* what, std::shared_ptr<SimGraph>* found) {
+  const auto it = graphs_.find(raw(graph));
+  if (it == graphs_.end()) return misuse(detail::concat(what, " of graph ", raw(graph), ": no such graph"));
+  for (const auto& [captured, open] : capturing_)
+    if (open == raw(graph))
+      return misuse(detail::concat(what, " of graph ", raw(graph), ": its capture has not ended"));
+  *found = it->second;
+  return Status::Ok();
+}
+
+Status SimDriver::graph_instantiate(GraphId graph, ExecId* exec) {
+  SRT_TRY(enter(SimCall::graph_instantiate));
+  const Lock lock(mutex_);
+  std::shared_ptr<SimGraph> found;
+  SRT_TRY(find_graph(graph, "graph_instantiate", &found));
+  *exec = ExecId{next_exec_++};
+  execs_.emplace(raw(*exec), std::move(found));
+  return Status::Ok();
+}
+
+Status SimDriver::launch_graph(const SimGraph& graph, StreamId stream) {
+  if (SimGraph* outer = graph_of(stream)) return break_capture(*outer, "a launch on a captured stream");
+  // The work is copied into the launch's own list: the graph may be destroyed while it is pending.
+  streams_.enqueue(stream, [work = graph.work()] {
+    for (const auto& piece : work) piece();
+  });
+  if (config_.oracle) oracle_.launched(graph, stream);
+  run_if_eager();
+  return Status::Ok();
+}
+
+Status SimDriver::graph_launch(ExecId exec, StreamId stream) {
+  SRT_TRY(enter(SimCall::graph_launch));
+  const Lock lock(mutex_);
+  const auto it = execs_.find(raw(exec));
+  if (it == execs_.end())
+    return misuse(detail::concat("graph_launch of ", raw(exec), ": no such instantiated graph"));
+  return launch_graph(*it->second, stream);
+}
+
+Status SimDriver::graph_launch(GraphId graph, StreamId stream) {
+  const Lock lock(mutex_);
+  std::shared_ptr<SimGraph> found;
+  SRT_TRY(find_graph(graph, "launch", &found));
+  return launch_graph(*found, stream);
+}
+
+Status SimDriver::exec_destroy(ExecId exec) {
+  SRT_TRY(enter(SimCall::exec_destroy));
+  const Lock lock(mutex_);
+  if (execs_.erase(raw(exec)) == 0)
+    return misuse(detail::concat("exec_destroy of ", raw(exec), ": no such instantiated graph"));
+  return Status::Ok();
+}
+
+Status SimDriver::graph_destroy(GraphId graph) {
+  SRT_TRY(enter(SimCall::graph_destroy));
+  const Lock lock(mutex_);
+  std::shared_ptr<SimGraph> found;
+  SRT_TRY(find_graph(graph, "graph_destroy", &found));
+  graphs_.erase(raw(graph));
+  return Status::Ok();
+}
+
+std::vector<std::vector<uint32_t>> SimDriver::graph_edges(GraphId graph) const {
+  const Lock lock(mutex_);
+  const auto it = graphs_.find(raw(graph));
+  if (it == graphs_.end()) return {};
+  return it->second->edges();
+}
+
+std::vector<uint32_t> SimDriver::capture_frontier(StreamId stream) {
+  const Lock lock(mutex_);
+  const SimGraph* graph = graph_of(stream);
+  return graph ? graph->mark(stream).nodes : std::vector<uint32_t>{};
+}
+
+uint64_t SimDriver::graph_count() const {
+  const Lock lock(mutex_);
+  return graphs_.size() + execs_.size();
+}
+
+}  // namespace staticrt::alloc
