@@ -301,7 +301,14 @@ class FastCall {
       return false;
     thread_local std::vector<c10::IValue> scratch;
     std::vector<c10::IValue> outputs = std::move(scratch);  // a result's making may call Python, and us again
-    if (!run_unlocked(entry, inputs, outputs)) return false;
+    try {
+      if (!run_unlocked(entry, inputs, outputs)) return false;
+    } catch (...) {
+      // Eager writes up to the error, so the call is made again, slowly.
+      const bool writes = !entry.written_inputs.empty() || !entry.writes.empty();
+      if (writes && entry.executable->failed_before_effects()) return false;
+      throw;
+    }
     ++fast_calls_;
     *result = finish(entry, found, outputs);
     outputs.clear();

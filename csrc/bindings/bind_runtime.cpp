@@ -151,6 +151,7 @@ void bind_runtime(py::module_& m) {
       .def("is_managed_output", &Executable::is_managed_output)
       .def_property_readonly("managed_outputs", &Executable::managed_outputs)
       .def_property_readonly("written_inputs", &Executable::written_inputs)
+      .def("failed_before_effects", &Executable::failed_before_effects)
       .def_property_readonly("cache_counters",
                              [](const Executable& e) {
                                const CacheCounters c = e.cache_counters();

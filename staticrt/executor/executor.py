@@ -51,6 +51,7 @@ from staticrt.runtime.fast_call import FastPath
 from staticrt.runtime.weights import new_weights
 from staticrt.torch_private import hidden_from_dynamo
 
+_FAILED_EARLY = "it raised before anything was written: eager writes what comes before the error"
 _UNHASHABLE = "an argument is neither a tensor nor hashable"
 
 
@@ -169,8 +170,11 @@ class Executor:
         except OtherDecision:
             progress.tried.append(trace)
             return Outcome.OTHER_DECISION
-        except RuntimeError as error:
-            progress.reason = beyond_trace(error, traced) or self._first_run_raised(progress, error)
+        except Exception as error:
+            early = _FAILED_EARLY if _failed_before_writes(trace) else ""
+            if isinstance(error, RuntimeError):
+                progress.reason = beyond_trace(error, traced) or self._first_run_raised(progress, error)
+            progress.reason = progress.reason or early
             if not progress.reason:
                 raise
             return Outcome.LEFT_TO_EAGER
@@ -277,7 +281,12 @@ class Executor:
                 args, kwargs, "torch has hooks on all modules, which Dynamo does not see"
             )
         if self.options.joint_trace:
-            served = self._joint.serve(args, kwargs)
+            try:
+                served = self._joint.serve(args, kwargs)
+            except Exception:
+                if not any(_failed_before_writes(trace) for trace in self._joint.traces):
+                    raise
+                return self._run_eagerly(args, kwargs, _FAILED_EARLY)
             if served is not None:
                 return served[0]
         try:
@@ -485,6 +494,13 @@ class Executor:
         """Give back memory that no call uses: arenas of idle frames. The next call takes it again."""
         for native in self.natives():
             native.trim()
+
+
+def _failed_before_writes(trace: CachedTrace) -> bool:
+    """Whether the trace writes, and the call of it that raised last in this thread had not written yet."""
+    native: _C.Executable | None = getattr(trace.executable, "native", None)
+    writes = trace.traced.mutates or trace.traced.out_spec.writes
+    return bool(native is not None and writes and native.failed_before_effects())
 
 
 def _partial_executor(

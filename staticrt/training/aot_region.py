@@ -267,10 +267,22 @@ class Region:
                 return self._run(*inputs)
             with self._replay.recording(inputs):
                 return self._run(*inputs)
-        except InputError as error:
-            if "more than 64 bits" not in str(error) or self._has_effects:
+        except Exception as error:
+            # Eager takes larger numbers, and writes what comes before an error.
+            large = isinstance(error, InputError) and "more than 64 bits" in str(error)
+            if not self._failed_before_writes() and not (large and not self._has_effects):
                 raise
             return self._eager(*inputs)
+
+    def _failed_before_writes(self) -> bool:
+        """Whether the region writes, and its run that raised last in this thread had not written yet."""
+        plans = [
+            plan for graph in self._graphs if graph.role != "backward" for _key, plan in graph.plans.items()
+        ]
+        natives = [plan.native for plan in plans if plan.native is not None]
+        # What autograd sees written, AOTAutograd writes after its forward graph has run.
+        writes = any(self._replay.written) or any(native.written_inputs for native in natives)
+        return writes and any(native.failed_before_effects() for native in natives)
 
     @property
     def _has_effects(self) -> bool:

@@ -10,13 +10,15 @@ from staticrt.errors import InputError
 
 def both(function, compiled, *args):
     """Eager's and the compiled result, or the types of what they raise."""
-    found = []
-    for call in (function, compiled):
-        try:
-            found.append(call(*args))
-        except Exception as error:
-            found.append(type(error))
-    return found
+    return [outcome(call, *args) for call in (function, compiled)]
+
+
+def outcome(call, *args):
+    """A result, or the type of what is raised."""
+    try:
+        return call(*args)
+    except Exception as error:
+        return type(error)
 
 
 @torch.no_grad()
@@ -266,3 +268,63 @@ def test_a_call_that_raises_among_good_ones_changes_none_of_them(backend):
             assert not isinstance(got, type), f"call {step} raised {got}"
             assert all(map(torch.equal, got, want))
         assert torch.equal(module.total, eager.total)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("way", ["compile", "backend", "joint"])
+def test_a_call_that_raises_has_written_what_comes_before_the_error(way, gradients):
+    """A graph writes at its end; eager has then written what stands before the error, and nothing after it."""
+
+    class Table(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("total", torch.zeros(3))
+            self.rows = nn.Embedding(4, 3)
+
+        def forward(self, x, index, kept):
+            self.total += x.sum(0)
+            kept["doubled"] = x * 2
+            rows = self.rows(index)
+            self.total.mul_(2)
+            return rows + self.total, x.sum(1)
+
+    torch._dynamo.reset()
+    eager, module = Table().eval(), Table().eval()
+    module.load_state_dict(eager.state_dict())
+    if way == "backend":
+        compiled = torch.compile(module, backend="staticrt")
+    else:
+        compiled = staticrt.compile(module, joint_trace=way == "joint")
+    for step in range(9):
+        x, index = torch.full((2, 3), float(step)), torch.tensor([0, 9 if step % 3 == 2 else 1])
+        kept = {}, {}
+        with torch.set_grad_enabled(gradients):
+            want, got = (outcome(f, x, index, k) for f, k in zip((eager, compiled), kept, strict=True))
+        if step % 3 == 2:
+            assert want is IndexError
+            assert got is IndexError
+        else:
+            assert all(map(torch.equal, got, want))
+        assert torch.equal(module.total, eager.total)
+        if (
+            way != "backend" and not gradients
+        ):  # elsewhere Dynamo puts results into containers after its graph
+            assert kept[0].keys() == kept[1].keys()
+
+
+@torch.no_grad()
+def test_a_call_that_raises_after_random_numbers_draws_them_once():
+    """Eager does not answer for it: its draws would come on top."""
+
+    def forward(x, index, total):
+        total += nn.functional.dropout(x, 0.5).sum(0)
+        return x[index]
+
+    compiled = staticrt.compile(forward)
+    states = []
+    for function in (forward, compiled):
+        torch.manual_seed(0)
+        for row in (0, 9, 1):
+            outcome(function, torch.ones(3, 2), torch.tensor([row]), torch.zeros(2))
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)

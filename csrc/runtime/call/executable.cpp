@@ -12,6 +12,7 @@
 #include "runtime/execution_plan/donation.h"
 #include "runtime/general/free_memory.h"
 #include "runtime/general/general_path.h"
+#include "runtime/general/run_error.h"
 #include "runtime/general/run_state.h"
 #include "runtime/trace/trace.h"
 
@@ -34,6 +35,7 @@ Executable::Executable(std::shared_ptr<const Program> program, const ExecutableO
       frames_(bound_, memory_of_frames(options)) {
   options_.prepared &= !options.manage_outputs;
   written_inputs_ = find_written_inputs();
+  first_effect_ = find_first_effect();
   for (const auto& [id, name] : options_.preparation.donated) {
     SRT_CHECK(!std::binary_search(written_inputs_.begin(), written_inputs_.end(), id), "cannot donate '",
               name, "', which the graph writes: its new contents are a result",
@@ -103,6 +105,7 @@ void Executable::run_unwatched(std::span<const InputView> inputs, std::vector<c1
     bump_versions(inputs);
     if (!donated.empty()) end_donation(donated, inputs, outputs);
   } catch (...) {
+    note_failure();
     frames_.give_back(std::move(frame));
     throw;
   }
@@ -121,6 +124,7 @@ bool Executable::call_if_prepared(std::span<const InputView> inputs, std::vector
     if (ran) bump_versions(inputs);
     if (ran && !donated.empty()) end_donation(donated, inputs, outputs);
   } catch (...) {
+    note_failure();
     frames_.give_back(std::move(frame));
     throw;
   }
@@ -128,6 +132,50 @@ bool Executable::call_if_prepared(std::span<const InputView> inputs, std::vector
   if (!ran) traced.discard();
   if (ran) caller_results_.finish(inputs, outputs);
   return ran;
+}
+
+static bool draws_random(const Node& node) {
+  const auto draws = [](const Node& inner) { return draws_random(inner); };
+  return (node.has_effects && node.num_outputs > 0 && node.written_args.empty()) ||
+         std::any_of(node.bodies.begin(), node.bodies.end(), [&](const auto& body) {
+           return std::any_of(body->nodes().begin(), body->nodes().end(), draws);
+         });
+}
+
+size_t Executable::find_first_effect() const {
+  const Program& program = *bound_.program;
+  std::vector<bool> is_input(program.num_values(), false);
+  for (uint32_t id = 0; id < program.num_inputs(); ++id) is_input[bound_.liveness.alias_class[id]] = true;
+  const auto writes_input = [&](const Node& node) {
+    return std::any_of(node.written_args.begin(), node.written_args.end(), [&](uint32_t index) {
+      const Arg& arg = program.arg(node, index);
+      for (uint32_t k = 0; k < arg.count; ++k)
+        if (is_input[bound_.liveness.alias_class[program.operands()[arg.first + k]]]) return true;
+      return false;
+    });
+  };
+  const auto& nodes = program.nodes();
+  return static_cast<size_t>(
+      std::find_if(nodes.begin(), nodes.end(),
+                   [&](const Node& node) { return draws_random(node) || writes_input(node); }) -
+      nodes.begin());
+}
+
+namespace {
+thread_local const Executable* failed_early = nullptr;
+}  // namespace
+
+// Nodes that run beside each other have no order, and donated bytes are gone.
+void Executable::note_failure() const {
+  const size_t failed = take_failed_node(*bound_.program);
+  const bool ordered = options_.preparation.inter_op_threads <= 1 && options_.preparation.donated.empty();
+  failed_early = ordered && failed < first_effect_ ? this : nullptr;
+}
+
+bool Executable::failed_before_effects() const {
+  if (failed_early != this) return false;
+  failed_early = nullptr;
+  return true;
 }
 
 void Executable::bump_versions(std::span<const InputView> inputs) const {

@@ -100,6 +100,9 @@ class Executable : public std::enable_shared_from_this<Executable> {
   // Plans and binds for these inputs' signature without running anything; only weights among them are read.
   // The next run on such inputs is a prepared one. Throws InputError if the number of inputs is wrong.
   PreparedAhead prepare(std::span<const InputView> inputs);
+  // Whether the call of this program that raised last in this thread had written no input and drawn no random
+  // number yet, so that eager may answer it instead. Asked again, it says no.
+  bool failed_before_effects() const;
   // Inputs that some node writes into. A run bumps their versions, as eager writes do.
   const std::vector<uint32_t>& written_inputs() const { return written_inputs_; }
 
@@ -146,6 +149,8 @@ class Executable : public std::enable_shared_from_this<Executable> {
   // Drops inputs, unmanaged values and outputs.
   void clear(Frame& frame) const;
   std::vector<uint32_t> find_written_inputs() const;
+  size_t find_first_effect() const;
+  void note_failure() const;
   void bump_versions(std::span<const InputView> inputs) const;
 
   ExecutableOptions options_;
@@ -155,6 +160,7 @@ class Executable : public std::enable_shared_from_this<Executable> {
   std::shared_ptr<const planner::KnownPlans> known_plans_ = std::make_shared<planner::KnownPlans>();
   PreparedCache cache_;
   std::vector<uint32_t> written_inputs_;
+  size_t first_effect_;             // the first node that writes an input or draws random numbers
   std::vector<ValueId> transient_;  // slots to empty after a run: all but constants and managed values
   std::atomic<bool> manage_outputs_;
   FramePool frames_;
