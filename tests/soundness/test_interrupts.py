@@ -1,5 +1,6 @@
 """A bounded part of the interrupts; `python -m tests.soundness.interrupt_fuzzer` makes as many as are asked for."""
 
+import gc
 import warnings
 
 import pytest
@@ -8,8 +9,11 @@ import torch
 from staticrt.frontend import budget
 from staticrt.frontend.thread_state import ThreadState
 from staticrt.frontend.tracing import compiling, patches
+from staticrt.frontend.tracing.request import TraceRequest
+from staticrt.frontend.tracing.trace import trace
 from staticrt.native import _C
 from tests.soundness.interrupt_fuzzer import (
+    Body,
     Bytecodes,
     Interrupt,
     Writes,
@@ -92,3 +96,33 @@ def test_a_thread_gets_its_state_back():
     before.restore()
     before.restore()
     assert seen() == expected
+
+
+def test_where_a_step_over_control_flow_stops_to_watch_the_collector():
+    """What the trace's values are taken from may be its own snapshot, which is then asked to restore the model."""
+    case, x = make("step", Body, 0)
+    for size in (5, 3, 2):  # what is loaded at a first call is loaded here
+        case.call(case.compiled, x[:size])
+    places = [
+        place
+        for place, _times in bytecodes("step", Body)[0]
+        if place[0].co_filename.endswith("/escapes.py") and place[0].co_name == "close"
+    ]
+    assert places
+    for place in places:
+        case, x = make("step", Body, 7)
+        interrupt = Interrupt(KeyboardInterrupt, place, 0)
+        assert interrupted(case, x, interrupt) == "", interrupt.where
+        assert interrupt.where
+
+
+def test_a_step_that_cannot_be_undone_keeps_no_other_from_being_undone():
+    def broken():
+        raise OSError("of the test")
+
+    request = TraceRequest.of(lambda x: x.no_such_name, (torch.ones(2),), {})
+    request.snapshot.restore = broken
+    before = list(gc.callbacks)
+    with pytest.raises(OSError, match="of the test"):
+        trace(request)
+    assert gc.callbacks == before

@@ -85,6 +85,9 @@ class Snapshot:
         follows_code: what the code reads by name is added; False: Dynamo guards it.
     """
 
+    # Of the class: who takes a trace's values from those who keep them may delete the instance's own.
+    _guard: StateGuard | None = None
+
     def __init__(self, roots: Iterable[tuple[str, Any]] = (), follows_code: bool = True) -> None:
         self._seen: set[int] = set()
         self._records: list[Record] = []
@@ -106,7 +109,6 @@ class Snapshot:
         self.alive: list[Any] = []
         self._arguments: dict[str, int] = {}  # path of a leaf -> its index
         self.complete = True
-        self._guard: StateGuard | None = None
         self.follows_code = follows_code
         self.add_class(torch.nn.Parameter)  # a tensor's methods and operators
         for name, root in roots:

@@ -71,8 +71,9 @@ def trace(request: TraceRequest) -> TracedGraph:
     undo: list[Callable[[], object]] = [watcher.stop, ThreadState().restore]
 
     def leave_nothing_behind(error: BaseException) -> None:
-        for step in (lambda: let_go(error), *undo):
-            step()
+        with contextlib.ExitStack() as steps:  # each is taken, also where one before it raised
+            for step in reversed((lambda: let_go(error), *undo)):
+                steps.callback(step)
 
     return certainly(lambda: _trace(request, watcher, undo), leave_nothing_behind)
 
