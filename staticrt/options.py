@@ -129,8 +129,8 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "joint_trace",
         (bool,),
-        False,
-        "Training: record forward and backward in one trace, without Dynamo and AOTAutograd, where the call allows it.",
+        True,
+        "Training: record forward and backward in one trace, without Dynamo and AOTAutograd, where the call allows it; off: by these.",
     ),
     Option(
         "activation_memory_budget",

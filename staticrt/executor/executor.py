@@ -270,7 +270,7 @@ class Executor:
             return self.function(*args, **kwargs)
 
     def _train(self, args: Any, kwargs: Any) -> Any:
-        """Run a call whose results need gradients: by a joint trace, with the option `joint_trace`, where one serves it.
+        """Run a call whose results need gradients: by a joint trace, where one serves it.
 
         Else Dynamo splits it, and each partial graph is differentiated ahead of time.
         """

@@ -130,7 +130,9 @@ class JointCalls:
         self._states.keep(call.key.key, state)
 
     def _forgotten(self, state: CallState) -> None:
+        """Traces of objects that are gone serve no further call, and hold no tensor of theirs."""
         self.traces = tuple(trace for trace in self.traces if trace not in state.traces)
+        self._fast.forget()
 
     def _trace(self, call: Call, state: CallState) -> CachedTrace:
         """A joint trace that serves a call.

@@ -107,6 +107,21 @@ def test_what_only_a_real_tensor_knows_is_not_traced(name):
     assert f".{name} of a tensor" in str(fast.explain())
 
 
+def test_a_view_that_autograd_refuses_to_speak_of_disturbs_no_trace():
+    """Asking whether such a view is a leaf raises; code that names `.grad` makes a trace look at every tensor."""
+    base = torch.ones(2, 3, requires_grad=True) * 1
+    view, _other = base.unbind(0)
+    base.add_(1)
+    with pytest.raises(RuntimeError, match="is a view and"):
+        view.is_leaf  # noqa: B018
+    weight = nn.Parameter(torch.ones(4), requires_grad=False)
+    fast = staticrt.compile(lambda x: x * (weight if weight.grad is None else 3))
+    assert fast(torch.ones(4)).tolist() == [1] * 4
+    weight.grad = torch.ones(4)
+    assert fast(torch.ones(4)).tolist() == [3] * 4
+    assert traces(fast) == ["whole", "whole"]
+
+
 def test_storage_offset_of_an_argument():
     base = torch.arange(8.0)
     fast = staticrt.compile(lambda x: x + x.storage_offset())

@@ -144,7 +144,7 @@ def test_whole_or_not_at_all():
         return x * 2
 
     with pytest.raises(TraceError):
-        staticrt.compile(function, fullgraph=True)(torch.ones(2, requires_grad=True))
+        staticrt.compile(function, fullgraph=True, joint_trace=False)(torch.ones(2, requires_grad=True))
 
 
 def test_what_the_model_raises():

@@ -38,6 +38,14 @@ def _references(values: Iterable[Any]) -> list[int]:
 _LISTED = _references([object()])[0]  # of an object that nothing but a list refers to
 
 
+def _is_leaf(tensor: torch.Tensor) -> bool:
+    """Whether `tensor` is a leaf. Autograd refuses to say it of some views that were written in place: no leaves."""
+    try:
+        return tensor.is_leaf
+    except RuntimeError:
+        return False
+
+
 def _owned_by_cpp() -> int:
     """How many Python references a tensor has more where C++ owns it too, as a view owns its base."""
     base = torch.empty(2)
@@ -120,7 +128,7 @@ class Escapes:
         """
         found = []
         for tensor in gc.get_objects():
-            if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.is_leaf:
+            if type(tensor) in (torch.Tensor, torch.nn.Parameter) and _is_leaf(tensor):
                 gradient = tensor.grad
                 if type(gradient) in _FAKE and self._is_ours(gradient):
                     tensor.grad = None
