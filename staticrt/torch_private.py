@@ -206,6 +206,20 @@ def gradients(
     return found
 
 
+@contextlib.contextmanager
+def without_analysis() -> Iterator[None]:
+    """Hides the mode in which AOTAutograd checks what custom operators alias, if it is on top."""
+    from torch._functorch._aot_autograd import runtime_wrappers
+    from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
+
+    mode = getattr(runtime_wrappers, "_AnalyzeCustomOpInputOutputMode", ())
+    if mode and isinstance(_get_current_dispatch_mode(), mode):
+        with _pop_mode_temporarily():
+            yield
+    else:
+        yield
+
+
 def keeps_graph() -> bool:
     """Inside a backward: whether the graph is kept for another one."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())  # type: ignore[attr-defined]
@@ -344,7 +358,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "torch._C._get_tracing_state": "runtime",
     "torch._C._is_key_in_tls": "graphs",
     "torch._C._jit_to_static_module": "models",
-    "torch._C._len_torch_dispatch_stack": "frontend graphs interop runtime",
+    "torch._C._len_torch_dispatch_stack": "frontend graphs interop runtime training",
     "torch._C._len_torch_function_stack": "frontend graphs runtime",
     "torch._C._pop_torch_function_stack": "frontend",
     "torch._C._remove_cached_tensor": "graphs",

@@ -19,7 +19,7 @@ from staticrt.executor.call_state import CallState, CallStates, Route
 from staticrt.executor.cost_trials import CostTrials
 from staticrt.executor.explanation import explanation
 from staticrt.executor.graph_splits import GraphSplits
-from staticrt.executor.joint_calls import JointCalls
+from staticrt.executor.joint_calls import JointCalls, LeftToEager
 from staticrt.executor.machine import Outcome, Progress, Stage, advance
 from staticrt.executor.state import ExecutorState
 from staticrt.executor.trace_maker import TraceMaker
@@ -283,6 +283,10 @@ class Executor:
         if self.options.joint_trace:
             try:
                 served = self._joint.serve(args, kwargs)
+            except LeftToEager as left:
+                result = self._run_eagerly(args, kwargs, left.reason, left.where)
+                left.answered()
+                return result
             except Exception:
                 if not any(_failed_before_writes(trace) for trace in self._joint.traces):
                     raise

@@ -7,6 +7,7 @@ with others. What a joint trace does not serve goes by graph splits, with the re
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,6 +28,22 @@ from staticrt.runtime.call_key import EagerOnly
 from staticrt.runtime.fast_call import FastPath
 
 _HOOKED = "saved tensors hooks, as of checkpoint or save_on_cpu"
+_MATERIALIZE = "set_materialize_grads"  # Dynamo traces custom Functions without it
+
+
+class LeftToEager(Exception):
+    """Eager runs this call, and nothing has run; Dynamo would not do as eager does, or the call may be wrong.
+
+    Args:
+        reason, where: why, as of `Failure`.
+        answered: to be called once eager has answered.
+    """
+
+    def __init__(self, reason: str, where: str, answered: Callable[[], object]) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.where = where
+        self.answered = answered
 
 
 class JointCalls:
@@ -57,7 +74,13 @@ class JointCalls:
         return tuple(s.failure for _key, s in self._states.items() if s.failure is not None)
 
     def serve(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | None:
-        """The result of a call, in a tuple; None where no joint trace serves it, and nothing has run."""
+        """The result of a call, in a tuple; None where no joint trace serves it, and nothing has run.
+
+        Raises:
+            LeftToEager: eager runs it.
+        """
+        if torch.is_anomaly_enabled():
+            raise LeftToEager("anomaly mode, which names eager's operators", "", _nothing)
         try:
             call = Call.of(args, kwargs)
             state = self._states.get(call.key.key) or CallState()
@@ -66,9 +89,13 @@ class JointCalls:
         trace = state.find(call)
         if trace is None:
             if self._is_refused(state):
+                self._leave_to_eager(state)
                 return None
+            if call.sizes() in state.refused:
+                raise LeftToEager("eager raised for such a call before", "", self._answered(call, state))
             trace = keeping_thread_state(lambda: self._make(call))
             if trace is None:
+                self._leave_to_eager(self._states.get(call.key.key) or state, call)
                 return None
         traced = trace.traced
         if traced.mutates and share_memory(traced, call.leaves):
@@ -88,6 +115,30 @@ class JointCalls:
             executable.region,
         )
         return (traced.out_spec.build(outputs, call.containers),)
+
+    def _leave_to_eager(self, state: CallState, raised: Call | None = None) -> None:
+        """Raise `LeftToEager` for a call without a trace, unless Dynamo may have it.
+
+        Args:
+            raised: a call of which the trace failed just now. If the model raised, the call may be wrong: eager tells.
+        """
+        failed = state.failure
+        if failed is None or self._options.fullgraph:
+            return
+        if failed.even_in_parts:
+            raise LeftToEager(failed.reason, failed.where, _nothing)
+        if raised is not None and failed.raised:
+            raise LeftToEager(failed.reason, failed.where, self._answered(raised, state))
+
+    def _answered(self, call: Call, state: CallState) -> Callable[[], None]:
+        """Remembers a call as wrong until the result is called: a right one of its key is traced as ever."""
+        state.refuse(call.sizes())
+
+        def answered() -> None:
+            state.refused.discard(call.sizes())
+            state.changes += 1
+
+        return answered
 
     # -- traces ------------------------------------------------------------------------------------------------
 
@@ -123,10 +174,17 @@ class JointCalls:
         if self._options.executor == "static" and isinstance(error, (PassError, LoweringError)):
             raise error
         reason, where = failure(error)
-        state.changes += 1
+        cannot = isinstance(error, CannotTrace)
         # State that the first call creates exists in the next one; a wrong call may be followed by a right one.
-        transient = not isinstance(error, CannotTrace) or "changes" in reason
-        state.failure = Failure(reason, where, impossible=not transient)
+        transient = not cannot or "changes" in reason
+        state.changes += cannot or self._options.fullgraph
+        state.failure = Failure(
+            reason,
+            where,
+            impossible=not transient,
+            even_in_parts=isinstance(error, CannotTrace) and error.even_in_parts,
+            raised=not cannot,
+        )
         self._states.keep(call.key.key, state)
 
     def _forgotten(self, state: CallState) -> None:
@@ -164,6 +222,9 @@ class JointCalls:
                 if isinstance(made, CachedTrace):
                     return made
                 following = made
+        except CannotTrace as error:
+            error.even_in_parts |= _MATERIALIZE in request.snapshot.model_names
+            raise
         finally:
             for parameter, gradient in gradients:
                 if parameter.grad is not gradient:
@@ -209,5 +270,7 @@ class JointCalls:
             raise CannotTrace("an option asks for another executor or autograd node")
         if torch_private.budget_value(options.activation_memory_budget) < 1:
             raise CannotTrace("an activation budget below 1")
-        if torch.is_anomaly_enabled():
-            raise CannotTrace("anomaly mode is on")
+
+
+def _nothing() -> None:
+    """What there is to do once eager has answered a call that it always answers."""

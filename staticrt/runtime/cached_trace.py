@@ -67,11 +67,15 @@ class Failure:
 
     Args:
         impossible: the model does what no graph replays; else it raised something.
+        even_in_parts: nothing but eager runs such calls as eager does.
+        raised: the model raised, or something it calls: the call may be wrong.
     """
 
     reason: str
     where: str
     impossible: bool
+    even_in_parts: bool = False
+    raised: bool = False
 
 
 def tensor_metadata(values: Sequence[torch.Tensor]) -> list[Any]:

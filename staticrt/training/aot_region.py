@@ -85,6 +85,8 @@ class Region:
         self._eager: Callable[..., Any] = torch.compiler.disable(gm.forward)  # type: ignore[no-untyped-call]
         self._replay = Replay(self._eager, self.name, unread_inputs(gm))
         self._replay.graphs = options.graphs
+        if any("autograd_function_apply" in str(node.target) for node in gm.graph.nodes):
+            self._replay.refuses = "Dynamo records a custom autograd Function for first derivatives only"
         self._pair: Pair | None = None
         self.node = "aot"
         self.not_native = ""

@@ -47,6 +47,7 @@ class Replay:
         unread: inputs that the region writes although no result depends on their values.
         random: whether the region draws random numbers; known once it is compiled.
         graphs: the option; captured graphs must know which backwards are pending.
+        refuses: why the function run again does not tell second derivatives; "" where it does.
     """
 
     def __init__(self, function: Callable[..., Any], name: str, unread: frozenset[int] = frozenset()) -> None:
@@ -59,6 +60,7 @@ class Replay:
         self.written: list[bool] = []
         self.random = False
         self.graphs: Any = False  # the option
+        self.refuses = ""  # why no run of the function would tell second derivatives
 
     def unneeded(self, count: int) -> tuple[int, ...]:
         """Inputs that require gradients which the backward on this thread does not ask for.
@@ -149,6 +151,11 @@ class Replay:
     # -- backward ----------------------------------------------------------------------------------------------
 
     def _differentiate(self, ctx: Any, gradients: list[Any]) -> tuple[Any, ...]:
+        if self.refuses:
+            raise RuntimeError(
+                f"staticrt cannot differentiate {self._name} twice: {self.refuses}; run this part eagerly, under "
+                "torch.compiler.disable"
+            )
         call: RegionCall | None = ctx._staticrt_call
         if call is None or len(call.inputs) != len(ctx.needs_input_grad):
             raise RuntimeError(

@@ -122,7 +122,12 @@ def _refuse_functions(results: Iterable[torch.Tensor], known: Iterable[int]) -> 
     while stack:
         node: Any = stack.pop()
         if isinstance(node, torch.autograd.function.BackwardCFunction):
-            raise CannotTrace(f"a custom autograd Function, {type(node).__name__}")
+            # Dynamo knows how the Functions of checkpoint are differentiated, but not how others are twice.
+            cls: Any = type(node)
+            known_to_dynamo = cls._forward_cls.__module__ == "torch.utils.checkpoint"
+            raise CannotTrace(
+                f"a custom autograd Function, {cls.__name__}", even_in_parts=not known_to_dynamo
+            )
         if hasattr(node, "variable") and id(node.variable) not in known:
             raise CannotTrace("the model makes a tensor that requires gradients")
         for following, _number in node.next_functions:

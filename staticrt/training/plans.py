@@ -23,7 +23,7 @@ from staticrt.native import _C
 from staticrt.options import Options
 from staticrt.passes.pipeline import run_pipeline
 from staticrt.runtime.executable import LoweredGraph
-from staticrt.torch_private import hidden_from_dynamo
+from staticrt.torch_private import hidden_from_dynamo, without_analysis
 from staticrt.training.copied import copied
 from staticrt.training.layouts import settle_layouts
 from staticrt.training.opaque import Opaque
@@ -62,6 +62,12 @@ class Plan:
         self._graph = graph
         self.num_outputs = len(graph.graph.output_node().args[0])  # type: ignore[arg-type]
         self.num_nodes = sum(node.op == "call_function" for node in graph.graph.nodes)
+        # No custom operators: nothing for AOTAutograd's check of their aliases, which takes no scalars as tensors.
+        self._is_torchs_only = all(
+            node.target.namespace in ("aten", "prims")
+            for node in graph.graph.nodes
+            if isinstance(node.target, torch._ops.OpOverload)
+        )
         if options.executor == "reference":
             self.fallback = "executor='reference'"
             settle_layouts(graph)
@@ -105,7 +111,10 @@ class Plan:
             read, passed = self._opaque.take_out(inputs)
             if read:
                 return self._run_operators(inputs)
-        if self.captured is not None:
+        if torch._C._len_torch_dispatch_stack() and self._is_torchs_only:
+            with without_analysis():
+                outputs = list(self.lowered.run(inputs))
+        elif self.captured is not None:
             outputs = list(self.captured.run(list(inputs) if self._aliases else inputs))
         else:
             outputs = list(self.lowered.run(inputs))

@@ -13,7 +13,7 @@ from torch import nn
 
 from tests.support.joint_traces import fast_calls, joint, joint_calls, notes, same_gradients
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_calls_without_python_are_as_the_first_ones():

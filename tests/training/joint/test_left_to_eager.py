@@ -1,0 +1,186 @@
+"""Calls that need gradients and that eager runs, since neither a joint trace nor Dynamo would do as eager does."""
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+import staticrt
+from tests.support.joint_traces import joint_calls
+
+
+class Both(torch.autograd.Function):
+    """Asks for gradients as they are: None where no result was used."""
+
+    @staticmethod
+    def forward(x, y, n):
+        return x * y, x + n
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        x, y, ctx.n = inputs
+        ctx.save_for_backward(x, y)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx, g, h):
+        x, y = ctx.saved_tensors
+        gradient = None if g is None else g * y
+        if h is not None:
+            gradient = h * ctx.n if gradient is None else gradient + h
+        return gradient, None if g is None else g * x, None
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 3 * g * x  # wrong on purpose: it must be this one that is differentiated
+
+
+class Once(Square):
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 2 * g * x
+
+
+def _first(x, y):
+    return Both.apply(x, y, 4)[0].sin()
+
+
+def _second(x, y):
+    return Both.apply(x, y, 4)[1]
+
+
+def _all(x, y):
+    return Both.apply(x, y, 4)
+
+
+def _among_views(x, y):
+    return Both.apply(x, y, 4)[1], x.view(-1)  # of which a joint trace makes no results
+
+
+def _found(run, calls=3):
+    found = []
+    for call in range(calls):
+        torch.manual_seed(call)
+        x, y = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+        outs = run(x, y)
+        sum(out.sum() for out in (outs if isinstance(outs, tuple) else (outs,))).backward()
+        found.append((outs, x.grad, y.grad))
+    return found
+
+
+@pytest.mark.parametrize("function", [_first, _second, _all, _among_views])
+def test_gradients_that_stay_none_in_a_custom_function(function):
+    compiled = staticrt.compile(function)
+    got, want = _found(compiled), _found(function)
+    torch.testing.assert_close(got, want)
+    assert [[g is None for g in call[1:]] for call in got] == [[g is None for g in call[1:]] for call in want]
+
+
+def _twice(function):
+    torch.manual_seed(0)
+    x = torch.randn(3, requires_grad=True)
+    try:
+        (slope,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
+        slope.pow(2).sum().backward()
+    except RuntimeError as error:
+        return str(error)
+    return slope.detach(), x.grad
+
+
+@pytest.mark.parametrize("cls", [Square, Once])
+def test_second_derivatives_of_custom_functions(cls):
+    for function in (cls.apply, lambda x: cls.apply(x).sin(), lambda x: cls.apply(x.sin()) * x):
+        got, want = _twice(staticrt.compile(lambda x, function=function: function(x))), _twice(function)
+        assert isinstance(got, str) == isinstance(want, str)
+        if isinstance(want, str):
+            assert got == want
+        else:
+            torch.testing.assert_close(got, want)
+
+
+def test_dynamos_records_of_custom_functions_are_not_differentiated_twice():
+    """Dynamo loses what the gradient depends on by saved tensors: no answer is better than a wrong one."""
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: Square.apply(x.sin()) * x, backend="staticrt")
+    assert "cannot differentiate" in _twice(compiled)
+    assert "custom autograd Function" in _twice(compiled)
+    x = torch.randn(3, requires_grad=True)
+    compiled(x).sum().backward()
+    s = x.detach().sin()
+    torch.testing.assert_close(x.grad, s * s + 3 * s * x.detach().cos() * x.detach())
+
+
+def test_anomaly_mode_names_the_operator():
+    compiled = staticrt.compile(torch.sqrt)
+    x = torch.zeros(2, requires_grad=True)
+    for anomaly in (False, True, False):
+        with torch.autograd.set_detect_anomaly(anomaly):
+            out = (compiled(x) * 0).sum()
+            if anomaly:
+                with (
+                    pytest.warns(UserWarning, match="Error detected in SqrtBackward0"),
+                    pytest.raises(RuntimeError, match="'SqrtBackward0' returned nan"),
+                ):
+                    out.backward()
+            else:
+                out.backward()
+    assert joint_calls(compiled) == 2
+    assert any("anomaly mode" in item.reason for item in compiled.explain().eager)
+
+
+def test_a_wrong_call_raises_as_in_eager_and_leaves_dynamo_out():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    compiled = staticrt.compile(model)
+    for wrong in (torch.randn(3, 5), torch.randn(4), torch.randn(3, 5), torch.randn(3, 4).double()):
+        with pytest.raises(Exception) as want:  # noqa: PT011 - eager's own
+            model(wrong)
+        with pytest.raises(type(want.value)) as got:
+            compiled(wrong)
+        assert str(got.value) == str(want.value)
+        compiled(torch.randn(3, 4)).sum().backward()
+    assert joint_calls(compiled) >= 4  # a call that raises when it runs counts
+    assert compiled._executor._splits.regions == []
+
+
+def test_what_only_fake_tensors_refuse_is_left_to_graph_splits_in_the_end():
+    def function(x):
+        if type(x) is not torch.Tensor:
+            raise ValueError("no plain tensor")
+        return x.sin()
+
+    compiled = staticrt.compile(function)
+    for _call in range(5):
+        x = torch.randn(3, requires_grad=True)
+        compiled(x).sum().backward()
+        torch.testing.assert_close(x.grad, x.detach().cos())
+
+
+@pytest.mark.parametrize("entry", ["staticrt.compile", "torch.compile"])
+def test_a_first_call_that_aotautograd_watches(entry):
+    """Its check of custom operators' aliases hands on a number where remainder's out variant takes a tensor."""
+
+    def function(x, i):
+        return x.gather(1, i[:, None].expand(-1, 2) % 3), x.view(-1)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="staticrt") if "torch" in entry else staticrt.compile(function)
+    for _call in range(2):
+        x = torch.randn(4, 3, requires_grad=True)
+        y = x.detach().clone().requires_grad_()
+        i = torch.tensor([1, 5])
+        got, want = compiled(x, i), function(y, i)
+        torch.testing.assert_close(got, want)
+        (got[0].sum() + got[1].pow(2).sum()).backward()
+        (want[0].sum() + want[1].pow(2).sum()).backward()
+        torch.testing.assert_close(x.grad, y.grad)
