@@ -60,12 +60,15 @@ struct Recurrent {
   int64_t layers = 0, directions = 1;
   int64_t chunk = 1;  // steps whose input gates are computed at once
   int num_threads = 1;
+  bool cells_have_biases = false;
   Rows x, h0, c0, out, h_n, c_n;  // x, out: [step, batch]; others: [layer and direction, batch]
   std::vector<Cell> cells;
 
   int64_t num_gates() const { return kind == CellKind::kLstm ? 4 : kind == CellKind::kGru ? 3 : 1; }
   int64_t gate_floats() const { return num_gates() * hidden; }
   bool projects() const { return state != hidden; }
+  // Whether hidden weights are packed for the product of one row.
+  bool in_blocks() const { return batch == 1 && (kind != CellKind::kGru || cells_have_biases); }
 
   // Workspace in floats: per direction the gates of a chunk, the hidden gates of a step (GRU) and its output
   // before the projection; then the outputs of two layers.
@@ -116,6 +119,19 @@ struct Recurrent {
     }
   }
 
+  // gates <- start + before W, of one row; start may be gates.
+  void multiply_row(const Cell& cell, const float* before, const float* start, float* gates, int threads,
+                    char* const* bases) const {
+    const RecurrentKernels& kernels = recurrent_kernels();
+    const int64_t width = gate_floats();
+    const int64_t blocks = (width - 1) / kernels.block_columns + 1;
+    const Grid grid{.rows = blocks, .cell_ns = product_ns(2 * state * kernels.block_columns)};
+    run_tiles(grid, threads, [&](const Tile& tile) {
+      kernels.product(floats(cell.hidden, bases), width, state, before, start, gates, tile.row_begin,
+                      tile.row_end);
+    });
+  }
+
   // One step of a cell: gates are those of the input.
   void run_step(const Cell& cell, float* gates, float* scratch, const float* before, int64_t before_row,
                 const float* cell_before, int64_t cell_before_row, float* cell_state, float* to,
@@ -124,11 +140,16 @@ struct Recurrent {
     const int64_t width = gate_floats();
     const bool gru = kind == CellKind::kGru;
     float* const hidden_gates = scratch + hidden_gates_at();
-    GemmArgs g = product(before, before_row, batch, state, cell.hidden, width, gru ? hidden_gates : gates,
-                         width, bases);
-    g.accumulate = !gru;
-    if (gru && cell.has_bias) g.bias = floats(cell.hidden_bias, bases);
-    multiply(g, threads);
+    if (in_blocks()) {
+      const float* start = !gru ? gates : floats(cell.hidden_bias, bases);
+      multiply_row(cell, before, start, gru ? hidden_gates : gates, threads, bases);
+    } else {
+      GemmArgs g = product(before, before_row, batch, state, cell.hidden, width, gru ? hidden_gates : gates,
+                           width, bases);
+      g.accumulate = !gru;
+      if (gru && cell.has_bias) g.bias = floats(cell.hidden_bias, bases);
+      multiply(g, threads);
+    }
     float* const result = projects() ? scratch + unprojected_at() : to;
     const int64_t result_row = projects() ? hidden : to_row;
     for (int64_t b = 0; b < batch; ++b) {
@@ -217,6 +238,32 @@ std::optional<Operand> packed(const TensorOperand& w, int64_t n, int64_t k, Prep
   return request.derive(packed_weight(w, k, n, w.meta.strides[1], w.meta.strides[0]));
 }
 
+// The same in blocks (RecurrentKernels::product).
+std::optional<Operand> packed_in_blocks(const TensorOperand& w, int64_t n, int64_t k,
+                                        PrepareRequest& request) {
+  if (!w.is_fixed || !is_float(w.meta) || w.meta.sizes != Ints{n, k}) return std::nullopt;
+  const RecurrentKernels& kernels = recurrent_kernels();
+  const int64_t lanes = kernels.lanes, most = kernels.block_columns;
+  const int64_t n_stride = w.meta.strides[0], k_stride = w.meta.strides[1];
+  Derivation d;
+  d.layout = "blocks of " + std::to_string(most) + " columns";
+  d.sources = {w};
+  d.size_bytes = (n + lanes - 1) / lanes * lanes * k * static_cast<int64_t>(sizeof(float));
+  d.make = [=](const char* const* sources, char* out) {
+    const auto* from = reinterpret_cast<const float*>(sources[0]);
+    auto* to = reinterpret_cast<float*>(out);
+    for (int64_t first = 0; first < n; first += most) {
+      const int64_t columns = std::min(most, n - first);
+      const int64_t width = (columns + lanes - 1) / lanes * lanes;
+      for (int64_t i = 0; i < k; ++i) {
+        for (int64_t j = 0; j < width; ++j)
+          *to++ = j < columns ? from[(first + j) * n_stride + i * k_stride] : 0.0F;
+      }
+    }
+  };
+  return request.derive(std::move(d));
+}
+
 bool is_bias(const TensorOperand& t, int64_t n) {
   return t.is_fixed && is_plain_float(t.meta) && t.meta.sizes.size() == 1 && t.meta.sizes[0] == n;
 }
@@ -242,11 +289,12 @@ bool set_cells(Recurrent& r, const std::vector<TensorOperand>& weights, bool has
   const size_t each = (has_biases ? 4U : 2U) + (r.projects() ? 1U : 0U);
   if (weights.size() != each * static_cast<size_t>(r.layers * r.directions)) return false;
   const int64_t width = r.gate_floats();
+  r.cells_have_biases = has_biases;
   for (size_t i = 0; i < weights.size(); i += each) {
     Cell cell;
     cell.features = static_cast<int64_t>(i / each) < r.directions ? features : r.directions * r.state;
     const auto input = packed(weights[i], width, cell.features, request);
-    const auto hidden = packed(weights[i + 1], width, r.state, request);
+    const auto hidden = (r.in_blocks() ? packed_in_blocks : packed)(weights[i + 1], width, r.state, request);
     if (!input || !hidden) return false;
     cell.input = *input;
     cell.hidden = *hidden;

@@ -13,6 +13,14 @@ struct RecurrentKernels {
   void (*gru)(const float* of_input, const float* of_hidden, int64_t hidden, const float* before, float* out);
   void (*tanh)(const float* gate, int64_t hidden, float* out);
   void (*relu)(const float* gate, int64_t hidden, float* out);
+
+  // The product of one row. A weight [k, n] is packed in blocks of `block_columns` columns, the last one of
+  // fewer, a multiple of `lanes`: each row of a block follows the row before it, so that the weight is read
+  // as one stream, which the second-level cache delivers half as fast again as the panels of a GEMM.
+  int64_t lanes, block_columns;
+  // Columns of blocks [begin, end): out = start + x w. `start` may be out.
+  void (*product)(const float* w, int64_t n, int64_t k, const float* x, const float* start, float* out,
+                  int64_t begin, int64_t end);
 };
 
 const RecurrentKernels& recurrent_kernels();  // of the instruction set that cpu_level() gives

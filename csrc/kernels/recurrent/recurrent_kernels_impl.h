@@ -1,8 +1,12 @@
 // Bodies of the recurrent cells, included once per instruction set (kernels/instruction_set.cpp.in).
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstring>
+#include <utility>
 
+#include "kernels/pointwise/vector_impl.h"
 #include "kernels/recurrent/recurrent_kernels.h"
 
 namespace staticrt {
@@ -137,7 +141,55 @@ void relu_row(const float* gate, int64_t hidden, float* out) {
   for (int64_t k = 0; k < hidden; ++k) out[k] = gate[k] < 0 ? 0 : gate[k];  // NaN stays
 }
 
-constexpr RecurrentKernels kKernels{&lstm, &gru, &tanh_row, &relu_row};
+// ---- the product of one row -------------------------------------------------------------------------
+
+constexpr int kBlockVectors = 8;
+constexpr int64_t kFetchAhead = 2048;  // floats
+
+// One block of so many vectors; columns: those that may be written.
+template <int vectors>
+void product_block(const float* w, int64_t k, const float* x, const float* start, float* out,
+                   int64_t columns) {
+  simd::Vec sum[vectors] = {};
+  for (int64_t i = 0; i < k; ++i, w += vectors * kLanes) {
+    const simd::Vec factor = simd::splat(x[i]);
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; ++v) {
+      __builtin_prefetch(w + kFetchAhead + v * kLanes);
+      sum[v] = simd::fma(factor, simd::load(w + v * kLanes), sum[v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int v = 0; v < vectors; ++v) {
+    const int64_t left = columns - v * kLanes;
+    if (left >= kLanes) {
+      simd::store(out + v * kLanes, sum[v] + simd::load(start + v * kLanes));
+    } else if (left > 0) {
+      simd::store_first(out + v * kLanes, sum[v] + simd::load_first(start + v * kLanes, left), left);
+    }
+  }
+}
+
+using ProductFn = void (*)(const float*, int64_t, const float*, const float*, float*, int64_t);
+template <int... vectors>
+constexpr std::array<ProductFn, sizeof...(vectors)> product_table(std::integer_sequence<int, vectors...>) {
+  return {&product_block<vectors + 1>...};
+}
+constexpr auto kProducts = product_table(std::make_integer_sequence<int, kBlockVectors>());
+
+void product(const float* w, int64_t n, int64_t k, const float* x, const float* start, float* out,
+             int64_t begin, int64_t end) {
+  constexpr int64_t kColumns = kBlockVectors * kLanes;
+  for (int64_t b = begin; b < end; ++b) {
+    const int64_t at = b * kColumns;
+    const int64_t columns = std::min(kColumns, n - at);
+    const auto vectors = static_cast<size_t>((columns + kLanes - 1) / kLanes);
+    kProducts[vectors - 1](w + at * k, k, x, start + at, out + at, columns);
+  }
+}
+
+constexpr RecurrentKernels kKernels{&lstm,   &gru, &tanh_row, &relu_row, kLanes, kBlockVectors * kLanes,
+                                    &product};
 
 }  // namespace
 }  // namespace staticrt
