@@ -114,6 +114,59 @@ def _nodes() -> list[Figure]:
     return figures
 
 
+class Elementwise(nn.Module):
+    """One function of every element."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+class OneRowLstm(nn.Module):
+    """An LSTM over a batch of one: each step reads the whole hidden weight."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states: Tensor = self.lstm(x)[0]
+        return states
+
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "exp": torch.exp,
+    "log": torch.log,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "erf": torch.erf,
+    "gelu": nn.functional.gelu,
+    "gelu, tanh": lambda x: nn.functional.gelu(x, approximate="tanh"),
+    "silu": nn.functional.silu,
+    "softplus": nn.functional.softplus,
+    "sin": torch.sin,
+    "cos": torch.cos,
+}
+
+
+def _mathematics() -> list[Figure]:
+    """Functions of 65,536 floats, and a recurrent layer, beside eager."""
+    figures = []
+    x = torch.rand(65_536) * 4
+    for name, function in FUNCTIONS.items():
+        module = Elementwise(function)
+        own, eager = best_ns([_warm(module, (x,)), module], (x,))
+        figures.append(_figure(f"eager / ours, {name} of 65,536", eager / own, "x", least=1.0))
+    layer = OneRowLstm(128).eval()
+    steps = torch.rand(32, 1, 128)
+    own, eager = best_ns([_warm(layer, (steps,)), layer], (steps,))
+    figures.append(_figure("eager / ours, LSTM of width 128, 32 steps of one row", eager / own, "x", least=1.0))
+    return figures
+
+
 def _calls() -> list[Figure]:
     x, y = torch.rand(8), torch.rand(8)
     module = Chain(1)
@@ -224,6 +277,7 @@ def main(quick: bool) -> tuple[list[dict[str, Any]], str]:
     with one_thread(), torch.inference_mode(False), torch.no_grad():
         figures = [
             *_nodes(),
+            *_mathematics(),
             *_calls(),
             *_threads(),
             *_preparation((1000, 2000) if quick else (1000, 5000, 20_000)),

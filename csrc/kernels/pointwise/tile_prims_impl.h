@@ -1,11 +1,12 @@
 // The table of the tile primitives, included once per instruction set (kernels/instruction_set.cpp.in).
 //
-// No file but those includes this one and the three below: everything here has internal linkage, because the
+// No file but those includes this one and the four below: everything here has internal linkage, because the
 // same inline function compiled for two instruction sets would be merged by the linker.
 #pragma once
 
 #include "kernels/pointwise/tile_convert_impl.h"
 #include "kernels/pointwise/tile_float_impl.h"
+#include "kernels/pointwise/tile_math_impl.h"
 #include "kernels/pointwise/tile_plain_impl.h"
 
 namespace staticrt {
@@ -108,6 +109,7 @@ PrimTable make_prim_table() {
   add_common<int64_t>(table, TileClass::kI64);
   add_common<uint8_t>(table, TileClass::kBool);
   add_conversions(table);
+  add_vector_math(table);
   return table;
 }
 

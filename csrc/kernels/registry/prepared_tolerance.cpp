@@ -6,10 +6,17 @@ namespace staticrt {
 
 Tolerance prepared_tolerance(std::string_view op) {
   // Eager computes these with its vector formula, with the scalar one for tails and strided operands, or with
-  // oneDNN, depending on size and layout; prepared kernels always take the vector formula. The bounds are a
-  // few units in the last place of float32.
+  // oneDNN, depending on size and layout, or with MKL; prepared kernels have polynomials of their own
+  // (kernels/pointwise/vector_math_impl.h). The bounds are a few units in the last place of float32.
   static const std::map<std::string_view, Tolerance> table = {
       {"aten::gelu", {2e-6, 2e-6}},
+      {"aten::exp", {3e-7, 1e-44}},
+      {"aten::log", {3e-7, 1e-44}},
+      {"aten::erf", {3e-7, 1e-44}},
+      {"aten::sin", {4e-7, 1e-44}},
+      {"aten::cos", {4e-7, 1e-44}},
+      {"aten::tanh", {4e-7, 1e-44}},
+      {"aten::log_sigmoid", {1e-6, 1e-37}},
       {"aten::sigmoid", {1e-6, 1e-38}},
       {"aten::silu", {1e-6, 1e-37}},
       {"aten::rsqrt", {1e-7, 5e-324}},

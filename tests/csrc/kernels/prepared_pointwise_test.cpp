@@ -30,12 +30,11 @@ const std::vector<std::string> kUnary = {
 
 // Unary operators bitwise equal where eager takes its vector path: contiguous float32.
 const std::vector<std::string> kExactUnary = {
-    "aten::abs",       "aten::neg",        "aten::sqrt",     "aten::rsqrt",  "aten::reciprocal",
-    "aten::exp",       "aten::log",        "aten::log2",     "aten::log10",  "aten::erf",
-    "aten::erfc",      "aten::sin",        "aten::cos",      "aten::tan",    "aten::tanh",
-    "aten::floor",     "aten::ceil",       "aten::round",    "aten::trunc",  "aten::frac",
-    "aten::relu",      "aten::leaky_relu", "aten::hardtanh", "aten::square", "aten::sign",
-    "aten::hardswish", "aten::hardsigmoid"};
+    "aten::abs",        "aten::neg",      "aten::sqrt",   "aten::rsqrt", "aten::reciprocal",
+    "aten::log2",       "aten::log10",    "aten::erfc",   "aten::tan",   "aten::floor",
+    "aten::ceil",       "aten::round",    "aten::trunc",  "aten::frac",  "aten::relu",
+    "aten::leaky_relu", "aten::hardtanh", "aten::square", "aten::sign",  "aten::hardswish",
+    "aten::hardsigmoid"};
 
 const std::vector<std::string> kBinary = {
     "aten::add.Tensor", "aten::sub.Tensor", "aten::mul.Tensor",  "aten::div.Tensor", "aten::maximum",

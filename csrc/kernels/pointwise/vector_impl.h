@@ -1,0 +1,141 @@
+// A vector of floats of the instruction set at hand, and what the compiler's own vectors leave out. Included
+// by _impl.h files alone, once per instruction set; needs no torch.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+// Without fused multiply-add the reductions of vector_math_impl.h lose their bounds.
+#if defined(__FMA__) || defined(__aarch64__)
+#define STATICRT_VECTOR_MATH 1
+#else
+#define STATICRT_VECTOR_MATH 0
+#endif
+
+namespace staticrt {
+namespace {
+namespace simd {
+
+constexpr int kWidth = STATICRT_LANES;
+
+typedef float Vec __attribute__((vector_size(kWidth * sizeof(float)), aligned(4), may_alias));
+typedef int32_t Bits __attribute__((vector_size(kWidth * sizeof(float)), aligned(4), may_alias));
+
+inline Vec load(const float* p) {
+  return *reinterpret_cast<const Vec*>(p);
+}
+inline void store(float* p, Vec x) {
+  *reinterpret_cast<Vec*>(p) = x;
+}
+inline Vec splat(float x) {
+  return Vec{} + x;
+}
+
+// The first n lanes, 0 < n < kWidth; the others are 0, and memory past them is not touched.
+inline Vec load_first(const float* p, int64_t n) {
+#ifdef __AVX512F__
+  return (Vec)_mm512_maskz_loadu_ps(static_cast<__mmask16>((1U << n) - 1), p);
+#else
+  float lanes[kWidth] = {};
+  std::memcpy(lanes, p, static_cast<size_t>(n) * sizeof(float));
+  return load(lanes);
+#endif
+}
+inline void store_first(float* p, Vec x, int64_t n) {
+#ifdef __AVX512F__
+  _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1U << n) - 1), (__m512)x);
+#else
+  float lanes[kWidth];
+  store(lanes, x);
+  std::memcpy(p, lanes, static_cast<size_t>(n) * sizeof(float));
+#endif
+}
+
+// a * b + c, rounded once.
+inline Vec fma(Vec a, Vec b, Vec c) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+  return (Vec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+  return a * b + c;
+#endif
+}
+inline Vec fma(Vec a, Vec b, float c) {
+  return fma(a, b, splat(c));
+}
+inline Vec fma(Vec a, float b, Vec c) {
+  return fma(a, splat(b), c);
+}
+
+// The nearest integer, ties to even.
+inline Vec nearest(Vec x) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#elif defined(__AVX__)
+  return (Vec)_mm256_round_ps((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#elif defined(__aarch64__)
+  return (Vec)vrndnq_f32((float32x4_t)x);
+#else
+  const Vec magic = splat(12582912.0F);  // 1.5 * 2^23; right for |x| < 2^22
+  return (x + magic) - magic;
+#endif
+}
+
+// min and max with a number; NaN stays NaN.
+inline Vec at_most(Vec x, float bound) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_min_ps(_mm512_set1_ps(bound), (__m512)x);
+#elif defined(__AVX__)
+  return (Vec)_mm256_min_ps(_mm256_set1_ps(bound), (__m256)x);
+#else
+  return x > splat(bound) ? splat(bound) : x;
+#endif
+}
+inline Vec at_least(Vec x, float bound) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_max_ps(_mm512_set1_ps(bound), (__m512)x);
+#elif defined(__AVX__)
+  return (Vec)_mm256_max_ps(_mm256_set1_ps(bound), (__m256)x);
+#else
+  return x < splat(bound) ? splat(bound) : x;
+#endif
+}
+
+inline Vec abs(Vec x) {
+  return (Vec)((Bits)x & 0x7FFFFFFF);
+}
+// |size| with the sign of x, for size >= 0.
+inline Vec with_sign_of(Vec size, Vec x) {
+  return (Vec)((Bits)size | ((Bits)x & static_cast<int32_t>(0x80000000U)));
+}
+
+// x * 2^n for an integral n in [-252, 252]; rounded once, for |x| in [1/4, 4].
+inline Vec scale_by_power(Vec x, Vec n) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_scalef_ps((__m512)x, (__m512)n);
+#else
+  const Bits power = __builtin_convertvector(n, Bits);
+  const Bits half = power >> 1;
+  return x * (Vec)((half + 127) << 23) * (Vec)((power - half + 127) << 23);
+#endif
+}
+
+// out[i] = f(x[i]). out may be x.
+template <class F>
+inline void map(float* out, const float* x, int64_t n, const F& f) {
+  int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) store(out + i, f(load(x + i)));
+  if (i < n) store_first(out + i, f(load_first(x + i, n - i)), n - i);
+}
+
+}  // namespace simd
+}  // namespace
+}  // namespace staticrt
