@@ -163,7 +163,9 @@ def _mathematics() -> list[Figure]:
     layer = OneRowLstm(128).eval()
     steps = torch.rand(32, 1, 128)
     own, eager = best_ns([_warm(layer, (steps,)), layer], (steps,))
-    figures.append(_figure("eager / ours, LSTM of width 128, 32 steps of one row", eager / own, "x", least=1.0))
+    figures.append(
+        _figure("eager / ours, LSTM of width 128, 32 steps of one row", eager / own, "x", least=1.0)
+    )
     return figures
 
 

@@ -44,7 +44,7 @@ std::vector<Function> functions() {
       {"exp", Prim::kExp, [](double x) { return std::exp(x); }, 1, 0},
       {"expm1", Prim::kExpm1, [](double x) { return std::expm1(x); }, 1.5, 0},
       {"log", Prim::kLog, [](double x) { return std::log(x); }, 1, 0},
-      {"log1p", Prim::kLog1p, [](double x) { return std::log1p(x); }, 1, 0},
+      {"log1p", Prim::kLog1p, [](double x) { return std::log1p(x); }, 1.5, 0},
       {"erf", Prim::kErf, [](double x) { return std::erf(x); }, 1.25, 0},
       {"sin", Prim::kSin, [](double x) { return std::sin(x); }, 2, 0},
       {"cos", Prim::kCos, [](double x) { return std::cos(x); }, 2, 0},
