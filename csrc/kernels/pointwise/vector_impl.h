@@ -25,6 +25,7 @@ constexpr int kWidth = STATICRT_LANES;
 
 typedef float Vec __attribute__((vector_size(kWidth * sizeof(float)), aligned(4), may_alias));
 typedef int32_t Bits __attribute__((vector_size(kWidth * sizeof(float)), aligned(4), may_alias));
+typedef uint32_t Words __attribute__((vector_size(kWidth * sizeof(float)), aligned(4), may_alias));  // wrap
 
 inline Vec load(const float* p) {
   return *reinterpret_cast<const Vec*>(p);

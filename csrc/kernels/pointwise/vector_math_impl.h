@@ -51,8 +51,8 @@ inline Vec expm1(Vec x) {
   return (Vec)((Bits)(y + y) | ((Bits)x & static_cast<int32_t>(0x80000000U)));  // -0
 }
 
-// Eager's formulas: sigmoid and silu are 0 where exp(-x) is infinite. A quotient just below a power of two has
-// twice its divisor's error in units; taking that back costs more than the rest.
+// Eager's formulas: sigmoid and silu are 0 where exp(-x) is infinite. A quotient just below a power of two
+// has twice its divisor's error in units; taking that back costs more than the rest.
 inline Vec sigmoid(Vec x) {
   return 1.0F / (1.0F + exp(-x));
 }
@@ -88,9 +88,8 @@ inline Parts parts_of(Vec x) {
 #else
   const Bits denormal = x < splat(1.17549435e-38F);
   const Vec y = denormal ? x * 8388608.0F : x;
-  const Bits low = 0x3F400000 - Bits{};  // 0.75
-  const Bits e = ((Bits)y - low) >> 23;
-  const Vec m = (Vec)((Bits)y - (e << 23));
+  const Bits e = (Bits)((Words)y - 0x3F400000U) >> 23;  // from 0.75
+  const Vec m = (Vec)((Words)y - ((Words)e << 23));
   return {m, __builtin_convertvector(e, Vec) - (denormal ? splat(23.0F) : splat(0.0F))};
 #endif
 }
@@ -232,17 +231,18 @@ inline Reduced reduce_angle(Vec x) {
   return {n, fma(n, 1.71512451e-15F, r)};
 }
 
-// The same in double, up to kFarAngle, where n still fits an integer; n modulo 4. The products are contracted
-// with the differences that follow.
+// The same in double, up to kFarAngle, where n still fits an integer; n modulo 4.
 constexpr float kFarAngle = 1073741824.0F;
 inline Reduced reduce_far_angle(Vec x) {
-  typedef double Wide __attribute__((vector_size(kWidth * sizeof(double))));
-  const Wide wide = __builtin_convertvector(x, Wide);
-  const Wide magic = 6755399441055744.0 + Wide{};  // 1.5 * 2^52: adding it rounds to an integer
-  const Wide n = (wide * 0.63661977236758134 + magic) - magic;
-  const Wide r = (wide - n * 1.5707963267948966) - n * 6.123233995736766e-17;
-  return {__builtin_convertvector(__builtin_convertvector(n, Bits) & 3, Vec),
-          __builtin_convertvector(r, Vec)};
+  constexpr double kMagic = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to an integer
+  float turns[kWidth], rest[kWidth];
+  for (int k = 0; k < kWidth; ++k) {
+    const double n = (x[k] * 0.63661977236758134 + kMagic) - kMagic;
+    // A lane that is not finite, or beyond kFarAngle, is not read.
+    turns[k] = std::fabs(n) <= 1e9 ? static_cast<float>(static_cast<int32_t>(n) & 3) : 0.0F;
+    rest[k] = static_cast<float>(std::fma(-n, 6.123233995736766e-17, std::fma(-n, 1.5707963267948966, x[k])));
+  }
+  return {load(turns), load(rest)};
 }
 
 inline bool any_beyond(Vec x, float limit) {
