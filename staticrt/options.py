@@ -203,6 +203,12 @@ OPTIONS: tuple[Option, ...] = (
         "Debugging: run the general path beside each prepared run; InternalError where their results differ.",
     ),
     Option("poison", (bool,), False, "Debugging: fill planned memory with NaN before each prepared run."),
+    Option(
+        "progress",
+        (bool,),
+        True,
+        "Show on a terminal and in notebooks what is traced or compiled for longer than a second.",
+    ),
 )
 _RUNTIME = (
     "passes",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from staticrt.errors import OptionError
+from staticrt.frontend.progress import long_work
 from staticrt.models import zoo
 from staticrt.models.bench import gates as gates_module
 from staticrt.models.bench.environment import environment
@@ -138,7 +139,8 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _run_suite(name: str, arguments: argparse.Namespace) -> int:
     target = _target(arguments.json, name)
-    rows, table = importlib.import_module(SUITES[name][0]).main(bool(arguments.quick))
+    with long_work(f"bench --{name}"):
+        rows, table = importlib.import_module(SUITES[name][0]).main(bool(arguments.quick))
     _save({"format": FORMAT, "suite": name, "environment": environment((), 1, 1), "rows": rows}, target)
     print(f"{table}\n\nRaw results: {target}")
     return int(arguments.gates and any(row["verdict"] == gates_module.MISSED for row in rows))
@@ -158,12 +160,13 @@ def _run_training(arguments: argparse.Namespace) -> int:
     torch.set_num_threads(arguments.threads)
     memory = []
     try:
-        rows = measure_training(seconds=seconds, inductor=arguments.inductor)
-        runs = 1 if arguments.quick else 3
-        first = measure_first_calls([row["model"] for row in rows], threads=arguments.threads, runs=runs)
-        costs = {"two_operators_us": measure_two_operators(), "compile_s": measure_compile()}
-        if not arguments.quick:
-            memory = measure_memory()
+        with long_work("bench --train"):
+            rows = measure_training(seconds=seconds, inductor=arguments.inductor)
+            runs = 1 if arguments.quick else 3
+            first = measure_first_calls([row["model"] for row in rows], threads=arguments.threads, runs=runs)
+            costs = {"two_operators_us": measure_two_operators(), "compile_s": measure_compile()}
+            if not arguments.quick:
+                memory = measure_memory()
     finally:
         torch.set_num_threads(before)
     facts = environment([], arguments.threads, 1)

@@ -2,49 +2,44 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from typing import TextIO
 
-WIDTH = 24
+from staticrt.frontend.progress import bar, is_seen
+
+_FORMAT = "[{bar:24}] {n_fmt}/{total_fmt} {elapsed}{postfix}"
 
 
 class Progress:
-    """`done / total`, what runs now, and elapsed seconds, on one line of stderr."""
+    """`done / total`, elapsed seconds and what runs now, on one line of stderr."""
 
     def __init__(self, total: int, stream: TextIO | None = None) -> None:
-        self._total = max(total, 1)
-        self._done = 0
         self._begin = time.monotonic()
-        self._stream = sys.stderr if stream is None else stream
-        self._visible = self._stream.isatty()
+        self._stream = stream
+        shown = is_seen(stream)
+        self._bar = bar(total=max(total, 1), file=stream, bar_format=_FORMAT) if shown else None
 
     def show(self, what: str) -> None:
         """Say what runs now."""
-        if not self._visible:
-            return
-        filled = WIDTH * self._done // self._total
-        elapsed = time.monotonic() - self._begin
-        bar = "#" * filled + "-" * (WIDTH - filled)
-        line = f"[{bar}] {self._done}/{self._total} {elapsed:.0f} s  {what}"
-        self._write(line[: shutil.get_terminal_size().columns - 1])
+        if self._bar is not None:
+            self._bar.set_postfix_str(what)
 
     def say(self, result: str) -> None:
         """Print a line that stays."""
-        if self._visible:
-            self._write("")
-        self._stream.write(f"[{time.monotonic() - self._begin:4.0f} s] {result}\n")
-        self._stream.flush()
+        out = sys.stderr if self._stream is None else self._stream
+        if self._bar is not None:
+            self._bar.clear()
+        out.write(f"[{time.monotonic() - self._begin:4.0f} s] {result}\n")
+        out.flush()
+        if self._bar is not None:
+            self._bar.refresh()
 
     def advance(self) -> None:
-        self._done += 1
+        if self._bar is not None:
+            self._bar.update()
 
     def finish(self) -> None:
         """Clear the line."""
-        if self._visible:
-            self._write("")
-
-    def _write(self, line: str) -> None:
-        self._stream.write(f"\r{line}\x1b[K")
-        self._stream.flush()
+        if self._bar is not None:
+            self._bar.close()

@@ -16,13 +16,13 @@ from tabulate import tabulate
 from torch import nn
 
 from staticrt.errors import StaticRuntimeError
+from staticrt.frontend.progress import long_work
 from staticrt.models.bench.check import difference, leaves
 from staticrt.models.bench.environment import environment
 from staticrt.models.bench.peers import resolve, select
 from staticrt.tools.cli.call import call, copied
 from staticrt.tools.cli.loading import LoadedModel, prepare_model
 from staticrt.tools.cli.output import print_json
-from staticrt.tools.cli.progress import progress
 
 SECONDS = 2.0  # of timing for each peer
 QUICK_SECONDS = 0.3
@@ -76,7 +76,7 @@ def bench_model(arguments: argparse.Namespace) -> int:
             rows[name] |= {"status": "wrong", "reason": off}
         calls[name] = made
     seconds = arguments.seconds or (QUICK_SECONDS if arguments.quick else SECONDS)
-    with progress(f"timing {loaded.name}"):
+    with long_work(f"timing {loaded.name}"):
         times = _measure(calls, args, kwargs, seconds)
     for name, found in times.items():
         rows[name] |= _percentiles(found)
@@ -127,7 +127,7 @@ def _prepare(
     """The peer's callable, seconds from the model to its first answer, and that answer."""
     peer = resolve(name)
     peer.load()
-    with progress(f"{name}: preparing"), torch.no_grad():
+    with long_work(f"{name}: preparing"), torch.no_grad():
         begin = time.perf_counter()
         if name == "staticrt":
             made = compiled

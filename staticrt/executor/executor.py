@@ -28,6 +28,7 @@ from staticrt.frontend.arguments.structure import take_apart
 from staticrt.frontend.dynamo.dynamo import NotCompiled
 from staticrt.frontend.graph import KnownInputs
 from staticrt.frontend.guards.state import has_global_hooks
+from staticrt.frontend.progress import long_work
 from staticrt.frontend.reasons import CannotTrace, ModelChanges
 from staticrt.frontend.thread_state import keeping_thread_state
 from staticrt.frontend.tracing.request import TraceRequest
@@ -83,7 +84,7 @@ class Executor:
         self.fast = FastPath(self)
         self._is_partial = is_partial
         self._maker = TraceMaker(function, options, name, is_partial, self.known)
-        self._splits = GraphSplits(function, partial(_partial_executor, name, options), options)
+        self._splits = GraphSplits(function, partial(_partial_executor, name, options), options, name)
         self._joint = JointCalls(self._maker, self.fast, options, name)
         self._states = CallStates(self._forgotten)
         self._num_forgotten = 0  # traces
@@ -363,7 +364,8 @@ class Executor:
             progress.request = self._maker.request(call, progress.state.traces)
         request = progress.request
         try:
-            made = self._maker.make(call, request)
+            with long_work(f"tracing {self.name}", self.options.progress):
+                made = self._maker.make(call, request)
         except donation.WrittenDonation:
             raise
         except ModelChanges as error:

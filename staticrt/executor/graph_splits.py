@@ -27,6 +27,7 @@ class GraphSplits:
         make_executor: makes the executor of a partial graph that needs no gradients, from its function, its number and what is
             known of its arguments.
         options: checked options.
+        name: for what is shown of long work.
     """
 
     def __init__(
@@ -34,8 +35,10 @@ class GraphSplits:
         function: Callable[..., Any],
         make_executor: Callable[[Callable[..., Any], int, KnownInputs], GraphExecutor],
         options: Options,
+        name: str,
     ) -> None:
         self._function = function
+        self._compiling = f"compiling {name}" if options.progress else ""
         self._maker = _Maker(make_executor, options)
         self._options = options
         self._inference: PartialGraphs | None = None
@@ -74,7 +77,9 @@ class GraphSplits:
         """
         with self._lock:
             if self._inference is None:
-                self._inference = PartialGraphs(self._function, self._maker, self._options.dynamic)
+                self._inference = PartialGraphs(
+                    self._function, self._maker, self._options.dynamic, shown=self._compiling
+                )
         given = [
             (x.shape, x.dtype) if isinstance(x, torch.Tensor) else type(x)
             for x in tree_leaves((args, kwargs))
@@ -129,6 +134,7 @@ class GraphSplits:
                     self._function,
                     self._maker,
                     self._options.dynamic,
+                    shown=self._compiling,
                     fullgraph=self._options.fullgraph,
                     max_traces=self._options.max_traces,
                 )

@@ -17,6 +17,7 @@ from staticrt.errors import LoweringError, PassError
 from staticrt.executor.call_state import CallState, CallStates
 from staticrt.executor.trace_maker import TraceMaker
 from staticrt.frontend import budget
+from staticrt.frontend.progress import long_work
 from staticrt.frontend.reasons import CannotTrace
 from staticrt.frontend.thread_state import keeping_thread_state
 from staticrt.frontend.tracing.request import TraceRequest
@@ -154,7 +155,8 @@ class JointCalls:
             if trace is not None or self._is_refused(state):
                 return trace
             try:
-                trace = self._trace(call, state)
+                with long_work(f"tracing {self._name} with its backward", self._options.progress):
+                    trace = self._trace(call, state)
             except Exception as error:
                 self._fail(call, state, error)
                 return None

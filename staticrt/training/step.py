@@ -21,6 +21,7 @@ from staticrt import locks, torch_private, tuning
 from staticrt.errors import TraceError
 from staticrt.frontend.arguments.structure import Flattener
 from staticrt.frontend.guards.state import Snapshot
+from staticrt.frontend.progress import long_work
 from staticrt.frontend.reasons import CannotTrace
 from staticrt.frontend.thread_state import keeping_thread_state
 from staticrt.options import Options
@@ -138,7 +139,8 @@ class CompiledStep:
         if len(self._variants) >= limit:
             return Failure(f"more than max_traces={limit} traces", "", True)
         try:
-            variant = self._trace(call)
+            with long_work(f"tracing {self._name}", self._options.progress):
+                variant = self._trace(call)
         except NotReady as error:
             return Failure(error.reason, error.where, False)
         except Exception as error:

@@ -19,6 +19,7 @@ from staticrt import locks, tuning
 from staticrt.frontend import budget
 from staticrt.frontend.dynamo.parallel import calling, has_small_buckets, in_small_buckets, is_parallel
 from staticrt.frontend.graph import KnownInputs
+from staticrt.frontend.progress import long_work
 from staticrt.frontend.thread_state import keeping_thread_state
 from staticrt.frontend.tracing import compiling
 
@@ -44,6 +45,7 @@ class PartialGraphs:
         function: the model.
         make_graph: gives the callable that runs one partial graph, from a `GraphModule` and example inputs.
         dynamic: as in `torch.compile`.
+        shown: what is shown where Dynamo takes long; "" shows nothing.
         fullgraph: raise instead of splitting.
         max_traces: graphs kept for one code object; None: Dynamo's own limit.
     """
@@ -53,6 +55,7 @@ class PartialGraphs:
         function: Callable[..., Any],
         make_graph: Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]],
         dynamic: bool | None,
+        shown: str = "",
         fullgraph: bool = False,
         max_traces: int | None = None,
     ) -> None:
@@ -84,7 +87,7 @@ class PartialGraphs:
 
         context: Any = dynamo.optimize(backend, nopython=fullgraph, dynamic=dynamic, **own)
         if callable(getattr(context, "callback", None)):  # else Dynamo is switched off
-            context.callback = _Configured(context.callback, config, self.breaks)
+            context.callback = _Configured(context.callback, config, self.breaks, shown)
         self._run = context(function) if around is None else calling(around, context(function))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -126,15 +129,17 @@ class _Configured:
         callback: Dynamo's, which the interpreter calls for frames without compiled code.
         config: settings.
         breaks: gets the functions that take too long to compile.
+        shown: as of `PartialGraphs`.
     """
 
     def __init__(
-        self, callback: Callable[..., Any], config: dict[str, Any], breaks: list[tuple[str, str]]
+        self, callback: Callable[..., Any], config: dict[str, Any], breaks: list[tuple[str, str]], shown: str
     ) -> None:
         functools.update_wrapper(self, callback)  # Dynamo knows its callbacks by attributes
         self._callback = callback
         self._config = config
         self._breaks = breaks
+        self._shown = shown
         self._abandoned: set[types.CodeType] = set()
 
     def __call__(self, frame: Any, *others: Any, **more: Any) -> Any:
@@ -152,6 +157,7 @@ class _Configured:
             config = {**config, "optimize_ddp": False}
         try:
             with (
+                long_work(self._shown, bool(self._shown)),
                 budget.charged(tuning.SHARE_OF_TRACE_SECONDS),
                 _interruptible(),
                 compiling.dynamo_compiles(),

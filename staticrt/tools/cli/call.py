@@ -10,8 +10,8 @@ from torch.utils import _pytree as pytree
 
 from staticrt.errors import StaticRuntimeError
 from staticrt.frontend.arguments.names import leaf_paths
+from staticrt.frontend.progress import long_work
 from staticrt.tools.cli.loading import model_error
-from staticrt.tools.cli.progress import progress
 
 
 def call(what: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -21,7 +21,7 @@ def call(what: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> 
         ModelError: the model raised.
     """
     try:
-        with progress(what), torch.no_grad():
+        with long_work(what), torch.no_grad():
             return function(*args, **kwargs)
     except StaticRuntimeError:
         raise

@@ -18,8 +18,8 @@ import torch
 
 from staticrt.archive.checked_export import load_exported
 from staticrt.errors import InputError, OptionError, StaticRuntimeError
+from staticrt.frontend.progress import long_work
 from staticrt.tools.cli.inputs import TensorSpec, add_input_arguments, build_inputs
-from staticrt.tools.cli.progress import progress
 
 MODEL_HELP = (
     "an ONNX file, a .pt2 archive (of torch.export.save or staticrt.save), or package.module:Name or "
@@ -127,7 +127,7 @@ def prepare_model(
             raise OptionError(f"--threads {arguments.threads}: expected at least 1")
         torch.set_num_threads(arguments.threads)
     torch.manual_seed(arguments.seed)
-    with progress(f"loading {arguments.model}"):
+    with long_work(f"loading {arguments.model}"):
         importlib.import_module(
             "staticrt.frontend.tracing.trace"
         )  # so that the time of this import is not counted as the model's

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
+from torch.utils import _pytree as pytree
 
 from staticrt.errors import InputError
 from staticrt.executor.executor import Executor
+from staticrt.frontend.progress import each
 from staticrt.runtime.explain.inspectable import Inspectable
 
 if TYPE_CHECKING:
@@ -57,6 +59,12 @@ def inspectable(compiled: Any) -> Inspectable:
     return found
 
 
+def _sizes(call: Any) -> str:
+    """The sizes of a call's tensors: "32x64, 32"."""
+    leaves = pytree.tree_leaves(call)
+    return ", ".join("x".join(map(str, leaf.shape)) for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+
 def tool(function: F) -> F:
     return cast(F, _Tool(function))
 
@@ -82,6 +90,32 @@ class Tools:
         executor = inspectable(self)
         assert isinstance(executor, Executor)  # models from archives have a method of their own
         return executor.prepare(args, kwargs)
+
+    @tool
+    def prepare_many(self, calls: Iterable[Any]) -> list[Readiness]:
+        """`prepare` for several calls, such as all batch sizes of a server, with a progress bar.
+
+        The bar is shown after a second, on a terminal and in notebooks, unless the model was compiled with `progress=False`.
+
+        Args:
+            calls: of each call a tuple or list of positional arguments, a dict of keyword arguments, or one tensor.
+
+        Returns:
+            What `prepare` says of each, in order.
+        """
+        found = inspectable(self)
+        is_shown = not isinstance(found, Executor) or found.options.progress
+        ready = []
+        for call in each(list(calls), _sizes, f"preparing {found.name}", is_shown):
+            args = (
+                (call,) if isinstance(call, torch.Tensor) else () if isinstance(call, dict) else tuple(call)
+            )
+            kwargs = dict(call) if isinstance(call, dict) else {}
+            if isinstance(found, Executor):  # a model may have an attribute `prepare` of its own
+                ready.append(found.prepare(args, kwargs))
+            else:
+                ready.append(self.prepare(*args, **kwargs))
+        return ready
 
     @tool
     def profile(self, *args: Any, runs: int = 20, **kwargs: Any) -> ProfileReport:

@@ -1,4 +1,4 @@
-"""What reaches stdout and stderr: progress, JSON, odd terminals, interrupts, full disks."""
+"""What reaches stdout and stderr: JSON, odd terminals, interrupts, full disks."""
 
 import contextlib
 import io
@@ -6,27 +6,6 @@ import io
 import pytest
 
 from staticrt.tools.cli.main import main
-
-
-def test_progress_is_shown_on_a_terminal_after_a_second_and_nowhere_else():
-    import io
-    import time
-
-    from staticrt.tools.cli.progress import progress
-
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    terminal, file = Terminal(), io.StringIO()
-    for stream in (terminal, file):
-        with progress("thinking", stream):
-            pass
-        assert stream.getvalue() == ""
-    with progress("thinking", terminal):
-        time.sleep(1.2)
-    assert "thinking … 1 s" in terminal.getvalue()
-    assert terminal.getvalue().endswith("\r\x1b[K")
 
 
 @pytest.mark.parametrize(
