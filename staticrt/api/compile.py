@@ -17,7 +17,9 @@ from staticrt import torch_private
 from staticrt.api.generation import bound_to_compiled
 from staticrt.api.options import checked_options
 from staticrt.api.sources import callable_of
+from staticrt.errors import InputError
 from staticrt.executor.executor import Executor
+from staticrt.frontend.dynamo.parallel import calling, is_parallel
 from staticrt.options import Options
 from staticrt.runtime.asynchronous import Future, fork
 from staticrt.tools.report.inspection import Tools
@@ -165,12 +167,21 @@ class CompiledModule(_Compiled, torch.nn.Module):
         own = self.__dict__
         own["_module"] = module
         own["_options"] = options
-        own["_executor"] = Executor(module, options, type(module).__qualname__)
+        function = self._function_of(module)
+        own["_executor"] = Executor(function, options, type(function).__qualname__)
         with contextlib.suppress(TypeError, ValueError):  # a forward written in C has none
             own["__signature__"] = inspect.signature(module.forward)
 
     def __new__(cls, module: torch.nn.Module, options: Options) -> CompiledModule:
-        return super().__new__(_class_for(type(module)))
+        return super().__new__(_class_for(type(module), CompiledParallel if is_parallel(module) else cls))
+
+    @staticmethod
+    def _function_of(module: torch.nn.Module) -> torch.nn.Module:
+        """What is compiled when `module` is."""
+        return module
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        return self._executor(*args, **kwargs)
 
     def swap_weights(self, weights: Mapping[str, torch.Tensor], strict: bool = True) -> None:
         """Put other values into parameters and buffers, all at once, while calls go on.
@@ -217,6 +228,37 @@ class CompiledModule(_Compiled, torch.nn.Module):
         return CompiledModule(copy.copy(self._module), self._options)
 
 
+class CompiledParallel(CompiledModule):
+    """A `DistributedDataParallel` whose model runs compiled.
+
+    Its own forward runs as it is, in every call: it broadcasts buffers and prepares the reduction of the gradients, in
+    Python and by collectives that no graph holds.
+    """
+
+    @staticmethod
+    def _function_of(module: torch.nn.Module) -> torch.nn.Module:
+        model: torch.nn.Module = module.module  # type: ignore[assignment]
+        return model._module if isinstance(model, CompiledModule) else model
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run(*args, **kwargs)
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        return calling(self._module, self._executor.fast.call)(*args, **kwargs)
+
+    def swap_weights(self, weights: Mapping[str, torch.Tensor], strict: bool = True) -> None:
+        """Refused: gradients are reduced by hooks on the tensors themselves.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError(
+            "swap_weights would take the parameters away from the hooks by which DistributedDataParallel reduces "
+            "their gradients",
+            fix="load_state_dict(), which copies into the parameters",
+        )
+
+
 def _forward_to_module(name: str, original: Any, returns_self: bool = False) -> Callable[..., Any]:
     @functools.wraps(original)
     def method(self: CompiledModule, *args: Any, **kwargs: Any) -> Any:
@@ -238,8 +280,8 @@ for _name in _FORWARDED_SELF:
 _classes: weakref.WeakKeyDictionary[type, weakref.ref[type[CompiledModule]]] = weakref.WeakKeyDictionary()
 
 
-def _class_for(kind: type[torch.nn.Module]) -> type[CompiledModule]:
-    """CompiledModule with the container methods that a type of modules has, and its signature of `forward`."""
+def _class_for(kind: type[torch.nn.Module], base: type[CompiledModule]) -> type[CompiledModule]:
+    """CompiledModule, or a subclass, with the container methods that a type of modules has, and its signature of `forward`."""
     known = _classes.get(kind)
     made = known() if known is not None else None
     if made is None:
@@ -247,7 +289,7 @@ def _class_for(kind: type[torch.nn.Module]) -> type[CompiledModule]:
             name: _forward_to_module(name, getattr(kind, name)) for name in _DUNDERS if hasattr(kind, name)
         }
         members = {**found, "forward": _forward_of(kind), "__module__": __name__}
-        made = type("CompiledModule", (CompiledModule,), members)
+        made = type("CompiledModule", (base,), members)
         _classes[kind] = weakref.ref(made)
     return made
 
@@ -259,7 +301,7 @@ def _forward_of(kind: type[torch.nn.Module]) -> Callable[..., Any]:
     def forward(self: CompiledModule, *args: Any, **kwargs: Any) -> Any:
         if torch_private.fx_is_tracing():  # torch.fx calls the forward of what it traces, not its hooks
             return self._module.forward(*args, **kwargs)
-        return self._executor(*args, **kwargs)
+        return self._run(*args, **kwargs)
 
     return forward
 
@@ -298,7 +340,9 @@ def compile(module: Any, example_inputs: Any = None, *, dynamic: bool | None = N
         from staticrt.api import accelerators
 
         accelerators.find(parsed.accelerators)
-    if isinstance(module, (CompiledModule, CompiledFunction)):
+    if isinstance(module, CompiledModule):
+        module = module._module
+    elif isinstance(module, CompiledFunction):
         module = module._executor.function
     module = callable_of(module)
     compiled: CompiledModule | CompiledFunction

@@ -175,7 +175,10 @@ class CompiledStep:
         modules, optimizers = reachable(self.function, snapshot)
         for module in modules:
             if isinstance(module, torch.nn.parallel.DistributedDataParallel):
-                raise CannotTrace("a DistributedDataParallel module reduces gradients in hooks of its own")
+                raise CannotTrace(
+                    "a DistributedDataParallel module reduces gradients in hooks of its own "
+                    "(staticrt.compile of it, or of the model in it, compiles the model)"
+                )
             snapshot.add(type(module).__qualname__, module)
         parameters = [p for module in modules for p in module.parameters()]
         for optimizer in optimizers:

@@ -3,52 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
-import os
-import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import nn
 
 import staticrt
 
 WORLD = 2
-ROOT = Path(__file__).parents[2]
-
-
-def run_ranks(worker: Callable[..., Any], folder: Path) -> list[Any]:
-    """Run `worker(rank)` in two processes with a gloo group over loopback. Returns the results in the order of ranks.
-
-    The processes import this module by name and inherit `sys.path`, which lacks the repository if `pytest` itself was
-    called. It comes last, because it also holds `staticrt` without its compiled library.
-    """
-    if str(ROOT) not in sys.path:
-        sys.path.append(str(ROOT))
-    mp.spawn(_main, args=(worker, str(folder)), nprocs=WORLD, join=True)
-    return [torch.load(folder / f"result-{rank}", weights_only=False) for rank in range(WORLD)]
-
-
-def _main(rank: int, worker: Callable[..., Any], folder: str) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/rendezvous",
-        rank=rank,
-        world_size=WORLD,
-        timeout=datetime.timedelta(seconds=120),
-    )
-    try:
-        torch.save(worker(rank), Path(folder, f"result-{rank}"))
-    finally:
-        dist.destroy_process_group()
 
 
 class TensorParallel(nn.Module):

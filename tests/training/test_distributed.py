@@ -9,19 +9,26 @@ from staticrt.interop.distributed import check_groups, group_names
 from staticrt.ops import facts
 from staticrt.passes.effects import is_pure
 from tests.support.distributed_workers import (
+    WORLD,
     compiled_data_parallel,
     data_parallel,
     ordered,
-    run_ranks,
     tensor_parallel,
     weights,
 )
+from tests.support.ranks import Ranks
 
 
-def test_tensor_parallel_mlp_equals_one_process(tmp_path):
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks(WORLD) as started:
+        yield started
+
+
+def test_tensor_parallel_mlp_equals_one_process(ranks):
     first, second, x = weights()
     expected = torch.relu(x @ first) @ second
-    for found in run_ranks(tensor_parallel, tmp_path):
+    for found in ranks.run(tensor_parallel):
         for compiler in ("compile", "backend"):
             for result in found[compiler]:
                 torch.testing.assert_close(result, expected[: len(result)], rtol=1e-4, atol=1e-4)
@@ -29,15 +36,15 @@ def test_tensor_parallel_mlp_equals_one_process(tmp_path):
         assert "StaticExecutable" in found["explain"]
 
 
-def test_collectives_are_never_removed_merged_or_reordered(tmp_path):
-    for found in run_ranks(ordered, tmp_path):
+def test_collectives_are_never_removed_merged_or_reordered(ranks):
+    for found in ranks.run(ordered):
         for result in found["results"]:
             torch.testing.assert_close(result, found["expected"])
         assert "_c10d_functional.all_reduce.default ×3" in found["explain"]
 
 
-def test_ddp_around_a_compiled_model_equals_eager_ddp(tmp_path):
-    results = run_ranks(data_parallel, tmp_path)
+def test_ddp_around_a_compiled_model_equals_eager_ddp(ranks):
+    results = ranks.run(data_parallel)
     for found in results:
         for eager, compiled in found["grads"]:
             torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
@@ -46,8 +53,8 @@ def test_ddp_around_a_compiled_model_equals_eager_ddp(tmp_path):
     torch.testing.assert_close(results[0]["grads"], results[1]["grads"])
 
 
-def test_compiled_ddp_equals_eager_ddp(tmp_path):
-    ranks = run_ranks(compiled_data_parallel, tmp_path)
+def test_compiled_ddp_equals_eager_ddp(ranks):
+    ranks = ranks.run(compiled_data_parallel)
     for found in ranks:
         for kind, ways in found.items():
             eager, fast = ways["eager"], ways["compiled"]

@@ -1,21 +1,28 @@
 """Two gloo ranks: DTensors and tensor parallelism trained compiled, and collectives that write their tensors."""
 
+import pytest
 import torch
 
-from tests.support.distributed_workers import run_ranks
+from tests.support.ranks import Ranks
 from tests.support.sharded_workers import sharded, small_buckets, written
 
 
-def test_tensor_parallel_training_equals_eager(tmp_path):
-    for found in run_ranks(sharded, tmp_path):
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks(2) as started:
+        yield started
+
+
+def test_tensor_parallel_training_equals_eager(ranks):
+    for found in ranks.run(sharded):
         for compiler in ("compile", "backend"):
             torch.testing.assert_close(found[compiler], found["eager"], rtol=1e-4, atol=1e-5)
         assert len(found["regions"]) >= 3
         assert not any(failed for _calls, failed in found["regions"])
 
 
-def test_collectives_that_write_are_waited_for(tmp_path):
-    for found in run_ranks(written, tmp_path):
+def test_collectives_that_write_are_waited_for(ranks):
+    for found in ranks.run(written):
         for result in found["results"]:
             torch.testing.assert_close(result, found["expected"])
         assert "1 traced graph" in found["explain"]
@@ -26,7 +33,7 @@ def test_collectives_that_write_are_waited_for(tmp_path):
         assert "c10d.reduce_.default, a collective without a functional form" in eager["explain"]
 
 
-def test_small_buckets_of_data_parallelism(tmp_path):
-    for found in run_ranks(small_buckets, tmp_path):
+def test_small_buckets_of_data_parallelism(ranks):
+    for found in ranks.run(small_buckets):
         for kind in ("inside", "around"):
             torch.testing.assert_close(found[kind], found["eager"], rtol=1e-4, atol=1e-5)

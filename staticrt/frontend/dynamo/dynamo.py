@@ -17,7 +17,7 @@ import torch
 
 from staticrt import locks, tuning
 from staticrt.frontend import budget
-from staticrt.frontend.dynamo.parallel import calling, has_small_buckets, in_small_buckets, is_parallel
+from staticrt.frontend.dynamo.parallel import has_small_buckets, in_small_buckets
 from staticrt.frontend.graph import KnownInputs
 from staticrt.frontend.progress import long_work
 from staticrt.frontend.thread_state import keeping_thread_state
@@ -62,9 +62,6 @@ class PartialGraphs:
         self.breaks: list[tuple[str, str]] = []  # reason, model line
         modules = function.modules() if isinstance(function, torch.nn.Module) else ()
         small_buckets = any(map(has_small_buckets, modules))
-        around = function if is_parallel(function) else None
-        if around is not None:
-            function = around.module  # type: ignore[attr-defined]
         function = _with_own_code(function)
         own: dict[str, Any] = {}
         if "isolate_recompiles" in _COMPILE:  # torch 2.12 and later
@@ -88,7 +85,7 @@ class PartialGraphs:
         context: Any = dynamo.optimize(backend, nopython=fullgraph, dynamic=dynamic, **own)
         if callable(getattr(context, "callback", None)):  # else Dynamo is switched off
             context.callback = _Configured(context.callback, config, self.breaks, shown)
-        self._run = context(function) if around is None else calling(around, context(function))
+        self._run = context(function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the function.
