@@ -57,10 +57,6 @@ class ArchiveError(StaticRuntimeError):
     """A saved model cannot be written or read: the file is damaged, of another version, or needs what is not here."""
 
 
-class AliasError(StaticRuntimeError):
-    """Values share memory where they must not."""
-
-
 class PlanError(StaticRuntimeError, ValueError):
     """A memory plan was asked for with specs that make none."""
 

@@ -1,6 +1,6 @@
 """One call as a state machine: `advance` holds every transition.
 
-A call is in one stage at a time. The executor acts (`Executor._act`), which has one outcome, and `advance` says which
+A call is in one stage at a time. The executor acts (`_ACTIONS` in executor.py), which has one outcome, and `advance` says which
 stage follows and how the route of the call's key changes. Calls that the C++ fast path serves never come here, nor do
 those that need gradients (joint traces serve them, or Dynamo splits them) or that no trace takes
 (an active dispatch mode, a tensor subclass: they run eagerly).

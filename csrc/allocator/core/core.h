@@ -198,6 +198,8 @@ class Core {
   bool uses_expandable(const Pool& pool) const;
   // Takes the core mutex: the table of pools grows under it. A pool stays where it is.
   Pool& pool_of(const Want& want);
+  // A segment that one block covers.
+  Block& open_segment(const Want& want, SegmentKind kind, Addr base, Bytes size);
   Segment& adopt_fixed(const Want& want, SegmentKind kind, Addr base, Bytes size);
   // Creates and maps pages over [begin, end); on failure none is left.
   Status map_pages(Addr begin, Addr end, Bytes page_size, std::map<Addr, Page>* mapped);

@@ -59,7 +59,7 @@ Status Core::grow(const Want& want, Block** grown) {
   return status;
 }
 
-Segment& Core::adopt_fixed(const Want& want, SegmentKind kind, Addr base, Bytes size) {
+Block& Core::open_segment(const Want& want, SegmentKind kind, Addr base, Bytes size) {
   Segment& segment = segments.create();
   segment.kind = kind;
   segment.size_class = want.size_class;
@@ -72,10 +72,16 @@ Segment& Core::adopt_fixed(const Want& want, SegmentKind kind, Addr base, Bytes 
   block.size = size;
   block.segment = segment.id;
   block.slot = want.slot;
-  block.state = BlockState::held;
   block.size_class = want.size_class;
   block.pool = want.pool;
   segment.first = block.id;
+  return block;
+}
+
+Segment& Core::adopt_fixed(const Want& want, SegmentKind kind, Addr base, Bytes size) {
+  Block& block = open_segment(want, kind, base, size);
+  block.state = BlockState::held;
+  Segment& segment = segments[block.segment];
   add_reserved(segment, size);
   count_segment(segment, +1);
   ++counters.device_alloc;
@@ -254,22 +260,8 @@ Status Core::new_expandable(const Want& want) {
   }
   SRT_TRY(status);
   const Lock lock(*this);
-  Segment& segment = segments.create();
-  segment.kind = SegmentKind::expandable;
-  segment.size_class = want.size_class;
-  segment.pool = want.pool;
-  segment.slot = want.slot;
-  segment.base = base;
-  segment.size = size;
-  Block& block = *blocks.create();
-  block.address = base;
-  block.size = size;
-  block.segment = segment.id;
-  block.slot = want.slot;
-  block.size_class = want.size_class;
-  block.pool = want.pool;
+  Block& block = open_segment(want, SegmentKind::expandable, base, size);
   block.flags = kExpandable;
-  segment.first = block.id;
   return status;
 }
 

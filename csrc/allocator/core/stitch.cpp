@@ -76,28 +76,15 @@ Status Core::stitch(const Want& want, Block** stitched) {
     for (const auto& [id, inside] : lenders) put_free(blocks[id]);
     return status;
   }
-  Segment& segment = segments.create();
-  segment.kind = SegmentKind::stitched;
-  segment.size_class = want.size_class;
-  segment.pool = want.pool;
-  segment.slot = want.slot;
-  segment.base = base;
-  segment.size = total;
+  Block& block = open_segment(want, SegmentKind::stitched, base, total);
+  block.state = BlockState::held;
+  block.flags = kExpandable;
+  Segment& segment = segments[block.segment];
   segment.pages = std::move(pages_here);
   for (const auto& [id, inside] : lenders) {
     blocks[id].flags |= kLent;
     segment.lenders.push_back(blocks[id].address);
   }
-  Block& block = *blocks.create();
-  block.address = base;
-  block.size = total;
-  block.segment = segment.id;
-  block.slot = want.slot;
-  block.state = BlockState::held;
-  block.size_class = want.size_class;
-  block.pool = want.pool;
-  block.flags = kExpandable;
-  segment.first = block.id;
   if (!pages.insert(base, base + total, segment.id, want.size_class))
     return Status::Internal(detail::concat("stitched segment at ", base, " cannot enter the page map"));
   trace.add(Action::segment_map, base, total, want.stream, pools[want.pool].trace_name);
