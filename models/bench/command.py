@@ -7,6 +7,7 @@ import datetime
 import importlib
 import json
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from staticrt.models.bench.environment import environment
 from staticrt.models.bench.job import Setting
 from staticrt.models.bench.measure import allowed_cpus, measure
 from staticrt.models.bench.peers import select
-from staticrt.models.bench.report import render, render_gates
+from staticrt.models.bench.report import render, render_gains, render_gates
 from staticrt.models.bench.user_model import bench_model
 from staticrt.tools.cli.loading import MODEL_HELP, add_model_options, compile_options
 from staticrt.tools.cli.output import print_json
@@ -65,7 +66,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="pairs measured at a time (default 1; with --quick 2 if CPUs allow)",
     )
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="CPUs per peer (default 1)")
+    parser.add_argument(
+        "--threads",
+        type=_counts,
+        default=(1,),
+        metavar="N",
+        help="CPUs per peer (default 1); several by comma: a run each, and what more threads gain",
+    )
     parser.add_argument(
         "--json",
         type=Path,
@@ -99,42 +106,61 @@ def main(arguments: argparse.Namespace) -> int:
     for suite in SUITES:
         if getattr(arguments, suite):
             return _run_suite(suite, arguments)
-    if arguments.train:
-        return _run_training(arguments)
-    if arguments.model is not None:
-        return bench_model(arguments)
+    if arguments.train or arguments.model is not None:
+        if len(arguments.threads) > 1:
+            raise OptionError(
+                "--threads with several numbers measures the zoo",
+                fix="give one number with --train or with a model of yours",
+            )
+        arguments.threads = arguments.threads[0]
+        return _run_training(arguments) if arguments.train else bench_model(arguments)
+    return _run_zoo(arguments)
+
+
+def _run_zoo(arguments: argparse.Namespace) -> int:
+    """One run for each number of threads; the JSON of several has them under "runs"."""
     entries = zoo.select(arguments.models)
     peers = select(arguments.peers, quick=arguments.quick)
-    setting = _setting(arguments)
-    workers = _workers(arguments)
+    plans = [(_setting(arguments, count), _workers(arguments, count)) for count in arguments.threads]
     target = _target(arguments.json)
-    document: dict[str, Any] = {
-        "format": FORMAT,
-        "environment": environment(peers, setting.threads, workers),
-        "setting": asdict(setting),
-        "quick": bool(arguments.quick),
-        "peers": peers,
-        "complete": False,
-        "limits": None,
-        "models": {},
-        "rows": [],
-    }
-    is_complete = measure(document, entries, peers, setting, workers, lambda: _save(document, target))
-    gates = gates_module.check(document["rows"])
-    document["gates"] = [asdict(gate) for gate in gates]
-    document["complete"] = is_complete
-    _save(document, target)
+    documents: list[dict[str, Any]] = []
+    missed = False
+    for setting, workers in plans:
+        document: dict[str, Any] = {
+            "format": FORMAT,
+            "environment": environment(peers, setting.threads, workers),
+            "setting": asdict(setting),
+            "quick": bool(arguments.quick),
+            "peers": peers,
+            "complete": False,
+            "limits": None,
+            "models": {},
+            "rows": [],
+        }
+        documents.append(document)
+        whole = document if len(plans) == 1 else {"format": FORMAT, "runs": documents}
+        is_complete = measure(document, entries, peers, setting, workers, partial(_save, whole, target))
+        gates = gates_module.check(document["rows"])
+        document["gates"] = [asdict(gate) for gate in gates]
+        document["complete"] = is_complete
+        missed = missed or any(gate.verdict == gates_module.MISSED for gate in gates)
+        _save(whole, target)
+        if target != STDOUT:
+            print(render(document, details=arguments.details))
+            if arguments.gates:
+                print(f"\n{render_gates(gates)}")
+            print()
+        if not is_complete:
+            break
     if target == STDOUT:
-        print_json(document)
+        print_json(whole)
     else:
-        print(render(document, details=arguments.details))
-    if arguments.gates and target != STDOUT:
-        print(f"\n{render_gates(gates)}")
-    if target != STDOUT:
-        print(f"\nRaw results: {target}" + ("" if is_complete else " (interrupted: incomplete)"))
+        if len(documents) > 1:
+            print(f"{render_gains(documents)}\n")
+        print(f"Raw results: {target}" + ("" if is_complete else " (interrupted: incomplete)"))
     if not is_complete:
         return INTERRUPTED
-    return int(arguments.gates and any(gate.verdict == gates_module.MISSED for gate in gates))
+    return int(arguments.gates and missed)
 
 
 def _run_suite(name: str, arguments: argparse.Namespace) -> int:
@@ -179,11 +205,11 @@ def _run_training(arguments: argparse.Namespace) -> int:
     return int(arguments.gates and any(row["speedup"]["whole step"] < row["target"] for row in rows))
 
 
-def _setting(arguments: argparse.Namespace) -> Setting:
+def _setting(arguments: argparse.Namespace, threads: int) -> Setting:
     allowed = len(allowed_cpus())
-    if not 1 <= arguments.threads <= allowed:
+    if not 1 <= threads <= allowed:
         raise OptionError(
-            f"--threads {arguments.threads}: this process may use {allowed} CPUs",
+            f"--threads {threads}: this process may use {allowed} CPUs",
             fix=f"give a number from 1 to {allowed}",
         )
     if arguments.seed < 0:
@@ -194,18 +220,16 @@ def _setting(arguments: argparse.Namespace) -> Setting:
         if given is not None and not given > 0:
             raise OptionError(f"--{name} {given:g}: expected seconds above 0")
         values[name] = values[name] if given is None else given
-    return Setting(
-        threads=arguments.threads, seed=arguments.seed, options=compile_options(arguments), **values
-    )
+    return Setting(threads=threads, seed=arguments.seed, options=compile_options(arguments), **values)
 
 
-def _workers(arguments: argparse.Namespace) -> int:
-    most = len(allowed_cpus()) // arguments.threads
+def _workers(arguments: argparse.Namespace, threads: int) -> int:
+    most = len(allowed_cpus()) // threads
     if arguments.workers is None:
         return min(QUICK_WORKERS, most) if arguments.quick else 1
     if not 1 <= arguments.workers <= most:
         raise OptionError(
-            f"--workers {arguments.workers} with --threads {arguments.threads}: "
+            f"--workers {arguments.workers} with --threads {threads}: "
             f"this process may use {len(allowed_cpus())} CPUs",
             fix=f"give --workers a number from 1 to {most}",
         )
@@ -233,6 +257,13 @@ def _save(document: dict[str, Any], target: Path) -> None:
     partial = target.with_name(target.name + ".part")
     partial.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
     partial.replace(target)
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(dict.fromkeys(int(word) for word in _words(text)))
+    except ValueError:
+        raise argparse.ArgumentTypeError("expected numbers separated by commas") from None
 
 
 def _words(text: str) -> list[str]:

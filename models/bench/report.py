@@ -41,6 +41,24 @@ def render(document: Document, *, details: bool = False) -> str:
     return "\n\n".join(parts)
 
 
+def render_gains(documents: Sequence[Document]) -> str:
+    """How much faster each peer becomes by more threads: its time in the first run over that in each other."""
+    first, *others = documents
+    before = {(row["model"], row["peer"]): row for row in first["rows"]}
+    tables = []
+    for document in others:
+        gains = []
+        for row in document["rows"]:
+            old = before.get((row["model"], row["peer"]))
+            if old is not None and old["status"] == row["status"] == jobs.OK:
+                row = {**row, "speedup": old["candidate_ns"] / row["candidate_ns"]}
+            gains.append(row)
+        counts = [run["setting"]["threads"] for run in (first, document)]
+        title = f"Gain from {counts[0]} to {counts[1]} threads: a peer's time on {counts[0]} / on {counts[1]}"
+        tables.append(_pair_table({**document, "rows": gains}, title, _speed, with_mean=True))
+    return "\n\n".join(tables)
+
+
 def render_gates(gates: Sequence[Gate]) -> str:
     """Targets and values; how many are met."""
     rows = [[g.name, g.model, g.target, _number(g.value), g.verdict] for g in gates]

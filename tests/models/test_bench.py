@@ -242,6 +242,41 @@ def test_the_command_prints_tables_and_keeps_whole_json(runner, tmp_path, capsys
     assert not list(target.parent.glob("*.part"))
 
 
+def test_several_numbers_of_threads_are_runs_and_what_more_threads_gain(tmp_path, monkeypatch, capsys):
+    def measured(document, entries, names, setting, workers, save):
+        assert workers == 1
+        document["rows"] = [
+            {**dict.fromkeys(ROW_FIELDS), "model": entry.name, "peer": name, "status": jobs.OK, "facts": {}}
+            | {"speedup": 1.0, "first_answer_s": 0.1, "candidate_ns": 3000 / (setting.threads + index)}
+            for entry in entries
+            for index, name in enumerate(names)
+        ]
+        save()
+        return True
+
+    monkeypatch.setattr(command, "measure", measured)
+    monkeypatch.setattr(command, "allowed_cpus", lambda: [0, 1])
+    target = tmp_path / "out.json"
+    words = ("--models", "mlp", "--peers", "eager,staticrt", "--threads", "1,2", "--json", str(target))
+    assert command.main(arguments(*words)) == 0
+    runs = json.loads(target.read_text())["runs"]
+    printed = capsys.readouterr().out
+    assert [run["setting"]["threads"] for run in runs] == [1, 2]
+    assert all(run["complete"] and len(run["rows"]) == 2 for run in runs)
+    gains = printed[printed.index("Gain from 1 to 2 threads") :]
+    assert "2.00" in gains  # eager: 3000 / 1 over 3000 / 2
+    assert "1.50" in gains  # ours: 3000 / 2 over 3000 / 3
+    assert printed.count("Speed: eager's time") == 2
+
+
+def test_several_numbers_of_threads_are_for_the_zoo(capsys):
+    with pytest.raises(OptionError, match="measures the zoo\n  fix: give one number with --train"):
+        command.main(arguments("--train", "--threads", "1,2"))
+    with pytest.raises(SystemExit):
+        arguments("--threads", "1,two")
+    assert "expected numbers separated by commas" in capsys.readouterr().err
+
+
 def test_an_interrupt_ends_the_worker_and_keeps_what_is_measured(runner, tmp_path, monkeypatch, capsys):
     asked = []
 
