@@ -41,6 +41,8 @@ TRIAL_MARGIN = 1.3
 TRIAL_IDLE_CALLS = 3
 # Signatures measured at most; others run split.
 TRIAL_MAX_SIZES = 16
+# Calls in a row that ran eagerly for one lasting reason, after which only each so many is looked at anew.
+EAGER_RUN_CALLS = 32
 
 # --- Accelerators
 # Compiled forms of one subgraph; further shapes run operator by operator.

@@ -17,6 +17,7 @@ from staticrt.executor import prepare as ahead
 from staticrt.executor.branches import OtherDecision, run_decided
 from staticrt.executor.call_state import CallState, CallStates, Route
 from staticrt.executor.cost_trials import CostTrials
+from staticrt.executor.eager_runs import EagerRun
 from staticrt.executor.explanation import explanation
 from staticrt.executor.graph_splits import GraphSplits
 from staticrt.executor.joint_calls import JointCalls, LeftToEager
@@ -90,6 +91,7 @@ class Executor:
         self._num_forgotten = 0  # traces
         self._kept: list[CachedTrace] = []  # of all keys, in the order they were made
         self._eager_calls: Counter[tuple[str, str, str]] = Counter()
+        self._eager_run = EagerRun()
         self._warned: set[str] = set()
         self._untrainable = ""
         if not is_partial:
@@ -107,6 +109,9 @@ class Executor:
 
     @hidden_from_dynamo
     def _serve(self, *args: Any, **kwargs: Any) -> Any:
+        again = self._eager_run.reason(args, kwargs)
+        if again is not None:
+            return self._run_eagerly(args, kwargs, *again)
         stage = Stage.FLATTEN
         while stage is Stage.FLATTEN:
             reason = eager_reason()
@@ -229,6 +234,8 @@ class Executor:
                 reason = trials.reason(trial) or failed.reason
                 progress.result = self._run_eagerly(call.args, call.kwargs, reason, failed.where)
                 compiled = False
+                if trial is None:  # nothing is measured any more
+                    self._eager_run.ran(call.args, call.kwargs, reason, failed.where)
             else:
                 progress.result, compiled = self._splits.infer(call.args, call.kwargs)
                 if not compiled:  # nothing to compile, or Dynamo's recompile limit
@@ -261,6 +268,8 @@ class Executor:
         state.refused.discard(call.sizes())
         if is_only_this:
             return Outcome.RETURNED
+        if state.route is Route.EAGER:
+            self._eager_run.ran(call.args, call.kwargs, reason, where)
         return Outcome.SPLITS_REPLACED if progress.not_compiled else Outcome.EAGER_RETURNED
 
     def _run_eagerly(self, args: Any, kwargs: Any, reason: str, where: str = "") -> Any:

@@ -1,0 +1,90 @@
+"""Calls that run eagerly again and again are not looked at anew each time."""
+
+import pytest
+import torch
+from torch import nn
+
+import staticrt
+from staticrt import tuning
+from staticrt.executor import executor as under_test
+from staticrt.runtime.call import Call
+
+
+class Quantized(nn.Module):
+    def forward(self, x):
+        return torch.quantize_per_tensor(x * 2, 0.1, 0, torch.quint8).dequantize()
+
+
+@pytest.fixture
+def taken_apart(monkeypatch):
+    """The sizes of each call that was looked at."""
+    seen = []
+
+    class Counted(Call):
+        @staticmethod
+        def of(args, kwargs):
+            seen.append(tuple(args[0].shape) if args else "keywords")
+            return Call.of(args, kwargs)
+
+    monkeypatch.setattr(under_test, "Call", Counted)
+    return seen
+
+
+def run(fast, module, x, calls):
+    with torch.no_grad():
+        for _ in range(calls):
+            assert torch.equal(fast(x), module(x))
+
+
+def test_after_many_alike_most_are_not_looked_at(taken_apart):
+    module = Quantized().eval()
+    fast = staticrt.compile(module)
+    x = torch.rand(4)
+    run(fast, module, x, 4 * tuning.EAGER_RUN_CALLS)
+    assert len(taken_apart) <= tuning.EAGER_RUN_CALLS + 4
+    taken_apart.clear()
+    run(fast, module, x, 4 * tuning.EAGER_RUN_CALLS)
+    assert 1 <= len(taken_apart) <= 4  # now and then the model may have changed
+    assert f"({8 * tuning.EAGER_RUN_CALLS} calls)" in str(fast.explain())
+
+
+def test_other_arguments_are_looked_at(taken_apart):
+    module = Quantized().eval()
+    fast = staticrt.compile(module)
+    run(fast, module, torch.rand(4), 2 * tuning.EAGER_RUN_CALLS)
+    for other in (torch.rand(5), torch.rand(4, dtype=torch.float64).float().view(2, 2)):
+        taken_apart.clear()
+        run(fast, module, other, 1)
+        assert taken_apart == [tuple(other.shape)]
+    taken_apart.clear()
+    with torch.no_grad():
+        fast(x=torch.rand(4))
+    assert taken_apart == ["keywords"]
+
+
+def test_a_call_that_can_be_compiled_still_is(taken_apart):
+    class Either(nn.Module):
+        def forward(self, x):
+            return Quantized.forward(self, x) if x.dtype == torch.float32 else x * 2
+
+    module = Either().eval()
+    fast = staticrt.compile(module)
+    run(fast, module, torch.rand(3), 2 * tuning.EAGER_RUN_CALLS)
+    run(fast, module, torch.rand(3, dtype=torch.float64), 3)
+    assert "1 traced graph" in str(fast.explain())
+
+
+def test_a_wrong_call_raises_as_eager_does(taken_apart):
+    class Picky(nn.Module):
+        def forward(self, x):
+            if bool((x > 1).any()):
+                raise ValueError("too large")
+            return Quantized.forward(self, x)
+
+    module = Picky().eval()
+    fast = staticrt.compile(module)
+    run(fast, module, torch.zeros(4), 3 * tuning.EAGER_RUN_CALLS)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="too large"), torch.no_grad():
+            fast(torch.full((4,), 2.0))
+        run(fast, module, torch.zeros(4), 2)
