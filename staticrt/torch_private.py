@@ -444,7 +444,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "torch.utils._pytree.tree_map": "interop",
     "torch.utils._pytree.tree_map_only": "archive executor tools training",
     "torch.utils._pytree.tree_structure": "tools",
-    "torch.utils._pytree.tree_unflatten": "frontend graphs",
+    "torch.utils._pytree.tree_unflatten": "frontend graphs tools",
     "torch.utils._sympy.functions.Max": "shapes",
     "torch.utils._sympy.printers.PythonPrinter": "frontend",
 }

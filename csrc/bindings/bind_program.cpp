@@ -54,6 +54,7 @@ std::vector<ValueRef> add_node(ProgramBuilder& builder, const std::string& op, c
   node.op = op;
   node.name = facts["name"].cast<std::string>();
   node.where = facts["where"].cast<std::string>();
+  node.module = facts["module"].cast<std::string>();
   node.unpacks_list = facts["unpacks_list"].cast<bool>();
   node.has_effects = facts["has_effects"].cast<bool>();
   node.written_args = facts["written_args"].cast<std::vector<uint32_t>>();

@@ -86,6 +86,7 @@ py::list nodes_of(const Executable& executable) {
     d["name"] = node.name;
     d["op"] = node.op;
     d["where"] = node.where;
+    d["module"] = node.module;
     d["kind"] = to_string(executable.bound().nodes[i].kind);
     py::list args;
     py::dict constants;

@@ -51,6 +51,7 @@ struct Node {
   std::vector<std::shared_ptr<const Program>> bodies;  // of control flow
   std::string name;                                    // of the graph node
   std::string where;                                   // model line, "file.py:41", or empty
+  std::string module;  // path of the layer, "layers.0.norm", or empty; archives do not keep it
 };
 
 class Program {

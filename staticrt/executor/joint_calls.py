@@ -244,6 +244,7 @@ class JointCalls:
                 traced = trace(request)
                 if not request.snapshot.complete:
                     raise CannotTrace("the model reaches more containers than can be guarded")
+                self._maker.tell(traced, " with its backward")
                 alone, executable = build_joint(traced, request.derive, self._options, self._name)  # type: ignore[arg-type]
         except (Exception, NeedsShapeEnv) as error:
             if _HOOKED in str(error):

@@ -15,6 +15,7 @@ from staticrt.frontend.guards.state import Snapshot, global_hooks
 from staticrt.frontend.reasons import CannotTrace
 from staticrt.frontend.tracing.request import TraceRequest
 from staticrt.frontend.tracing.sizing import Sizing
+from staticrt.lowering.lower import listing
 from staticrt.options import Options
 from staticrt.runtime import executable
 from staticrt.runtime.cached_trace import CachedTrace, tensor_metadata
@@ -67,6 +68,7 @@ class TraceMaker:
             names=argument_names(self._function, call.args, call.kwargs, len(call.leaves)),
             snapshot=snapshot,
             tensors=_tensors(self._function),
+            layers=_layers(self._function),
             known=dataclasses.replace(self._known, symbolic_ints=symbolic),
             decide=not self._is_partial and self._options.graphs is False,
         )
@@ -109,6 +111,7 @@ class TraceMaker:
             raise CannotTrace("the model reaches more containers than can be guarded")
         if torch.is_grad_enabled() and any(value.requires_grad for value in traced.values):
             raise CannotTrace("the result may need gradients of a tensor that is not an argument")
+        self.tell(traced, "")
         built = self._executable(traced)
         symbolic = request.known.symbolic_ints
         return CachedTrace(
@@ -118,6 +121,13 @@ class TraceMaker:
             ints=tuple((i, v) for i, v in call.key.ints if i not in symbolic),
             metadata=tensor_metadata(traced.values),
         )
+
+    def tell(self, traced: TracedGraph, what: str) -> None:
+        """Log a trace: TORCH_LOGS="staticrt", and its graph with "+staticrt"."""
+        graph = traced.module.graph
+        log.info("traced %s%s: %d nodes", self._name, what, len(graph.nodes))
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("graph of %s%s:\n%s", self._name, what, listing(graph))
 
     def _executable(self, traced: TracedGraph) -> executable.Executable:
         options = self._options
@@ -137,6 +147,12 @@ class TraceMaker:
         from staticrt.graphs.compiled import CapturedExecutable
 
         return CapturedExecutable(built, traced, options.graphs, self._name)
+
+
+def _layers(function: Callable[..., Any]) -> dict[int, str]:
+    root = getattr(function, "__self__", function)  # of a method
+    modules = root.named_modules() if isinstance(root, torch.nn.Module) else ()
+    return {id(module): path for path, module in modules}
 
 
 def _tensors(function: Callable[..., Any]) -> dict[int, tuple[str, str]]:

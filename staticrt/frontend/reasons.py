@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import weakref
+from collections.abc import Mapping
 from importlib.util import find_spec
 from types import FrameType
 from typing import Any
@@ -38,7 +39,8 @@ _INFRASTRUCTURE = (
 )
 # How the message begins of a program that stops because data decided a branch otherwise than in its trace.
 OTHERWISE = "staticrt: data decided otherwise"
-_graph_nodes: weakref.WeakKeyDictionary[Any, list[str | None]] = weakref.WeakKeyDictionary()
+_GENERATED = "<eval_with_key>"  # how the file names of GraphModules' code begin
+_graph_nodes: weakref.WeakKeyDictionary[Any, list[dict[str, Any]]] = weakref.WeakKeyDictionary()
 _user_files: dict[str, bool] = {}
 _location = threading.local()
 
@@ -178,25 +180,51 @@ def stack_trace(frame: FrameType | None) -> str | None:
     if found is None:
         return None
     code, line = found.f_code, found.f_lineno
-    if code.co_filename.startswith("<eval_with_key>") and (source := _source_of_generated(found)):
-        return source
+    if code.co_filename.startswith(_GENERATED) and (source := _meta_of_generated(found).get("stack_trace")):
+        return str(source)
     text = linecache.getline(code.co_filename, line).strip()
     return f'File "{code.co_filename}", line {line}, in {code.co_name}\n    {text}'
 
 
-def _source_of_generated(frame: FrameType) -> str | None:
-    """The model line that a line of a GraphModule's generated code was made from, as Dynamo noted it."""
+_CALL_MODULE = torch.nn.Module._call_impl.__code__
+
+
+def layer_of(frame: FrameType | None, layers: Mapping[int, str]) -> Mapping[str, tuple[str, type]] | None:
+    """The innermost layer that is being called, in the form that torch's tracers keep in meta["nn_module_stack"].
+
+    Args:
+        layers: paths of modules by their ids.
+    """
+    generated: FrameType | None = None
+    while frame is not None and frame.f_code.co_filename != _CAPTURE:
+        if frame.f_code.co_filename.startswith(_GENERATED):
+            generated = frame
+        elif frame.f_code is _CALL_MODULE:
+            if generated is not None and (stack := _meta_of_generated(generated).get("nn_module_stack")):
+                noted: Mapping[str, tuple[str, type]] = stack
+                return noted
+            module = frame.f_locals.get("self")
+            path = layers.get(id(module))
+            if path is not None:
+                return {path: (path, type(module))}
+        frame = frame.f_back
+    return None
+
+
+def _meta_of_generated(frame: FrameType) -> Mapping[str, Any]:
+    """What Dynamo noted of the model where a line of a GraphModule's generated code was made from it."""
     module = frame.f_locals.get("self")
     lines = getattr(module, "_lineno_map", None)
-    if module is None or not lines:
-        return None
-    index = lines.get(frame.f_lineno - getattr(module, "_prologue_start", 0))
-    if index is None:
-        return None
+    index = lines.get(frame.f_lineno - getattr(module, "_prologue_start", 0)) if lines else None
+    if module is None or index is None:
+        return {}
     if module not in _graph_nodes:
-        _graph_nodes[module] = [node.meta.get("stack_trace") for node in module.graph.nodes]
-    traces = _graph_nodes[module]
-    return traces[index] if index < len(traces) else None
+        kept = ("stack_trace", "nn_module_stack")
+        _graph_nodes[module] = [
+            {key: node.meta[key] for key in kept if key in node.meta} for node in module.graph.nodes
+        ]
+    noted = _graph_nodes[module]
+    return noted[index] if index < len(noted) else {}
 
 
 def exception_line(error: BaseException) -> str:

@@ -80,6 +80,23 @@ def model_line(node: fx.Node) -> str:
     return _line_of(node.meta.get("stack_trace") or "")
 
 
+def layer(node: fx.Node) -> str:
+    """The path of the layer that a node comes from, "layers.0.norm", or "" if the graph does not know."""
+    stack = node.meta.get("nn_module_stack")
+    path, _kind = next(reversed(stack.values())) if stack else ("", None)
+    return _path_of(path)
+
+
+@functools.lru_cache(maxsize=1024)
+def _path_of(path: str) -> str:
+    """A path as Dynamo writes it, "L['self']._modules['layers']['0']", as in `named_modules`."""
+    if not path.startswith("L["):
+        return path
+    parts = re.findall(r"\['?([^'\]]+)'?\]|\.?(\w+)", path)[1:]
+    words = [quoted or plain for quoted, plain in parts]
+    return ".".join(word for word in words[1:] if word != "_modules")
+
+
 _TORCH_FOLDER = str(Path(torch.__file__).parent)
 
 
@@ -89,6 +106,16 @@ def _line_of(trace: str) -> str:
         if not path.startswith(_TORCH_FOLDER):
             return f"{Path(path).name}:{line}"
     return ""
+
+
+def listing(graph: fx.Graph) -> str:
+    """One line per node, with its layer and model line, for logs."""
+    lines = []
+    for node in graph.nodes:
+        places = [f"layer {layer(node)}" if layer(node) else "", model_line(node)]
+        comment = ", ".join(filter(None, places))
+        lines.append(f"{node.format_node()}{'   # ' if comment else ''}{comment}")
+    return "\n".join(lines)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,6 +238,7 @@ class _Lowering:
         facts = {
             "name": name,
             "where": model_line(node),
+            "module": layer(node),
             "unpacks_list": False,
             "has_effects": False,
             **lists,
@@ -282,6 +310,7 @@ class _Lowering:
         facts = {
             "name": node.name,
             "where": model_line(node),
+            "module": layer(node),
             "unpacks_list": returns_list and many,
             "has_effects": has_effects,
             "written_args": list(written_args),

@@ -202,6 +202,7 @@ class CompiledStep:
             finally:
                 recording.restore()
 
+        layers = {id(layer): path for module in modules for path, layer in module.named_modules()}
         names = {id(b): ("buffer", name) for module in modules for name, b in module.named_buffers()}
         names.update({id(p): ("parameter", n) for module in modules for n, p in module.named_parameters()})
         dynamic = self._options.dynamic
@@ -218,6 +219,7 @@ class CompiledStep:
                         Sizing.first(dynamic, shape_env=True),
                         snapshot=snapshot,
                         tensors=names,
+                        layers=layers,
                         autograd=True,
                     )
                 )

@@ -110,15 +110,35 @@ void TimedSteps::released() {
   trace_.innermost().steps.back().released_ns = trace_now_ns();
 }
 
-ProfiledSteps::ProfiledSteps(const PreparedProgram& program) : program_(program) {}
-ProfiledSteps::~ProfiledSteps() = default;
+Scopes::Scopes() = default;
+Scopes::Scopes(Scopes&&) noexcept = default;
+Scopes::~Scopes() {
+  close_step();
+  layer_.reset();
+}
+
+void Scopes::open(const std::string& module, const std::string& label) {
+  if (module != module_) {
+    layer_.reset();
+    module_.clear();
+    if (!module.empty()) layer_ = open_scope("nn.Module: " + module);  // as torch's profiler names layers
+    module_ = module;
+  }
+  step_ = open_scope(label);
+}
+
+void Scopes::close_step() {
+  step_.reset();
+}
 
 void ProfiledSteps::before(uint32_t index) {
-  scope_ = open_scope(step_label(program_, program_.steps()[index]));
+  const Step& step = program_.steps()[index];
+  const uint32_t first = program_.nodes_of(step).front();
+  scopes_.open(program_.bound().program->nodes()[first].module, step_label(program_, step));
 }
 
 void ProfiledSteps::after(uint32_t) {
-  scope_.reset();
+  scopes_.close_step();
 }
 
 WatchedNodes::WatchedNodes(const BoundProgram& bound, NodeObserver* next)
@@ -130,7 +150,7 @@ void WatchedNodes::before_node(uint32_t node_index, const c10::IValue* slots) {
   const Program& program = *bound_.program;
   const Node& node = program.nodes()[node_index];
   if (!trace_) {
-    scope_ = open_scope("staticrt::" + short_name(node.op));
+    scopes_.open(node.module, "staticrt::" + short_name(node.op));
     return;
   }
   NodeShapes shapes;
@@ -145,7 +165,7 @@ void WatchedNodes::before_node(uint32_t node_index, const c10::IValue* slots) {
 
 void WatchedNodes::after_node(uint32_t node_index, const c10::IValue* slots) {
   const int64_t now = trace_ ? trace_now_ns() : 0;
-  scope_.reset();
+  scopes_.close_step();
   if (trace_) {
     RunTrace& run = trace_->innermost();
     run.steps.back().end_ns = run.steps.back().released_ns = now;

@@ -123,18 +123,34 @@ class TimedSteps {
   Trace& trace_;
 };
 
-// Each step is a scope of at::RecordFunction, named by its operators.
+// Scopes of at::RecordFunction: one for each step, in one for each stretch of steps of the same layer of the
+// model.
+class Scopes {
+ public:
+  Scopes();
+  ~Scopes();
+  Scopes(Scopes&&) noexcept;
+  // Throws what a listener throws.
+  void open(const std::string& module, const std::string& label);
+  void close_step();
+
+ private:
+  std::string module_;
+  std::unique_ptr<at::RecordFunction> layer_;
+  std::unique_ptr<at::RecordFunction> step_;  // inside of layer_: ends first
+};
+
+// Each step is a scope named by its operators.
 class ProfiledSteps {
  public:
-  explicit ProfiledSteps(const PreparedProgram& program);
-  ~ProfiledSteps();
+  explicit ProfiledSteps(const PreparedProgram& program) : program_(program) {}
   void before(uint32_t index);
   void after(uint32_t index);
   void released() {}
 
  private:
   const PreparedProgram& program_;
-  std::unique_ptr<at::RecordFunction> scope_;
+  Scopes scopes_;
 };
 
 // The same for nodes of the general path; passes every node on to `next`, if there is one.
@@ -150,7 +166,7 @@ class WatchedNodes : public NodeObserver {
   const BoundProgram& bound_;
   NodeObserver* const next_;
   Trace* const trace_;
-  std::unique_ptr<at::RecordFunction> scope_;
+  Scopes scopes_;
 };
 
 // "staticrt::mul+add+relu": the operators of a step, for scopes and reports.

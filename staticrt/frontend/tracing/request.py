@@ -29,6 +29,7 @@ class TraceRequest:
         names: readable names of the flat arguments, for messages.
         snapshot: state the model may change; what it reads from globals is added. It is restored after each trace.
         tensors: id of a model's tensor -> ("parameter" or "buffer", qualified name).
+        layers: id of a model's module -> its path, "layers.0.norm".
         known: what is known of the leaves.
         autograd: record what autograd computes too: the function calls `backward()` or `autograd.grad` itself.
         derive: with `autograd`: called, while the tracer still records, with the tracer, the flat fake arguments and the
@@ -43,6 +44,7 @@ class TraceRequest:
     names: Sequence[str] = ()
     snapshot: Snapshot = dataclasses.field(default_factory=Snapshot)
     tensors: Mapping[int, tuple[str, str]] = dataclasses.field(default_factory=dict)
+    layers: dict[int, str] = dataclasses.field(default_factory=dict)
     known: KnownInputs = dataclasses.field(default_factory=KnownInputs)
     autograd: bool = False
     derive: Callable[[Any, Sequence[Any], Sequence[Any]], list[Any]] | None = None

@@ -156,6 +156,7 @@ def _record(request: TraceRequest, watcher: Watcher, undo: list[Callable[[], obj
         escapes.open()
         fakes = FakeMaker(fake_mode, sizing).make(leaves, request.known)
         tracer = Tracer(fake_mode, watcher, autograd=request.autograd, control_flow=control_flow.record)
+        tracer.layers = request.layers
         _add_arguments(tracer, fakes, leaves)
         env.decider = Decisions(tracer, leaves) if request.decide and not sizing.is_ours else None
         outputs: list[Any] = []

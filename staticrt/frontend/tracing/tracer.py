@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from staticrt.frontend import budget
 from staticrt.frontend.guards.impure_calls import Watcher
-from staticrt.frontend.reasons import CannotTrace, stack_trace
+from staticrt.frontend.reasons import CannotTrace, layer_of, stack_trace
 from staticrt.frontend.tracing import autocast, composites, inplace_views, maybe_views
 from staticrt.frontend.tracing.escapes import values_of
 from staticrt.frontend.tracing.symbols import SymbolNodes
@@ -108,6 +108,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.grad_enabled = torch.is_grad_enabled()
         self.source_node: fx.Node | None = None  # when re-tracing a graph: whose line and marks to keep
         self.marks: dict[str, Any] = {}  # added to the `meta` of each operator's node
+        self.layers: dict[int, str] = {} if parent is None else parent.layers  # for `reasons.layer_of`
         self.unbacked = UnbackedSymbols(self.graph, self.symbols, self.shape_env)
         self._storages: dict[int, torch.UntypedStorage] = {}  # real storage -> its fake
         self._nodes: dict[int, fx.Node] = {}
@@ -447,6 +448,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Keep the model line of a new node, and its marks."""
         if self.source_node is not None:
             trace = self.source_node.meta.get("stack_trace")
+            layer = self.source_node.meta.get("nn_module_stack")
             node.meta.update(
                 (key, self.source_node.meta[key]) for key in MARKS & self.source_node.meta.keys()
             )
@@ -454,9 +456,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             node.meta.update(self.marks)
             if self.autograd and not torch.is_grad_enabled():
                 node.meta[NO_GRAD] = True
-            trace = stack_trace(sys._getframe(2))
+            frame = sys._getframe(2)
+            trace, layer = stack_trace(frame), layer_of(frame, self.layers) if self.layers else None
         if trace is not None:
             node.meta["stack_trace"] = trace
+        if layer:
+            node.meta["nn_module_stack"] = layer
 
     def _track_output(self, node: fx.Node, out: Any) -> None:
         if isinstance(out, torch.Tensor):
@@ -466,8 +471,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if isinstance(item, (torch.Tensor, torch.SymInt)):
                     getitem = self.graph.call_function(operator.getitem, (node, index))
                     getitem.meta["val"] = item
-                    if "stack_trace" in node.meta:
-                        getitem.meta["stack_trace"] = node.meta["stack_trace"]
+                    for key in ("stack_trace", "nn_module_stack"):
+                        if key in node.meta:
+                            getitem.meta[key] = node.meta[key]
                     if isinstance(item, torch.Tensor):
                         self.track(item, getitem)
 

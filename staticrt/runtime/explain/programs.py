@@ -18,6 +18,7 @@ class Node:
         name: the graph node's name.
         op: "aten::add.Tensor".
         where: the model line, or "".
+        module: the path of the layer, "layers.0.norm", or "".
         kind: how it is bound: "out variant", "boxed out variant", "native", "fallback", "control flow".
         args: per argument, the values it reads.
         constants: arguments that are numbers, by position.
@@ -28,6 +29,7 @@ class Node:
     name: str
     op: str
     where: str
+    module: str
     kind: str
     args: tuple[tuple[int, ...], ...]
     constants: dict[int, Any]
@@ -46,6 +48,7 @@ def nodes_of(executable: _C.Executable) -> tuple[Node, ...]:
             name=raw["name"],
             op=raw["op"],
             where=raw["where"],
+            module=raw["module"],
             kind=raw["kind"],
             args=tuple(map(tuple, raw["args"])),
             constants=raw["constants"],
@@ -98,6 +101,7 @@ class Work:
         kind: what the runtime does: call, chain, out, generic, unstable, allocate, view, node, control.
         route: the kernel chosen, or "".
         where: model lines.
+        module: layers, each once.
         flops, read_bytes, written_bytes: of one run.
         shapes: readable inputs and outputs.
     """
@@ -112,6 +116,7 @@ class Work:
     read_bytes: int = 0
     written_bytes: int = 0
     shapes: str = ""
+    module: str = ""
 
 
 class PreparedView:
@@ -140,7 +145,14 @@ class PreparedView:
             shapes = self._shapes([value])
             label = f"{route} {self.values[value].name}"
             return Work(
-                label, (nodes[0].name,), route, route, "", nodes[0].where, shapes=" → " + _text(shapes)
+                label,
+                (nodes[0].name,),
+                route,
+                route,
+                "",
+                nodes[0].where,
+                shapes=" → " + _text(shapes),
+                module=nodes[0].module,
             )
         kind = route if route in ("out", "generic", "unstable") else "chain" if len(nodes) > 1 else "call"
         if nodes[0].bodies:
@@ -188,6 +200,7 @@ def describe(
         read_bytes=read_bytes,
         written_bytes=written_bytes,
         shapes=f"{_text(reads)} → {_text(writes)}",
+        module=" ".join(dict.fromkeys(n.module for n in nodes if n.module)),
     )
 
 

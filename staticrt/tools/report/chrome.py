@@ -38,6 +38,7 @@ def chrome_trace(name: str, calls: Sequence[Call]) -> dict[str, Any]:
                     kind=work.kind,
                     route=work.route,
                     line=work.where,
+                    module=work.module,
                     shapes=work.shapes,
                     flops=work.flops,
                     bytes=work.read_bytes + work.written_bytes,

@@ -36,6 +36,7 @@ class ProfileRow:
             the binding: out, native, boxed_out, boxed.
         route: the kernel chosen.
         where: the model's line.
+        module: the path of its layer, "layers.0.norm"; of a chain all, by space; "" if unknown, as in archives.
         shapes: "float32[8, 64], float32[64, 64] → float32[8, 64]".
         depth: 0; in a body of control flow 1 or more, whose time is in its control row's `time_ns` too.
         calls: runs of it per call.
@@ -61,6 +62,7 @@ class ProfileRow:
     read_bytes: int
     written_bytes: int
     floor_ns: float | None
+    module: str = ""
 
     @property
     def bytes(self) -> int:
@@ -137,6 +139,10 @@ class ProfileReport:
     def by_line(self) -> tuple[KindRow, ...]:
         """Rows summed by model line, slowest first."""
         return self._grouped(lambda row: row.where or "unknown line")
+
+    def by_module(self) -> tuple[KindRow, ...]:
+        """Rows summed by layer of the model, slowest first."""
+        return self._grouped(lambda row: row.module or "no layer")
 
     def _grouped(self, key: Callable[[ProfileRow], str]) -> tuple[KindRow, ...]:
         groups: dict[str, list[ProfileRow]] = {}
@@ -370,6 +376,7 @@ def _row(entry: _Sum, num_calls: int) -> ProfileRow:
         kind=work.kind,
         route=work.route,
         where=work.where,
+        module=work.module,
         shapes=work.shapes,
         depth=entry.depth,
         calls=per_call,
