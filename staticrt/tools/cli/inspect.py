@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from staticrt.tools.cli.call import call
 from staticrt.tools.cli.loading import add_model_arguments, prepare_model
@@ -18,11 +19,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--draw", metavar="FILE", help="draw the graph: .svg, .html, .dot, or .png (needs matplotlib)"
     )
     parser.add_argument("--metrics", action="store_true", help="also counters: nodes, memory, signatures")
+    parser.add_argument(
+        "--signature",
+        action="store_true",
+        help="instead: names, dtypes and sizes of inputs and outputs, as the Open Inference Protocol has them",
+    )
+    parser.add_argument(
+        "--triton",
+        action="store_true",
+        help="instead: a config.pbtxt for the Triton backend of examples/triton_backend",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def main(args: argparse.Namespace) -> int:
     loaded, compiled, inputs, keywords = prepare_model(args)
+    if args.signature or args.triton:
+        return _show_signature(args, loaded.name, compiled, inputs, keywords)
     # The first call traces the model; the second runs the prepared program.
     for _ in range(2):
         call(f"compiling {loaded.name}", compiled, *inputs, **keywords)
@@ -41,4 +54,22 @@ def main(args: argparse.Namespace) -> int:
         print(f"\n{metrics}")
     if args.draw:
         print(f"written: {args.draw}")
+    return 0
+
+
+def _show_signature(
+    args: argparse.Namespace, name: str, compiled: Any, inputs: tuple[Any, ...], keywords: dict[str, Any]
+) -> int:
+    from staticrt.tools.cli.signature import signature, to_pbtxt
+
+    stem = name.removesuffix(".pt2")
+    found = call(f"calling {name}", signature, stem, compiled, inputs, keywords)
+    if args.triton:
+        fields = found.to_triton(f"{stem}.pt2")
+        if not args.json:
+            print(to_pbtxt(fields))
+            return 0
+        print_json(fields)
+        return 0
+    print_json(found.to_v2())
     return 0
