@@ -422,6 +422,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "torch.fx.experimental._config.translation_validation": "frontend",
     "torch.fx.experimental.symbolic_shapes.ShapeEnv._init": "frontend",
     "torch.fx.experimental.symbolic_shapes.ShapeEnv._set_replacement": "frontend",
+    "torch.nn.Module._call_impl.__code__": "frontend",
     "torch.ops._c10d_functional": "frontend",
     "torch.ops.aten._assert_scalar": "passes",
     "torch.ops.aten._assert_tensor_metadata": "passes",
