@@ -88,6 +88,7 @@ class _Lowering:
         facts = {
             "name": name,
             "where": "",
+            "module": "",
             "unpacks_list": False,
             "has_effects": False,
             "written_args": [],
