@@ -24,6 +24,7 @@ from staticrt.errors import InputError, LoweringError, OptionError, TraceError
 from staticrt.options import Options
 from staticrt.runtime.explain.explanation import EagerReport, TraceReport
 from staticrt.training.double_backward import Replay
+from staticrt.training.grad_modes import view_without_history
 from staticrt.training.graph_split import Eager, example_values, needs_splitting, run_compiled, split
 from staticrt.training.native_node import NotNative, Pair, gate, make_native_node
 from staticrt.training.partition import safe_partition
@@ -145,6 +146,8 @@ class Region:
         return torch.compiler.disable(run_compiled(pieces, subregions))  # type: ignore[no-untyped-call, no-any-return]
 
     def _compile(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        if unfaithful := view_without_history(gm):
+            raise _Unfaithful(unfaithful)
         with recurrent_networks():
             run, cls = torch_private.aot_compile(
                 gm,

@@ -311,3 +311,60 @@ def test_dynamo_compiles_nothing_of_this_package_in_a_backward_inside():
 
     assert frames
     assert not [name for name in frames if "/staticrt/" in name]
+
+
+def _view_of_argument(x):
+    with torch.no_grad():
+        y = x.view(-1)
+    return y, x * 2
+
+
+def _view_alone(x):
+    with torch.no_grad():
+        return x.view(-1)
+
+
+def _view_of_intermediate(x):
+    h = x * 3
+    with torch.no_grad():
+        y = h.view(-1)
+    return y, h * 2
+
+
+def _one_of_several_views(x):
+    with torch.no_grad():
+        _first, second = x.unbind(0)
+    return second, x * 2
+
+
+def _view_of_view(x):
+    with torch.no_grad():
+        y = x.view(-1)
+    return y[1:], x * 2
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("compiler", [staticrt.compile, _backend], ids=["compile", "backend"])
+@pytest.mark.parametrize(
+    "body",
+    [_view_of_argument, _view_alone, _view_of_intermediate, _one_of_several_views, _view_of_view],
+    ids=lambda body: body.__name__.strip("_"),
+)
+def test_views_made_without_gradients_have_no_history(body, compiler):
+    def state_and_gradient(function):
+        x = torch.ones(2, 2, requires_grad=True)
+        found = function(x)
+        results = found if isinstance(found, tuple) else (found,)
+        wanted = [result for result in results if result.requires_grad]
+        if wanted:
+            sum(result.sum() for result in wanted).backward()
+        return [
+            (result.requires_grad, result.grad_fn is None, result._is_view()) for result in results
+        ], x.grad
+
+    compiled = compiler(body)
+    for _ in range(2):
+        state, gradient = state_and_gradient(body)
+        ours, our_gradient = state_and_gradient(compiled)
+        assert ours == state
+        torch.testing.assert_close(our_gradient, gradient)

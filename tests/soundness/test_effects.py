@@ -157,7 +157,6 @@ class Chatty(nn.Module):
     def __init__(self):
         super().__init__()
         self.linear = nn.Linear(4, 4)
-        self.lock = threading.RLock()
         self.log = logging.getLogger("effects.quiet")
         self.log.setLevel(logging.ERROR)
 
@@ -180,7 +179,7 @@ class Chatty(nn.Module):
             A = 1
 
         self.log.debug("not shown")
-        with self.lock, contextlib.ExitStack():
+        with contextlib.ExitStack():
             y = self.linear(x)
         point = Point(2.0, re.sub("a", "b", "aa"))
         out = io.StringIO
@@ -190,9 +189,30 @@ class Chatty(nn.Module):
         assert Mode(1) is Mode.A
         assert out is io.StringIO
         text = json.dumps({"k": [1, 2]}, indent=1) + os.path.join("a", "b")
-        return (
-            y * point.a * config.scale * counts["b"] + len(text) + threading.current_thread().name.count("_")
-        )
+        return y * point.a * config.scale * counts["b"] + len(text)
+
+
+def test_a_lock_is_taken_in_every_call():
+    lock = threading.Lock()
+    weight = torch.ones(2)
+
+    def f(x):
+        with lock:
+            return x * weight
+
+    compiled = staticrt.compile(f)
+    with torch.no_grad():
+        for _ in range(3):
+            compiled(torch.ones(2))
+        answers = []
+        with lock:  # what it protects is half written
+            weight.fill_(-1)
+            beside = threading.Thread(target=lambda: answers.append(compiled(torch.ones(2)).tolist()))
+            beside.start()
+            beside.join(0.2)
+            weight.fill_(3)
+        beside.join()
+    assert answers == [[3.0, 3.0]]
 
 
 def test_functions_that_are_called_are_not_handed_on():

@@ -6,6 +6,7 @@ few of its modules, which have their effects in Python, as a whole.
 
 from __future__ import annotations
 
+import _thread
 import abc
 import datetime
 import dis
@@ -15,6 +16,7 @@ import operator
 import os
 import random
 import sys
+import threading
 import types
 import weakref
 from typing import Any
@@ -31,16 +33,19 @@ _LOUD = _C.CallWatcher.LOUD_EFFECT
 
 _BUILTINS = frozenset({"print", "input", "open", "breakpoint", "exec"})
 # What Dynamo does while it compiles, and not in later calls.
-_MISSED_BY_DYNAMO = frozenset({"putenv", "unsetenv", "getrecursionlimit", "getswitchinterval"})
+_MISSED_BY_DYNAMO = frozenset(
+    {
+        *("putenv", "unsetenv", "getrecursionlimit", "getswitchinterval"),
+        *("__subclasses__", "cache_info", "locked"),
+    }
+)
 _LOUD_NAMES = frozenset({"print", "input", "open", "breakpoint"})
 # C modules whose functions have effects or tell what no guard sees; of some, all but the named functions.
 _MODULES: dict[str, frozenset[str]] = {
-    "time": frozenset({"gmtime", "mktime", "strftime", "strptime", "asctime", "ctime", "get_clock_info"}),
-    "posix": frozenset({"fspath", "getpid", "getcwd", "uname", "cpu_count", "sysconf", "strerror"}),
-    "nt": frozenset({"fspath", "getpid", "getcwd", "cpu_count", "strerror", "_path_splitroot"}),
-    "_thread": frozenset(
-        {"get_ident", "get_native_id", "allocate_lock", "allocate", "RLock", "_set_sentinel", "_count"}
-    ),
+    "time": frozenset({"get_clock_info"}),  # of the others, each may read the clock or the time zone
+    "posix": frozenset({"fspath", "uname", "cpu_count", "sysconf", "strerror"}),
+    "nt": frozenset({"fspath", "cpu_count", "strerror", "_path_splitroot"}),
+    "_thread": frozenset({"allocate_lock", "allocate", "RLock", "_set_sentinel"}),
     "_io": frozenset({"text_encoding"}),
     "io": frozenset({"text_encoding"}),
     **dict.fromkeys(
@@ -106,6 +111,15 @@ _TYPES = (
         "mmap.",
         "select.",
     ),
+    *("_thread.lock", "_thread.RLock"),
+)
+# Methods of other classes whose answers no guard sees.
+_METHODS = frozenset({"type.__subclasses__", "functools._lru_cache_wrapper.cache_info"})
+# Functions without arguments and effects: their answers are compared in each call, by value.
+ANSWERED: tuple[Any, ...] = (os.getcwd, os.getpid, _thread.get_ident, _thread.get_native_id)
+_LOCKS: tuple[type, ...] = (
+    *(_thread.LockType, _thread.RLock, threading.Condition),
+    *(threading.Semaphore, threading.Event, threading.Barrier),
 )
 # Callables whose calls a profiler sees, or that do nothing besides calling what it sees.
 _TOLD_TYPES = (
@@ -115,7 +129,8 @@ _TOLD_TYPES = (
     *(operator.attrgetter, operator.itemgetter, operator.methodcaller),
 )
 _hidden_names: weakref.WeakKeyDictionary[type, frozenset[str]] = weakref.WeakKeyDictionary()
-_CLOCKS = frozenset({"now", "today", "utcnow"})
+# The others depend on the time zone.
+_CLOCKS = frozenset({"now", "today", "utcnow", "fromtimestamp", "astimezone", "timestamp"})
 _TENSOR_ESCAPES = frozenset(
     {"numpy", "tolist", "data_ptr", "__array__", "storage", "untyped_storage", "storage_offset", "__dlpack__"}
 )
@@ -177,7 +192,7 @@ _QUIET = {
     "threading": frozenset(
         {
             *("current_thread", "main_thread", "get_ident", "__init__", "__enter__", "__exit__", "_is_owned"),
-            *("name", "ident", "daemon", "RLock", "Lock", "Condition", "_newname", "__hash__", "local"),
+            *("RLock", "Lock", "Condition", "_newname", "__hash__", "local"),
         }
     ),
     "logging": frozenset(),  # only what is listed below
@@ -233,6 +248,8 @@ def torch_effects() -> dict[int, str]:
         torch.manual_seed,
         torch.seed,
         torch.random.set_rng_state,
+        torch.random.get_rng_state,
+        torch.random.initial_seed,
         torch.random.fork_rng,
         torch.set_default_dtype,
         torch.set_default_device,
@@ -265,6 +282,8 @@ def effect_of(function: Any) -> str | None:
         return f"calls Tensor.{name}()" if name in _TENSOR_ESCAPES else None
     kind = owner if isinstance(owner, type) else type(owner)
     full = f"{kind.__module__}.{kind.__qualname__}"
+    if f"{type(owner).__module__}.{type(owner).__qualname__}.{name}".removeprefix("builtins.") in _METHODS:
+        return f"calls {full}.{name}()"
     if isinstance(owner, torch._C.Generator):
         return f"calls Generator.{name}()"
     if issubclass(kind, (datetime.date, datetime.time)):
@@ -314,6 +333,11 @@ def _is_called(instructions: list[dis.Instruction], index: int) -> bool:
     return pushed or any(each.opname == "PUSH_NULL" for each in beside)
 
 
+def is_lock(value: Any) -> bool:
+    """Whether threads wait for each other by a value: no graph takes a lock, and C takes that of a `with` unseen."""
+    return isinstance(value, _LOCKS)
+
+
 def missed_by_dynamo(function: Any) -> bool:
     """Whether a C function's effect, of code that Dynamo splits, happens less often than in eager."""
     owner = getattr(function, "__self__", None)
@@ -350,7 +374,7 @@ def hidden_names(kind: type) -> frozenset[str]:
 
 def judge(function: Any) -> int:
     """How a watcher treats a C function; of methods, what holds for their class's other objects too."""
-    if function is torch.get_num_threads:
+    if function is torch.get_num_threads or function in ANSWERED:
         return int(_EFFECT)  # no effect: its answer is guarded
     if function in autocast.SETTERS:
         return int(_C.CallWatcher.TOLD)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from staticrt.frontend.guards.effects import (
+    ANSWERED,
     LAZY,
     effect_handed_on,
     effect_of,
@@ -80,13 +81,14 @@ class Watcher:
         MODEL_BUILTINS.update_from_builtins()
         MODEL_BUILTINS.on_names = self._snapshot.add_model_names
         MODEL_BUILTINS.on_abstract = self._snapshot.add_virtual_subclasses
+        MODEL_BUILTINS.on_dir = self._snapshot.add_listing
         self._watcher = _C.CallWatcher(
             self._classify, judge, self._begins, self._calls, self._returned, MODEL_BUILTINS
         )
         self._watcher.start()
 
     def stop(self) -> None:
-        MODEL_BUILTINS.on_names = MODEL_BUILTINS.on_abstract = None
+        MODEL_BUILTINS.on_names = MODEL_BUILTINS.on_abstract = MODEL_BUILTINS.on_dir = None
         if self._watcher is not None:
             self._watcher.stop()
         self._watcher = None
@@ -179,6 +181,9 @@ class Watcher:
             return
         if function is torch.get_num_threads:
             self._snapshot.num_threads = torch.get_num_threads()
+            return
+        if function in ANSWERED:
+            self._snapshot.add_answer(function)
             return
         what = effect_of(function)
         if what is None or (caller is not frame and _is_internal(what)):
@@ -345,9 +350,12 @@ def _model_frame(frame: types.FrameType | None) -> types.FrameType | None:
 
 
 def _is_internal(what: str) -> bool:
-    """Whether something is without effect where Python's library does it: files in memory, generated code, limits."""
+    """Whether something is without effect where Python's library does it: files in memory, generated code, limits, locks of its own."""
     return what == "calls exec()" or what.startswith(
-        ("calls _io.StringIO", "calls _io.BytesIO", "calls sys.get", "calls gc.get", "calls gc.isenabled")
+        (
+            *("calls _io.StringIO", "calls _io.BytesIO", "calls sys.get", "calls gc.get"),
+            *("calls gc.isenabled", "calls _thread.lock", "calls _thread.RLock"),
+        )
     )
 
 

@@ -158,6 +158,8 @@ def _dir(*args: Any) -> list[str]:
         return sorted(sys._getframe(1).f_locals)
     found = dir(*args)
     _note(*found)
+    if MODEL_BUILTINS.on_dir is not None and not isinstance(args[0], torch.Tensor):
+        MODEL_BUILTINS.on_dir(args[0], found)
     return [name for name in found if name not in _hidden()] if _is_fake(args[0]) else found
 
 
@@ -217,6 +219,7 @@ class ModelBuiltins(dict[str, Any]):
 
     on_names: Callable[[Iterable[str]], None] | None = None  # told of names that model code computes
     on_abstract: Callable[[], None] | None = None  # told that it asks about an abstract class
+    on_dir: Callable[[Any, list[str]], None] | None = None  # told what it lists the attributes of, and which
 
     def update_from_builtins(self) -> None:
         """Take over what has been added to or replaced in `builtins`."""

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from staticrt.frontend.guards.effects import effect_of_partial
+from staticrt.frontend.guards.effects import effect_of_partial, is_lock
 from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.reasons import is_torch_file, is_trace_file, is_user_file
 from staticrt.native import _C
@@ -161,6 +161,8 @@ class Reads:
             return
         if hasattr(type(value), "__next__") and not isinstance(value, type):
             self._refuse(f"reads the iterator {name!r}", frame)
+        if is_lock(value):
+            self._refuse(f"uses the lock {name!r}", frame)
         effect = effect_of_partial(value)
         if effect is not None:
             self._refuse(effect, frame)

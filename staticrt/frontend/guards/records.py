@@ -5,14 +5,13 @@ Each record gives one part of a `_C.StateGuard`, which compares the same in ever
 
 from __future__ import annotations
 
-import abc
 import array
 import logging
 import threading
 import types
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
@@ -168,6 +167,7 @@ class ClassRecord(_Compared):
         self.order = owner.__mro__
         self.saved: dict[str, Any] = {}
         self._names = names
+        self._titles = _titles(owner)
 
     def read(self, names: set[str]) -> list[tuple[str, Any]]:
         """Remember what these names mean; those that mean something, with what."""
@@ -182,10 +182,15 @@ class ClassRecord(_Compared):
         )
 
     def changes(self) -> Iterable[str]:
-        return [f"{self.owner.__name__}.{name}" for name in self._differing()]
+        renamed = self._titles != _titles(self.owner)
+        return [f"{self.owner.__name__}.{name}" for name in [*self._differing(), *["__name__"] * renamed]]
 
     def restore(self) -> None:
-        for name in () if _is_torchs(self.owner.__module__) else self._differing():
+        if _is_torchs(self.owner.__module__):
+            return
+        if self._titles != _titles(self.owner):
+            self.owner.__name__, self.owner.__qualname__ = self._titles
+        for name in self._differing():
             if name in self.saved:
                 setattr(self.owner, name, self.saved[name])
             else:
@@ -193,6 +198,12 @@ class ClassRecord(_Compared):
 
     def entry(self) -> tuple[Any, ...]:
         return self.owner, self.own, self.order, self.saved
+
+
+def _titles(owner: type) -> tuple[str, str]:
+    """The names of a class, whatever its metaclass says."""
+    own = vars(type)
+    return own["__name__"].__get__(owner), own["__qualname__"].__get__(owner)
 
 
 class SlotsRecord(_Compared):
@@ -269,12 +280,20 @@ class FunctionRecord(_Compared):
     """The code and defaults of a function."""
 
     part = "functions"
-    _NAMES = ("__code__", "__defaults__", "__kwdefaults__")
+    _NAMES = (
+        "__code__",
+        "__defaults__",
+        "__kwdefaults__",
+        "__name__",
+        "__qualname__",
+        "__doc__",
+        "__module__",
+    )
 
     def __init__(self, path: str, live: types.FunctionType) -> None:
         self.path = path
         self.live = live
-        self.saved = (live.__code__, live.__defaults__, live.__kwdefaults__)
+        self.saved = tuple(getattr(live, name) for name in self._NAMES)
         self.attributes = _attributes(live)
 
     def _differing(self) -> list[tuple[str, Any]]:
@@ -294,8 +313,9 @@ class FunctionRecord(_Compared):
             (_C.attributes_of(self.live) or {}).clear()
 
     def entry(self) -> tuple[Any, ...]:
-        code, *defaults = self.saved
-        return self.live, code, *(MISSING if x is None else x for x in defaults), self.attributes
+        code, *defaults = self.saved[:3]
+        given = (MISSING if x is None else x for x in defaults)
+        return self.live, code, *given, self.attributes
 
 
 class TensorRecord(_Compared):
@@ -397,22 +417,45 @@ class BufferRecord:
         return content_of(self.live) == self.saved
 
 
-class VirtualSubclassesRecord(_Compared):
-    """Which classes are registered with abstract ones, anywhere in the process."""
+class AnswerRecord(_Compared):
+    """What a C function without arguments answers: a number or a text."""
 
     part = "answers"
 
-    def __init__(self) -> None:
-        self.saved = abc.get_cache_token()
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.function = function
+        self.saved = function()
 
     def changes(self) -> Iterable[str]:
-        return ()
+        return () if self.function() == self.saved else [f"{self.function.__name__}()"]
 
     def restore(self) -> None:
-        """`register` cannot be undone."""
+        """What it tells of cannot be undone."""
 
     def entry(self) -> tuple[Any, ...]:
-        return abc.get_cache_token, self.saved
+        return self.function, self.saved
+
+
+class ListingRecord:
+    """What `dir` lists of a value."""
+
+    part = ""
+
+    def __init__(self, live: Any, names: list[str]) -> None:
+        self.live = live
+        self.saved = names
+
+    def changes(self) -> Iterable[str]:
+        return () if self.holds() else ["dir()"]
+
+    def restore(self) -> None:
+        """The records of the value's dict and class undo it."""
+
+    def entry(self) -> tuple[Any, ...]:
+        return ()
+
+    def holds(self) -> bool:
+        return dir(self.live) == self.saved
 
 
 def logger_records(logger: logging.Logger) -> Iterable[ScopeRecord]:

@@ -6,6 +6,7 @@ pure) and puts it back; afterwards the same records are the guard: the trace hol
 
 from __future__ import annotations
 
+import abc
 import array
 import gc
 import logging
@@ -15,7 +16,7 @@ import threading
 import types
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain
 from operator import attrgetter, methodcaller
@@ -24,20 +25,22 @@ from typing import Any
 import torch
 
 from staticrt import tuning
+from staticrt.frontend.guards.decimal_context import DecimalContextRecord, is_decimal
 from staticrt.frontend.guards.effects import hidden_names, is_hidden
 from staticrt.frontend.guards.records import (
+    AnswerRecord,
     BufferRecord,
     CellRecord,
     ClassRecord,
     DictRecord,
     FactsRecord,
     FunctionRecord,
+    ListingRecord,
     ListRecord,
     ObjectRecord,
     Record,
     ScopeRecord,
     TensorRecord,
-    VirtualSubclassesRecord,
     logger_records,
     slots_record,
 )
@@ -99,7 +102,8 @@ class Snapshot:
         self._loggers: list[logging.Logger] = []
         self._hidden: dict[str, set[str]] = {}  # class -> see `hidden_names`
         self._hidden_method: str | None = None  # bound, so that code may call it by any name
-        self._asks_abstract_classes = False
+        self._asked: set[Callable[[], Any]] = set()
+        self._computes_decimals = False
         self.read_names: set[str] = set(SPECIAL_NAMES)  # what the code that ran may read by name
         self.model_names: set[str] = set()  # those in the model's own code
         self.compared_tensors: set[int] = set()  # ids of those whose layout the graph's inputs tell
@@ -128,6 +132,9 @@ class Snapshot:
                 self.complete = False
                 return
             self._remember(value)
+            if is_decimal(value) and not self._computes_decimals:
+                self._computes_decimals = True
+                self._records.append(DecimalContextRecord())
             if isinstance(value, type):
                 self.add_class(value)
             elif isinstance(value, torch.Tensor):
@@ -165,14 +172,25 @@ class Snapshot:
             self.read_names |= new
             for record in list(self._classes.values()):
                 self._walk(record.read(new))
+            if "__annotations__" in new:
+                for each in [record for record in self._records if isinstance(record, FunctionRecord)]:
+                    self.add(f"{each.path}.__annotations__", each.live.__annotations__)
             for module in list(self._modules):
                 self.add_scope(vars(module), new & vars(module).keys())
 
     def add_virtual_subclasses(self) -> None:
         """Code asks whether something is of an abstract class."""
-        if not self._asks_abstract_classes:
-            self._asks_abstract_classes = True
-            self._records.append(VirtualSubclassesRecord())
+        self.add_answer(abc.get_cache_token)
+
+    def add_answer(self, function: Callable[[], Any]) -> None:
+        """Code asks a function without arguments, whose answer is a number or text."""
+        if function not in self._asked:
+            self._asked.add(function)
+            self._records.append(AnswerRecord(function))
+
+    def add_listing(self, value: Any, names: list[str]) -> None:
+        """Code lists the attributes of a value."""
+        self._records.append(ListingRecord(value, names))
 
     def add_class(self, owner: type) -> None:
         """What a class and its bases give their objects by the names that code reads."""
@@ -280,7 +298,8 @@ class Snapshot:
             room == "numpy" and hasattr(value, "tobytes")
         ):
             self._records.append(BufferRecord(path, value))
-            return ()
+            is_array_of_objects = room == "numpy" and value.dtype.hasobject
+            return [(f"{path}[...]", item) for item in value.ravel().tolist()] if is_array_of_objects else ()
         own = isinstance(value, threading.local)
         if isinstance(value, logging.Logger):
             self._loggers.append(value)
@@ -329,7 +348,8 @@ class Snapshot:
             self._records.append(record)
             found.append((record.path, record.saved))
         found += [(f"{path}(...)", value) for value in function.__defaults__ or () if not is_leaf(value)]
-        for own in (function.__kwdefaults__, _C.attributes_of(function)):
+        annotations = function.__annotations__ if "__annotations__" in self.read_names else None
+        for own in (function.__kwdefaults__, _C.attributes_of(function), annotations):
             if own:
                 found.append((path, own))
         return found

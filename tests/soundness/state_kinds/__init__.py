@@ -8,6 +8,7 @@ from tests.soundness.state_kinds import (  # noqa: F401 - each module registers 
     classes,
     containers,
     functions,
+    library,
     process,
     torch_state,
 )
@@ -17,15 +18,21 @@ __all__ = ["KINDS", "MISSED_BY_DYNAMO", "RUN_EAGERLY", "RUN_IN_PARTS", "Change",
 # What calls for Dynamo, which splits the model.
 RUN_IN_PARTS = frozenset({"offset_of_tensor_in_storage", "training_of_layer"})
 # What no guard sees.
-RUN_EAGERLY = frozenset({"recursion_limit"})
+RUN_EAGERLY = frozenset(
+    (
+        *("lock_that_is_held", "name_of_thread", "recursion_limit", "seed_of_torch", "size_of_cache"),
+        "subclasses_listed",
+    )
+)
 # What Dynamo's guards do not see, whatever the backend.
 MISSED_BY_DYNAMO = frozenset(
     (
-        *("builtin_shadowed", "call_of_layer_class", "class_attribute_given_to_derived_class"),
+        *("annotation_of_function", "builtin_shadowed", "call_of_layer_class"),
+        *("class_attribute_given_to_derived_class",),
         *("data_classs_default", "environment_variable_by_getenv", "first_attribute_of_function"),
         *("forward_of_layer_class_patched", "hook_of_layer", "metaclass_attribute", "nested_list"),
         *("method_of_class_replaced", "new_attribute_of_module", "same_class_registered_with_abstract_one"),
-        *("module_of_a_name_replaced", "recursion_limit"),
+        *("module_of_a_name_replaced", "recursion_limit", "rounding_of_decimals"),
         *("class_dict_by_computed_key", "ordered_dict_moved", "special_method_replaced", "version_of_buffer"),
     )
 )

@@ -1,0 +1,148 @@
+"""State that Python itself and its library keep: names, documentation, locks, threads, contexts."""
+
+from __future__ import annotations
+
+import contextlib
+import decimal
+import functools
+import os
+import tempfile
+import threading
+import types
+
+import numpy as np
+import torch
+
+from tests.soundness.state_kinds.registry import kind
+
+
+def _text(number):
+    return "a" * int(number * 10 + 1)
+
+
+@kind
+def annotation_of_function():
+    def scaled(x):
+        return x
+
+    scaled.__annotations__ = {"x": 1.0}
+    return (
+        lambda x: x * scaled.__annotations__["x"],
+        lambda number: scaled.__annotations__.update(x=number),
+    )
+
+
+@kind
+def attributes_listed():
+    class Config:
+        scale = 1.0
+
+    config = Config()
+    return (
+        lambda x: x * len([name for name in dir(config) if name.startswith("scale")]),
+        lambda number: setattr(Config, f"scale{number}", number),
+    )
+
+
+@kind
+def subclasses_listed():
+    class Base:
+        pass
+
+    kept = []
+    return (
+        lambda x: x * (1 + len(Base.__subclasses__())),
+        lambda number: kept.append(types.new_class("Derived", (Base,))),
+    )
+
+
+@kind
+def current_directory():
+    before = os.getcwd()
+    folders = contextlib.ExitStack()
+
+    def change(number):
+        os.chdir(folders.enter_context(tempfile.TemporaryDirectory(suffix=_text(number))))
+
+    def restore():
+        os.chdir(before)
+        folders.close()
+
+    change.restore = restore
+    return lambda x: x * len(os.getcwd()), change
+
+
+@kind
+def numpy_array_of_objects():
+    table = {"a": 1.0}
+    array = np.array([table, None], dtype=object)
+    return lambda x: x * array[0]["a"], lambda number: table.update(a=number)
+
+
+@kind
+def precision_of_decimals():
+    price = types.SimpleNamespace(value=decimal.Decimal("1.23456789"))
+    before = decimal.getcontext().copy()
+
+    def change(number):
+        decimal.getcontext().prec = 1 + int(number * 10) % 8
+
+    change.restore = lambda: decimal.setcontext(before)
+    return lambda x: x * float(price.value * 3), change
+
+
+@kind
+def rounding_of_decimals():
+    before = decimal.getcontext().copy()
+
+    def change(number):
+        decimal.getcontext().rounding = decimal.ROUND_UP if number > 1 else decimal.ROUND_DOWN
+
+    change.restore = lambda: decimal.setcontext(before)
+    return lambda x: x * float(decimal.Decimal("1.25").quantize(decimal.Decimal("0.1"))), change
+
+
+@kind
+def size_of_cache():
+    @functools.lru_cache
+    def cached(number):
+        return number
+
+    cached(0.0)
+    return lambda x: x * cached.cache_info().currsize, cached
+
+
+@kind
+def name_of_thread():
+    thread = threading.current_thread()
+    before = thread.name
+
+    def change(number):
+        thread.name = _text(number)
+
+    change.restore = lambda: setattr(thread, "name", before)
+    return lambda x: x * len(threading.current_thread().name), change
+
+
+@kind
+def lock_that_is_held():
+    lock = threading.Lock()
+
+    def change(number):
+        if lock.locked():
+            lock.release()
+        else:
+            lock.acquire()
+
+    return lambda x: x * 2 if lock.locked() else x * 3, change
+
+
+@kind
+def seed_of_torch():
+    before = torch.get_rng_state()
+
+    def change(number):
+        torch.manual_seed(int(number * 1000))
+
+    change.restore = lambda: torch.set_rng_state(before)
+    return lambda x: x * (torch.initial_seed() % 100) + torch.get_rng_state()[0], change
