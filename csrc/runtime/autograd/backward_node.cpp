@@ -1,6 +1,7 @@
 #include "runtime/autograd/backward_node.h"
 
 #include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -243,14 +244,14 @@ variable_list StaticGraphBackward::apply(variable_list&& gradients) {
       "if you need to access saved tensors after calling backward.");
   // The engine hands on what is thrown here, but knows nothing of our types of errors.
   try {
-    return backward(gradients);
+    return backward(std::move(gradients));
   } catch (...) {
     region_->callbacks().rethrow(std::current_exception());
     throw;
   }
 }
 
-variable_list StaticGraphBackward::backward(const variable_list& gradients) {
+variable_list StaticGraphBackward::backward(variable_list&& gradients) {
   const RegionPlan& plan = region_->plan();
   variable_list incoming;
   incoming.reserve(plan.gradient_outputs.size());
@@ -262,7 +263,9 @@ variable_list StaticGraphBackward::backward(const variable_list& gradients) {
     by_operators |= has_no_bytes(incoming.back());
   }
   if (!any) return variable_list(num_outputs());
-  return by_operators ? differentiate(gradients) : run_plan(incoming);
+  if (by_operators) return differentiate(gradients);
+  gradients.clear();
+  return run_plan(std::move(incoming));
 }
 
 variable_list StaticGraphBackward::differentiate(const variable_list& gradients) {
@@ -275,7 +278,7 @@ variable_list StaticGraphBackward::differentiate(const variable_list& gradients)
   return region_->callbacks().differentiate(inputs, needed_inputs(), gradients, random_state_);
 }
 
-variable_list StaticGraphBackward::run_plan(const variable_list& gradients) {
+variable_list StaticGraphBackward::run_plan(variable_list gradients) {
   const RegionPlan& plan = region_->plan();
   const std::vector<bool> needed = needed_inputs();
   std::vector<bool> undefined(gradients.size());
@@ -299,9 +302,18 @@ variable_list StaticGraphBackward::run_plan(const variable_list& gradients) {
       arguments.emplace_back();
     }
   }
-  const std::vector<c10::IValue> results = backward->executable
-                                               ? backward->executable->run(std::move(arguments))
-                                               : backward->by_operators(arguments);
+  std::vector<c10::IValue> results;
+  if (!backward->executable) {
+    results = backward->by_operators(arguments);
+  } else if (torch::autograd::get_current_graph_task_keep_graph()) {
+    results = backward->executable->run(std::move(arguments));
+  } else {
+    // What is saved goes when the program has used it, as eager's nodes let theirs go one after the other. From
+    // here on the node has nothing for another backward, also where this one fails.
+    release();
+    gradients.clear();
+    results = backward->executable->run_and_let_go(std::move(arguments));
+  }
   variable_list found(num_outputs());
   for (size_t i = 0; i < found.size(); ++i) {
     const int32_t index = backward->gradients[i];
@@ -313,6 +325,10 @@ variable_list StaticGraphBackward::run_plan(const variable_list& gradients) {
 
 void StaticGraphBackward::release_variables() {
   const std::lock_guard<std::mutex> lock(mutex_);
+  release();
+}
+
+void StaticGraphBackward::release() {
   saved_.clear();
   inputs_.clear();
   random_state_ = at::Tensor();

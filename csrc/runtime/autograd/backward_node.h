@@ -123,9 +123,10 @@ class StaticGraphBackward : public torch::autograd::Node {
   void release_variables() override;
 
  private:
-  torch::autograd::variable_list backward(const torch::autograd::variable_list& gradients);
+  torch::autograd::variable_list backward(torch::autograd::variable_list&& gradients);
   torch::autograd::variable_list differentiate(const torch::autograd::variable_list& gradients);
-  torch::autograd::variable_list run_plan(const torch::autograd::variable_list& gradients);
+  torch::autograd::variable_list run_plan(torch::autograd::variable_list gradients);
+  void release();  // REQUIRES: mutex_ is held
   std::vector<bool> needed_inputs() const;
 
   struct Kept {

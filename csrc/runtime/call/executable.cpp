@@ -62,20 +62,6 @@ void Executable::clear(Frame& frame) const {
   for (const ValueId id : transient_) frame.slots[id] = c10::IValue();
 }
 
-std::vector<c10::IValue> Executable::run(std::vector<c10::IValue> inputs) {
-  std::vector<InputView> views(inputs.size());
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    if (inputs[i].isTensor()) {
-      views[i].tensor = &inputs[i].toTensor();
-    } else {
-      views[i].value = inputs[i];
-    }
-  }
-  std::vector<c10::IValue> outputs;
-  run(views, outputs);
-  return outputs;
-}
-
 void Executable::run(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs) {
   SRT_CHECK(inputs.size() == bound_.program->num_inputs(), "expected ", bound_.program->num_inputs(),
             " inputs, got ", inputs.size());
@@ -91,7 +77,8 @@ void Executable::call(std::span<const InputView> inputs, std::vector<c10::IValue
   caller_results_.finish(inputs, outputs);
 }
 
-void Executable::run_unwatched(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs) {
+void Executable::run_unwatched(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs,
+                               std::span<c10::IValue> let_go) {
   const TracedRun traced(*this);
   const std::vector<DonatedInput>& donated = options_.preparation.donated;
   // Who calls holds the inputs in ways of its own, and has looked at them.
@@ -100,8 +87,8 @@ void Executable::run_unwatched(std::span<const InputView> inputs, std::vector<c1
   std::unique_ptr<Frame> frame = frames_.take();
   try {
     const bool ran = options_.prepared && (options_.verify ? run_both(*frame, inputs, outputs)
-                                                           : run_prepared(*frame, inputs, outputs));
-    if (!ran) run_general_path(*frame, inputs, outputs);
+                                                           : run_prepared(*frame, inputs, outputs, let_go));
+    if (!ran) run_general_path(*frame, inputs, outputs, /*record=*/true, let_go);
     bump_versions(inputs);
     if (!donated.empty()) end_donation(donated, inputs, outputs);
   } catch (...) {
@@ -120,7 +107,7 @@ bool Executable::call_if_prepared(std::span<const InputView> inputs, std::vector
   std::unique_ptr<Frame> frame = frames_.take();
   bool ran = false;
   try {
-    ran = run_prepared(*frame, inputs, outputs, /*is_only_asked=*/true);
+    ran = run_prepared(*frame, inputs, outputs, /*let_go=*/{}, /*is_only_asked=*/true);
     if (ran) bump_versions(inputs);
     if (ran && !donated.empty()) end_donation(donated, inputs, outputs);
   } catch (...) {
@@ -236,13 +223,14 @@ PreparedFrame* Executable::find_prepared(Frame& frame, std::span<const InputView
 }
 
 bool Executable::run_prepared(Frame& frame, std::span<const InputView> inputs,
-                              std::vector<c10::IValue>& outputs, bool is_only_asked) {
+                              std::vector<c10::IValue>& outputs, std::span<c10::IValue> let_go,
+                              bool is_only_asked) {
   PreparedFrame* prepared = find_prepared(frame, inputs, at::get_num_threads(), is_only_asked);
   if (!prepared) return false;
   ++frame.hits;
   if (Trace* trace = current_trace()) [[unlikely]]
     trace->innermost().found_ns = trace_now_ns();
-  if (!prepared->run(inputs, frame.arenas, outputs)) {
+  if (!prepared->run(inputs, frame.arenas, outputs, let_go)) {
     cache_.reject(prepared->prepared());
     frame.prepared.erase(frame.prepared.begin());
   }
@@ -265,7 +253,8 @@ bool Executable::run_both(Frame& frame, std::span<const InputView> inputs,
 }
 
 void Executable::run_general_path(Frame& frame, std::span<const InputView> inputs,
-                                  std::vector<c10::IValue>& outputs, bool record) {
+                                  std::vector<c10::IValue>& outputs, bool record,
+                                  std::span<c10::IValue> let_go) {
   const RunState state;
   const int64_t begin_ns = trace_now_ns();
   Trace* const trace = current_trace();
@@ -278,6 +267,8 @@ void Executable::run_general_path(Frame& frame, std::span<const InputView> input
   for (size_t i = 0; i < inputs.size(); ++i) {
     frame.slots[i] = inputs[i].tensor ? c10::IValue(*inputs[i].tensor) : inputs[i].value;
   }
+  for (c10::IValue& value : let_go)
+    if (value.isTensor()) value.toTensor() = at::Tensor();  // its slot has it
   if (signature && cache_.worth_preparing(*signature)) recorder.emplace(bound_, frame.slots.data());
   NodeObserver* observer = recorder ? &*recorder : nullptr;
   std::optional<WatchedNodes> watch;
@@ -289,7 +280,8 @@ void Executable::run_general_path(Frame& frame, std::span<const InputView> input
     ran = true;
     frame.memory.begin_run(frame.slots.data());
     if (trace) trace->innermost().placed_ns = trace_now_ns();
-    run_general(bound_, frame.slots.data(), 0, observer, frame.memory.planned() ? nullptr : &frame.memory);
+    run_general(bound_, frame.slots.data(), 0, observer, frame.memory.planned() ? nullptr : &frame.memory,
+                !let_go.empty());
     if (trace) trace->innermost().steps_ns = trace_now_ns();
     outputs.clear();
     for (const ValueId id : bound_.program->outputs()) outputs.push_back(frame.slots[id]);
@@ -307,7 +299,7 @@ void Executable::run_general_path(Frame& frame, std::span<const InputView> input
     cache_.publish(
         std::make_shared<PreparedProgram>(bound_, *recorder, std::move(*signature), options_.preparation,
                                           fixed_.can_track(inputs) ? &fixed_ : nullptr, *known_plans_),
-        inputs);
+        let_go.empty() ? inputs : std::span<const InputView>());
     // What this run had; the prepared program's arena may be smaller. Devices would have to be waited for.
     host_memory().release_idle_arenas();
     // Only once: a model whose sizes change would free and allocate the same pages again and again.

@@ -78,6 +78,8 @@ class Executable : public std::enable_shared_from_this<Executable> {
   // nothing of the call is left, and the next one works.
   // Throws InputError if the number of inputs is wrong; kernels' own errors otherwise.
   std::vector<c10::IValue> run(std::vector<c10::IValue> inputs);
+  // The same; a tensor that nobody else holds is freed once its bytes are used no more.
+  std::vector<c10::IValue> run_and_let_go(std::vector<c10::IValue> inputs);
   // The same on borrowed inputs; outputs are overwritten.
   void run(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs);
 
@@ -85,7 +87,9 @@ class Executable : public std::enable_shared_from_this<Executable> {
   void call(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs);
 
   // As run(), whether or not this thread is recorded (program/program_call.h).
-  void run_unwatched(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs);
+  // let_go: as of PreparedFrame::run().
+  void run_unwatched(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs,
+                     std::span<c10::IValue> let_go = {});
   // Runs a frame of the caller's; as PreparedFrame::run().
   bool run_frame(PreparedFrame& frame, std::span<const InputView> inputs, Arenas& arenas,
                  std::vector<c10::IValue>& outputs);
@@ -137,13 +141,13 @@ class Executable : public std::enable_shared_from_this<Executable> {
   void offer_plans(const std::shared_ptr<const planner::KnownPlans>& known);
   void gather_plans(std::vector<planner::KnownPlan>& plans) const;
   bool run_prepared(Frame& frame, std::span<const InputView> inputs, std::vector<c10::IValue>& outputs,
-                    bool is_only_asked = false);
+                    std::span<c10::IValue> let_go = {}, bool is_only_asked = false);
   // is_only_asked: a miss counts as none, as the call will be made otherwise.
   PreparedFrame* find_prepared(Frame& frame, std::span<const InputView> inputs, int num_threads,
                                bool is_only_asked = false);
   // May prepare a program from what it saw, unless `record` is off.
   void run_general_path(Frame& frame, std::span<const InputView> inputs, std::vector<c10::IValue>& outputs,
-                        bool record = true);
+                        bool record = true, std::span<c10::IValue> let_go = {});
   // Both paths, compared; false, and nothing happened, if the signature is not prepared.
   bool run_both(Frame& frame, std::span<const InputView> inputs, std::vector<c10::IValue>& outputs);
   // Drops inputs, unmanaged values and outputs.

@@ -6,6 +6,7 @@
 
 #include "common/error.h"
 #include "device/device_memory.h"
+#include "runtime/execution_plan/prepared.h"
 
 namespace staticrt {
 namespace {
@@ -84,6 +85,16 @@ void end_donation(std::span<const DonatedInput> donated, std::span<const InputVi
       is_returned |= output.isTensor() && share_storage(output.toTensor(), *tensor);
     if (!is_returned) take_bytes(name, *tensor);
   }
+}
+
+// Outputs made in a donated input's bytes become their owners.
+void PreparedFrame::give_donated() {
+  for (const auto& [input, storage] : heirs_) {
+    c10::StorageImpl& donor = *inputs_[input].tensor->storage().unsafeGetStorageImpl();
+    storage.unsafeGetStorageImpl()->set_data_ptr_noswap(
+        donor.set_data_ptr(at::DataPtr(nullptr, donor.device())));
+  }
+  heirs_.clear();
 }
 
 }  // namespace staticrt

@@ -44,6 +44,12 @@ struct Step {
   uint32_t num_releases = 0;
 };
 
+// An input of which no step after this one uses any byte.
+struct InputEnd {
+  uint32_t step = 0;
+  ValueId input = 0;
+};
+
 // Bytes that a run holds, and while which nodes run.
 struct MemoryBlock {
   enum class Kind : uint8_t {
@@ -172,6 +178,7 @@ class PreparedProgram {
   std::vector<ParallelRegion> regions_;
   std::vector<Step> steps_;
   std::vector<ValueId> releases_;
+  std::vector<InputEnd> input_ends_;      // by step; inputs that outputs may view are not among them
   std::vector<ValueId> inputs_in_slots_;  // inputs that some step or output needs as a tensor
   std::vector<ValueId> shells_;           // values in the arena or in constants, needed as tensors
   std::vector<ValueId> numbers_;          // values whose slots hold the recorded number
@@ -204,7 +211,9 @@ class PreparedFrame {
   // Runs on inputs that match the signature; outputs are moved out. Returns false if a result was not as
   // recorded: the run was then finished on the general path, its outputs are right, and this object must
   // be dropped. An exception leaves nothing behind.
-  bool run(std::span<const InputView> inputs, Arenas& arenas, std::vector<c10::IValue>& outputs);
+  // let_go: the tensors that `inputs` point to, or empty. Each becomes undefined after its last use.
+  bool run(std::span<const InputView> inputs, Arenas& arenas, std::vector<c10::IValue>& outputs,
+           std::span<c10::IValue> let_go = {});
 
   // All that a run on such inputs would do first: the arena grows, what is made of the weights is made.
   void make_ready(std::span<const InputView> inputs, Arenas& arenas);
@@ -226,6 +235,7 @@ class PreparedFrame {
   template <class Watch>
   bool run_steps(Watch&& watch);
   bool run_node_step(const Step& step);
+  void end_inputs(uint32_t step);
   bool as_recorded(const Node& node);
   at::Tensor unbound_tensor(ValueId value) const;
   at::Tensor view_of_owner(ValueId value) const;
@@ -250,6 +260,8 @@ class PreparedFrame {
   char* arena_ = nullptr;      // the host's
   std::shared_ptr<const FixedState> fixed_;
   std::span<const InputView> inputs_;  // of the run
+  std::span<c10::IValue> let_go_;      // of the run, as of run()
+  size_t next_end_ = 0;                // in the program's input_ends_; past them where nothing is let go
   uint32_t resume_at_ = 0;             // where the general path takes over
 };
 

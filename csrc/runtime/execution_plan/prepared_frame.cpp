@@ -172,23 +172,13 @@ void PreparedFrame::place_in_donated() {
   }
 }
 
-// Outputs made in a donated input's bytes become their owners.
-void PreparedFrame::give_donated() {
-  for (const auto& [input, storage] : heirs_) {
-    c10::StorageImpl& donor = *inputs_[input].tensor->storage().unsafeGetStorageImpl();
-    storage.unsafeGetStorageImpl()->set_data_ptr_noswap(
-        donor.set_data_ptr(at::DataPtr(nullptr, donor.device())));
-  }
-  heirs_.clear();
-}
-
 void PreparedFrame::make_ready(std::span<const InputView> inputs, Arenas& arenas) {
   move_to(arenas);
   if (uses_fixed()) follow_weights(inputs);
 }
 
-bool PreparedFrame::run(std::span<const InputView> inputs, Arenas& arenas,
-                        std::vector<c10::IValue>& outputs) {
+bool PreparedFrame::run(std::span<const InputView> inputs, Arenas& arenas, std::vector<c10::IValue>& outputs,
+                        std::span<c10::IValue> let_go) {
   const PreparedProgram& p = *prepared_;
   std::optional<RunState> state;
   std::optional<c10::InferenceMode> normal_tensors;
@@ -208,6 +198,8 @@ bool PreparedFrame::run(std::span<const InputView> inputs, Arenas& arenas,
   bool as_planned = true;
   Trace* const trace = current_trace();
   inputs_ = inputs;
+  let_go_ = let_go;
+  next_end_ = let_go.empty() ? p.input_ends_.size() : 0;
   try {
     if (!p.options_.donated.empty()) place_in_donated();
     if (uses_fixed()) follow_weights(inputs);
@@ -256,6 +248,7 @@ bool PreparedFrame::run_steps(Watch&& watch) {
           return false;
         }
         index += p.regions_[region++].count - 1;
+        end_inputs(index);
         continue;
       }
     }
@@ -293,12 +286,23 @@ bool PreparedFrame::run_steps(Watch&& watch) {
         }
     }
     watch.after(index);
+    end_inputs(index);
     if (step.num_releases == 0) continue;
     for (uint32_t i = 0; i < step.num_releases; ++i)
       slots_[p.releases_[step.first_release + i]] = c10::IValue();
     watch.released();
   }
   return true;
+}
+
+// Inputs that the step used last go, where the run may let them go.
+void PreparedFrame::end_inputs(uint32_t step) {
+  const std::vector<InputEnd>& ends = prepared_->input_ends_;
+  for (; next_end_ < ends.size() && ends[next_end_].step <= step; ++next_end_) {
+    const ValueId id = ends[next_end_].input;
+    slots_[id] = c10::IValue();
+    let_go_[id].toTensor() = at::Tensor();  // whoever points to it sees an undefined tensor
+  }
 }
 
 int PreparedFrame::run_region(const ParallelRegion& region) {

@@ -181,6 +181,9 @@ BoundProgram bind(std::shared_ptr<const Program> program_ptr, const BindOptions&
   for (ValueId id = first_output; id < program.num_values(); ++id) {
     if (!is_output[id] && !managed[id]) result.nodes[last_use[id]].last_uses.push_back(id);
   }
+  for (ValueId id = 0; id < program.num_inputs() && !result.nodes.empty(); ++id) {
+    if (!is_output[id]) result.nodes[last_use[id]].input_ends.push_back(id);
+  }
   return result;
 }
 

@@ -34,6 +34,8 @@ struct BoundNode {
   std::vector<std::shared_ptr<Executable>> bodies;  // kControl
   // Values that no later node reads and no output needs: reset after this node unless managed.
   std::vector<ValueId> last_uses;
+  // Inputs that no later node and no output reads.
+  std::vector<ValueId> input_ends;
   // Managed values of which no later node reads any byte.
   std::vector<ValueId> managed_ends;
   // Out-variant outputs that the planner gives bytes to; the others are made anew in each run.

@@ -168,7 +168,7 @@ void run_node(const BoundProgram& bound, uint32_t node_index, c10::IValue* slots
 }
 
 void run_general(const BoundProgram& bound, c10::IValue* slots, uint32_t first_node, NodeObserver* observer,
-                 GroupMemory* profile) {
+                 GroupMemory* profile, bool ends_inputs) {
   const auto num_nodes = static_cast<uint32_t>(bound.nodes.size());
   for (uint32_t index = first_node; index < num_nodes; ++index) {
     if (observer) observer->before_node(index, slots);
@@ -179,6 +179,8 @@ void run_general(const BoundProgram& bound, c10::IValue* slots, uint32_t first_n
     }
     if (observer) observer->after_node(index, slots);
     for (const ValueId id : bound.nodes[index].last_uses) slots[id] = c10::IValue();
+    if (ends_inputs)
+      for (const ValueId id : bound.nodes[index].input_ends) slots[id] = c10::IValue();
     if (!profile) continue;
     for (const ValueId id : bound.nodes[index].managed_ends) profile->let_go(id, slots);
   }

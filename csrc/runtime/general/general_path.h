@@ -20,8 +20,9 @@ class GroupMemory;
 // Runs nodes [first_node, end) on slots that hold all they read. An exception leaves the slots to the
 // caller to clean up; its message names the node and its model line.
 // profile: of a profile run: its managed values are let go of after their last use.
+// ends_inputs: the slots of inputs are emptied after their last use.
 void run_general(const BoundProgram& bound, c10::IValue* slots, uint32_t first_node, NodeObserver* observer,
-                 GroupMemory* profile = nullptr);
+                 GroupMemory* profile = nullptr, bool ends_inputs = false);
 
 // One node, with its outputs' slots empty or holding a managed tensor of an earlier run.
 void run_node(const BoundProgram& bound, uint32_t node_index, c10::IValue* slots);

@@ -120,6 +120,7 @@ class Preparation {
   void emit_allocations(uint32_t index, uint32_t before);
   void emit_step(uint32_t index);
   void emit_releases();
+  void emit_input_ends();
   void emit_fixed();
   void note_other_blocks();
   void need_slot(ValueId id);

@@ -185,6 +185,26 @@ void Preparation::emit_step(uint32_t index) {
   result_.steps_.push_back(step);
 }
 
+// Where inputs are last used. A call that cannot run leaves to the general path at the first node of its chain:
+// what that reads stays until the chain's step is done.
+void Preparation::emit_input_ends() {
+  const auto num_nodes = static_cast<uint32_t>(plans_.size());
+  std::vector<uint32_t> done(num_nodes);  // node -> after which node none of it runs again
+  for (uint32_t index = 0; index < num_nodes; ++index) done[index] = index + 1;
+  for (const NodePlan& plan : plans_)
+    for (uint32_t node = plan.chain_first; node <= plan.chain_last && node < num_nodes; ++node)
+      done[node] = std::max(done[node], plan.chain_last + 1);
+  for (ValueId id = 0; id < program_.first_constant(); ++id) {
+    if (!records_[id].is_tensor || records_[id].owner != id || end_[id] == 0 || end_[id] > num_nodes) continue;
+    const uint32_t last = done[end_[id] - 1];
+    const auto after = std::partition_point(result_.steps_.begin(), result_.steps_.end(),
+                                            [&](const Step& step) { return step.node < last; });
+    if (after != result_.steps_.begin())
+      result_.input_ends_.push_back({static_cast<uint32_t>(after - result_.steps_.begin() - 1), id});
+  }
+  std::ranges::stable_sort(result_.input_ends_, {}, &InputEnd::step);
+}
+
 // Tensors made during a run go when their bytes are last used, outputs excepted.
 void Preparation::emit_releases() {
   std::map<size_t, std::vector<ValueId>> by_step;
@@ -203,6 +223,7 @@ void Preparation::emit_releases() {
     result_.steps_[step].num_releases = static_cast<uint32_t>(ids.size());
     result_.releases_.insert(result_.releases_.end(), ids.begin(), ids.end());
   }
+  emit_input_ends();
   std::set<ValueId> keep(result_.shells_.begin(), result_.shells_.end());
   keep.insert(result_.fixed_slots_.begin(), result_.fixed_slots_.end());
   for (ValueId id = 0; id < program_.num_values(); ++id) {
