@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -47,7 +47,9 @@ class JointExecutable:
         region: the native autograd node's.
         native: the forward's C++ executable.
         backward: the backward with its plans.
-        layout: per flat output, ("tensor", position among the region's results) or ("constant", object).
+        layout: per flat output, ("tensor", position among the region's results and then the views) or
+            ("constant", object).
+        views: makes the results that view others, or inputs, of inputs and results; None where there are none.
     """
 
     def __init__(
@@ -56,15 +58,20 @@ class JointExecutable:
         native: _C.Executable,
         backward: CompiledGraph,
         layout: Sequence[tuple[str, Any]],
+        views: Callable[..., tuple[Any, ...]] | None,
     ) -> None:
         self.region = region
         self.native = native
         self.backward = backward
         self.layout = layout
+        self.views = views
 
     def run(self, flat_inputs: Sequence[Any]) -> Sequence[Any]:
         """Flat outputs, with their history, for flat inputs."""
-        return flat_outputs(self.region.run(*flat_inputs), self.layout)
+        results: Sequence[Any] = self.region.run(*flat_inputs)
+        if self.views is not None:
+            results = [*results, *self.views(*flat_inputs, *results)]
+        return flat_outputs(results, self.layout)
 
     def node_kinds(self) -> dict[str, int]:
         """Number of operator nodes of the forward and the backward."""
@@ -113,7 +120,7 @@ def build_joint(
     assert plan.native is not None
     kept = traced.inputs[: len(joint.inputs)]  # incoming gradients come last
     alone = dataclasses.replace(traced, module=joint.forward_only(), inputs=kept, route="training")
-    return alone, JointExecutable(region, plan.native, compiled, joint.layout)
+    return alone, JointExecutable(region, plan.native, compiled, joint.layout, joint.views())
 
 
 class _Joint:
@@ -121,7 +128,7 @@ class _Joint:
 
     Attributes:
         inputs: placeholders of the forward.
-        results: nodes of its tensors, each once.
+        results: nodes of the tensors that it computes, each once.
         layout: as of `JointExecutable`.
         differentiable: whether each result has an incoming gradient.
         written: whether each input is written.
@@ -151,33 +158,62 @@ class _Joint:
             self.written.append(spec.mutated)
         leave_out_running_statistics(gm)
         outputs = list(traced.outputs())
+        self._aliases: list[fx.Node] = []  # further results
         given = dict(zip((owners[s] for s in backward.sources), outputs[backward.num_results :], strict=True))
         self._gradients = [given.get(node) for node in self.inputs]
-        self._find_results(outputs[: backward.num_results], frozenset(backward.differentiable))
+        self._find_results(outputs[: backward.num_results], backward)
         self._backward = self._nodes_of_backward()
 
-    def _find_results(self, outputs: Sequence[Any], differentiable: frozenset[int]) -> None:
+    def _find_results(self, outputs: Sequence[Any], backward: Backward) -> None:
         self.results: list[fx.Node] = []
         self.layout: list[tuple[str, Any]] = []
         self.differentiable: list[bool] = []
         for index, out in enumerate(outputs):
+            if isinstance(out, fx.Node) and not isinstance(out.meta.get("val"), torch.Tensor):
+                raise CannotTrace("a result is a number that depends on sizes")
+            if index in backward.own and out not in self.results:
+                self.results.append(out)
+                self.differentiable.append(index in backward.differentiable)
+        places = {node: place for place, node in enumerate(self.results)}
+        for out in outputs[: backward.num_outputs]:
             if not isinstance(out, fx.Node):
                 self.layout.append(("constant", out))
                 continue
-            if not isinstance(out.meta.get("val"), torch.Tensor):
-                raise CannotTrace("a result is a number that depends on sizes")
-            if out in self.results:  # one tensor, given twice
-                self.layout.append(("tensor", self.results.index(out)))
-                continue
-            self.layout.append(("tensor", len(self.results)))
-            self.results.append(out)
-            self.differentiable.append(index in differentiable)
+            if out not in places:
+                places[out] = len(places)
+                self._aliases.append(out)
+            self.layout.append(("tensor", places[out]))
         aliases = AliasInfo(self._gm)
         storages = [aliases.storage(node) for node in self.results]
         if len(set(storages)) != len(storages):
             raise CannotTrace("two results share memory")
         if not {aliases.storage(node) for node in self.inputs}.isdisjoint(storages):
             raise CannotTrace("a result is an input, or a view of one")
+
+    def views(self) -> Callable[..., tuple[Any, ...]] | None:
+        """What makes the results that view others, or inputs, of all inputs and results; None if there are none.
+
+        Raises:
+            CannotTrace: such a result is not a view by operators of the graph.
+        """
+        if not self._aliases:
+            return None
+        graph = fx.Graph()
+        env: dict[fx.Node, fx.Node] = {}
+        for number, node in enumerate((*self.inputs, *self.results)):
+            env[node] = graph.placeholder(f"given_{number}")
+
+        def made(node: fx.Node) -> fx.Node:
+            if node not in env:
+                if node.op != "call_function" or (_is_tensor(node) and not _is_view(node)):
+                    raise CannotTrace("a result shares memory otherwise than by a view")
+                for source in node.all_input_nodes:
+                    made(source)
+                env[node] = graph.node_copy(node, env.__getitem__)
+            return env[node]
+
+        graph.output(tuple([made(node) for node in self._aliases]))
+        return _Rerun(fx.GraphModule({}, graph)).call
 
     def _nodes_of_backward(self) -> set[fx.Node]:
         """What was recorded in the backward, but for numbers made of sizes."""

@@ -46,19 +46,24 @@ class Backward:
         snapshot: the trace's snapshot of Python state.
 
     Attributes:
-        num_results: flat outputs of the forward.
+        num_outputs: flat outputs of the function.
+        num_results: those, and after them tensors that several of them view.
+        own: indices of the tensors among them that the forward computes; the others view one of those, or an input.
         differentiable: indices of those that get an incoming gradient; of one tensor given twice, the first.
         sources: what each gradient belongs to: (id of a tensor of the model, -1), or (0, index of an argument).
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        self.num_results = 0
+        self.num_outputs = self.num_results = 0
+        self.own: frozenset[int] = frozenset()
         self.differentiable: tuple[int, ...] = ()
         self.sources: tuple[tuple[int, int], ...] = ()
 
     def __call__(self, tracer: Any, arguments: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
-        """The gradients of all inputs that may have one; None for those that no result depends on.
+        """Further outputs of the graph: tensors that results view, then the gradients of all inputs that may have one.
+
+        A gradient is None for an input that no result depends on.
 
         Raises:
             CannotTrace: eager's backward would do what no graph repeats.
@@ -67,31 +72,65 @@ class Backward:
         if named:
             raise CannotTrace(f"the model may use {min(named)}, which a joint trace does not record")
         refuse_distributed(self._snapshot)  # again: modules that the code reads as globals are known only now
+        lifted = tracer.lifted.values()
+        given = [*(each.fake for each in lifted), *(each.value for each in lifted), *arguments]
+        viewed = self._find_own(outputs, [value for value in given if isinstance(value, torch.Tensor)])
+        self.num_outputs = len(outputs)
+        outputs = [*outputs, *viewed]
         self.num_results = len(outputs)
         first: dict[int, int] = {}  # of results that are one tensor
         for index, out in enumerate(outputs):
-            if isinstance(out, torch.Tensor) and out.requires_grad:
+            if index in self.own and out.requires_grad:
                 first.setdefault(id(out), index)
         self.differentiable = tuple(first.values())
         if not self.differentiable:
             raise CannotTrace("no result needs a gradient")
         results = [outputs[i] for i in self.differentiable]
         if any(out.grad_fn is None for out in results):
-            raise CannotTrace("a result is an input")
-        inputs = {
-            id(lifted.value): (lifted.value, (id(lifted.value), -1)) for lifted in tracer.lifted.values()
-        }
+            raise CannotTrace("a result is a leaf that the model makes")
+        inputs = {id(each.value): (each.value, (id(each.value), -1)) for each in lifted}
         for index, value in enumerate(arguments):
             if isinstance(value, torch.Tensor):
                 inputs.setdefault(id(value), (value, (0, index)))
         wanted = {key: item for key, item in inputs.items() if item[0].requires_grad}
         for value, _source in wanted.values():
             _refuse_history(value)
-        _refuse_functions(results, wanted.keys())
+        live = [out for out in outputs if isinstance(out, torch.Tensor) and out.grad_fn is not None]
+        _refuse_functions(live, wanted.keys())
         self.sources = tuple(source for _value, source in wanted.values())
         tangents = _incoming(tracer, results, len(arguments))
         tracer.marks = {BACKWARD: "is_backward"}
-        return list(torch_private.gradients(results, [value for value, _source in wanted.values()], tangents))
+        sources = [value for value, _source in wanted.values()]
+        return [*viewed, *torch_private.gradients(results, sources, tangents)]
+
+    def _find_own(self, outputs: Sequence[Any], given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Find which outputs the forward computes; where several views share memory, only what they view is one.
+
+        Returns:
+            What outputs view that is no output itself, and no input.
+        """
+        inputs = {_memory(value) for value in given}
+        sharing: dict[int, list[torch.Tensor]] = {}
+        for out in outputs:
+            if isinstance(out, torch.Tensor) and _memory(out) not in inputs:
+                sharing.setdefault(_memory(out), []).append(out)
+        computed: dict[int, torch.Tensor] = {}
+        for memory, found in sharing.items():
+            if len({id(out) for out in found}) == 1:
+                computed[memory] = found[0]
+                continue
+            bases = [out if out._base is None else out._base for out in found]
+            computed[memory] = next((base for base in bases if base.requires_grad), bases[0])
+        known = {id(out) for out in outputs}
+        viewed = [base for base in computed.values() if id(base) not in known]
+        wanted = {id(base) for base in computed.values()}
+        self.own = frozenset(i for i, out in enumerate((*outputs, *viewed)) if id(out) in wanted)
+        return viewed
+
+
+def _memory(value: torch.Tensor) -> int:
+    """The storage of a tensor."""
+    return int(value.untyped_storage()._cdata)
 
 
 def refuse_distributed(snapshot: Snapshot) -> None:
@@ -122,9 +161,12 @@ def _refuse_functions(results: Iterable[torch.Tensor], known: Iterable[int]) -> 
     while stack:
         node: Any = stack.pop()
         if isinstance(node, torch.autograd.function.BackwardCFunction):
-            # Dynamo knows how the Functions of checkpoint are differentiated, but not how others are twice.
+            # Dynamo knows how those of checkpoint and of custom operators are differentiated, not how others are twice.
             cls: Any = type(node)
-            known_to_dynamo = cls._forward_cls.__module__ == "torch.utils.checkpoint"
+            known_to_dynamo = cls._forward_cls.__module__ in (
+                "torch.utils.checkpoint",
+                "torch._library.autograd",
+            )
             raise CannotTrace(
                 f"a custom autograd Function, {cls.__name__}", even_in_parts=not known_to_dynamo
             )

@@ -308,8 +308,8 @@ variable_list StaticGraphBackward::run_plan(variable_list gradients) {
   } else if (torch::autograd::get_current_graph_task_keep_graph()) {
     results = backward->executable->run(std::move(arguments));
   } else {
-    // What is saved goes when the program has used it, as eager's nodes let theirs go one after the other. From
-    // here on the node has nothing for another backward, also where this one fails.
+    // What is saved goes when the program has used it, as eager's nodes let theirs go one after the other.
+    // From here on the node has nothing for another backward, also where this one fails.
     release();
     gradients.clear();
     results = backward->executable->run_and_let_go(std::move(arguments));

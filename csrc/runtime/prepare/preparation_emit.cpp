@@ -185,8 +185,8 @@ void Preparation::emit_step(uint32_t index) {
   result_.steps_.push_back(step);
 }
 
-// Where inputs are last used. A call that cannot run leaves to the general path at the first node of its chain:
-// what that reads stays until the chain's step is done.
+// Where inputs are last used. A call that cannot run leaves to the general path at the first node of its
+// chain: what that reads stays until the chain's step is done.
 void Preparation::emit_input_ends() {
   const auto num_nodes = static_cast<uint32_t>(plans_.size());
   std::vector<uint32_t> done(num_nodes);  // node -> after which node none of it runs again
@@ -195,7 +195,8 @@ void Preparation::emit_input_ends() {
     for (uint32_t node = plan.chain_first; node <= plan.chain_last && node < num_nodes; ++node)
       done[node] = std::max(done[node], plan.chain_last + 1);
   for (ValueId id = 0; id < program_.first_constant(); ++id) {
-    if (!records_[id].is_tensor || records_[id].owner != id || end_[id] == 0 || end_[id] > num_nodes) continue;
+    if (!records_[id].is_tensor || records_[id].owner != id || end_[id] == 0 || end_[id] > num_nodes)
+      continue;
     const uint32_t last = done[end_[id] - 1];
     const auto after = std::partition_point(result_.steps_.begin(), result_.steps_.end(),
                                             [&](const Step& step) { return step.node < last; });
