@@ -348,6 +348,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "torch._C._AutoDispatchBelowAutograd": "frontend shapes",
     "torch._C._DisablePythonDispatcher": "shapes",
     "torch._C._add_cached_tensor": "graphs",
+    "torch._C._autograd._unsafe_set_version_counter": "frontend",
     "torch._C._dispatch_has_kernel_for_dispatch_key": "frontend",
     "torch._C._distributed_c10d.FakeWork": "frontend",
     "torch._C._dynamo.eval_frame.get_eval_frame_callback": "frontend",

@@ -112,6 +112,7 @@ _TYPES = (
         "select.",
     ),
     *("_thread.lock", "_thread.RLock"),
+    *("_hashlib.", "_blake2.", "_md5.", "_sha", "zlib.", "_bz2.", "_lzma."),
 )
 # Methods of other classes whose answers no guard sees.
 _METHODS = frozenset({"type.__subclasses__", "functools._lru_cache_wrapper.cache_info"})

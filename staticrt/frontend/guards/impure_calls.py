@@ -134,7 +134,7 @@ class Watcher:
             return _KINDS.SILENT  # it reads source files, or imports, as it does in eager: once
         if module == "importlib" and filename.startswith("<frozen"):
             return _KINDS.IGNORED
-        self._reads.library(code)
+        self._reads.library(frame)
         told = (
             looks_at_types(module, code.co_name)
             or library_effect(module, code.co_name) is not None

@@ -88,7 +88,7 @@ class Reads:
             if not _is_local(frame, name):
                 self._free(frame, name, names)
         if "environ" in names or "getenv" in names:
-            self._snapshot.add("os.environ", getattr(os.environ, "_data", None))
+            self._environment()
         imported = names & sys.modules.keys()
         if imported and _IMPORT_NAME in code.co_code[::2]:
             self._snapshot.add_scope(sys.modules, imported)
@@ -99,10 +99,20 @@ class Reads:
         if "modules" in names and scope.get("sys") is sys and not imported - {"sys"}:
             self._refuse("looks up a module by a name that it computes", frame)
 
-    def library(self, code: types.CodeType) -> None:
-        """A function of Python's library runs for the model: it reads what it is given."""
-        if self._snapshot.follows_code:
-            self._snapshot.add_names(names_of(code))
+    def library(self, frame: types.FrameType) -> None:
+        """A function of Python's library runs for the model: it reads what it is given, and what its module keeps."""
+        code = frame.f_code
+        if not self._snapshot.follows_code or code in self._codes:
+            return
+        self._codes.add(code)
+        names = names_of(code)
+        self._snapshot.add_names(names)
+        self._snapshot.add_numbers(frame.f_globals, names)
+        if "environ" in names or "getenv" in names:
+            self._environment()
+
+    def _environment(self) -> None:
+        self._snapshot.add("os.environ", getattr(os.environ, "_data", None))
 
     def imports(self, name: str, frame: types.FrameType) -> None:
         """Model code imports a module by a name that it may have computed."""

@@ -21,6 +21,7 @@ from staticrt.frontend.guards.state_values import (
     content_of,
     dict_of,
     different_keys,
+    has_bytes_of_ctypes,
     items_of,
     members_of,
     same_dict,
@@ -197,7 +198,7 @@ class ClassRecord(_Compared):
                 delattr(self.owner, name)
 
     def entry(self) -> tuple[Any, ...]:
-        return self.owner, self.own, self.order, self.saved
+        return self.owner, self.own, self.order, self.saved, self._titles
 
 
 def _titles(owner: type) -> tuple[str, str]:
@@ -248,6 +249,27 @@ class LocalRecord(SlotsRecord):
         return same_slots(self.live, self.saved)
 
 
+class ArgumentsRecord(_Compared):
+    """The arguments of an exception, which C keeps."""
+
+    part = "slots"
+
+    def __init__(self, path: str, live: BaseException) -> None:
+        self.path = path
+        self.live = live
+        self.saved = live.args
+
+    def changes(self) -> Iterable[str]:
+        return () if self.live.args is self.saved else [f"{self.path}.args"]
+
+    def restore(self) -> None:
+        if self.live.args is not self.saved:
+            self.live.args = self.saved
+
+    def entry(self) -> tuple[Any, ...]:
+        return self.live, [(vars(BaseException)["args"], self.saved)]
+
+
 class ObjectRecord(_Compared):
     """The class of an object, and which dict has its attributes.
 
@@ -277,7 +299,7 @@ class ObjectRecord(_Compared):
 
 
 class FunctionRecord(_Compared):
-    """The code and defaults of a function."""
+    """The code, defaults and names of a function."""
 
     part = "functions"
     _NAMES = (
@@ -315,7 +337,7 @@ class FunctionRecord(_Compared):
     def entry(self) -> tuple[Any, ...]:
         code, *defaults = self.saved[:3]
         given = (MISSING if x is None else x for x in defaults)
-        return self.live, code, *given, self.attributes
+        return self.live, code, *given, self.attributes, self.saved[3:]
 
 
 class TensorRecord(_Compared):
@@ -385,7 +407,7 @@ class FactsRecord:
 
 
 class BufferRecord:
-    """The bytes of a numpy array, an `array.array`, a bytearray or a memoryview."""
+    """The bytes of a numpy array, an `array.array`, a bytearray, a memoryview or an object of `ctypes`."""
 
     part = ""
 
@@ -407,6 +429,8 @@ class BufferRecord:
                 self.live.cast("B")[:] = self.saved
         elif isinstance(self.live, array.array):
             self.live[:] = array.array(self.live.typecode, self.saved)
+        elif has_bytes_of_ctypes(self.live):
+            memoryview(self.live).cast("B")[:] = self.saved
         elif len(self.saved) == self.live.nbytes:
             self.live[...] = type(self.live)(self.live.shape, self.live.dtype, self.saved)
 

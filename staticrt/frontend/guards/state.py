@@ -29,6 +29,7 @@ from staticrt.frontend.guards.decimal_context import DecimalContextRecord, is_de
 from staticrt.frontend.guards.effects import hidden_names, is_hidden
 from staticrt.frontend.guards.records import (
     AnswerRecord,
+    ArgumentsRecord,
     BufferRecord,
     CellRecord,
     ClassRecord,
@@ -45,7 +46,7 @@ from staticrt.frontend.guards.records import (
     slots_record,
 )
 from staticrt.frontend.guards.special_names import SPECIAL_NAMES
-from staticrt.frontend.guards.state_values import slots_of
+from staticrt.frontend.guards.state_values import has_bytes_of_ctypes, slots_of
 from staticrt.frontend.reasons import is_torch_file
 from staticrt.native import _C
 
@@ -72,6 +73,11 @@ _leaf_types: dict[type, bool] = {}
 _PLAIN_DICTS = frozenset({dict, OrderedDict})
 _PLAIN_LISTS = frozenset({list, tuple, set, frozenset, deque})
 _HEAP_TYPE = 1 << 9  # in `type.__flags__`: not of C, so its attributes and its objects' class can change
+_DICTS: tuple[dict[Any, Any], ...] = ({}, OrderedDict())
+_VIEWS_OF_DICTS: tuple[type, ...] = (
+    *(type(view) for made in _DICTS for view in (made.keys(), made.values(), made.items())),
+    types.MappingProxyType,
+)
 _ASK_LEVELS = frozenset({"isEnabledFor", "getEffectiveLevel"})
 # Packages whose objects are not state of a model.
 _SYSTEM = frozenset({"logging", "threading", "_thread", "concurrent", "typing", "typing_extensions", "sympy"})
@@ -216,6 +222,14 @@ class Snapshot:
                 if not is_leaf(value) and not _is_of_torch(value) and not isinstance(value, types.ModuleType):
                     self.add(name, value)
 
+    def add_numbers(self, scope: dict[str, Any], names: frozenset[str]) -> None:
+        """Numbers and texts among the names of a module of Python's library; its caches and functions stay out."""
+        if id(scope) not in self._seen:
+            record = self._scopes.setdefault(id(scope), ScopeRecord(scope))
+            for name in names & scope.keys() - record.saved.keys():
+                if is_leaf(scope[name]):
+                    record.saved[name] = scope[name]
+
     def add_function(self, function: types.FunctionType) -> None:
         """A function that runs."""
         self._remember(function)
@@ -248,6 +262,9 @@ class Snapshot:
 
     def _reached(self, path: str, value: Any) -> Iterable[tuple[str, Any]]:
         """Record a value; what it leads to."""
+        if isinstance(value, torch.jit.ScriptModule):
+            self._hidden_method = f"{path}, a module of TorchScript"
+            return ()
         if isinstance(value, torch.nn.Module):
             return self._object(path, value)
         if isinstance(value, dict):
@@ -280,7 +297,7 @@ class Snapshot:
             return [(path, value.__func__)]
         if isinstance(value, partial):
             return [(path, value.func), (path, value.args), (path, value.keywords)]
-        if isinstance(value, types.MappingProxyType):
+        if isinstance(value, _VIEWS_OF_DICTS):
             return [(path, item) for item in gc.get_referents(value)]
         if isinstance(value, weakref.ref):
             return [(path, value())]
@@ -295,7 +312,7 @@ class Snapshot:
     def _object(self, path: str, value: Any) -> Iterable[tuple[str, Any]]:
         room = type(value).__module__.split(".")[0]
         if isinstance(value, (bytearray, array.array, memoryview)) or (
-            room == "numpy" and hasattr(value, "tobytes")
+            hasattr(value, "tobytes") if room == "numpy" else has_bytes_of_ctypes(value)
         ):
             self._records.append(BufferRecord(path, value))
             is_array_of_objects = room == "numpy" and value.dtype.hasobject
@@ -320,6 +337,9 @@ class Snapshot:
             found = [(f"{path}.{key}", item) for key, item in slots.items() if not is_leaf(item)]
             if own:
                 return found
+        if isinstance(value, BaseException):
+            self._records.append(ArgumentsRecord(path, value))
+            found += [(f"{path}.args[{i}]", item) for i, item in enumerate(value.args) if not is_leaf(item)]
         attributes = _C.attributes_of(value)
         if attributes is None or id(attributes) in self._seen:
             return found

@@ -47,8 +47,13 @@ def same_slots(value: Any, saved: dict[str, Any]) -> bool:
     return now.keys() == saved.keys() and all(now[name] is saved[name] for name in saved)
 
 
+def has_bytes_of_ctypes(value: Any) -> bool:
+    """Whether a value is a number, array or structure of `ctypes`."""
+    return any(each.__module__ == "_ctypes" and each.__name__ == "_CData" for each in type(value).__mro__)
+
+
 def content_of(value: Any) -> bytes:
-    """The bytes of a numpy array, an `array.array`, a bytearray or a memoryview."""
+    """The bytes of a numpy array, an `array.array`, a bytearray, a memoryview or an object of `ctypes`."""
     return value.tobytes() if hasattr(value, "tobytes") else bytes(value)
 
 

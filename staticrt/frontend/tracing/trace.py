@@ -171,11 +171,12 @@ def _record(request: TraceRequest, watcher: Watcher, undo: list[Callable[[], obj
                 found += escapes.undo_gradients()
             return found
 
-        undo[-1:] = [snapshot.restore, take_back, escapes.close]
+        undo[-1:] = [snapshot.restore, take_back, escapes.close, tracer.versions.put_back]
         try:
             out_spec = _run(request, fakes, tracer, watcher, outputs, escapes.is_new)
         finally:
             env.decider = None
+            tracer.versions.put_back()
         escaped = take_back()
         undo.remove(take_back)
         escapes.close()

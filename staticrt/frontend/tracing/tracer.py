@@ -30,6 +30,7 @@ from staticrt.frontend.tracing.escapes import values_of
 from staticrt.frontend.tracing.symbols import SymbolNodes
 from staticrt.frontend.tracing.trace_tensor import show_as_plain
 from staticrt.frontend.tracing.unbacked_symbols import UnbackedSymbols
+from staticrt.frontend.tracing.versions import Versions
 from staticrt.frontend.weak import weakly
 from staticrt.shapes import fake_memo
 from staticrt.shapes.fake_results import new
@@ -121,6 +122,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.autograd = autograd
         self.control_flow = control_flow
         self.on_lift: Any = None  # called with each real tensor that the model uses, before its first use
+        self.versions: Versions = Versions() if parent is None else parent.versions
         self.outer: dict[
             Any, tuple[Any, fx.Node]
         ] = {}  # what a body uses from outside: value, own placeholder
@@ -349,6 +351,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             func = _SECRET_VIEWS[func]
             out = [new(self.fake_mode, o.shape, o, o.stride()) for o in out]
         self.record(func, fake_args, fake_kwargs, out, known)
+        if func._schema.is_mutable:
+            self.versions.count(func, args, kwargs)
         return out
 
     def _expand(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -21,14 +21,14 @@ RUN_IN_PARTS = frozenset({"offset_of_tensor_in_storage", "training_of_layer"})
 RUN_EAGERLY = frozenset(
     (
         *("lock_that_is_held", "name_of_thread", "recursion_limit", "seed_of_torch", "size_of_cache"),
-        "subclasses_listed",
+        *("subclasses_listed", "digest"),
     )
 )
 # What Dynamo's guards do not see, whatever the backend.
 MISSED_BY_DYNAMO = frozenset(
     (
         *("annotation_of_function", "builtin_shadowed", "call_of_layer_class"),
-        *("class_attribute_given_to_derived_class",),
+        *("class_attribute_given_to_derived_class", "global_of_the_library"),
         *("data_classs_default", "environment_variable_by_getenv", "first_attribute_of_function"),
         *("forward_of_layer_class_patched", "hook_of_layer", "metaclass_attribute", "nested_list"),
         *("method_of_class_replaced", "new_attribute_of_module", "same_class_registered_with_abstract_one"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import decimal
 import functools
+import hashlib
 import os
 import tempfile
 import threading
@@ -13,7 +15,7 @@ import types
 import numpy as np
 import torch
 
-from tests.soundness.state_kinds.registry import kind
+from tests.soundness.state_kinds.registry import kind, setter
 
 
 def _text(number):
@@ -146,3 +148,47 @@ def seed_of_torch():
 
     change.restore = lambda: torch.set_rng_state(before)
     return lambda x: x * (torch.initial_seed() % 100) + torch.get_rng_state()[0], change
+
+
+@kind
+def arguments_of_exception():
+    error = ValueError(1.0)
+    return lambda x: x * error.args[0], lambda number: setattr(error, "args", (number,))
+
+
+@kind
+def number_of_ctypes():
+    number = ctypes.c_float(1.0)
+    return lambda x: x * number.value, setter(number, "value")
+
+
+@kind
+def view_of_dict():
+    table = {"a": 1.0}
+    values = table.values()
+    return lambda x: x * sum(values), lambda number: table.update(a=number)
+
+
+@kind
+def environment_that_the_library_reads():
+    before = os.environ.get("HOME", "")
+
+    def change(number):
+        os.environ["HOME"] = "/" + _text(number)
+
+    change.restore = lambda: os.environ.update(HOME=before)
+    return lambda x: x * len(os.path.expanduser("~")), change
+
+
+@kind
+def global_of_the_library():
+    before = tempfile.gettempdir()
+    change = lambda number: setattr(tempfile, "tempdir", f"/{_text(number)}")  # noqa: E731
+    change.restore = lambda: setattr(tempfile, "tempdir", before)
+    return lambda x: x * len(tempfile.gettempdir()), change
+
+
+@kind
+def digest():
+    hashed = hashlib.sha256(b"a")
+    return lambda x: x * hashed.digest()[0], lambda number: hashed.update(str(number).encode())
