@@ -142,7 +142,7 @@ class Replica:
         self._arena.set(self._count("arena_bytes"))
 
     def status(self) -> dict[str, Any]:
-        """Process, threads, and bytes of the archive that are in memory: all, and those that this process alone holds."""
+        """Process, threads, CPU time, and bytes of the archive that are in memory: all, and those that this process alone holds."""
         mapped = [0, 0]
         wanted = False
         for line in Path("/proc/self/smaps").read_text().splitlines():
@@ -157,6 +157,7 @@ class Replica:
         return {
             "pid": os.getpid(),
             "threads": torch.get_num_threads(),
+            "cpu_seconds": time.process_time(),
             "archive_bytes": mapped[0],
             "archive_private_bytes": mapped[1],
             "rss_bytes": int(fields["Rss"].split()[0]) * 1024,

@@ -3,8 +3,8 @@
     python examples/serve_ray_bench.py [--replicas 1,2] [--seconds 10] [--clients 8]
 
 Clients on the loopback interface send one request after the other, each of one sequence of 64 tokens, to a transformer
-encoder of 4 layers. Prints a Markdown table: requests per second, latencies, and memory of all replicas together (proportional
-set size: what processes share counts once).
+encoder of 4 layers. Prints a Markdown table: requests per second, latencies, CPU time of the replicas for one request, and
+memory of all replicas together (proportional set size: what processes share counts once).
 """
 
 from __future__ import annotations
@@ -123,15 +123,15 @@ def measure(clients: int, seconds: float) -> tuple[float, list[float]]:
     return len(latencies) / seconds, latencies
 
 
-def memory(replicas: int) -> int:
-    """Proportional set size of all replicas in bytes."""
-    found: dict[int, int] = {}
+def ask_replicas(replicas: int) -> tuple[int, float]:
+    """Of all replicas together: proportional set size in bytes, and CPU seconds since they began."""
+    found: dict[int, tuple[int, float]] = {}
     while len(found) < replicas:
         connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=60)
         connection.request("GET", "/")
         status = json.loads(connection.getresponse().read())
-        found[status["pid"]] = status["proportional_bytes"]
-    return sum(found.values())
+        found[status["pid"]] = status["proportional_bytes"], status["cpu_seconds"]
+    return sum(size for size, _ in found.values()), sum(seconds for _, seconds in found.values())
 
 
 def main() -> None:
@@ -147,7 +147,7 @@ def main() -> None:
     # Ray's processes share the machine: more replicas than cores would not be started.
     ray.init(num_cpus=max(counts), include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
     serve.start(http_options={"host": "127.0.0.1", "port": PORT})
-    best: dict[tuple[int, str], tuple[float, float, float, int]] = {}
+    best: dict[tuple[int, str], tuple[float, float, float, float, int]] = {}
     with tempfile.TemporaryDirectory() as folder:
         peers = files(Path(folder))
         # Peers take turns, so that a busy moment of the machine does not meet one of them alone.
@@ -156,14 +156,20 @@ def main() -> None:
             kind, file = peers[name]
             serve.run(application(file, (TOKENS,), replicas=count, max_rows=8, kind=kind))
             measure(args.clients, 1.0)
+            before = ask_replicas(count)[1]
             rate, latencies = measure(args.clients, args.seconds)
+            size_bytes, cpu_seconds = ask_replicas(count)
+            cpu_ms = 1e3 * (cpu_seconds - before) / len(latencies)
             p50, p99 = (latencies[int(share * (len(latencies) - 1))] for share in (0.5, 0.99))
-            found = (rate, p50, p99, memory(count))
+            found = (rate, p50, p99, cpu_ms, size_bytes)
             best[count, name] = max(found, best.get((count, name), found))
             serve.delete("default")
-    print("| | replicas | requests/s | p50 ms | p99 ms | memory MiB |\n|---|--:|--:|--:|--:|--:|")
-    for (count, name), (rate, p50, p99, size_bytes) in best.items():
-        print(f"| {name} | {count} | {rate:.0f} | {p50:.1f} | {p99:.1f} | {size_bytes / 2**20:.0f} |")
+    print(
+        "| | replicas | requests/s | p50 ms | p99 ms | CPU ms | memory MiB |\n|---|--:|--:|--:|--:|--:|--:|"
+    )
+    for (count, name), (rate, p50, p99, cpu_ms, size_bytes) in best.items():
+        times = f"{rate:.0f} | {p50:.1f} | {p99:.1f} | {cpu_ms:.1f}"
+        print(f"| {name} | {count} | {times} | {size_bytes / 2**20:.0f} |")
     serve.shutdown()
     ray.shutdown()
 
