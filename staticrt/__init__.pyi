@@ -6,9 +6,9 @@ from staticrt.api.compile import CompiledFunction as CompiledFunction
 from staticrt.api.compile import CompiledModule as CompiledModule
 from staticrt.api.compile import compile as compile
 from staticrt.api.step import compile_step as compile_step
-from staticrt.archive import LoadedModel as LoadedModel
-from staticrt.archive import load as load
-from staticrt.archive import save as save
+from staticrt.archive.loaded import LoadedModel as LoadedModel
+from staticrt.archive.loaded import load as load
+from staticrt.archive.writer import save as save
 from staticrt.interop.onnx.export import to_onnx as to_onnx
 from staticrt.interop.onnx.load import from_onnx as from_onnx
 from staticrt.memory import planner as planner

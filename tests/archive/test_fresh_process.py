@@ -85,3 +85,23 @@ def test_an_operator_of_the_users_is_captured_in_its_first_call(tmp_path):
         staticrt.save(compiled, tmp_path / "grow.pt2", exported_program=False)
         loaded = staticrt.load(tmp_path / "grow.pt2", allow_operators=["staticrt_tests::*"])
         assert loaded(torch.ones(2)).tolist() == [4.0, 4.0]
+
+
+LOADS = """
+import sys
+import torch, staticrt
+loaded = staticrt.load(sys.argv[1])
+assert loaded.prepare(torch.empty(2, 4, device="meta"))
+with torch.inference_mode():
+    loaded(torch.ones(3, 4))
+print(*sorted({"torch._dynamo", "torch._inductor", "sympy", "onnx"} & sys.modules.keys()))
+"""
+
+
+def test_loading_and_running_import_no_compiler(tmp_path):
+    """They take some 70 MiB and a second, of every process of a server."""
+    path = tmp_path / "model.pt2"
+    compiled = staticrt.compile(torch.nn.Linear(4, 4).eval())
+    staticrt.save(compiled, path, (torch.ones(2, 4),), exported_program=False)
+    done = subprocess.run([sys.executable, "-c", LOADS, path], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
