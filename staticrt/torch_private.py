@@ -26,6 +26,11 @@ _aot_lock = locks.reentrant()
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+def saved_tensors_are_packed() -> bool:
+    """Whether hooks pack the tensors that autograd saves now, as in the forward of `torch.utils.checkpoint`."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
 def aot_compile(
     gm: fx.GraphModule,
     inputs: Sequence[Any],
@@ -414,6 +419,8 @@ PRIVATE_NAMES: dict[str, str] = {
     "torch.compiler._is_compiling_flag": "frontend",
     "torch.distributed._DEFAULT_FIRST_BUCKET_BYTES": "frontend",
     "torch.distributed._functional_collectives": "frontend",
+    "torch.distributed._composable.contract.REGISTRY_KEY": "executor",
+    "torch.distributed._composable.contract.STATE_KEY": "executor",
     "torch.distributed.distributed_c10d._resolve_process_group": "interop",
     "torch.export.pt2_archive._package.PT2ArchiveWriter": "archive",
     "torch.export.pt2_archive._package._package_exported_programs": "archive",

@@ -19,6 +19,7 @@ from staticrt.api.options import checked_options
 from staticrt.api.sources import callable_of
 from staticrt.errors import InputError
 from staticrt.executor.executor import Executor
+from staticrt.executor.sharded import ShardedExecutor, is_sharded
 from staticrt.frontend.dynamo.parallel import calling, is_parallel
 from staticrt.options import Options
 from staticrt.runtime.asynchronous import Future, fork
@@ -167,8 +168,7 @@ class CompiledModule(_Compiled, torch.nn.Module):
         own = self.__dict__
         own["_module"] = module
         own["_options"] = options
-        function = self._function_of(module)
-        own["_executor"] = Executor(function, options, type(function).__qualname__)
+        own["_executor"] = self._make_executor(module, options)
         with contextlib.suppress(TypeError, ValueError):  # a forward written in C has none
             own["__signature__"] = inspect.signature(module.forward)
 
@@ -176,9 +176,9 @@ class CompiledModule(_Compiled, torch.nn.Module):
         return super().__new__(_class_for(type(module), CompiledParallel if is_parallel(module) else cls))
 
     @staticmethod
-    def _function_of(module: torch.nn.Module) -> torch.nn.Module:
-        """What is compiled when `module` is."""
-        return module
+    def _make_executor(module: torch.nn.Module, options: Options) -> Executor:
+        made = ShardedExecutor if is_sharded(module) else Executor
+        return made(module, options, type(module).__qualname__)
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         return self._executor(*args, **kwargs)
@@ -204,6 +204,11 @@ class CompiledModule(_Compiled, torch.nn.Module):
         return bound_to_compiled(getattr(self._module, name), self._module, self._executor.fast.call)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "__class__":
+            raise InputError(
+                f"a compiled module cannot become a {value.__qualname__}",
+                fix="change the module before it is compiled, as in staticrt.compile(fully_shard(module))",
+            )
         setattr(self._module, name, value)
 
     def __delattr__(self, name: str) -> None:
@@ -236,9 +241,11 @@ class CompiledParallel(CompiledModule):
     """
 
     @staticmethod
-    def _function_of(module: torch.nn.Module) -> torch.nn.Module:
+    def _make_executor(module: torch.nn.Module, options: Options) -> Executor:
         model: torch.nn.Module = module.module  # type: ignore[assignment]
-        return model._module if isinstance(model, CompiledModule) else model
+        return CompiledModule._make_executor(
+            model._module if isinstance(model, CompiledModule) else model, options
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._run(*args, **kwargs)

@@ -47,7 +47,9 @@ class Unwrapped:
             else:
                 inner.clear()
                 part.take_apart(value, inner)
-                sizes.update({at + i: (True,) * tensor.dim() for i, tensor in enumerate(inner)})
+                # Beside tensors a DTensor has its mesh there.
+                tensors = [(i, item) for i, item in enumerate(inner) if isinstance(item, torch.Tensor)]
+                sizes.update({at + i: (True,) * tensor.dim() for i, tensor in tensors})
             if index in known.weights:
                 weights.update(range(at, at + len(inner)))
             at += len(inner)
