@@ -103,14 +103,14 @@ class _Part:
     def __init__(self, module: nn.Module, executor: Executor) -> None:
         self.executor = executor
         self.eager_calls = 0
-        self._module = module
+        self._sharded = module
         # The same objects in each call: guards compare them.
         self._no_hooks: dict[str, Any] = {name: OrderedDict() for name in _HOOKS}
 
     @contextlib.contextmanager
     def compiled(self) -> Iterator[None]:
         """The module's forward runs compiled in this block."""
-        own = self._module.__dict__
+        own = self._sharded.__dict__
         before = own.get("forward")
         own["forward"] = self._forward
         try:
@@ -119,7 +119,7 @@ class _Part:
             _put(own, "forward", before)
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
-        own = self._module.__dict__
+        own = self._sharded.__dict__
         names = [*_HOOKS, "forward", *_state_names()]
         hidden = {name: own.get(name) for name in names}
         for name in names:
@@ -128,7 +128,7 @@ class _Part:
             if saved_tensors_are_packed():
                 # The forward runs again, eagerly, and must save as many tensors.
                 self.eager_calls += 1
-                return self._module(*args, **kwargs)
+                return self._sharded(*args, **kwargs)
             return self.executor.fast.call(*args, **kwargs)
         finally:
             for name, value in hidden.items():

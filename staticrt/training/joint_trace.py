@@ -161,12 +161,13 @@ def _refuse_functions(results: Iterable[torch.Tensor], known: Iterable[int]) -> 
     while stack:
         node: Any = stack.pop()
         if isinstance(node, torch.autograd.function.BackwardCFunction):
-            # Dynamo knows how those of checkpoint and of custom operators are differentiated, not how others are twice.
+            # Dynamo knows how those of checkpoint, custom operators and DTensor are differentiated, not how others are twice.
             cls: Any = type(node)
-            known_to_dynamo = cls._forward_cls.__module__ in (
+            home = cls._forward_cls.__module__
+            known_to_dynamo = home in (
                 "torch.utils.checkpoint",
                 "torch._library.autograd",
-            )
+            ) or home.startswith("torch.distributed.tensor.")
             raise CannotTrace(
                 f"a custom autograd Function, {cls.__name__}", even_in_parts=not known_to_dynamo
             )
