@@ -419,8 +419,6 @@ PRIVATE_NAMES: dict[str, str] = {
     "torch.compiler._is_compiling_flag": "frontend",
     "torch.distributed._DEFAULT_FIRST_BUCKET_BYTES": "frontend",
     "torch.distributed._functional_collectives": "frontend",
-    "torch.distributed._composable.contract.REGISTRY_KEY": "executor",
-    "torch.distributed._composable.contract.STATE_KEY": "executor",
     "torch.distributed.distributed_c10d._resolve_process_group": "interop",
     "torch.export.pt2_archive._package.PT2ArchiveWriter": "archive",
     "torch.export.pt2_archive._package._package_exported_programs": "archive",

@@ -29,6 +29,9 @@ _HOOKS = (
     *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
     *("_backward_hooks", "_backward_pre_hooks"),
 )
+_STATE = (
+    "__composable_api_state_key"  # begins the names of the attributes in which `fully_shard` keeps its state
+)
 _PACKED = "a forward inside torch.utils.checkpoint or other hooks on saved tensors, outside of the module"
 
 
@@ -120,7 +123,7 @@ class _Part:
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         own = self._sharded.__dict__
-        names = [*_HOOKS, "forward", *_state_names()]
+        names = [*_HOOKS, "forward", *(name for name in own if name.startswith(_STATE))]
         hidden = {name: own.get(name) for name in names}
         for name in names:
             _put(own, name, self._no_hooks.get(name))
@@ -154,13 +157,6 @@ def _parts(path: str, module: nn.Module, seen: set[nn.Module]) -> Iterator[tuple
         return
     for name, child in module.named_children():
         yield from _parts(f"{path}.{name}" if path else name, child, seen)
-
-
-def _state_names() -> tuple[str, str]:
-    """The attributes in which `fully_shard` keeps its state."""
-    from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
-
-    return STATE_KEY, REGISTRY_KEY
 
 
 def _class() -> Any:
