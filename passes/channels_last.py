@@ -22,6 +22,7 @@ from staticrt.passes.base import GraphPass, PassResult, Tolerance, register_pass
 from staticrt.passes.effects import named_argument, node_facts
 from staticrt.passes.rewrite import fake_value, insert_call
 from staticrt.passes.symbols import known_equal, same_meta
+from staticrt.shapes.size_nodes import NeedsShapeEnv
 
 aten = torch.ops.aten
 CONVS = frozenset({aten.conv2d.default, aten.convolution.default, aten.conv_transpose2d.input})
@@ -265,7 +266,7 @@ class _Region:
             return False
         try:
             value = self._value_of(user)
-        except Exception:
+        except (Exception, NeedsShapeEnv):
             return False
         if not isinstance(value, torch.Tensor):
             return False
@@ -284,7 +285,7 @@ class _Region:
             return False
         try:
             result = self._value_of(user, {source: value})
-        except Exception:
+        except (Exception, NeedsShapeEnv):
             return False
         return isinstance(result, torch.Tensor) and same_meta(result, user.meta["val"])
 

@@ -8,6 +8,7 @@ holds for polynomials, not for every nesting of divisions. What is not seen to b
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Mapping
 
 from staticrt import tuning
@@ -55,7 +56,11 @@ class Symbol(Atom):
 
 
 class Operation(Atom):
-    """A floor division, remainder, maximum or minimum that does not come out even."""
+    """A floor division, remainder, maximum or minimum that does not come out even.
+
+    Args:
+        is_exact: a floor division that leaves no remainder, for all symbols.
+    """
 
     __slots__ = ("args", "is_exact", "name")
 
@@ -68,7 +73,42 @@ class Operation(Atom):
         super().__init__(text, low)
         self.name = name
         self.args = args
-        self.is_exact = is_exact  # a floor division that leaves no remainder
+        self.is_exact = is_exact
+
+
+class Known(Operation):
+    """An operation of which the trace assumes more than its arguments say; a number of its own in all arithmetic.
+
+    Its text differs from that of the same operation without the assumption, as equal texts are equal atoms.
+
+    Args:
+        args: as they were when it was assumed; no later substitution reaches them.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, name: str, args: tuple[Expr, ...], low: int | None, is_exact: bool = False) -> None:
+        super().__init__(name, args, low, is_exact)
+        self.text = f"({self.text})"
+        self._hash = hash(self.text)
+
+
+def positive(operation: Operation) -> Known:
+    """An operation that is at least 1."""
+    return Known(operation.name, operation.args, 1, operation.is_exact)
+
+
+class Quotient(Known):
+    """A floor division that leaves no remainder."""
+
+    __slots__ = ()
+
+    def __init__(self, dividend: Expr, divisor: Expr) -> None:
+        least, by = dividend.least(), int(divisor) if divisor.is_Integer else 0
+        low = -(-least // by) if least is not None and by > 0 else None
+        if low is None and _is_at_least(dividend, 0) and _is_at_least(divisor, 1):
+            low = min(least or 0, 1)
+        super().__init__(FLOORDIV, (dividend, divisor), low)
 
 
 def _binds_tighter(expr: Expr) -> bool:
@@ -86,13 +126,14 @@ class Expr:
         terms: coefficient of each product of atoms, none of them 0; `()` is the constant term.
     """
 
-    __slots__ = ("_free", "_hash", "terms", "text")
+    __slots__ = ("_atoms", "_free", "_hash", "terms", "text")
 
     def __init__(self, terms: Mapping[Monomial, int]) -> None:
         self.terms = tuple(sorted(terms.items(), key=_rank, reverse=True))
         self.text = _text(self.terms)
         self._hash = hash(self.text)
         self._free: frozenset[Symbol] | None = None
+        self._atoms: frozenset[Atom] | None = None
 
     def __hash__(self) -> int:
         return self._hash
@@ -133,6 +174,17 @@ class Expr:
             self._free = frozenset(found)
         return self._free
 
+    @property
+    def atoms(self) -> frozenset[Atom]:
+        """All that a substitution may replace: the atoms, and those of what operations among them work on."""
+        if self._atoms is None:
+            found = {atom for monomial, _coefficient in self.terms for atom in monomial}
+            for atom in tuple(found):
+                if isinstance(atom, Operation) and not isinstance(atom, Known):
+                    found.update(*(arg.atoms for arg in atom.args))
+            self._atoms = frozenset(found)
+        return self._atoms
+
     def __int__(self) -> int:
         """The number; only of a constant."""
         if not self.terms:
@@ -161,9 +213,9 @@ class Expr:
             total += coefficient * bound
         return total
 
-    def substitute(self, values: Mapping[Symbol, Expr]) -> Expr:
-        """The expression with some symbols replaced."""
-        if self.free_symbols.isdisjoint(values):
+    def substitute(self, values: Mapping[Atom, Expr]) -> Expr:
+        """The expression with some atoms replaced."""
+        if self.atoms.isdisjoint(values):
             return self
         total = constant(0)
         for monomial, coefficient in self.terms:
@@ -205,10 +257,12 @@ def _product(bound_of: Callable[[Atom], int | None], atoms: Iterable[Atom]) -> i
     return result
 
 
-def _substituted(atom: Atom, values: Mapping[Symbol, Expr]) -> Expr:
-    if isinstance(atom, Symbol):
-        return values.get(atom) or _of_atom(atom)
-    assert isinstance(atom, Operation)
+def _substituted(atom: Atom, values: Mapping[Atom, Expr]) -> Expr:
+    value = values.get(atom)
+    if value is not None:
+        return value
+    if not isinstance(atom, Operation) or isinstance(atom, Known):
+        return of_atom(atom)
     left, right = (arg.substitute(values) for arg in atom.args)
     made: dict[str, Callable[[Expr, Expr], Expr]]
     made = {FLOORDIV: floordiv, MOD: modulo, MAX: maximum, MIN: minimum}
@@ -233,10 +287,11 @@ def constant(number: int) -> Expr:
 
 
 def symbol(name: str, positive: bool = True) -> Expr:
-    return _of_atom(Symbol(name, positive))
+    return of_atom(Symbol(name, positive))
 
 
-def _of_atom(atom: Atom) -> Expr:
+def of_atom(atom: Atom) -> Expr:
+    """An expression that is one atom."""
     return Expr({(atom,): 1})
 
 
@@ -328,23 +383,38 @@ def floordiv(a: Expr, b: Expr) -> Expr:
     exact = _exact_quotient(a, b)
     if exact is not None:
         return exact
+    # A number that the divisor is greater than changes nothing where the rest is a multiple.
+    extra = next((c for m, c in a.terms if not m), 0)
+    if extra and _is_at_least(b, extra + 1) and extra > 0:
+        rest = subtract(a, constant(extra))
+        if modulo(rest, b) == 0:
+            return floordiv(rest, b)
     if not b.is_Integer or int(b) < 0:
         low = 0 if _is_at_least(a, 0) and _is_at_least(b, 1) else None
-        return _of_atom(Operation(FLOORDIV, (a, b), low))
+        return of_atom(Operation(FLOORDIV, (a, b), low))
     by = int(b)
     whole = Expr({m: c // by for m, c in a.terms if c // by})
     part = Expr({m: c % by for m, c in a.terms if c % by})
     if part.is_Integer:  # of 0 to by - 1
         return _normal(dict(whole.terms))
+    shared = _shared_factor(part, by)
+    if shared > 1:  # (g * a + r) // (g * b) == a // b where 0 <= r < g
+        part = Expr({m: c // shared for m, c in part.terms if c // shared})
+        return add(whole, floordiv(part, constant(by // shared)))
     nested = _nested(part)
     if nested is not None:  # (x // c + k) // by == (x + c * k) // (c * by)
         inner, plus = nested
         x, c = inner.args
         return add(whole, floordiv(add(x, multiply(c, constant(plus))), multiply(c, b)))
-    least = part.least()
-    low = None if least is None else least // by
-    atom = Operation(FLOORDIV, (part, b), low, is_exact=modulo(part, b) == 0)
-    return add(whole, _of_atom(atom))
+    least, is_exact = part.least(), modulo(part, b) == 0
+    low = None if least is None else -(-least // by) if is_exact else least // by
+    atom = Operation(FLOORDIV, (part, b), low, is_exact)
+    return add(whole, of_atom(atom))
+
+
+def _shared_factor(a: Expr, by: int) -> int:
+    """The greatest factor of a number and of all coefficients but the constant term."""
+    return math.gcd(by, *(coefficient for monomial, coefficient in a.terms if monomial))
 
 
 def _nested(part: Expr) -> tuple[Operation, int] | None:
@@ -360,6 +430,7 @@ def _nested(part: Expr) -> tuple[Operation, int] | None:
             and len(monomial) == 1
             and isinstance(monomial[0], Operation)
             and monomial[0].name == FLOORDIV
+            and not isinstance(monomial[0], Quotient)  # whose dividend is a multiple of it
             and monomial[0].args[1].is_Integer
             and int(monomial[0].args[1]) > 0
         ):
@@ -381,7 +452,7 @@ def modulo(a: Expr, b: Expr) -> Expr:
     if _exact_quotient(a, b) is not None:
         return constant(0)
     if not b.is_Integer or int(b) < 0:
-        return _of_atom(Operation(MOD, (a, b), 0 if _is_at_least(b, 1) else None))
+        return of_atom(Operation(MOD, (a, b), 0 if _is_at_least(b, 1) else None))
     by = int(b)
     # What is a multiple of the divisor goes, remainders inside by a multiple of it too.
     total = constant(0)
@@ -399,7 +470,12 @@ def modulo(a: Expr, b: Expr) -> Expr:
         return reduced
     if reduced != a:
         return modulo(reduced, b)
-    return _of_atom(Operation(MOD, (reduced, b), 0))
+    shared = _shared_factor(reduced, by)
+    if shared > 1:  # (g * a + r) % (g * b) == g * (a % b) + r where 0 <= r < g
+        quotient = Expr({m: c // shared for m, c in reduced.terms if c // shared})
+        rest = constant(next((c % shared for m, c in reduced.terms if not m), 0))
+        return add(multiply(constant(shared), modulo(quotient, constant(by // shared))), rest)
+    return of_atom(Operation(MOD, (reduced, b), 0))
 
 
 def maximum(a: Expr, b: Expr) -> Expr:
@@ -422,7 +498,7 @@ def _extreme(name: str, a: Expr, b: Expr) -> Expr:
         low = max(known) if known else None
     else:
         low = min(known) if len(known) == len(bounds) else None
-    return _of_atom(Operation(name, (a, b), low))
+    return of_atom(Operation(name, (a, b), low))
 
 
 def order(a: Expr, b: Expr) -> int | None:

@@ -17,9 +17,11 @@ from typing import Any, NoReturn
 
 import torch
 
+from staticrt import tuning
 from staticrt.shapes import size_expr
 from staticrt.shapes.size_conditions import Condition, Either
-from staticrt.shapes.size_expr import Expr, Symbol
+from staticrt.shapes.size_expr import Atom, Expr
+from staticrt.shapes.size_facts import facts, implied
 
 
 class NeedsShapeEnv(BaseException):
@@ -36,16 +38,17 @@ class SizeEnv:
         where: the model line that asks, for messages.
     """
 
-    # What a trace asks of a ShapeEnv about numbers that data decides; here there are none.
+    # A ShapeEnv's answers about numbers that data decides; here there are none.
     pending_fresh_unbacked_symbols: tuple[Any, ...] = ()
     deferred_runtime_asserts: Mapping[Any, Any] = MappingProxyType({})
     decider: Any = None
 
     def __init__(self, where: Callable[[], str] = lambda: "") -> None:
         self.guards: dict[str, str] = {}  # condition as Python source -> model line
-        self.known: dict[Symbol, Expr] = {}
+        self.known: dict[Atom, Expr] = {}
         self.gave_up = ""
-        self._is_open = True
+        self.is_open = True
+        self._seen: dict[Atom, Expr | None] = {}  # atoms, and what `known` says of them
         self._where = where
 
     def symbol(self, name: str, hint: int, positive: bool) -> torch.SymInt:
@@ -60,7 +63,7 @@ class SizeEnv:
 
     def close(self) -> None:
         """No more conditions: what was assumed has been written down."""
-        self._is_open = False
+        self.is_open = False
 
     def give_up(self, what: Any) -> NoReturn:
         """End this attempt.
@@ -72,7 +75,20 @@ class SizeEnv:
         raise NeedsShapeEnv(self.gave_up)
 
     def replace(self, expr: Any) -> Any:
-        return expr.substitute(self.known) if self.known and isinstance(expr, Expr) else expr
+        """An expression with what is known of its atoms."""
+        if not self.known or not isinstance(expr, Expr):
+            return expr
+        for _ in range(
+            tuning.MAX_DIVISION_STEPS
+        ):  # a division of what was put in may be one that is known, too
+            for atom in expr.atoms:
+                if atom not in self._seen:
+                    self._seen[atom] = self.known.get(atom) or implied(atom, self.known)
+            values = {atom: value for atom in expr.atoms if (value := self._seen[atom]) is not None}
+            if not values:
+                break
+            expr = expr.substitute(values)
+        return expr
 
     def is_unbacked_symint(self, expr: Any) -> bool:
         return False
@@ -97,27 +113,15 @@ class SizeEnv:
             text = held.text
             if text in self.guards or held.known():
                 continue
-            if not self._is_open:
+            if not self.is_open:
                 self.give_up(f"a new condition: {text}")
             self.guards[text] = self._where()
-            if isinstance(held, Condition) and held.name == "==":
-                self._learn(held.difference)
+            if isinstance(held, Condition):
+                for atom, value in facts(held, self.replace):
+                    others = {a: v.substitute({atom: value}) for a, v in self.known.items()}
+                    self.known = {**others, atom: value}
+                    self._seen = {}
         return condition.hint
-
-    def _learn(self, zero: Expr) -> None:
-        """An expression is 0: a symbol that it holds once, by itself, is what the rest says."""
-        for monomial, coefficient in zero.terms:
-            if len(monomial) != 1 or abs(coefficient) != 1 or not isinstance(monomial[0], Symbol):
-                continue
-            symbol = monomial[0]
-            own = Expr({monomial: coefficient})
-            rest = size_expr.subtract(zero, own)
-            if symbol in rest.free_symbols:
-                continue
-            value = size_expr.negate(rest) if coefficient == 1 else rest
-            self.known = {s: v.substitute({symbol: value}) for s, v in self.known.items()}
-            self.known[symbol] = value
-            return
 
 
 Text = str  # nodes have a method of that name
@@ -204,8 +208,7 @@ class SizeNode(_Node):
         known = self.env.known
         if known is not self._known:
             self._known = known
-            if known:
-                self._expr = self._expr.substitute(known)
+            self._expr = self.env.replace(self._expr)
         return self._expr
 
     def is_int(self) -> bool:

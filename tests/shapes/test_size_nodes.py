@@ -16,13 +16,16 @@ def guards_hold(env, values):
     return all(eval(guard, {"max": max, "min": min, **values}) for guard in env.guards)
 
 
+DIVISIONS = ["comes out even", "leaves", "needs padding", "divides"]
+
+
 def wander(generator, numbers):
     """A run of a model over sizes: what it computes, and which way it went. The same generator asks the same."""
     path = []
     values = list(numbers)
     for _ in range(8):
         kind = generator.choice(
-            ["+", "*", "//", "%", "max", "min", "<", "==", "!=", "both", "either", "not", "if"]
+            ["+", "*", "//", "%", "max", "min", "<", "==", "!=", "both", "either", "not", "if", *DIVISIONS]
         )
         a, b = generator.choice(values), generator.choice(values)
         number = generator.choice([1, 2, 3, 4, 8])
@@ -48,6 +51,15 @@ def wander(generator, numbers):
             path.append(bool((a >= number) & (b <= a)))
         elif kind == "either":
             path.append(bool((a > b) | (b == number)))
+        elif kind == "comes out even":
+            path.append(bool((a * 3 + b) % number == 0))
+        elif kind == "leaves":
+            path.append(bool(a % number == 1))
+        elif kind == "needs padding":
+            values.append((number - a % number) % number)
+            path.append(bool(values[-1] > 0))
+        elif kind == "divides":
+            path.append(bool(b != 0) and bool(a % b == 0))
         elif kind == "not":
             path.append(bool(torch.sym_not(a >= b)))
         else:
@@ -88,6 +100,52 @@ def test_equal_sizes_become_one():
     c = env.symbol("c", 9, positive=True)
     assert c == a * 2 + 1
     assert (c - 9).node.maybe_as_int() == 0
+
+
+def test_windows_of_a_multiple_make_up_the_size():
+    env = SizeEnv()
+    h, w = sizes_of(env, h=56, w=28)
+    assert h % 7 == 0
+    assert not (7 - w % 7) % 7 > 0
+    assert list(env.guards) == ["(h % 7) == 0", "((6*w) % 7) <= 0"]
+    windows = (h // 7) * (w // 7)
+    assert statically_known_true(windows * 49 == h * w)
+    assert statically_known_true((h + 6) // 7 == h // 7)
+    assert statically_known_true(h // 7 >= 1)
+    assert (h // 14) * 2 == h // 7  # one more guard, that of an even number of windows
+    assert len(env.guards) == 3
+    assert statically_known_true(h % 14 == 0)
+    assert windows.node.expr.value({"h": 70, "w": 21}) == 30
+
+
+def test_padding_of_two_sides_is_none_where_their_sum_is():
+    env = SizeEnv()
+    h, w = sizes_of(env, h=16, w=8)
+    assert not (-h) % 8 + (-w) % 4 > 0
+    assert statically_known_true(h % 8 == 0)
+    assert statically_known_true((w // 4) * 4 == w)
+    assert len(env.guards) == 1
+
+
+def test_what_an_operation_equals_is_learned():
+    env = SizeEnv()
+    (h,) = sizes_of(env, h=31)
+    pooled = (h - 1) // 2 + 1
+    assert pooled % 8 == 0
+    assert statically_known_true((pooled // 8) * 8 == pooled)
+    assert statically_known_true((pooled - 1) // 2 + 1 == pooled // 2)
+    assert pooled == 16
+    assert (pooled // 8).node.maybe_as_int() == 2
+    assert all(eval(guard, {"h": 32}) for guard in env.guards)
+    assert not all(eval(guard, {"h": 33}) for guard in env.guards)
+
+
+def test_a_multiple_of_another_size():
+    env = SizeEnv()
+    rows, groups = sizes_of(env, rows=12, groups=4)
+    assert rows % groups == 0
+    assert statically_known_true((rows // groups) * groups == rows)
+    assert (rows // groups).node.expr.value({"rows": 30, "groups": 6}) == 5
 
 
 def test_what_is_known_is_not_guarded():

@@ -15,6 +15,9 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
+from staticrt.shapes.fake_results import channels_last_strides, contiguous_strides, same
+from staticrt.shapes.size_nodes import env_of
+
 aten = torch.ops.aten
 
 MAYBE_VIEWS = frozenset(
@@ -39,11 +42,13 @@ class MaybeView:
     Attributes:
         source, copy: their fake storages.
         is_view: eager makes a view of it for the sizes of this recording.
+        is_guarded: it is so for all sizes that the recording serves.
     """
 
     source: int
     copy: int
     is_view: bool
+    is_guarded: bool = True
 
 
 def find(func: Any, source: torch.Tensor, result: torch.Tensor) -> MaybeView | None:
@@ -51,7 +56,33 @@ def find(func: Any, source: torch.Tensor, result: torch.Tensor) -> MaybeView | N
     symbolic = any(isinstance(n, torch.SymInt) for n in (*source.shape, *source.stride(), *result.shape))
     if not symbolic or _storage(source) == _storage(result):
         return None
-    return MaybeView(_storage(source), _storage(result), _is_view_now(func, source, result))
+    is_guarded = func is not aten.contiguous.default or not _is_ours(source)
+    return MaybeView(_storage(source), _storage(result), _is_view_now(func, source, result), is_guarded)
+
+
+def _is_ours(x: torch.Tensor) -> bool:
+    return x.layout is torch.strided and any(env_of(n) is not None for n in (*x.shape, *x.stride()))
+
+
+def contiguous(x: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor | None:
+    """What `contiguous` returns for sizes of ours, without a guard; None for others, which torch's own kernel answers.
+
+    Args:
+        x: a fake tensor.
+    """
+    sizes, strides = x.shape, x.stride()
+    if not _is_ours(x):
+        return None
+    if memory_format is torch.contiguous_format:
+        wanted = contiguous_strides(x.fake_mode, sizes)  # type: ignore[attr-defined]
+    elif memory_format is torch.channels_last and x.dim() == 4:
+        wanted = channels_last_strides(x.fake_mode, sizes)  # type: ignore[attr-defined]
+    else:
+        return None
+    if all((type(n) is int and n == 1) or same(a, b) for n, a, b in zip(sizes, strides, wanted, strict=True)):
+        return x
+    copy: torch.Tensor = aten.clone.default(x, memory_format=memory_format)
+    return copy
 
 
 def _is_view_now(func: Any, source: torch.Tensor, result: torch.Tensor) -> bool:
@@ -79,7 +110,7 @@ def results_show(graph: fx.Graph, maybe_views: list[MaybeView], outputs: list[An
         maybe_views: the copies found while it ran.
         outputs: the model's flat results.
     """
-    groups = _groups([found for found in maybe_views if found.is_view])
+    groups = _groups([found for found in maybe_views if found.is_view or not found.is_guarded])
     results = {storage for output in outputs for storage in _storages_of(output)} & groups.keys()
     given = {
         storage

@@ -12,7 +12,7 @@ from torch import fx
 
 from staticrt.frontend.reasons import CannotTrace
 from staticrt.shapes import size_expr
-from staticrt.shapes.size_expr import Atom, Expr, Operation
+from staticrt.shapes.size_expr import Atom, Expr, Operation, Quotient
 from staticrt.shapes.size_nodes import SizeNode, TruthNode
 
 _OPERATIONS = {
@@ -167,7 +167,14 @@ class SymbolNodes:
         return found
 
     def _of_term(self, monomial: Sequence[Atom], coefficient: int) -> Any:
-        factors = [self._of_atom(atom) for atom in monomial]
+        factors = []
+        for atom in monomial:
+            divisor = int(atom.args[1]) if isinstance(atom, Quotient) and atom.args[1].is_Integer else 0
+            if isinstance(atom, Quotient) and divisor and coefficient % divisor == 0:
+                coefficient //= divisor
+                factors.append(self._of_size(atom.args[0]))  # what was divided, which has a node mostly
+            else:
+                factors.append(self._of_atom(atom))
         if coefficient != 1 or not factors:
             factors.append(coefficient)
         return functools.reduce(functools.partial(self._emit, operator.mul), factors)

@@ -200,6 +200,8 @@ def _record(request: TraceRequest, watcher: Watcher, undo: list[Callable[[], obj
         except SizesDecideViews:
             if sizing.is_constant:
                 raise CannotTrace("what may be a view or a copy, as sizes tell that data decides") from None
+            if not all(found.is_guarded for found in tracer.maybe_views):
+                raise NeedsShapeEnv("a view or a copy, which torch's own sizes guard") from None
             raise
         _assert_data_dependent(tracer)
     return _finish(request, tracer, nodes, written, out_spec, guards_of(env, fakes))

@@ -39,6 +39,11 @@ class TraceTensor(FakeTensor):
     _base = _noted("_base")  # type: ignore[assignment]
     _version = _noted("_version")  # type: ignore[assignment]
 
+    def contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
+        # The method of torch's tensors asks symbolic sizes before any mode sees the call.
+        found: torch.Tensor = torch.ops.aten.contiguous.default(self, memory_format=memory_format)
+        return found
+
     @property  # type: ignore[misc]
     def __class__(self) -> type:  # type: ignore[misc, override]
         return torch.nn.Parameter if getattr(self, "_is_param", False) else torch.Tensor

@@ -357,7 +357,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _expand(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self, autocast.for_parts():
-            out = func.decompose(*args, **kwargs)
+            out = None
+            if func is aten.contiguous.default:
+                out = maybe_views.contiguous(
+                    self._fake(args[0]), kwargs.get("memory_format", torch.contiguous_format)
+                )
+            if out is None:
+                out = func.decompose(*args, **kwargs)
         if out is NotImplemented:
             raise CannotTrace(f"operator {func} has no decomposition")
         if func in maybe_views.MAYBE_VIEWS:

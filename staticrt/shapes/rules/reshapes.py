@@ -18,7 +18,7 @@ from staticrt.shapes.fake_results import (
     view_of,
 )
 from staticrt.shapes.rules.views import is_plain
-from staticrt.shapes.size_nodes import env_of
+from staticrt.shapes.size_nodes import check, env_of, statically_known_true
 
 aten = torch.ops.aten
 
@@ -27,6 +27,7 @@ aten = torch.ops.aten
 def _view(mode: Any, x: torch.Tensor, size: Sequence[Any]) -> Any:
     if not is_plain(x) or any(isinstance(s, int) and s == 0 for s in (*x.shape, *size)):
         return None
+    _assume_whole_windows(x.shape, size)
     sizes = _viewed_sizes(mode, x.shape, size)
     if sizes is None:
         return None
@@ -40,6 +41,23 @@ def _view(mode: Any, x: torch.Tensor, size: Sequence[Any]) -> Any:
             else _viewed_strides(mode, x.stride(), x.shape, sizes)
         )
     return None if strides is None else view_of(mode, x, sizes, strides)
+
+
+def _assume_whole_windows(old: Sequence[Any], wanted: Sequence[Any]) -> None:
+    """Guard, where `h` elements are viewed as `h // n` windows of `n`, that this comes out even, as it does in this call.
+
+    That `h // n * n` is `h` would say the same; a remainder of 0 also tells what `h` is in later views.
+    """
+    numbers = {n for n in wanted if type(n) is int and n > 1}
+    counts = [n for n in wanted if env_of(n) is not None]
+    for size in old if numbers and counts else ():
+        env = env_of(size)
+        if env is None or not env.is_open:
+            continue
+        for n in sorted(numbers):
+            windows = size // n
+            if any(same(windows, count) for count in counts) and windows.node.hint * n == size.node.hint:
+                check(size % n == 0)
 
 
 def _viewed_sizes(mode: Any, old: Sequence[Any], wanted: Sequence[Any]) -> list[Any] | None:
@@ -60,6 +78,9 @@ def _viewed_sizes(mode: Any, old: Sequence[Any], wanted: Sequence[Any]) -> list[
                 break
         else:
             rest_new.append(size)
+    if unknown and _comes_out_even(mode, rest_old, rest_new):
+        sizes[unknown[0]] = product(mode, rest_old) // product(mode, rest_new)
+        return sizes
     if unknown:  # -1 next to a batch, of which two arguments have one each
         rest_new = [size for size in rest_new if isinstance(size, int) or not _take_equal(rest_old, size)]
     if not unknown:
@@ -77,6 +98,14 @@ def _viewed_sizes(mode: Any, old: Sequence[Any], wanted: Sequence[Any]) -> list[
     others = [s for s in rest_old if not isinstance(s, int)]
     sizes[unknown[0]] = product(mode, [*others, numbers // divisor])
     return sizes
+
+
+def _comes_out_even(mode: Any, old: Sequence[Any], new: Sequence[Any]) -> bool:
+    """Whether a product of sizes of ours is seen to be a multiple of another: adds no guard."""
+    whole, divisor = product(mode, old), product(mode, new)
+    if env_of(whole) is None and env_of(divisor) is None:
+        return False
+    return statically_known_true(divisor > 0) and statically_known_true(whole % divisor == 0)
 
 
 def _divided(

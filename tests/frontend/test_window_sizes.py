@@ -1,0 +1,116 @@
+"""Windows of images: their floor divisions are decided by our own sizes, and one trace serves batches and other images."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import staticrt
+from staticrt.frontend.tracing import trace as tracing
+
+
+def partition(x, n):
+    batch, height, width, channels = x.shape
+    x = x.view(batch, height // n, n, width // n, n, channels)
+    return x.permute(0, 1, 3, 2, 4, 5).contiguous().view(-1, n, n, channels)
+
+
+def reverse(windows, n, height, width):
+    x = windows.view(-1, height // n, width // n, n, n, windows.shape[-1])
+    return x.permute(0, 1, 3, 2, 4, 5).contiguous().view(-1, height, width, windows.shape[-1])
+
+
+class Whole(nn.Module):
+    """Each stage halves the image, whose windows are whole; one says so by an assertion."""
+
+    def __init__(self, asks):
+        super().__init__()
+        self.asks = asks
+        self.stem = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+        self.down = nn.Conv2d(8, 8, 3, stride=2, padding=1)
+        self.mix = nn.Linear(16, 16)
+
+    def forward(self, x):
+        for layer in (self.stem, self.down):
+            x = layer(x).permute(0, 2, 3, 1)
+            _, height, width, _ = x.shape
+            if self.asks:
+                assert height % 4 == 0
+                assert width % 4 == 0
+            windows = partition(x, 4)
+            windows = windows + self.mix(windows.view(-1, 16, 8).transpose(1, 2)).transpose(1, 2).reshape(
+                -1, 4, 4, 8
+            )
+            x = reverse(windows, 4, height, width).permute(0, 3, 1, 2)
+        return x.mean((2, 3)) if self.asks else x.flatten(2)
+
+
+class Padded(nn.Module):
+    """As davit and hieradet: padded to whole windows, then cut to the image again."""
+
+    def forward(self, x):
+        _, height, width, _ = x.shape
+        right, below = (7 - width % 7) % 7, (7 - height % 7) % 7
+        x = F.pad(x, (0, 0, 0, right, 0, below))
+        windows = partition(x, 7)
+        windows = windows * windows.mean((1, 2), keepdim=True)
+        return (
+            reverse(windows, 7, height + below, width + right)[:, :height, :width].contiguous().flatten(1, 2)
+        )
+
+
+@pytest.fixture
+def without_sympy(monkeypatch):
+    def refuse(oblivious):
+        raise AssertionError("the trace asks torch's sizes")
+
+    monkeypatch.setattr(tracing, "_shape_env", refuse)
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_whole_windows(without_sympy, asks):
+    model = Whole(asks).eval()
+    compiled = staticrt.compile(model)
+    with torch.no_grad():
+        for batch, height, width in ((1, 32, 32), (2, 32, 32), (3, 64, 48), (1, 16, 96), (2, 31, 64)):
+            x = torch.rand(batch, 3, height, width)
+            torch.testing.assert_close(compiled(x), model(x))
+    explanation = compiled.explain()
+    assert len(explanation.traces) == 1
+    assert not explanation.eager
+
+
+def test_an_image_without_whole_windows_raises_as_eager():
+    model = Whole(False).eval()
+    compiled = staticrt.compile(model)
+    with torch.no_grad():
+        compiled(torch.rand(1, 3, 32, 32))
+        for call in (model, compiled):
+            with pytest.raises(RuntimeError, match="invalid for input of size"):
+                call(torch.rand(1, 3, 40, 32))
+        x = torch.rand(2, 3, 48, 32)
+        torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_padded_windows(without_sympy):
+    model = Padded()
+    compiled = staticrt.compile(model)
+    for batch, height, width in ((1, 14, 21), (2, 14, 21), (2, 15, 20), (1, 6, 5), (3, 7, 7), (1, 1, 7)):
+        x = torch.rand(batch, height, width, 5)
+        torch.testing.assert_close(compiled(x), model(x))
+    explanation = compiled.explain()
+    assert not explanation.eager
+    assert len(explanation.traces) <= 2
+
+
+def test_a_copy_stays_a_copy_where_other_sizes_make_a_view(without_sympy):
+    """A transposition of one row is contiguous as it is: with two it is copied, and eager's result is not the argument's."""
+
+    def f(x):
+        return x.transpose(0, 1).contiguous() * 2
+
+    compiled = staticrt.compile(f)
+    for rows in (1, 2, 5):
+        x = torch.rand(rows, 3)
+        torch.testing.assert_close(compiled(x), f(x))
+    assert len(compiled.explain().traces) == 1
