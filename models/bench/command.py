@@ -189,7 +189,12 @@ def _run_training(arguments: argparse.Namespace) -> int:
         with long_work("bench --train"):
             rows = measure_training(seconds=seconds, inductor=arguments.inductor)
             runs = 1 if arguments.quick else 3
-            first = measure_first_calls([row["model"] for row in rows], threads=arguments.threads, runs=runs)
+            first = measure_first_calls(
+                [row["model"] for row in rows],
+                threads=arguments.threads,
+                runs=runs,
+                inductor=arguments.inductor,
+            )
             costs = {"two_operators_us": measure_two_operators(), "compile_s": measure_compile()}
             if not arguments.quick:
                 memory = measure_memory()

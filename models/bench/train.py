@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import staticrt
-from staticrt.models.bench.train_memory import saved_bytes
+from staticrt.models.bench.train_memory import allocated_peak, saved_bytes
 from staticrt.models.bench.train_models import Lstm, Transformer, mlp
 from staticrt.training import optim
 
@@ -42,9 +42,9 @@ def _steps(
     ways: dict[str, Callable[[nn.Module], Any]] = {
         "eager": lambda m: m,
         "AOT eager": lambda m: torch.compile(m, backend="aot_eager", dynamic=False),
-        "staticrt": lambda m: torch.compile(m, backend="staticrt", dynamic=False),
-        "graph splits": lambda m: staticrt.compile(m, dynamic=False),
-        "joint trace": lambda m: staticrt.compile(m, dynamic=False, joint_trace=True),
+        "backend": lambda m: torch.compile(m, backend="staticrt", dynamic=False),
+        "graph splits": lambda m: staticrt.compile(m, dynamic=False, joint_trace=False),
+        "staticrt.compile": lambda m: staticrt.compile(m, dynamic=False),
     }
     if inductor:
         ways["Inductor"] = lambda m: torch.compile(m, dynamic=False)
@@ -97,7 +97,10 @@ def _time(steps: dict[str, Step], seconds: float) -> dict[str, float]:
 
 
 def measure_training(*, seconds: float, inductor: bool) -> list[dict[str, Any]]:
-    """One row for each model: ms of each way, speedups over eager, saved bytes, arena and its lower bound."""
+    """One row for each model: ms of each way, speedups over eager, saved bytes, arena and its lower bound.
+
+    peak_bytes: the most that a step has allocated at one time, without our arenas, which stay between calls.
+    """
     rows = []
     for name, (make, sizes, target) in MODELS.items():
         torch._dynamo.reset()
@@ -106,6 +109,7 @@ def measure_training(*, seconds: float, inductor: bool) -> list[dict[str, Any]]:
         if max(abs(loss - first["eager"]) for loss in first.values()) > 1e-3 * max(1.0, abs(first["eager"])):
             raise AssertionError(f"{name}: losses differ: {first}")
         ms = _time({way: step for way, (step, _run) in steps.items()}, seconds)
+        peaks = {way: allocated_peak(step) for way, (step, _run) in steps.items()}
         torch.manual_seed(0)
         model, x = make(), torch.randn(*sizes)
         fast = torch.compile(model, backend="staticrt", dynamic=False)
@@ -121,6 +125,7 @@ def measure_training(*, seconds: float, inductor: bool) -> list[dict[str, Any]]:
                     "eager": saved_bytes(model, x, model),
                     "staticrt": saved_bytes(fast, x, model),
                 },
+                "peak_bytes": peaks,
                 "arena_bytes": max((s["arena_bytes"] for s in stats), default=0),
                 "lower_bound_bytes": max((s["lower_bound_bytes"] for s in stats), default=0),
             }
@@ -137,6 +142,15 @@ def render_training(rows: list[dict[str, Any]]) -> str:
         cells = "".join(f"{row['ms'][way]:>10.3f} ({row['speedup'][way]:.2f})".rjust(18) for way in ways)
         verdict = "met" if row["speedup"]["whole step"] >= row["target"] else "missed"
         lines.append(f"{row['model']:<22}{cells}{row['target']:>6.2f} {verdict}")
+    lines += [
+        "",
+        "Peak of a step beside arenas, MB",
+        "",
+        f"{'model':<22}" + "".join(f"{way:>18}" for way in ways),
+    ]
+    for row in rows:
+        cells = "".join(f"{row['peak_bytes'][way] / 1e6:>18.3f}" for way in ways)
+        lines.append(f"{row['model']:<22}{cells}")
     lines += [
         "",
         "Memory, MB",

@@ -6,19 +6,23 @@ import subprocess
 import sys
 from typing import Any
 
-# What is timed -> options of `staticrt.compile`, and whether gradients are on.
+# What is timed -> the compiled model, and whether gradients are on.
 WAYS = {
-    "without gradients": ("", False),
-    "joint trace": ("joint_trace=True", True),
-    "graph splits": ("", True),
+    "without gradients": ("staticrt.compile(make())", False),
+    "staticrt.compile": ("staticrt.compile(make())", True),
+    "graph splits": ("staticrt.compile(make(), joint_trace=False)", True),
+    "backend": ("torch.compile(make(), backend='staticrt')", True),
+    "AOT eager": ("torch.compile(make(), backend='aot_eager')", True),
 }
+# Inductor's caches would serve all but the first of its processes.
+INDUCTOR = {"Inductor": ("torch.compile(make(), options={'force_disable_caches': True})", True)}
 _CODE = """
 import time, torch, staticrt
 from staticrt.models.bench.train import MODELS
 torch.set_num_threads({threads})
 make, sizes, _target = MODELS[{name!r}]
 torch.manual_seed(0)
-model, x = staticrt.compile(make(), {options}), torch.randn(*sizes)
+model, x = {compiled}, torch.randn(*sizes)
 with torch.set_grad_enabled({gradients}):
     begin = time.perf_counter()
     out = model(x)
@@ -28,14 +32,17 @@ with torch.set_grad_enabled({gradients}):
 """
 
 
-def measure_first_calls(names: list[str], *, threads: int = 1, runs: int = 3) -> list[dict[str, Any]]:
+def measure_first_calls(
+    names: list[str], *, threads: int = 1, runs: int = 3, inductor: bool = False
+) -> list[dict[str, Any]]:
     """One row for each model of `train.MODELS`: ms of a first call, with its backward; the least of some processes."""
     rows = []
+    ways = {**WAYS, **INDUCTOR} if inductor else WAYS
     for name in names:
         ms: dict[str, float] = {}
         for _ in range(runs):
-            for way, (options, gradients) in WAYS.items():
-                code = _CODE.format(name=name, options=options, gradients=gradients, threads=threads)
+            for way, (compiled, gradients) in ways.items():
+                code = _CODE.format(name=name, compiled=compiled, gradients=gradients, threads=threads)
                 done = subprocess.run(
                     [sys.executable, "-c", code], capture_output=True, text=True, check=True
                 )
@@ -47,12 +54,13 @@ def measure_first_calls(names: list[str], *, threads: int = 1, runs: int = 3) ->
 def render_first_calls(rows: list[dict[str, Any]]) -> str:
     """The table, with what a first training call costs in first calls without gradients."""
     lines = ["First call of a process, ms (multiple of the call without gradients)", ""]
-    lines.append(f"{'model':<22}" + "".join(f"{way:>22}" for way in WAYS))
+    ways = list(rows[0]["first_ms"])
+    lines.append(f"{'model':<22}" + "".join(f"{way:>22}" for way in ways))
     for row in rows:
         ms = row["first_ms"]
         least = ms["without gradients"]
         lines.append(
             f"{row['model']:<22}"
-            + "".join(f"{ms[way]:.0f} ({ms[way] / least:.1f})".rjust(22) for way in WAYS)
+            + "".join(f"{ms[way]:.0f} ({ms[way] / least:.1f})".rjust(22) for way in ways)
         )
     return "\n".join(lines)

@@ -4,7 +4,7 @@ import json
 
 import torch
 
-from staticrt.models.bench import train, train_costs, train_memory
+from staticrt.models.bench import train, train_costs, train_first, train_memory
 from staticrt.tools.cli.main import main
 
 
@@ -12,6 +12,9 @@ def test_one_model_is_measured_and_reported(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(train, "MODELS", {"small MLP": (lambda: train.mlp(8, 1), (4, 8), 1.3)})
     small = {"small": (lambda: torch.nn.Sequential(train.mlp(16, 1), torch.nn.Linear(16, 4)), (32, 16))}
     monkeypatch.setattr(train_memory, "MODELS", small)
+    monkeypatch.setattr(
+        train_first, "WAYS", {way: train_first.WAYS[way] for way in ("without gradients", "staticrt.compile")}
+    )
     monkeypatch.setattr(train_costs, "_CALLS", 4)
     monkeypatch.setattr(train_costs, "_BATCHES", 2)
     monkeypatch.setattr(train_costs, "_OPERATORS", 30)
@@ -33,9 +36,12 @@ def test_one_model_is_measured_and_reported(tmp_path, monkeypatch, capsys):
     assert costs["compile_s"]["plan"] > 0
     assert "Forward and backward of two operators" in text
     (row,) = json.loads(target.read_text())["training"]
-    assert set(row["ms"]) == {"eager", "AOT eager", "staticrt", "graph splits", "joint trace", "whole step"}
+    ways = {"eager", "AOT eager", "backend", "graph splits", "staticrt.compile", "whole step"}
+    assert set(row["ms"]) == set(row["peak_bytes"]) == ways
+    assert row["peak_bytes"]["staticrt.compile"] > 0
+    assert "Peak of a step beside arenas" in text
     (first,) = json.loads(target.read_text())["first_calls"]
-    assert set(first["first_ms"]) == {"without gradients", "joint trace", "graph splits"}
+    assert set(first["first_ms"]) == {"without gradients", "staticrt.compile"}
     assert all(ms > 0 for ms in first["first_ms"].values())
     assert "First call of a process" in text
     assert row["arena_bytes"] >= row["lower_bound_bytes"] > 0
