@@ -18,7 +18,7 @@ from staticrt.executor.call_state import CallState, CallStates
 from staticrt.executor.trace_maker import TraceMaker
 from staticrt.frontend import budget
 from staticrt.frontend.progress import long_work
-from staticrt.frontend.reasons import CannotTrace
+from staticrt.frontend.reasons import CannotTrace, ModelChanges
 from staticrt.frontend.thread_state import keeping_thread_state
 from staticrt.frontend.tracing.request import TraceRequest
 from staticrt.frontend.tracing.sizing import Sizing
@@ -119,19 +119,19 @@ class JointCalls:
         )
         return (traced.out_spec.build(outputs, call.containers),)
 
-    def _leave_to_eager(self, state: CallState, raised: Call | None = None) -> None:
+    def _leave_to_eager(self, state: CallState, tried: Call | None = None) -> None:
         """Raise `LeftToEager` for a call without a trace, unless Dynamo may have it.
 
         Args:
-            raised: a call of which the trace failed just now. If the model raised, the call may be wrong: eager tells.
+            tried: a call of which the trace failed just now: eager may tell more.
         """
         failed = state.failure
         if failed is None or self._options.fullgraph:
             return
         if failed.even_in_parts:
             raise LeftToEager(failed.reason, failed.where, _nothing)
-        if raised is not None and failed.raised:
-            raise LeftToEager(failed.reason, failed.where, self._answered(raised, state))
+        if tried is not None and failed.eager_first:
+            raise LeftToEager(failed.reason, failed.where, self._answered(tried, state))
 
     def _answered(self, call: Call, state: CallState) -> Callable[[], None]:
         """Remembers a call as wrong until the result is called: a right one of its key is traced as ever."""
@@ -178,16 +178,17 @@ class JointCalls:
         if self._options.executor == "static" and isinstance(error, (PassError, LoweringError)):
             raise error
         reason, where = failure(error)
-        cannot = isinstance(error, CannotTrace)
+        # Eager tells whether a call that raises is wrong; and what it changes exists in the next one.
+        eager_first = not isinstance(error, CannotTrace) or isinstance(error, ModelChanges)
         # State that the first call creates exists in the next one; a wrong call may be followed by a right one.
-        transient = not cannot or "changes" in reason
-        state.changes += cannot or self._options.fullgraph
+        transient = not isinstance(error, CannotTrace) or "changes" in reason
+        state.changes += not eager_first or self._options.fullgraph
         state.failure = Failure(
             reason,
             where,
             impossible=not transient,
             even_in_parts=isinstance(error, CannotTrace) and error.even_in_parts,
-            raised=not cannot,
+            eager_first=eager_first,
         )
         self._states.keep(call.key.key, state)
 

@@ -68,14 +68,14 @@ class Failure:
     Args:
         impossible: the model does what no graph replays; else it raised something.
         even_in_parts: nothing but eager runs such calls as eager does.
-        raised: the model raised, or something it calls: the call may be wrong.
+        eager_first: the model raised, or changed its own state: eager runs the call, and the next one is traced again.
     """
 
     reason: str
     where: str
     impossible: bool
     even_in_parts: bool = False
-    raised: bool = False
+    eager_first: bool = False
 
 
 def tensor_metadata(values: Sequence[torch.Tensor]) -> list[Any]:

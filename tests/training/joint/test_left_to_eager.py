@@ -153,6 +153,29 @@ def test_a_wrong_call_raises_as_in_eager_and_leaves_dynamo_out():
     assert compiled._executor._splits.regions == []
 
 
+def test_state_that_the_first_call_makes_costs_no_second_compiler():
+    class Decides(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin, self.kind = nn.Linear(4, 2), None
+
+        def forward(self, x):
+            if self.kind is None:
+                self.kind = "regression"
+            return self.lin(x)
+
+    torch.manual_seed(0)
+    model = Decides()
+    compiled = staticrt.compile(model)
+    x = torch.randn(3, 4)
+    for _call in range(4):
+        compiled(x).sum().backward()
+    torch.testing.assert_close(model.lin.weight.grad, 4 * x.sum(0).expand(2, 4))
+    assert model.kind == "regression"
+    assert joint_calls(compiled) == 3
+    assert compiled._executor._splits.regions == []
+
+
 def test_what_only_fake_tensors_refuse_is_left_to_graph_splits_in_the_end():
     def function(x):
         if type(x) is not torch.Tensor:
