@@ -41,6 +41,10 @@ SUITES = {
         "staticrt.models.bench.soak",
         "a million calls of random sizes from 8 threads: errors, memory, how late answers are",
     ),
+    "devices": (
+        "staticrt.models.bench.devices",
+        "the zoo on the simulated device, and on CUDA where there is one: answers, arenas, waits, enqueueing",
+    ),
     "graphs": ("staticrt.models.bench.graphs", "captured graphs: one operator of a replay, storages"),
 }
 INTERRUPTED = 130  # exit code after Ctrl-C, as a shell gives it

@@ -187,14 +187,20 @@ def donated_inputs(traced: TracedGraph, names: Sequence[str]) -> list[tuple[int,
 
 
 def _known(traced: TracedGraph, weights: Sequence[int]) -> PipelineOptions:
-    """What passes may assume: the values of literals, and which inputs are weights that the runtime tracks."""
+    """What passes may assume: the values of literals, and which inputs are weights that the runtime tracks.
+
+    It tracks weights in host memory only: a write through `.data` shows in their bytes alone, and reading these from
+    a device would make every call wait for it.
+    """
     placeholders = traced.module.graph.find_nodes(op="placeholder")
     constants = {
         str(node.target): value
         for node, spec, value in zip(placeholders, traced.inputs, traced.values, strict=False)
         if spec.literal and not spec.mutated
     }
-    tracked = frozenset(str(placeholders[i].target) for i in weights)
+    tracked = frozenset(
+        str(placeholders[i].target) for i in weights if placeholders[i].meta["val"].device.type == "cpu"
+    )
     return PipelineOptions(constants=constants, tracked=tracked)
 
 

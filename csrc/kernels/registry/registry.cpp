@@ -14,6 +14,11 @@ std::map<std::string_view, Kernel>& registry() {
   return kernels;
 }
 
+std::map<std::string_view, Kernel>& dispatched() {
+  static std::map<std::string_view, Kernel> kernels;
+  return kernels;
+}
+
 // Resolved when asked for: the kernel behind an alias may register itself later.
 std::map<std::string_view, std::string_view>& aliases() {
   static std::map<std::string_view, std::string_view> names;
@@ -35,6 +40,22 @@ const Kernel* find_kernel(std::string_view op) {
   const auto alias = aliases().find(op);
   const auto found = registry().find(alias == aliases().end() ? op : alias->second);
   return found == registry().end() ? nullptr : &found->second;
+}
+
+void register_dispatched(const Kernel& kernel) {
+  SRT_INTERNAL(dispatched().emplace(kernel.op, kernel).second, "kernel ", kernel.name, ": ", kernel.op,
+               " has one for devices already");
+}
+
+const Kernel* find_dispatched(std::string_view op) {
+  const auto found = dispatched().find(op);
+  return found == dispatched().end() ? nullptr : &found->second;
+}
+
+std::vector<Kernel> all_dispatched() {
+  std::vector<Kernel> kernels;
+  for (const auto& [name, kernel] : dispatched()) kernels.push_back(kernel);
+  return kernels;
 }
 
 std::vector<Kernel> all_kernels() {

@@ -85,6 +85,14 @@ void choose_kernel(const Program& program, const Node& node, const BindOptions& 
     return;
   }
   SRT_CHECK(node.handle, program.describe(node), ": no kernel and no registered operator of this name");
+  if (can_write_out && !memory->is_host()) {
+    if (const Kernel* dispatched = find_dispatched(node.op)) {
+      bound.kind = BoundKind::kOut;
+      bound.kernel = dispatched->run;
+      bound.memory = memory;
+      return;
+    }
+  }
   if (can_write_out && (bound.out_handle = find_out_overload(node, *memory))) {
     bound.kind = BoundKind::kBoxedOut;
     bound.memory = memory;

@@ -1,0 +1,127 @@
+// Copies, fills, gathers and element-wise operators whose own operators have no out overload that writes in place.
+#include <ATen/ScalarOps.h>
+#include <ATen/ops/_log_softmax.h>
+#include <ATen/ops/_softmax.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/clamp_min.h>
+#include <ATen/ops/hardtanh.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/sub.h>
+#include <ATen/ops/where.h>
+
+#include "kernels/dispatched/sizing.h"
+#include "kernels/registry/registry.h"
+
+namespace staticrt {
+namespace {
+
+using T = at::Tensor;
+
+at::MemoryFormat format_of(Operands& op, uint32_t i) {
+  return op.is_none(i) ? at::MemoryFormat::Preserve : op.arg(i).toMemoryFormat();
+}
+T number(Operands& op, uint32_t i) {
+  return at::native::wrapped_scalar_tensor(op.scalar(i));
+}
+
+SRT_DISPATCHED("aten::clone", clone) {
+  dispatched::resize_like(op.out(), op.tensor(0), format_of(op, 1));
+  op.out().copy_(op.tensor(0));
+}
+// (self, dtype, layout, device, pin_memory, non_blocking, memory_format)
+SRT_DISPATCHED("aten::_to_copy", to_copy) {
+  dispatched::resize_like(op.out(), op.tensor(0), format_of(op, 6));
+  op.out().copy_(op.tensor(0), op.boolean(5));
+}
+
+void fill_like(Operands& op, const at::Scalar& value, uint32_t format) {
+  dispatched::resize_like(op.out(), op.tensor(0), format_of(op, format));
+  op.out().fill_(value);
+}
+void fill_sized(Operands& op, uint32_t sizes, const at::Scalar& value) {
+  dispatched::resize(op.out(), op.ints(sizes));
+  op.out().fill_(value);
+}
+SRT_DISPATCHED("aten::zeros_like", zeros_like) {
+  fill_like(op, 0, 5);
+}
+SRT_DISPATCHED("aten::ones_like", ones_like) {
+  fill_like(op, 1, 5);
+}
+SRT_DISPATCHED("aten::full_like", full_like) {
+  fill_like(op, op.scalar(1), 6);
+}
+SRT_DISPATCHED("aten::zeros", zeros) {
+  fill_sized(op, 0, 0);
+}
+SRT_DISPATCHED("aten::ones", ones) {
+  fill_sized(op, 0, 1);
+}
+SRT_DISPATCHED("aten::full", full) {
+  fill_sized(op, 0, op.scalar(1));
+}
+SRT_DISPATCHED("aten::new_zeros", new_zeros) {
+  fill_sized(op, 1, 0);
+}
+SRT_DISPATCHED("aten::new_ones", new_ones) {
+  fill_sized(op, 1, 1);
+}
+SRT_DISPATCHED("aten::new_full", new_full) {
+  fill_sized(op, 1, op.scalar(2));
+}
+
+SRT_DISPATCHED("aten::relu", relu) {
+  at::clamp_min_out(op.out(), op.tensor(0), 0);
+}
+SRT_DISPATCHED("aten::hardtanh", hardtanh) {
+  at::hardtanh_out(op.out(), op.tensor(0), op.scalar(1), op.scalar(2));
+}
+SRT_DISPATCHED("aten::add.Scalar", add_scalar) {
+  at::add_out(op.out(), op.tensor(0), number(op, 1), op.scalar(2));
+}
+SRT_DISPATCHED("aten::sub.Scalar", sub_scalar) {
+  at::sub_out(op.out(), op.tensor(0), number(op, 1), op.scalar(2));
+}
+SRT_DISPATCHED("aten::rsub.Scalar", rsub_scalar) {
+  at::sub_out(op.out(), number(op, 1), op.tensor(0), op.scalar(2));
+}
+SRT_DISPATCHED("aten::mul.Scalar", mul_scalar) {
+  at::mul_out(op.out(), op.tensor(0), number(op, 1));
+}
+SRT_DISPATCHED("aten::where.self", where) {
+  at::where_out(op.out(), op.tensor(0), op.tensor(1), op.tensor(2));
+}
+
+// (self, dim, dtype): a dtype that differs converts first, as in eager.
+T converted(Operands& op) {
+  return op.is_none(2) ? op.tensor(0) : op.tensor(0).to(op.arg(2).toScalarType());
+}
+SRT_DISPATCHED("aten::softmax.int", softmax) {
+  at::_softmax_out(op.out(), converted(op), op.integer(1), false);
+}
+SRT_DISPATCHED("aten::log_softmax.int", log_softmax) {
+  at::_log_softmax_out(op.out(), converted(op), op.integer(1), false);
+}
+
+SRT_DISPATCHED("aten::stack", stack) {
+  at::stack_out(op.out(), op.tensors(0), op.integer(1));
+}
+SRT_DISPATCHED("aten::index_select", index_select) {
+  at::index_select_out(op.out(), op.tensor(0), op.integer(1), op.tensor(2));
+}
+// (weight, indices, padding_idx, scale_grad_by_freq, sparse)
+SRT_DISPATCHED("aten::embedding", embedding) {
+  const T& weight = op.tensor(0);
+  const T& indices = op.tensor(1);
+  TORCH_CHECK(weight.dim() == 2, "'weight' must be 2-D");
+  at::DimVector sizes(indices.sizes());
+  sizes.push_back(weight.size(1));
+  dispatched::resize(op.out(), sizes);
+  T rows = op.out().view({indices.numel(), weight.size(1)});
+  at::index_select_out(rows, weight, 0, indices.reshape(-1));
+}
+
+}  // namespace
+}  // namespace staticrt

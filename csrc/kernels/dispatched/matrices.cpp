@@ -1,0 +1,81 @@
+// Products of matrices as eager computes them: torch's composite operators reduced to mm, bmm and addmm, whose
+// out overloads write where they are told.
+#include <ATen/ExpandUtils.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/mm.h>
+#include <c10/util/accumulate.h>
+
+#include "kernels/dispatched/sizing.h"
+#include "kernels/registry/registry.h"
+
+namespace staticrt {
+namespace {
+
+using T = at::Tensor;
+
+// What no case below takes: computed and copied.
+void copy_result(T& out, const T& made) {
+  dispatched::resize_strided(out, made.sizes(), made.strides());
+  out.copy_(made);
+}
+
+// The output [..., columns] of a [..., k], as one matrix; a as one matrix.
+struct Folded {
+  T a, out;
+};
+Folded fold(T& out, const T& a, int64_t columns) {
+  at::DimVector sizes(a.sizes());
+  sizes.back() = columns;
+  dispatched::resize(out, sizes);
+  const int64_t rows = c10::multiply_integers(a.sizes().slice(0, a.dim() - 1));
+  return {a.reshape({rows, a.size(-1)}), out.view({rows, columns})};
+}
+
+SRT_DISPATCHED("aten::linear", linear) {
+  const T& x = op.tensor(0);
+  const T& weight = op.tensor(1);
+  const T bias = op.optional_tensor(2);
+  if (x.dim() < 2 || weight.dim() != 2 || x.size(-1) != weight.size(1)) {
+    copy_result(op.out(), at::linear(x, weight, bias.defined() ? std::optional<T>(bias) : std::nullopt));
+    return;
+  }
+  Folded folded = fold(op.out(), x, weight.size(0));
+  if (bias.defined()) {
+    at::addmm_out(folded.out, bias, folded.a, weight.t());
+  } else {
+    at::mm_out(folded.out, folded.a, weight.t());
+  }
+}
+
+SRT_DISPATCHED("aten::matmul", matmul) {
+  const T& a = op.tensor(0);
+  const T& b = op.tensor(1);
+  if (a.dim() < 2 || b.dim() < 2 || a.size(-1) != b.size(-2)) {
+    copy_result(op.out(), at::matmul(a, b));
+    return;
+  }
+  if (b.dim() == 2) {
+    Folded folded = fold(op.out(), a, b.size(1));
+    at::mm_out(folded.out, folded.a, b);
+    return;
+  }
+  const at::DimVector batch =
+      at::infer_size_dimvector(a.sizes().slice(0, a.dim() - 2), b.sizes().slice(0, b.dim() - 2));
+  const int64_t count = c10::multiply_integers(batch);
+  const auto batched = [&](const T& matrix) {
+    at::DimVector sizes(batch);
+    sizes.append({matrix.size(-2), matrix.size(-1)});
+    return matrix.expand(sizes).reshape({count, matrix.size(-2), matrix.size(-1)});
+  };
+  at::DimVector sizes(batch);
+  sizes.append({a.size(-2), b.size(-1)});
+  dispatched::resize(op.out(), sizes);
+  T flat = op.out().view({count, a.size(-2), b.size(-1)});
+  at::bmm_out(flat, batched(a), batched(b));
+}
+
+}  // namespace
+}  // namespace staticrt

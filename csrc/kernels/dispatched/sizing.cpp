@@ -1,0 +1,42 @@
+#include "kernels/dispatched/sizing.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/ExpandUtils.h>
+#include <ATen/ops/resize.h>
+
+namespace staticrt::dispatched {
+
+namespace {
+
+// What the storage holds is not copied.
+void reserve(at::Tensor& out, size_t size_bytes) {
+  if (size_bytes <= out.storage().nbytes()) return;
+  const size_t item = out.dtype().itemsize();
+  out.unsafeGetTensorImpl()->set_sizes_contiguous({0});
+  out.resize_({static_cast<int64_t>((size_bytes + item - 1) / item)});
+}
+
+}  // namespace
+
+void resize_strided(at::Tensor& out, at::IntArrayRef sizes, at::IntArrayRef strides) {
+  reserve(out, at::detail::computeStorageNbytes(sizes, strides, out.dtype().itemsize()));
+  out.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
+}
+
+void resize(at::Tensor& out, at::IntArrayRef sizes, at::MemoryFormat format) {
+  reserve(out, at::detail::computeStorageNbytesContiguous(sizes, out.dtype().itemsize()));
+  out.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  out.unsafeGetTensorImpl()->empty_tensor_restride(format);
+}
+
+void resize_like(at::Tensor& out, const at::Tensor& self, at::MemoryFormat format) {
+  if (format != at::MemoryFormat::Preserve) {
+    resize(out, self.sizes(), format);
+  } else if (self.is_non_overlapping_and_dense()) {
+    resize_strided(out, self.sizes(), self.strides());
+  } else {
+    resize_strided(out, self.sizes(), at::infer_dense_strides(self.sizes(), self.strides()));
+  }
+}
+
+}  // namespace staticrt::dispatched

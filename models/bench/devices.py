@@ -1,0 +1,235 @@
+"""`staticrt bench --devices`: the zoo with its tensors on each accelerator of this process, the simulated one among them.
+
+On the simulated device a call returns once its operators are enqueued, since kernels run when somebody waits. So what is
+timed there is the work of the host; how long kernels take on it says nothing, and is not reported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from tabulate import tabulate
+from torch import Tensor
+
+from staticrt import compile, memory
+from staticrt.models import zoo
+from staticrt.models.bench.check import difference, leaves
+from staticrt.models.bench.gates import MISSED, PASSED
+
+QUICK_MODELS = ("mlp", "encoder_tiny", "graph_network")
+MOST_SUBMISSION_US = 1.0  # of a node on the simulated device, median
+MOST_ARENA = 1.0  # of the planner's lower bound
+ROUNDS = 30
+_WARM_UP = 3  # the first call traces, the second records sizes, the third is prepared
+
+
+@dataclass(frozen=True)
+class DeviceRow:
+    """One zoo model on one device.
+
+    Args:
+        nodes: of the traced graph.
+        difference: "" where the answer is eager's on the same device, else how it differs.
+        eager_us, ours_us: median time in microseconds until a call returns (sim), or until the device has finished it.
+        node_us: `ours_us` over `nodes`.
+        arena_bytes, lower_bound_bytes: memory of managed values, and the least that any plan takes.
+        waits: what made the host wait for the device in a steady call, and how often. Waits of the model's own
+            (sizes that data decides) count as well.
+        eagerly: what runs eagerly, as `explain()` says.
+    """
+
+    device: str
+    name: str
+    nodes: int
+    difference: str
+    eager_us: float
+    ours_us: float
+    arena_bytes: int
+    lower_bound_bytes: int
+    waits: dict[str, int]
+    eagerly: tuple[str, ...]
+
+    @property
+    def node_us(self) -> float:
+        return self.ours_us / max(self.nodes, 1)
+
+    @property
+    def verdict(self) -> str:
+        """`MISSED` for a wrong answer, a larger arena than the bound, a hidden wait or a late return."""
+        is_late = self.device.startswith("sim") and self.node_us > MOST_SUBMISSION_US
+        is_large = self.arena_bytes > MOST_ARENA * self.lower_bound_bytes
+        return MISSED if self.difference or is_large or is_late or self.waits else PASSED
+
+
+def _moved(value: Any, device: str) -> Any:
+    return torch.utils._pytree.tree_map(lambda v: v.to(device) if isinstance(v, Tensor) else v, value)
+
+
+@contextmanager
+def _waits_counted(device: str, counts: dict[str, int]) -> Iterator[None]:
+    """Count what makes the host wait for the device inside of the block."""
+    kind = torch.device(device).type
+    if kind == "sim":
+        memory.simulated.clear_waits(device)
+        yield
+        counts.update(memory.simulated.waits(device))
+    elif kind == "cuda":
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        for warning in caught:
+            if "synchroniz" in str(warning.message):
+                where = f"{warning.filename.rsplit('/', 1)[-1]}:{warning.lineno}"
+                counts[where] = counts.get(where, 0) + 1
+    else:
+        yield
+
+
+def _median_us(call: Callable[[], object], finish: Callable[[], object], timed_to_end: bool) -> float:
+    times = []
+    for _ in range(ROUNDS):
+        finish()
+        begin = time.perf_counter()
+        call()
+        if timed_to_end:
+            finish()
+        times.append(time.perf_counter() - begin)
+    finish()
+    return sorted(times)[len(times) // 2] * 1e6
+
+
+@torch.no_grad()
+def measure(name: str, device: str) -> DeviceRow:
+    """One row: model `name` of the zoo on `device`, "sim:0" or "cuda:0". The simulated device must be enabled."""
+    entry = zoo.select((name,))[0]
+    module = copy.deepcopy(entry.build()).to(device)
+    inputs = _moved(entry.inputs(), device)
+    fast = compile(module)
+
+    def finish() -> None:
+        torch.accelerator.synchronize(torch.device(device).index or 0)
+
+    expected = _moved(leaves(module(*inputs)), "cpu")
+    for _ in range(_WARM_UP):
+        got = _moved(leaves(fast(*inputs)), "cpu")
+    found = difference(got, expected, rtol=entry.rtol, atol=entry.atol)
+    waits: dict[str, int] = {}
+    finish()
+    with _waits_counted(device, waits):
+        fast(*inputs)
+    to_end = not device.startswith("sim")
+    eager_us = _median_us(lambda: module(*inputs), finish, to_end)
+    ours_us = _median_us(lambda: fast(*inputs), finish, to_end)
+    report = fast.explain()
+    signatures = [signature for trace in report.traces for signature in trace.signatures]
+    return DeviceRow(
+        device=device,
+        name=name,
+        nodes=sum(trace.nodes for trace in report.traces),
+        difference=found.reason or "",
+        eager_us=eager_us,
+        ours_us=ours_us,
+        arena_bytes=sum(signature.arena_bytes for signature in signatures),
+        lower_bound_bytes=sum(signature.lower_bound_bytes for signature in signatures),
+        waits=waits,
+        eagerly=tuple(str(part) for part in report.eager),
+    )
+
+
+def available() -> list[str]:
+    """The devices that this machine can try."""
+    return ["sim:0", *(["cuda:0"] if torch.cuda.is_available() else [])]
+
+
+def main(quick: bool) -> tuple[list[dict[str, Any]], str]:
+    """The zoo on every device, each model in a process of its own: as JSON rows, and as a table."""
+    rows: list[dict[str, Any]] = []
+    for device in available():
+        for entry in zoo.select(QUICK_MODELS if quick else None):
+            command = [sys.executable, "-m", "staticrt.models.bench.devices", entry.name, device]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                reason = (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+                rows.append({"device": device, "name": entry.name, "failed": reason, "verdict": MISSED})
+                continue
+            row = DeviceRow(**json.loads(done.stdout.splitlines()[-1]))
+            rows.append({**asdict(row), "node_us": row.node_us, "verdict": row.verdict})
+    return rows, render(rows)
+
+
+def render(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows of `main` as a table."""
+    body = []
+    for row in rows:
+        if "failed" in row:
+            body.append((row["device"], row["name"], *[""] * 7, f"failed: {row['failed']}", row["verdict"]))
+            continue
+        body.append(
+            (
+                row["device"],
+                row["name"],
+                row["nodes"],
+                f"{row['eager_us']:,.0f}",
+                f"{row['ours_us']:,.0f}",
+                f"{row['eager_us'] / row['ours_us']:.2f}",
+                f"{row['node_us']:.2f}",
+                f"{row['arena_bytes'] / 1024:,.0f}",
+                f"{row['lower_bound_bytes'] / 1024:,.0f}",
+                row["difference"]
+                or ", ".join(f"{why}: {count}" for why, count in row["waits"].items())
+                or ("runs eagerly: " + "; ".join(row["eagerly"]) if row["eagerly"] else ""),
+                row["verdict"],
+            )
+        )
+    table = tabulate(
+        body,
+        (
+            "device",
+            "model",
+            "nodes",
+            "eager µs",
+            "ours µs",
+            "ratio",
+            "µs a node",
+            "arena KiB",
+            "bound KiB",
+            "differs, waits",
+            "verdict",
+        ),
+        disable_numparse=True,
+        colalign=("left", "left", *["right"] * 7, "left", "left"),
+    )
+    return (
+        f"{table}\n\nOn sim: time until a call has enqueued its work. Targets: eager's answers, arenas of the planner's "
+        f"lower bound, no hidden wait, and on sim at most {MOST_SUBMISSION_US:g} µs a node."
+    )
+
+
+def _worker() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("device")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if arguments.device.startswith("sim"):
+        memory.simulated.enable(checks=False)
+    print(json.dumps(asdict(measure(arguments.model, arguments.device))))
+
+
+if __name__ == "__main__":
+    _worker()
