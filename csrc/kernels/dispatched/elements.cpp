@@ -1,4 +1,5 @@
-// Copies, fills, gathers and element-wise operators whose own operators have no out overload that writes in place.
+// Copies, fills, gathers and element-wise operators whose own operators have no out overload that writes in
+// place.
 #include <ATen/ScalarOps.h>
 #include <ATen/ops/_log_softmax.h>
 #include <ATen/ops/_softmax.h>

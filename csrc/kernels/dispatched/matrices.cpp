@@ -1,5 +1,5 @@
-// Products of matrices as eager computes them: torch's composite operators reduced to mm, bmm and addmm, whose
-// out overloads write where they are told.
+// Products of matrices as eager computes them: torch's composite operators reduced to mm, bmm and addmm,
+// whose out overloads write where they are told.
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/bmm.h>

@@ -31,8 +31,8 @@ void register_alias(std::string_view op, std::string_view same_as);
 const Kernel* find_kernel(std::string_view op);  // nullptr if there is none
 std::vector<Kernel> all_kernels();               // by name, for reports and tests
 
-// Out variants for devices whose bytes the host cannot address, made of torch's own operators: a second table,
-// which is asked where the first one's kernels, of the host, do not serve.
+// Out variants for devices whose bytes the host cannot address, made of torch's own operators: a second
+// table, which is asked where the first one's kernels, of the host, do not serve.
 void register_dispatched(const Kernel& kernel);
 const Kernel* find_dispatched(std::string_view op);  // nullptr if there is none
 std::vector<Kernel> all_dispatched();                // by name
@@ -55,8 +55,8 @@ struct DispatchedRegistrar {
   static void fn([[maybe_unused]] ::staticrt::Operands& op)
 #define SRT_OUT_VARIANT(op_name, fn) SRT_KERNEL_(op_name, fn, ::staticrt::KernelKind::kOut)
 #define SRT_NATIVE(op_name, fn) SRT_KERNEL_(op_name, fn, ::staticrt::KernelKind::kNative)
-#define SRT_DISPATCHED(op_name, fn)                                       \
-  static void fn(::staticrt::Operands& op);                               \
-  static const ::staticrt::detail::DispatchedRegistrar fn##_dispatched{   \
+#define SRT_DISPATCHED(op_name, fn)                                         \
+  static void fn(::staticrt::Operands& op);                                 \
+  static const ::staticrt::detail::DispatchedRegistrar fn##_dispatched{     \
       ::staticrt::Kernel{op_name, ::staticrt::KernelKind::kOut, &fn, #fn}}; \
   static void fn([[maybe_unused]] ::staticrt::Operands& op)
