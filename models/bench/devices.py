@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from tabulate import tabulate
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from staticrt import compile, memory
 from staticrt.models import zoo
@@ -73,7 +74,7 @@ class DeviceRow:
 
 
 def _moved(value: Any, device: str) -> Any:
-    return torch.utils._pytree.tree_map(lambda v: v.to(device) if isinstance(v, Tensor) else v, value)
+    return pytree.tree_map(lambda v: v.to(device) if isinstance(v, Tensor) else v, value)
 
 
 @contextmanager
