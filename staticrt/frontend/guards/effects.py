@@ -240,6 +240,9 @@ def looks_at_types(module: str, function: str) -> bool:
 
 
 LAZY = "initialises a lazy module"
+READS_SEED = (
+    "calls initial_seed()"  # a number that Dynamo takes for a constant, beside state that it does not guard
+)
 
 
 @functools.cache

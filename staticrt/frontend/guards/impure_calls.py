@@ -20,6 +20,7 @@ import torch
 from staticrt.frontend.guards.effects import (
     ANSWERED,
     LAZY,
+    READS_SEED,
     effect_handed_on,
     effect_of,
     judge,
@@ -153,6 +154,7 @@ class Watcher:
             return
         effect = torch_effects().get(id(code))
         if effect is not None:
+            self.even_in_parts |= effect == READS_SEED
             if frame.f_locals.get("enabled") is not False:  # fork_rng that does nothing
                 self._note(effect, user_frame(frame) or frame, often_once=effect is LAZY)
             return

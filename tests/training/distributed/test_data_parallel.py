@@ -9,7 +9,7 @@ from tests.support.ranks import Ranks
 # Cases whose calls have no joint trace, and a part of the reason.
 BY_DYNAMO = {
     "decides": "a boolean that data decides",
-    "checkpointed": "saved tensors hooks",
+    "checkpointed": "the model calls get_rng_state()",
 }
 STEPS = ("buffers", "accumulation", "joined")
 
