@@ -2,7 +2,7 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
-#include <ATen/ops/resize.h>
+#include <c10/core/DeviceGuard.h>
 
 namespace staticrt::dispatched {
 
@@ -10,10 +10,12 @@ namespace {
 
 // What the storage holds is not copied.
 void reserve(at::Tensor& out, size_t size_bytes) {
-  if (size_bytes <= out.storage().nbytes()) return;
-  const size_t item = out.dtype().itemsize();
-  out.unsafeGetTensorImpl()->set_sizes_contiguous({0});
-  out.resize_({static_cast<int64_t>((size_bytes + item - 1) / item)});
+  c10::StorageImpl& storage = *out.storage().unsafeGetStorageImpl();
+  if (size_bytes <= storage.nbytes()) return;
+  TORCH_CHECK(storage.resizable(), "an output of ", size_bytes, " bytes has room for ", storage.nbytes());
+  const c10::DeviceGuard current(out.device());
+  storage.set_data_ptr_noswap(storage.allocator()->allocate(size_bytes));
+  storage.set_nbytes(size_bytes);
 }
 
 }  // namespace

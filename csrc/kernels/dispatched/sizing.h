@@ -1,4 +1,5 @@
-// Sizes of outputs on any device: the storage grows through torch's resize_, which asks the device.
+// Sizes of outputs on any device: a storage that is too small gets other bytes of its own allocator, on the
+// current stream.
 #pragma once
 
 #include <ATen/core/Tensor.h>
