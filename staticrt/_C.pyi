@@ -162,6 +162,7 @@ class CallWatcher:
     MODEL: int
     SILENT: int
     LOUD: int
+    LEFT: int
     PURE: int
     EFFECT: int
     LOUD_EFFECT: int
@@ -173,6 +174,7 @@ class CallWatcher:
         begins: Callable[[FrameType], None],
         calls: Callable[[FrameType, Any], None],
         returned: Callable[[Any], None],
+        left: Callable[[FrameType], None],
         builtins: dict[str, Any],
     ) -> None: ...
     @property

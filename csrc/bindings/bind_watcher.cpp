@@ -8,9 +8,10 @@ namespace staticrt::bindings {
 void bind_watcher(py::module_& m) {
   auto watcher = py::class_<CallWatcher>(m, "CallWatcher");
   watcher
-      .def(py::init<py::function, py::function, py::function, py::function, py::function, py::dict>(),
+      .def(py::init<py::function, py::function, py::function, py::function, py::function, py::function,
+                    py::dict>(),
            py::arg("classify"), py::arg("judge"), py::arg("begins"), py::arg("calls"), py::arg("returned"),
-           py::arg("builtins"))
+           py::arg("left"), py::arg("builtins"))
       .def("start", &CallWatcher::start)
       .def("stop", &CallWatcher::stop)
       .def("pause", &CallWatcher::pause)
@@ -23,6 +24,7 @@ void bind_watcher(py::module_& m) {
   watcher.attr("MODEL") = int{kModel};
   watcher.attr("SILENT") = int{kSilent};
   watcher.attr("LOUD") = int{kLoud};
+  watcher.attr("LEFT") = int{kLeft};
   watcher.attr("PURE") = int{kPure};
   watcher.attr("EFFECT") = int{kEffect};
   watcher.attr("LOUD_EFFECT") = int{kLoudEffect};

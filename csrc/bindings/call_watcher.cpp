@@ -52,12 +52,13 @@ py::object function_of(const py::handle& frame) {
 }
 
 CallWatcher::CallWatcher(py::function classify, py::function judge, py::function begins, py::function calls,
-                         py::function returned, py::dict builtins)
+                         py::function returned, py::function left, py::dict builtins)
     : classify_(std::move(classify)),
       judge_(std::move(judge)),
       begins_(std::move(begins)),
       calls_(std::move(calls)),
       returned_(std::move(returned)),
+      left_(std::move(left)),
       builtins_(std::move(builtins)),
       self_(py::reinterpret_steal<py::object>(PyCapsule_New(this, kCapsule, nullptr))) {
   if (!self_) throw py::error_already_set();
@@ -121,6 +122,9 @@ int CallWatcher::event(PyFrameObject* frame, int what, PyObject* argument) {
     return 0;
   }
   if (what == PyTrace_CALL) return begin(frame);
+  if (what == PyTrace_RETURN && has_left_ && (kind_of(frame) & kLeft)) {
+    left_(py::handle(reinterpret_cast<PyObject*>(frame)));
+  }
   if (what == PyTrace_C_CALL && PyCFunction_Check(argument)) return call(frame, argument);
   if (what == PyTrace_C_RETURN && PyCFunction_Check(argument) && (kind_of(argument) & kTold)) {
     returned_(py::handle(argument));
@@ -138,6 +142,7 @@ int CallWatcher::kind_of(PyFrameObject* frame) {
   const auto owned = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(code));
   const int kind = classify_(py::handle(reinterpret_cast<PyObject*>(frame))).cast<int>();
   codes_.emplace(owned.inc_ref().ptr(), kind);
+  has_left_ = has_left_ || (kind & kLeft) != 0;
   return kind;
 }
 

@@ -16,6 +16,7 @@ enum CodeKind : int {
   kModel = 4,     // it sees the builtins that the watcher was given
   kSilent = 8,    // until it returns nothing is watched, as while a module is imported
   kLoud = 16,     // only C functions that write for all to see are judged
+  kLeft = 32,     // Python is told each time it returns or raises
 };
 
 // What a C function does besides computing.
@@ -34,10 +35,11 @@ enum CallKind : int {
 class CallWatcher {
  public:
   // classify(frame) -> CodeKind, once per code object; judge(function) -> CallKind, once per C function;
-  // begins(frame), calls(frame, function) and returned(function) are told what the kinds ask for. `builtins`
-  // outlives every frame of model code: frames do not own it.
+  // begins(frame), calls(frame, function), returned(function) and left(frame) are told what the kinds ask
+  // for. `builtins` outlives every frame of model code: frames do not own it.
   CallWatcher(pybind11::function classify, pybind11::function judge, pybind11::function begins,
-              pybind11::function calls, pybind11::function returned, pybind11::dict builtins);
+              pybind11::function calls, pybind11::function returned, pybind11::function left,
+              pybind11::dict builtins);
   CallWatcher(const CallWatcher&) = delete;
   CallWatcher& operator=(const CallWatcher&) = delete;
   ~CallWatcher();
@@ -59,7 +61,7 @@ class CallWatcher {
   int kind_of(PyFrameObject* frame);
   void give_builtins(PyFrameObject* frame) const;
 
-  const pybind11::function classify_, judge_, begins_, calls_, returned_;
+  const pybind11::function classify_, judge_, begins_, calls_, returned_, left_;
   const pybind11::dict builtins_;
   pybind11::object self_;                     // what the interpreter hands to on_event
   std::unordered_map<PyObject*, int> codes_;  // owns its keys
@@ -68,7 +70,7 @@ class CallWatcher {
   PyFrameObject* silent_ = nullptr;  // on the stack, not owned
   PyThreadState* thread_ =
       nullptr;  // that started it: autograd's threads, which may trace too, are not watched
-  bool started_ = false, watches_ = false;
+  bool started_ = false, watches_ = false, has_left_ = false;
   Py_tracefunc previous_ = nullptr;
   pybind11::object previous_argument_;
 };

@@ -30,6 +30,7 @@ from staticrt.frontend.guards.effects import (
     missed_by_dynamo,
     torch_effects,
 )
+from staticrt.frontend.guards.late_effects import global_writes, module_look_ups
 from staticrt.frontend.guards.model_builtins import (
     CALL_EACH,
     MODEL_BUILTINS,
@@ -37,7 +38,7 @@ from staticrt.frontend.guards.model_builtins import (
     is_symbolic,
     uses_other_names,
 )
-from staticrt.frontend.guards.reads import Reads, is_layer_file
+from staticrt.frontend.guards.reads import LOOKS_UP_MODULE, Reads, is_layer_file, looks_up_modules
 from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.reasons import is_torch_file, is_user_file, user_frame
 from staticrt.frontend.tracing import autocast
@@ -45,7 +46,6 @@ from staticrt.frontend.weak import weakly
 from staticrt.native import _C
 
 _KINDS = _C.CallWatcher
-_GLOBAL_WRITES = tuple(dis.opmap[name] for name in ("STORE_GLOBAL", "DELETE_GLOBAL"))
 _MATCH_CLASS = dis.opmap["MATCH_CLASS"]
 _IMPORT = importlib.import_module.__code__
 _SYMBOLIC: tuple[Any, ...] = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -84,7 +84,7 @@ class Watcher:
         MODEL_BUILTINS.on_abstract = self._snapshot.add_virtual_subclasses
         MODEL_BUILTINS.on_dir = self._snapshot.add_listing
         self._watcher = _C.CallWatcher(
-            self._classify, judge, self._begins, self._calls, self._returned, MODEL_BUILTINS
+            *(self._classify, judge, self._begins, self._calls, self._returned, self._left), MODEL_BUILTINS
         )
         self._watcher.start()
 
@@ -119,7 +119,8 @@ class Watcher:
         code = frame.f_code
         filename = code.co_filename
         if is_user_file(filename):
-            return _KINDS.JUDGED | _KINDS.REPORTED | _KINDS.MODEL
+            kinds = _KINDS.JUDGED | _KINDS.REPORTED | _KINDS.MODEL
+            return kinds | (_KINDS.LEFT if looks_up_modules(frame) else 0)
         if id(code) in torch_effects() or id(code) in _TEXT_OF_NUMBER or id(code) in _HASH_OF_NUMBER:
             return _KINDS.REPORTED
         if code is CALL_EACH:
@@ -191,20 +192,23 @@ class Watcher:
         if what is None or (caller is not frame and _is_internal(what)):
             return
         self.even_in_parts |= missed_by_dynamo(function)
-        self._note(what, caller, often_once="_warnings." in what)
+        self._note(what, caller, often_once="_warnings." in what or what.endswith(".__subclasses__()"))
 
     def _returned(self, function: Any) -> None:
         autocast.note()  # the functions told of are those that set it
+
+    def _left(self, frame: types.FrameType) -> None:
+        if frame.f_lasti in (module_look_ups(frame.f_code) or ()):
+            self._note(LOOKS_UP_MODULE, frame, often_once=True)
 
     # -- what it means -----------------------------------------------------------------------------------------
 
     def _enter(self, frame: types.FrameType) -> None:
         code = frame.f_code
-        opcodes = code.co_code[::2]
-        if any(op in opcodes for op in _GLOBAL_WRITES):
-            written = [i.argval for i in dis.get_instructions(code) if i.opcode in _GLOBAL_WRITES]
-            if written:
-                self._note(f"writes the global {written[0]!r}", frame)
+        # The snapshot has those that there are, tells whether they changed and puts them back.
+        written = sorted(name for name in global_writes(code) if not self._is_kept(name, frame.f_globals))
+        if written:
+            self._note(f"writes the global {written[0]!r}", frame)
         if uses_other_names(frame):
             self._note("calls type() or isinstance() by another name", frame)
         handed_on = effect_handed_on(frame)
@@ -213,6 +217,9 @@ class Watcher:
         if not self._constants and _asks_for_class(frame):
             self._need_constants(frame)
         self._reads.enter(frame)
+
+    def _is_kept(self, name: str, scope: dict[str, Any]) -> bool:
+        return self._snapshot.follows_code and name in scope and not name.startswith("__")
 
     def _show(self, number: Any) -> None:
         """Model code makes text of a number: from here on it is a constant of the trace."""
@@ -245,7 +252,9 @@ class EffectsSeen:
         self._watcher: _C.CallWatcher | None = None
 
     def __enter__(self) -> EffectsSeen:
-        self._watcher = _C.CallWatcher(self._classify, judge, self._begins, self._calls, self._returned, {})
+        self._watcher = _C.CallWatcher(
+            self._classify, judge, self._begins, self._calls, self._returned, self._returned, {}
+        )
         self._watcher.start()
         return self
 
@@ -274,8 +283,8 @@ class EffectsSeen:
         )  # as Dynamo does around its work
         self.any |= not keeps_random and _model_frame(frame) is not None and effect_of(function) is not None
 
-    def _returned(self, function: Any) -> None:
-        """No function's return is of interest."""
+    def _returned(self, _function: Any) -> None:
+        """Nobody's return is of interest."""
 
 
 def _asks_for_class(frame: types.FrameType) -> bool:

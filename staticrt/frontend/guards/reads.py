@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from staticrt.frontend.guards.effects import effect_of_partial, is_lock
+from staticrt.frontend.guards.late_effects import module_look_ups
 from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.reasons import is_torch_file, is_trace_file, is_user_file
 from staticrt.native import _C
@@ -26,6 +27,7 @@ from staticrt.native import _C
 _MISSING = object()
 _IMPORT_NAME = dis.opmap["IMPORT_NAME"]
 _BUILTINS = frozenset(vars(builtins))
+LOOKS_UP_MODULE = "looks up a module by a name that it computes"
 _WRITES_FREE = frozenset({"STORE_DEREF", "DELETE_DEREF"})
 # Of torch, what runs for a model as it does in eager; the rest may run for the tracer.
 _LAYERS = tuple(
@@ -38,6 +40,16 @@ _LAYERS = tuple(
 def is_layer_file(filename: str) -> bool:
     """Whether a file of torch holds layers and what they call."""
     return filename.startswith(_LAYERS)
+
+
+def looks_up_modules(frame: types.FrameType) -> bool:
+    """Whether code that begins may read `sys.modules` by names that it computes."""
+    names = names_of(frame.f_code)
+    return (
+        "modules" in names
+        and frame.f_globals.get("sys") is sys
+        and not (names & sys.modules.keys()) - {"sys"}
+    )
 
 
 class Reads:
@@ -96,8 +108,8 @@ class Reads:
             self._module(sys.modules[name], names, frame)
         if (hidden := self._snapshot.hidden_read()) is not None:
             self._refuse(f"may use {hidden}, whose state and effects no guard sees", frame)
-        if "modules" in names and scope.get("sys") is sys and not imported - {"sys"}:
-            self._refuse("looks up a module by a name that it computes", frame)
+        if looks_up_modules(frame) and module_look_ups(code) is None:
+            self._refuse(LOOKS_UP_MODULE, frame)
 
     def library(self, frame: types.FrameType) -> None:
         """A function of Python's library runs for the model: it reads what it is given, and what its module keeps."""

@@ -1,0 +1,54 @@
+"""What a function does on some of its paths only.
+
+Many libraries keep what their first call finds: a look-up in `sys.modules` or a write to a global lies behind an early
+return. Whether a function that returned had got there is told by its last instruction.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import itertools
+import types
+from collections.abc import Iterator
+
+_WRITES = frozenset(dis.opmap[name] for name in ("STORE_GLOBAL", "DELETE_GLOBAL"))
+_ENDS = ("RETURN", "RAISE", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
+_JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
+_SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
+@functools.lru_cache(maxsize=4096)
+def global_writes(code: types.CodeType) -> frozenset[str]:
+    """Names of the globals that code writes or deletes."""
+    if _WRITES.isdisjoint(code.co_code[::2]):
+        return frozenset()
+    return frozenset(i.argval for i in dis.get_instructions(code) if i.opcode in _WRITES)
+
+
+@functools.lru_cache(maxsize=256)
+def module_look_ups(code: types.CodeType) -> frozenset[int] | None:
+    """Offsets of the instructions that may run after an attribute `modules` was read; None: any may."""
+    if code.co_flags & _SUSPENDED or getattr(code, "co_exceptiontable", None):
+        return None  # other ways than jumps lead from one instruction to another
+    instructions = list(dis.get_instructions(code))
+    known = {one.offset: one for one in instructions}
+    following = {a.offset: b.offset for a, b in itertools.pairwise(instructions)}
+
+    def after(one: dis.Instruction) -> Iterator[int]:
+        if one.opcode in _JUMPS:
+            yield one.argval
+        if not one.opname.startswith(_ENDS) and one.offset in following:
+            yield following[one.offset]
+
+    found: set[int] = set()
+    queue = [one.offset for one in instructions if one.argval == "modules"]
+    if not queue:  # a text names it
+        return None
+    while queue:
+        offset = queue.pop()
+        if offset not in found:
+            found.add(offset)
+            queue.extend(after(known[offset]))
+    return frozenset(found)
