@@ -49,12 +49,21 @@ def test_the_faster_way_stays_for_each_signature(clock):
     assert ways(tried, clock, large, split=500, eager=900, calls=3) == ["split"] * 3
 
 
+def test_a_little_slower_than_eager_is_too_slow(clock):
+    tried = CostTrials(measured=True)
+    slower, level = [torch.empty(2)], [torch.empty(3)]
+    ways(tried, clock, slower, split=110, eager=100, calls=20)
+    ways(tried, clock, level, split=102, eager=100, calls=20)
+    assert ways(tried, clock, slower, split=110, eager=100, calls=3) == ["eager"] * 3
+    assert ways(tried, clock, level, split=102, eager=100, calls=3) == ["split"] * 3
+
+
 def test_one_slow_call_decides_nothing(clock):
     tried = CostTrials(measured=True)
     leaves = [torch.empty(2)]
     ways(tried, clock, leaves, split=10**9, eager=100, calls=3)  # compiles
     ways(tried, clock, leaves, split=10**6, eager=100, calls=4)
-    ways(tried, clock, leaves, split=90, eager=100, calls=4)
+    ways(tried, clock, leaves, split=90, eager=100, calls=1 + tuning.TRIAL_EAGER_CALLS)
     assert ways(tried, clock, leaves, split=90, eager=100, calls=2) == ["split"] * 2
 
 

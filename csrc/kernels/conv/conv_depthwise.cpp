@@ -46,6 +46,8 @@ int64_t PaddedPlane::taps(const float* buffer, int64_t oh, const float** where, 
 
 namespace {
 
+constexpr int64_t kMaxPlaneWork = 250'000;  // multiply-adds
+
 struct DepthwisePlanes {
   ConvPlan p;
   PaddedPlane padded;
@@ -194,8 +196,8 @@ std::optional<PreparedCall> depthwise_pixels(const ConvPlan& p, PrepareRequest& 
 
 std::optional<PreparedCall> prepare_depthwise(const ConvPlan& p, PrepareRequest& request) {
   if (p.channels_last && p.group_out() == 1) return depthwise_pixels(p, request);
-  // Large windows of large images: oneDNN, which eager takes, is faster.
-  if (p.channels_last || p.w.taps() > kMaxTaps || (p.w.taps() > 25 && p.multiply_adds() > 500'000) ||
+  // Of large images oneDNN, which eager takes, is faster: only its call costs more.
+  if (p.channels_last || p.w.taps() > kMaxTaps || p.multiply_adds() > kMaxPlaneWork ||
       !p.weight_operand.meta.is_contiguous()) {
     return std::nullopt;
   }

@@ -196,6 +196,7 @@ std::optional<PreparedCall> prepare_conv(PrepareRequest& request, int64_t groups
     return pointwise_conv(p, request);
   if (p.groups > 1 && p.group_in() == 1) {
     if (auto call = prepare_depthwise(p, request)) return call;
+    if (!p.channels_last) return std::nullopt;  // a product of one row is the slowest way
   }
   if (p.channels_last) return prepare_image_conv(p, request);
   if (!p.weight_operand.meta.is_contiguous()) return std::nullopt;

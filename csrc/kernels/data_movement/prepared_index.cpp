@@ -5,48 +5,23 @@
 #include <atomic>
 #include <cstring>
 
+#include "kernels/data_movement/indices.h"
 #include "kernels/reduction/row_kernels.h"
 #include "kernels/registry/prepare_args.h"
 
 namespace staticrt {
 namespace {
 
-bool is_index(const TensorMeta& t) {
-  return (t.dtype == at::ScalarType::Long || t.dtype == at::ScalarType::Int) && t.is_contiguous();
-}
-
-struct Indices {
-  Operand where;
-  bool wide;
-  int64_t operator()(char* const* bases, int64_t i) const {
-    return wide ? reinterpret_cast<const int64_t*>(where.at(bases))[i]
-                : reinterpret_cast<const int32_t*>(where.at(bases))[i];
-  }
-};
-
-Indices indices_of(const TensorOperand& t) {
-  return {t.where, t.meta.dtype == at::ScalarType::Long};
-}
-
-// to[i] = from[index[i]], in units of `size` bytes at any alignment.
-template <size_t size>
-void gather_elements(const char* from, char* to, const Indices& index, char* const* bases, int64_t begin,
-                     int64_t end) {
-  constexpr auto kSize = static_cast<int64_t>(size);
-  const auto gather = [&](const auto* at) {
-    for (int64_t i = begin; i < end; ++i) std::memcpy(to + i * kSize, from + at[i] * kSize, size);
-  };
-  if (index.wide) {
-    gather(reinterpret_cast<const int64_t*>(index.where.at(bases)));
-  } else {
-    gather(reinterpret_cast<const int32_t*>(index.where.at(bases)));
-  }
-}
-
 // The columns of a tile from one block to another, unless they are the same.
 void copy_columns(const float* from, float* to, const Blocks& b, const Tile& tile) {
   if (from == to) return;
   const int64_t n = tile.column_end - tile.column_begin;
+  if (n == b.inner) {
+    const int64_t begin = tile.row_begin * b.middle * n;
+    std::memcpy(to + begin, from + begin,
+                static_cast<size_t>((tile.row_end - tile.row_begin) * b.middle * n) * sizeof(float));
+    return;
+  }
   for (int64_t row = tile.row_begin * b.middle; row < tile.row_end * b.middle; ++row) {
     const int64_t at = row * b.inner + tile.column_begin;
     std::memcpy(to + at, from + at, static_cast<size_t>(n) * sizeof(float));
@@ -149,6 +124,11 @@ SRT_PREPARE("aten::gather", prepare_gather) {
         char* result = target.at(bases);
         std::atomic<int> status{kRan};
         run_tiles(grid, threads, [&](const Tile& tile) {
+          if (to.inner == 1 && (element == 4 || element == 8)) {
+            const auto gather = element == 4 ? &gather_along<4> : &gather_along<8>;
+            if (!gather(in, result, indices, bases, from.middle, to.middle, tile)) status = kRedo;
+            return;
+          }
           for (int64_t i = tile.row_begin; i < tile.row_end; ++i) {
             for (int64_t k = tile.column_begin; k < tile.column_end; ++k) {
               const int64_t at = i * to.inner + k;
@@ -280,6 +260,13 @@ SRT_PREPARE("aten::scatter_add", prepare_scatter_add) {
           const int64_t first = tile.column_begin;
           const int64_t last = std::min(tile.column_end, from.inner);
           for (int64_t o = tile.row_begin; o < std::min(tile.row_end, from.outer); ++o) {
+            if (!expanded && to.inner == 1 && from.inner == 1) {
+              const int64_t* ids_of = at + o * from.middle;
+              const float* adds_of = add + o * from.middle;
+              float* sums = result + o * to.middle;
+              for (int64_t i = 0; i < from.middle; ++i) sums[ids_of[i]] += adds_of[i];
+              continue;
+            }
             for (int64_t i = 0; i < from.middle; ++i) {
               const int64_t row = o * from.middle + i;
               if (expanded) {

@@ -1,5 +1,8 @@
 #include "kernels/pointwise/transposition.h"
 
+#include <algorithm>
+#include <vector>
+
 #include "common/tuning.h"
 #include "kernels/registry/prepare_args.h"
 
@@ -94,18 +97,35 @@ struct Transposition {
 
 std::optional<PreparedCall> prepare_transposition(const TensorOperand& x, const TensorOperand& out,
                                                   int num_threads) {
-  if (!is_float(x.meta) || !is_float(out.meta) || x.meta.sizes != out.meta.sizes || out.meta.numel() == 0 ||
-      x.meta.sizes.size() != 4) {
+  if (!is_float(x.meta) || !is_float(out.meta) || x.meta.sizes != out.meta.sizes || out.meta.numel() == 0)
     return std::nullopt;
+  // Dimensions in the order of the output's memory, neighbours merged where the input has them together, too.
+  struct Dim {
+    int64_t size, from, to;  // strides
+  };
+  std::vector<Dim> dims;
+  for (size_t d = 0; d < x.meta.sizes.size(); ++d) {
+    if (x.meta.sizes[d] != 1) dims.push_back({x.meta.sizes[d], x.meta.strides[d], out.meta.strides[d]});
   }
-  const bool to_pixels = x.meta.is_contiguous() && is_channels_last(out.meta);
-  const bool to_planes = is_channels_last(x.meta) && out.meta.is_contiguous();
-  if (to_pixels == to_planes) return std::nullopt;  // neither, or a plain copy
-  const auto& sizes = x.meta.sizes;
-  const int64_t pixels = sizes[2] * sizes[3];
-  Transposition t{x.where, out.where, sizes[0], sizes[1], pixels, num_threads};
-  if (to_planes) std::swap(t.rows, t.columns);
-  return call_with(t, "transposition");
+  std::stable_sort(dims.begin(), dims.end(), [](const Dim& a, const Dim& b) { return a.to > b.to; });
+  std::vector<Dim> merged;
+  int64_t dense = out.meta.numel();
+  for (const Dim& d : dims) {
+    dense /= d.size;
+    if (d.to != dense) return std::nullopt;  // gaps, or elements that share memory
+    if (!merged.empty() && merged.back().from == d.from * d.size) {
+      merged.back() = {merged.back().size * d.size, d.from, d.to};
+    } else {
+      merged.push_back(d);
+    }
+  }
+  if (merged.size() == 2) merged.insert(merged.begin(), Dim{1, merged[0].size * merged[1].size, 0});
+  if (merged.size() != 3) return std::nullopt;
+  const Dim &images = merged[0], &columns = merged[1], &rows = merged[2];
+  if (columns.from != 1 || rows.from != columns.size || images.from != rows.size * columns.size)
+    return std::nullopt;
+  return call_with(Transposition{x.where, out.where, images.size, rows.size, columns.size, num_threads},
+                   "transposition");
 }
 
 }  // namespace staticrt

@@ -117,6 +117,11 @@ struct Pool {
         for (int64_t ow = 0; ow < w.out_w; ++ow) {
           const Range v = range(ow, w.in_w, w.out_w, w.kernel_w, w.stride_w, w.pad_w, w.dilation_w, adaptive);
           float result = average ? 0.0F : -std::numeric_limits<float>::infinity();
+          if (average && v.begin == 0 && v.end == w.in_w && w.dilation_h == 1) {  // whole lines
+            const float sum = row_kernels().sum(in + h.begin * w.in_w, (h.end - h.begin) * w.in_w);
+            to[oh * w.out_w + ow] = sum / divisor_of(h, v);
+            continue;
+          }
           for (int64_t ih = h.begin; ih < h.end; ih += w.dilation_h) {
             const float* row = in + ih * w.in_w;
             if (average && v.end - v.begin >= 16) {
@@ -180,11 +185,22 @@ void read_window(const PrepareRequest& request, Window* w) {
   read_pair(ints_or_empty(request, 3), &w->pad_h, &w->pad_w);
 }
 
+// Narrow windows of planes, added one by one: of many, eager's kernel is faster, and only its call costs
+// more.
+bool is_left_to_eager(const Pool& p) {
+  constexpr int64_t kMostElements = 24'000;
+  return !p.channels_last && p.w.kernel_w < 16 &&
+         p.batch * p.channels * p.w.out_h * p.w.out_w * p.w.taps() > kMostElements;
+}
+
 std::optional<PreparedCall> prepare_adaptive(PrepareRequest& request) {
   auto p = pool_of(request);
   if (!p) return std::nullopt;
   p->adaptive = true;
   p->average = true;
+  p->w.kernel_h = (p->w.in_h + p->w.out_h - 1) / p->w.out_h;
+  p->w.kernel_w = (p->w.in_w + p->w.out_w - 1) / p->w.out_w;
+  if (is_left_to_eager(*p)) return std::nullopt;
   return call_with(*p, "windows");
 }
 
@@ -210,6 +226,7 @@ SRT_PREPARE("aten::avg_pool2d", prepare_avg_pool2d) {
   p->average = true;
   p->count_padding = bool_or(request, 5, true);
   p->divisor = int_or(request, 6, 0);
+  if (is_left_to_eager(*p)) return std::nullopt;
   return call_with(*p, "windows");
 }
 

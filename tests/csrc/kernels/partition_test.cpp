@@ -196,7 +196,7 @@ TEST(rows_and_columns_are_cut) {
       {"aten::max_pool2d",
        {at::randn({3, 11, 41, 43}), std::vector<int64_t>{3, 3}, std::vector<int64_t>{2, 2},
         std::vector<int64_t>{1, 1}}},
-      {"aten::avg_pool2d", {at::randn({3, 51, 41, 43}), std::vector<int64_t>{3, 3}}},
+      {"aten::avg_pool2d", {at::randn({3, 51, 41, 43}), std::vector<int64_t>{1, 16}}},
   };
   for (const CutCase& c : cases) expect_cut(c);
 }
@@ -208,12 +208,20 @@ TEST(copies_and_indexing_are_cut) {
        {std::vector<at::Tensor>{at::randn({301, 517}), at::randn({301, 33}), at::randn({301, 512})}, 1}},
       {"aten::cat", {std::vector<at::Tensor>{at::randn({300'001}), at::randn({200'003})}, 0}},
       {"aten::stack", {std::vector<at::Tensor>{at::randn({301, 517}), at::randn({301, 517})}, 1}},
+      {"aten::flip", {at::randn({301, 1517}), std::vector<int64_t>{1}}},
+      {"aten::flip", {at::randn({300'001}), std::vector<int64_t>{0}}},
+      {"aten::flip", {at::randn({7, 301, 117}).to(at::kDouble), std::vector<int64_t>{0, 1}}},
+      {"aten::roll", {at::randn({600, 1000}), std::vector<int64_t>{299, -501}, std::vector<int64_t>{0, 1}}},
       {"aten::embedding", {at::randn({999, 67}), at::randint(999, {2003}, at::kLong)}},
       {"aten::index_select", {at::randn({7, 999, 3}), 1, at::randint(999, {2003}, at::kInt)}},
       {"aten::index_select", {at::randn({1, 9999, 1}), 1, at::randint(9999, {40'003}, at::kLong)}},
       {"aten::gather", {at::randn({7, 999, 13}), 1, at::randint(999, {7, 403, 13}, at::kLong)}},
       {"aten::index_add",
        {at::randn({5, 99, 203}), 1, at::randint(99, {131}, at::kLong), at::randn({5, 131, 203})}},
+      {"aten::gather", {at::randn({301, 999}), 1, at::randint(999, {301, 403}, at::kInt)}},
+      {"aten::gather", {at::randn({3, 9, 17}).to(at::kDouble), 2, at::randint(17, {3, 9, 4003}, at::kLong)}},
+      {"aten::scatter_add",
+       {at::randn({501, 99}), 1, at::randint(99, {501, 131}, at::kLong), at::randn({501, 131})}},
       {"aten::scatter_add",
        {at::randn({5, 99, 203}), 1, at::randint(99, {5, 131, 203}, at::kLong), at::randn({5, 131, 203})}},
   };
@@ -242,9 +250,9 @@ TEST(convolutions_of_planes_and_lines_are_cut) {
   const std::vector<int64_t> two{2, 2};
   const std::vector<CutCase> cases = {
       {"aten::conv2d",
-       {at::randn({3, 22, 31, 33}), at::randn({22, 1, 3, 3}), at::randn({22}), one, one, one, 22}},
+       {at::randn({1, 22, 31, 33}), at::randn({22, 1, 3, 3}), at::randn({22}), one, one, one, 22}},
       {"aten::conv2d",
-       {at::randn({3, 22, 31, 33}), at::randn({44, 1, 3, 3}), at::randn({44}), two, one, one, 22}},
+       {at::randn({2, 22, 31, 33}), at::randn({44, 1, 3, 3}), at::randn({44}), two, one, one, 22}},
       {"aten::conv1d",
        {at::randn({3, 22, 1301}), at::randn({44, 1, 5}), at::randn({44}), std::vector<int64_t>{1},
         std::vector<int64_t>{2}, std::vector<int64_t>{1}, 22}},
@@ -265,7 +273,49 @@ TEST(attention_is_cut_by_heads_and_blocks) {
                false}});
   expect_cut(
       {op, {heads(2, 6, 131, 40), heads(2, 3, 157, 40), heads(2, 3, 157, 72), none, 0.0, false, none, true}});
-  expect_cut({op, {heads(2, 5, 2, 64), heads(2, 5, 1201, 64), heads(2, 5, 1201, 64), none, 0.0, false}});
+  expect_cut({op, {heads(2, 5, 2, 64), heads(2, 5, 1201, 64), heads(2, 5, 1201, 64), none, 0.0, false}},
+             false);
+}
+
+// Decoding: fewer heads than threads. Parts may see nothing, or all that a row sees.
+TEST(attention_of_few_queries_is_cut_by_keys) {
+  at::manual_seed(7);
+  const std::string op = "aten::scaled_dot_product_attention";
+  const auto none = c10::IValue();
+  const int64_t n = 6011;
+  const at::Tensor q = at::randn({1, 1, 3, 32});
+  const at::Tensor k = at::randn({1, 1, n, 32}).mul(at::arange(1, n + 1).view({n, 1}).to(at::kFloat)).div(n);
+  const at::Tensor v = at::randn({1, 1, n, 40});
+  at::Tensor mask = at::rand({3, n}).lt(0.3);
+  mask.slice(0, 0, 1).slice(1, 0, n / 2).fill_(false);
+  mask.slice(0, 1, 2).slice(1, n / 2).fill_(false);
+  at::Tensor blind = mask.clone();
+  blind.slice(0, 2, 3).fill_(false);
+  at::Tensor spoiled = q.clone();
+  spoiled.slice(2, 1, 2).fill_(std::numeric_limits<float>::quiet_NaN());
+  at::Tensor hole = v.clone();
+  hole.slice(2, 7, 8).fill_(std::numeric_limits<float>::quiet_NaN());
+  const std::vector<CutCase> cases = {
+      {op, {q.slice(2, 0, 1), k, v, none, 0.0, false}},
+      {op, {q, k, v, none, 0.0, false}},
+      {op, {q, k.flip({2}), v.flip({2}), none, 0.0, false}},
+      {op, {q, k, v, mask, 0.0, false}},
+      {op, {q, k, v, blind, 0.0, false}},
+      {op, {q, k, v, at::randn({1, n}), 0.0, false}},
+      {op, {q, k, v, none, 0.0, true}},
+      {op, {spoiled, k, v, none, 0.0, false}},
+      {op, {q, k, hole, mask, 0.0, false}},
+      {op, {q.squeeze(0), k.squeeze(0), v.squeeze(0), none, 0.0, false, 0.3}},
+      {op, {at::randn({1, 2, 1, 32}), k, v, none, 0.0, false, none, true}},
+      {"aten::_scaled_dot_product_flash_attention_for_cpu", {q, k, v.slice(3, 0, 32), 0.0, false}},
+  };
+  for (const CutCase& c : cases) {
+    expect_cut(c, false);
+    const Threads eight(8);
+    RunOptions options;
+    options.num_threads = 8;
+    EXPECT_EQ(run_prepared(c.op, c.args, run_eager(c.op, c.args), options).route, "parts of keys");
+  }
 }
 
 // Longer than one block: a running maximum, which moves, and rows that see nothing in some blocks, or at all.

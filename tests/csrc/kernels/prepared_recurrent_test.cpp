@@ -87,3 +87,35 @@ TEST(recurrent_layers_with_changing_weights_or_dropout_decline) {
   args[6] = true;
   EXPECT(!run_prepared(op, args, want, options).prepared);
 }
+
+// Rows of the batch do not meet: the same bits with any number of threads.
+TEST(recurrent_layers_are_cut_by_the_batch) {
+  std::mt19937 rng(3);
+  for (const std::string op :
+       {"aten::lstm.input", "aten::gru.input", "aten::rnn_tanh.input", "aten::rnn_relu.input"}) {
+    for (const Sizes& s : std::vector<Sizes>{{33, 9, 24, 40, 2, false, true},
+                                             {17, 16, 40, 48, 1, false, false},
+                                             {40, 37, 12, 19, 2, true, false, 5},
+                                             {5, 20, 64, 130, 2, true, true}}) {
+      if (s.projected && op != "aten::lstm.input") continue;
+      const auto args = arguments(rng, op, s, true);
+      const auto want = run_eager(op, args);
+      std::vector<at::Tensor> alone;
+      for (const int threads : {1, 2, 3, 8}) {
+        const Threads set(threads);
+        RunOptions options;
+        options.constants = {2};
+        options.num_threads = threads;
+        expect_prepared(op, args, options);
+        const PreparedRun run = run_prepared(op, args, want, options);
+        if (threads == 1) alone = run.outs;
+        for (size_t i = 0; i < alone.size(); ++i)
+          expect_close(run.outs[i], alone[i], {0, 0}, op + " with " + std::to_string(threads) + " threads");
+        if (threads == 2) {
+          EXPECT_EQ(run.route, "recurrent: parts of the batch");
+          EXPECT(run.grids.size() == 1 && largest_share(run.grids[0], 2) < 0.7);
+        }
+      }
+    }
+  }
+}
