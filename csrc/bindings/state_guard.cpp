@@ -96,6 +96,14 @@ std::vector<std::pair<py::object, py::object>> items_of(const py::handle& dict) 
   return items;
 }
 
+// Names of a function or class, which lie outside of its dict; null where it has none.
+bool same_titles(const py::object& saved, std::initializer_list<PyObject*> now) {
+  Py_ssize_t at = 0;
+  return std::all_of(now.begin(), now.end(), [&](PyObject* each) {
+    return same_value(PyTuple_GET_ITEM(saved.ptr(), at++), each == nullptr ? Py_None : each);
+  });
+}
+
 }  // namespace
 
 bool same_value(PyObject* a, PyObject* b) {
@@ -145,7 +153,7 @@ StateGuard::StateGuard(const Parts& parts) : names_(parts.names) {
   each(parts.scopes,
        [&](const py::tuple& item) { scopes_.push_back({item[0], 0, items_of(py::object(item[1]))}); });
   each(parts.classes, [&](const py::tuple& item) {
-    classes_.push_back({item[0], item[1], item[2], 0, items_of(py::object(item[3]))});
+    classes_.push_back({item[0], item[1], item[2], 0, items_of(py::object(item[3])), item[4]});
   });
   each(parts.slots, [&](const py::tuple& item) {
     for (const py::handle& slot : item[1]) {
@@ -157,7 +165,7 @@ StateGuard::StateGuard(const Parts& parts) : names_(parts.names) {
        [&](const py::tuple& item) { objects_.push_back({item[0], item[1], saved_value(item[2])}); });
   each(parts.functions, [&](const py::tuple& item) {
     functions_.push_back(
-        {item[0], item[1], saved_value(item[2]), saved_value(item[3]), saved_value(item[4])});
+        {item[0], item[1], saved_value(item[2]), saved_value(item[3]), saved_value(item[4]), item[5]});
   });
   each(parts.answers, [&](const py::tuple& item) { answers_.push_back({item[0], item[1]}); });
   const bool asks = PySet_Contains(names_.ptr(), py::str("requires_grad").ptr()) == 1;
@@ -189,13 +197,13 @@ void StateGuard::visit(Referents& referents) const {
     visit_pairs(scope.names);
   }
   for (const Class& type : classes_) {
-    visit(type.type, type.own, type.order);
+    visit(type.type, type.own, type.order, type.titles);
     visit_pairs(type.names);
   }
   for (const Slot& slot : slots_) visit(slot.live, slot.member, slot.saved);
   for (const Object& object : objects_) visit(object.live, object.type, object.attributes);
   for (const Function& each : functions_)
-    visit(each.live, each.code, each.defaults, each.keyword_defaults, each.attributes);
+    visit(each.live, each.code, each.defaults, each.keyword_defaults, each.attributes, each.titles);
   for (const Tensor& tensor : tensors_) {
     visit(tensor.live);
     visit_pairs(tensor.names);
@@ -282,6 +290,8 @@ bool StateGuard::same_names_only(PyObject* dict, const Items& names) const {
 
 bool StateGuard::same_class(Class& saved) const {
   auto* type = reinterpret_cast<PyTypeObject*>(saved.type.ptr());
+  const auto* names = reinterpret_cast<PyHeapTypeObject*>(type);
+  if (!same_titles(saved.titles, {names->ht_name, names->ht_qualname})) return false;
   if (saved.version != 0 && version_of(type) == saved.version) return true;
   if (type->tp_mro != saved.order.ptr() || !same_names_only(saved.own.ptr(), saved.names)) return false;
   saved.version = new_version_of(type);
@@ -321,7 +331,10 @@ bool StateGuard::same_object(const Object& object) {
 
 bool StateGuard::same_function(const Function& function) {
   PyObject* live = function.live.ptr();
-  return PyFunction_GET_CODE(live) == function.code.ptr() &&
+  const auto* own = reinterpret_cast<PyFunctionObject*>(live);
+  return same_titles(function.titles,
+                     {own->func_name, own->func_qualname, own->func_doc, own->func_module}) &&
+         PyFunction_GET_CODE(live) == function.code.ptr() &&
          PyFunction_GET_DEFAULTS(live) == function.defaults.ptr() &&
          PyFunction_GET_KW_DEFAULTS(live) == function.keyword_defaults.ptr() &&
          same_attributes(live, function.attributes);

@@ -21,15 +21,16 @@ class StateGuard {
  public:
   // What a trace found. Everywhere `missing()` stands for a value that is not there.
   struct Parts {
-    pybind11::list dicts;   // (dict, copy): all keys and values, in order
-    pybind11::list lists;   // (iterable, list of its items): lists, deques, sets
-    pybind11::list cells;   // (closure cell, content)
-    pybind11::list scopes;  // (dict of a module, {name: value}): of these names only
-    pybind11::list
-        classes;           // (class, its dict, its method resolution order, {name: value}): names in `names`
-    pybind11::list slots;  // (object, member descriptor, value)
-    pybind11::list objects;    // (object or a weak reference to it, its class, dict of its attributes)
-    pybind11::list functions;  // (function, code, defaults, keyword defaults, dict of its attributes)
+    pybind11::list dicts;    // (dict, copy): all keys and values, in order
+    pybind11::list lists;    // (iterable, list of its items): lists, deques, sets
+    pybind11::list cells;    // (closure cell, content)
+    pybind11::list scopes;   // (dict of a module, {name: value}): of these names only
+    pybind11::list classes;  // (class, its dict, its method resolution order, {name: value}, (name, qualified
+                             // name)): names in `names`
+    pybind11::list slots;    // (object, member descriptor, value)
+    pybind11::list objects;  // (object or a weak reference to it, its class, dict of its attributes)
+    pybind11::list functions;  // (function, code, defaults, keyword defaults, dict of its attributes, (name,
+                               // qualified name, docstring, module))
     pybind11::list
         tensors;  // (tensor, {name: attribute}, whether its layout is compared): attributes in `names`
     pybind11::list answers;  // (C function without arguments, what it returned)
@@ -82,6 +83,7 @@ class StateGuard {
     pybind11::object type, own, order;
     uint64_t version = 0;
     Items names;
+    pybind11::object titles;
   };
   struct Slot {
     pybind11::object live, member, saved;
@@ -90,7 +92,7 @@ class StateGuard {
     pybind11::object live, type, attributes;
   };
   struct Function {
-    pybind11::object live, code, defaults, keyword_defaults, attributes;
+    pybind11::object live, code, defaults, keyword_defaults, attributes, titles;
   };
   struct Tensor {
     pybind11::object live;

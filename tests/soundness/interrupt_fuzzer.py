@@ -19,7 +19,7 @@ import time
 import traceback
 import types
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ import staticrt
 from staticrt.native import _C
 from tests.support import fuzz_command
 
-TIMEOUT_SECONDS = 20
+TIMEOUT_SECONDS = 20  # that another thread may stay at one place
 
 
 class Injected(BaseException):
@@ -359,8 +359,24 @@ def _answers_in_another_thread(case: Case, x: torch.Tensor) -> str:
         target=lambda: found.append(_answers(case, x, "in another thread")), daemon=True
     )
     thread.start()
-    thread.join(TIMEOUT_SECONDS)
-    return found[0] if found else "another thread waits for a lock"
+    waited, place = 0, None
+    while thread.is_alive() and waited < TIMEOUT_SECONDS:
+        thread.join(1)
+        # A thread that works, however slowly, is at another place a while later.
+        now = [(id(frame), frame.f_lasti) for frame in _frames(thread)]
+        waited, place = (waited + 1 if now == place else 0), now
+    if found:
+        return found[0]
+    stack = "".join(traceback.format_stack(next(iter(_frames(thread)), None), limit=8))
+    return f"another thread waits for a lock, at\n{stack}"
+
+
+def _frames(thread: threading.Thread) -> Iterator[types.FrameType]:
+    """The frames of a thread, the innermost first."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def interrupted(case: Case, x: torch.Tensor, interrupt: Bytecodes) -> str:

@@ -93,7 +93,6 @@ SRT_NATIVE("aten::to.dtype", to_dtype) {
 SRT_NATIVE("aten::copy_", copy_in_place) {
   T self = op.tensor(0);
   n::copy_(self, op.tensor(1), op.boolean(2));
-  if (!self.is_inference()) self.unsafeGetTensorImpl()->bump_version();
   if (op.num_outputs() > 0) op.slot() = std::move(self);
 }
 

@@ -35,6 +35,7 @@ Executable::Executable(std::shared_ptr<const Program> program, const ExecutableO
       frames_(bound_, memory_of_frames(options)) {
   options_.prepared &= !options.manage_outputs;
   written_inputs_ = find_written_inputs();
+  versioned_inputs_ = find_versioned_inputs();
   first_effect_ = find_first_effect();
   for (const auto& [id, name] : options_.preparation.donated) {
     SRT_CHECK(!std::binary_search(written_inputs_.begin(), written_inputs_.end(), id), "cannot donate '",
@@ -166,7 +167,7 @@ bool Executable::failed_before_effects() const {
 }
 
 void Executable::bump_versions(std::span<const InputView> inputs) const {
-  for (const uint32_t index : written_inputs_) {
+  for (const uint32_t index : versioned_inputs_) {
     const at::Tensor* tensor = inputs[index].tensor;
     if (tensor && tensor->defined() && !tensor->is_inference()) tensor->unsafeGetTensorImpl()->bump_version();
   }
@@ -178,9 +179,31 @@ bool Executable::run_frame(PreparedFrame& frame, std::span<const InputView> inpu
 }
 
 std::vector<uint32_t> Executable::find_written_inputs() const {
+  return find_inputs_written_by([](const Node&) { return true; });
+}
+
+// The schema of torch's batch norm does not say that it writes its running statistics, so that eager does not
+// count these writes: a backward may still read what was saved of them before.
+std::vector<uint32_t> Executable::find_versioned_inputs() const {
+  const Program& program = *bound_.program;
+  constexpr uint32_t kFirstStatistic = 3;  // of its results, the new running mean and variance
+  std::vector<bool> is_statistic(program.num_values(), false);
+  for (const Node& node : program.nodes()) {
+    if (node.op != "aten::_native_batch_norm_legit_functional") continue;
+    for (uint32_t k = kFirstStatistic; k < node.num_outputs; ++k) is_statistic[node.first_output + k] = true;
+  }
+  return find_inputs_written_by([&](const Node& node) {
+    constexpr uint32_t kSource = 1;
+    return node.op != "aten::copy_" || !is_statistic[program.operands()[program.arg(node, kSource).first]];
+  });
+}
+
+std::vector<uint32_t> Executable::find_inputs_written_by(
+    const std::function<bool(const Node&)>& counts) const {
   const Program& program = *bound_.program;
   std::vector<bool> written(program.num_values(), false);
   for (const Node& node : program.nodes()) {
+    if (node.written_args.empty() || !counts(node)) continue;
     for (const uint32_t index : node.written_args) {
       const Arg& arg = program.arg(node, index);
       for (uint32_t k = 0; k < arg.count; ++k)

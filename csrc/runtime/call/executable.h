@@ -7,6 +7,7 @@
 #include <ATen/core/ivalue.h>
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -107,7 +108,7 @@ class Executable : public std::enable_shared_from_this<Executable> {
   // Whether the call of this program that raised last in this thread had written no input and drawn no random
   // number yet, so that eager may answer it instead. Asked again, it says no.
   bool failed_before_effects() const;
-  // Inputs that some node writes into. A run bumps their versions, as eager writes do.
+  // Inputs that some node writes into. A run bumps the versions of those whose writes eager counts.
   const std::vector<uint32_t>& written_inputs() const { return written_inputs_; }
 
   const Program& program() const { return *bound_.program; }
@@ -153,6 +154,8 @@ class Executable : public std::enable_shared_from_this<Executable> {
   // Drops inputs, unmanaged values and outputs.
   void clear(Frame& frame) const;
   std::vector<uint32_t> find_written_inputs() const;
+  std::vector<uint32_t> find_versioned_inputs() const;
+  std::vector<uint32_t> find_inputs_written_by(const std::function<bool(const Node&)>& counts) const;
   size_t find_first_effect() const;
   void note_failure() const;
   void bump_versions(std::span<const InputView> inputs) const;
@@ -164,7 +167,8 @@ class Executable : public std::enable_shared_from_this<Executable> {
   std::shared_ptr<const planner::KnownPlans> known_plans_ = std::make_shared<planner::KnownPlans>();
   PreparedCache cache_;
   std::vector<uint32_t> written_inputs_;
-  size_t first_effect_;             // the first node that writes an input or draws random numbers
+  std::vector<uint32_t> versioned_inputs_;  // of these, those whose versions a run bumps
+  size_t first_effect_;                     // the first node that writes an input or draws random numbers
   std::vector<ValueId> transient_;  // slots to empty after a run: all but constants and managed values
   std::atomic<bool> manage_outputs_;
   FramePool frames_;

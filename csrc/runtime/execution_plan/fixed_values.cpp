@@ -77,7 +77,8 @@ WeightStamp::WeightStamp(const at::Tensor& weight)
       sizes_(weight.sizes()),
       strides_(weight.strides()) {
   const int64_t bytes = spanned_bytes(weight);
-  if (bytes <= tuning::kWholeStampBytes) {
+  // Batch norms update their running statistics past the version counter: of vectors, all bytes of 16 KiB.
+  if (bytes <= (weight.dim() == 1 ? 4 * tuning::kWholeStampBytes : tuning::kWholeStampBytes)) {
     bytes_.assign(data_, data_ + bytes);
     return;
   }

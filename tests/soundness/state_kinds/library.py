@@ -23,6 +23,23 @@ def _text(number):
 
 
 @kind
+def name_of_function():
+    def scaled(x):
+        return x
+
+    return lambda x: x * len(scaled.__name__), lambda number: setattr(scaled, "__name__", _text(number))
+
+
+@kind
+def docstring_of_function():
+    def scaled(x):
+        """Documentation."""
+        return x
+
+    return lambda x: x * len(scaled.__doc__), lambda number: setattr(scaled, "__doc__", _text(number))
+
+
+@kind
 def annotation_of_function():
     def scaled(x):
         return x
@@ -31,6 +48,25 @@ def annotation_of_function():
     return (
         lambda x: x * scaled.__annotations__["x"],
         lambda number: scaled.__annotations__.update(x=number),
+    )
+
+
+@kind
+def name_of_class():
+    class Config:
+        pass
+
+    config = Config()
+    return lambda x: x * len(type(config).__name__), lambda number: setattr(Config, "__name__", _text(number))
+
+
+@kind
+def qualified_name_of_class():
+    class Config:
+        pass
+
+    return lambda x: x * len(Config.__qualname__), lambda number: setattr(
+        Config, "__qualname__", _text(number)
     )
 
 
