@@ -22,7 +22,7 @@ from staticrt.passes.base import GraphPass, PassResult, Tolerance, register_pass
 from staticrt.passes.effects import named_argument, node_facts
 from staticrt.passes.rewrite import fake_value, insert_call
 from staticrt.passes.symbols import known_equal, same_meta
-from staticrt.shapes.size_nodes import NeedsShapeEnv
+from staticrt.shapes.size_env import NeedsShapeEnv
 
 aten = torch.ops.aten
 CONVS = frozenset({aten.conv2d.default, aten.convolution.default, aten.conv_transpose2d.input})

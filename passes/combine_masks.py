@@ -16,7 +16,7 @@ from torch import fx
 from staticrt.passes.attention_masks import hides_future, is_causal, never_hides_fully
 from staticrt.passes.rewrite import fake_mode_of, insert_call
 from staticrt.passes.symbols import known_equal
-from staticrt.shapes.size_nodes import statically_known_true
+from staticrt.shapes.size_checks import statically_known_true
 
 aten = torch.ops.aten
 

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from staticrt.shapes.fake_results import same
-from staticrt.shapes.size_nodes import statically_known_true
+from staticrt.shapes.size_checks import statically_known_true
 
 
 def number(value: Any) -> Any:

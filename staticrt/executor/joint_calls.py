@@ -238,7 +238,7 @@ class JointCalls:
 
     def _attempt(self, call: Call, request: TraceRequest) -> CachedTrace | TraceRequest:
         from staticrt.frontend.tracing.trace import trace
-        from staticrt.shapes.size_nodes import NeedsShapeEnv
+        from staticrt.shapes.size_env import NeedsShapeEnv
         from staticrt.training.joint_program import build_joint
         from staticrt.training.recurrent import recurrent_networks
 

@@ -20,7 +20,7 @@ from staticrt.options import Options
 from staticrt.runtime import executable
 from staticrt.runtime.cached_trace import CachedTrace, tensor_metadata
 from staticrt.runtime.call import Call
-from staticrt.shapes.size_nodes import NeedsShapeEnv
+from staticrt.shapes.size_env import NeedsShapeEnv
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from staticrt.shapes import size_expr
-from staticrt.shapes.size_nodes import check as _check
+from staticrt.shapes.size_checks import check as _check
 
 Rule = Callable[..., Any]
 RULES: dict[Any, Rule | None] = {}

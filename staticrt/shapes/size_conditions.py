@@ -32,7 +32,7 @@ class Condition:
     def opposite(self) -> Condition:
         return Condition(_OPPOSITES[self.name], self.left, self.right, not self.hint)
 
-    def held(self) -> tuple[Condition | Either, ...]:
+    def held(self) -> tuple[Condition | Either | FloatCondition, ...]:
         """What is true in this call, where this is: conditions that all hold."""
         return (self,)
 
@@ -54,6 +54,31 @@ class Condition:
         return True if is_true else False if is_false else None
 
 
+class FloatCondition:
+    """A comparison of fractional numbers, of which nothing is known but its truth in this call.
+
+    Args:
+        text: Python source over the names of symbols.
+    """
+
+    __slots__ = ("hint", "text")
+
+    def __init__(self, text: str, hint: bool) -> None:
+        self.text = text
+        self.hint = hint
+
+    def opposite(self) -> FloatCondition:
+        return FloatCondition(
+            f"not ({self.text})", not self.hint
+        )  # `a >= b` is not that of `a < b` for all floats
+
+    def held(self) -> tuple[FloatCondition]:
+        return (self,)
+
+    def known(self) -> bool | None:
+        return None
+
+
 class Either:
     """Conditions of which one at least holds; `opposite` of it is that none does.
 
@@ -64,7 +89,7 @@ class Either:
 
     __slots__ = ("all_of", "hint", "name", "parts")
 
-    def __init__(self, parts: tuple[Condition | Either, ...], all_of: bool = False) -> None:
+    def __init__(self, parts: tuple[Condition | Either | FloatCondition, ...], all_of: bool = False) -> None:
         self.name = "and" if all_of else "or"
         self.parts = parts
         self.all_of = all_of
@@ -77,7 +102,7 @@ class Either:
     def opposite(self) -> Either:
         return Either(tuple(part.opposite() for part in self.parts), not self.all_of)
 
-    def held(self) -> tuple[Condition | Either, ...]:
+    def held(self) -> tuple[Condition | Either | FloatCondition, ...]:
         return tuple(one for part in self.parts for one in part.held()) if self.all_of else (self,)
 
     def known(self) -> bool | None:

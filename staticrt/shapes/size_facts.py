@@ -41,11 +41,11 @@ def implied(atom: Atom, known: Mapping[Atom, Expr]) -> Expr | None:
         if type(other) is not Operation or other.name != FLOORDIV or not other.args[1].is_Integer:
             continue
         divisor = int(other.args[1])
-        if divisor > 0 and by % divisor == 0 and other is not atom:
-            more = size_expr.subtract(dividend, other.args[0])
-            if more.is_Integer and int(more) % divisor == 0:
-                inner = size_expr.add(value, size_expr.constant(int(more) // divisor))
-                return size_expr.floordiv(inner, size_expr.constant(by // divisor))
+        if 0 < divisor < by and by % divisor == 0:
+            inner = size_expr.floordiv(dividend, other.args[1])
+            if other in inner.atoms:
+                outer = size_expr.constant(by // divisor)
+                return size_expr.floordiv(inner.substitute({other: value}), outer)
     return None
 
 

@@ -2,132 +2,30 @@
 
 torch's own (`ShapeEnv`) knows everything about numbers, takes a third of a second to import and a millisecond to
 answer. A trace begins with these instead. They cover whole numbers in sums, products, floor divisions, remainders,
-minima, maxima and comparisons; at anything else `SizeEnv.give_up` ends the attempt, and the trace begins anew with
-a `ShapeEnv`. So what is missing here costs time and nothing else.
+minima, maxima and comparisons, and fractional numbers computed from them; at anything else `SizeEnv.give_up` ends the
+attempt, and the trace begins anew with a `ShapeEnv`. So what is missing here costs time and nothing else.
 
 Source of the protocol: torch/csrc/utils/python_symnode.h, torch/fx/experimental/sym_node.py.
 """
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from staticrt import tuning
 from staticrt.shapes import size_expr
-from staticrt.shapes.size_conditions import Condition, Either
+from staticrt.shapes.size_conditions import Condition, Either, FloatCondition
+from staticrt.shapes.size_env import SizeEnv
 from staticrt.shapes.size_expr import Atom, Expr
-from staticrt.shapes.size_facts import facts, implied
-
-
-class NeedsShapeEnv(BaseException):
-    """Something that only torch's own symbolic sizes can answer.
-
-    No `Exception`: a model that catches those must not take this for an error of its own.
-    """
-
-
-class SizeEnv:
-    """The symbols of one trace, and what it assumed about them.
-
-    Args:
-        where: the model line that asks, for messages.
-    """
-
-    # A ShapeEnv's answers about numbers that data decides; here there are none.
-    pending_fresh_unbacked_symbols: tuple[Any, ...] = ()
-    deferred_runtime_asserts: Mapping[Any, Any] = MappingProxyType({})
-    decider: Any = None
-
-    def __init__(self, where: Callable[[], str] = lambda: "") -> None:
-        self.guards: dict[str, str] = {}  # condition as Python source -> model line
-        self.known: dict[Atom, Expr] = {}
-        self.gave_up = ""
-        self.is_open = True
-        self._seen: dict[Atom, Expr | None] = {}  # atoms, and what `known` says of them
-        self._where = where
-
-    def symbol(self, name: str, hint: int, positive: bool) -> torch.SymInt:
-        """A number of the caller's, `hint` in this call.
-
-        Args:
-            positive: it is at least 1 in every call of this trace.
-        """
-        made: Any = torch.SymInt  # it is not typed
-        symbolic: torch.SymInt = made(SizeNode(self, size_expr.symbol(name, positive), hint))
-        return symbolic
-
-    def close(self) -> None:
-        """No more conditions: what was assumed has been written down."""
-        self.is_open = False
-
-    def give_up(self, what: Any) -> NoReturn:
-        """End this attempt.
-
-        Raises:
-            NeedsShapeEnv: always.
-        """
-        self.gave_up = self.gave_up or str(what)
-        raise NeedsShapeEnv(self.gave_up)
-
-    def replace(self, expr: Any) -> Any:
-        """An expression with what is known of its atoms."""
-        if not self.known or not isinstance(expr, Expr):
-            return expr
-        for _ in range(
-            tuning.MAX_DIVISION_STEPS
-        ):  # a division of what was put in may be one that is known, too
-            for atom in expr.atoms:
-                if atom not in self._seen:
-                    self._seen[atom] = self.known.get(atom) or implied(atom, self.known)
-            values = {atom: value for atom in expr.atoms if (value := self._seen[atom]) is not None}
-            if not values:
-                break
-            expr = expr.substitute(values)
-        return expr
-
-    def is_unbacked_symint(self, expr: Any) -> bool:
-        return False
-
-    def create_unbacked_symint(self) -> NoReturn:
-        self.give_up("a number that data decides")
-
-    def has_index(self, size: torch.SymInt, index: int) -> bool:
-        """Whether this call's size has the element."""
-        return bool(-size.node.hint <= index < size.node.hint)
-
-    def note_index(self, size: torch.SymInt, index: int) -> None:
-        """Guard on a size having an element, which `has_index` says it has."""
-        bool(size > (index if index >= 0 else -1 - index))
-
-    def assume(self, condition: Condition | Either) -> bool:
-        """The truth of a condition in this call, which every later call of the trace shares."""
-        known = condition.known()
-        if known is not None:
-            return known
-        for held in (condition if condition.hint else condition.opposite()).held():
-            text = held.text
-            if text in self.guards or held.known():
-                continue
-            if not self.is_open:
-                self.give_up(f"a new condition: {text}")
-            self.guards[text] = self._where()
-            if isinstance(held, Condition):
-                for atom, value in facts(held, self.replace):
-                    others = {a: v.substitute({atom: value}) for a, v in self.known.items()}
-                    self.known = {**others, atom: value}
-                    self._seen = {}
-        return condition.hint
-
 
 Text = str  # nodes have a method of that name
 
 
-class _Node:
+class Node:
     """What both kinds of nodes answer alike."""
 
     __slots__ = ("env",)
@@ -182,11 +80,43 @@ class _Node:
         zero = size_expr.constant(0)
         return TruthNode(self.env, Condition("==" if value else "!=", zero, zero, value))
 
-    def wrap_float(self, value: float) -> Any:
-        self.env.give_up("a fractional number beside a size")
+    def wrap_float(self, value: float) -> FloatNode:
+        if not math.isfinite(value):
+            self.env.give_up("a size beside infinity or not a number")
+        return FloatNode(self.env, repr(value), value)
 
 
-class SizeNode(_Node):
+class _NumberNode(Node):
+    """What whole and fractional numbers answer alike."""
+
+    __slots__ = ()
+
+    def _compare(self, sign: Text, function: Callable[[Any, Any], bool], other: Any) -> TruthNode:
+        raise NotImplementedError
+
+    def pos(self) -> Any:
+        return self
+
+    def eq(self, other: Any) -> TruthNode:
+        return self._compare("==", operator.eq, other)
+
+    def ne(self, other: Any) -> TruthNode:
+        return self._compare("!=", operator.ne, other)
+
+    def lt(self, other: Any) -> TruthNode:
+        return self._compare("<", operator.lt, other)
+
+    def le(self, other: Any) -> TruthNode:
+        return self._compare("<=", operator.le, other)
+
+    def gt(self, other: Any) -> TruthNode:
+        return self._compare(">", operator.gt, other)
+
+    def ge(self, other: Any) -> TruthNode:
+        return self._compare(">=", operator.ge, other)
+
+
+class SizeNode(_NumberNode):
     """A whole number: what a `torch.SymInt` of a trace holds.
 
     Args:
@@ -262,9 +192,6 @@ class SizeNode(_Node):
     def neg(self) -> SizeNode:
         return SizeNode(self.env, size_expr.negate(self.expr), -self.hint)
 
-    def pos(self) -> SizeNode:
-        return self
-
     def _check_divisor(self, other: SizeNode) -> None:
         if not self.env.assume(other._compare("!=", operator.ne, self.wrap_int(0)).condition):
             raise ZeroDivisionError("integer division or modulo by zero")
@@ -278,6 +205,14 @@ class SizeNode(_Node):
     def mod(self, other: Any) -> SizeNode:
         self._check_divisor(self._number(other))
         return self._made(size_expr.modulo, self.hint % other.hint, other)
+
+    def int_truediv(self, other: Any) -> FloatNode:
+        self._check_divisor(self._number(other))
+        text = f"({self.expr.text} / {other.expr.text})"
+        return FloatNode(self.env, text, self.hint / other.hint, operator.truediv, (self, other))
+
+    def sym_float(self) -> FloatNode:
+        return FloatNode(self.env, f"float({self.expr.text})", float(self.hint), torch.sym_float, (self,))
 
     def sym_max(self, other: Any) -> SizeNode:
         return self._made(size_expr.maximum, max(self.hint, self._number(other).hint), other)
@@ -294,36 +229,137 @@ class SizeNode(_Node):
             result = result.mul(self)
         return result
 
-    def _compare(self, name: Text, function: Callable[[int, int], bool], other: Any) -> TruthNode:
+    def _compare(self, sign: Text, function: Callable[[Any, Any], bool], other: Any) -> TruthNode:
         hint = function(self.hint, self._number(other).hint)
-        return TruthNode(self.env, Condition(name, self.expr, other.expr, hint))
-
-    def eq(self, other: Any) -> TruthNode:
-        return self._compare("==", operator.eq, other)
-
-    def ne(self, other: Any) -> TruthNode:
-        return self._compare("!=", operator.ne, other)
-
-    def lt(self, other: Any) -> TruthNode:
-        return self._compare("<", operator.lt, other)
-
-    def le(self, other: Any) -> TruthNode:
-        return self._compare("<=", operator.le, other)
-
-    def gt(self, other: Any) -> TruthNode:
-        return self._compare(">", operator.gt, other)
-
-    def ge(self, other: Any) -> TruthNode:
-        return self._compare(">=", operator.ge, other)
+        return TruthNode(self.env, Condition(sign, self.expr, other.expr, hint))
 
 
-class TruthNode(_Node):
+class Rounded(Atom):
+    """The whole number that a fractional one is rounded to.
+
+    Args:
+        function: of Python's `math`.
+    """
+
+    __slots__ = ("function", "node")
+
+    def __init__(self, function: Callable[[float], int], node: FloatNode) -> None:
+        super().__init__(f"math.{function.__name__}({node.text})", None)
+        self.function = function
+        self.node = node
+
+
+class FloatNode(_NumberNode):
+    """A fractional number computed from sizes: what a `torch.SymFloat` of a trace holds.
+
+    Only its value in this call is known: each question about it becomes a guard.
+
+    Args:
+        text: Python source over the names of symbols.
+        hint: the number in this call.
+        function: computes it from the numbers of `args`; None: it is a constant.
+    """
+
+    __slots__ = ("args", "function", "hint", "text")
+    pytype = float
+
+    def __init__(
+        self,
+        env: SizeEnv,
+        text: Text,
+        hint: float,
+        function: Callable[..., Any] | None = None,
+        args: tuple[SizeNode | FloatNode, ...] = (),
+    ) -> None:
+        self.env = env
+        self.text = text
+        self.hint = hint
+        self.function = function
+        self.args = args
+
+    def is_float(self) -> bool:
+        return True
+
+    def str(self) -> Text:
+        return self.text
+
+    @property
+    def expr(self) -> Text:
+        """What tells this number from others."""
+        return self.text
+
+    def guard_float(self, file: Any, line: Any) -> float:
+        """The number, which from here on is a constant of the trace."""
+        if self.function is not None:
+            self.env.assume(self.eq(self.wrap_float(self.hint)).condition)
+        return self.hint
+
+    def require_hint(self, *_args: Any) -> float:
+        return self.hint
+
+    def _made(self, sign: Text, function: Callable[[Any, Any], Any], other: Any) -> FloatNode:
+        if not isinstance(other, FloatNode):
+            self.env.give_up("a fractional number beside a number of another kind")
+        hint = function(self.hint, other.hint)
+        if not isinstance(hint, float) or not math.isfinite(hint):
+            self.env.give_up("infinity or not a number, computed from sizes")
+        if self.function is None and other.function is None:
+            return self.wrap_float(hint)
+        return FloatNode(self.env, f"({self.text} {sign} {other.text})", hint, function, (self, other))
+
+    def add(self, other: Any) -> FloatNode:
+        return self._made("+", operator.add, other)
+
+    def sub(self, other: Any) -> FloatNode:
+        return self._made("-", operator.sub, other)
+
+    def mul(self, other: Any) -> FloatNode:
+        return self._made("*", operator.mul, other)
+
+    def float_truediv(self, other: Any) -> FloatNode:
+        if not self.env.assume(other.ne(self.wrap_float(0.0)).condition):
+            raise ZeroDivisionError("float division by zero")
+        return self._made("/", operator.truediv, other)
+
+    def neg(self) -> FloatNode:
+        return FloatNode(self.env, f"(-{self.text})", -self.hint, operator.neg, (self,))
+
+    def sym_float(self) -> FloatNode:
+        return self
+
+    def _rounded(self, function: Callable[[float], int]) -> SizeNode:
+        hint = function(self.hint)
+        if self.function is None:
+            return self.wrap_int(hint)
+        return SizeNode(self.env, size_expr.of_atom(Rounded(function, self)), hint)
+
+    def floor(self) -> SizeNode:
+        return self._rounded(math.floor)
+
+    def ceil(self) -> SizeNode:
+        return self._rounded(math.ceil)
+
+    def trunc(self) -> SizeNode:
+        return self._rounded(math.trunc)
+
+    sym_int = trunc
+
+    def _compare(self, sign: Text, function: Callable[[Any, Any], bool], other: Any) -> TruthNode:
+        if not isinstance(other, FloatNode):
+            self.env.give_up("a fractional number beside a number of another kind")
+        hint = function(self.hint, other.hint)
+        if self.function is None and other.function is None:
+            return self.wrap_bool(hint)
+        return TruthNode(self.env, FloatCondition(f"{self.text} {sign} {other.text}", hint))
+
+
+class TruthNode(Node):
     """Comparisons of sizes: what a `torch.SymBool` of a trace holds."""
 
     __slots__ = ("condition",)
     pytype = bool
 
-    def __init__(self, env: SizeEnv, condition: Condition | Either) -> None:
+    def __init__(self, env: SizeEnv, condition: Condition | Either | FloatCondition) -> None:
         self.env = env
         self.condition = condition
 
@@ -373,30 +409,12 @@ class TruthNode(_Node):
         return self._joined(other, False)
 
 
-def env_of(value: Any) -> SizeEnv | None:
-    """The environment of a symbolic number, if it is one of these."""
-    node = getattr(value, "node", None)
-    return node.env if isinstance(node, _Node) else None
+def new_size(env: SizeEnv, name: str, hint: int, positive: bool) -> torch.SymInt:
+    """A number of the caller's, `hint` in this call.
 
-
-def statically_known_true(condition: Any) -> bool:
-    """Whether a condition on sizes holds for all of them, as far as is seen; adds no guard."""
-    if isinstance(condition, bool):
-        return condition
-    if env_of(condition) is not None:
-        return condition.node.condition.known() is True
-    from torch.fx.experimental import symbolic_shapes
-
-    return bool(symbolic_shapes.statically_known_true(condition))
-
-
-def check(condition: Any) -> None:
-    """`torch._check`: guard on a condition.
-
-    Raises:
-        RuntimeError: it does not hold.
+    Args:
+        positive: it is at least 1 in every call of this trace.
     """
-    if not isinstance(condition, bool) and env_of(condition) is None:
-        torch._check(condition)  # type: ignore[no-untyped-call]
-    elif not condition:
-        raise RuntimeError(f"sizes do not fit: {condition} does not hold")
+    made: Any = torch.SymInt  # it is not typed
+    symbolic: torch.SymInt = made(SizeNode(env, size_expr.symbol(name, positive), hint))
+    return symbolic

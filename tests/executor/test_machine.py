@@ -21,7 +21,7 @@ from staticrt.frontend.reasons import CannotTrace
 from staticrt.frontend.tracing.maybe_views import SizesDecideViews
 from staticrt.frontend.tracing.request import TraceRequest
 from staticrt.frontend.tracing.sizing import Sizing
-from staticrt.shapes.size_nodes import NeedsShapeEnv
+from staticrt.shapes.size_env import NeedsShapeEnv
 from staticrt.tuning import MAX_BRANCHES
 
 SEEN: set[Outcome] = set()

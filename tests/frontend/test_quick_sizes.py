@@ -10,7 +10,7 @@ from torch import nn
 
 import staticrt
 from staticrt.runtime import executable
-from staticrt.shapes.size_nodes import NeedsShapeEnv
+from staticrt.shapes.size_env import NeedsShapeEnv
 
 NETWORKS = {
     "small": ["mlp", "wide_deep", "encoder_tiny", "pointwise_norm"],

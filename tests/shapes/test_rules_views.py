@@ -14,7 +14,7 @@ from staticrt.frontend.tracing.shape_env import DecidingShapeEnv
 from staticrt.frontend.tracing.sizing import Sizing
 from staticrt.shapes import fake_memo
 from staticrt.shapes.fake_rules import fake_by_rule
-from staticrt.shapes.size_nodes import SizeEnv
+from staticrt.shapes.size_env import SizeEnv
 
 aten = torch.ops.aten
 

@@ -10,7 +10,7 @@ from staticrt.frontend.tracing.fake_mode import TraceFakeMode
 from staticrt.frontend.tracing.patches import tracing
 from staticrt.frontend.tracing.sizing import Sizing
 from staticrt.shapes.fake_rules import fake_by_rule
-from staticrt.shapes.size_nodes import NeedsShapeEnv, SizeEnv
+from staticrt.shapes.size_env import NeedsShapeEnv, SizeEnv
 
 
 def tensors_in(value):

@@ -14,7 +14,8 @@ from staticrt.frontend.graph import Guard, GuardSet, KnownInputs, SizeSymbol
 from staticrt.frontend.tracing.sizing import Sizing
 from staticrt.frontend.tracing.symbols import guard_source
 from staticrt.shapes.fake_results import fresh
-from staticrt.shapes.size_nodes import SizeEnv
+from staticrt.shapes.size_env import SizeEnv
+from staticrt.shapes.size_nodes import new_size
 
 
 def layout_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
@@ -111,7 +112,7 @@ class FakeMaker:
             self.fixed.append((SizeSymbol(f"{letter}{leaf}_{dim}", leaf, prop, dim), value))
             return value
         if isinstance(self.env, SizeEnv):
-            made = self.env.symbol(f"{_LETTERS[prop]}{leaf}_{dim}", value, positive=prop != "value")
+            made = new_size(self.env, f"{_LETTERS[prop]}{leaf}_{dim}", value, positive=prop != "value")
             self.symbols[made.node.expr.atom] = SizeSymbol(made.node.expr.text, leaf, prop, dim)
             return made
         from torch.fx.experimental.symbolic_shapes import DimDynamic

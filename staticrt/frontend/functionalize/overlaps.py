@@ -16,7 +16,7 @@ from torch import fx
 from staticrt import tuning
 from staticrt.frontend.reasons import CannotTrace
 from staticrt.frontend.tracing.maybe_views import SizesDecideViews
-from staticrt.shapes.size_nodes import statically_known_true
+from staticrt.shapes.size_checks import statically_known_true
 
 aten = torch.ops.aten
 

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from staticrt.frontend.reasons import CannotTrace
 from staticrt.frontend.tracing.tracer import Tracer
 from staticrt.shapes import fake_results
-from staticrt.shapes.size_nodes import SizeEnv
+from staticrt.shapes.size_env import SizeEnv
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 

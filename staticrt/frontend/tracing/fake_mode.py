@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _pop_mode, _push_mode
 from torch.utils._pytree import tree_leaves
 
 from staticrt.shapes.fake_rules import fake_by_rule
-from staticrt.shapes.size_nodes import SizeEnv
+from staticrt.shapes.size_env import SizeEnv
 
 _VALIDATOR = "torch.fx.experimental.validator"
 

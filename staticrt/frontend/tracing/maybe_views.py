@@ -16,7 +16,7 @@ from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from staticrt.shapes.fake_results import channels_last_strides, contiguous_strides, same
-from staticrt.shapes.size_nodes import env_of
+from staticrt.shapes.size_checks import env_of
 
 aten = torch.ops.aten
 

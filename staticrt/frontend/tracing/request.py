@@ -14,7 +14,7 @@ from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.reasons import CannotTrace, NeedsConstants
 from staticrt.frontend.tracing.maybe_views import SizesDecideViews
 from staticrt.frontend.tracing.sizing import Sizing
-from staticrt.shapes.size_nodes import NeedsShapeEnv
+from staticrt.shapes.size_env import NeedsShapeEnv
 
 
 @dataclasses.dataclass(frozen=True)

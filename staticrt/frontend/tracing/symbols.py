@@ -13,7 +13,7 @@ from torch import fx
 from staticrt.frontend.reasons import CannotTrace
 from staticrt.shapes import size_expr
 from staticrt.shapes.size_expr import Atom, Expr, Operation, Quotient
-from staticrt.shapes.size_nodes import SizeNode, TruthNode
+from staticrt.shapes.size_nodes import FloatNode, Rounded, SizeNode, TruthNode
 
 _OPERATIONS = {
     size_expr.FLOORDIV: operator.floordiv,
@@ -120,6 +120,8 @@ class SymbolNodes:
         sym_node = value.node
         if isinstance(sym_node, SizeNode):
             return self._of_size(sym_node.expr)
+        if isinstance(sym_node, FloatNode):
+            return self._of_float(sym_node)
         if isinstance(sym_node, TruthNode):
             sym_node.env.give_up("a comparison of sizes as a value")
         expr = sym_node.expr
@@ -166,6 +168,18 @@ class SymbolNodes:
             found = self._nodes[expr] = functools.reduce(functools.partial(self._emit, operator.add), parts)
         return found
 
+    def _of_float(self, number: FloatNode) -> Any:
+        """The node of a fractional number."""
+        if number.function is None:
+            return number.hint
+        found = self._nodes.get(number.text)
+        if found is None:
+            args = [
+                self._of_float(a) if isinstance(a, FloatNode) else self._of_size(a.expr) for a in number.args
+            ]
+            found = self._nodes[number.text] = self._emit(number.function, *args)
+        return found
+
     def _of_term(self, monomial: Sequence[Atom], coefficient: int) -> Any:
         factors = []
         for atom in monomial:
@@ -185,6 +199,8 @@ class SymbolNodes:
             if isinstance(atom, Operation):
                 args = [self._of_size(arg) for arg in atom.args]
                 found = self._emit(_OPERATIONS[atom.name], *args)
+            elif isinstance(atom, Rounded):
+                found = self._emit(atom.function, self._of_float(atom.node))
             else:
                 found = self._bind(atom)
             self._nodes[atom] = found

@@ -43,7 +43,7 @@ from staticrt.frontend.tracing.maybe_views import SizesDecideViews, results_show
 from staticrt.frontend.tracing.patches import tracing
 from staticrt.frontend.tracing.request import TraceRequest
 from staticrt.native import _C
-from staticrt.shapes.size_nodes import NeedsShapeEnv, SizeEnv
+from staticrt.shapes.size_env import NeedsShapeEnv, SizeEnv
 
 aten = torch.ops.aten
 log = logging.getLogger(__name__)

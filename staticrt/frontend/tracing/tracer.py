@@ -35,7 +35,7 @@ from staticrt.frontend.weak import weakly
 from staticrt.shapes import fake_memo
 from staticrt.shapes.fake_results import new
 from staticrt.shapes.fake_rules import fake_by_rule
-from staticrt.shapes.size_nodes import SizeEnv
+from staticrt.shapes.size_env import SizeEnv
 
 aten = torch.ops.aten
 

@@ -9,7 +9,7 @@ import torch
 
 from staticrt.shapes.fake_results import agree, expression, is_contiguous, new, oblivious, rule
 from staticrt.shapes.rules.layout import suggested_strides, suggests_image
-from staticrt.shapes.size_nodes import check as _check
+from staticrt.shapes.size_checks import check as _check
 
 aten = torch.ops.aten
 

@@ -9,7 +9,7 @@ import torch
 
 from staticrt.shapes.fake_results import expression, fresh, new, rule
 from staticrt.shapes.rules.layout import copied_strides, least
-from staticrt.shapes.size_nodes import env_of
+from staticrt.shapes.size_checks import env_of
 
 aten = torch.ops.aten
 

@@ -9,7 +9,7 @@ import torch
 
 from staticrt.shapes.fake_results import agree, new, rule
 from staticrt.shapes.rules.layout import suggested_strides
-from staticrt.shapes.size_nodes import check as _check
+from staticrt.shapes.size_checks import check as _check
 
 aten = torch.ops.aten
 

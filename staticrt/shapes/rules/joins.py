@@ -19,7 +19,7 @@ from staticrt.shapes.fake_results import (
     view_of,
 )
 from staticrt.shapes.rules.layout import suggests_image
-from staticrt.shapes.size_nodes import check as _check
+from staticrt.shapes.size_checks import check as _check
 
 aten = torch.ops.aten
 

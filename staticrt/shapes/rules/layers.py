@@ -24,7 +24,7 @@ from staticrt.shapes.rules.layout import (
     preserved_strides,
     suggested_strides,
 )
-from staticrt.shapes.size_nodes import check as _check
+from staticrt.shapes.size_checks import check as _check
 
 aten = torch.ops.aten
 

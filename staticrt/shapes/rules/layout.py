@@ -23,7 +23,7 @@ from staticrt.shapes.fake_results import (
     same,
     same_stride,
 )
-from staticrt.shapes.size_nodes import env_of
+from staticrt.shapes.size_checks import env_of
 
 
 def broadcast_sizes(tensors: Sequence[torch.Tensor]) -> list[Any] | None:

@@ -135,6 +135,8 @@ def _kind(value: Any) -> Any:
         return (type(value), value)
     if isinstance(value, torch.SymInt):
         return (int, 1)
+    if isinstance(value, torch.SymFloat):
+        return (float, 1.0)
     raise _NotServed
 
 

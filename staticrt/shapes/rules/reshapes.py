@@ -18,7 +18,7 @@ from staticrt.shapes.fake_results import (
     view_of,
 )
 from staticrt.shapes.rules.views import is_plain
-from staticrt.shapes.size_nodes import check, env_of, statically_known_true
+from staticrt.shapes.size_checks import check, env_of, statically_known_true
 
 aten = torch.ops.aten
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from staticrt.shapes.fake_results import agree, contiguous_strides, is_contiguous, new, reread, rule
-from staticrt.shapes.size_nodes import check as _check
+from staticrt.shapes.size_checks import check as _check
 
 aten = torch.ops.aten
 

@@ -18,7 +18,7 @@ from staticrt.shapes.fake_results import (
     view_of,
 )
 from staticrt.shapes.rules.layout import at_most, least
-from staticrt.shapes.size_nodes import env_of
+from staticrt.shapes.size_checks import env_of
 
 aten = torch.ops.aten
 

@@ -15,8 +15,8 @@ from staticrt.shapes.rules.layout import (
     preserved_strides,
     suggested_strides,
 )
-from staticrt.shapes.size_nodes import check as _check
-from staticrt.shapes.size_nodes import env_of
+from staticrt.shapes.size_checks import check as _check
+from staticrt.shapes.size_checks import env_of
 
 aten = torch.ops.aten
 

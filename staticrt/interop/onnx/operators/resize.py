@@ -17,7 +17,7 @@ from staticrt.errors import OnnxError
 from staticrt.interop.onnx.arguments import Ints, axes_of
 from staticrt.interop.onnx.numbers import SYMBOLIC, Numbers, Tensor, whole
 from staticrt.interop.onnx.registry import op
-from staticrt.shapes.size_nodes import statically_known_true
+from staticrt.shapes.size_checks import statically_known_true
 
 
 @dataclasses.dataclass(frozen=True)

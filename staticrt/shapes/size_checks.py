@@ -1,0 +1,39 @@
+"""Questions about numbers that may be symbolic, of this project or of torch, or plain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from staticrt.shapes.size_env import SizeEnv
+from staticrt.shapes.size_nodes import Node
+
+
+def env_of(value: Any) -> SizeEnv | None:
+    """The environment of a symbolic number, if it is one of these."""
+    node = getattr(value, "node", None)
+    return node.env if isinstance(node, Node) else None
+
+
+def statically_known_true(condition: Any) -> bool:
+    """Whether a condition on sizes holds for all of them, as far as is seen; adds no guard."""
+    if isinstance(condition, bool):
+        return condition
+    if env_of(condition) is not None:
+        return condition.node.condition.known() is True
+    from torch.fx.experimental import symbolic_shapes
+
+    return bool(symbolic_shapes.statically_known_true(condition))
+
+
+def check(condition: Any) -> None:
+    """`torch._check`: guard on a condition.
+
+    Raises:
+        RuntimeError: it does not hold.
+    """
+    if not isinstance(condition, bool) and env_of(condition) is None:
+        torch._check(condition)  # type: ignore[no-untyped-call]
+    elif not condition:
+        raise RuntimeError(f"sizes do not fit: {condition} does not hold")
