@@ -147,11 +147,11 @@ def test_what_is_learned_reaches_sizes_made_before():
     env = SizeEnv()
     (h,) = sizes_of(env, h=56)
     assert h % 7 == 0
-    below = (h - 1) // 2 + 1
-    two_below = (below - 1) // 2 + 1
+    two_below = (h + 3) // 4
+    below = (h + 1) // 2
     assert below % 7 == 0
-    assert two_below % 14 == 0
-    assert statically_known_true((((h - 1) // 2) // 2 + 1) == two_below)
+    assert ((below + 1) // 2) % 14 == 0
+    assert statically_known_true((below + 1) // 2 == two_below)
     assert statically_known_true((two_below // 14) * 14 == two_below)
     assert all(eval(guard, {"h": 56}) for guard in env.guards)
 
