@@ -10,6 +10,7 @@ import torch
 
 from staticrt import tuning
 from staticrt.shapes.size_conditions import Condition, Either, FloatCondition
+from staticrt.shapes.size_division import substitute
 from staticrt.shapes.size_expr import Atom, Expr
 from staticrt.shapes.size_facts import facts, implied
 
@@ -67,7 +68,7 @@ class SizeEnv:
             values = {atom: value for atom in expr.atoms if (value := self._seen[atom]) is not None}
             if not values:
                 break
-            expr = expr.substitute(values)
+            expr = substitute(expr, values)
         return expr
 
     def is_unbacked_symint(self, expr: Any) -> bool:
@@ -98,7 +99,7 @@ class SizeEnv:
             self.guards[text] = self._where()
             if isinstance(held, Condition):
                 for atom, value in facts(held, self.replace):
-                    others = {a: v.substitute({atom: value}) for a, v in self.known.items()}
+                    others = {a: substitute(v, {atom: value}) for a, v in self.known.items()}
                     self.known = {**others, atom: value}
                     self._seen = {}
         return condition.hint

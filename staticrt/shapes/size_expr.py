@@ -8,10 +8,7 @@ holds for polynomials, not for every nesting of divisions. What is not seen to b
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterable, Mapping
-
-from staticrt import tuning
 
 FLOORDIV, MOD, MAX, MIN = "//", "%", "max", "min"
 
@@ -40,6 +37,11 @@ class Atom:
     def __repr__(self) -> str:
         return self.text
 
+    @property
+    def free_symbols(self) -> frozenset[Symbol]:
+        """The caller's numbers that the value follows from."""
+        raise NotImplementedError
+
 
 class Symbol(Atom):
     """A number that the caller's arguments have.
@@ -53,6 +55,10 @@ class Symbol(Atom):
 
     def __init__(self, name: str, positive: bool = True) -> None:
         super().__init__(name, 1 if positive else None)
+
+    @property
+    def free_symbols(self) -> frozenset[Symbol]:
+        return frozenset((self,))
 
 
 class Operation(Atom):
@@ -74,6 +80,10 @@ class Operation(Atom):
         self.name = name
         self.args = args
         self.is_exact = is_exact
+
+    @property
+    def free_symbols(self) -> frozenset[Symbol]:
+        return frozenset().union(*(arg.free_symbols for arg in self.args))
 
 
 class Known(Operation):
@@ -106,7 +116,7 @@ class Quotient(Known):
     def __init__(self, dividend: Expr, divisor: Expr) -> None:
         least, by = dividend.least(), int(divisor) if divisor.is_Integer else 0
         low = -(-least // by) if least is not None and by > 0 else None
-        if low is None and _is_at_least(dividend, 0) and _is_at_least(divisor, 1):
+        if low is None and is_at_least(dividend, 0) and is_at_least(divisor, 1):
             low = min(least or 0, 1)
         super().__init__(FLOORDIV, (dividend, divisor), low)
 
@@ -163,15 +173,8 @@ class Expr:
     @property
     def free_symbols(self) -> frozenset[Symbol]:
         if self._free is None:
-            found: set[Symbol] = set()
-            for monomial, _coefficient in self.terms:
-                for atom in monomial:
-                    if isinstance(atom, Symbol):
-                        found.add(atom)
-                    elif isinstance(atom, Operation):
-                        for arg in atom.args:
-                            found |= arg.free_symbols
-            self._free = frozenset(found)
+            found = (atom.free_symbols for monomial, _coefficient in self.terms for atom in monomial)
+            self._free = frozenset().union(*found)
         return self._free
 
     @property
@@ -213,18 +216,6 @@ class Expr:
             total += coefficient * bound
         return total
 
-    def substitute(self, values: Mapping[Atom, Expr]) -> Expr:
-        """The expression with some atoms replaced."""
-        if self.atoms.isdisjoint(values):
-            return self
-        total = constant(0)
-        for monomial, coefficient in self.terms:
-            part = constant(coefficient)
-            for atom in monomial:
-                part = multiply(part, _substituted(atom, values))
-            total = add(total, part)
-        return total
-
     def value(self, values: Mapping[str, int]) -> int:
         """The number for these values of the symbols, by name."""
         return int(eval(self.text, {"max": max, "min": min, **values}))
@@ -255,18 +246,6 @@ def _product(bound_of: Callable[[Atom], int | None], atoms: Iterable[Atom]) -> i
             return None
         result *= bound
     return result
-
-
-def _substituted(atom: Atom, values: Mapping[Atom, Expr]) -> Expr:
-    value = values.get(atom)
-    if value is not None:
-        return value
-    if not isinstance(atom, Operation) or isinstance(atom, Known):
-        return of_atom(atom)
-    left, right = (arg.substitute(values) for arg in atom.args)
-    made: dict[str, Callable[[Expr, Expr], Expr]]
-    made = {FLOORDIV: floordiv, MOD: modulo, MAX: maximum, MIN: minimum}
-    return made[atom.name](left, right)
 
 
 def _text(terms: tuple[tuple[Monomial, int], ...]) -> str:
@@ -304,7 +283,7 @@ def add(a: Expr, b: Expr) -> Expr:
     terms = dict(a.terms)
     for monomial, coefficient in b.terms:
         terms[monomial] = terms.get(monomial, 0) + coefficient
-    return _normal(terms)
+    return normal(terms)
 
 
 def negate(a: Expr) -> Expr:
@@ -322,10 +301,10 @@ def multiply(a: Expr, b: Expr) -> Expr:
         for second, d in b.terms:
             monomial = tuple(sorted((*first, *second), key=lambda atom: atom.text))
             terms[monomial] = terms.get(monomial, 0) + c * d
-    return _normal(terms)
+    return normal(terms)
 
 
-def _normal(terms: dict[Monomial, int]) -> Expr:
+def normal(terms: dict[Monomial, int]) -> Expr:
     """Without terms of nothing; `n * (x // n)` is `x` where that leaves no remainder."""
     for monomial, coefficient in terms.items():
         for index, atom in enumerate(monomial):
@@ -337,182 +316,10 @@ def _normal(terms: dict[Monomial, int]) -> Expr:
                 rest = dict(terms)
                 del rest[monomial]
                 others = Expr({monomial[:index] + monomial[index + 1 :]: coefficient // int(atom.args[1])})
-                return add(_normal(rest), multiply(others, atom.args[0]))
+                return add(normal(rest), multiply(others, atom.args[0]))
     return Expr({monomial: coefficient for monomial, coefficient in terms.items() if coefficient})
 
 
-def _is_at_least(a: Expr, bound: int) -> bool:
+def is_at_least(a: Expr, bound: int) -> bool:
     least = a.least()
     return least is not None and least >= bound
-
-
-def _exact_quotient(a: Expr, b: Expr, least: int = 1) -> Expr | None:
-    """`a / b` where that leaves nothing and `b` is positive, or at least `least`; None: it may not."""
-    if not b.terms or not _is_at_least(b, least):
-        return None
-    quotient = constant(0)
-    for _ in range(tuning.MAX_DIVISION_STEPS):
-        if not a.terms:
-            return quotient
-        step = _term_quotient(a.terms[0], b.terms[0])
-        if step is None:
-            return None
-        quotient = add(quotient, step)
-        a = subtract(a, multiply(step, b))
-    return None
-
-
-def _term_quotient(a: tuple[Monomial, int], b: tuple[Monomial, int]) -> Expr | None:
-    left = list(a[0])
-    for atom in b[0]:
-        if atom not in left:
-            return None
-        left.remove(atom)
-    return None if a[1] % b[1] else Expr({tuple(left): a[1] // b[1]})
-
-
-@functools.lru_cache(maxsize=8192)
-def floordiv(a: Expr, b: Expr) -> Expr:
-    """As Python's.
-
-    Raises:
-        ZeroDivisionError: `b` is 0.
-    """
-    if b.is_Integer and int(b) == 0:
-        raise ZeroDivisionError("integer division or modulo by zero")
-    exact = _exact_quotient(a, b)
-    if exact is not None:
-        return exact
-    # A number that the divisor is greater than changes nothing where the rest is a multiple.
-    extra = next((c for m, c in a.terms if not m), 0)
-    if extra and _is_at_least(b, extra + 1) and extra > 0:
-        rest = subtract(a, constant(extra))
-        if modulo(rest, b) == 0:
-            return floordiv(rest, b)
-    if not b.is_Integer or int(b) < 0:
-        low = 0 if _is_at_least(a, 0) and _is_at_least(b, 1) else None
-        return of_atom(Operation(FLOORDIV, (a, b), low))
-    by = int(b)
-    whole = Expr({m: c // by for m, c in a.terms if c // by})
-    part = Expr({m: c % by for m, c in a.terms if c % by})
-    if part.is_Integer:  # of 0 to by - 1
-        return _normal(dict(whole.terms))
-    shared = _shared_factor(part, by)
-    if shared > 1:  # (g * a + r) // (g * b) == a // b where 0 <= r < g
-        part = Expr({m: c // shared for m, c in part.terms if c // shared})
-        return add(whole, floordiv(part, constant(by // shared)))
-    nested = _nested(part)
-    if nested is not None:  # (x // c + k) // by == (x + c * k) // (c * by)
-        inner, plus = nested
-        x, c = inner.args
-        return add(whole, floordiv(add(x, multiply(c, constant(plus))), multiply(c, b)))
-    least, is_exact = part.least(), modulo(part, b) == 0
-    low = None if least is None else -(-least // by) if is_exact else least // by
-    atom = Operation(FLOORDIV, (part, b), low, is_exact)
-    return add(whole, of_atom(atom))
-
-
-def _shared_factor(a: Expr, by: int) -> int:
-    """The greatest factor of a number and of all coefficients but the constant term."""
-    return math.gcd(by, *(coefficient for monomial, coefficient in a.terms if monomial))
-
-
-def _nested(part: Expr) -> tuple[Operation, int] | None:
-    """The division and the number that an expression is the sum of."""
-    plus = 0
-    found = None
-    for monomial, coefficient in part.terms:
-        if not monomial:
-            plus = coefficient
-        elif (
-            found is None
-            and coefficient == 1
-            and len(monomial) == 1
-            and isinstance(monomial[0], Operation)
-            and monomial[0].name == FLOORDIV
-            and not isinstance(monomial[0], Quotient)  # whose dividend is a multiple of it
-            and monomial[0].args[1].is_Integer
-            and int(monomial[0].args[1]) > 0
-        ):
-            found = monomial[0]
-        else:
-            return None
-    return None if found is None else (found, plus)
-
-
-@functools.lru_cache(maxsize=8192)
-def modulo(a: Expr, b: Expr) -> Expr:
-    """As Python's: of the divisor's sign.
-
-    Raises:
-        ZeroDivisionError: `b` is 0.
-    """
-    if b.is_Integer and int(b) == 0:
-        raise ZeroDivisionError("integer division or modulo by zero")
-    if _exact_quotient(a, b) is not None:
-        return constant(0)
-    if not b.is_Integer or int(b) < 0:
-        return of_atom(Operation(MOD, (a, b), 0 if _is_at_least(b, 1) else None))
-    by = int(b)
-    # What is a multiple of the divisor goes, remainders inside by a multiple of it too.
-    total = constant(0)
-    for monomial, coefficient in a.terms:
-        if coefficient % by == 0:
-            continue
-        term = Expr({monomial: coefficient % by})
-        if len(monomial) == 1 and isinstance(monomial[0], Operation) and monomial[0].name == MOD:
-            inner = monomial[0].args[1]
-            if inner.is_Integer and int(inner) > 0 and int(inner) * coefficient % by == 0:
-                term = multiply(constant(coefficient % by), monomial[0].args[0])
-        total = add(total, term)
-    reduced = Expr({m: c % by for m, c in total.terms if c % by})
-    if reduced.is_Integer:
-        return reduced
-    if reduced != a:
-        return modulo(reduced, b)
-    shared = _shared_factor(reduced, by)
-    if shared > 1:  # (g * a + r) % (g * b) == g * (a % b) + r where 0 <= r < g
-        quotient = Expr({m: c // shared for m, c in reduced.terms if c // shared})
-        rest = constant(next((c % shared for m, c in reduced.terms if not m), 0))
-        return add(multiply(constant(shared), modulo(quotient, constant(by // shared))), rest)
-    return of_atom(Operation(MOD, (reduced, b), 0))
-
-
-def maximum(a: Expr, b: Expr) -> Expr:
-    return _extreme(MAX, a, b)
-
-
-def minimum(a: Expr, b: Expr) -> Expr:
-    return _extreme(MIN, a, b)
-
-
-def _extreme(name: str, a: Expr, b: Expr) -> Expr:
-    above, below = subtract(a, b).least(), subtract(b, a).least()
-    if above is not None and above >= 0:
-        return a if name == MAX else b
-    if below is not None and below >= 0:
-        return b if name == MAX else a
-    bounds = [expr.least() for expr in (a, b)]
-    known = [bound for bound in bounds if bound is not None]
-    if name == MAX:
-        low = max(known) if known else None
-    else:
-        low = min(known) if len(known) == len(bounds) else None
-    return of_atom(Operation(name, (a, b), low))
-
-
-def order(a: Expr, b: Expr) -> int | None:
-    """Whether a > b (1), a < b (-1) or a == b (0) for all symbols of at least 1; a multiple counts as greater.
-
-    Of numbers that are 0 nothing is told.
-    """
-    if a == b:
-        return 0
-    for first, second, answer in ((a, b, 1), (b, a, -1)):
-        quotient = _exact_quotient(first, second, least=0) if first.terms else None
-        if quotient is not None and _is_at_least(quotient, 0):
-            return answer
-    for first, second, answer in ((a, b, 1), (b, a, -1)):
-        if _is_at_least(subtract(first, second), 1):
-            return answer
-    return None

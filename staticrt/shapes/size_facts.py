@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from staticrt.shapes import size_expr
 from staticrt.shapes.size_conditions import Condition
+from staticrt.shapes.size_division import floordiv, substitute
 from staticrt.shapes.size_expr import FLOORDIV, MOD, Atom, Expr, Known, Operation, Quotient, Symbol
 
 
@@ -42,10 +43,10 @@ def implied(atom: Atom, known: Mapping[Atom, Expr]) -> Expr | None:
             continue
         divisor = int(other.args[1])
         if 0 < divisor < by and by % divisor == 0:
-            inner = size_expr.floordiv(dividend, other.args[1])
+            inner = floordiv(dividend, other.args[1])
             if other in inner.atoms:
                 outer = size_expr.constant(by // divisor)
-                return size_expr.floordiv(inner.substitute({other: value}), outer)
+                return floordiv(substitute(inner, {other: value}), outer)
     return None
 
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from staticrt.shapes import size_expr
+from staticrt.shapes import size_division, size_expr
 from staticrt.shapes.size_conditions import Condition, Either, FloatCondition
 from staticrt.shapes.size_env import SizeEnv
-from staticrt.shapes.size_expr import Atom, Expr
+from staticrt.shapes.size_expr import Atom, Expr, Symbol
 
 Text = str  # nodes have a method of that name
 
@@ -198,13 +198,13 @@ class SizeNode(_NumberNode):
 
     def int_floordiv(self, other: Any) -> SizeNode:
         self._check_divisor(self._number(other))
-        return self._made(size_expr.floordiv, self.hint // other.hint, other)
+        return self._made(size_division.floordiv, self.hint // other.hint, other)
 
     floordiv = int_floordiv
 
     def mod(self, other: Any) -> SizeNode:
         self._check_divisor(self._number(other))
-        return self._made(size_expr.modulo, self.hint % other.hint, other)
+        return self._made(size_division.modulo, self.hint % other.hint, other)
 
     def int_truediv(self, other: Any) -> FloatNode:
         self._check_divisor(self._number(other))
@@ -215,10 +215,10 @@ class SizeNode(_NumberNode):
         return FloatNode(self.env, f"float({self.expr.text})", float(self.hint), torch.sym_float, (self,))
 
     def sym_max(self, other: Any) -> SizeNode:
-        return self._made(size_expr.maximum, max(self.hint, self._number(other).hint), other)
+        return self._made(size_division.maximum, max(self.hint, self._number(other).hint), other)
 
     def sym_min(self, other: Any) -> SizeNode:
-        return self._made(size_expr.minimum, min(self.hint, self._number(other).hint), other)
+        return self._made(size_division.minimum, min(self.hint, self._number(other).hint), other)
 
     def pow_by_natural(self, other: Any) -> SizeNode:
         exponent = self._number(other).maybe_as_int()
@@ -247,6 +247,10 @@ class Rounded(Atom):
         super().__init__(f"math.{function.__name__}({node.text})", None)
         self.function = function
         self.node = node
+
+    @property
+    def free_symbols(self) -> frozenset[Symbol]:
+        return self.node.free_symbols
 
 
 class FloatNode(_NumberNode):
@@ -287,6 +291,11 @@ class FloatNode(_NumberNode):
     def expr(self) -> Text:
         """What tells this number from others."""
         return self.text
+
+    @property
+    def free_symbols(self) -> frozenset[Symbol]:
+        parts = (a.free_symbols if isinstance(a, FloatNode) else a.expr.free_symbols for a in self.args)
+        return frozenset().union(*parts)
 
     def guard_float(self, file: Any, line: Any) -> float:
         """The number, which from here on is a constant of the trace."""

@@ -107,6 +107,30 @@ def test_a_ratio_of_sizes_serves_other_sizes():
     assert trace.calls == 4
 
 
+@pytest.mark.parametrize("name", ["ratio", "floor", "ceil"])
+def test_gradients_and_archives(name, tmp_path):
+    class Scaled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.rand(()))
+
+        def forward(self, x):
+            return PROGRAMS[name](x * self.weight)
+
+    model = Scaled()
+    compiled = staticrt.compile(model)
+    for shape in SHAPES:
+        x = torch.randn(shape)
+        found, wanted = (torch.autograd.grad(f(x).sum(), model.weight) for f in (compiled, model))
+        torch.testing.assert_close(found, wanted)
+    staticrt.save(staticrt.compile(model.eval()), tmp_path / "model.pt2", example_inputs=(torch.randn(6, 3),))
+    loaded = staticrt.load(tmp_path / "model.pt2")
+    with torch.no_grad():
+        for shape in ((4, 3), (5, 3), (9, 3)):
+            x = torch.randn(shape)
+            torch.testing.assert_close(loaded(x), model(x))
+
+
 @torch.no_grad()
 def test_a_division_by_a_size_of_zero_raises():
     def program(x):

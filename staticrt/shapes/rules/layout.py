@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from staticrt.shapes import size_expr
+from staticrt.shapes import size_division, size_expr
 from staticrt.shapes.fake_results import (
     agree,
     channels_last_strides,
@@ -254,7 +254,7 @@ def _order(a: Any, b: Any) -> int | None:
     if isinstance(a, int) and isinstance(b, int):
         return (a > b) - (a < b)
     if isinstance(a, size_expr.Expr) or isinstance(b, size_expr.Expr):
-        return size_expr.order(size_expr.as_expr(a), size_expr.as_expr(b))
+        return size_division.order(size_expr.as_expr(a), size_expr.as_expr(b))
     import sympy
 
     above, below = (sympy.sympify(a) / sympy.sympify(b)).as_numer_denom()
