@@ -130,6 +130,41 @@ def test_a_generators_method_as_free_variable_default_and_argument_draws_as_in_e
                 assert torch.equal(compiled(x, *others), f(x, *given))
 
 
+@pytest.mark.parametrize("effect", [lambda: print(end=""), numpy.random.rand])
+def test_a_generator_behind_another_effect_draws_as_in_eager(effect):
+    """Dynamo's parts would repeat the first numbers of a generator that is not the module's."""
+
+    def make(generator):
+        return lambda x: (effect(), x * generator.random())[1]
+
+    eager, compiled = make(random.Random(3)), staticrt.compile(make(random.Random(3)))
+    with torch.no_grad():
+        for _ in range(4):
+            assert torch.equal(compiled(torch.ones(2)), eager(torch.ones(2)))
+
+
+def test_an_end_that_python_calls_runs_in_every_call():
+    def make():
+        ended = []
+
+        class Guard:
+            def __del__(self):
+                ended.append(1)
+
+        def model(x):
+            guard = Guard()
+            return x * 2 if guard else x
+
+        return model, ended
+
+    (eager, want), (model, got) = make(), make()
+    compiled = staticrt.compile(model)
+    with torch.no_grad():
+        for _ in range(6):
+            eager(torch.ones(2)), compiled(torch.ones(2))
+            assert got == want
+
+
 def test_files_are_read_anew(tmp_path):
     path = tmp_path / "scale"
     readers = {

@@ -145,6 +145,20 @@ def test_a_function_that_only_c_code_reaches_is_guarded():
     assert fast(torch.ones(1)).item() == 2.0
 
 
+def test_a_function_of_torchscript_in_a_closure():
+    """Its calls are C++'s; a walk that asked it for its attributes crashed the process."""
+
+    @torch.jit.script
+    def doubled(x):
+        return x * 2
+
+    held = types.SimpleNamespace(function=doubled, more=1.0)
+    fast = staticrt.compile(lambda x: doubled(x) + held.function(x) + held.more)
+    for more in (1.0, 1.0, 2.0):
+        held.more = more
+        assert fast(torch.ones(2)).tolist() == [4.0 + more] * 2
+
+
 def test_a_model_that_counts_its_calls_in_a_class_runs_as_in_eager():
     class Counted(nn.Module):
         calls = 0

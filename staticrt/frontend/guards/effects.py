@@ -344,10 +344,15 @@ def is_lock(value: Any) -> bool:
 
 def missed_by_dynamo(function: Any) -> bool:
     """Whether a C function's effect, of code that Dynamo splits, happens less often than in eager."""
-    owner = getattr(function, "__self__", None)
-    if isinstance(owner, random.Random):
-        return owner is not random._inst  # type: ignore[attr-defined]
-    return getattr(function, "__name__", "") in _MISSED_BY_DYNAMO
+    return (
+        is_own_random(getattr(function, "__self__", None))
+        or getattr(function, "__name__", "") in _MISSED_BY_DYNAMO
+    )
+
+
+def is_own_random(value: Any) -> bool:
+    """Whether a value draws numbers that are not those of the module `random`."""
+    return isinstance(value, random.Random) and value is not random._inst  # type: ignore[attr-defined]
 
 
 def is_hidden(function: Any) -> bool:

@@ -147,6 +147,7 @@ class Watcher:
     def _begins(self, frame: types.FrameType) -> None:
         code = frame.f_code
         if is_user_file(code.co_filename):
+            self.even_in_parts |= code.co_name == "__del__"
             if id(code) not in self._entered:
                 self._entered.add(id(code))
                 self._enter(frame)

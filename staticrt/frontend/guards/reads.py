@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from staticrt.frontend.guards.effects import effect_of_partial, is_lock
+from staticrt.frontend.guards.effects import effect_of_partial, is_lock, is_own_random
 from staticrt.frontend.guards.late_effects import module_look_ups
 from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.reasons import is_torch_file, is_trace_file, is_user_file
@@ -170,6 +170,8 @@ class Reads:
         if (module.__name__, names) in self._done:
             return
         self._done.add((module.__name__, names))
+        if module.__name__.partition(".")[0] == "numpy":
+            self._snapshot.add_numpy()
         scope = vars(module)
         for name in names & scope.keys():
             self._global(scope, name, names, frame)
@@ -179,6 +181,7 @@ class Reads:
             self._snapshot.add_scope(scope, names - scope.keys())
 
     def _check_value(self, value: Any, name: str, frame: types.FrameType | None) -> None:
+        self._snapshot.may_draw |= is_own_random(value)
         if frame is None:
             return
         if hasattr(type(value), "__next__") and not isinstance(value, type):

@@ -274,13 +274,13 @@ class ObjectRecord(_Compared):
     """The class of an object, and which dict has its attributes.
 
     Args:
-        is_argument: a guard does not keep it alive.
+        is_held: a guard keeps it alive.
     """
 
     part = "objects"
 
-    def __init__(self, path: str, live: Any, is_argument: bool) -> None:
-        self._is_argument = is_argument
+    def __init__(self, path: str, live: Any, is_held: bool) -> None:
+        self._is_held = is_held
         self.path = path
         self.live = live
         self.kind = type(live)
@@ -294,7 +294,7 @@ class ObjectRecord(_Compared):
             self.live.__class__ = self.kind
 
     def entry(self) -> tuple[Any, ...]:
-        live = weakref.ref(self.live) if self._is_argument and self.kind.__weakrefoffset__ else self.live
+        live = self.live if self._is_held or not self.kind.__weakrefoffset__ else weakref.ref(self.live)
         return live, self.kind, self.attributes
 
 

@@ -26,7 +26,8 @@ import torch
 
 from staticrt import tuning
 from staticrt.frontend.guards.decimal_context import DecimalContextRecord, is_decimal
-from staticrt.frontend.guards.effects import hidden_names, is_hidden
+from staticrt.frontend.guards.effects import hidden_names, is_hidden, is_own_random
+from staticrt.frontend.guards.numpy_errors import NumpyErrorsRecord
 from staticrt.frontend.guards.records import (
     AnswerRecord,
     ArgumentsRecord,
@@ -47,6 +48,7 @@ from staticrt.frontend.guards.records import (
 )
 from staticrt.frontend.guards.special_names import SPECIAL_NAMES
 from staticrt.frontend.guards.state_values import has_bytes_of_ctypes, slots_of
+from staticrt.frontend.guards.weak_references import WeakReferences
 from staticrt.frontend.reasons import is_torch_file
 from staticrt.native import _C
 
@@ -110,6 +112,9 @@ class Snapshot:
         self._hidden_method: str | None = None  # bound, so that code may call it by any name
         self._asked: set[Callable[[], Any]] = set()
         self._computes_decimals = False
+        self._computes_by_numpy = False
+        self._weak = WeakReferences()
+        self.may_draw = False  # from a `random.Random` of its own
         self.read_names: set[str] = set(SPECIAL_NAMES)  # what the code that ran may read by name
         self.model_names: set[str] = set()  # those in the model's own code
         self.compared_tensors: set[int] = set()  # ids of those whose layout the graph's inputs tell
@@ -194,6 +199,12 @@ class Snapshot:
             self._asked.add(function)
             self._records.append(AnswerRecord(function))
 
+    def add_numpy(self) -> None:
+        """Code may call functions of numpy."""
+        if not self._computes_by_numpy:
+            self._computes_by_numpy = True
+            self._records.append(NumpyErrorsRecord())
+
     def add_listing(self, value: Any, names: list[str]) -> None:
         """Code lists the attributes of a value."""
         self._records.append(ListingRecord(value, names))
@@ -246,6 +257,10 @@ class Snapshot:
             if named := sorted(names & self.read_names):
                 return f"{kind}.{named[0]}"
         return None
+
+    def weak_read(self) -> str | None:
+        """The path of a weak reference that code may read, to what no guard can look at without keeping it alive."""
+        return self._weak.unkept(self.knows, self.read_names)
 
     def knows(self, address: int) -> bool:
         """Whether an object (by id) was there when the snapshot was taken."""
@@ -300,7 +315,7 @@ class Snapshot:
         if isinstance(value, _VIEWS_OF_DICTS):
             return [(path, item) for item in gc.get_referents(value)]
         if isinstance(value, weakref.ref):
-            return [(path, value())]
+            return self._weak.follow(path, value)
         if isinstance(value, methodcaller):
             self.add_names([re.match(r"operator.methodcaller\('(\w+)'", repr(value))[1]])  # type: ignore[index]
             return ()
@@ -311,6 +326,9 @@ class Snapshot:
 
     def _object(self, path: str, value: Any) -> Iterable[tuple[str, Any]]:
         room = type(value).__module__.split(".")[0]
+        self.may_draw |= is_own_random(value)
+        if room == "numpy":
+            self.add_numpy()
         if isinstance(value, (bytearray, array.array, memoryview)) or (
             hasattr(value, "tobytes") if room == "numpy" else has_bytes_of_ctypes(value)
         ):
@@ -330,7 +348,8 @@ class Snapshot:
         if type(value).__flags__ & _HEAP_TYPE:
             self.add_class(type(value))
             if not own:
-                self._records.append(ObjectRecord(path, value, path in self._arguments))
+                is_held = path not in self._arguments and not self._weak.leads_to(value)
+                self._records.append(ObjectRecord(path, value, is_held))
         found = []
         if (slots := slots_of(value)) is not None:
             self._records.append(slots_record(path, value, slots))

@@ -269,11 +269,13 @@ def _run(
         what, where = watcher.impure[0]
         if watcher.often_once:
             raise FirstCalls(f"the model {what}", where)
-        raise CannotTrace(f"the model {what}", where, watcher.even_in_parts)
+        raise CannotTrace(f"the model {what}", where, watcher.even_in_parts or snapshot.may_draw)
     if watcher.needs_constants:
         raise NeedsConstants
     if changed:
-        raise ModelChanges(changed, even_in_parts=changes_classes)
+        raise ModelChanges(changed, even_in_parts=changes_classes or watcher.even_in_parts)
+    if (path := snapshot.weak_read()) is not None:
+        raise CannotTrace(f"the model reads {path}, a weak reference", "")
     if not request.autograd and tracer.fake_mode.unseen_reads:
         raise CannotTrace(*tracer.fake_mode.unseen_reads[0])
     _check_attributes(request)

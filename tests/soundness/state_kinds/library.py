@@ -141,6 +141,28 @@ def rounding_of_decimals():
 
 
 @kind
+def errors_of_numpy():
+    before = np.geterr()
+
+    def change(number):
+        np.seterr(divide="raise" if number > 1 else "warn")
+
+    change.restore = lambda: np.seterr(**before)
+    return lambda x: x * len(np.geterr()["divide"]), change
+
+
+@kind
+def division_by_numpy():
+    before, zero = np.geterr(), np.float64(0)
+
+    def change(number):
+        np.seterr(divide="raise" if number > 1 else "ignore")
+
+    change.restore = lambda: np.seterr(**before)
+    return lambda x: x * min(float(np.float64(2) / zero), 3.0), change
+
+
+@kind
 def size_of_cache():
     @functools.lru_cache
     def cached(number):

@@ -1,0 +1,60 @@
+"""What a model reaches by weak references alone: a trace that kept it alive would answer as if it had not gone."""
+
+from __future__ import annotations
+
+import re
+import threading
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+# What Python's library keeps caches for: they live as long as their module.
+_LASTING = (type, types.ModuleType, types.FunctionType)
+
+
+class WeakReferences:
+    """The weak references among what a snapshot walks."""
+
+    def __init__(self) -> None:
+        self._held: list[tuple[str, weakref.ref[Any]]] = []  # to what a guard would hold
+        self._weakly: set[int] = set()  # ids of what a guard refers to weakly
+
+    def follow(self, path: str, reference: weakref.ref[Any]) -> list[tuple[str, Any]]:
+        """What a walk goes on with behind a weak reference."""
+        value = reference()
+        if value is None:
+            return []
+        if not isinstance(value, _LASTING):
+            if not _has_only_a_dict(value):
+                self._held.append((path, reference))
+                return []
+            self._weakly.add(id(value))
+        return [(path, value)]
+
+    def leads_to(self, value: Any) -> bool:
+        """Whether a walk met an object behind a weak reference: its guard must not keep it alive."""
+        return id(value) in self._weakly
+
+    def unkept(self, is_kept: Callable[[int], bool], names: set[str]) -> str | None:
+        """The path of one that code may read by these names, whose referent no guard can look at without keeping it."""
+        for path, reference in self._held:
+            attribute = re.search(r"\.(\w+)$", path)
+            value = reference()
+            if value is not None and not is_kept(id(value)) and (not attribute or attribute[1] in names):
+                return path
+        return None
+
+
+def _has_only_a_dict(value: Any) -> bool:
+    """Whether guards look at an object's class and dict alone, which do not keep it alive."""
+    kinds = type(value).__mro__
+    return (
+        hasattr(value, "__dict__")
+        and bool(type(value).__weakrefoffset__)
+        and all("__slots__" not in vars(each) for each in kinds)
+        and not any(each.__module__ == "builtins" and each is not object for each in kinds)
+        and not isinstance(value, (torch.Tensor, threading.local))
+    )
