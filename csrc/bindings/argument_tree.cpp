@@ -73,6 +73,9 @@ ArgumentTree::ArgumentTree(const py::handle& spec) {
   } else if (kind == "constant" || kind == "identity") {
     kind_ = kind == "constant" ? Kind::kConstant : Kind::kIdentity;
     constant_ = parts[1];
+  } else if (kind == "class") {
+    kind_ = parts[2].cast<bool>() ? Kind::kListOfClass : Kind::kClass;
+    constant_ = parts[1];
   } else if (kind == "tuple") {
     kind_ = Kind::kTuple;
     constant_ = parts[1];
@@ -159,6 +162,14 @@ bool ArgumentTree::match(PyObject* object, CallMatch& found, bool shared) const 
       return same_constant(object);
     case Kind::kIdentity:
       return refers_to(constant_.ptr(), object);
+    case Kind::kClass:
+      return is_type(object, constant_);
+    case Kind::kListOfClass:
+      if (!PyList_CheckExact(object) || PyList_GET_SIZE(object) == 0) return false;
+      for (Py_ssize_t i = 0; i < PyList_GET_SIZE(object); ++i) {
+        if (!is_type(PyList_GET_ITEM(object, i), constant_)) return false;
+      }
+      return true;
     case Kind::kRef:
       return found.containers[static_cast<size_t>(index_)].ptr() == object;
     case Kind::kTuple:

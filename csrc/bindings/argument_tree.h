@@ -53,6 +53,8 @@ class ArgumentTree {
     kInt,
     kConstant,
     kIdentity,
+    kClass,        // any object of a class
+    kListOfClass,  // a list of such, not empty
     kTuple,
     kList,
     kDict,

@@ -114,7 +114,7 @@ class SavedTrace:
 
 
 def _count_containers(structure: Structure) -> int:
-    own = structure.kind not in (None, "ref", tuple, torch.Size)
+    own = structure.kind not in (None, "ref", "unread", tuple, torch.Size)
     return own + sum(map(_count_containers, structure.children))
 
 

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from staticrt.archive import literals
 from staticrt.errors import ArchiveError
+from staticrt.frontend.arguments import unread
 from staticrt.frontend.arguments.layouts import Layout
 from staticrt.frontend.arguments.structure import LEAF, ResultSpec, Structure, _Attributes, _Frozen, _frozen
 
@@ -40,6 +41,10 @@ def encode(structure: Structure) -> Any:
         return {"ref": context}
     if kind in (tuple, list, torch.Size):
         return {kind.__name__.lower(): children}
+    if kind == unread.KIND:
+        raise ArchiveError(
+            f"an archive cannot hold the structure of an argument that holds a {type_name(context[0])}"
+        )
     if isinstance(context, Layout):
         raise ArchiveError(f"an archive cannot hold the structure of a {type_name(kind)}")
     try:

@@ -25,12 +25,13 @@ from staticrt.executor.machine import Outcome, Progress, Stage, advance
 from staticrt.executor.state import ExecutorState
 from staticrt.executor.trace_maker import TraceMaker
 from staticrt.frontend import budget
+from staticrt.frontend.arguments import unread
 from staticrt.frontend.arguments.structure import take_apart
 from staticrt.frontend.dynamo.dynamo import NotCompiled
 from staticrt.frontend.graph import KnownInputs
 from staticrt.frontend.guards.state import has_global_hooks
 from staticrt.frontend.progress import long_work
-from staticrt.frontend.reasons import CannotTrace, ModelChanges
+from staticrt.frontend.reasons import ArgumentRead, CannotTrace, ModelChanges
 from staticrt.frontend.thread_state import keeping_thread_state
 from staticrt.frontend.tracing.request import TraceRequest
 from staticrt.native import _C
@@ -377,6 +378,8 @@ class Executor:
                 made = self._maker.make(call, request)
         except donation.WrittenDonation:
             raise
+        except ArgumentRead:
+            return Outcome.ARGUMENTS_CHANGED
         except ModelChanges as error:
             changed = request.snapshot.changed_arguments(error.paths)
             if any(take_apart(call.leaves[index]) for index in changed):
@@ -387,6 +390,8 @@ class Executor:
                 raise
             return self._failed(progress, CannotTrace(str(error), ""))
         except Exception as error:
+            if isinstance(error, TypeError) and unread.was_refused(call.spec, str(error)):
+                return Outcome.ARGUMENTS_CHANGED
             return self._failed(progress, error)
         if isinstance(made, TraceRequest):
             progress.request = made

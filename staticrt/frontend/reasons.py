@@ -89,6 +89,13 @@ class ModelChanges(CannotTrace):
         self.paths = paths
 
 
+class ArgumentRead(CannotTrace):
+    """The model read an object inside of an argument: such objects are compared by identity from now on."""
+
+    def __init__(self) -> None:
+        super().__init__("the model reads an object inside of an argument", "")
+
+
 class FirstCalls(ModelChanges):
     """The model did what many do in their first calls only, such as a warning."""
 

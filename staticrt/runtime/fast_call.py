@@ -15,6 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from staticrt import tuning
+from staticrt.frontend.arguments import unread
 from staticrt.frontend.arguments.layouts import Layout, apart
 from staticrt.frontend.arguments.structure import ResultSpec, Structure
 from staticrt.native import _C
@@ -150,6 +151,8 @@ class _Arguments:
             return self._walk_leaf(value)
         if spec.kind == "ref":
             return ("ref", spec.context)
+        if spec.kind == unread.KIND:
+            return ("class", *spec.context)
         if spec.is_tuple:
             return ("tuple", spec.kind, list(map(self._walk, spec.children, value)))
         number = len(self.kinds)

@@ -72,6 +72,16 @@ def test_one_argument(layout, suffix):
         assert covered >= 20  # the rules serve what models mostly have
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32])
+@pytest.mark.parametrize("layout", ["row_major", "half", "ints", "empty", "number", "channels_last"])
+def test_sums_and_means_of_another_dtype(layout, dtype):
+    x = LAYOUTS[layout]
+    assert expect_eager(aten.sum.dim_IntList, (x, []), {"dtype": dtype})
+    assert expect_eager(aten.sum.default, (x,), {"dtype": dtype})
+    if dtype.is_floating_point:
+        assert expect_eager(aten.mean.dim, (x, [], True), {"dtype": dtype})
+
+
 @pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "add_", "sub_", "mul_", "div_"])
 def test_two_arguments(name):
     op = getattr(aten, name).Tensor

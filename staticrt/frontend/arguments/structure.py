@@ -17,6 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from staticrt import tuning
+from staticrt.frontend.arguments import unread
 from staticrt.frontend.arguments.layouts import Layout, apart, begin, finish, part_of_result, replace
 from staticrt.frontend.reasons import CannotTrace
 
@@ -46,7 +47,7 @@ class Structure:
     """One node of a structure. Equal structures take equal leaves.
 
     Args:
-        kind: None for a leaf, "ref" for a container met before, else the container's type.
+        kind: None for a leaf, "ref" for a container met before, `unread.KIND`, else the container's type.
         context: what the container's type needs besides its children.
         children: structures of the children.
     """
@@ -146,6 +147,8 @@ class Flattener:
         if self._opaque is not None and self._opaque(id(value)):
             self.leaves.append(value)
             return LEAF
+        if self._depth and self._is_new is None and (context := unread.context_of(value)) is not None:
+            return Structure(unread.KIND, context, ())
         number = self._numbers.get(id(value))
         if number is not None:
             return Structure("ref", number, ())
@@ -299,6 +302,8 @@ class Builder:
             return next(self._leaves)
         if kind == "ref":
             return self.containers[structure.context]
+        if kind == unread.KIND:
+            return unread.stand_in(structure.context)
         if kind is tuple:
             return tuple([self.build(child) for child in children])
         if isinstance(structure.context, Layout):

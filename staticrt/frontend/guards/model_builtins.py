@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from staticrt.frontend.arguments.unread import StandIn
 from staticrt.frontend.guards.effects import effect_of
 
 _LOAD_GLOBAL = dis.opmap["LOAD_GLOBAL"]
@@ -56,7 +57,7 @@ def _type(*args: Any, **kwargs: Any) -> Any:
     if kind in _NUMBERS:
         return type(_NUMBERS[kind])
     # A fake tensor of a trace says that it is a plain tensor or a parameter.
-    return args[0].__class__ if issubclass(kind, torch.Tensor) else kind
+    return args[0].__class__ if issubclass(kind, (torch.Tensor, StandIn)) else kind
 
 
 def _isinstance(value: Any, classes: Any, /) -> bool:

@@ -13,6 +13,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from staticrt import locks, tuning
 from staticrt.frontend import budget
+from staticrt.frontend.arguments import unread
 from staticrt.frontend.arguments.fakes import FakeInputs, FakeMaker, guards_of
 from staticrt.frontend.arguments.structure import (
     Builder,
@@ -29,6 +30,7 @@ from staticrt.frontend.guards.model_builtins import NeedsNumber
 from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.reasons import (
     OTHERWISE,
+    ArgumentRead,
     CannotTrace,
     FirstCalls,
     ModelChanges,
@@ -254,6 +256,8 @@ def _run(
                 result = None
             except NeedsNumber:
                 watcher.needs_constants = True
+            except unread.Read:
+                result = None
             finally:
                 watcher.stop()
         if torch.is_grad_enabled() is not grad_mode:
@@ -263,6 +267,8 @@ def _run(
         changes_classes = bool(changed) and snapshot.changes_classes()
     finally:
         snapshot.restore()
+    if unread.was_read(request.spec):
+        raise ArgumentRead
     if request.sizing.is_ours and tracer.shape_env.gave_up:  # and the model caught it
         raise NeedsShapeEnv(tracer.shape_env.gave_up)
     if watcher.impure:
@@ -280,6 +286,9 @@ def _run(
         raise CannotTrace(*tracer.fake_mode.unseen_reads[0])
     _check_attributes(request)
     flat, out_spec = _flatten_result(result, builder.containers, before, snapshot, is_new)
+    if any(isinstance(leaf, unread.StandIn) for leaf in out_spec.objects.values()):
+        unread.compare(request.spec)
+        raise ArgumentRead
     if request.derive is not None:
         with tracer.fake_mode, enable_python_dispatcher(), tracer:
             flat += request.derive(tracer, fakes.leaves, flat)

@@ -28,18 +28,19 @@ def _reduced(x: torch.Tensor, dims: Any, keepdim: bool) -> list[Any] | None:
 
 @rule(aten.mean.dim)
 def _mean(mode: Any, x: torch.Tensor, dim: Any, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    if not x.dtype.is_floating_point or dtype not in (None, x.dtype):
+    kind = x.dtype if dtype is None else dtype
+    if not kind.is_floating_point or x.dtype.is_complex:
         return None
     sizes = _reduced(x, dim, keepdim)
-    return None if sizes is None else new(mode, sizes, x)
+    return None if sizes is None else new(mode, sizes, x, dtype=kind)
 
 
 @rule(aten.sum.dim_IntList)
 def _sum(mode: Any, x: torch.Tensor, dim: Any, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    if dtype is not None or x.dtype.is_complex:
+    if x.dtype.is_complex or (dtype is not None and dtype.is_complex):
         return None
     sizes = _reduced(x, dim, keepdim)
-    kind = x.dtype if x.dtype.is_floating_point else torch.int64
+    kind = dtype or (x.dtype if x.dtype.is_floating_point else torch.int64)
     return None if sizes is None else new(mode, sizes, x, dtype=kind)
 
 
