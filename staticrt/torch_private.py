@@ -211,6 +211,12 @@ def gradients(
     return found
 
 
+def running_node() -> int:
+    """Sequence number of the autograd node that runs on this thread; -1 if none does."""
+    node: Any = torch._C._current_autograd_node()  # type: ignore[attr-defined]
+    return -1 if node is None else int(node._sequence_nr())
+
+
 @contextlib.contextmanager
 def without_analysis() -> Iterator[None]:
     """Hides the mode in which AOTAutograd checks what custom operators alias, if it is on top."""

@@ -50,6 +50,8 @@ RegionCallbacks callbacks(py::function make_plan, py::function differentiate) {
       plan->by_operators = by_operators(made[0].cast<py::function>());
     }
     plan->gradients = made[1].cast<std::vector<int32_t>>();
+    plan->eager_nodes = made[2].cast<std::vector<uint32_t>>();
+    for (const int read : made[3].cast<std::vector<int>>()) plan->reads.push_back(static_cast<Read>(read));
     return std::shared_ptr<const BackwardPlan>(std::move(plan));
   };
   result.differentiate = [run = hold(std::move(differentiate))](
@@ -104,6 +106,8 @@ RegionPlan plan_of(const py::dict& facts) {
     value.views_output = views_output;
     plan.saved.push_back(value);
   }
+  plan.num_eager_nodes = facts["eager_nodes"].cast<uint32_t>();
+  plan.readers = facts["readers"].cast<std::vector<std::vector<uint32_t>>>();
   plan.backward_inputs = facts["backward_inputs"].cast<std::vector<int32_t>>();
   plan.gradient_outputs = facts["gradient_outputs"].cast<std::vector<uint32_t>>();
   plan.gradient_orders = facts["gradient_orders"].cast<std::vector<std::vector<int64_t>>>();

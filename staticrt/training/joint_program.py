@@ -101,7 +101,7 @@ def build_joint(
     """
     joint = _Joint(traced, backward)
     forward, gradients = joint.split()
-    pair = Pair(forward, gradients, len(joint.results))
+    pair = Pair(forward, gradients, len(joint.results), backward.saving)
     replay = Replay(_Rerun(joint.forward_only(writes=False)).call, name, joint.unread())
     replay.attach_to_results(joint.written, len(joint.results), traced.random)
     plan = Plan(forward, options, len(joint.results), "forward")

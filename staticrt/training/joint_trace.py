@@ -18,8 +18,9 @@ import torch
 from staticrt import torch_private
 from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.reasons import CannotTrace
-from staticrt.frontend.tracing.tracer import BACKWARD
+from staticrt.frontend.tracing.tracer import AUTOGRAD_NODE, BACKWARD
 from staticrt.shapes.fake_results import new
+from staticrt.training.eager_nodes import saving_nodes
 
 # Names in model code that tell of hooks, which autograd calls in each backward, of gradients computed in the forward, or
 # of what autograd knows of an argument, which in the recorded run is a leaf.
@@ -51,6 +52,7 @@ class Backward:
         own: indices of the tensors among them that the forward computes; the others view one of those, or an input.
         differentiable: indices of those that get an incoming gradient; of one tensor given twice, the first.
         sources: what each gradient belongs to: (id of a tensor of the model, -1), or (0, index of an argument).
+        saving: the autograd nodes that save tensors.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -59,6 +61,7 @@ class Backward:
         self.own: frozenset[int] = frozenset()
         self.differentiable: tuple[int, ...] = ()
         self.sources: tuple[tuple[int, int], ...] = ()
+        self.saving: frozenset[int] = frozenset()
 
     def __call__(self, tracer: Any, arguments: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
         """Further outputs of the graph: tensors that results view, then the gradients of all inputs that may have one.
@@ -96,10 +99,10 @@ class Backward:
         for value, _source in wanted.values():
             _refuse_history(value)
         live = [out for out in outputs if isinstance(out, torch.Tensor) and out.grad_fn is not None]
-        _refuse_functions(live, wanted.keys())
+        self.saving = saving_nodes(_nodes(live, wanted.keys()))
         self.sources = tuple(source for _value, source in wanted.values())
         tangents = _incoming(tracer, results, len(arguments))
-        tracer.marks = {BACKWARD: "is_backward"}
+        tracer.marks = lambda: {BACKWARD: "is_backward", AUTOGRAD_NODE: torch_private.running_node()}
         sources = [value for value, _source in wanted.values()]
         return [*viewed, *torch_private.gradients(results, sources, tangents)]
 
@@ -153,8 +156,12 @@ def _refuse_history(value: torch.Tensor) -> None:
         raise CannotTrace("a parameter has hooks")
 
 
-def _refuse_functions(results: Iterable[torch.Tensor], known: Iterable[int]) -> None:
-    """Nodes of custom autograd Functions, and leaves made in the forward."""
+def _nodes(results: Iterable[torch.Tensor], known: Iterable[int]) -> set[Any]:
+    """The autograd nodes behind results.
+
+    Raises:
+        CannotTrace: one is of a custom autograd Function, or of a leaf made in the forward.
+    """
     known = frozenset(known)
     stack = [out.grad_fn for out in results]
     seen = set(stack)
@@ -177,6 +184,7 @@ def _refuse_functions(results: Iterable[torch.Tensor], known: Iterable[int]) -> 
             if following is not None and following not in seen:
                 seen.add(following)
                 stack.append(following)
+    return seen
 
 
 def _incoming(tracer: Any, results: Sequence[torch.Tensor], first: int) -> list[torch.Tensor]:

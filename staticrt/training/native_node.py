@@ -21,6 +21,7 @@ from staticrt.options import Options
 from staticrt.passes.aliasing import AliasInfo
 from staticrt.training.copied import copied
 from staticrt.training.double_backward import RegionCall, Replay
+from staticrt.training.eager_nodes import EagerNodes
 from staticrt.training.plans import CompiledGraph, Plan
 from staticrt.training.undefined import without_gradients
 
@@ -69,12 +70,20 @@ class Pair:
     Args:
         forward, backward: are copied, since compilers change their graphs.
         num_outputs: results of the region, the first outputs of the forward.
+        saving: the autograd nodes that save tensors, as of `EagerNodes`.
     """
 
-    def __init__(self, forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: int) -> None:
+    def __init__(
+        self,
+        forward: fx.GraphModule,
+        backward: fx.GraphModule,
+        num_outputs: int,
+        saving: frozenset[int] | None = None,
+    ) -> None:
         self.forward = copied(forward)
         self.backward = copied(backward)
         self.num_outputs = num_outputs
+        self.saving = saving
 
 
 def make_native_node(
@@ -114,6 +123,8 @@ def make_native_node(
         "num_inputs": num_inputs,
         "outputs": region.outputs(forward),
         "saved": region.saved,
+        "eager_nodes": region.eager_nodes.count,
+        "readers": region.eager_nodes.readers,
         "backward_inputs": region.backward_inputs,
         "gradient_outputs": region.gradient_outputs,
         "gradient_orders": [_order(node) for node in region.tangents],
@@ -135,6 +146,7 @@ class _Region:
         self, pair: Pair, differentiable: Sequence[bool], num_inputs: int, options: Options, replay: Replay
     ) -> None:
         self._backward = pair.backward
+        self.eager_nodes = EagerNodes(pair.backward, pair.saving)
         self._options = options
         self._replay = replay
         inputs = pair.forward.graph.find_nodes(op="placeholder")
@@ -216,22 +228,28 @@ class _Region:
     @torch_private.hidden_from_dynamo
     def make_plan(
         self, undefined: Sequence[bool], unneeded: Sequence[bool]
-    ) -> tuple[_C.Executable | Callable[[list[Any]], list[Any]], list[int]]:
+    ) -> tuple[_C.Executable | Callable[[list[Any]], list[Any]], list[int], list[int], list[int]]:
         """The backward program for some undefined incoming gradients and unneeded gradients of inputs.
 
         Returns:
-            The program, or a function that runs the operators if the graph cannot be lowered; and the index of each
-            input's gradient among the outputs, -1 for none.
+            The program, or a function that runs the operators if the graph cannot be lowered; the index of each
+            input's gradient among the outputs, -1 for none; eager's nodes that it stands for, and what these read of
+            each saved value, as of `EagerNodes`.
         """
         missing = [len(self.saved) + number for number, absent in enumerate(undefined) if absent]
-        if not any(unneeded):
-            return self._native(self.compiled.plans.get(tuple(missing)))
-        graph = copied(self._backward)
-        output = graph.graph.output_node()
-        gradients: Any = output.args[0]
-        output.args = (tuple(None if skip else item for item, skip in zip(gradients, unneeded, strict=True)),)
-        without_gradients(graph, missing)
-        return self._native(Plan(graph, self._options))
+        graph = self._backward
+        if missing or any(unneeded):
+            graph = copied(graph)
+            output = graph.graph.output_node()
+            gradients: Any = output.args[0]
+            output.args = (
+                tuple(None if skip else item for item, skip in zip(gradients, unneeded, strict=True)),
+            )
+            without_gradients(graph, missing)
+        run = self.eager_nodes.run_by(undefined, unneeded)
+        reads = self.eager_nodes.reads(run, graph)
+        plan = Plan(graph, self._options) if any(unneeded) else self.compiled.plans.get(tuple(missing))
+        return (*self._native(plan), run, reads)
 
     @staticmethod
     def _native(plan: Plan) -> tuple[_C.Executable | Callable[[list[Any]], list[Any]], list[int]]:

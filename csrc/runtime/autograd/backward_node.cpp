@@ -75,6 +75,11 @@ at::Tensor of_its_own(const at::Tensor& gradient, const variable_list& others, s
   return std::any_of(others.begin(), end, shares) ? gradient.clone() : gradient;
 }
 
+// A tensor of these sizes that holds one element.
+at::Tensor sizes_of(const at::Tensor& tensor) {
+  return tensor.detach().new_empty({}).expand(tensor.sizes());
+}
+
 }  // namespace
 
 Region::Region(RegionPlan plan, RegionCallbacks callbacks)
@@ -177,7 +182,9 @@ size_t Region::num_plans() const {
 }
 
 StaticGraphBackward::StaticGraphBackward(std::shared_ptr<Region> region, edge_list edges)
-    : torch::autograd::Node(std::move(edges)), region_(std::move(region)) {}
+    : torch::autograd::Node(std::move(edges)),
+      region_(std::move(region)),
+      released_(region_->plan().num_eager_nodes) {}
 
 StaticGraphBackward::Kept StaticGraphBackward::keep(const c10::IValue& value, bool is_output) {
   Kept kept;
@@ -236,12 +243,6 @@ std::vector<bool> StaticGraphBackward::needed_inputs() const {
 
 variable_list StaticGraphBackward::apply(variable_list&& gradients) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  TORCH_CHECK(
-      !released_,
-      "Trying to backward through the graph a second time (or directly access saved tensors after they have "
-      "already been freed). Saved intermediate values of the graph are freed when you call .backward() or "
-      "autograd.grad(). Specify retain_graph=True if you need to backward through the graph a second time or "
-      "if you need to access saved tensors after calling backward.");
   // The engine hands on what is thrown here, but knows nothing of our types of errors.
   try {
     return backward(std::move(gradients));
@@ -263,9 +264,17 @@ variable_list StaticGraphBackward::backward(variable_list&& gradients) {
     by_operators |= has_no_bytes(incoming.back());
   }
   if (!any) return variable_list(num_outputs());
-  if (by_operators) return differentiate(gradients);
-  gradients.clear();
-  return run_plan(std::move(incoming));
+  if (!by_operators) {
+    gradients.clear();
+    return run_plan(std::move(incoming));
+  }
+  const bool keeps_graph = torch::autograd::get_current_graph_task_keep_graph();
+  std::shared_ptr<const BackwardPlan> run;  // tells which of eager's nodes run
+  if (num_released_ > 0 || !keeps_graph) run = plan_for(incoming);
+  if (run) check_not_released(*run);
+  variable_list found = differentiate(gradients);
+  if (!keeps_graph) release(*run);
+  return found;
 }
 
 variable_list StaticGraphBackward::differentiate(const variable_list& gradients) {
@@ -278,20 +287,27 @@ variable_list StaticGraphBackward::differentiate(const variable_list& gradients)
   return region_->callbacks().differentiate(inputs, needed_inputs(), gradients, random_state_);
 }
 
+std::shared_ptr<const BackwardPlan> StaticGraphBackward::plan_for(const variable_list& incoming) const {
+  std::vector<bool> undefined(incoming.size());
+  std::vector<bool> unneeded(num_outputs());
+  for (size_t i = 0; i < incoming.size(); ++i) undefined[i] = !incoming[i].defined();
+  for (size_t i = 0; i < unneeded.size(); ++i)
+    unneeded[i] = next_edge(i).is_valid() && !task_should_compute_output(i);
+  return region_->backward_plan(undefined, unneeded);
+}
+
 variable_list StaticGraphBackward::run_plan(variable_list gradients) {
   const RegionPlan& plan = region_->plan();
-  const std::vector<bool> needed = needed_inputs();
-  std::vector<bool> undefined(gradients.size());
-  std::vector<bool> unneeded(needed.size());
-  for (size_t i = 0; i < gradients.size(); ++i) undefined[i] = !gradients[i].defined();
-  for (size_t i = 0; i < needed.size(); ++i) unneeded[i] = next_edge(i).is_valid() && !needed[i];
-  const std::shared_ptr<const BackwardPlan> backward = region_->backward_plan(undefined, unneeded);
+  const std::shared_ptr<const BackwardPlan> backward = plan_for(gradients);
+  check_not_released(*backward);
 
   std::vector<c10::IValue> arguments;
   arguments.reserve(plan.backward_inputs.size());
   for (const int32_t source : plan.backward_inputs) {
     if (source >= 0) {
-      arguments.push_back(unpack(saved_[static_cast<size_t>(source)]));
+      const Kept& kept = saved_[static_cast<size_t>(source)];
+      const Read read = backward->reads[static_cast<size_t>(source)];
+      arguments.push_back(read == Read::kNothing ? c10::IValue() : unpack(kept));
       continue;
     }
     const auto number = static_cast<size_t>(-1 - source);
@@ -309,11 +325,12 @@ variable_list StaticGraphBackward::run_plan(variable_list gradients) {
     results = backward->executable->run(std::move(arguments));
   } else {
     // What is saved goes when the program has used it, as eager's nodes let theirs go one after the other.
-    // From here on the node has nothing for another backward, also where this one fails.
-    release();
+    // From here on the node has none of it for another backward, also where this one fails.
+    release(*backward);
     gradients.clear();
     results = backward->executable->run_and_let_go(std::move(arguments));
   }
+  const std::vector<bool> needed = needed_inputs();
   variable_list found(num_outputs());
   for (size_t i = 0; i < found.size(); ++i) {
     const int32_t index = backward->gradients[i];
@@ -324,15 +341,45 @@ variable_list StaticGraphBackward::run_plan(variable_list gradients) {
 }
 
 void StaticGraphBackward::release_variables() {
+  // The engine calls this after each backward that keeps no graph, which has released what it ran; and
+  // whoever deletes a graph calls it, so that nodes do not delete each other to any depth.
+  if (torch::autograd::get_current_node().get() == this) return;
   const std::lock_guard<std::mutex> lock(mutex_);
-  release();
-}
-
-void StaticGraphBackward::release() {
   saved_.clear();
   inputs_.clear();
   random_state_ = at::Tensor();
-  released_ = true;
+}
+
+void StaticGraphBackward::check_not_released(const BackwardPlan& plan) const {
+  if (num_released_ == 0) return;
+  const auto released = [&](uint32_t node) { return released_[node]; };
+  TORCH_CHECK(
+      std::none_of(plan.eager_nodes.begin(), plan.eager_nodes.end(), released),
+      "Trying to backward through the graph a second time (or directly access saved tensors after they have "
+      "already been freed). Saved intermediate values of the graph are freed when you call .backward() or "
+      "autograd.grad(). Specify retain_graph=True if you need to backward through the graph a second time or "
+      "if you need to access saved tensors after calling backward.");
+}
+
+void StaticGraphBackward::release(const BackwardPlan& plan) {
+  for (const uint32_t node : plan.eager_nodes) {
+    released_[node] = true;
+    ++num_released_;
+  }
+  const bool all = num_released_ == released_.size();
+  const std::vector<std::vector<uint32_t>>& readers = region_->plan().readers;
+  const auto released = [&](uint32_t node) { return released_[node]; };
+  for (size_t i = 0; i < saved_.size(); ++i) {
+    Kept& kept = saved_[i];
+    if (!kept.is_tensor || readers[i].empty()) continue;
+    if (!all && !std::all_of(readers[i].begin(), readers[i].end(), released)) continue;
+    if (!all) kept.value = sizes_of(kept.tensor.unpack(getptr()));
+    kept.tensor = torch::autograd::SavedVariable();
+    kept.is_tensor = false;
+  }
+  if (!all || num_released_ == 0) return;
+  inputs_.clear();
+  random_state_ = at::Tensor();
 }
 
 }  // namespace staticrt

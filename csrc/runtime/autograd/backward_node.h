@@ -22,12 +22,17 @@
 
 namespace staticrt {
 
+// What a backward reads of a saved value: its sizes outlive its data.
+enum class Read : uint8_t { kNothing, kData, kSizes };
+
 // A backward program and, for each input of the region, which of the program's outputs is its gradient (-1:
 // none). A graph that does not lower has no executable: its operators run one by one.
 struct BackwardPlan {
   std::shared_ptr<Executable> executable;
   std::function<std::vector<c10::IValue>(const std::vector<c10::IValue>&)> by_operators;
   std::vector<int32_t> gradients;
+  std::vector<uint32_t> eager_nodes;  // those of RegionPlan::readers that it stands for
+  std::vector<Read> reads;            // of each saved value
 };
 
 // One value the backward needs.
@@ -52,6 +57,10 @@ struct RegionPlan {
   uint32_t num_inputs = 0;
   std::vector<RegionOutput> outputs;
   std::vector<SavedValue> saved;
+  // Eager's autograd nodes that save tensors, for which the region's node stands: their number, and which of
+  // them read the data of each saved value.
+  uint32_t num_eager_nodes = 1;
+  std::vector<std::vector<uint32_t>> readers;
   // Inputs of the backward program: >= 0 a saved value, < 0 the incoming gradient number -1 - n.
   std::vector<int32_t> backward_inputs;
   std::vector<uint32_t> gradient_outputs;  // incoming gradient -> output of the region
@@ -126,22 +135,28 @@ class StaticGraphBackward : public torch::autograd::Node {
   torch::autograd::variable_list backward(torch::autograd::variable_list&& gradients);
   torch::autograd::variable_list differentiate(const torch::autograd::variable_list& gradients);
   torch::autograd::variable_list run_plan(torch::autograd::variable_list gradients);
-  void release();  // REQUIRES: mutex_ is held
   std::vector<bool> needed_inputs() const;
+  std::shared_ptr<const BackwardPlan> plan_for(const torch::autograd::variable_list& incoming) const;
 
   struct Kept {
     torch::autograd::SavedVariable tensor;
-    c10::IValue value;  // a number, or None
+    c10::IValue value;  // a number, or None; of a released tensor, one of its sizes
     bool is_tensor = false;
   };
   static Kept keep(const c10::IValue& value, bool is_output);
   c10::IValue unpack(const Kept& kept);
 
+  // All REQUIRE that mutex_ is held. Throws eager's error if a node of the plan was released.
+  void check_not_released(const BackwardPlan& plan) const;
+  // Releases the plan's nodes, and what only released nodes read.
+  void release(const BackwardPlan& plan);
+
   std::shared_ptr<Region> region_;
   std::vector<Kept> saved_;
   std::vector<Kept> inputs_;
   at::Tensor random_state_;
-  bool released_ = false;
+  std::vector<bool> released_;  // of eager's nodes
+  uint32_t num_released_ = 0;
 };
 
 }  // namespace staticrt

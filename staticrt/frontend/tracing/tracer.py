@@ -48,9 +48,10 @@ _SECRET_VIEWS = {
     aten.unsafe_split.Tensor: aten.split.Tensor,
     aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default,
 }
-# Of an operator's node, where autograd ran: recorded in the backward; recorded while gradients were off.
-BACKWARD, NO_GRAD = "partitioner_tag", "no_grad"
-MARKS = frozenset({BACKWARD, NO_GRAD})
+# Of an operator's node, where autograd ran: recorded in the backward, by the autograd node of this number; recorded
+# while gradients were off.
+BACKWARD, AUTOGRAD_NODE, NO_GRAD = "partitioner_tag", "autograd_node", "no_grad"
+MARKS = frozenset({BACKWARD, AUTOGRAD_NODE, NO_GRAD})
 # Names of regions in a profile.
 _LABELS = frozenset({"profiler::_record_function_enter_new", "profiler::_record_function_exit"})
 
@@ -108,7 +109,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.sources: dict[Any, tuple[fx.Node, str, int]] = {}  # symbol -> placeholder, property, dim
         self.grad_enabled = torch.is_grad_enabled()
         self.source_node: fx.Node | None = None  # when re-tracing a graph: whose line and marks to keep
-        self.marks: dict[str, Any] = {}  # added to the `meta` of each operator's node
+        self.marks: Callable[[], dict[str, Any]] = dict  # added to the `meta` of each operator's node
         self.layers: dict[int, str] = {} if parent is None else parent.layers  # for `reasons.layer_of`
         self.unbacked = UnbackedSymbols(self.graph, self.symbols, self.shape_env)
         self._storages: dict[int, torch.UntypedStorage] = {}  # real storage -> its fake
@@ -463,7 +464,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 (key, self.source_node.meta[key]) for key in MARKS & self.source_node.meta.keys()
             )
         else:
-            node.meta.update(self.marks)
+            node.meta.update(self.marks())
             if self.autograd and not torch.is_grad_enabled():
                 node.meta[NO_GRAD] = True
             frame = sys._getframe(2)
