@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import torch
 
-from staticrt import locks, tuning
-from staticrt.errors import LoweringError, PassError, StaticRuntimeError, TraceError
+from staticrt.errors import StaticRuntimeError, TraceError
 from staticrt.executor import prepare as ahead
 from staticrt.executor.branches import OtherDecision, run_decided
-from staticrt.executor.call_state import CallState, CallStates, Route
+from staticrt.executor.call_state import Route
 from staticrt.executor.cost_trials import CostTrials
 from staticrt.executor.eager_runs import EagerRun
 from staticrt.executor.explanation import explanation
@@ -23,17 +22,11 @@ from staticrt.executor.graph_splits import GraphSplits
 from staticrt.executor.joint_calls import JointCalls, LeftToEager
 from staticrt.executor.machine import Outcome, Progress, Stage, advance
 from staticrt.executor.state import ExecutorState
+from staticrt.executor.trace_cache import TraceCache
 from staticrt.executor.trace_maker import TraceMaker
-from staticrt.frontend import budget
-from staticrt.frontend.arguments import unread
-from staticrt.frontend.arguments.structure import take_apart
 from staticrt.frontend.dynamo.dynamo import NotCompiled
 from staticrt.frontend.graph import KnownInputs
 from staticrt.frontend.guards.state import has_global_hooks
-from staticrt.frontend.progress import long_work
-from staticrt.frontend.reasons import ArgumentRead, CannotTrace, ModelChanges
-from staticrt.frontend.thread_state import keeping_thread_state
-from staticrt.frontend.tracing.request import TraceRequest
 from staticrt.native import _C
 from staticrt.options import Options
 from staticrt.runtime import donation
@@ -81,19 +74,15 @@ class Executor:
         self.function = function
         self.options = options
         self.name = name
-        self.lock = locks.reentrant()  # held while a trace is made
         self.known = known or KnownInputs()
         self.fast = FastPath(self)
         self._is_partial = is_partial
         self._maker = TraceMaker(function, options, name, is_partial, self.known)
         self._splits = GraphSplits(function, partial(_partial_executor, name, options), options, name)
         self._joint = JointCalls(self._maker, self.fast, options, name)
-        self._states = CallStates(self._forgotten)
-        self._num_forgotten = 0  # traces
-        self._kept: list[CachedTrace] = []  # of all keys, in the order they were made
+        self._trace_cache = TraceCache(function, self._maker, self.fast.forget, options, name, is_partial)
         self._eager_calls: Counter[tuple[str, str, str]] = Counter()
         self._eager_run = EagerRun()
-        self._warned: set[str] = set()
         self._untrainable = ""
         if not is_partial:
             donation.check_names(function, options.donate)
@@ -130,33 +119,33 @@ class Executor:
             if torch.is_grad_enabled() and (call.key.needs_grad or self.wants_gradients()):
                 return self._train(args, kwargs)
             try:
-                progress = Progress(call, self._state(call))
+                progress = Progress(call, self._trace_cache.state(call))
             except TypeError:  # an argument that cannot be hashed
                 return self._run_eagerly(args, kwargs, _UNHASHABLE)
             stage = Stage.FIND
             while stage is not Stage.DONE and stage is not Stage.FLATTEN:
                 if stage is Stage.TRACE:
-                    stage = self._make_trace(progress)
+                    stage = self._trace_cache.make(progress)
                 else:
                     outcome = _ACTIONS[stage](self, progress)
                     stage = advance(outcome, progress.state)
         return progress.result
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """Held while a trace is made."""
+        return self._trace_cache.lock
+
+    def trace_for(self, call: Call) -> CachedTrace | Failure:
+        """As of `TraceCache`."""
+        return self._trace_cache.trace_for(call)
 
     def wants_gradients(self) -> bool:
         """Whether the function is a module with parameters that require gradients."""
         parameters = getattr(self.function, "parameters", None)
         return parameters is not None and any(p.requires_grad for p in parameters())
 
-    def _state(self, call: Call) -> CallState:
-        """The state of a call's key; a new one is kept once there is something to remember."""
-        return self._states.get(call.key.key) or CallState()
-
     # -- stages ------------------------------------------------------------------------------------------------
-
-    def _find(self, progress: Progress) -> Outcome:
-        progress.trace = progress.state.find(progress.call, progress.tried)
-        progress.fresh = False
-        return Outcome.NOT_FOUND if progress.trace is None else Outcome.FOUND
 
     def _run(self, progress: Progress) -> Outcome:
         trace, call = progress.trace, progress.call
@@ -209,9 +198,7 @@ class Executor:
         trace = progress.trace
         if trace is None or trace.calls > 1 or isinstance(error, StaticRuntimeError):
             return ""
-        with self.lock:
-            progress.state.traces = tuple(kept for kept in progress.state.traces if kept is not trace)
-            self._kept = [kept for kept in self._kept if kept is not trace]
+        self._trace_cache.drop(trace, progress.state)
         # Where an accelerator runs parts of it, a device may have failed.
         subgraphs: Any = getattr(trace.executable, "accelerator_lines", tuple)
         if trace.traced.mutates or trace.traced.random or subgraphs():
@@ -316,124 +303,6 @@ class Executor:
             self._eager_calls["call", reason, ""] += 1
         return result
 
-    # -- traces ------------------------------------------------------------------------------------------------
-
-    def trace_for(self, call: Call) -> CachedTrace | Failure:
-        """The trace that serves a call, which may be made now, or why there is none. Nothing runs.
-
-        Raises:
-            ArgumentsChanged: the arguments flatten otherwise now; ask again with a new `Call`.
-            TypeError: an argument that cannot be hashed.
-            TraceError: with `fullgraph=True`, it cannot be traced.
-        """
-        with self.lock:
-            progress = Progress(call, self._state(call), limited=False)
-            stage = advance(self._find(progress), progress.state)
-            if stage is Stage.TRACE:
-                stage = self._make_trace(progress)
-            if stage is Stage.FLATTEN:
-                raise ahead.ArgumentsChanged
-            if stage is Stage.RUN and progress.trace is not None:
-                return progress.trace
-            return progress.state.failure or Failure("", "", False)
-
-    def _make_trace(self, progress: Progress) -> Stage:
-        """Stage TRACE, until something else follows: all attempts have one lock and one account of time."""
-        return keeping_thread_state(lambda: self._trace_until_done(progress))
-
-    def _trace_until_done(self, progress: Progress) -> Stage:
-        stage = Stage.TRACE
-        with self.lock, budget.account(self.options.seconds_to_trace()):
-            while stage is Stage.TRACE:
-                outcome = self._trace(progress)
-                stage = advance(outcome, progress.state)
-        return stage
-
-    def _trace(self, progress: Progress) -> Outcome:
-        call = progress.call
-        if progress.request is None:
-            progress.state = self._state(call)  # another thread may have traced for this key
-            if progress.state.route is not Route.WHOLE:
-                return Outcome.NOT_FOUND
-            if self._find(progress) is Outcome.FOUND:
-                return Outcome.FOUND
-            if call.sizes() in progress.state.refused:
-                progress.reason = "eager raised for such a call before"
-                return Outcome.LEFT_TO_EAGER
-            if len(progress.tried) >= tuning.MAX_BRANCHES:
-                dropped = progress.state.drop_decided()
-                self._kept = [kept for kept in self._kept if kept not in dropped]
-                return self._failed(
-                    progress,
-                    CannotTrace(f"data decides branches in more than {tuning.MAX_BRANCHES} ways", ""),
-                )
-            if progress.limited and len(self._kept) + self._num_forgotten >= self.options.max_traces:
-                progress.reason = f"more than max_traces={self.options.max_traces} traces"
-                self._warn_once(f"{self.name}: {progress.reason}; further ones run eagerly")
-                return Outcome.LEFT_TO_EAGER
-            progress.request = self._maker.request(call, progress.state.traces)
-        request = progress.request
-        try:
-            with long_work(f"tracing {self.name}", self.options.progress):
-                made = self._maker.make(call, request)
-        except donation.WrittenDonation:
-            raise
-        except ArgumentRead:
-            return Outcome.ARGUMENTS_CHANGED
-        except ModelChanges as error:
-            changed = request.snapshot.changed_arguments(error.paths)
-            if any(take_apart(call.leaves[index]) for index in changed):
-                return Outcome.ARGUMENTS_CHANGED
-            return self._failed(progress, error)
-        except (PassError, LoweringError) as error:
-            if self.options.executor == "static":
-                raise
-            return self._failed(progress, CannotTrace(str(error), ""))
-        except Exception as error:
-            if isinstance(error, TypeError) and unread.was_refused(call.spec, str(error)):
-                return Outcome.ARGUMENTS_CHANGED
-            return self._failed(progress, error)
-        if isinstance(made, TraceRequest):
-            progress.request = made
-            return Outcome.NEEDS_OTHER_SIZES
-        self.fast.forget()
-        self._states.keep(call.key.key, progress.state)
-        progress.state.traces = (*progress.state.traces, made)
-        self._kept.append(made)
-        progress.trace, progress.fresh, progress.request = made, True, None
-        return Outcome.TRACED
-
-    def _forgotten(self, state: CallState) -> None:
-        """Traces of objects that are gone serve no further call."""
-        for trace in state.traces:
-            if trace in self._kept:
-                self._kept.remove(trace)
-                self._num_forgotten += 1
-        self.fast.forget()
-
-    def _failed(self, progress: Progress, error: Exception) -> Outcome:
-        """Remember why a trace failed."""
-        from staticrt.frontend.tracing.trace import failure
-
-        reason, where = failure(error)
-        if self.options.fullgraph:
-            raise TraceError(f"cannot trace {self.name}: {reason}", at=where or None) from error
-        state = progress.state
-        self._states.keep(progress.call.key.key, state)
-        state.failure = Failure(reason, where, impossible=isinstance(error, CannotTrace))
-        if isinstance(error, ModelChanges) and state.changes < tuning.MAX_CHANGES:
-            return Outcome.MODEL_CHANGED
-        if self._is_partial or getattr(self.function, "runs_whole_or_eagerly", False):
-            return Outcome.ONLY_EAGER
-        if isinstance(error, CannotTrace):
-            return Outcome.ONLY_EAGER if error.even_in_parts else Outcome.CANNOT_TRACE
-        return Outcome.RAISED  # maybe the caller's mistake: eager decides
-
-    def _warn_once(self, text: str) -> None:
-        if text not in self._warned:
-            self._warned.add(text)
-            warnings.warn(f"staticrt: {text}", stacklevel=6)
-
     # -- what callers may ask ----------------------------------------------------------------------------------
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ahead.Readiness:
@@ -446,10 +315,12 @@ class Executor:
             name=self.name,
             function=self.function,
             options=self.options,
-            traces=tuple(self._kept),
-            keyed={key: state.traces for key, state in self._states.items()},
-            routes={key: state.route for key, state in self._states.items()},
-            failures=tuple(s.failure for _key, s in self._states.items() if s.failure is not None),
+            traces=tuple(self._trace_cache.kept),
+            keyed={key: state.traces for key, state in self._trace_cache.states.items()},
+            routes={key: state.route for key, state in self._trace_cache.states.items()},
+            failures=tuple(
+                s.failure for _key, s in self._trace_cache.states.items() if s.failure is not None
+            ),
             eager_calls=dict(self._eager_calls),
             regions=tuple(self._splits.regions),
             joint_traces=self._joint.traces,
@@ -476,13 +347,13 @@ class Executor:
         """The kept trace that serves these arguments, if there is one."""
         try:
             call = Call.of(args, kwargs)
-            return self._state(call).find(call)
+            return self._trace_cache.state(call).find(call)
         except (EagerOnly, TypeError):
             return None
 
     def natives(self) -> list[_C.Executable]:
         """The C++ objects that run the traces, in the order these were made."""
-        found = [trace.executable for trace in self._kept]
+        found = [trace.executable for trace in self._trace_cache.kept]
         return [executable.native for executable in found if isinstance(executable, StaticExecutable)]
 
     # -- what is held between calls ----------------------------------------------------------------------------
@@ -530,7 +401,7 @@ def _partial_executor(
 
 
 _ACTIONS: dict[Stage, Callable[[Executor, Progress], Outcome]] = {
-    Stage.FIND: Executor._find,
+    Stage.FIND: lambda executor, progress: executor._trace_cache.find(progress),
     Stage.RUN: Executor._run,
     Stage.SPLIT: Executor._split,
     Stage.EAGER: Executor._eager,

@@ -84,7 +84,7 @@ def test_a_function_of_which_dynamo_compiles_nothing_runs_eagerly():
     x, lengths = torch.randn(3, 7, 8), torch.tensor([7, 3, 5])
     for _ in range(8):
         torch.testing.assert_close(compiled(x, lengths), function(x, lengths))
-    ((_key, state),) = compiled._executor._states.items()
+    ((_key, state),) = compiled._executor._trace_cache.states.items()
     assert state.trials.way([x])[0] == "eager"
     (call,) = [item for item in compiled.explain().eager if item.what == "call"]
     assert call.calls == 8

@@ -13,6 +13,7 @@ from torch import nn
 import staticrt
 from staticrt.errors import TraceError
 from staticrt.executor import executor as executor_module
+from staticrt.executor import trace_cache
 from staticrt.executor.call_state import Route
 from staticrt.executor.graph_splits import GraphSplits
 from staticrt.executor.machine import Outcome, Stage, advance
@@ -46,7 +47,8 @@ def path(monkeypatch):
             steps.append(f"{outcome.name} {stage.name} {state.route.name}")
         return stage
 
-    monkeypatch.setattr(executor_module, "advance", noted)
+    for module in (executor_module, trace_cache):
+        monkeypatch.setattr(module, "advance", noted)
     return steps
 
 
@@ -77,7 +79,7 @@ def test_a_call_is_traced_once_and_found_afterwards(path):
 def test_a_trace_made_by_another_thread_is_found_before_tracing(path, monkeypatch):
     compiled, x = staticrt.compile(lambda x: x * 2), torch.ones(3)
     executor = compiled.__inspectable__()
-    find = type(executor)._find
+    find = executor_module._ACTIONS[Stage.FIND]
 
     def late(self, progress):  # another thread makes the trace after this one looked
         if progress.call.leaves[0] is x and not executor.snapshot().traces:

@@ -1,0 +1,189 @@
+"""The traces that an executor keeps, by call key, and the stage of a call that makes one."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from staticrt import locks, tuning
+from staticrt.errors import LoweringError, PassError, TraceError
+from staticrt.executor.call_state import CallState, CallStates, Route
+from staticrt.executor.machine import Outcome, Progress, Stage, advance
+from staticrt.executor.prepare import ArgumentsChanged
+from staticrt.executor.trace_maker import TraceMaker
+from staticrt.frontend import budget
+from staticrt.frontend.arguments import unread
+from staticrt.frontend.arguments.structure import take_apart
+from staticrt.frontend.progress import long_work
+from staticrt.frontend.reasons import ArgumentRead, CannotTrace, ModelChanges
+from staticrt.frontend.thread_state import keeping_thread_state
+from staticrt.frontend.tracing.request import TraceRequest
+from staticrt.options import Options
+from staticrt.runtime import donation
+from staticrt.runtime.cached_trace import CachedTrace, Failure
+from staticrt.runtime.call import Call
+
+
+class TraceCache:
+    """Finds the trace of a call, or makes it.
+
+    Args:
+        maker: makes traces.
+        changed: called where the traces that serve calls change.
+        function, options, name, is_partial: as of `Executor`.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        maker: TraceMaker,
+        changed: Callable[[], None],
+        options: Options,
+        name: str,
+        is_partial: bool,
+    ) -> None:
+        self.lock: AbstractContextManager[Any] = locks.reentrant()  # held while a trace is made
+        self.kept: list[CachedTrace] = []  # of all keys, in the order they were made
+        self.states = CallStates(self._forgotten)
+        self._maker = maker
+        self._changed = changed
+        self._options = options
+        self._name = name
+        self._is_partial = is_partial
+        self._whole_or_eager = is_partial or getattr(function, "runs_whole_or_eagerly", False)
+        self._num_forgotten = 0  # traces
+        self._warned: set[str] = set()
+
+    def state(self, call: Call) -> CallState:
+        """The state of a call's key; a new one is kept once there is something to remember."""
+        return self.states.get(call.key.key) or CallState()
+
+    def find(self, progress: Progress) -> Outcome:
+        """Stage FIND."""
+        progress.trace = progress.state.find(progress.call, progress.tried)
+        progress.fresh = False
+        return Outcome.NOT_FOUND if progress.trace is None else Outcome.FOUND
+
+    def drop(self, trace: CachedTrace, state: CallState) -> None:
+        """Forget a trace of a key."""
+        with self.lock:
+            state.traces = tuple(kept for kept in state.traces if kept is not trace)
+            self.kept = [kept for kept in self.kept if kept is not trace]
+
+    def trace_for(self, call: Call) -> CachedTrace | Failure:
+        """The trace that serves a call, which may be made now, or why there is none. Nothing runs.
+
+        Raises:
+            ArgumentsChanged: the arguments flatten otherwise now; ask again with a new `Call`.
+            TypeError: an argument that cannot be hashed.
+            TraceError: with `fullgraph=True`, it cannot be traced.
+        """
+        with self.lock:
+            progress = Progress(call, self.state(call), limited=False)
+            stage = advance(self.find(progress), progress.state)
+            if stage is Stage.TRACE:
+                stage = self.make(progress)
+            if stage is Stage.FLATTEN:
+                raise ArgumentsChanged
+            if stage is Stage.RUN and progress.trace is not None:
+                return progress.trace
+            return progress.state.failure or Failure("", "", False)
+
+    def make(self, progress: Progress) -> Stage:
+        """Stage TRACE, until something else follows: all attempts have one lock and one account of time."""
+        return keeping_thread_state(lambda: self._trace_until_done(progress))
+
+    def _trace_until_done(self, progress: Progress) -> Stage:
+        stage = Stage.TRACE
+        with self.lock, budget.account(self._options.seconds_to_trace()):
+            while stage is Stage.TRACE:
+                outcome = self._trace(progress)
+                stage = advance(outcome, progress.state)
+        return stage
+
+    def _trace(self, progress: Progress) -> Outcome:
+        call = progress.call
+        if progress.request is None:
+            progress.state = self.state(call)  # another thread may have traced for this key
+            if progress.state.route is not Route.WHOLE:
+                return Outcome.NOT_FOUND
+            if self.find(progress) is Outcome.FOUND:
+                return Outcome.FOUND
+            if call.sizes() in progress.state.refused:
+                progress.reason = "eager raised for such a call before"
+                return Outcome.LEFT_TO_EAGER
+            if len(progress.tried) >= tuning.MAX_BRANCHES:
+                dropped = progress.state.drop_decided()
+                self.kept = [kept for kept in self.kept if kept not in dropped]
+                return self._failed(
+                    progress,
+                    CannotTrace(f"data decides branches in more than {tuning.MAX_BRANCHES} ways", ""),
+                )
+            if progress.limited and len(self.kept) + self._num_forgotten >= self._options.max_traces:
+                progress.reason = f"more than max_traces={self._options.max_traces} traces"
+                self._warn_once(f"{self._name}: {progress.reason}; further ones run eagerly")
+                return Outcome.LEFT_TO_EAGER
+            progress.request = self._maker.request(call, progress.state.traces)
+        request = progress.request
+        try:
+            with long_work(f"tracing {self._name}", self._options.progress):
+                made = self._maker.make(call, request)
+        except donation.WrittenDonation:
+            raise
+        except ArgumentRead:
+            return Outcome.ARGUMENTS_CHANGED
+        except ModelChanges as error:
+            changed = request.snapshot.changed_arguments(error.paths)
+            if any(take_apart(call.leaves[index]) for index in changed):
+                return Outcome.ARGUMENTS_CHANGED
+            return self._failed(progress, error)
+        except (PassError, LoweringError) as error:
+            if self._options.executor == "static":
+                raise
+            return self._failed(progress, CannotTrace(str(error), ""))
+        except Exception as error:
+            if isinstance(error, TypeError) and unread.was_refused(call.spec, str(error)):
+                return Outcome.ARGUMENTS_CHANGED
+            return self._failed(progress, error)
+        if isinstance(made, TraceRequest):
+            progress.request = made
+            return Outcome.NEEDS_OTHER_SIZES
+        self._changed()
+        self.states.keep(call.key.key, progress.state)
+        progress.state.traces = (*progress.state.traces, made)
+        self.kept.append(made)
+        progress.trace, progress.fresh, progress.request = made, True, None
+        return Outcome.TRACED
+
+    def _forgotten(self, state: CallState) -> None:
+        """Traces of objects that are gone serve no further call."""
+        for trace in state.traces:
+            if trace in self.kept:
+                self.kept.remove(trace)
+                self._num_forgotten += 1
+        self._changed()
+
+    def _failed(self, progress: Progress, error: Exception) -> Outcome:
+        """Remember why a trace failed."""
+        from staticrt.frontend.tracing.trace import failure
+
+        reason, where = failure(error)
+        if self._options.fullgraph:
+            raise TraceError(f"cannot trace {self._name}: {reason}", at=where or None) from error
+        state = progress.state
+        self.states.keep(progress.call.key.key, state)
+        state.failure = Failure(reason, where, impossible=isinstance(error, CannotTrace))
+        if isinstance(error, ModelChanges) and state.changes < tuning.MAX_CHANGES:
+            return Outcome.MODEL_CHANGED
+        if self._whole_or_eager:
+            return Outcome.ONLY_EAGER
+        if isinstance(error, CannotTrace):
+            return Outcome.ONLY_EAGER if error.even_in_parts else Outcome.CANNOT_TRACE
+        return Outcome.RAISED  # maybe the caller's mistake: eager decides
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            warnings.warn(f"staticrt: {text}", stacklevel=6)
