@@ -420,3 +420,44 @@ def test_what_another_thread_patches_in_torch_for_a_while_is_not_put_back():
     snapshot.restore()
     assert nn.Module.__call__ is before
     assert F.linear is torch._C._nn.linear
+
+
+value = None
+
+
+def test_a_global_that_code_names_as_an_attribute_only_is_not_compared():
+    """As in a script whose loop assigns `x` and `data`, which its model has as attributes."""
+    global value
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.value = 2.0
+
+        def forward(self, x):
+            return x * self.value + 1
+
+    net = Net()
+    fast = staticrt.compile(net)
+    x = torch.randn(4)
+    with torch.no_grad():
+        for number in range(4):
+            value = number
+            assert torch.equal(fast(x), net(x))
+        assert str(fast.explain()).count("(whole") == 1
+        net.value = 3.0
+        assert torch.equal(fast(x), net(x))
+
+
+@pytest.mark.parametrize(
+    "read", ["globals()['value']", "eval('value')", "vars(sys.modules[__name__])['value']"]
+)
+def test_a_global_found_by_a_computed_name_is_compared(read):
+    global value
+    function = eval(f"lambda x: x * {read} + 1", globals())
+    fast = staticrt.compile(function)
+    x = torch.randn(4)
+    with torch.no_grad():
+        for number in (1.0, 1.0, 2.0, 3.0):
+            value = number
+            assert torch.equal(fast(x), x * number + 1)

@@ -189,11 +189,15 @@ class Watcher:
         if function in ANSWERED:
             self._snapshot.add_answer(function)
             return
+        owner = getattr(function, "__self__", None)
+        if isinstance(owner, type) and self._snapshot.follows_code and function.__name__ == "__subclasses__":
+            self._snapshot.add_subclasses(owner)
+            return
         what = effect_of(function)
         if what is None or (caller is not frame and _is_internal(what)):
             return
         self.even_in_parts |= missed_by_dynamo(function)
-        self._note(what, caller, often_once="_warnings." in what or what.endswith(".__subclasses__()"))
+        self._note(what, caller, often_once="_warnings." in what)
 
     def _returned(self, function: Any) -> None:
         autocast.note()  # the functions told of are those that set it

@@ -27,6 +27,10 @@ from staticrt.native import _C
 _MISSING = object()
 _IMPORT_NAME = dis.opmap["IMPORT_NAME"]
 _BUILTINS = frozenset(vars(builtins))
+# How code finds globals by computed names.
+_FIND_GLOBALS = frozenset(
+    ("globals", "vars", "locals", "eval", "exec", "__globals__", "__dict__", "f_globals", "__import__")
+)
 LOOKS_UP_MODULE = "looks up a module by a name that it computes"
 _WRITES_FREE = frozenset({"STORE_DEREF", "DELETE_DEREF"})
 # Of torch, what runs for a model as it does in eager; the rest may run for the tracer.
@@ -88,7 +92,8 @@ class Reads:
             self._snapshot.add_function(function)
         self._inner.update(value for value in code.co_consts if isinstance(value, types.CodeType))
         scope = frame.f_globals
-        for name in names & scope.keys():
+        # Not what code names as attributes only: a script's loop gives `x` and `data` new values in each call.
+        for name in (names if names & _FIND_GLOBALS else global_names(code)) & scope.keys():
             self._global(scope, name, names, frame if is_model else None)
         absent = (_BUILTINS & names) - scope.keys()
         if absent:
@@ -201,6 +206,12 @@ def names_of(code: types.CodeType) -> frozenset[str]:
         if type(value) is str and (parts := value.split(".")) and all(map(str.isidentifier, parts)):
             found.update((value, *parts))
     return frozenset(found)
+
+
+@functools.lru_cache(maxsize=4096)
+def global_names(code: types.CodeType) -> frozenset[str]:
+    """Names that code looks up, or writes, as globals."""
+    return frozenset(i.argval for i in dis.get_instructions(code) if i.opname.endswith(("_GLOBAL", "_NAME")))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -205,6 +205,17 @@ class Snapshot:
             self._computes_by_numpy = True
             self._records.append(NumpyErrorsRecord())
 
+    def add_subclasses(self, owner: type) -> None:
+        """Code lists the subclasses of a class."""
+        kept: list[type] = owner.__subclasses__()
+        for each in kept:
+            self.add_class(each)
+
+        def subclasses() -> bool:
+            return owner.__subclasses__() == kept
+
+        self.add_answer(subclasses)
+
     def add_listing(self, value: Any, names: list[str]) -> None:
         """Code lists the attributes of a value."""
         self._records.append(ListingRecord(value, names))
