@@ -24,6 +24,10 @@ MAX_ARGUMENT_DEPTH = 64
 MAX_GUARDED_CONTAINERS = 200_000
 # Traces that may fail as the model changes its own attributes: many do so in their first call only.
 MAX_CHANGES = 2
+# Changes between calls for which a split model is compiled anew: of any state, then of classes, functions and globals.
+MAX_INTERVENTIONS = (4, 8)
+# Functions of a split model whose names are watched, and how far they may be from what it reaches without running.
+MAX_WATCHED_FUNCTIONS, MAX_WATCHED_DEPTH = 500, 3
 # Sets of weights that keep what was made of them: the layers of a deep model. Calls with further ones keep nothing.
 MAX_WEIGHT_SETS = 64
 # Calls after which splits that raise are the caller's error.

@@ -11,6 +11,7 @@ from typing import Any
 
 from staticrt import tuning
 from staticrt.executor.cost_trials import CostTrials
+from staticrt.frontend.guards.watched_state import WatchedState
 from staticrt.runtime.cached_trace import CachedTrace, Failure
 from staticrt.runtime.call import Call
 from staticrt.runtime.call_key import Identity, weak_reference
@@ -38,6 +39,8 @@ class CallState:
         failure: why the last trace failed.
         changes: traces that failed because the model changed its own state.
         trials: timings of graph splits against eager, while the route is SPLIT.
+        watched: what Dynamo may not guard, while the route is SPLIT.
+        interventions: times when that was changed between two calls.
         refused: sizes for which eager raised: such calls are not traced again until eager answers one.
     """
 
@@ -46,6 +49,8 @@ class CallState:
     failure: Failure | None = None
     changes: int = 0
     trials: CostTrials | None = None
+    watched: WatchedState | None = None
+    interventions: int = 0
     refused: set[tuple[Any, ...]] = dataclasses.field(default_factory=set)
 
     def find(self, call: Call, tried: Sequence[CachedTrace] = ()) -> CachedTrace | None:

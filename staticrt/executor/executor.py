@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from staticrt import tuning
 from staticrt.errors import StaticRuntimeError, TraceError
 from staticrt.executor import prepare as ahead
 from staticrt.executor.branches import OtherDecision, run_decided
@@ -212,6 +213,8 @@ class Executor:
             return Outcome.LEFT_TO_EAGER
         failed = state.failure
         assert failed is not None
+        if state.watched is not None and not state.watched.holds():
+            return self._state_changed(progress)
         if state.trials is None:
             state.trials = CostTrials(not self.options.deterministic)
         trials = state.trials
@@ -231,8 +234,23 @@ class Executor:
         except NotCompiled:
             progress.not_compiled = True
             return Outcome.NOT_COMPILED
+        finally:
+            if state.watched is not None:
+                state.watched.ran()
         trials.ran(way, trial, begin, compiled)
         return Outcome.RETURNED
+
+    def _state_changed(self, progress: Progress) -> Outcome:
+        """Dynamo may not have noticed what was changed: a trace is tried again, and Dynamo compiles anew."""
+        state = progress.state
+        with self.lock:
+            self._splits.forget()
+            state.interventions += 1
+            state.watched = state.trials = progress.request = None
+            if state.interventions < sum(tuning.MAX_INTERVENTIONS):
+                return Outcome.STATE_CHANGED
+            state.failure = Failure("state that Dynamo does not guard changes again and again", "", True)
+            return Outcome.ONLY_EAGER
 
     def _eager(self, progress: Progress) -> Outcome:
         call, state, failed = progress.call, progress.state, progress.state.failure
@@ -242,6 +260,8 @@ class Executor:
         )
         try:
             progress.result = self._run_eagerly(call.args, call.kwargs, reason, where)
+            if state.watched is not None:
+                state.watched.ran()
         except Exception:
             state.refuse(call.sizes())
             # The call itself is wrong, as eager says; a right one of the same kind is tried again.

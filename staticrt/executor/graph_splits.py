@@ -64,6 +64,11 @@ class GraphSplits:
             at for graphs in (self._inference, self._training) if graphs is not None for at in graphs.breaks
         ]
 
+    def forget(self) -> None:
+        """Compile anew what runs from now on."""
+        with self._lock:
+            self._inference = self._training = None
+
     def infer(self, args: Any, kwargs: Any) -> tuple[Any, bool]:
         """Run without gradients.
 

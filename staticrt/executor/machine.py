@@ -22,6 +22,7 @@ those that need gradients (joint traces serve them, or Dynamo splits them) or th
             │             └─ CANNOT_TRACE, or a fifth branch, route := SPLIT         │
             │                  ▼                                                     ▼
             ├─ SPLIT ──▶  SPLIT ── NOT_COMPILED, LEFT_TO_EAGER ───────────────▶  EAGER
+            │               ├─ STATE_CHANGED, route := WHOLE ──▶ TRACE; ONLY_EAGER if it does so often
             │               └─ RETURNED (a cost trial may have preferred eager) ─▶ DONE
             └─ RETRY, EAGER_FIRST, EAGER ─────────────────────────────────────▶  EAGER
 
@@ -68,6 +69,7 @@ class Outcome(enum.Enum):
     RAISED = "the model raised while it was traced"
     ONLY_EAGER = "it cannot be traced, and must not be split"
     OTHER_DECISION = "data decided another branch than in the trace; nothing was written"
+    STATE_CHANGED = "what Dynamo may not guard was changed since the last call"
     NOT_COMPILED = "Dynamo gave up, or a split raised and nothing was written"
     LEFT_TO_EAGER = "this call must run eagerly"
     RETURNED = "there is a result"
@@ -132,6 +134,9 @@ def advance(outcome: Outcome, state: CallState) -> Stage:
             return Stage.TRACE
         case Outcome.ARGUMENTS_CHANGED:
             return Stage.FLATTEN
+        case Outcome.STATE_CHANGED:
+            state.route = Route.WHOLE
+            return Stage.TRACE
         case Outcome.MODEL_CHANGED:
             state.changes += 1
             state.route = Route.RETRY

@@ -16,6 +16,7 @@ from staticrt.executor.trace_maker import TraceMaker
 from staticrt.frontend import budget
 from staticrt.frontend.arguments import unread
 from staticrt.frontend.arguments.structure import take_apart
+from staticrt.frontend.guards.watched_state import WatchedState
 from staticrt.frontend.progress import long_work
 from staticrt.frontend.reasons import ArgumentRead, CannotTrace, ModelChanges
 from staticrt.frontend.thread_state import keeping_thread_state
@@ -179,8 +180,14 @@ class TraceCache:
             return Outcome.MODEL_CHANGED
         if self._whole_or_eager:
             return Outcome.ONLY_EAGER
+        if isinstance(error, CannotTrace) and error.even_in_parts:
+            return Outcome.ONLY_EAGER
+        if progress.request is not None and progress.request.snapshot.complete:
+            seldom = state.interventions >= tuning.MAX_INTERVENTIONS[0]
+            state.watched = WatchedState(progress.request.snapshot, seldom)
+            state.watched.ran()
         if isinstance(error, CannotTrace):
-            return Outcome.ONLY_EAGER if error.even_in_parts else Outcome.CANNOT_TRACE
+            return Outcome.CANNOT_TRACE
         return Outcome.RAISED  # maybe the caller's mistake: eager decides
 
     def _warn_once(self, text: str) -> None:

@@ -23,7 +23,7 @@ from staticrt.frontend.tracing.maybe_views import SizesDecideViews
 from staticrt.frontend.tracing.request import TraceRequest
 from staticrt.frontend.tracing.sizing import Sizing
 from staticrt.shapes.size_env import NeedsShapeEnv
-from staticrt.tuning import MAX_BRANCHES
+from staticrt.tuning import MAX_BRANCHES, MAX_INTERVENTIONS
 
 SEEN: set[Outcome] = set()
 
@@ -198,6 +198,44 @@ def test_what_must_not_be_split_runs_eagerly(path):
         "EAGER_RETURNED DONE EAGER",
     ]
     assert way(path, compiled, x) == ["NOT_FOUND EAGER EAGER", "EAGER_RETURNED DONE EAGER"]
+
+
+def test_state_that_changes_between_calls_lets_dynamo_compile_anew(path):
+    class Config:
+        def __len__(self):
+            return 2
+
+    config, x = Config(), torch.ones(3)
+    compiled = staticrt.compile(lambda x: prints(x) * len(config))
+    assert way(path, compiled, x)[-1] == "RETURNED DONE SPLIT"
+    for length in range(3, 3 + sum(MAX_INTERVENTIONS)):
+        Config.__len__ = lambda _config, length=length: length
+        result, steps = calls(path, compiled, x)
+        assert steps[:2] == ["NOT_FOUND SPLIT SPLIT", steps[1]]
+        assert torch.equal(result, x * 2 * length)
+        if length < 2 + sum(MAX_INTERVENTIONS):
+            assert steps[1] == "STATE_CHANGED TRACE WHOLE"
+            assert steps[2:] == ["CANNOT_TRACE SPLIT SPLIT", "RETURNED DONE SPLIT"]
+            assert way(path, compiled, x) == ["NOT_FOUND SPLIT SPLIT", "RETURNED DONE SPLIT"]
+    assert steps[1:] == ["ONLY_EAGER EAGER EAGER", "EAGER_RETURNED DONE EAGER"]
+
+
+def test_state_that_a_split_model_changes_itself_is_left_to_dynamo(path):
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.calls = {"number": 0}
+
+        def forward(self, x):
+            self.calls["number"] += 1
+            return prints(x) * self.calls["number"]
+
+    model, x = Counts(), torch.ones(3)
+    compiled = staticrt.compile(model)
+    for number in range(1, 12):
+        result, steps = calls(path, compiled, x)
+        assert result.tolist() == [2.0 * number] * 3
+        assert not any("STATE_CHANGED" in step for step in steps)
 
 
 def test_a_branch_of_data_gets_a_trace_and_is_looked_at_first_afterwards(path):

@@ -8,7 +8,7 @@ from torch import nn
 
 import staticrt
 from tests.soundness.state_fuzzer import answer, compiled, failure, same
-from tests.soundness.state_kinds import KINDS, MISSED_BY_DYNAMO, RUN_EAGERLY
+from tests.soundness.state_kinds import KINDS, MISREAD_BY_DYNAMO, MISSED_BY_DYNAMO, RUN_EAGERLY
 
 
 @pytest.fixture(autouse=True)
@@ -180,3 +180,28 @@ def test_explain_counts_what_each_call_compares():
     (few,), (many,) = small.explain().traces, large.explain().traces
     assert dict(few.state)["objects"] + 19 == dict(many.state)["objects"]
     assert f"objects {dict(many.state)['objects']}" in str(large.explain())
+
+
+OF_PARTS = KINDS.keys() - RUN_EAGERLY - MISREAD_BY_DYNAMO
+
+
+@pytest.mark.parametrize("kind", sorted({*(MISSED_BY_DYNAMO & OF_PARTS), *sorted(OF_PARTS)[::5]}))
+def test_a_change_shows_where_the_model_runs_in_parts(kind):
+    """Dynamo's guards see less than ours."""
+    read, change = KINDS[kind]()
+
+    def model(x):
+        print(end="")
+        return read(x)
+
+    fast = compiled(model, "compile")
+    default_dtype = torch.get_default_dtype()
+    try:
+        for number in (0.5, 2.0, 3.0):
+            for _call in range(2):
+                assert same(answer(fast), answer(model)), f"after {number}"
+            change(number)
+        assert same(answer(fast), answer(model))
+    finally:
+        torch.set_default_dtype(default_dtype)
+        getattr(change, "restore", lambda: None)()

@@ -13,14 +13,16 @@ import functools
 import os
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 import torch
 
-from staticrt.frontend.guards.effects import effect_of_partial, is_lock, is_own_random
+from staticrt.frontend.guards.effects import effect_of_partial, is_lock, is_own_random, library_module
 from staticrt.frontend.guards.late_effects import module_look_ups
+from staticrt.frontend.guards.special_names import names_of
 from staticrt.frontend.guards.state import Snapshot
+from staticrt.frontend.guards.state_values import cell_content
 from staticrt.frontend.reasons import is_torch_file, is_trace_file, is_user_file
 from staticrt.native import _C
 
@@ -95,10 +97,7 @@ class Reads:
         # Not what code names as attributes only: a script's loop gives `x` and `data` new values in each call.
         for name in (names if names & _FIND_GLOBALS else global_names(code)) & scope.keys():
             self._global(scope, name, names, frame if is_model else None)
-        absent = (_BUILTINS & names) - scope.keys()
-        if absent:
-            self._snapshot.add_scope(scope, absent)
-            self._snapshot.add_scope(vars(builtins), absent)
+        self._builtins(scope, names)
         if not is_model:
             return
         for name in code.co_freevars:
@@ -127,6 +126,43 @@ class Reads:
         self._snapshot.add_numbers(frame.f_globals, names)
         if "environ" in names or "getenv" in names:
             self._environment()
+
+    def function(self, function: types.FunctionType) -> None:
+        """What a function would read by name that does not run now."""
+        names: set[str] = set()
+        global_ones: set[str] = set()
+        codes = [function.__code__]
+        while codes:
+            code = codes.pop()
+            names |= names_of(code)
+            global_ones |= global_names(code)
+            codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+        scope, filename = function.__globals__, function.__code__.co_filename
+        if is_user_file(filename):
+            self._snapshot.add_model_names(names)
+            self._builtins(scope, names)
+            for name in global_ones & scope.keys():
+                self._global(scope, name, frozenset(names), None)
+            imported = names & sys.modules.keys()
+            self._snapshot.add_scope(sys.modules, imported)
+            for name in imported - scope.keys():
+                self._module(sys.modules[name], frozenset(names), None)
+            held = [cell_content(cell) for cell in function.__closure__ or ()]
+            for module in (value for value in held if isinstance(value, types.ModuleType)):
+                self._module(module, frozenset(names), None)
+            if not names.isdisjoint(("isinstance", "issubclass")):
+                self._snapshot.add_virtual_subclasses()
+        elif library_module(filename):
+            self._snapshot.add_names(names)
+            self._snapshot.add_numbers(scope, frozenset(names))
+        if "environ" in names or "getenv" in names:
+            self._environment()
+
+    def _builtins(self, scope: dict[str, Any], names: Set[str]) -> None:
+        absent = (_BUILTINS & names) - scope.keys()
+        if absent:
+            self._snapshot.add_scope(scope, absent)
+            self._snapshot.add_scope(vars(builtins), absent)
 
     def _environment(self) -> None:
         self._snapshot.add("os.environ", getattr(os.environ, "_data", None))
@@ -196,16 +232,6 @@ class Reads:
         effect = effect_of_partial(value)
         if effect is not None:
             self._refuse(effect, frame)
-
-
-@functools.lru_cache(maxsize=4096)
-def names_of(code: types.CodeType) -> frozenset[str]:
-    """Names that a function may look up: its globals and attributes, strings it may give `getattr`, its own."""
-    found = {*code.co_names, code.co_name}
-    for value in code.co_consts:
-        if type(value) is str and (parts := value.split(".")) and all(map(str.isidentifier, parts)):
-            found.update((value, *parts))
-    return frozenset(found)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -67,6 +67,7 @@ class DictRecord(_Compared):
         self.path = path
         self.live = live
         self.saved = dict(items_of(live))
+        self.is_ordered = isinstance(live, OrderedDict)  # and tells of the order
 
     def changes(self) -> Iterable[str]:
         if same_dict(self.live, self.saved):

@@ -1,4 +1,7 @@
-"""Names that Python itself looks up in classes: by operators, calls, iteration, formatting, and while objects are made."""
+"""Names that code looks up: those it has, and those of classes by which Python runs operators, calls, iteration, formatting."""
+
+import functools
+import types
 
 _COMPARED = ("eq", "ne", "lt", "le", "gt", "ge", "hash", "bool", "contains", "instancecheck", "subclasscheck")
 _ARITHMETIC = (
@@ -56,3 +59,13 @@ SPECIAL_NAMES = frozenset(
         "forward",  # which a module's call looks up
     )
 )
+
+
+@functools.lru_cache(maxsize=4096)
+def names_of(code: types.CodeType) -> frozenset[str]:
+    """Names that a function may look up: its globals and attributes, strings it may give `getattr`, its own."""
+    found = {*code.co_names, code.co_name}
+    for value in code.co_consts:
+        if type(value) is str and (parts := value.split(".")) and all(map(str.isidentifier, parts)):
+            found.update((value, *parts))
+    return frozenset(found)

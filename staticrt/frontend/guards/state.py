@@ -409,6 +409,18 @@ class Snapshot:
     def _all(self) -> Iterable[Record]:
         return chain(self._records, self._scopes.values(), self._classes.values())
 
+    def records(self) -> list[Record]:
+        """Of all state but that of arguments."""
+        facts = [FactsRecord(tensor, frozenset(self.facts)) for tensor in self._tensors if self.facts]
+        return [
+            *(each for each in self._all() if not getattr(each, "path", "").startswith("argument ")),
+            *facts,
+        ]
+
+    def functions(self) -> list[types.FunctionType]:
+        """Those that were reached."""
+        return [each.live for each in self._records if isinstance(each, FunctionRecord)]
+
     def changes(self) -> list[str]:
         """Paths of what differs now, each with what happened."""
         if self.guard().holds():

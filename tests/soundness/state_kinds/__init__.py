@@ -14,7 +14,7 @@ from tests.soundness.state_kinds import (  # noqa: F401 - each module registers 
 )
 from tests.soundness.state_kinds.registry import KINDS, Change, Read
 
-__all__ = ["KINDS", "MISSED_BY_DYNAMO", "RUN_EAGERLY", "RUN_IN_PARTS", "Change", "Read"]
+__all__ = ["KINDS", "MISREAD_BY_DYNAMO", "MISSED_BY_DYNAMO", "RUN_EAGERLY", "RUN_IN_PARTS", "Change", "Read"]
 # What calls for Dynamo, which splits the model.
 RUN_IN_PARTS = frozenset({"offset_of_tensor_in_storage", "training_of_layer"})
 # What no guard sees.
@@ -23,6 +23,10 @@ RUN_EAGERLY = frozenset(
         *("lock_that_is_held", "name_of_thread", "recursion_limit", "seed_of_torch", "size_of_cache"),
         "digest",
     )
+)
+# What Dynamo reads otherwise than Python, so that compiling anew does not help.
+MISREAD_BY_DYNAMO = frozenset(
+    {"division_by_numpy", "global_of_the_library", "module_of_a_name_replaced", "version_of_buffer"}
 )
 # What Dynamo's guards do not see, whatever the backend.
 MISSED_BY_DYNAMO = frozenset(
