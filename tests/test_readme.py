@@ -21,8 +21,8 @@ def steps(path):
     return [(kind, text) for kind, text in FENCE.findall(path.read_text()) if kind in ("python", "console")]
 
 
-# Guides that need a process of their own, run by tests/device.
-ELSEWHERE = {"simulated_device.md"}
+# Guides that need a process of their own, run by tests/device, or libraries: tests/examples/test_recipes.py.
+ELSEWHERE = {"simulated_device.md", "recipes.md"}
 
 
 @pytest.mark.parametrize(
