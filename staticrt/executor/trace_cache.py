@@ -186,6 +186,8 @@ class TraceCache:
             seldom = state.interventions >= tuning.MAX_INTERVENTIONS[0]
             state.watched = WatchedState(progress.request.snapshot, seldom)
             state.watched.ran()
+            if state.watched.is_misread:
+                return Outcome.ONLY_EAGER
         if isinstance(error, CannotTrace):
             return Outcome.CANNOT_TRACE
         return Outcome.RAISED  # maybe the caller's mistake: eager decides

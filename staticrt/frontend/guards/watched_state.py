@@ -25,6 +25,8 @@ class WatchedState:
 
     def __init__(self, snapshot: Snapshot, seldom: bool) -> None:
         _add_functions(snapshot)
+        # Whether code names what Dynamo reads otherwise than eager, however often it compiles.
+        self.is_misread = "_version" in snapshot.facts
         self._records = [
             record
             for record in snapshot.records()

@@ -25,9 +25,7 @@ RUN_EAGERLY = frozenset(
     )
 )
 # What Dynamo reads otherwise than Python, so that compiling anew does not help.
-MISREAD_BY_DYNAMO = frozenset(
-    {"division_by_numpy", "global_of_the_library", "module_of_a_name_replaced", "version_of_buffer"}
-)
+MISREAD_BY_DYNAMO = frozenset({"division_by_numpy", "global_of_the_library", "module_of_a_name_replaced"})
 # What Dynamo's guards do not see, whatever the backend.
 MISSED_BY_DYNAMO = frozenset(
     (
