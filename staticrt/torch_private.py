@@ -350,6 +350,14 @@ def written_inputs(metadata: Any) -> list[bool]:
     return [bool(info.mutates_data or info.mutates_metadata) for info in metadata.input_info]
 
 
+def marked_steps() -> int:
+    """How often `torch.compiler.cudagraph_mark_step_begin` was called in this process, as a number that falls from 0."""
+    trees = sys.modules.get("torch._inductor.cudagraph_trees")  # the first call imports it
+    box: Any = getattr(trees, "MarkStepBox", None)
+    count: int = getattr(box, "mark_step_counter", 0)
+    return count
+
+
 # Private names that other modules use -> the folders that use them. `python tests/support/private_names.py` compares the
 # table with the sources; --write brings the folders up to date. A name that is not here is added by hand.
 PRIVATE_NAMES: dict[str, str] = {
@@ -360,6 +368,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "torch._C._DisablePythonDispatcher": "shapes",
     "torch._C._add_cached_tensor": "graphs",
     "torch._C._autograd._unsafe_set_version_counter": "frontend",
+    "torch._C._current_graph_task_id": "graphs",
     "torch._C._dispatch_has_kernel_for_dispatch_key": "frontend",
     "torch._C._distributed_c10d.FakeWork": "frontend",
     "torch._C._dynamo.eval_frame.get_eval_frame_callback": "frontend",

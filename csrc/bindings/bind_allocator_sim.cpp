@@ -1,4 +1,4 @@
-// The simulated device: streams, events, captures and faults that only tests and scenarios use.
+// The simulated device: streams, events and faults that only tests and scenarios use, and torch's devices.
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
@@ -7,9 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "allocator/simulated/driver_sim.h"
-#include "bindings/allocator.h"
 #include "bindings/gil.h"
+#include "bindings/simulated.h"
 #include "common/error.h"
 #include "simulated/enable.h"
 #include "simulated/generator.h"
@@ -21,10 +20,6 @@ namespace staticrt::bindings {
 using namespace alloc;
 
 namespace {
-
-struct SimMemoryDevice : MemoryDevice {
-  std::shared_ptr<SimDriver> sim;
-};
 
 // A Python callable that C++ may copy and drop without the GIL. What it raises is reported, not thrown: work
 // runs inside driver calls.
@@ -60,52 +55,6 @@ Status fault_of(const std::string& code, const std::string& text) {
   SRT_CHECK(false, "unknown fault '", code, "'; known: oom, error, ok");
   return Status::Ok();
 }
-
-// A capture on the device together with its route and its pool reference. Unless finish() succeeds, all of it
-// is undone (N7).
-class SimCapture {
- public:
-  SimCapture(std::shared_ptr<SimMemoryDevice> device, PoolId pool, StreamId stream)
-      : device_(std::move(device)), pool_(pool), stream_(stream), scope_(device_->allocator->pools()) {}
-
-  Status begin() {
-    SimDriver* sim = device_->sim.get();
-    // Every stream that is in this capture, forked ones too.
-    SRT_TRY(scope_.begin(pool_, [sim, id = id_](StreamId stream) {
-      CaptureState state;
-      return sim->capture_state(stream, &state).ok() && state.status != CaptureStatus::none &&
-             state.id == *id;
-    }));
-    const Status status = sim->capture_begin(stream_);
-    CaptureState state;
-    if (status.ok() && sim->capture_state(stream_, &state).ok()) *id_ = state.id;
-    if (!status.ok()) (void)scope_.abort().ok();
-    return status;
-  }
-
-  // Ends the capture in the program's order: the stream's capture first, then route and reference.
-  Status finish(GraphId* graph) {
-    const Status status = device_->sim->capture_end(stream_, graph);
-    if (status.ok()) return scope_.finish();
-    (void)scope_.abort().ok();
-    return status;
-  }
-
-  // What a program does when its capture raised.
-  void abort() {
-    GraphId graph = kNoGraph;
-    device_->sim->capture_break(stream_);
-    (void)device_->sim->capture_end(stream_, &graph).ok();
-    (void)scope_.abort().ok();
-  }
-
- private:
-  std::shared_ptr<SimMemoryDevice> device_;
-  PoolId pool_;
-  StreamId stream_;
-  std::shared_ptr<uint64_t> id_ = std::make_shared<uint64_t>(0);
-  CaptureScope scope_;
-};
 
 std::shared_ptr<SimMemoryDevice> simulated_device(const SimConfig& sim_config, const std::string& text) {
   Config config;
@@ -173,7 +122,7 @@ void bind_torch_devices(py::module_& m) {
   m.def("clear_simulated_waits", [](int index) { simulated::device_at(index).clear_waits(); });
 }
 
-void bind_streams(py::class_<SimMemoryDevice, MemoryDevice, std::shared_ptr<SimMemoryDevice>>& device) {
+void bind_streams(SimMemoryDeviceClass& device) {
   device
       .def(
           "create_stream", [](SimMemoryDevice& d) { return raw(d.sim->create_stream()); },
@@ -249,7 +198,7 @@ void bind_streams(py::class_<SimMemoryDevice, MemoryDevice, std::shared_ptr<SimM
 }  // namespace
 
 void bind_allocator_sim(py::module_& m, MemoryDeviceClass&) {
-  py::class_<SimMemoryDevice, MemoryDevice, std::shared_ptr<SimMemoryDevice>> device(m, "SimMemoryDevice");
+  SimMemoryDeviceClass device(m, "SimMemoryDevice");
   bind_streams(device);
   device
       .def("allocated",
@@ -296,40 +245,8 @@ void bind_allocator_sim(py::module_& m, MemoryDeviceClass&) {
                              py::cpp_function([](SimMemoryDevice& d) { return d.sim->used_bytes(); },
                                               py::call_guard<GilRelease>()))
       .def_property_readonly("base", [](SimMemoryDevice& d) { return d.sim->base(); })
-      .def("kernel_address", [](SimMemoryDevice& d, Addr address) { return d.sim->kernel_address(address); })
-      .def("graph_launch",
-           [](SimMemoryDevice& d, uint64_t graph, uint64_t stream, PyPoolId pool) {
-             called([&] {
-               SRT_TRY(d.allocator->pools().check_replay(pool_of(pool)));
-               return d.sim->graph_launch(GraphId{graph}, StreamId{stream});
-             });
-           })
-      .def("graph_destroy",
-           [](SimMemoryDevice& d, uint64_t graph) {
-             checked([&] { return d.sim->graph_destroy(GraphId{graph}); });
-           })
-      .def(
-          "graph_edges",
-          [](SimMemoryDevice& d, uint64_t graph) { return d.sim->graph_edges(GraphId{graph}); },
-          py::call_guard<GilRelease>());
-
-  py::class_<SimCapture, std::shared_ptr<SimCapture>>(m, "SimCapture")
-      .def(py::init([](std::shared_ptr<SimMemoryDevice> d, PyPoolId pool, uint64_t stream) {
-        auto capture = std::make_shared<SimCapture>(std::move(d), pool_of(pool), StreamId{stream});
-        called([&] { return capture->begin(); });
-        return capture;
-      }))
-      .def("finish",
-           [](SimCapture& capture) {
-             GraphId graph = kNoGraph;
-             called([&] { return capture.finish(&graph); });
-             return raw(graph);
-           })
-      .def("abort", [](SimCapture& capture) {
-        const GilRelease release;
-        capture.abort();
-      });
-
+      .def("kernel_address", [](SimMemoryDevice& d, Addr address) { return d.sim->kernel_address(address); });
+  bind_simulated_graphs(m, device);
   bind_torch_devices(m);
   m.def(
       "simulated_device",

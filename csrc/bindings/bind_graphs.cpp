@@ -8,6 +8,7 @@
 #include "bindings/bindings.h"
 #include "bindings/gil.h"
 #include "common/error.h"
+#include "device/device_memory.h"
 #include "graphs/pool.h"
 #include "graphs/routing.h"
 #include "graphs/storage_ref.h"
@@ -148,7 +149,30 @@ void bind_storage(py::module_& m) {
   });
 }
 
+// `with without_kept_memory():`; must be left in the thread that entered it.
+class KeepsNoMemory {
+ public:
+  void enter() {
+    SRT_CHECK(!scope_, "this block is entered already; make another one");
+    thread_ = std::this_thread::get_id();
+    scope_ = std::make_unique<WithoutKeptMemory>();
+  }
+  void exit() {
+    SRT_CHECK(scope_ && thread_ == std::this_thread::get_id(),
+              "the block must be left in the thread that entered it");
+    scope_.reset();
+  }
+
+ private:
+  std::thread::id thread_;
+  std::unique_ptr<WithoutKeptMemory> scope_;
+};
+
 void bind_pool(py::module_& m) {
+  py::class_<KeepsNoMemory>(m, "without_kept_memory")
+      .def(py::init<>())
+      .def("__enter__", &KeepsNoMemory::enter)
+      .def("__exit__", [](KeepsNoMemory& block, const py::args&) { block.exit(); });
   py::class_<alloc::PoolImage>(m, "PoolImage")
       .def("live", &alloc::PoolImage::live)
       .def("diff", &alloc::PoolImage::diff)

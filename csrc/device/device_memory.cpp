@@ -8,6 +8,8 @@ namespace staticrt {
 DeviceMemory::DeviceMemory(at::Device device, bool is_host)
     : device_(device), keys_(c10::computeDispatchKey(at::kFloat, at::kStrided, device)), is_host_(is_host) {}
 
+thread_local int WithoutKeptMemory::open_ = 0;
+
 at::Generator DeviceMemory::generator() const {
   return at::globalContext().defaultGenerator(device_);
 }

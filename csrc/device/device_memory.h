@@ -69,6 +69,20 @@ class DeviceMemory {
   const bool is_host_;
 };
 
+// While one lives, programs that this thread runs hold no memory of a device when they end: what they take is
+// of a graph that is captured, whose replays and later captures write there.
+class WithoutKeptMemory {
+ public:
+  WithoutKeptMemory() { ++open_; }
+  ~WithoutKeptMemory() { --open_; }
+  WithoutKeptMemory(const WithoutKeptMemory&) = delete;
+  WithoutKeptMemory& operator=(const WithoutKeptMemory&) = delete;
+  static bool open() { return open_ > 0; }
+
+ private:
+  static thread_local int open_;
+};
+
 const DeviceMemory& host_memory();
 
 // Of any other device: streams, tensors and random numbers as torch has them for its device type. `arenas`

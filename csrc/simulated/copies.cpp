@@ -22,7 +22,7 @@ void copy_in(const at::Tensor& source, const at::Tensor& to, bool non_blocking) 
   at::Tensor staged = source.clone();
   enqueue(device, "aten::copy_",
           [&device, place, staged] { CpuTensors(device.driver()).at(place).copy_(staged); }, {{place, true}});
-  if (!non_blocking) device.synchronize(current_stream(device.index()));
+  if (!non_blocking) wait_for(device, current_stream(device.index()), "a copy from the host");
 }
 
 // Host memory is not pinned, so the host waits even if asked not to, as on CUDA.
@@ -31,7 +31,7 @@ void copy_out(const at::Tensor& source, const at::Tensor& to) {
   device.count_wait("copy to the host");
   const TensorPlace place(source);
   enqueue(device, "copy to the host", [] {}, {{place, false}});  // the host reads, in the stream's order
-  device.synchronize(current_stream(device.index()));
+  wait_for(device, current_stream(device.index()), "a copy to the host");
   ThreadState::now().run([&] { to.copy_(CpuTensors(device.driver()).at(place)); });
 }
 
@@ -81,7 +81,7 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
   SimulatedDevice& device = device_at(self.device().index());
   device.count_wait("aten::_local_scalar_dense");
   enqueue(device, "aten::_local_scalar_dense", [] {}, {{TensorPlace(self), false}});
-  device.synchronize(current_stream(device.index()));
+  wait_for(device, current_stream(device.index()), "aten::_local_scalar_dense");
   at::Scalar value;
   ThreadState::now().run(
       [&] { value = at::_local_scalar_dense(CpuTensors(device.driver()).at(TensorPlace(self))); });

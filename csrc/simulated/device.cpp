@@ -8,6 +8,7 @@
 #include "allocator/process/devices.h"
 #include "common/bits.h"
 #include "simulated/generator.h"
+#include "simulated/graph_pool.h"
 
 namespace staticrt::simulated {
 namespace {
@@ -44,11 +45,16 @@ alloc::Addr SimulatedDevice::allocate(alloc::Bytes size_bytes) {
     const std::lock_guard lock(mutex_);
     late.swap(freed_in_work_);
   }
-  for (const alloc::Addr address : late) (void)allocator_->release(address).ok();
+  for (const alloc::Addr address : late) release_block(address, /*told=*/true);
   const alloc::StreamId stream = current_stream(index_);
   const alloc::Bytes asked = size_bytes + redzone_bytes_;
   alloc::Addr address = alloc::kNullAddr;
   check(allocator_->allocate({.size = asked, .stream = stream}, &address));
+  if (Buffers::open > 0) {
+    // No guard: it would be written and checked in the order of this stream, and graphs run on any.
+    driver_->allocated(address, size_bytes, stream, /*reusable=*/true);
+    return address;
+  }
   driver_->allocated(address, size_bytes, stream);
   // Blocks are multiples of their granule.
   driver_->guard(address, size_bytes, round_up(asked, alloc::kMinBlock) - size_bytes, stream);
@@ -56,13 +62,53 @@ alloc::Addr SimulatedDevice::allocate(alloc::Bytes size_bytes) {
 }
 
 void SimulatedDevice::release(alloc::Addr address) {
-  driver_->freed(address);
   if (alloc::SimDriver::in_work()) {
+    driver_->freed(address);
     const std::lock_guard lock(mutex_);
     freed_in_work_.push_back(address);
     return;
   }
+  release_block(address, /*told=*/false);
+}
+
+void SimulatedDevice::release_block(alloc::Addr address, bool told) {
+  const std::shared_lock lock(releases_);
+  if (forgotten(address)) return;
+  if (!told) driver_->freed(address);
   (void)allocator_->release(address).ok();
+}
+
+thread_local int SimulatedDevice::Buffers::open = 0;
+
+void SimulatedDevice::forget_owner(alloc::Addr address) {
+  const std::lock_guard lock(mutex_);
+  ++forgotten_[address];
+  ++any_forgotten_;
+}
+
+bool SimulatedDevice::forgotten(alloc::Addr address) {
+  if (any_forgotten_ == 0) return false;
+  const std::lock_guard lock(mutex_);
+  const auto found = forgotten_.find(address);
+  if (found == forgotten_.end()) return false;
+  if (--found->second == 0) forgotten_.erase(found);
+  --any_forgotten_;
+  return true;
+}
+
+void SimulatedDevice::add(GraphPool* pool) {
+  const std::lock_guard lock(mutex_);
+  pools_.insert(pool);
+}
+
+void SimulatedDevice::remove(GraphPool* pool) {
+  const std::lock_guard lock(mutex_);
+  pools_.erase(pool);
+}
+
+void SimulatedDevice::note_use(alloc::StreamId stream) {
+  const std::lock_guard lock(mutex_);
+  for (GraphPool* pool : pools_) pool->note_use(stream);
 }
 
 void SimulatedDevice::keep_error(std::exception_ptr error) {

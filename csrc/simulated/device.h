@@ -15,7 +15,10 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
+#include <shared_mutex>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "allocator/core/allocator.h"
@@ -34,6 +37,8 @@ struct DevicesConfig {
   alloc::Bytes redzone_bytes = 0;              // behind each allocation, besides what its block leaves
 };
 
+class GraphPool;
+
 class SimulatedDevice {
  public:
   SimulatedDevice(int index, std::shared_ptr<alloc::SimDriver> driver,
@@ -51,6 +56,28 @@ class SimulatedDevice {
   alloc::Addr allocate(alloc::Bytes size_bytes);
   void release(alloc::Addr address);
 
+  // --- Pools of graphs (graph_pool.h).
+  // While one lives, what this thread allocates is a buffer that graphs write and read again after it is
+  // freed.
+  class Buffers {
+   public:
+    Buffers() { ++open; }
+    ~Buffers() { --open; }
+    Buffers(const Buffers&) = delete;
+    Buffers& operator=(const Buffers&) = delete;
+    static thread_local int open;
+  };
+  void add(GraphPool* pool);
+  void remove(GraphPool* pool);
+  // A program said that it uses memory on a stream: pools wait for it before they write their memory again.
+  void note_use(alloc::StreamId stream);
+  // While it is held, no memory is released.
+  std::unique_lock<std::shared_mutex> hold_releases() { return std::unique_lock(releases_); }
+  // Another storage owns the block at this address from now on, or none: one release() does nothing.
+  // REQUIRES: hold_releases().
+  void forget_owner(alloc::Addr address);
+  alloc::Bytes redzone_bytes() const { return redzone_bytes_; }
+
   // An operator failed after the call that enqueued it had returned. The first failure is kept.
   void keep_error(std::exception_ptr error);
   // Throws the kept failure, once. Every call that waits for the device ends with it.
@@ -65,6 +92,9 @@ class SimulatedDevice {
   void clear_waits();
 
  private:
+  bool forgotten(alloc::Addr address);  // and counts it off
+  void release_block(alloc::Addr address, bool told);
+
   const int index_;
   const std::shared_ptr<alloc::SimDriver> driver_;
   const std::shared_ptr<alloc::DeviceAllocator> allocator_;
@@ -75,6 +105,10 @@ class SimulatedDevice {
   std::exception_ptr error_;
   std::map<std::string, int64_t> waits_;
   std::vector<alloc::Addr> freed_in_work_;  // where the allocator must not be called
+  std::shared_mutex releases_;
+  std::atomic<int64_t> any_forgotten_ = 0;
+  std::unordered_map<alloc::Addr, int64_t> forgotten_;  // releases that are to do nothing
+  std::set<GraphPool*> pools_;
 };
 
 // Makes sim:0 … sim:count-1. REQUIRES: called once.

@@ -188,7 +188,7 @@ void run_now(const Call& call, const torch::jit::Stack& given, size_t first,
   const alloc::StreamId stream = current_stream(device.index());
   const std::vector<Use> uses = uses_of(call);
   enqueue(device, call.base_name(), [] {}, uses);  // so that its reads and writes are checked
-  device.synchronize(stream);
+  wait_for(device, stream, call.base_name());
   torch::jit::Stack arguments = call.on_cpu(/*fresh_outputs=*/true);
   torch::jit::Stack computed = arguments;
   ThreadState::now().run([&] { call.call_on_cpu(computed); });
@@ -300,6 +300,15 @@ std::vector<alloc::SimRange> ranges_of(const std::vector<Use>& uses) {
       same->writes = same->writes || range.writes;
   }
   return ranges;
+}
+
+void wait_for(SimulatedDevice& device, alloc::StreamId stream, const std::string& name) {
+  const alloc::Status status = device.driver().stream_sync(stream);
+  // The driver knows neither the operator nor why it waits.
+  TORCH_CHECK(status.ok() || !alloc::is_capture_error(status.native()), name,
+              " makes the host wait for its stream, which a capture forbids: ", status.text());
+  check(status);
+  device.throw_error();
 }
 
 void enqueue(SimulatedDevice& device, const std::string& name, std::function<void()> work,

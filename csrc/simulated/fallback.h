@@ -27,6 +27,9 @@ std::vector<alloc::SimRange> ranges_of(const std::vector<Use>& uses);
 void enqueue(SimulatedDevice& device, const std::string& name, std::function<void()> work,
              const std::vector<Use>& uses, alloc::SimGraph::EachLaunch each_launch = {});
 
+// Waits for a stream in the name of an operator.
+void wait_for(SimulatedDevice& device, alloc::StreamId stream, const std::string& name);
+
 // `all`: of namespace _, `aten`: of aten.
 void register_fallback(torch::Library& all, torch::Library& aten);
 void register_copies(torch::Library& library);

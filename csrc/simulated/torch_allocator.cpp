@@ -64,11 +64,13 @@ class TorchAllocator final : public c10::DeviceAllocator {
     }
   }
   void recordStream(const c10::DataPtr& pointer, c10::Stream stream) override {
-    if (!pointer.get() || pointer.get_deleter() != &release) return;
+    if (!pointer.get()) return;
     SimulatedDevice& device = device_at(pointer.device().index());
     TORCH_CHECK(stream.device() == device.device(), "record_stream: the tensor is on ", device.device(),
                 " and the stream is one of ", stream.device(), "; give the stream of sim:", device.index(),
                 " that uses the tensor");
+    device.note_use(stream_of(stream));  // the results of a replay own no memory
+    if (pointer.get_deleter() != &release) return;
     check(device.allocator().record_use(reinterpret_cast<Addr>(pointer.get()), stream_of(stream)));
   }
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex index) override;

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import fx
 
 from staticrt.api.options import checked_options
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Presets of torch.compile. They tune Inductor's search for kernels; here there is nothing to search.
+# Presets of torch.compile. Others than "reduce-overhead" tune Inductor's search for kernels; here there is nothing to
+# search.
 _MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
@@ -38,7 +40,8 @@ def staticrt_backend(
     Args:
         gm: torch calls on flat inputs.
         inputs: example inputs, one per placeholder: tensors, parameters and numbers.
-        mode: a preset of `torch.compile`; they change nothing here.
+        mode: a preset of `torch.compile`. "reduce-overhead" is the option `graphs=True`, on devices that have graphs;
+            the others change nothing here.
         options: as for `staticrt.compile`, see `staticrt.options.OPTIONS`.
 
     Returns:
@@ -49,7 +52,10 @@ def staticrt_backend(
     """
     if mode is not None and mode not in _MODES:
         raise OptionError(f"unknown mode {mode!r}", fix=f"modes are {', '.join(_MODES)}")
-    parsed = checked_options(dict(options or {}))
+    given = dict(options or {})
+    if mode == "reduce-overhead" and _graphs_help(inputs):
+        given.setdefault("graphs", True)
+    parsed = checked_options(given)
     if parsed.donate:
         raise OptionError(
             "option 'donate' names arguments of a function, which the graphs that Dynamo cuts out of it do not have",
@@ -58,6 +64,20 @@ def staticrt_backend(
     if needs_gradients(gm, inputs):
         return region_of(gm, inputs, parsed) if parsed.training else gm.forward
     return _inference(gm, inputs, parsed)
+
+
+def _graphs_help(inputs: Sequence[Any]) -> bool:
+    """Whether graphs of the inputs' device launch its work at once."""
+    from staticrt.errors import DeviceError
+    from staticrt.graphs.backend import get_backend
+
+    device = next((value.device for value in inputs if isinstance(value, torch.Tensor)), None)
+    if device is None:
+        return False
+    try:
+        return get_backend(device).caps.has_streams
+    except DeviceError:
+        return False
 
 
 def _inference(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:

@@ -12,7 +12,11 @@ from staticrt.graphs.protocol import GraphBackend
 
 _backends: dict[str, GraphBackend] = {}
 # Imported at first use, so that a CPU-only process does not load CUDA code.
-_known = {"cpu": "staticrt.graphs.cpu", "cuda": "staticrt.graphs.cuda"}
+_known = {
+    "cpu": "staticrt.graphs.cpu",
+    "cuda": "staticrt.graphs.cuda",
+    "sim": "staticrt.graphs.simulated",
+}
 
 
 def register_backend(device_type: str, backend: GraphBackend) -> None:

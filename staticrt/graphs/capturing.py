@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -51,6 +51,7 @@ class Capturing:
     """One capture under way.
 
     Args:
+        owns: whether a tensor is on the tree's device.
         inputs: the call's inputs. The list is emptied, because the function may free its inputs. See `give_back`.
     """
 
@@ -61,6 +62,7 @@ class Capturing:
         stream: Any,
         device: int,
         *,
+        owns: Callable[[torch.Tensor], bool],
         number: int,
         function: Function,
         parent: Node | None,
@@ -71,6 +73,7 @@ class Capturing:
         self._pool = pool
         self._stream = stream
         self._device = device
+        self._owns = owns
         self.function = function
         self.node = Node(number, function, parent, backend.new_graph(pool), reason)
         self._sort_inputs(inputs)
@@ -218,7 +221,7 @@ class Capturing:
             node.dead_after = differing(node.alive_before, now)
         find = parent.find if parent is not None else lambda _ptr: None
         node.specs = classify(
-            outputs, sources, self.function.constants, find, self._backend.owns, self.function.where
+            outputs, sources, self.function.constants, find, self._owns, self.function.where
         )
         made = self._pool.live_ptrs()
         for position, spec in enumerate(node.specs):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, cast
@@ -28,6 +29,9 @@ class CpuGraphPool:
 
     def route(self, stream: Any = None) -> AbstractContextManager[Any]:
         return cast(AbstractContextManager[Any], self.native.route())
+
+    def moving(self) -> AbstractContextManager[Any]:
+        return contextlib.nullcontext()
 
     def allocate(self, nbytes: int, align: int = 64) -> int:
         """Allocate a block; `free` returns it. Blocks are aligned to 512 bytes, so any smaller `align` holds."""

@@ -130,6 +130,9 @@ class CudaGraphPool:
                     _private("_cuda_releasePool")(self._index, self._id)
             outer.wait_stream(side)
 
+    def moving(self) -> AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
     def allocate(self, nbytes: int, align: int = 64) -> int:
         if align > 512:
             raise InputError(f"align is {align} bytes; CUDA blocks are aligned to 512")
@@ -235,7 +238,12 @@ class CudaGraphCapture:
         error_mode: str = "thread_local",
     ) -> Iterator[None]:
         raised: BaseException | None = None
-        with torch.cuda.device(self._pool._index), _stream_kept(), _without_workspaces():
+        with (
+            torch.cuda.device(self._pool._index),
+            _stream_kept(),
+            _without_workspaces(),
+            _C.without_kept_memory(),  # arenas of compiled programs are the graph's
+        ):
             try:
                 with torch.cuda.graph(
                     self._graph,
@@ -345,7 +353,7 @@ class CudaBackend:
 
     @contextlib.contextmanager
     def warmup_scope(self, pool: GraphPool, stream: Any) -> Iterator[None]:
-        with _without_workspaces(), pool.route(stream):
+        with _without_workspaces(), pool.route(stream), _C.without_kept_memory():
             yield
 
     def register_generator(self, graph: GraphCapture, generator: torch.Generator) -> None:

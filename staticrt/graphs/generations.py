@@ -11,16 +11,19 @@ import weakref
 from types import TracebackType
 
 from staticrt.graphs.overrides import decisions
+from staticrt.torch_private import marked_steps
 
 
 class _Marks:
     count = 0
+    forgotten = 0  # of torch's own
 
 
 def mark_step_begin() -> None:
     """Begin a new step: outputs of earlier steps need not stay at their addresses.
 
     Applies to all contexts of the process. From the first mark on, only marks separate steps.
+    `torch.compiler.cudagraph_mark_step_begin` marks steps as well.
     """
     _Marks.count -= 1
 
@@ -28,6 +31,11 @@ def mark_step_begin() -> None:
 def reset_marks() -> None:
     """Drop all marks: outermost calls separate steps again."""
     _Marks.count = 0
+    _Marks.forgotten = marked_steps()
+
+
+def _marks() -> int:
+    return _Marks.count + marked_steps() - _Marks.forgotten
 
 
 class Pending:
@@ -59,7 +67,7 @@ class Generations:
 
     def number(self) -> int:
         """The number of the current generation."""
-        return _Marks.count or self._calls
+        return _marks() or self._calls
 
     @property
     def pending(self) -> bool:
@@ -68,7 +76,7 @@ class Generations:
 
     def may_start(self) -> bool:
         """Whether a new generation may begin, so that replays may overwrite outputs of the last one."""
-        return _Marks.count != 0 or not self.pending
+        return _marks() != 0 or not self.pending
 
     def new_pending(self) -> Pending:
         """Register the backward of a forward that ran. It counts as pending while the result is alive."""

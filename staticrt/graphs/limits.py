@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 from staticrt.graphs import restore
 from staticrt.graphs.functions import Function
@@ -70,9 +73,31 @@ class Limits(Paths):
         self._next_number += 1
         return self._next_number - 1
 
+    def _note_thread(self) -> None:
+        """Notice that a second thread calls.
+
+        Moving a tensor that another thread uses at that moment would be a race. So results that the first thread holds
+        keep the old pool, and from now on results leave the pool before their call returns.
+        """
+        thread = threading.get_ident()
+        if self.shared or thread == self._thread or torch._C._current_graph_task_id() != -1:
+            return  # autograd's threads run on behalf of the one that waits for them
+        if self._thread is None:
+            self._thread = thread
+        elif self.policy.live_outputs == "clone":
+            self.shared = True
+            if self._current is not None and self._current.alive_storages():
+                if self.state is State.REPLAY:
+                    self._restore()  # the results own their blocks now
+                self._set_none()
+                self._new_pool()
+
     def _abandon_pool(self) -> None:
         """Switch to a new pool. Holders of memory in the old one keep it alive."""
         self._end_path(move=True)
+        self._new_pool()
+
+    def _new_pool(self) -> None:
         self.drop_all()
         self.pool = self.backend.new_pool(self.device)
 

@@ -38,6 +38,8 @@ class Manager(Limits):
         """
         self.in_call = True
         try:
+            if not self.bound:
+                self._note_thread()
             outputs = self._call(function, inputs)
         finally:
             self.in_call = False
@@ -52,6 +54,8 @@ class Manager(Limits):
         ):
             # Gradients outlive their step: they stay in .grad, and later code does not copy them.
             self._move_out({id(o): o for o in self._current.outputs if o is not None and o.alive()}.values())
+        if self.shared:
+            self._end_path(move=True)  # while no other thread can be using the results
         return outputs
 
     def call_plain(self, function: Function, inputs: list[Any]) -> list[Any]:
@@ -79,7 +83,7 @@ class Manager(Limits):
             if reason is not None:
                 return self._run_plain(function, inputs, reason)
             if self._needs_warmup(function):
-                if (unfit := unsupported_input(function, inputs, self.backend)) is not None:
+                if (unfit := unsupported_input(function, inputs, self.owns)) is not None:
                     return self._run_plain(function, inputs, unfit)
                 return self._warm_up(function, inputs)
             mismatch = None
@@ -100,7 +104,7 @@ class Manager(Limits):
             )
             self._warn(function, reason)
             return self._run_plain(function, inputs, reason)
-        if (unfit := unsupported_input(function, inputs, self.backend)) is not None:
+        if (unfit := unsupported_input(function, inputs, self.owns)) is not None:
             return self._run_plain(function, inputs, unfit)
         if self.state is not State.CAPTURE and self._current is not None and not self._try_end():
             self._restore()
@@ -123,7 +127,7 @@ class Manager(Limits):
                     return self._stop_replaying(function, inputs, error)
             node.passed_over[mismatch.check] += 1
             self._note_unstable(function, mismatch)
-        if (unfit := unsupported_input(function, inputs, self.backend)) is not None:
+        if (unfit := unsupported_input(function, inputs, self.owns)) is not None:
             return self._run_plain(function, inputs, unfit)
         return self._capture(function, inputs, mismatch.text() if mismatch else "first call here")
 
@@ -247,7 +251,7 @@ class Manager(Limits):
                     function.plain_reason = function.changes(changed)
                     self._escape(list(changed.values()))
                 del writes, places, changed
-                node.add_outputs(outputs, known, self.backend.owns, self.pool.live_ptrs())
+                node.add_outputs(outputs, known, self.owns, self.pool.live_ptrs())
             except BaseException:
                 self._after_failure()
                 raise
@@ -269,6 +273,7 @@ class Manager(Limits):
                 self.pool,
                 self.stream,
                 self.device,
+                owns=self.owns,
                 number=self._number(),
                 function=function,
                 parent=parent,

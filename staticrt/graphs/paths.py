@@ -64,6 +64,8 @@ class Paths:
         self._seen: weakref.WeakSet[Function] = weakref.WeakSet()
         self._suspect = False  # a failed warmup or capture may have left memory in the pool
         self._clock = 0  # for the least recently used
+        self._thread: int | None = None  # that called first
+        self.shared = False  # threads share the tree, and results leave the pool at once
         self.captures = 0
         self.restores = 0
         self.rehomed_bytes = 0
@@ -72,6 +74,10 @@ class Paths:
         if policy.caches_outputs:
             # Stays on: the switch is process-wide, and other managers may still have cached tensors.
             torch._C._set_cached_tensors_enabled(True)
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor is on the tree's device."""
+        return self.backend.owns(tensor) and tensor.device.index in (None, self.device)
 
     @property
     def seen(self) -> list[Function]:
@@ -197,9 +203,10 @@ class Paths:
         return parent.children
 
     def _move_out(self, outputs: Iterable[PathOutput]) -> None:
-        for output in outputs:
-            self.rehomed_bytes += rehome(output.ref)
-            output.moved = True
+        with self.pool.moving():
+            for output in outputs:
+                self.rehomed_bytes += rehome(output.ref)
+                output.moved = True
 
     def _restore(self) -> None:
         node = self._current

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,15 +14,21 @@ from staticrt.graphs.storage import is_plain, storage_ptr
 from staticrt.graphs.tree import PathNode
 
 
-def unsupported_input(function: Function, inputs: Sequence[Any], backend: GraphBackend) -> str | None:
-    """Why a graph of this device cannot take these inputs; None if it can."""
+def unsupported_input(
+    function: Function, inputs: Sequence[Any], owns: Callable[[torch.Tensor], bool]
+) -> str | None:
+    """Why a graph cannot take these inputs; None if it can.
+
+    Args:
+        owns: whether a tensor is on the graph's device.
+    """
     for index, value in enumerate(inputs):
         if not isinstance(value, torch.Tensor):
             continue
         name = function.input_name(index)
         if not is_plain(value):
             return f"{name} is a {value.layout} tensor of type {type(value).__name__}"
-        if not backend.owns(value):
+        if not owns(value):
             return f"{name} is on {value.device}, not on the graph's device"
         if value.requires_grad and torch.is_grad_enabled():
             return f"{name} requires gradients"

@@ -156,11 +156,17 @@ class SimulatedDevice(Device):
     # --- captures
 
     @contextmanager
-    def capture(self, stream: int | None = None, pool: PoolLike = None) -> Iterator[SimulatedGraph]:
+    def capture(
+        self, stream: int | None = None, pool: PoolLike = None, *, mode: str = "global"
+    ) -> Iterator[SimulatedGraph]:
         """Record the work of `stream` (a new one if None) into a graph instead of doing it.
 
         Allocations of the captured streams come from `pool`, or from a pool of the graph's own. Streams that
         wait for an event of the capture join it, and must be waited for again before it ends.
+
+        Args:
+            mode: in which threads a call that no capture permits breaks it: "global": in all, "thread_local": in this
+                one, "relaxed": in none.
 
         Raises:
             DeviceError: the capture failed. Its routes, references and memory are released.
@@ -169,14 +175,15 @@ class SimulatedDevice(Device):
         if isinstance(pool, Pool):
             pool.check_open()
         wanted = pool_id(pool, self._sim) or (0, next(_graph_pools))
-        capture = _C.SimCapture(self._sim, wanted, origin)
+        check.one_of("mode", mode, ("global", "thread_local", "relaxed"))
+        capture = _C.SimCapture(self._sim, wanted, origin, mode)
         graph = SimulatedGraph(self._sim, wanted, origin)
         try:
             yield graph
         except BaseException:
             capture.abort()
             raise
-        graph.number = capture.finish()
+        graph.number, graph.launchable = capture.finish()
 
     # --- faults and other processes
 
@@ -286,6 +293,7 @@ class SimulatedGraph:
         self.pool = pool
         self.stream = stream
         self.number: int | None = None
+        self.launchable = 0  # what the driver made of it for launches
 
     def replay(self, stream: int | None = None) -> None:
         """Enqueue the graph's work on a stream, by default the captured one.
@@ -294,7 +302,8 @@ class SimulatedGraph:
             AllocatorError: the graph is not captured, is closed, or its pool hibernates.
         """
         target = self.stream if stream is None else check.stream_number(stream)
-        self._sim.graph_launch(self._number(), target, self.pool)
+        self._number()
+        self._sim.graph_launch(self.launchable, target, self.pool)
 
     def register_generator(self, generator: torch.Generator) -> None:
         """Let operators of this capture draw from a generator of torch's device "sim", at each replay other numbers.
@@ -311,11 +320,16 @@ class SimulatedGraph:
         """Per node, in the order of capture, the nodes that it depends on."""
         return self._sim.graph_edges(self._number())
 
+    @property
+    def num_kernels(self) -> int:
+        """Operators of one replay, and other enqueued work."""
+        return self._sim.graph_work(self._number())
+
     def close(self) -> None:
         """Destroy the graph and drop its reference to the pool."""
         if self.number is not None:
-            self._sim.graph_destroy(self.number)
-            self.number = None
+            number, self.number = self.number, None
+            self._sim.graph_destroy(number, self.launchable)
             self._sim.pool_release(self.pool)
 
     def _number(self) -> int:

@@ -131,7 +131,7 @@ class Fuzz:
 
     Args:
         device: "copy" or "rebind" of the fake backend, "cpu": the registered one, "cpu_copy": its recordings under
-            CUDA's rules.
+            CUDA's rules, "sim": the simulated accelerator's, with tensors made on the default device.
         live_outputs: the policy; with "error" a held value may raise instead of being right.
     """
 
@@ -141,12 +141,15 @@ class Fuzz:
         self.rng = random.Random(seed)
         self.seed = seed
         self.live_outputs = live_outputs
-        self.backend: Any = {"cpu": lambda: None, "cpu_copy": CpuCopyBackend}.get(
+        self.backend: Any = {"cpu": lambda: None, "cpu_copy": CpuCopyBackend, "sim": lambda: None}.get(
             device, lambda: FakeBackend(device)
         )()
         self.faults = faults and isinstance(self.backend, FakeBackend)
         self.context = GraphContext(
-            "cpu", backend=self.backend, live_outputs=live_outputs, max_graphs=self.rng.choice([2, 4, 16])
+            "sim" if device == "sim" else "cpu",
+            backend=self.backend,
+            live_outputs=live_outputs,
+            max_graphs=self.rng.choice([2, 4, 16]),
         )
         self.plain = [make_function(self.rng, self.rng.randint(1, 3)) for _ in range(self.rng.randint(2, 5))]
         self.wrapped = [self.context.wrap(f, boxed=True, name=f"f{i}") for i, f in enumerate(self.plain)]
@@ -379,7 +382,7 @@ class Fuzz:
 
 def fresh_value(rng: random.Random, size: int) -> Value:
     generator = torch.Generator().manual_seed(rng.randrange(1 << 30))
-    tensor = torch.randn(size, size, generator=generator)
+    tensor = torch.randn(size, size, generator=generator, device="cpu").to(torch.get_default_device())
     return Value(tensor, tensor.clone())
 
 

@@ -18,9 +18,10 @@ from staticrt.graphs.cpu import CpuBackend
 from staticrt.graphs.cpu_pool import CpuGraphPool
 from staticrt.graphs.generations import reset_marks
 from staticrt.graphs.policy import Policy
+from staticrt.graphs.simulated import SimBackend
 from staticrt.graphs.tree import Node
 from tests.support.cpu_copy_backend import CpuCopyBackend
-from tests.support.fake_graph_backend import FakeBackend
+from tests.support.fake_graph_backend import FakeBackend, fault
 
 
 class RealCpu(CpuBackend):
@@ -47,18 +48,40 @@ class RealCopy(CpuCopyBackend):
         return self.pools[-1]
 
 
+class RealSim(SimBackend):
+    """The simulated accelerator's own backend, remembering pools. Tests make their tensors on the default device."""
+
+    device = "sim"
+
+    def __init__(self) -> None:
+        self.pools: list[Any] = []
+        self.faults: dict[str, list[Any]] = {}
+
+    def new_pool(self, index: int) -> Any:
+        self.pools.append(super().new_pool(index))
+        return self.pools[-1]
+
+    def warmup_scope(self, pool: Any, stream: Any) -> Any:
+        fault(self.faults, "warmup")
+        return super().warmup_scope(pool, stream)
+
+
 def device(name: str) -> Any:
-    """A backend by name: "copy" and "rebind" are test devices, "cpu" and "cpu_copy" record for real."""
-    real = {"cpu": RealCpu, "cpu_copy": RealCopy}
+    """A backend by name: "copy" and "rebind" are test devices, "cpu", "cpu_copy" and "sim" record for real."""
+    real = {"cpu": RealCpu, "cpu_copy": RealCopy, "sim": RealSim}
     return real[name]() if name in real else FakeBackend(name)
+
+
+DEFAULT_DEVICE = "copy"
 
 
 class Tree:
     """A context on a test device, with the questions that upstream's tests ask."""
 
     def __init__(self, backend: Any = None, policy: Policy | None = None, **options: Any) -> None:
-        self.backend = backend or FakeBackend("copy")
-        self.ctx = GraphContext("cpu", policy=policy or Policy.upstream(**options), backend=self.backend)
+        self.backend = backend or device(DEFAULT_DEVICE)
+        where = getattr(self.backend, "device", "cpu")
+        self.ctx = GraphContext(where, policy=policy or Policy.upstream(**options), backend=self.backend)
         self.wrapped: list[Any] = []
         self.trained = False
 

@@ -245,6 +245,7 @@ Status Pools::capture_image(PoolId id, PoolImage* image) {
   const Core::Growth growth(core_);
   core_.settle_stale();
   const Core::Lock lock(core_);
+  core_.poll_ready();
   Pool* pool = nullptr;
   SRT_TRY(find(id, &pool));
   if (pool->state != PoolState::open)

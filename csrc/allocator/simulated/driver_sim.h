@@ -131,8 +131,11 @@ class SimDriver final : public Driver {
   // How streams move while somebody waits.
   void set_order(SimOrder order, uint64_t seed);
   uint64_t pending(StreamId stream) const;  // pieces of work not done yet
-  void allocated(Addr address, Bytes size_bytes, StreamId stream);
+  // `reusable`: a buffer of a pool of graphs, which is written again after it was freed: see sim_oracle.h.
+  void allocated(Addr address, Bytes size_bytes, StreamId stream, bool reusable = false);
   void freed(Addr address);
+  // A pool has the blocks of a checkpoint again: `gone` are no allocations any longer, `there` are.
+  void restored(const std::vector<SimPlace>& gone, const std::vector<SimPlace>& there, StreamId stream);
   bool is_live(Addr address) const;  // allocated() and not yet freed(); false if there is no oracle
   // What lies at the address, for a signal handler: it allocates nothing and does not wait. False if another
   // thread holds the device.
@@ -144,6 +147,8 @@ class SimDriver final : public Driver {
   Status graph_launch(GraphId graph, StreamId stream);
   // Per node, the nodes it comes after. Empty if there is no such graph.
   std::vector<std::vector<uint32_t>> graph_edges(GraphId graph) const;
+  // Operators and other work of one launch. 0 if there is no such graph.
+  uint64_t graph_work(GraphId graph) const;
   uint64_t graph_count() const;  // graphs and what was made of them to be launched
   // What the next node of a captured stream comes after.
   std::vector<uint32_t> capture_frontier(StreamId stream);

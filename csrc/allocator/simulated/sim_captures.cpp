@@ -187,6 +187,12 @@ std::vector<std::vector<uint32_t>> SimDriver::graph_edges(GraphId graph) const {
   return it->second->edges();
 }
 
+uint64_t SimDriver::graph_work(GraphId graph) const {
+  const Lock lock(mutex_);
+  const auto it = graphs_.find(raw(graph));
+  return it == graphs_.end() ? 0 : it->second->launched_work();
+}
+
 std::vector<uint32_t> SimDriver::capture_frontier(StreamId stream) {
   const Lock lock(mutex_);
   const SimGraph* graph = graph_of(stream);

@@ -75,10 +75,18 @@ void SimDriver::launch(StreamId stream, std::function<void()> work, std::vector<
   streams_.shorten(stream, most_pending);
 }
 
-void SimDriver::allocated(Addr address, Bytes size_bytes, StreamId stream) {
+void SimDriver::allocated(Addr address, Bytes size_bytes, StreamId stream, bool reusable) {
   if (address == kNullAddr || !config_.oracle) return;
   const Lock lock(mutex_);
-  oracle_.allocated(address, size_bytes, stream, graph_of(stream));
+  oracle_.allocated(address, size_bytes, stream, graph_of(stream), reusable);
+}
+
+void SimDriver::restored(const std::vector<SimPlace>& gone, const std::vector<SimPlace>& there,
+                         StreamId stream) {
+  if (!config_.oracle) return;
+  const Lock lock(mutex_);
+  for (const SimPlace& place : gone) guards_.erase(place.address);
+  oracle_.restored(gone, there, stream);
 }
 
 void SimDriver::guard(Addr address, Bytes size_bytes, Bytes redzone_bytes, StreamId stream) {
@@ -113,6 +121,8 @@ void SimDriver::freed(Addr address) {
         guard->poison(memory_);
       });
   }
+  const uint64_t owner = oracle_.owner_of(address);
+  for (const auto& [stream, graph] : capturing_) graphs_.at(graph)->freed(owner);
   oracle_.freed(address);
 }
 

@@ -14,6 +14,7 @@ void SimGraph::invalidate(const std::string& why) {
 SimGraph::Node SimGraph::add(StreamId stream, std::function<void()> work, EachLaunch each_launch) {
   Branch& branch = branches_.at(raw(stream));
   const Node node = static_cast<Node>(nodes_.size());
+  if (work) ++launched_work_;
   nodes_.push_back({branch.frontier, std::move(work), std::move(each_launch)});
   branch.frontier = {node};
   branch.clock.tick(branch.slot);

@@ -84,7 +84,21 @@ class SimGraph {
   // Whether a node uses bytes of the range.
   bool uses(Addr address, Bytes size_bytes) const;
   bool owns(uint64_t owner) const { return owners_.count(owner) > 0; }
-  void adopt(uint64_t owner) { owners_.insert(owner); }
+  // Allocations that the capture made and kept: every launch fills their bytes again.
+  struct Kept {
+    Addr address = 0;
+    Bytes size_bytes = 0;
+    uint64_t owner = 0;
+  };
+  const std::vector<Kept>& kept() const { return kept_; }
+  void adopt(const Kept& made) {
+    owners_.insert(made.owner);
+    kept_.push_back(made);
+  }
+  void freed(uint64_t owner) {
+    std::erase_if(kept_, [&](const Kept& each) { return each.owner == owner; });
+  }
+  uint64_t launched_work() const { return launched_work_; }  // operators of one launch
   // Of all nodes that have any, in the order of capture, for one launch.
   std::vector<std::function<void()>> work() const;
 
@@ -114,6 +128,8 @@ class SimGraph {
   std::vector<Touched> touched_;
   std::vector<Used> used_;
   std::set<uint64_t> owners_;
+  std::vector<Kept> kept_;
+  uint64_t launched_work_ = 0;
 };
 
 }  // namespace staticrt::alloc

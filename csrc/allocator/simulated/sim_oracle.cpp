@@ -1,5 +1,6 @@
 #include "allocator/simulated/sim_oracle.h"
 
+#include <algorithm>
 #include <iterator>
 
 #include "common/error.h"
@@ -49,8 +50,9 @@ std::vector<SimMemory::Extent> SimOracle::usable_extents(Addr address, Bytes siz
   return extents;
 }
 
-void SimOracle::allocated(Addr address, Bytes size_bytes, StreamId stream, SimGraph* graph) {
+void SimOracle::allocated(Addr address, Bytes size_bytes, StreamId stream, SimGraph* graph, bool reusable) {
   const uint64_t owner = next_owner_++;
+  end_lent(address, address + size_bytes, nullptr);
   const std::string who = detail::concat("allocation #", owner, " ", sized_range(address, size_bytes),
                                          " on stream ", raw(stream));
   auto over = live_.lower_bound(address);
@@ -75,12 +77,12 @@ void SimOracle::allocated(Addr address, Bytes size_bytes, StreamId stream, SimGr
     if (const auto conflict = graph->unordered(stream, address, size_bytes))
       report(detail::concat("race: ", who, " in graph ", graph->id(), " is not after a node of stream ",
                             raw(graph->stream_of_slot(conflict->slot)), " that touches its bytes"));
-    graph->adopt(owner);
+    graph->adopt({address, size_bytes, owner});
   }
   races_.forget(address, address + size_bytes);
-  give_again(address, address + size_bytes);
-  live_[address] = {size_bytes, owner, stream};
-  live_owners_[owner] = address;
+  Live live{size_bytes, owner, stream};
+  live.reusable = reusable;
+  insert(address, live);
 }
 
 void SimOracle::freed(Addr address) {
@@ -89,9 +91,7 @@ void SimOracle::freed(Addr address) {
     report(detail::concat("free: 0x", std::hex, address, " is not a live allocation"));
     return;
   }
-  freed_[address] = {address + it->second.size_bytes, address, it->second.size_bytes, it->second.owner};
-  live_owners_.erase(it->second.owner);
-  live_.erase(it);
+  end(it);
 }
 
 void SimOracle::touch_physical(const std::vector<SimMemory::Extent>& extents, uint64_t owner, StreamId stream,
@@ -138,18 +138,26 @@ void SimOracle::touched_in_graph(Addr address, Bytes size_bytes, StreamId stream
 
 void SimOracle::launched(const SimGraph& graph, StreamId stream) {
   const std::string who = detail::concat("replay of graph ", graph.id(), " on stream ", raw(stream));
-  for (const auto& touched : graph.touched()) {
-    const Addr end = touched.address + touched.size_bytes;
-    auto it = live_.lower_bound(touched.address);
-    if (it != live_.begin() && std::prev(it)->first + std::prev(it)->second.size_bytes > touched.address)
-      it = std::prev(it);
-    for (; it != live_.end() && it->first < end; ++it)
-      if (!graph.owns(it->second.owner))
-        report(detail::concat("replay: ", who, " overwrites live allocation #", it->second.owner, " ",
-                              sized_range(it->first, it->second.size_bytes)));
-    touch_physical(usable_extents(touched.address, touched.size_bytes, who), kGraphOwner | graph.id(), stream,
-                   who);
+  const auto overwrites = [&](const auto* other) {
+    if (other)
+      report(detail::concat("replay: ", who, " overwrites live allocation #", other->second.owner, " ",
+                            sized_range(other->first, other->second.size_bytes)));
+  };
+  for (const auto& touched : graph.touched())
+    overwrites(end_lent(touched.address, touched.address + touched.size_bytes, &graph));
+  for (const auto& kept : graph.kept()) {
+    if (is_live(kept.owner)) continue;
+    if (const auto* other = end_lent(kept.address, kept.address + kept.size_bytes, nullptr)) {
+      if (graph.owns(other->second.owner)) overwrites(other);  // else reported above
+      continue;
+    }
+    Live live{kept.size_bytes, kept.owner, stream};
+    live.lent = true;
+    insert(kept.address, live);
   }
+  for (const auto& touched : graph.touched())
+    touch_physical(usable_extents(touched.address, touched.size_bytes, who),
+                   is_live(touched.owner) ? touched.owner : kGraphOwner | graph.id(), stream, who);
   for (const auto& used : graph.used()) {
     const RaceMap::Access access{streams_.slot(stream), streams_.clock(stream).of(streams_.slot(stream)),
                                  used.name, used.range.writes};
@@ -175,6 +183,11 @@ void SimOracle::unmapping(Addr address, Bytes size_bytes, const char* what) {
 }
 
 void SimOracle::unmapped(const std::vector<SimMemory::Extent>& extents) {
+  std::erase_if(reusable_, [&](const auto& entry) {
+    return std::any_of(extents.begin(), extents.end(), [&](const auto& extent) {
+      return entry.first.first - extent.address < extent.size_bytes;
+    });
+  });
   for (const auto& extent : extents)
     if (!memory_.exists(extent.physical)) accesses_.forget(extent.offset, extent.offset + extent.size_bytes);
 }

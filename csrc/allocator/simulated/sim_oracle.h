@@ -9,6 +9,9 @@
 //   - two accesses of a live allocation of which one writes and that nothing orders, and accesses that leave
 //     their allocation (of work that says what it reads and writes: used());
 //   - a launch of a graph over bytes that now belong to somebody else, or are unmapped.
+// Pools of graphs: a launch brings back what its capture allocated and kept, although no allocator gives it
+// again. Nobody says when such an allocation ends: it is lent until a launch or an allocator writes over it,
+// and using it afterwards is reported as a use after free.
 // "Ordered" means by stream order, event waits and what the host has seen end, never by luck.
 //
 // Thread safety: none. SimDriver holds its mutex around every call.
@@ -27,13 +30,22 @@
 
 namespace staticrt::alloc {
 
+// An allocation of a program.
+struct SimPlace {
+  Addr address = kNullAddr;
+  Bytes size_bytes = 0;
+};
+
 class SimOracle {
  public:
   SimOracle(const SimMemory& memory, SimStreams& streams) : memory_(memory), streams_(streams) {}
 
   // `graph`: the capture the stream is in, or nullptr.
-  void allocated(Addr address, Bytes size_bytes, StreamId stream, SimGraph* graph);
+  // `reusable`: programs write there again after it is freed, before launches that read it: a buffer.
+  void allocated(Addr address, Bytes size_bytes, StreamId stream, SimGraph* graph, bool reusable = false);
   void freed(Addr address);
+  // A pool is as it was: these allocations are gone, and those are there again.
+  void restored(const std::vector<SimPlace>& gone, const std::vector<SimPlace>& there, StreamId stream);
   // After the operation was added to its stream (or graph).
   void touched(Addr address, Bytes size_bytes, StreamId stream);
   void touched_in_graph(Addr address, Bytes size_bytes, StreamId stream, SimGraph& graph,
@@ -78,6 +90,8 @@ class SimOracle {
     StreamId stream{0};
     const std::string* last = nullptr;  // the last operator that used it, and on which stream
     StreamId last_stream{0};
+    bool reusable = false;
+    bool lent = false;  // by a launch
   };
   // Bytes of a freed allocation that nobody has got since.
   struct Freed {
@@ -87,6 +101,13 @@ class SimOracle {
     uint64_t owner = 0;
     bool contained(Addr begin, Addr past) const { return first <= begin && past - first <= size_bytes; }
   };
+  void insert(Addr address, const Live& live);
+  // Ends lent allocations with bytes in the range. The first other live allocation that `keeps` does not
+  // name.
+  const std::pair<const Addr, Live>* end_lent(Addr begin, Addr end, const SimGraph* keeps);
+  void end(std::map<Addr, Live>::iterator it);
+  // The freed reusable allocation that contains the range lives again, lent, if nobody has its bytes.
+  const Live* lend_again(Addr address, Bytes size_bytes);
   // The live allocation that contains the range, or nullptr.
   const Live* live_around(Addr address, Bytes size_bytes) const;
   // The allocation that the address lies in or is at the end of, and its first address.
@@ -114,6 +135,7 @@ class SimOracle {
   std::map<Addr, Freed> freed_;
   std::map<Addr, Live> live_;
   std::map<uint64_t, Addr> live_owners_;
+  std::map<std::pair<Addr, Bytes>, uint64_t> reusable_;  // freed: owner
   uint64_t next_owner_ = 1;
   std::vector<std::string> reports_;
   uint64_t report_count_ = 0;

@@ -98,6 +98,7 @@ void SimOracle::used(const SimRange& range, StreamId stream, const std::string* 
   remember(slot, clock.of(slot), name);
   const std::string who = detail::concat(*name, " on stream ", raw(stream));
   const Live* live = live_around(range.address, range.size_bytes);
+  if (!live) live = lend_again(range.address, range.size_bytes);
   if (!live) check_bounds(range, who);
   const auto extents = usable_extents(range.address, range.size_bytes, who);
   if (!live) return;

@@ -25,6 +25,7 @@ struct Frame {
   uint64_t cache_epoch = 0;
   int64_t hits = 0;  // calls that found their signature prepared
   size_t place = 0;  // in the pool: of the thread that took it
+  bool kept = true;  // by the pool, after the call
 };
 
 }  // namespace staticrt

@@ -24,6 +24,11 @@ size_t FramePool::place_of_thread() {
 }
 
 std::unique_ptr<Frame> FramePool::take() {
+  if (WithoutKeptMemory::open()) [[unlikely]] {
+    auto frame = std::make_unique<Frame>(bound_, options_);
+    frame->kept = false;
+    return frame;
+  }
   const size_t place = place_of_thread();
   if (Frame* frame = places_[place].frame.exchange(nullptr, std::memory_order_acquire))
     return std::unique_ptr<Frame>(frame);
@@ -47,6 +52,11 @@ std::unique_ptr<Frame> FramePool::take_idle() {
 }
 
 void FramePool::give_back(std::unique_ptr<Frame> frame) {
+  if (!frame->kept) [[unlikely]] {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    hits_of_gone_frames_ += frame->hits;
+    return;
+  }
   Frame* none = nullptr;
   if (places_[frame->place].frame.compare_exchange_strong(none, frame.get(), std::memory_order_release,
                                                           std::memory_order_relaxed)) {

@@ -14,7 +14,8 @@ namespace staticrt {
 
 // The frame a thread gave back last waits for it in a place that other threads seldom touch, so that threads
 // that run one program do not slow each other down. A thread whose place is empty takes any idle frame under
-// the lock before it makes a new one: a change of threads costs no memory.
+// the lock before it makes a new one: a change of threads costs no memory. Under WithoutKeptMemory each call
+// has a frame of its own.
 class FramePool {
  public:
   FramePool(const BoundProgram& bound, const MemoryOptions& options) : bound_(bound), options_(options) {}

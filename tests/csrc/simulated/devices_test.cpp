@@ -14,11 +14,14 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <atomic>
+#include <memory>
+#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "simulated/device.h"
 #include "simulated/enable.h"
+#include "simulated/graph_pool.h"
 #include "test.h"
 
 using namespace staticrt;
@@ -191,4 +194,50 @@ TEST(sim_memory_is_poisoned_and_guarded) {
       [bytes = reinterpret_cast<char*>(driver.kernel_address(address))] { bytes[4000] = 0; },
       {{.address = address, .size_bytes = 4000}}, "wrong");
   EXPECT(reports(0).find("redzone: wrong on stream 0 wrote byte 4000 of allocation #") == 0);
+}
+
+TEST(sim_pools_of_graphs_pass_memory_between_threads) {
+  const Idle idle;
+  (void)on(0);
+  std::atomic<int> wrong = 0;
+  std::mutex mutex;
+  std::vector<at::Tensor> passed;  // made in the pools, dropped by any thread
+  {
+    std::vector<std::unique_ptr<GraphPool>> pools;
+    for (int number = 0; number < 3; ++number) pools.push_back(std::make_unique<GraphPool>(0));
+    std::vector<std::thread> threads;
+    for (int number = 0; number < 3; ++number)
+      threads.emplace_back([&, number] {
+        GraphPool& pool = *pools[number];
+        const c10::StreamGuard guard(new_stream(0));
+        const alloc::StreamId stream = current_stream(0);
+        for (int round = 0; round < 20; ++round) {
+          pool.hand_over(stream, stream);
+          pool.begin_route();
+          const at::Tensor kept = at::full({50}, number, on(0));
+          const at::Tensor given = at::full({80}, number, on(0));
+          pool.end_route();
+          const alloc::PoolImage image = pool.checkpoint();
+          pool.begin_route();
+          const at::Tensor late = at::full({3000}, number, on(0));
+          pool.end_route();
+          // `given` and `late` keep deleters that do nothing from now on.
+          (void)pool.restore(image,
+                             {GraphPool::Storage::reclaim_copy(kept.storage().unsafeGetStorageImpl())});
+          pool.free(reinterpret_cast<alloc::Addr>(given.storage().data()));
+          if (!at::equal(kept.cpu(), at::full({50}, number))) ++wrong;
+          if (pool.live().size() != 1) ++wrong;
+          const std::lock_guard lock(mutex);
+          passed.push_back(at::full({60}, number, on(0)));
+          passed.back().record_stream(new_stream(0));
+          if (passed.size() > 2) passed.erase(passed.begin());
+        }
+      });
+    for (std::thread& thread : threads) thread.join();
+    for (const auto& pool : pools) EXPECT(pool->live().empty());
+  }
+  passed.clear();
+  EXPECT_EQ(wrong.load(), 0);
+  EXPECT_EQ(reports(0) + reports(1), std::string());
+  EXPECT(device_at(0).allocator().validate().ok());
 }
