@@ -146,6 +146,8 @@ void bind_runtime(py::module_& m) {
       .def("prepare", &prepare)
       .def("seconds_for", &seconds_for, py::arg("inputs"), py::arg("calls"))
       .def("trim", &Executable::trim)
+      .def("drop_plans", &Executable::drop_plans, py::call_guard<GilRelease>())
+      .def("plan_calls", &Executable::plan_calls)
       .def("deallocate_output_tensors", &Executable::deallocate_output_tensors)
       .def("disable_manage_output_tensors", &Executable::disable_manage_output_tensors)
       .def("is_managed_output", &Executable::is_managed_output)

@@ -54,6 +54,17 @@ class _Compiled(Tools):
         """Give back memory that no call uses; the next call takes it again."""
         self._executor.trim()
 
+    def drop_plans(self) -> None:
+        """Drop every execution plan and captured graph, and their memory. Traces stay; the next calls plan and capture again.
+
+        Results that are held keep their values. Calls that other threads have begun finish with what they have.
+        `explain().traces[i].signatures[j].calls` counts the calls of each plan, `replays` those of each captured graph.
+
+        Raises:
+            CaptureError: called by a function while that is captured.
+        """
+        self._executor.drop_plans()
+
     def deallocate_output_tensors(self) -> None:
         """See `Executor.deallocate_output_tensors`."""
         self._executor.deallocate_output_tensors()

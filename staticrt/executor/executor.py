@@ -406,6 +406,10 @@ class Executor:
         for native in self.natives():
             native.trim()
 
+    def drop_plans(self) -> None:
+        """See `CompiledModule.drop_plans`."""
+        self.snapshot().drop_plans()
+
 
 def _failed_before_writes(trace: CachedTrace) -> bool:
     """Whether the trace writes, and the call of it that raised last in this thread had not written yet."""

@@ -69,6 +69,4 @@ def _graph_notes(state: ExecutorState) -> list[str]:
         return []
     from staticrt.graphs.compiled import reports
 
-    runs = [trace.executable.captured for trace in state.all_traces()]  # type: ignore[attr-defined]
-    runs += [run for region in state.regions for run in region.captured_runs()]
-    return [str(report) for report in reports(runs)]
+    return [str(report) for report in reports(state.captured_runs())]

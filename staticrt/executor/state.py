@@ -67,6 +67,24 @@ class ExecutorState:
                         found.append(Graph(name if first else f"{name}, {graph.role}", plan.native, ()))
         return found
 
+    def captured_runs(self) -> list[Any]:
+        """Programs whose runs are captured, with the option `graphs`."""
+        traces = [getattr(trace.executable, "captured", None) for trace in self.all_traces()]
+        runs = [run for run in traces if run is not None]
+        return runs + [run for region in self.regions for run in region.captured_runs()]
+
+    def drop_plans(self) -> None:
+        """Drop execution plans and captures of all programs."""
+        for run in self.captured_runs():
+            run.forget()
+        natives = [graph.native for graph in self.graphs()]
+        for trace in self.joint_traces:
+            joint: Any = trace.executable
+            natives.append(joint.native)
+            natives += [plan.native for _key, plan in joint.backward.plans.items() if plan.native is not None]
+        for native in natives:
+            native.drop_plans()
+
     def all_traces(self) -> Iterator[CachedTrace]:
         """Its own traces, then those of its partial graphs."""
         yield from self.traces

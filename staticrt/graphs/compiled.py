@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
+from staticrt.errors import CaptureError
 from staticrt.frontend.graph import TracedGraph
 from staticrt.graphs.context import GraphContext
 from staticrt.graphs.defaults import default_context
 from staticrt.graphs.generations import Generations, Pending
+from staticrt.graphs.manager import is_capturing
 from staticrt.graphs.report import GraphReport
 from staticrt.graphs.wrap import WrappedFunction
 from staticrt.runtime.executable import Executable
@@ -86,6 +88,22 @@ class CapturedRuns:
                 return self._run(inputs)
             outputs: Sequence[Any] = self._wrapped(context)(inputs)
         return outputs
+
+    def forget(self) -> None:
+        """Drop the captures of this program; the next calls capture again.
+
+        Raises:
+            CaptureError: a captured call of this thread is under way.
+        """
+        if is_capturing():
+            raise CaptureError(
+                f"captures of {self._name} cannot be dropped while one of them is being made",
+                fix="drop them after the call",
+            )
+        for context in self.contexts:
+            found: WrappedFunction | None = context.programs.get(self)
+            if found is not None:
+                found.forget()
 
     @property
     def contexts(self) -> list[GraphContext]:

@@ -149,10 +149,12 @@ class GraphContext:
                 return manager.call(function, inputs)
 
     def forget(self, function: Function) -> None:
-        """Drop the captures of one function."""
+        """Drop the captures of one function. With the last capture of the tree its memory goes back."""
         with self._lock:
             if self._manager is not None:
                 self._manager.forget(function)
+                if not self._manager.roots and not self._manager.in_call:
+                    self._manager.trim()
 
     # -- steps ---------------------------------------------------------------------------------------------------
 

@@ -326,6 +326,14 @@ class WrappedFunction:
         """The captured functions, the least recently used first."""
         return [kind.function for kind in self._kinds.values()]
 
+    def forget(self) -> None:
+        """Drop the captures of all kinds of calls."""
+        functions = self.functions()
+        self._kinds.clear()
+        self._live.clear()
+        for function in functions:
+            self.context.forget(function)
+
     def forget_all(self) -> None:
         """Drop all kinds of calls, because a forked child starts empty."""
         self._kinds.clear()

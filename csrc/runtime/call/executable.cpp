@@ -251,6 +251,7 @@ bool Executable::run_prepared(Frame& frame, std::span<const InputView> inputs,
   PreparedFrame* prepared = find_prepared(frame, inputs, at::get_num_threads(), is_only_asked);
   if (!prepared) return false;
   ++frame.hits;
+  prepared->count_call();
   if (Trace* trace = current_trace()) [[unlikely]]
     trace->innermost().found_ns = trace_now_ns();
   if (!prepared->run(inputs, frame.arenas, outputs, let_go)) {

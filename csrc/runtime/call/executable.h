@@ -137,6 +137,10 @@ class Executable : public std::enable_shared_from_this<Executable> {
   // Gives back all memory that is not in use: idle frames, arenas.
   void trim();
   int64_t num_frames() const { return frames_.num_frames(); }
+  // The same, and drops all prepared programs; the next calls prepare again. Calls that have begun go on.
+  void drop_plans();
+  // Calls that ran the program, in frames that are idle or gone.
+  int64_t plan_calls(const PreparedProgram& program) const;
 
  private:
   void offer_plans(const std::shared_ptr<const planner::KnownPlans>& known);

@@ -23,9 +23,10 @@ struct Frame {
   Arenas arenas;                                         // of all prepared programs below
   std::vector<std::unique_ptr<PreparedFrame>> prepared;  // the one used last comes first
   uint64_t cache_epoch = 0;
-  int64_t hits = 0;  // calls that found their signature prepared
-  size_t place = 0;  // in the pool: of the thread that took it
-  bool kept = true;  // by the pool, after the call
+  int64_t hits = 0;    // calls that found their signature prepared
+  size_t place = 0;    // in the pool: of the thread that took it
+  bool kept = true;    // by the pool, after the call
+  uint64_t round = 0;  // of the pool, when it was made
 };
 
 }  // namespace staticrt

@@ -33,7 +33,10 @@ std::unique_ptr<Frame> FramePool::take() {
   if (Frame* frame = places_[place].frame.exchange(nullptr, std::memory_order_acquire))
     return std::unique_ptr<Frame>(frame);
   std::unique_ptr<Frame> frame = take_idle();
-  if (!frame) frame = std::make_unique<Frame>(bound_, options_);
+  if (!frame) {
+    frame = std::make_unique<Frame>(bound_, options_);
+    frame->round = round_.load(std::memory_order_relaxed);
+  }
   frame->place = place;
   return frame;
 }
@@ -52,9 +55,11 @@ std::unique_ptr<Frame> FramePool::take_idle() {
 }
 
 void FramePool::give_back(std::unique_ptr<Frame> frame) {
-  if (!frame->kept) [[unlikely]] {
+  const bool is_old = frame->round != round_.load(std::memory_order_relaxed);
+  if (!frame->kept || is_old) [[unlikely]] {
     const std::lock_guard<std::mutex> lock(mutex_);
     hits_of_gone_frames_ += frame->hits;
+    if (frame->kept) --num_frames_;
     return;
   }
   Frame* none = nullptr;
@@ -75,7 +80,8 @@ void FramePool::gather_idle() const {
   }
 }
 
-void FramePool::trim() {
+void FramePool::trim(bool all) {
+  if (all) round_.fetch_add(1, std::memory_order_relaxed);
   std::vector<std::unique_ptr<Frame>> idle;  // destroyed after the lock is gone
   const std::lock_guard<std::mutex> lock(mutex_);
   gather_idle();

@@ -35,8 +35,8 @@ class FramePool {
     return visit(idle_);
   }
 
-  // Destroys the idle frames.
-  void trim();
+  // Destroys the idle frames; with `all`, those that calls hold as well, once they are given back.
+  void trim(bool all = false);
   int64_t num_frames() const;
   // Calls that found their signature prepared, in frames that are idle or gone.
   int64_t hits() const;
@@ -56,6 +56,7 @@ class FramePool {
   mutable std::array<Place, kPlaces> places_;
   mutable std::mutex mutex_;
   mutable std::vector<std::unique_ptr<Frame>> idle_;
+  std::atomic<uint64_t> round_{0};  // frames of former rounds go when they are given back
   int64_t num_frames_ = 0;
   int64_t hits_of_gone_frames_ = 0;
 };

@@ -149,11 +149,15 @@ class PreparedProgram {
   std::vector<uint32_t> nodes_of(const Step& step) const;
   // The kernel of a prepared call, or how the runtime runs the node: "out", "generic", "unstable".
   std::string route_of(const Step& step) const;
+  // Calls in frames that are gone.
+  int64_t calls() const { return calls_.load(std::memory_order_relaxed); }
+  void add_calls(int64_t calls) const { calls_.fetch_add(calls, std::memory_order_relaxed); }
 
  private:
   friend class Preparation;
   friend class PreparedFrame;
 
+  mutable std::atomic<int64_t> calls_{0};
   const BoundProgram& bound_;
   const Signature signature_;
   const PreparedOptions options_;
@@ -207,6 +211,9 @@ class PreparedProgram {
 class PreparedFrame {
  public:
   explicit PreparedFrame(std::shared_ptr<const PreparedProgram> prepared);
+  ~PreparedFrame() { prepared_->add_calls(calls_); }
+  PreparedFrame(const PreparedFrame&) = delete;
+  PreparedFrame& operator=(const PreparedFrame&) = delete;
 
   // Runs on inputs that match the signature; outputs are moved out. Returns false if a result was not as
   // recorded: the run was then finished on the general path, its outputs are right, and this object must
@@ -223,6 +230,9 @@ class PreparedFrame {
   void place(ValueId output, const at::Tensor& like);
 
   const PreparedProgram& prepared() const { return *prepared_; }
+  // Of this frame; what is gone has told the program.
+  int64_t calls() const { return calls_; }
+  void count_call() { ++calls_; }
   const std::shared_ptr<const PreparedProgram>& shared() const { return prepared_; }
 
  private:
@@ -247,6 +257,7 @@ class PreparedFrame {
   void reset();
 
   const std::shared_ptr<const PreparedProgram> prepared_;
+  int64_t calls_ = 0;
   std::vector<c10::IValue> slots_;
   std::vector<char*> bases_;
   std::vector<at::Tensor> places_;                       // by value; empty unless place() was called

@@ -79,6 +79,16 @@ void PreparedCache::reject(const PreparedProgram& program) {
   if (rejected_.size() > tuning::kRememberedMisses) rejected_.erase(rejected_.begin());
 }
 
+void PreparedCache::clear() {
+  std::vector<std::shared_ptr<const PreparedProgram>> programs;  // destroyed after the lock is gone
+  const std::lock_guard<std::mutex> lock(mutex_);
+  programs.swap(programs_);
+  seen_.clear();
+  rejected_.clear();
+  misses_in_a_row_ = 0;
+  ++epoch_;
+}
+
 uint64_t PreparedCache::epoch() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return epoch_;

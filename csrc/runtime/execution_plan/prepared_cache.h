@@ -52,6 +52,9 @@ class PreparedCache {
   // Takes a program out: its record does not hold. It is not prepared again.
   void reject(const PreparedProgram& program);
 
+  // Takes all programs out, and forgets which signatures were seen or rejected.
+  void clear();
+
   // Changes when a program leaves; frames then drop what the cache no longer holds.
   uint64_t epoch() const;
   bool holds(const PreparedProgram& program) const;

@@ -181,6 +181,7 @@ def _signature_lines(signature: SignatureReport, details: bool) -> list[str]:
         )
     if signature.parallel_calls:
         lines.append(f"      beside:  {signature.parallel_calls} kernels may run beside another")
+    lines.append(f"      calls:   {signature.calls}")
     lines.append("      kernels: " + ", ".join(f"{route} ×{count}" for route, count in signature.kernels))
     if details:
         lines += [f"        {step}" for step in signature.steps]

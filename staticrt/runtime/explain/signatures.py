@@ -18,6 +18,7 @@ class SignatureReport:
     Args:
         inputs: the caller's tensors it is for, "x: float32[8, 64]"; the model's own are left out.
         threads: intra-op threads it is for.
+        calls: calls that ran it; the first call of a signature, which prepares it, is none.
         arenas: device -> planned bytes there.
         arena_bytes: planned memory of all devices; lower_bound_bytes: no plan is smaller; values_bytes: without sharing.
         output_bytes, unmanaged_bytes: allocated in each call: results; what kernels of others allocate.
@@ -31,6 +32,7 @@ class SignatureReport:
 
     inputs: tuple[str, ...]
     threads: int
+    calls: int
     arenas: tuple[tuple[str, int], ...]
     arena_bytes: int
     lower_bound_bytes: int
@@ -68,6 +70,7 @@ def _report(executable: _C.Executable, prepared: _C.PreparedProgram, names: Sequ
     return SignatureReport(
         inputs=inputs,
         threads=view.num_threads,
+        calls=executable.plan_calls(prepared),
         arenas=tuple(prepared.arenas),
         arena_bytes=view.stats["arena_bytes"],
         lower_bound_bytes=view.stats["lower_bound_bytes"],
