@@ -27,7 +27,7 @@ std::optional<AccessConflict> SimGraph::touch(StreamId stream, const Touched& to
   const Branch& branch = branches_.at(raw(stream));
   const bool known = std::any_of(touched_.begin(), touched_.end(), [&](const Touched& other) {
     return other.address == touched.address && other.size_bytes == touched.size_bytes &&
-           other.owner == touched.owner;
+           other.owner == touched.owner && other.in_used == touched.in_used;
   });
   if (!known) touched_.push_back(touched);
   if (touched.owner != 0) owners_.insert(touched.owner);

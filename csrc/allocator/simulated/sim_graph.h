@@ -34,6 +34,7 @@ class SimGraph {
     Addr address = 0;
     Bytes size_bytes = 0;
     uint64_t owner = 0;
+    bool in_used = false;  // used() says whether it reads or writes
   };
 
   SimGraph(uint64_t id, StreamId origin, CaptureMode mode)

@@ -155,9 +155,12 @@ void SimOracle::launched(const SimGraph& graph, StreamId stream) {
     live.lent = true;
     insert(kept.address, live);
   }
-  for (const auto& touched : graph.touched())
+  for (const auto& touched : graph.touched()) {
+    // Two launches may read one allocation at a time: races_ tells reads from writes.
+    const bool reads_known = touched.in_used && is_live(touched.owner);
     touch_physical(usable_extents(touched.address, touched.size_bytes, who),
-                   is_live(touched.owner) ? touched.owner : kGraphOwner | graph.id(), stream, who);
+                   reads_known ? touched.owner : kGraphOwner | graph.id(), stream, who);
+  }
   for (const auto& used : graph.used()) {
     const RaceMap::Access access{streams_.slot(stream), streams_.clock(stream).of(streams_.slot(stream)),
                                  used.name, used.range.writes};

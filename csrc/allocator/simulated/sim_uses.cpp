@@ -121,7 +121,7 @@ void SimOracle::used_in_graph(const SimRange& range, StreamId stream, SimGraph& 
   const Live* live = live_around(range.address, range.size_bytes);
   if (!live) check_bounds(range, who);
   usable_extents(range.address, range.size_bytes, who);
-  const SimGraph::Touched touched{range.address, range.size_bytes, live ? live->owner : 0};
+  const SimGraph::Touched touched{range.address, range.size_bytes, live ? live->owner : 0, true};
   if (const auto conflict = graph.touch(stream, touched, {}))
     report(detail::concat("race: ", who, " uses bytes of allocation #", touched.owner,
                           " but is not after a node of stream ", raw(graph.stream_of_slot(conflict->slot)),

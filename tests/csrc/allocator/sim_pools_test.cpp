@@ -69,6 +69,24 @@ TEST(sim_launch_over_an_allocation_that_is_not_lent_is_reported) {
   s.clean();
 }
 
+TEST(sim_launches_on_two_streams_may_read_one_allocation) {
+  for (const bool writes : {false, true}) {
+    Scene s;
+    s.sim.allocated(s.at + kMiB, 512, kA);
+    for (const StreamId stream : {kA, s.sim.create_stream()}) {
+      GraphId graph = kNoGraph;
+      EXPECT(s.sim.capture_begin(stream).ok());
+      s.sim.launch(stream, [] {}, {{.address = s.at + kMiB, .size_bytes = 512, .writes = writes}}, "operator");
+      EXPECT(s.sim.capture_end(stream, &graph).ok());
+      EXPECT(s.sim.graph_launch(graph, stream).ok());
+    }
+    if (writes)
+      s.found("race: operator on stream");
+    else
+      s.clean();
+  }
+}
+
 TEST(sim_allocation_ends_what_was_lent) {
   Scene s;
   s.launch(s.keeps);
