@@ -128,8 +128,10 @@ os.register_at_fork(after_in_child=_queue._reset)
 
 
 def fork(function: Callable[..., T], *args: Any, **kwargs: Any) -> Future[T]:
-    """Call `function(*args, **kwargs)` beside this thread, under this thread's modes (`ThreadState`).
+    """Call `function(*args, **kwargs)` beside this thread, under this thread's modes, device and streams (`ThreadState`).
 
+    On a device the work follows what this thread has enqueued, and the future is done once it is enqueued: the thread that
+    uses the result on the same stream need not wait for the device.
     A call made under a dispatch or function mode, which belongs to its thread, is made here and now.
 
     Returns:

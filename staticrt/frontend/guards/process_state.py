@@ -83,10 +83,24 @@ class AutocastState:
             before.put()
 
 
+def _current_streams() -> list[torch.Stream]:
+    """The current stream of each device of the accelerator, if there is one in use; that of the current device last."""
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None or not getattr(torch.get_device_module(accelerator), "is_initialized", bool)():
+        return []  # asking for its streams would initialize it
+    indices = range(torch.accelerator.device_count())
+    current = torch.accelerator.current_device_index()
+    return [torch.accelerator.current_stream(index) for index in sorted(indices, key=lambda i: i == current)]
+
+
 class ThreadState:
-    """Every flag that each thread has for itself, and the number of threads, of the thread that makes this object."""
+    """Every flag that each thread has for itself, of the thread that makes this object.
+
+    The number of threads, the current device and the current stream of each device belong to it as well.
+    """
 
     def __init__(self) -> None:
+        self._streams = _current_streams()
         self._grad = torch.is_grad_enabled()
         self._inference = torch.is_inference_mode_enabled()
         self._autocast = AutocastState()
@@ -101,10 +115,13 @@ class ThreadState:
         if named_state()["flush_denormal"] != self._flush_denormal:
             torch.set_flush_denormal(self._flush_denormal)
         with (
+            contextlib.ExitStack() as streams,
             torch.inference_mode(self._inference),
             torch.set_grad_enabled(self._grad),
             self._autocast.entered(),
         ):
+            for stream in self._streams:
+                streams.enter_context(stream)
             yield
 
 
