@@ -18,8 +18,8 @@ bool selects_by_mask(const Program& program, const Node& node, const std::vector
 
 }  // namespace
 
-Recorder::Recorder(const BoundProgram& bound, const c10::IValue* slots, bool shapes_only)
-    : bound_(bound), shapes_only_(shapes_only) {
+Recorder::Recorder(const BoundProgram& bound, const c10::IValue* slots, const ValueMemories* stand_for)
+    : bound_(bound), stand_for_(stand_for) {
   const Program& program = *bound.program;
   records_.resize(program.num_values());
   data_.resize(program.num_values(), nullptr);
@@ -41,9 +41,9 @@ static const char* first_byte(const at::Tensor& tensor) {
   return reinterpret_cast<const char*>(begin + static_cast<uintptr_t>(bytes));
 }
 
-const DeviceMemory* Recorder::memory_of(const at::Tensor& tensor) const {
-  if (!shapes_only_) return find_memory(tensor.device());
-  return tensor.is_meta() ? &host_memory() : nullptr;
+const DeviceMemory* Recorder::memory_of(ValueId id, const at::Tensor& tensor) const {
+  if (!stand_for_) return find_memory(tensor.device());
+  return tensor.is_meta() ? (*stand_for_)[id] : nullptr;
 }
 
 void Recorder::record_tensor(ValueId id, const at::Tensor& tensor) {
@@ -51,7 +51,7 @@ void Recorder::record_tensor(ValueId id, const at::Tensor& tensor) {
   record.is_tensor = true;
   record.owner = id;
   record.meta.dtype = tensor.scalar_type();
-  record.memory = memory_of(tensor);
+  record.memory = memory_of(id, tensor);
   record.plain = record.memory && tensor.layout() == at::kStrided && !tensor.is_conj() && !tensor.is_neg() &&
                  !tensor.is_quantized() && !tensor._is_zerotensor() && tensor.has_storage();
   const bool lazy = tensor.layout() == at::kStrided && (tensor.is_conj() || tensor.is_neg());

@@ -22,11 +22,14 @@ struct ValueRecord {
   c10::IValue number;        // of a non-tensor
 };
 
+using ValueMemories = std::vector<const DeviceMemory*>;  // by value; null: its device is not registered
+
 class Recorder : public NodeObserver {
  public:
   // slots: hold inputs and constants.
-  // shapes_only: tensors of the meta device stand for those of the host (runtime/record/shape_run.h).
-  Recorder(const BoundProgram& bound, const c10::IValue* slots, bool shapes_only = false);
+  // stand_for: where each value lies that a tensor of the meta device stands for (runtime/record/shape_run.h);
+  // null: tensors are real. It must outlive the recorder's calls, and may change between them.
+  Recorder(const BoundProgram& bound, const c10::IValue* slots, const ValueMemories* stand_for = nullptr);
   void after_node(uint32_t node_index, const c10::IValue* slots) override;
   // Whether what the node makes of its operands, as recorded, is the same for every call of this signature.
   bool is_stable(uint32_t node_index) const;
@@ -37,10 +40,10 @@ class Recorder : public NodeObserver {
 
  private:
   void record_tensor(ValueId id, const at::Tensor& tensor);
-  const DeviceMemory* memory_of(const at::Tensor& tensor) const;
+  const DeviceMemory* memory_of(ValueId id, const at::Tensor& tensor) const;
 
   const BoundProgram& bound_;
-  const bool shapes_only_;
+  const ValueMemories* const stand_for_;
   std::vector<ValueRecord> records_;
   std::vector<const char*> data_;  // first element of each tensor, as it was in this run
 };

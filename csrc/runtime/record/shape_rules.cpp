@@ -45,23 +45,24 @@ bool needs_bytes(std::string_view op) {
                         "aten::copysign.Tensor"});
 }
 
-at::Tensor zeros_like_stored(const at::Tensor& tensor) {
+at::Tensor zeros_like_stored(const at::Tensor& tensor, const DeviceMemory& memory) {
   int64_t last = 0;
   for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
   const int64_t elements = tensor.numel() == 0 ? 0 : last + 1;
-  return at::zeros({elements}, tensor.options().device(host_memory().device()))
+  return at::zeros({elements}, tensor.options().device(memory.device()))
       .as_strided(tensor.sizes(), tensor.strides());
 }
 
-// Runs the node's own kernel on zeros. False if a result lies in an operand's bytes.
-bool run_on_zeros(const BoundProgram& bound, uint32_t node_index, c10::IValue* slots) {
+// Runs the node's own kernel on zeros, where its operands lie. False if a result lies in an operand's bytes.
+bool run_on_zeros(const BoundProgram& bound, uint32_t node_index, const ValueMemories& memories,
+                  c10::IValue* slots) {
   const Program& program = *bound.program;
   const Node& node = program.nodes()[node_index];
   std::vector<std::pair<ValueId, c10::IValue>> operands;
   for (const ValueId id : program.reads(node)) {
     if (!slots[id].isTensor() || !slots[id].toTensor().is_meta()) continue;
     operands.emplace_back(id, slots[id]);
-    slots[id] = zeros_like_stored(slots[id].toTensor());
+    slots[id] = zeros_like_stored(slots[id].toTensor(), *memories[id]);
   }
   try {
     run_node(bound, node_index, slots);
@@ -120,7 +121,8 @@ at::Tensor without_bytes(const at::Tensor& tensor) {
   return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
 }
 
-bool run_shape_only(const BoundProgram& bound, uint32_t node_index, c10::IValue* slots) {
+bool run_shape_only(const BoundProgram& bound, uint32_t node_index, const ValueMemories& memories,
+                    c10::IValue* slots) {
   const Program& program = *bound.program;
   const Node& node = program.nodes()[node_index];
   if (!node.handle) {
@@ -128,7 +130,11 @@ bool run_shape_only(const BoundProgram& bound, uint32_t node_index, c10::IValue*
     return true;
   }
   const Operands op = operands_of(program, node, slots);
+  const bool on_host = node.num_outputs == 0 || memories[node.first_output]->is_host();
   const bool takes_long = is_convolution(node.op) || is_product(node.op);
+  if (is_convolution(node.op) && !on_host &&
+      !(op.tensor(0).is_contiguous() && op.tensor(1).is_contiguous()))
+    return false;  // the device's library chooses the strides
   if (takes_long) {
     if (std::optional<at::Tensor> result = matrix_result(node.op, op)) {
       slots[node.first_output] = *std::move(result);
@@ -136,11 +142,12 @@ bool run_shape_only(const BoundProgram& bound, uint32_t node_index, c10::IValue*
     }
   }
   const bool may_run = may_run_on_zeros(node);
-  if (needs_bytes(node.op)) return may_run && run_on_zeros(bound, node_index, slots);
-  // The CPU's own kernel tells best, and torch's rules in Python take a second to load.
-  if (may_run && !takes_long && !draws_random_numbers(node, op) && makes_little(program, node, slots)) {
+  if (needs_bytes(node.op)) return may_run && run_on_zeros(bound, node_index, memories, slots);
+  // The CPU's own kernel tells best, and torch's rules in Python take a second to load. Elsewhere what is wrong
+  // with zeros, such as dividing by them, is raised by a later call.
+  if (on_host && may_run && !takes_long && !draws_random_numbers(node, op) && makes_little(program, node, slots)) {
     try {
-      if (run_on_zeros(bound, node_index, slots)) return true;
+      if (run_on_zeros(bound, node_index, memories, slots)) return true;
     } catch (const std::exception&) {  // zeros are no such operand
     }
   }
@@ -149,7 +156,7 @@ bool run_shape_only(const BoundProgram& bound, uint32_t node_index, c10::IValue*
   } catch (const std::exception&) {
     // Without Python many operators have no rule.
     if (!may_run) throw;
-    return run_on_zeros(bound, node_index, slots);
+    return run_on_zeros(bound, node_index, memories, slots);
   }
   return !is_convolution(node.op) ||
          restride_convolution(op.tensor(0), op.tensor(1), slots[node.first_output]);
