@@ -27,8 +27,9 @@ using ValueMemories = std::vector<const DeviceMemory*>;  // by value; null: its 
 class Recorder : public NodeObserver {
  public:
   // slots: hold inputs and constants.
-  // stand_for: where each value lies that a tensor of the meta device stands for (runtime/record/shape_run.h);
-  // null: tensors are real. It must outlive the recorder's calls, and may change between them.
+  // stand_for: where each value lies that a tensor of the meta device stands for
+  // (runtime/record/shape_run.h); null: tensors are real. It must outlive the recorder's calls, and may
+  // change between them.
   Recorder(const BoundProgram& bound, const c10::IValue* slots, const ValueMemories* stand_for = nullptr);
   void after_node(uint32_t node_index, const c10::IValue* slots) override;
   // Whether what the node makes of its operands, as recorded, is the same for every call of this signature.

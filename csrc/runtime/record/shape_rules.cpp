@@ -132,8 +132,7 @@ bool run_shape_only(const BoundProgram& bound, uint32_t node_index, const ValueM
   const Operands op = operands_of(program, node, slots);
   const bool on_host = node.num_outputs == 0 || memories[node.first_output]->is_host();
   const bool takes_long = is_convolution(node.op) || is_product(node.op);
-  if (is_convolution(node.op) && !on_host &&
-      !(op.tensor(0).is_contiguous() && op.tensor(1).is_contiguous()))
+  if (is_convolution(node.op) && !on_host && !(op.tensor(0).is_contiguous() && op.tensor(1).is_contiguous()))
     return false;  // the device's library chooses the strides
   if (takes_long) {
     if (std::optional<at::Tensor> result = matrix_result(node.op, op)) {
@@ -143,9 +142,10 @@ bool run_shape_only(const BoundProgram& bound, uint32_t node_index, const ValueM
   }
   const bool may_run = may_run_on_zeros(node);
   if (needs_bytes(node.op)) return may_run && run_on_zeros(bound, node_index, memories, slots);
-  // The CPU's own kernel tells best, and torch's rules in Python take a second to load. Elsewhere what is wrong
-  // with zeros, such as dividing by them, is raised by a later call.
-  if (on_host && may_run && !takes_long && !draws_random_numbers(node, op) && makes_little(program, node, slots)) {
+  // The CPU's own kernel tells best, and torch's rules in Python take a second to load. Elsewhere what is
+  // wrong with zeros, such as dividing by them, is raised by a later call.
+  if (on_host && may_run && !takes_long && !draws_random_numbers(node, op) &&
+      makes_little(program, node, slots)) {
     try {
       if (run_on_zeros(bound, node_index, memories, slots)) return true;
     } catch (const std::exception&) {  // zeros are no such operand

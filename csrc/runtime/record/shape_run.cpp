@@ -14,8 +14,8 @@ bool has_shape_only_form(const c10::IValue& value) {
   if (!value.isTensor() || !value.toTensor().defined()) return true;
   const at::Tensor& tensor = value.toTensor();
   const DeviceMemory* memory = find_memory(tensor.device());
-  return memory && tensor.layout() == at::kStrided && !tensor.is_conj() &&
-         !tensor.is_neg() && !tensor.is_quantized() && !tensor._is_zerotensor();
+  return memory && tensor.layout() == at::kStrided && !tensor.is_conj() && !tensor.is_neg() &&
+         !tensor.is_quantized() && !tensor._is_zerotensor();
 }
 
 // Why the node's results cannot be told without running it; empty if they can.
@@ -96,9 +96,8 @@ ShapeRun run_shapes(const BoundProgram& bound, std::span<const InputView> inputs
     place_outputs(program, node, memories, slots.data());
     std::string reason = undecided(bound, index, *result.recorder, memories);
     try {
-      if (reason.empty() &&
-          !(run_shape_only(bound, index, memories, slots.data()) &&
-            settle_outputs(program, node, memories, slots.data()))) {
+      if (reason.empty() && !(run_shape_only(bound, index, memories, slots.data()) &&
+                              settle_outputs(program, node, memories, slots.data()))) {
         reason = "torch's shape rule does not tell what the device makes";
       }
     } catch (const std::exception&) {

@@ -76,7 +76,8 @@ TEST(sim_launches_on_two_streams_may_read_one_allocation) {
     for (const StreamId stream : {kA, s.sim.create_stream()}) {
       GraphId graph = kNoGraph;
       EXPECT(s.sim.capture_begin(stream).ok());
-      s.sim.launch(stream, [] {}, {{.address = s.at + kMiB, .size_bytes = 512, .writes = writes}}, "operator");
+      s.sim.launch(
+          stream, [] {}, {{.address = s.at + kMiB, .size_bytes = 512, .writes = writes}}, "operator");
       EXPECT(s.sim.capture_end(stream, &graph).ok());
       EXPECT(s.sim.graph_launch(graph, stream).ok());
     }
