@@ -86,6 +86,24 @@ def test_what_goes_is_gone_in_the_next_call(make, kind):
             assert fast(x).tolist() == model(x).tolist() != while_alive
 
 
+def test_what_goes_is_gone_where_the_model_runs_in_parts():
+    configs = [_Config(2.0)]
+    read = _reference(configs[0])
+
+    def model(x):
+        print(end="")
+        return read(x)
+
+    fast = staticrt.compile(model)
+    x = torch.ones(2)
+    with torch.no_grad():
+        for _ in range(2):
+            assert fast(x).tolist() == [2.0, 2.0]
+        gone = weakref.ref(configs.pop())
+        assert gone() is None
+        assert fast(x).tolist() == [-4.0, -4.0]
+
+
 def test_what_the_model_holds_itself_is_traced_whole():
     """Modules refer to their parents, and recurrent layers to their weights, by weak references."""
 

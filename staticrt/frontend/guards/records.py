@@ -281,7 +281,7 @@ class ObjectRecord(_Compared):
     part = "objects"
 
     def __init__(self, path: str, live: Any, is_held: bool) -> None:
-        self._is_held = is_held
+        self.is_held = is_held
         self.path = path
         self.live = live
         self.kind = type(live)
@@ -295,7 +295,7 @@ class ObjectRecord(_Compared):
             self.live.__class__ = self.kind
 
     def entry(self) -> tuple[Any, ...]:
-        live = self.live if self._is_held or not self.kind.__weakrefoffset__ else weakref.ref(self.live)
+        live = self.live if self.is_held or not self.kind.__weakrefoffset__ else weakref.ref(self.live)
         return live, self.kind, self.attributes
 
 

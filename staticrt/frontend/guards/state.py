@@ -410,10 +410,14 @@ class Snapshot:
         return chain(self._records, self._scopes.values(), self._classes.values())
 
     def records(self) -> list[Record]:
-        """Of all state but that of arguments."""
+        """Of all state but that of arguments and of objects that only weak references lead to: records hold theirs."""
         facts = [FactsRecord(tensor, frozenset(self.facts)) for tensor in self._tensors if self.facts]
         return [
-            *(each for each in self._all() if not getattr(each, "path", "").startswith("argument ")),
+            *(
+                each
+                for each in self._all()
+                if not getattr(each, "path", "").startswith("argument ") and getattr(each, "is_held", True)
+            ),
             *facts,
         ]
 
