@@ -200,9 +200,10 @@ std::optional<PreparedCall> prepare_conv(PrepareRequest& request, int64_t groups
   }
   if (p.channels_last) return prepare_image_conv(p, request);
   if (!p.weight_operand.meta.is_contiguous()) return std::nullopt;
-  // Above this size oneDNN, which eager takes, is faster than gathering panels.
+  // Above these sizes oneDNN, which eager takes, is faster than gathering panels, that of strides one by one.
   const int64_t depth = p.group_in() * p.w.taps();
   if (depth > 64 && p.multiply_adds() > 2'000'000) return std::nullopt;
+  if (p.w.stride_w > 1 && p.multiply_adds() > 500'000) return std::nullopt;
   const PlaneConv conv{p};
   request.workspace_bytes = cut_of(conv.grids()[0], p.num_threads).parts() * conv.panel_floats() *
                             static_cast<int64_t>(sizeof(float));

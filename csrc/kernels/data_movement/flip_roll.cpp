@@ -101,6 +101,7 @@ struct Box {
       typedef Unit Units __attribute__((vector_size(16)));
       constexpr auto kCount = static_cast<int64_t>(16 / kElement);
       int64_t i = 0;
+#pragma GCC unroll 4
       for (; i + kCount <= size; i += kCount) {
         Units x;
         std::memcpy(&x, end - (i + kCount) * static_cast<int64_t>(kElement), sizeof(x));

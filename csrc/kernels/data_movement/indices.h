@@ -3,7 +3,6 @@
 
 #include <c10/core/ScalarType.h>
 
-#include <algorithm>
 #include <cstring>
 
 #include "kernels/registry/prepare_args.h"
@@ -40,30 +39,6 @@ void gather_elements(const char* from, char* to, const Indices& index, char* con
   } else {
     gather(reinterpret_cast<const int32_t*>(index.where.at(bases)));
   }
-}
-
-// Rows of a tile, each of one element: to[i] = from[o, index[i]] where o counts runs of `run` rows of the
-// result and of `length` elements of the source. False if an index is out of range.
-template <size_t size>
-bool gather_along(const char* from, char* to, const Indices& index, char* const* bases, int64_t length,
-                  int64_t run, const Tile& tile) {
-  constexpr auto kSize = static_cast<int64_t>(size);
-  const auto gather = [&](const auto* at) {
-    bool in_range = true;
-    for (int64_t i = tile.row_begin; i < tile.row_end;) {
-      const int64_t end = std::min(tile.row_end, (i / run + 1) * run);
-      const char* line = from + i / run * length * kSize;
-      for (; i < end; ++i) {
-        const int64_t k = at[i];
-        const bool is_valid = k >= 0 && k < length;
-        in_range &= is_valid;
-        std::memcpy(to + i * kSize, line + (is_valid ? k : 0) * kSize, size);
-      }
-    }
-    return in_range;
-  };
-  return index.wide ? gather(reinterpret_cast<const int64_t*>(index.where.at(bases)))
-                    : gather(reinterpret_cast<const int32_t*>(index.where.at(bases)));
 }
 
 }  // namespace staticrt

@@ -18,6 +18,7 @@ struct Piece {
 struct Concatenation {
   static constexpr int64_t kBlock = 64;
   static constexpr int64_t kShort = 512;
+  static constexpr int64_t kBand = 16384;  // bytes of the output
   std::vector<Piece> pieces;
   Operand out;
   int64_t rows;
@@ -30,11 +31,16 @@ struct Concatenation {
   }
 
   int operator()(char* const* bases, char*) const {
+    // Bands of rows, so that all pieces of a row are written while it lies in the cache.
+    const int64_t band = std::max(int64_t{1}, kBand / out_row);
     run_tiles(grids()[0], num_threads, [&](const Tile& tile) {
-      for (const Piece& p : pieces) {
-        const int64_t begin = std::max(tile.column_begin - p.offset_bytes, int64_t{0});
-        const int64_t end = std::min(tile.column_end - p.offset_bytes, p.bytes);
-        if (begin < end) copy(bases, p, tile.row_begin, tile.row_end, begin, end - begin);
+      for (int64_t row = tile.row_begin; row < tile.row_end; row += band) {
+        const int64_t stop = std::min(tile.row_end, row + band);
+        for (const Piece& p : pieces) {
+          const int64_t begin = std::max(tile.column_begin - p.offset_bytes, int64_t{0});
+          const int64_t end = std::min(tile.column_end - p.offset_bytes, p.bytes);
+          if (begin < end) copy(bases, p, row, stop, begin, end - begin);
+        }
       }
     });
     return kRan;
@@ -46,8 +52,21 @@ struct Concatenation {
     const char* from = p.from.at(bases) + first;
     char* to = out.at(bases) + p.offset_bytes + first;
     if (from == to && rows == 1) return;  // made in place
+    // For the shortest, a call of memcpy would take longer than the copy.
+    switch (bytes) {
+      case 1:
+        return copy_rows<1>(from, to, p.bytes, begin, end);
+      case 2:
+        return copy_rows<2>(from, to, p.bytes, begin, end);
+      case 4:
+        return copy_rows<4>(from, to, p.bytes, begin, end);
+      case 8:
+        return copy_rows<8>(from, to, p.bytes, begin, end);
+      case 16:
+        return copy_rows<16>(from, to, p.bytes, begin, end);
+    }
     if (bytes % kBlock == 0 && bytes <= kShort) {
-      for (int64_t r = begin; r < end; ++r) {  // a call of memcpy would take longer than the copy
+      for (int64_t r = begin; r < end; ++r) {
         for (int64_t i = 0; i < bytes; i += kBlock)
           std::memcpy(to + r * out_row + i, from + r * p.bytes + i, kBlock);
       }
@@ -55,6 +74,11 @@ struct Concatenation {
     }
     for (int64_t r = begin; r < end; ++r)
       std::memcpy(to + r * out_row, from + r * p.bytes, static_cast<size_t>(bytes));
+  }
+
+  template <size_t bytes>
+  void copy_rows(const char* from, char* to, int64_t from_row, int64_t begin, int64_t end) const {
+    for (int64_t r = begin; r < end; ++r) std::memcpy(to + r * out_row, from + r * from_row, bytes);
   }
 };
 

@@ -113,6 +113,9 @@ SRT_PREPARE("aten::gather", prepare_gather) {
   if (element > 8) return std::nullopt;
   const Blocks from = blocks_of(x->meta, dim, dim);
   const Blocks to = blocks_of(index->meta, dim, dim);
+  // Of many lone elements eager's kernel is faster, and only its call costs more.
+  constexpr int64_t kMostElements = 4096;
+  if (to.inner == 1 && to.outer * to.middle > kMostElements) return std::nullopt;
   const Indices indices = indices_of(*index);
   const Operand source = x->where;
   const Operand target = out.where;
@@ -124,11 +127,6 @@ SRT_PREPARE("aten::gather", prepare_gather) {
         char* result = target.at(bases);
         std::atomic<int> status{kRan};
         run_tiles(grid, threads, [&](const Tile& tile) {
-          if (to.inner == 1 && (element == 4 || element == 8)) {
-            const auto gather = element == 4 ? &gather_along<4> : &gather_along<8>;
-            if (!gather(in, result, indices, bases, from.middle, to.middle, tile)) status = kRedo;
-            return;
-          }
           for (int64_t i = tile.row_begin; i < tile.row_end; ++i) {
             for (int64_t k = tile.column_begin; k < tile.column_end; ++k) {
               const int64_t at = i * to.inner + k;

@@ -102,6 +102,36 @@ int TileBuilder::declare(const TensorMeta& meta, const Operand& where, bool is_o
   return static_cast<int>(operands_.size() - 1);
 }
 
+static constexpr int64_t kMaxRepeatedRow = 512;  // elements: a tile holds several
+static constexpr int64_t kMinRepeats = 8192;     // elements, for which a gathered row has to serve
+
+// For how many elements of the iteration space an operand's innermost row is the same one: 0 if it is another
+// one in each row.
+static int64_t repeats_of(const TileProgram& p, const int64_t* byte_strides) {
+  int64_t elements = p.sizes[0];
+  int d = 1;
+  for (; d < p.num_dims && byte_strides[d] == 0; ++d) elements *= p.sizes[d];
+  return d > 1 ? elements : 0;
+}
+
+int64_t TileBuilder::repeated(const Move& gather) const {
+  const Declared& o = operands_[values_[gather.value].operand];
+  return program_->row_mode ? 0 : repeats_of(*program_, o.byte_strides.data());
+}
+
+// Whether tiles of several rows have their operands adjacent, in one place, or gathered once for many tiles.
+static bool repeats_rows(const TileProgram& p, const std::vector<std::vector<int64_t>>& byte_strides,
+                         const std::vector<int64_t>& bytes) {
+  if (p.sizes[0] > kMaxRepeatedRow) return false;
+  for (size_t i = 0; i < byte_strides.size(); ++i) {
+    const auto& strides = byte_strides[i];
+    bool dense = strides[0] == bytes[i];
+    for (int d = 1; d < p.num_dims; ++d) dense &= strides[d] == strides[d - 1] * p.sizes[d - 1];
+    if (!dense && repeats_of(p, strides.data()) < std::min(p.numel, kMinRepeats)) return false;
+  }
+  return true;
+}
+
 bool TileBuilder::layout() {
   const size_t rank = sizes_.size();
   std::vector<std::vector<int64_t>> strides(operands_.size(), std::vector<int64_t>(rank, 0));  // bytes
@@ -150,7 +180,10 @@ bool TileBuilder::layout() {
   if (sizes.size() > kMaxTileDims) return false;
   p.num_dims = static_cast<int>(sizes.size());
   std::copy(sizes.begin(), sizes.end(), p.sizes);
-  p.row_mode = p.num_dims > 1 && p.sizes[0] >= tuning::kMinTileRow;
+  std::vector<int64_t> element_bytes;
+  for (const Declared& o : operands_)
+    element_bytes.push_back(static_cast<int64_t>(c10::elementSize(o.meta.dtype)));
+  p.row_mode = p.num_dims > 1 && p.sizes[0] >= tuning::kMinTileRow && !repeats_rows(p, merged, element_bytes);
   p.num_threads = num_threads_;
   for (size_t i = 0; i < operands_.size(); ++i) {
     Declared& o = operands_[i];

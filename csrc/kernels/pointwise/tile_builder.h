@@ -96,6 +96,7 @@ class TileBuilder {
     int count = 0;
   };
   Slots assign_slots();
+  int64_t repeated(const Move& gather) const;
 
   Ints sizes_;
   int num_threads_;

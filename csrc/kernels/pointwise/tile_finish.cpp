@@ -115,7 +115,7 @@ void TileBuilder::find_reuses() {
 }
 
 // Linear scan: a buffer is free again after its value's last use. Gathered values are live from the start,
-// scattered ones to the end.
+// scattered ones to the end, as are those that later tiles read.
 TileBuilder::Slots TileBuilder::assign_slots() {
   const int end = static_cast<int>(steps_.size());
   std::vector<int> last(values_.size(), -2);
@@ -126,6 +126,9 @@ TileBuilder::Slots TileBuilder::assign_slots() {
     last[steps_[s].dst] = std::max(last[steps_[s].dst], s);
   }
   for (const Move& move : scatters_) last[move.buffer] = end;
+  for (const Move& move : gathers_) {
+    if (repeated(move) > 0) last[move.buffer] = end;
+  }
   std::vector<int> free;
   Slots slots;
   const auto take = [&](int v) {
@@ -170,11 +173,16 @@ std::shared_ptr<TileProgram> TileBuilder::finish() {
   p.tile = 2048;
   if (slots.count > 0) p.tile = std::min(p.tile, kTileBufferBytes / (slots.count * slots.bytes) / 64 * 64);
   if (p.tile == 0 || values_.size() > kMaxTileValues) return nullptr;
+  const int64_t slot_bytes = p.tile * slots.bytes;
+  const bool holds =
+      std::any_of(gathers_.begin(), gathers_.end(), [&](const Move& m) { return repeated(m) > 0; }) &&
+      p.tile >= p.sizes[0] && gathers_.size() <= kMaxRepeatedMoves;
+  if (holds) p.tile -= p.tile % p.sizes[0];
   for (const Virtual& value : values_) {
     TileValue at;
     std::array<int64_t, kMaxTileDims> strides{};
     if (value.kind == Virtual::Kind::kTemporary) {
-      at.offset = std::max(value.slot, 0) * p.tile * slots.bytes;
+      at.offset = std::max(value.slot, 0) * slot_bytes;
     } else if (value.kind == Virtual::Kind::kConstant) {
       at.root = TileValue::kConstant;
       at.offset = value.constant * static_cast<int64_t>(sizeof(Imm));
@@ -204,7 +212,10 @@ std::shared_ptr<TileProgram> TileBuilder::finish() {
     return TileMove{static_cast<uint16_t>(m.value), static_cast<uint16_t>(m.buffer),
                     static_cast<uint8_t>(std::countr_zero(static_cast<uint64_t>(values_[m.value].bytes)))};
   };
-  for (const Move& m : gathers_) p.gathers.push_back(move(m));
+  for (const Move& m : gathers_) {
+    p.gathers.push_back(move(m));
+    if (holds) p.gathers.back().repeats = repeated(m);
+  }
   for (const Move& m : scatters_) p.scatters.push_back(move(m));
   return program_;
 }

@@ -34,7 +34,12 @@ struct TileMove {
   uint16_t value = 0;   // TileValue with the tensor's root and offset
   uint16_t buffer = 0;  // TileValue of the buffer
   uint8_t log2_bytes = 0;
+  // Elements of the iteration space, at multiples of which what is gathered changes; until then it is the
+  // same for each tile, which is whole rows. 0: it changes with each tile.
+  int64_t repeats = 0;
 };
+
+inline constexpr size_t kMaxRepeatedMoves = 8;
 
 inline constexpr int kMaxTileValues = 192;
 inline constexpr int64_t kTileBufferBytes = 24 * 1024;

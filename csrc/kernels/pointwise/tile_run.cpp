@@ -83,10 +83,18 @@ int run_span(const TileProgram& p, char* const* roots, int64_t begin, int64_t en
   int status = kRan;
   const auto count = static_cast<uint32_t>(p.values.size());
   Pointers at;
+  int64_t held[kMaxRepeatedMoves] = {};  // where gathers changed last; -1: within a tile
   for (int64_t i = begin; i < end; i += p.tile) {
     const int64_t n = std::min(p.tile, end - i);
     for (uint32_t v = 0; v < count; ++v) at[v] = roots[v] + i * p.values[v].step;
-    for (const TileMove& move : p.gathers) {
+    for (size_t g = 0; g < p.gathers.size(); ++g) {
+      const TileMove& move = p.gathers[g];
+      if (move.repeats > 0) {
+        const int64_t change = i / move.repeats;
+        const bool is_one = (i + n - 1) / move.repeats == change;
+        if (i > begin && is_one && held[g] == change) continue;
+        held[g] = is_one ? change : -1;
+      }
       (p.row_mode ? move_row : move_linear)(p, move, roots[move.value], at[move.buffer], i, n, true);
     }
     status |= run_steps(p, at, n);

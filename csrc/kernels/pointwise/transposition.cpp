@@ -30,6 +30,7 @@ struct Transposition {
   int num_threads;
 
   static constexpr int64_t kSide = 16;
+  static constexpr int64_t kBands = 4;    // of squares, taken together: neighbouring lines of the input
   static constexpr int64_t kPart = 4096;  // pixels
 
   bool has_few_channels() const { return std::min(rows, columns) <= tuning::kFewChannels; }
@@ -45,11 +46,15 @@ struct Transposition {
       return kRan;
     }
     const int64_t bands = (columns + kSide - 1) / kSide;
-    for_rows(grids()[0], num_threads, [&](int64_t i) {
-      const int64_t matrix = i / bands * rows * columns;
-      const int64_t begin = i % bands * kSide;
-      band(floats(x, bases) + matrix, floats_out(out, bases) + matrix, begin,
-           std::min(columns, begin + kSide));
+    run_tiles(grids()[0], num_threads, [&](const Tile& tile) {
+      for (int64_t i = tile.row_begin; i < tile.row_end;) {
+        const int64_t matrix = i / bands * rows * columns;
+        const int64_t first = i % bands;
+        const int64_t last = std::min({bands, first + kBands, first + tile.row_end - i});
+        square_by_square(floats(x, bases) + matrix, floats_out(out, bases) + matrix, first * kSide,
+                         std::min(columns, last * kSide));
+        i += last - first;
+      }
     });
     return kRan;
   }
@@ -76,19 +81,23 @@ struct Transposition {
     });
   }
 
-  void band(const float* from, float* to, int64_t begin, int64_t end) const {
+  // Columns [begin, end) of the input.
+  void square_by_square(const float* from, float* to, int64_t begin, int64_t end) const {
     for (int64_t r = 0; r < rows; r += kSide) {
-      const int64_t stop = std::min(rows, r + kSide);
-      if (stop - r == kSide && end - begin == kSide) {  // of known size: the compiler unrolls it
-        for (int64_t j = 0; j < kSide; ++j) {
-          for (int64_t i = 0; i < kSide; ++i)
-            to[(begin + j) * rows + r + i] = from[(r + i) * columns + begin + j];
-        }
-        continue;
+      for (int64_t j = begin; j < end; j += kSide)
+        square(from, to, r, std::min(rows, r + kSide), j, std::min(end, j + kSide));
+    }
+  }
+  void square(const float* from, float* to, int64_t r, int64_t stop, int64_t begin, int64_t end) const {
+    if (stop - r == kSide && end - begin == kSide) {  // of known size: the compiler unrolls it
+      for (int64_t j = 0; j < kSide; ++j) {
+        for (int64_t i = 0; i < kSide; ++i)
+          to[(begin + j) * rows + r + i] = from[(r + i) * columns + begin + j];
       }
-      for (int64_t j = begin; j < end; ++j) {
-        for (int64_t i = r; i < stop; ++i) to[j * rows + i] = from[i * columns + j];
-      }
+      return;
+    }
+    for (int64_t j = begin; j < end; ++j) {
+      for (int64_t i = r; i < stop; ++i) to[j * rows + i] = from[i * columns + j];
     }
   }
 };

@@ -189,7 +189,7 @@ void read_window(const PrepareRequest& request, Window* w) {
 // more.
 bool is_left_to_eager(const Pool& p) {
   constexpr int64_t kMostElements = 24'000;
-  return !p.channels_last && p.w.kernel_w < 16 &&
+  return !p.channels_last && p.w.kernel_w < 32 &&
          p.batch * p.channels * p.w.out_h * p.w.out_w * p.w.taps() > kMostElements;
 }
 

@@ -60,7 +60,16 @@ struct Resample {
 
   std::vector<Grid> grids() const { return {rows_grid(images * out_h, out_w * channels * (linear ? 8 : 2))}; }
 
-  int operator()(char* const* bases, char*) const {
+  bool blends_planes() const { return linear && channels == 1; }
+  int64_t scratch_floats() const { return blends_planes() ? 2 * out_w : 0; }  // of a part
+
+  int operator()(char* const* bases, char* workspace) const {
+    if (blends_planes()) {
+      run_tiles(grids()[0], num_threads, [&](const Tile& tile) {
+        planes(bases, reinterpret_cast<float*>(workspace) + tile.part * scratch_floats(), tile);
+      });
+      return kRan;
+    }
     for_rows(grids()[0], num_threads, [&](int64_t line) {
       const float* image = floats(x, bases) + line / out_h * in_h * in_w * channels;
       float* to = floats_out(out, bases) + line * out_w * channels;
@@ -85,15 +94,34 @@ struct Resample {
       std::memcpy(to + i * channels, from + columns[static_cast<size_t>(i)].index[0] * channels, bytes);
   }
 
+  // Lines of planes. A line of the input is blended along its columns once for all lines that read it; the
+  // two that a line reads are neighbours, so that their places differ.
+  void planes(char* const* bases, float* scratch, const Tile& tile) const {
+    int64_t held[2] = {-1, -1};  // counted over all planes
+    for (int64_t line = tile.row_begin; line < tile.row_end; ++line) {
+      const Source& row = rows[static_cast<size_t>(line % out_h)];
+      const float* both[2];
+      for (int k = 0; k < 2; ++k) {
+        const int64_t wanted = line / out_h * in_h + row.index[k];
+        float* const place = scratch + wanted % 2 * out_w;
+        if (held[wanted % 2] != wanted) along_columns(floats(x, bases) + wanted * in_w, place);
+        held[wanted % 2] = wanted;
+        both[k] = place;
+      }
+      row_kernels().scaled_rows(floats_out(out, bases) + line * out_w, both, row.weights, 2, out_w);
+    }
+  }
+  void along_columns(const float* from, float* to) const {
+    for (int64_t i = 0; i < out_w; ++i) {
+      const Source& s = columns[static_cast<size_t>(i)];
+      to[i] = s.weights[0] * from[s.index[0]] + s.weights[1] * from[s.index[1]];
+    }
+  }
+
   void blend(const float* top, const float* bottom, const float* h, float* to) const {
     for (int64_t i = 0; i < out_w; ++i) {
       const Source& s = columns[static_cast<size_t>(i)];
       const float* w = s.weights;
-      if (channels == 1) {
-        to[i] = h[0] * (w[0] * top[s.index[0]] + w[1] * top[s.index[1]]) +
-                h[1] * (w[0] * bottom[s.index[0]] + w[1] * bottom[s.index[1]]);
-        continue;
-      }
       const float* const corners[] = {top + s.index[0] * channels, top + s.index[1] * channels,
                                       bottom + s.index[0] * channels, bottom + s.index[1] * channels};
       const float weights[] = {h[0] * w[0], h[0] * w[1], h[1] * w[0], h[1] * w[1]};
@@ -144,6 +172,8 @@ std::optional<PreparedCall> prepare_resample(PrepareRequest& request, Resampling
     r.rows = sources(kind, r.in_h, r.out_h, align_corners, factor_of(request, factors, 0, in_list));
   }
   r.columns = sources(kind, r.in_w, r.out_w, align_corners, factor_of(request, factors, dims - 1, in_list));
+  request.workspace_bytes =
+      cut_of(r.grids()[0], r.num_threads).parts() * r.scratch_floats() * static_cast<int64_t>(sizeof(float));
   return call_with(std::move(r), linear ? "blended pixels" : "copied pixels");
 }
 

@@ -16,6 +16,7 @@ enum class Reduction : uint8_t { kSum, kMean, kMax, kMin };
 // rows, so that their error does not grow with the number of rows.
 struct ColumnReduction {
   static constexpr int64_t kGroup = 128;
+  static constexpr int64_t kNarrow = 512;
   Operand x, out;
   Blocks b;
   Reduction kind;
@@ -46,11 +47,23 @@ struct ColumnReduction {
     for (int64_t m0 = 0; m0 < b.middle; m0 += kGroup) {
       const int64_t m1 = std::min(b.middle, m0 + kGroup);
       float* sum = m0 == 0 ? to : part;
+      if (b.inner <= kNarrow && kind != Reduction::kMin) {  // sums stay in registers
+        narrow(in + m0 * b.inner, m1 - m0, n, sum);
+        if (m0 > 0) combine(to, to, part, to, n, nullptr);
+        continue;
+      }
       std::memcpy(sum, in + m0 * b.inner, bytes);
       for (int64_t m = m0 + 1; m < m1; ++m) combine(sum, sum, in + m * b.inner, sum, n, nullptr);
       if (m0 > 0) combine(to, to, part, to, n, nullptr);
     }
     if (kind == Reduction::kMean) row_kernels().affine(to, to, n, 1.0F / static_cast<float>(b.middle), 0);
+  }
+
+  void narrow(const float* in, int64_t count, int64_t n, float* to) const {
+    const float* rows[kGroup];
+    for (int64_t m = 0; m < count; ++m) rows[m] = in + m * b.inner;
+    if (kind == Reduction::kMax) return row_kernels().max_rows(to, rows, count, n);
+    row_kernels().sum_rows(to, rows, count, n, 1);
   }
 };
 

@@ -72,14 +72,18 @@ float extreme(const float* x, int64_t n) {
   const auto better = [](const V& a, const V& b) {
     return want_min ? at::vec::minimum(a, b) : at::vec::maximum(a, b);
   };
-  V part[4] = {start, start, start, start};
+  constexpr int64_t kParts = 8;  // they hide the latency of a maximum that keeps NaN
+  V part[kParts] = {start, start, start, start, start, start, start, start};
   int64_t i = 0;
-  for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
-    for (int64_t k = 0; k < 4; ++k) part[k] = better(part[k], V::loadu(x + i + k * kLanes));
+  for (; i + kParts * kLanes <= n; i += kParts * kLanes) {
+    for (int64_t k = 0; k < kParts; ++k) part[k] = better(part[k], V::loadu(x + i + k * kLanes));
   }
   for (; i + kLanes <= n; i += kLanes) part[0] = better(part[0], V::loadu(x + i));
   if (i < n) part[1] = better(part[1], V::set(start, V::loadu(x + i, n - i), n - i));
-  return max_lanes(better(better(part[0], part[1]), better(part[2], part[3])), want_min);
+  for (int64_t width = kParts / 2; width > 0; width /= 2) {
+    for (int64_t k = 0; k < width; ++k) part[k] = better(part[k], part[k + width]);
+  }
+  return max_lanes(part[0], want_min);
 }
 
 template <class F>

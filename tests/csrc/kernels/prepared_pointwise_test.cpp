@@ -234,6 +234,26 @@ TEST(pointwise_unaligned_outputs_and_threads) {
                   options, true);
 }
 
+// Short rows that meet the same row many times: it is gathered once for many tiles, whose number of elements
+// the row need not divide, and threads begin within rows.
+TEST(pointwise_rows_that_repeat_equal_eager) {
+  std::mt19937 rng(8);
+  for (const int64_t row : {3, 24, 64, 100, 512, 513}) {
+    for (const int threads : {1, 3}) {
+      RunOptions options;
+      options.num_threads = threads;
+      const auto normal = [&](std::vector<int64_t> sizes) { return random_tensor(rng, sizes, at::kFloat); };
+      const at::Tensor x = normal({3, 20'000 / row, row});
+      for (const at::Tensor& y :
+           {normal({row}), normal({3, 1, row}), normal({2 * row}).slice(0, 0, 2 * row, 2),
+            normal({row}).to(at::kBFloat16), normal({20'000 / row, row})}) {
+        expect_prepared("aten::mul.Tensor", {x, y}, options, true);
+        expect_prepared("aten::addcmul", {x, y.to(at::kFloat), normal({row}), 0.5}, options);
+      }
+    }
+  }
+}
+
 TEST(every_pointwise_operator_is_registered_and_exists) {
   for (const std::string_view op : pointwise_ops()) {
     EXPECT(is_pointwise(op));
