@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from tabulate import tabulate
 
@@ -10,6 +11,7 @@ from staticrt.errors import OptionError
 from staticrt.tools.cli.call import call
 from staticrt.tools.cli.loading import add_model_arguments, prepare_model
 from staticrt.tools.cli.output import print_json
+from staticrt.tools.report.first_call import first_call
 from staticrt.tools.report.profile import ProfileReport, profile
 
 
@@ -24,6 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trace", metavar="FILE.json", help="write a Chrome trace: open it in ui.perfetto.dev"
     )
+    parser.add_argument(
+        "--first-call",
+        action="store_true",
+        help="where the time of the first call goes instead: trace, shapes, passes, planning, first run",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -32,7 +39,11 @@ def main(args: argparse.Namespace) -> int:
         raise OptionError(f"--runs {args.runs}: expected at least 1")
     if args.limit is not None and args.limit < 0:
         raise OptionError(f"--limit {args.limit}: expected at least 0")
+    if args.first_call and args.trace:
+        raise OptionError("--trace: a first call has no trace", fix="leave out --trace or --first-call")
     loaded, compiled, inputs, keywords = prepare_model(args)
+    if args.first_call:
+        return _first_call(args, loaded.name, compiled, inputs, keywords)
     report: ProfileReport = call(
         f"profiling {loaded.name}",
         lambda: profile(compiled, inputs, keywords, name=loaded.name, runs=args.runs),
@@ -57,6 +68,22 @@ def main(args: argparse.Namespace) -> int:
         print(tabulate(body, [args.by, "steps", "µs", "%", "MFLOP"], disable_numparse=True))
     if args.trace:
         print(f"\nwritten: {args.trace}")
+    return 0
+
+
+def _first_call(
+    args: argparse.Namespace, name: str, compiled: Any, inputs: tuple[Any, ...], keywords: dict[str, Any]
+) -> int:
+    found = call(
+        f"calling {name}",
+        lambda: first_call(
+            compiled, inputs, keywords, name=name, limit=10 if args.limit is None else _limit(args.limit)
+        ),
+    )
+    if args.json:
+        print_json(found.to_dict())
+    else:
+        print(found)
     return 0
 
 

@@ -54,6 +54,7 @@ def test_bench_tells_which_peer_cannot(toy, call):
         (["run", "toy_models:Toy", "--shape", "3x16", "--threads", "0"], 2, "expected at least 1"),
         (["run", "toy_models:Toy", "--shape", "3x16", "--save", "x.bin"], 2, "name it .pt"),
         (["profile", "toy_models:Toy", "--shape", "3x16", "--runs", "0"], 2, "expected at least 1"),
+        (["profile", "toy_models:Toy", "--shape", "3x16", "--first-call", "--trace", "t"], 2, "has no trace"),
         (["plan"], 2, "no files to plan"),
         (["plan", "no.csv"], 2, "No such file"),
         (["memory", "no.pickle"], 2, "cannot read a snapshot"),

@@ -1,0 +1,51 @@
+"""The report of a first call: its phases are those that ran, and their times add up to the call's."""
+
+import time
+
+import pytest
+import torch
+
+import staticrt
+from staticrt.tools.report.first_call import first_call
+
+TRACE, PASSES, LOWERING = "trace", "passes", "lowering"
+
+
+def names(report):
+    return {phase.name for phase in report.phases}
+
+
+def test_a_first_call_traces_and_a_later_one_does_not(net, x):
+    first, later = first_call(net, (x,), name="net"), first_call(net, (x,), name="net")
+    assert {TRACE, PASSES, LOWERING} <= names(first)
+    assert not {PASSES, LOWERING} & names(later)
+    assert sum(phase.seconds for phase in first.phases) == pytest.approx(first.seconds, rel=0.2)
+    assert sum(phase.share for phase in first.phases) == pytest.approx(1)
+    assert [p.seconds for p in first.phases] == sorted((p.seconds for p in first.phases), reverse=True)
+    assert "net: first call" in str(first)
+    assert first.to_dict()["phases"][0]["name"] == first.phases[0].name
+
+
+def test_time_that_the_model_takes_is_the_models(x):
+    class Slow(torch.nn.Module):
+        def forward(self, x):
+            time.sleep(0.3)  # an effect: it runs eagerly
+            return x * 2
+
+    report = first_call(staticrt.compile(Slow()), (x,), limit=None)
+    (forward,) = (
+        seconds for name, seconds in report.functions if name.endswith("test_first_call.py:31 forward")
+    )
+    assert 0.3 <= forward <= report.seconds
+    own = {phase.name: phase.seconds for phase in report.phases}
+    assert own["the model's own code, as it is traced"] >= 0.3
+    assert len(first_call(staticrt.compile(Slow()), (x,), limit=3).functions) == 3
+
+
+def test_what_the_model_raises_reaches_the_caller(x):
+    def wrong(x):
+        raise ValueError("no such thing")
+
+    with pytest.raises(ValueError, match="no such thing"):
+        first_call(staticrt.compile(wrong), (x,))
+    first_call(staticrt.compile(lambda x: x + 1), (x,))  # the profiler was taken off
