@@ -114,3 +114,36 @@ def test_a_copy_stays_a_copy_where_other_sizes_make_a_view(without_sympy):
         x = torch.rand(rows, 3)
         torch.testing.assert_close(compiled(x), f(x))
     assert len(compiled.explain().traces) == 1
+
+
+def test_a_level_of_one_window(without_sympy):
+    """Its sizes are known to be numbers; what they are viewed as is written with the sizes of another tensor."""
+
+    def f(x, image):
+        for dim, size in ((1, 1), (2, 7), (3, 1), (4, 7)):
+            assert x.shape[dim] == size
+        height, width = image.shape
+        windows = x.transpose(2, 3).reshape(x.shape[0], height // 7 * 7, width // 7 * 7, x.shape[-1])
+        return windows * 2
+
+    compiled = staticrt.compile(f)
+    for batch, height, width in ((1, 7, 7), (2, 7, 7), (3, 7, 8), (1, 13, 9)):
+        x, image = torch.rand(batch, 1, 7, 1, 7, 4), torch.rand(height, width)
+        torch.testing.assert_close(compiled(x, image), f(x, image))
+    assert not compiled.explain().eager
+
+
+def test_the_order_of_dimensions_of_equal_strides(without_sympy):
+    """Windows in an order that sizes of another tensor tell: the layout of a result is asked for, and guarded."""
+
+    def f(x, image):
+        high = (image.shape[0] + image.shape[0] // 3) // 7
+        return x.reshape(x.shape[0], high, 4, 5).permute(0, 2, 1, 3)[:, :, :1].transpose(0, 2) * 2
+
+    compiled = staticrt.compile(f)
+    for batch, high in ((2, 1), (3, 1), (2, 2), (4, 3), (1, 1)):
+        x, image = torch.rand(batch, 20 * high), torch.rand({1: 6, 2: 11, 3: 16}[high])
+        found = compiled(x, image)
+        torch.testing.assert_close(found, f(x, image))
+        assert found.stride() == f(x, image).stride()
+    assert not compiled.explain().eager

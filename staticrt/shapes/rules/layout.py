@@ -231,6 +231,8 @@ def _compare(dim0: int, dim1: int, rows: Sequence[Sequence[Any]], sizes: Sequenc
             return order
         by_size = _order(expression(sizes[dim0]), expression(sizes[dim1]))
         if by_size is None:
+            by_size = _ordered_here(sizes[dim0], sizes[dim1])
+        if by_size is None:
             return None
         if by_size > 0:
             return 1
@@ -238,7 +240,7 @@ def _compare(dim0: int, dim1: int, rows: Sequence[Sequence[Any]], sizes: Sequenc
 
 
 def _ordered_here(a: Any, b: Any) -> int | None:
-    """The order of two strides in this call, guarding on it; None for symbols that are not ours."""
+    """The order of two strides or sizes in this call, guarding on it; None for symbols that are not ours."""
     if env_of(a) is None and env_of(b) is None:
         return None
     return 1 if a > b else -1 if a < b else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,19 +29,26 @@ def _view(mode: Any, x: torch.Tensor, size: Sequence[Any]) -> Any:
     if not is_plain(x) or any(isinstance(s, int) and s == 0 for s in (*x.shape, *size)):
         return None
     _assume_whole_windows(x.shape, size)
-    sizes = _viewed_sizes(mode, x.shape, size)
+    old = list(map(_known, x.shape))
+    sizes = _viewed_sizes(mode, old, list(map(_known, size)))
     if sizes is None:
         return None
     if not is_contiguous(x) and _has_batch_of_one(mode, x, sizes):
         sizes[0] = 1
-        strides = _viewed_strides(mode, x.stride(), [1, *x.shape[1:]], sizes)
+        strides = _viewed_strides(mode, x.stride(), [1, *old[1:]], sizes)
     else:
         strides = (
             contiguous_strides(mode, sizes)
             if is_contiguous(x)
-            else _viewed_strides(mode, x.stride(), x.shape, sizes)
+            else _viewed_strides(mode, x.stride(), old, sizes)
         )
     return None if strides is None else view_of(mode, x, sizes, strides)
+
+
+def _known(size: Any) -> Any:
+    """A size as a plain number, if the trace has learnt that it is one."""
+    number = None if env_of(size) is None else size.node.maybe_as_int()
+    return size if number is None else number
 
 
 def _assume_whole_windows(old: Sequence[Any], wanted: Sequence[Any]) -> None:
@@ -69,6 +77,7 @@ def _viewed_sizes(mode: Any, old: Sequence[Any], wanted: Sequence[Any]) -> list[
     # Sizes that are on both sides go: what is left mostly are numbers.
     rest_old = [s for s in old if not (isinstance(s, int) and s == 1)]
     rest_new = []
+    left = []  # positions of `rest_new`
     for i, size in enumerate(sizes):
         if i in unknown or (isinstance(size, int) and size == 1):
             continue
@@ -78,6 +87,11 @@ def _viewed_sizes(mode: Any, old: Sequence[Any], wanted: Sequence[Any]) -> list[
                 break
         else:
             rest_new.append(size)
+            left.append(i)
+    if not unknown and all(isinstance(size, int) for size in rest_old):
+        for i in left:  # what they multiply to is a number, so they hardly are anything else in another call
+            sizes[i] = int(sizes[i])
+        return sizes if math.prod(sizes[i] for i in left) == math.prod(rest_old) else None
     if unknown and _comes_out_even(mode, rest_old, rest_new):
         sizes[unknown[0]] = product(mode, rest_old) // product(mode, rest_new)
         return sizes

@@ -42,7 +42,7 @@ _FOLDERS = (  # the first that a file lies in counts
     ("torch/fx", "trace"),
 )
 _IMPORTS = "imports"
-_MODEL = "the model's own code, as it is traced"
+_MODEL = "the model's code and other libraries"
 _FIRST_RUN = "plan, bind, first run"
 
 Function = tuple[str, int, str]  # as pstats names it: file, line, name

@@ -1,7 +1,5 @@
 """The report of a first call: its phases are those that ran, and their times add up to the call's."""
 
-import time
-
 import pytest
 import torch
 
@@ -29,16 +27,12 @@ def test_a_first_call_traces_and_a_later_one_does_not(net, x):
 def test_time_that_the_model_takes_is_the_models(x):
     class Slow(torch.nn.Module):
         def forward(self, x):
-            time.sleep(0.3)  # an effect: it runs eagerly
-            return x * 2
+            return x * (sum(range(3_000_000)) % 7)
 
     report = first_call(staticrt.compile(Slow()), (x,), limit=None)
-    (forward,) = (
-        seconds for name, seconds in report.functions if name.endswith("test_first_call.py:31 forward")
-    )
-    assert 0.3 <= forward <= report.seconds
+    (forward,) = (seconds for name, seconds in report.functions if name.endswith(" forward"))
     own = {phase.name: phase.seconds for phase in report.phases}
-    assert own["the model's own code, as it is traced"] >= 0.3
+    assert own["lowering"] < forward <= own["the model's code and other libraries"] <= report.seconds
     assert len(first_call(staticrt.compile(Slow()), (x,), limit=3).functions) == 3
 
 
