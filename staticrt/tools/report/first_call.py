@@ -1,19 +1,19 @@
 """Where the time of a first call goes: tracing, shapes, passes, lowering, planning and the first run.
 
-Python's own profiler (`cProfile`) times the call; every function's own time is counted to the phase that its file
-belongs to, and that of C functions to the phase of the Python function that calls them.
+Another thread looks at the call's Python stack every half a millisecond and counts the time since its last look to the
+innermost function, whose file says the phase; what a C function takes counts to its caller. A profiler of Python's
+would see nothing of a trace, which has the thread's profile function itself.
 """
 
 from __future__ import annotations
 
-import cProfile
 import dataclasses
 import os
-import pstats
+import sys
+import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from tabulate import tabulate
@@ -42,10 +42,12 @@ _FOLDERS = (  # the first that a file lies in counts
     ("torch/fx", "trace"),
 )
 _IMPORTS = "imports"
+_COLLECTOR = "Python's garbage collector"  # a trace is told when it begins, and then stands there
 _MODEL = "the model's code and other libraries"
-_FIRST_RUN = "plan, bind, first run"
+_SECONDS_BETWEEN_LOOKS = 0.0005
 
-Function = tuple[str, int, str]  # as pstats names it: file, line, name
+Function = tuple[str, int, str]  # file, first line, name
+_Key = TypeVar("_Key", str, Function)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,9 +70,9 @@ class FirstCallReport:
 
     Attributes:
         name: the model's.
-        seconds: the first call, with the profiler, which makes Python code up to twice as slow.
-        second_seconds: the call after it, without the profiler.
-        phases: largest first; their seconds sum up to what the profiler saw.
+        seconds: the first call.
+        second_seconds: the call after it.
+        phases: largest first; their seconds sum up to the first call's.
         functions: the slowest functions, by own time: "file:line name", seconds.
     """
 
@@ -85,10 +87,7 @@ class FirstCallReport:
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
-        head = (
-            f"{self.name}: first call {self.seconds:.3f} s under Python's profiler, "
-            f"second call {self.second_seconds * 1e3:.2f} ms"
-        )
+        head = f"{self.name}: first call {self.seconds:.3f} s, second call {self.second_seconds * 1e3:.2f} ms"
         rows = [[p.name, f"{p.seconds * 1e3:.1f}", f"{100 * p.share:.1f}"] for p in self.phases]
         slow = [[name, f"{seconds * 1e3:.1f}"] for name, seconds in self.functions]
         return "\n\n".join(
@@ -116,64 +115,81 @@ def first_call(
         limit: functions listed; None: all.
     """
     kwargs = kwargs or {}
-    profiler = cProfile.Profile()
+    looks = _Looks(threading.get_ident())
     with torch.no_grad():
         begin = time.perf_counter()
-        profiler.enable()
-        try:
+        with looks:
             compiled(*args, **kwargs)
-        finally:
-            profiler.disable()
         end = time.perf_counter()
         compiled(*args, **kwargs)
         second = time.perf_counter() - end
-    own = _own_times(pstats.Stats(profiler).stats)  # type: ignore[attr-defined]
-    phases: Counter[str] = Counter()
+    own = looks.own
+    phases: dict[str, float] = {}
     for function, seconds in own.items():
-        phases[_phase(function)] += seconds
+        phases[_phase(function)] = phases.get(_phase(function), 0.0) + seconds
     whole = sum(phases.values()) or 1.0
     return FirstCallReport(
         name=name,
         seconds=end - begin,
         second_seconds=second,
-        phases=tuple(Phase(phase, value, value / whole) for phase, value in phases.most_common()),
-        functions=tuple((_named(function), value) for function, value in own.most_common(limit)),
+        phases=tuple(Phase(phase, value, value / whole) for phase, value in _largest(phases)),
+        functions=tuple((_named(function), value) for function, value in _largest(own)[:limit]),
     )
 
 
-def _own_times(stats: Mapping[Function, Any]) -> Counter[Function]:
-    """Own time of each Python function, with that of the C functions it called."""
-    own: Counter[Function] = Counter()
-    for function, (_calls, _primitive, seconds, _cumulative, callers) in stats.items():
-        if not _is_c(function):
-            own[function] += seconds
-            continue
-        known = {caller: times[2] for caller, times in callers.items() if not _is_c(caller)}
-        for caller, part in known.items():
-            own[caller] += part
-        own[function] += seconds - sum(known.values())
-    return own
+def _largest(times: dict[_Key, float]) -> list[tuple[_Key, float]]:
+    return sorted(times.items(), key=lambda item: item[1], reverse=True)
 
 
-def _is_c(function: Function) -> bool:
-    return function[0] == "~"
+class _Looks:
+    """Looks at a thread's stack while the context is open.
+
+    Attributes:
+        own: time of each function by itself.
+    """
+
+    def __init__(self, thread: int) -> None:
+        self.own: dict[Function, float] = {}
+        self._watched = thread
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> None:
+        self._interval = sys.getswitchinterval()
+        sys.setswitchinterval(_SECONDS_BETWEEN_LOOKS)  # else a look waits for 5 ms
+        self._thread.start()
+
+    def __exit__(self, *_error: object) -> None:
+        self._done.set()
+        self._thread.join()
+        sys.setswitchinterval(self._interval)
+
+    def _look(self) -> None:
+        last = time.perf_counter()
+        over = False
+        while not over:
+            over = self._done.wait(_SECONDS_BETWEEN_LOOKS)
+            frame = sys._current_frames().get(self._watched)
+            now = time.perf_counter()
+            if frame is not None:
+                code = frame.f_code
+                function = (code.co_filename, code.co_firstlineno, code.co_name)
+                self.own[function] = self.own.get(function, 0.0) + now - last
+            last = now
 
 
 def _phase(function: Function) -> str:
-    file, _line, name = function
-    if _is_c(function):
-        return _FIRST_RUN if "staticrt" in name else _MODEL
+    file = function[0].replace(os.sep, "/")
+    if function[2] == "_before_collection":
+        return _COLLECTOR
     if "importlib" in file:
         return _IMPORTS
-    parts = file.replace(os.sep, "/")
     for folder, phase in _FOLDERS:
-        if f"/{folder}/" in parts or f"/{folder}.py" in parts:
+        if f"/{folder}/" in file or f"/{folder}.py" in file:
             return phase
     return _MODEL
 
 
 def _named(function: Function) -> str:
     file, line, name = function
-    if _is_c(function):
-        return name
     return f"{'/'.join(file.replace(os.sep, '/').split('/')[-3:])}:{line} {name}"

@@ -1,5 +1,7 @@
 """The report of a first call: its phases are those that ran, and their times add up to the call's."""
 
+import sys
+
 import pytest
 import torch
 
@@ -15,9 +17,9 @@ def names(report):
 
 def test_a_first_call_traces_and_a_later_one_does_not(net, x):
     first, later = first_call(net, (x,), name="net"), first_call(net, (x,), name="net")
-    assert {TRACE, PASSES, LOWERING} <= names(first)
+    assert TRACE in names(first)
     assert not {PASSES, LOWERING} & names(later)
-    assert sum(phase.seconds for phase in first.phases) == pytest.approx(first.seconds, rel=0.2)
+    assert sum(phase.seconds for phase in first.phases) == pytest.approx(first.seconds, rel=0.3)
     assert sum(phase.share for phase in first.phases) == pytest.approx(1)
     assert [p.seconds for p in first.phases] == sorted((p.seconds for p in first.phases), reverse=True)
     assert "net: first call" in str(first)
@@ -27,12 +29,12 @@ def test_a_first_call_traces_and_a_later_one_does_not(net, x):
 def test_time_that_the_model_takes_is_the_models(x):
     class Slow(torch.nn.Module):
         def forward(self, x):
-            return x * (sum(range(3_000_000)) % 7)
+            return x * (sum(range(30_000_000)) % 7)
 
     report = first_call(staticrt.compile(Slow()), (x,), limit=None)
     (forward,) = (seconds for name, seconds in report.functions if name.endswith(" forward"))
     own = {phase.name: phase.seconds for phase in report.phases}
-    assert own["lowering"] < forward <= own["the model's code and other libraries"] <= report.seconds
+    assert report.seconds / 4 < forward <= own["the model's code and other libraries"] <= report.seconds
     assert len(first_call(staticrt.compile(Slow()), (x,), limit=3).functions) == 3
 
 
@@ -40,6 +42,7 @@ def test_what_the_model_raises_reaches_the_caller(x):
     def wrong(x):
         raise ValueError("no such thing")
 
+    before = sys.getswitchinterval()
     with pytest.raises(ValueError, match="no such thing"):
         first_call(staticrt.compile(wrong), (x,))
-    first_call(staticrt.compile(lambda x: x + 1), (x,))  # the profiler was taken off
+    assert sys.getswitchinterval() == before
