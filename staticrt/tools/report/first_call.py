@@ -170,9 +170,10 @@ class _Looks:
         while not over:
             over = self._done.wait(_SECONDS_BETWEEN_LOOKS)
             frame = sys._current_frames().get(self._watched)
+            code = None if frame is None else frame.f_code
+            del frame  # a trace searches for who else holds its values, which a frame does
             now = time.perf_counter()
-            if frame is not None:
-                code = frame.f_code
+            if code is not None:
                 function = (code.co_filename, code.co_firstlineno, code.co_name)
                 self.own[function] = self.own.get(function, 0.0) + now - last
             last = now
