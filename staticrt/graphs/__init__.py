@@ -1,4 +1,4 @@
-"""Stage 8: captures runs and replays them, on the CPU or CUDA.
+"""Stage 8: captures runs and replays them: CPU, `sim`, CUDA.
 
 `GraphContext` captures functions by hand; `staticrt.compile(module, graphs=True)` does it for compiled modules.
 """
