@@ -1,6 +1,7 @@
 """Each recipe of docs/recipes.md runs as it stands; one whose library is missing is skipped by name."""
 
 import importlib
+import importlib.metadata
 import re
 from pathlib import Path
 
@@ -15,8 +16,13 @@ RECIPES = {
 }
 
 
-def missing(code):
-    """The first library that a recipe imports and that cannot be imported here, with the reason."""
+def missing(code, install):
+    """The first library that a recipe needs and that is not here or cannot be imported, with the reason."""
+    for name in re.findall(r"[\w-]+", re.sub(r"\[.*?\]", "", install)):
+        try:
+            importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            return f"{name} is not installed"
     for name in re.findall(r"^(?:import|from) (\w+)", code, re.MULTILINE):
         try:
             importlib.import_module(name)
@@ -35,7 +41,7 @@ def test_every_section_is_a_recipe():
 @pytest.mark.parametrize("title", RECIPES)
 def test_a_recipe_runs(title, tmp_path, monkeypatch, recwarn):
     install, (code,) = RECIPES[title]
-    if (reason := missing(code)) is not None:
+    if (reason := missing(code, install)) is not None:
         pytest.skip(f"{reason}: pip install {install}")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
