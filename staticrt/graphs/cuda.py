@@ -18,6 +18,7 @@ from typing import Any, cast
 import torch
 
 from staticrt.errors import DeviceError, InputError
+from staticrt.graphs.fixed_addresses import FixedAddressCapture
 from staticrt.graphs.protocol import (
     GraphCaps,
     GraphCapture,
@@ -219,8 +220,10 @@ class CudaGraphPool:
         return found
 
 
-class CudaGraphCapture:
+class CudaGraphCapture(FixedAddressCapture):
     """`GraphCapture` on CUDA: its inputs and outputs stay where they were at the capture."""
+
+    what = "a CUDA graph"
 
     def __init__(self, pool: CudaGraphPool, keep: bool) -> None:
         self._pool = pool
@@ -262,27 +265,8 @@ class CudaGraphCapture:
                     raise
                 raise raised from error
 
-    def bind_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
-        raise InputError(
-            "a CUDA graph writes its outputs to the addresses of the capture (caps.rebind_outputs is False)"
-        )
-
-    def replay(
-        self,
-        rebinds: Sequence[torch.Tensor] | None = None,
-        outputs: Sequence[torch.Tensor] | None = None,
-    ) -> None:
-        if rebinds is not None or outputs is not None:
-            raise InputError(
-                "a CUDA graph reads and writes at the addresses of the capture (caps.rebind_inputs is False)",
-                fix="copy inputs into the tensors of the capture",
-            )
+    def _replay_in_place(self) -> None:
         self._graph.replay()
-
-    def replay_new(self, rebinds: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        raise InputError(
-            "a CUDA graph writes its outputs to the addresses of the capture (caps.rebind_outputs is False)"
-        )
 
     def reset(self) -> None:
         self._graph.reset()
@@ -298,24 +282,6 @@ class CudaGraphCapture:
     def num_kernels(self) -> int:
         """Always 1, because torch does not report a graph's number of launches."""
         return 1
-
-    @property
-    def may_vary(self) -> bool:
-        """Always False: reading a size from the device makes the capture fail."""
-        return False
-
-    @property
-    def unexplained(self) -> int:
-        """Always 0: the driver records every launch."""
-        return 0
-
-    def agrees_with(self, other: Any) -> bool:
-        return True
-
-    @property
-    def constant_bytes(self) -> int:
-        """Always 0: constants lie in the pool."""
-        return 0
 
 
 class CudaBackend:

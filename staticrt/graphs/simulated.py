@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 
 from staticrt.errors import DeviceError, InputError
+from staticrt.graphs.fixed_addresses import FixedAddressCapture
 from staticrt.graphs.protocol import (
     GraphCaps,
     GraphCapture,
@@ -124,8 +125,10 @@ class SimGraphPool:
         return self.native.trim() if self.graphs == 0 else 0
 
 
-class SimGraphCapture:
+class SimGraphCapture(FixedAddressCapture):
     """`GraphCapture` on a simulated device: its inputs and outputs stay where they were at the capture."""
+
+    what = "a graph of sim"
 
     def __init__(self, pool: SimGraphPool) -> None:
         self._pool = pool
@@ -156,29 +159,10 @@ class SimGraphCapture:
         self._graph = graph
         pool.graphs += 1
 
-    def bind_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
-        raise InputError(
-            "a graph of sim writes its outputs to the addresses of the capture (caps.rebind_outputs is False)"
-        )
-
-    def replay(
-        self,
-        rebinds: Sequence[torch.Tensor] | None = None,
-        outputs: Sequence[torch.Tensor] | None = None,
-    ) -> None:
-        if rebinds is not None or outputs is not None:
-            raise InputError(
-                "a graph of sim reads and writes at the addresses of the capture (caps.rebind_inputs is False)",
-                fix="copy inputs into the tensors of the capture",
-            )
+    def _replay_in_place(self) -> None:
         stream = torch.accelerator.current_stream(self._pool.index)
         self._pool.give_to(stream, stream)
         self._captured.replay(stream.stream_id)
-
-    def replay_new(self, rebinds: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        raise InputError(
-            "a graph of sim writes its outputs to the addresses of the capture (caps.rebind_outputs is False)"
-        )
 
     def reset(self) -> None:
         graph, self._graph = self._graph, None
@@ -203,24 +187,6 @@ class SimGraphCapture:
     @property
     def num_kernels(self) -> int:
         return self._captured.num_kernels
-
-    @property
-    def may_vary(self) -> bool:
-        """Always False: reading a size from the device makes the capture fail."""
-        return False
-
-    @property
-    def unexplained(self) -> int:
-        """Always 0: the driver records every operator."""
-        return 0
-
-    def agrees_with(self, other: Any) -> bool:
-        return True
-
-    @property
-    def constant_bytes(self) -> int:
-        """Always 0: constants lie in the pool."""
-        return 0
 
     def register_generator(self, generator: torch.Generator) -> None:
         self._generators.append(generator)
