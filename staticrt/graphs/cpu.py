@@ -61,6 +61,9 @@ class CpuGraphCapture:
     ) -> None:
         self.native.replay(rebinds, outputs)
 
+    def take_turn(self) -> None:
+        pass
+
     def replay_new(self, rebinds: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return self.native.replay_new(rebinds)
 

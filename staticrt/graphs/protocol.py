@@ -202,6 +202,10 @@ class GraphCapture(Protocol):
         """
         ...
 
+    def take_turn(self) -> None:
+        """Let the current stream come after all work of the pool's graphs: their inputs are written next."""
+        ...
+
     def replay_new(self, rebinds: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Replay into newly allocated tensors, and return these in the order of `bind_outputs`.
 

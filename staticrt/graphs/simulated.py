@@ -159,9 +159,13 @@ class SimGraphCapture(FixedAddressCapture):
         self._graph = graph
         pool.graphs += 1
 
-    def _replay_in_place(self) -> None:
+    def take_turn(self) -> None:
         stream = torch.accelerator.current_stream(self._pool.index)
         self._pool.give_to(stream, stream)
+
+    def _replay_in_place(self) -> None:
+        self.take_turn()
+        stream = torch.accelerator.current_stream(self._pool.index)
         self._captured.replay(stream.stream_id)
 
     def reset(self) -> None:

@@ -223,6 +223,7 @@ class Node(PathNode):
         """
         self.replays += 1
         if self.copies.indices:
+            self.graph.take_turn()
             self.copies.run(inputs)
             self.copied_bytes += self.copies.nbytes
         self.graph.replay()

@@ -63,6 +63,9 @@ class CpuCopyCapture(CpuGraphCapture):
     def bind_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
         raise InputError("a copying graph writes its outputs to the addresses of the capture")
 
+    def take_turn(self) -> None:
+        pass
+
     def replay_new(self, rebinds: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         raise InputError("a copying graph writes its outputs to the addresses of the capture")
 

@@ -186,6 +186,9 @@ class FakeGraph:
             put_back(saved, recording)
             raise CaptureError(self.broken)
 
+    def take_turn(self) -> None:
+        pass
+
     def replay_new(self, rebinds: Any) -> list[torch.Tensor]:
         memory = [torch.empty_strided(size, stride, dtype=dtype) for size, stride, dtype in self.metas]
         self.replay(rebinds, memory)
