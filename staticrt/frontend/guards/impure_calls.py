@@ -289,7 +289,7 @@ class EffectsSeen:
         self.any |= not keeps_random and _model_frame(frame) is not None and effect_of(function) is not None
 
     def _returned(self, _function: Any) -> None:
-        """Nobody's return is of interest."""
+        """The watcher needs no function's return."""
 
 
 def _asks_for_class(frame: types.FrameType) -> bool:

@@ -1,8 +1,8 @@
 """Where the time of a first call goes: tracing, shapes, passes, lowering, planning and the first run.
 
 Another thread looks at the call's Python stack every half a millisecond and counts the time since its last look to the
-innermost function, whose file says the phase; what a C function takes counts to its caller. A profiler of Python's
-would see nothing of a trace, which has the thread's profile function itself.
+innermost function, whose file says the phase; what a C function takes counts to its caller. Python's own profilers
+would see nothing of a trace, because the tracer uses the thread's profile function itself.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _FOLDERS = (  # the first that a file lies in counts
     ("torch/fx", "trace"),
 )
 _IMPORTS = "imports"
-_COLLECTOR = "Python's garbage collector"  # a trace is told when it begins, and then stands there
+_COLLECTOR = "Python's garbage collector"  # a callback of the trace is the innermost frame while it runs
 _MODEL = "the model's code and other libraries"
 _SECONDS_BETWEEN_LOOKS = 0.0005
 
