@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 MAX_ROUNDS = 400
+REST_SECONDS = 0.05  # threads that wait by spinning are asleep by then: OpenMP's after some ms, ONNX Runtime's too
 MIN_CLEAN_ROUNDS = 3
 MIN_CLEAN_SHARE = 0.2  # fewer clean blocks are a biased sample: short or lucky blocks escape preemption
 
@@ -140,23 +141,34 @@ def interleave(
     seconds: float,
     block_seconds: float,
     min_rounds: int,
+    rest_seconds: float = 0.0,
 ) -> list[Round]:
     """Alternate blocks of both for about `seconds`, in at least `min_rounds` rounds.
 
-    Every second round begins with the other one, so that neither always finds the caches warmer.
+    Every second round begins with the other one, so that neither always finds the caches warmer. A rest, which does not
+    count into `seconds`, and an untimed call come before each block where `rest_seconds` is not 0: worker threads spin for
+    some milliseconds after their last task, and on the CPUs that the other one is timed on.
     """
     baseline_calls = calls_per_block(baseline, block_seconds)
     candidate_calls = calls_per_block(candidate, block_seconds)
+
+    def block(measure: Callable[[int], Block], calls: int) -> Block:
+        if rest_seconds:
+            time.sleep(rest_seconds)
+            measure(1)
+        return measure(calls)
+
     rounds: list[Round] = []
     end = time.perf_counter() + seconds
     while len(rounds) < min_rounds or (time.perf_counter() < end and len(rounds) < MAX_ROUNDS):
         if len(rounds) % 2:
-            second = candidate(candidate_calls)
-            first = baseline(baseline_calls)
+            second = block(candidate, candidate_calls)
+            first = block(baseline, baseline_calls)
         else:
-            first = baseline(baseline_calls)
-            second = candidate(candidate_calls)
+            first = block(baseline, baseline_calls)
+            second = block(candidate, candidate_calls)
         rounds.append(Round(first, second))
+        end += 2 * rest_seconds
     return rounds
 
 

@@ -101,6 +101,7 @@ def run_pair(job: Job, stage: Stage) -> Result:
             seconds=setting.seconds,
             block_seconds=setting.block_seconds,
             min_rounds=setting.min_rounds,
+            rest_seconds=timing.REST_SECONDS if setting.threads > 1 else 0.0,
         )
         comparison = timing.compare(rounds, setting.threads)
         # Warm up again: a peer may specialise only after the calls so far.
