@@ -17,7 +17,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 MAX_ROUNDS = 400
-REST_SECONDS = 0.05  # threads that wait by spinning are asleep by then: OpenMP's after some ms, ONNX Runtime's too
+REST_SECONDS = (
+    0.05  # threads that wait by spinning are asleep by then: OpenMP's after some ms, ONNX Runtime's too
+)
 MIN_CLEAN_ROUNDS = 3
 MIN_CLEAN_SHARE = 0.2  # fewer clean blocks are a biased sample: short or lucky blocks escape preemption
 

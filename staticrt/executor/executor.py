@@ -27,7 +27,7 @@ from staticrt.executor.trace_cache import TraceCache
 from staticrt.executor.trace_maker import TraceMaker
 from staticrt.frontend.dynamo.dynamo import NotCompiled
 from staticrt.frontend.graph import KnownInputs
-from staticrt.frontend.guards.state import has_global_hooks
+from staticrt.frontend.guards.global_hooks import has_global_hooks
 from staticrt.native import _C
 from staticrt.options import Options
 from staticrt.runtime import donation

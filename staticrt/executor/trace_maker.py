@@ -11,7 +11,8 @@ import torch
 
 from staticrt.frontend.arguments.names import argument_names
 from staticrt.frontend.graph import KnownInputs, TracedGraph
-from staticrt.frontend.guards.state import Snapshot, global_hooks
+from staticrt.frontend.guards.global_hooks import global_hooks
+from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.reasons import CannotTrace
 from staticrt.frontend.tracing.request import TraceRequest
 from staticrt.frontend.tracing.sizing import Sizing

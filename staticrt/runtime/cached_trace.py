@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from staticrt.frontend.graph import InputSpec, TracedGraph
-from staticrt.frontend.guards.state import StateGuard
+from staticrt.frontend.guards.state_guard import StateGuard
 from staticrt.runtime.call_key import CallKey
 from staticrt.runtime.call_spec import CallSpec
 

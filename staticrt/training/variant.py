@@ -9,7 +9,7 @@ import torch
 
 from staticrt.frontend.arguments.structure import Flattener
 from staticrt.frontend.graph import TracedGraph
-from staticrt.frontend.guards.state import StateGuard
+from staticrt.frontend.guards.state_guard import StateGuard
 from staticrt.native import _C
 from staticrt.runtime.cached_trace import CachedTrace, share_memory, tensor_metadata
 from staticrt.runtime.call import Call

@@ -28,50 +28,36 @@ from staticrt import tuning
 from staticrt.frontend.guards.decimal_context import DecimalContextRecord, is_decimal
 from staticrt.frontend.guards.effects import hidden_names, is_hidden, is_own_random
 from staticrt.frontend.guards.numpy_errors import NumpyErrorsRecord
-from staticrt.frontend.guards.records import (
-    AnswerRecord,
+from staticrt.frontend.guards.object_records import (
     ArgumentsRecord,
-    BufferRecord,
-    CellRecord,
     ClassRecord,
-    DictRecord,
-    FactsRecord,
     FunctionRecord,
-    ListingRecord,
-    ListRecord,
     ObjectRecord,
-    Record,
-    ScopeRecord,
-    TensorRecord,
-    logger_records,
     slots_record,
 )
+from staticrt.frontend.guards.records import (
+    CellRecord,
+    DictRecord,
+    ListRecord,
+    Record,
+    ScopeRecord,
+    logger_records,
+)
 from staticrt.frontend.guards.special_names import SPECIAL_NAMES
+from staticrt.frontend.guards.state_guard import StateGuard
+from staticrt.frontend.guards.state_leaves import is_leaf
 from staticrt.frontend.guards.state_values import has_bytes_of_ctypes, slots_of
+from staticrt.frontend.guards.value_records import (
+    AnswerRecord,
+    BufferRecord,
+    FactsRecord,
+    ListingRecord,
+    TensorRecord,
+)
 from staticrt.frontend.guards.weak_references import WeakReferences
 from staticrt.frontend.reasons import is_torch_file
 from staticrt.native import _C
 
-# Of exactly these types, or an object of those: nothing that could change is reached through it.
-_PLAIN: frozenset[type] = frozenset(
-    (
-        *(str, bytes, int, float, complex, bool, type(None), slice, range, re.Pattern),
-        *(types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType),
-        *(types.GetSetDescriptorType, types.MemberDescriptorType),
-    )
-)
-_OWN_STATE: tuple[type, ...] = (
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-    torch.Generator,
-    torch.Size,
-    torch._ops.OperatorBase,  # with caches of their own
-    torch._ops.OpOverloadPacket,
-    torch._library.custom_ops.CustomOpDef,  # the same
-)
-_leaf_types: dict[type, bool] = {}
 _PLAIN_DICTS = frozenset({dict, OrderedDict})
 _PLAIN_LISTS = frozenset({list, tuple, set, frozenset, deque})
 _HEAP_TYPE = 1 << 9  # in `type.__flags__`: not of C, so its attributes and its objects' class can change
@@ -468,82 +454,6 @@ def _name_of(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def is_leaf(value: Any) -> bool:
-    """Whether nothing that could change is reached through a value."""
-    kind = type(value)
-    known = _leaf_types.get(kind)
-    if known is None:
-        known = kind in _PLAIN or issubclass(kind, _OWN_STATE)
-        if not kind.__flags__ & _HEAP_TYPE:  # a class of Python's would never go
-            _leaf_types[kind] = known
-    return known
-
-
 def _is_of_torch(value: Any) -> bool:
     """Whether it is a function of torch, which is recorded once it runs."""
     return type(value) is types.FunctionType and is_torch_file(value.__code__.co_filename)
-
-
-def global_hooks() -> list[tuple[str, dict[int, Any]]]:
-    """Torch's tables of hooks that every module calls, with names, as roots of a snapshot."""
-    module: Any = torch.nn.modules.module
-    names = (f"_global_{kind}_hooks" for kind in ("forward", "forward_pre", "backward", "backward_pre"))
-    return [(name, getattr(module, name)) for name in names]
-
-
-def has_global_hooks() -> bool:
-    """Whether any of those tables holds a hook."""
-    module: Any = torch.nn.modules.module
-    return bool(
-        module._global_forward_hooks
-        or module._global_forward_pre_hooks
-        or module._global_backward_hooks
-        or module._global_backward_pre_hooks
-    )
-
-
-class StateGuard:
-    """Whether what a snapshot recorded still holds.
-
-    Args:
-        records: the snapshot's records.
-        names: what the code may read by name.
-        num_threads: torch's number of threads, if the model asked for it.
-    """
-
-    def __init__(self, records: Iterable[Record], names: frozenset[str], num_threads: int | None) -> None:
-        parts: dict[str, list[Any]] = {}
-        self._others: list[Record] = []
-        for record in records:
-            if record.part:
-                parts.setdefault(record.part, []).append(record.entry())
-            else:
-                self._others.append(record)
-        self._native = _C.StateGuard(**parts, names=names)
-        self._names = names
-        self._num_threads = num_threads
-        self.counts = {part: len(entries) for part, entries in parts.items()}
-        if self._others:
-            self.counts["compared in Python"] = len(self._others)
-
-    def holds(self) -> bool:
-        """True while nothing that the trace read has changed."""
-        if self._num_threads not in (None, torch.get_num_threads()):
-            return False
-        return self._native.holds() and all(record.holds() for record in self._others)
-
-    def read_attribute(self, leaves: Iterable[Any]) -> str | None:
-        """The name of an attribute that the caller gave a tensor and the code may read, or None."""
-        for leaf in leaves:
-            if isinstance(leaf, torch.Tensor) and (found := _C.attributes_of(leaf)):
-                for name in found:
-                    if name in self._names:
-                        return name
-        return None
-
-    def native(self) -> _C.StateGuard | None:
-        """The check in C++, or None if there is more that only Python compares.
-
-        The number of threads is not in it: the fast path compares that in every call.
-        """
-        return None if self._others else self._native

@@ -5,9 +5,12 @@ from __future__ import annotations
 import types
 
 from staticrt import tuning
+from staticrt.frontend.guards.object_records import ClassRecord, FunctionRecord
 from staticrt.frontend.guards.reads import Reads
-from staticrt.frontend.guards.records import AnswerRecord, ClassRecord, FunctionRecord, Record, ScopeRecord
-from staticrt.frontend.guards.state import Snapshot, StateGuard
+from staticrt.frontend.guards.records import Record, ScopeRecord
+from staticrt.frontend.guards.state import Snapshot
+from staticrt.frontend.guards.state_guard import StateGuard
+from staticrt.frontend.guards.value_records import AnswerRecord
 
 # Of these kinds Dynamo guards little, and models seldom change them.
 _SELDOM = (AnswerRecord, ClassRecord, FunctionRecord, ScopeRecord)

@@ -1,0 +1,42 @@
+"""Values through which nothing that could change is reached."""
+
+from __future__ import annotations
+
+import re
+import types
+from typing import Any
+
+import torch
+
+# Of exactly these types, or an object of those: nothing that could change is reached through it.
+_PLAIN: frozenset[type] = frozenset(
+    (
+        *(str, bytes, int, float, complex, bool, type(None), slice, range, re.Pattern),
+        *(types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType),
+        *(types.GetSetDescriptorType, types.MemberDescriptorType),
+    )
+)
+_OWN_STATE: tuple[type, ...] = (
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    torch.Generator,
+    torch.Size,
+    torch._ops.OperatorBase,  # with caches of their own
+    torch._ops.OpOverloadPacket,
+    torch._library.custom_ops.CustomOpDef,  # the same
+)
+_leaf_types: dict[type, bool] = {}
+_HEAP_TYPE = 1 << 9  # in `type.__flags__`: not of C, so its attributes and its objects' class can change
+
+
+def is_leaf(value: Any) -> bool:
+    """Whether nothing that could change is reached through a value."""
+    kind = type(value)
+    known = _leaf_types.get(kind)
+    if known is None:
+        known = kind in _PLAIN or issubclass(kind, _OWN_STATE)
+        if not kind.__flags__ & _HEAP_TYPE:  # a class of Python's would never go
+            _leaf_types[kind] = known
+    return known

@@ -1,0 +1,158 @@
+"""Records of what tensors, buffers and C functions hold or answer when a trace first meets them."""
+
+from __future__ import annotations
+
+import array
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from staticrt.frontend.guards.records import MISSING, Compared
+from staticrt.frontend.guards.state_values import (
+    content_of,
+    has_bytes_of_ctypes,
+)
+from staticrt.native import _C
+
+
+class TensorRecord(Compared):
+    """The Python attributes of a tensor by names that code may read.
+
+    Args:
+        names: the names, to which more are added.
+        compared: ids of tensors that the graph reads, to which more are added: their layout is compared with it.
+    """
+
+    part = "tensors"
+
+    def __init__(self, path: str, live: torch.Tensor, names: set[str], compared: set[int]) -> None:
+        self.path = path
+        self.live = live
+        self._compared = compared
+        self._names = names
+        self.saved: dict[str, Any] = dict(_C.attributes_of(live) or {})
+
+    def _differing(self) -> list[str]:
+        now = _C.attributes_of(self.live) or {}
+        if not now and not self.saved:
+            return []
+        keys = (now.keys() | self.saved.keys()) & self._names
+        return sorted(key for key in keys if now.get(key, MISSING) is not self.saved.get(key, MISSING))
+
+    def changes(self) -> Iterable[str]:
+        return [f"{self.path}.{name}" for name in self._differing()]
+
+    def restore(self) -> None:
+        for name in self._differing():
+            if name in self.saved:
+                vars(self.live)[name] = self.saved[name]
+            else:
+                del vars(self.live)[name]
+
+    def entry(self) -> tuple[Any, ...]:
+        attributes = {name: value for name, value in self.saved.items() if name in self._names}
+        return self.live, attributes, id(self.live) not in self._compared
+
+
+class FactsRecord:
+    """What a tensor is in autograd, for code that names such attributes."""
+
+    part = ""
+    NAMES = frozenset({"grad", "grad_fn", "is_leaf", "_base", "_version"})
+
+    def __init__(self, live: torch.Tensor, names: frozenset[str]) -> None:
+        self.live = live
+        self.saved = [(name, getattr(live, name)) for name in sorted(names)]
+
+    def changes(self) -> Iterable[str]:
+        return ()
+
+    def restore(self) -> None:
+        """`Escapes` takes back what a trace leaves there."""
+
+    def entry(self) -> tuple[Any, ...]:
+        return ()
+
+    def holds(self) -> bool:
+        return all(
+            now is value or (name == "_version" and now == value)
+            for name, value in self.saved
+            for now in (getattr(self.live, name),)
+        )
+
+
+class BufferRecord:
+    """The bytes of a numpy array, an `array.array`, a bytearray, a memoryview or an object of `ctypes`."""
+
+    part = ""
+
+    def __init__(self, path: str, live: Any) -> None:
+        self.path = path
+        self.live = live
+        self.saved = content_of(live)
+
+    def changes(self) -> Iterable[str]:
+        return () if self.holds() else [self.path]
+
+    def restore(self) -> None:
+        if self.holds():
+            return
+        if isinstance(self.live, bytearray):
+            self.live[:] = self.saved
+        elif isinstance(self.live, memoryview):
+            if self.live.c_contiguous and not self.live.readonly:
+                self.live.cast("B")[:] = self.saved
+        elif isinstance(self.live, array.array):
+            self.live[:] = array.array(self.live.typecode, self.saved)
+        elif has_bytes_of_ctypes(self.live):
+            memoryview(self.live).cast("B")[:] = self.saved
+        elif len(self.saved) == self.live.nbytes:
+            self.live[...] = type(self.live)(self.live.shape, self.live.dtype, self.saved)
+
+    def entry(self) -> tuple[Any, ...]:
+        return ()
+
+    def holds(self) -> bool:
+        return content_of(self.live) == self.saved
+
+
+class AnswerRecord(Compared):
+    """What a C function without arguments answers: a number or a text."""
+
+    part = "answers"
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.function = function
+        self.saved = function()
+
+    def changes(self) -> Iterable[str]:
+        return () if self.function() == self.saved else [f"{self.function.__name__}()"]
+
+    def restore(self) -> None:
+        """What it tells of cannot be undone."""
+
+    def entry(self) -> tuple[Any, ...]:
+        return self.function, self.saved
+
+
+class ListingRecord:
+    """What `dir` lists of a value."""
+
+    part = ""
+
+    def __init__(self, live: Any, names: list[str]) -> None:
+        self.live = live
+        self.saved = names
+
+    def changes(self) -> Iterable[str]:
+        return () if self.holds() else ["dir()"]
+
+    def restore(self) -> None:
+        """The records of the value's dict and class undo it."""
+
+    def entry(self) -> tuple[Any, ...]:
+        return ()
+
+    def holds(self) -> bool:
+        return dir(self.live) == self.saved
