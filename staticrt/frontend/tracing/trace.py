@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from staticrt import locks, tuning
 from staticrt.frontend import budget
@@ -24,12 +23,11 @@ from staticrt.frontend.arguments.structure import (
     repeated,
     same_contents,
 )
-from staticrt.frontend.graph import InputSpec, TracedGraph
+from staticrt.frontend.graph import TracedGraph
 from staticrt.frontend.guards.impure_calls import ImpureCall, Watcher
 from staticrt.frontend.guards.model_builtins import NeedsNumber
 from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.reasons import (
-    OTHERWISE,
     ArgumentRead,
     CannotTrace,
     FirstCalls,
@@ -41,6 +39,7 @@ from staticrt.frontend.reasons import (
 from staticrt.frontend.thread_state import ThreadState, certainly
 from staticrt.frontend.tracing import compiling
 from staticrt.frontend.tracing.escapes import let_go
+from staticrt.frontend.tracing.finish import assert_data_dependent, finish
 from staticrt.frontend.tracing.maybe_views import SizesDecideViews, results_show, writes_show
 from staticrt.frontend.tracing.patches import tracing
 from staticrt.frontend.tracing.request import TraceRequest
@@ -205,8 +204,8 @@ def _record(request: TraceRequest, watcher: Watcher, undo: list[Callable[[], obj
             if not all(found.is_guarded for found in tracer.maybe_views):
                 raise NeedsShapeEnv("a view or a copy, which torch's own sizes guard") from None
             raise
-        _assert_data_dependent(tracer)
-    return _finish(request, tracer, nodes, written, out_spec, guards_of(env, fakes))
+        assert_data_dependent(tracer)
+    return finish(request, tracer, nodes, written, out_spec, guards_of(env, fakes))
 
 
 def _add_arguments(tracer: Any, fakes: FakeInputs, leaves: Sequence[Any]) -> None:
@@ -345,118 +344,6 @@ def _check_output(out: Any) -> None:
         and out.grad_fn is not None
     ):
         raise CannotTrace("an output needs gradients")
-
-
-def _assert_data_dependent(tracer: Any) -> None:
-    """Conditions on numbers that data decides become assertions in the graph, before its first write.
-
-    Bounds of one number hold, or the model asked for them (`torch._check`). Other conditions were assumed for this call's
-    data: a call for which they do not hold takes another trace.
-    """
-    env = tracer.shape_env
-    graph = tracer.graph
-    if not env.deferred_runtime_asserts:
-        return
-    write = next((node for node in graph.nodes if _writes(node)), None)
-    with contextlib.nullcontext() if write is None else graph.inserting_before(write):
-        for asserts in env.deferred_runtime_asserts.values():
-            for item in asserts:
-                expr = item.expr  # as it was assumed: the environment has taken its sides for equal since
-                node = tracer.symbols.from_expr(expr, env)
-                if isinstance(node, fx.Node):
-                    bounds = len(expr.args) == 2 and sorted(arg.is_Atom for arg in expr.args) == [True, True]
-                    assumed = not (
-                        bounds and expr.is_Relational and not expr.func.__name__.endswith("quality")
-                    )
-                    text = f"{OTHERWISE} than {item.expr}" if assumed else f"{item.expr} does not hold"
-                    check = graph.call_function(aten._assert_scalar.default, (node, text))
-                    check.meta["val"] = None
-
-
-def _writes(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
-
-
-def _finish(
-    request: TraceRequest,
-    tracer: Any,
-    outputs: list[Any],
-    written: set[fx.Node],
-    out_spec: ResultSpec,
-    guards: Any,
-) -> TracedGraph:
-    from staticrt.frontend.tracing.control_flow import body_holder
-
-    graph = tracer.graph
-    graph.output(tuple(outputs))
-    by_node = {lifted.node: lifted.value for lifted in tracer.lifted.values()}
-    literals = {lifted.node for lifted in tracer.lifted.values() if lifted.literal}
-    order = {"parameter": 0, "buffer": 1, "constant": 2}
-    specs: dict[fx.Node, InputSpec] = {}
-    for node in graph.find_nodes(op="placeholder"):
-        if node in by_node:
-            kind, name = request.tensors.get(id(by_node[node]), ("constant", node.name))
-            specs[node] = InputSpec(kind, name, name, node in written, literal=node in literals)  # type: ignore[arg-type]
-        else:
-            index = int(str(node.target).removeprefix("arg_"))
-            name = request.names[index] if index < len(request.names) else f"argument {index}"
-            weight = index in request.known.weights
-            specs[node] = InputSpec("user", index, name, node in written, weight)
-    lifted = sorted((n for n in specs if n in by_node), key=lambda n: order[specs[n].kind])
-    anchor = next(node for node in graph.nodes if node not in by_node)
-    for node in lifted:
-        anchor.prepend(node)
-    ordered = graph.find_nodes(op="placeholder")
-    module = _LazyGraphModule(body_holder(tracer), graph)  # its Python code is made once somebody runs it
-    return TracedGraph(
-        module=module,
-        inputs=tuple(specs[node] for node in ordered),
-        values=tuple(by_node[node] for node in ordered if node in by_node),
-        in_spec=request.spec,
-        out_spec=out_spec,
-        guards=guards,
-        random=tracer.random,
-        decided=_decided(graph),
-        same=repeated(request.leaves),
-    )
-
-
-def _decided(graph: fx.Graph) -> int:
-    """How many decisions a graph checks, all before it first writes or draws: a failed check has changed nothing."""
-    from staticrt.frontend.tracing.decisions import checks_of
-
-    checks = checks_of(graph)
-    if not checks:
-        return 0
-    first = next((node for node in graph.nodes if _writes(node) or _draws(node)), None)
-    if first is None:
-        return len(checks)
-    needed = _sources(checks)
-    late = False
-    for node in list(graph.nodes):
-        late |= node is first
-        if late and node in needed:
-            if _writes(first) or _writes(node) or _draws(node):
-                raise CannotTrace(
-                    "a branch that data decides, after a write that stays in place or a random number"
-                )
-            first.prepend(node)
-    return len(checks)
-
-
-def _draws(node: fx.Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-
-
-def _sources(nodes: list[fx.Node]) -> set[fx.Node]:
-    """Nodes, and all that they are computed from."""
-    found, stack = set(nodes), list(nodes)
-    while stack:
-        for source in stack.pop().all_input_nodes:
-            if source not in found:
-                found.add(source)
-                stack.append(source)
-    return found
 
 
 def failure(error: BaseException) -> tuple[str, str]:
