@@ -1,7 +1,7 @@
 // What a torch device gives the runtime: tensors, arenas, the current stream and random numbers.
 //
-// A device registers itself (register_memory); the rest of staticrt asks find_memory() and names no device.
-// Programs with tensors of a device that is not registered run operator by operator.
+// A device registers itself (register_memory, register_maker); the rest of staticrt asks find_memory() and
+// names no device. Programs with tensors of a device that is not registered run operator by operator.
 //
 // Work on a device may end after the call that enqueued it. So bytes go back in the order of the stream they
 // were allocated on, whose later work alone may get them again; nothing here waits for a device.
@@ -45,6 +45,8 @@ class DeviceMemory {
   virtual void fill(void* data, int64_t size_bytes, uint8_t value) const = 0;
   // This thread's; one for all on the host.
   virtual c10::StreamId current_stream() const = 0;
+  // Whether that stream's work is captured: what it writes is a graph's.
+  virtual bool capturing() const { return false; }
   at::Generator generator() const;
 
   // `size_bytes` of an arena, aligned, of the current stream; given back when the pointer goes. 0 bytes:
@@ -92,6 +94,12 @@ std::unique_ptr<DeviceMemory> cached_memory(at::Device device, c10::Allocator& a
 
 // For the life of the process. Throws InputError if the device has no index or has a memory already.
 void register_memory(std::unique_ptr<DeviceMemory> memory);
+
+// Makes the memory of a device of this type when it is first asked for, once for each device, or returns
+// null. What it throws ends the call that asked, and the next one asks again. For device types that a process
+// may have and not use. Static initializers may call this.
+using MakeMemory = std::unique_ptr<DeviceMemory> (*)(at::Device);
+void register_maker(c10::DeviceType type, MakeMemory make);
 
 // Null: the device is not registered.
 const DeviceMemory* find_memory(at::Device device);

@@ -1,6 +1,9 @@
 // Torch's devices and their memories.
 #include <array>
 #include <atomic>
+#include <mutex>
+#include <set>
+#include <utility>
 
 #include "common/error.h"
 #include "device/device_memory.h"
@@ -11,6 +14,7 @@ namespace {
 constexpr size_t kMaxIndex = 64;  // of one type
 using OfType = std::array<std::atomic<const DeviceMemory*>, kMaxIndex>;
 constinit std::array<OfType, c10::COMPILE_TIME_MAX_DEVICE_TYPES> memories{};
+constinit std::array<std::atomic<MakeMemory>, c10::COMPILE_TIME_MAX_DEVICE_TYPES> makers{};
 
 std::atomic<const DeviceMemory*>* place_of(at::Device device) {
   const auto type = static_cast<size_t>(device.type());
@@ -19,7 +23,28 @@ std::atomic<const DeviceMemory*>* place_of(at::Device device) {
   return &memories[type][static_cast<size_t>(device.index())];
 }
 
+// A device that its maker refused is not asked for again.
+const DeviceMemory* make_memory(at::Device device, std::atomic<const DeviceMemory*>& place, MakeMemory make) {
+  static std::mutex mutex;
+  static auto* refused = new std::set<std::pair<at::DeviceType, at::DeviceIndex>>;
+  const std::lock_guard lock(mutex);
+  if (const DeviceMemory* made = place.load(std::memory_order_acquire)) return made;
+  const auto key = std::pair(device.type(), device.index());
+  if (refused->contains(key)) return nullptr;
+  std::unique_ptr<DeviceMemory> memory = make(device);
+  if (!memory) {
+    refused->insert(key);
+    return nullptr;
+  }
+  place.store(memory.get(), std::memory_order_release);
+  return memory.release();
+}
+
 }  // namespace
+
+void register_maker(c10::DeviceType type, MakeMemory make) {
+  makers[static_cast<size_t>(type)].store(make, std::memory_order_release);
+}
 
 void register_memory(std::unique_ptr<DeviceMemory> memory) {
   std::atomic<const DeviceMemory*>* place = place_of(memory->device());
@@ -33,8 +58,11 @@ void register_memory(std::unique_ptr<DeviceMemory> memory) {
 
 const DeviceMemory* find_memory(at::Device device) {
   if (device.is_cpu()) return &host_memory();
-  const std::atomic<const DeviceMemory*>* place = place_of(device);
-  return place == nullptr ? nullptr : place->load(std::memory_order_acquire);
+  std::atomic<const DeviceMemory*>* place = place_of(device);
+  if (place == nullptr) return nullptr;
+  if (const DeviceMemory* memory = place->load(std::memory_order_acquire)) return memory;
+  const MakeMemory make = makers[static_cast<size_t>(device.type())].load(std::memory_order_acquire);
+  return make == nullptr ? nullptr : make_memory(device, *place, make);
 }
 
 }  // namespace staticrt

@@ -98,6 +98,8 @@ class CudaPoolImage:
 class CudaGraphPool:
     """`GraphPool` on one CUDA device. An empty graph keeps it alive, as torch counts pools by their graphs."""
 
+    _user: Any = None  # the stream that has the latest results
+
     def __init__(self, index: int) -> None:
         self._index = index
         self._id: PoolId = torch.cuda.graph_pool_handle()
@@ -116,11 +118,23 @@ class CudaGraphPool:
     def id(self) -> PoolId:
         return self._id
 
+    def take_turn(self) -> Any:
+        """Let the current stream come after all work of the pool's last user, readers of results included.
+
+        Returns:
+            The current stream, which is the user from now on.
+        """
+        stream = torch.cuda.current_stream(self._index)
+        last, self._user = self._user, stream
+        if last is not None and last != stream:
+            stream.wait_stream(last)  # an event of `last`, recorded now
+        return stream
+
     @contextlib.contextmanager
     def route(self, stream: Any = None) -> Iterator[None]:
         side = self._stream if stream is None else stream
         with torch.cuda.device(self._index):
-            outer = torch.cuda.current_stream()
+            outer = self.take_turn()
             side.wait_stream(outer)
             with torch.cuda.stream(side):
                 _private("_cuda_beginAllocateCurrentThreadToPool")(self._index, self._id)
@@ -241,6 +255,7 @@ class CudaGraphCapture(FixedAddressCapture):
         error_mode: str = "thread_local",
     ) -> Iterator[None]:
         raised: BaseException | None = None
+        self._pool.take_turn()
         with (
             torch.cuda.device(self._pool._index),
             _stream_kept(),
@@ -265,7 +280,11 @@ class CudaGraphCapture(FixedAddressCapture):
                     raise
                 raise raised from error
 
+    def take_turn(self) -> None:
+        self._pool.take_turn()
+
     def _replay_in_place(self) -> None:
+        self._pool.take_turn()
         self._graph.replay()
 
     def reset(self) -> None:

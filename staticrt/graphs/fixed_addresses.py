@@ -34,9 +34,6 @@ class FixedAddressCapture:
             )
         self._replay_in_place()
 
-    def take_turn(self) -> None:
-        pass
-
     def bind_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
         raise self._fixed_outputs()
 

@@ -173,6 +173,48 @@ def test_an_error_of_the_capture_alone_is_raised(simulated, pool):
     assert simulated.stream == "default"
 
 
+class Stream:
+    def __init__(self, name, log):
+        self.name, self.log = name, log
+
+    def wait_stream(self, other):
+        self.log.append(f"{self.name} waits for {other.name}")
+
+
+def test_a_pools_users_take_turns(simulated, pool, monkeypatch):
+    """Inputs are written and graphs replayed after all that another stream does with the pool, and only then."""
+    a, b, side = (Stream(name, simulated.log) for name in ("a", "b", "side"))
+    pool._stream = side
+    graph = graph_of(pool)
+    graph._graph = types.SimpleNamespace(replay=lambda: simulated.log.append("replay"))
+
+    def take_log():
+        said = list(simulated.log)
+        simulated.log.clear()
+        return said
+
+    simulated.stream = a
+    graph.replay()
+    graph.replay()
+    assert take_log() == ["replay", "replay"]
+    simulated.stream = b
+    graph.take_turn()  # inputs are copied next
+    assert take_log() == ["b waits for a"]
+    graph.replay()
+    assert take_log() == ["replay"]
+    simulated.stream = a
+    graph.replay()
+    assert take_log() == ["a waits for b", "replay"]
+    simulated.stream = b
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    with pool.route():
+        assert take_log()[:2] == ["b waits for a", "side waits for b"]
+    assert take_log()[-1] == "b waits for side"
+    simulated.stream = a
+    with graph.capture():
+        assert "a waits for b" in take_log()
+
+
 def test_an_allocator_without_checkpoints_turns_the_backend_off(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.version, "cuda", "13.0")

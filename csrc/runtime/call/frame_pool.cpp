@@ -23,8 +23,15 @@ size_t FramePool::place_of_thread() {
   return number % kPlaces;
 }
 
+// The program's memory would be a graph's as well.
+bool FramePool::capturing() const {
+  for (size_t i = 1; i < bound_.memories.size(); ++i)  // the first is the host
+    if (bound_.memories[i]->capturing()) return true;
+  return false;
+}
+
 std::unique_ptr<Frame> FramePool::take() {
-  if (WithoutKeptMemory::open()) [[unlikely]] {
+  if (WithoutKeptMemory::open() || capturing()) [[unlikely]] {
     auto frame = std::make_unique<Frame>(bound_, options_);
     frame->kept = false;
     return frame;

@@ -14,8 +14,8 @@ namespace staticrt {
 
 // The frame a thread gave back last waits for it in a place that other threads seldom touch, so that threads
 // that run one program do not slow each other down. A thread whose place is empty takes any idle frame under
-// the lock before it makes a new one: a change of threads costs no memory. Under WithoutKeptMemory each call
-// has a frame of its own.
+// the lock before it makes a new one: a change of threads costs no memory. Under WithoutKeptMemory, and
+// while a stream of the program's devices is captured, each call has a frame of its own.
 class FramePool {
  public:
   FramePool(const BoundProgram& bound, const MemoryOptions& options) : bound_(bound), options_(options) {}
@@ -48,6 +48,7 @@ class FramePool {
   };
 
   static size_t place_of_thread();
+  bool capturing() const;
   std::unique_ptr<Frame> take_idle();
   void gather_idle() const;  // REQUIRES: mutex_ is held
 

@@ -7,7 +7,7 @@
 #include <ATen/ops/tanh.h>
 
 #include "device/toy_device.h"
-#include "programs.h"
+#include "device/toy_programs.h"
 #include "runtime/call/executable.h"
 #include "test.h"
 
@@ -16,61 +16,11 @@ using namespace staticrt::test;
 
 namespace {
 
-ValueInfo info_on(const std::string& name, at::Device device) {
-  ValueInfo info = tensor_info(name);
-  info.device = device;
-  return info;
-}
-
-ValueId add_on(ProgramBuilder& builder, at::Device device, const std::string& name,
-               const std::string& overload, const std::vector<ProgramBuilder::ArgSpec>& args,
-               std::vector<Alias> aliases = {}) {
-  Node node;
-  node.op = overload.empty() ? name : name + "." + overload;
-  node.handle = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
-  node.name = name.substr(name.find("::") + 2);
-  node.aliases = std::move(aliases);
-  return builder.add_node(std::move(node), args, {info_on(node.name, device)})[0];
-}
-
-ValueId add_copy_to(ProgramBuilder& builder, at::Device device, ValueId from) {
-  const ValueId none = builder.add_constant(c10::IValue());
-  const ValueId off = builder.add_constant(false);
-  const ValueId where = builder.add_constant(device);
-  return add_on(builder, device, "aten::_to_copy", "",
-                {one(from), one(none), one(none), one(where), one(none), one(off), one(none)});
-}
-
-// tanh(tanh((x + w).t())): of four values three are managed, and the view among them costs nothing.
-std::shared_ptr<const Program> sum_and_tanh(at::Device device) {
-  ProgramBuilder builder;
-  const ValueId x = builder.add_input(info_on("x", device));
-  const ValueId w = builder.add_input(info_on("w", device));
-  const ValueId alpha = builder.add_constant(1);
-  const ValueId sum = add_on(builder, device, "aten::add", "Tensor", {one(x), one(w), one(alpha)});
-  const ValueId view = add_on(builder, device, "aten::t", "", {one(sum)}, {{0, 0, false}});
-  ValueId y = add_on(builder, device, "aten::tanh", "", {one(view)});
-  y = add_on(builder, device, "aten::tanh", "", {one(y)});
-  builder.set_outputs({add_on(builder, device, "aten::exp", "", {one(y)})});
-  return builder.build();
-}
-
-at::Tensor expected(const at::Tensor& x, const at::Tensor& w) {
-  return at::exp(at::tanh(at::tanh(at::add(x, w).t())));
-}
-
 void expect_right(Executable& executable, const at::Tensor& x, const at::Tensor& w, int index = 0) {
   const auto outputs = executable.run({on_toy(x, index), on_toy(w, index)});
   const at::Tensor& made = outputs[0].toTensor();
   EXPECT_EQ(made.device(), toy(index));
   EXPECT(at::equal(made.cpu(), expected(x, w)));
-}
-
-ExecutableOptions options(bool prepared) {
-  ExecutableOptions options;
-  options.prepared = prepared;
-  options.preparation.poison = true;
-  return options;
 }
 
 }  // namespace
@@ -127,7 +77,7 @@ TEST(each_stream_has_an_arena_of_its_own) {
   expect_right(executable, x, x);
   for (int round = 0; round < 3; ++round) {
     for (const int64_t stream : {0, 7, 9}) {
-      const ToyStream on(0, stream);
+      const ToyStream on(toy(0), stream);
       expect_right(executable, at::randn({16, 16}), x);
     }
     const auto arenas = toy_arenas();
@@ -145,7 +95,7 @@ TEST(the_general_paths_memory_follows_the_stream) {
   for (int i = 0; i < 3; ++i) expect_right(executable, x, x);
   EXPECT_EQ(toy_arenas().count({0, 0}), 1U);
   EXPECT_EQ(executable.memory_counters().managed_tensors, 3);
-  const ToyStream on(0, 4);
+  const ToyStream on(toy(0), 4);
   for (int i = 0; i < 3; ++i) expect_right(executable, at::randn({16, 16}), x);
   EXPECT_EQ(toy_arenas().count({0, 0}), 0U);
   EXPECT_EQ(toy_arenas().count({0, 4}), 1U);

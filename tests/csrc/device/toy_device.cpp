@@ -6,12 +6,15 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/view_native.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
 #include <array>
+#include <atomic>
 #include <cstdlib>
+#include <mutex>
 
 #include "device/tensors.h"
 
@@ -20,41 +23,89 @@ namespace {
 
 constexpr auto kType = c10::DeviceType::PrivateUse1;
 
-int current = 0;
-std::array<int64_t, kToyDevices> streams{};
+struct State {  // of a thread
+  int current = 0;
+  std::array<int64_t, kToyDevices> streams{};
+};
+State& state(c10::DeviceType type) {
+  thread_local State of_cuda, of_others;
+  return type == c10::kCUDA ? of_cuda : of_others;
+}
+at::Device current_of(c10::DeviceType type) {
+  return {type, static_cast<c10::DeviceIndex>(state(type).current)};
+}
+
 bool is_full = false;
+std::mutex calls_mutex;
 std::vector<std::string> calls;
+std::atomic<int64_t> num_allocated_on_cuda = 0;
+std::function<void()> on_empty_cache;
 
 class Guard final : public c10::impl::DeviceGuardImplInterface {
  public:
-  c10::DeviceType type() const override { return kType; }
+  explicit Guard(c10::DeviceType type) : type_(type) {}
+  c10::DeviceType type() const override { return type_; }
   c10::Device exchangeDevice(c10::Device device) const override {
-    return toy(std::exchange(current, device.index()));
+    const c10::Device before = getDevice();
+    setDevice(device);
+    return before;
   }
-  c10::Device getDevice() const override { return toy(current); }
-  void setDevice(c10::Device device) const override { current = device.index(); }
-  void uncheckedSetDevice(c10::Device device) const noexcept override { current = device.index(); }
+  c10::Device getDevice() const override { return current_of(type_); }
+  void setDevice(c10::Device device) const override { state(type_).current = device.index(); }
+  void uncheckedSetDevice(c10::Device device) const noexcept override { setDevice(device); }
   c10::Stream getStream(c10::Device device) const override {
-    return c10::Stream(c10::Stream::UNSAFE, device, streams[static_cast<size_t>(device.index())]);
+    return c10::Stream(c10::Stream::UNSAFE, device,
+                       state(type_).streams[static_cast<size_t>(device.index())]);
   }
   c10::Stream exchangeStream(c10::Stream stream) const override {
     const c10::Stream before = getStream(stream.device());
-    streams[static_cast<size_t>(stream.device_index())] = stream.id();
+    state(type_).streams[static_cast<size_t>(stream.device_index())] = stream.id();
     return before;
   }
-  c10::DeviceIndex deviceCount() const noexcept override { return kToyDevices; }
+  void* getStreamNativeHandle(const c10::Stream stream) const override {
+    return reinterpret_cast<void*>(toy_handle(stream.id()));
+  }
+  c10::DeviceIndex deviceCount() const noexcept override {
+    return type_ == c10::kCUDA ? kToyCudaDevices : kToyDevices;
+  }
+
+ private:
+  const c10::DeviceType type_;
 };
+
+c10::DataPtr allocate_toy(c10::DeviceType type, size_t bytes) {
+  void* data = bytes == 0 ? nullptr : std::aligned_alloc(512, (bytes + 511) / 512 * 512);
+  return {data, data, &std::free, current_of(type)};
+}
 
 class TensorAllocator : public c10::Allocator {
  public:
+  c10::DataPtr allocate(size_t bytes) override { return allocate_toy(kType, bytes); }
+  c10::DeleterFnPtr raw_deleter() const override { return &std::free; }
+  void copy_data(void* to, const void* from, size_t count) const override {
+    default_copy_data(to, from, count);
+  }
+};
+
+// A caching allocator, as torch's of CUDA is one.
+class CudaTensorAllocator final : public c10::DeviceAllocator {
+ public:
   c10::DataPtr allocate(size_t bytes) override {
-    void* data = bytes == 0 ? nullptr : std::aligned_alloc(512, (bytes + 511) / 512 * 512);
-    return {data, data, &std::free, toy(current)};
+    ++num_allocated_on_cuda;
+    return allocate_toy(c10::kCUDA, bytes);
   }
   c10::DeleterFnPtr raw_deleter() const override { return &std::free; }
   void copy_data(void* to, const void* from, size_t count) const override {
     default_copy_data(to, from, count);
   }
+  bool initialized() override { return true; }
+  void emptyCache(c10::MempoolId_t) override {
+    if (on_empty_cache) on_empty_cache();
+  }
+  void recordStream(const c10::DataPtr&, c10::Stream) override {}
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override { return {}; }
+  void resetAccumulatedStats(c10::DeviceIndex) override {}
+  void resetPeakStats(c10::DeviceIndex) override {}
 };
 
 // A block's size and stream are known by its address.
@@ -67,9 +118,10 @@ std::map<void*, Block> arena_blocks;
 class ArenaAllocator final : public TensorAllocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
+    const int current = state(kType).current;
     TORCH_CHECK_WITH(OutOfMemoryError, !is_full, "toy:", current, " is full");
     c10::DataPtr data = TensorAllocator::allocate(bytes);
-    arena_blocks[data.get()] = {{current, streams[static_cast<size_t>(current)]}, bytes};
+    arena_blocks[data.get()] = {{current, state(kType).streams[static_cast<size_t>(current)]}, bytes};
     return {data.get(), data.release_context(), &give_back, toy(current)};
   }
 
@@ -83,14 +135,16 @@ class ArenaAllocator final : public TensorAllocator {
 TensorAllocator tensor_allocator;
 ArenaAllocator arena_allocator;
 
-at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype, int index) {
-  const c10::DeviceGuard guard(toy(index));
-  return at::detail::empty_strided_generic(sizes, strides, &tensor_allocator,
-                                           c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), dtype);
+at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype,
+                         at::Device device) {
+  const c10::DeviceGuard guard(device);
+  return at::detail::empty_strided_generic(sizes, strides, c10::GetAllocator(device.type()),
+                                           c10::DispatchKeySet(c10::computeDispatchKey(dtype, {}, device)),
+                                           dtype);
 }
 
-int index_of(const std::optional<at::Device>& device) {
-  return device && device->has_index() ? device->index() : current;
+at::Device place_of(const std::optional<at::Device>& device) {
+  return device && device->has_index() ? *device : current_of(device ? device->type() : kType);
 }
 
 at::Tensor op_empty(c10::IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
@@ -98,13 +152,13 @@ at::Tensor op_empty(c10::IntArrayRef sizes, std::optional<at::ScalarType> dtype,
                     std::optional<at::MemoryFormat> format) {
   const at::Tensor like =
       at::empty(sizes, at::TensorOptions().device(at::kMeta).dtype(dtype).memory_format(format));
-  return empty_strided(sizes, like.strides(), like.scalar_type(), index_of(device));
+  return empty_strided(sizes, like.strides(), like.scalar_type(), place_of(device));
 }
 
 at::Tensor op_empty_strided(c10::IntArrayRef sizes, c10::IntArrayRef strides,
                             std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
                             std::optional<at::Device> device, std::optional<bool>) {
-  return empty_strided(sizes, strides, dtype.value_or(at::kFloat), index_of(device));
+  return empty_strided(sizes, strides, dtype.value_or(at::kFloat), place_of(device));
 }
 
 // The same bytes as a tensor of the CPU.
@@ -119,6 +173,12 @@ at::Tensor op_copy_from(const at::Tensor& self, const at::Tensor& to, bool) {
   return to;
 }
 
+// torch's copy_ asks devices other than CUDA for _copy_from.
+at::Tensor& op_copy_(at::Tensor& self, const at::Tensor& from, bool) {
+  on_host(self).copy_(on_host(from));
+  return self;
+}
+
 // Gives `out` the sizes and values of `result`; its storage grows if it must.
 void write(const at::Tensor& out, const at::Tensor& result) {
   if (out.sizes() != result.sizes()) {
@@ -127,7 +187,7 @@ void write(const at::Tensor& out, const at::Tensor& result) {
     impl.set_sizes_contiguous(result.sizes());
     if (out.storage().nbytes() < result.nbytes()) {
       const c10::DeviceGuard guard(out.device());
-      out.storage().set_data_ptr_noswap(tensor_allocator.allocate(result.nbytes()));
+      out.storage().set_data_ptr_noswap(c10::GetAllocator(out.device().type())->allocate(result.nbytes()));
       out.storage().set_nbytes(result.nbytes());
     }
   }
@@ -135,7 +195,11 @@ void write(const at::Tensor& out, const at::Tensor& result) {
 }
 
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  calls.push_back(toString(op.operator_name()));
+  const std::string name = toString(op.operator_name());
+  {
+    const std::lock_guard lock(calls_mutex);
+    calls.push_back(name);
+  }
   const auto& schema = op.schema();
   const size_t count = schema.arguments().size();
   const torch::jit::Stack given(stack->end() - static_cast<ptrdiff_t>(count), stack->end());
@@ -143,7 +207,7 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   std::optional<at::Device> device;
   const auto look_at = [&](const at::Tensor& tensor) {
     if (!tensor.defined() || tensor.is_cpu()) return;
-    TORCH_CHECK(!device || *device == tensor.device(), calls.back(), " got tensors of two devices");
+    TORCH_CHECK(!device || *device == tensor.device(), name, " got tensors of two devices");
     device = tensor.device();
   };
   for (size_t i = 0; i < count; ++i) {
@@ -179,7 +243,7 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
       stack->push_back(given[source]);
     } else if (mine[r].isTensor()) {
       const at::Tensor made = mine[r].toTensor();
-      at::Tensor copy = empty_strided(made.sizes(), made.strides(), made.scalar_type(), device->index());
+      at::Tensor copy = empty_strided(made.sizes(), made.strides(), made.scalar_type(), *device);
       on_host(copy).copy_(made);
       stack->push_back(copy);
     } else {
@@ -194,37 +258,72 @@ at::Device toy(int index) {
   return {kType, static_cast<c10::DeviceIndex>(index)};
 }
 
+namespace {
+
+void register_toy_device(const Guard& guard, c10::Allocator& allocator, c10::DispatchKey key) {
+  static std::vector<torch::Library> libraries;
+  (void)c10::impl::DeviceGuardImplRegistrar(guard.type(), &guard);
+  c10::SetAllocator(guard.type(), &allocator);
+  libraries.emplace_back(torch::Library::IMPL, "_", key, __FILE__, __LINE__);
+  libraries.back().fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  torch::Library& aten = libraries.emplace_back(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
+  aten.impl("empty.memory_format", TORCH_FN(op_empty));
+  aten.impl("empty_strided", TORCH_FN(op_empty_strided));
+  aten.impl("view", TORCH_FN(at::native::view));
+  aten.impl("as_strided", TORCH_FN(at::native::as_strided_tensorimpl));
+  if (key == c10::DispatchKey::CUDA) {
+    aten.impl("copy_", TORCH_FN(op_copy_));
+  } else {
+    aten.impl("_copy_from", TORCH_FN(op_copy_from));
+  }
+}
+
+}  // namespace
+
 void use_toy_devices() {
   static const bool once = [] {
-    static const Guard guard;
-    static const c10::impl::DeviceGuardImplRegistrar registered(kType, &guard);
-    c10::SetAllocator(kType, &tensor_allocator);
-    static torch::Library all(torch::Library::IMPL, "_", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
-    static torch::Library aten(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__,
-                               __LINE__);
-    all.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
-    aten.impl("empty.memory_format", TORCH_FN(op_empty));
-    aten.impl("empty_strided", TORCH_FN(op_empty_strided));
-    aten.impl("_copy_from", TORCH_FN(op_copy_from));
-    aten.impl("view", TORCH_FN(at::native::view));
-    aten.impl("as_strided", TORCH_FN(at::native::as_strided_tensorimpl));
+    static const Guard guard(kType);
+    register_toy_device(guard, tensor_allocator, c10::DispatchKey::PrivateUse1);
     for (int index = 0; index < 2; ++index) register_memory(cached_memory(toy(index), arena_allocator));
     return true;
   }();
   static_cast<void>(once);
 }
 
-at::Tensor on_toy(const at::Tensor& tensor, int index) {
-  at::Tensor copy = empty_strided(tensor.sizes(), tensor.strides(), tensor.scalar_type(), index);
+void use_toy_cuda() {
+  static const bool once = [] {
+    static const Guard guard(c10::kCUDA);
+    static CudaTensorAllocator allocator;
+    register_toy_device(guard, allocator, c10::DispatchKey::CUDA);
+    return true;
+  }();
+  static_cast<void>(once);
+}
+
+int64_t toy_handle(int64_t stream) {
+  return stream == 0 ? 0 : stream + 100;
+}
+
+int64_t toy_cuda_allocations() {
+  return num_allocated_on_cuda;
+}
+
+void on_toy_empty_cache(std::function<void()> call) {
+  on_empty_cache = std::move(call);
+}
+
+at::Tensor on_toy(const at::Tensor& tensor, at::Device device) {
+  at::Tensor copy = empty_strided(tensor.sizes(), tensor.strides(), tensor.scalar_type(), device);
   on_host(copy).copy_(tensor);
   return copy;
 }
 
-ToyStream::ToyStream(int index, int64_t stream)
-    : index_(index), before_(std::exchange(streams[static_cast<size_t>(index)], stream)) {}
+ToyStream::ToyStream(at::Device device, int64_t stream)
+    : device_(device),
+      before_(std::exchange(state(device.type()).streams[static_cast<size_t>(device.index())], stream)) {}
 
 ToyStream::~ToyStream() {
-  streams[static_cast<size_t>(index_)] = before_;
+  state(device_.type()).streams[static_cast<size_t>(device_.index())] = before_;
 }
 
 std::multimap<std::pair<int, int64_t>, size_t> toy_arenas() {
@@ -238,6 +337,7 @@ void fill_toy_devices(bool full) {
 }
 
 std::vector<std::string> take_toy_calls() {
+  const std::lock_guard lock(calls_mutex);
   return std::exchange(calls, {});
 }
 
