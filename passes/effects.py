@@ -11,6 +11,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 
 from staticrt import tuning
 from staticrt.ops import OpFacts, facts_of_call
+from staticrt.ops.raising import MAY_RAISE
 
 
 def node_facts(node: fx.Node) -> OpFacts:
@@ -28,12 +29,13 @@ def _unknown(name: str) -> OpFacts:
 def is_pure(node: fx.Node, depth: int = 0) -> bool:
     """Whether `node` may be removed if its results have no readers: no write, no random draw, no effect.
 
+    A node that stays for its error (`MAY_RAISE`) is not pure.
     A placeholder is never pure: passes must keep the graph's signature. A higher-order op is as
     pure as all nodes of its bodies.
     """
     if node.op == "get_attr":
         return True
-    if node.op != "call_function":
+    if node.op != "call_function" or MAY_RAISE in node.meta:
         return False
     known = node_facts(node)
     if isinstance(node.target, HigherOrderOperator):

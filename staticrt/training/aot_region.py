@@ -32,6 +32,7 @@ from staticrt.training.plans import CompiledGraph
 from staticrt.training.recurrent import recurrent_networks
 from staticrt.training.saved import lost_aliases, shared_results, viewed_in_place
 from staticrt.training.statistics import unread_inputs
+from staticrt.training.unread import unread_effects
 
 if TYPE_CHECKING:
     from staticrt.graphs.compiled import CapturedRuns
@@ -97,7 +98,11 @@ class Region:
         self._shared: list[tuple[int, int]] = []
         self._subclassed: list[int] | None = None
         self._first: Callable[..., Any] | None = None  # serves the first call
-        self._run = self._compile_split(gm) if needs_splitting(gm) else self._compile_or_cut(gm, inputs)
+        unread = {} if is_subregion else unread_effects(gm)
+        if unread or needs_splitting(gm):
+            self._run = self._compile_split(gm, unread)
+        else:
+            self._run = self._compile_or_cut(gm, inputs)
         _live.append(weakref.ref(self))
 
     def _compile_or_cut(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -162,7 +162,7 @@ def _fuse(gm: fx.GraphModule, groups: Sequence[Sequence[fx.Node]]) -> fx.GraphMo
 
 def _order_matters(gm: fx.GraphModule) -> bool:
     """Whether moving a node past another one could change what is computed."""
-    return any(_writes(node) or _draws(node) for node in gm.graph.nodes)
+    return any(writes(node) or draws(node) for node in gm.graph.nodes)
 
 
 def _in_order(gm: fx.GraphModule, unfit: Container[fx.Node]) -> list[list[fx.Node]]:
@@ -204,7 +204,7 @@ def _changes_state(node: fx.Node) -> bool:
     )
 
 
-def _writes(node: fx.Node) -> bool:
+def writes(node: fx.Node) -> bool:
     if node.op == "call_method":
         name = str(node.target)
         return (name.endswith("_") and not name.endswith("__")) or name == "__setitem__"
@@ -234,7 +234,7 @@ _RANDOM_NAMES = (
 )
 
 
-def _draws(node: fx.Node) -> bool:
+def draws(node: fx.Node) -> bool:
     name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
     if name == "scaled_dot_product_attention":
         return True

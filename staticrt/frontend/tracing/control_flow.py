@@ -16,6 +16,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
 
 from staticrt.frontend.reasons import CannotTrace
+from staticrt.frontend.tracing import unread_errors
 from staticrt.frontend.tracing.tracer import Tracer
 from staticrt.shapes import fake_results
 from staticrt.shapes.size_env import SizeEnv
@@ -134,6 +135,7 @@ def _join(parent: Tracer, bodies: Sequence[Body]) -> list[Any]:
 def _module(parent: Tracer, body: Body, name: str) -> fx.Node:
     """Attach a body to the parent's graph; return its get_attr node."""
     body.tracer.graph.output(body.outputs[0] if name == "while_cond" else tuple(body.outputs))
+    unread_errors.mark(body.tracer.graph)
     number = len(parent.bodies)
     target = f"{name}_{number}"
     module = _LazyGraphModule(body_holder(body.tracer), body.tracer.graph)

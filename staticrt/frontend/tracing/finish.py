@@ -12,6 +12,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from staticrt.frontend.arguments.structure import ResultSpec, repeated
 from staticrt.frontend.graph import InputSpec, TracedGraph
 from staticrt.frontend.reasons import OTHERWISE, CannotTrace
+from staticrt.frontend.tracing import unread_errors
 from staticrt.frontend.tracing.request import TraceRequest
 
 aten = torch.ops.aten
@@ -30,6 +31,7 @@ def finish(
 
     graph = tracer.graph
     graph.output(tuple(outputs))
+    unread_errors.mark(graph)
     by_node = {lifted.node: lifted.value for lifted in tracer.lifted.values()}
     literals = {lifted.node for lifted in tracer.lifted.values() if lifted.literal}
     order = {"parameter": 0, "buffer": 1, "constant": 2}

@@ -1,0 +1,51 @@
+"""Operators whose results nobody reads, and which may raise all the same.
+
+Eager raises the error of `x[i]` whether or not anything is done with the result. So nodes of such operators are marked,
+and stay. What later becomes unread because a pass replaced its reader is not marked: the pass knows that it is right.
+"""
+
+from __future__ import annotations
+
+from torch import fx
+from torch._ops import OpOverload
+
+from staticrt.frontend.tracing.tracer import BACKWARD
+from staticrt.ops import facts_of_call
+from staticrt.ops.raising import MAY_RAISE, may_raise
+
+# These read no element of their first argument.
+_READ_SIZES = frozenset(
+    ("empty_like", "full_like", "ones_like", "zeros_like", "new_empty", "new_full", "new_ones", "new_zeros")
+)
+
+
+def mark(graph: fx.Graph) -> None:
+    """Mark the nodes of a finished graph that must run for their errors alone."""
+    read: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node.op == "call_function" and node not in read:
+            if _may_raise(node):
+                node.meta[MAY_RAISE] = True
+            elif facts_of_call(node.target, node.args, node.kwargs).pure:
+                continue
+        elif node.op not in ("call_function", "output"):
+            continue
+        unread = _unread(node)
+        read.update(source for source in node.all_input_nodes if source is not unread)
+
+
+def _may_raise(node: fx.Node) -> bool:
+    return (
+        isinstance(node.target, OpOverload)
+        and BACKWARD not in node.meta
+        and not node.target._schema.is_mutable
+        and may_raise(node.target, node.meta.get("val"))
+    )
+
+
+def _unread(node: fx.Node) -> fx.Node | None:
+    """An argument of which only the sizes are read."""
+    if isinstance(node.target, OpOverload) and node.target._opname in _READ_SIZES and node.args:
+        first = node.args[0]
+        return first if isinstance(first, fx.Node) else None
+    return None

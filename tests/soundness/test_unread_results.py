@@ -1,0 +1,161 @@
+"""A result that nobody reads has the effects that it has in eager: an error, random numbers drawn."""
+
+import io
+
+import pytest
+import torch
+
+import staticrt
+from staticrt.ops.raising import may_raise
+
+F = torch.nn.functional
+
+# Of x: float32 [3], i: int64 [1]; each raises for some i, or some x.
+RAISES = {
+    "index": lambda x, i: x[i],
+    "gather": lambda x, i: x.gather(0, i),
+    "index_select": lambda x, i: x.index_select(0, i),
+    "take": lambda x, i: x.take(i),
+    "embedding": lambda x, i: F.embedding(i, x[:, None]),
+    "embedding_bag": lambda x, i: F.embedding_bag(i[None], x[:, None]),
+    "one_hot": lambda x, i: F.one_hot(i, 3),
+    "index_add": lambda x, i: x.index_add(0, i, x[:1]),
+    "index_put": lambda x, i: x.index_put((i,), x[:1]),
+    "index_put in place": lambda x, i: x.clone().index_put_((i,), x[:1]),
+    "index_fill in place": lambda x, i: x.clone().index_fill_(0, i, 1.0),
+    "scatter": lambda x, i: x.scatter(0, i, 1.0),
+    "bincount": lambda x, i: torch.bincount(i - 1),
+    "division": lambda x, i: i // (i - 5),
+    "remainder": lambda x, i: i % (i - 5),
+    "cross_entropy": lambda x, i: F.cross_entropy(x[None], i),
+    "nll_loss": lambda x, i: F.nll_loss(x[None], i),
+    "repeat_interleave": lambda x, i: x.repeat_interleave(i.repeat(3) - 1),
+    "inverse": lambda x, i: torch.linalg.inv(torch.diag(x + i - 5)),
+    "cholesky": lambda x, i: torch.linalg.cholesky(torch.diag(x - i + 3)),
+    "only its sizes are read": lambda x, i: torch.zeros_like(x[i]),
+    "read by what nobody reads": lambda x, i: x[i].exp() + 1,
+}
+
+
+def outcome(function, *args):
+    try:
+        return function(*args)
+    except Exception as error:
+        return type(error)
+
+
+def make(name):
+    def model(x, i):
+        RAISES[name](x, i)
+        return x * 2
+
+    return model
+
+
+@pytest.mark.parametrize("gradients", [False, True], ids=["inference", "gradients"])
+@pytest.mark.parametrize("name", RAISES)
+def test_an_error_of_a_result_that_nobody_reads_is_raised(name, gradients):
+    model = make(name)
+    fast = staticrt.compile(model)
+    raised = 0
+    for number in (1, 2, 0, 5, 1):
+        x = torch.tensor([0.0, 1.0, 2.0], requires_grad=gradients)
+        i = torch.tensor([number])
+        with torch.set_grad_enabled(gradients):
+            expected = outcome(model, x, i)
+            raised += isinstance(expected, type)
+            assert_same(outcome(fast, x, i), expected)
+    assert raised
+    assert not fast.explain().eager
+
+
+def test_it_is_kept_in_an_archive_and_in_a_branch():
+    def model(x, i):
+        x[i]
+        return torch.cond(x.sum() > 0, lambda y: (y.gather(0, i), y * 2)[1], lambda y: y * 3, (x,))
+
+    file = io.BytesIO()
+    x = torch.arange(3.0)
+    with torch.no_grad():
+        fast = staticrt.compile(model)
+        fast(x, torch.tensor([1]))
+        staticrt.save(fast, file, (x, torch.tensor([1])))
+        again = staticrt.load(file.getvalue())
+        for function in (fast, again):
+            torch.testing.assert_close(function(x, torch.tensor([2])), x * 2)
+            with pytest.raises((IndexError, RuntimeError)):
+                function(x, torch.tensor([7]))
+
+
+@pytest.mark.parametrize("way", ["split", "backend"])
+def test_partial_graphs_that_are_differentiated_raise_it(way):
+    def model(x, i):
+        y = x * 2
+        F.embedding(i, x[:, None])
+        x.clone().index_add_(0, i, y[:1])
+        i // (i - 5)
+        return y.exp().sin() + y.cos() * y.tanh() + y.sigmoid()
+
+    fast = (
+        staticrt.compile(model, joint_trace=False)
+        if way == "split"
+        else torch.compile(model, backend="staticrt")
+    )
+    for number in (1, 7, 5, 2):
+        x = torch.tensor([0.0, 1.0, 2.0], requires_grad=True)
+        assert_same(outcome(fast, x, torch.tensor([number])), outcome(model, x, torch.tensor([number])))
+
+
+@pytest.mark.parametrize("way", ["joint", "split", "backend"])
+def test_random_numbers_that_nobody_reads_are_drawn(way):
+    def model(x):
+        y = x * torch.rand(3)
+        torch.bernoulli(y.sigmoid())
+        torch.nn.functional.dropout(y, 0.5)
+        z = y + torch.randn_like(x)
+        torch.randperm(4)
+        return z.exp()
+
+    fast = (
+        torch.compile(model, backend="staticrt")
+        if way == "backend"
+        else staticrt.compile(model, joint_trace=way == "joint")
+    )
+    for _ in range(3):
+        seen = []
+        for function in (model, fast):
+            torch.manual_seed(3)
+            x = torch.arange(3.0, requires_grad=True)
+            result = function(x)
+            seen.append((result.detach(), *torch.autograd.grad(result.sum(), x), torch.rand(1)))
+        torch.testing.assert_close(seen[1], seen[0])
+
+
+def test_a_result_that_no_contents_make_raise_is_not_computed():
+    def model(x, i):
+        x.exp().cumsum(0)
+        i + 1
+        x / i
+        return x * 2
+
+    fast = staticrt.compile(model)
+    with torch.no_grad():
+        fast(torch.ones(3), torch.tensor([1]))
+    assert [str(name) for name, _count in fast.explain().traces[0].operators] == ["aten.mul.Tensor"]
+
+
+def test_operators_that_may_raise_are_known_by_their_contents():
+    aten = torch.ops.aten
+    assert may_raise(aten.index_put_.default, torch.ones(1))
+    assert may_raise(aten.gather.default, torch.ones(1))
+    assert may_raise(aten.div_.Tensor_mode, torch.ones(1, dtype=torch.int64))
+    assert not may_raise(aten.div.Tensor, torch.ones(1))
+    assert not may_raise(aten.mul.Tensor, torch.ones(1))
+
+
+def assert_same(got, expected):
+    if isinstance(expected, type):
+        assert isinstance(got, type)
+        assert issubclass(got, (expected, RuntimeError))
+    else:
+        torch.testing.assert_close(got, expected)
