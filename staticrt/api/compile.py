@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import inspect
+import types
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
@@ -103,7 +104,7 @@ def _rebuild(function: Any, options: dict[str, Any]) -> Any:
 
 
 # Attributes a CompiledModule keeps itself; every other one is the module's.
-_OWN = frozenset({"_module", "_options", "_executor", "__signature__"})
+_OWN = frozenset({"_module", "_options", "_executor", "_replaced_forward", "__signature__"})
 # nn.Module methods that must reach the module itself, since it may override them or its type may.
 _FORWARDED = [
     "state_dict",
@@ -220,9 +221,13 @@ class CompiledModule(_Compiled, torch.nn.Module):
                 f"a compiled module cannot become a {value.__qualname__}",
                 fix="change the module before it is compiled, as in staticrt.compile(fully_shard(module))",
             )
+        if name == "forward" and "_replaced_forward" not in vars(self):
+            vars(self)["_replaced_forward"] = self._module.forward
         setattr(self._module, name, value)
 
     def __delattr__(self, name: str) -> None:
+        if name == "forward":
+            vars(self).pop("_replaced_forward", None)
         delattr(self._module, name)
 
     def __dir__(self) -> list[str]:
@@ -238,10 +243,20 @@ class CompiledModule(_Compiled, torch.nn.Module):
         return self.__reduce__()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModule:
-        return CompiledModule(copy.deepcopy(self._module, memo), self._options)
+        made = CompiledModule.__new__(CompiledModule, self._module, self._options)
+        memo[id(self)] = made  # what was assigned to `forward` may be bound to it
+        return self._fill(made, copy.deepcopy(self._module, memo))
 
     def __copy__(self) -> CompiledModule:
-        return CompiledModule(copy.copy(self._module), self._options)
+        made = CompiledModule.__new__(CompiledModule, self._module, self._options)
+        return self._fill(made, copy.copy(self._module))
+
+    def _fill(self, made: CompiledModule, module: torch.nn.Module) -> CompiledModule:
+        """Make `made` the same of a copy of the module."""
+        made.__init__(module, self._options)  # type: ignore[misc]
+        if "_replaced_forward" in vars(self):
+            vars(made)["_replaced_forward"] = types.MethodType(type(module).forward, module)
+        return made
 
 
 class CompiledParallel(CompiledModule):
@@ -306,22 +321,38 @@ def _class_for(kind: type[torch.nn.Module], base: type[CompiledModule]) -> type[
         found = {
             name: _forward_to_module(name, getattr(kind, name)) for name in _DUNDERS if hasattr(kind, name)
         }
-        members = {**found, "forward": _forward_of(kind), "__module__": __name__}
+        members = {**found, "forward": _Forward(kind), "__module__": __name__}
         made = type("CompiledModule", (base,), members)
         _classes[kind] = weakref.ref(made)
     return made
 
 
-def _forward_of(kind: type[torch.nn.Module]) -> Callable[..., Any]:
-    """The compiled call. A function of the class, since torch.fx looks for one."""
+class _Forward:
+    """`forward` of a compiled module: the compiled call, or what has been assigned to it.
 
-    @functools.wraps(kind.forward)
-    def forward(self: CompiledModule, *args: Any, **kwargs: Any) -> Any:
-        if torch_private.fx_is_tracing():  # torch.fx calls the forward of what it traces, not its hooks
-            return self._module.forward(*args, **kwargs)
-        return self._run(*args, **kwargs)
+    Libraries wrap it: `model.forward = autocast(model.forward)`. The wrapper becomes the wrapped module's, so that hooks
+    run around it and traces hold it; what it calls is then the forward that the wrapped module had.
+    """
 
-    return forward
+    def __init__(self, kind: type[torch.nn.Module]) -> None:
+        # torch.fx looks for a function of the class.
+        @functools.wraps(kind.forward)
+        def forward(self: CompiledModule, *args: Any, **kwargs: Any) -> Any:
+            replaced = vars(self).get("_replaced_forward")
+            if replaced is not None:
+                return replaced(*args, **kwargs)
+            if torch_private.fx_is_tracing():  # torch.fx calls the forward of what it traces, not its hooks
+                return self._module.forward(*args, **kwargs)
+            return self._run(*args, **kwargs)
+
+        self._function = forward
+
+    def __get__(self, instance: CompiledModule | None, owner: type | None = None) -> Any:
+        if instance is None:
+            return self._function
+        if "_replaced_forward" in vars(instance):
+            return instance._module.forward
+        return types.MethodType(self._function, instance)
 
 
 @overload

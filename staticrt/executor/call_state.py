@@ -26,6 +26,7 @@ class Route(enum.Enum):
         "eagerly once, since the trace raised: if eager raises too, the call was wrong; else by graph splits"
     )
     SPLIT = "by graph splits"
+    TRAIN = "traced with their backward: the result needs gradients of tensors that are no arguments"
     EAGER = "eagerly"
 
 

@@ -20,7 +20,7 @@ from staticrt.executor.cost_trials import CostTrials
 from staticrt.executor.eager_runs import EagerRun
 from staticrt.executor.explanation import explanation
 from staticrt.executor.graph_splits import GraphSplits
-from staticrt.executor.joint_calls import JointCalls, LeftToEager
+from staticrt.executor.joint_calls import JointCalls, LeftToEager, NeedsNone
 from staticrt.executor.machine import Outcome, Progress, Stage, advance
 from staticrt.executor.state import ExecutorState
 from staticrt.executor.trace_cache import TraceCache
@@ -123,14 +123,19 @@ class Executor:
                 progress = Progress(call, self._trace_cache.state(call))
             except TypeError:  # an argument that cannot be hashed
                 return self._run_eagerly(args, kwargs, _UNHASHABLE)
-            stage = Stage.FIND
-            while stage is not Stage.DONE and stage is not Stage.FLATTEN:
-                if stage is Stage.TRACE:
-                    stage = self._trace_cache.make(progress)
-                else:
-                    outcome = _ACTIONS[stage](self, progress)
-                    stage = advance(outcome, progress.state)
+            stage = self._advance(progress)
         return progress.result
+
+    def _advance(self, progress: Progress) -> Stage:
+        """Take a call through its stages until it is done, or has to be flattened again."""
+        stage = Stage.FIND
+        while stage is not Stage.DONE and stage is not Stage.FLATTEN:
+            if stage is Stage.TRACE:
+                stage = self._trace_cache.make(progress)
+            else:
+                outcome = _ACTIONS[stage](self, progress)
+                stage = advance(outcome, progress.state)
+        return stage
 
     @property
     def lock(self) -> AbstractContextManager[Any]:
@@ -142,9 +147,8 @@ class Executor:
         return self._trace_cache.trace_for(call)
 
     def wants_gradients(self) -> bool:
-        """Whether the function is a module with parameters that require gradients."""
-        parameters = getattr(self.function, "parameters", None)
-        return parameters is not None and any(p.requires_grad for p in parameters())
+        """Whether the function is a module, or a method of one, with parameters that require gradients."""
+        return any(p.requires_grad for p in self._maker.parameters())
 
     # -- stages ------------------------------------------------------------------------------------------------
 
@@ -301,6 +305,8 @@ class Executor:
         if self.options.joint_trace:
             try:
                 served = self._joint.serve(args, kwargs)
+            except NeedsNone as none:
+                return self._without_gradients(none, args, kwargs)
             except LeftToEager as left:
                 result = self._run_eagerly(args, kwargs, left.reason, left.where)
                 left.answered()
@@ -322,6 +328,26 @@ class Executor:
             reason = "the call needs gradients, and Dynamo found nothing to compile"
             self._eager_calls["call", reason, ""] += 1
         return result
+
+    def _train_stage(self, progress: Progress) -> Outcome:
+        progress.result = self._train(progress.call.args, progress.call.kwargs)
+        return Outcome.RETURNED
+
+    def _without_gradients(self, none: NeedsNone, args: Any, kwargs: Any) -> Any:
+        """Run a call of which no result needs a gradient, although arguments or weights require some."""
+        try:
+            progress = Progress(none.call, self._trace_cache.state(none.call), gradients=False)
+        except TypeError:
+            return self._run_eagerly(args, kwargs, _UNHASHABLE)
+        state = progress.state
+        if state.find(none.call) is None:
+            if not none.is_new and state.route in (Route.WHOLE, Route.TRAIN):
+                none.ask_again()
+                return self._train(args, kwargs)
+            advance(Outcome.NEEDS_NO_GRADIENT, state)
+        if self._advance(progress) is Stage.FLATTEN:
+            return self._run_eagerly(args, kwargs, "no result needs a gradient, and an argument is changed")
+        return progress.result
 
     # -- what callers may ask ----------------------------------------------------------------------------------
 
@@ -428,5 +454,6 @@ _ACTIONS: dict[Stage, Callable[[Executor, Progress], Outcome]] = {
     Stage.FIND: lambda executor, progress: executor._trace_cache.find(progress),
     Stage.RUN: Executor._run,
     Stage.SPLIT: Executor._split,
+    Stage.TRAIN: Executor._train_stage,
     Stage.EAGER: Executor._eager,
 }

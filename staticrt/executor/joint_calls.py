@@ -18,7 +18,7 @@ from staticrt.executor.call_state import CallState, CallStates
 from staticrt.executor.trace_maker import TraceMaker
 from staticrt.frontend import budget
 from staticrt.frontend.progress import long_work
-from staticrt.frontend.reasons import CannotTrace, ModelChanges
+from staticrt.frontend.reasons import CannotTrace, ModelChanges, NeedsNoGradient
 from staticrt.frontend.thread_state import keeping_thread_state
 from staticrt.frontend.tracing.request import TraceRequest
 from staticrt.frontend.tracing.sizing import Sizing
@@ -45,6 +45,22 @@ class LeftToEager(Exception):
         self.reason = reason
         self.where = where
         self.answered = answered
+
+
+class NeedsNone(Exception):
+    """No result of this call needs a gradient: it runs as calls without gradients do. Nothing has run.
+
+    Args:
+        call: the call.
+        is_new: a trace of this call told so just now; else one of another call did, under other guards maybe.
+        ask_again: to be called where no trace without a backward serves the call.
+    """
+
+    def __init__(self, call: Call, is_new: bool, ask_again: Callable[[], object]) -> None:
+        super().__init__("no result needs a gradient")
+        self.call = call
+        self.is_new = is_new
+        self.ask_again = ask_again
 
 
 class JointCalls:
@@ -79,6 +95,7 @@ class JointCalls:
 
         Raises:
             LeftToEager: eager runs it.
+            NeedsNone: it needs no backward.
         """
         if torch.is_anomaly_enabled():
             raise LeftToEager("anomaly mode, which names eager's operators", "", _nothing)
@@ -90,13 +107,13 @@ class JointCalls:
         trace = state.find(call)
         if trace is None:
             if self._is_refused(state):
-                self._leave_to_eager(state)
+                self._leave_to_eager(call, state)
                 return None
             if call.sizes() in state.refused:
                 raise LeftToEager("eager raised for such a call before", "", self._answered(call, state))
             trace = keeping_thread_state(lambda: self._make(call))
             if trace is None:
-                self._leave_to_eager(self._states.get(call.key.key) or state, call)
+                self._leave_to_eager(call, self._states.get(call.key.key) or state, is_new=True)
                 return None
         traced = trace.traced
         if traced.mutates and share_memory(traced, call.leaves):
@@ -119,19 +136,28 @@ class JointCalls:
         )
         return (traced.out_spec.build(outputs, call.containers),)
 
-    def _leave_to_eager(self, state: CallState, tried: Call | None = None) -> None:
-        """Raise `LeftToEager` for a call without a trace, unless Dynamo may have it.
+    def _leave_to_eager(self, call: Call, state: CallState, is_new: bool = False) -> None:
+        """Raise `LeftToEager`, or `NeedsNone`, for a call without a trace, unless Dynamo may have it.
 
         Args:
-            tried: a call of which the trace failed just now: eager may tell more.
+            is_new: its trace failed just now: eager may tell more.
         """
         failed = state.failure
-        if failed is None or self._options.fullgraph:
+        if failed is None:
+            return
+        if failed.needs_none:
+            raise NeedsNone(call, is_new, lambda: self._forget_failure(state))
+        if self._options.fullgraph:
             return
         if failed.even_in_parts:
             raise LeftToEager(failed.reason, failed.where, _nothing)
-        if tried is not None and failed.eager_first:
-            raise LeftToEager(failed.reason, failed.where, self._answered(tried, state))
+        if is_new and failed.eager_first:
+            raise LeftToEager(failed.reason, failed.where, self._answered(call, state))
+
+    def _forget_failure(self, state: CallState) -> None:
+        """What the failed trace depends on has changed: the next call of its key is traced again, some times."""
+        state.changes += 1
+        state.failure = None if state.changes < sum(tuning.MAX_INTERVENTIONS) else _CHANGES_OFTEN
 
     def _answered(self, call: Call, state: CallState) -> Callable[[], None]:
         """Remembers a call as wrong until the result is called: a right one of its key is traced as ever."""
@@ -189,6 +215,7 @@ class JointCalls:
             impossible=not transient,
             even_in_parts=isinstance(error, CannotTrace) and error.even_in_parts,
             eager_first=eager_first,
+            needs_none=isinstance(error, NeedsNoGradient),
         )
         self._states.keep(call.key.key, state)
 
@@ -276,6 +303,12 @@ class JointCalls:
             raise CannotTrace("an option asks for another executor or autograd node")
         if torch_private.budget_value(options.activation_memory_budget) < 1:
             raise CannotTrace("an activation budget below 1")
+
+
+# Whether results need gradients follows from state that changes again and again.
+_CHANGES_OFTEN = Failure(
+    "whether a result needs a gradient changes again and again", "", True, even_in_parts=True
+)
 
 
 def _nothing() -> None:

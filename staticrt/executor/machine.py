@@ -19,11 +19,14 @@ those that need gradients (joint traces serve them, or Dynamo splits them) or th
             │             ├─ ONLY_EAGER, route := EAGER ─────────────────────────────┤
             │             ├─ LEFT_TO_EAGER (max_traces is reached; this call only) ──┤
             │             │                                                          │
+            │             ├─ NEEDS_BACKWARD, route := TRAIN ──▶ TRAIN                │
             │             └─ CANNOT_TRACE, or a fifth branch, route := SPLIT         │
             │                  ▼                                                     ▼
             ├─ SPLIT ──▶  SPLIT ── NOT_COMPILED, LEFT_TO_EAGER ───────────────▶  EAGER
             │               ├─ STATE_CHANGED, route := WHOLE ──▶ TRACE; ONLY_EAGER if it does so often
             │               └─ RETURNED (a cost trial may have preferred eager) ─▶ DONE
+            ├─ TRAIN ──▶  TRAIN ── RETURNED ──▶ DONE: as calls whose arguments need gradients
+            │               └─ NEEDS_NO_GRADIENT, route TRAIN becomes WHOLE ──▶ FIND, and TRACE without a backward
             └─ RETRY, EAGER_FIRST, EAGER ─────────────────────────────────────▶  EAGER
 
     EAGER ── RETURNED ──▶ DONE: this call only
@@ -51,6 +54,7 @@ class Stage(enum.Enum):
     TRACE = "trace the function for it, with one way to represent sizes"
     RUN = "run a trace"
     SPLIT = "run it by graph splits"
+    TRAIN = "run it with its backward"
     EAGER = "run it eagerly"
     FLATTEN = "flatten its arguments again and begin anew"
     DONE = "return its result"
@@ -65,6 +69,8 @@ class Outcome(enum.Enum):
     NEEDS_OTHER_SIZES = "the trace failed, another way to represent sizes may serve"
     ARGUMENTS_CHANGED = "the model changes attributes of an argument: it has to be flattened into them"
     MODEL_CHANGED = "the model changed its own state, as many do in their first call only"
+    NEEDS_BACKWARD = "the result needs gradients of tensors that are no arguments"
+    NEEDS_NO_GRADIENT = "a trace with its backward told that no result needs a gradient"
     CANNOT_TRACE = "the model does what no graph replays"
     RAISED = "the model raised while it was traced"
     ONLY_EAGER = "it cannot be traced, and must not be split"
@@ -86,6 +92,7 @@ class Progress:
         call: the call.
         state: the state of its key.
         limited: no trace is made beyond the option `max_traces`.
+        gradients: whether results may need gradients, as far as is known before the trace.
         tried: traces in which data decided otherwise.
         request: the trace that is to be made, once there is one.
         trace: the one that runs.
@@ -98,6 +105,7 @@ class Progress:
     call: Call
     state: CallState
     limited: bool = True
+    gradients: bool = True
     tried: list[CachedTrace] = dataclasses.field(default_factory=list)
     request: TraceRequest | None = None
     trace: CachedTrace | None = None
@@ -110,6 +118,7 @@ class Progress:
 _FIRST_STAGE = {
     Route.WHOLE: Stage.TRACE,
     Route.SPLIT: Stage.SPLIT,
+    Route.TRAIN: Stage.TRAIN,
     Route.RETRY: Stage.EAGER,
     Route.EAGER_FIRST: Stage.EAGER,
     Route.EAGER: Stage.EAGER,
@@ -141,6 +150,12 @@ def advance(outcome: Outcome, state: CallState) -> Stage:
             state.changes += 1
             state.route = Route.RETRY
             return Stage.EAGER
+        case Outcome.NEEDS_BACKWARD:
+            state.route = Route.TRAIN
+            return Stage.TRAIN
+        case Outcome.NEEDS_NO_GRADIENT:
+            state.route = Route.WHOLE if state.route is Route.TRAIN else state.route
+            return Stage.FIND
         case Outcome.CANNOT_TRACE:
             state.route = Route.SPLIT
             return Stage.SPLIT

@@ -18,7 +18,7 @@ from staticrt.frontend.arguments import unread
 from staticrt.frontend.arguments.structure import take_apart
 from staticrt.frontend.guards.watched_state import WatchedState
 from staticrt.frontend.progress import long_work
-from staticrt.frontend.reasons import ArgumentRead, CannotTrace, ModelChanges
+from staticrt.frontend.reasons import ArgumentRead, CannotTrace, ModelChanges, NeedsBackward
 from staticrt.frontend.thread_state import keeping_thread_state
 from staticrt.frontend.tracing.request import TraceRequest
 from staticrt.options import Options
@@ -130,11 +130,15 @@ class TraceCache:
         request = progress.request
         try:
             with long_work(f"tracing {self._name}", self._options.progress):
-                made = self._maker.make(call, request)
+                made = self._maker.make(call, request, progress.gradients)
         except donation.WrittenDonation:
             raise
         except ArgumentRead:
             return Outcome.ARGUMENTS_CHANGED
+        except NeedsBackward:
+            self.states.keep(call.key.key, progress.state)
+            progress.request = None
+            return Outcome.NEEDS_BACKWARD
         except ModelChanges as error:
             changed = request.snapshot.changed_arguments(error.paths)
             if any(take_apart(call.leaves[index]) for index in changed):

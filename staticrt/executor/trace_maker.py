@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from staticrt.frontend.arguments.names import argument_names
 from staticrt.frontend.graph import KnownInputs, TracedGraph
 from staticrt.frontend.guards.global_hooks import global_hooks
 from staticrt.frontend.guards.state import Snapshot
-from staticrt.frontend.reasons import CannotTrace
+from staticrt.frontend.reasons import CannotTrace, NeedsBackward
 from staticrt.frontend.tracing.request import TraceRequest
 from staticrt.frontend.tracing.sizing import Sizing
 from staticrt.lowering.lower import listing
@@ -43,8 +44,9 @@ class TraceMaker:
         self._known = known
 
     def parameters(self) -> list[torch.Tensor]:
-        """The parameters of the function, if it is a module."""
-        return list(self._function.parameters()) if isinstance(self._function, torch.nn.Module) else []
+        """The parameters of the function, if it is a module or a method of one."""
+        parameters = getattr(_module_of(self._function), "parameters", None)
+        return [] if parameters is None else list(parameters())
 
     def request(self, call: Call, seen: Sequence[CachedTrace]) -> TraceRequest:
         """The first request for a call; ints that differ from those in `seen` become symbols."""
@@ -74,8 +76,13 @@ class TraceMaker:
             decide=not self._is_partial and self._options.graphs is False,
         )
 
-    def make(self, call: Call, request: TraceRequest) -> CachedTrace | TraceRequest:
+    def make(self, call: Call, request: TraceRequest, gradients: bool = True) -> CachedTrace | TraceRequest:
         """The trace of a request, ready to run, or the request to make instead: the sizes did not serve.
+
+        Args:
+            call, request: what to trace.
+            gradients: results may need gradients of the model's tensors; False: a trace with its backward told that none
+                does, and no branch may be taken here that data decides.
 
         Raises:
             Exception: whatever the model raised, and as `_build`.
@@ -84,12 +91,15 @@ class TraceMaker:
 
         following: TraceRequest | None
         try:
-            traced = trace(request)
+            traced = trace(request if gradients else dataclasses.replace(request, decide=False))
         except (Exception, NeedsShapeEnv) as error:
             following = request.after(error)
             if following is None:
                 raise
             return following
+        needs = torch.is_grad_enabled() and any(value.requires_grad for value in traced.values)
+        if gradients and needs:
+            raise CannotTrace(NeedsBackward().reason) if self._is_partial else NeedsBackward()
         try:
             return self._build(call, request, traced)
         except NeedsShapeEnv as error:
@@ -110,8 +120,6 @@ class TraceMaker:
         """
         if not request.snapshot.complete:
             raise CannotTrace("the model reaches more containers than can be guarded")
-        if torch.is_grad_enabled() and any(value.requires_grad for value in traced.values):
-            raise CannotTrace("the result may need gradients of a tensor that is not an argument")
         self.tell(traced, "")
         built = self._executable(traced)
         symbolic = request.known.symbolic_ints
@@ -150,15 +158,21 @@ class TraceMaker:
         return CapturedExecutable(built, traced, options.graphs, self._name)
 
 
+def _module_of(function: Callable[..., Any]) -> Any:
+    """A function, or the object of a method."""
+    return function.__self__ if isinstance(function, types.MethodType) else function
+
+
 def _layers(function: Callable[..., Any]) -> dict[int, str]:
-    root = getattr(function, "__self__", function)  # of a method
+    root = _module_of(function)
     modules = root.named_modules() if isinstance(root, torch.nn.Module) else ()
     return {id(module): path for path, module in modules}
 
 
 def _tensors(function: Callable[..., Any]) -> dict[int, tuple[str, str]]:
-    if not isinstance(function, torch.nn.Module):
+    root = _module_of(function)
+    if not isinstance(root, torch.nn.Module):
         return {}
-    found = {id(b): ("buffer", name) for name, b in function.named_buffers()}
-    found.update({id(p): ("parameter", name) for name, p in function.named_parameters()})
+    found = {id(b): ("buffer", name) for name, b in root.named_buffers()}
+    found.update({id(p): ("parameter", name) for name, p in root.named_parameters()})
     return found

@@ -104,6 +104,20 @@ class FirstCalls(ModelChanges):
         self.paths = []
 
 
+class NeedsBackward(CannotTrace):
+    """The result needs gradients of tensors that are no arguments: the trace has to have its backward."""
+
+    def __init__(self) -> None:
+        super().__init__("the result may need gradients of a tensor that is not an argument", "")
+
+
+class NeedsNoGradient(CannotTrace):
+    """No result needs a gradient, although arguments or weights require some."""
+
+    def __init__(self) -> None:
+        super().__init__("no result needs a gradient", "")
+
+
 class NeedsConstants(CannotTrace):
     """The model uses a symbolic number in a way that only a number serves: the trace needs constant numbers."""
 

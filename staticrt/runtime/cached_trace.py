@@ -69,6 +69,7 @@ class Failure:
         impossible: the model does what no graph replays; else it raised something.
         even_in_parts: nothing but eager runs such calls as eager does.
         eager_first: the model raised, or changed its own state: eager runs the call, and the next one is traced again.
+        needs_none: of a trace with its backward: no result needs a gradient.
     """
 
     reason: str
@@ -76,6 +77,7 @@ class Failure:
     impossible: bool
     even_in_parts: bool = False
     eager_first: bool = False
+    needs_none: bool = False
 
 
 def tensor_metadata(values: Sequence[torch.Tensor]) -> list[Any]:

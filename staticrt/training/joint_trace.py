@@ -17,7 +17,7 @@ import torch
 
 from staticrt import torch_private
 from staticrt.frontend.guards.state import Snapshot
-from staticrt.frontend.reasons import CannotTrace
+from staticrt.frontend.reasons import CannotTrace, NeedsNoGradient
 from staticrt.frontend.tracing.tracer import AUTOGRAD_NODE, BACKWARD
 from staticrt.shapes.fake_results import new
 from staticrt.training.eager_nodes import saving_nodes
@@ -87,7 +87,9 @@ class Backward:
                 first.setdefault(id(out), index)
         self.differentiable = tuple(first.values())
         if not self.differentiable:
-            raise CannotTrace("no result needs a gradient")
+            if any(isinstance(out, torch.Tensor) and out.requires_grad for out in outputs):
+                raise CannotTrace("no result needs a gradient but inputs, or views of them")
+            raise NeedsNoGradient
         results = [outputs[i] for i in self.differentiable]
         if any(out.grad_fn is None for out in results):
             raise CannotTrace("a result is a leaf that the model makes")

@@ -335,6 +335,28 @@ def test_global_hooks_make_split_calls_run_eagerly(path):
     assert steps == ["NOT_FOUND SPLIT SPLIT", "LEFT_TO_EAGER EAGER SPLIT", "EAGER_RETURNED DONE SPLIT"]
 
 
+def test_what_reaches_parameters_is_traced_with_its_backward(path):
+    layer, x = nn.Linear(3, 2), torch.ones(4, 3)
+    compiled = staticrt.compile(lambda x: layer(x))
+    with torch.enable_grad():
+        assert way(path, compiled, x) == [
+            "NOT_FOUND TRACE WHOLE",
+            "NEEDS_BACKWARD TRAIN TRAIN",
+            "RETURNED DONE TRAIN",
+        ]
+        assert way(path, compiled, x) == ["NOT_FOUND TRAIN TRAIN", "RETURNED DONE TRAIN"]
+        layer.requires_grad_(False)
+        assert way(path, compiled, x) == [
+            "NOT_FOUND TRAIN TRAIN",
+            "NEEDS_NO_GRADIENT FIND WHOLE",
+            "NOT_FOUND TRACE WHOLE",
+            "TRACED RUN WHOLE",
+            "RETURNED DONE WHOLE",
+            "RETURNED DONE WHOLE",
+        ]
+        assert way(path, compiled, x) == ["FOUND RUN WHOLE", "RETURNED DONE WHOLE"]
+
+
 def test_arguments_are_flattened_once(monkeypatch):
     from staticrt.frontend.arguments.structure import Flattener
 
