@@ -35,16 +35,18 @@ void bind_state_guard(py::module_& m) {
       .def(py::init([](const py::list& dicts, const py::list& lists, const py::list& cells,
                        const py::list& scopes, const py::list& classes, const py::list& slots,
                        const py::list& objects, const py::list& functions, const py::list& tensors,
-                       const py::list& answers, const py::frozenset& names) {
-             return std::make_unique<StateGuard>(StateGuard::Parts{
-                 dicts, lists, cells, scopes, classes, slots, objects, functions, tensors, answers, names});
+                       const py::list& answers, const py::frozenset& names, bool lists_attributes) {
+             return std::make_unique<StateGuard>(
+                 StateGuard::Parts{dicts, lists, cells, scopes, classes, slots, objects, functions, tensors,
+                                   answers, names, lists_attributes});
            }),
            py::kw_only(), py::arg("dicts") = py::list(), py::arg("lists") = py::list(),
            py::arg("cells") = py::list(), py::arg("scopes") = py::list(), py::arg("classes") = py::list(),
            py::arg("slots") = py::list(), py::arg("objects") = py::list(), py::arg("functions") = py::list(),
            py::arg("tensors") = py::list(), py::arg("answers") = py::list(),
-           py::arg("names") = py::frozenset(py::set()))
-      .def("holds", &StateGuard::holds);
+           py::arg("names") = py::frozenset(py::set()), py::arg("lists_attributes") = true)
+      .def("holds", &StateGuard::holds)
+      .def("holds_all", &StateGuard::holds_all);
   m.attr("MISSING") = StateGuard::missing();
   m.def("attributes_of", [](const py::handle& object) {
     PyObject* found = attributes_of(object.ptr());

@@ -140,8 +140,16 @@ StateGuard::StateGuard(const Parts& parts) : names_(parts.names) {
     for (const py::handle& item : list) add(item.cast<py::tuple>());
   };
   each(parts.dicts, [&](const py::tuple& item) {
-    Dict dict{item[0], PyODict_Check(py::object(item[0]).ptr()) != 0, 0, items_of(py::object(item[1]))};
-    dict.is_ordered &= dict.items.size() > 1;
+    Dict dict;
+    dict.live = item[0];
+    dict.items = items_of(py::object(item[1]));
+    dict.is_ordered = PyODict_Check(dict.live.ptr()) && dict.items.size() > 1;
+    dict.is_by_name = item[2].cast<bool>() && !parts.lists_attributes;
+    if (dict.is_by_name) {
+      for (const auto& each : dict.items) {
+        if (PySet_Contains(names_.ptr(), each.first.ptr()) == 1) dict.names.push_back(each);
+      }
+    }
     dicts_.push_back(std::move(dict));
   });
   each(parts.lists, [&](const py::tuple& item) {
@@ -185,6 +193,7 @@ void StateGuard::visit(Referents& referents) const {
   for (const Dict& dict : dicts_) {
     visit(dict.live);
     visit_pairs(dict.items);
+    visit_pairs(dict.names);
   }
   for (const List& list : lists_) {
     visit(list.live);
@@ -348,13 +357,17 @@ bool StateGuard::ignores(PyObject* attributes) const {
   return true;
 }
 
+bool StateGuard::holds_all() {
+  return holds() && std::all_of(dicts_.begin(), dicts_.end(), same_items);
+}
+
 bool StateGuard::holds() {
   if (cleared_) return false;
   if (!std::all_of(objects_.begin(), objects_.end(), same_object)) return false;
   for (Dict& dict : dicts_) {
     const uint64_t version = version_of(dict.live.ptr());
     if (version != 0 && version == dict.version && !dict.is_ordered) continue;
-    if (!same_items(dict)) return false;
+    if (!(dict.is_by_name ? same_names_only(dict.live.ptr(), dict.names) : same_items(dict))) return false;
     dict.version = version;
   }
   for (Class& type : classes_) {

@@ -21,7 +21,8 @@ class StateGuard {
  public:
   // What a trace found. Everywhere `missing()` stands for a value that is not there.
   struct Parts {
-    pybind11::list dicts;    // (dict, copy): all keys and values, in order
+    pybind11::list dicts;  // (dict, copy, whether it holds the attributes of an object): all keys and values,
+                           // in order; of attributes, those in `names`, unless `lists_attributes`
     pybind11::list lists;    // (iterable, list of its items): lists, deques, sets
     pybind11::list cells;    // (closure cell, content)
     pybind11::list scopes;   // (dict of a module, {name: value}): of these names only
@@ -33,8 +34,9 @@ class StateGuard {
                                // qualified name, docstring, module))
     pybind11::list
         tensors;  // (tensor, {name: attribute}, whether its layout is compared): attributes in `names`
-    pybind11::list answers;  // (C function without arguments, what it returned)
-    pybind11::object names;  // a frozenset: what the code may read by name
+    pybind11::list answers;        // (C function without arguments, what it returned)
+    pybind11::object names;        // a frozenset: what the code may read by name
+    bool lists_attributes = true;  // it may read attributes that it does not name
   };
 
   // What code may ask of a tensor that the program does not read.
@@ -48,8 +50,10 @@ class StateGuard {
 
   explicit StateGuard(const Parts& parts);
 
-  // True while nothing changed. Needs the GIL; never raises.
+  // True while nothing that the code may read has changed. Needs the GIL; never raises.
   bool holds();
+  // The same, and no other attribute of an object has changed.
+  bool holds_all();
   // Whether none of an argument's attributes, in this dict, has a name that the code may read.
   bool ignores(PyObject* attributes) const;
   static pybind11::object missing();
@@ -63,8 +67,10 @@ class StateGuard {
   struct Dict {
     pybind11::object live;
     bool is_ordered = false;  // an OrderedDict, which has an order of its own
+    bool is_by_name = false;
     uint64_t version = 0;
     Items items;
+    Items names;  // of `items`, what the code may read
   };
   struct List {
     pybind11::object live;

@@ -1,8 +1,8 @@
 """Methods of a module that call the module again and again, run on the compiled one.
 
-`generate` of Hugging Face's models calls `self(...)` once for each token. Bound to the module itself, it would run all
-of them eagerly. It is bound to a *twin*: an object of a subclass that shares the module's attributes and differs in its
-call only.
+`generate` of Hugging Face's models calls `self(...)` once for each token, `encode` of sentence-transformers calls
+`self.forward(...)` once for each batch. Bound to the module itself, they would run eagerly. They are bound to a *twin*: an
+object of a subclass that shares the module's attributes and differs in its call and its `forward` only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 
-_NAMES = frozenset({"generate"})
+from staticrt.frontend.guards.global_hooks import has_global_hooks
+
+_NAMES = frozenset({"generate", "encode", "encode_query", "encode_document"})
 
 
 def bound_to_compiled(method: Any, module: torch.nn.Module, call: Callable[..., Any]) -> Any:
@@ -40,6 +42,13 @@ def _kind(base: type) -> type:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         return self._twin_call(*args, **kwargs)
 
+    @functools.wraps(base.forward)  # its signature: `generate` reads it
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        module = self._twin_of
+        if module._forward_hooks or module._forward_pre_hooks or has_global_hooks():  # which a call would run
+            return module.forward(*args, **kwargs)
+        return self._twin_call(*args, **kwargs)
+
     def body(namespace: dict[str, Any]) -> None:
         namespace |= {
             "__slots__": ("_twin_call", "_twin_of"),
@@ -47,6 +56,7 @@ def _kind(base: type) -> type:
             "__qualname__": base.__qualname__,
             "__doc__": base.__doc__,
             "__call__": call,
+            "forward": forward,
             # A copy is one of the module, and calls itself.
             "__copy__": lambda self: copy.copy(self._twin_of),
             "__deepcopy__": lambda self, memo: copy.deepcopy(self._twin_of, memo),

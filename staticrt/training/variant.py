@@ -159,7 +159,8 @@ class Variant:
             dicts = [optimizer.state, *optimizer.state.values()]
             lists = [optimizer.param_groups, *(group["params"] for group in optimizer.param_groups)]
             guard = _C.StateGuard(
-                dicts=[(each, dict(each)) for each in dicts], lists=[(each, list(each)) for each in lists]
+                dicts=[(each, dict(each), False) for each in dicts],
+                lists=[(each, list(each)) for each in lists],
             )
             self._guards.append((optimizer.state, optimizer.param_groups, guard))
 

@@ -33,6 +33,27 @@ _BUILTINS = frozenset(vars(builtins))
 _FIND_GLOBALS = frozenset(
     ("globals", "vars", "locals", "eval", "exec", "__globals__", "__dict__", "f_globals", "__import__")
 )
+# By these, code may read attributes of an object that it does not name: methods of objects, functions that list attributes
+# or compute names in C. Of the library's and torch's code `getattr` also, which is told of a model's names only.
+_LIST_ATTRIBUTES = frozenset(
+    (
+        *(
+            "__dict__",
+            "vars",
+            "__getstate__",
+            "__reduce__",
+            "__reduce_ex__",
+            "__getattribute__",
+            "extra_repr",
+        ),
+        *("attrgetter", "methodcaller", "format", "format_map", "pickle", "dumps", "eval", "exec"),
+    )
+)
+_LIST_ATTRIBUTES_OF_LIBRARY = _LIST_ATTRIBUTES | {"getattr"}
+_MODULE_FILE = (
+    torch.nn.Module.forward.__code__.co_filename
+)  # finds parameters and hooks, which are compared whole
+_MATCH_CLASS = dis.opmap["MATCH_CLASS"]
 LOOKS_UP_MODULE = "looks up a module by a name that it computes"
 _WRITES_FREE = frozenset({"STORE_DEREF", "DELETE_DEREF"})
 # Of torch, what runs for a model as it does in eager; the rest may run for the tracer.
@@ -73,6 +94,7 @@ class Reads:
         self._codes: set[types.CodeType] = set()
         self._inner: set[types.CodeType] = set()  # codes of functions that functions which run make
         self._done: set[tuple[str, frozenset[str]]] = set()
+        snapshot.lists_attributes = not snapshot.follows_code
 
     def enter(self, frame: types.FrameType) -> None:
         """A function of model code, or a layer of torch, begins."""
@@ -89,6 +111,7 @@ class Reads:
             return
         self._codes.add(code)
         names = names_of(code)
+        self._snapshot.lists_attributes |= _lists_attributes(code, is_model)
         (self._snapshot.add_model_names if is_model else self._snapshot.add_names)(names)
         if code not in self._inner and (function := _C.function_of(frame)) is not None:
             self._snapshot.add_function(function)
@@ -122,6 +145,7 @@ class Reads:
             return
         self._codes.add(code)
         names = names_of(code)
+        self._snapshot.lists_attributes |= _lists_attributes(code, is_model=False)
         self._snapshot.add_names(names)
         self._snapshot.add_numbers(frame.f_globals, names)
         if "environ" in names or "getenv" in names:
@@ -232,6 +256,15 @@ class Reads:
         effect = effect_of_partial(value)
         if effect is not None:
             self._refuse(effect, frame)
+
+
+@functools.lru_cache(maxsize=4096)
+def _lists_attributes(code: types.CodeType, is_model: bool) -> bool:
+    """Whether code may read attributes of objects that it does not name."""
+    if code.co_filename == _MODULE_FILE and code.co_name != "__repr__":
+        return False
+    listing = _LIST_ATTRIBUTES if is_model else _LIST_ATTRIBUTES_OF_LIBRARY
+    return not listing.isdisjoint(names_of(code)) or _MATCH_CLASS in code.co_code[::2]
 
 
 @functools.lru_cache(maxsize=4096)

@@ -65,7 +65,8 @@ SPECIAL_NAMES = frozenset(
 def names_of(code: types.CodeType) -> frozenset[str]:
     """Names that a function may look up: its globals and attributes, strings it may give `getattr`, its own."""
     found = {*code.co_names, code.co_name}
-    for value in code.co_consts:
+    texts = [each for value in code.co_consts for each in (value if type(value) is tuple else (value,))]
+    for value in texts:
         if type(value) is str and (parts := value.split(".")) and all(map(str.isidentifier, parts)):
             found.update((value, *parts))
     return frozenset(found)

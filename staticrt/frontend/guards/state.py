@@ -111,6 +111,9 @@ class Snapshot:
         self._arguments: dict[str, int] = {}  # path of a leaf -> its index
         self.complete = True
         self.follows_code = follows_code
+        self.lists_attributes = (
+            True  # code may read attributes that it does not name: `Reads` says where it does not
+        )
         self.add_class(torch.nn.Parameter)  # a tensor's methods and operators
         for name, root in roots:
             self.add(name, root)
@@ -360,7 +363,7 @@ class Snapshot:
         if attributes is None or id(attributes) in self._seen:
             return found
         self._seen.add(id(attributes))
-        self._records.append(DictRecord(path, attributes))
+        self._records.append(DictRecord(path, attributes, is_attributes=True))
         for key, item in list(attributes.items()):
             if is_leaf(item):
                 continue
@@ -413,7 +416,7 @@ class Snapshot:
 
     def changes(self) -> list[str]:
         """Paths of what differs now, each with what happened."""
-        if self.guard().holds():
+        if self.guard().holds_all():
             return []
         found = [path for record in self._all() for path in record.changes()]
         if self.num_threads not in (None, torch.get_num_threads()):
@@ -439,7 +442,8 @@ class Snapshot:
                 records += [FactsRecord(tensor, frozenset(self.facts)) for tensor in self._tensors]
             if not _ASK_LEVELS.isdisjoint(self.read_names):
                 records += [record for logger in self._loggers for record in logger_records(logger)]
-            self._guard = StateGuard(records, frozenset(self.read_names), self.num_threads)
+            names = frozenset(self.read_names)
+            self._guard = StateGuard(records, names, self.num_threads, self.lists_attributes)
         return self._guard
 
     def _is_unread(self, record: Record) -> bool:

@@ -18,9 +18,16 @@ class StateGuard:
         records: the snapshot's records.
         names: what the code may read by name.
         num_threads: torch's number of threads, if the model asked for it.
+        lists_attributes: the code may read attributes of objects that it does not name.
     """
 
-    def __init__(self, records: Iterable[Record], names: frozenset[str], num_threads: int | None) -> None:
+    def __init__(
+        self,
+        records: Iterable[Record],
+        names: frozenset[str],
+        num_threads: int | None,
+        lists_attributes: bool = True,
+    ) -> None:
         parts: dict[str, list[Any]] = {}
         self._others: list[Record] = []
         for record in records:
@@ -28,7 +35,7 @@ class StateGuard:
                 parts.setdefault(record.part, []).append(record.entry())
             else:
                 self._others.append(record)
-        self._native = _C.StateGuard(**parts, names=names)
+        self._native = _C.StateGuard(**parts, names=names, lists_attributes=lists_attributes)
         self._names = names
         self._num_threads = num_threads
         self.counts = {part: len(entries) for part, entries in parts.items()}
@@ -40,6 +47,10 @@ class StateGuard:
         if self._num_threads not in (None, torch.get_num_threads()):
             return False
         return self._native.holds() and all(record.holds() for record in self._others)
+
+    def holds_all(self) -> bool:
+        """True while no attribute of an object that the trace met has changed either, read or not."""
+        return self.holds() and self._native.holds_all()
 
     def read_attribute(self, leaves: Iterable[Any]) -> str | None:
         """The name of an attribute that the caller gave a tensor and the code may read, or None."""

@@ -1,0 +1,170 @@
+"""Attributes that the model's code never reads may change without a new trace; whatever way it reads others is guarded."""
+
+import copy
+import dataclasses
+import functools
+import operator
+import pickle
+
+import pytest
+import torch
+
+import staticrt
+
+
+@dataclasses.dataclass
+class Config:
+    width: float = 2.0
+    note: float = 5.0
+    __match_args__ = ("width", "note")
+
+
+TEMPLATE = "{0.width}"
+
+
+class Own:
+    def __init__(self):
+        self.width, self.note = 2.0, 5.0
+
+
+class Model(torch.nn.Module):
+    def __init__(self, read):
+        super().__init__()
+        self.layer, self.config, self.own, self.read = torch.nn.Linear(4, 4), Config(), Own(), read
+        self.calls, self.width, self.name = 0, 3.0, "width"
+
+    def forward(self, x):
+        return self.layer(x) * self.read(self)
+
+
+def traces(fast):
+    return len(fast.explain().traces)
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+def test_what_no_code_reads_may_change_in_every_call(is_training):
+    model = Model(lambda self: self.width)
+    fast = staticrt.compile(model)
+    x = torch.randn(2, 4)
+    with torch.set_grad_enabled(is_training):
+        for call in range(6):
+            torch.testing.assert_close(fast(x), model(x))
+            model.calls += 1
+            model.layer.seen = call
+            model.config.note = float(call)
+            setattr(model, f"loss_{call}", call / 2)
+            if call == 1:
+                before = traces(fast)
+    assert traces(fast) == before == 1
+    model.width = 7.0
+    with torch.set_grad_enabled(is_training):
+        torch.testing.assert_close(fast(x), model(x))
+
+
+def matched_by_name(self):
+    match self.config:
+        case Config(width=width):
+            return width
+
+
+def matched_by_position(self):
+    match self.config:
+        case Config(width, _):
+            return width
+
+
+class Cached(Own):
+    @functools.cached_property
+    def twice(self):
+        return self.width * 2
+
+
+READS = {
+    "by name": lambda self: self.config.width,
+    "computed": lambda self: getattr(self.config, "wid" + "th"),
+    "mapped": lambda self: sum(map(functools.partial(getattr, self.config), ("width",))),
+    "dict": lambda self: self.config.__dict__["width"],
+    "vars": lambda self: vars(self.config)["width"],
+    "sum of vars": lambda self: sum(vars(self.own).values()),
+    "number of attributes": lambda self: float(len(vars(self.own))),
+    "attrgetter": lambda self: operator.attrgetter("wid" + "th")(self.config),
+    "getattribute": lambda self: object.__getattribute__(self.config, "wid" + "th"),
+    "format": lambda self: float(TEMPLATE.format(self.config)),
+    "copy": lambda self: copy.copy(self.own).width,
+    "deepcopy": lambda self: getattr(copy.deepcopy(self.own), "wid" + "th"),
+    "asdict": lambda self: dataclasses.asdict(self.config)["width"],
+    "replace": lambda self: dataclasses.replace(self.config, note=1.0).width,
+    "equal": lambda self: 1.0 if self.config == Config() else 2.0,
+    "text": lambda self: float(len(repr(self.config))),
+    "pickle": lambda self: pickle.loads(pickle.dumps(self.own)).width,
+    "match by name": matched_by_name,
+    "match by position": matched_by_position,
+    "evaluated": lambda self: eval("self.config.wid" + "th"),
+    "has": lambda self: 1.0 if hasattr(self.own, "ad" + "ded") else 2.0,
+    "the layer's text": lambda self: float(len(self.layer.extra_repr())),
+}
+CHANGES = {
+    "has": lambda model: setattr(model.own, "added", 1),
+    "number of attributes": lambda model: setattr(model.own, "added", 1),
+    "the layer's text": lambda model: setattr(model.layer, "in_features", 1234),
+}
+
+
+def widen(model):
+    model.config.width = model.own.width = 12.5
+
+
+@pytest.mark.parametrize("kind", READS)
+@torch.no_grad()
+def test_what_code_reads_is_guarded(kind):
+    model = Model(READS[kind])
+    fast = staticrt.compile(model)
+    x = torch.randn(2, 4)
+    for _ in range(3):
+        torch.testing.assert_close(fast(x), model(x))
+    before = model(x)
+    CHANGES.get(kind, widen)(model)
+    assert not torch.equal(model(x), before), "the change shows"
+    for _ in range(2):
+        torch.testing.assert_close(fast(x), model(x))
+
+
+@torch.no_grad()
+def test_an_attribute_that_hides_one_of_the_class_is_seen():
+    Own.height = 4.0
+    try:
+        model = Model(lambda self: self.own.height)
+        fast = staticrt.compile(model)
+        x = torch.randn(2, 4)
+        for _ in range(3):
+            torch.testing.assert_close(fast(x), model(x))
+        model.own.height = 8.0
+        torch.testing.assert_close(fast(x), model(x))
+        del model.own.height
+        torch.testing.assert_close(fast(x), model(x))
+    finally:
+        del Own.height
+
+
+@torch.no_grad()
+def test_what_a_cached_property_kept_is_seen():
+    model = Model(lambda self: self.own.twice)
+    model.own = Cached()
+    fast = staticrt.compile(model)
+    x = torch.randn(2, 4)
+    for _ in range(3):
+        torch.testing.assert_close(fast(x), model(x))
+    model.own.__dict__["twice"] = 77.0
+    torch.testing.assert_close(fast(x), model(x))
+
+
+@torch.no_grad()
+def test_what_the_model_itself_writes_is_undone_and_runs_eagerly():
+    """A name that only the call computes: the trace was not pure."""
+    model = Model(lambda self: setattr(self, "seen_" + str(self.calls), 1) or self.width)
+    fast = staticrt.compile(model)
+    x = torch.randn(2, 4)
+    for call in range(3):
+        model.calls = call
+        fast(x)
+        assert f"seen_{call}" in vars(model)
