@@ -15,6 +15,7 @@ inline constexpr double kNsPerThread = 4096;           // what a part of a call 
 inline constexpr double kRowOperationsPerNs = 8;       // float operations of one core on rows,
 inline constexpr int64_t kLongPrimOperations = 4;      // that an exponential or a logarithm counts for
 inline constexpr double kProductOperationsPerNs = 64;  // and in matrix products
+inline constexpr double kReadBytesPerNs = 40;          // that one core reads of weights
 
 inline constexpr int64_t kMinDirectionFlops = 1 << 19;  // of a recurrent layer's second direction
 inline constexpr int64_t kTreeStepsPerTask = 20'000;

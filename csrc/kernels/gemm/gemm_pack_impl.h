@@ -4,20 +4,14 @@
 #include <cstring>
 
 #include "kernels/gemm/gemm_blocks_impl.h"
+#include "kernels/pointwise/vector_impl.h"
 
 namespace staticrt {
 namespace {
 
-// Of lanes l without bit `s`: a[l], and b[l] in lane l | s; or with `upper`: a[l | s], and b[l | s] there.
-template <int s, bool upper, size_t... l>
-inline Vec mixed(Vec a, Vec b, std::index_sequence<l...>) {
-  return __builtin_shufflevector(
-      a, b, static_cast<int>((l & s) ? kLanes + (upper ? l : l ^ s) : (upper ? l | s : l))...);
-}
-template <int s, bool upper>
-inline Vec mixed(Vec a, Vec b) {
-  return mixed<s, upper>(a, b, std::make_index_sequence<kLanes>());
-}
+using simd::exchanged;
+using simd::mixed;
+using simd::sums_of;
 
 template <int s = 1>
 inline void transpose(Vec (&x)[kLanes]) {
@@ -30,20 +24,6 @@ inline void transpose(Vec (&x)[kLanes]) {
     x[i | s] = mixed<s, true>(a, b);
   }
   if constexpr (2 * s < kLanes) transpose<2 * s>(x);
-}
-
-// Lane i of the result is the sum of x[i].
-template <int s = 1, size_t count>
-inline Vec sums_of(const Vec (&x)[count]) {
-  Vec half[count / 2];
-#pragma GCC unroll 16
-  for (size_t i = 0; i < count / 2; ++i)
-    half[i] = mixed<s, false>(x[2 * i], x[2 * i + 1]) + mixed<s, true>(x[2 * i], x[2 * i + 1]);
-  if constexpr (count == 2) {
-    return half[0];
-  } else {
-    return sums_of<2 * s>(half);
-  }
 }
 
 // panel[i * step + j] = from(j)[i] for i < k and j < columns, zeros beyond. from(j): where column j begins.

@@ -85,11 +85,14 @@ Grid product_grid(const MatmulShape& s, Route route) {
   int64_t unit = tuning::kProductRowUnit;
   if (route == Route::kPackEach || route == Route::kDots) unit = s.m;
   if (route == Route::kTurned) unit = tuning::kMaxTurnedRows;  // of a chunk
+  // Few rows take as long as B is read.
+  const double read_ns =
+      static_cast<double>(s.k) * sizeof(float) / tuning::kReadBytesPerNs / static_cast<double>(s.m);
   return {.rows = matrices(s) * s.m,
           .columns = s.n,
           .row_unit = unit,
           .column_unit = gemm_kernels().nr,
-          .cell_ns = product_ns(2 * s.k) * (s.is_double ? 2 : 1),
+          .cell_ns = std::max(product_ns(2 * s.k), read_ns) * (s.is_double ? 2 : 1),
           .columns_first = true};
 }
 

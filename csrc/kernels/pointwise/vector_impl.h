@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
@@ -55,6 +56,41 @@ inline void store_first(float* p, Vec x, int64_t n) {
   store(lanes, x);
   std::memcpy(p, lanes, static_cast<size_t>(n) * sizeof(float));
 #endif
+}
+
+// Of lanes l without bit `s`: a[l], and b[l] in lane l | s; or with `upper`: a[l | s], and b[l | s] there.
+template <int s, bool upper, size_t... l>
+inline Vec mixed(Vec a, Vec b, std::index_sequence<l...>) {
+  return __builtin_shufflevector(
+      a, b, static_cast<int>((l & s) ? kWidth + (upper ? l : l ^ s) : (upper ? l | s : l))...);
+}
+template <int s, bool upper>
+inline Vec mixed(Vec a, Vec b) {
+  return mixed<s, upper>(a, b, std::make_index_sequence<kWidth>());
+}
+
+// Lane l of the result is lane l ^ s.
+template <int s, size_t... l>
+inline Vec exchanged(Vec x, std::index_sequence<l...>) {
+  return __builtin_shufflevector(x, x, static_cast<int>(l ^ s)...);
+}
+template <int s>
+inline Vec exchanged(Vec x) {
+  return exchanged<s>(x, std::make_index_sequence<kWidth>());
+}
+
+// Lane i of the result is the sum of x[i]; of fewer vectors than lanes, lanes i, i + count ... add up to it.
+template <int s = 1, size_t count>
+inline Vec sums_of(const Vec (&x)[count]) {
+  Vec half[count / 2];
+#pragma GCC unroll 16
+  for (size_t i = 0; i < count / 2; ++i)
+    half[i] = mixed<s, false>(x[2 * i], x[2 * i + 1]) + mixed<s, true>(x[2 * i], x[2 * i + 1]);
+  if constexpr (count == 2) {
+    return half[0];
+  } else {
+    return sums_of<2 * s>(half);
+  }
 }
 
 // a * b + c, rounded once.

@@ -56,18 +56,17 @@ std::optional<PreparedCall> prepare_layer_norm(PrepareRequest& request) {
   const Grid grid = rows_grid(rows, 4 * n);
   return call_in_place(
       [=](char* const* bases, char*) {
-        const RowKernels& kernels = row_kernels();
-        const float* in = floats(from, bases);
-        float* out = floats_out(to, bases);
-        for_rows(grid, threads, [&](int64_t r) {
-          float mean = 0;
-          float rstd = 0;
-          kernels.moments(in + r * n, n, eps, &mean, &rstd);
-          kernels.affine_vectors(out + r * n, in + r * n, n, rstd, mean, w.at(bases), b.at(bases));
-          if (native) {
-            floats_out(means, bases)[r] = mean;
-            floats_out(rstds, bases)[r] = rstd;
-          }
+        run_tiles(grid, threads, [&](const Tile& tile) {
+          const int64_t first = tile.row_begin;
+          row_kernels().norm_rows({.out = floats_out(to, bases) + first * n,
+                                   .x = floats(from, bases) + first * n,
+                                   .rows = tile.row_end - first,
+                                   .n = n,
+                                   .eps = eps,
+                                   .weight = w.at(bases),
+                                   .bias = b.at(bases),
+                                   .means = native ? floats_out(means, bases) + first : nullptr,
+                                   .rstds = native ? floats_out(rstds, bases) + first : nullptr});
         });
         return kRan;
       },
@@ -104,14 +103,16 @@ static std::optional<PreparedCall> rms_norm_with(PrepareRequest& request) {
   const Grid grid = rows_grid(rows, 3 * n);
   return call_in_place(
       [=](char* const* bases, char*) {
-        const RowKernels& kernels = row_kernels();
-        const float* in = floats(from, bases);
-        float* out = floats_out(to, bases);
-        for_rows(grid, threads, [&](int64_t r) {
-          const float rstd =
-              1.0F / std::sqrt(kernels.sum_of_squares(in + r * n, n) / static_cast<float>(n) + eps);
-          kernels.affine_vectors(out + r * n, in + r * n, n, rstd, 0, w.at(bases), nullptr);
-          if (native) floats_out(rstds, bases)[r] = rstd;
+        run_tiles(grid, threads, [&](const Tile& tile) {
+          const int64_t first = tile.row_begin;
+          row_kernels().norm_rows({.out = floats_out(to, bases) + first * n,
+                                   .x = floats(from, bases) + first * n,
+                                   .rows = tile.row_end - first,
+                                   .n = n,
+                                   .eps = eps,
+                                   .centers = false,
+                                   .weight = w.at(bases),
+                                   .rstds = native ? floats_out(rstds, bases) + first : nullptr});
         });
         return kRan;
       },

@@ -7,6 +7,19 @@ namespace staticrt {
 
 inline constexpr int64_t kRowSlack = 16;  // floats: a vector of any instruction set
 
+// Rows of n floats: out = (x - mean) / sqrt(variance + eps) * weight + bias.
+struct NormRows {
+  float* out = nullptr;  // may be x
+  const float* x = nullptr;
+  int64_t rows = 0, n = 0;
+  float eps = 0;
+  bool centers = true;            // else the mean is taken to be 0 (RMS norm)
+  const float* weight = nullptr;  // n floats, or null
+  const float* bias = nullptr;
+  float* means = nullptr;  // a float for each row, or null
+  float* rstds = nullptr;
+};
+
 struct RowKernels {
   float (*sum)(const float* x, int64_t n);
   // NaN if any element is; n > 0.
@@ -42,6 +55,8 @@ struct RowKernels {
   void (*sum_rows)(float* out, const float* const* x, int64_t count, int64_t n, float scale);
   // out[i] = max_t x[t][i], NaN if any is
   void (*max_rows)(float* out, const float* const* x, int64_t count, int64_t n);
+  // A row's result does not depend on the others.
+  void (*norm_rows)(const NormRows& rows);
 };
 
 const RowKernels& row_kernels();  // of the instruction set that cpu_level() gives

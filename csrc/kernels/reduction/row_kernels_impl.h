@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/reduction/norm_rows_impl.h"
 #include "kernels/reduction/row_kernels.h"
 
 namespace staticrt {
@@ -288,7 +289,7 @@ void max_rows(float* out, const float* const* x, int64_t count, int64_t n) {
 constexpr RowKernels kKernels{
     &sum,           &extreme<false>,  &extreme<true>, &softmax,        &log_softmax,  &exponents,
     &moments,       &sum_of_squares,  &affine,        &affine_vectors, &multiply_add, &accumulate_scaled,
-    &weighted_rows, &multiplied_rows, &scaled_rows,   &sum_rows,       &max_rows};
+    &weighted_rows, &multiplied_rows, &scaled_rows,   &sum_rows,       &max_rows,     &norm_rows};
 
 }  // namespace
 }  // namespace staticrt

@@ -2,7 +2,11 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
+#include <cmath>
+#include <cstring>
+
 #include "kernels/prepared_util.h"
+#include "kernels/reduction/row_kernels.h"
 #include "test.h"
 
 namespace {
@@ -74,6 +78,82 @@ TEST(layer_and_rms_norm) {
   }
   expect_prepared("aten::native_layer_norm",
                   {normal(rng, {2, 5, 6}), ints({5, 6}), normal(rng, {5, 6}), normal(rng, {5, 6}), 1e-5});
+}
+
+// Rows of every length around a vector's and around that from which fewer are taken at once, in every
+// instruction set, against sums in double.
+TEST(norms_of_several_rows_at_once) {
+  std::vector<const RowKernels*> sets{row_kernels_default()};
+#ifdef __x86_64__
+  if (&row_kernels() != row_kernels_default()) sets.push_back(row_kernels_avx2());
+  if (&row_kernels() == row_kernels_avx512()) sets.push_back(row_kernels_avx512());
+#endif
+  std::mt19937 rng(31);
+  std::vector<int64_t> lengths{100, 255, 256, 257, 300};
+  for (int64_t n = 1; n <= 70; ++n) lengths.push_back(n);
+  for (const int64_t n : lengths) {
+    for (const int64_t rows : {1, 3, 4, 15, 16, 17, 37}) {
+      const auto floats = [&](int64_t count) {  // sized to the last element, for sanitizers
+        std::vector<float> x(static_cast<size_t>(count));
+        for (float& v : x) v = std::uniform_real_distribution<float>(-3, 5)(rng);
+        return x;
+      };
+      const auto x = floats(rows * n), weight = floats(n), bias = floats(n);
+      for (size_t set = 0; set < sets.size(); ++set) {
+        for (const bool centers : {true, false}) {
+          std::vector<float> out(x.size()), means(static_cast<size_t>(rows)),
+              rstds(static_cast<size_t>(rows));
+          NormRows all{out.data(),    x.data(),    rows,         n,           1e-5F, centers,
+                       weight.data(), bias.data(), means.data(), rstds.data()};
+          sets[set]->norm_rows(all);
+          for (int64_t r = 0; r < rows; ++r) {
+            const float* row = x.data() + r * n;
+            double mean = 0, squares = 0;
+            for (int64_t i = 0; i < n && centers; ++i) mean += row[i] / static_cast<double>(n);
+            for (int64_t i = 0; i < n; ++i) squares += (row[i] - mean) * (row[i] - mean);
+            const double rstd = 1 / std::sqrt(squares / static_cast<double>(n) + 1e-5);
+            std::vector<float> want, got(out.begin() + r * n, out.begin() + (r + 1) * n);
+            const auto at = static_cast<size_t>(r);
+            if (n == 1) continue;  // nothing but rounding is left
+            for (size_t i = 0; i < got.size(); ++i)
+              want.push_back(static_cast<float>((row[i] - mean) * rstd * weight[i] + bias[i]));
+            want.insert(want.end(), {static_cast<float>(mean), static_cast<float>(rstd)});
+            got.insert(got.end(), {means[at], rstds[at]});
+            for (size_t i = 0; i < got.size(); ++i) {
+              EXPECT(std::abs(got[i] - want[i]) <= 1e-4F + 1e-4F * std::abs(want[i]));
+            }
+          }
+          // In place, without weights, and cut elsewhere: the same bits.
+          std::vector<float> again = x;
+          const int64_t cut = rows / 2;
+          for (const auto& [first, count] : {std::pair{int64_t{0}, cut}, std::pair{cut, rows - cut}}) {
+            NormRows part = all;
+            part.out = again.data() + first * n;
+            part.x = part.out;
+            part.rows = count;
+            part.means = part.rstds = nullptr;
+            sets[set]->norm_rows(part);
+          }
+          EXPECT(std::memcmp(again.data(), out.data(), out.size() * sizeof(float)) == 0);
+        }
+      }
+    }
+  }
+}
+
+TEST(integers_in_order) {
+  for (const int64_t start : {0, -3, 7}) {
+    expect_prepared("aten::arange.start",
+                    {start, start + 5, c10::IValue(), c10::IValue(), c10::IValue(), c10::IValue()}, {}, true);
+    expect_prepared("aten::arange.start_step",
+                    {start, start + 20, 3, c10::IValue(), c10::IValue(), c10::IValue(), c10::IValue()}, {},
+                    true);
+    expect_prepared("aten::arange.start_step",
+                    {start, start - 20, -4, c10::IValue(), c10::IValue(), c10::IValue(), c10::IValue()}, {},
+                    true);
+  }
+  expect_prepared("aten::arange", {100'000, c10::IValue(), c10::IValue(), c10::IValue(), c10::IValue()},
+                  {.constants = {}, .num_threads = 2}, true);
 }
 
 TEST(group_and_batch_norm_at_inference) {
