@@ -36,9 +36,9 @@ void bind_state_guard(py::module_& m) {
                        const py::list& scopes, const py::list& classes, const py::list& slots,
                        const py::list& objects, const py::list& functions, const py::list& tensors,
                        const py::list& answers, const py::frozenset& names, bool lists_attributes) {
-             return std::make_unique<StateGuard>(
-                 StateGuard::Parts{dicts, lists, cells, scopes, classes, slots, objects, functions, tensors,
-                                   answers, names, lists_attributes});
+             return std::make_unique<StateGuard>(StateGuard::Parts{dicts, lists, cells, scopes, classes,
+                                                                   slots, objects, functions, tensors,
+                                                                   answers, names, lists_attributes});
            }),
            py::kw_only(), py::arg("dicts") = py::list(), py::arg("lists") = py::list(),
            py::arg("cells") = py::list(), py::arg("scopes") = py::list(), py::arg("classes") = py::list(),

@@ -23,8 +23,8 @@ class StateGuard {
   struct Parts {
     pybind11::list dicts;  // (dict, copy, whether it holds the attributes of an object): all keys and values,
                            // in order; of attributes, those in `names`, unless `lists_attributes`
-    pybind11::list lists;    // (iterable, list of its items): lists, deques, sets
-    pybind11::list cells;    // (closure cell, content)
+    pybind11::list lists;  // (iterable, list of its items): lists, deques, sets
+    pybind11::list cells;  // (closure cell, content)
     pybind11::list scopes;   // (dict of a module, {name: value}): of these names only
     pybind11::list classes;  // (class, its dict, its method resolution order, {name: value}, (name, qualified
                              // name)): names in `names`
