@@ -38,7 +38,7 @@ def _twin(module: torch.nn.Module, call: Callable[..., Any]) -> torch.nn.Module:
 
 
 @functools.cache
-def _kind(base: type) -> type:
+def _kind(base: type[torch.nn.Module]) -> type:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         return self._twin_call(*args, **kwargs)
 
