@@ -32,6 +32,8 @@ class Model(torch.nn.Module):
         super().__init__()
         self.layer, self.config, self.own, self.read = torch.nn.Linear(4, 4), Config(), Own(), read
         self.calls, self.width, self.name = 0, 3.0, "width"
+        self.table = vars(self.own)
+        self.find, self.values = self.table.get, self.table.values()
 
     def forward(self, x):
         return self.layer(x) * self.read(self)
@@ -87,6 +89,9 @@ READS = {
     "vars": lambda self: vars(self.config)["width"],
     "sum of vars": lambda self: sum(vars(self.own).values()),
     "number of attributes": lambda self: float(len(vars(self.own))),
+    "a dict that is held": lambda self: sum(self.table.values()),
+    "a method of that dict": lambda self: self.find("wid" + "th"),
+    "a view of that dict": lambda self: sum(self.values),
     "attrgetter": lambda self: operator.attrgetter("wid" + "th")(self.config),
     "getattribute": lambda self: object.__getattribute__(self.config, "wid" + "th"),
     "format": lambda self: float(TEMPLATE.format(self.config)),

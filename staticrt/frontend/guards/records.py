@@ -57,7 +57,7 @@ class DictRecord(Compared):
     def __init__(self, path: str, live: dict[Any, Any], is_attributes: bool = False) -> None:
         self.path = path
         self.live = live
-        self._is_attributes = is_attributes
+        self.is_attributes = is_attributes
         self.saved = dict(items_of(live))
         self.is_ordered = isinstance(live, OrderedDict)  # and tells of the order
 
@@ -74,7 +74,7 @@ class DictRecord(Compared):
                 kind.__setitem__(self.live, key, item)
 
     def entry(self) -> tuple[Any, ...]:
-        return self.live, self.saved, self._is_attributes
+        return self.live, self.saved, self.is_attributes
 
 
 class ListRecord(Compared):

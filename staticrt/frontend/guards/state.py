@@ -91,6 +91,7 @@ class Snapshot:
         self._scopes: dict[int, ScopeRecord] = {}  # by the id of the dict
         self._classes: dict[type, ClassRecord] = {}
         self._functions: set[int] = set()
+        self._attributes: dict[int, DictRecord] = {}  # of objects, by the id of the dict
         self._modules: list[types.ModuleType] = []  # that objects of the model hold
         self._tensors: list[torch.Tensor] = []
         self._loggers: list[logging.Logger] = []
@@ -125,6 +126,8 @@ class Snapshot:
         queue: deque[tuple[str, Any]] = deque([(name, root)])
         while queue:
             path, value = queue.popleft()
+            if (record := self._attributes.get(id(value))) is not None:
+                record.is_attributes = False  # held as a dict, whose keys code may list
             # Imports add modules at any time, also in other threads, so the set of imported modules is not guarded.
             if is_leaf(value) or id(value) in self._seen or value is sys.modules or _is_of_torch(value):
                 continue
@@ -363,7 +366,8 @@ class Snapshot:
         if attributes is None or id(attributes) in self._seen:
             return found
         self._seen.add(id(attributes))
-        self._records.append(DictRecord(path, attributes, is_attributes=True))
+        record = self._attributes[id(attributes)] = DictRecord(path, attributes, is_attributes=True)
+        self._records.append(record)
         for key, item in list(attributes.items()):
             if is_leaf(item):
                 continue
