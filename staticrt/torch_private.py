@@ -102,6 +102,52 @@ class _Recurrent(threading.local):
 _recurrent = _Recurrent()
 
 
+@contextlib.contextmanager
+def checkpoint_parts(part: Callable[[Callable[..., Any], bool], Iterator[None]]) -> Iterator[None]:
+    """While this holds, this thread's `torch.utils.checkpoint` without reentrant autograd saves all and computes nothing again.
+
+    Args:
+        part: a generator of one value, in place of what torch does before and after the function of a checkpoint; it takes
+            `context_fn` and `debug`.
+    """
+    _ask_the_thread_for_checkpoints()
+    before = _checkpoints.part
+    _checkpoints.part = part
+    try:
+        yield
+    finally:
+        _checkpoints.part = before
+
+
+def is_plain_checkpoint(context: Callable[..., Any]) -> bool:
+    """Whether a checkpoint's `context_fn` is torch's, which does nothing."""
+    return context is torch.utils.checkpoint.noop_context_fn
+
+
+class _Checkpoints(threading.local):
+    part: Callable[[Callable[..., Any], bool], Iterator[None]] | None = None
+
+
+_checkpoints = _Checkpoints()
+
+
+@functools.cache
+def _ask_the_thread_for_checkpoints() -> None:
+    """Replace upstream's function, once, by one that is the same but for threads inside `checkpoint_parts`."""
+    module: Any = torch.utils.checkpoint
+    upstream: Callable[..., Any] = module._checkpoint_without_reentrant_generator
+
+    @functools.wraps(upstream)
+    def asking(
+        fn: Any, preserve: Any, context_fn: Any, check: Any, debug: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if _checkpoints.part is not None:
+            return _checkpoints.part(context_fn, bool(debug))
+        return upstream(fn, preserve, context_fn, check, debug, *args, **kwargs)
+
+    module._checkpoint_without_reentrant_generator = asking
+
+
 @functools.cache
 def _ask_the_thread_for_decompositions() -> None:
     """Replace upstream's functions, once, by some that are the same but for threads inside `recurrent_decomposition`."""
@@ -454,7 +500,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "torch.utils._mode_utils.no_dispatch": "frontend interop shapes",
     "torch.utils._python_dispatch.TorchDispatchMode": "frontend models",
     "torch.utils._python_dispatch._disable_current_modes": "frontend passes shapes training",
-    "torch.utils._python_dispatch._get_current_dispatch_mode_stack": "frontend runtime training",
+    "torch.utils._python_dispatch._get_current_dispatch_mode_stack": "frontend runtime",
     "torch.utils._python_dispatch._pop_mode": "frontend",
     "torch.utils._python_dispatch._push_mode": "frontend",
     "torch.utils._python_dispatch.is_traceable_wrapper_subclass": "frontend training",

@@ -13,6 +13,8 @@ import torch
 
 from staticrt import tuning
 
+_VALUES = frozenset({type(None), bool, int, str})
+
 
 class EagerRun:
     """The calls of one executor that ran eagerly one after another, for one lasting reason.
@@ -27,7 +29,7 @@ class EagerRun:
 
     def reason(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, str] | None:
         """Why this call runs eagerly, and where that began; None: it has to be looked at."""
-        if self._calls < tuning.EAGER_RUN_CALLS or torch.is_grad_enabled():
+        if self._calls < tuning.EAGER_RUN_CALLS:
             return None
         self._calls += 1
         # Now and then the model may have changed.
@@ -44,12 +46,13 @@ class EagerRun:
 
 
 def _kind(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """Sizes, dtypes and device of plain tensors; None where there are keywords or other arguments."""
-    if kwargs:
-        return None
-    kind: list[Any] = []
-    for value in args:
-        if type(value) is not torch.Tensor:
+    """Facts of plain tensors, and values; None where there are other arguments."""
+    kind: list[Any] = [torch.is_grad_enabled(), len(args), *kwargs]
+    for value in (*args, *kwargs.values()):
+        if type(value) is torch.Tensor:
+            kind += (value.shape, value.dtype, value.device, value.requires_grad)
+        elif type(value) in _VALUES:
+            kind += (type(value), value)
+        else:
             return None
-        kind += (value.shape, value.dtype, value.device)
     return tuple(kind)

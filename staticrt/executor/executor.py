@@ -310,6 +310,8 @@ class Executor:
             except LeftToEager as left:
                 result = self._run_eagerly(args, kwargs, left.reason, left.where)
                 left.answered()
+                if left.lasts:
+                    self._eager_run.ran(args, kwargs, left.reason, left.where)
                 return result
             except Exception:
                 if not any(_failed_before_writes(trace) for trace in self._joint.traces):

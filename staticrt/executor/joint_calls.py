@@ -29,6 +29,10 @@ from staticrt.runtime.call_key import EagerOnly
 from staticrt.runtime.fast_call import FastPath
 
 _HOOKED = "saved tensors hooks, as of checkpoint or save_on_cpu"
+_RANDOM_STATE = (
+    "rng_state()",
+    "fork_rng()",
+)  # a reentrant checkpoint: Dynamo takes seconds to split around it
 _MATERIALIZE = "set_materialize_grads"  # Dynamo traces custom Functions without it
 
 
@@ -38,10 +42,12 @@ class LeftToEager(Exception):
     Args:
         reason, where: why, as of `Failure`.
         answered: to be called once eager has answered.
+        lasts: so it will be for any call like it.
     """
 
-    def __init__(self, reason: str, where: str, answered: Callable[[], object]) -> None:
+    def __init__(self, reason: str, where: str, answered: Callable[[], object], lasts: bool = False) -> None:
         super().__init__(reason)
+        self.lasts = lasts
         self.reason = reason
         self.where = where
         self.answered = answered
@@ -150,7 +156,7 @@ class JointCalls:
         if self._options.fullgraph:
             return
         if failed.even_in_parts:
-            raise LeftToEager(failed.reason, failed.where, _nothing)
+            raise LeftToEager(failed.reason, failed.where, _nothing, lasts=True)
         if is_new and failed.eager_first:
             raise LeftToEager(failed.reason, failed.where, self._answered(call, state))
 
@@ -213,7 +219,8 @@ class JointCalls:
             reason,
             where,
             impossible=not transient,
-            even_in_parts=isinstance(error, CannotTrace) and error.even_in_parts,
+            even_in_parts=isinstance(error, CannotTrace)
+            and (error.even_in_parts or any(text in reason for text in _RANDOM_STATE)),
             eager_first=eager_first,
             needs_none=isinstance(error, NeedsNoGradient),
         )
@@ -265,12 +272,18 @@ class JointCalls:
 
     def _attempt(self, call: Call, request: TraceRequest) -> CachedTrace | TraceRequest:
         from staticrt.frontend.tracing.trace import trace
+        from staticrt.frontend.tracing.tracer import current_tracer
         from staticrt.shapes.size_env import NeedsShapeEnv
+        from staticrt.training.checkpoints import checkpoints
         from staticrt.training.joint_program import build_joint
         from staticrt.training.recurrent import recurrent_networks
 
         try:
-            with recurrent_networks(), torch.autograd.graph.disable_saved_tensors_hooks(_HOOKED):
+            with (
+                recurrent_networks(),
+                checkpoints(current_tracer),
+                torch.autograd.graph.disable_saved_tensors_hooks(_HOOKED),
+            ):
                 traced = trace(request)
                 if not request.snapshot.complete:
                     raise CannotTrace("the model reaches more containers than can be guarded")
@@ -278,7 +291,7 @@ class JointCalls:
                 alone, executable = build_joint(traced, request.derive, self._options, self._name)  # type: ignore[arg-type]
         except (Exception, NeedsShapeEnv) as error:
             if _HOOKED in str(error):
-                raise CannotTrace(_HOOKED) from error
+                raise CannotTrace(_HOOKED, even_in_parts=True) from error
             following = request.after(error)
             if following is None:
                 raise

@@ -2,7 +2,7 @@
 
 The graph is split where eager splits it: the forward is what was recorded before the backward began, and saved is what
 the backward reads of it, which is what autograd's formulas save. Views are taken anew from what they view, sizes are
-saved as numbers. Then cheap values are recomputed as in `partition.py`.
+saved as numbers. What lies in a checkpoint is computed again (`checkpoints.py`), and cheap values as in `partition.py`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from staticrt.passes.aliasing import AliasInfo
 from staticrt.passes.effects import is_pure, node_facts
 from staticrt.runtime.executable import flat_outputs
 from staticrt.shapes.fake_results import view_of
+from staticrt.training.checkpoints import Recomputed
 from staticrt.training.double_backward import Replay
 from staticrt.training.joint_trace import Backward
 from staticrt.training.native_node import NotNative, Pair, make_native_node
@@ -240,7 +241,7 @@ class _Joint:
         buffers = [i for i, gradient in enumerate(self._gradients) if gradient is None]
         pinned = {node.name for node in unrepeatable(self._gm, buffers)}
         kept = {node.name for node in read_by_backward(self._gm)}
-        saved, again = self._read()
+        saved = self._read()
         tensors = [node for node in saved if _is_tensor(node)]
         sizes = [node for node in saved if not _is_tensor(node)]
         written = {node for node, writes in zip(self.inputs, self.written, strict=True) if writes}
@@ -250,36 +251,53 @@ class _Joint:
             [node for node in self._gm.graph.nodes if node not in self._backward and node.op != "output"],
             [*self.results, *tensors, *sizes],
         )
-        backward = self._make_backward([*sizes, *tensors], again)
+        backward = self._make_backward([*sizes, *tensors])
         recompute_cheap_values(forward, backward, len(self.results), pinned, kept)
         return forward, backward
 
-    def _read(self) -> tuple[list[fx.Node], list[fx.Node]]:
-        """The forward's values that the backward reads: those to save, and views to take anew, both in order."""
+    def _read(self) -> list[fx.Node]:
+        """The forward's values that the backward reads, to save, in order; not views and what is computed again."""
+        nodes = list(self._gm.graph.nodes)
+        recomputed = Recomputed([n for n in nodes if n not in self._backward and n.op != "output"], _is_view)
         wanted: set[fx.Node] = set()
         stack = [source for node in self._backward for source in node.all_input_nodes]
         stack += [g for g in self._gradients if isinstance(g, fx.Node)]
-        views: set[fx.Node] = set()
+        again: set[fx.Node] = set()
         while stack:
             node = stack.pop()
-            if node in self._backward or node in wanted or node in views:
+            if node in self._backward or node in wanted or node in again:
                 continue
-            if _is_view(node):
-                views.add(node)
+            if _is_view(node) or (node in recomputed and _is_tensor(node)):
+                again.add(node)
                 stack += node.all_input_nodes
             else:
                 wanted.add(node)
-        nodes = list(self._gm.graph.nodes)
-        return [n for n in nodes if n in wanted], [n for n in nodes if n in views]
+        return [node for node in nodes if node in wanted]
 
-    def _make_backward(self, saved: Sequence[fx.Node], again: Sequence[fx.Node]) -> fx.GraphModule:
+    def _make_backward(self, saved: Sequence[fx.Node]) -> fx.GraphModule:
         graph = fx.Graph()
         env: dict[fx.Node, fx.Node] = {}
         for node in (*saved, *self._tangents):
             env[node] = graph.placeholder(str(node.target) if node in self._tangents else node.name)
             env[node].meta.update(node.meta)
-        for node in (*again, *(n for n in self._gm.graph.nodes if n in self._backward and n not in env)):
-            env[node] = graph.node_copy(node, env.__getitem__)
+
+        def add(node: fx.Node) -> None:
+            """A node, after those of the forward that it reads and that are not there yet."""
+            stack = [node]
+            while stack:
+                missing = [source for source in stack[-1].all_input_nodes if source not in env]
+                if missing:
+                    stack.append(missing[0])
+                    continue
+                made = stack.pop()
+                env[made] = graph.node_copy(made, env.__getitem__)
+
+        for node in self._gm.graph.nodes:
+            if node in self._backward and node not in env:
+                add(node)
+        for gradient in self._gradients:
+            if isinstance(gradient, fx.Node) and gradient not in env:
+                add(gradient)
         graph.output(tuple(env[g] if isinstance(g, fx.Node) else None for g in self._gradients))
         graph.eliminate_dead_code(is_impure_node=_stays)
         return fx.GraphModule({}, graph)

@@ -73,7 +73,8 @@ class Backward:
         """
         named = _REFUSED_NAMES & self._snapshot.model_names
         if named:
-            raise CannotTrace(f"the model may use {min(named)}, which a joint trace does not record")
+            reason = f"the model may use {min(named)}, which a joint trace does not record"
+            raise CannotTrace(reason, even_in_parts=True)
         refuse_distributed(self._snapshot)  # again: modules that the code reads as globals are known only now
         lifted = tracer.lifted.values()
         given = [*(each.fake for each in lifted), *(each.value for each in lifted), *arguments]
@@ -170,13 +171,12 @@ def _nodes(results: Iterable[torch.Tensor], known: Iterable[int]) -> set[Any]:
     while stack:
         node: Any = stack.pop()
         if isinstance(node, torch.autograd.function.BackwardCFunction):
-            # Dynamo knows how those of checkpoint, custom operators and DTensor are differentiated, not how others are twice.
+            # Dynamo knows how those of custom operators and DTensor are differentiated, not how others are twice.
             cls: Any = type(node)
             home = cls._forward_cls.__module__
-            known_to_dynamo = home in (
-                "torch.utils.checkpoint",
-                "torch._library.autograd",
-            ) or home.startswith("torch.distributed.tensor.")
+            known_to_dynamo = home == "torch._library.autograd" or home.startswith(
+                "torch.distributed.tensor."
+            )
             raise CannotTrace(
                 f"a custom autograd Function, {cls.__name__}", even_in_parts=not known_to_dynamo
             )

@@ -102,7 +102,7 @@ def unrepeatable(
             backward.add(node)
             continue
         reads = [argument for argument in node.all_input_nodes if argument in tainted]
-        if _is_random(node) or any(
+        if is_random(node) or any(
             argument in pinned and _is_getitem(node) for argument in node.all_input_nodes
         ):
             pinned.add(node)
@@ -236,7 +236,8 @@ def _copied_into(joint: fx.GraphModule) -> set[fx.Node]:
     }
 
 
-def _is_random(node: fx.Node) -> bool:
+def is_random(node: fx.Node) -> bool:
+    """Whether a node draws random numbers."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     if torch.Tag.nondeterministic_seeded not in node.target.tags:

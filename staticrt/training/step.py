@@ -168,6 +168,7 @@ class CompiledStep:
         from staticrt.frontend.tracing.request import TraceRequest
         from staticrt.frontend.tracing.sizing import Sizing
         from staticrt.frontend.tracing.trace import trace_with_any_sizing
+        from staticrt.frontend.tracing.tracer import current_tracer
 
         snapshot = Snapshot([("", self.function)])
         snapshot.compares_facts = False  # a step itself changes gradients and versions
@@ -194,7 +195,7 @@ class CompiledStep:
         def recorded(*args: Any, **kwargs: Any) -> Any:
             flattener = Flattener()
             flattener.flatten((args, kwargs))
-            recording.begin(flattener.leaves, _tracer())
+            recording.begin(flattener.leaves, current_tracer())
             try:
                 result = self.function(*args, **kwargs)
                 effects[:], grads = recording.end()
@@ -251,15 +252,6 @@ class _Steps(dict):  # type: ignore[type-arg]
 
     def __reduce__(self) -> Any:
         return _Steps, ()
-
-
-def _tracer() -> Any:
-    """The tracer that is recording."""
-    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-
-    from staticrt.frontend.tracing.tracer import Tracer
-
-    return next(mode for mode in reversed(_get_current_dispatch_mode_stack()) if isinstance(mode, Tracer))
 
 
 def _detached(value: torch.Tensor) -> torch.Tensor:

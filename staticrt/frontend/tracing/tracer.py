@@ -20,7 +20,13 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _pop_mode, _push_mode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
 
 from staticrt.frontend import budget
 from staticrt.frontend.guards.impure_calls import Watcher
@@ -49,9 +55,9 @@ _SECRET_VIEWS = {
     aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default,
 }
 # Of an operator's node, where autograd ran: recorded in the backward, by the autograd node of this number; recorded
-# while gradients were off.
-BACKWARD, AUTOGRAD_NODE, NO_GRAD = "partitioner_tag", "autograd_node", "no_grad"
-MARKS = frozenset({BACKWARD, AUTOGRAD_NODE, NO_GRAD})
+# while gradients were off; recorded in the checkpoint of this number.
+BACKWARD, AUTOGRAD_NODE, NO_GRAD, CHECKPOINT = "partitioner_tag", "autograd_node", "no_grad", "checkpoint"
+MARKS = frozenset({BACKWARD, AUTOGRAD_NODE, NO_GRAD, CHECKPOINT})
 # Names of regions in a profile.
 _LABELS = frozenset({"profiler::_record_function_enter_new", "profiler::_record_function_exit"})
 
@@ -487,6 +493,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                             getitem.meta[key] = node.meta[key]
                     if isinstance(item, torch.Tensor):
                         self.track(item, getitem)
+
+
+def current_tracer() -> Tracer:
+    """The tracer that is recording in this thread."""
+    return next(mode for mode in reversed(_get_current_dispatch_mode_stack()) if isinstance(mode, Tracer))
 
 
 @functools.cache
