@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "kernels/pointwise/row_copies.h"
 #include "kernels/registry/prepare_args.h"
 
 namespace staticrt {
@@ -65,15 +66,19 @@ struct Concatenation {
       case 16:
         return copy_rows<16>(from, to, p.bytes, begin, end);
     }
-    if (bytes % kBlock == 0 && bytes <= kShort) {
-      for (int64_t r = begin; r < end; ++r) {
-        for (int64_t i = 0; i < bytes; i += kBlock)
-          std::memcpy(to + r * out_row + i, from + r * p.bytes + i, kBlock);
-      }
+    constexpr int64_t kFloat = sizeof(float);
+    if (bytes <= kShort && (bytes | out_row | p.bytes) % kFloat == 0 && is_float_aligned(from, to)) {
+      row_copies().copy_rows(reinterpret_cast<float*>(to + begin * out_row), out_row / kFloat,
+                             reinterpret_cast<const float*>(from + begin * p.bytes), p.bytes / kFloat,
+                             bytes / kFloat, end - begin);
       return;
     }
     for (int64_t r = begin; r < end; ++r)
       std::memcpy(to + r * out_row, from + r * p.bytes, static_cast<size_t>(bytes));
+  }
+
+  static bool is_float_aligned(const char* from, const char* to) {
+    return (reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to)) % alignof(float) == 0;
   }
 
   template <size_t bytes>

@@ -12,19 +12,7 @@ namespace {
 using simd::exchanged;
 using simd::mixed;
 using simd::sums_of;
-
-template <int s = 1>
-inline void transpose(Vec (&x)[kLanes]) {
-#pragma GCC unroll 16
-  for (int i = 0; i < kLanes; ++i) {
-    if (i & s) continue;
-    const Vec a = x[i];
-    const Vec b = x[i | s];
-    x[i] = mixed<s, false>(a, b);
-    x[i | s] = mixed<s, true>(a, b);
-  }
-  if constexpr (2 * s < kLanes) transpose<2 * s>(x);
-}
+using simd::transpose;
 
 // panel[i * step + j] = from(j)[i] for i < k and j < columns, zeros beyond. from(j): where column j begins.
 template <class From>

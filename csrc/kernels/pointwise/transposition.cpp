@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "common/tuning.h"
+#include "kernels/pointwise/row_copies.h"
 #include "kernels/registry/prepare_args.h"
 
 namespace staticrt {
@@ -23,21 +24,34 @@ void to_planes(const float* pixels, float* planes, int64_t plane, int64_t n) {
   }
 }
 
-// Per image out[j, i] = in[i, j], in squares, so that lines of both sides are used whole.
+struct Dim {
+  int64_t size, from, to;  // strides
+};
+
+// out[j, i] = in[i, j] for each matrix: i is adjacent in the output's memory, and j in the input's.
 struct Transposition {
   Operand x, out;
-  int64_t images, rows, columns;  // of the input's matrices
+  std::vector<Dim> outer;  // which matrix
+  int64_t matrices;
+  int64_t rows, columns;        // of the input's matrices
+  int64_t from_row, to_column;  // distances in the input and the output
   int num_threads;
 
   static constexpr int64_t kSide = 16;
-  static constexpr int64_t kBands = 4;    // of squares, taken together: neighbouring lines of the input
+  static constexpr int64_t kBands = 4;    // of columns, taken together: neighbouring lines of the input
   static constexpr int64_t kPart = 4096;  // pixels
 
-  bool has_few_channels() const { return std::min(rows, columns) <= tuning::kFewChannels; }
+  // Images of few channels, one after another.
+  bool has_few_channels() const {
+    const bool dense = from_row == columns && to_column == rows && outer.size() <= 1 &&
+                       (outer.empty() || (outer[0].from == rows * columns && outer[0].to == rows * columns));
+    return std::min(rows, columns) <= tuning::kFewChannels && dense;
+  }
   std::vector<Grid> grids() const {
-    if (!has_few_channels()) return {rows_grid(images * ((columns + kSide - 1) / kSide), rows * kSide * 2)};
+    if (!has_few_channels())
+      return {rows_grid(matrices * ((columns + kSide - 1) / kSide), rows * std::min(columns, kSide) * 2)};
     const int64_t parts = (std::max(rows, columns) + kPart - 1) / kPart;
-    return {rows_grid(images * parts, kPart * std::min(rows, columns) * 2)};
+    return {rows_grid(matrices * parts, kPart * std::min(rows, columns) * 2)};
   }
 
   int operator()(char* const* bases, char*) const {
@@ -48,11 +62,17 @@ struct Transposition {
     const int64_t bands = (columns + kSide - 1) / kSide;
     run_tiles(grids()[0], num_threads, [&](const Tile& tile) {
       for (int64_t i = tile.row_begin; i < tile.row_end;) {
-        const int64_t matrix = i / bands * rows * columns;
+        const float* from = floats(x, bases);
+        float* to = floats_out(out, bases);
+        int64_t matrix = i / bands;
+        for (size_t d = outer.size(); d-- > 0; matrix /= outer[d].size) {
+          from += matrix % outer[d].size * outer[d].from;
+          to += matrix % outer[d].size * outer[d].to;
+        }
         const int64_t first = i % bands;
         const int64_t last = std::min({bands, first + kBands, first + tile.row_end - i});
-        square_by_square(floats(x, bases) + matrix, floats_out(out, bases) + matrix, first * kSide,
-                         std::min(columns, last * kSide));
+        row_copies().transpose(to + first * kSide * to_column, to_column, from + first * kSide, from_row,
+                               rows, std::min(columns, last * kSide) - first * kSide);
         i += last - first;
       }
     });
@@ -80,38 +100,17 @@ struct Transposition {
       }
     });
   }
-
-  // Columns [begin, end) of the input.
-  void square_by_square(const float* from, float* to, int64_t begin, int64_t end) const {
-    for (int64_t r = 0; r < rows; r += kSide) {
-      for (int64_t j = begin; j < end; j += kSide)
-        square(from, to, r, std::min(rows, r + kSide), j, std::min(end, j + kSide));
-    }
-  }
-  void square(const float* from, float* to, int64_t r, int64_t stop, int64_t begin, int64_t end) const {
-    if (stop - r == kSide && end - begin == kSide) {  // of known size: the compiler unrolls it
-      for (int64_t j = 0; j < kSide; ++j) {
-        for (int64_t i = 0; i < kSide; ++i)
-          to[(begin + j) * rows + r + i] = from[(r + i) * columns + begin + j];
-      }
-      return;
-    }
-    for (int64_t j = begin; j < end; ++j) {
-      for (int64_t i = r; i < stop; ++i) to[j * rows + i] = from[i * columns + j];
-    }
-  }
 };
 
 }  // namespace
 
 std::optional<PreparedCall> prepare_transposition(const TensorOperand& x, const TensorOperand& out,
                                                   int num_threads) {
-  if (!is_float(x.meta) || !is_float(out.meta) || x.meta.sizes != out.meta.sizes || out.meta.numel() == 0)
+  if (x.meta.dtype != out.meta.dtype || c10::elementSize(out.meta.dtype) != sizeof(float) ||
+      x.meta.sizes != out.meta.sizes || out.meta.numel() == 0) {
     return std::nullopt;
+  }
   // Dimensions in the order of the output's memory, neighbours merged where the input has them together, too.
-  struct Dim {
-    int64_t size, from, to;  // strides
-  };
   std::vector<Dim> dims;
   for (size_t d = 0; d < x.meta.sizes.size(); ++d) {
     if (x.meta.sizes[d] != 1) dims.push_back({x.meta.sizes[d], x.meta.strides[d], out.meta.strides[d]});
@@ -128,13 +127,19 @@ std::optional<PreparedCall> prepare_transposition(const TensorOperand& x, const 
       merged.push_back(d);
     }
   }
-  if (merged.size() == 2) merged.insert(merged.begin(), Dim{1, merged[0].size * merged[1].size, 0});
-  if (merged.size() != 3) return std::nullopt;
-  const Dim &images = merged[0], &columns = merged[1], &rows = merged[2];
-  if (columns.from != 1 || rows.from != columns.size || images.from != rows.size * columns.size)
-    return std::nullopt;
-  return call_with(Transposition{x.where, out.where, images.size, rows.size, columns.size, num_threads},
-                   "transposition");
+  if (merged.size() < 2) return std::nullopt;
+  const Dim rows = merged.back();
+  merged.pop_back();
+  if (rows.from == 0) return std::nullopt;  // one element for all
+  const auto columns = std::find_if(merged.begin(), merged.end(), [](const Dim& d) { return d.from == 1; });
+  if (columns == merged.end()) return std::nullopt;
+  Transposition t{x.where,    out.where,     {},        out.meta.numel() / rows.size / columns->size,
+                  rows.size,  columns->size, rows.from, columns->to,
+                  num_threads};
+  merged.erase(columns);
+  t.outer = std::move(merged);
+  if (std::min(t.rows, t.columns) <= tuning::kFewChannels && !t.has_few_channels()) return std::nullopt;
+  return call_with(std::move(t), "transposition");
 }
 
 }  // namespace staticrt

@@ -58,6 +58,22 @@ inline void store_first(float* p, Vec x, int64_t n) {
 #endif
 }
 
+// The same for 0 < n <= kWidth.
+inline Vec load_up_to(const float* p, int64_t n) {
+  return n == kWidth ? load(p) : load_first(p, n);
+}
+inline void store_up_to(float* p, Vec x, int64_t n) {
+  if (n == kWidth) return store(p, x);
+  store_first(p, x, n);
+}
+// f(i, count) for each vector of n floats, the first at i; count is less than kWidth for what is left.
+template <class F>
+inline void for_vectors(int64_t n, const F& f) {
+  int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) f(i, kWidth);
+  if (i < n) f(i, static_cast<int>(n - i));
+}
+
 // Of lanes l without bit `s`: a[l], and b[l] in lane l | s; or with `upper`: a[l | s], and b[l | s] there.
 template <int s, bool upper, size_t... l>
 inline Vec mixed(Vec a, Vec b, std::index_sequence<l...>) {
@@ -67,6 +83,20 @@ inline Vec mixed(Vec a, Vec b, std::index_sequence<l...>) {
 template <int s, bool upper>
 inline Vec mixed(Vec a, Vec b) {
   return mixed<s, upper>(a, b, std::make_index_sequence<kWidth>());
+}
+
+// Lane l of x[i] and lane i of x[l] are exchanged.
+template <int s = 1>
+inline void transpose(Vec (&x)[kWidth]) {
+#pragma GCC unroll 16
+  for (int i = 0; i < kWidth; ++i) {
+    if (i & s) continue;
+    const Vec a = x[i];
+    const Vec b = x[i | s];
+    x[i] = mixed<s, false>(a, b);
+    x[i | s] = mixed<s, true>(a, b);
+  }
+  if constexpr (2 * s < kWidth) transpose<2 * s>(x);
 }
 
 // Lane l of the result is lane l ^ s.

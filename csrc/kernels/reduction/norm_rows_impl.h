@@ -15,21 +15,6 @@ using simd::Vec;
 
 constexpr int64_t kShortRow = 256;  // floats: as many rows of it as there are lanes stay in the L1 cache
 
-// f(i, count) for each vector of a row; count < kWidth for what is left.
-template <class F>
-inline void for_vectors(int64_t n, const F& f) {
-  int64_t i = 0;
-  for (; i + simd::kWidth <= n; i += simd::kWidth) f(i, simd::kWidth);
-  if (i < n) f(i, n - i);
-}
-inline Vec load_up_to(const float* p, int64_t n) {
-  return n == simd::kWidth ? simd::load(p) : simd::load_first(p, n);
-}
-inline void store_up_to(float* p, Vec x, int64_t n) {
-  if (n == simd::kWidth) return simd::store(p, x);
-  simd::store_first(p, x, n);
-}
-
 // totals[r] = the sum of all lanes of x[r]. The order of the sum is the same for any `rows`.
 template <int rows>
 inline void add_all_lanes(const Vec (&x)[rows], float* totals) {
@@ -88,11 +73,11 @@ void norm_group(const NormRows& a, int64_t first) {
     float* out = a.out + (first + r) * a.n;
     const Vec center = simd::splat(mean[r]);
     const Vec scale = simd::splat(rstd[r]);
-    for_vectors(a.n, [&](int64_t i, int64_t k) {
-      Vec y = (load_up_to(x[r] + i, k) - center) * scale;
-      if (a.weight) y *= load_up_to(a.weight + i, k);
-      if (a.bias) y += load_up_to(a.bias + i, k);
-      store_up_to(out + i, y, k);
+    simd::for_vectors(a.n, [&](int64_t i, int k) {
+      Vec y = (simd::load_up_to(x[r] + i, k) - center) * scale;
+      if (a.weight) y *= simd::load_up_to(a.weight + i, k);
+      if (a.bias) y += simd::load_up_to(a.bias + i, k);
+      simd::store_up_to(out + i, y, k);
     });
     if (a.means) a.means[first + r] = mean[r];
     if (a.rstds) a.rstds[first + r] = rstd[r];
