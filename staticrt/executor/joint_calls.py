@@ -212,8 +212,9 @@ class JointCalls:
         reason, where = failure(error)
         # Eager tells whether a call that raises is wrong; and what it changes exists in the next one.
         eager_first = not isinstance(error, CannotTrace) or isinstance(error, ModelChanges)
-        # State that the first call creates exists in the next one; a wrong call may be followed by a right one.
-        transient = not isinstance(error, CannotTrace) or "changes" in reason
+        # State that the first call creates exists in the next one, a warning is given once, and a wrong call may be
+        # followed by a right one.
+        transient = eager_first or "changes" in reason
         state.changes += not eager_first or self._options.fullgraph
         state.failure = Failure(
             reason,
