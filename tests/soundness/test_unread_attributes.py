@@ -63,6 +63,82 @@ def test_what_no_code_reads_may_change_in_every_call(is_training):
         torch.testing.assert_close(fast(x), model(x))
 
 
+@pytest.mark.parametrize("is_training", [False, True])
+def test_containers_that_no_code_reads_may_change_in_every_call(is_training):
+    """A trainer that the model holds, a history of losses."""
+    model = Model(lambda self: self.width)
+    model.trainer = Own()
+    model.trainer.metrics, model.trainer.model, model.losses = {"step": 0}, model, []
+    model.layer.seen = {1: [2]}
+    fast = staticrt.compile(model)
+    x = torch.randn(2, 4)
+    with torch.set_grad_enabled(is_training):
+        for call in range(6):
+            torch.testing.assert_close(fast(x), model(x))
+            model.losses.append(float(call))
+            model.trainer.metrics["step"] = call
+            model.trainer.last = [call]
+            model.layer.seen[1].append(call)
+    assert len(fast.explain().traces) == 1
+    model.trainer.model.width = 7.0
+    with torch.set_grad_enabled(is_training):
+        torch.testing.assert_close(fast(x), model(x))
+
+
+def cached(numbers):
+    @functools.lru_cache
+    def first():
+        return numbers[0]
+
+    return first
+
+
+HELD = {
+    "by a cached function": lambda self: self.cached(),
+    "through another attribute": lambda self: self.other[0],
+    "through a closure": (lambda held: lambda self: held[0])([2.0]),
+    "through a default": lambda self, held=[2.0]: held[0],
+    "by a class": lambda self: Own.shared[0],
+    "by a list of objects": lambda self: self.objects[0].width,
+    "by a property": lambda self: self.own_height,
+    "by a computed name": lambda self: getattr(self, "unre" + "ad")[0],
+    "by a method of the container": lambda self: self.pop(0),
+}
+
+
+@pytest.mark.parametrize("kind", HELD)
+@torch.no_grad()
+def test_a_container_that_an_unread_attribute_holds_too_is_guarded(kind):
+    """The attribute is met first."""
+    read = HELD[kind]
+
+    class Holder(Model):
+        @property
+        def own_height(self):
+            return self.own.heights[0]
+
+    model = Holder(read)
+    numbers, own = [2.0], Own()
+    if kind == "through a closure":
+        numbers = read.__closure__[0].cell_contents
+    elif kind == "through a default":
+        numbers = read.__defaults__[0]
+    model.unread, model.unread_too = numbers, own
+    model.other, model.objects, model.own.heights, Own.shared = numbers, [own], numbers, numbers
+    model.pop, model.cached = numbers.__getitem__, cached(numbers)
+    model.cached()
+    fast = staticrt.compile(model)
+    x = torch.randn(2, 4)
+    for _ in range(3):
+        torch.testing.assert_close(fast(x), model(x))
+    before = model(x)
+    numbers[0] = own.width = 9.0
+    model.cached.cache_clear()
+    assert not torch.equal(model(x), before)
+    for _ in range(2):
+        torch.testing.assert_close(fast(x), model(x))
+
+
 def matched_by_name(self):
     match self.config:
         case Config(width=width):

@@ -35,6 +35,7 @@ from staticrt.frontend.guards.object_records import (
     ObjectRecord,
     slots_record,
 )
+from staticrt.frontend.guards.reachable import Reachable
 from staticrt.frontend.guards.records import (
     CellRecord,
     DictRecord,
@@ -45,7 +46,7 @@ from staticrt.frontend.guards.records import (
 )
 from staticrt.frontend.guards.special_names import SPECIAL_NAMES
 from staticrt.frontend.guards.state_guard import StateGuard
-from staticrt.frontend.guards.state_leaves import is_leaf
+from staticrt.frontend.guards.state_leaves import is_leaf, is_read_by_name
 from staticrt.frontend.guards.state_values import has_bytes_of_ctypes, slots_of
 from staticrt.frontend.guards.value_records import (
     AnswerRecord,
@@ -92,6 +93,10 @@ class Snapshot:
         self._classes: dict[type, ClassRecord] = {}
         self._functions: set[int] = set()
         self._attributes: dict[int, DictRecord] = {}  # of objects, by the id of the dict
+        self._reachable = Reachable()
+        self._found_by_name: list[tuple[str, Any]] = []  # values of attributes, to be walked
+        self._held_by: dict[int, int] = {}  # id of a record -> that of the object that it was made for
+        self._unread: list[Record] = []  # not in the guard
         self._modules: list[types.ModuleType] = []  # that objects of the model hold
         self._tensors: list[torch.Tensor] = []
         self._loggers: list[logging.Logger] = []
@@ -124,10 +129,12 @@ class Snapshot:
     def add(self, name: str, root: Any) -> None:
         """Walk one more root."""
         queue: deque[tuple[str, Any]] = deque([(name, root)])
+        self._reachable.add_root(root)
         while queue:
             path, value = queue.popleft()
             if (record := self._attributes.get(id(value))) is not None:
                 record.is_attributes = False  # held as a dict, whose keys code may list
+                self._reachable.add(value, value.values())
             # Imports add modules at any time, also in other threads, so the set of imported modules is not guarded.
             if is_leaf(value) or id(value) in self._seen or value is sys.modules or _is_of_torch(value):
                 continue
@@ -135,6 +142,7 @@ class Snapshot:
                 self.complete = False
                 return
             self._remember(value)
+            first = len(self._records)
             if is_decimal(value) and not self._computes_decimals:
                 self._computes_decimals = True
                 self._records.append(DecimalContextRecord())
@@ -144,7 +152,13 @@ class Snapshot:
                 self._tensors.append(value)
                 self._records.append(TensorRecord(path, value, self.read_names, self.compared_tensors))
             else:
-                queue.extend(self._reached(path, value))
+                found = list(self._reached(path, value))
+                self._reachable.add(value, [item for _path, item in found])
+                queue.extend((*found, *self._found_by_name))
+                self._found_by_name = []
+            for each in self._records[first:]:
+                if hasattr(each, "path"):
+                    self._held_by.setdefault(id(each), id(value))
 
     def add_arguments(self, leaves: Sequence[Any]) -> None:
         """Walk the arguments of a call that are neither tensors nor values: objects guarded by identity."""
@@ -247,6 +261,7 @@ class Snapshot:
     def add_function(self, function: types.FunctionType) -> None:
         """A function that runs."""
         self._remember(function)
+        self._reachable.add_root(function)
         self._walk(self._function(function.__qualname__, function))
 
     def _hide(self, owner: type, names: Iterable[str]) -> None:
@@ -363,11 +378,16 @@ class Snapshot:
             self._records.append(ArgumentsRecord(path, value))
             found += [(f"{path}.args[{i}]", item) for i, item in enumerate(value.args) if not is_leaf(item)]
         attributes = _C.attributes_of(value)
-        if attributes is None or id(attributes) in self._seen:
+        if attributes is None:
+            return found
+        self._reachable.add(value, [attributes])
+        if id(attributes) in self._seen:
             return found
         self._seen.add(id(attributes))
-        record = self._attributes[id(attributes)] = DictRecord(path, attributes, is_attributes=True)
+        is_by_name = is_read_by_name(type(value), attributes)
+        record = self._attributes[id(attributes)] = DictRecord(path, attributes, is_by_name)
         self._records.append(record)
+        self._held_by[id(record)] = id(attributes)
         for key, item in list(attributes.items()):
             if is_leaf(item):
                 continue
@@ -377,7 +397,8 @@ class Snapshot:
                     self._records.append(DictRecord(path, item))
                 found += [(f"{path}.{name}", child) for name, child in item.items() if child is not None]
             else:
-                found.append((f"{path}.{key}", item))
+                self._found_by_name.append((f"{path}.{key}", item))
+                self._reachable.add_attribute(value, key if is_by_name else None, item)
         return found
 
     def _function(self, path: str, function: types.FunctionType) -> list[tuple[str, Any]]:
@@ -420,7 +441,7 @@ class Snapshot:
 
     def changes(self) -> list[str]:
         """Paths of what differs now, each with what happened."""
-        if self.guard().holds_all():
+        if self.guard().holds_all() and not any(path for record in self._unread for path in record.changes()):
             return []
         found = [path for record in self._all() for path in record.changes()]
         if self.num_threads not in (None, torch.get_num_threads()):
@@ -441,7 +462,12 @@ class Snapshot:
     def guard(self) -> StateGuard:
         """A quick check that nothing differs; what is added later is not in it."""
         if self._guard is None:
-            records = [record for record in self._all() if not self._is_unread(record)]
+            reached = None if self.lists_attributes else self._reachable.by(self.read_names)
+            records = []
+            for record in self._all():
+                holder = self._held_by.get(id(record))
+                is_read = reached is None or holder is None or holder in reached
+                (records if is_read and not self._is_unread(record) else self._unread).append(record)
             if self.facts and self.compares_facts:
                 records += [FactsRecord(tensor, frozenset(self.facts)) for tensor in self._tensors]
             if not _ASK_LEVELS.isdisjoint(self.read_names):

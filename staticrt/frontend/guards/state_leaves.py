@@ -40,3 +40,18 @@ def is_leaf(value: Any) -> bool:
         if not kind.__flags__ & _HEAP_TYPE:  # a class of Python's would never go
             _leaf_types[kind] = known
     return known
+
+
+def is_read_by_name(kind: type, attributes: dict[str, Any]) -> bool:
+    """Whether only Python code, which names them, reads these attributes of an object of this class.
+
+    C code reads those of its own objects (`__wrapped__` of `functools.lru_cache`) and special names (`__array_interface__`).
+    """
+    return all(map(_is_of_python, kind.__mro__[:-1])) and not any(
+        str(key).startswith("__") for key in attributes
+    )
+
+
+def _is_of_python(kind: type) -> bool:
+    own = vars(kind)
+    return "__slots__" in own or "__annotations__" in own or types.FunctionType in map(type, own.values())
