@@ -463,7 +463,7 @@ class Snapshot:
         """A quick check that nothing differs; what is added later is not in it."""
         if self._guard is None:
             reached = None if self.lists_attributes else self._reachable.by(self.read_names)
-            records = []
+            records: list[Record] = []
             for record in self._all():
                 holder = self._held_by.get(id(record))
                 is_read = reached is None or holder is None or holder in reached
