@@ -155,10 +155,10 @@ class JointCalls:
             raise NeedsNone(call, is_new, lambda: self._forget_failure(state))
         if self._options.fullgraph:
             return
-        if failed.even_in_parts:
-            raise LeftToEager(failed.reason, failed.where, _nothing, lasts=True)
         if is_new and failed.eager_first:
             raise LeftToEager(failed.reason, failed.where, self._answered(call, state))
+        if failed.even_in_parts:
+            raise LeftToEager(failed.reason, failed.where, _nothing, lasts=True)
 
     def _forget_failure(self, state: CallState) -> None:
         """What the failed trace depends on has changed: the next call of its key is traced again, some times."""

@@ -37,6 +37,7 @@ _INFRASTRUCTURE = (
     "site-packages/_pytest",
     "site-packages/pluggy",
 )
+SETS_DATA = "the model sets a tensor's .data"
 # How the message begins of a program that stops because data decided a branch otherwise than in its trace.
 OTHERWISE = "staticrt: data decided otherwise"
 _GENERATED = "<eval_with_key>"  # how the file names of GraphModules' code begin

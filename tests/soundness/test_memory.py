@@ -216,3 +216,47 @@ def test_strides_that_say_nothing_decide_the_memory_format_of_results(kernel, co
         for x in (torch.randn(2, 3, 8, 8), torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)):
             with torch.no_grad():
                 assert compiled(x).stride() == model(x).stride()
+
+
+class SetsData(torch.nn.Module):
+    def __init__(self, name):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2))
+        self.register_buffer("scale", torch.ones(2))
+        self.name = name
+
+    def forward(self, x):
+        tensor = getattr(self, self.name)
+        y = x * tensor
+        tensor.data = tensor.data * 2
+        return y + torch.nn.functional.linear(x, tensor[None])
+
+
+@pytest.mark.parametrize("gradients", [False, True], ids=["inference", "gradients"])
+@pytest.mark.parametrize("name", ["weight", "scale"])
+def test_a_model_that_sets_data_keeps_real_memory(name, gradients):
+    seen = []
+    for make in (lambda model: model, staticrt.compile):
+        model = SetsData(name)
+        function = make(model)
+        with torch.set_grad_enabled(gradients):
+            results = [function(torch.tensor([1.0, 2.0])).detach() for _ in range(3)]
+        seen.append([*results, model.weight.detach(), model.scale])
+    assert [x.tolist() for x in seen[1]] == [x.tolist() for x in seen[0]]
+
+
+def test_an_attribute_named_data_is_traced():
+    class Batch:
+        pass
+
+    def model(x, batch):
+        batch.data = x * 2
+        return batch.data + 1
+
+    fast = staticrt.compile(model)
+    with torch.no_grad():
+        for _ in range(2):
+            batch = Batch()
+            assert fast(torch.ones(2), batch).tolist() == [3, 3]
+            assert batch.data.tolist() == [2, 2]
+    assert len(fast.explain().traces) == 1

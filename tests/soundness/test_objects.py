@@ -327,3 +327,27 @@ def test_a_decorator_that_names_the_class_of_self_keeps_sizes_symbolic():
         x = torch.randn(rows, 4)
         torch.testing.assert_close(compiled(x), Layer()(x))
     assert len(compiled.explain().traces) == 1, compiled.explain()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        lambda x: str(x[0].item()),
+        lambda x: str(x.tolist()),
+        lambda x: f"{x.tolist()} {int(x[1]):03d}",
+        lambda x: "{0} {0}".format(x.tolist()),
+        lambda x: repr({"first": x[0].item()}),
+        lambda x: ", ".join(map(str, x.tolist())),
+        lambda x: str(x.float().tolist()),
+        lambda x: str((x > 2).nonzero().shape[0] + x.shape[0]),
+    ],
+)
+def test_text_of_numbers_that_data_decides(text):
+    def model(x):
+        return x * 2, text(x)
+
+    fast = staticrt.compile(model)
+    with torch.no_grad():
+        for values in ([1, 2, 3], [4, 5, 6], [1, 2, 3], [7, 8]):
+            x = torch.tensor(values)
+            assert fast(x)[1] == model(x)[1]

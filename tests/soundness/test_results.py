@@ -238,3 +238,23 @@ def test_backend_gives_the_same_results(name: str) -> None:
             except Exception:
                 pytest.skip("Dynamo itself cannot")
             assert equal(read(compiled(x)), read(expected))
+
+
+def test_a_view_of_a_dict_shows_what_the_dict_holds_later() -> None:
+    own = {"w": 1}
+
+    def model(d: dict[str, torch.Tensor]) -> Any:
+        new = {"z": d["a"] * 2}
+        return d.keys(), d.values(), own.items(), new.keys(), new
+
+    compiled = staticrt.compile(model)
+    with torch.no_grad():
+        for number in range(3):
+            argument = {"a": torch.ones(2)}
+            keys, values, items, new_keys, new = compiled(argument)
+            argument["b"] = torch.zeros(1)
+            own[f"v{number}"] = number
+            new["y"] = torch.ones(1)
+            assert (list(keys), list(new_keys)) == (["a", "b"], ["z", "y"])
+            assert list(values)[1] is argument["b"]
+            assert list(items) == list(own.items())

@@ -205,3 +205,29 @@ def test_a_change_shows_where_the_model_runs_in_parts(kind):
     finally:
         torch.set_default_dtype(default_dtype)
         getattr(change, "restore", lambda: None)()
+
+
+def test_an_attribute_beside_one_that_the_model_changes_is_watched():
+    class Computed:
+        def __init__(self):
+            self.calls = 0
+            self.known = 1.0
+
+        def __getattr__(self, name):
+            self.calls += 1
+            return 10.0
+
+    def model(x, holder):
+        return x * holder.found + holder.known
+
+    holder = Computed()
+    fast = staticrt.compile(lambda x: model(x, holder))
+    with torch.no_grad():
+        for change in (lambda: None, lambda: None, lambda: setattr(holder, "known", 2.0)):
+            change()
+            assert fast(torch.ones(1)).tolist() == [10 + holder.known]
+        holder.found = 3.0
+        assert fast(torch.ones(1)).tolist() == [5]
+        del holder.found
+        assert fast(torch.ones(1)).tolist() == [12]
+    assert holder.calls == 4

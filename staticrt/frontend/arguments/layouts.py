@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import gc
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Sequence
@@ -145,8 +146,8 @@ def part_of_result(value: Any) -> tuple[list[Any], Layout] | None:
     if kind is slice:
         return [value.start, value.stop, value.step], Layout(slice, 3)
     if kind in _VIEWS:
-        owner = value.mapping.copy()
-        return ([owner], Layout(kind, 1)) if type(owner) is dict else None
+        (owner,) = gc.get_referents(value)  # itself: it may be an argument, or the model's own
+        return ([owner], Layout(kind, 1)) if isinstance(owner, dict) else None
     if kind in _ITERATORS:
         function, *rest = value.__reduce__()
         return rest, Layout(enumerate, len(rest), extra=Identical(function))

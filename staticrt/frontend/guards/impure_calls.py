@@ -164,7 +164,7 @@ class Watcher:
         if caller is None:
             return  # torch's own
         if id(code) in _TEXT_OF_NUMBER:
-            self._show(frame.f_locals["self"])
+            self._show(frame.f_locals["self"], caller)
         elif id(code) in _HASH_OF_NUMBER:
             self._need_constants(caller)
         elif code is _IMPORT:
@@ -226,10 +226,12 @@ class Watcher:
     def _is_kept(self, name: str, scope: dict[str, Any]) -> bool:
         return self._snapshot.follows_code and name in scope and not name.startswith("__")
 
-    def _show(self, number: Any) -> None:
+    def _show(self, number: Any, frame: types.FrameType) -> None:
         """Model code makes text of a number: from here on it is a constant of the trace."""
         if isinstance(number, torch.SymInt):
-            number.node.guard_int("", 0)
+            value = number.node.guard_int("", 0)
+            if number.node._graph_repr() != str(value):  # the text would name a symbol that data decides
+                self._note("makes text of a number that data decides", frame)
         else:
             self._need_constants(None)
 

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from staticrt import tuning
+from staticrt.frontend.guards.cached_tensors import CachedTensorsRecord, has_tensors
 from staticrt.frontend.guards.decimal_context import DecimalContextRecord, is_decimal
 from staticrt.frontend.guards.effects import hidden_names, is_hidden, is_own_random
 from staticrt.frontend.guards.numpy_errors import NumpyErrorsRecord
@@ -48,6 +49,7 @@ from staticrt.frontend.guards.special_names import SPECIAL_NAMES
 from staticrt.frontend.guards.state_guard import StateGuard
 from staticrt.frontend.guards.state_leaves import is_leaf, is_read_by_name
 from staticrt.frontend.guards.state_values import has_bytes_of_ctypes, slots_of
+from staticrt.frontend.guards.tensor_memory import TensorMemory
 from staticrt.frontend.guards.value_records import (
     AnswerRecord,
     BufferRecord,
@@ -106,6 +108,7 @@ class Snapshot:
         self._computes_decimals = False
         self._computes_by_numpy = False
         self._weak = WeakReferences()
+        self._memory = TensorMemory()
         self.may_draw = False  # from a `random.Random` of its own
         self.read_names: set[str] = set(SPECIAL_NAMES)  # what the code that ran may read by name
         self.model_names: set[str] = set()  # those in the model's own code
@@ -150,6 +153,7 @@ class Snapshot:
                 self.add_class(value)
             elif isinstance(value, torch.Tensor):
                 self._tensors.append(value)
+                self._memory.add(value)
                 self._records.append(TensorRecord(path, value, self.read_names, self.compared_tensors))
             else:
                 found = list(self._reached(path, value))
@@ -178,6 +182,8 @@ class Snapshot:
     def add_model_names(self, names: Iterable[str]) -> None:
         """As `add_names`, by the model's own code."""
         names = frozenset(names)
+        if "data" in names and "data" not in self.model_names:
+            self._memory.keep(self._tensors)
         self.model_names |= names
         self.facts |= FactsRecord.NAMES & names
         self.add_names(names)
@@ -340,6 +346,8 @@ class Snapshot:
         if isinstance(value, attrgetter):
             self.add_names(name for names in value.__reduce__()[1] for name in str(names).split("."))
             return ()
+        if has_tensors(value):
+            self._records.append(CachedTensorsRecord(value))
         return self._object(path, value)
 
     def _object(self, path: str, value: Any) -> Iterable[tuple[str, Any]]:
@@ -439,6 +447,10 @@ class Snapshot:
         """Those that were reached."""
         return [each.live for each in self._records if isinstance(each, FunctionRecord)]
 
+    def sets_data(self) -> bool:
+        """Whether the `.data` of a tensor is another one now."""
+        return bool(self._memory.changed())
+
     def changes(self) -> list[str]:
         """Paths of what differs now, each with what happened."""
         if self.guard().holds_all() and not any(path for record in self._unread for path in record.changes()):
@@ -454,6 +466,7 @@ class Snapshot:
 
     def restore(self) -> None:
         """Put everything back as it was."""
+        self._memory.restore()
         if self._guard is not None and self._guard.holds():
             return
         for record in self._all():

@@ -7,7 +7,7 @@ import types
 from staticrt import tuning
 from staticrt.frontend.guards.object_records import ClassRecord, FunctionRecord
 from staticrt.frontend.guards.reads import Reads
-from staticrt.frontend.guards.records import Record, ScopeRecord
+from staticrt.frontend.guards.records import MISSING, DictRecord, Record, ScopeRecord
 from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.guards.state_guard import StateGuard
 from staticrt.frontend.guards.value_records import AnswerRecord
@@ -19,7 +19,8 @@ _SELDOM = (AnswerRecord, ClassRecord, FunctionRecord, ScopeRecord)
 class WatchedState:
     """What a trace that failed had reached, and what the functions among it name.
 
-    What a model changes in its own calls is left to Dynamo: it would be compiled anew in every one.
+    What a model changes in its own calls is left to Dynamo, each attribute for itself: it would be compiled anew in
+    every one.
 
     Args:
         snapshot: of the trace, with the state as it was before.
@@ -45,12 +46,32 @@ class WatchedState:
     def ran(self) -> None:
         """A call ended: what it changed is not watched any more."""
         if not self._guard.holds():
-            self._records = [record for record in self._records if _is_same(record)]
+            self._records = [
+                rest for record in self._records if (rest := _unchanged(record, self._names)) is not None
+            ]
             self._guard = StateGuard(self._records, self._names, None)
 
 
-def _is_same(record: Record) -> bool:
-    return not any(record.changes()) and (bool(record.part) or record.holds())
+def _unchanged(record: Record, names: frozenset[str]) -> Record | None:
+    """What a record says of what is as it was; of a dict's keys, those that code may read as names."""
+    changes = list(record.changes())
+    if not changes and (record.part or record.holds()):
+        return record
+    if (
+        isinstance(record, DictRecord)
+        and not record.is_ordered
+        and all(isinstance(k, str) for k in record.live)
+    ):
+        saved = {name: record.saved.get(name, MISSING) for name in names | record.saved.keys()}
+    elif isinstance(record, ScopeRecord):
+        saved = dict(record.saved)
+    else:
+        return None
+    rest = ScopeRecord(record.live)
+    rest.saved = saved
+    for name in rest.changes():
+        del saved[name]
+    return rest
 
 
 def _add_functions(snapshot: Snapshot) -> None:

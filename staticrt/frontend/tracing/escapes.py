@@ -29,6 +29,7 @@ from staticrt.frontend.tracing.trace_tensor import TraceTensor
 from staticrt.shapes.fake_results import cached_values
 
 _FAKE = frozenset({FakeTensor, TraceTensor, torch.SymInt, torch.SymFloat, torch.SymBool})
+_IN_CACHE = "keeps tensors in the cache of"
 
 
 def _references(values: Iterable[Any]) -> list[int]:
@@ -201,6 +202,11 @@ def values_of(graph: fx.Graph) -> Iterator[Any]:
             yield from value
 
 
+def is_cached(found: str) -> bool:
+    """Whether one of the phrases that `Escapes.undo` returns is of an `lru_cache`."""
+    return found.startswith(_IN_CACHE)
+
+
 class _Holders:
     """Who refers to some values of a trace, and how that is undone.
 
@@ -258,7 +264,7 @@ class _Holders:
         """`holder` was there before the run and refers to what it made."""
         if isinstance(holder, _lru_cache_wrapper):
             holder.cache_clear()
-            self._found.append(f"keeps tensors in the cache of {getattr(holder, '__name__', 'a function')}()")
+            self._found.append(_kept_by(holder))
             return
         self._take_out(holder)
 
@@ -292,7 +298,10 @@ class _Holders:
                 removed.append("a variable of a closure")
         else:
             removed += self._attributes(holder)
-        if removed:
+        cache = _cache_of(holder) if isinstance(holder, dict) else None
+        if removed and cache is not None:
+            self._found.append(_kept_by(cache))
+        elif removed:
             self._found.append(f"keeps a tensor of the trace in {removed[0]}")
         else:
             self._found.append(
@@ -329,6 +338,15 @@ def _is_part_of_old(holder: Any, made: set[int]) -> bool:
         for owner in gc.get_referrers(holder)
         if not isinstance(owner, _lru_cache_wrapper)
     )
+
+
+def _cache_of(holder: dict[Any, Any]) -> Any:
+    """The unbounded `functools.cache` whose entries a dict holds."""
+    return next((each for each in gc.get_referrers(holder) if isinstance(each, _lru_cache_wrapper)), None)
+
+
+def _kept_by(cache: Any) -> str:
+    return f"{_IN_CACHE} {_name_of(cache)}()"
 
 
 def _name_of(owner: Any) -> str:

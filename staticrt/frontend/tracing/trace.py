@@ -28,6 +28,7 @@ from staticrt.frontend.guards.impure_calls import ImpureCall, Watcher
 from staticrt.frontend.guards.model_builtins import NeedsNumber
 from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.reasons import (
+    SETS_DATA,
     ArgumentRead,
     CannotTrace,
     FirstCalls,
@@ -38,7 +39,7 @@ from staticrt.frontend.reasons import (
 )
 from staticrt.frontend.thread_state import ThreadState, certainly
 from staticrt.frontend.tracing import compiling
-from staticrt.frontend.tracing.escapes import let_go
+from staticrt.frontend.tracing.escapes import is_cached, let_go
 from staticrt.frontend.tracing.finish import assert_data_dependent, finish
 from staticrt.frontend.tracing.maybe_views import SizesDecideViews, results_show, writes_show
 from staticrt.frontend.tracing.patches import tracing
@@ -182,7 +183,8 @@ def _record(request: TraceRequest, watcher: Watcher, undo: list[Callable[[], obj
         undo.remove(take_back)
         escapes.close()
         if escaped:
-            raise ModelChanges(escaped, does="")
+            # Dynamo computes anew what a cache holds.
+            raise ModelChanges(escaped, does="", even_in_parts=any(map(is_cached, escaped)))
         tracer.check_storages()
         if not request.autograd or request.derive is not None:
             arguments = zip(fakes.leaves, leaves, strict=True)
@@ -261,9 +263,13 @@ def _run(
                 watcher.stop()
         if torch.is_grad_enabled() is not grad_mode:
             raise CannotTrace("the model leaves another grad mode than it found", "", even_in_parts=True)
+        _check_memory(snapshot)
         snapshot.compared_tensors.update(tracer.lifted)
         changed = snapshot.changes()
         changes_classes = bool(changed) and snapshot.changes_classes()
+    except Exception:
+        _check_memory(snapshot)
+        raise
     finally:
         snapshot.restore()
     if unread.was_read(request.spec):
@@ -296,6 +302,16 @@ def _run(
             _check_output(out)
     outputs += flat
     return out_spec
+
+
+def _check_memory(snapshot: Snapshot) -> None:
+    """No tensor of the model lies in the memory of a fake one.
+
+    Raises:
+        CannotTrace: one does.
+    """
+    if snapshot.sets_data():
+        raise CannotTrace(SETS_DATA, "", even_in_parts=True)
 
 
 def _check_attributes(request: TraceRequest) -> None:

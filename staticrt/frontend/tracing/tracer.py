@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import (
 
 from staticrt.frontend import budget
 from staticrt.frontend.guards.impure_calls import Watcher
-from staticrt.frontend.reasons import CannotTrace, layer_of, stack_trace
+from staticrt.frontend.reasons import SETS_DATA, CannotTrace, layer_of, stack_trace
 from staticrt.frontend.tracing import autocast, composites, inplace_views, maybe_views
 from staticrt.frontend.tracing.escapes import values_of
 from staticrt.frontend.tracing.symbols import SymbolNodes
@@ -185,7 +185,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             CannotTrace: one has.
         """
         if any(tensor.untyped_storage()._cdata != storage for tensor, storage in self._alive):
-            raise CannotTrace("the model sets a tensor's .data", "", even_in_parts=True)
+            raise CannotTrace(SETS_DATA, "", even_in_parts=True)
 
     def check_gradients(self, arguments: Iterable[tuple[Any, Any]], outputs: Sequence[Any] | None) -> None:
         """No tensor has begun to require gradients, or ceased to, where the caller or autograd would see it.

@@ -1,0 +1,49 @@
+"""The memory of the model's tensors: code that sets `.data` gives a real one that of a fake, and nothing else tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+
+class TensorMemory:
+    """Where tensors lie; keeps nothing until code names `data`."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[torch.Tensor, Any, Any, Any, Any]] | None = None
+
+    def keep(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Code may set `data` from here on."""
+        self._kept = {}
+        for tensor in tensors:
+            self.add(tensor)
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """One more tensor, if any are kept."""
+        if self._kept is not None and tensor.layout == torch.strided and not hasattr(tensor, "fake_mode"):
+            storage = tensor.untyped_storage()
+            self._kept[id(tensor)] = (
+                tensor,
+                storage,
+                tensor.storage_offset(),
+                tensor.shape,
+                tensor.stride(),
+            )
+
+    def changed(self) -> list[torch.Tensor]:
+        """Tensors that lie elsewhere now."""
+        kept = (self._kept or {}).values()
+        return [tensor for tensor, storage, *_ in kept if tensor.untyped_storage()._cdata != storage._cdata]
+
+    def restore(self) -> None:
+        """Put them where they lay."""
+        from torch.utils._mode_utils import no_dispatch
+
+        for tensor in self.changed():
+            _, storage, offset, shape, stride = (self._kept or {})[id(tensor)]
+            with no_dispatch(), torch.no_grad():
+                tensor.data = torch.empty(0, dtype=tensor.dtype, device=storage.device).set_(
+                    storage, offset, shape, stride
+                )
