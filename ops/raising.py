@@ -13,73 +13,21 @@ import torch
 # Key in a node's `meta`: nobody reads its result, and it stays for its error.
 MAY_RAISE = "may_raise"
 # Names without namespace, overload and the underscore of in-place operators.
-_RAISING = frozenset(
-    [
-        "embedding",
-        "embedding_bag",
-        "gather",
-        "index",
-        "index_add",
-        "index_copy",
-        "index_fill",
-        "index_put",
-        "index_reduce",
-        "index_select",
-        "one_hot",
-        "put",
-        "scatter",
-        "scatter_add",
-        "scatter_reduce",
-        "take",
-        "take_along_dim",
-        "_embedding_bag",
-        "_embedding_bag_forward_only",
-        "_index_put_impl",
-        "_unsafe_index_put",
-        "max_unpool2d",
-        "max_unpool3d",
-        "masked_scatter",
-        "repeat_interleave",
-        "segment_reduce",
-        "bincount",
-        "histc",
-        "quantile",
-        "nanquantile",
-        "binary_cross_entropy",
-        "cross_entropy",
-        "cross_entropy_loss",
-        "ctc_loss",
-        "multi_margin_loss",
-        "multilabel_margin_loss",
-        "multilabel_margin_loss_forward",
-        "nll_loss",
-        "nll_loss2d",
-        "nll_loss2d_forward",
-        "nll_loss_forward",
-        "nll_loss_nd",
-        "cholesky",
-        "cholesky_inverse",
-        "inverse",
-        "linalg_cholesky",
-        "linalg_eig",
-        "linalg_eigh",
-        "linalg_eigvals",
-        "linalg_eigvalsh",
-        "linalg_inv",
-        "linalg_lstsq",
-        "linalg_lu_factor",
-        "linalg_pinv",
-        "linalg_solve",
-        "linalg_svd",
-        "linalg_svdvals",
-        "linalg_tensorinv",
-        "linalg_tensorsolve",
-        "lu_unpack",
-        "svd",
-        "_linalg_eigh",
-        "_linalg_svd",
-    ]
-)
+_NAMES = """
+    embedding embedding_bag gather index index_add index_copy index_fill index_put index_reduce index_select one_hot put
+    scatter scatter_add scatter_reduce take take_along_dim
+    _embedding_bag _embedding_bag_forward_only _index_put_impl _unsafe_index_put max_unpool2d max_unpool3d
+    masked_scatter repeat_interleave segment_reduce
+    bincount histc quantile nanquantile
+    binary_cross_entropy cross_entropy cross_entropy_loss ctc_loss multi_margin_loss multilabel_margin_loss
+    multilabel_margin_loss_forward nll_loss nll_loss2d nll_loss2d_forward nll_loss_forward nll_loss_nd
+    cholesky cholesky_inverse inverse linalg_cholesky linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh linalg_inv
+    linalg_lstsq linalg_lu_factor linalg_pinv linalg_solve linalg_svd linalg_svdvals linalg_tensorinv linalg_tensorsolve
+    lu_unpack svd _linalg_eigh _linalg_svd
+    """
+_RAISING = frozenset(_NAMES.split())
+# These refuse empty tensors, or booleans, and fake tensors do not tell.
+_UNTOLD = frozenset(("argmax", "argmin", "max", "median", "min", "mode", "nanmedian"))
 # These do only where they divide integers.
 _DIVISIONS = frozenset(("div", "divide", "floor_divide", "floordiv", "fmod", "mod", "remainder"))
 
@@ -91,7 +39,7 @@ def may_raise(target: torch._ops.OpOverload, result: object) -> bool:
         target: the operator.
         result: its result, or a fake one.
     """
-    return may_raise_named(_base_name(target), result)
+    return target._overloadname != "other" and may_raise_named(_base_name(target), result)
 
 
 def may_raise_named(name: str, result: object) -> bool:
@@ -99,7 +47,7 @@ def may_raise_named(name: str, result: object) -> bool:
     name = name if name.endswith("__") else name.removesuffix("_")
     if name in _DIVISIONS:
         return isinstance(result, torch.Tensor) and not (result.is_floating_point() or result.is_complex())
-    return name in _RAISING
+    return name in _RAISING or name in _UNTOLD or "upsample" in name or name == "interpolate"
 
 
 @functools.cache

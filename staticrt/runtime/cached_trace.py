@@ -118,7 +118,7 @@ def share_memory(traced: TracedGraph, leaves: Sequence[Any]) -> bool:
     places = []
     for spec, value in _inputs(traced, leaves):
         if isinstance(value, torch.Tensor) and value.numel():
-            if spec.mutated and not _has_elements_apart(value):
+            if spec.mutated and not has_elements_apart(value):
                 return True
             begin = value.data_ptr()
             last = sum((n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True))
@@ -132,7 +132,7 @@ def share_memory(traced: TracedGraph, leaves: Sequence[Any]) -> bool:
     return False
 
 
-def _has_elements_apart(value: torch.Tensor) -> bool:
+def has_elements_apart(value: torch.Tensor) -> bool:
     """Whether each stride steps over all that smaller strides reach; if not, two indices may be one element."""
     reach = 0
     for step, size in sorted(zip(value.stride(), value.shape, strict=True)):

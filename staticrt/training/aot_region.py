@@ -22,10 +22,11 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from staticrt import torch_private
 from staticrt.errors import InputError, LoweringError, OptionError, TraceError
 from staticrt.options import Options
+from staticrt.runtime.cached_trace import has_elements_apart
 from staticrt.runtime.explain.explanation import EagerReport, TraceReport
 from staticrt.training.double_backward import Replay
 from staticrt.training.grad_modes import view_without_history
-from staticrt.training.graph_split import Eager, example_values, needs_splitting, run_compiled, split
+from staticrt.training.graph_split import Eager, example_values, needs_splitting, run_compiled, split, writes
 from staticrt.training.native_node import NotNative, Pair, gate, make_native_node
 from staticrt.training.partition import safe_partition
 from staticrt.training.plans import CompiledGraph
@@ -84,6 +85,7 @@ class Region:
         self._inputs = tuple(_describe(value) for value in inputs)
         self._ints = [i for i, value in enumerate(inputs) if isinstance(value, torch.SymInt)]
         self._num_results = 0
+        self._writes = any(writes(node) for node in gm.graph.nodes)
         self._eager: Callable[..., Any] = torch.compiler.disable(gm.forward)  # type: ignore[no-untyped-call]
         self._replay = Replay(self._eager, self.name, unread_inputs(gm))
         self._replay.graphs = options.graphs
@@ -272,6 +274,8 @@ class Region:
             run, self._first = self._first, None
             self.calls -= 1  # this call only traces
             return run(*inputs)
+        if self._writes and any(map(_overlaps_itself, inputs)):
+            return self._eager(*inputs)  # AOTAutograd would write a copy back, element by element
         try:
             if not self._remembers:
                 return self._run(*inputs)
@@ -340,6 +344,11 @@ class Region:
             "subregions": [subregion.name for subregion in self._subregions],
             "graphs": [graph.debug_state() for graph in self.graphs],
         }
+
+
+def _overlaps_itself(value: Any) -> bool:
+    strided = isinstance(value, torch.Tensor) and value.layout == torch.strided
+    return strided and not has_elements_apart(value)
 
 
 def _is_large(number: Any) -> bool:

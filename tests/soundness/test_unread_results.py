@@ -159,3 +159,39 @@ def assert_same(got, expected):
         assert issubclass(got, (expected, RuntimeError))
     else:
         torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize(
+    "reduce",
+    [
+        lambda x: x.min(0),
+        lambda x: x.max(),
+        lambda x: x.median(0),
+        lambda x: x.mode(0),
+        lambda x: F.interpolate(x[None], size=3),
+    ],
+)
+def test_an_empty_tensor_is_refused_as_in_eager(reduce):
+    def model(x):
+        reduce(x)
+        return x.clone()
+
+    fast = staticrt.compile(model)
+    with torch.no_grad():
+        for rows in (3, 0, 2, 0):
+            assert_same(outcome(fast, torch.ones(rows, 3)), outcome(model, torch.ones(rows, 3)))
+
+
+@pytest.mark.parametrize("way", ["split", "backend"])
+def test_an_overlapping_view_is_written_between_graphs_that_are_differentiated(way):
+    def model(x):
+        x = x * 1
+        windows = x.unfold(0, 2, 1)
+        print(end="")
+        result = x.squeeze()
+        windows.add_(1)
+        return result
+
+    fast = staticrt.compile(model) if way == "split" else torch.compile(model, backend="staticrt")
+    for _ in range(2):
+        assert fast(torch.arange(3.0, requires_grad=True)).tolist() == [1, 3, 3]
