@@ -32,6 +32,7 @@ struct Concatenation {
   }
 
   int operator()(char* const* bases, char*) const {
+    if (out_row == 0) return kRan;
     // Bands of rows, so that all pieces of a row are written while it lies in the cache.
     const int64_t band = std::max(int64_t{1}, kBand / out_row);
     run_tiles(grids()[0], num_threads, [&](const Tile& tile) {
