@@ -20,6 +20,9 @@ class Config:
 
 
 TEMPLATE = "{0.width}"
+ALIAS = getattr
+PARTIAL = [None]
+TH, AD = "th", "ad"  # the compiler joins constants
 
 
 class Own:
@@ -33,6 +36,7 @@ class Model(torch.nn.Module):
         self.layer, self.config, self.own, self.read = torch.nn.Linear(4, 4), Config(), Own(), read
         self.calls, self.width, self.name = 0, 3.0, "width"
         self.table = vars(self.own)
+        PARTIAL[0] = functools.partial(getattr, self.config)
         self.find, self.values = self.table.get, self.table.values()
 
     def forward(self, x):
@@ -101,7 +105,7 @@ HELD = {
     "by a class": lambda self: Own.shared[0],
     "by a list of objects": lambda self: self.objects[0].width,
     "by a property": lambda self: self.own_height,
-    "by a computed name": lambda self: getattr(self, "unre" + "ad")[0],
+    "by a computed name": lambda self: getattr(self, "unre" + AD)[0],
     "by a method of the container": lambda self: self.pop(0),
 }
 
@@ -159,20 +163,25 @@ class Cached(Own):
 
 READS = {
     "by name": lambda self: self.config.width,
-    "computed": lambda self: getattr(self.config, "wid" + "th"),
-    "mapped": lambda self: sum(map(functools.partial(getattr, self.config), ("width",))),
+    "computed": lambda self: getattr(self.config, "wid" + TH),
+    "mapped": lambda self: sum(map(functools.partial(getattr, self.config), ("wid" + TH,))),
+    "by a partial of before": lambda self: PARTIAL[0]("wid" + TH),
+    "reduced": lambda self: functools.reduce(getattr, ("config", "wid" + TH), self),
+    "by another name": lambda self: ALIAS(self.config, "wid" + TH),
+    "by a default": lambda self, get=getattr: get(self.config, "wid" + TH),
+    "by a list of functions": lambda self: [len, getattr][1](self.config, "wid" + TH),
     "dict": lambda self: self.config.__dict__["width"],
     "vars": lambda self: vars(self.config)["width"],
     "sum of vars": lambda self: sum(vars(self.own).values()),
     "number of attributes": lambda self: float(len(vars(self.own))),
     "a dict that is held": lambda self: sum(self.table.values()),
-    "a method of that dict": lambda self: self.find("wid" + "th"),
+    "a method of that dict": lambda self: self.find("wid" + TH),
     "a view of that dict": lambda self: sum(self.values),
-    "attrgetter": lambda self: operator.attrgetter("wid" + "th")(self.config),
-    "getattribute": lambda self: object.__getattribute__(self.config, "wid" + "th"),
+    "attrgetter": lambda self: operator.attrgetter("wid" + TH)(self.config),
+    "getattribute": lambda self: object.__getattribute__(self.config, "wid" + TH),
     "format": lambda self: float(TEMPLATE.format(self.config)),
     "copy": lambda self: copy.copy(self.own).width,
-    "deepcopy": lambda self: getattr(copy.deepcopy(self.own), "wid" + "th"),
+    "deepcopy": lambda self: getattr(copy.deepcopy(self.own), "wid" + TH),
     "asdict": lambda self: dataclasses.asdict(self.config)["width"],
     "replace": lambda self: dataclasses.replace(self.config, note=1.0).width,
     "equal": lambda self: 1.0 if self.config == Config() else 2.0,
@@ -180,8 +189,8 @@ READS = {
     "pickle": lambda self: pickle.loads(pickle.dumps(self.own)).width,
     "match by name": matched_by_name,
     "match by position": matched_by_position,
-    "evaluated": lambda self: eval("self.config.wid" + "th"),
-    "has": lambda self: 1.0 if hasattr(self.own, "ad" + "ded") else 2.0,
+    "evaluated": lambda self: eval("self.config.wid" + TH),
+    "has": lambda self: 1.0 if hasattr(self.own, AD + "ded") else 2.0,
     "the layer's text": lambda self: float(len(self.layer.extra_repr())),
 }
 CHANGES = {

@@ -94,7 +94,7 @@ class Reads:
         self._codes: set[types.CodeType] = set()
         self._inner: set[types.CodeType] = set()  # codes of functions that functions which run make
         self._done: set[tuple[str, frozenset[str]]] = set()
-        snapshot.lists_attributes = not snapshot.follows_code
+        snapshot.names_are_told = snapshot.follows_code
 
     def enter(self, frame: types.FrameType) -> None:
         """A function of model code, or a layer of torch, begins."""
@@ -264,7 +264,17 @@ def _lists_attributes(code: types.CodeType, is_model: bool) -> bool:
     if code.co_filename == _MODULE_FILE and code.co_name != "__repr__":
         return False
     listing = _LIST_ATTRIBUTES if is_model else _LIST_ATTRIBUTES_OF_LIBRARY
-    return not listing.isdisjoint(names_of(code)) or _MATCH_CLASS in code.co_code[::2]
+    names = names_of(code)
+    if not listing.isdisjoint(names) or _MATCH_CLASS in code.co_code[::2]:
+        return True
+    return any(name in names and _hands_on(code, name) for name in ("getattr", "hasattr"))
+
+
+def _hands_on(code: types.CodeType, name: str) -> bool:
+    """Whether code uses a builtin otherwise than to call it: C code that it gives it to (`partial`) may call it."""
+    loads = [each for each in dis.get_instructions(code) if each.argval == name and "GLOBAL" in each.opname]
+    # From Python 3.11 on, the lowest bit says that a call follows.
+    return sys.version_info < (3, 11) or not all(each.arg is not None and each.arg & 1 for each in loads)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -69,6 +69,7 @@ _VIEWS_OF_DICTS: tuple[type, ...] = (
     *(type(view) for made in _DICTS for view in (made.keys(), made.values(), made.items())),
     types.MappingProxyType,
 )
+_ASK_BY_NAME = frozenset({getattr, hasattr, vars, dir})
 _ASK_LEVELS = frozenset({"isEnabledFor", "getEffectiveLevel"})
 # Packages whose objects are not state of a model.
 _SYSTEM = frozenset({"logging", "threading", "_thread", "concurrent", "typing", "typing_extensions", "sympy"})
@@ -120,9 +121,8 @@ class Snapshot:
         self._arguments: dict[str, int] = {}  # path of a leaf -> its index
         self.complete = True
         self.follows_code = follows_code
-        self.lists_attributes = (
-            True  # code may read attributes that it does not name: `Reads` says where it does not
-        )
+        self.names_are_told = False  # by `Reads`: those of all code that runs
+        self.lists_attributes = False  # code may read attributes that it does not name
         self.add_class(torch.nn.Parameter)  # a tensor's methods and operators
         for name, root in roots:
             self.add(name, root)
@@ -317,6 +317,9 @@ class Snapshot:
                 self._hidden_method = f"{_name_of(type(value.__self__))}.{value.__name__}"
             return [(path, value.__self__), (path, value.__func__)]
         if isinstance(value, types.BuiltinFunctionType):
+            self.lists_attributes |= (
+                value in _ASK_BY_NAME and path != value.__name__
+            )  # called by another name
             owner = value.__self__
             return () if isinstance(owner, (types.ModuleType, type)) else [(path, owner)]
         if isinstance(value, types.FunctionType):
@@ -475,7 +478,8 @@ class Snapshot:
     def guard(self) -> StateGuard:
         """A quick check that nothing differs; what is added later is not in it."""
         if self._guard is None:
-            reached = None if self.lists_attributes else self._reachable.by(self.read_names)
+            lists = self.lists_attributes or not self.names_are_told
+            reached = None if lists else self._reachable.by(self.read_names)
             records: list[Record] = []
             for record in self._all():
                 holder = self._held_by.get(id(record))
@@ -486,7 +490,7 @@ class Snapshot:
             if not _ASK_LEVELS.isdisjoint(self.read_names):
                 records += [record for logger in self._loggers for record in logger_records(logger)]
             names = frozenset(self.read_names)
-            self._guard = StateGuard(records, names, self.num_threads, self.lists_attributes)
+            self._guard = StateGuard(records, names, self.num_threads, lists)
         return self._guard
 
     def _is_unread(self, record: Record) -> bool:
