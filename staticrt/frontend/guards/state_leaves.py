@@ -46,12 +46,16 @@ def is_read_by_name(kind: type, attributes: dict[str, Any]) -> bool:
     """Whether only Python code, which names them, reads these attributes of an object of this class.
 
     C code reads those of its own objects (`__wrapped__` of `functools.lru_cache`) and special names (`__array_interface__`).
+    Nobody tells the names in torch's code outside of its layers (`torch.ao`).
     """
-    return all(map(_is_of_python, kind.__mro__[:-1])) and not any(
+    return all(map(_is_read_by_name, kind.__mro__[:-1])) and not any(
         str(key).startswith("__") for key in attributes
     )
 
 
-def _is_of_python(kind: type) -> bool:
+def _is_read_by_name(kind: type) -> bool:
     own = vars(kind)
+    room = kind.__module__.split(".")
+    if room[0] == "torch" and room[1:2] not in (["nn"], ["distributions"]):
+        return False
     return "__slots__" in own or "__annotations__" in own or types.FunctionType in map(type, own.values())

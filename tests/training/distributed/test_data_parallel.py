@@ -9,7 +9,6 @@ from tests.support.ranks import Ranks
 # Cases whose calls have no joint trace, and a part of the reason.
 BY_DYNAMO = {
     "decides": "a boolean that data decides",
-    "checkpointed": "the model calls get_rng_state()",
 }
 STEPS = ("buffers", "accumulation", "joined")
 
@@ -38,7 +37,9 @@ def check(ranks, eager_states, case, way):
         eager_states[key] = ranks.run(trained, case, "eager")
     found = ranks.run(trained, case, way)
     for (state, _text), (expected, _none) in zip(found, eager_states[key], strict=True):
-        torch.testing.assert_close(state, expected, rtol=1e-4, atol=1e-5)
+        # Gradients that are reduced as float16 may be rounded the other way where float32's last bits differ.
+        atol = 1e-4 if case == "compressed" else 1e-5
+        torch.testing.assert_close(state, expected, rtol=1e-4, atol=atol)
     return [text for _state, text in found]
 
 
