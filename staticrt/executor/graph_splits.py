@@ -85,10 +85,11 @@ class GraphSplits:
                 self._inference = PartialGraphs(
                     self._function, self._maker, self._options.dynamic, shown=self._compiling
                 )
-        given = [
-            (x.shape, x.dtype) if isinstance(x, torch.Tensor) else type(x)
-            for x in tree_leaves((args, kwargs))
-        ]
+        try:
+            leaves = tree_leaves((args, kwargs))
+        except RecursionError as error:
+            raise NotCompiled("an argument is a container that holds itself") from error
+        given = [(x.shape, x.dtype) if isinstance(x, torch.Tensor) else type(x) for x in leaves]
         raised, self._raised = self._raised, None
         if raised is not None and raised[0] == given:
             raise NotCompiled(f"split by graph breaks it raises {raised[1]}")

@@ -1,6 +1,7 @@
 """Objects among the arguments that hold Python state: what the model or the caller changes of them is seen."""
 
 import collections
+import time
 import types
 
 import pytest
@@ -201,3 +202,40 @@ def test_more_state_than_can_be_guarded_is_said(monkeypatch):
         held[99].append(1)
         assert compiled(torch.zeros(2)).tolist() == [1, 1]
     assert "more containers than can be guarded" in str(compiled.explain())
+
+
+def followed(d):
+    return d["self"]["self"]["x"] * 2
+
+
+def followed_and_grown(d):
+    d["grown"] = d["self"]["x"] + 1
+    return d["grown"] * 2
+
+
+_printed = []
+
+
+def followed_in_parts(d):
+    _printed.append(time.time())  # cuts the trace
+    return d["self"]["x"] * 3
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("function", [followed, followed_and_grown, followed_in_parts])
+def test_a_dict_that_contains_itself(function, gradients):
+    fast = staticrt.compile(function)
+    for size in (3, 4, 1):
+        given = {"x": torch.randn(size, requires_grad=gradients)}
+        given["self"] = given
+        expected = {"x": given["x"].detach().clone().requires_grad_(gradients)}
+        expected["self"] = expected
+        with torch.set_grad_enabled(gradients):
+            result, right = fast(given), function(expected)
+        assert torch.equal(result, right)
+        assert given["self"] is given
+        assert given.keys() == expected.keys()
+        if gradients:
+            result.sum().backward()
+            right.sum().backward()
+            assert torch.equal(given["x"].grad, expected["x"].grad)

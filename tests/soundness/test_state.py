@@ -1,5 +1,7 @@
 """Whatever Python state forward reads: what changes between two calls shows in the next one, as in eager."""
 
+import sys
+import time
 import types
 
 import pytest
@@ -231,3 +233,21 @@ def test_an_attribute_beside_one_that_the_model_changes_is_watched():
         del holder.found
         assert fast(torch.ones(1)).tolist() == [12]
     assert holder.calls == 4
+
+
+def limit_after_an_effect(x):
+    time.time()  # the trace ends here, and Dynamo splits the rest
+    return x * (sys.getrecursionlimit() % 7)
+
+
+def test_what_dynamo_reads_once_is_read_in_each_call_behind_an_effect():
+    fast = staticrt.compile(limit_after_an_effect)
+    x = torch.randn(4)
+    before = sys.getrecursionlimit()
+    try:
+        with torch.no_grad():
+            for limit in (before + 1, before + 2, before + 4):
+                sys.setrecursionlimit(limit)
+                assert torch.equal(fast(x), limit_after_an_effect(x))
+    finally:
+        sys.setrecursionlimit(before)

@@ -54,3 +54,5 @@ def leaf_paths(value: Any) -> list[tuple[str, Any]]:
         return [(pytree.keystr(path), leaf) for path, leaf in pytree.tree_flatten_with_path(value)[0]]
     except ValueError:  # it was registered without flatten_with_keys_fn
         return [(f"[{number}]", leaf) for number, leaf in enumerate(pytree.tree_leaves(value))]
+    except RecursionError:  # a container that holds itself, which pytree follows without end
+        return []

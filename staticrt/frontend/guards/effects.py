@@ -33,7 +33,7 @@ _LOUD = _C.CallWatcher.LOUD_EFFECT
 
 _BUILTINS = frozenset({"print", "input", "open", "breakpoint", "exec"})
 # What Dynamo does while it compiles, and not in later calls.
-_MISSED_BY_DYNAMO = frozenset(
+MISSED_BY_DYNAMO = frozenset(
     {
         *("putenv", "unsetenv", "getrecursionlimit", "getswitchinterval"),
         *("__subclasses__", "cache_info", "locked"),
@@ -346,7 +346,7 @@ def missed_by_dynamo(function: Any) -> bool:
     """Whether a C function's effect, of code that Dynamo splits, happens less often than in eager."""
     return (
         is_own_random(getattr(function, "__self__", None))
-        or getattr(function, "__name__", "") in _MISSED_BY_DYNAMO
+        or getattr(function, "__name__", "") in MISSED_BY_DYNAMO
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 
 from staticrt import tuning
+from staticrt.frontend.guards.effects import MISSED_BY_DYNAMO
 from staticrt.frontend.guards.object_records import ClassRecord, FunctionRecord
 from staticrt.frontend.guards.reads import Reads
 from staticrt.frontend.guards.records import MISSING, DictRecord, Record, ScopeRecord
@@ -30,7 +31,7 @@ class WatchedState:
     def __init__(self, snapshot: Snapshot, seldom: bool) -> None:
         _add_functions(snapshot)
         # Whether code names what Dynamo reads otherwise than eager, however often it compiles.
-        self.is_misread = "_version" in snapshot.facts
+        self.is_misread = "_version" in snapshot.facts or not MISSED_BY_DYNAMO.isdisjoint(snapshot.read_names)
         self._records = [
             record
             for record in snapshot.records()
