@@ -45,7 +45,10 @@ def _positional(parameters: list[inspect.Parameter], index: int, own: tuple[str,
 def _leaf_names(name: str, value: Any) -> list[str]:
     if isinstance(value, torch.Tensor):
         return [name]
-    return [name + path for path, _leaf in leaf_paths(value)]
+    try:
+        return [name + path for path, _leaf in leaf_paths(value)]
+    except RecursionError:  # a container that holds itself, which pytree follows without end
+        return []
 
 
 def leaf_paths(value: Any) -> list[tuple[str, Any]]:
@@ -54,5 +57,3 @@ def leaf_paths(value: Any) -> list[tuple[str, Any]]:
         return [(pytree.keystr(path), leaf) for path, leaf in pytree.tree_flatten_with_path(value)[0]]
     except ValueError:  # it was registered without flatten_with_keys_fn
         return [(f"[{number}]", leaf) for number, leaf in enumerate(pytree.tree_leaves(value))]
-    except RecursionError:  # a container that holds itself, which pytree follows without end
-        return []
