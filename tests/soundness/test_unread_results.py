@@ -195,3 +195,34 @@ def test_an_overlapping_view_is_written_between_graphs_that_are_differentiated(w
     fast = staticrt.compile(model) if way == "split" else torch.compile(model, backend="staticrt")
     for _ in range(2):
         assert fast(torch.arange(3.0, requires_grad=True)).tolist() == [1, 3, 3]
+
+
+def positives(x):
+    return x[x > 0]
+
+
+def rows_of_positives(x):
+    y = positives(x)
+    return y[:, None].reshape(y.shape[0], -1)
+
+
+def positives_whose_rows_nobody_reads(x):
+    rows_of_positives(x)
+    return positives(x) + 1
+
+
+@pytest.mark.parametrize("function", [rows_of_positives, positives_whose_rows_nobody_reads])
+@pytest.mark.parametrize("first", [1.0, -1.0])
+def test_a_size_beside_a_zero_that_data_decides_raises(function, first):
+    """No elements in rows of any size: eager refuses to say which."""
+    fast = staticrt.compile(function)
+    with torch.no_grad():
+        for sign in (first, 1.0, -1.0, 1.0):
+            x = torch.full((4,), sign)
+            if sign > 0:
+                assert torch.equal(fast(x), function(x))
+            else:
+                with pytest.raises(RuntimeError, match="ambiguous"):
+                    function(x)
+                with pytest.raises(RuntimeError, match="ambiguous"):
+                    fast(x)

@@ -74,6 +74,9 @@ def _viewed_sizes(mode: Any, old: Sequence[Any], wanted: Sequence[Any]) -> list[
     unknown = [i for i, s in enumerate(sizes) if isinstance(s, int) and s == -1]
     if len(unknown) > 1 or any(isinstance(s, int) and s < -1 for s in sizes):
         return None
+    for size in sizes if unknown else ():  # data may decide that one is 0: any size would do for the -1
+        if not isinstance(size, int) and env_of(size) is None and not statically_known_true(size != 0):
+            check(size != 0)
     # Sizes that are on both sides go: what is left mostly are numbers.
     rest_old = [s for s in old if not (isinstance(s, int) and s == 1)]
     rest_new = []
