@@ -147,17 +147,21 @@ def interleave(
 ) -> list[Round]:
     """Alternate blocks of both for about `seconds`, in at least `min_rounds` rounds.
 
-    Every second round begins with the other one, so that neither always finds the caches warmer. A rest, which does not
-    count into `seconds`, and an untimed call come before each block where `rest_seconds` is not 0: worker threads spin for
-    some milliseconds after their last task, and on the CPUs that the other one is timed on.
+    Every second round begins with the other one, so that neither always finds the caches warmer. Where `rest_seconds` is
+    not 0, a rest and an untimed block, which do not count into `seconds`, come before each block: worker threads spin for
+    some milliseconds after their last task, on the CPUs that the other one is timed on, and the calls after a rest find
+    sleeping threads and cold caches.
     """
     baseline_calls = calls_per_block(baseline, block_seconds)
     candidate_calls = calls_per_block(candidate, block_seconds)
 
     def block(measure: Callable[[int], Block], calls: int) -> Block:
+        nonlocal end
         if rest_seconds:
+            begin = time.perf_counter()
             time.sleep(rest_seconds)
-            measure(1)
+            measure(calls)
+            end += time.perf_counter() - begin
         return measure(calls)
 
     rounds: list[Round] = []
@@ -170,7 +174,6 @@ def interleave(
             first = block(baseline, baseline_calls)
             second = block(candidate, candidate_calls)
         rounds.append(Round(first, second))
-        end += 2 * rest_seconds
     return rounds
 
 
