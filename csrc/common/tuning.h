@@ -16,9 +16,10 @@ inline constexpr double kRowOperationsPerNs = 8;       // float operations of on
 inline constexpr int64_t kLongPrimOperations = 4;      // that an exponential or a logarithm counts for
 inline constexpr double kProductOperationsPerNs = 64;  // and in matrix products
 inline constexpr double kReadBytesPerNs = 40;          // that one core reads of weights
+inline constexpr double kTreeStepsPerNs = 5;           // tests of nodes, several rows at a time
+inline constexpr int64_t kTreeDepth = 8;               // as most trees have
 
 inline constexpr int64_t kMinDirectionFlops = 1 << 19;  // of a recurrent layer's second direction
-inline constexpr int64_t kTreeStepsPerTask = 20'000;
 inline constexpr int64_t kMinRegionBytes = 256 * 1024;  // touched by calls that run beside others
 inline constexpr size_t kMaxRegionUnits = 4096;         // larger segments run in order: pairs are kept
 

@@ -155,6 +155,8 @@ def interleave(
     baseline_calls = calls_per_block(baseline, block_seconds)
     candidate_calls = calls_per_block(candidate, block_seconds)
 
+    end = time.perf_counter() + seconds
+
     def block(measure: Callable[[int], Block], calls: int) -> Block:
         nonlocal end
         if rest_seconds:
@@ -165,7 +167,6 @@ def interleave(
         return measure(calls)
 
     rounds: list[Round] = []
-    end = time.perf_counter() + seconds
     while len(rounds) < min_rounds or (time.perf_counter() < end and len(rounds) < MAX_ROUNDS):
         if len(rounds) % 2:
             second = block(candidate, candidate_calls)

@@ -30,30 +30,39 @@ bool all_plain_float(const std::vector<TensorOperand>& outs) {
   return true;
 }
 
-// Rows are the trailing dims of normalized_shape. Outputs: the result and, for the native form, mean and
-// rstd.
-std::optional<PreparedCall> prepare_layer_norm(PrepareRequest& request) {
+// What layer_norm and rms_norm differ in. Outputs: the result and, for native forms, rstd, before it the
+// mean.
+struct RowNorm {
+  bool centers;      // subtracts the mean
+  int64_t cost;      // operations of an element
+  size_t eps_at;     // arguments: x, normalized_shape, weight, then bias where it centers, eps
+  double otherwise;  // where eps is None
+};
+
+// Rows are the trailing dims of normalized_shape.
+std::optional<PreparedCall> prepare_row_norm(PrepareRequest& request, const RowNorm& norm) {
   const TensorOperand* x = tensor_or_null(request, 0);
   const TensorOperand* weight = nullptr;
   const TensorOperand* bias = nullptr;
   if (!x || !is_plain_float(x->meta) || !all_plain_float(request.outs) ||
-      !optional_vector(request, 2, &weight) || !optional_vector(request, 3, &bias)) {
+      !optional_vector(request, 2, &weight) || (norm.centers && !optional_vector(request, 3, &bias))) {
     return std::nullopt;
   }
   int64_t n = 1;
   for (const int64_t size : ints_or_empty(request, 1)) n *= size;
   if (n == 0 || x->meta.numel() == 0) return std::nullopt;
   const int64_t rows = x->meta.numel() / n;
-  const auto eps = static_cast<float>(real_or(request, 4, 1e-5));
-  const bool native = request.outs.size() == 3;
+  const auto eps = static_cast<float>(real_or(request, norm.eps_at, norm.otherwise));
+  const bool native = request.outs.size() > 1;
   const Operand from = x->where;
   const Operand to = request.outs[0].where;
-  const Operand means = native ? request.outs[1].where : Operand{};
-  const Operand rstds = native ? request.outs[2].where : Operand{};
+  const MaybeOperand means{native && norm.centers, native ? request.outs[1].where : Operand{}};
+  const Operand rstds = request.outs.back().where;
   const MaybeOperand w = maybe(weight);
   const MaybeOperand b = maybe(bias);
   const int threads = request.num_threads;
-  const Grid grid = rows_grid(rows, 4 * n);
+  const bool centers = norm.centers;
+  const Grid grid = rows_grid(rows, norm.cost * n);
   return call_in_place(
       [=](char* const* bases, char*) {
         run_tiles(grid, threads, [&](const Tile& tile) {
@@ -63,67 +72,34 @@ std::optional<PreparedCall> prepare_layer_norm(PrepareRequest& request) {
                                    .rows = tile.row_end - first,
                                    .n = n,
                                    .eps = eps,
+                                   .centers = centers,
                                    .weight = w.at(bases),
                                    .bias = b.at(bases),
-                                   .means = native ? floats_out(means, bases) + first : nullptr,
+                                   .means = means.present ? floats_out(means.where, bases) + first : nullptr,
                                    .rstds = native ? floats_out(rstds, bases) + first : nullptr});
         });
         return kRan;
       },
       "rows", request, {grid});
 }
+
+constexpr RowNorm kLayerNorm{.centers = true, .cost = 4, .eps_at = 4, .otherwise = 1e-5};
+constexpr RowNorm kRmsNorm{
+    .centers = false, .cost = 3, .eps_at = 3, .otherwise = std::numeric_limits<float>::epsilon()};
 
 }  // namespace
 
-SRT_PREPARE("aten::layer_norm", prepare_layer_norm_op) {
-  return prepare_layer_norm(request);
+SRT_PREPARE("aten::layer_norm", prepare_layer_norm) {
+  return prepare_row_norm(request, kLayerNorm);
 }
 SRT_PREPARE("aten::native_layer_norm", prepare_native_layer_norm) {
-  return prepare_layer_norm(request);
+  return prepare_row_norm(request, kLayerNorm);
 }
-
-static std::optional<PreparedCall> rms_norm_with(PrepareRequest& request) {
-  const TensorOperand* x = tensor_or_null(request, 0);
-  const TensorOperand* weight = nullptr;
-  if (!x || !is_plain_float(x->meta) || !all_plain_float(request.outs) ||
-      !optional_vector(request, 2, &weight)) {
-    return std::nullopt;
-  }
-  int64_t n = 1;
-  for (const int64_t size : ints_or_empty(request, 1)) n *= size;
-  if (n == 0 || x->meta.numel() == 0) return std::nullopt;
-  const int64_t rows = x->meta.numel() / n;
-  const auto eps = static_cast<float>(real_or(request, 3, std::numeric_limits<float>::epsilon()));
-  const Operand from = x->where;
-  const Operand to = request.outs[0].where;
-  const bool native = request.outs.size() == 2;
-  const Operand rstds = native ? request.outs[1].where : Operand{};
-  const MaybeOperand w = maybe(weight);
-  const int threads = request.num_threads;
-  const Grid grid = rows_grid(rows, 3 * n);
-  return call_in_place(
-      [=](char* const* bases, char*) {
-        run_tiles(grid, threads, [&](const Tile& tile) {
-          const int64_t first = tile.row_begin;
-          row_kernels().norm_rows({.out = floats_out(to, bases) + first * n,
-                                   .x = floats(from, bases) + first * n,
-                                   .rows = tile.row_end - first,
-                                   .n = n,
-                                   .eps = eps,
-                                   .centers = false,
-                                   .weight = w.at(bases),
-                                   .rstds = native ? floats_out(rstds, bases) + first : nullptr});
-        });
-        return kRan;
-      },
-      "rows", request, {grid});
-}
-
 SRT_PREPARE("aten::rms_norm", prepare_rms_norm) {
-  return rms_norm_with(request);
+  return prepare_row_norm(request, kRmsNorm);
 }
 SRT_PREPARE("aten::_fused_rms_norm", prepare_fused_rms_norm) {
-  return rms_norm_with(request);
+  return prepare_row_norm(request, kRmsNorm);
 }
 
 // input [batch, channels, *]; each group of channels of an image is one row.

@@ -115,6 +115,7 @@ struct Trees {
   int64_t rows;
   int num_threads;
 
+  std::vector<Grid> grids() const { return {tree_grid(sizes, rows)}; }
   int operator()(char* const* bases, char*) const {
     walk_trees(packed.at(bases), sizes, aggregate, reinterpret_cast<const F*>(x.at(bases)), rows, num_threads,
                reinterpret_cast<F*>(totals.at(bases)),

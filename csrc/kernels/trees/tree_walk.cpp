@@ -1,7 +1,5 @@
 #include "kernels/trees/tree_walk.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -287,17 +285,21 @@ void pack_trees(const TreeTables<T>& tables, const TreeSizes& sizes, char* packe
   }
 }
 
+Grid tree_grid(const TreeSizes& sizes, int64_t rows) {
+  return {.rows = rows,
+          .row_unit = kLanes,
+          .cell_ns = static_cast<double>(sizes.trees * tuning::kTreeDepth) / tuning::kTreeStepsPerNs};
+}
+
 template <class T>
 void walk_trees(const char* packed, const TreeSizes& sizes, TreeAggregate aggregate, const T* x, int64_t rows,
                 int num_threads, T* totals, bool* said) {
   const Walk<T> walk(packed, sizes, aggregate);
-  const auto run = [&](int64_t begin, int64_t end) {
-    walk.run(x + begin * sizes.features, end - begin, totals + begin * sizes.targets,
+  run_tiles(tree_grid(sizes, rows), num_threads, [&](const Tile& tile) {
+    const int64_t begin = tile.row_begin;
+    walk.run(x + begin * sizes.features, tile.row_end - begin, totals + begin * sizes.targets,
              said ? said + begin * sizes.targets : nullptr);
-  };
-  const int64_t steps = std::max<int64_t>(1, sizes.trees * 8);  // of a row, as most trees are
-  if (num_threads == 1 || rows * steps < 2 * tuning::kTreeStepsPerTask) return run(0, rows);
-  at::parallel_for(0, rows, std::max<int64_t>(kLanes, tuning::kTreeStepsPerTask / steps), run);
+  });
 }
 
 #define SRT_TREES(T)                                                                                    \

@@ -8,6 +8,8 @@
 
 #include <cstdint>
 
+#include "kernels/registry/partition.h"
+
 namespace staticrt {
 
 enum class TreeMode : int8_t { kLeaf = -1, kLeq, kLt, kGte, kGt, kEq, kNeq, kMember };
@@ -45,6 +47,9 @@ int64_t packed_tree_bytes(const TreeSizes& sizes);
 // stays inside of what was given and ends.
 template <class T>
 void pack_trees(const TreeTables<T>& tables, const TreeSizes& sizes, char* packed);
+
+// Rows are its cells.
+Grid tree_grid(const TreeSizes& sizes, int64_t rows);
 
 // totals [rows, targets] of x [rows, features], both contiguous. said [rows, targets], or null: whether any
 // leaf spoke of a target; the smallest or largest of no weights is 0.
