@@ -226,3 +226,16 @@ def test_a_size_beside_a_zero_that_data_decides_raises(function, first):
                     function(x)
                 with pytest.raises(RuntimeError, match="ambiguous"):
                     fast(x)
+
+
+@pytest.mark.parametrize("size", [0, 3])
+def test_a_view_beyond_the_memory_is_refused_although_nobody_reads_it(size):
+    def model(x):
+        x.as_strided((2, 2), (1, 2))
+        return x * 2
+
+    fast = staticrt.compile(model)
+    for n in (6, size, 7, size):
+        x = torch.ones(n)
+        assert_same(outcome(fast, x), outcome(model, x))
+    assert outcome(model, torch.ones(size)) is RuntimeError
