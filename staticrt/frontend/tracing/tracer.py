@@ -288,6 +288,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         if any(_is_wrapper(type_) for type_ in types):
             return NotImplemented  # what it does with the tensors that it wraps arrives here next
+        if isinstance(func, torch._ops.OpOverload) and func._schema.name in _QUERIES:
+            # Before the time is checked: an exception raised where autograd's C++ asks ends the process.
+            if func._schema.name == "prim::device":
+                return args[0].device  # asked of nearly every view
+            return func(*args, **(kwargs or {}))
         watched = self.watcher is not None and self.watcher.pause()
         try:
             budget.check()
@@ -304,10 +309,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if self.control_flow is None:
                 raise CannotTrace(f"higher-order operator {func.name()}")
             return self.control_flow(self, func, args, kwargs)
-        if func._schema.name in _QUERIES:
-            if func._schema.name == "prim::device":
-                return args[0].device  # asked of nearly every view
-            return func(*args, **kwargs)
         if func._schema.name in _LABELS:
             with _disable_current_modes():
                 return func(*args, **kwargs)
