@@ -160,7 +160,7 @@ std::shared_ptr<GraphPool> make_pool(int device) {
           }};
 }
 
-void bind_pool(py::module_& m) {
+void bind_sim_pool(py::module_& m) {
   const auto unlocked = py::call_guard<GilRelease>();
   py::class_<GraphPool, std::shared_ptr<GraphPool>>(m, "SimGraphPool")
       .def(py::init([](int device) {
@@ -203,7 +203,7 @@ void bind_pool(py::module_& m) {
 
 void bind_simulated_graphs(py::module_& m, SimMemoryDeviceClass& device) {
   bind_captures(m, device);
-  bind_pool(m);
+  bind_sim_pool(m);
 }
 
 }  // namespace staticrt::bindings

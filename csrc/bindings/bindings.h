@@ -19,6 +19,8 @@ void bind_fast_call(pybind11::module_& m);
 void bind_state_guard(pybind11::module_& m);
 // What watches model code during a trace.
 void bind_watcher(pybind11::module_& m);
+// What a trace's dispatch mode answers in C.
+void bind_dispatch_mode(pybind11::module_& m);
 // The table of process state, and the flags of it that live in Python.
 void bind_process_state(pybind11::module_& m);
 // Traces, and what reports read of programs; after bind_runtime.

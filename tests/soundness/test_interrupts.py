@@ -1,6 +1,8 @@
 """A bounded part of the interrupts; `python -m tests.soundness.interrupt_fuzzer` makes as many as are asked for."""
 
 import gc
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -126,3 +128,27 @@ def test_a_step_that_cannot_be_undone_keeps_no_other_from_being_undone():
     with pytest.raises(OSError, match="of the test"):
         trace(request)
     assert gc.callbacks == before
+
+
+BENEATH_AUTOGRAD = """
+from tests.soundness.interrupt_fuzzer import Interrupt, Plain, bytecodes, interrupted, make
+from tests.support import fuzz_command
+
+with fuzz_command.quiet():
+    found = [(place, times) for place, times in bytecodes("training", Plain)[0] if place[0].co_name == "dispatch_in_python"]
+    place, times = min(found, key=lambda each: each[0][1])
+    for nth in range(times):
+        case, x = make("training", Plain, 0)
+        interrupt = Interrupt(KeyboardInterrupt, place, nth)
+        assert interrupted(case, x, interrupt) == "", interrupt.where
+        assert interrupt.where
+print(times, "interrupts")
+"""
+
+
+def test_where_autograd_dispatches_from_code_that_may_not_raise():
+    done = subprocess.run(
+        [sys.executable, "-c", BENEATH_AUTOGRAD], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout.split()[0]) > 10

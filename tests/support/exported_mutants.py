@@ -40,6 +40,8 @@ def mutate(data, rng, mutator):
     for _ in range(rng.choice((1, 1, 2))):
         change = rng.choice(_CHANGES)
         done.append(f"{change.__name__}: {change(entries, rng, mutator)}")
+        if change is change_entry:
+            break  # a record that is cut short cannot be read for another change
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as archive:
         for name, content in entries.items():
@@ -137,6 +139,8 @@ def change_edge(entries, rng, mutator):
 def change_pickle(entries, rng, mutator):
     """A pickle that opens a file, in the place of tensors."""
     places = [n for n in entries if "/data/" in n and not n.endswith(".json")]
+    if not places:
+        return "none"
     name = rng.choice(places)
     entries[name] = pickle.dumps(_Runs(mutator.canary.decode()))
     for config in [n for n in entries if n.endswith("_config.json")]:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,
@@ -38,6 +39,7 @@ from staticrt.frontend.tracing.trace_tensor import show_as_plain
 from staticrt.frontend.tracing.unbacked_symbols import UnbackedSymbols
 from staticrt.frontend.tracing.versions import Versions
 from staticrt.frontend.weak import weakly
+from staticrt.native import _C
 from staticrt.shapes import fake_memo
 from staticrt.shapes.fake_results import new
 from staticrt.shapes.fake_rules import fake_by_rule
@@ -46,9 +48,7 @@ from staticrt.shapes.size_env import SizeEnv
 aten = torch.ops.aten
 
 # Ask a tensor for a property: nothing to record.
-_QUERIES = frozenset(
-    {"prim::device", "aten::sym_size", "aten::sym_stride", "aten::sym_numel", "aten::is_contiguous"}
-)
+_QUERIES = frozenset({"aten::sym_size", "aten::sym_stride", "aten::sym_numel", "aten::is_contiguous"})
 # Operators that return views although their schemas declare copies: writing a piece must not change the source.
 _SECRET_VIEWS = {
     aten.unsafe_split.Tensor: aten.split.Tensor,
@@ -250,7 +250,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _fake_of_real(self, real: torch.Tensor) -> torch.Tensor:
         """A fake with constant sizes; fakes share storage where the real tensors do."""
-        from torch._subclasses.fake_tensor import FakeTensor
         from torch.utils._mode_utils import no_dispatch
 
         own = real.untyped_storage()
@@ -283,15 +282,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # -- recording ---------------------------------------------------------------------------------------------
 
-    def __torch_dispatch__(
+    # `__torch_dispatch__` is in C++ (`csrc/bindings/bind_dispatch_mode.cpp`): it answers for devices and calls this.
+    def dispatch_in_python(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if any(_is_wrapper(type_) for type_ in types):
             return NotImplemented  # what it does with the tensors that it wraps arrives here next
         if isinstance(func, torch._ops.OpOverload) and func._schema.name in _QUERIES:
-            # Before the time is checked: an exception raised where autograd's C++ asks ends the process.
-            if func._schema.name == "prim::device":
-                return args[0].device  # asked of nearly every view
             return func(*args, **(kwargs or {}))
         watched = self.watcher is not None and self.watcher.pause()
         try:
@@ -391,8 +388,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return value
 
     def _fake_tensor(self, value: torch.Tensor) -> torch.Tensor:
-        from torch._subclasses.fake_tensor import FakeTensor
-
         if isinstance(value, FakeTensor):
             if self.parent is None:
                 raise CannotTrace("a tensor made outside of the recorded operators")
@@ -494,6 +489,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                             getitem.meta[key] = node.meta[key]
                     if isinstance(item, torch.Tensor):
                         self.track(item, getitem)
+
+
+_C.answer_devices(Tracer, torch.ops.prim.device.default, torch.device("meta"), FakeTensor)
 
 
 def current_tracer() -> Tracer:

@@ -1,0 +1,86 @@
+// What a trace's dispatch mode answers without running bytecode.
+//
+// Autograd's C++ asks a fake tensor for its device where it must not throw: `add_input_metadata` is noexcept.
+// The question goes to the mode. Any bytecode may raise, as when a signal's handler runs before it (Ctrl-C),
+// and an exception there would end the process.
+#include <array>
+
+#include "bindings/bindings.h"
+
+namespace py = pybind11;
+
+namespace staticrt::bindings {
+namespace {
+
+// What the module holds, for good.
+struct DispatchNames {
+  PyObject* fake_mode = PyUnicode_InternFromString("fake_mode");
+  PyObject* fake_device = PyUnicode_InternFromString("_fake_device");
+  PyObject* in_kernel = PyUnicode_InternFromString("in_kernel_invocation");
+  PyObject* in_python = PyUnicode_InternFromString("dispatch_in_python");
+  PyObject* device_query = nullptr;  // torch.ops.prim.device.default
+  PyObject* meta = nullptr;          // torch.device("meta")
+  py::object fake_type;              // FakeTensor
+};
+
+DispatchNames& dispatch_names() {
+  static DispatchNames* const found = new DispatchNames;
+  return *found;
+}
+
+// The device of a fake tensor, as its property says; null, without an error, if it is none.
+PyObject* fake_device_of(PyObject* tensor) {
+  const DispatchNames& known = dispatch_names();
+  if (!PyObject_TypeCheck(tensor, reinterpret_cast<PyTypeObject*>(known.fake_type.ptr()))) return nullptr;
+  const auto mode = py::reinterpret_steal<py::object>(PyObject_GetAttr(tensor, known.fake_mode));
+  const auto in_kernel =
+      py::reinterpret_steal<py::object>(mode ? PyObject_GetAttr(mode.ptr(), known.in_kernel) : nullptr);
+  if (in_kernel.ptr() == Py_True) return Py_NewRef(known.meta);
+  PyObject* found = in_kernel ? PyObject_GetAttr(tensor, known.fake_device) : nullptr;
+  if (!found) PyErr_Clear();
+  return found;
+}
+
+// __torch_dispatch__(self, func, types, args=(), kwargs=None)
+PyObject* torch_dispatch(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  constexpr Py_ssize_t kMost = 4;
+  if (count >= 3 && args[0] == dispatch_names().device_query && PyTuple_CheckExact(args[2]) &&
+      PyTuple_GET_SIZE(args[2]) == 1) {
+    PyObject* found = fake_device_of(PyTuple_GET_ITEM(args[2], 0));
+    if (found) return found;
+  }
+  if (count > kMost) {
+    PyErr_Format(PyExc_TypeError, "__torch_dispatch__ takes at most %zd arguments, got %zd", kMost, count);
+    return nullptr;
+  }
+  std::array<PyObject*, kMost + 1> all{self};
+  std::copy(args, args + count, all.begin() + 1);
+  return PyObject_VectorcallMethod(dispatch_names().in_python, all.data(), static_cast<size_t>(count) + 1,
+                                   nullptr);
+}
+
+}  // namespace
+
+void bind_dispatch_mode(py::module_& m) {
+  static PyMethodDef method{"__torch_dispatch__",
+                            reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&torch_dispatch)),
+                            METH_FASTCALL, nullptr};
+  m.def(
+      "answer_devices",
+      [](const py::type& mode, const py::object& device_query, const py::object& meta,
+         const py::type& fake_type) {
+        DispatchNames& known = dispatch_names();
+        known.device_query = device_query.inc_ref().ptr();
+        known.meta = meta.inc_ref().ptr();
+        known.fake_type = fake_type;
+        const auto descriptor = py::reinterpret_steal<py::object>(
+            PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(mode.ptr()), &method));
+        if (!descriptor) throw py::error_already_set();
+        mode.attr("__torch_dispatch__") = descriptor;
+      },
+      py::arg("mode"), py::arg("device_query"), py::arg("meta"), py::arg("fake_type"),
+      "Give a class of dispatch modes a `__torch_dispatch__` that answers for devices, else asks its Python "
+      "method.");
+}
+
+}  // namespace staticrt::bindings
