@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/pointwise/tile_plain_impl.h"
+#include "kernels/pointwise/vector_impl.h"
 
 namespace staticrt {
 namespace {
@@ -142,25 +143,41 @@ int float_to_int(SRT_PRIM_ARGS) {
   return 0;
 }
 
+// One row: of n elements, or of one that is repeated.
+template <class T, bool is_single>
+void copy_row(T* out, const T* in, int64_t n) {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    const auto* from = reinterpret_cast<const float*>(in);
+    auto* to = reinterpret_cast<float*>(out);
+    simd::for_vectors(n, [&](int64_t i, int k) {
+      simd::store_up_to(to + i, is_single ? simd::splat_bits(from) : simd::load_up_to(from + i, k), k);
+    });
+  } else if constexpr (is_single) {
+    std::fill_n(out, n, *in);
+  } else {
+    std::memcpy(out, in, static_cast<size_t>(n) * sizeof(T));
+  }
+}
+
 template <class T>
-void strided_copy(char* dst, int64_t dst_stride, const char* src, int64_t src_stride, int64_t n) {
+void copy_rows(char* dst, RowStrides dst_strides, const char* src, RowStrides src_strides, int64_t n,
+               int64_t rows) {
   constexpr auto kSize = static_cast<int64_t>(sizeof(T));
-  if (dst_stride == kSize && src_stride == kSize) {
-    std::memcpy(dst, src, static_cast<size_t>(n) * sizeof(T));
-    return;
-  }
-  if (dst_stride == kSize) {  // gather, or a broadcast element
-    T* out = reinterpret_cast<T*>(dst);
-    if (src_stride == 0) {
-      const T value = *reinterpret_cast<const T*>(src);
-      for (int64_t i = 0; i < n; ++i) out[i] = value;
-    } else {
-      for (int64_t i = 0; i < n; ++i) out[i] = *reinterpret_cast<const T*>(src + i * src_stride);
-    }
-    return;
-  }
-  for (int64_t i = 0; i < n; ++i) {
-    *reinterpret_cast<T*>(dst + i * dst_stride) = *reinterpret_cast<const T*>(src + i * src_stride);
+  const auto each = [&](const auto& copy) {
+    for (int64_t r = 0; r < rows; ++r, dst += dst_strides.row, src += src_strides.row)
+      copy(reinterpret_cast<T*>(dst), reinterpret_cast<const T*>(src));
+  };
+  if (dst_strides.element == kSize && src_strides.element == kSize) {
+    each([&](T* out, const T* in) { copy_row<T, false>(out, in, n); });
+  } else if (dst_strides.element == kSize && src_strides.element == 0) {
+    each([&](T* out, const T* in) { copy_row<T, true>(out, in, n); });
+  } else {
+    each([&](T* out, const T* in) {
+      for (int64_t i = 0; i < n; ++i) {
+        *reinterpret_cast<T*>(reinterpret_cast<char*>(out) + i * dst_strides.element) =
+            *reinterpret_cast<const T*>(reinterpret_cast<const char*>(in) + i * src_strides.element);
+      }
+    });
   }
 }
 
@@ -204,10 +221,10 @@ void add_conversions(PrimTable& table) {
   add_int_format<int16_t>(table, RawFormat::kInt16);
   add_int_format<int8_t>(table, RawFormat::kInt8);
   add_int_format<uint8_t>(table, RawFormat::kUInt8);
-  table.strided_copy[0] = &strided_copy<uint8_t>;
-  table.strided_copy[1] = &strided_copy<uint16_t>;
-  table.strided_copy[2] = &strided_copy<uint32_t>;
-  table.strided_copy[3] = &strided_copy<uint64_t>;
+  table.copy_rows[0] = &copy_rows<uint8_t>;
+  table.copy_rows[1] = &copy_rows<uint16_t>;
+  table.copy_rows[2] = &copy_rows<uint32_t>;
+  table.copy_rows[3] = &copy_rows<uint64_t>;
 }
 
 }  // namespace

@@ -116,6 +116,10 @@ union Imm {
 // size. Not 0 if eager would raise (an integer divided by zero).
 using PrimFn = int (*)(void* dst, const void* a, const void* b, const void* c, int64_t n, const Imm* imm);
 
+struct RowStrides {
+  int64_t element, row;  // bytes
+};
+
 struct PrimTable {
   PrimFn op[kNumPrims][kNumTileClasses][3];          // null where the class has no such operation
   PrimFn convert[kNumTileClasses][kNumTileClasses];  // [from][to]
@@ -123,8 +127,9 @@ struct PrimTable {
   PrimFn store[kNumRawFormats];                      // class -> raw, rounding
   PrimFn round[kNumRawFormats];                      // class -> class: values the raw format holds
   PrimFn float_to_int[2][kNumRawFormats];            // [from double][to]: as static_cast to that type
-  // Copies n elements of 1, 2, 4 or 8 bytes (index log2) with byte strides.
-  void (*strided_copy[4])(char* dst, int64_t dst_stride, const char* src, int64_t src_stride, int64_t n);
+  // Copies rows of n elements of 1, 2, 4 or 8 bytes (index log2).
+  void (*copy_rows[4])(char* dst, RowStrides dst_strides, const char* src, RowStrides src_strides, int64_t n,
+                       int64_t rows);
 };
 
 const PrimTable& tile_prims();

@@ -33,12 +33,16 @@ int run_steps(const TileProgram& p, char* const* at, int64_t n) {
   return status;
 }
 
-// Copies elements [begin, begin + n) of the iteration space between a strided tensor and a dense buffer.
+// Copies elements [begin, begin + n) of the iteration space between a strided tensor and a dense buffer: what
+// is left of a row, whole rows, and the beginning of one.
 void move_linear(const TileProgram& p, const TileMove& move, char* tensor, char* buffer, int64_t begin,
                  int64_t n, bool gather) {
   const auto& strides = p.byte_strides[move.value];
   const int64_t bytes = int64_t{1} << move.log2_bytes;
-  const auto copy = tile_prims().strided_copy[move.log2_bytes];
+  const auto copy = tile_prims().copy_rows[move.log2_bytes];
+  const int64_t width = p.sizes[0];
+  const RowStrides strided{strides[0], p.num_dims > 1 ? strides[1] : 0};
+  const RowStrides dense{bytes, width * bytes};
   int64_t index[kMaxTileDims];
   int64_t rest = begin;
   char* at = tensor;
@@ -48,33 +52,37 @@ void move_linear(const TileProgram& p, const TileMove& move, char* tensor, char*
     at += index[d] * strides[d];
   }
   while (n > 0) {
-    const int64_t count = std::min(n, p.sizes[0] - index[0]);
+    const bool is_whole = index[0] == 0 && n >= width && p.num_dims > 1;
+    const int64_t count = is_whole ? width : std::min(n, width - index[0]);
+    const int64_t rows = is_whole ? std::min(n / width, p.sizes[1] - index[1]) : 1;
     if (gather) {
-      copy(buffer, bytes, at, strides[0], count);
+      copy(buffer, dense, at, strided, count, rows);
     } else {
-      copy(at, strides[0], buffer, bytes, count);
+      copy(at, strided, buffer, dense, count, rows);
     }
-    n -= count;
-    buffer += count * bytes;
-    at += count * strides[0];
-    index[0] += count;
-    for (int d = 0; d + 1 < p.num_dims && index[d] == p.sizes[d]; ++d) {
-      at += strides[d + 1] - index[d] * strides[d];
-      index[d] = 0;
-      ++index[d + 1];
+    n -= rows * count;
+    buffer += rows * count * bytes;
+    const int d = is_whole ? 1 : 0;
+    at += (is_whole ? rows : count) * strides[d];
+    index[d] += is_whole ? rows : count;
+    for (int k = d; k + 1 < p.num_dims && index[k] == p.sizes[k]; ++k) {
+      at += strides[k + 1] - index[k] * strides[k];
+      index[k] = 0;
+      ++index[k + 1];
     }
   }
 }
 
 void move_row(const TileProgram& p, const TileMove& move, char* tensor, char* buffer, int64_t begin,
               int64_t n, bool gather) {
-  const int64_t stride = p.byte_strides[move.value][0];
-  const int64_t bytes = int64_t{1} << move.log2_bytes;
-  const auto copy = tile_prims().strided_copy[move.log2_bytes];
+  const RowStrides strided{p.byte_strides[move.value][0], 0};
+  const RowStrides dense{int64_t{1} << move.log2_bytes, 0};
+  const auto copy = tile_prims().copy_rows[move.log2_bytes];
+  char* const at = tensor + begin * strided.element;
   if (gather) {
-    copy(buffer, bytes, tensor + begin * stride, stride, n);
+    copy(buffer, dense, at, strided, n, 1);
   } else {
-    copy(tensor + begin * stride, stride, buffer, bytes, n);
+    copy(at, strided, buffer, dense, n, 1);
   }
 }
 
@@ -119,8 +127,9 @@ int run_rows(const TileProgram& p, char** roots, int64_t begin, int64_t end) {
   int64_t index[kMaxTileDims] = {};
   move_roots(p, roots, begin, index);
   int status = kRan;
+  const bool is_tile = p.sizes[0] <= p.tile && p.gathers.empty() && p.scatters.empty();
   for (int64_t row = begin; row < end; ++row) {
-    status |= run_span(p, roots, 0, p.sizes[0]);
+    status |= is_tile ? run_steps(p, roots, p.sizes[0]) : run_span(p, roots, 0, p.sizes[0]);
     for (int d = 1; d < p.num_dims; ++d) {
       for (const uint16_t v : p.moving) roots[v] += p.byte_strides[v][d];
       if (++index[d] < p.sizes[d]) break;

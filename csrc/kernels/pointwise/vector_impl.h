@@ -38,6 +38,13 @@ inline Vec splat(float x) {
   return Vec{} + x;
 }
 
+// The same of a number in memory, bit by bit: `+` would lose the sign of -0 and change a signalling NaN.
+inline Vec splat_bits(const float* x) {
+  int32_t bits;
+  std::memcpy(&bits, x, sizeof bits);
+  return (Vec)(Bits{} + bits);
+}
+
 // The first n lanes, 0 < n < kWidth; the others are 0, and memory past them is not touched.
 inline Vec load_first(const float* p, int64_t n) {
 #ifdef __AVX512F__
@@ -193,6 +200,28 @@ inline Vec scale_by_power(Vec x, Vec n) {
   const Bits half = power >> 1;
   return x * (Vec)((half + 127) << 23) * (Vec)((power - half + 127) << 23);
 #endif
+}
+
+// Whether an element of x lies below bound.
+inline bool any_below(Vec x, float bound) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(bound), _CMP_LT_OQ) != 0;
+#elif defined(__AVX__)
+  return _mm256_movemask_ps(_mm256_cmp_ps((__m256)x, _mm256_set1_ps(bound), _CMP_LT_OQ)) != 0;
+#else
+  const Bits below = x < splat(bound);
+  int32_t any = 0;
+  for (int64_t i = 0; i < kWidth; ++i) any |= below[i];
+  return any != 0;
+#endif
+}
+
+// x * 2^n for x in [1/2, 2) and n >= -150; rounded once. A floating-point instruction whose result is
+// subnormal takes Intel's processors 150 cycles: such results are rounded as integers, whose bits they are.
+inline Vec scale_to_subnormal(Vec x, Vec n) {
+  const Vec normal = scale_by_power(x, at_least(n, -125.0F));
+  const Vec units = scale_by_power(x, at_most(n, -125.0F) + 149.0F);  // of the least subnormal number
+  return n < splat(-125.0F) ? (Vec) __builtin_convertvector(nearest(units), Bits) : normal;
 }
 
 // out[i] = f(x[i]). out may be x.

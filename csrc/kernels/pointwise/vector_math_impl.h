@@ -24,14 +24,24 @@ inline Reduced reduce(Vec x) {
   return {n, fma(n, 2.12194440e-4F, fma(n, -0.693359375F, x))};
 }
 
-inline Vec exp(Vec x) {
-  const auto [n, r] = reduce(at_least(at_most(x, 89.0F), -104.0F));  // infinite, 0
+inline Vec exp_of(Reduced x) {  // over 2^n
+  const Vec r = x.r;
   Vec p = fma(r, 0.0013814572F, splat(0.00836873055F));
   p = fma(p, r, 0.041668389F);
   p = fma(p, r, 0.166665211F);
   p = fma(p, r, 0.49999994F);
   p = fma(p, r, 1.0F);
-  return scale_by_power(fma(p, r, 1.0F), n);
+  return fma(p, r, 1.0F);
+}
+
+inline Vec exp(Vec x) {
+  x = at_most(x, 89.0F);  // infinite
+  if (__builtin_expect(any_below(x, -86.0F), 0)) {
+    const Reduced reduced = reduce(at_least(x, -104.0F));  // 0
+    return scale_to_subnormal(exp_of(reduced), reduced.n);
+  }
+  const Reduced reduced = reduce(x);
+  return scale_by_power(exp_of(reduced), reduced.n);
 }
 
 // exp(r) - 1 of a reduced r.
@@ -45,8 +55,8 @@ inline Vec reduced_expm1(Vec r) {
 }
 
 inline Vec expm1(Vec x) {
-  const auto [n, r] = reduce(at_least(at_most(x, 89.0F), -104.0F));
-  const Vec half = scale_by_power(splat(0.5F), n);  // twice it may be infinite
+  const auto [n, r] = reduce(at_least(at_most(x, 89.0F), -20.0F));  // infinite, -1
+  const Vec half = scale_by_power(splat(0.5F), n);                  // twice it may be infinite
   const Vec y = fma(reduced_expm1(r), half, half - 0.5F);
   return (Vec)((Bits)(y + y) | ((Bits)x & static_cast<int32_t>(0x80000000U)));  // -0
 }
@@ -190,7 +200,8 @@ inline Vec exp_of_minus_half(Vec q) {
   p = fma(p, r, 0.166665211F / -8);
   p = fma(p, r, 0.49999994F / 4);
   p = fma(p, r, -0.5F);
-  return scale_by_power(fma(p, r, 1.0F), n);
+  p = fma(p, r, 1.0F);
+  return __builtin_expect(any_below(n, -125.0F), 0) ? scale_to_subnormal(p, n) : scale_by_power(p, n);
 }
 
 // The normal cumulative distribution of -a, a in [0, 15]: exp(-a^2 / 2) t P(t) with t = 1 / (1 + 0.35 a).
