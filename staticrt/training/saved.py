@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from staticrt.graphs.storage import like_bits
 from staticrt.ops import facts_of_call
 
 
@@ -36,7 +37,11 @@ class SavedAlias:
         saved, base = outputs[self.output], (inputs if self.of_input else outputs)[self.base]
         if saved is base or saved.untyped_storage().data_ptr() != base.untyped_storage().data_ptr():
             return saved
-        return base.as_strided(saved.size(), saved.stride(), saved.storage_offset())
+        base = like_bits(base, base)  # neither conjugate nor negative: it undoes its own
+        if saved.dtype != base.dtype:
+            whole = base.as_strided((base.untyped_storage().nbytes() // base.dtype.itemsize,), (1,), 0)
+            base = whole.view(saved.dtype)
+        return like_bits(base.as_strided(saved.size(), saved.stride(), saved.storage_offset()), saved)
 
 
 def saved_aliases(graph: fx.GraphModule, num_results: int) -> list[SavedAlias]:
@@ -47,6 +52,9 @@ def saved_aliases(graph: fx.GraphModule, num_results: int) -> list[SavedAlias]:
         roots[node] = (index, True)
     for index, item in enumerate(outputs[:num_results]):
         if isinstance(item, fx.Node) and isinstance(item.meta.get("val"), torch.Tensor):
+            # AOTAutograd gives the owner beside several views of it, and makes the callers' views of the owner.
+            if item is _root(item) and item.op == "call_function":
+                roots[item] = (index, False)
             roots.setdefault(_root(item), (index, False))
     found = []
     for index, item in enumerate(outputs[num_results:], num_results):
