@@ -176,3 +176,46 @@ def test_memory_keeps_its_layout_when_it_is_written_through_a_view(name):
             assert got.stride() == expected.stride()
             torch.testing.assert_close(got, expected)
     assert not fast.explain().eager
+
+
+def channels_last(n, m):
+    return torch.randn(n, 2, m, 2).contiguous(memory_format=torch.channels_last)
+
+
+def heads(n, m):
+    return torch.randn(2, n, m, 3).transpose(1, 2)
+
+
+@pytest.mark.parametrize("make", [channels_last, heads])
+@pytest.mark.parametrize("sizes", [((3, 4), (1, 1), (1, 4), (3, 1)), ((1, 1), (3, 4)), ((2, 1), (1, 1))])
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda x: x.reshape(-1, x.shape[-1]),
+        lambda x: x.reshape(-1, x.shape[-1]) * 2,
+        lambda x: x.flatten(2).relu().view(x.shape[0], x.shape[1], -1),
+        lambda x: x.reshape(x.shape[0], -1)[:, 1:].abs(),
+    ],
+)
+def test_the_strides_of_a_view_reach_results(model, sizes, make):
+    compiled = staticrt.compile(model)
+    for size in sizes:
+        for _ in range(2):
+            x = make(*size)
+            want, got = model(x), compiled(x)
+            torch.testing.assert_close(got, want)
+            lengths = [n > 1 for n in want.shape]
+            assert [a for a, n in zip(got.stride(), lengths, strict=True) if n] == [
+                a for a, n in zip(want.stride(), lengths, strict=True) if n
+            ], size
+            assert (got.data_ptr() == x.data_ptr()) == (want.data_ptr() == x.data_ptr()), size
+
+
+def test_a_layer_in_between_leaves_one_trace_for_all_sizes():
+    """Its result is contiguous, whether what it reads is a view or a copy."""
+    layer = nn.Linear(2, 2)
+    compiled = staticrt.compile(lambda x: layer(x.reshape(-1, x.shape[-1])) + 1)
+    with torch.no_grad():
+        for size in ((1, 1), (3, 4), (2, 2)):
+            compiled(channels_last(*size))
+    assert len(compiled.explain().traces) == 1

@@ -2,13 +2,15 @@
 
 In eager, `reshape`, `flatten` and `contiguous` return views where strides allow it. With symbolic sizes a view is traced
 only if strides allow it for all sizes; otherwise a copy with the same values is traced. The difference is visible if one
-of the two tensors is written while the other is still read, or if the caller gets both; then sizes become constants.
+of the two tensors is written while the other is still read, or if the caller gets both; then sizes become constants. So
+too where a view's strides, which are not a copy's, reach a result. Where neither is so for the sizes of a recording, but the
+caller would see it for others, guards keep those from it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +31,13 @@ MAYBE_VIEWS = frozenset(
         aten.contiguous.default,
     }
 )
+# Their results are contiguous, whatever they read.
+_OF_OWN_LAYOUT = frozenset(
+    {
+        *(aten.linear.default, aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default),
+        *(aten.layer_norm.default, aten.native_layer_norm.default),
+    }
+)
 
 
 class SizesDecideViews(Exception):
@@ -41,23 +50,32 @@ class MaybeView:
 
     Attributes:
         source, copy: their fake storages.
+        nodes: that give the two tensors; None where a view has the copy's strides.
         is_view: eager makes a view of it for the sizes of this recording.
         is_guarded: it is so for all sizes that the recording serves.
     """
 
     source: int
     copy: int
+    nodes: tuple[fx.Node, fx.Node] | None
     is_view: bool
     is_guarded: bool = True
 
 
-def find(func: Any, source: torch.Tensor, result: torch.Tensor) -> MaybeView | None:
+def find(
+    func: Any, source: torch.Tensor, result: torch.Tensor, node_of: Callable[[torch.Tensor], fx.Node]
+) -> MaybeView | None:
     """What the result of one of MAYBE_VIEWS may be; None where all sizes make it the same."""
+    if source.layout is not torch.strided:
+        return None
     symbolic = any(isinstance(n, torch.SymInt) for n in (*source.shape, *source.stride(), *result.shape))
     if not symbolic or _storage(source) == _storage(result):
         return None
     is_guarded = func is not aten.contiguous.default or not _is_ours(source)
-    return MaybeView(_storage(source), _storage(result), _is_view_now(func, source, result), is_guarded)
+    nodes = None if func is aten.contiguous.default else (node_of(source), node_of(result))
+    return MaybeView(
+        _storage(source), _storage(result), nodes, _is_view_now(func, source, result), is_guarded
+    )
 
 
 def _is_ours(x: torch.Tensor) -> bool:
@@ -100,6 +118,67 @@ def _is_view_now(func: Any, source: torch.Tensor, result: torch.Tensor) -> bool:
             return like.view(wanted) is not None
         except RuntimeError:
             return False
+
+
+def layouts_show(graph: fx.Graph, maybe_views: list[MaybeView], outputs: list[fx.Node]) -> bool:
+    """Whether a view's strides, which are not the copy's, may reach a result.
+
+    Guards say of each copy that reaches one whether eager makes a view.
+
+    Args:
+        graph: what was recorded, after the model ran.
+        maybe_views: the copies found while it ran.
+        outputs: the nodes of the model's results.
+    """
+    for read, made in (found.nodes for found in maybe_views if found.nodes is not None):
+        source, copy = read.meta["val"], made.meta["val"]
+        numbers = (*source.shape, *source.stride(), *copy.shape)
+        if any(isinstance(n, torch.SymInt) and n.node.hint is None for n in numbers):
+            continue  # decided by data
+        is_empty = any(type(n) is int and n == 0 for n in source.shape)
+        if is_empty or not _reaches(graph, made, outputs):
+            continue
+        strides = view_strides(source.shape, source.stride(), copy.shape)
+        if strides is not None and any(
+            size != 1 and a != b for size, a, b in zip(copy.shape, strides, copy.stride(), strict=True)
+        ):
+            return True
+    return False
+
+
+def _reaches(graph: fx.Graph, start: fx.Node, outputs: list[fx.Node]) -> bool:
+    """Whether the strides of a result may follow from those of a node."""
+    following = {start}
+    for node in graph.nodes:
+        if not following.isdisjoint(node.all_input_nodes) and node.target not in _OF_OWN_LAYOUT:
+            following.add(node)
+    return not following.isdisjoint(outputs)
+
+
+def view_strides(sizes: Sequence[Any], strides: Sequence[Any], wanted: Sequence[Any]) -> list[Any] | None:
+    """The strides of a view of other sizes; None: there is no such view.
+
+    As ATen's `computeStride`. Comparisons of symbolic sizes are guards.
+    """
+    found: list[Any] = [1] * len(wanted)
+    if not sizes:
+        return found
+    at, base = len(wanted) - 1, strides[-1]
+    chunk = covered = 1
+    for dim in reversed(range(len(sizes))):
+        chunk = chunk * sizes[dim]
+        if dim > 0 and (sizes[dim - 1] == 1 or strides[dim - 1] == chunk * base):
+            continue  # the two dimensions are one piece of memory
+        while at >= 0 and (covered < chunk or wanted[at] == 1):
+            found[at] = covered * base
+            covered = covered * wanted[at]
+            at -= 1
+        if covered != chunk:
+            return None
+        if dim > 0:
+            base = strides[dim - 1]
+            chunk = covered = 1
+    return found if at == -1 else None
 
 
 def results_show(graph: fx.Graph, maybe_views: list[MaybeView], outputs: list[Any]) -> bool:

@@ -41,7 +41,12 @@ from staticrt.frontend.thread_state import ThreadState, certainly
 from staticrt.frontend.tracing import compiling
 from staticrt.frontend.tracing.escapes import is_cached, let_go
 from staticrt.frontend.tracing.finish import assert_data_dependent, finish
-from staticrt.frontend.tracing.maybe_views import SizesDecideViews, results_show, writes_show
+from staticrt.frontend.tracing.maybe_views import (
+    SizesDecideViews,
+    layouts_show,
+    results_show,
+    writes_show,
+)
 from staticrt.frontend.tracing.patches import tracing
 from staticrt.frontend.tracing.request import TraceRequest
 from staticrt.native import _C
@@ -194,6 +199,11 @@ def _record(request: TraceRequest, watcher: Watcher, undo: list[Callable[[], obj
             if tracer.maybe_views and (
                 results_show(tracer.graph, tracer.maybe_views, outputs)
                 or (tracer.writes and writes_show(tracer.graph, tracer.maybe_views, outputs))
+                or layouts_show(
+                    tracer.graph,
+                    tracer.maybe_views,
+                    [tracer.argument(out) for out in outputs if isinstance(out, torch.Tensor)],
+                )
             ):
                 raise SizesDecideViews
             if tracer.writes:

@@ -372,7 +372,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if out is NotImplemented:
             raise CannotTrace(f"operator {func} has no decomposition")
         if func in maybe_views.MAYBE_VIEWS:
-            found = maybe_views.find(func, self._fake(args[0]), out)
+            found = maybe_views.find(func, self._fake(args[0]), out, self.argument)
             if found is not None:
                 self.maybe_views.append(found)
         return out
