@@ -19,9 +19,10 @@ def unread_effects(gm: fx.GraphModule) -> dict[str, str]:
     for node in reversed(gm.graph.nodes):
         if node.op in ("call_function", "call_method") and node not in read:
             effect = "it draws random numbers" if draws(node) else "it may raise" if _may_raise(node) else ""
-            if effect and (not writes(node) or _writes_unread(node, read)):
+            is_unseen = not writes(node) or _writes_unread(node, read)
+            if effect and is_unseen:
                 found[node.name] = f"{effect}, and its result is not read"
-            elif not effect and not writes(node) and node.meta.get("example_value") is not None:
+            elif not effect and is_unseen and node.meta.get("example_value") is not None:
                 continue
         read.update(node.all_input_nodes)
     return found

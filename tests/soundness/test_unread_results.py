@@ -114,6 +114,7 @@ def test_random_numbers_that_nobody_reads_are_drawn(way):
         torch.nn.functional.dropout(y, 0.5)
         z = y + torch.randn_like(x)
         torch.randperm(4)
+        y.sum().sigmoid().bernoulli_().t_()
         return z.exp()
 
     fast = (
