@@ -13,6 +13,11 @@ def test_changes_show_as_in_eager():
     assert state_fuzzer.run(7000, 200, lines.append) == 0, "\n".join(lines)
 
 
+def test_dynamo_keeps_no_module_that_was_replaced():
+    """What splits the model comes after the import, so that Dynamo compiles it."""
+    assert state_fuzzer.failure(50595, ("module_of_a_name_replaced", "code_replaced", "digest")) == ""
+
+
 def test_a_difference_is_found(monkeypatch):
     monkeypatch.setattr(state_fuzzer, "compiled", lambda function, way: _first_answer(function))
     lines = []

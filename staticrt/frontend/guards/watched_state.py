@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 
 from staticrt import tuning
@@ -31,7 +32,11 @@ class WatchedState:
     def __init__(self, snapshot: Snapshot, seldom: bool) -> None:
         _add_functions(snapshot)
         # Whether code names what Dynamo reads otherwise than eager, however often it compiles.
-        self.is_misread = "_version" in snapshot.facts or not MISSED_BY_DYNAMO.isdisjoint(snapshot.read_names)
+        self.is_misread = (
+            "_version" in snapshot.facts
+            or not MISSED_BY_DYNAMO.isdisjoint(snapshot.read_names)
+            or _imports_replaced(snapshot)
+        )
         self._records = [
             record
             for record in snapshot.records()
@@ -51,6 +56,17 @@ class WatchedState:
                 rest for record in self._records if (rest := _unchanged(record, self._names)) is not None
             ]
             self._guard = StateGuard(self._records, self._names, None)
+
+
+def _imports_replaced(snapshot: Snapshot) -> bool:
+    """Whether code imports a module of a name for which Dynamo keeps another one, for good."""
+    dynamo = sys.modules.get("torch._dynamo.symbolic_convert")
+    if dynamo is None:
+        return False
+    scopes = (record for record in snapshot.records() if isinstance(record, ScopeRecord))
+    imported = {name for scope in scopes if scope.live is sys.modules for name in scope.saved}
+    modules = {name: sys.modules.get(name) for name in imported}
+    return any(dynamo._import_module(name) is not module for name, module in modules.items() if module)
 
 
 def _unchanged(record: Record, names: frozenset[str]) -> Record | None:
