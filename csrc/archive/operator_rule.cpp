@@ -158,6 +158,17 @@ int64_t enumeration_size(const c10::Argument& argument) {
   return 0;
 }
 
+// Kernels of ours write results of the dtypes that the program declares, and do not look at the argument.
+// A norm of complex numbers is real.
+void check_results(const Program& program, const Node& node, at::ScalarType dtype) {
+  for (uint32_t i = 0; i < node.num_outputs; ++i) {
+    const ValueInfo& info = program.values()[node.first_output + i];
+    SRT_ARCHIVE(!info.dtype || *info.dtype == dtype || *info.dtype == c10::toRealValueType(dtype),
+                "archive declares that ", info.name, " is ", c10::toString(*info.dtype), ", but asks ",
+                program.describe(node), " for ", c10::toString(dtype));
+  }
+}
+
 // torch looks dtypes and the like up in tables, without a check.
 void check_enumerations(const Program& program, const Node& node) {
   const std::vector<c10::Argument>& arguments = node.handle->schema().arguments();
@@ -171,6 +182,8 @@ void check_enumerations(const Program& program, const Node& node) {
     const c10::IValue& value = program.constants()[id - program.first_constant()];
     SRT_ARCHIVE(value.isNone() || (value.isInt() && value.toInt() >= 0 && value.toInt() < size),
                 "archive gives no ", arguments[i].name(), " to ", program.describe(node));
+    if (arguments[i].name() == "dtype" && !value.isNone() && node.op.starts_with("aten::"))
+      check_results(program, node, value.toScalarType());
   }
 }
 

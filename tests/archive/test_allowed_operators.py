@@ -141,3 +141,23 @@ def test_both_kinds_of_files_have_one_rule():
         target = f"torch.ops.{base.replace('::', '.')}.{overload or 'default'}"
         found = operators.refusal(target)
         assert found in (_C.operator_refusal(name, []), "which this torch does not have")
+
+
+@pytest.mark.parametrize(
+    ("function", "number"),
+    [
+        (lambda x: torch.ops.aten.view_copy.dtype(x, torch.int32) + 1, 3),
+        (lambda x: x.to(torch.float64).exp(), 7),
+        (lambda x: x.sum(0, dtype=torch.float64) * 2, 7),
+        (lambda x: torch.full((x.shape[0],), 2, dtype=torch.int64) + 1, 4),
+    ],
+)
+def test_results_have_the_dtype_that_an_operator_is_asked_for(function, number):
+    """Kernels trust the dtypes that the file declares, and eager the argument."""
+    data = saved(function, torch.ones(3))
+    torch.testing.assert_close(staticrt.load(data)(torch.ones(4)), function(torch.ones(4)))
+    body = read_body(data)
+    (dtype,) = (c for c in body.traces[0].program.constants if c.value == (INT, number))
+    dtype.value = INT, 1
+    with pytest.raises(ArchiveError, match=r"archive declares that .* is .*, but asks .* for Char"):
+        staticrt.load(with_fields(data, body))
