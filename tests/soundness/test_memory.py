@@ -176,6 +176,7 @@ def test_a_buffer_changes_its_shape_in_place():
         lambda x, a, b: torch.max(x, 0, out=(a, b))[1],
         lambda x, a, b: torch.topk(x, 2, out=(a, b))[0],
         lambda x, a, b: torch.cummax(x, 0, out=(a, b))[0],
+        lambda x, a, b: torch.sort(x, out=(a.zero_(), b))[0] + 1,
     ],
 )
 def test_out_tensors_are_resized(function):

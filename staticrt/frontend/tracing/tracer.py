@@ -346,7 +346,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if key is not None and self.unbacked.pending() == known:
                 fake_memo.remember(self.fake_mode, *key, out)
         for target, size in zip(outs, sizes_before, strict=True):
-            if self._nodes[id(target)].op == "placeholder" and _expressions(target) != size:
+            if _expressions(target) != size and self._is_given(target):
                 raise CannotTrace(
                     "out= is an argument of another size, which eager resizes", even_in_parts=True
                 )
@@ -359,6 +359,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func._schema.is_mutable:
             self.versions.count(func, args, kwargs)
         return out
+
+    def _is_given(self, tensor: torch.Tensor) -> bool:
+        """Whether a fake tensor's memory is that of an argument, or of a tensor from outside."""
+        memory = tensor.untyped_storage()._cdata
+        given = (node.meta["val"] for node in self.graph.find_nodes(op="placeholder"))
+        return any(isinstance(x, torch.Tensor) and x.untyped_storage()._cdata == memory for x in given)
 
     def _expand(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self, autocast.for_parts():
