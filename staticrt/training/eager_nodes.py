@@ -76,6 +76,7 @@ class EagerNodes:
         self._saved = [node for node in placeholders if not torch_private.is_tangent(node)]
         gradients: Any = backward.graph.output_node().args[0]
         self._reach: list[Reach] = []
+        self._is_one = saving is None
         if saving is None:
             everything = Reach(-1, -1)
             self._reach = [everything]
@@ -144,7 +145,9 @@ class EagerNodes:
         """
         found = []
         for node, readers in zip(graph.graph.find_nodes(op="placeholder"), self.readers, strict=False):
-            if not isinstance(node.meta.get("val"), torch.Tensor) or not set(readers).isdisjoint(run):
+            # Where eager's nodes are not known, what this run's gradients follow from tells what they read.
+            is_read = bool(node.users) if self._is_one else not set(readers).isdisjoint(run)
+            if is_read or not isinstance(node.meta.get("val"), torch.Tensor):
                 found.append(DATA)
             elif not node.users:
                 found.append(NOTHING)

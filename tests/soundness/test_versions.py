@@ -100,3 +100,26 @@ def test_statistics_that_a_training_call_wrote_are_read_by_the_next_inference():
         compiled(x)
         model[1].running_mean.data[1001] += 5  # as a batch norm writes: past the version counter
         torch.testing.assert_close(compiled(x), model(x))
+
+
+@pytest.mark.parametrize("is_needed", [False, True])
+def test_what_a_number_was_decided_by_may_be_written_where_no_gradient_needs_it(compiler, is_needed):
+    """`abs` keeps its argument for a gradient that comes only with its result in the loss."""
+
+    def model(x):
+        y = x + 1
+        total = y.abs().sum()
+        times = int(total) % 3
+        y.masked_fill_(y > 2, 2)
+        return y * times + total if is_needed else y * times
+
+    compiled = compiler(model)
+    for function in (model, compiled, compiled):
+        x = torch.tensor([0.5, 2.0, 5.0], requires_grad=True)
+        loss = function(x).sum()
+        if is_needed:
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                loss.backward()
+        else:
+            loss.backward()
+            assert x.grad.tolist() == [1, 0, 0]
