@@ -13,7 +13,7 @@ bool is_pointwise(std::string_view op) {
 }
 
 // The chain as a program; nullptr if some node, dtype or layout is not covered.
-static std::shared_ptr<TileProgram> chain_program(const ChainRequest& request) {
+static std::shared_ptr<TileProgram> chain_program(const ChainRequest& request, bool keeps_order) {
   if (request.nodes.empty() || request.nodes.size() > tuning::kMaxChainNodes) return nullptr;
   TileBuilder builder(request.sizes, request.num_threads);
   std::vector<std::vector<int>> operand_of(request.nodes.size());
@@ -30,7 +30,7 @@ static std::shared_ptr<TileProgram> chain_program(const ChainRequest& request) {
       operand_of[i].push_back(is_tensor ? builder.declare(arg.tensor.meta, arg.tensor.where, false) : -1);
     }
   }
-  if (!builder.layout()) return nullptr;
+  if (!builder.layout(keeps_order)) return nullptr;
 
   std::vector<Reg> results;
   for (size_t i = 0; i < request.nodes.size(); ++i) {
@@ -82,7 +82,7 @@ static std::optional<PreparedCall> layout_copy(const ChainRequest& request) {
 
 std::optional<PreparedCall> prepare_chain(const ChainRequest& request) {
   if (auto call = layout_copy(request)) return call;
-  auto program = chain_program(request);
+  auto program = chain_program(request, false);
   if (!program) return std::nullopt;
   return make_tile_call(std::move(program));
 }
@@ -92,7 +92,7 @@ std::optional<Epilogue> prepare_chain_epilogue(const ChainRequest& request) {
   for (const ChainNode& node : request.nodes) {
     if (node.store && node.out.strides != last.strides) return std::nullopt;
   }
-  auto program = chain_program(request);
+  auto program = chain_program(request, true);
   if (!program || program->numel == 0) return std::nullopt;
   return make_tile_epilogue(std::move(program));
 }

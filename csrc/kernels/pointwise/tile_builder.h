@@ -34,9 +34,9 @@ class TileBuilder {
   TileBuilder(const Ints& sizes, int num_threads);
 
   // Operands by index. Declare all, then call layout() once; false: too many dimensions or a dtype that
-  // tiles do not hold.
+  // tiles do not hold. keeps_order: elements are numbered in the order of the first output's memory.
   int declare(const TensorMeta& meta, const Operand& where, bool is_output);
-  bool layout();
+  bool layout(bool keeps_order);
 
   Reg load(int operand);
   // A number in the class of dtype, not rounded to dtype.
@@ -83,6 +83,8 @@ class TileBuilder {
     int buffer;
   };
 
+  struct Space;
+  bool block(Space& space) const;
   int temporary(int64_t bytes);
   int operand_value(int operand);
   Reg vector_of(Reg x);

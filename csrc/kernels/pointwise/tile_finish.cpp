@@ -166,6 +166,7 @@ static bool is_long(PrimFn fn) {
 }
 
 std::shared_ptr<TileProgram> TileBuilder::finish() {
+  constexpr int64_t kRows = 16;  // that are transposed together
   forward_stores();
   find_reuses();
   const Slots slots = assign_slots();
@@ -174,10 +175,13 @@ std::shared_ptr<TileProgram> TileBuilder::finish() {
   if (slots.count > 0) p.tile = std::min(p.tile, kTileBufferBytes / (slots.count * slots.bytes) / 64 * 64);
   if (p.tile == 0 || values_.size() > kMaxTileValues) return nullptr;
   const int64_t slot_bytes = p.tile * slots.bytes;
-  const bool holds =
-      std::any_of(gathers_.begin(), gathers_.end(), [&](const Move& m) { return repeated(m) > 0; }) &&
-      p.tile >= p.sizes[0] && gathers_.size() <= kMaxRepeatedMoves;
-  if (holds) p.tile -= p.tile % p.sizes[0];
+  const bool is_whole_rows =
+      p.numel > 0 && !p.row_mode && p.num_dims > 1 && p.tile >= p.sizes[0] && !gathers_.empty();
+  if (is_whole_rows) {
+    const int64_t rows = p.tile / p.sizes[0];
+    p.tile = p.sizes[0] * (rows > kRows ? rows / kRows * kRows : rows);
+  }
+  const bool holds = is_whole_rows && gathers_.size() <= kMaxRepeatedMoves;
   for (const Virtual& value : values_) {
     TileValue at;
     std::array<int64_t, kMaxTileDims> strides{};

@@ -1,14 +1,17 @@
 // The interpreter's loops.
 #include <algorithm>
 #include <atomic>
+#include <numeric>
 
 #include "common/tuning.h"
+#include "kernels/pointwise/row_copies.h"
 #include "kernels/pointwise/tile_program.h"
 
 namespace staticrt {
 namespace {
 
 using Pointers = char* [kMaxTileValues];
+constexpr int64_t kMinTransposed = 4;  // rows
 
 void find_roots(const TileProgram& p, char* const* bases, char* buffers, char** roots) {
   const auto count = static_cast<uint32_t>(p.values.size());
@@ -55,7 +58,10 @@ void move_linear(const TileProgram& p, const TileMove& move, char* tensor, char*
     const bool is_whole = index[0] == 0 && n >= width && p.num_dims > 1;
     const int64_t count = is_whole ? width : std::min(n, width - index[0]);
     const int64_t rows = is_whole ? std::min(n / width, p.sizes[1] - index[1]) : 1;
-    if (gather) {
+    if (gather && rows >= kMinTransposed && bytes == sizeof(float) && strided.row == bytes) {
+      row_copies().transpose(reinterpret_cast<float*>(buffer), count, reinterpret_cast<const float*>(at),
+                             strided.element / bytes, count, rows);
+    } else if (gather) {
       copy(buffer, dense, at, strided, count, rows);
     } else {
       copy(at, strided, buffer, dense, count, rows);
@@ -158,11 +164,13 @@ int run_part_of_row(const TileProgram& p, char* const* bases, int64_t begin, int
   return run_span(p, roots, begin - row * p.sizes[0], end - row * p.sizes[0]);
 }
 
-// Whole rows, or whole vectors of the longest instruction set.
+// Whole rows, or whole vectors of the longest instruction set, where these are not long also of whole rows.
 Grid grid_of(const TileProgram& p) {
-  constexpr int64_t kUnit = 64;
+  constexpr int64_t kVectors = 64;
+  constexpr int64_t kMaxUnit = 4096;
   if (p.row_mode) return {.rows = p.numel / p.sizes[0], .cell_ns = row_ns(p.sizes[0] * p.operations)};
-  return {.rows = p.numel, .row_unit = kUnit, .cell_ns = row_ns(p.operations)};
+  const int64_t whole = p.num_dims > 1 ? std::lcm(kVectors, p.sizes[0]) : kVectors;
+  return {.rows = p.numel, .row_unit = whole <= kMaxUnit ? whole : kVectors, .cell_ns = row_ns(p.operations)};
 }
 
 int run_general(const void* params, char* const* bases, char*) {

@@ -254,6 +254,31 @@ TEST(pointwise_rows_that_repeat_equal_eager) {
   }
 }
 
+// Operands adjacent in memory along another dimension than the output: tiles are blocks, whose sides the
+// sizes need not be multiples of, and threads begin within them.
+TEST(pointwise_transposed_operands_equal_eager) {
+  std::mt19937 rng(9);
+  for (const auto& sizes : std::vector<std::vector<int64_t>>{
+           {64, 64}, {130, 96}, {67, 127}, {9, 1000}, {1000, 9}, {600, 8, 3}, {5, 33, 40}}) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kLong}) {
+      for (const int threads : {1, 3}) {
+        RunOptions options;
+        options.num_threads = threads;
+        const auto last = static_cast<int64_t>(sizes.size()) - 1;
+        std::vector<int64_t> swapped = sizes;
+        std::swap(swapped[0], swapped[last]);
+        const at::Tensor x = random_tensor(rng, sizes, dtype, true);
+        const at::Tensor y = random_tensor(rng, swapped, dtype, true).transpose(0, last);
+        const at::Tensor row = random_tensor(rng, {sizes[last]}, dtype);
+        expect_prepared("aten::mul.Tensor", {x, y}, options, true);
+        if (dtype == at::kFloat) expect_prepared("aten::addcmul", {x, y, row, 0.5}, options);
+        expect_prepared("aten::where.self", {y.gt(0), row, y}, options, true);
+        expect_prepared("aten::masked_fill.Scalar", {y, row.gt(0), 1}, options, true);
+      }
+    }
+  }
+}
+
 TEST(every_pointwise_operator_is_registered_and_exists) {
   for (const std::string_view op : pointwise_ops()) {
     EXPECT(is_pointwise(op));
