@@ -143,19 +143,35 @@ int float_to_int(SRT_PRIM_ARGS) {
   return 0;
 }
 
+// memcpy of few bytes without a call.
+void copy_bytes(char* out, const char* in, int64_t n) {
+  const auto move = [&](auto count) {
+    std::memcpy(out, in, count);
+    out += count;
+    in += count;
+  };
+  using std::integral_constant;
+  for (; n >= 64; n -= 64) move(integral_constant<size_t, 64>{});
+  if (n & 32) move(integral_constant<size_t, 32>{});
+  if (n & 16) move(integral_constant<size_t, 16>{});
+  if (n & 8) move(integral_constant<size_t, 8>{});
+  if (n & 4) move(integral_constant<size_t, 4>{});
+  if (n & 2) move(integral_constant<size_t, 2>{});
+  if (n & 1) *out = *in;
+}
+
 // One row: of n elements, or of one that is repeated.
 template <class T, bool is_single>
 void copy_row(T* out, const T* in, int64_t n) {
-  if constexpr (sizeof(T) == sizeof(float)) {
-    const auto* from = reinterpret_cast<const float*>(in);
+  if constexpr (!is_single) {
+    copy_bytes(reinterpret_cast<char*>(out), reinterpret_cast<const char*>(in),
+               n * static_cast<int64_t>(sizeof(T)));
+  } else if constexpr (sizeof(T) == sizeof(float)) {
+    const simd::Vec value = simd::splat_bits(reinterpret_cast<const float*>(in));
     auto* to = reinterpret_cast<float*>(out);
-    simd::for_vectors(n, [&](int64_t i, int k) {
-      simd::store_up_to(to + i, is_single ? simd::splat_bits(from) : simd::load_up_to(from + i, k), k);
-    });
-  } else if constexpr (is_single) {
-    std::fill_n(out, n, *in);
+    simd::for_vectors(n, [&](int64_t i, int k) { simd::store_up_to(to + i, value, k); });
   } else {
-    std::memcpy(out, in, static_cast<size_t>(n) * sizeof(T));
+    std::fill_n(out, n, *in);
   }
 }
 
