@@ -112,8 +112,8 @@ def _broadcast(a: fx.Node, b: fx.Node) -> torch.Tensor:
     shape = list(x.shape if x.dim() >= y.dim() else y.shape)
     for d in range(1, min(x.dim(), y.dim()) + 1):
         shape[-d] = y.shape[-d] if known_equal(x.shape[-d], 1) else x.shape[-d]
-    with fake_mode_of(x):
-        made: torch.Tensor = x.new_empty(shape)
+    with fake_mode_of(y):  # x may be a number of no mode
+        made: torch.Tensor = y.new_empty(shape, dtype=x.dtype)
     return made
 
 

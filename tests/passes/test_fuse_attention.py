@@ -372,6 +372,17 @@ def test_compiled_causal_attention_of_any_length(mask):
     check(model, inputs(5, 5), inputs(9, 9), inputs(9, 4), inputs(1, 6))
 
 
+def test_filled_masks_of_any_length():
+    def model(q, k, v, m):
+        return attend(q, k, v, lambda s: s.masked_fill(~m, -1e9))
+
+    fast = staticrt.compile(model, fullgraph=True)
+    for keys in (7, 4, 1):
+        args = [*inputs(5, keys), torch.rand(2, 1, 5, keys) > 0.5]
+        with torch.no_grad():
+            torch.testing.assert_close(fast(*args), model(*args))
+
+
 def test_without_keys_nothing_is_hidden():
     """Eager's answer is 0 then, not NaN, although "all" of no keys are hidden."""
 
