@@ -510,7 +510,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "torch.utils._pytree.tree_flatten_with_path": "frontend",
     "torch.utils._pytree.tree_leaves": "executor frontend graphs models passes runtime tools",
     "torch.utils._pytree.tree_map": "interop models",
-    "torch.utils._pytree.tree_map_only": "archive executor tools training",
+    "torch.utils._pytree.tree_map_only": "archive executor shapes tools training",
     "torch.utils._pytree.tree_structure": "tools",
     "torch.utils._pytree.tree_unflatten": "frontend graphs tools",
     "torch.utils._sympy.functions.Max": "shapes",

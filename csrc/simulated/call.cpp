@@ -113,7 +113,8 @@ TensorPlace::TensorPlace(const at::Tensor& tensor)
       strides(tensor.strides()),
       dtype(tensor.scalar_type()),
       conjugate(tensor.is_conj()),
-      negative(tensor.is_neg()) {}
+      negative(tensor.is_neg()),
+      contiguous(tensor.is_contiguous()) {}
 
 at::Tensor CpuTensors::at(const TensorPlace& place) {
   for (const auto& [address, storage] : storages_)

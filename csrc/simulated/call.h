@@ -28,6 +28,7 @@ struct TensorPlace {
   c10::SmallVector<int64_t, 5> sizes, strides;
   at::ScalarType dtype = at::kFloat;
   bool conjugate = false, negative = false;
+  bool contiguous = true;
 
   TensorPlace() = default;
   explicit TensorPlace(const at::Tensor& tensor);

@@ -39,7 +39,7 @@ bool must_wait(const c10::OperatorHandle& op) {
 
 // Operators whose sizes or strides on the CPU are not those on meta tensors. They are run on zeros to learn
 // them: their results' sizes do not depend on values.
-bool must_probe(const c10::OperatorHandle& op) {
+bool must_probe(const Call& call) {
   static const std::unordered_set<std::string> names = {
       "aten::native_batch_norm",
       "aten::_native_batch_norm_legit",
@@ -57,7 +57,37 @@ bool must_probe(const c10::OperatorHandle& op) {
       "aten::_logcumsumexp",
       "aten::geqrf",
   };
-  return names.count(toString(op.operator_name())) > 0;
+  // The same, and all overloads of it, where an argument does not lie in the order of its dimensions.
+  static const std::unordered_set<std::string> names_if_permuted = {
+      "aten::abs",
+      "aten::angle",
+      "aten::complex",
+      "aten::convolution",
+      "aten::convolution_overrideable",
+      "aten::convolution_backward_overrideable",
+      "aten::floor_divide",
+      "aten::isinf",
+      "aten::logical_and",
+      "aten::logical_or",
+      "aten::logical_xor",
+      "aten::native_channel_shuffle",
+      "aten::channel_shuffle",
+      "aten::pixel_shuffle",
+      "aten::pixel_unshuffle",
+      "aten::polar",
+      "aten::replication_pad2d",
+      "aten::replication_pad3d",
+  };
+  if (names.count(call.name()) > 0) return true;
+  bool permuted = false;
+  // Rules in Python lay outs that they size in the order of their dimensions.
+  bool sizes_out = false;
+  for (const TensorArgument& argument : call.tensors()) {
+    if (!argument.place) continue;
+    permuted |= !argument.out && !argument.place->contiguous;
+    sizes_out |= argument.out && argument.place->sizes == c10::SmallVector<int64_t, 5>{0};
+  }
+  return permuted && (sizes_out || names_if_permuted.count(call.base_name()) > 0);
 }
 
 // The argument that a written result is, by the schema's alias sets.
@@ -149,7 +179,7 @@ bool infer(const Call& call, torch::jit::Stack* arguments, torch::jit::Stack* re
   TORCH_CHECK_NOT_IMPLEMENTED(call.runs_on_cpu(), call.name(),
                               " has no kernel for the CPU, whose kernels sim runs");
   if (must_wait(call.op())) return false;
-  const bool probe = must_probe(call.op());
+  const bool probe = must_probe(call);
   if (!probe && !call.op().hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) {
     // Without results and outs nothing has to be known before it runs.
     results->clear();
@@ -338,8 +368,9 @@ void enqueue(SimulatedDevice& device, const std::string& name, std::function<voi
 
 void register_fallback(torch::Library& all, torch::Library& aten) {
   all.fallback(torch::CppFunction::makeFromBoxedFunction<&run_boxed>());
-  // Kernels for every backend, which only raise, would come before the fallback.
-  for (const char* name : {"convolution_overrideable", "convolution_backward_overrideable"})
+  // Kernels for every backend, which only raise or give another layout, would come before the fallback.
+  for (const char* name :
+       {"convolution_overrideable", "convolution_backward_overrideable", "pixel_shuffle", "pixel_unshuffle"})
     aten.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_boxed>());
   // So would those of operators that the CPU computes by kernels of its own, and results would differ from
   // its.

@@ -21,6 +21,7 @@ from staticrt.memory import checks as check
 from staticrt.memory.devices import other_devices
 from staticrt.memory.simulated_device import SimulatedDevice
 from staticrt.native import _C
+from staticrt.shapes.fake_results import cpu_kernels
 
 
 class Simulated:
@@ -74,6 +75,7 @@ class Simulated:
         torch._register_device_module("sim", _torch_module())  # type: ignore[no-untyped-call]
         torch.utils.generate_methods_for_privateuse1_backend()  # type: ignore[attr-defined]
         other_devices["sim"] = SimulatedDevice.of_torch
+        cpu_kernels.add("sim")
 
     @property
     def enabled(self) -> bool:

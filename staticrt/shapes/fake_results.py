@@ -14,6 +14,8 @@ from staticrt.shapes.size_checks import check as _check
 
 Rule = Callable[..., Any]
 RULES: dict[Any, Rule | None] = {}
+# Device types whose operators are the CPU's, so that their results lie as the CPU's do.
+cpu_kernels = {"cpu"}
 
 _NORMAL = (int, size_expr.Expr)  # compared as they are
 
@@ -77,6 +79,13 @@ def view_of(
         own = offset if isinstance(own, int) and own == 0 else own + offset
     with below():
         return _fake(mode, torch.as_strided(_meta(x), list(sizes), list(strides), own), x.device)
+
+
+def on_device(mode: Any, x: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A fake tensor like `x`, over its memory, that says it is on another device."""
+    with below():
+        meta = torch.as_strided(_meta(x), list(x.shape), list(x.stride()), x.storage_offset())
+        return _fake(mode, meta, device)
 
 
 def reread(

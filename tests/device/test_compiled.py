@@ -89,6 +89,26 @@ def test_kernels_that_resize_what_they_write(order):
         torch.testing.assert_close(loss.cpu(), F.mse_loss(x * 2, y) + F.smooth_l1_loss(x, y))
 
 
+@pytest.mark.parametrize("gradients", [False, True])
+def test_results_in_channels_last(gradients, order):
+    """Convolutions, a broadcast product and views lie as on the CPU, whatever the layout of the weights."""
+    conv, narrow = nn.Conv2d(4, 6, 3).to(memory_format=torch.channels_last), nn.Conv2d(6, 5, 1)
+    model = nn.Sequential(conv, nn.BatchNorm2d(6), nn.Hardswish(), narrow).eval()
+    on_sim = copy.deepcopy(model).to("sim:0")
+
+    def forward(model, x):
+        y = model(x)
+        return y, y * torch.sigmoid(y.mean((2, 3), keepdim=True)), y.permute(0, 2, 3, 1)
+
+    compiled = staticrt.compile(lambda x: forward(on_sim, x))
+    with torch.set_grad_enabled(gradients):
+        for rows in (2, 2, 1, 3):
+            x = torch.randn(rows, 4, 6, 8).to(memory_format=torch.channels_last)
+            for mine, other in zip(compiled(x.to("sim:0")), forward(model, x), strict=True):
+                assert mine.stride() == other.stride()
+                torch.testing.assert_close(mine.cpu(), other)
+
+
 def test_traces_leave_nothing_on_the_engines_threads():
     """A step's trace runs operators of its backward on the device's thread of autograd."""
     x, y = torch.randn(8, 8, device="sim:0"), torch.randn(8, 8, device="sim:0")

@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from torch.nn import functional as F
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten, tree_map
 
@@ -107,6 +108,30 @@ def test_operator_equals_the_cpus(op):
                 continue
             compare(op(mine[0], *mine[1], **mine[2]), expected, has_values)
             compare(mine, theirs, has_values)  # also what was written
+
+
+PERMUTED = {
+    "abs": torch.abs,
+    "angle": lambda x: torch.angle(torch.complex(x, x)),
+    "complex": lambda x: torch.complex(x, x + 1),
+    "floor_divide": lambda x: torch.floor_divide(x, 2),
+    "isinf": torch.isinf,
+    "logical_and": lambda x: torch.logical_and(x, x),
+    "an out that it sizes": lambda x: torch.mul(x, x[:, :, :1, :1], out=torch.empty(0, device=x.device)),
+    "polar": lambda x: torch.polar(x, x),
+    "convolution": lambda x: F.conv2d(x, torch.ones(6, 4, 3, 3, device=x.device)),
+    "transposed convolution": lambda x: F.conv_transpose2d(x, torch.ones(4, 6, 3, 3, device=x.device)),
+    "weight in channels last": lambda x: F.conv2d(x.contiguous(), x[:, :, :3, :3]),
+    "pixel_shuffle": lambda x: F.pixel_shuffle(x, 2),
+    "pixel_unshuffle": lambda x: F.pixel_unshuffle(x, 2),
+    "channel_shuffle": lambda x: F.channel_shuffle(x, 2),
+}
+
+
+@pytest.mark.parametrize("function", PERMUTED.values(), ids=PERMUTED)
+def test_results_of_permuted_arguments_lie_as_the_cpus(function):
+    x = torch.randn(2, 4, 6, 8).to(memory_format=torch.channels_last)
+    compare(function(x.to("sim")), function(x))
 
 
 @pytest.mark.parametrize(

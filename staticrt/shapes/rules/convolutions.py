@@ -6,8 +6,18 @@ import functools
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
-from staticrt.shapes.fake_results import agree, expression, is_contiguous, new, oblivious, rule
+from staticrt.shapes.fake_results import (
+    agree,
+    cpu_kernels,
+    expression,
+    is_contiguous,
+    new,
+    oblivious,
+    on_device,
+    rule,
+)
 from staticrt.shapes.rules.layout import suggested_strides, suggests_image
 from staticrt.shapes.size_checks import check as _check
 
@@ -36,11 +46,11 @@ def _spread(value: Any, count: int) -> list[Any]:
 
 
 def _are_plain(spatial: int, x: torch.Tensor, weight: torch.Tensor, bias: Any) -> bool:
-    """A batch on the CPU, and weights of its dtype."""
+    """A batch for the CPU's kernels, and weights of its dtype."""
     return (
         x.dim() == weight.dim() == spatial + 2
         and x.dtype == weight.dtype
-        and x.device.type == "cpu"
+        and x.device.type in cpu_kernels
         and is_contiguous(weight)
         and (bias is None or bias.dtype == x.dtype)
     )
@@ -158,6 +168,24 @@ def _conv_transposed(
 
 rule(aten.conv_transpose1d.default)(functools.partial(_conv_transposed, 1))
 rule(aten.conv_transpose2d.input)(functools.partial(_conv_transposed, 2))
+
+
+def _by_cpu_kernels(op: Any, mode: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Layouts as torch tells them for the CPU: of other devices it knows only that some choose another kernel."""
+    if x.device.type == "cpu" or x.device.type not in cpu_kernels:
+        return None
+
+    def moved(value: Any, device: torch.device) -> Any:
+        return tree_map_only(torch.Tensor, lambda t: on_device(mode, t, device), value)
+
+    there = moved((x, args, kwargs), torch.device("cpu"))
+    with mode:
+        found = op(there[0], *there[1], **there[2])
+    return moved(found, x.device)
+
+
+for _op in (aten.convolution.default, aten.convolution_backward.default):
+    rule(_op)(functools.partial(_by_cpu_kernels, _op))
 
 
 def _half(weight: torch.Tensor, dilation: Any) -> list[int]:

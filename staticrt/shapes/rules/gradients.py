@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from staticrt.shapes.fake_results import agree, is_contiguous, new, rule, same, same_stride
+from staticrt.shapes.fake_results import agree, cpu_kernels, is_contiguous, new, rule, same, same_stride
 from staticrt.shapes.rules.convolutions import _conv
 from staticrt.shapes.rules.layout import is_dense, pointwise_layout
 from staticrt.shapes.rules.views import _split
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 def _are_alike(mode: Any, *tensors: torch.Tensor) -> bool:
-    """Floating-point tensors on the CPU of one dtype, sizes and strides, without gaps."""
+    """Floating-point tensors for the CPU's kernels, of one dtype, sizes and strides, without gaps."""
     first = tensors[0]
     return is_dense(mode, first.shape, first.stride()) and all(
         _is_one_kind(first, t)
@@ -32,7 +32,7 @@ def _are_alike(mode: Any, *tensors: torch.Tensor) -> bool:
 
 
 def _are_rows(*tensors: Any) -> bool:
-    """Row-major floating-point tensors on the CPU of one dtype; None among them does not count."""
+    """Row-major floating-point tensors for the CPU's kernels, of one dtype; None among them does not count."""
     given = [t for t in tensors if t is not None]
     return all(_is_one_kind(given[0], t) and is_contiguous(t) for t in given)
 
@@ -41,7 +41,7 @@ def _is_one_kind(first: torch.Tensor, other: torch.Tensor) -> bool:
     return (
         first.dtype.is_floating_point
         and other.dtype == first.dtype
-        and other.device.type == "cpu"
+        and other.device.type in cpu_kernels
         and other.layout == torch.strided
     )
 
@@ -63,7 +63,7 @@ def _iterated_from_saved(mode: Any, gradient: torch.Tensor, saved: torch.Tensor,
 )
 def _iterated(mode: Any, gradient: torch.Tensor, saved: torch.Tensor, *rest: Any, **more: Any) -> Any:
     """What TensorIterator runs on both tensors."""
-    if not _is_one_kind(gradient, saved) or gradient.device.type != "cpu":
+    if not _is_one_kind(gradient, saved) or gradient.device.type not in cpu_kernels:
         return None
     layout = pointwise_layout(mode, [gradient, saved])
     return None if layout is None else new(mode, layout[0], gradient, layout[1])

@@ -7,7 +7,15 @@ from typing import Any
 
 import torch
 
-from staticrt.shapes.fake_results import agree, contiguous_strides, is_contiguous, new, reread, rule
+from staticrt.shapes.fake_results import (
+    agree,
+    contiguous_strides,
+    cpu_kernels,
+    is_contiguous,
+    new,
+    reread,
+    rule,
+)
 from staticrt.shapes.size_checks import check as _check
 
 aten = torch.ops.aten
@@ -19,7 +27,11 @@ _REAL = {complex_: real for real, complex_ in _COMPLEX.items()}
 def _lies_row_major(x: torch.Tensor, dims: Sequence[Any]) -> bool:
     """Whether a transform's result lies row-major: along the last dimensions, in their order, of a row-major tensor."""
     rank = x.dim()
-    if x.device.type != "cpu" or not dims or not all(type(d) is int and -rank <= d < rank for d in dims):
+    if (
+        x.device.type not in cpu_kernels
+        or not dims
+        or not all(type(d) is int and -rank <= d < rank for d in dims)
+    ):
         return False
     found = [d % rank for d in dims]
     if found != list(range(rank - len(found), rank)) or not is_contiguous(x) or x.is_conj() or x.is_neg():
