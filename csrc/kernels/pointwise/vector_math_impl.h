@@ -78,7 +78,7 @@ inline Vec tanh(Vec x) {
   const Vec e = fma(reduced_expm1(r), power, power - 1.0F);
   const Vec d = e + 2.0F;
   const Vec lost = e - (d - 2.0F);
-  const Vec inverse = 1.0F / d;
+  const Vec inverse = rough_inverse(d);  // the last line takes its error back
   const Vec y = e * inverse;
   const Vec rest = fma(-y, lost, fma(-y, d, e));
   return with_sign_of(abs(fma(rest, inverse, y)), x);

@@ -43,7 +43,7 @@ struct Pool {
 
   int operator()(char* const* bases, char* workspace) const {
     if (channels_last) return pixels(bases);
-    if (!average && w.taps() <= kMaxTaps) return max_planes(bases, workspace);
+    if (is_by_rows()) return planes(bases, workspace);
     return windows(bases);
   }
 
@@ -84,28 +84,56 @@ struct Pool {
     return kRan;
   }
 
-  int max_planes(char* const* bases, char* workspace) const {
+  // Planes whose output rows are sums or maxima of vectors, all with one divisor. Windows as wide as a short
+  // output row are faster summed one by one.
+  bool is_by_rows() const {
+    if (channels_last || adaptive || w.taps() > kMaxTaps) return false;
+    if (!average) return true;
+    if (w.out_w < 2 * w.kernel_w) return false;
+    if (divisor != 0) return true;
+    const auto down = [&](int64_t oh) {
+      return range(oh, w.in_h, w.out_h, w.kernel_h, w.stride_h, w.pad_h, 1, false);
+    };
+    const auto across = [&](int64_t ow) {
+      return range(ow, w.in_w, w.out_w, w.kernel_w, w.stride_w, w.pad_w, 1, false);
+    };
+    bool is_one = true;
+    for (int64_t oh = 0; oh < w.out_h; ++oh) is_one &= counted(down(oh)) == counted(down(0));
+    for (int64_t ow = 0; ow < w.out_w; ++ow) is_one &= counted(across(ow)) == counted(across(0));
+    return is_one;
+  }
+
+  int planes(char* const* bases, char* workspace) const {
     const PaddedPlane padded(w);
+    const RowKernels& rows = row_kernels();
+    const float factor =
+        average ? 1.0F / divisor_of(range(0, w.in_h, w.out_h, w.kernel_h, w.stride_h, w.pad_h, 1, false),
+                                    range(0, w.in_w, w.out_w, w.kernel_w, w.stride_w, w.pad_w, 1, false))
+                : 1.0F;
     run_tiles(grids()[0], num_threads, [&](const Tile& tile) {
       float* buffer = reinterpret_cast<float*>(workspace) + tile.part * padded.floats();
       for (int64_t plane = tile.row_begin; plane < tile.row_end; ++plane) {
-        padded.fill(floats(x, bases) + plane * w.in_h * w.in_w, -std::numeric_limits<float>::infinity(),
-                    buffer);
+        padded.fill(floats(x, bases) + plane * w.in_h * w.in_w,
+                    average ? 0.0F : -std::numeric_limits<float>::infinity(), buffer);
         float* to = floats_out(out, bases) + plane * w.out_h * w.out_w;
-        for (int64_t oh = 0; oh < w.out_h; ++oh) {
+        for (int64_t oh = 0; oh < w.out_h; ++oh, to += w.out_w) {
           const float* where[kMaxTaps];
           int64_t which[kMaxTaps];
           const int64_t count = padded.taps(buffer, oh, where, which);
-          row_kernels().max_rows(to + oh * w.out_w, where, count, w.out_w);
+          if (average) {
+            rows.sum_rows(to, where, count, w.out_w, factor);
+          } else {
+            rows.max_rows(to, where, count, w.out_w);
+          }
         }
       }
     });
     return kRan;
   }
 
+  int64_t counted(const Range& r) const { return count_padding ? r.full : r.end - r.begin; }
   float divisor_of(const Range& h, const Range& v) const {
-    const int64_t counted = (h.end - h.begin) * (v.end - v.begin);
-    return static_cast<float>(divisor != 0 ? divisor : count_padding ? h.full * v.full : counted);
+    return static_cast<float>(divisor != 0 ? divisor : counted(h) * counted(v));
   }
 
   int windows(char* const* bases) const {
@@ -189,8 +217,14 @@ void read_window(const PrepareRequest& request, Window* w) {
 // more.
 bool is_left_to_eager(const Pool& p) {
   constexpr int64_t kMostElements = 24'000;
-  return !p.channels_last && p.w.kernel_w < 32 &&
+  return !p.channels_last && !p.is_by_rows() && p.w.kernel_w < 32 &&
          p.batch * p.channels * p.w.out_h * p.w.out_w * p.w.taps() > kMostElements;
+}
+
+int64_t workspace_of(const Pool& p) {
+  if (!p.is_by_rows()) return 0;
+  return cut_of(p.grids()[0], p.num_threads).parts() * PaddedPlane(p.w).floats() *
+         static_cast<int64_t>(sizeof(float));
 }
 
 std::optional<PreparedCall> prepare_adaptive(PrepareRequest& request) {
@@ -212,9 +246,7 @@ SRT_PREPARE("aten::max_pool2d", prepare_max_pool2d) {
   if (!p) return std::nullopt;
   read_window(request, &p->w);
   read_pair(ints_or_empty(request, 4), &p->w.dilation_h, &p->w.dilation_w);
-  if (!p->channels_last)
-    request.workspace_bytes = cut_of(p->grids()[0], p->num_threads).parts() * PaddedPlane(p->w).floats() *
-                              static_cast<int64_t>(sizeof(float));
+  request.workspace_bytes = workspace_of(*p);
   return call_with(*p, "windows");
 }
 
@@ -227,6 +259,7 @@ SRT_PREPARE("aten::avg_pool2d", prepare_avg_pool2d) {
   p->count_padding = bool_or(request, 5, true);
   p->divisor = int_or(request, 6, 0);
   if (is_left_to_eager(*p)) return std::nullopt;
+  request.workspace_bytes = workspace_of(*p);
   return call_with(*p, "windows");
 }
 

@@ -197,6 +197,9 @@ TEST(rows_and_columns_are_cut) {
        {at::randn({3, 11, 41, 43}), std::vector<int64_t>{3, 3}, std::vector<int64_t>{2, 2},
         std::vector<int64_t>{1, 1}}},
       {"aten::avg_pool2d", {at::randn({3, 51, 41, 143}), std::vector<int64_t>{1, 32}}},
+      {"aten::avg_pool2d",
+       {at::randn({3, 11, 41, 43}), std::vector<int64_t>{3, 3}, std::vector<int64_t>{2, 2},
+        std::vector<int64_t>{1, 1}}},
   };
   for (const CutCase& c : cases) expect_cut(c);
 }
