@@ -198,7 +198,11 @@ std::optional<PreparedCall> prepare_conv(PrepareRequest& request, int64_t groups
     if (auto call = prepare_depthwise(p, request)) return call;
     if (!p.channels_last) return std::nullopt;  // a product of one row is the slowest way
   }
-  if (p.channels_last) return prepare_image_conv(p, request);
+  if (p.channels_last) {
+    // Groups that fill a part of a vector: of large images oneDNN's kernels are faster.
+    if (p.groups > 1 && p.group_out() <= 8 && p.multiply_adds() > 3'000'000) return std::nullopt;
+    return prepare_image_conv(p, request);
+  }
   if (!p.weight_operand.meta.is_contiguous()) return std::nullopt;
   // Above these sizes oneDNN, which eager takes, is faster than gathering panels, that of strides one by one.
   const int64_t depth = p.group_in() * p.w.taps();
