@@ -242,7 +242,7 @@ class Reads:
             self._global(scope, name, names, frame)
         if type(module) is not types.ModuleType:
             self._snapshot.add_class(type(module))
-        elif is_user_file(getattr(module, "__file__", None) or "<none>"):
+        elif is_user_file(str(scope.get("__file__") or "<none>")):
             self._snapshot.add_scope(scope, names - scope.keys())
 
     def _check_value(self, value: Any, name: str, frame: types.FrameType | None) -> None:

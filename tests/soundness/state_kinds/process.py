@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import os
 import sys
 import types
@@ -121,6 +122,14 @@ def module_of_a_name_replaced():
 
     put(1.0)
     return read, put
+
+
+@kind
+def attribute_hook_of_module():
+    kept = [1.0]
+    module = types.ModuleType("staticrt_module_with_a_hook")
+    module.__getattr__ = lambda _name: kept[0]
+    return lambda x: x * module.scale, lambda number: operator.setitem(kept, 0, number)
 
 
 @kind
