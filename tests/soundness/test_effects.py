@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import io
+import itertools
 import json
 import logging
 import os
@@ -11,6 +12,7 @@ import secrets
 import sys
 import threading
 import time
+import types
 import uuid
 from functools import partial
 from operator import methodcaller
@@ -327,3 +329,24 @@ def test_other_threads_keep_their_builtins():
     stop.set()
     thread.join()
     assert seen == {(None, dict, type)}
+
+
+@pytest.mark.parametrize("iterator", [lambda: itertools.count(1), lambda: (i for i in range(1, 9))])
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda held: next(held["all"][0]),
+        lambda held: next(iter(held["one"].it)),
+        lambda held: next(zip(held["all"][0], "abc", strict=False))[0],
+        lambda held: sum(itertools.islice(held["one"].it, 2)),
+    ],
+)
+def test_an_iterator_that_a_container_holds_goes_on(take, iterator):
+    def answers(compiler):
+        shared = iterator()
+        held = {"all": (shared,), "one": types.SimpleNamespace(it=shared)}
+        function = compiler(lambda x: x * take(held))
+        with torch.no_grad():
+            return [function(torch.ones(1)).item() for _ in range(4)]
+
+    assert answers(staticrt.compile) == answers(lambda function: function)

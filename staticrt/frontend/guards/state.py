@@ -109,6 +109,7 @@ class Snapshot:
         self._computes_decimals = False
         self._computes_by_numpy = False
         self._weak = WeakReferences()
+        self._iterators: list[str] = []  # paths of those whose place is known to C alone
         self._memory = TensorMemory()
         self.may_draw = False  # from a `random.Random` of its own
         self.read_names: set[str] = set(SPECIAL_NAMES)  # what the code that ran may read by name
@@ -277,6 +278,10 @@ class Snapshot:
         """What the code may reach of an object about which nothing is known, as "module.Class.method"."""
         if self._hidden_method is not None:
             return self._hidden_method
+        for path in self._iterators:
+            attribute = re.search(r"\.(\w+)$", re.sub(r"\[.*\]$", "", path))
+            if attribute is None or attribute[1] in self.read_names:
+                return path
         for kind, names in self._hidden.items():
             if named := sorted(names & self.read_names):
                 return f"{kind}.{named[0]}"
@@ -351,6 +356,8 @@ class Snapshot:
             return ()
         if has_tensors(value):
             self._records.append(CachedTensorsRecord(value))
+        if isinstance(getattr(type(value), "__next__", None), types.WrapperDescriptorType):
+            self._iterators.append(path)
         return self._object(path, value)
 
     def _object(self, path: str, value: Any) -> Iterable[tuple[str, Any]]:
