@@ -261,3 +261,15 @@ def test_an_attribute_named_data_is_traced():
             assert fast(torch.ones(2), batch).tolist() == [3, 3]
             assert batch.data.tolist() == [2, 2]
     assert len(fast.explain().traces) == 1
+
+
+def test_sizes_decide_the_strides_of_what_follows_from_an_argument_that_overlaps_itself():
+    def f(x):
+        y = x * 1
+        return y.movedim(0, -1).flatten(), y[:1]
+
+    windows = [
+        lambda n=n, m=m: (arange(float(n + m)).as_strided((n, m), (1, 1)),)
+        for n, m in ((2, 2), (6, 7), (7, 6), (3, 3))
+    ]
+    check(f, *windows)

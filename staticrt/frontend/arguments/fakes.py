@@ -133,16 +133,20 @@ class FakeMaker:
         strides: list[Any] = [1] * len(sizes)
         layout = layout_of(real)
         expected: Any = 1
+        reached = 1  # elements from the first to the last of the dimensions so far
         for code in reversed(layout if layout is not None else range(len(sizes))):
             if code >= 1000:
                 strides[code - 1000] = 0
                 continue
             dim = code if code >= 0 else ~code
             if code < 0:
-                expected = self._symbol(index, "stride", dim, real.stride(dim), constant[dim])
+                # Among dimensions that overlap, sizes decide which of two equal strides is the inner one.
+                overlaps = real.stride(dim) < reached
+                expected = self._symbol(index, "stride", dim, real.stride(dim), constant[dim] or overlaps)
             # Of one element, any stride: it may still tell which memory format the results have.
             strides[dim] = real.stride(dim) if constant[dim] and sizes[dim] == 1 else expected
             expected = expected * sizes[dim]
+            reached += (real.shape[dim] - 1) * real.stride(dim)
         if isinstance(self.env, SizeEnv):
             fake = fresh(self.fake_mode, sizes, strides, real.dtype, real.device)
         else:
