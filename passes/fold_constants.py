@@ -98,6 +98,7 @@ class FoldConstants(GraphPass):
     ) -> int:
         left = self.limit_bytes * tuning.FOLDED_TOTAL_FACTOR
         count = 0
+        made: set[torch.device] = set()
         serial = sum(name.startswith(PREFIX) for name, _ in gm.named_buffers())
         # Last first: a value that only folded calls read needs no constant of its own.
         for node in reversed(folded):
@@ -121,7 +122,9 @@ class FoldConstants(GraphPass):
             attribute.meta = dict(node.meta)
             node.replace_all_uses_with(attribute)
             gm.graph.erase_node(node)
+            made.add(constant.device)
             count += 1
+        _wait_for(made)
         return count
 
     def _is_free(self, node: fx.Node) -> bool:
@@ -131,6 +134,13 @@ class FoldConstants(GraphPass):
                 return False
             node = node.all_input_nodes[0]
         return str(node.target) in self.weights
+
+
+def _wait_for(devices: set[torch.device]) -> None:
+    """Wait for constants to be written: calls on other streams read them without an event."""
+    for device in devices:
+        if device.type not in ("cpu", "meta"):
+            torch.accelerator.current_stream(device).synchronize()
 
 
 def _evaluate(node: fx.Node, values: Mapping[fx.Node, torch.Tensor]) -> torch.Tensor | None:

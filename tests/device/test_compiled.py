@@ -180,6 +180,27 @@ def test_streams_take_turns(pair, order):
         torch.testing.assert_close(y.cpu(), model(x))
 
 
+@torch.no_grad()
+def test_constants_are_written_before_other_streams_read_them(order):
+    """The first call makes them, on its stream."""
+
+    def function(x):
+        y = x * torch.arange(4.0, device=x.device)
+        y[0] = 0.5
+        return y
+
+    compiled = staticrt.compile(function)
+    x = torch.randn(3, 4)
+    there = x.to("sim:0")
+    kept = []
+    for _ in range(4):
+        with torch.Stream("sim:0"):
+            kept.append(compiled(there))
+    torch.accelerator.synchronize(0)
+    for y in kept:
+        torch.testing.assert_close(y.cpu(), function(x))
+
+
 def test_threads_with_a_stream_each(pair):
     model, on_sim = pair
     compiled = staticrt.compile(on_sim)
