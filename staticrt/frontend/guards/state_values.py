@@ -87,7 +87,11 @@ def different_keys(live: dict[Any, Any], saved: dict[Any, Any]) -> list[str]:
     missing = object()
     # What a cache keeps by type, of the type that only traces have (einops, by tensor types), is not a call's state.
     keys = [*saved, *(key for key in live if key not in saved and not _is_fake_type(key))]
-    return [str(key) for key in keys if not stays(dict.get(live, key, missing), saved.get(key, missing))]
+    return [
+        type(key).__name__ if isinstance(key, torch.Tensor) else str(key)  # not all its numbers
+        for key in keys
+        if not stays(dict.get(live, key, missing), saved.get(key, missing))
+    ]
 
 
 def stays(now: Any, before: Any) -> bool:

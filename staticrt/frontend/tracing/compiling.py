@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim.optimizer import _get_value  # type: ignore[attr-defined]
 
 from staticrt.frontend.reasons import CannotTrace
 from staticrt.torch_private import hidden_from_dynamo
@@ -31,6 +32,8 @@ class _Thread(threading.local):
 
 
 thread = _Thread()  # `traces` is set by `patches.tracing` alone
+# Asks whether it is compiled, and takes the number out of a tensor if it is not.
+_OPTIMIZER_VALUE: types.CodeType = _get_value.__code__
 
 
 @hidden_from_dynamo  # which compiles what eager code calls between graph breaks, this as well
@@ -41,7 +44,8 @@ def _is_compiling() -> bool | None:
     asker = sys._getframe(2)
     if asker.f_code is torch.nn.TransformerEncoder.forward.__code__:
         _refuse_nested_batch(asker.f_locals)
-    return True
+    # While torch's optimisers are compiled, they compute with single-precision tensors of their steps, eagerly with numbers.
+    return asker.f_code is not _OPTIMIZER_VALUE
 
 
 # Threads in which Dynamo compiles for this package, and tells all others that they compile.
