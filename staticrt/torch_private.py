@@ -103,12 +103,12 @@ _recurrent = _Recurrent()
 
 
 @contextlib.contextmanager
-def checkpoint_parts(part: Callable[[Callable[..., Any], bool], Iterator[None]]) -> Iterator[None]:
+def checkpoint_parts(part: Callable[[bool, Callable[..., Any], bool], Iterator[None]]) -> Iterator[None]:
     """While this holds, this thread's `torch.utils.checkpoint` without reentrant autograd saves all and computes nothing again.
 
     Args:
         part: a generator of one value, in place of what torch does before and after the function of a checkpoint; it takes
-            `context_fn` and `debug`.
+            `preserve_rng_state`, `context_fn` and `debug`.
     """
     _ask_the_thread_for_checkpoints()
     before = _checkpoints.part
@@ -125,7 +125,7 @@ def is_plain_checkpoint(context: Callable[..., Any]) -> bool:
 
 
 class _Checkpoints(threading.local):
-    part: Callable[[Callable[..., Any], bool], Iterator[None]] | None = None
+    part: Callable[[bool, Callable[..., Any], bool], Iterator[None]] | None = None
 
 
 _checkpoints = _Checkpoints()
@@ -142,7 +142,7 @@ def _ask_the_thread_for_checkpoints() -> None:
         fn: Any, preserve: Any, context_fn: Any, check: Any, debug: Any, *args: Any, **kwargs: Any
     ) -> Any:
         if _checkpoints.part is not None:
-            return _checkpoints.part(context_fn, bool(debug))
+            return _checkpoints.part(bool(preserve), context_fn, bool(debug))
         return upstream(fn, preserve, context_fn, check, debug, *args, **kwargs)
 
     module._checkpoint_without_reentrant_generator = asking
@@ -496,6 +496,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "torch.ops.aten._native_batch_norm_legit_no_training": "lowering",
     "torch.ops.mkldnn._linear_pointwise": "tools",
     "torch.ops.mkldnn._reorder_linear_weight": "tools",
+    "torch.optim.optimizer._get_value.__code__": "frontend",
     "torch.utils._device.DeviceContext": "graphs",
     "torch.utils._mode_utils.no_dispatch": "frontend interop shapes",
     "torch.utils._python_dispatch.TorchDispatchMode": "frontend models",

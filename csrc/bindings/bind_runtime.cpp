@@ -116,7 +116,8 @@ void bind_runtime(py::module_& m) {
                        bool cleanup_activations, bool manage_outputs, bool prepared,
                        std::optional<int64_t> max_prepared, bool deterministic, bool poison, bool verify,
                        std::vector<ValueId> weights, bool check_weights,
-                       const std::vector<std::pair<ValueId, std::string>>& donated, int inter_op_threads) {
+                       const std::vector<std::pair<ValueId, std::string>>& donated, std::vector<ValueId> lent,
+                       bool early_outputs, bool keeps_arena, int inter_op_threads) {
              ExecutableOptions options;
              options.bind.out_variants = out_variants;
              options.memory.optimize_memory = optimize_memory;
@@ -130,6 +131,9 @@ void bind_runtime(py::module_& m) {
              options.weights = std::move(weights);
              options.check_weights = check_weights;
              for (const auto& [id, name] : donated) options.preparation.donated.push_back({id, name});
+             options.preparation.lent = std::move(lent);
+             options.preparation.early_outputs = early_outputs;
+             options.preparation.keeps_arena = keeps_arena;
              options.preparation.inter_op_threads = inter_op_threads;
              return std::make_shared<Executable>(program, options);
            }),
@@ -140,7 +144,8 @@ void bind_runtime(py::module_& m) {
            py::arg("verify") = false, py::arg("weights") = std::vector<ValueId>{},
            py::arg("check_weights") = true,
            py::arg("donated") = std::vector<std::pair<ValueId, std::string>>{},
-           py::arg("inter_op_threads") = 1)
+           py::arg("lent") = std::vector<ValueId>{}, py::arg("early_outputs") = false,
+           py::arg("keeps_arena") = true, py::arg("inter_op_threads") = 1)
       .def("run", &run<&Executable::run>)
       .def("call", &run<&Executable::call>)
       .def("prepare", &prepare)

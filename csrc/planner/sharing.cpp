@@ -42,6 +42,7 @@ class Groups {
     is_lent_.assign(specs.size(), false);
     until_.assign(specs.size(), std::numeric_limits<int64_t>::max());
     for (const Loan& loan : loans) {
+      if (loan.spec == Loan::kNone) continue;
       is_lent_[loan.spec] = true;
       until_[loan.spec] = loan.until;
     }
@@ -138,7 +139,8 @@ class Groups {
   // The loan that each group lies in, from its first byte on; -1: none. Large groups come first.
   std::vector<int32_t> lend() const {
     std::vector<int32_t> loan_of(groups_.size(), -1);
-    for (size_t k = 0; k < loans_.size(); ++k) loan_of[group_of_[loans_[k].spec]] = static_cast<int32_t>(k);
+    for (size_t k = 0; k < loans_.size(); ++k)
+      if (loans_[k].spec != Loan::kNone) loan_of[group_of_[loans_[k].spec]] = static_cast<int32_t>(k);
     std::vector<size_t> order;
     for (size_t g = 0; g < groups_.size() && !loans_.empty(); ++g) {
       const bool may = !groups_[g].members.empty() && groups_[g].members[0] < loans_[0].borrowers;
@@ -149,12 +151,15 @@ class Groups {
     std::vector<std::vector<size_t>> held(loans_.size());
     for (const size_t g : order) {
       for (size_t k = 0; k < loans_.size() && loan_of[g] < 0; ++k) {
-        const Group& own = groups_[group_of_[loans_[k].spec]];
+        const bool has_own = loans_[k].spec != Loan::kNone;
+        const int64_t from = has_own ? groups_[group_of_[loans_[k].spec]].end : 0;
+        const int64_t size_bytes =
+            has_own ? groups_[group_of_[loans_[k].spec]].size_bytes : loans_[k].size_bytes;
         const Group& group = groups_[g];
         const auto meets = [&](size_t other) {
           return group.begin < groups_[other].end && groups_[other].begin < group.end;
         };
-        if (group.size_bytes > own.size_bytes || group.begin < own.end || group.end > loans_[k].until ||
+        if (group.size_bytes > size_bytes || group.begin < from || group.end > loans_[k].until ||
             std::any_of(held[k].begin(), held[k].end(), meets))
           continue;
         loan_of[g] = static_cast<int32_t>(k);

@@ -34,12 +34,14 @@ struct Copy {
   std::vector<Part> parts;
 };
 
-// Bytes that are not the arena's: those of spec `spec`, which others may have once it ended, until `until`.
-// Specs from `borrowers` on never lie there.
+// Bytes that are not the arena's, which others may have until `until`: those of spec `spec` once it ended,
+// or, where that is kNone, `size_bytes` from the beginning on. Specs from `borrowers` on never lie there.
 struct Loan {
-  int32_t spec = 0;
+  static constexpr int32_t kNone = -1;
+  int32_t spec = kNone;
   int64_t until = 0;
   int32_t borrowers = std::numeric_limits<int32_t>::max();
+  int64_t size_bytes = 0;
 };
 
 struct SharedPlan {

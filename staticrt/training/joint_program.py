@@ -23,6 +23,7 @@ from staticrt.native import _C
 from staticrt.options import Options
 from staticrt.passes.aliasing import AliasInfo
 from staticrt.passes.effects import is_pure, node_facts
+from staticrt.passes.no_ops import RemoveNoOps
 from staticrt.runtime.executable import flat_outputs
 from staticrt.shapes.fake_results import view_of
 from staticrt.training.checkpoints import Recomputed
@@ -100,6 +101,8 @@ def build_joint(
         CannotTrace: the node does not serve such a graph.
         LoweringError: with `executor="static"`, a Program cannot express it.
     """
+    # What it copies only for its layout would be saved with gaps between the elements.
+    RemoveNoOps(inference=False)(traced.module)
     joint = _Joint(traced, backward)
     forward, gradients = joint.split()
     pair = Pair(forward, gradients, len(joint.results), backward.saving)
@@ -239,9 +242,9 @@ class _Joint:
     def split(self) -> tuple[fx.GraphModule, fx.GraphModule]:
         """The forward and the backward graph."""
         buffers = [i for i, gradient in enumerate(self._gradients) if gradient is None]
+        saved = self._read()  # adds states of the generator
         pinned = {node.name for node in unrepeatable(self._gm, buffers)}
         kept = {node.name for node in read_by_backward(self._gm)}
-        saved = self._read()
         tensors = [node for node in saved if _is_tensor(node)]
         sizes = [node for node in saved if not _is_tensor(node)]
         written = {node for node, writes in zip(self.inputs, self.written, strict=True) if writes}
@@ -257,8 +260,8 @@ class _Joint:
 
     def _read(self) -> list[fx.Node]:
         """The forward's values that the backward reads, to save, in order; not views and what is computed again."""
-        nodes = list(self._gm.graph.nodes)
-        recomputed = Recomputed([n for n in nodes if n not in self._backward and n.op != "output"], _is_view)
+        forward = [n for n in self._gm.graph.nodes if n not in self._backward and n.op != "output"]
+        recomputed = self._recomputed = Recomputed(forward, _is_view)
         wanted: set[fx.Node] = set()
         stack = [source for node in self._backward for source in node.all_input_nodes]
         stack += [g for g in self._gradients if isinstance(g, fx.Node)]
@@ -269,10 +272,10 @@ class _Joint:
                 continue
             if _is_view(node) or (node in recomputed and _is_tensor(node)):
                 again.add(node)
-                stack += node.all_input_nodes
+                stack += recomputed.inputs(node)
             else:
                 wanted.add(node)
-        return [node for node in nodes if node in wanted]
+        return [node for node in self._gm.graph.nodes if node in wanted]
 
     def _make_backward(self, saved: Sequence[fx.Node]) -> fx.GraphModule:
         graph = fx.Graph()
@@ -285,12 +288,12 @@ class _Joint:
             """A node, after those of the forward that it reads and that are not there yet."""
             stack = [node]
             while stack:
-                missing = [source for source in stack[-1].all_input_nodes if source not in env]
+                missing = [source for source in self._recomputed.inputs(stack[-1]) if source not in env]
                 if missing:
                     stack.append(missing[0])
                     continue
                 made = stack.pop()
-                env[made] = graph.node_copy(made, env.__getitem__)
+                env[made] = self._recomputed.add(made, graph, env)
 
         for node in self._gm.graph.nodes:
             if node in self._backward and node not in env:

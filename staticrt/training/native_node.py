@@ -9,6 +9,7 @@ node of torch.
 from __future__ import annotations
 
 import types
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -163,7 +164,7 @@ class _Region:
         first = len(self.saved)
         optional = range(first, first + len(self.tangents))
         # The backward graph with its plans by undefined gradients; reports show it.
-        self.compiled = CompiledGraph(copied(self._backward), options, "backward", optional)
+        self.compiled = CompiledGraph(copied(self._backward), options, "backward", optional, lent=self._lent)
         gradients: Any = self._backward.graph.output_node().args[0]
         if len(gradients) != num_inputs:
             raise NotNative("its backward does not return one gradient per input")
@@ -197,8 +198,12 @@ class _Region:
                 if isinstance(node, fx.Node):
                     of.setdefault(aliases.storage(node), i)
         self.saved: list[tuple[str, int, int, int]] = []
+        self._lent = []  # saved tensors that only the node has
+        holders = Counter(map(aliases.storage, (*inputs, *results)))
         for position, placeholder in zip(order, kept, strict=True):
             node = saved[position]
+            if isinstance(node.meta.get("val"), torch.Tensor) and holders[aliases.storage(node)] == 1:
+                self._lent.append(len(self.saved))
             if isinstance(node.meta.get("val"), torch.Tensor) != isinstance(
                 placeholder.meta.get("val"), torch.Tensor
             ):
@@ -248,7 +253,11 @@ class _Region:
             without_gradients(graph, missing)
         run = self.eager_nodes.run_by(undefined, unneeded)
         reads = self.eager_nodes.reads(run, graph)
-        plan = Plan(graph, self._options) if any(unneeded) else self.compiled.plans.get(tuple(missing))
+        plan = (
+            Plan(graph, self._options, None, "backward", self._lent)
+            if any(unneeded)
+            else self.compiled.plans.get(tuple(missing))
+        )
         return (*self._native(plan), run, reads)
 
     @staticmethod

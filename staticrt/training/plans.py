@@ -45,6 +45,7 @@ class Plan:
         options: checked options.
         num_results: outputs from this index on are saved for a backward; None if none is.
         role: "forward", "backward" or "inference".
+        lent: inputs whose bytes a run may use where nobody else holds any of them.
 
     Attributes:
         captured: captures and replays runs, with the option `graphs`.
@@ -52,7 +53,12 @@ class Plan:
     """
 
     def __init__(
-        self, graph: fx.GraphModule, options: Options, num_results: int | None = None, role: str = "inference"
+        self,
+        graph: fx.GraphModule,
+        options: Options,
+        num_results: int | None = None,
+        role: str = "inference",
+        lent: Sequence[int] = (),
     ) -> None:
         self.captured: CapturedRuns | None = None
         self.fallback = ""
@@ -78,6 +84,10 @@ class Plan:
         try:
             # A saved activation is an output and lives as long as its autograd graph.
             runtime = {**options.runtime(), "manage_outputs": False}
+            if options.graphs is False:
+                runtime.update(
+                    lent=list(lent), early_outputs=role == "forward", keeps_arena=role == "inference"
+                )
             if runtime.pop("passes"):
                 run_pipeline(graph)
             settle_layouts(graph)
@@ -209,6 +219,7 @@ class CompiledGraph:
         role: "forward", "backward" or "inference".
         optional: positions of the inputs that may be None: incoming gradients.
         num_results: for a forward, the index from which on outputs are saved for the backward.
+        lent: as of `Plan`.
     """
 
     def __init__(
@@ -218,8 +229,10 @@ class CompiledGraph:
         role: str,
         optional: Sequence[int] = (),
         num_results: int | None = None,
+        lent: Sequence[int] = (),
     ) -> None:
         self.role = role
+        self._lent = tuple(lent)
         self._num_results = num_results
         self._graph = graph
         self._options = options
@@ -253,7 +266,7 @@ class CompiledGraph:
         if key:
             without_gradients(graph, undefined)
         log.debug("%s graph, undefined or unneeded gradients %s:\n%s", self.role, key, graph.graph)
-        return Plan(graph, self._options, self._num_results, self.role)
+        return Plan(graph, self._options, self._num_results, self.role, self._lent)
 
     def debug_state(self) -> dict[str, Any]:
         """Plans by key, counters, and why plans run operator by operator."""

@@ -47,6 +47,7 @@ Executable::Executable(std::shared_ptr<const Program> program, const ExecutableO
   of_bodies.manage_outputs = false;  // a body's outputs are its node's values
   of_bodies.weights.clear();         // its inputs are values of this program
   of_bodies.preparation.donated.clear();
+  of_bodies.preparation.lent.clear();
   for (size_t i = 0; i < bound_.nodes.size(); ++i) {
     for (const auto& body : p.nodes()[i].bodies) {
       bound_.nodes[i].bodies.push_back(std::make_shared<Executable>(body, of_bodies));
@@ -64,6 +65,7 @@ void Executable::clear(Frame& frame) const {
 }
 
 void Executable::run(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs) {
+  if (!options_.preparation.lent.empty()) return without_loans().run(inputs, outputs);
   SRT_CHECK(inputs.size() == bound_.program->num_inputs(), "expected ", bound_.program->num_inputs(),
             " inputs, got ", inputs.size());
   if (ProgramWatcher* watcher = program_watcher()) [[unlikely]] {
@@ -102,6 +104,7 @@ void Executable::run_unwatched(std::span<const InputView> inputs, std::vector<c1
 
 bool Executable::call_if_prepared(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs) {
   if (!options_.prepared || options_.verify || program_watcher() != nullptr) return false;
+  if (!options_.preparation.lent.empty()) return without_loans().call_if_prepared(inputs, outputs);
   TracedRun traced(*this);
   const std::vector<DonatedInput>& donated = options_.preparation.donated;
   if (!donated.empty()) check_donated_inputs(*bound_.program, donated, inputs, 1);
@@ -245,6 +248,23 @@ PreparedFrame* Executable::find_prepared(Frame& frame, std::span<const InputView
   return frame.prepared.front().get();
 }
 
+namespace {
+
+class ArenaOfRun {
+ public:
+  ArenaOfRun(Arenas& arenas, bool keeps) : arenas_(keeps ? nullptr : &arenas) {}
+  ~ArenaOfRun() {
+    if (arenas_ != nullptr) arenas_->end_run();
+  }
+  ArenaOfRun(const ArenaOfRun&) = delete;
+  ArenaOfRun& operator=(const ArenaOfRun&) = delete;
+
+ private:
+  Arenas* const arenas_;
+};
+
+}  // namespace
+
 bool Executable::run_prepared(Frame& frame, std::span<const InputView> inputs,
                               std::vector<c10::IValue>& outputs, std::span<c10::IValue> let_go,
                               bool is_only_asked) {
@@ -254,6 +274,7 @@ bool Executable::run_prepared(Frame& frame, std::span<const InputView> inputs,
   prepared->count_call();
   if (Trace* trace = current_trace()) [[unlikely]]
     trace->innermost().found_ns = trace_now_ns();
+  const ArenaOfRun arena(frame.arenas, options_.preparation.keeps_arena);
   if (!prepared->run(inputs, frame.arenas, outputs, let_go)) {
     cache_.reject(prepared->prepared());
     frame.prepared.erase(frame.prepared.begin());
@@ -380,6 +401,7 @@ std::pair<int64_t, int64_t> Executable::managed_outputs() const {
 void Executable::trim() {
   if (manage_outputs_.load()) deallocate_output_tensors();
   frames_.trim();
+  if (without_loans_) without_loans_->trim();
   for (const DeviceMemory* memory : bound_.memories) memory->release_idle_arenas();
 }
 

@@ -79,7 +79,8 @@ class Executable : public std::enable_shared_from_this<Executable> {
   // nothing of the call is left, and the next one works.
   // Throws InputError if the number of inputs is wrong; kernels' own errors otherwise.
   std::vector<c10::IValue> run(std::vector<c10::IValue> inputs);
-  // The same; a tensor that nobody else holds is freed once its bytes are used no more.
+  // The same; a tensor that nobody else holds is freed once its bytes are used no more. Where nobody else
+  // holds any of the lent inputs (PreparedOptions::lent), their bytes are the run's.
   std::vector<c10::IValue> run_and_let_go(std::vector<c10::IValue> inputs);
   // The same on borrowed inputs; outputs are overwritten.
   void run(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs);
@@ -143,6 +144,7 @@ class Executable : public std::enable_shared_from_this<Executable> {
   int64_t plan_calls(const PreparedProgram& program) const;
 
  private:
+  Executable& without_loans();
   void offer_plans(const std::shared_ptr<const planner::KnownPlans>& known);
   void gather_plans(std::vector<planner::KnownPlan>& plans) const;
   bool run_prepared(Frame& frame, std::span<const InputView> inputs, std::vector<c10::IValue>& outputs,
@@ -176,6 +178,8 @@ class Executable : public std::enable_shared_from_this<Executable> {
   std::vector<ValueId> transient_;  // slots to empty after a run: all but constants and managed values
   std::atomic<bool> manage_outputs_;
   FramePool frames_;
+  std::once_flag without_loans_made_;
+  std::unique_ptr<Executable> without_loans_;  // for calls that lend no input; made when first needed
   mutable std::mutex mutex_;
   RareTimes times_;  // under mutex_
 };

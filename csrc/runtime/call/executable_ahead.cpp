@@ -83,6 +83,7 @@ PreparedAhead Executable::prepare(std::span<const InputView> inputs) {
     // Null: calls of other threads have driven it out again.
     if (PreparedFrame* prepared = find_prepared(*frame, inputs, num_threads)) {
       prepared->make_ready(inputs, frame->arenas);
+      if (!options_.preparation.keeps_arena) frame->arenas.end_run();
       result.program = prepared->shared();
     } else {
       result.reason = "more signatures are in use than max_prepared keeps";

@@ -20,7 +20,8 @@ struct Arena {
   c10::StreamId stream = 0;
   at::DataPtr data;
   int64_t size_bytes = 0;
-  uint64_t generation = 0;  // changes when data moves; no two arenas of a frame ever have the same
+  uint64_t generation = 0;    // changes when data moves; no two arenas of a frame ever have the same
+  void* last_data = nullptr;  // of the host's, where it is given back after each run
 };
 
 class Arenas {
@@ -34,6 +35,28 @@ class Arenas {
       memory.grow_arena(arena.data, arena.size_bytes, size_bytes);
     }
     return arena;
+  }
+
+  // The same, of torch's allocator of tensors, which may have the bytes again between runs. An arena that
+  // comes back to where it was has not moved.
+  Arena& for_one_run(const DeviceMemory& memory, int64_t size_bytes) {
+    Arena& arena = of(memory);
+    if (size_bytes > arena.size_bytes) {
+      arena.data.clear();
+      arena.size_bytes = 0;
+      arena.data = memory.allocator()->allocate(static_cast<size_t>(size_bytes));
+      arena.size_bytes = size_bytes;
+      if (arena.data.get() != arena.last_data) arena.generation = ++generations_;
+      arena.last_data = arena.data.get();
+    }
+    return arena;
+  }
+  void end_run() {
+    for (Arena& arena : arenas_) {
+      if (!arena.memory->is_host()) continue;
+      arena.data.clear();
+      arena.size_bytes = 0;
+    }
   }
 
   // Gives back arenas with more than needed(memory) bytes.

@@ -39,6 +39,9 @@ struct Step {
   ValueId value = 0;
   ValueId source = 0;  // kView: the owner, whose tensor is in its slot
   int32_t donor = -1;  // kAllocate: the donated input whose bytes the tensor takes; -1: none
+  // kAllocate: [first, first + count) of borrowers lie in the tensor's bytes until its value is made.
+  uint32_t first_borrower = 0;
+  uint32_t num_borrowers = 0;
   // Slots to empty after this step: [first, first + count) of releases.
   uint32_t first_release = 0;
   uint32_t num_releases = 0;
@@ -57,7 +60,7 @@ struct MemoryBlock {
     kWorkspace,  // scratch bytes of a node, in the arena
     kOutput,     // allocated in each call and handed to the caller
     kUnmanaged,  // made by a node that allocates itself
-    kDonated,    // a value or workspace at an offset of a donated input
+    kDonated,    // a value at an offset of a donated or lent input, or of an output that is made later
   };
   Kind kind = Kind::kArena;
   uint32_t id = 0;  // the value; of a workspace: the node
@@ -77,7 +80,11 @@ struct PreparedOptions {
   bool poison = false;  // fill the arena with NaN before each run
   std::vector<DonatedInput>
       donated;  // inputs whose bytes are the run's after their last use, runtime/execution_plan/donation.h
-  int inter_op_threads = 1;  // threads that run independent calls beside each other
+  // Inputs that nobody has after the run: their bytes are the run's after their last use.
+  std::vector<ValueId> lent;
+  bool early_outputs = false;  // outputs are allocated first, and hold values of the run until they are made
+  bool keeps_arena = true;     // off: the host's is given back after each run
+  int inter_op_threads = 1;    // threads that run independent calls beside each other
 };
 
 // Steps [first, first + count), all prepared calls, that need not run in order: each after those it depends
@@ -102,7 +109,7 @@ struct PreparedStats {
   int64_t derived_bytes = 0;   // packed weights
   int64_t overwrites = 0;      // results written over an input that dies there
   int64_t parts_in_place = 0;  // values made where a later node would copy them
-  int64_t donated_bytes = 0;   // of donated inputs that hold values of the run
+  int64_t donated_bytes = 0;   // of values that lie in inputs and outputs
   int64_t parallel_calls = 0;  // that may run beside another
   int64_t searched_plans = 0;  // memory plans that were searched for, and those that were known
   int64_t known_plans = 0;
@@ -173,12 +180,16 @@ class PreparedProgram {
     std::vector<std::pair<uint32_t, int64_t>> offsets;  // base entry, offset in the arena
   };
   std::vector<ArenaPart> arenas_;  // one per device that has values in it; workspaces lie in the host's
-  struct DonatedPlace {
+  // A value that lies in another's bytes, an input's or an output's.
+  struct Borrower {
+    ValueId value;  // an owner
     uint32_t base;
-    ValueId input;
+    ValueId lender;
     int64_t offset_bytes;
+    std::vector<ValueId> shells;  // of those below, the ones over its bytes
   };
-  std::vector<DonatedPlace> donated_places_;
+  std::vector<Borrower> borrowers_;  // by lender: those of inputs come first
+  uint32_t first_of_outputs_ = 0;    // of borrowers_
   std::vector<ParallelRegion> regions_;
   std::vector<Step> steps_;
   std::vector<ValueId> releases_;
@@ -239,7 +250,8 @@ class PreparedFrame {
   at::Tensor new_tensor(ValueId value) const;
   void move_to(Arenas& arenas);
   void poison_arenas() const;
-  void place_in_donated();
+  void place_in_inputs();
+  void place_borrowers(uint32_t first, uint32_t count);
   void give_donated();
   int run_region(const ParallelRegion& region);
   template <class Watch>

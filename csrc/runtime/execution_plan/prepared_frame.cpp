@@ -108,7 +108,9 @@ void PreparedFrame::move_to(Arenas& arenas) {
   bool moved = !has_shells_;
   for (size_t i = 0; i < p.arenas_.size(); ++i) {
     const PreparedProgram::ArenaPart& part = p.arenas_[i];
-    const Arena& arena = arenas.at_least(*part.memory, part.size_bytes);
+    const bool keeps = p.options_.keeps_arena || !part.memory->is_host();
+    const Arena& arena = keeps ? arenas.at_least(*part.memory, part.size_bytes)
+                               : arenas.for_one_run(*part.memory, part.size_bytes);
     if (arenas_[i].generation == arena.generation) continue;
     has_shells_ = false;  // should the next arena not be had
     moved = true;
@@ -158,17 +160,25 @@ at::Tensor PreparedFrame::new_tensor(ValueId value) const {
                                    extent_bytes(record.meta));
 }
 
-// Values that lie where donated inputs were.
-void PreparedFrame::place_in_donated() {
+// Values that lie where inputs were.
+void PreparedFrame::place_in_inputs() {
   const PreparedProgram& p = *prepared_;
-  for (const auto& [id, name] : p.options_.donated) {
-    // As for writing: bytes that copies share lazily become this tensor's own.
+  // As for writing: bytes that copies share lazily become this tensor's own.
+  const auto write_to = [&](ValueId id) {
     if (inputs_[id].tensor) bases_[id] = static_cast<char*>(inputs_[id].tensor->mutable_data_ptr());
-  }
-  if (p.donated_places_.empty()) return;
-  for (const auto& place : p.donated_places_) bases_[place.base] = bases_[place.input] + place.offset_bytes;
-  for (const ValueId id : p.shells_) {
-    if (!p.bound_.program->is_constant(id)) slots_[id] = unbound_tensor(id);
+  };
+  for (const auto& [id, name] : p.options_.donated) write_to(id);
+  for (const ValueId id : p.options_.lent) write_to(id);
+  place_borrowers(0, p.first_of_outputs_);
+}
+
+void PreparedFrame::place_borrowers(uint32_t first, uint32_t count) {
+  const PreparedProgram& p = *prepared_;
+  for (uint32_t k = first; k < first + count; ++k) {
+    const PreparedProgram::Borrower& borrower = p.borrowers_[k];
+    const auto lender = static_cast<size_t>(p.base_of_[borrower.lender]);
+    bases_[borrower.base] = bases_[lender] + borrower.offset_bytes;
+    for (const ValueId id : borrower.shells) slots_[id] = unbound_tensor(id);
   }
 }
 
@@ -201,7 +211,7 @@ bool PreparedFrame::run(std::span<const InputView> inputs, Arenas& arenas, std::
   let_go_ = let_go;
   next_end_ = let_go.empty() ? p.input_ends_.size() : 0;
   try {
-    if (!p.options_.donated.empty()) place_in_donated();
+    if (!p.options_.donated.empty() || !p.options_.lent.empty()) place_in_inputs();
     if (uses_fixed()) follow_weights(inputs);
     for (const ValueId id : p.inputs_in_slots_) slots_[id] = *inputs[id].tensor;
     if (trace) [[unlikely]] {
@@ -274,6 +284,7 @@ bool PreparedFrame::run_steps(Watch&& watch) {
         }
         bases_[static_cast<size_t>(p.base_of_[step.value])] = static_cast<char*>(tensor.mutable_data_ptr());
         slots_[step.value] = std::move(tensor);
+        place_borrowers(step.first_borrower, step.num_borrowers);
         break;
       }
       case StepKind::kView:

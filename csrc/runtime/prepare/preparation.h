@@ -91,6 +91,9 @@ class Preparation {
   void plan_host();
   void plan_device(const DeviceMemory& memory);
   void find_donors(std::vector<planner::Spec>& specs);
+  void lend_input(ValueId id, int64_t until, std::vector<planner::Spec>& specs);
+  void find_early_outputs();
+  void note_borrowers();
   ValueId find_heir(ValueId input) const;
   void find_sharing();
   planner::Plan plan_groups(std::span<const planner::Spec> specs, int64_t alignment, planner::Effort effort);
@@ -118,6 +121,7 @@ class Preparation {
   void find_slots();
   void emit();
   void emit_allocations(uint32_t index, uint32_t before);
+  void emit_allocation(ValueId id, uint32_t before, uint32_t first_node);
   void emit_step(uint32_t index);
   void emit_releases();
   void emit_input_ends();
@@ -164,8 +168,11 @@ class Preparation {
   std::set<uint32_t> made_in_place_;  // nodes with nothing left to copy
   std::vector<MemoryBlock> blocks_;   // of each spec
   std::vector<planner::Loan> loans_;
-  std::vector<ValueId> lenders_;                   // of each loan
-  std::map<ValueId, ValueId> donor_of_;            // output -> the donated input whose bytes it takes
+  std::vector<ValueId> lenders_;                    // of each loan
+  std::map<ValueId, ValueId> donor_of_;             // output -> the donated input whose bytes it takes
+  std::map<ValueId, uint32_t> lent_until_;          // input -> the node after which nobody has its bytes
+  std::map<uint32_t, std::vector<ValueId>> early_;  // node -> outputs that are allocated before it
+  std::set<ValueId> is_early_;
   std::vector<std::vector<ValueId>> views_after_;  // by node
   std::vector<Region> regions_;
   std::map<uint32_t, size_t> region_of_;  // by the last node of a call

@@ -84,6 +84,8 @@ void Preparation::find_slots() {
 void Preparation::emit() {
   for (uint32_t index = 0; index < plans_.size(); ++index) {
     const NodePlan& plan = plans_[index];
+    if (const auto early = early_.find(index); early != early_.end())
+      for (const ValueId id : early->second) emit_allocation(id, index, index);
     if (plan.plan == Plan::kFixed) {
       ++result_.stats_.fixed_nodes;
     } else if (plan.plan == Plan::kSkip || made_in_place_.count(index)) {
@@ -135,18 +137,27 @@ void Preparation::emit_allocations(uint32_t index, uint32_t before) {
     if (plans_[member].plan != plan.plan || plans_[member].chain_last != index) continue;
     for (uint32_t i = 0; i < node_at(member).num_outputs; ++i) {
       const ValueId id = node_at(member).first_output + i;
-      if (is_arena_owner(id) || unstored_.count(id)) continue;
-      Step step;
-      step.kind = StepKind::kAllocate;
-      step.node = before;
-      step.first_node = plan.chain_first;
-      step.value = id;
-      const auto donor = donor_of_.find(id);
-      if (donor != donor_of_.end()) step.donor = static_cast<int32_t>(donor->second);
-      base_of(id);
-      result_.steps_.push_back(step);
+      if (is_arena_owner(id) || unstored_.count(id) || is_early_.count(id)) continue;
+      emit_allocation(id, before, plan.chain_first);
     }
   }
+}
+
+void Preparation::emit_allocation(ValueId id, uint32_t before, uint32_t first_node) {
+  Step step;
+  step.kind = StepKind::kAllocate;
+  step.node = before;
+  step.first_node = first_node;
+  step.value = id;
+  const auto donor = donor_of_.find(id);
+  if (donor != donor_of_.end()) step.donor = static_cast<int32_t>(donor->second);
+  base_of(id);
+  const auto& borrowers = result_.borrowers_;
+  const auto is_of_another = [&](const auto& borrower) { return borrower.lender < id; };
+  const auto first = std::partition_point(borrowers.begin(), borrowers.end(), is_of_another);
+  step.first_borrower = static_cast<uint32_t>(first - borrowers.begin());
+  for (auto next = first; next != borrowers.end() && next->lender == id; ++next) ++step.num_borrowers;
+  result_.steps_.push_back(step);
 }
 
 void Preparation::emit_step(uint32_t index) {
@@ -197,7 +208,9 @@ void Preparation::emit_input_ends() {
   for (ValueId id = 0; id < program_.first_constant(); ++id) {
     if (!records_[id].is_tensor || records_[id].owner != id || end_[id] == 0 || end_[id] > num_nodes)
       continue;
-    const uint32_t last = done[end_[id] - 1];
+    uint32_t last = done[end_[id] - 1];
+    if (const auto lent = lent_until_.find(id); lent != lent_until_.end())
+      last = std::max(last, done[lent->second - 1]);
     const auto after = std::partition_point(result_.steps_.begin(), result_.steps_.end(),
                                             [&](const Step& step) { return step.node < last; });
     if (after != result_.steps_.begin())

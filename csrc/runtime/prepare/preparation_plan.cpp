@@ -5,6 +5,11 @@
 #include "runtime/prepare/preparation.h"
 
 namespace staticrt {
+namespace {
+
+constexpr int64_t kMinLentBytes = 32 << 10;  // of an input or output in which other values may lie
+
+}  // namespace
 
 // Donated inputs as values of the plan: their bytes are lent from the last use on.
 void Preparation::find_donors(std::vector<planner::Spec>& specs) {
@@ -18,13 +23,66 @@ void Preparation::find_donors(std::vector<planner::Spec>& specs) {
       donor_of_[heir] = id;
       until = begin_[heir];
     }
-    const int64_t end = std::max<int64_t>(1, end_[id]);
-    if (until < end) continue;  // the heir is written over the input itself: nothing is left to lend
-    spec_of_[id] = static_cast<int32_t>(specs.size());
-    loans_.push_back({spec_of_[id], until});
+    lend_input(id, until, specs);
+  }
+  for (const ValueId id : result_.options_.lent) {
+    if (records_[id].is_tensor && records_[id].plain && records_[id].owner == id && !escapes_[id] &&
+        extent_bytes(records_[id].meta) >= kMinLentBytes)
+      lend_input(id, static_cast<int64_t>(plans_.size()) + 1, specs);
+  }
+}
+
+void Preparation::lend_input(ValueId id, int64_t until, std::vector<planner::Spec>& specs) {
+  const int64_t end = std::max<int64_t>(1, end_[id]);
+  if (until < end) return;  // the heir is written over the input itself: nothing is left to lend
+  spec_of_[id] = static_cast<int32_t>(specs.size());
+  loans_.push_back({spec_of_[id], until});
+  lenders_.push_back(id);
+  specs.push_back({0, end, extent_bytes(records_[id].meta)});
+  planned_.push_back(id);
+}
+
+// Outputs that a later node makes: all of them exist when the run ends, so that values of before may have
+// their bytes and the run holds no more at its peak.
+void Preparation::find_early_outputs() {
+  if (!result_.options_.early_outputs) return;
+  for (ValueId id = program_.first_constant(); id < program_.num_values(); ++id) {
+    const ValueRecord& record = records_[id];
+    const bool is_allocated = plan_of(id) == Plan::kCall || plan_of(id) == Plan::kOut;
+    if (!is_allocated || !escapes_[id] || !record.is_tensor || record.owner != id || unstored_.count(id) ||
+        donor_of_.count(id) || !record.memory->is_host())
+      continue;
+    const int64_t bytes = extent_bytes(record.meta);
+    if (bytes < kMinLentBytes) continue;
+    planner::Loan loan;
+    loan.until = begin_[id];
+    loan.size_bytes = bytes;
+    loans_.push_back(loan);
     lenders_.push_back(id);
-    specs.push_back({0, end, bytes});
-    planned_.push_back(id);
+  }
+}
+
+// Values by who lends them their bytes; and when that begins and ends.
+void Preparation::note_borrowers() {
+  auto& borrowers = result_.borrowers_;
+  std::stable_sort(borrowers.begin(), borrowers.end(),
+                   [](const auto& a, const auto& b) { return a.lender < b.lender; });
+  for (auto& borrower : borrowers) {
+    for (const ValueId id : result_.shells_)
+      if (records_[id].owner == borrower.value) borrower.shells.push_back(id);
+    if (program_.is_input(borrower.lender)) {
+      ++result_.first_of_outputs_;
+      uint32_t& until = lent_until_[borrower.lender];
+      until = std::max(until, end_[borrower.value]);
+    }
+  }
+  for (size_t k = result_.first_of_outputs_; k < borrowers.size(); ++k) {
+    const ValueId output = borrowers[k].lender;
+    if (!is_early_.insert(output).second) continue;
+    uint32_t first = begin_[output];
+    for (size_t other = k; other < borrowers.size() && borrowers[other].lender == output; ++other)
+      first = std::min(first, begin_[borrowers[other].value]);
+    early_[first].push_back(output);
   }
 }
 
@@ -148,6 +206,7 @@ void Preparation::plan_host() {
     planned_.push_back(id);
   }
   find_donors(specs);
+  find_early_outputs();
   find_sharing();
   std::vector<uint32_t> workspaces;
   for (uint32_t index = 0; index < plans_.size(); ++index) {
@@ -186,8 +245,9 @@ void Preparation::plan_host() {
       workspace_offset_[id] = plan.offsets[i];
     } else if (is_lent) {
       result_.is_fixed_[id] = true;
-      result_.donated_places_.push_back(
-          {base_of(id), lenders_[static_cast<size_t>(plan.loan[i])], plan.offsets[i]});
+      const ValueId lender = lenders_[static_cast<size_t>(plan.loan[i])];
+      base_of(lender);
+      result_.borrowers_.push_back({id, base_of(id), lender, plan.offsets[i], {}});
       result_.stats_.donated_bytes += block.size_bytes;
     } else {
       result_.is_fixed_[id] = true;
@@ -197,6 +257,7 @@ void Preparation::plan_host() {
   if (plan.arena_bytes > 0) result_.arenas_.push_back(std::move(part));
   result_.stats_.arena_bytes = plan.arena_bytes;
   result_.stats_.lower_bound_bytes = plan.lower_bound;
+  note_borrowers();
   note_sharing(plan);
   for (const MemoryBlock& block : blocks_) {
     const bool is_workspace = block.kind == MemoryBlock::Kind::kWorkspace;

@@ -177,7 +177,7 @@ def _signature_lines(signature: SignatureReport, details: bool) -> list[str]:
         )
     if signature.donated_bytes:
         lines.append(
-            f"      donated: {format_bytes(signature.donated_bytes)} of values in arguments given up"
+            f"      donated: {format_bytes(signature.donated_bytes)} of values in arguments given up, or in results before these are made"
         )
     if signature.parallel_calls:
         lines.append(f"      beside:  {signature.parallel_calls} kernels may run beside another")

@@ -209,6 +209,16 @@ TEST(an_input_that_lives_on_is_not_part_of_what_is_written_over) {
   EXPECT(!(shared.overwritten[0] && shared.in_place[0][0]));
 }
 
+TEST(bytes_of_a_later_value_are_lent_until_it_is_made) {
+  const std::vector<Spec> specs = {{0, 2, 64}, {1, 3, 64}, {2, 3, 32}, {2, 4, 64}};
+  Loan loan;
+  loan.until = 3;
+  loan.size_bytes = 64;
+  const SharedPlan shared = plan_shared(specs, {}, {}, std::vector<Loan>{loan});
+  EXPECT(shared.loan == (std::vector<int32_t>{0, -1, 0, -1}));
+  EXPECT_EQ(shared.arena_bytes, 128);
+}
+
 TEST(unaligned_parts_are_copied) {
   const std::vector<Spec> specs = {{0, 3, 40}, {1, 3, 64}, {2, 4, 104}};
   const SharedPlan shared = plan_shared(specs, {}, std::vector<Copy>{{2, {{0, 0}, {1, 40}}}});

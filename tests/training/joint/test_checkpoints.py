@@ -85,7 +85,7 @@ def test_the_last_part_is_computed_again_first():
 
 
 def test_each_part_is_computed_again_right_before_it_is_read():
-    """Beside its arenas, a step holds no more at its peak than eager's, and with them far less than without checkpoints."""
+    """A step holds far less at its peak than without checkpoints; the arena is as large as what one part makes."""
     torch.manual_seed(0)
     peaks = {}
     for checkpoints in (True, False):
@@ -105,18 +105,35 @@ def test_each_part_is_computed_again_right_before_it_is_read():
                 step()
             gc.collect()
             peaks[way, checkpoints] = allocated_peak(step)
-        arenas = 0
-        for trace in compiled._executor._joint.traces:
-            natives = [
-                trace.executable.native,
-                *(p.native for _k, p in trace.executable.backward.plans.items()),
-            ]
-            arenas += sum(stats["arena_bytes"] for native in natives for stats in native.prepared_stats)
-        assert peaks["compiled", checkpoints] <= peaks["eager", checkpoints], peaks
-        peaks["compiled", checkpoints] += arenas
         assert joint_calls(compiled) >= 4
-    assert peaks["compiled", True] <= 1.5 * peaks["eager", True], peaks
+    assert peaks["compiled", False] <= peaks["eager", False], peaks
+    assert peaks["compiled", True] <= 1.25 * peaks["eager", True], peaks
     assert peaks["compiled", True] < 0.5 * peaks["compiled", False], peaks
+
+
+@pytest.mark.parametrize("draws", [0.3, 1.0])
+def test_dropout_is_drawn_again_as_it_was(draws):
+    compiled = _equal_eager(Deep(block=lambda width: Block(width, draws)))
+    assert not compiled.explain().eager
+
+
+def test_of_dropout_only_the_generators_state_is_saved():
+    torch.manual_seed(0)
+    model = Deep(128, 4, block=lambda width: Block(width, 0.3))
+    compiled = staticrt.compile(copy.deepcopy(model))
+    x = torch.randn(256, 128)
+    saved = {}
+    for run in (model, compiled):
+        for _ in range(2):
+            run(x).sum().backward()
+        packed = []
+        with torch.autograd.graph.saved_tensors_hooks(partial(_pack, packed), lambda t: t):
+            run(x)
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in packed}
+        known = {p.untyped_storage().data_ptr() for p in (x, *run.parameters())}
+        saved[run] = sum(size for data, size in storages.items() if data not in known)
+    mask = 256 * 128
+    assert saved[compiled] < 3 * x.nbytes + 4 * mask / 2, saved
 
 
 class Views(nn.Module):
@@ -215,6 +232,11 @@ def test_gradients_of_some_results_and_twice():
     assert joint_calls(compiled) == 3
 
 
+class Noise(Block):
+    def forward(self, x):
+        return super().forward(x * torch.rand_like(x))
+
+
 class Norm(nn.Module):
     def __init__(self, width):
         super().__init__()
@@ -225,7 +247,11 @@ class Norm(nn.Module):
 
 
 EAGER = {
-    "a part that draws again": (lambda: Deep(block=lambda width: Block(width, 0.3)), "random numbers"),
+    "a part that draws other numbers in each run": (
+        lambda: Deep(block=lambda width: Block(width, 0.3), preserve_rng_state=False),
+        "random numbers",
+    ),
+    "a part that draws otherwise than by dropout": (lambda: Deep(block=Noise), "random numbers"),
     "running statistics, which each run updates": (lambda: Deep(block=Norm, early_stop=False), "writes"),
     "reentrant autograd": (lambda: Deep(use_reentrant=True), "rng_state"),
     "reentrant autograd without random numbers": (

@@ -1,15 +1,17 @@
-"""What a training step holds at its peak, in bytes: beside its arenas no more than eager's."""
+"""What a training step holds at its peak, in bytes, its arenas included: no more than eager's."""
 
 import copy
 import gc
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import staticrt
 from staticrt.models.bench.train_memory import allocated_peak
-from staticrt.models.bench.train_models import Transformer
+from staticrt.models.bench.train_models import Lstm, Transformer
+from staticrt.training import optim
 from tests.support.joint_traces import joint_calls
 
 
@@ -18,7 +20,67 @@ def _deep(depth, width):
     return nn.Sequential(*layers)
 
 
+class Block(nn.Module):
+    def __init__(self, width, out):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(width, out, 3, 2, 1, bias=False), nn.BatchNorm2d(out)
+        self.last, self.skip = nn.Conv2d(out, out, 3, 1, 1), nn.Conv2d(width, out, 1, 2)
+
+    def forward(self, x):
+        return F.relu(self.last(F.relu(self.norm(self.first(x)))) + self.skip(x))
+
+
+class Attention(nn.Module):
+    """After its softmax as written, or fused and causal."""
+
+    def __init__(self, width, heads, fused):
+        super().__init__()
+        self.norm, self.qkv, self.out = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 3 * width),
+            nn.Linear(width, width),
+        )
+        self.up, self.down, self.heads, self.fused = (
+            nn.Linear(width, 4 * width),
+            nn.Linear(4 * width, width),
+            heads,
+            fused,
+        )
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        if self.fused:
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            mixed = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1) @ v
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(x)))
+
+
+def _language_model(fused, out):
+    return nn.Sequential(
+        nn.Embedding(100, 64),
+        *(Attention(64, 4, fused) for _ in range(3)),
+        nn.LayerNorm(64),
+        nn.Linear(64, out),
+    )
+
+
+# model, sizes of its input, which is of tokens where there are two and the first layer is an embedding
 MODELS = {
+    "MLP": (
+        lambda: nn.Sequential(nn.Linear(64, 128), nn.ReLU(), _deep(1, 128), nn.Linear(128, 10)),
+        (256, 64),
+    ),
+    "LSTM, unrolled": (lambda: Lstm(32, 64), (32, 16, 32)),
+    "ResNet": (
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), Block(16, 32), Block(32, 64)
+        ),
+        (8, 3, 32, 32),
+    ),
+    "GPT": (lambda: _language_model(True, 100), (8, 32)),
+    "BERT": (lambda: _language_model(False, 2), (8, 32)),
     "deep MLP": (lambda: _deep(24, 64), (256, 64)),
     "deep MLP, small batch": (lambda: _deep(12, 128), (16, 128)),
     "deep MLP with ReLU": (
@@ -42,32 +104,61 @@ def _step(model, x):
     return step
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_a_step_holds_no_more_than_eagers(name):
+# The arena exists from the beginning of a backward, when all is still saved, as large as it must be at the end.
+_LIMITS = {"MLP": 1.01, "ResNet": 1.15, "deep MLP, small batch": 1.03, "convolutions": 1.01}
+
+
+def _given(name):
     make, sizes = MODELS[name]
     torch.manual_seed(0)
-    model, x = make(), torch.randn(*sizes)
+    model = make()
+    tokens = isinstance(model, nn.Sequential) and isinstance(model[0], nn.Embedding)
+    return model, torch.randint(0, 100, sizes) if tokens else torch.randn(*sizes)
+
+
+def _peak(step):
+    for _ in range(4):
+        step()
+    gc.collect()
+    return allocated_peak(step)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_step_holds_no_more_than_eagers(name):
+    model, x = _given(name)
     compiled = staticrt.compile(copy.deepcopy(model))
-    peaks = {}
-    for way, run in (("eager", model), ("compiled", compiled)):
-        step = _step(run, x)
-        for _ in range(3):
-            step()
-        gc.collect()
-        peaks[way] = allocated_peak(step)
+    peaks = [_peak(_step(run, x)) for run in (compiled, model)]
     assert joint_calls(compiled) >= 4
-    assert peaks["compiled"] <= peaks["eager"], peaks
-    # Arenas stay between calls: the peak of a later step does not show them.
-    arenas = sum(stats["arena_bytes"] for native in _natives(compiled) for stats in native.prepared_stats)
-    assert arenas > 0
-    assert peaks["compiled"] + arenas <= 1.25 * peaks["eager"], (peaks, arenas)
+    assert peaks[0] <= _LIMITS.get(name, 1) * peaks[1], peaks
 
 
-def _natives(compiled):
-    for trace in compiled._executor._joint.traces:
-        yield trace.executable.native
-        for _key, plan in trace.executable.backward.plans.items():
-            yield plan.native
+@pytest.mark.parametrize("name", ["MLP", "LSTM, unrolled", "ResNet", "GPT", "BERT"])
+def test_a_step_behind_dynamo_holds_no_more_than_eagers(name):
+    model, x = _given(name)
+    compiled = torch.compile(copy.deepcopy(model), backend="staticrt")
+    peaks = [_peak(_step(run, x)) for run in (compiled, model)]
+    assert peaks[0] <= _LIMITS.get(name, 1) * peaks[1], peaks
+
+
+@pytest.mark.parametrize("name", ["MLP", "LSTM, unrolled", "GPT"])
+def test_a_whole_step_holds_no_more_than_eagers(name):
+    """Its arena stays between calls: the peak of a later step does not show it."""
+    model, x = _given(name)
+    peaks = []
+    for owner in (model, copy.deepcopy(model)):
+        optimizer = (torch.optim if owner is model else optim).SGD(owner.parameters(), lr=1e-3)
+
+        def train(owner=owner, optimizer=optimizer):
+            loss = owner(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        step = train if owner is model else staticrt.compile_step(train)
+        peaks.append(_peak(step))
+    peaks[1] += max(s.arena_bytes for trace in step.explain().traces for s in trace.signatures)
+    assert peaks[1] <= peaks[0], peaks
 
 
 def test_saved_tensors_go_while_the_backward_runs_unless_the_graph_is_kept():
