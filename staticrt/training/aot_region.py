@@ -28,6 +28,7 @@ from staticrt.training.double_backward import Replay
 from staticrt.training.grad_modes import view_without_history
 from staticrt.training.graph_split import Eager, example_values, needs_splitting, run_compiled, split, writes
 from staticrt.training.native_node import NotNative, Pair, gate, make_native_node
+from staticrt.training.overlaps import overlapping_writes
 from staticrt.training.partition import safe_partition
 from staticrt.training.plans import CompiledGraph
 from staticrt.training.recurrent import recurrent_networks
@@ -100,9 +101,9 @@ class Region:
         self._shared: list[tuple[int, int]] = []
         self._subclassed: list[int] | None = None
         self._first: Callable[..., Any] | None = None  # serves the first call
-        unread = {} if is_subregion else unread_effects(gm)
-        if unread or needs_splitting(gm):
-            self._run = self._compile_split(gm, unread)
+        eager = {} if is_subregion else {**unread_effects(gm), **overlapping_writes(gm)}
+        if eager or needs_splitting(gm):
+            self._run = self._compile_split(gm, eager)
         else:
             self._run = self._compile_or_cut(gm, inputs)
         _live.append(weakref.ref(self))

@@ -198,6 +198,29 @@ def test_an_overlapping_view_is_written_between_graphs_that_are_differentiated(w
         assert fast(torch.arange(3.0, requires_grad=True)).tolist() == [1, 3, 3]
 
 
+def moved_up(v):
+    v[1:] = v[:-1]
+
+
+@pytest.mark.parametrize("way", ["joint", "split", "backend"])
+@pytest.mark.parametrize("write", [moved_up, lambda v: v[1:].add_(v[:-1]), lambda v: v.t().copy_(v)])
+def test_a_write_that_reads_its_own_memory_is_refused_as_in_eager(write, way):
+    def model(x):
+        y = x * 1
+        y[1:] += 1
+        write(y)
+        return x * 2 + y.sum()
+
+    fast = (
+        torch.compile(model, backend="staticrt")
+        if way == "backend"
+        else staticrt.compile(model, joint_trace=way == "joint")
+    )
+    for size in ((3, 3), (1, 1), (2, 2)):
+        args = (torch.ones(size, requires_grad=True),)
+        assert_same(outcome(fast, *args), outcome(model, *args))
+
+
 def positives(x):
     return x[x > 0]
 

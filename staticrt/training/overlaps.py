@@ -1,0 +1,46 @@
+"""Writes into memory that they also read: eager refuses some, AOTAutograd writes a copy of the whole instead."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import fx
+
+from staticrt.training.graph_split import writes
+
+
+def overlapping_writes(gm: fx.GraphModule) -> dict[str, str]:
+    """Nodes of a Dynamo graph that write a tensor and read another view of its memory: they run eagerly.
+
+    Returns:
+        Why, by their names.
+    """
+    return {
+        node.name: "it reads the memory that it writes"
+        for node in gm.graph.nodes
+        if node.op in ("call_function", "call_method") and writes(node) and _reads_what_it_writes(node)
+    }
+
+
+def _reads_what_it_writes(node: fx.Node) -> bool:
+    written, *others = node.all_input_nodes or [node]
+    memory = _memory(written)
+    return memory is not None and any(
+        _memory(other) == memory for other in others if not _is_written_back(node, other)
+    )
+
+
+def _is_written_back(node: fx.Node, value: fx.Node) -> bool:
+    """Whether a node is the last of the three that Python makes of `x[i] += y`: read, write in place, put back."""
+    if node.target is not operator.setitem or not value.args:
+        return False
+    piece = value.args[0]
+    return isinstance(piece, fx.Node) and piece.target is operator.getitem and piece.args == node.args[:2]
+
+
+def _memory(node: fx.Node) -> int | None:
+    value = node.meta.get("example_value")
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    return int(value.untyped_storage()._cdata)
