@@ -9,6 +9,7 @@
 #include "allocator/core/inspector.h"
 #include "allocator/process/devices.h"
 #include "common/error.h"
+#include "device/host_limit.h"
 #include "device/small_blocks.h"
 #include "device/tensors.h"
 
@@ -69,6 +70,10 @@ class HostMemory final : public DeviceMemory {
 };
 
 }  // namespace
+
+bool host_memory_is_limited() {
+  return arenas().core().budget.limited();
+}
 
 const DeviceMemory& host_memory() {
   static const auto* memory = new HostMemory;  // arenas may outlive static objects

@@ -2,6 +2,7 @@
 #include <optional>
 
 #include "common/error.h"
+#include "device/host_limit.h"
 #include "device/tensors.h"
 #include "runtime/execution_plan/donation.h"
 #include "runtime/execution_plan/inter_op.h"
@@ -108,7 +109,8 @@ void PreparedFrame::move_to(Arenas& arenas) {
   bool moved = !has_shells_;
   for (size_t i = 0; i < p.arenas_.size(); ++i) {
     const PreparedProgram::ArenaPart& part = p.arenas_[i];
-    const bool keeps = p.options_.keeps_arena || !part.memory->is_host();
+    // Only our own allocator knows the limit.
+    const bool keeps = p.options_.keeps_arena || !part.memory->is_host() || host_memory_is_limited();
     const Arena& arena = keeps ? arenas.at_least(*part.memory, part.size_bytes)
                                : arenas.for_one_run(*part.memory, part.size_bytes);
     if (arenas_[i].generation == arena.generation) continue;
