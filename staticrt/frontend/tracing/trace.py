@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from staticrt import locks, tuning
+from staticrt import locks, torch_private, tuning
 from staticrt.frontend import budget
 from staticrt.frontend.arguments import unread
 from staticrt.frontend.arguments.fakes import FakeInputs, FakeMaker, guards_of
@@ -141,6 +141,13 @@ def _not_of_a_trace(record: logging.LogRecord) -> bool:
 logging.getLogger("torch._subclasses.fake_tensor").addFilter(_not_of_a_trace)
 
 
+def _unsaved(_preserve: bool, context: Callable[..., Any], debug: bool) -> Iterator[None]:
+    """Around a checkpoint's function where no backward computes it again: the state of the generator is not asked."""
+    if debug or not torch_private.is_plain_checkpoint(context):
+        raise CannotTrace("a checkpoint with a context, or a debug mode, of its own")
+    yield
+
+
 def _record(request: TraceRequest, watcher: Watcher, undo: list[Callable[[], object]]) -> TracedGraph:
     """As `trace`.
 
@@ -180,7 +187,8 @@ def _record(request: TraceRequest, watcher: Watcher, undo: list[Callable[[], obj
 
         undo[-1:] = [snapshot.restore, take_back, escapes.close, tracer.versions.put_back]
         try:
-            out_spec = _run(request, fakes, tracer, watcher, outputs, escapes.is_new)
+            with contextlib.nullcontext() if request.autograd else torch_private.checkpoint_parts(_unsaved):
+                out_spec = _run(request, fakes, tracer, watcher, outputs, escapes.is_new)
         finally:
             env.decider = None
             tracer.versions.put_back()

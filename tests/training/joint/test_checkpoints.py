@@ -136,6 +136,22 @@ def test_of_dropout_only_the_generators_state_is_saved():
     assert saved[compiled] < 3 * x.nbytes + 4 * mask / 2, saved
 
 
+@pytest.mark.parametrize("draws", [0.0, 0.3])
+def test_without_gradients_a_checkpoint_is_its_function(draws):
+    model = Deep(block=lambda width: Block(width, draws))
+    compiled = staticrt.compile(model)
+    with torch.no_grad():
+        for size in (4, 4, 2, 1):
+            x = torch.randn(size, 16)
+            found = []
+            for run in (compiled, model):
+                torch.manual_seed(size)
+                found.append((run(x), torch.get_rng_state()))
+            torch.testing.assert_close(*found)
+    assert compiled.explain().traces
+    assert not compiled.explain().eager
+
+
 class Views(nn.Module):
     """Results of parts that are views of inner values, of arguments, and several at once."""
 
