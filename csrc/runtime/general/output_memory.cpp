@@ -12,12 +12,12 @@ OutputMemory::OutputMemory(const BoundProgram& bound) : bound_(bound) {
   for (size_t index = 0; index < bound.nodes.size(); ++index) {
     const BoundKind kind = bound.nodes[index].kind;
     if (kind != BoundKind::kOut && kind != BoundKind::kBoxedOut) continue;
-    if (!bound.nodes[index].memory->is_host()) continue;
+    const DeviceMemory& memory = *bound.nodes[index].memory;
     const Node& node = bound.program->nodes()[index];
     for (uint32_t i = 0; i < node.num_outputs; ++i) {
       const ValueId id = node.first_output + i;
       if (bound.liveness.touches_output[id] && !bound.liveness.touches_input[id]) {
-        outputs_.push_back({id, new_managed_storage(host_memory()), 0});
+        outputs_.push_back({id, buffer_in(memory), new_managed_storage(memory), 0});
       }
     }
   }
@@ -29,25 +29,41 @@ int64_t OutputMemory::size_bytes() const {
   return total;
 }
 
+size_t OutputMemory::buffer_in(const DeviceMemory& memory) {
+  const auto found = std::ranges::find(buffers_, &memory, &Buffer::memory);
+  if (found != buffers_.end()) return static_cast<size_t>(found - buffers_.begin());
+  buffers_.emplace_back().memory = &memory;
+  return buffers_.size() - 1;
+}
+
 void OutputMemory::begin_run(c10::IValue* slots) {
   SRT_CHECK(!are_out_,
             "managed outputs of the run before are still out\n  fix: drop them, then call "
             "deallocate_output_tensors(), or compile without manage_outputs");
   if (!profiled_) return;
-  if (size_bytes() > buffer_bytes_) {
-    buffer_.clear();
-    buffer_bytes_ = 0;  // should the next line throw
-    buffer_ = host_memory().allocate_arena(size_bytes());
-    buffer_bytes_ = size_bytes();
+  for (size_t i = 0; i < buffers_.size(); ++i) place(i, slots);
+}
+
+void OutputMemory::place(size_t index, c10::IValue* slots) {
+  Buffer& buffer = buffers_[index];
+  const DeviceMemory& memory = *buffer.memory;
+  int64_t needed_bytes = 0;
+  for (const Output& output : outputs_)
+    if (output.buffer == index) needed_bytes += output.size_bytes;
+  if (needed_bytes > buffer.size_bytes || buffer.stream != memory.current_stream()) {
+    buffer.data.clear();
+    buffer.size_bytes = 0;  // should a line below throw
+    buffer.stream = memory.current_stream();
+    buffer.data = memory.allocate_arena(needed_bytes);
+    buffer.size_bytes = needed_bytes;
   }
   int64_t offset = 0;
   for (Output& output : outputs_) {
-    if (output.size_bytes > 0) {
-      point_storage_to(output.storage, static_cast<char*>(buffer_.get()) + offset, output.size_bytes);
-    }
+    if (output.buffer != index) continue;
+    if (output.size_bytes > 0)
+      point_storage_to(output.storage, static_cast<char*>(buffer.data.get()) + offset, output.size_bytes);
     offset += output.size_bytes;
-    slots[output.value] =
-        empty_on(host_memory(), output.storage, *bound_.program->values()[output.value].dtype);
+    slots[output.value] = empty_on(memory, output.storage, *bound_.program->values()[output.value].dtype);
   }
 }
 
@@ -58,8 +74,8 @@ void OutputMemory::end_run(const c10::IValue* slots) {
     const c10::IValue& slot = slots[output.value];
     if (slot.isTensor() && slot.toTensor().defined())
       bytes = std::max(bytes, slot.toTensor().storage().nbytes());
-    output.size_bytes =
-        std::max(output.size_bytes, static_cast<int64_t>(round_up(bytes, host_memory().alignment())));
+    const auto alignment = static_cast<uint64_t>(buffers_[output.buffer].memory->alignment());
+    output.size_bytes = std::max(output.size_bytes, static_cast<int64_t>(round_up(bytes, alignment)));
   }
   are_out_ = profiled_ && !outputs_.empty();
   profiled_ = true;
@@ -67,7 +83,7 @@ void OutputMemory::end_run(const c10::IValue* slots) {
 
 void OutputMemory::abandon_run() {
   // A failed run returned nothing; whatever outgrew the buffer goes.
-  for (Output& output : outputs_) output.storage = new_managed_storage(host_memory());
+  for (Output& output : outputs_) output.storage = new_managed_storage(*buffers_[output.buffer].memory);
   are_out_ = false;
 }
 

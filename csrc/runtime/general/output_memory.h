@@ -1,9 +1,12 @@
-// Memory of a program's outputs where the caller asked for it (managed outputs): one buffer per frame, no
-// sharing, as large as the largest run needed.
+// Memory of a program's outputs where the caller asked for it (managed outputs): one buffer per frame and
+// device, no sharing, as large as the largest run needed.
 //
 // The caller opts out of owning its outputs: it drops them, calls release(), and only then runs again. Run 1
 // shows the sizes and is not managed. A run while outputs are out, or a release while one is still held, is
 // an error and changes nothing.
+//
+// A buffer on a device belongs to the stream of the run that took it. The next run there follows what the
+// caller enqueued; what other streams do with outputs has to be waited for before they are released.
 //
 // Thread safety: none; one per frame.
 #pragma once
@@ -11,18 +14,19 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 #include <c10/core/Storage.h>
+#include <c10/core/Stream.h>
 
 #include <cstdint>
 #include <vector>
 
+#include "device/device_memory.h"
 #include "runtime/general/bind.h"
 
 namespace staticrt {
 
 class OutputMemory {
  public:
-  // Managed are outputs of out variants, and what outputs are views of, that share nothing with an input and
-  // lie in host memory: on a device, work on them may outlast the caller's use.
+  // Managed are outputs of out variants, and what outputs are views of, that share nothing with an input.
   explicit OutputMemory(const BoundProgram& bound);
 
   // Throws InputError if outputs of the run before were not released.
@@ -38,15 +42,24 @@ class OutputMemory {
   int64_t size_bytes() const;
 
  private:
+  struct Buffer {
+    const DeviceMemory* memory;
+    at::DataPtr data;
+    int64_t size_bytes = 0;
+    c10::StreamId stream = 0;
+  };
   struct Output {
     ValueId value;
+    size_t buffer;
     c10::Storage storage;
     int64_t size_bytes = 0;
   };
+  size_t buffer_in(const DeviceMemory& memory);
+  void place(size_t index, c10::IValue* slots);
+
   const BoundProgram& bound_;
+  std::vector<Buffer> buffers_;
   std::vector<Output> outputs_;
-  at::DataPtr buffer_;
-  int64_t buffer_bytes_ = 0;
   bool profiled_ = false;
   bool are_out_ = false;  // the caller may hold outputs
 };
