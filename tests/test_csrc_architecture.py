@@ -41,7 +41,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "allocator": ("core pools graphs", "drivers", "simulated", "process"),
     "kernels": (
         *("registry", "scalar", "trees", "optimizer", "pointwise", "reduction", "data_movement"),
-        *("gemm", "conv", "pooling", "attention", "recurrent", "dispatched"),
+        *("gemm", "conv", "pooling", "attention", "random", "recurrent", "dispatched"),
     ),
     "runtime": ("general", "record", "prepare execution_plan trace", "call", "autograd"),
 }
