@@ -496,7 +496,6 @@ PRIVATE_NAMES: dict[str, str] = {
     "torch.ops.aten._native_batch_norm_legit_no_training": "lowering",
     "torch.ops.mkldnn._linear_pointwise": "tools",
     "torch.ops.mkldnn._reorder_linear_weight": "tools",
-    "torch.optim.optimizer._get_value.__code__": "frontend",
     "torch.utils._device.DeviceContext": "graphs",
     "torch.utils._mode_utils.no_dispatch": "frontend interop shapes",
     "torch.utils._python_dispatch.TorchDispatchMode": "frontend models",

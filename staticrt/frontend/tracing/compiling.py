@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.optim.optimizer import _get_value  # type: ignore[attr-defined]
 
 from staticrt.frontend.reasons import CannotTrace
 from staticrt.torch_private import hidden_from_dynamo
@@ -33,7 +32,8 @@ class _Thread(threading.local):
 
 thread = _Thread()  # `traces` is set by `patches.tracing` alone
 # Asks whether it is compiled, and takes the number out of a tensor if it is not.
-_OPTIMIZER_VALUE: types.CodeType = _get_value.__code__
+_optimizers: Any = importlib.import_module("torch.optim.optimizer")  # torch.optim deletes its name
+_OPTIMIZER_VALUE: types.CodeType = _optimizers._get_value.__code__
 
 
 @hidden_from_dynamo  # which compiles what eager code calls between graph breaks, this as well
