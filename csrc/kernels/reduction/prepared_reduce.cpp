@@ -1,5 +1,6 @@
-// sum, mean, amax and amin of contiguous float32 tensors over adjacent dimensions.
+// sum, mean, amax, amin, var and std of contiguous float32 tensors over adjacent dimensions.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -99,7 +100,62 @@ struct RowReduction {
   }
 };
 
-std::optional<PreparedCall> prepare_reduction(PrepareRequest& request, Reduction kind, bool has_dims) {
+// Variances of rows [outer, middle] -> [outer]. Deviations are from a rounded mean, whose error their sum
+// takes back; sums of pieces are added as doubles.
+struct VarianceRows {
+  static constexpr int64_t kPiece = 4096;
+  Operand x, out;
+  Blocks b;
+  double divisor;
+  bool is_root;
+  int num_threads;
+
+  std::vector<Grid> grids() const { return {rows_grid(b.outer, 3 * b.middle)}; }
+
+  int operator()(char* const* bases, char*) const {
+    const RowKernels& kernels = row_kernels();
+    const float* in = floats(x, bases);
+    float* to = floats_out(out, bases);
+    const auto n = static_cast<double>(b.middle);
+    for_rows(grids()[0], num_threads, [&](int64_t o) {
+      const float* row = in + o * b.middle;
+      const auto for_pieces = [&](const auto& f) {
+        for (int64_t i = 0; i < b.middle; i += kPiece) f(row + i, std::min(kPiece, b.middle - i));
+      };
+      double total = 0;
+      for_pieces([&](const float* piece, int64_t count) { total += kernels.sum(piece, count); });
+      const auto center = static_cast<float>(total / n);
+      double rest = 0;
+      double squares = 0;
+      for_pieces([&](const float* piece, int64_t count) {
+        float deviation = 0;
+        float square = 0;
+        kernels.deviations(piece, count, center, &deviation, &square);
+        rest += deviation;
+        squares += square;
+      });
+      // Squares that single precision does not hold, and rows with NaN or an infinity, which NaN comes from.
+      const double left = std::isfinite(squares) ? std::max(0.0, squares - rest * rest / n) : squares_of(row);
+      const double variance = left / divisor;
+      to[o] = static_cast<float>(is_root ? std::sqrt(variance) : variance);
+    });
+    return kRan;
+  }
+
+  // Of a row's deviations from its mean, summed in double precision.
+  double squares_of(const float* row) const {
+    double mean = 0;
+    for (int64_t i = 0; i < b.middle; ++i) mean += row[i];
+    mean /= static_cast<double>(b.middle);
+    double squares = 0;
+    for (int64_t i = 0; i < b.middle; ++i) squares += (row[i] - mean) * (row[i] - mean);
+    return squares;
+  }
+};
+
+// x as [outer, the dimensions that are reduced, inner]; nullopt unless they are adjacent in memory and x and
+// the result are float32.
+std::optional<Blocks> reduced_blocks(const PrepareRequest& request, bool has_dims) {
   const TensorOperand* x = tensor_or_null(request, 0);
   const bool pixels = x && !x->meta.is_contiguous() && is_channels_last(x->meta);
   if (!x || !is_float(x->meta) || !(pixels || x->meta.is_contiguous()) || request.outs.size() != 1 ||
@@ -125,7 +181,14 @@ std::optional<PreparedCall> prepare_reduction(PrepareRequest& request, Reduction
                    : dims.empty() ? Blocks{}
                                   : blocks_of(x->meta, dims.front(), dims.back());
   if (b.outer * b.inner == 0 || b.middle == 0) return std::nullopt;
-  const Operand from = x->where;
+  return b;
+}
+
+std::optional<PreparedCall> prepare_reduction(PrepareRequest& request, Reduction kind, bool has_dims) {
+  const auto blocks = reduced_blocks(request, has_dims);
+  if (!blocks) return std::nullopt;
+  const Blocks& b = *blocks;
+  const Operand from = request.args[0].tensors[0].where;
   const Operand to = request.outs[0].where;
   const auto bytes = [](int64_t floats) { return floats * static_cast<int64_t>(sizeof(float)); };
   if (b.inner > 1) {
@@ -136,6 +199,15 @@ std::optional<PreparedCall> prepare_reduction(PrepareRequest& request, Reduction
   const RowReduction rows{from, to, b, kind, request.num_threads};
   if (rows.pieces() > 1) request.workspace_bytes = bytes(b.outer * rows.pieces());
   return call_with(rows, "rows");
+}
+
+std::optional<PreparedCall> prepare_variance(PrepareRequest& request, double correction, bool is_root,
+                                             bool has_dims) {
+  const auto b = reduced_blocks(request, has_dims);
+  if (!b || b->inner > 1 || static_cast<double>(b->middle) <= correction) return std::nullopt;
+  return call_with(VarianceRows{request.args[0].tensors[0].where, request.outs[0].where, *b,
+                                static_cast<double>(b->middle) - correction, is_root, request.num_threads},
+                   "rows");
 }
 
 }  // namespace
@@ -157,6 +229,26 @@ SRT_PREPARE("aten::amax", prepare_amax) {
 }
 SRT_PREPARE("aten::amin", prepare_amin) {
   return prepare_reduction(request, Reduction::kMin, true);
+}
+
+// (self, unbiased), (self, dim, unbiased, keepdim) and (self, dim, correction, keepdim)
+SRT_PREPARE("aten::var", prepare_var) {
+  return prepare_variance(request, bool_or(request, 1, true) ? 1 : 0, false, false);
+}
+SRT_PREPARE("aten::var.dim", prepare_var_dim) {
+  return prepare_variance(request, bool_or(request, 2, true) ? 1 : 0, false, true);
+}
+SRT_PREPARE("aten::var.correction", prepare_var_correction) {
+  return prepare_variance(request, real_or(request, 2, 1), false, true);
+}
+SRT_PREPARE("aten::std", prepare_std) {
+  return prepare_variance(request, bool_or(request, 1, true) ? 1 : 0, true, false);
+}
+SRT_PREPARE("aten::std.dim", prepare_std_dim) {
+  return prepare_variance(request, bool_or(request, 2, true) ? 1 : 0, true, true);
+}
+SRT_PREPARE("aten::std.correction", prepare_std_correction) {
+  return prepare_variance(request, real_or(request, 2, 1), true, true);
 }
 
 }  // namespace staticrt

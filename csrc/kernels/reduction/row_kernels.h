@@ -33,6 +33,8 @@ struct RowKernels {
   // Mean and 1 / sqrt(variance + eps).
   void (*moments)(const float* x, int64_t n, float eps, float* mean, float* rstd);
   float (*sum_of_squares)(const float* x, int64_t n);
+  // Sums of x - center and of (x - center)^2.
+  void (*deviations)(const float* x, int64_t n, float center, float* sum, float* squares);
   // out = x * scale + shift, and out = (x - mean) * scale * weight + bias, where weight and bias are vectors
   // and may be null.
   void (*affine)(float* out, const float* x, int64_t n, float scale, float shift);

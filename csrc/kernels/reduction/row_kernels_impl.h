@@ -147,6 +147,15 @@ void moments(const float* x, int64_t n, float eps, float* mean, float* rstd) {
   *rstd = 1.0F / std::sqrt(squares / count + eps);
 }
 
+void deviations(const float* x, int64_t n, float center, float* total, float* squares) {
+  const V c(center);
+  *total = sum_with(n, [&](int64_t i, int64_t k) { return load_some(x + i, k) - c; });
+  *squares = sum_with(n, [&](int64_t i, int64_t k) {
+    const V v = load_some(x + i, k) - c;
+    return v * v;
+  });
+}
+
 void affine(float* out, const float* x, int64_t n, float scale, float shift) {
   const V a(scale);
   const V b(shift);
@@ -286,10 +295,25 @@ void max_rows(float* out, const float* const* x, int64_t count, int64_t n) {
       [](const V& top) { return top; });
 }
 
-constexpr RowKernels kKernels{
-    &sum,           &extreme<false>,  &extreme<true>, &softmax,        &log_softmax,  &exponents,
-    &moments,       &sum_of_squares,  &affine,        &affine_vectors, &multiply_add, &accumulate_scaled,
-    &weighted_rows, &multiplied_rows, &scaled_rows,   &sum_rows,       &max_rows,     &norm_rows};
+constexpr RowKernels kKernels{&sum,
+                              &extreme<false>,
+                              &extreme<true>,
+                              &softmax,
+                              &log_softmax,
+                              &exponents,
+                              &moments,
+                              &sum_of_squares,
+                              &deviations,
+                              &affine,
+                              &affine_vectors,
+                              &multiply_add,
+                              &accumulate_scaled,
+                              &weighted_rows,
+                              &multiplied_rows,
+                              &scaled_rows,
+                              &sum_rows,
+                              &max_rows,
+                              &norm_rows};
 
 }  // namespace
 }  // namespace staticrt

@@ -203,6 +203,29 @@ TEST(reductions_over_adjacent_dims) {
   expect_prepared("aten::amin", {special, ints({0}), false});
 }
 
+TEST(variances_of_rows) {
+  std::mt19937 rng(15);
+  for (const std::vector<int64_t>& shape : {std::vector<int64_t>{7}, {5, 33}, {3, 4, 50}, {2, 9001}}) {
+    const at::Tensor x = normal(rng, shape);
+    const at::Tensor far = x.mul(0.01).add(1000);  // the mean is rounded by more than the deviations are long
+    const auto last = static_cast<int64_t>(shape.size()) - 1;
+    for (const char* op : {"aten::var", "aten::std"}) {
+      const std::string name(op);
+      for (const at::Tensor& y : {x, far, random_tensor(rng, shape, at::kFloat, true)}) {
+        expect_prepared(name, {y});
+        expect_prepared(name, {y, false});
+        expect_prepared(name + ".dim", {y, ints({-1}), true, true});
+        expect_prepared(name + ".correction", {y, ints({last}), 0.5, false});
+        expect_prepared(name + ".correction", {y, c10::IValue(), c10::IValue(), true});
+      }
+    }
+  }
+  const at::Tensor one = normal(rng, {5, 1});
+  expect_prepared("aten::var.correction", {one, ints({1}), 0, false});
+  const auto none = run_prepared("aten::var.correction", {one, ints({1}), 1, false}, {one.select(1, 0)});
+  EXPECT(!none.prepared);  // eager divides by 0 and warns
+}
+
 TEST(cat_and_stack_of_any_dtype) {
   std::mt19937 rng(6);
   for (const at::ScalarType dtype : {at::kFloat, at::kHalf, at::kLong, at::kBool}) {
