@@ -186,6 +186,7 @@ TEST(rows_and_columns_are_cut) {
       {"aten::sum", {at::randn({300'007})}},
       {"aten::sum.dim_IntList", {at::randn({3, 100'003}), dim1}},
       {"aten::mean.dim", {at::randn({5, 131, 1003}), dim1}},
+      {"aten::var.dim", {at::randn({301, 515}), dim1}},
       {"aten::amax", {at::randn({1, 131, 3001}), dim1}},
       {"aten::layer_norm",
        {at::randn({301, 515}), std::vector<int64_t>{515}, at::randn({515}), at::randn({515}), 1e-5, false}},
