@@ -401,7 +401,7 @@ std::pair<int64_t, int64_t> Executable::managed_outputs() const {
 void Executable::trim() {
   if (manage_outputs_.load()) deallocate_output_tensors();
   frames_.trim();
-  if (without_loans_) without_loans_->trim();
+  if (Executable* other = without_loans_) other->trim();
   for (const DeviceMemory* memory : bound_.memories) memory->release_idle_arenas();
 }
 

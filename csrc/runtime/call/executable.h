@@ -178,8 +178,10 @@ class Executable : public std::enable_shared_from_this<Executable> {
   std::vector<ValueId> transient_;  // slots to empty after a run: all but constants and managed values
   std::atomic<bool> manage_outputs_;
   FramePool frames_;
+  // For calls that lend no input; made when first needed. Null before that.
   std::once_flag without_loans_made_;
-  std::unique_ptr<Executable> without_loans_;  // for calls that lend no input; made when first needed
+  std::unique_ptr<Executable> without_loans_owner_;
+  std::atomic<Executable*> without_loans_ = nullptr;
   mutable std::mutex mutex_;
   RareTimes times_;  // under mutex_
 };

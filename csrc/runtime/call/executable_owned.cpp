@@ -31,9 +31,10 @@ Executable& Executable::without_loans() {
   std::call_once(without_loans_made_, [&] {
     ExecutableOptions options = options_;
     options.preparation.lent.clear();
-    without_loans_ = std::make_unique<Executable>(bound_.program, options);
+    without_loans_owner_ = std::make_unique<Executable>(bound_.program, options);
+    without_loans_ = without_loans_owner_.get();
   });
-  return *without_loans_;
+  return *without_loans_owner_;
 }
 
 std::vector<c10::IValue> Executable::run(std::vector<c10::IValue> inputs) {

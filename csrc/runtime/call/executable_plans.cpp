@@ -7,7 +7,7 @@ void Executable::drop_plans() {
   if (manage_outputs_.load()) deallocate_output_tensors();
   cache_.clear();
   frames_.trim(/*all=*/true);
-  if (without_loans_) without_loans_->drop_plans();
+  if (Executable* other = without_loans_) other->drop_plans();
   for (const DeviceMemory* memory : bound_.memories) memory->release_idle_arenas();
 }
 
