@@ -99,7 +99,8 @@ def _time(steps: dict[str, Step], seconds: float) -> dict[str, float]:
 def measure_training(*, seconds: float, inductor: bool) -> list[dict[str, Any]]:
     """One row for each model: ms of each way, speedups over eager, saved bytes, arena and its lower bound.
 
-    peak_bytes: the most that a step has allocated at one time, without our arenas, which stay between calls.
+    peak_bytes: the most that a step has allocated at one time, with the arenas of its calls; a whole step's arena stays
+    between steps and is stated apart.
     """
     rows = []
     for name, (make, sizes, target) in MODELS.items():
@@ -144,7 +145,7 @@ def render_training(rows: list[dict[str, Any]]) -> str:
         lines.append(f"{row['model']:<22}{cells}{row['target']:>6.2f} {verdict}")
     lines += [
         "",
-        "Peak of a step beside arenas, MB",
+        "Peak of a step, MB (whole step: beside its arena, which is kept)",
         "",
         f"{'model':<22}" + "".join(f"{way:>18}" for way in ways),
     ]
