@@ -199,7 +199,8 @@ std::optional<PreparedCall> prepare_conv(PrepareRequest& request, int64_t groups
     if (!p.channels_last) return std::nullopt;  // a product of one row is the slowest way
   }
   if (p.channels_last) {
-    // Groups that fill a part of a vector: of large images oneDNN's kernels are faster.
+    // The channels of such a group fill only a part of a vector; on large images oneDNN, which eager takes,
+    // is faster.
     if (p.groups > 1 && p.group_out() <= 8 && p.multiply_adds() > 3'000'000) return std::nullopt;
     return prepare_image_conv(p, request);
   }

@@ -134,7 +134,7 @@ struct VarianceRows {
         rest += deviation;
         squares += square;
       });
-      // Squares that single precision does not hold, and rows with NaN or an infinity, which NaN comes from.
+      // Not finite: single precision overflowed, or the row holds NaN or an infinity and its variance is NaN.
       const double left = std::isfinite(squares) ? std::max(0.0, squares - rest * rest / n) : squares_of(row);
       const double variance = left / divisor;
       to[o] = static_cast<float>(is_root ? std::sqrt(variance) : variance);
