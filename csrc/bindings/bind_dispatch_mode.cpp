@@ -3,6 +3,7 @@
 // Autograd's C++ asks a fake tensor for its device where it must not throw: `add_input_metadata` is noexcept.
 // The question goes to the mode. Any bytecode may raise, as when a signal's handler runs before it (Ctrl-C),
 // and an exception there would end the process.
+#include <algorithm>
 #include <array>
 
 #include "bindings/bindings.h"
