@@ -1,4 +1,4 @@
-"""What a training step holds at its peak, in bytes, its arenas included: no more than eager's."""
+"""What a training step holds at its peak, in bytes, its arenas included, beside eager's: no more, or what _LIMITS says."""
 
 import copy
 import gc
@@ -104,7 +104,8 @@ def _step(model, x):
     return step
 
 
-# The arena exists from the beginning of a backward, when all is still saved, as large as it must be at the end.
+# Over eager's peak, where it is more: a backward's arena exists from its beginning, when all is still saved, as large as
+# it must be at the end.
 _LIMITS = {"MLP": 1.01, "ResNet": 1.15, "deep MLP, small batch": 1.03, "convolutions": 1.01}
 
 
@@ -124,7 +125,7 @@ def _peak(step):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_step_holds_no_more_than_eagers(name):
+def test_a_step_holds_what_its_limit_allows(name):
     model, x = _given(name)
     compiled = staticrt.compile(copy.deepcopy(model))
     peaks = [_peak(_step(run, x)) for run in (compiled, model)]
@@ -133,7 +134,7 @@ def test_a_step_holds_no_more_than_eagers(name):
 
 
 @pytest.mark.parametrize("name", ["MLP", "LSTM, unrolled", "ResNet", "GPT", "BERT"])
-def test_a_step_behind_dynamo_holds_no_more_than_eagers(name):
+def test_a_step_behind_dynamo_holds_what_its_limit_allows(name):
     model, x = _given(name)
     compiled = torch.compile(copy.deepcopy(model), backend="staticrt")
     peaks = [_peak(_step(run, x)) for run in (compiled, model)]
@@ -141,7 +142,7 @@ def test_a_step_behind_dynamo_holds_no_more_than_eagers(name):
 
 
 @pytest.mark.parametrize("name", ["MLP", "LSTM, unrolled", "GPT"])
-def test_a_whole_step_holds_no_more_than_eagers(name):
+def test_a_whole_step_holds_what_its_limit_allows(name):
     """Its arena stays between calls: the peak of a later step does not show it."""
     model, x = _given(name)
     peaks = []
