@@ -39,7 +39,7 @@ def test_one_model_is_measured_and_reported(tmp_path, monkeypatch, capsys):
     ways = {"eager", "AOT eager", "backend", "graph splits", "staticrt.compile", "whole step"}
     assert set(row["ms"]) == set(row["peak_bytes"]) == ways
     assert row["peak_bytes"]["staticrt.compile"] > 0
-    assert "Peak of a step beside arenas" in text
+    assert "Peak of a step, MB" in text
     (first,) = json.loads(target.read_text())["first_calls"]
     assert set(first["first_ms"]) == {"without gradients", "staticrt.compile"}
     assert all(ms > 0 for ms in first["first_ms"].values())
