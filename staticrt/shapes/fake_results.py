@@ -228,6 +228,47 @@ def same_stride(a: Any, b: Any) -> bool:
     return bool(_expanded(_without_floors(x)) == _expanded(_without_floors(y)))
 
 
+def view_strides(
+    mode: Any,
+    sizes: Sequence[Any],
+    strides: Sequence[Any],
+    wanted: Sequence[Any],
+    equal: Callable[[Any, Any], bool] = same,
+    equal_strides: Callable[[Any, Any], bool] = same_stride,
+) -> list[Any] | None:
+    """The strides of a view of other sizes, as `computeStride` of aten/src/ATen/TensorUtils.cpp.
+
+    Args:
+        sizes, strides: of the tensor that is viewed; no size is 0.
+        wanted: the sizes of the view.
+        equal, equal_strides: compare sizes and strides. `operator.eq` adds guards; the default adds none.
+
+    Returns:
+        None: there is no such view, or the comparisons do not say so.
+    """
+    found: list[Any] = [1] * len(wanted)
+    if not sizes:
+        return found if all(equal(size, 1) for size in wanted) else None
+    at, base = len(wanted) - 1, strides[-1]
+    block: list[Any] = []  # the sizes of dimensions that lie one behind the other in memory
+    for dim in reversed(range(len(sizes))):
+        block.append(sizes[dim])
+        if dim > 0 and (
+            equal(sizes[dim - 1], 1) or equal_strides(strides[dim - 1], product(mode, [*block, base]))
+        ):
+            continue
+        elements, covered = product(mode, block), 1
+        while at >= 0 and (not equal(covered, elements) or equal(wanted[at], 1)):
+            found[at] = product(mode, [covered, base])
+            covered = product(mode, [covered, wanted[at]])
+            at -= 1
+        if not equal(covered, elements):
+            return None
+        if dim > 0:
+            base, block = strides[dim - 1], []
+    return found if at == -1 else None
+
+
 def agree(a: Any, b: Any) -> bool:
     """Whether two sizes are equal, guarding on it where both are the caller's."""
     if same(a, b):

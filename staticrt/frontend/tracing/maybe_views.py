@@ -10,14 +10,15 @@ caller would see it for others, guards keep those from it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from staticrt.shapes.fake_results import channels_last_strides, contiguous_strides, same
+from staticrt.shapes.fake_results import channels_last_strides, contiguous_strides, same, view_strides
 from staticrt.shapes.size_checks import env_of
 
 aten = torch.ops.aten
@@ -138,7 +139,9 @@ def layouts_show(graph: fx.Graph, maybe_views: list[MaybeView], outputs: list[fx
         is_empty = any(type(n) is int and n == 0 for n in source.shape)
         if is_empty or not _reaches(graph, made, outputs):
             continue
-        strides = view_strides(source.shape, source.stride(), copy.shape)
+        strides = view_strides(
+            source.fake_mode, source.shape, source.stride(), copy.shape, operator.eq, operator.eq
+        )
         if strides is not None and any(
             size != 1 and a != b for size, a, b in zip(copy.shape, strides, copy.stride(), strict=True)
         ):
@@ -153,32 +156,6 @@ def _reaches(graph: fx.Graph, start: fx.Node, outputs: list[fx.Node]) -> bool:
         if not following.isdisjoint(node.all_input_nodes) and node.target not in _OF_OWN_LAYOUT:
             following.add(node)
     return not following.isdisjoint(outputs)
-
-
-def view_strides(sizes: Sequence[Any], strides: Sequence[Any], wanted: Sequence[Any]) -> list[Any] | None:
-    """The strides of a view of other sizes; None: there is no such view.
-
-    As ATen's `computeStride`. Comparisons of symbolic sizes are guards.
-    """
-    found: list[Any] = [1] * len(wanted)
-    if not sizes:
-        return found
-    at, base = len(wanted) - 1, strides[-1]
-    chunk = covered = 1
-    for dim in reversed(range(len(sizes))):
-        chunk = chunk * sizes[dim]
-        if dim > 0 and (sizes[dim - 1] == 1 or strides[dim - 1] == chunk * base):
-            continue  # the two dimensions are one piece of memory
-        while at >= 0 and (covered < chunk or wanted[at] == 1):
-            found[at] = covered * base
-            covered = covered * wanted[at]
-            at -= 1
-        if covered != chunk:
-            return None
-        if dim > 0:
-            base = strides[dim - 1]
-            chunk = covered = 1
-    return found if at == -1 else None
 
 
 def results_show(graph: fx.Graph, maybe_views: list[MaybeView], outputs: list[Any]) -> bool:

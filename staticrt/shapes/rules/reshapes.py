@@ -17,6 +17,7 @@ from staticrt.shapes.fake_results import (
     same,
     same_stride,
     view_of,
+    view_strides,
 )
 from staticrt.shapes.rules.views import is_plain
 from staticrt.shapes.size_checks import check, env_of, statically_known_true
@@ -35,12 +36,12 @@ def _view(mode: Any, x: torch.Tensor, size: Sequence[Any]) -> Any:
         return None
     if not is_contiguous(x) and _has_batch_of_one(mode, x, sizes):
         sizes[0] = 1
-        strides = _viewed_strides(mode, x.stride(), [1, *old[1:]], sizes)
+        strides = view_strides(mode, [1, *old[1:]], x.stride(), sizes)
     else:
         strides = (
             contiguous_strides(mode, sizes)
             if is_contiguous(x)
-            else _viewed_strides(mode, x.stride(), old, sizes)
+            else view_strides(mode, old, x.stride(), sizes)
         )
     return None if strides is None else view_of(mode, x, sizes, strides)
 
@@ -160,41 +161,10 @@ def _has_batch_of_one(mode: Any, x: torch.Tensor, sizes: Sequence[Any]) -> bool:
         or not same(batch, sizes[0])
     ):
         return False
-    many = _viewed_strides(mode, x.stride(), x.shape, sizes)
-    one = _viewed_strides(mode, x.stride(), [1, *x.shape[1:]], [1, *sizes[1:]])
+    many = view_strides(mode, x.shape, x.stride(), sizes)
+    one = view_strides(mode, [1, *x.shape[1:]], x.stride(), [1, *sizes[1:]])
     if many is None or one is None:
         return bool(batch == 1)
     # Only channels that lie next to each other make a layout that such kernels tell from the ordinary one.
     is_image = same_stride(many[1], 1) or same_stride(one[1], 1)
     return is_image and not all(map(same_stride, many, one)) and bool(batch == 1)
-
-
-def _viewed_strides(
-    mode: Any, old_strides: Sequence[Any], old_sizes: Sequence[Any], sizes: Sequence[Any]
-) -> list[Any] | None:
-    """As `computeStride` of aten/src/ATen/TensorUtils.cpp; None where sizes do not say."""
-    if not old_sizes:
-        return [1] * len(sizes) if all(isinstance(s, int) for s in sizes) else None
-    strides: list[Any] = [1] * len(sizes)
-    base = old_strides[-1]
-    old_part: list[Any] = []
-    dim = len(sizes) - 1
-    for old_dim in reversed(range(len(old_sizes))):
-        old_part.append(old_sizes[old_dim])
-        if old_dim > 0:
-            outer = old_sizes[old_dim - 1]
-            joined = product(mode, [*old_part, base])
-            if (isinstance(outer, int) and outer == 1) or same_stride(old_strides[old_dim - 1], joined):
-                continue
-        wanted = product(mode, old_part)
-        reached: Any = 1
-        while dim >= 0 and (not same(reached, wanted) or (isinstance(sizes[dim], int) and sizes[dim] == 1)):
-            strides[dim] = product(mode, [reached, base])
-            reached = product(mode, [reached, sizes[dim]])
-            dim -= 1
-        if not same(reached, wanted):
-            return None
-        if old_dim > 0:
-            base = old_strides[old_dim - 1]
-            old_part = []
-    return strides if dim == -1 else None
