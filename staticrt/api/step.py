@@ -22,7 +22,7 @@ def compile_step(function: Any = None, *, dynamic: bool | None = None, **options
     """Compile a whole training step: forward, backward and update as one Program with one arena.
 
     The function computes a loss, calls `loss.backward()` or `torch.autograd.grad`, and updates parameters, with an
-    optimiser of `staticrt.training.optim` or by hand under `torch.no_grad()`. It may be used as a decorator.
+    optimiser of `torch.optim` or `staticrt.training.optim`, or by hand under `torch.no_grad()`. It may be used as a decorator.
     Parameters, buffers, optimiser state and `.grad` are afterwards as after an eager call; results are detached.
     Learning rates and other numbers of the optimisers may change between calls without recording again.
 

@@ -39,6 +39,8 @@ class Recordable:
 
     param_groups: list[dict[str, Any]]
     state: Any
+    _optimizer_step_pre_hooks: dict[int, Any]
+    _optimizer_step_post_hooks: dict[int, Any]
 
     # -- hyperparameters -----------------------------------------------------------------------------------------
 
@@ -73,8 +75,9 @@ class Recordable:
         return tuple(found)
 
     def structure(self) -> list[Any]:
-        """The flags of each group; a recording depends on them, besides numbers and tensors."""
-        return [[self._flags_of(group), len(group["params"])] for group in self.param_groups]
+        """The flags of each group, and the hooks; a recording depends on them, besides numbers and tensors."""
+        hooks = [*self._optimizer_step_pre_hooks, *self._optimizer_step_post_hooks]
+        return [hooks, *([self._flags_of(group), len(group["params"])] for group in self.param_groups)]
 
     def _flags_of(self, group: dict[str, Any]) -> tuple[Any, ...]:
         return tuple(group.get(name) for name in self.flags)
@@ -89,21 +92,25 @@ class Recordable:
             return
         recording.reset([p for group in self.param_groups for p in group["params"]])
 
-    def _record_step(self, recording: Recording, closure: Callable[[], Any] | None) -> Any:
+    def record_step(self, recording: Recording, closure: Callable[[], Any] | None = None) -> Any:
+        """One update, recorded."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         recording.use_optimizer(self)
         with torch.no_grad():
-            for group, numbers in zip(self.param_groups, self.number_tensors(), strict=False):
-                by_kind: dict[Any, list[torch.Tensor]] = {}
-                for p in group["params"]:
-                    if p.grad is not None:
-                        by_kind.setdefault((p.dtype, p.device), []).append(p)
-                for params in by_kind.values():
-                    self._record_group(group, params, numbers)
+            self._record_update()
         return loss
+
+    def _record_update(self) -> None:
+        for group, numbers in zip(self.param_groups, self.number_tensors(), strict=False):
+            by_kind: dict[Any, list[torch.Tensor]] = {}
+            for p in group["params"]:
+                if p.grad is not None:
+                    by_kind.setdefault((p.dtype, p.device), []).append(p)
+            for params in by_kind.values():
+                self._record_group(group, params, numbers)
 
     def _record_group(self, group: dict[str, Any], params: list[torch.Tensor], numbers: torch.Tensor) -> None:
         raise NotImplementedError
@@ -138,13 +145,13 @@ def _is_dense(p: torch.Tensor) -> bool:
     return bool(torch.ops.aten.is_non_overlapping_and_dense.default(p))
 
 
-def _unhooked(kind: Any) -> Any:
+def unhooked(kind: Any) -> Any:
     """A torch optimiser's `step` without its step hooks, which already run around the subclass's step."""
     step = kind.step
     return step.__wrapped__ if getattr(step, "hooked", False) else step
 
 
-def _grads(params: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def gradients(params: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     grads = []
     for p in params:
         assert p.grad is not None
@@ -166,8 +173,8 @@ class SGD(Recordable, torch.optim.SGD):
         """One update; see `torch.optim.SGD.step`."""
         recording = current()
         if recording is None:
-            return _unhooked(torch.optim.SGD)(self, closure)
-        return self._record_step(recording, closure)
+            return unhooked(torch.optim.SGD)(self, closure)
+        return self.record_step(recording, closure)
 
     def _flags_of(self, group: dict[str, Any]) -> tuple[Any, ...]:
         return (*super()._flags_of(group), group["momentum"] != 0)
@@ -181,7 +188,7 @@ class SGD(Recordable, torch.optim.SGD):
     def _record_group(self, group: dict[str, Any], params: list[torch.Tensor], numbers: torch.Tensor) -> None:
         buffers = self._states(params, "momentum_buffer") if group["momentum"] != 0 else []
         torch.ops.staticrt.sgd_(
-            params, _grads(params), buffers, numbers, group["nesterov"], group["maximize"]
+            params, gradients(params), buffers, numbers, group["nesterov"], group["maximize"]
         )
 
 
@@ -195,8 +202,8 @@ class Adam(Recordable, torch.optim.Adam):
         """One update; see `torch.optim.Adam.step`."""
         recording = current()
         if recording is None:
-            return _unhooked(torch.optim.Adam)(self, closure)
-        return self._record_step(recording, closure)
+            return unhooked(torch.optim.Adam)(self, closure)
+        return self.record_step(recording, closure)
 
     def is_ready(self) -> bool:
         return len(self.state) > 0
@@ -204,7 +211,7 @@ class Adam(Recordable, torch.optim.Adam):
     def _record_group(self, group: dict[str, Any], params: list[torch.Tensor], numbers: torch.Tensor) -> None:
         torch.ops.staticrt.adam_(
             params,
-            _grads(params),
+            gradients(params),
             self._states(params, "exp_avg"),
             self._states(params, "exp_avg_sq"),
             self._states(params, "max_exp_avg_sq") if group["amsgrad"] else [],

@@ -35,6 +35,7 @@ from staticrt.training.layouts import has_misplaced_batch_norm
 from staticrt.training.optim import NotReady, Recordable
 from staticrt.training.recording import GradEffect, Recording, reachable
 from staticrt.training.recurrent import recurrent_networks
+from staticrt.training.torch_optim import has_twin, twin_of
 from staticrt.training.variant import MISSED, Variant
 
 
@@ -170,7 +171,7 @@ class CompiledStep:
         from staticrt.frontend.tracing.trace import trace_with_any_sizing
         from staticrt.frontend.tracing.tracer import current_tracer
 
-        snapshot = Snapshot([("", self.function)])
+        snapshot = Snapshot([("", self.function)], leaves_out=has_twin)
         snapshot.compares_facts = False  # a step itself changes gradients and versions
         snapshot.add_arguments(call.leaves)
         modules, optimizers = reachable(self.function, snapshot)
@@ -182,14 +183,18 @@ class CompiledStep:
                 )
             snapshot.add(type(module).__qualname__, module)
         parameters = [p for module in modules for p in module.parameters()]
+        twins = []
         for optimizer in optimizers:
             parameters += [p for group in optimizer.param_groups for p in group["params"]]
-            if not isinstance(optimizer, Recordable):
+            twin = optimizer if isinstance(optimizer, Recordable) else twin_of(optimizer)
+            if twin is None:
                 snapshot.add(type(optimizer).__name__, optimizer)
-            elif not optimizer.is_ready():
+            elif not twin.is_ready():
                 raise NotReady("an optimiser's first step: torch creates its state in an eager step")
+            else:
+                twins.append((optimizer, twin))
         _refuse_hooks(parameters)
-        recording = Recording(snapshot, parameters)
+        recording = Recording(snapshot, parameters, twins)
         effects: list[GradEffect] = []
 
         def recorded(*args: Any, **kwargs: Any) -> Any:

@@ -1,34 +1,45 @@
-"""Whole steps with torch's own optimisers compute with numbers as precise as eager's."""
+"""Whole steps with torch's own optimisers: updates as precise as eager's, and no new trace for another learning rate."""
 
 import copy
+import warnings
 
 import pytest
 import torch
 from torch import nn
 
 import staticrt
+import staticrt.training.optim
 
 OPTIMISERS = {
     "Adam": {},
     "AdamW": {"amsgrad": True},
     "Adamax": {},
     "NAdam": {},
-    "RAdam": {},
+    "RAdam": {"weight_decay": 0.1},
+    "Adadelta": {},
+    "Rprop": {},
     "Adagrad": {"lr_decay": 0.1},
     "RMSprop": {"momentum": 0.9},
     "SGD": {"momentum": 0.9, "nesterov": True},
 }
 
 
-@pytest.mark.parametrize("foreach", [False, True])
-@pytest.mark.parametrize("name", OPTIMISERS)
-def test_steps_in_double_precision_equal_eagers(name, foreach):
+FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [(name, way) for name in OPTIMISERS for way in ("loop", "foreach", "fused")[: 3 if name in FUSED else 2]],
+)
+def test_steps_in_double_precision_equal_eagers(name, way):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).double()
     eager = copy.deepcopy(model)
     found = []
     for owner, compiled in ((model, True), (eager, False)):
-        options = {"lr": 1e-2, "foreach": foreach, **OPTIMISERS[name]}
+        options = {"lr": 1e-2, "foreach": way == "foreach", **OPTIMISERS[name]}
+        if way == "fused":
+            options["fused"] = True
         optimizer = getattr(torch.optim, name)(owner.parameters(), **options)
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)
 
@@ -45,5 +56,79 @@ def test_steps_in_double_precision_equal_eagers(name, foreach):
             torch.manual_seed(call)
             losses.append(step(torch.randn(size, 4, dtype=torch.float64)).detach())
             scheduler.step()
+        if compiled:  # one trace of constant sizes, one of symbolic ones
+            report = step.explain()
+            assert len(report.traces) == 2, report
+            assert all(item.reason.startswith("an optimiser's first step") for item in report.eager), report
         found.append((losses, owner.state_dict(), optimizer.state_dict()["state"]))
     torch.testing.assert_close(*found, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("optim", [torch.optim, staticrt.training.optim], ids=["torch", "own"])
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_a_step_that_changes_its_learning_rate_does_so_once_a_call(name, optim, scheduled):
+    found = []
+    for compiled in (True, False):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2).double()
+        optimizer = getattr(optim, name)(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+        def train(x, model=model, optimizer=optimizer, scheduler=scheduler):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            if scheduled:
+                scheduler.step()
+            else:
+                optimizer.param_groups[0]["lr"] *= 0.5
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it runs eagerly
+            step = staticrt.compile_step(train) if compiled else train
+            for call in range(4):
+                torch.manual_seed(call)
+                step(torch.randn(3, 4, dtype=torch.float64))
+        found.append((optimizer.param_groups[0]["lr"], list(model.parameters())))
+    torch.testing.assert_close(*found)
+
+
+def test_an_optimiser_is_left_as_it_was():
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    attributes = {*vars(optimizer)}
+
+    @staticrt.compile_step
+    def step(x):
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for size in (3, 3, 5):
+        step(torch.randn(size, 4))
+    assert len(step.explain().traces) == 2
+    assert {name for name in vars(optimizer) if not name.startswith("_")} <= attributes
+    assert type(optimizer) is torch.optim.AdamW
+    assert optimizer.param_groups[0]["foreach"] is None
+
+
+def test_a_hook_that_comes_later_runs_in_every_call():
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    calls = []
+
+    @staticrt.compile_step
+    def step(x):
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # hooks that change Python state run eagerly
+        for _ in range(3):
+            step(torch.randn(3, 4))
+        optimizer.register_step_post_hook(lambda *args: calls.append(None))
+        for _ in range(3):
+            step(torch.randn(3, 4))
+    assert len(calls) == 3

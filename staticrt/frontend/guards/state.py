@@ -84,12 +84,19 @@ class Snapshot:
     Args:
         roots: (name, object) pairs; modules, functions (their closures and defaults), containers, plain objects.
         follows_code: what the code reads by name is added; False: Dynamo guards it.
+        leaves_out: whether others guard an object.
     """
 
     # Of the class: who takes a trace's values from those who keep them may delete the instance's own.
     _guard: StateGuard | None = None
 
-    def __init__(self, roots: Iterable[tuple[str, Any]] = (), follows_code: bool = True) -> None:
+    def __init__(
+        self,
+        roots: Iterable[tuple[str, Any]] = (),
+        follows_code: bool = True,
+        leaves_out: Callable[[Any], bool] = lambda value: False,
+    ) -> None:
+        self._leaves_out = leaves_out
         self._seen: set[int] = set()
         self._records: list[Record] = []
         self._scopes: dict[int, ScopeRecord] = {}  # by the id of the dict
@@ -379,7 +386,7 @@ class Snapshot:
             return ()
         if hidden := hidden_names(type(value)):
             self._hide(type(value), hidden)
-        if room == "staticrt" and not isinstance(value, torch.nn.Module):
+        if (room == "staticrt" and not isinstance(value, torch.nn.Module)) or self._leaves_out(value):
             return ()
         if type(value).__flags__ & _HEAP_TYPE:
             self.add_class(type(value))

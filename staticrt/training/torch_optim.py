@@ -1,0 +1,124 @@
+"""torch's own optimisers in compiled steps.
+
+While a step is recorded, a twin of ours stands in for each of them. It shares the optimiser's attributes, and its updates
+read the learning rate from a tensor, so that a schedule never changes the graph. `foreach` and `fused` say how torch
+computes, not what: updates are recorded the same way with any of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+
+from staticrt.training import optim
+from staticrt.training.optim import Recordable, unhooked
+
+
+class OneByOne(Recordable):
+    """Records torch's own loop over the parameters; all hyperparameters but the learning rate are constants."""
+
+    kind: ClassVar[Any] = None
+    numbers = ("lr",)
+
+    def _flags_of(self, group: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple(item for item in group.items() if item[0] not in ("params", "lr"))
+
+    def is_ready(self) -> bool:
+        return len(self.state) > 0
+
+    def _record_update(self) -> None:
+        kept = [dict(group) for group in self.param_groups]
+        try:
+            for group, numbers in zip(self.param_groups, self.number_tensors(), strict=False):
+                # A list of parameters cannot be divided by numbers that only a run knows.
+                group.update(
+                    lr=numbers[0].item(), **{key: False for key in ("foreach", "fused") if key in group}
+                )
+            unhooked(self.kind)(self)
+        finally:
+            for group, before in zip(self.param_groups, kept, strict=True):
+                group.clear()
+                group.update(before)
+
+
+class RAdam(Recordable, torch.optim.RAdam):
+    """`torch.optim.RAdam`, whose first updates differ from later ones, computed without a branch."""
+
+    numbers = ("lr", "betas", "eps")
+
+    def _flags_of(self, group: dict[str, Any]) -> tuple[Any, ...]:
+        return (*super()._flags_of(group), group["weight_decay"], group["decoupled_weight_decay"])
+
+    def is_ready(self) -> bool:
+        return len(self.state) > 0
+
+    def _record_group(self, group: dict[str, Any], params: list[torch.Tensor], numbers: torch.Tensor) -> None:
+        lr, beta1, beta2, eps = (number.item() for number in numbers.unbind())
+        rho_inf = 2 / (1 - beta2) - 1
+        decay = group["weight_decay"]
+        for p, grad, mean, square, counted in zip(
+            params,
+            optim.gradients(params),
+            self._states(params, "exp_avg"),
+            self._states(params, "exp_avg_sq"),
+            self._states(params, "step"),
+            strict=True,
+        ):
+            if group["maximize"]:
+                grad = -grad
+            counted += 1
+            step = counted.double()
+            if decay and group["decoupled_weight_decay"]:
+                p.mul_(1 - lr * decay)
+            elif decay:
+                grad = grad.add(p, alpha=decay)
+            mean.lerp_(grad, 1 - beta1)
+            square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+            correction = 1 - beta2**step
+            rho = rho_inf - 2 * step * beta2**step / correction
+            rectified = ((rho - 4) * (rho - 2) * rho_inf / ((rho_inf - 4) * (rho_inf - 2) * rho)).sqrt()
+            factor = torch.where(rho > 5, correction.sqrt() / square.sqrt().add(eps) * rectified, 1.0)
+            p.add_(mean / (1 - beta1**step) * lr * factor, alpha=-1)
+
+
+_TWINS: dict[Any, type[Recordable]] = {
+    torch.optim.SGD: optim.SGD,
+    torch.optim.Adam: optim.Adam,
+    torch.optim.AdamW: optim.AdamW,
+    torch.optim.RAdam: RAdam,
+    **{
+        getattr(torch.optim, name): type(
+            name, (OneByOne, getattr(torch.optim, name)), {"kind": getattr(torch.optim, name)}
+        )
+        for name in ("Adadelta", "Adagrad", "Adamax", "NAdam", "RMSprop", "Rprop")
+    },
+}
+
+
+def twin_of(optimizer: Any) -> Recordable | None:
+    """What stands in for one of torch's optimisers while a step is recorded; None: its own code is recorded.
+
+    An optimiser with hooks or a `step` of its own has none, nor has one with hyperparameters in tensors, since the step
+    may compute them.
+    """
+    owner = _TWINS.get(type(optimizer))
+    if owner is None:
+        return None
+    attributes = vars(optimizer)
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return None
+    step = attributes.get("step")
+    if "zero_grad" in attributes or (step is not None and not hasattr(step, "_wrapped_by_lr_sched")):
+        return None
+    for group in optimizer.param_groups:
+        if any(isinstance(value, torch.Tensor) for value in (*group.values(), *group.get("betas", ()))):
+            return None
+    twin: Recordable = object.__new__(owner)
+    twin.__dict__ = attributes
+    return None if twin.can_record() else twin
+
+
+def has_twin(value: Any) -> bool:
+    """Whether `twin_of` an object gives one."""
+    return isinstance(value, torch.optim.Optimizer) and twin_of(value) is not None
