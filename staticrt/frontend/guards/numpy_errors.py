@@ -15,6 +15,11 @@ class NumpyErrorsRecord:
     def __init__(self) -> None:
         self.saved = _content()
 
+    @property
+    def stops(self) -> bool:
+        """Whether an error in arithmetic raises or calls a function."""
+        return any(how in ("raise", "call", "log") for _kind, how in self.saved[:-1])
+
     def changes(self) -> Iterable[str]:
         return () if _content() == self.saved else ["numpy.geterr()"]
 

@@ -179,6 +179,9 @@ class Reads:
         elif library_module(filename):
             self._snapshot.add_names(names)
             self._snapshot.add_numbers(scope, frozenset(names))
+            for called in (scope[name] for name in global_ones & scope.keys()):
+                if isinstance(called, types.FunctionType) and library_module(called.__code__.co_filename):
+                    self._snapshot.add_function(called)
         if "environ" in names or "getenv" in names:
             self._environment()
 

@@ -7,6 +7,7 @@ import types
 
 from staticrt import tuning
 from staticrt.frontend.guards.effects import MISSED_BY_DYNAMO
+from staticrt.frontend.guards.numpy_errors import NumpyErrorsRecord
 from staticrt.frontend.guards.object_records import ClassRecord, FunctionRecord
 from staticrt.frontend.guards.reads import Reads
 from staticrt.frontend.guards.records import MISSING, DictRecord, Record, ScopeRecord
@@ -36,6 +37,7 @@ class WatchedState:
             "_version" in snapshot.facts
             or not MISSED_BY_DYNAMO.isdisjoint(snapshot.read_names)
             or _imports_replaced(snapshot)
+            or any(isinstance(each, NumpyErrorsRecord) and each.stops for each in snapshot.records())
         )
         self._records = [
             record
