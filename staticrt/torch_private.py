@@ -103,29 +103,43 @@ _recurrent = _Recurrent()
 
 
 @contextlib.contextmanager
-def checkpoint_parts(part: Callable[[bool, Callable[..., Any], bool], Iterator[None]]) -> Iterator[None]:
-    """While this holds, this thread's `torch.utils.checkpoint` without reentrant autograd saves all and computes nothing again.
+def checkpoint_parts(
+    part: Callable[[bool, Callable[..., Any], bool], Iterator[None]],
+    reentrant: Callable[[Callable[..., Any], bool, tuple[Any, ...]], Any] | None = None,
+) -> Iterator[None]:
+    """While this holds, this thread's `torch.utils.checkpoint` saves all and computes nothing again.
 
     Args:
         part: a generator of one value, in place of what torch does before and after the function of a checkpoint; it takes
             `preserve_rng_state`, `context_fn` and `debug`.
+        reentrant: what a checkpoint with reentrant autograd does, of the function, `preserve_rng_state` and the arguments;
+            None: what torch does.
     """
     _ask_the_thread_for_checkpoints()
-    before = _checkpoints.part
-    _checkpoints.part = part
+    before = _checkpoints.part, _checkpoints.reentrant
+    _checkpoints.part, _checkpoints.reentrant = part, reentrant
     try:
         yield
     finally:
-        _checkpoints.part = before
+        _checkpoints.part, _checkpoints.reentrant = before
+
+
+def all_gradients_are_wanted() -> bool:
+    """False while a backward runs that was asked for the gradients of some tensors only."""
+    return bool(torch.autograd._is_checkpoint_valid())  # type: ignore[no-untyped-call]
+
+
+no_checkpoint_context = torch.utils.checkpoint.noop_context_fn
 
 
 def is_plain_checkpoint(context: Callable[..., Any]) -> bool:
     """Whether a checkpoint's `context_fn` is torch's, which does nothing."""
-    return context is torch.utils.checkpoint.noop_context_fn
+    return context is no_checkpoint_context
 
 
 class _Checkpoints(threading.local):
     part: Callable[[bool, Callable[..., Any], bool], Iterator[None]] | None = None
+    reentrant: Callable[[Callable[..., Any], bool, tuple[Any, ...]], Any] | None = None
 
 
 _checkpoints = _Checkpoints()
@@ -133,7 +147,7 @@ _checkpoints = _Checkpoints()
 
 @functools.cache
 def _ask_the_thread_for_checkpoints() -> None:
-    """Replace upstream's function, once, by one that is the same but for threads inside `checkpoint_parts`."""
+    """Replace upstream's functions, once, by some that are the same but for threads inside `checkpoint_parts`."""
     module: Any = torch.utils.checkpoint
     upstream: Callable[..., Any] = module._checkpoint_without_reentrant_generator
 
@@ -146,6 +160,15 @@ def _ask_the_thread_for_checkpoints() -> None:
         return upstream(fn, preserve, context_fn, check, debug, *args, **kwargs)
 
     module._checkpoint_without_reentrant_generator = asking
+    function: Any = torch.utils.checkpoint.CheckpointFunction
+    apply = function.apply
+
+    def asking_reentrant(run_function: Any, preserve: Any, *args: Any) -> Any:
+        if _checkpoints.reentrant is not None:
+            return _checkpoints.reentrant(run_function, bool(preserve), args)
+        return apply(run_function, preserve, *args)
+
+    function.apply = staticmethod(asking_reentrant)
 
 
 @functools.cache

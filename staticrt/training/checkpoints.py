@@ -17,19 +17,23 @@ from torch import fx
 
 from staticrt import torch_private
 from staticrt.frontend.reasons import CannotTrace
-from staticrt.frontend.tracing.tracer import CHECKPOINT, Tracer
-from staticrt.passes.effects import is_pure
+from staticrt.frontend.tracing.tracer import BACKWARD, CHECKPOINT, Tracer
+from staticrt.passes.cse import APART
+from staticrt.passes.effects import is_pure, node_facts
 from staticrt.training.partition import is_random
 
 aten = torch.ops.aten
 _staticrt = torch.ops.staticrt
 
 
-def checkpoints(tracer: Callable[[], Tracer]) -> contextlib.AbstractContextManager[None]:
+def checkpoints(
+    tracer: Callable[[], Tracer], reentrant: bool = False
+) -> contextlib.AbstractContextManager[None]:
     """Context manager in which this thread's checkpoints only mark what they record.
 
     Args:
         tracer: the one that records.
+        reentrant: also those with reentrant autograd.
     """
     count = 0
 
@@ -48,7 +52,26 @@ def checkpoints(tracer: Callable[[], Tracer]) -> contextlib.AbstractContextManag
         finally:
             recording.marks = outer
 
-    return torch_private.checkpoint_parts(part)
+    def whole(function: Callable[..., Any], preserve: bool, args: tuple[Any, ...]) -> Any:
+        if not any(isinstance(value, torch.Tensor) and value.requires_grad for value in args):
+            raise CannotTrace(
+                "a reentrant checkpoint of arguments that need no gradients, which cuts them off"
+            )
+        recording = tracer()
+        outer = recording.marks
+
+        def marks() -> dict[str, Any]:
+            if not torch_private.all_gradients_are_wanted():
+                raise CannotTrace(
+                    "gradients of a few tensors through a reentrant checkpoint, which eager refuses"
+                )
+            return outer()
+
+        recording.marks = marks
+        with contextlib.contextmanager(part)(preserve, torch_private.no_checkpoint_context, False):
+            return function(*args)
+
+    return torch_private.checkpoint_parts(part, whole if reentrant else None)
 
 
 class Recomputed:
@@ -56,13 +79,12 @@ class Recomputed:
 
     Args:
         nodes: of a joint graph, its forward; nodes for the states of the generator are added to the graph.
-        is_view: whether a node is a view of its first argument.
 
     Raises:
         CannotTrace: a second run of a part would not be as the first one.
     """
 
-    def __init__(self, nodes: Sequence[fx.Node], is_view: Callable[[fx.Node], bool]) -> None:
+    def __init__(self, nodes: Sequence[fx.Node]) -> None:
         parts: dict[fx.Node, int] = {}
         draws: list[fx.Node] = []
         for node in nodes:
@@ -111,6 +133,74 @@ class Recomputed:
     def __contains__(self, node: fx.Node) -> bool:
         """Whether the backward computes a node again where it reads it."""
         return node in self._parts and node not in self._escaping
+
+
+def recompute_parts(gm: fx.GraphModule) -> None:
+    """Let the backward that a whole step's graph holds compute the parts in checkpoints again, as eager's does.
+
+    Raises:
+        CannotTrace: a second run of a part would not be as the first one.
+    """
+    if not any(CHECKPOINT in node.meta for node in gm.graph.nodes):
+        return
+    forward = [node for node in gm.graph.nodes if BACKWARD not in node.meta and node.op != "output"]
+    recomputed = Recomputed(forward)
+    written = _first_writes(gm.graph)
+    copies = _Copies()
+    reached: set[fx.Node] = set()  # of the graph's nodes, in order
+
+    def copy_of(node: fx.Node) -> None:
+        stack = [node]
+        while stack:
+            sources = recomputed.inputs(stack[-1])
+            if missing := [each for each in sources if each in recomputed and each not in copies]:
+                stack.append(missing[0])
+                continue
+            if any(written.get(each, each) in reached for each in sources if each in written):
+                raise CannotTrace("a checkpoint that reads what is written before its backward")
+            made = stack.pop()
+            copies[made] = recomputed.add(made, gm.graph, copies)
+            copies[made].meta[APART] = "again"
+
+    for node in list(gm.graph.nodes):
+        if BACKWARD in node.meta:
+            for source in [each for each in node.all_input_nodes if each in recomputed]:
+                if source not in copies:
+                    with gm.graph.inserting_before(node):
+                        copy_of(source)
+                node.replace_input_with(source, copies[source])
+        reached.add(node)
+    gm.recompile()
+
+
+class _Copies(dict[fx.Node, fx.Node]):
+    """Copies of nodes in their own graph; other nodes stand for themselves."""
+
+    def __missing__(self, node: fx.Node) -> fx.Node:
+        return node
+
+
+def _first_writes(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """Inputs of a graph -> the first node that gives them another value."""
+    first: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        if node.target is aten.copy_.default:
+            first.setdefault(node.args[0], node.args[1])
+        elif node.op == "call_function" and not is_pure(node):
+            for source in node.all_input_nodes:
+                if source.op == "placeholder":
+                    first.setdefault(source, node)
+    return first
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether a node only views its first argument, or is an item of such views."""
+    if node.op != "call_function":
+        return False
+    if node.target is operator.getitem:
+        source = node.args[0]
+        return isinstance(source, fx.Node) and is_view(source)
+    return isinstance(node.target, torch._ops.OpOverload) and node_facts(node).is_view and is_pure(node)
 
 
 def _state_before(dropout: fx.Node) -> fx.Node:

@@ -22,11 +22,11 @@ from staticrt.frontend.tracing.tracer import BACKWARD, NO_GRAD
 from staticrt.native import _C
 from staticrt.options import Options
 from staticrt.passes.aliasing import AliasInfo
-from staticrt.passes.effects import is_pure, node_facts
+from staticrt.passes.effects import is_pure
 from staticrt.passes.no_ops import RemoveNoOps
 from staticrt.runtime.executable import flat_outputs
 from staticrt.shapes.fake_results import view_of
-from staticrt.training.checkpoints import Recomputed
+from staticrt.training.checkpoints import Recomputed, is_view
 from staticrt.training.double_backward import Replay
 from staticrt.training.joint_trace import Backward
 from staticrt.training.native_node import NotNative, Pair, make_native_node
@@ -209,7 +209,7 @@ class _Joint:
 
         def made(node: fx.Node) -> fx.Node:
             if node not in env:
-                if node.op != "call_function" or (_is_tensor(node) and not _is_view(node)):
+                if node.op != "call_function" or (_is_tensor(node) and not is_view(node)):
                     raise CannotTrace("a result shares memory otherwise than by a view")
                 for source in node.all_input_nodes:
                     made(source)
@@ -261,7 +261,7 @@ class _Joint:
     def _read(self) -> list[fx.Node]:
         """The forward's values that the backward reads, to save, in order; not views and what is computed again."""
         forward = [n for n in self._gm.graph.nodes if n not in self._backward and n.op != "output"]
-        recomputed = self._recomputed = Recomputed(forward, _is_view)
+        recomputed = self._recomputed = Recomputed(forward)
         wanted: set[fx.Node] = set()
         stack = [source for node in self._backward for source in node.all_input_nodes]
         stack += [g for g in self._gradients if isinstance(g, fx.Node)]
@@ -270,7 +270,7 @@ class _Joint:
             node = stack.pop()
             if node in self._backward or node in wanted or node in again:
                 continue
-            if _is_view(node) or (node in recomputed and _is_tensor(node)):
+            if is_view(node) or (node in recomputed and _is_tensor(node)):
                 again.add(node)
                 stack += recomputed.inputs(node)
             else:
@@ -387,16 +387,6 @@ def _is_tensor(node: fx.Node) -> bool:
     return isinstance(value, torch.Tensor) or (
         isinstance(value, (tuple, list)) and any(isinstance(item, torch.Tensor) for item in value)
     )
-
-
-def _is_view(node: fx.Node) -> bool:
-    """Whether a node only views its first argument, or is an item of such views."""
-    if node.op != "call_function":
-        return False
-    if node.target is operator.getitem:
-        source = node.args[0]
-        return isinstance(source, fx.Node) and _is_view(source)
-    return isinstance(node.target, torch._ops.OpOverload) and node_facts(node).is_view and is_pure(node)
 
 
 def _stays(node: fx.Node) -> bool:

@@ -16,8 +16,10 @@ import torch
 from torch.optim import optimizer as torch_optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
+from staticrt import torch_private
 from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.reasons import CannotTrace
+from staticrt.frontend.tracing.tracer import BACKWARD
 
 _thread = threading.local()
 
@@ -85,6 +87,7 @@ class Recording:
         _thread.recording = self
         self._tracer = tracer
         tracer.on_lift = self.add_leaf
+        tracer.marks = self._marks
         for tensor in self._known:
             self.add_leaf(tensor)
         for index, value in enumerate(arguments):
@@ -95,6 +98,9 @@ class Recording:
             self._held[id(twin.state)] = _Held(twin)
             if optimizer is not twin:
                 self._stand_ins.append(_StandIn(optimizer, twin, self))
+
+    def _marks(self) -> dict[str, Any]:
+        return {} if torch_private.running_node() == -1 else {BACKWARD: "is_backward"}
 
     def add_leaf(self, tensor: torch.Tensor) -> None:
         """Remember the gradient that a leaf has before the step."""

@@ -30,6 +30,7 @@ from staticrt.runtime.call import Call
 from staticrt.runtime.call_key import CallKey, EagerOnly, eager_reason
 from staticrt.runtime.executable import build
 from staticrt.runtime.explain.explanation import EagerReport, Explanation
+from staticrt.training.checkpoints import checkpoints, recompute_parts
 from staticrt.training.grad_copies import remove_copies_of_gradients
 from staticrt.training.layouts import has_misplaced_batch_norm
 from staticrt.training.optim import NotReady, Recordable
@@ -216,7 +217,7 @@ class CompiledStep:
             dynamic = any(variant.differs_in_sizes(call) for variant in self._variants)
 
         def attempt(dynamic: bool) -> Any:
-            with recurrent_networks():
+            with recurrent_networks(), checkpoints(current_tracer, reentrant=True):
                 return trace_with_any_sizing(
                     TraceRequest(
                         recorded,
@@ -243,6 +244,7 @@ class CompiledStep:
                 "a batch norm of a transposed tensor, or its gradient, has other strides than in the trace"
             )
         remove_copies_of_gradients(traced.module)
+        recompute_parts(traced.module)
         traced.inputs = tuple(_not_constant(spec) for spec in traced.inputs)
         # The step writes its weights, so values derived from them are not kept.
         executable = build(traced, self._options.executor, freeze=False, **self._options.runtime())

@@ -1,0 +1,137 @@
+"""Whole steps with `torch.utils.checkpoint` inside: the backward computes the parts again, in the step's one graph."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import staticrt
+
+
+class Block(nn.Module):
+    def __init__(self, width, draws):
+        super().__init__()
+        self.norm, self.up = nn.LayerNorm(width), nn.Linear(width, 4 * width)
+        self.down, self.draws = nn.Linear(4 * width, width), draws
+
+    def forward(self, x):
+        return x + F.dropout(self.down(F.gelu(self.up(self.norm(x)))), self.draws, self.draws > 0)
+
+
+class Deep(nn.Module):
+    def __init__(self, width=16, depth=3, draws=0.0, reentrant=False):
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.blocks = nn.ModuleList(Block(width, draws) for _ in range(depth))
+        self.reentrant = reentrant
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x) if self.reentrant is None else checkpoint(block, x, use_reentrant=self.reentrant)
+        return x
+
+
+def _step_of(model, optimizer):
+    def train(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return train
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("draws", [0.0, 0.3])
+def test_steps_equal_eagers_at_changing_sizes(reentrant, draws):
+    found = []
+    for compiled in (True, False):
+        torch.manual_seed(0)
+        model = Deep(draws=draws, reentrant=reentrant).double()
+        train = _step_of(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        step = staticrt.compile_step(train) if compiled else train
+        losses = []
+        for call, size in enumerate((4, 4, 7, 1, 3)):
+            torch.manual_seed(call)
+            losses.append(step(torch.randn(size, 16, dtype=torch.float64)).detach())
+            losses.append(torch.get_rng_state())
+        if compiled:
+            assert step.explain().eager == (), step.explain()
+        found.append((losses, model.state_dict()))
+    torch.testing.assert_close(*found)
+
+
+def _arena(reentrant):
+    model = Deep(depth=6, reentrant=reentrant)
+    step = staticrt.compile_step(_step_of(model, torch.optim.SGD(model.parameters(), lr=0.1)))
+    step(torch.randn(512, 16))
+    step(torch.randn(512, 16))
+    (trace,) = step.explain().traces
+    return trace.signatures[0].arena_bytes, dict(trace.operators)["aten.gelu.default"]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_the_parts_are_computed_again_and_hold_no_memory_in_between(reentrant):
+    (kept, calls), (again, calls_again) = _arena(None), _arena(reentrant)
+    assert (calls, calls_again) == (6, 12)
+    assert again < 0.5 * kept
+
+
+def _eager_reason(train, *arguments, raises=None):
+    step = staticrt.compile_step(train)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(2):
+            if raises is None:
+                step(*arguments)
+            else:
+                with pytest.raises(RuntimeError, match=raises):
+                    step(*arguments)
+    return step.explain().eager[0].reason
+
+
+@pytest.mark.filterwarnings("ignore:staticrt")
+def test_a_part_whose_weights_are_written_before_its_backward_runs_eagerly():
+    found = []
+    for compiled in (True, False):
+        torch.manual_seed(0)
+        model = Deep().double()
+
+        def train(x, model=model):
+            loss = model(x).square().mean()
+            with torch.no_grad():
+                model.blocks[0].up.bias.mul_(0.5)  # which no formula of a gradient reads
+            grads = torch.autograd.grad(loss, [*model.first.parameters()])
+            return [g.detach() for g in grads]
+
+        step = staticrt.compile_step(train) if compiled else train
+        found.append(step(torch.randn(4, 16, dtype=torch.float64)))
+        if compiled:
+            assert "written before its backward" in step.explain().eager[0].reason
+    torch.testing.assert_close(*found)
+
+
+def test_a_reentrant_part_without_gradients_among_its_arguments_runs_eagerly():
+    block = Block(8, 0.0)
+    head = nn.Linear(8, 1)
+
+    def train(x):
+        head(checkpoint(block, x, use_reentrant=True)).sum().backward()
+
+    assert "reentrant checkpoint" in _eager_reason(train, torch.randn(2, 8))
+    assert block.up.weight.grad is None
+    assert head.weight.grad is not None
+
+
+def test_gradients_of_a_few_tensors_through_a_reentrant_part_raise_as_in_eager():
+    model = Deep(reentrant=True)
+
+    def train(x):
+        return torch.autograd.grad(model(x).sum(), model.first.weight)
+
+    assert "reentrant" in _eager_reason(train, torch.randn(2, 16), raises="incompatible with")
