@@ -1,5 +1,6 @@
 """Whatever Python state forward reads: what changes between two calls shows in the next one, as in eager."""
 
+import functools
 import sys
 import time
 import types
@@ -251,3 +252,31 @@ def test_what_dynamo_reads_once_is_read_in_each_call_behind_an_effect():
                 assert torch.equal(fast(x), limit_after_an_effect(x))
     finally:
         sys.setrecursionlimit(before)
+
+
+def test_state_that_only_the_second_trace_meets_is_guarded():
+    """The first one stops where a size is a key: it has to be a constant."""
+    settings = {"scale": 2.0}
+    by_length = {2: lambda x: x * settings["scale"]}
+
+    def model(x):
+        return by_length[x.shape[0]](x)
+
+    fast = staticrt.compile(model)
+    for scale in (2.0, 3.0, 4.0):
+        settings["scale"] = scale
+        assert fast(torch.ones(2)).tolist() == [scale] * 2
+
+
+def test_effects_that_only_the_second_trace_meets_happen_once():
+    calls = []
+
+    @functools.cache
+    def ones(size):
+        calls.append(size)
+        return torch.ones(size, size)
+
+    fast = staticrt.compile(lambda x: ones(x.shape[0]) @ x)
+    for size in (2, 3, 2, 3):
+        fast(torch.ones(size, 1))
+    assert calls == [2, 3]

@@ -489,6 +489,10 @@ class Snapshot:
         for record in self._all():
             record.restore()
 
+    def begin_run(self) -> None:
+        """A run begins: what it meets first is compared too, and restored."""
+        self._guard, self._unread = None, []
+
     def guard(self) -> StateGuard:
         """A quick check that nothing differs; what is added later is not in it."""
         if self._guard is None:

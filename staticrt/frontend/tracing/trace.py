@@ -266,6 +266,7 @@ def _run(
     args, kwargs = builder.build(request.spec)
     before = [contents(container) for container in builder.containers]
     grad_mode = torch.is_grad_enabled()
+    snapshot.begin_run()
     try:
         with tracer.fake_mode, level, tracer:
             watcher.start(is_new)
