@@ -109,6 +109,18 @@ Reg gelu(Node& n) {
   return n.b.unary(Prim::kGelu, x, n.out(), {nan ? 1.0 : 0.0, 0, 0});
 }
 
+// A gradient times the derivative at the input.
+template <Prim slope>
+Reg activation_backward(Node& n) {
+  if (n.out() != ScalarType::Float && n.out() != ScalarType::Double) return {};
+  return n.b.binary(Prim::kMul, n.in(0, n.out()), n.b.unary(slope, n.in(1, n.out()), n.out()), n.out());
+}
+
+Reg gelu_backward(Node& n) {
+  const bool by_tanh = !n.is_none(2) && n.value(2).toStringRef() == "tanh";
+  return by_tanh ? activation_backward<Prim::kGeluTanhSlope>(n) : activation_backward<Prim::kGeluSlope>(n);
+}
+
 // Asked without the dispatcher, which may be recording.
 template <class T>
 bool eager_gelu_of_infinity_is_nan() {
@@ -141,6 +153,8 @@ bool gelu_of_infinity_is_nan(ScalarType dtype) {
 const EmitTable& activation_emits() {
   static const EmitTable ops = {
       {"aten::gelu", &gelu},
+      {"aten::gelu_backward", &gelu_backward},
+      {"aten::silu_backward", &activation_backward<Prim::kSiluSlope>},
       {"aten::leaky_relu", &leaky_relu},
       {"aten::elu", &elu},
       {"aten::softplus", &softplus},

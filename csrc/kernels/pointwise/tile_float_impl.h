@@ -217,6 +217,32 @@ int float_unary(SRT_PRIM_ARGS) {
   if constexpr (op == Prim::kGeluTanh) {
     map1<T>(dst, a, n, [](V x) { return at::native::vectorized_gelu_approximated_with_tanh(x); });
   }
+  if constexpr (op == Prim::kSiluSlope) {
+    map1<T>(dst, a, n, [&](V x) {
+      const V s = one / (one + x.neg().exp());
+      return s * at::vec::fmadd(x, one - s, one);
+    });
+  }
+  if constexpr (op == Prim::kGeluSlope) {
+    const V root(T(M_SQRT1_2));
+    const V density(T(M_2_SQRTPI * M_SQRT1_2 * 0.5));
+    const V half(T(0.5));
+    map1<T>(dst, a, n, [&](V x) {
+      return half * (one + (x * root).erf()) + x * ((x * x * half).neg().exp() * density);
+    });
+  }
+  if constexpr (op == Prim::kGeluTanhSlope) {
+    const V scale(T(M_SQRT2 * M_2_SQRTPI * 0.5));
+    const V cubic(T(0.044715));
+    const V half(T(0.5));
+    const V three(T(3));
+    map1<T>(dst, a, n, [&](V x) {
+      const V square = x * x;
+      const V tanh = (scale * (x + cubic * square * x)).tanh();
+      const V rest = half * x * (one - tanh * tanh) * (scale * (one + three * cubic * square));
+      return half * (one + tanh) + rest;
+    });
+  }
   if constexpr (op == Prim::kHardswish || op == Prim::kHardsigmoid) {
     const V three(T(3));
     const V six(T(6));

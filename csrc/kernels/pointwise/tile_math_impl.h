@@ -35,6 +35,9 @@ int vector_math(void* dst, const void* a, const void*, const void*, int64_t n, c
       map([](Vec x) { return simd::gelu<false>(x); });
     }
   }
+  if constexpr (op == Prim::kSiluSlope) map([](Vec x) { return simd::silu_slope(x); });
+  if constexpr (op == Prim::kGeluSlope) map([](Vec x) { return simd::gelu_slope(x); });
+  if constexpr (op == Prim::kGeluTanhSlope) map([](Vec x) { return simd::gelu_tanh_slope(x); });
   if constexpr (op == Prim::kLogSigmoid) {
     map([](Vec x) { return simd::log_sigmoid(x); });
   }
@@ -62,7 +65,8 @@ void add_vector_math([[maybe_unused]] PrimTable& table) {
 #if STATICRT_VECTOR_MATH
   using P = Prim;
   set_vector_math<P::kExp, P::kExpm1, P::kLog, P::kLog1p, P::kErf, P::kSin, P::kCos, P::kTanh, P::kSigmoid,
-                  P::kSilu, P::kMish, P::kGelu, P::kGeluTanh, P::kLogSigmoid, P::kSoftplus, P::kElu>(table);
+                  P::kSilu, P::kMish, P::kGelu, P::kGeluTanh, P::kSiluSlope, P::kGeluSlope, P::kGeluTanhSlope,
+                  P::kLogSigmoid, P::kSoftplus, P::kElu>(table);
 #endif
 }
 

@@ -92,10 +92,10 @@ PrimTable make_prim_table() {
   using P = Prim;
   add_floats<P::kAbs, P::kNeg, P::kSqrt, P::kRsqrt, P::kReciprocal, P::kExp, P::kExpm1, P::kLog, P::kLog1p,
              P::kLog2, P::kLog10, P::kErf, P::kErfc, P::kSin, P::kCos, P::kTan, P::kTanh, P::kSigmoid,
-             P::kSilu, P::kGelu, P::kGeluTanh, P::kHardswish, P::kHardsigmoid, P::kMish, P::kFloor, P::kCeil,
-             P::kRound, P::kTrunc, P::kFrac, P::kSign, P::kLogSigmoid, P::kSquare, P::kCube, P::kClamp,
-             P::kClampMin, P::kClampMax, P::kLeakyRelu, P::kElu, P::kSoftplus, P::kThreshold, P::kPowNumber>(
-      table);
+             P::kSilu, P::kGelu, P::kGeluTanh, P::kSiluSlope, P::kGeluSlope, P::kGeluTanhSlope, P::kHardswish,
+             P::kHardsigmoid, P::kMish, P::kFloor, P::kCeil, P::kRound, P::kTrunc, P::kFrac, P::kSign,
+             P::kLogSigmoid, P::kSquare, P::kCube, P::kClamp, P::kClampMin, P::kClampMax, P::kLeakyRelu,
+             P::kElu, P::kSoftplus, P::kThreshold, P::kPowNumber>(table);
   add_floats<P::kAdd, P::kSub, P::kAddScaled, P::kMul, P::kDiv, P::kMaximum, P::kMinimum, P::kPow,
              P::kDivTrunc, P::kSigmoidBackward, P::kTanhBackward, P::kThresholdBackward, P::kClampTensor,
              P::kAddcmul, P::kAddcdiv>(table);

@@ -71,6 +71,11 @@ inline Vec silu(Vec x) {
   return x / (1.0F + exp(-x));
 }
 
+inline Vec silu_slope(Vec x) {
+  const Vec s = sigmoid(x);
+  return s * fma(x, 1.0F - s, splat(1.0F));
+}
+
 // -e / (e + 2) with e = exp(-2|x|) - 1: nothing cancels. Beyond 10 it rounds to 1.
 inline Vec tanh(Vec x) {
   const auto [n, r] = reduce(at_least(abs(x) * -2.0F, -20.0F));
@@ -204,8 +209,9 @@ inline Vec exp_of_minus_half(Vec q) {
   return __builtin_expect(any_below(n, -125.0F), 0) ? scale_to_subnormal(p, n) : scale_by_power(p, n);
 }
 
-// The normal cumulative distribution of -a, a in [0, 15]: exp(-a^2 / 2) t P(t) with t = 1 / (1 + 0.35 a).
-inline Vec normal_tail(Vec a) {
+// The normal cumulative distribution of -a, a in [0, 15]: `bell` t P(t) with t = 1 / (1 + 0.35 a) and
+// bell = exp(-a^2 / 2).
+inline Vec normal_tail(Vec a, Vec bell) {
   const Vec t = 1.0F / fma(a, 0.35F, splat(1.0F));
   Vec p = fma(t, -0.0291637871F, splat(0.14406015F));
   p = fma(p, t, -0.255900562F);
@@ -215,7 +221,10 @@ inline Vec normal_tail(Vec a) {
   p = fma(p, t, 0.119815581F);
   p = fma(p, t, 0.139864326F);
   p = fma(p, t, 0.139621258F);
-  return p * t * exp_of_minus_half(a * a);
+  return p * t * bell;
+}
+inline Vec normal_tail(Vec a) {
+  return normal_tail(a, exp_of_minus_half(a * a));
 }
 
 // x times the normal cumulative distribution of x; with infinity_is_nan also NaN of positive infinity.
@@ -227,10 +236,25 @@ inline Vec gelu(Vec x) {
   return x * (x > splat(0.0F) ? 1.0F - tail : tail);
 }
 
+// The derivative of gelu: the distribution plus x times its density; NaN of infinity, as in eager.
+inline Vec gelu_slope(Vec x) {
+  const Vec a = at_most(abs(x), 15.0F);
+  const Vec bell = exp_of_minus_half(a * a);
+  const Vec tail = normal_tail(a, bell);
+  return fma(x, bell * 0.398942280F, x > splat(0.0F) ? 1.0F - tail : tail);
+}
+
 // x (1 + tanh z) / 2 = x / (1 + exp(-2 z)) with z = sqrt(2 / pi) (x + 0.044715 x^3).
 inline Vec gelu_tanh(Vec x) {
   const Vec z = x * fma(x * x, -0.0713548162F, splat(-1.59576912F));
   return x / (1.0F + exp(z));
+}
+
+// With s = 1 / (1 + exp(-2 z)): s + x s (1 - s) 2 z'.
+inline Vec gelu_tanh_slope(Vec x) {
+  const Vec square = x * x;
+  const Vec s = 1.0F / (1.0F + exp(x * fma(square, -0.0713548162F, splat(-1.59576912F))));
+  return fma(x * s * (1.0F - s), fma(square, 0.214064449F, splat(1.59576912F)), s);
 }
 
 // x = n pi / 2 + r with pi / 2 in three parts; right up to kNearAngle.

@@ -10,6 +10,8 @@ Tolerance prepared_tolerance(std::string_view op) {
   // (kernels/pointwise/vector_math_impl.h). The bounds are a few units in the last place of float32.
   static const std::map<std::string_view, Tolerance> table = {
       {"aten::gelu", {2e-6, 2e-6}},
+      {"aten::gelu_backward", {2e-6, 2e-6}},
+      {"aten::silu_backward", {2e-6, 2e-6}},
       {"aten::exp", {3e-7, 1e-44}},
       {"aten::log", {3e-7, 1e-44}},
       {"aten::erf", {3e-7, 1e-44}},

@@ -181,6 +181,9 @@ TEST(pointwise_numbers) {
         expect_prepared("aten::addcdiv", {x, y, x, 0.5});
         expect_prepared("aten::sigmoid_backward", {x, y});
         expect_prepared("aten::tanh_backward", {x, y});
+        expect_prepared("aten::silu_backward", {x, y.mul(4)});
+        expect_prepared("aten::gelu_backward", {x, y.mul(4), "none"});
+        expect_prepared("aten::gelu_backward", {x, y.mul(4), "tanh"});
       }
       if (!floating) {
         expect_prepared("aten::div.Tensor_mode",
