@@ -32,9 +32,10 @@ from staticrt.training.overlaps import overlapping_writes
 from staticrt.training.partition import safe_partition
 from staticrt.training.plans import CompiledGraph
 from staticrt.training.recurrent import recurrent_networks
-from staticrt.training.saved import lost_aliases, shared_results, viewed_in_place
+from staticrt.training.saved import lost_aliases, shared_results
 from staticrt.training.statistics import unread_inputs
 from staticrt.training.unread import unread_effects
+from staticrt.training.views_in_place import viewed_in_place, written_later
 
 if TYPE_CHECKING:
     from staticrt.graphs.compiled import CapturedRuns
@@ -154,7 +155,7 @@ class Region:
         return torch.compiler.disable(run_compiled(pieces, subregions))  # type: ignore[no-untyped-call, no-any-return]
 
     def _compile(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        if unfaithful := view_without_history(gm):
+        if unfaithful := view_without_history(gm) or written_later(gm):
             raise _Unfaithful(unfaithful)
         with recurrent_networks():
             run, cls = torch_private.aot_compile(

@@ -25,9 +25,9 @@ def overlapping_writes(gm: fx.GraphModule) -> dict[str, str]:
 
 def _reads_what_it_writes(node: fx.Node) -> bool:
     written, *others = node.all_input_nodes or [node]
-    memory = _memory(written)
+    memory = memory_of(written)
     return memory is not None and any(
-        _memory(other) == memory for other in others if not _is_written_back(node, other)
+        memory_of(other) == memory for other in others if not _is_written_back(node, other)
     )
 
 
@@ -39,7 +39,8 @@ def _is_written_back(node: fx.Node, value: fx.Node) -> bool:
     return isinstance(piece, fx.Node) and piece.target is operator.getitem and piece.args == node.args[:2]
 
 
-def _memory(node: fx.Node) -> int | None:
+def memory_of(node: fx.Node) -> int | None:
+    """What tells the memory of a value of a Dynamo graph from another's."""
     value = node.meta.get("example_value")
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None

@@ -96,29 +96,6 @@ def lost_aliases(shared: Sequence[tuple[int, int]], metadata: Any) -> str:
     return ""
 
 
-def viewed_in_place(gm: fx.GraphModule, metadata: Any) -> str:
-    """The result that AOTAutograd makes again as a view of a value whose shape an operator such as `t_` may have changed.
-
-    Returns:
-        What to tell users; "" if there is none.
-    """
-    changes = [
-        str(node.target) for node in gm.graph.nodes if node.op == "call_method" and _changes_view(node.target)
-    ]
-    for i, info in enumerate(metadata.output_info if changes else ()):
-        if info.output_type.name.startswith("alias_of"):
-            return f"result {i} is a view, and {changes[0]} changes a view in place"
-    return ""
-
-
-def _changes_view(method: Any) -> bool:
-    packet: Any = getattr(torch.ops.aten, method, None) if method.endswith("_") else None
-    if not isinstance(packet, torch._ops.OpOverloadPacket):
-        return False
-    names = packet.overloads()  # type: ignore[no-untyped-call]
-    return any(torch.Tag.inplace_view in getattr(packet, name).tags for name in names)
-
-
 def _root(node: fx.Node) -> fx.Node:
     """The node that owns the memory of `node`."""
     while node.op == "call_function":

@@ -16,13 +16,18 @@ def record(tracer: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     """Record the view that `func` makes of the tensor `args[0]`, which becomes it.
 
     Raises:
-        CannotTrace: the tensor is the caller's or the model's, or gets other memory.
+        CannotTrace: the tensor is the caller's or the model's, or gets other memory; or autograd records the trace, and the
+            tensor is or has a view: the backward of a later write makes views anew, without this one.
     """
     tensor = args[0]
     name = func._schema.name.split("::")[1]
     view_of = getattr(getattr(aten, name[:-1], None), func._overloadname, None)
     known = [node for node in tracer.graph.nodes if _holds(node, tensor)]
-    if any(node.op == "placeholder" for node in known) or view_of is None or not _makes_a_view(view_of):
+    is_viewed = tracer.autograd and (
+        tensor._is_view() or any(_views(node, tensor) for node in tracer.graph.nodes)
+    )
+    is_given = any(node.op == "placeholder" for node in known)
+    if is_viewed or is_given or view_of is None or not _makes_a_view(view_of):
         raise CannotTrace(f"{name} changes the shape of a tensor in place", even_in_parts=True)
     before = aten.alias.default(tensor)
     for node in known:
@@ -38,6 +43,14 @@ def record(tracer: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 def _holds(node: fx.Node, tensor: torch.Tensor) -> bool:
     value = node.meta.get("val")
     return value is tensor or (isinstance(value, (tuple, list)) and any(item is tensor for item in value))
+
+
+def _views(node: fx.Node, tensor: torch.Tensor) -> bool:
+    value = node.meta.get("val")
+    return any(
+        isinstance(item, torch.Tensor) and item._is_view() and item._base is tensor
+        for item in (value if isinstance(value, (tuple, list)) else (value,))
+    )
 
 
 def _replaced(value: Any, tensor: torch.Tensor, other: torch.Tensor) -> Any:

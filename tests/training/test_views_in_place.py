@@ -1,0 +1,50 @@
+"""Views that operators such as `squeeze_` change in place: later writes and their gradients are eager's."""
+
+import pytest
+import torch
+
+import staticrt
+
+COMPILERS = {
+    "compile": staticrt.compile,
+    "parts": lambda function: staticrt.compile(function, joint_trace=False),
+    "backend": lambda function: torch.compile(function, backend="staticrt"),
+}
+
+
+def _written_view(x):
+    base = x * 1
+    view = base[0:].squeeze_()
+    view[view > 1] = 0
+    return base
+
+
+def _written_base(x):
+    base = x * 1
+    view = base[0:]
+    base.transpose_(1, 3)
+    view.mul_(2)
+    return base * 1, view * 1
+
+
+def _gets_gradients(x):
+    base = torch.zeros(1, 2, 1, 2)
+    base[0:].squeeze_().add_(x.reshape(2, 2))
+    return base * 1
+
+
+@pytest.mark.parametrize("way", COMPILERS)
+@pytest.mark.parametrize("function", [_written_view, _written_base, _gets_gradients])
+def test_a_write_after_a_view_changed_in_place(function, way):
+    torch.compiler.reset()
+
+    def trained(function):
+        x = torch.arange(4.0).view(1, 2, 1, 2).requires_grad_()
+        results = function(x)
+        results = results if isinstance(results, tuple) else (results,)
+        sum((y * (y.detach() + 1)).sum() for y in results).backward()
+        return [*results, x.grad]
+
+    compiled = COMPILERS[way](function)
+    for _ in range(2):
+        torch.testing.assert_close(trained(compiled), trained(function))
