@@ -123,7 +123,7 @@ OPTIONS: tuple[Option, ...] = (
         "manage_outputs",
         (bool,),
         False,
-        "Keep results in memory of the runtime until deallocate_output_tensors(); every call takes the general path.",
+        "Keep results in memory of the runtime until deallocate_output_tensors().",
     ),
     Option("training", (bool,), True, "Compile calls that need gradients; off: they run eagerly."),
     Option(

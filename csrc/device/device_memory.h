@@ -47,6 +47,8 @@ class DeviceMemory {
   virtual c10::StreamId current_stream() const = 0;
   // Whether that stream's work is captured: what it writes is a graph's.
   virtual bool capturing() const { return false; }
+  // The current stream uses these bytes, which may be another stream's: they go back when both are done.
+  virtual void record_use(const at::DataPtr& data) const {}
   at::Generator generator() const;
 
   // `size_bytes` of an arena, aligned, of the current stream; given back when the pointer goes. 0 bytes:

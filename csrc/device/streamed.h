@@ -14,6 +14,9 @@ class StreamedMemory : public DeviceMemory {
                         int64_t size_bytes) const final;
   void fill(void* data, int64_t size_bytes, uint8_t value) const final;
   c10::StreamId current_stream() const final { return guard_.getStream(device()).id(); }
+  void record_use(const at::DataPtr& data) const final {
+    guard_.recordDataPtrOnStream(data, guard_.getStream(device()));
+  }
   bool capturing() const override { return guard_.isStreamCapturing(guard_.getStream(device())); }
 
  protected:

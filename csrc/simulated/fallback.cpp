@@ -66,6 +66,7 @@ bool must_probe(const Call& call) {
       "aten::convolution_overrideable",
       "aten::convolution_backward_overrideable",
       "aten::floor_divide",
+      "aten::im2col",
       "aten::isinf",
       "aten::logical_and",
       "aten::logical_or",
@@ -75,8 +76,11 @@ bool must_probe(const Call& call) {
       "aten::pixel_shuffle",
       "aten::pixel_unshuffle",
       "aten::polar",
+      "aten::reflection_pad2d",
+      "aten::reflection_pad3d",
       "aten::replication_pad2d",
       "aten::replication_pad3d",
+      "aten::roll",
   };
   if (names.count(call.name()) > 0) return true;
   bool permuted = false;
@@ -369,8 +373,8 @@ void enqueue(SimulatedDevice& device, const std::string& name, std::function<voi
 void register_fallback(torch::Library& all, torch::Library& aten) {
   all.fallback(torch::CppFunction::makeFromBoxedFunction<&run_boxed>());
   // Kernels for every backend, which only raise or give another layout, would come before the fallback.
-  for (const char* name :
-       {"convolution_overrideable", "convolution_backward_overrideable", "pixel_shuffle", "pixel_unshuffle"})
+  for (const char* name : {"convolution_overrideable", "convolution_backward_overrideable", "pixel_shuffle",
+                           "pixel_unshuffle", "reflection_pad3d", "replication_pad2d", "replication_pad3d"})
     aten.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_boxed>());
   // So would those of operators that the CPU computes by kernels of its own, and results would differ from
   // its.

@@ -95,7 +95,7 @@ class StaticExecutable(LoweredGraph):
     ) -> None:
         # The general path computes everything in every call, and an accelerator keeps weights itself. In both
         # cases the runtime keeps no values derived from weights.
-        calls_prepared = options.get("prepared", True) and not options.get("manage_outputs")
+        calls_prepared = options.get("prepared", True)
         keeps = freeze is not False and accelerators is None and calls_prepared
         weights = _weights(traced) if keeps else []
         self.passes: PipelineReport | None = (

@@ -79,3 +79,21 @@ def test_wrong_operands_raise_as_in_eager():
         compiled(x[:, :3], w)
     assert str(eager.value).splitlines()[0] in str(ours.value)
     torch.testing.assert_close(compiled(x, w).cpu(), F.linear(x, w).relu().cpu())
+
+
+@pytest.mark.parametrize("dim", [0, 1, 3, 4])
+@torch.no_grad()
+def test_stacks_keep_the_layout_that_eager_keeps(dim):
+    """A stack of tensors in channels last lies as the cat that eager makes."""
+
+    def function(x):
+        return torch.stack([x, x + 1], dim)
+
+    compiled = staticrt.compile(function)
+    for rows in (2, 2, 2, 1, 1, 0, 3):
+        x = torch.randn(rows, 3, 4, 5).to(memory_format=torch.channels_last)
+        expected = function(x)
+        result = compiled(x.to("sim:0"))
+        torch.testing.assert_close(result.cpu(), expected)
+        if rows > 1:
+            assert result.stride() == expected.stride()

@@ -125,6 +125,10 @@ PERMUTED = {
     "pixel_shuffle": lambda x: F.pixel_shuffle(x, 2),
     "pixel_unshuffle": lambda x: F.pixel_unshuffle(x, 2),
     "channel_shuffle": lambda x: F.channel_shuffle(x, 2),
+    "roll": lambda x: x.roll(1, 1),
+    "unfold": lambda x: F.unfold(x.permute(3, 2, 1, 0), 1),
+    "reflection padding": lambda x: F.pad(x, (1, -1, 0, 2), mode="reflect"),
+    "replication padding": lambda x: F.pad(x, (-1, 2, -1, 0), mode="replicate"),
 }
 
 

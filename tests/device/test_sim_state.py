@@ -135,3 +135,22 @@ def test_waits_checks_its_argument(device, message):
 
 def test_messages_name_the_device_as_programs_do():
     assert torch.ones(1, device="sim").type() == "torch.sim.FloatTensor"
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_shared_parameters_stay_shared_where_torch_swaps_them(swap):
+    """The reference page says so of `Module.to`."""
+
+    class Tied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = torch.nn.Linear(3, 3)
+            self.second = torch.nn.Linear(3, 3)
+            self.second.weight = self.first.weight
+
+    torch.__future__.set_swap_module_params_on_conversion(swap)
+    try:
+        model = Tied().to("sim:0")
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    assert (model.first.weight is model.second.weight) == swap

@@ -1,4 +1,4 @@
-"""Results in the runtime's memory: not in run 1, from run 2 on, and only until they are released."""
+"""Results in the runtime's memory: not in a first run on the general path, then always, until they are released."""
 
 import pytest
 import torch
@@ -64,3 +64,63 @@ def test_disabled_later_outputs_are_the_callers():
     for i, got in enumerate(held):
         torch.testing.assert_close(flat(got), flat(function(x * i)))
         assert not any(map(native(compiled).is_managed_output, flat(got)))
+
+
+@pytest.mark.parametrize("options", [{}, {"prepared": False}, {"verify": True}, {"poison": True}])
+def test_prepared_runs_manage_outputs_too(options):
+    compiled = staticrt.compile(function, manage_outputs=True, **options)
+    with torch.no_grad():
+        for size in (4, 4, 4, 9, 4, 9, 4):
+            x = torch.randn(size, 5)
+            got, want = compiled(x), function(x)
+            torch.testing.assert_close(flat(got), flat(want))
+            del got
+            compiled.deallocate_output_tensors()
+        addresses = set()
+        for _ in range(3):
+            got = compiled(x)
+            assert all(map(native(compiled).is_managed_output, flat(got)))
+            addresses.add(tuple(y.data_ptr() for y in flat(got)))
+            with pytest.raises(InputError, match="still out"):
+                compiled(x)
+            del got
+            compiled.deallocate_output_tensors()
+    assert len(addresses) == 1
+    assert (native(compiled).cache_counters["hits"] > 0) == options.get("prepared", True)
+
+
+def test_a_model_that_is_prepared_ahead_manages_its_first_results():
+    compiled = staticrt.compile(function, manage_outputs=True)
+    x = torch.randn(6, 5)
+    with torch.no_grad():
+        assert compiled.prepare(x)
+        got = compiled(x)
+        torch.testing.assert_close(flat(got), flat(function(x)))
+        assert all(map(native(compiled).is_managed_output, flat(got)))
+
+
+def test_results_that_operators_allocate_are_the_callers():
+    def selects(x):
+        return x.exp(), x[x > 0] * 2
+
+    compiled = staticrt.compile(selects, manage_outputs=True)
+    with torch.no_grad():
+        for _ in range(4):
+            x = torch.randn(5, 5)
+            for mine, other in zip(compiled(x), selects(x), strict=True):
+                torch.testing.assert_close(mine, other)
+            compiled.deallocate_output_tensors()
+
+
+def test_a_failed_prepared_run_leaves_outputs_usable():
+    compiled = staticrt.compile(lambda x, i: (x.exp() * 2, x.index_select(0, i)), manage_outputs=True)
+    x = torch.randn(4, 4)
+    with torch.no_grad():
+        for _ in range(3):
+            compiled(x, torch.tensor([1]))
+            compiled.deallocate_output_tensors()
+        with pytest.raises((IndexError, RuntimeError)):
+            compiled(x, torch.tensor([9]))
+        compiled.deallocate_output_tensors()
+        got = compiled(x, torch.tensor([2]))
+        torch.testing.assert_close(got, (x.exp() * 2, x[2:3]))

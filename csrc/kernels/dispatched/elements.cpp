@@ -1,9 +1,11 @@
 // Copies, fills, gathers and element-wise operators whose own operators have no out overload that writes in
 // place.
 #include <ATen/ScalarOps.h>
+#include <ATen/WrapDimUtils.h>
 #include <ATen/ops/_log_softmax.h>
 #include <ATen/ops/_softmax.h>
 #include <ATen/ops/add.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/clamp_min.h>
 #include <ATen/ops/hardtanh.h>
 #include <ATen/ops/index_select.h>
@@ -11,6 +13,8 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/sub.h>
 #include <ATen/ops/where.h>
+
+#include <algorithm>
 
 #include "kernels/dispatched/sizing.h"
 #include "kernels/registry/registry.h"
@@ -107,7 +111,26 @@ SRT_DISPATCHED("aten::log_softmax.int", log_softmax) {
 }
 
 SRT_DISPATCHED("aten::stack", stack) {
-  at::stack_out(op.out(), op.tensors(0), op.integer(1));
+  const Tensors parts = op.tensors(0);
+  TORCH_CHECK(!parts.empty(), "stack expects a non-empty TensorList");
+  const int64_t dim = c10::maybe_wrap_dim(op.integer(1), parts[0].dim() + 1);
+  const bool last = dim == parts[0].dim();
+  const bool empty = parts[0].numel() == 0;
+  const bool same = std::all_of(parts.begin(), parts.end(),
+                                [&](const T& part) { return part.sizes() == parts[0].sizes(); });
+  if (last || empty || !same) {
+    at::stack_out(op.out(), at::TensorList(parts), dim);
+    return;
+  }
+  // As eager: a cat along the dimension, which keeps a memory format, then split in two.
+  op.out().unsafeGetTensorImpl()->set_sizes_contiguous({0});
+  at::cat_out(op.out(), at::TensorList(parts), dim);
+  at::DimVector sizes(op.out().sizes());
+  at::DimVector strides(op.out().strides());
+  sizes[dim] = parts[0].size(dim);
+  sizes.insert(sizes.begin() + dim, static_cast<int64_t>(parts.size()));
+  strides.insert(strides.begin() + dim, strides[dim] * parts[0].size(dim));
+  dispatched::resize_strided(op.out(), sizes, strides);
 }
 SRT_DISPATCHED("aten::index_select", index_select) {
   at::index_select_out(op.out(), op.tensor(0), op.integer(1), op.tensor(2));

@@ -7,6 +7,7 @@
 
 #include "common/error.h"
 #include "program/program_call.h"
+#include "runtime/call/managed_run.h"
 #include "runtime/call/verify.h"
 #include "runtime/call/watched_run.h"
 #include "runtime/execution_plan/donation.h"
@@ -21,7 +22,7 @@ namespace staticrt {
 // Beside prepared programs the general path only serves misses: its bytes must not lie idle beside the arena.
 static MemoryOptions memory_of_frames(const ExecutableOptions& options) {
   MemoryOptions memory = options.memory;
-  memory.cleanup_activations |= options.prepared && !options.manage_outputs;
+  memory.cleanup_activations |= options.prepared;
   return memory;
 }
 
@@ -33,7 +34,6 @@ Executable::Executable(std::shared_ptr<const Program> program, const ExecutableO
       cache_(PreparedCache::capacity_for(options.max_prepared, bound_.program->nodes().size())),
       manage_outputs_(options.manage_outputs),
       frames_(bound_, memory_of_frames(options)) {
-  options_.prepared &= !options.manage_outputs;
   written_inputs_ = find_written_inputs();
   versioned_inputs_ = find_versioned_inputs();
   first_effect_ = find_first_effect();
@@ -270,12 +270,17 @@ bool Executable::run_prepared(Frame& frame, std::span<const InputView> inputs,
                               bool is_only_asked) {
   PreparedFrame* prepared = find_prepared(frame, inputs, at::get_num_threads(), is_only_asked);
   if (!prepared) return false;
+  std::optional<ManagedRun> managed;
+  if (manage_outputs_.load()) managed.emplace(frame.outputs, *prepared);
   ++frame.hits;
   prepared->count_call();
   if (Trace* trace = current_trace()) [[unlikely]]
     trace->innermost().found_ns = trace_now_ns();
   const ArenaOfRun arena(frame.arenas, options_.preparation.keeps_arena);
-  if (!prepared->run(inputs, frame.arenas, outputs, let_go)) {
+  const bool as_planned = prepared->run(inputs, frame.arenas, outputs, let_go);
+  if (managed) managed->end();
+  managed.reset();
+  if (!as_planned) {
     cache_.reject(prepared->prepared());
     frame.prepared.erase(frame.prepared.begin());
   }
@@ -318,7 +323,7 @@ void Executable::run_general_path(Frame& frame, std::span<const InputView> input
   NodeObserver* observer = recorder ? &*recorder : nullptr;
   std::optional<WatchedNodes> watch;
   if (WatchedNodes::wanted()) observer = &watch.emplace(bound_, observer);
-  const bool manage_outputs = manage_outputs_.load();
+  const bool manage_outputs = record && manage_outputs_.load();  // what is only compared goes at once
   bool ran = false;  // a refused run leaves the outputs that are out alone
   try {
     if (manage_outputs) frame.outputs.begin_run(frame.slots.data());

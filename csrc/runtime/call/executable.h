@@ -28,7 +28,7 @@ struct ExecutableOptions {
   MemoryOptions memory;
   bool prepared = true;                 // off: every call takes the general path
   bool verify = false;                  // each prepared run is compared with the general path's
-  bool manage_outputs = false;          // outputs lie in memory of ours until released; implies !prepared
+  bool manage_outputs = false;          // outputs lie in memory of ours until released
   std::optional<int64_t> max_prepared;  // programs kept, PreparedCache::capacity_for()
   PreparedOptions preparation;
   // Inputs that are the model's own tensors, which seldom change: what is made of them alone is kept, see
@@ -98,7 +98,7 @@ class Executable : public std::enable_shared_from_this<Executable> {
   // Null if none is prepared for these inputs.
   std::shared_ptr<const PreparedProgram> find_prepared_program(std::span<const InputView> inputs,
                                                                int num_threads) {
-    return options_.prepared ? cache_.find(inputs, num_threads) : nullptr;
+    return options_.prepared && !manage_outputs_ ? cache_.find(inputs, num_threads) : nullptr;
   }
 
   // As call(), but only if these inputs' signature is prepared; false, and nothing happened, otherwise.

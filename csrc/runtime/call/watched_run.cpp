@@ -35,7 +35,7 @@ class PlacedRun final : public FixedRun {
       if (inputs_[i].defined()) views_[i].tensor = &inputs_[i];
     const auto& ids = executable_->program().outputs();
     for (size_t i = 0; i < ids.size(); ++i)
-      if (outputs_[i].defined()) frame_->place(ids[i], outputs_[i]);
+      if (outputs_[i].defined()) frame_->place(ids[i], outputs_[i].storage());
   }
 
   void run() override {

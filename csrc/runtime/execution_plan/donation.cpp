@@ -35,8 +35,10 @@ size_t python_owners(const Slot&, ...) {
 
 void check_donatable(const std::string& name, const at::Tensor& tensor, size_t most_holders) {
   const DeviceMemory* memory = tensor.defined() ? find_memory(tensor.device()) : nullptr;
-  if (!memory || !memory->is_host() || !tensor.has_storage())
-    refuse(name, "it is not a tensor in the CPU's memory", "leave it out of donate=");
+  if (!memory || !tensor.has_storage())
+    refuse(name, "it is not a tensor in memory that staticrt plans", "leave it out of donate=");
+  if (memory->capturing())
+    refuse(name, "the call is captured, and replays read it again", "leave it out of donate=");
   if (tensor.requires_grad())
     refuse(name, "it requires a gradient, which may be computed from it", "detach() it, or do not donate it");
   const c10::Storage& storage = tensor.storage();
@@ -55,6 +57,8 @@ void check_donatable(const std::string& name, const at::Tensor& tensor, size_t m
 
 void take_bytes(const std::string& name, const at::Tensor& tensor) {
   c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
+  const at::DataPtr& data = storage._mutable_data_ptr_no_checks();
+  if (const DeviceMemory* memory = find_memory(tensor.device()); memory && data) memory->record_use(data);
   storage.set_data_ptr_noswap(at::DataPtr(nullptr, storage.device()));
   storage.release_data_and_set_meta_custom_data_ptr_error_msg_(
       detail::concat("'", name,
@@ -91,6 +95,7 @@ void end_donation(std::span<const DonatedInput> donated, std::span<const InputVi
 void PreparedFrame::give_donated() {
   for (const auto& [input, storage] : heirs_) {
     c10::StorageImpl& donor = *inputs_[input].tensor->storage().unsafeGetStorageImpl();
+    prepared_->records_[input].memory->record_use(donor.data_ptr());
     storage.unsafeGetStorageImpl()->set_data_ptr_noswap(
         donor.set_data_ptr(at::DataPtr(nullptr, donor.device())));
   }

@@ -2,7 +2,8 @@
 //
 // A prepared program may put values of the run, and one result, where a donated input was, once it was read
 // for the last time. Afterwards the tensor has no bytes: every use of it raises. So it does whatever way the
-// call was served, unless a result is a view of it.
+// call was served, unless a result is a view of it. On a device the call's stream writes them; what other
+// streams do with the tensor has to be waited for before.
 #pragma once
 
 #include <ATen/core/ivalue.h>

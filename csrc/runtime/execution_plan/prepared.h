@@ -236,9 +236,9 @@ class PreparedFrame {
   // All that a run on such inputs would do first: the arena grows, what is made of the weights is made.
   void make_ready(std::span<const InputView> inputs, Arenas& arenas);
 
-  // From now on the value that `output` is (a view of) lies in `like`'s storage, unless an operator allocates
-  // it.
-  void place(ValueId output, const at::Tensor& like);
+  // From now on the value that `output` is (a view of) lies in `storage`, unless an operator allocates it.
+  void place(ValueId output, const c10::Storage& storage);
+  void clear_places() { places_.clear(); }
 
   const PreparedProgram& prepared() const { return *prepared_; }
   // Of this frame; what is gone has told the program.

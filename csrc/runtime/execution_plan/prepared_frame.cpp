@@ -83,11 +83,11 @@ void PreparedFrame::reset() {
   heirs_.clear();
 }
 
-void PreparedFrame::place(ValueId output, const at::Tensor& like) {
+void PreparedFrame::place(ValueId output, const c10::Storage& storage) {
   const ValueId owner = prepared_->records_[output].owner;
   places_.resize(slots_.size());
   const ValueRecord& record = prepared_->records_[owner];
-  places_[owner] = tensor_over(*record.memory, like.storage(), 0, record.meta);
+  places_[owner] = tensor_over(*record.memory, storage, 0, record.meta);
 }
 
 // Points to what is made of the weights as they are now.

@@ -36,15 +36,35 @@ size_t OutputMemory::buffer_in(const DeviceMemory& memory) {
   return buffers_.size() - 1;
 }
 
-void OutputMemory::begin_run(c10::IValue* slots) {
+void OutputMemory::require_released() const {
   SRT_CHECK(!are_out_,
             "managed outputs of the run before are still out\n  fix: drop them, then call "
             "deallocate_output_tensors(), or compile without manage_outputs");
-  if (!profiled_) return;
-  for (size_t i = 0; i < buffers_.size(); ++i) place(i, slots);
 }
 
-void OutputMemory::place(size_t index, c10::IValue* slots) {
+void OutputMemory::note_bytes(Output& output, int64_t size_bytes) const {
+  const auto alignment = static_cast<uint64_t>(buffers_[output.buffer].memory->alignment());
+  const uint64_t rounded = round_up(static_cast<uint64_t>(size_bytes), alignment);
+  output.size_bytes = std::max(output.size_bytes, static_cast<int64_t>(rounded));
+}
+
+void OutputMemory::begin_run(c10::IValue* slots) {
+  require_released();
+  if (!profiled_) return;
+  for (size_t i = 0; i < buffers_.size(); ++i) place(i);
+  for (const Output& output : outputs_) {
+    slots[output.value] = empty_on(*buffers_[output.buffer].memory, output.storage,
+                                   *bound_.program->values()[output.value].dtype);
+  }
+}
+
+void OutputMemory::begin_run(const std::function<int64_t(ValueId)>& bytes_of) {
+  require_released();
+  for (Output& output : outputs_) note_bytes(output, bytes_of(output.value));
+  for (size_t i = 0; i < buffers_.size(); ++i) place(i);
+}
+
+void OutputMemory::place(size_t index) {
   Buffer& buffer = buffers_[index];
   const DeviceMemory& memory = *buffer.memory;
   int64_t needed_bytes = 0;
@@ -63,7 +83,6 @@ void OutputMemory::place(size_t index, c10::IValue* slots) {
     if (output.size_bytes > 0)
       point_storage_to(output.storage, static_cast<char*>(buffer.data.get()) + offset, output.size_bytes);
     offset += output.size_bytes;
-    slots[output.value] = empty_on(memory, output.storage, *bound_.program->values()[output.value].dtype);
   }
 }
 
@@ -74,10 +93,14 @@ void OutputMemory::end_run(const c10::IValue* slots) {
     const c10::IValue& slot = slots[output.value];
     if (slot.isTensor() && slot.toTensor().defined())
       bytes = std::max(bytes, slot.toTensor().storage().nbytes());
-    const auto alignment = static_cast<uint64_t>(buffers_[output.buffer].memory->alignment());
-    output.size_bytes = std::max(output.size_bytes, static_cast<int64_t>(round_up(bytes, alignment)));
+    note_bytes(output, static_cast<int64_t>(bytes));
   }
   are_out_ = profiled_ && !outputs_.empty();
+  profiled_ = true;
+}
+
+void OutputMemory::end_run() {
+  are_out_ = !outputs_.empty();
   profiled_ = true;
 }
 

@@ -1,9 +1,9 @@
 // Memory of a program's outputs where the caller asked for it (managed outputs): one buffer per frame and
 // device, no sharing, as large as the largest run needed.
 //
-// The caller opts out of owning its outputs: it drops them, calls release(), and only then runs again. Run 1
-// shows the sizes and is not managed. A run while outputs are out, or a release while one is still held, is
-// an error and changes nothing.
+// The caller opts out of owning its outputs: it drops them, calls release(), and only then runs again. A
+// first run on the general path shows the sizes and is not managed; prepared runs know them. A run while
+// outputs are out, or a release while one is still held, is an error and changes nothing.
 //
 // A buffer on a device belongs to the stream of the run that took it. The next run there follows what the
 // caller enqueued; what other streams do with outputs has to be waited for before they are released.
@@ -17,6 +17,7 @@
 #include <c10/core/Stream.h>
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "device/device_memory.h"
@@ -33,6 +34,14 @@ class OutputMemory {
   void begin_run(c10::IValue* slots);
   // REQUIRES: slots still hold the run's values.
   void end_run(const c10::IValue* slots);
+  // The same of a run whose outputs' bytes are known; it puts them into the storages that visit(value,
+  // storage) is then called with.
+  void begin_run(const std::function<int64_t(ValueId)>& bytes_of);
+  template <class Visit>
+  void for_each(Visit&& visit) const {
+    for (const Output& output : outputs_) visit(output.value, output.storage);
+  }
+  void end_run();
   void abandon_run();
   // Takes the outputs' bytes back. Throws InputError if somebody holds one.
   void release();
@@ -55,7 +64,9 @@ class OutputMemory {
     int64_t size_bytes = 0;
   };
   size_t buffer_in(const DeviceMemory& memory);
-  void place(size_t index, c10::IValue* slots);
+  void require_released() const;
+  void note_bytes(Output& output, int64_t size_bytes) const;
+  void place(size_t index);
 
   const BoundProgram& bound_;
   std::vector<Buffer> buffers_;

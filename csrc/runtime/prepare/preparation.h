@@ -88,9 +88,8 @@ class Preparation {
 
   // preparation_plan.cpp
   void plan();
-  void plan_host();
-  void plan_device(const DeviceMemory& memory);
-  void find_donors(std::vector<planner::Spec>& specs);
+  void plan_on(const DeviceMemory& memory);
+  void find_donors(const DeviceMemory& memory, std::vector<planner::Spec>& specs);
   void lend_input(ValueId id, int64_t until, std::vector<planner::Spec>& specs);
   void find_early_outputs();
   void note_borrowers();
@@ -158,17 +157,21 @@ class Preparation {
   std::vector<uint32_t> definition_;
   std::vector<bool> needs_slot_;
   std::vector<uint32_t> begin_, end_;
-  // Of the plan: the owners in the arena, their place among the specs, then the nodes of the workspaces.
-  std::vector<ValueId> planned_;
-  std::vector<int32_t> spec_of_;
-  std::vector<planner::Overwrite> overwrites_;
-  std::vector<planner::Copy> copies_;
-  std::vector<uint32_t> copy_nodes_;  // of each copy
+  // Of the device that is planned: the owners in the arena, their place among the specs, then the nodes of
+  // the workspaces.
+  struct DevicePlan {
+    std::vector<ValueId> planned;
+    std::vector<int32_t> spec_of;
+    std::vector<planner::Overwrite> overwrites;
+    std::vector<planner::Copy> copies;
+    std::vector<uint32_t> copy_nodes;  // of each copy
+    std::vector<MemoryBlock> blocks;   // of each spec
+    std::vector<planner::Loan> loans;
+    std::vector<ValueId> lenders;  // of each loan
+  };
+  DevicePlan on_;
   std::map<uint32_t, int64_t> workspace_offset_;
-  std::set<uint32_t> made_in_place_;  // nodes with nothing left to copy
-  std::vector<MemoryBlock> blocks_;   // of each spec
-  std::vector<planner::Loan> loans_;
-  std::vector<ValueId> lenders_;                    // of each loan
+  std::set<uint32_t> made_in_place_;                // nodes with nothing left to copy
   std::map<ValueId, ValueId> donor_of_;             // output -> the donated input whose bytes it takes
   std::map<ValueId, uint32_t> lent_until_;          // input -> the node after which nobody has its bytes
   std::map<uint32_t, std::vector<ValueId>> early_;  // node -> outputs that are allocated before it

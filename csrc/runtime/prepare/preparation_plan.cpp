@@ -12,9 +12,10 @@ constexpr int64_t kMinLentBytes = 32 << 10;  // of an input or output in which o
 }  // namespace
 
 // Donated inputs as values of the plan: their bytes are lent from the last use on.
-void Preparation::find_donors(std::vector<planner::Spec>& specs) {
+void Preparation::find_donors(const DeviceMemory& memory, std::vector<planner::Spec>& specs) {
   for (const auto& [id, name] : result_.options_.donated) {
-    if (!records_[id].is_tensor || !records_[id].plain || escapes_[id]) continue;
+    if (!records_[id].is_tensor || !records_[id].plain || escapes_[id] || records_[id].memory != &memory)
+      continue;
     const int64_t bytes = extent_bytes(records_[id].meta);
     if (bytes == 0) continue;
     const ValueId heir = find_heir(id);
@@ -25,9 +26,11 @@ void Preparation::find_donors(std::vector<planner::Spec>& specs) {
     }
     lend_input(id, until, specs);
   }
+  // On a device other streams may read them still, which only their owner's allocator knows.
+  if (!memory.is_host()) return;
   for (const ValueId id : result_.options_.lent) {
     if (records_[id].is_tensor && records_[id].plain && records_[id].owner == id && !escapes_[id] &&
-        extent_bytes(records_[id].meta) >= kMinLentBytes)
+        records_[id].memory == &memory && extent_bytes(records_[id].meta) >= kMinLentBytes)
       lend_input(id, static_cast<int64_t>(plans_.size()) + 1, specs);
   }
 }
@@ -35,11 +38,11 @@ void Preparation::find_donors(std::vector<planner::Spec>& specs) {
 void Preparation::lend_input(ValueId id, int64_t until, std::vector<planner::Spec>& specs) {
   const int64_t end = std::max<int64_t>(1, end_[id]);
   if (until < end) return;  // the heir is written over the input itself: nothing is left to lend
-  spec_of_[id] = static_cast<int32_t>(specs.size());
-  loans_.push_back({spec_of_[id], until});
-  lenders_.push_back(id);
+  on_.spec_of[id] = static_cast<int32_t>(specs.size());
+  on_.loans.push_back({on_.spec_of[id], until});
+  on_.lenders.push_back(id);
   specs.push_back({0, end, extent_bytes(records_[id].meta)});
-  planned_.push_back(id);
+  on_.planned.push_back(id);
 }
 
 // Outputs that a later node makes: all of them exist when the run ends, so that values of before may have
@@ -57,8 +60,8 @@ void Preparation::find_early_outputs() {
     planner::Loan loan;
     loan.until = begin_[id];
     loan.size_bytes = bytes;
-    loans_.push_back(loan);
-    lenders_.push_back(id);
+    on_.loans.push_back(loan);
+    on_.lenders.push_back(id);
   }
 }
 
@@ -96,7 +99,8 @@ ValueId Preparation::find_heir(ValueId input) const {
     for (uint32_t i = 0; i < node_at(index).num_outputs; ++i) {
       const ValueId id = node_at(index).first_output + i;
       const bool is_heir = escapes_[id] && records_[id].is_tensor && records_[id].owner == id &&
-                           !donor_of_.count(id) && extent_bytes(records_[id].meta) == bytes;
+                           records_[id].memory == records_[input].memory && !donor_of_.count(id) &&
+                           extent_bytes(records_[id].meta) == bytes;
       if (!is_heir) continue;
       if (begin_[id] >= end_[input]) return id;
       const auto base = [&](ValueId owner) { return static_cast<uint32_t>(result_.base_of_[owner]); };
@@ -116,7 +120,7 @@ void Preparation::find_sharing() {
   const auto owner_at = [&](uint32_t base) {
     return base < base_owner_.size() ? base_owner_[base] : kNoNode;
   };
-  const auto is_planned = [&](ValueId owner) { return owner != kNoNode && spec_of_[owner] >= 0; };
+  const auto is_planned = [&](ValueId owner) { return owner != kNoNode && on_.spec_of[owner] >= 0; };
   const auto is_made = [&](ValueId owner) { return is_planned(owner) && !program_.is_input(owner); };
   for (uint32_t index = 0; index < plans_.size(); ++index) {
     const NodePlan& plan = plans_[index];
@@ -129,20 +133,20 @@ void Preparation::find_sharing() {
           end_[input] <= index + 1 && (begin_[input] < begin_[output] || program_.is_input(input));
       const bool same_size = extent_bytes(records_[input].meta) == extent_bytes(records_[output].meta);
       if (dies && same_size && plans_[definition_[output]].chain_last == index)
-        overwrites_.push_back({spec_of_[input], spec_of_[output]});
+        on_.overwrites.push_back({on_.spec_of[input], on_.spec_of[output]});
     }
     if (plan.call.slices.empty() || !is_made(owner_at(plan.call.slices[0].output))) continue;
     planner::Copy copy;
-    copy.output = spec_of_[owner_at(plan.call.slices[0].output)];
+    copy.output = on_.spec_of[owner_at(plan.call.slices[0].output)];
     for (const Slice& slice : plan.call.slices) {
       const ValueId input = owner_at(slice.input);
       if (!is_made(input)) continue;
       const bool is_whole = extent_bytes(records_[input].meta) == slice.size_bytes && begin_[input] < index;
-      if (is_whole) copy.parts.push_back({spec_of_[input], slice.offset_bytes});
+      if (is_whole) copy.parts.push_back({on_.spec_of[input], slice.offset_bytes});
     }
     if (copy.parts.empty()) continue;
-    copies_.push_back(std::move(copy));
-    copy_nodes_.push_back(index);
+    on_.copies.push_back(std::move(copy));
+    on_.copy_nodes.push_back(index);
   }
 }
 
@@ -162,55 +166,28 @@ planner::Plan Preparation::plan_groups(std::span<const planner::Spec> specs, int
 
 void Preparation::plan() {
   result_.is_fixed_.assign(program_.num_values(), false);
-  plan_host();
-  for (const DeviceMemory* memory : bound_.memories) {
-    if (!memory->is_host()) plan_device(*memory);
-  }
+  for (const DeviceMemory* memory : bound_.memories) plan_on(*memory);  // the first is the host
+  note_borrowers();
 }
 
-// Steps on a device write tensors of their own, so nothing there shares bytes on purpose.
-void Preparation::plan_device(const DeviceMemory& memory) {
+// Steps on a device write tensors of their own: but for donated inputs, nothing there shares bytes on
+// purpose.
+void Preparation::plan_on(const DeviceMemory& memory) {
   std::vector<planner::Spec> specs;
-  std::vector<ValueId> values;
+  on_ = {};
+  on_.spec_of.assign(program_.num_values(), -1);
   for (ValueId id = 0; id < program_.num_values(); ++id) {
     if (!is_arena_owner(id) || records_[id].memory != &memory) continue;
+    on_.spec_of[id] = static_cast<int32_t>(specs.size());
     specs.push_back({begin_[id], end_[id], extent_bytes(records_[id].meta)});
-    values.push_back(id);
+    on_.planned.push_back(id);
   }
-  if (values.empty()) return;
-  const planner::Plan plan = plan_groups(specs, memory.alignment(), planner::Effort::kDefault);
-  PreparedProgram::ArenaPart part{&memory, plan.arena_bytes, {}};
-  for (size_t i = 0; i < values.size(); ++i) {
-    MemoryBlock block;
-    block.id = values[i];
-    block.begin = static_cast<uint32_t>(specs[i].begin);
-    block.end = static_cast<uint32_t>(specs[i].end);
-    block.size_bytes = specs[i].size_bytes;
-    block.offset_bytes = result_.stats_.arena_bytes + plan.offsets[i];
-    result_.blocks_.push_back(block);
-    result_.is_fixed_[values[i]] = true;
-    part.offsets.emplace_back(base_of(values[i]), plan.offsets[i]);
-  }
-  result_.arenas_.push_back(std::move(part));
-  result_.stats_.arena_bytes += plan.arena_bytes;
-  result_.stats_.lower_bound_bytes += plan.lower_bound;
-}
-
-void Preparation::plan_host() {
-  std::vector<planner::Spec> specs;
-  spec_of_.assign(program_.num_values(), -1);
-  for (ValueId id = 0; id < program_.num_values(); ++id) {
-    if (!is_arena_owner(id) || !records_[id].memory->is_host()) continue;
-    spec_of_[id] = static_cast<int32_t>(specs.size());
-    specs.push_back({begin_[id], end_[id], extent_bytes(records_[id].meta)});
-    planned_.push_back(id);
-  }
-  find_donors(specs);
-  find_early_outputs();
+  find_donors(memory, specs);
+  if (memory.is_host()) find_early_outputs();
   find_sharing();
   std::vector<uint32_t> workspaces;
   for (uint32_t index = 0; index < plans_.size(); ++index) {
-    if (plans_[index].workspace_bytes == 0) continue;
+    if (plans_[index].workspace_bytes == 0 || !memory.is_host()) continue;
     planner::Spec spec{plans_[index].chain_first, index + 1, plans_[index].workspace_bytes};
     if (const auto found = region_of_.find(index); found != region_of_.end()) {
       spec.begin = regions_[found->second].begin;
@@ -219,16 +196,16 @@ void Preparation::plan_host() {
     specs.push_back(spec);
     workspaces.push_back(index);
   }
-  for (planner::Loan& loan : loans_) loan.borrowers = static_cast<int32_t>(planned_.size());
+  for (planner::Loan& loan : on_.loans) loan.borrowers = static_cast<int32_t>(on_.planned.size());
   const planner::SharedPlan plan = planner::plan_shared(
-      specs, overwrites_, copies_, loans_, host_memory().alignment(), planner::Effort::kDefault,
+      specs, on_.overwrites, on_.copies, on_.loans, memory.alignment(), planner::Effort::kDefault,
       [this](std::span<const planner::Spec> groups, int64_t alignment, planner::Effort effort) {
         return plan_groups(groups, alignment, effort);
       });
-  PreparedProgram::ArenaPart part{&host_memory(), plan.arena_bytes, {}};
+  PreparedProgram::ArenaPart part{&memory, plan.arena_bytes, {}};
   for (size_t i = 0; i < specs.size(); ++i) {
-    const bool is_value = i < planned_.size();
-    const uint32_t id = is_value ? planned_[i] : workspaces[i - planned_.size()];
+    const bool is_value = i < on_.planned.size();
+    const uint32_t id = is_value ? on_.planned[i] : workspaces[i - on_.planned.size()];
     const bool is_lent = plan.loan[i] >= 0;
     MemoryBlock block;
     block.kind = !is_value ? MemoryBlock::Kind::kWorkspace
@@ -238,14 +215,14 @@ void Preparation::plan_host() {
     block.begin = static_cast<uint32_t>(specs[i].begin);
     block.end = static_cast<uint32_t>(specs[i].end);
     block.size_bytes = specs[i].size_bytes;
-    block.offset_bytes = plan.offsets[i];
-    blocks_.push_back(block);
+    block.offset_bytes = plan.offsets[i] + (is_lent ? 0 : result_.stats_.arena_bytes);
+    on_.blocks.push_back(block);
     if (is_value && program_.is_input(id)) continue;
     if (!is_value) {
       workspace_offset_[id] = plan.offsets[i];
     } else if (is_lent) {
       result_.is_fixed_[id] = true;
-      const ValueId lender = lenders_[static_cast<size_t>(plan.loan[i])];
+      const ValueId lender = on_.lenders[static_cast<size_t>(plan.loan[i])];
       base_of(lender);
       result_.borrowers_.push_back({id, base_of(id), lender, plan.offsets[i], {}});
       result_.stats_.donated_bytes += block.size_bytes;
@@ -255,11 +232,10 @@ void Preparation::plan_host() {
     }
   }
   if (plan.arena_bytes > 0) result_.arenas_.push_back(std::move(part));
-  result_.stats_.arena_bytes = plan.arena_bytes;
-  result_.stats_.lower_bound_bytes = plan.lower_bound;
-  note_borrowers();
+  result_.stats_.arena_bytes += plan.arena_bytes;
+  result_.stats_.lower_bound_bytes += plan.lower_bound;
   note_sharing(plan);
-  for (const MemoryBlock& block : blocks_) {
+  for (const MemoryBlock& block : on_.blocks) {
     const bool is_workspace = block.kind == MemoryBlock::Kind::kWorkspace;
     if (is_workspace || !program_.is_input(block.id)) result_.blocks_.push_back(block);
   }
@@ -267,30 +243,30 @@ void Preparation::plan_host() {
 
 // Blocks of one group take turns in their bytes.
 void Preparation::note_sharing(const planner::SharedPlan& plan) {
-  for (size_t k = 0; k < overwrites_.size(); ++k) {
+  for (size_t k = 0; k < on_.overwrites.size(); ++k) {
     if (!plan.overwritten[k]) continue;
-    MemoryBlock& output = blocks_[overwrites_[k].output];
-    MemoryBlock& input = blocks_[overwrites_[k].input];
+    MemoryBlock& output = on_.blocks[on_.overwrites[k].output];
+    MemoryBlock& input = on_.blocks[on_.overwrites[k].input];
     output.sharing = MemoryBlock::Sharing::kOverwrites;
     output.shares_with = input.id;
     input.end = std::min(input.end, output.begin);
     ++result_.stats_.overwrites;
   }
-  for (size_t k = 0; k < copies_.size(); ++k) {
+  for (size_t k = 0; k < on_.copies.size(); ++k) {
     size_t done = 0;
-    for (size_t p = 0; p < copies_[k].parts.size(); ++p) {
+    for (size_t p = 0; p < on_.copies[k].parts.size(); ++p) {
       if (!plan.in_place[k][p]) continue;
-      MemoryBlock& part = blocks_[copies_[k].parts[p].input];
+      MemoryBlock& part = on_.blocks[on_.copies[k].parts[p].input];
       // Of several copies that one value is part of, the first is named.
       if (part.sharing == MemoryBlock::Sharing::kNone) {
         part.sharing = MemoryBlock::Sharing::kPartOf;
-        part.shares_with = planned_[copies_[k].output];
+        part.shares_with = on_.planned[on_.copies[k].output];
       }
-      part.end = std::min(part.end, blocks_[copies_[k].output].begin);
+      part.end = std::min(part.end, on_.blocks[on_.copies[k].output].begin);
       ++result_.stats_.parts_in_place;
       ++done;
     }
-    if (done == plans_[copy_nodes_[k]].call.slices.size()) made_in_place_.insert(copy_nodes_[k]);
+    if (done == plans_[on_.copy_nodes[k]].call.slices.size()) made_in_place_.insert(on_.copy_nodes[k]);
   }
 }
 
