@@ -75,9 +75,14 @@ class Recordable:
         return tuple(found)
 
     def structure(self) -> list[Any]:
-        """The flags of each group, and the hooks; a recording depends on them, besides numbers and tensors."""
+        """The flags of each group, the hooks, and how many attributes there are; a recording depends on them, besides
+        numbers and tensors."""
         hooks = [*self._optimizer_step_pre_hooks, *self._optimizer_step_post_hooks]
-        return [hooks, *([self._flags_of(group), len(group["params"])] for group in self.param_groups)]
+        return [
+            hooks,
+            len(vars(self)),
+            *([self._flags_of(group), len(group["params"])] for group in self.param_groups),
+        ]
 
     def _flags_of(self, group: dict[str, Any]) -> tuple[Any, ...]:
         return tuple(group.get(name) for name in self.flags)
@@ -98,8 +103,8 @@ class Recordable:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        recording.use_optimizer(self)
-        with torch.no_grad():
+        with recording.updating(), torch.no_grad():
+            recording.use_optimizer(self)
             self._record_update()
         return loss
 

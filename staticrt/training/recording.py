@@ -6,10 +6,12 @@ parameters. A `Recording` remembers the gradients from before, reports the effec
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import threading
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -20,6 +22,7 @@ from staticrt import torch_private
 from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.reasons import CannotTrace
 from staticrt.frontend.tracing.tracer import BACKWARD
+from staticrt.training.held_optimizers import HeldOptimizer, Read, StandIn
 
 _thread = threading.local()
 
@@ -65,6 +68,10 @@ class Recording:
         snapshot: Python state that the step reads; optimisers of torch that it steps are added.
         leaves: parameters known before: those of modules and optimisers that the step's function reaches.
         twins: optimisers that it reaches, and what records their updates; those of ours record their own.
+
+    Attributes:
+        optimizers: what recorded updates.
+        reads: hyperparameters that the step itself read.
     """
 
     def __init__(
@@ -79,8 +86,9 @@ class Recording:
         self.optimizers: list[Any] = []
         self._known = list(leaves)
         self._twins = list(twins)
-        self._held: dict[int, _Held] = {}  # by id of the optimiser's state
-        self._stand_ins: list[_StandIn] = []
+        self._held: list[HeldOptimizer] = []
+        self._stand_ins: list[StandIn] = []
+        self.reads: list[Read] = []
 
     def begin(self, arguments: list[Any], tracer: Any) -> None:
         """Start; `arguments` are the flat fake arguments, `tracer` is what records."""
@@ -95,9 +103,10 @@ class Recording:
                 self._leaves[id(value)] = Leaf(value, index, None)
         self._handle = torch_optimizer.register_optimizer_step_pre_hook(self._before_step)
         for optimizer, twin in self._twins:
-            self._held[id(twin.state)] = _Held(twin)
+            self._held.append(HeldOptimizer(twin))
             if optimizer is not twin:
-                self._stand_ins.append(_StandIn(optimizer, twin, self))
+                step = functools.partial(twin.record_step, self)
+                self._stand_ins.append(StandIn(optimizer, twin, step, lambda: current() is self))
 
     def _marks(self) -> dict[str, Any]:
         return {} if torch_private.running_node() == -1 else {BACKWARD: "is_backward"}
@@ -122,10 +131,19 @@ class Recording:
         if reason is not None:
             raise CannotTrace(reason)
         if not any(known is optimizer for known in self.optimizers):
-            self._held.setdefault(id(optimizer.state), _Held(optimizer))
+            if not any(held.optimizer is optimizer for held in self._held):
+                self._held.append(HeldOptimizer(optimizer))
             with _disable_current_modes():
                 optimizer.synchronise()
             self.optimizers.append(optimizer)
+
+    @contextlib.contextmanager
+    def updating(self) -> Iterator[None]:
+        """Inside the block what is read of optimisers is not the step's own reading."""
+        with contextlib.ExitStack() as stack:
+            for held in self._held:
+                stack.enter_context(held.unwatched())
+            yield
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Add the Python state of torch's own optimisers to the snapshot."""
@@ -136,8 +154,9 @@ class Recording:
 
     def end(self) -> tuple[list[GradEffect], tuple[torch.Tensor, ...]]:
         """The effect on every leaf's gradient, in the order of the leaves, and the gradients that are new."""
-        if any(held.is_changed() for held in self._held.values()):
+        if any(held.is_changed() for held in self._held):
             raise CannotTrace("the step changes hyperparameters of an optimiser, or which tensors it keeps")
+        self.reads = [read for held in self._held for read in held.reads()]
         touched = set(self._tracer.lifted)  # ids of the tensors that recorded operators read or wrote
         effects = []
         new = []
@@ -163,7 +182,7 @@ class Recording:
             self._handle = None
         while self._stand_ins:
             self._stand_ins.pop().remove()
-        for held in self._held.values():
+        for held in self._held:
             held.restore()
         self._held.clear()
         for leaf in self._leaves.values():
@@ -172,61 +191,6 @@ class Recording:
         self._leaves.clear()
         self._reset.clear()
         torch.clear_autocast_cache()
-
-
-class _Held:
-    """What an optimiser holds before a step is recorded: its groups, hyperparameters and state, by identity."""
-
-    def __init__(self, optimizer: Any) -> None:
-        groups = optimizer.param_groups
-        self._lists = [(each, list(each)) for each in (groups, *(group["params"] for group in groups))]
-        self._dicts = [(each, dict(each)) for each in (*groups, optimizer.state, *optimizer.state.values())]
-
-    def is_changed(self) -> bool:
-        lists = ((map(id, live), map(id, kept)) for live, kept in self._lists)
-        dicts = ((_ids(live), _ids(kept)) for live, kept in self._dicts)
-        return any(list(live) != list(kept) for live, kept in (*lists, *dicts))
-
-    def restore(self) -> None:
-        if self.is_changed():
-            for items, known in self._lists:
-                items[:] = known
-            for entries, kept in self._dicts:
-                entries.clear()
-                entries.update(kept)
-
-
-def _ids(entries: dict[Any, Any]) -> list[tuple[int, int]]:
-    return [(id(key), id(value)) for key, value in entries.items()]
-
-
-class _StandIn:
-    """Lets a twin record what this thread calls an optimiser to do, until `remove`."""
-
-    def __init__(self, optimizer: Any, twin: Any, recording: Recording) -> None:
-        attributes = self._attributes = vars(optimizer)
-        self._kept = {name: attributes[name] for name in ("step", "zero_grad") if name in attributes}
-        own = optimizer.step
-
-        # Of the hooks, those of all optimisers; one with hooks of its own has no twin.
-        @torch.optim.Optimizer.profile_hook_step
-        def recorded(_optimizer: Any, closure: Any = None) -> Any:
-            return twin.record_step(recording, closure)
-
-        def step(*args: Any, **kwargs: Any) -> Any:
-            if current() is not recording:
-                return own(*args, **kwargs)
-            if hasattr(own, "_wrapped_by_lr_sched"):
-                attributes["_opt_called"] = True  # a schedule warns that it steps before the optimiser
-            return recorded(optimizer, *args, **kwargs)
-
-        attributes["step"] = step
-        attributes["zero_grad"] = types.MethodType(type(twin).zero_grad, twin)
-
-    def remove(self) -> None:
-        for name in ("step", "zero_grad"):
-            self._attributes.pop(name, None)
-        self._attributes.update(self._kept)
 
 
 def reachable(function: Any, snapshot: Snapshot) -> tuple[list[torch.nn.Module], list[Any]]:

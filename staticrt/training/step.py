@@ -248,7 +248,9 @@ class CompiledStep:
         traced.inputs = tuple(_not_constant(spec) for spec in traced.inputs)
         # The step writes its weights, so values derived from them are not kept.
         executable = build(traced, self._options.executor, freeze=False, **self._options.runtime())
-        return Variant(call, traced, executable, snapshot.guard(), effects, recording.optimizers)
+        return Variant(
+            call, traced, executable, snapshot.guard(), effects, recording.optimizers, recording.reads
+        )
 
 
 class _Steps(dict):  # type: ignore[type-arg]

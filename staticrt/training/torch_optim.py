@@ -95,18 +95,22 @@ _TWINS: dict[Any, type[Recordable]] = {
     },
 }
 
+_ATTRIBUTES = frozenset(("defaults", "state", "param_groups", "step", "zero_grad", "grad_scale", "found_inf"))
+
 
 def twin_of(optimizer: Any) -> Recordable | None:
     """What stands in for one of torch's optimisers while a step is recorded; None: its own code is recorded.
 
-    An optimiser with hooks or a `step` of its own has none, nor has one with hyperparameters in tensors, since the step
-    may compute them.
+    An optimiser with hooks or a `step` of its own has none, nor has one with attributes beyond torch's, which code may
+    read, or with hyperparameters in tensors, which the step may compute.
     """
     owner = _TWINS.get(type(optimizer))
     if owner is None:
         return None
     attributes = vars(optimizer)
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return None
+    if any(name not in _ATTRIBUTES and not name.startswith("_") for name in attributes):
         return None
     step = attributes.get("step")
     if "zero_grad" in attributes or (step is not None and not hasattr(step, "_wrapped_by_lr_sched")):

@@ -16,6 +16,7 @@ from staticrt.runtime.call import Call
 from staticrt.runtime.executable import Executable, StaticExecutable
 from staticrt.runtime.explain.explanation import TraceReport, trace_report
 from staticrt.runtime.fast_call import FastPath
+from staticrt.training.held_optimizers import Read
 from staticrt.training.recording import GradEffect
 
 
@@ -38,6 +39,7 @@ class Variant:
         state: Python state that the step read.
         effects: the step's effects on gradients.
         optimizers: the recordable optimisers that it steps.
+        reads: hyperparameters that are constants of the graph.
     """
 
     def __init__(
@@ -48,7 +50,9 @@ class Variant:
         state: StateGuard,
         effects: Sequence[GradEffect],
         optimizers: Sequence[Any],
+        reads: Sequence[Read],
     ) -> None:
+        self._reads = reads
         self.traced = traced
         self.key = call.key
         self._sizes = _sizes_of(call.leaves)
@@ -79,6 +83,9 @@ class Variant:
                 return False
         for p, grad in self._old_grads:
             if p.grad is not grad:
+                return False
+        for read in self._reads:
+            if not read.holds():
                 return False
         for optimizer, structure, (state, groups, guard) in zip(
             self._optimizers, self._structures, self._guards, strict=True

@@ -132,3 +132,40 @@ def test_a_hook_that_comes_later_runs_in_every_call():
         for _ in range(3):
             step(torch.randn(3, 4))
     assert len(calls) == 3
+
+
+@pytest.mark.parametrize("optim", [torch.optim, staticrt.training.optim], ids=["torch", "own"])
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+@pytest.mark.parametrize("how", ["read", "asked", "copied", "counted"])
+def test_what_a_step_itself_reads_of_its_optimiser_is_as_in_eager(name, optim, how):
+    found = []
+    for compiled in (True, False):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2).double()
+        optimizer = getattr(optim, name)(model.parameters(), lr=0.1)
+        if how == "counted":
+            optimizer.count = 0
+
+        def train(x, model=model, optimizer=optimizer):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            group = optimizer.param_groups[0]
+            if how == "asked" and group["lr"] < 0.06:
+                loss = 2 * loss
+            loss.backward()
+            optimizer.step()
+            if how == "counted":
+                optimizer.count += 1
+                return loss * optimizer.count
+            return loss * {"read": group["lr"], "copied": dict(group)["lr"]}.get(how, 1)
+
+        losses = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # counting runs eagerly
+            step = staticrt.compile_step(train) if compiled else train
+            for call in range(6):
+                torch.manual_seed(call)
+                losses.append(step(torch.randn(3, 4, dtype=torch.float64)).detach())
+                optimizer.param_groups[0]["lr"] *= 0.8
+        found.append((losses, list(model.parameters()), getattr(optimizer, "count", 0)))
+    torch.testing.assert_close(*found)
