@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -174,22 +175,25 @@ class StandIn:
     ) -> None:
         attributes = self._attributes = vars(optimizer)
         self._kept = {name: attributes[name] for name in self.NAMES if name in attributes}
-        own = optimizer.step
+        self._step = optimizer.step
+        self._is_recording = is_recording
 
         # Of the hooks, those of all optimisers; one with hooks of its own has no twin.
         @torch.optim.Optimizer.profile_hook_step
         def recorded(_optimizer: Any, closure: Any = None) -> Any:
             return record(closure)
 
-        def step(*args: Any, **kwargs: Any) -> Any:
-            if not is_recording():
-                return own(*args, **kwargs)
-            if hasattr(own, "_wrapped_by_lr_sched"):
-                attributes["_opt_called"] = True  # a schedule warns that it steps before the optimiser
-            return recorded(optimizer, *args, **kwargs)
-
-        attributes["step"] = step
+        self._recorded = functools.partial(recorded, optimizer)
+        attributes["step"] = self
         attributes["zero_grad"] = types.MethodType(type(twin).zero_grad, twin)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The optimiser's `step`."""
+        if not self._is_recording():
+            return self._step(*args, **kwargs)
+        if hasattr(self._step, "_wrapped_by_lr_sched"):
+            self._attributes["_opt_called"] = True  # a schedule warns that it steps before the optimiser
+        return self._recorded(*args, **kwargs)
 
     def remove(self) -> None:
         """Let the optimiser act for itself."""

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from staticrt.training import optim
+from staticrt.training.held_optimizers import StandIn
 from staticrt.training.optim import Recordable, unhooked
 
 
@@ -124,5 +125,7 @@ def twin_of(optimizer: Any) -> Recordable | None:
 
 
 def has_twin(value: Any) -> bool:
-    """Whether `twin_of` an object gives one."""
-    return isinstance(value, torch.optim.Optimizer) and twin_of(value) is not None
+    """Whether `twin_of` an object gives one, or one stands in for it now."""
+    if not isinstance(value, torch.optim.Optimizer):
+        return False
+    return isinstance(vars(value).get("step"), StandIn) or twin_of(value) is not None

@@ -169,3 +169,23 @@ def test_what_a_step_itself_reads_of_its_optimiser_is_as_in_eager(name, optim, h
                 optimizer.param_groups[0]["lr"] *= 0.8
         found.append((losses, list(model.parameters()), getattr(optimizer, "count", 0)))
     torch.testing.assert_close(*found)
+
+
+def test_an_optimiser_that_is_a_global_of_the_code_is_recorded_at_once():
+    model = nn.Linear(4, 2)
+    code = """
+def train(x):
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss
+"""
+    scope = {"model": model, "optimizer": torch.optim.Adam(model.parameters())}
+    exec(code, scope)
+    step = staticrt.compile_step(scope["train"])
+    for _ in range(3):
+        step(torch.randn(3, 4))
+    (eager,) = step.explain().eager
+    assert eager.reason.startswith("an optimiser's first step")
+    assert eager.calls == 1
