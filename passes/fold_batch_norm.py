@@ -44,13 +44,15 @@ class FoldBatchNorm(GraphPass):
 
     Args:
         frozen: targets of the placeholders or `get_attr`s whose tensors keep their values.
+        copies_weights: large weights are folded, too.
     """
 
     name = "fold-batch-norm"
     tolerance = Tolerance(rtol=1e-4, atol=1e-5)
 
-    def __init__(self, frozen: frozenset[str]) -> None:
+    def __init__(self, frozen: frozenset[str], copies_weights: bool = False) -> None:
         self.frozen = frozen
+        self.copies_weights = copies_weights
 
     def run(self, gm: fx.GraphModule) -> PassResult:
         count = sum(self._fold(norm) for norm in each_node(gm, [NATIVE, WHOLE]))
@@ -82,7 +84,7 @@ class FoldBatchNorm(GraphPass):
             return False
         factor, offset = _scales(conv, bias, (scale, shift, mean, var), eps)
         ending = conv
-        if _stays(conv, kernel, result):
+        if not self.copies_weights and _stays(conv, kernel, result):
             _set_bias(conv, None)
             rows = [1, -1, 1, 1]
             scaled = insert_call(

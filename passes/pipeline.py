@@ -42,6 +42,7 @@ class PipelineOptions:
             computes what depends on them alone once, and again after a change.
         weights: tensors behind parameters and buffers, by placeholder target; read only with `freeze`.
         fold_limit_bytes: the largest constant that folding may make, and the most it may add in all.
+        copies_weights: kernels may keep packed copies of large weights, too: norms are folded into them.
     """
 
     inference: bool = True
@@ -50,6 +51,7 @@ class PipelineOptions:
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
     weights: Mapping[str, torch.Tensor] = field(default_factory=dict)
     fold_limit_bytes: int = 1 << 20
+    copies_weights: bool = False
 
 
 def _kept(options: PipelineOptions) -> frozenset[str]:
@@ -73,7 +75,7 @@ PIPELINE: tuple[tuple[Callable[[PipelineOptions], GraphPass], str], ...] = (
     (lambda o: FuseAttention(), "on canonical transposes; before folding, which only shortens its operands"),
     (lambda o: ShareHeads(), "after attention was recognised, written out or not"),
     (
-        lambda o: FoldBatchNorm(_kept(o)),
+        lambda o: FoldBatchNorm(_kept(o), o.copies_weights),
         "writes calls on weights, which the next pass computes, or the runtime once",
     ),
     (

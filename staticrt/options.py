@@ -182,6 +182,15 @@ OPTIONS: tuple[Option, ...] = (
         "True: weights never change after the first call. False: nothing is kept.",
     ),
     Option(
+        "weight_memory",
+        (float, int, type(None)),
+        None,
+        "Bytes that packed copies of weights may take, as a share of the weights' bytes: 1 is faster where arithmetic bounds "
+        "a model, 0 allows none. None: small weights are packed, and large ones are read where they lie if kernels can.",
+        minimum=0,
+        maximum=100,
+    ),
+    Option(
         "donate",
         (str, tuple, list),
         (),
@@ -222,6 +231,7 @@ _RUNTIME = (
     "poison",
     "verify",
     "inter_op_threads",
+    "weight_memory",
 )
 _BY_NAME = {option.name: option for option in OPTIONS}
 

@@ -15,6 +15,7 @@ ArchiveOptions to_archive_options(const LoadOptions& options) {
   result.executable.prepared = options.prepared;
   result.executable.max_prepared = options.max_prepared;
   result.executable.preparation.deterministic = options.deterministic;
+  result.executable.preparation.weight_memory = options.weight_memory;
   return result;
 }
 

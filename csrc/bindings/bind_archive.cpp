@@ -142,6 +142,7 @@ std::shared_ptr<Archive> open(const py::object& source, const std::string& where
   e.prepared = d["prepared"].cast<bool>();
   e.max_prepared = d["max_prepared"].cast<std::optional<int64_t>>();
   e.preparation.deterministic = d["deterministic"].cast<bool>();
+  e.preparation.weight_memory = d["weight_memory"].cast<std::optional<double>>();
   e.preparation.poison = d["poison"].cast<bool>();
   e.verify = d["verify"].cast<bool>();
   const bool is_bytes = py::isinstance<py::bytes>(source);

@@ -117,7 +117,8 @@ void bind_runtime(py::module_& m) {
                        std::optional<int64_t> max_prepared, bool deterministic, bool poison, bool verify,
                        std::vector<ValueId> weights, bool check_weights,
                        const std::vector<std::pair<ValueId, std::string>>& donated, std::vector<ValueId> lent,
-                       bool early_outputs, bool keeps_arena, int inter_op_threads) {
+                       bool early_outputs, bool keeps_arena, int inter_op_threads,
+                       std::optional<double> weight_memory) {
              ExecutableOptions options;
              options.bind.out_variants = out_variants;
              options.memory.optimize_memory = optimize_memory;
@@ -135,6 +136,7 @@ void bind_runtime(py::module_& m) {
              options.preparation.early_outputs = early_outputs;
              options.preparation.keeps_arena = keeps_arena;
              options.preparation.inter_op_threads = inter_op_threads;
+             options.preparation.weight_memory = weight_memory;
              return std::make_shared<Executable>(program, options);
            }),
            py::arg("program"), py::kw_only(), py::arg("out_variants") = true,
@@ -145,7 +147,8 @@ void bind_runtime(py::module_& m) {
            py::arg("check_weights") = true,
            py::arg("donated") = std::vector<std::pair<ValueId, std::string>>{},
            py::arg("lent") = std::vector<ValueId>{}, py::arg("early_outputs") = false,
-           py::arg("keeps_arena") = true, py::arg("inter_op_threads") = 1)
+           py::arg("keeps_arena") = true, py::arg("inter_op_threads") = 1,
+           py::arg("weight_memory") = py::none())
       .def("run", &run<&Executable::run>)
       .def("call", &run<&Executable::call>)
       .def("prepare", &prepare)

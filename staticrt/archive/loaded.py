@@ -29,6 +29,7 @@ _OPTIONS = (
     "out_variants",
     "optimize_memory",
     "deterministic",
+    "weight_memory",
     "poison",
     "verify",
 )
@@ -59,7 +60,7 @@ def load(
         allow_operators: operators that the archive may call besides those of torch that compute tensors from their arguments:
             "mylib::op", or a whole library, "mylib::*".
         options: runtime options, as `staticrt.compile` takes them: prepared, max_prepared, out_variants,
-            optimize_memory, deterministic, poison, verify.
+            optimize_memory, deterministic, weight_memory, poison, verify.
 
     Raises:
         ArchiveError: the file is not an archive of staticrt, is damaged or truncated, was made with another torch, or

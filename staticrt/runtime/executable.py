@@ -98,8 +98,9 @@ class StaticExecutable(LoweredGraph):
         calls_prepared = options.get("prepared", True)
         keeps = freeze is not False and accelerators is None and calls_prepared
         weights = _weights(traced) if keeps else []
+        copies = (options.get("weight_memory") or 0) >= 1
         self.passes: PipelineReport | None = (
-            run_pipeline(traced.module, options=_known(traced, weights)) if passes else None
+            run_pipeline(traced.module, options=_known(traced, weights, copies)) if passes else None
         )
         # The program refers to its subgraphs by number, so they live as long as this.
         self._subgraphs, self._no_accelerator = _cut_subgraphs(traced, accelerators)
@@ -186,7 +187,7 @@ def donated_inputs(traced: TracedGraph, names: Sequence[str]) -> list[tuple[int,
     return found
 
 
-def _known(traced: TracedGraph, weights: Sequence[int]) -> PipelineOptions:
+def _known(traced: TracedGraph, weights: Sequence[int], copies_weights: bool) -> PipelineOptions:
     """What passes may assume: the values of literals, and which inputs are weights that the runtime tracks.
 
     It tracks weights in host memory only: a write through `.data` shows in their bytes alone, and reading these from
@@ -201,7 +202,7 @@ def _known(traced: TracedGraph, weights: Sequence[int]) -> PipelineOptions:
     tracked = frozenset(
         str(placeholders[i].target) for i in weights if placeholders[i].meta["val"].device.type == "cpu"
     )
-    return PipelineOptions(constants=constants, tracked=tracked)
+    return PipelineOptions(constants=constants, tracked=tracked, copies_weights=copies_weights)
 
 
 def build(traced: TracedGraph, executor: str, **options: Any) -> Executable:

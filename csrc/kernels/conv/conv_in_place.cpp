@@ -23,7 +23,11 @@ struct InPlaceConv {
   static int64_t padded(int64_t floats) { return (floats + 15) / 16 * 16; }
   int64_t panels_floats() const { return padded(gemm_kernels().packed_floats(depth(), rows_each)); }
   int64_t sums_floats() const { return padded(gemm_kernels().turned_floats(rows_each)); }
-  int64_t part_floats() const { return panels_floats() + padded(p.in_channels) + sums_floats(); }
+  // Pixels that are in no panel, as rows.
+  int64_t rest_floats() const { return padded(gemm_kernels().nr / 6 * depth()); }
+  int64_t part_floats() const {
+    return panels_floats() + padded(p.in_channels) + sums_floats() + rest_floats();
+  }
 
   // Pixels and output channels. The weight is what is large: its rows are cut first.
   std::vector<Grid> grids() const {
@@ -49,20 +53,26 @@ struct InPlaceConv {
     const GemmKernels& kernels = gemm_kernels();
     float* zeros = panels + panels_floats();  // a pixel of the padding
     float* sums = zeros + padded(p.in_channels);
+    float* rest = sums + sums_floats();
     std::fill(zeros, zeros + p.in_channels, 0.0F);
     GemmArgs g;
     g.n = tile.column_end - tile.column_begin;
     g.k = depth();
     g.b = staticrt::floats(p.weight, bases) + tile.column_begin * g.k;
+    g.a = rest;
+    g.a_row = g.k;
     g.c_row = p.out_channels;
     g.bias = p.has_bias ? staticrt::floats(p.bias, bases) + tile.column_begin : nullptr;
     int status = kRan;
     for (int64_t first = tile.row_begin; first < tile.row_end; first += rows_each) {
       g.m = std::min(rows_each, tile.row_end - first);
       g.c = floats_out(p.out, bases) + first * g.c_row + tile.column_begin;
-      for (int64_t at = 0; at < g.m; at += kernels.nr)
-        gather(bases, first + at, std::min(kernels.nr, g.m - at), zeros, panels + at * g.k);
-      kernels.turned(g, g.k, panels, g.m, sums);
+      const int64_t packed = kernels.packed_rows(g.m);
+      for (int64_t at = 0; at < packed; at += kernels.nr)
+        gather(bases, first + at, std::min(kernels.nr, packed - at), zeros, panels + at * g.k);
+      for (int64_t at = packed; at < g.m; ++at)
+        gather_row(bases, first + at, zeros, rest + (at - packed) * g.k);
+      kernels.turned(g, g.k, panels, packed, sums);
       status |= epilogue.channels(bases, first, first + g.m, p.out_channels, tile.column_begin, g.n);
     }
     return status;
@@ -71,23 +81,32 @@ struct InPlaceConv {
   // Output pixels [first, first + count) into a panel: row c * taps + tap holds what they read there.
   void gather(char* const* bases, int64_t first, int64_t count, const float* zeros, float* panel) const {
     constexpr int64_t kMostWidth = 32;
-    const Window& w = p.w;
     const GemmKernels& kernels = gemm_kernels();
-    const float* image = staticrt::floats(p.x, bases);
     const float* from[kMostWidth];
-    for (int64_t tap = 0; tap < w.taps(); ++tap) {
-      const int64_t down = tap / w.kernel_w * w.dilation_h - w.pad_h;
-      const int64_t right = tap % w.kernel_w * w.dilation_w - w.pad_w;
-      for (int64_t j = 0; j < count; ++j) {
-        const int64_t at = (first + j) % (w.out_h * w.out_w);
-        const int64_t ih = at / w.out_w * w.stride_h + down;
-        const int64_t iw = at % w.out_w * w.stride_w + right;
-        const bool inside = ih >= 0 && ih < w.in_h && iw >= 0 && iw < w.in_w;
-        const int64_t line = (first + j) / (w.out_h * w.out_w) * w.in_h + ih;
-        from[j] = inside ? image + (line * w.in_w + iw) * p.in_channels : zeros;
-      }
-      kernels.pack_pixels(from, count, p.in_channels, panel + tap * kernels.nr, w.taps() * kernels.nr);
+    for (int64_t tap = 0; tap < p.w.taps(); ++tap) {
+      for (int64_t j = 0; j < count; ++j) from[j] = read_by(bases, first + j, tap, zeros);
+      kernels.pack_pixels(from, count, p.in_channels, panel + tap * kernels.nr, p.w.taps() * kernels.nr);
     }
+  }
+
+  // An output pixel as a row of A.
+  void gather_row(char* const* bases, int64_t pixel, const float* zeros, float* row) const {
+    const int64_t taps = p.w.taps();
+    for (int64_t tap = 0; tap < taps; ++tap) {
+      const float* from = read_by(bases, pixel, tap, zeros);
+      for (int64_t c = 0; c < p.in_channels; ++c) row[c * taps + tap] = from[c];
+    }
+  }
+
+  // The input pixel under a tap of an output pixel; `zeros` in the padding.
+  const float* read_by(char* const* bases, int64_t pixel, int64_t tap, const float* zeros) const {
+    const Window& w = p.w;
+    const int64_t at = pixel % (w.out_h * w.out_w);
+    const int64_t ih = at / w.out_w * w.stride_h + tap / w.kernel_w * w.dilation_h - w.pad_h;
+    const int64_t iw = at % w.out_w * w.stride_w + tap % w.kernel_w * w.dilation_w - w.pad_w;
+    if (ih < 0 || ih >= w.in_h || iw < 0 || iw >= w.in_w) return zeros;
+    const int64_t line = pixel / (w.out_h * w.out_w) * w.in_h + ih;
+    return staticrt::floats(p.x, bases) + (line * w.in_w + iw) * p.in_channels;
   }
 };
 

@@ -89,7 +89,7 @@ bool takes_winograd(const ConvPlan& p, PrepareRequest& request) {
 }  // namespace
 
 std::optional<PreparedCall> prepare_image_conv(const ConvPlan& p, PrepareRequest& request) {
-  if (reads_weight_in_place(p)) return prepare_in_place_conv(p, request);
+  if (!request.copies_large_weights && reads_weight_in_place(p)) return prepare_in_place_conv(p, request);
   // A sum in the order of the definition where results must not depend on a measurement.
   if (!request.deterministic && winograd_fits(p) && takes_winograd(p, request))
     return prepare_winograd_conv(p, request);

@@ -156,6 +156,7 @@ std::optional<PreparedCall> pointwise_conv(const ConvPlan& p, PrepareRequest& re
   const int64_t pixels = p.w.out_h * p.w.out_w;
   s.num_threads = request.num_threads;
   s.deterministic = request.deterministic;
+  s.copies_large_weights = request.copies_large_weights;
   s.has_bias = p.has_bias;
   s.bias = p.bias;
   s.c = p.out;

@@ -62,8 +62,9 @@ struct GemmKernels {
   void (*convolve)(const ConvArgs& args, int64_t begin, int64_t end);
   // c[m, n] = bias[n] + dot(a[m, :], b[n, :]) for rows of B that are adjacent along k.
   void (*dots)(const GemmArgs& args, int64_t b_n);
-  // The same for many rows of A. The first `packed_rows` of them lie in panels too: pack(a, 1, a_row, k,
-  // packed_rows, ...). sums: turned_floats(packed_rows) floats of scratch memory.
+  // The same for many rows of A. The first `packed_rows` of them lie in panels: pack(rows, 1, a_row, k,
+  // packed_rows, ...); args.a: where the others begin. sums: turned_floats(packed_rows) floats of scratch
+  // memory.
   void (*turned)(const GemmArgs& args, int64_t b_n, const float* panels, int64_t packed_rows, float* sums);
   int64_t (*turned_floats)(int64_t packed_rows);
   // panel[c * step + j] = pixels[j][c] for j < count <= nr, zeros beyond.
@@ -72,6 +73,13 @@ struct GemmKernels {
 
   int64_t panels(int64_t n) const { return (n + nr - 1) / nr; }
   int64_t packed_floats(int64_t k, int64_t n) const { return panels(n) * nr * k; }
+  // Of the rows that `turned` takes, those that go into panels: a last vector of few rows costs more than
+  // their dot products.
+  int64_t packed_rows(int64_t rows) const {
+    const int64_t lanes = nr / 2;
+    const int64_t rest = rows % lanes;
+    return rows > lanes && 3 * rest <= lanes ? rows - rest : rows;
+  }
 };
 
 const GemmKernels& gemm_kernels();  // of the instruction set that cpu_level() gives

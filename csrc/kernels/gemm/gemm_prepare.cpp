@@ -119,6 +119,7 @@ std::optional<PreparedCall> finish(MatmulShape& s, PrepareRequest& request) {
   s.is_double = request.outs[0].meta.dtype == ScalarType::Double;
   s.num_threads = request.num_threads;
   s.deterministic = request.deterministic;
+  s.copies_large_weights = request.copies_large_weights;
   tidy(s);
   return prepare_matmul(s, request);
 }

@@ -21,7 +21,7 @@ bool is_small_weight(const MatmulShape& s) {
 
 // What a packed copy must be faster by than the best other kernel.
 double packed_gain(const MatmulShape& s) {
-  return is_small_weight(s) ? 0.95 : 0.8;
+  return is_small_weight(s) || s.copies_large_weights ? 0.95 : 0.8;
 }
 
 bool may_pack(const MatmulShape& s) {
@@ -34,10 +34,10 @@ int64_t lanes() {
 }
 
 // Kernels that read a constant weight where it lies reach nine tenths of a packed copy's speed, three
-// quarters with few rows; the copy would take as much memory as the weight. So it is not even measured: what
-// memory a model takes must not depend on a measurement.
+// quarters with few rows; the copy would take as much memory as the weight. So it is not even measured,
+// unless the user grants that memory: what memory a model takes must not depend on a measurement.
 bool reads_where_it_lies(const MatmulShape& s) {
-  return s.b_k == 1 && s.n >= lanes() && !is_small_weight(s) &&
+  return !s.copies_large_weights && s.b_k == 1 && s.n >= lanes() && !is_small_weight(s) &&
          (s.n >= tuning::kManyColumns || s.n * s.k > tuning::kLargeWeightFloats);
 }
 
@@ -103,10 +103,12 @@ bool is_finished(const MatmulShape& s) {
 }
 
 std::vector<int64_t> key_of(const MatmulShape& s) {
-  return {s.m,         s.n,           s.k,           s.batch[0] * s.batch[1],
-          s.a_row,     s.a_col,       s.b_k,         s.b_n,
-          s.c_row,     s.has_bias,    s.bias_row,    s.b_fixed,
-          s.is_double, s.num_threads, is_finished(s)};
+  std::vector<int64_t> key = {s.m,         s.n,           s.k,           s.batch[0] * s.batch[1],
+                              s.a_row,     s.a_col,       s.b_k,         s.b_n,
+                              s.c_row,     s.has_bias,    s.bias_row,    s.b_fixed,
+                              s.is_double, s.num_threads, is_finished(s)};
+  if (s.copies_large_weights) key.push_back(1);
+  return key;
 }
 
 float* aligned(std::vector<float>& x) {

@@ -31,6 +31,7 @@ struct MatmulShape {
   TensorOperand b_fixed_operand;  // as this operand, with the strides above
   int num_threads = 1;
   bool deterministic = false;
+  bool copies_large_weights = false;
 };
 
 // nullopt if no route covers the strides. Sets the request's workspace, derivations and whether its epilogue

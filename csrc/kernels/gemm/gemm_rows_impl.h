@@ -95,21 +95,21 @@ constexpr int kDotRows = 4;
 // Rows of B of a tile with so many rows of A, by the number of registers.
 constexpr int kDotCounts[kDotRows] = {8, kLanes == 16 ? 8 : 4, kLanes == 16 ? 8 : 3, kLanes == 16 ? 6 : 2};
 
+template <int rows, int count>
+inline void dot_columns(DotTile& t, int64_t& n) {
+  dot_tile<rows, count>(t);
+  n -= count;
+  t.b += count * t.b_n;
+  t.c += count;
+  if (t.bias) t.bias += count;
+}
+
 template <int rows>
 void dot_rows(DotTile t, int64_t n) {
   constexpr int kCount = kDotCounts[rows - 1];
-  for (; n >= kCount; n -= kCount) {
-    dot_tile<rows, kCount>(t);
-    t.b += kCount * t.b_n;
-    t.c += kCount;
-    if (t.bias) t.bias += kCount;
-  }
-  for (; n > 0; --n) {
-    dot_tile<rows, 1>(t);
-    t.b += t.b_n;
-    ++t.c;
-    if (t.bias) ++t.bias;
-  }
+  while (n >= kCount) dot_columns<rows, kCount>(t, n);
+  while (n >= 4) dot_columns<rows, 4>(t, n);
+  while (n > 0) dot_columns<rows, 1>(t, n);
 }
 
 using DotsFn = void (*)(DotTile t, int64_t n);
@@ -183,8 +183,10 @@ class RowsAhead {
 };
 
 // Adds, to the sums of a group, rows [0, columns) of B at `b` over a chunk of k. next: rows of a later chunk.
-void add_group(const GemmArgs& g, const float* b, int64_t b_n, int64_t columns, int64_t k, const float* a,
-               int64_t a_panel, int64_t rows, bool accumulate, float* sums, const float* next) {
+// rest: the product of the rows of A that are in no panel with these columns; while rows of B are in the
+// cache.
+void add_group(const float* b, int64_t b_n, int64_t columns, int64_t k, const float* a, int64_t a_panel,
+               int64_t rows, bool accumulate, float* sums, const float* next, GemmArgs rest) {
   const int64_t pitch = pitch_of(rows);
   const int64_t blocks = (columns + kRows - 1) / kRows;
   const int64_t each = (columns + blocks - 1) / blocks;
@@ -209,6 +211,12 @@ void add_group(const GemmArgs& g, const float* b, int64_t b_n, int64_t columns, 
       ahead.add_to(block, later, b_n, count, m / kWidth);
       block_for(count, 1, width)(block);
     }
+    if (rest.m == 0) continue;
+    rest.n = count;
+    rest.b = from;
+    dots(rest, b_n);
+    rest.c += count;
+    if (rest.bias) rest.bias += count;
   }
 }
 
@@ -263,19 +271,18 @@ void turned(const GemmArgs& g, int64_t b_n, const float* panels, int64_t packed_
     for (int64_t k0 = 0; k0 == 0 || k0 < g.k; k0 += kTurnedChunkK) {
       const int64_t k = std::min(kTurnedChunkK, g.k - k0);
       const float* next = k0 + k < g.k ? b + k0 + k : n0 + each < g.n ? b + each * b_n : nullptr;
-      add_group(g, b + k0, b_n, columns, k, panels + k0 * kWidth, kWidth * g.k, packed_rows, k0 > 0, sums,
-                next);
+      GemmArgs rest = g;
+      rest.m = g.m - packed_rows;
+      rest.k = k;
+      rest.a = g.a + k0;
+      rest.c = g.c + packed_rows * g.c_row + n0;
+      rest.bias = g.bias && k0 == 0 ? g.bias + n0 : nullptr;
+      rest.accumulate = g.accumulate || k0 > 0;
+      if (k0 + k < g.k) rest.activation = nullptr;
+      add_group(b + k0, b_n, columns, k, panels + k0 * kWidth, kWidth * g.k, packed_rows, k0 > 0, sums, next,
+                rest);
     }
     finish_group(g, sums, n0, columns, packed_rows);
-    if (packed_rows == g.m) continue;
-    GemmArgs rest = g;  // of the same rows of B while they are in the cache
-    rest.m = g.m - packed_rows;
-    rest.n = columns;
-    rest.a = g.a + packed_rows * g.a_row;
-    rest.b = b;
-    rest.c = g.c + packed_rows * g.c_row + n0;
-    if (g.bias) rest.bias = g.bias + n0;
-    dots(rest, b_n);
   }
 }
 

@@ -122,12 +122,6 @@ struct TurnedChunks {
     rows = ((m + chunks - 1) / chunks + panel - 1) / panel * panel;
     rows = std::min(rows, m);
   }
-  // A last vector of few rows costs more than their dot products.
-  int64_t packed_rows(int64_t chunk) const {
-    const int64_t lanes = panel / 2;
-    const int64_t rest = chunk % lanes;
-    return chunk > lanes && 3 * rest <= lanes ? chunk - rest : chunk;
-  }
   int64_t panel_floats(int64_t k) const { return (rows + panel - 1) / panel * panel * k; }
   int64_t panel;
   int64_t rows;
@@ -342,11 +336,12 @@ int run_turned(const void* params, char* const* bases, char* workspace) {
     RowsDone done{s, bases, patch};
     for (int64_t m = 0; m < patch.rows; m += chunks.rows) {
       g.m = std::min(chunks.rows, patch.rows - m);
-      const int64_t packed_rows = chunks.packed_rows(g.m);
+      const int64_t packed_rows = kernels.packed_rows(g.m);
       kernels.pack(g.a, 1, g.a_row, s.k, packed_rows, panels, 0, kernels.panels(packed_rows));
+      g.a += packed_rows * g.a_row;
       kernels.turned(g, s.b_n, panels, packed_rows, sums);
       if (s.has_epilogue) done.rows(m, m + g.m);
-      g.a += g.m * g.a_row;
+      g.a += (g.m - packed_rows) * g.a_row;
       g.c += g.m * g.c_row;
     }
     return done.status;

@@ -23,6 +23,12 @@ int vector_math(void* dst, const void* a, const void*, const void*, int64_t n, c
   if constexpr (op == Prim::kErf) map([](Vec x) { return simd::erf(x); });
   if constexpr (op == Prim::kSin) map([](Vec x) { return simd::sine<0>(x); });
   if constexpr (op == Prim::kCos) map([](Vec x) { return simd::sine<1>(x); });
+  if constexpr (op == Prim::kSign) {
+    map([](Vec x) {
+      const Vec zero = splat(0.0F);
+      return x > zero ? splat(1.0F) : x < zero ? splat(-1.0F) : zero;
+    });
+  }
   if constexpr (op == Prim::kTanh) map([](Vec x) { return simd::tanh(x); });
   if constexpr (op == Prim::kSigmoid) map([](Vec x) { return simd::sigmoid(x); });
   if constexpr (op == Prim::kSilu) map([](Vec x) { return simd::silu(x); });
@@ -66,7 +72,7 @@ void add_vector_math([[maybe_unused]] PrimTable& table) {
   using P = Prim;
   set_vector_math<P::kExp, P::kExpm1, P::kLog, P::kLog1p, P::kErf, P::kSin, P::kCos, P::kTanh, P::kSigmoid,
                   P::kSilu, P::kMish, P::kGelu, P::kGeluTanh, P::kSiluSlope, P::kGeluSlope, P::kGeluTanhSlope,
-                  P::kLogSigmoid, P::kSoftplus, P::kElu>(table);
+                  P::kLogSigmoid, P::kSoftplus, P::kElu, P::kSign>(table);
 #endif
 }
 

@@ -125,15 +125,21 @@ void run_parts(int64_t parts, void (*f)(const void* context, int64_t part), cons
     return run_here(parts, f, context);
   const Counted counted;
   if (counted.others > 0 && (counted.others + 1) * parts > cores()) return run_here(parts, f, context);
+  // A part may end by an exception, which the caller gets.
+  struct Ending {
+    void (*tell)(void*);
+    char* at;
+    ~Ending() { tell(at); }
+  };
   char forked = 0;
   char joined = 0;
+  const Ending all{&__tsan_acquire, &joined};
   __tsan_release(&forked);
   at::parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
+    const Ending own{&__tsan_release, &joined};
     __tsan_acquire(&forked);
     for (int64_t part = begin; part < end; ++part) f(context, part);
-    __tsan_release(&joined);
   });
-  __tsan_acquire(&joined);
 }
 
 }  // namespace staticrt

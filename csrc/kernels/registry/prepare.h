@@ -73,11 +73,12 @@ struct PrepareRequest {
     bool is_tensor() const { return tensors.size() == 1; }
     bool is_none() const { return tensors.empty() && value.isNone(); }
   };
-  std::vector<Argument> args;       // in schema order
-  std::vector<bool> is_read;        // per output: somebody reads it; the others need not be written
-  std::vector<TensorOperand> outs;  // sizes and strides are final: the kernel must honour them
-  int num_threads = 1;              // intra-op threads the call may use (run_tiles)
-  bool deterministic = false;       // choose kernels by rule, not by measuring
+  std::vector<Argument> args;         // in schema order
+  std::vector<bool> is_read;          // per output: somebody reads it; the others need not be written
+  std::vector<TensorOperand> outs;    // sizes and strides are final: the kernel must honour them
+  int num_threads = 1;                // intra-op threads the call may use (run_tiles)
+  bool deterministic = false;         // choose kernels by rule, not by measuring
+  bool copies_large_weights = false;  // where that is faster; off: kernels read them where they lie
 
   // Bytes of scratch memory the call needs while it runs, 64-aligned; where they lie is filled in by the
   // runtime after prepare returns. Set by prepare.

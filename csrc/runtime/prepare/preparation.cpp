@@ -34,6 +34,7 @@ void Preparation::run() {
   for (const ValueId id : program_.outputs()) is_output_[id] = true;
   find_owners();
   find_fixed();
+  weight_copies_ = WeightCopies(most_copied_bytes());
   classify();
   settle();
   find_slots();
@@ -237,23 +238,48 @@ std::optional<PrepareRequest> Preparation::request_for(uint32_t index) {
 }
 
 bool Preparation::prepare_node(uint32_t index) {
-  const PrepareFn prepare = find_prepare(node_at(index).op);
-  if (!prepare) return false;
-  std::optional<PrepareRequest> request = request_for(index);
-  if (!request) return false;
-  request->first_derived = result_.num_bases_;
-  std::optional<PreparedCall> call = prepare(*request);
+  if (!find_prepare(node_at(index).op)) return false;
+  NodePlan& plan = plans_[index];
+  std::optional<PreparedCall> call = call_for(index, nullptr, nullptr, plan);
   if (!call) return false;
-  plans_[index].route = call->route;
-  plans_[index].call = std::move(*call);
-  plans_[index].derived = derived_by(*request);
-  result_.choices_.insert(result_.choices_.end(), request->choices.begin(), request->choices.end());
-  plans_[index].workspace_bytes = request->workspace_bytes;
+  plan.route = call->route;
+  plan.call = std::move(*call);
   return true;
 }
 
+// The call of a node, with what it keeps in `plan`: the derived bytes and the size of the workspace.
+// epilogue: what it must do to its output, which then is fusion->final_out.
+std::optional<PreparedCall> Preparation::call_for(uint32_t index, const Fusion* fusion,
+                                                  const Epilogue* epilogue, NodePlan& plan) {
+  for (const WeightCopies::Kind kind : weight_copies_.kinds()) {
+    std::optional<PrepareRequest> request = request_for(index);
+    if (!request) return std::nullopt;
+    request->copies_large_weights = kind == WeightCopies::Kind::kLarge;
+    if (kind == WeightCopies::Kind::kNone) {
+      for (auto& arg : request->args) {
+        for (TensorOperand& tensor : arg.tensors) tensor.is_fixed = false;
+      }
+    }
+    if (fusion) request->outs[0].where = fusion->final_out.where;
+    request->epilogue = epilogue;
+    request->first_derived = result_.num_bases_;
+    std::optional<PreparedCall> call = find_prepare(node_at(index).op)(*request);
+    if (!call || (epilogue && !request->takes_epilogue)) return std::nullopt;
+    std::vector<DerivedBytes> derived = derived_by(*request);
+    if (!weight_copies_.fits(derived)) continue;
+    weight_copies_.keep(derived);
+    result_.num_bases_ += static_cast<uint32_t>(derived.size());
+    base_owner_.resize(result_.num_bases_, kNoNode);
+    result_.choices_.insert(result_.choices_.end(), request->choices.begin(), request->choices.end());
+    plan.derived = std::move(derived);
+    plan.workspace_bytes = request->workspace_bytes;
+    return call;
+  }
+  return std::nullopt;
+}
+
 // What a request's kernel asked to have derived, as the runtime keeps it.
-std::vector<DerivedBytes> Preparation::derived_by(PrepareRequest& request) {
+std::vector<DerivedBytes> Preparation::derived_by(PrepareRequest& request) const {
   std::vector<DerivedBytes> all;
   for (Derivation& derivation : request.derivations) {
     DerivedBytes bytes;
@@ -272,12 +298,20 @@ std::vector<DerivedBytes> Preparation::derived_by(PrepareRequest& request) {
       for (const int64_t v : source.meta.sizes) add(',', v);
       for (const int64_t v : source.meta.strides) add(':', v);
     }
-    bytes.base = result_.num_bases_++;
-    base_owner_.push_back(kNoNode);
+    bytes.base = request.first_derived + static_cast<uint32_t>(all.size());
     bytes.derivation = std::move(derivation);
     all.push_back(std::move(bytes));
   }
   return all;
+}
+
+std::optional<int64_t> Preparation::most_copied_bytes() const {
+  if (!result_.options_.weight_memory) return std::nullopt;
+  int64_t weights = 0;
+  for (ValueId id = 0; id < program_.first_constant() + program_.constants().size(); ++id) {
+    if (is_fixed_[id]) weights += extent_bytes(records_[id].meta);
+  }
+  return static_cast<int64_t>(*result_.options_.weight_memory * static_cast<double>(weights));
 }
 
 PreparedProgram::PreparedProgram(const BoundProgram& bound, const Recorder& recorder, Signature signature,

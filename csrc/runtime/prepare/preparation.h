@@ -19,6 +19,7 @@
 #include "planner/sharing.h"
 #include "runtime/execution_plan/fixed_values.h"
 #include "runtime/execution_plan/prepared.h"
+#include "runtime/prepare/weight_copies.h"
 
 namespace staticrt {
 
@@ -66,7 +67,10 @@ class Preparation {
   void plan_single(uint32_t index);
   std::optional<PrepareRequest> request_for(uint32_t index);
   bool prepare_node(uint32_t index);
-  std::vector<DerivedBytes> derived_by(PrepareRequest& request);
+  std::optional<PreparedCall> call_for(uint32_t index, const Fusion* fusion, const Epilogue* epilogue,
+                                       NodePlan& plan);
+  std::vector<DerivedBytes> derived_by(PrepareRequest& request) const;
+  std::optional<int64_t> most_copied_bytes() const;
   uint32_t base_of(ValueId owner);
   TensorOperand operand(ValueId id);
   bool all_plain(const Node& node) const;
@@ -151,7 +155,8 @@ class Preparation {
   std::vector<bool> is_output_;
   std::vector<bool> escapes_;
   std::vector<NodePlan> plans_;
-  std::vector<bool> is_fixed_;       // per value: an owner whose bytes only the weights decide
+  std::vector<bool> is_fixed_;  // per value: an owner whose bytes only the weights decide
+  WeightCopies weight_copies_{std::nullopt};
   std::vector<ValueId> base_owner_;  // per base entry; kNoNode: derived bytes
   std::set<ValueId> unstored_;       // chain results that never touch memory
   std::vector<uint32_t> definition_;

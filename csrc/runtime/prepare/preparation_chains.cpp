@@ -171,25 +171,18 @@ bool Preparation::try_fusion(uint32_t host, const std::vector<uint32_t>& members
   if (!chain) return false;
   const std::optional<Epilogue> epilogue = prepare_chain_epilogue(*chain);
   if (!epilogue) return false;
-  std::optional<PrepareRequest> request = request_for(host);
-  if (!request) return false;
-  request->outs[0].where = fusion.final_out.where;
-  request->epilogue = &*epilogue;
-  request->first_derived = result_.num_bases_;
-  std::optional<PreparedCall> call = find_prepare(node_at(host).op)(*request);
-  if (!call || !request->takes_epilogue) return false;
   NodePlan& plan = plans_[members.back()];
+  std::optional<PreparedCall> call = call_for(host, &fusion, &*epilogue, plan);
+  if (!call) return false;
   plan.route = std::string(call->route) + " + tile loop";
   plan.call = std::move(*call);
   plan.call.reuses.clear();  // an epilogue reads its operands after the call wrote the output
   plan.call.slices.clear();
-  plan.derived = derived_by(*request);
-  result_.choices_.insert(result_.choices_.end(), request->choices.begin(), request->choices.end());
-  plan.workspace_bytes = request->workspace_bytes;
   keep_chain(members, host, *chain);
   NodePlan& host_plan = plans_[host];
   host_plan.chain_last = members.back();
   host_plan.call = {};
+  weight_copies_.drop(host_plan.derived);
   host_plan.derived.clear();
   host_plan.workspace_bytes = 0;
   unstored_.insert(node_at(host).first_output);

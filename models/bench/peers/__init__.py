@@ -14,7 +14,7 @@ from staticrt.models.bench.peers.base import Call, Peer
 from staticrt.models.bench.peers.inductor import AOT_INDUCTOR, INDUCTOR, INDUCTOR_MAX
 from staticrt.models.bench.peers.onnx_runtime import ONNX_RUNTIME
 from staticrt.models.bench.peers.openvino import OPENVINO
-from staticrt.models.bench.peers.own import STATICRT
+from staticrt.models.bench.peers.own import STATICRT, STATICRT_PACKED
 from staticrt.models.bench.peers.torchscript import STATIC_RUNTIME, TORCHSCRIPT
 
 __all__ = ["EAGER", "PEERS", "Call", "Peer", "resolve", "select"]
@@ -36,6 +36,7 @@ PEERS: tuple[Peer, ...] = (
     ONNX_RUNTIME,
     OPENVINO,
     STATICRT,
+    STATICRT_PACKED,
 )
 _BY_NAME = {peer.name: peer for peer in PEERS}
 

@@ -29,7 +29,7 @@ class Peer:
             returns the module's outputs as torch tensors, in order, in any nesting. Runs without gradients.
             staticrt's own also takes keywords of `staticrt.compile`.
         packages: distributions it needs, as the package index names them, and how they are imported.
-        slow: compiles for seconds; left out of quick runs unless asked for.
+        slow: compiles for seconds, or is a variant of another; left out of quick runs unless asked for.
         load: imports what `prepare` needs; its time does not count as the model's.
         facts: (the callable, after its first calls) -> what it tells about itself, as JSON.
     """

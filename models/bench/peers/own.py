@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections import Counter
 from typing import Any
@@ -43,3 +44,6 @@ def _facts(call: Any) -> dict[str, Any]:
 
 
 STATICRT = Peer("staticrt", _prepare, load=_load, facts=_facts)
+STATICRT_PACKED = Peer(
+    "staticrt_packed", functools.partial(_prepare, weight_memory=1), slow=True, load=_load, facts=_facts
+)

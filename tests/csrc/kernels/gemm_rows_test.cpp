@@ -80,6 +80,7 @@ void check(const GemmKernels& set, const Case& t, int64_t packed_rows, bool turn
   if (turned) {
     std::vector<float> panels(static_cast<size_t>(set.packed_floats(t.k, packed_rows)));
     set.pack(a.data(), 1, g.a_row, t.k, packed_rows, panels.data(), 0, set.panels(packed_rows));
+    g.a += packed_rows * g.a_row;
     std::vector<float> sums(static_cast<size_t>(set.turned_floats(packed_rows)));
     set.turned(g, b_n, panels.data(), packed_rows, sums.data());
   } else {
@@ -156,7 +157,7 @@ TEST(numbers_that_are_not_finite_stay_in_their_row_and_column) {
     g.m = m;
     g.n = n;
     g.k = k;
-    g.a = a.data();
+    g.a = a.data() + 36 * k;
     g.a_row = k;
     g.b = b.data();
     g.c = c.data();
