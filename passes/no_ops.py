@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 from staticrt.passes.aliasing import AliasInfo
 from staticrt.passes.base import GraphPass, PassResult, register_pass, tensor_meta
 from staticrt.passes.effects import argument, is_pure, named_argument, node_facts
-from staticrt.passes.symbols import known_equal_all, same_meta, same_place
+from staticrt.passes.symbols import known_equal, known_equal_all, same_meta, same_place
 
 aten = torch.ops.aten
 
@@ -155,7 +155,7 @@ def _keeps_a_layout(node: fx.Node, aliases: AliasInfo) -> bool:
         all(type(stride) is int for stride in strides)
         and _kind(before) == _kind(after)
         and known_equal_all(before.shape, after.shape)
-        and before.is_contiguous()
+        and _is_contiguous(before)
         and _decrease(before.stride())
         and _decrease(after.stride())
         and not aliases.reaches_output(node)
@@ -173,6 +173,18 @@ def _may_see_strides(node: fx.Node) -> bool:
         return False
     known = isinstance(node.target, OpOverload) and node.target.namespace in ("aten", "staticrt")
     return not known or node.target is aten.as_strided.default
+
+
+def _is_contiguous(tensor: torch.Tensor) -> bool:
+    """As `Tensor.is_contiguous`, which raises where a size that data decides may be 0 or 1."""
+    expected: Any = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if known_equal(size, 1):
+            continue
+        if not known_equal(stride, expected):
+            return False
+        expected = expected * size
+    return True
 
 
 def _decrease(strides: Sequence[int]) -> bool:

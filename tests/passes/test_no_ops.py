@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+import staticrt
 from staticrt.passes.no_ops import RemoveNoOps
 
 aten = torch.ops.aten
@@ -225,3 +226,19 @@ def test_a_copy_into_a_layout_that_changes_more_stays(build, of):
         "other order": torch.randn(3, 4).t(),
     }[of]
     assert not build(body, [torch.randn(4, 6), y]).run(RemoveNoOps()).changed
+
+
+def test_writes_to_views_of_sizes_that_data_decides_are_traced_whole():
+    def function(x):
+        chosen = x.masked_select(x > 0)
+        chosen[:, None][:, 0] = 2
+        return x + 1, chosen
+
+    compiled = staticrt.compile(function)
+    with torch.no_grad():
+        for x in (torch.ones(3, 3), -torch.ones(3, 3), torch.eye(3), torch.eye(3)[:1] * 1):
+            for _ in range(2):
+                torch.testing.assert_close(compiled(x), function(x))
+    report = compiled.explain()
+    assert "not traced whole" not in str(report)
+    assert report.eager == ()
