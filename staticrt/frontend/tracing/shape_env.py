@@ -104,7 +104,19 @@ class DecidingShapeEnv(ShapeEnv):
         try:
             return super()._evaluate_expr(orig_expr, *args, **kwargs)
         except GuardOnDataDependentSymNode:
+            if self._is_positive_sum(orig_expr):
+                return sympy.sympify(isinstance(orig_expr, sympy.Ne))
             answer = None if self.decider is None else self.decider.decide(orig_expr)
             if answer is None:
                 raise
             return answer
+
+    def _is_positive_sum(self, expr: Any) -> bool:
+        """Whether `expr` compares a sum with 0, of sizes one of which this call's arguments have and is not 0: a guard."""
+        if not (isinstance(expr, (sympy.Eq, sympy.Ne)) and expr.rhs == 0 and isinstance(expr.lhs, sympy.Add)):
+            return False
+        sizes = expr.lhs.args
+        if not all(size.is_Symbol and self.var_to_range[size].lower >= 0 for size in sizes):
+            return False
+        known = (size for size in sizes if not self.is_unbacked_symint(size))
+        return any(super(DecidingShapeEnv, self)._evaluate_expr(sympy.Gt(size, 0)) for size in known)
