@@ -28,6 +28,7 @@ from staticrt.executor.trace_maker import TraceMaker
 from staticrt.frontend.dynamo.dynamo import NotCompiled
 from staticrt.frontend.graph import KnownInputs
 from staticrt.frontend.guards.global_hooks import has_global_hooks
+from staticrt.frontend.guards.watched_state import WatchedState
 from staticrt.native import _C
 from staticrt.options import Options
 from staticrt.runtime import donation
@@ -80,7 +81,7 @@ class Executor:
         self._is_partial = is_partial
         self._maker = TraceMaker(function, options, name, is_partial, self.known)
         self._splits = GraphSplits(function, partial(_partial_executor, name, options), options, name)
-        self._joint = JointCalls(self._maker, self.fast, options, name)
+        self._joint = JointCalls(self._maker, self.fast, self._splits.forget, options, name)
         self._trace_cache = TraceCache(function, self._maker, self.fast.forget, options, name, is_partial)
         self._eager_calls: Counter[tuple[str, str, str]] = Counter()
         self._eager_run = EagerRun()
@@ -302,6 +303,7 @@ class Executor:
             return self._run_eagerly(
                 args, kwargs, "torch has hooks on all modules, which Dynamo does not see"
             )
+        watched: WatchedState | None = None
         if self.options.joint_trace:
             try:
                 served = self._joint.serve(args, kwargs)
@@ -317,8 +319,9 @@ class Executor:
                 if not any(_failed_before_writes(trace) for trace in self._joint.traces):
                     raise
                 return self._run_eagerly(args, kwargs, _FAILED_EARLY)
-            if served is not None:
+            if isinstance(served, tuple):
                 return served[0]
+            watched = served
         try:
             result, compiled = self._splits.train(args, kwargs)
         except NotCompiled as error:
@@ -326,6 +329,9 @@ class Executor:
                 raise TraceError(f"cannot trace {self.name} for training: {error}") from error
             self._untrainable = str(error)
             return self._run_eagerly(args, kwargs, self._untrainable)
+        finally:
+            if watched is not None:
+                watched.ran()
         if not compiled:
             reason = "the call needs gradients, and Dynamo found nothing to compile"
             self._eager_calls["call", reason, ""] += 1

@@ -17,6 +17,7 @@ from staticrt.errors import LoweringError, PassError
 from staticrt.executor.call_state import CallState, CallStates
 from staticrt.executor.trace_maker import TraceMaker
 from staticrt.frontend import budget
+from staticrt.frontend.guards.watched_state import WatchedState
 from staticrt.frontend.progress import long_work
 from staticrt.frontend.reasons import CannotTrace, ModelChanges, NeedsNoGradient
 from staticrt.frontend.thread_state import keeping_thread_state
@@ -75,6 +76,7 @@ class JointCalls:
     Args:
         maker: asks for traces of the function.
         fast: learns to serve the calls that joint traces serve.
+        forget_splits: lets Dynamo compile anew what no joint trace serves.
         options: checked options.
         name: for messages.
 
@@ -82,9 +84,17 @@ class JointCalls:
         traces: those kept, in the order they were made.
     """
 
-    def __init__(self, maker: TraceMaker, fast: FastPath, options: Options, name: str) -> None:
+    def __init__(
+        self,
+        maker: TraceMaker,
+        fast: FastPath,
+        forget_splits: Callable[[], None],
+        options: Options,
+        name: str,
+    ) -> None:
         self._maker = maker
         self._fast = fast
+        self._forget_splits = forget_splits
         self._options = options
         self._name = name
         self._states = CallStates(self._forgotten)
@@ -96,8 +106,11 @@ class JointCalls:
         """Why calls have no joint trace, one for each key where there is a reason."""
         return tuple(s.failure for _key, s in self._states.items() if s.failure is not None)
 
-    def serve(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | None:
-        """The result of a call, in a tuple; None where no joint trace serves it, and nothing has run.
+    def serve(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | WatchedState | None:
+        """The result of a call, in a tuple; else no joint trace serves it, and nothing has run.
+
+        Returns:
+            The result; or what is to be told that graph splits have run the call, if there is anything.
 
         Raises:
             LeftToEager: eager runs it.
@@ -112,15 +125,19 @@ class JointCalls:
             return None
         trace = state.find(call)
         if trace is None:
+            watched = state.watched
+            if watched is not None and not watched.holds():
+                self._state_changed(state)
             if self._is_refused(state):
                 self._leave_to_eager(call, state)
-                return None
+                return state.watched
             if call.sizes() in state.refused:
                 raise LeftToEager("eager raised for such a call before", "", self._answered(call, state))
             trace = keeping_thread_state(lambda: self._make(call))
             if trace is None:
-                self._leave_to_eager(call, self._states.get(call.key.key) or state, is_new=True)
-                return None
+                state = self._states.get(call.key.key) or state
+                self._leave_to_eager(call, state, is_new=True)
+                return state.watched
         traced = trace.traced
         if traced.mutates and share_memory(traced, call.leaves):
             return None
@@ -164,6 +181,16 @@ class JointCalls:
         """What the failed trace depends on has changed: the next call of its key is traced again, some times."""
         state.changes += 1
         state.failure = None if state.changes < sum(tuning.MAX_INTERVENTIONS) else _CHANGES_OFTEN
+
+    def _state_changed(self, state: CallState) -> None:
+        """Dynamo may not have noticed what was changed: it compiles anew, and a trace is tried again, some times."""
+        with self._lock:
+            self._forget_splits()
+            state.watched = None
+            state.interventions += 1
+            state.changes = 0
+            often = state.interventions >= tuning.MAX_INTERVENTIONS[1]
+            state.failure = _STATE_CHANGES_OFTEN if often else None
 
     def _answered(self, call: Call, state: CallState) -> Callable[[], None]:
         """Remembers a call as wrong until the result is called: a right one of its key is traced as ever."""
@@ -262,8 +289,14 @@ class JointCalls:
                 if isinstance(made, CachedTrace):
                     return made
                 following = made
-        except CannotTrace as error:
-            error.even_in_parts |= _MATERIALIZE in request.snapshot.model_names
+        except Exception as error:
+            if isinstance(error, CannotTrace):
+                error.even_in_parts |= _MATERIALIZE in request.snapshot.model_names
+            if request.snapshot.complete and not isinstance(error, NeedsNoGradient):
+                # Numbers may change in each step, and Dynamo guards them.
+                state.watched = WatchedState(request.snapshot, seldom=True, numbers=False)
+                if state.watched.is_misread and isinstance(error, CannotTrace):
+                    error.even_in_parts = True
             raise
         finally:
             for parameter, gradient in gradients:
@@ -322,6 +355,10 @@ class JointCalls:
 # Whether results need gradients follows from state that changes again and again.
 _CHANGES_OFTEN = Failure(
     "whether a result needs a gradient changes again and again", "", True, even_in_parts=True
+)
+
+_STATE_CHANGES_OFTEN = Failure(
+    "state that Dynamo does not guard changes again and again", "", True, even_in_parts=True
 )
 
 

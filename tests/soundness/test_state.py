@@ -210,6 +210,44 @@ def test_a_change_shows_where_the_model_runs_in_parts(kind):
         getattr(change, "restore", lambda: None)()
 
 
+OF_CLASSES = ("builtin_shadowed", "class_attribute_given_to_derived_class", "metaclass_attribute")
+
+
+@pytest.mark.parametrize("kind", [*OF_CLASSES, "method_of_class_replaced", "ordered_dict_moved"])
+def test_a_change_shows_where_a_training_call_runs_in_parts(kind):
+    read, change = KINDS[kind]()
+
+    def model(x):
+        return read(x * 2 if x.sum() > 0 else x)  # a branch that data decides: no joint trace serves it
+
+    def trained(function):
+        x = torch.ones(2, 4, requires_grad=True)
+        (gradient,) = torch.autograd.grad(function(x).sum(), x)
+        return gradient
+
+    fast = staticrt.compile(model)
+    try:
+        for number in (0.5, 2.0, 3.0):
+            for _call in range(2):
+                assert trained(fast).equal(trained(model)), f"after {number}"
+            change(number)
+        assert trained(fast).equal(trained(model))
+    finally:
+        getattr(change, "restore", lambda: None)()
+
+
+def test_numbers_that_each_training_step_changes_leave_the_parts_compiled():
+    scope = {"step": 0}
+    exec("def model(x): return x * step if x.sum() > 0 else x", scope)
+    fast = staticrt.compile(scope["model"])
+    for step in range(20):
+        scope["step"] = step
+        x = torch.ones(2, requires_grad=True)
+        (gradient,) = torch.autograd.grad(fast(x).sum(), x)
+        assert gradient.tolist() == [step] * 2
+    assert not [run for run in fast.explain().eager if "again and again" in run.reason]
+
+
 def test_an_attribute_beside_one_that_the_model_changes_is_watched():
     class Computed:
         def __init__(self):

@@ -28,9 +28,10 @@ class WatchedState:
     Args:
         snapshot: of the trace, with the state as it was before.
         seldom: only classes, functions and globals are watched.
+        numbers: globals that are numbers as well.
     """
 
-    def __init__(self, snapshot: Snapshot, seldom: bool) -> None:
+    def __init__(self, snapshot: Snapshot, seldom: bool, numbers: bool = True) -> None:
         _add_functions(snapshot)
         # Whether code names what Dynamo reads otherwise than eager, however often it compiles.
         self.is_misread = (
@@ -40,7 +41,7 @@ class WatchedState:
             or any(isinstance(each, NumpyErrorsRecord) and each.stops for each in snapshot.records())
         )
         self._records = [
-            record
+            record if numbers or not isinstance(record, ScopeRecord) else _without_numbers(record)
             for record in snapshot.records()
             if not seldom or isinstance(record, _SELDOM) or getattr(record, "is_ordered", False)
         ]
@@ -90,6 +91,14 @@ def _unchanged(record: Record, names: frozenset[str]) -> Record | None:
     rest.saved = saved
     for name in rest.changes():
         del saved[name]
+    return rest
+
+
+def _without_numbers(record: ScopeRecord) -> ScopeRecord:
+    rest = ScopeRecord(record.live)
+    rest.saved = {
+        name: value for name, value in record.saved.items() if not isinstance(value, (int, float, complex))
+    }
     return rest
 
 
