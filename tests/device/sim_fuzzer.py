@@ -1,0 +1,231 @@
+"""Random programs on the simulated accelerator, compiled and eagerly, while calls of its driver fail.
+
+    python -m tests.device.sim_fuzzer --seed 1 --programs 10000
+
+Each program runs one way, drawn by its seed, at four sizes, 0 and 1 among them. Some calls meet driver calls that fail: such a
+call gives eager's answer or raises an error of the driver's, and the next call is right. Nothing of a program that was traced
+whole may stay allocated.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import gc
+import random
+import re
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import staticrt
+from staticrt.errors import InternalError
+from tests.soundness import program_grammar as grammar
+from tests.soundness.program_fuzzer import Seen, call, difference, sizes_of
+from tests.support import fuzz_command
+
+FACTORIES = ("zeros", "full", "empty", "arange", "randperm", "randint", "randn")
+OF_HOST = {"array_twice", "array_overlaps"}  # numpy's memory
+WAYS: dict[str, dict[str, Any]] = {
+    "compile": {},
+    "general": {"prepared": False},
+    "poison": {"poison": True},
+    "no_freeze": {"freeze": False},
+    "graphs": {"graphs": True},
+    "stream": {},
+    "managed": {"manage_outputs": True},
+}
+FAULTS = (
+    "physical_create",
+    "segment_alloc",
+    "va_reserve",
+    "map",
+    "set_access",
+    "event_create",
+    "event_record",
+    "stream_wait",
+    "capture_begin",
+    "capture_end",
+    "graph_instantiate",
+    "graph_launch",
+)
+# Calls under faults, by how they ended.
+FAULTED: collections.Counter[str] = collections.Counter()
+
+
+@dataclasses.dataclass(frozen=True)
+class SimProgram(grammar.Program):
+    """A program whose tensors lie on sim:0."""
+
+    def arguments(self, n: int, m: int) -> list[Any]:
+        scope = {**grammar.SCOPE, "grid": on_sim, "n": n, "m": m}
+        made = [x for kind in self.kinds for x in eval(grammar.ARGUMENTS[kind], scope)]
+        if self.gradients:
+            for x in made:
+                if isinstance(x, torch.Tensor) and x.is_floating_point():
+                    x.requires_grad_()
+        return made
+
+    def function(self) -> Any:
+        scope: dict[str, Any] = {"torch": torch}
+        for name in FACTORIES:
+            scope[name] = functools.partial(getattr(torch, name), device="sim:0")
+        source = re.sub(rf"\btorch\.({'|'.join(FACTORIES)})\(", r"\1(", self.source)
+        exec(compile(source, "<program>", "exec"), scope)
+        return scope["f"]
+
+
+def on_sim(*sizes: int) -> torch.Tensor:
+    return grammar.grid(*sizes).to("sim:0")
+
+
+def waits(function: Callable[..., Any], stream: torch.Stream | None = None) -> Callable[..., Any]:
+    """The function, which returns when its work is done, so that late errors are this call's."""
+
+    def called(*args: Any) -> Any:
+        current = torch.accelerator.current_stream()
+        try:
+            if stream is None:
+                result = function(*args)
+            else:
+                stream.wait_stream(current)
+                with stream:
+                    result = function(*args)
+                current.wait_stream(stream)
+        except Exception:
+            with contextlib.suppress(Exception):  # of work before the mistake
+                torch.accelerator.synchronize(0)
+            raise
+        torch.accelerator.synchronize(0)
+        return result
+
+    return called
+
+
+def wrong_error(error: BaseException) -> str:
+    """Why an error is not one that a failing driver explains; empty: it is."""
+    text = str(error)
+    if isinstance(error, InternalError) or "INTERNAL ASSERT" in text:
+        return f"{type(error).__name__}: {text[:500]}"
+    return ""
+
+
+class Run:
+    """One program, compiled one way."""
+
+    def __init__(self, seed: int, made: grammar.Program) -> None:
+        self.choose = random.Random(seed)
+        self.program = SimProgram(made.kinds, made.lines, made.results, made.gradients)
+        self.way = self.choose.choice(list(WAYS))
+        self.sizes = sizes_of(seed)
+        self.sim = staticrt.memory.device("sim:0")
+        self.is_split = (
+            False  # or may be: Dynamo keeps partial graphs in the module's globals, where they stay
+        )
+
+    def failure(self) -> str:
+        """What is wrong; empty: nothing."""
+        function = self.program.function()
+        compiled = staticrt.compile(function, **WAYS[self.way])
+        stream = torch.Stream("sim:0") if self.way == "stream" else None
+        eager, fast = waits(function), waits(compiled, stream)
+        for size in self.sizes:
+            expected = call(eager, self.program, size)
+            for _ in range(self.choose.randint(1, 4)):
+                found = self.with_faults(fast, expected, size) if self.choose.random() < 0.4 else ""
+                if self.way == "managed":
+                    gc.collect()  # tracebacks of the error hold results
+                    compiled.deallocate_output_tensors()
+                found = found or self.differs(fast, expected, size, eager)
+                if self.way == "managed":
+                    compiled.deallocate_output_tensors()
+                if found:
+                    return f"{self.way} at {size}: {found}"
+        report = str(compiled.explain())
+        self.is_split = self.program.gradients or "(partial, " in report or "not traced whole" in report
+        return self.reported()
+
+    def differs(self, fast: Any, expected: Seen, size: tuple[int, int], eager: Callable[..., Any]) -> str:
+        got = call(fast, self.program, size)
+        return difference(expected, got, lambda: call(eager, self.program, size, widen=True))
+
+    def with_faults(self, fast: Any, expected: Seen, size: tuple[int, int]) -> str:
+        """One call while the driver fails."""
+        args = self.program.arguments(*size)
+        torch.accelerator.synchronize(0)
+        torch.accelerator.empty_cache()
+        for _ in range(self.choose.randint(1, 3)):
+            self.sim.fail(
+                self.choose.choice(FAULTS),
+                self.choose.randint(1, 4),
+                self.choose.choice(("oom", "oom", "error")),
+                times=self.choose.choice((1, 2, 30)),
+            )
+        try:
+            with torch.set_grad_enabled(self.program.gradients):
+                torch.manual_seed(0)
+                fast(*args)
+            FAULTED["answered"] += 1
+        except Exception as error:
+            FAULTED["raised"] += 1
+            if wrong_error(error) and not expected.error:
+                return f"under faults: {wrong_error(error)}"
+        finally:
+            self.sim.clear_faults()
+        torch.accelerator.synchronize(0)
+        return ""
+
+    def reported(self) -> str:
+        torch.accelerator.synchronize(0)
+        self.sim.validate()
+        found = [text for text in self.sim.reports if not text.startswith("misuse")]
+        self.sim.clear_reports()
+        return f"reported: {found[0]}" if found else ""
+
+
+def held_bytes() -> int:
+    for _ in range(3):
+        gc.collect()
+    torch.accelerator.synchronize(0)
+    return int(torch.accelerator.memory_stats(0)["allocated_bytes.all.current"])
+
+
+def run(seed: int, programs: int, report: Callable[[str], None] = print) -> int:
+    """Run programs from `seed` on; returns how many fail."""
+    failures, start = 0, time.monotonic()
+    for number in range(seed, seed + programs):
+        made = grammar.generate(number, gradients=number % 4 == 3)
+        if OF_HOST & set(made.kinds) or not made.results:
+            continue
+        staticrt.memory.simulated.order("random", number)
+        torch._dynamo.reset()
+        before = held_bytes()
+        one = Run(number, made)
+        try:
+            found = one.failure()
+        except Exception as error:
+            found = f"{one.way}: {type(error).__name__}: {error}"
+        one.sim.clear_faults()
+        one.sim.clear_reports()
+        source, is_split = one.program.source, one.is_split
+        del one
+        if not found and not is_split and held_bytes() > before:
+            found = f"{held_bytes() - before} bytes stay allocated"
+        if found:
+            failures += 1
+            report(f"# seed {number}: {found}\n{source}")
+        fuzz_command.forget(number)
+    report(
+        f"{failures} of {programs} programs from seed {seed} fail ({dict(FAULTED)}; {time.monotonic() - start:.0f} s)"
+    )
+    return failures
+
+
+if __name__ == "__main__":
+    staticrt.memory.simulated.enable(devices=2)
+    sys.exit(fuzz_command.main(__doc__, "programs", run))
