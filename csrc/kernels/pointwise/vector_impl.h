@@ -69,6 +69,18 @@ inline void store_first(float* p, Vec x, int64_t n) {
 inline Vec load_up_to(const float* p, int64_t n) {
   return n == kWidth ? load(p) : load_first(p, n);
 }
+// Lanes from n on are those of `rest`.
+inline Vec load_up_to_or(const float* p, int64_t n, Vec rest) {
+  if (n == kWidth) return load(p);
+#ifdef __AVX512F__
+  return (Vec)_mm512_mask_loadu_ps((__m512)rest, static_cast<__mmask16>((1U << n) - 1), p);
+#else
+  float lanes[kWidth];
+  store(lanes, rest);
+  std::memcpy(lanes, p, static_cast<size_t>(n) * sizeof(float));
+  return load(lanes);
+#endif
+}
 inline void store_up_to(float* p, Vec x, int64_t n) {
   if (n == kWidth) return store(p, x);
   store_first(p, x, n);
@@ -116,18 +128,22 @@ inline Vec exchanged(Vec x) {
   return exchanged<s>(x, std::make_index_sequence<kWidth>());
 }
 
-// Lane i of the result is the sum of x[i]; of fewer vectors than lanes, lanes i, i + count ... add up to it.
-template <int s = 1, size_t count>
-inline Vec sums_of(const Vec (&x)[count]) {
+// Lane i of the result is join of all lanes of x[i]; of fewer vectors than lanes, of lanes i, i + count ...
+template <int s = 1, size_t count, class Join>
+inline Vec joined(const Vec (&x)[count], const Join& join) {
   Vec half[count / 2];
 #pragma GCC unroll 16
   for (size_t i = 0; i < count / 2; ++i)
-    half[i] = mixed<s, false>(x[2 * i], x[2 * i + 1]) + mixed<s, true>(x[2 * i], x[2 * i + 1]);
+    half[i] = join(mixed<s, false>(x[2 * i], x[2 * i + 1]), mixed<s, true>(x[2 * i], x[2 * i + 1]));
   if constexpr (count == 2) {
     return half[0];
   } else {
-    return sums_of<2 * s>(half);
+    return joined<2 * s>(half, join);
   }
+}
+template <size_t count>
+inline Vec sums_of(const Vec (&x)[count]) {
+  return joined(x, [](Vec a, Vec b) { return a + b; });
 }
 
 // a * b + c, rounded once.

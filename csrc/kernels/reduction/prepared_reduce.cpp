@@ -81,19 +81,36 @@ struct RowReduction {
   std::vector<Grid> grids() const { return {rows_grid(b.outer * pieces(), std::min(b.middle, kPiece))}; }
 
   int operator()(char* const* bases, char* workspace) const {
+    return pieces() == 1 ? whole_rows(bases) : long_rows(bases, workspace);
+  }
+
+  int whole_rows(char* const* bases) const {
+    const RowKernels& kernels = row_kernels();
+    run_tiles(grids()[0], num_threads, [&](const Tile& tile) {
+      const float* in = floats(x, bases) + tile.row_begin * b.middle;
+      float* to = floats_out(out, bases) + tile.row_begin;
+      const int64_t rows = tile.row_end - tile.row_begin;
+      if (kind == Reduction::kMax) return kernels.max_each(to, in, rows, b.middle);
+      if (kind == Reduction::kMin) return kernels.min_each(to, in, rows, b.middle);
+      kernels.sum_each(to, in, rows, b.middle, kind == Reduction::kMean ? static_cast<float>(b.middle) : 1);
+    });
+    return kRan;
+  }
+
+  int long_rows(char* const* bases, char* workspace) const {
     const RowKernels& kernels = row_kernels();
     const auto row = kind == Reduction::kMax   ? kernels.max
                      : kind == Reduction::kMin ? kernels.min
                                                : kernels.sum;
     const float* in = floats(x, bases);
     float* to = floats_out(out, bases);
-    float* each = pieces() == 1 ? to : reinterpret_cast<float*>(workspace);
+    float* each = reinterpret_cast<float*>(workspace);
     for_rows(grids()[0], num_threads, [&](int64_t i) {
       const int64_t at = i % pieces() * kPiece;
       each[i] = row(in + i / pieces() * b.middle + at, std::min(kPiece, b.middle - at));
     });
     for (int64_t o = 0; o < b.outer; ++o) {
-      if (pieces() > 1) to[o] = row(each + o * pieces(), pieces());
+      to[o] = row(each + o * pieces(), pieces());
       if (kind == Reduction::kMean) to[o] /= static_cast<float>(b.middle);
     }
     return kRan;

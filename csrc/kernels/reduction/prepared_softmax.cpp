@@ -72,14 +72,16 @@ std::optional<PreparedCall> prepare_softmax(PrepareRequest& request, bool log) {
   if (out.numel() == 0) return call_with([](char* const*, char*) { return kRan; }, "nothing to do");
   if (b.inner == 1) {
     const int threads = request.num_threads;
-    const auto row = log ? row_kernels().log_softmax : row_kernels().softmax;
+    const auto softmax = log ? row_kernels().log_softmax_each : row_kernels().softmax_each;
     const Grid grid = rows_grid(b.outer, 8 * b.middle);
     return call_in_place(
         [=](char* const* bases, char*) {
           const float* in = floats(from, bases);
           float* result = floats_out(to, bases);
-          for_rows(grid, threads,
-                   [&](int64_t o) { row(result + o * b.middle, in + o * b.middle, b.middle); });
+          run_tiles(grid, threads, [&](const Tile& tile) {
+            const int64_t at = tile.row_begin * b.middle;
+            softmax(result + at, in + at, tile.row_end - tile.row_begin, b.middle);
+          });
           return kRan;
         },
         "rows", request, {grid});

@@ -25,9 +25,14 @@ struct RowKernels {
   // NaN if any element is; n > 0.
   float (*max)(const float* x, int64_t n);
   float (*min)(const float* x, int64_t n);
+  // Of each of `rows` rows of n floats, one behind the other: a row's result does not depend on the others.
+  void (*sum_each)(float* out, const float* x, int64_t rows, int64_t n, float divisor);
+  void (*max_each)(float* out, const float* x, int64_t rows, int64_t n);
+  void (*min_each)(float* out, const float* x, int64_t rows, int64_t n);
   // out may be x.
   void (*softmax)(float* out, const float* x, int64_t n);
-  void (*log_softmax)(float* out, const float* x, int64_t n);
+  void (*softmax_each)(float* out, const float* x, int64_t rows, int64_t n);
+  void (*log_softmax_each)(float* out, const float* x, int64_t rows, int64_t n);
   // out = exp(x - top), and the sum of these; top >= every x, finite. out may be x.
   float (*exponents)(float* out, const float* x, int64_t n, float top);
   // Mean and 1 / sqrt(variance + eps).

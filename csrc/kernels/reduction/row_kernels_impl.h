@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "kernels/reduction/norm_rows_impl.h"
+#include "kernels/reduction/reduce_rows_impl.h"
 #include "kernels/reduction/row_kernels.h"
 
 namespace staticrt {
@@ -295,11 +296,28 @@ void max_rows(float* out, const float* const* x, int64_t count, int64_t n) {
       [](const V& top) { return top; });
 }
 
+void softmax_rows(float* out, const float* x, int64_t rows, int64_t n) {
+  softmax_each(out, x, rows, n, kSoftmaxGroup, &softmax);
+}
+void log_softmax_rows(float* out, const float* x, int64_t rows, int64_t n) {
+  softmax_each(out, x, rows, n, kLogSoftmaxGroup, &log_softmax);
+}
+
+template <class Join, bool want_min>
+void extreme_rows(float* out, const float* x, int64_t rows, int64_t n) {
+  if (n <= kShortRow) return extreme_each<Join>(out, x, rows, n);
+  for (int64_t r = 0; r < rows; ++r) out[r] = extreme<want_min>(x + r * n, n);
+}
+
 constexpr RowKernels kKernels{&sum,
                               &extreme<false>,
                               &extreme<true>,
+                              &sum_each,
+                              &extreme_rows<Larger, false>,
+                              &extreme_rows<Smaller, true>,
                               &softmax,
-                              &log_softmax,
+                              &softmax_rows,
+                              &log_softmax_rows,
                               &exponents,
                               &moments,
                               &sum_of_squares,
