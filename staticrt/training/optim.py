@@ -14,7 +14,7 @@ import torch
 
 from staticrt.frontend.reasons import CannotTrace
 from staticrt.native import _C  # loads the operators
-from staticrt.training.recording import Recording, current
+from staticrt.training.recording import CAPTURABLE_ON_THE_CPU, Recording, current, is_capturable_on_the_cpu
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -99,12 +99,14 @@ class Recordable:
 
     def record_step(self, recording: Recording, closure: Callable[[], Any] | None = None) -> Any:
         """One update, recorded."""
+        recording.use_optimizer(self)
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         with recording.updating(), torch.no_grad():
-            recording.use_optimizer(self)
+            if not self.is_ready():
+                raise NotReady("an optimiser's first step: torch creates its state in an eager step")
             self._record_update()
         return loss
 
@@ -122,10 +124,16 @@ class Recordable:
 
     def is_ready(self) -> bool:
         """Whether every parameter with a gradient has the state that its update needs."""
-        return True
+        return all(
+            p.grad is None or self.state.get(p) for group in self.param_groups for p in group["params"]
+        )
 
     def can_record(self) -> str | None:
         """Why recorded steps would differ from torch's, or None."""
+        if any(vars(self).get(name) is not None for name in ("grad_scale", "found_inf")):
+            return "an optimiser whose gradients are scaled"
+        if is_capturable_on_the_cpu(self):
+            return CAPTURABLE_ON_THE_CPU
         for group in self.param_groups:
             if group.get("differentiable"):
                 return "an optimiser with differentiable=True"
@@ -186,8 +194,10 @@ class SGD(Recordable, torch.optim.SGD):
 
     def is_ready(self) -> bool:
         return all(
-            group["momentum"] == 0 or any("momentum_buffer" in self.state.get(p, {}) for p in group["params"])
+            p.grad is None or self.state.get(p, {}).get("momentum_buffer") is not None
             for group in self.param_groups
+            if group["momentum"] != 0
+            for p in group["params"]
         )
 
     def _record_group(self, group: dict[str, Any], params: list[torch.Tensor], numbers: torch.Tensor) -> None:
@@ -209,9 +219,6 @@ class Adam(Recordable, torch.optim.Adam):
         if recording is None:
             return unhooked(torch.optim.Adam)(self, closure)
         return self.record_step(recording, closure)
-
-    def is_ready(self) -> bool:
-        return len(self.state) > 0
 
     def _record_group(self, group: dict[str, Any], params: list[torch.Tensor], numbers: torch.Tensor) -> None:
         torch.ops.staticrt.adam_(

@@ -26,6 +26,8 @@ from staticrt.training.held_optimizers import HeldOptimizer, Read, StandIn
 
 _thread = threading.local()
 
+CAPTURABLE_ON_THE_CPU = "capturable=True on the CPU"
+
 
 def current() -> Recording | None:
     """The recording that this thread is making."""
@@ -94,6 +96,7 @@ class Recording:
         """Start; `arguments` are the flat fake arguments, `tracer` is what records."""
         _thread.recording = self
         self._tracer = tracer
+        self.optimizers = []
         tracer.on_lift = self.add_leaf
         tracer.marks = self._marks
         for tensor in self._known:
@@ -127,15 +130,16 @@ class Recording:
 
     def use_optimizer(self, optimizer: Any) -> None:
         """Note that an optimiser of `staticrt.training.optim` updates parameters in the step."""
-        reason = optimizer.can_record()
-        if reason is not None:
-            raise CannotTrace(reason)
-        if not any(known is optimizer for known in self.optimizers):
-            if not any(held.optimizer is optimizer for held in self._held):
-                self._held.append(HeldOptimizer(optimizer))
-            with _disable_current_modes():
-                optimizer.synchronise()
-            self.optimizers.append(optimizer)
+        if not any(held.optimizer is optimizer for held in self._held):
+            self._held.append(HeldOptimizer(optimizer))
+        with self.updating():
+            reason = optimizer.can_record()
+            if reason is not None:
+                raise CannotTrace(reason)
+            if not any(known is optimizer for known in self.optimizers):
+                with _disable_current_modes():
+                    optimizer.synchronise()
+                self.optimizers.append(optimizer)
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
@@ -149,6 +153,8 @@ class Recording:
         """Add the Python state of torch's own optimisers to the snapshot."""
         if threading.get_ident() != self._owner or type(optimizer).__module__.startswith("staticrt."):
             return
+        if is_capturable_on_the_cpu(optimizer):
+            raise CannotTrace(CAPTURABLE_ON_THE_CPU)
         if not any(known is optimizer for known, _twin in self._twins):
             self._snapshot.add(type(optimizer).__name__, optimizer)
 
@@ -191,6 +197,14 @@ class Recording:
         self._leaves.clear()
         self._reset.clear()
         torch.clear_autocast_cache()
+
+
+def is_capturable_on_the_cpu(optimizer: Any) -> bool:
+    """Whether an optimiser's eager steps raise, as they do not while a compiler runs them."""
+    return any(
+        group.get("capturable") and any(p.device.type == "cpu" for p in group["params"])
+        for group in optimizer.param_groups
+    )
 
 
 def reachable(function: Any, snapshot: Snapshot) -> tuple[list[torch.nn.Module], list[Any]]:

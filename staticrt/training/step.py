@@ -172,10 +172,16 @@ class CompiledStep:
         from staticrt.frontend.tracing.trace import trace_with_any_sizing
         from staticrt.frontend.tracing.tracer import current_tracer
 
-        snapshot = Snapshot([("", self.function)], leaves_out=has_twin)
+        walked = Snapshot([("", self.function)], leaves_out=has_twin)
+        walked.add_arguments(call.leaves)
+        modules, optimizers = reachable(self.function, walked)
+        twins = [(each, each if isinstance(each, Recordable) else twin_of(each)) for each in optimizers]
+        twins = [(optimizer, twin) for optimizer, twin in twins if twin is not None]
+        # The variant guards those with a twin. Those that only the run meets are recorded as their code says.
+        held = {id(optimizer) for optimizer, _twin in twins}
+        snapshot = Snapshot([("", self.function)], leaves_out=lambda value: id(value) in held)
         snapshot.compares_facts = False  # a step itself changes gradients and versions
         snapshot.add_arguments(call.leaves)
-        modules, optimizers = reachable(self.function, snapshot)
         for module in modules:
             if isinstance(module, torch.nn.parallel.DistributedDataParallel):
                 raise CannotTrace(
@@ -184,16 +190,10 @@ class CompiledStep:
                 )
             snapshot.add(type(module).__qualname__, module)
         parameters = [p for module in modules for p in module.parameters()]
-        twins = []
         for optimizer in optimizers:
             parameters += [p for group in optimizer.param_groups for p in group["params"]]
-            twin = optimizer if isinstance(optimizer, Recordable) else twin_of(optimizer)
-            if twin is None:
+            if id(optimizer) not in held:
                 snapshot.add(type(optimizer).__name__, optimizer)
-            elif not twin.is_ready():
-                raise NotReady("an optimiser's first step: torch creates its state in an eager step")
-            else:
-                twins.append((optimizer, twin))
         _refuse_hooks(parameters)
         recording = Recording(snapshot, parameters, twins)
         effects: list[GradEffect] = []
@@ -201,8 +201,8 @@ class CompiledStep:
         def recorded(*args: Any, **kwargs: Any) -> Any:
             flattener = Flattener()
             flattener.flatten((args, kwargs))
-            recording.begin(flattener.leaves, current_tracer())
             try:
+                recording.begin(flattener.leaves, current_tracer())
                 result = self.function(*args, **kwargs)
                 effects[:], grads = recording.end()
                 return pytree.tree_map_only(torch.Tensor, _detached, (result, grads))
@@ -248,8 +248,10 @@ class CompiledStep:
         traced.inputs = tuple(_not_constant(spec) for spec in traced.inputs)
         # The step writes its weights, so values derived from them are not kept.
         executable = build(traced, self._options.executor, freeze=False, **self._options.runtime())
+        stepped = recording.optimizers
+        others = [twin for _optimizer, twin in twins if not any(twin is each for each in stepped)]
         return Variant(
-            call, traced, executable, snapshot.guard(), effects, recording.optimizers, recording.reads
+            call, traced, executable, snapshot.guard(), effects, [*stepped, *others], recording.reads
         )
 
 

@@ -7,10 +7,12 @@ computes, not what: updates are recorded the same way with any of them.
 
 from __future__ import annotations
 
+import types
 from typing import Any, ClassVar
 
 import torch
 
+from staticrt.frontend.reasons import is_torch_file
 from staticrt.training import optim
 from staticrt.training.held_optimizers import StandIn
 from staticrt.training.optim import Recordable, unhooked
@@ -24,9 +26,6 @@ class OneByOne(Recordable):
 
     def _flags_of(self, group: dict[str, Any]) -> tuple[Any, ...]:
         return tuple(item for item in group.items() if item[0] not in ("params", "lr"))
-
-    def is_ready(self) -> bool:
-        return len(self.state) > 0
 
     def _record_update(self) -> None:
         kept = [dict(group) for group in self.param_groups]
@@ -50,9 +49,6 @@ class RAdam(Recordable, torch.optim.RAdam):
 
     def _flags_of(self, group: dict[str, Any]) -> tuple[Any, ...]:
         return (*super()._flags_of(group), group["weight_decay"], group["decoupled_weight_decay"])
-
-    def is_ready(self) -> bool:
-        return len(self.state) > 0
 
     def _record_group(self, group: dict[str, Any], params: list[torch.Tensor], numbers: torch.Tensor) -> None:
         lr, beta1, beta2, eps = (number.item() for number in numbers.unbind())
@@ -96,22 +92,37 @@ _TWINS: dict[Any, type[Recordable]] = {
     },
 }
 
-_ATTRIBUTES = frozenset(("defaults", "state", "param_groups", "step", "zero_grad", "grad_scale", "found_inf"))
+# Those of torch, of its schedules and gradient scalers, and ours.
+_ATTRIBUTES = frozenset(
+    (
+        *("defaults", "state", "param_groups", "step", "zero_grad", "grad_scale", "found_inf"),
+        *(
+            f"_optimizer_{what}_{when}_hooks"
+            for what in ("step", "state_dict", "load_state_dict")
+            for when in ("pre", "post")
+        ),
+        *("_warned_capturable_if_run_uncaptured", "_zero_grad_profile_name", "_step_supports_amp_scaling"),
+        *("_need_device_dtype_check_for_fused", "_opt_called", "_staticrt_numbers", "_staticrt_known"),
+    )
+)
 
 
 def twin_of(optimizer: Any) -> Recordable | None:
     """What stands in for one of torch's optimisers while a step is recorded; None: its own code is recorded.
 
-    An optimiser with hooks or a `step` of its own has none, nor has one with attributes beyond torch's, which code may
-    read, or with hyperparameters in tensors, which the step may compute.
+    An optimiser with hooks or a `step` that is not torch's has none, nor has one with attributes beyond torch's, which
+    code may read, or with hyperparameters in tensors, which the step may compute.
     """
-    owner = _TWINS.get(type(optimizer))
-    if owner is None:
+    kind: Any = type(optimizer)
+    owner = _TWINS.get(kind)
+    if owner is None or not (_is_of_torch(kind.step) and _is_of_torch(unhooked(kind))):
         return None
     attributes = vars(optimizer)
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         return None
-    if any(name not in _ATTRIBUTES and not name.startswith("_") for name in attributes):
+    if any(name not in _ATTRIBUTES for name in attributes):
+        return None
+    if not all(isinstance(each, dict) for each in optimizer.state.values()):
         return None
     step = attributes.get("step")
     if "zero_grad" in attributes or (step is not None and not hasattr(step, "_wrapped_by_lr_sched")):
@@ -122,6 +133,10 @@ def twin_of(optimizer: Any) -> Recordable | None:
     twin: Recordable = object.__new__(owner)
     twin.__dict__ = attributes
     return None if twin.can_record() else twin
+
+
+def _is_of_torch(function: Any) -> bool:
+    return isinstance(function, types.FunctionType) and is_torch_file(function.__code__.co_filename)
 
 
 def has_twin(value: Any) -> bool:

@@ -38,7 +38,7 @@ class Variant:
         executable: runs it.
         state: Python state that the step read.
         effects: the step's effects on gradients.
-        optimizers: the recordable optimisers that it steps.
+        optimizers: the recordable optimisers that it reaches.
         reads: hyperparameters that are constants of the graph.
     """
 
@@ -58,6 +58,8 @@ class Variant:
         self._sizes = _sizes_of(call.leaves)
         self._entry = CachedTrace(traced, executable, state, call.key.ints, tensor_metadata(traced.values))
         self._optimizers = list(optimizers)
+        for optimizer in optimizers:
+            optimizer.synchronise()  # adds attributes, which the structure counts
         self._structures = [optimizer.structure() for optimizer in optimizers]
         own = [e for e in effects if e.leaf.argument < 0]
         self._no_grad_before = [e.leaf.tensor for e in own if e.had_grad is False]

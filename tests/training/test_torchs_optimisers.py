@@ -1,6 +1,7 @@
 """Whole steps with torch's own optimisers: updates as precise as eager's, and no new trace for another learning rate."""
 
 import copy
+import functools
 import warnings
 
 import pytest
@@ -9,6 +10,7 @@ from torch import nn
 
 import staticrt
 import staticrt.training.optim
+from staticrt.training import recording
 
 OPTIMISERS = {
     "Adam": {},
@@ -189,3 +191,184 @@ def train(x):
     (eager,) = step.explain().eager
     assert eager.reason.startswith("an optimiser's first step")
     assert eager.calls == 1
+
+
+def _compare(train_of, between=lambda call, model, optimizer: None, calls=5, **options):
+    """Run the steps that `train_of(model, optimizer)` gives, compiled and eager, and compare all they leave."""
+    found = []
+    for compiled in (True, False):
+        torch.manual_seed(0)
+        model = nn.ModuleList(nn.Linear(4, 4) for _ in range(2)).double()
+        optimizer = torch.optim.SGD(model[0].parameters(), **{"lr": 0.1, **options})
+        train = train_of(model, optimizer)
+        step = staticrt.compile_step(train) if compiled else train
+        results = []
+        for call in range(calls):
+            between(call, model, optimizer)
+            torch.manual_seed(call)
+            results.append(step(torch.randn(3, 4, dtype=torch.float64)))
+        if compiled:
+            explanation = step.explain()
+        gradients = [p.grad is not None and p.grad for p in model.parameters()]
+        found.append((results, list(model.parameters()), gradients))
+    torch.testing.assert_close(*found)
+    return explanation
+
+
+def _lower_the_rate(call, model, optimizer):
+    optimizer.param_groups[0]["lr"] = 0.1 if call < 2 else 0.01
+
+
+@pytest.mark.filterwarnings("ignore:staticrt")
+@pytest.mark.parametrize("update", ["given.step()", "config['optimizer'].step()", "update()"])
+def test_the_rate_of_an_optimiser_that_only_the_run_meets_may_change(update):
+    code = f"""
+def train(x, given):
+    model.zero_grad()
+    model[0](x).square().mean().backward()
+    {update}
+
+def update():
+    optimizer.step()
+"""
+
+    found = []
+    for compiled in (True, False):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 2)).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scope = {"model": model, "optimizer": optimizer, "config": {"optimizer": optimizer}}
+        exec(code, scope)
+        step = staticrt.compile_step(scope["train"]) if compiled else scope["train"]
+        for call in range(5):
+            _lower_the_rate(call, model, optimizer)
+            torch.manual_seed(call)
+            step(torch.randn(3, 4, dtype=torch.float64), optimizer if "given" in update else None)
+        if compiled:
+            assert step.explain().traces or "given" in update  # of an argument, its tensors are arguments too
+        found.append(list(model.parameters()))
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("use", ["zeroed", "clipped", "written"])
+def test_parameters_may_join_an_optimiser_that_the_step_does_not_step(use):
+    def train_of(model, optimizer):
+        def train(x):
+            if use == "zeroed":
+                optimizer.zero_grad()
+            model[1](model[0](x)).square().mean().backward()
+            params = [p for group in optimizer.param_groups for p in group["params"]]
+            if use == "clipped":
+                nn.utils.clip_grad_norm_(params, 0.01)
+            if use == "written":
+                with torch.no_grad():
+                    for p in params:
+                        p.sub_(p.grad, alpha=0.1)
+
+        return train
+
+    def between(call, model, optimizer):
+        if call == 3:
+            optimizer.add_param_group({"params": list(model[1].parameters())})
+
+    assert _compare(train_of, between, calls=6).traces
+
+
+def test_an_optimiser_that_the_step_never_steps_needs_no_state():
+    def train_of(model, optimizer):
+        other = torch.optim.Adam(model[1].parameters())
+
+        def train(x):
+            optimizer.zero_grad()
+            other.zero_grad()
+            model[1](model[0](x)).square().mean().backward()
+            optimizer.step()
+
+        return train
+
+    explanation = _compare(train_of)
+    assert len(explanation.traces) == 1
+    assert explanation.eager == ()
+
+
+def test_an_optimiser_with_a_parameter_that_gets_no_gradient_is_recorded():
+    def train_of(model, optimizer):
+        optimizer.add_param_group({"params": list(model[1].parameters())})
+
+        def train(x):
+            optimizer.zero_grad()
+            model[0](x).square().mean().backward()
+            optimizer.step()
+
+        return train
+
+    explanation = _compare(train_of, _lower_the_rate, momentum=0.9)
+    assert len(explanation.traces) == 1
+
+
+def _step_of(model, optimizer):
+    def train(x):
+        optimizer.zero_grad()
+        loss = model[0](x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach() * getattr(optimizer, "_scale", 1)
+
+    return train
+
+
+@pytest.mark.filterwarnings("ignore:staticrt")
+def test_a_failure_at_the_start_of_a_recording_leaves_nothing_behind(monkeypatch):
+    def fail(*args):
+        raise RuntimeError("no such optimiser")
+
+    monkeypatch.setattr(recording, "HeldOptimizer", fail)
+    _compare(_step_of)
+    assert recording.current() is None
+
+
+@pytest.mark.filterwarnings("ignore:staticrt")
+def test_a_state_that_is_no_dictionary_is_let_be():
+    def between(call, model, optimizer):
+        optimizer.state[model[0].weight] = None
+
+    _compare(_step_of, between)
+
+
+def test_an_attribute_of_the_users_own_may_change():
+    def between(call, model, optimizer):
+        optimizer._scale = 1 + call // 2
+
+    _compare(_step_of, between)
+
+
+@pytest.mark.filterwarnings("ignore:staticrt")
+def test_gradients_that_a_scaler_scaled_are_divided():
+    def between(call, model, optimizer):
+        optimizer.grad_scale, optimizer.found_inf = torch.tensor(2.0 + call), torch.tensor(0.0)
+
+    _compare(_step_of, between, fused=True)
+
+
+@pytest.mark.filterwarnings("ignore:staticrt")
+@pytest.mark.parametrize("optim", [torch.optim, staticrt.training.optim], ids=["torch", "own"])
+def test_capturable_on_the_cpu_raises_as_in_eager(optim):
+    model = nn.Linear(4, 2)
+    step = staticrt.compile_step(_step_of([model], optim.Adam(model.parameters(), capturable=True)))
+    for _ in range(3):
+        with pytest.raises(AssertionError, match="capturable"):
+            step(torch.randn(3, 4))
+
+
+def test_a_step_that_a_library_replaced_runs(monkeypatch):
+    upstream = torch.optim.SGD.step
+
+    @functools.wraps(upstream)
+    def doubled(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad.mul_(2)
+        return upstream(self, closure)
+
+    monkeypatch.setattr(torch.optim.SGD, "step", doubled)
+    _compare(_step_of, _lower_the_rate)
