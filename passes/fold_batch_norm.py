@@ -44,7 +44,7 @@ class FoldBatchNorm(GraphPass):
 
     Args:
         frozen: targets of the placeholders or `get_attr`s whose tensors keep their values.
-        copies_weights: large weights are folded, too.
+        copies_weights: large weights of 1x1 kernels are folded, too.
     """
 
     name = "fold-batch-norm"
@@ -84,7 +84,7 @@ class FoldBatchNorm(GraphPass):
             return False
         factor, offset = _scales(conv, bias, (scale, shift, mean, var), eps)
         ending = conv
-        if not self.copies_weights and _stays(conv, kernel, result):
+        if _stays(conv, kernel, result, self.copies_weights):
             _set_bias(conv, None)
             rows = [1, -1, 1, 1]
             scaled = insert_call(
@@ -132,7 +132,7 @@ def _scales(conv: fx.Node, bias: Any, norm: Any, eps: Any) -> tuple[fx.Node, fx.
     return factor, offset
 
 
-def _stays(conv: fx.Node, weight: torch.Tensor, result: torch.Tensor) -> bool:
+def _stays(conv: fx.Node, weight: torch.Tensor, result: torch.Tensor, copies_weights: bool) -> bool:
     """Whether a kernel would pack the weight [out, in, height, width] in place, at the sizes of the trace.
 
     A wrong guess costs a little time and changes no result.
@@ -157,6 +157,8 @@ def _stays(conv: fx.Node, weight: torch.Tensor, result: torch.Tensor) -> bool:
     floats, pixels = weight.numel(), hints[0] * hints[2] * hints[3]
     if height * width > 1:
         return floats >= MIN_FLOATS and pixels <= MAX_PIXELS and out_channels >= MIN_CHANNELS
+    if copies_weights:
+        return False
     steps = named_argument(conv, "stride", 1), named_argument(conv, "padding", 0)
     if steps[0] in (1, [1], [1, 1]) and steps[1] in (0, [0], [0, 0]):
         return floats > MAX_SMALL_FLOATS and (out_channels >= MANY_CHANNELS or floats > MANY_FLOATS)

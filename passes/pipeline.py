@@ -42,7 +42,7 @@ class PipelineOptions:
             computes what depends on them alone once, and again after a change.
         weights: tensors behind parameters and buffers, by placeholder target; read only with `freeze`.
         fold_limit_bytes: the largest constant that folding may make, and the most it may add in all.
-        copies_weights: kernels may keep packed copies of large weights, too: norms are folded into them.
+        copies_weights: kernels may keep packed copies of large weights, too: norms are folded into those of 1x1 kernels.
     """
 
     inference: bool = True

@@ -89,9 +89,12 @@ bool takes_winograd(const ConvPlan& p, PrepareRequest& request) {
 }  // namespace
 
 std::optional<PreparedCall> prepare_image_conv(const ConvPlan& p, PrepareRequest& request) {
-  if (!request.copies_large_weights && reads_weight_in_place(p)) return prepare_in_place_conv(p, request);
+  // Of few pixels and several taps, reading the weight takes the time that a copy would save.
+  if (reads_weight_in_place(p) && (p.w.taps() > 1 || !request.copies_large_weights))
+    return prepare_in_place_conv(p, request);
   // A sum in the order of the definition where results must not depend on a measurement.
-  if (!request.deterministic && winograd_fits(p) && takes_winograd(p, request))
+  if (!request.deterministic && winograd_fits(p) && winograd_bytes(p) <= request.most_derived_bytes &&
+      takes_winograd(p, request))
     return prepare_winograd_conv(p, request);
   return prepare_pixel_conv(p, request);
 }

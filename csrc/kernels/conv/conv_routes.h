@@ -11,6 +11,8 @@ std::optional<PreparedCall> prepare_image_conv(const ConvPlan& plan, PrepareRequ
 
 // Whether Winograd's kernel computes this convolution.
 bool winograd_fits(const ConvPlan& plan);
+// Of its transformed weight.
+int64_t winograd_bytes(const ConvPlan& plan);
 // REQUIRES: winograd_fits(plan).
 PreparedCall prepare_winograd_conv(const ConvPlan& plan, PrepareRequest& request);
 

@@ -185,12 +185,10 @@ std::array<float, 16> transform_filter(const float* g, int64_t h, int64_t w) {
 }
 
 Derivation transformed_weight(const ConvPlan& p) {
-  const GemmKernels& gemm = gemm_kernels();
   Derivation d;
-  d.layout = "F(2x2, 3x3) in panels of " + std::to_string(gemm.nr);
+  d.layout = "F(2x2, 3x3) in panels of " + std::to_string(gemm_kernels().nr);
   d.sources = {p.weight_operand};
-  d.size_bytes =
-      kTileInputs * gemm.packed_floats(p.in_channels, p.out_channels) * static_cast<int64_t>(sizeof(float));
+  d.size_bytes = winograd_bytes(p);
   d.make = [in = p.in_channels, out = p.out_channels, strides = p.weight_operand.meta.strides](
                const char* const* sources, char* to) {
     const GemmKernels& all = gemm_kernels();
@@ -211,6 +209,11 @@ Derivation transformed_weight(const ConvPlan& p) {
 }
 
 }  // namespace
+
+int64_t winograd_bytes(const ConvPlan& p) {
+  return kTileInputs * gemm_kernels().packed_floats(p.in_channels, p.out_channels) *
+         static_cast<int64_t>(sizeof(float));
+}
 
 bool winograd_fits(const ConvPlan& p) {
   const Window& w = p.w;

@@ -33,12 +33,17 @@ int64_t lanes() {
   return gemm_kernels().nr / 2;
 }
 
+// One that kernels read where it lies.
+bool is_large_weight(const MatmulShape& s) {
+  return s.b_k == 1 && s.n >= lanes() && !is_small_weight(s) &&
+         (s.n >= tuning::kManyColumns || s.n * s.k > tuning::kLargeWeightFloats);
+}
+
 // Kernels that read a constant weight where it lies reach nine tenths of a packed copy's speed, three
 // quarters with few rows; the copy would take as much memory as the weight. So it is not even measured,
 // unless the user grants that memory: what memory a model takes must not depend on a measurement.
 bool reads_where_it_lies(const MatmulShape& s) {
-  return !s.copies_large_weights && s.b_k == 1 && s.n >= lanes() && !is_small_weight(s) &&
-         (s.n >= tuning::kManyColumns || s.n * s.k > tuning::kLargeWeightFloats);
+  return !s.copies_large_weights && is_large_weight(s);
 }
 
 // One row and a weight whose reading takes all the time. Measurements would find the weight in a cache, where
@@ -74,11 +79,12 @@ std::vector<Route> routes_for(const MatmulShape& s) {
 
 Route by_rule(const MatmulShape& s, const std::vector<Route>& routes) {
   const auto has = [&](Route r) { return std::find(routes.begin(), routes.end(), r) != routes.end(); };
-  if (s.b_fixed && reads_where_it_lies(s)) {
+  const bool packs = has(Route::kPacked) && s.m >= tuning::kMinPackedRows;
+  if (s.b_fixed && is_large_weight(s) && !packs) {
     if (has(Route::kTurned) && s.m >= lanes()) return Route::kTurned;
     if (has(Route::kDots) && s.m > 1) return Route::kDots;
   }
-  if (has(Route::kPacked) && s.m >= tuning::kMinPackedRows) return Route::kPacked;
+  if (packs) return Route::kPacked;
   const bool small = s.m * s.n * s.k <= 32 * 32 * 32;
   if (small && has(Route::kDots)) return Route::kDots;
   if (small && has(Route::kDirect)) return Route::kDirect;
@@ -107,7 +113,7 @@ std::vector<int64_t> key_of(const MatmulShape& s) {
                               s.a_row,     s.a_col,       s.b_k,         s.b_n,
                               s.c_row,     s.has_bias,    s.bias_row,    s.b_fixed,
                               s.is_double, s.num_threads, is_finished(s)};
-  if (s.copies_large_weights) key.push_back(1);
+  if (s.copies_large_weights && s.b_fixed && !is_small_weight(s)) key.push_back(1);
   return key;
 }
 

@@ -108,7 +108,9 @@ template <int rows>
 void dot_rows(DotTile t, int64_t n) {
   constexpr int kCount = kDotCounts[rows - 1];
   while (n >= kCount) dot_columns<rows, kCount>(t, n);
-  while (n >= 4) dot_columns<rows, 4>(t, n);
+  if constexpr (kCount > 4) {
+    while (n >= 4) dot_columns<rows, 4>(t, n);
+  }
   while (n > 0) dot_columns<rows, 1>(t, n);
 }
 

@@ -128,7 +128,8 @@ inline Vec exchanged(Vec x) {
   return exchanged<s>(x, std::make_index_sequence<kWidth>());
 }
 
-// Lane i of the result is join of all lanes of x[i]; of fewer vectors than lanes, of lanes i, i + count ...
+// Lane i of the result is join of all lanes of x[i]. Of fewer vectors than lanes, join of the result's lanes
+// i, i + count ... is.
 template <int s = 1, size_t count, class Join>
 inline Vec joined(const Vec (&x)[count], const Join& join) {
   Vec half[count / 2];

@@ -2,6 +2,8 @@
 // by itself costs more than a short row. Included once per instruction set.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <limits>
 
 #include "kernels/pointwise/vector_math_impl.h"
@@ -71,9 +73,9 @@ void extreme_each(float* out, const float* x, int64_t rows, int64_t n) {
 }
 
 #if STATICRT_VECTOR_MATH
-// exp(x) of x <= 0, and 0 where that is hardly a normal number.
+// exp(x) of x <= 0, and 0 where that is no normal number.
 inline Vec exp_or_zero(Vec x) {
-  constexpr float kLeast = -87.0F;
+  constexpr float kLeast = -87.3365F;
   const auto [n, r] = simd::reduce(simd::at_least(x, kLeast));
   const Vec e = simd::scale_by_power(simd::exp_of({n, r}), n);
   return x < simd::splat(kLeast) ? Vec{} : e;

@@ -25,7 +25,8 @@ struct RowKernels {
   // NaN if any element is; n > 0.
   float (*max)(const float* x, int64_t n);
   float (*min)(const float* x, int64_t n);
-  // Of each of `rows` rows of n floats, one behind the other: a row's result does not depend on the others.
+  // Of each of `rows` rows of n > 0 floats, one behind the other; sums are divided by `divisor`. A row's
+  // result does not depend on the others.
   void (*sum_each)(float* out, const float* x, int64_t rows, int64_t n, float divisor);
   void (*max_each)(float* out, const float* x, int64_t rows, int64_t n);
   void (*min_each)(float* out, const float* x, int64_t rows, int64_t n);

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -79,6 +80,8 @@ struct PrepareRequest {
   int num_threads = 1;                // intra-op threads the call may use (run_tiles)
   bool deterministic = false;         // choose kernels by rule, not by measuring
   bool copies_large_weights = false;  // where that is faster; off: kernels read them where they lie
+  // What derived bytes may take: a kernel with less is chosen where they would not fit.
+  int64_t most_derived_bytes = std::numeric_limits<int64_t>::max();
 
   // Bytes of scratch memory the call needs while it runs, 64-aligned; where they lie is filled in by the
   // runtime after prepare returns. Set by prepare.

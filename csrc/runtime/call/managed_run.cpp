@@ -10,9 +10,15 @@ ManagedRun::ManagedRun(OutputMemory& memory, PreparedFrame& frame) : memory_(mem
     return records[id].is_tensor && records[id].plain && records[id].owner == id;
   };
   memory.begin_run([&](ValueId id) { return lies_alone(id) ? extent_bytes(records[id].meta) : 0; });
-  memory.for_each([&](ValueId id, const c10::Storage& storage) {
-    if (lies_alone(id)) frame.place(id, storage);
-  });
+  try {
+    memory.for_each([&](ValueId id, const c10::Storage& storage) {
+      if (lies_alone(id)) frame.place(id, storage);
+    });
+  } catch (...) {
+    frame.clear_places();
+    memory.abandon_run();
+    throw;
+  }
 }
 
 ManagedRun::~ManagedRun() {

@@ -57,13 +57,12 @@ void check_donatable(const std::string& name, const at::Tensor& tensor, size_t m
 
 void take_bytes(const std::string& name, const at::Tensor& tensor) {
   c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
-  const at::DataPtr& data = storage._mutable_data_ptr_no_checks();
-  if (const DeviceMemory* memory = find_memory(tensor.device()); memory && data) memory->record_use(data);
-  storage.set_data_ptr_noswap(at::DataPtr(nullptr, storage.device()));
+  const at::DataPtr data = storage.set_data_ptr(at::DataPtr(nullptr, storage.device()));
   storage.release_data_and_set_meta_custom_data_ptr_error_msg_(
       detail::concat("'", name,
                      "' was donated to a compiled call, which used its bytes for its results"
                      "\n  fix: use the call's results, pass a clone(), or leave it out of donate="));
+  if (const DeviceMemory* memory = find_memory(tensor.device()); memory && data) memory->record_use(data);
 }
 
 void check_donated_inputs(const Program& program, std::span<const DonatedInput> donated,
@@ -81,14 +80,21 @@ void check_donated_inputs(const Program& program, std::span<const DonatedInput> 
 
 void end_donation(std::span<const DonatedInput> donated, std::span<const InputView> inputs,
                   std::span<const c10::IValue> outputs) {
+  std::exception_ptr error;  // of a device; all inputs are taken before it is thrown
   for (const auto& [id, name] : donated) {
     const at::Tensor* tensor = inputs[id].tensor;
     if (!tensor || !tensor->defined() || !tensor->has_storage()) continue;
     bool is_returned = false;
     for (const c10::IValue& output : outputs)
       is_returned |= output.isTensor() && share_storage(output.toTensor(), *tensor);
-    if (!is_returned) take_bytes(name, *tensor);
+    if (is_returned) continue;
+    try {
+      take_bytes(name, *tensor);
+    } catch (...) {
+      if (!error) error = std::current_exception();
+    }
   }
+  if (error) std::rethrow_exception(error);
 }
 
 // Outputs made in a donated input's bytes become their owners.

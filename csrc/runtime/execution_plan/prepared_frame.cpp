@@ -234,8 +234,11 @@ bool PreparedFrame::run(std::span<const InputView> inputs, Arenas& arenas, std::
     if (!heirs_.empty()) give_donated();
   } catch (...) {
     reset();
-    // What is left of them is no longer what the caller gave.
-    if (!p.options_.donated.empty()) end_donation(p.options_.donated, inputs, {});
+    // What is left of them is no longer what the caller gave. The run's error is the one to tell.
+    try {
+      if (!p.options_.donated.empty()) end_donation(p.options_.donated, inputs, {});
+    } catch (...) {
+    }
     throw;
   }
   if (trace) [[unlikely]]

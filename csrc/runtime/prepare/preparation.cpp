@@ -255,6 +255,7 @@ std::optional<PreparedCall> Preparation::call_for(uint32_t index, const Fusion* 
     std::optional<PrepareRequest> request = request_for(index);
     if (!request) return std::nullopt;
     request->copies_large_weights = kind == WeightCopies::Kind::kLarge;
+    request->most_derived_bytes = weight_copies_.bytes_left();
     if (kind == WeightCopies::Kind::kNone) {
       for (auto& arg : request->args) {
         for (TensorOperand& tensor : arg.tensors) tensor.is_fixed = false;
@@ -264,13 +265,13 @@ std::optional<PreparedCall> Preparation::call_for(uint32_t index, const Fusion* 
     request->epilogue = epilogue;
     request->first_derived = result_.num_bases_;
     std::optional<PreparedCall> call = find_prepare(node_at(index).op)(*request);
-    if (!call || (epilogue && !request->takes_epilogue)) return std::nullopt;
+    if (!call || (epilogue && !request->takes_epilogue)) continue;
+    result_.choices_.insert(result_.choices_.end(), request->choices.begin(), request->choices.end());
     std::vector<DerivedBytes> derived = derived_by(*request);
     if (!weight_copies_.fits(derived)) continue;
     weight_copies_.keep(derived);
     result_.num_bases_ += static_cast<uint32_t>(derived.size());
     base_owner_.resize(result_.num_bases_, kNoNode);
-    result_.choices_.insert(result_.choices_.end(), request->choices.begin(), request->choices.end());
     plan.derived = std::move(derived);
     plan.workspace_bytes = request->workspace_bytes;
     return call;
@@ -307,11 +308,14 @@ std::vector<DerivedBytes> Preparation::derived_by(PrepareRequest& request) const
 
 std::optional<int64_t> Preparation::most_copied_bytes() const {
   if (!result_.options_.weight_memory) return std::nullopt;
+  const double share = *result_.options_.weight_memory;
+  SRT_CHECK(share >= 0 && share <= 100, "weight_memory is ", share,
+            ", expected a share of the weights' bytes from 0 to 100");
   int64_t weights = 0;
   for (ValueId id = 0; id < program_.first_constant() + program_.constants().size(); ++id) {
     if (is_fixed_[id]) weights += extent_bytes(records_[id].meta);
   }
-  return static_cast<int64_t>(*result_.options_.weight_memory * static_cast<double>(weights));
+  return static_cast<int64_t>(share * static_cast<double>(weights));
 }
 
 PreparedProgram::PreparedProgram(const BoundProgram& bound, const Recorder& recorder, Signature signature,

@@ -1,12 +1,18 @@
 #include "runtime/prepare/weight_copies.h"
 
+#include <limits>
 #include <set>
+#include <string_view>
 
 namespace staticrt {
 
 std::span<const WeightCopies::Kind> WeightCopies::kinds() const {
   static constexpr Kind kAll[] = {Kind::kLarge, Kind::kSmall, Kind::kNone};
   return most_bytes_ ? std::span(kAll) : std::span(kAll).subspan(1, 1);
+}
+
+int64_t WeightCopies::bytes_left() const {
+  return most_bytes_ ? *most_bytes_ - bytes_ : std::numeric_limits<int64_t>::max();
 }
 
 bool WeightCopies::fits(std::span<const DerivedBytes> copies) const {

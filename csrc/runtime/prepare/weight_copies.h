@@ -1,6 +1,7 @@
 // Packed copies of weights, within the memory that the user grants them (PreparedOptions::weight_memory).
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <span>
@@ -19,6 +20,7 @@ class WeightCopies {
   explicit WeightCopies(std::optional<int64_t> most_bytes) : most_bytes_(most_bytes) {}
 
   std::span<const Kind> kinds() const;
+  int64_t bytes_left() const;
   // Whether these may be kept beside those of the calls before.
   bool fits(std::span<const DerivedBytes> copies) const;
   // Calls that ask for the same bytes share them.
