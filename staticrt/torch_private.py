@@ -161,14 +161,13 @@ def _ask_the_thread_for_checkpoints() -> None:
 
     module._checkpoint_without_reentrant_generator = asking
     function: Any = torch.utils.checkpoint.CheckpointFunction
-    apply = function.apply
 
-    def asking_reentrant(run_function: Any, preserve: Any, *args: Any) -> Any:
-        if _checkpoints.reentrant is not None:
+    def asking_reentrant(cls: Any, run_function: Any, preserve: Any, *args: Any) -> Any:
+        if cls is function and _checkpoints.reentrant is not None:
             return _checkpoints.reentrant(run_function, bool(preserve), args)
-        return apply(run_function, preserve, *args)
+        return super(function, cls).apply(run_function, preserve, *args)
 
-    function.apply = staticmethod(asking_reentrant)
+    function.apply = classmethod(asking_reentrant)
 
 
 @functools.cache

@@ -147,6 +147,7 @@ def recompute_parts(gm: fx.GraphModule) -> None:
     recomputed = Recomputed(forward)
     written = _first_writes(gm.graph)
     copies = _Copies()
+    reads: dict[fx.Node, set[fx.Node]] = {}  # copied nodes -> the written inputs that their copies depend on
     reached: set[fx.Node] = set()  # of the graph's nodes, in order
 
     def copy_of(node: fx.Node) -> None:
@@ -156,9 +157,10 @@ def recompute_parts(gm: fx.GraphModule) -> None:
             if missing := [each for each in sources if each in recomputed and each not in copies]:
                 stack.append(missing[0])
                 continue
-            if any(written.get(each, each) in reached for each in sources if each in written):
-                raise CannotTrace("a checkpoint that reads what is written before its backward")
             made = stack.pop()
+            reads[made] = set[fx.Node]().union(
+                *(reads.get(each, {_root(each)} & written.keys()) for each in sources)
+            )
             copies[made] = recomputed.add(made, gm.graph, copies)
             copies[made].meta[APART] = "again"
 
@@ -168,6 +170,8 @@ def recompute_parts(gm: fx.GraphModule) -> None:
                 if source not in copies:
                     with gm.graph.inserting_before(node):
                         copy_of(source)
+                if any(written[each] in reached for each in reads[source]):  # eager computes it again by then
+                    raise CannotTrace("a checkpoint that reads what is written before its backward")
                 node.replace_input_with(source, copies[source])
         reached.add(node)
     gm.recompile()
@@ -191,6 +195,13 @@ def _first_writes(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
                 if source.op == "placeholder":
                     first.setdefault(source, node)
     return first
+
+
+def _root(node: fx.Node) -> fx.Node:
+    """What a node views, through any number of views."""
+    while is_view(node):
+        node = node.args[0]  # type: ignore[assignment]
+    return node
 
 
 def is_view(node: fx.Node) -> bool:

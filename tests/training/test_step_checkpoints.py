@@ -135,3 +135,50 @@ def test_gradients_of_a_few_tensors_through_a_reentrant_part_raise_as_in_eager()
         return torch.autograd.grad(model(x).sum(), model.first.weight)
 
     assert "reentrant" in _eager_reason(train, torch.randn(2, 16), raises="incompatible with")
+
+
+@pytest.mark.filterwarnings("ignore:staticrt")
+@pytest.mark.parametrize("how", ["second backward", "view"])
+def test_a_part_that_reads_what_changes_before_a_backward_runs_eagerly(how):
+    found = []
+    for compiled in (True, False):
+        torch.manual_seed(0)
+        first, block = nn.Linear(16, 16).double(), Block(16, 0.0).double()
+        weight = nn.Parameter(torch.randn(16, 16, dtype=torch.float64), requires_grad=False)
+
+        def train(x, first=first, block=block, weight=weight):
+            row = weight[0]
+
+            def part(x):
+                return block(x) if how == "second backward" else (x + row).sin()
+
+            loss = checkpoint(part, first(x), use_reentrant=False).square().mean()
+            if how == "second backward":
+                grads = torch.autograd.grad(loss, [*first.parameters()], retain_graph=True)
+                with torch.no_grad():
+                    block.up.bias.mul_(0.5)
+                grads += torch.autograd.grad(loss, [*first.parameters()])
+            else:
+                with torch.no_grad():
+                    weight.mul_(0.5)
+                grads = torch.autograd.grad(loss, [*first.parameters()])
+            return [g.detach() for g in grads]
+
+        step = staticrt.compile_step(train) if compiled else train
+        found.append([step(torch.full((4, 16), 0.5, dtype=torch.float64)) for _ in range(3)])
+        if compiled:
+            assert "written before its backward" in step.explain().eager[0].reason
+    torch.testing.assert_close(*found)
+
+
+def test_a_reentrant_part_of_a_users_own_class_runs_its_own_code():
+    class Doubled(torch.utils.checkpoint.CheckpointFunction):
+        @staticmethod
+        def forward(ctx, function, preserve, *args):
+            return 2 * torch.utils.checkpoint.CheckpointFunction.forward(ctx, function, preserve, *args)
+
+    model = Deep(reentrant=True)
+    step = staticrt.compile_step(_step_of(model, torch.optim.SGD(model.parameters(), lr=0.1)))
+    step(torch.randn(2, 16))  # asks for parts of this thread from here on
+    x = torch.randn(2, 16, requires_grad=True)
+    torch.testing.assert_close(Doubled.apply(torch.sin, True, x), 2 * x.sin())

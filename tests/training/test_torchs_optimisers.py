@@ -220,8 +220,9 @@ def _lower_the_rate(call, model, optimizer):
 
 
 @pytest.mark.filterwarnings("ignore:staticrt")
+@pytest.mark.parametrize("optim", [torch.optim, staticrt.training.optim], ids=["torch", "own"])
 @pytest.mark.parametrize("update", ["given.step()", "config['optimizer'].step()", "update()"])
-def test_the_rate_of_an_optimiser_that_only_the_run_meets_may_change(update):
+def test_the_rate_of_an_optimiser_that_only_the_run_meets_may_change(update, optim):
     code = f"""
 def train(x, given):
     model.zero_grad()
@@ -236,7 +237,7 @@ def update():
     for compiled in (True, False):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 2)).double()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = optim.SGD(model.parameters(), lr=0.1)
         scope = {"model": model, "optimizer": optimizer, "config": {"optimizer": optimizer}}
         exec(code, scope)
         step = staticrt.compile_step(scope["train"]) if compiled else scope["train"]
