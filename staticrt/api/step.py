@@ -22,9 +22,10 @@ def compile_step(function: Any = None, *, dynamic: bool | None = None, **options
     """Compile a whole training step: forward, backward and update as one Program with one arena.
 
     The function computes a loss, calls `loss.backward()` or `torch.autograd.grad`, and updates parameters, with an
-    optimiser of `torch.optim` or `staticrt.training.optim`, or by hand under `torch.no_grad()`. It may be used as a decorator.
-    Parameters, buffers, optimiser state and `.grad` are afterwards as after an eager call; results are detached.
-    Learning rates and other numbers of the optimisers may change between calls without recording again.
+    optimiser of `torch.optim` or `staticrt.training.optim`, or by hand under `torch.no_grad()`. It may be used as a
+    decorator. Parameters, buffers, optimiser state and `.grad` are afterwards as after an eager call; results are
+    detached. Learning rates may change between calls without recording again; so may the other numbers of SGD, Adam
+    and AdamW. A step with an optimiser of torch's that has hooks is recorded for each learning rate.
 
     The first call runs eagerly where the optimiser has yet to make its state. A step that cannot be recorded (it
     prints, reads a value with `item()`, …) runs eagerly, with a warning; `explain()` says why.

@@ -16,7 +16,7 @@ class NumpyErrorsRecord:
         self.saved = _content()
 
     @property
-    def stops(self) -> bool:
+    def has_effect(self) -> bool:
         """Whether an error in arithmetic raises or calls a function."""
         return any(how in ("raise", "call", "log") for _kind, how in self.saved[:-1])
 

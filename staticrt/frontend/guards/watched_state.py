@@ -38,7 +38,7 @@ class WatchedState:
             "_version" in snapshot.facts
             or not MISSED_BY_DYNAMO.isdisjoint(snapshot.read_names)
             or _imports_replaced(snapshot)
-            or any(isinstance(each, NumpyErrorsRecord) and each.stops for each in snapshot.records())
+            or any(isinstance(each, NumpyErrorsRecord) and each.has_effect for each in snapshot.records())
         )
         self._records = [
             record if numbers or not isinstance(record, ScopeRecord) else _without_numbers(record)

@@ -112,7 +112,7 @@ class DecidingShapeEnv(ShapeEnv):
             return answer
 
     def _is_positive_sum(self, expr: Any) -> bool:
-        """Whether `expr` compares a sum with 0, of sizes one of which this call's arguments have and is not 0: a guard."""
+        """Whether `expr` asks if a sum of sizes is 0 while one of them is positive in this call; adds the guard that it is."""
         if not (isinstance(expr, (sympy.Eq, sympy.Ne)) and expr.rhs == 0 and isinstance(expr.lhs, sympy.Add)):
             return False
         sizes = expr.lhs.args
