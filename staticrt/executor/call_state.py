@@ -30,6 +30,11 @@ class Route(enum.Enum):
     EAGER = "eagerly"
 
 
+STATE_CHANGES_OFTEN = Failure(
+    "state that Dynamo does not guard changes again and again", "", True, even_in_parts=True
+)
+
+
 @dataclasses.dataclass(eq=False)
 class CallState:
     """The state of one call key.
@@ -40,7 +45,7 @@ class CallState:
         failure: why the last trace failed.
         changes: traces that failed because the model changed its own state.
         trials: timings of graph splits against eager, while the route is SPLIT.
-        watched: what Dynamo may not guard, while the route is SPLIT.
+        watched: what Dynamo may not guard, while the route is SPLIT or after a joint trace failed.
         interventions: times when that was changed between two calls.
         refused: sizes for which eager raised: such calls are not traced again until eager answers one.
     """
@@ -66,6 +71,12 @@ class CallState:
         if len(self.refused) >= tuning.MAX_REFUSED_SIZES:
             self.refused.clear()
         self.refused.add(sizes)
+
+    def state_changed(self, limit: int) -> bool:
+        """Count a change of what is watched, which is forgotten; returns whether there were `limit` of them."""
+        self.watched = None
+        self.interventions += 1
+        return self.interventions >= limit
 
     def move_to_front(self, trace: CachedTrace) -> None:
         """Look at a trace first: data is likely to decide the next call alike."""

@@ -15,7 +15,7 @@ from staticrt import tuning
 from staticrt.errors import StaticRuntimeError, TraceError
 from staticrt.executor import prepare as ahead
 from staticrt.executor.branches import OtherDecision, run_decided
-from staticrt.executor.call_state import Route
+from staticrt.executor.call_state import STATE_CHANGES_OFTEN, Route
 from staticrt.executor.cost_trials import CostTrials
 from staticrt.executor.eager_runs import EagerRun
 from staticrt.executor.explanation import explanation
@@ -250,11 +250,10 @@ class Executor:
         state = progress.state
         with self.lock:
             self._splits.forget()
-            state.interventions += 1
-            state.watched = state.trials = progress.request = None
-            if state.interventions < sum(tuning.MAX_INTERVENTIONS):
+            state.trials = progress.request = None
+            if not state.state_changed(sum(tuning.MAX_INTERVENTIONS)):
                 return Outcome.STATE_CHANGED
-            state.failure = Failure("state that Dynamo does not guard changes again and again", "", True)
+            state.failure = STATE_CHANGES_OFTEN
             return Outcome.ONLY_EAGER
 
     def _eager(self, progress: Progress) -> Outcome:

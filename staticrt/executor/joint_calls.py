@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from staticrt import locks, torch_private, tuning
 from staticrt.errors import LoweringError, PassError
-from staticrt.executor.call_state import CallState, CallStates
+from staticrt.executor.call_state import STATE_CHANGES_OFTEN, CallState, CallStates
 from staticrt.executor.trace_maker import TraceMaker
 from staticrt.frontend import budget
 from staticrt.frontend.guards.watched_state import WatchedState
@@ -110,7 +111,7 @@ class JointCalls:
         """The result of a call, in a tuple; else no joint trace serves it, and nothing has run.
 
         Returns:
-            The result; or what is to be told that graph splits have run the call, if there is anything.
+            The result in a tuple; or the state whose `ran` the caller calls after graph splits ran; or None.
 
         Raises:
             LeftToEager: eager runs it.
@@ -175,7 +176,7 @@ class JointCalls:
         if is_new and failed.eager_first:
             raise LeftToEager(failed.reason, failed.where, self._answered(call, state))
         if failed.even_in_parts:
-            raise LeftToEager(failed.reason, failed.where, _nothing, lasts=True)
+            raise LeftToEager(failed.reason, failed.where, partial(_ran, state), lasts=True)
 
     def _forget_failure(self, state: CallState) -> None:
         """What the failed trace depends on has changed: the next call of its key is traced again, some times."""
@@ -186,11 +187,9 @@ class JointCalls:
         """Dynamo may not have noticed what was changed: it compiles anew, and a trace is tried again, some times."""
         with self._lock:
             self._forget_splits()
-            state.watched = None
-            state.interventions += 1
             state.changes = 0
-            often = state.interventions >= tuning.MAX_INTERVENTIONS[1]
-            state.failure = _STATE_CHANGES_OFTEN if often else None
+            often = state.state_changed(tuning.MAX_INTERVENTIONS[1])
+            state.failure = STATE_CHANGES_OFTEN if often else None
 
     def _answered(self, call: Call, state: CallState) -> Callable[[], None]:
         """Remembers a call as wrong until the result is called: a right one of its key is traced as ever."""
@@ -199,6 +198,7 @@ class JointCalls:
         def answered() -> None:
             state.refused.discard(call.sizes())
             state.changes += 1
+            _ran(state)
 
         return answered
 
@@ -268,12 +268,10 @@ class JointCalls:
         """
         from staticrt.training.joint_trace import Backward, refuse_distributed
 
-        self._refuse_options()
         dynamic = self._options.dynamic
         if dynamic is None:
             dynamic = any(not trace.traced.guards.holds(call.leaves) for trace in state.traces)
         request = self._maker.request(call, state.traces)
-        refuse_distributed(request.snapshot)
         request = dataclasses.replace(
             request,
             sizing=Sizing.first(dynamic, shape_env=dynamic),
@@ -284,6 +282,8 @@ class JointCalls:
         gradients = [(p, p.grad) for p in self._maker.parameters()]
         following: TraceRequest | None = request
         try:
+            self._refuse_options()
+            refuse_distributed(request.snapshot)
             while following is not None:
                 made = self._attempt(call, following)
                 if isinstance(made, CachedTrace):
@@ -357,9 +357,11 @@ _CHANGES_OFTEN = Failure(
     "whether a result needs a gradient changes again and again", "", True, even_in_parts=True
 )
 
-_STATE_CHANGES_OFTEN = Failure(
-    "state that Dynamo does not guard changes again and again", "", True, even_in_parts=True
-)
+
+def _ran(state: CallState) -> None:
+    """Eager answered a call: what it changed is not watched any more."""
+    if state.watched is not None:
+        state.watched.ran()
 
 
 def _nothing() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import staticrt
+from staticrt import tuning
 from tests.soundness.state_fuzzer import answer, compiled, failure, same
 from tests.soundness.state_kinds import KINDS, MISSED_BY_DYNAMO, RUN_EAGERLY
 
@@ -213,8 +214,14 @@ def test_a_change_shows_where_the_model_runs_in_parts(kind):
 OF_CLASSES = ("builtin_shadowed", "class_attribute_given_to_derived_class", "metaclass_attribute")
 
 
-@pytest.mark.parametrize("kind", [*OF_CLASSES, "method_of_class_replaced", "ordered_dict_moved"])
-def test_a_change_shows_where_a_training_call_runs_in_parts(kind):
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *((kind, {}) for kind in (*OF_CLASSES, "method_of_class_replaced", "ordered_dict_moved")),
+        ("method_of_class_replaced", {"backward_node": "aot"}),  # refused before anything is traced
+    ],
+)
+def test_a_change_shows_where_a_training_call_runs_in_parts(kind, options):
     read, change = KINDS[kind]()
 
     def model(x):
@@ -225,7 +232,7 @@ def test_a_change_shows_where_a_training_call_runs_in_parts(kind):
         (gradient,) = torch.autograd.grad(function(x).sum(), x)
         return gradient
 
-    fast = staticrt.compile(model)
+    fast = staticrt.compile(model, **options)
     try:
         for number in (0.5, 2.0, 3.0):
             for _call in range(2):
@@ -246,6 +253,21 @@ def test_numbers_that_each_training_step_changes_leave_the_parts_compiled():
         (gradient,) = torch.autograd.grad(fast(x).sum(), x)
         assert gradient.tolist() == [step] * 2
     assert not [run for run in fast.explain().eager if "again and again" in run.reason]
+
+
+def test_a_global_that_each_training_call_rebinds_leaves_the_parts_compiled():
+    scopes = {}, {}
+    for scope in scopes:
+        exec("last = None\ndef model(x):\n    global last\n    last = x\n    return (x * x).sin()", scope)
+    eager, fast = scopes[0]["model"], staticrt.compile(scopes[1]["model"])
+    for step in range(20):
+        gradients = []
+        for function, scope in zip((eager, fast), scopes, strict=True):
+            x = torch.full((2,), float(step), requires_grad=True)
+            gradients += torch.autograd.grad(function(x).sum(), x)
+            assert scope["last"] is x
+        torch.testing.assert_close(*gradients)
+    assert sum(run.calls for run in fast.explain().eager) == tuning.STEP_ATTEMPTS
 
 
 def test_an_attribute_beside_one_that_the_model_changes_is_watched():
