@@ -26,7 +26,7 @@ import torch
 import staticrt
 from staticrt.errors import InternalError
 from tests.soundness import program_grammar as grammar
-from tests.soundness.program_fuzzer import Seen, call, difference, sizes_of
+from tests.soundness.program_fuzzer import Seen, call, difference, seen, sizes_of
 from tests.support import fuzz_command
 
 FACTORIES = ("zeros", "full", "empty", "arange", "randperm", "randint", "randn")
@@ -110,7 +110,7 @@ def waits(function: Callable[..., Any], stream: torch.Stream | None = None) -> C
 def wrong_error(error: BaseException) -> str:
     """Why an error is not one that a failing driver explains; empty: it is."""
     text = str(error)
-    if isinstance(error, InternalError) or "INTERNAL ASSERT" in text:
+    if not isinstance(error, RuntimeError) or isinstance(error, InternalError) or "INTERNAL ASSERT" in text:
         return f"{type(error).__name__}: {text[:500]}"
     return ""
 
@@ -124,9 +124,8 @@ class Run:
         self.way = self.choose.choice(list(WAYS))
         self.sizes = sizes_of(seed)
         self.sim = staticrt.memory.device("sim:0")
-        self.is_split = (
-            False  # or may be: Dynamo keeps partial graphs in the module's globals, where they stay
-        )
+        # Whether it is or may be: Dynamo keeps partial graphs in the module's globals, where they stay.
+        self.is_split = False
 
     def failure(self) -> str:
         """What is wrong; empty: nothing."""
@@ -137,7 +136,7 @@ class Run:
         for size in self.sizes:
             expected = call(eager, self.program, size)
             for _ in range(self.choose.randint(1, 4)):
-                found = self.with_faults(fast, expected, size) if self.choose.random() < 0.4 else ""
+                found = self.with_faults(fast, expected, size, eager) if self.choose.random() < 0.4 else ""
                 if self.way == "managed":
                     gc.collect()  # tracebacks of the error hold results
                     compiled.deallocate_output_tensors()
@@ -154,8 +153,8 @@ class Run:
         got = call(fast, self.program, size)
         return difference(expected, got, lambda: call(eager, self.program, size, widen=True))
 
-    def with_faults(self, fast: Any, expected: Seen, size: tuple[int, int]) -> str:
-        """One call while the driver fails."""
+    def with_faults(self, fast: Any, expected: Seen, size: tuple[int, int], eager: Callable[..., Any]) -> str:
+        """One call while the driver fails; its backward runs when the driver works again."""
         args = self.program.arguments(*size)
         torch.accelerator.synchronize(0)
         torch.accelerator.empty_cache()
@@ -169,16 +168,19 @@ class Run:
         try:
             with torch.set_grad_enabled(self.program.gradients):
                 torch.manual_seed(0)
-                fast(*args)
+                results = list(fast(*args))
             FAULTED["answered"] += 1
         except Exception as error:
             FAULTED["raised"] += 1
             if wrong_error(error) and not expected.error:
                 return f"under faults: {wrong_error(error)}"
+            return ""
         finally:
             self.sim.clear_faults()
-        torch.accelerator.synchronize(0)
-        return ""
+            torch.accelerator.synchronize(0)
+        got = seen(self.program, results, args)
+        found = difference(expected, got, lambda: call(eager, self.program, size, widen=True))
+        return f"under faults: {found}" if found else ""
 
     def reported(self) -> str:
         torch.accelerator.synchronize(0)

@@ -52,9 +52,19 @@ def call(function: Callable[..., Any], program: Program, size: tuple[int, int], 
     try:
         with torch.set_grad_enabled(program.gradients):
             results = list(function(*args))
-            grads = _gradients(results, args) if program.gradients else []
     except Exception as raised:
-        error, grads = type(raised), []
+        error = type(raised)
+    return seen(program, results, args, error)
+
+
+def seen(program: Program, results: list[Any], args: list[Any], error: type | None = None) -> Seen:
+    """What a call shows that gave these results, or raised an error of this type; its backward runs here."""
+    grads: list[Any] = []
+    try:
+        if program.gradients and error is None:
+            grads = _gradients(results, args)
+    except Exception as raised:
+        error = type(raised)
     everything = [*results, *args]
     return Seen(
         error,
