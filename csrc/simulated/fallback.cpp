@@ -226,17 +226,28 @@ void run_now(const Call& call, const torch::jit::Stack& given, size_t first,
   torch::jit::Stack arguments = call.on_cpu(/*fresh_outputs=*/true);
   torch::jit::Stack computed = arguments;
   ThreadState::now().run([&] { call.call_on_cpu(computed); });
+  std::vector<std::pair<TensorPlace, at::Tensor>> outs;
   for (const TensorArgument& argument : call.tensors()) {
     if (!argument.out || !argument.place) continue;
     const at::Tensor out = Call::given(given, first, argument);
     const at::Tensor value = Call::given(arguments, 0, argument);
     if (out.sizes() != value.sizes()) resize(out, value.sizes(), value.strides());
-    CpuTensors(device.driver()).at(TensorPlace(out)).copy_(value);
+    outs.emplace_back(TensorPlace(out), value);
   }
   Results made(call, given, first, arguments);
   *results = made.make(computed);
-  copy_results(computed, made.outputs, device);
   device.driver().check_guards(ranges_of(uses), call.base_name(), stream);
+  std::vector<Use> written;
+  for (const auto& [place, value] : outs) written.push_back({place, true});
+  for (const MadeOutput& output : made.outputs) written.push_back({output.place, true});
+  if (written.empty()) return;
+  // In the stream's order: since the host waited, another thread may have freed the bytes that these results
+  // got with work on them still to come.
+  const auto copy = [&device, computed, outs = std::move(outs), outputs = std::move(made.outputs)] {
+    for (const auto& [place, value] : outs) CpuTensors(device.driver()).at(place).copy_(value);
+    copy_results(computed, outputs, device);
+  };
+  enqueue(device, call.base_name(), copy, written);
 }
 
 // Resizes written arguments as the operator did on meta tensors. True if it changed any.

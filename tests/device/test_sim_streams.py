@@ -1,5 +1,7 @@
 """Streams of "sim": work is late, memory is not kept alive by it, and mistakes between streams are reported."""
 
+import threading
+
 import pytest
 import torch
 
@@ -202,3 +204,45 @@ def test_random_programs_equal_the_cpus(sim, seed):
     torch.accelerator.synchronize()
     for mine, theirs, _ in values:
         torch.testing.assert_close(mine.cpu(), theirs, rtol=0, atol=0)
+
+
+class Chosen(torch.nn.Module):
+    """Rows that data decides: its results get memory after the host has waited."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = torch.nn.Sequential(
+            torch.nn.Conv2d(3, 16, 3, 2, 1), torch.nn.ReLU(), torch.nn.Conv2d(16, 5, 1)
+        )
+
+    def forward(self, x):
+        best = self.body(x).softmax(1).flatten(2)[0, 1:].amax(0)
+        rows = (best > best.mean()).nonzero().squeeze(1)
+        return rows, best[rows]
+
+
+@torch.no_grad()
+def test_threads_on_one_stream_get_the_results_of_operators_that_wait():
+    torch.manual_seed(0)
+    model = Chosen().eval()
+    inputs = [torch.randn(1, 3, side, side) for side in (16, 24, 32, 40)]
+    wanted = [model(x) for x in inputs]
+    model.to("sim")
+    there = [x.to("sim") for x in inputs]
+    wrong = []
+
+    def call(thread):
+        with torch.no_grad():
+            for step in range(40):
+                index = (thread + step) % len(inputs)
+                found = [result.cpu() for result in model(there[index])]
+                for result, value in zip(found, wanted[index], strict=True):
+                    if result.shape != value.shape or not torch.allclose(result, value, rtol=1e-4, atol=1e-5):
+                        wrong.append((thread, step, index))
+
+    threads = [threading.Thread(target=call, args=(thread,)) for thread in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
