@@ -185,10 +185,10 @@ OPTIONS: tuple[Option, ...] = (
         "weight_memory",
         (float, int, type(None)),
         None,
-        "Bytes that packed copies of weights may take for one signature, as a share of the weights' bytes: 1 is faster where "
-        "arithmetic bounds a model, 0 allows none. None: small weights are packed, and large ones are read where they lie if kernels can.",
+        "Bytes that packed copies of weights may take for one signature, as a share of the weights' bytes: 0 allows none, "
+        "1 allows all, also those that take more than their weight, and is faster where arithmetic bounds a model. None: small weights are packed, and large ones are read where they lie if kernels can.",
         minimum=0,
-        maximum=100,
+        maximum=1,
     ),
     Option(
         "donate",

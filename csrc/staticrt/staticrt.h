@@ -50,8 +50,8 @@ struct LoadOptions {
   std::optional<at::Device> device;
   // Choose kernels by rule instead of by measuring.
   bool deterministic = false;
-  // Bytes that packed copies of weights may take, as a share of the weights' bytes; none: large weights are
-  // read where they lie.
+  // Bytes that packed copies of weights may take, as a share of the weights' bytes: 0 to 1, which bounds
+  // nothing; none: large weights are read where they lie.
   std::optional<double> weight_memory;
 };
 

@@ -60,7 +60,7 @@ def first(result):
     return result[0] if isinstance(result, tuple) else result
 
 
-@pytest.mark.parametrize("share", [None, 0, 0.25, 0.5, 1, 2.5], ids=str)
+@pytest.mark.parametrize("share", [None, 0, 0.25, 0.5, 0.95, 1], ids=str)
 @pytest.mark.parametrize("name", CASES)
 @torch.no_grad()
 def test_copies_stay_within_their_share(name, share):
@@ -68,7 +68,7 @@ def test_copies_stay_within_their_share(name, share):
     compiled = staticrt.compile(model, weight_memory=share)
     ready = compiled.prepare(x)
     assert ready, ready
-    if share is not None:
+    if share not in (None, 1):
         assert ready.packed_bytes <= share * weight_bytes(model)
     wanted = first(model(x))
     for _ in range(3):
@@ -81,10 +81,10 @@ def test_more_memory_packs_more_weights(name):
     model, x = made(name)
     packed = {
         share: staticrt.compile(model, weight_memory=share, deterministic=True).prepare(x).packed_bytes
-        for share in (0, None, 2)
+        for share in (0, None, 1)
     }
     assert packed[0] == 0
-    assert packed[None] < packed[2]
+    assert packed[None] < packed[1]
 
 
 @torch.no_grad()
@@ -92,8 +92,8 @@ def test_a_kernel_that_copies_less_is_taken_where_a_copy_does_not_fit():
     torch.manual_seed(0)
     convolutions = (nn.Conv2d(64, 64, 3, padding=1) for _ in range(3))
     model, x = nn.Sequential(*convolutions).eval(), torch.randn(1, 64, 24, 24)
-    compiled = staticrt.compile(model, weight_memory=1)  # a transformed weight takes 16/9 of it
-    assert 0.9 * weight_bytes(model) <= compiled.prepare(x).packed_bytes <= weight_bytes(model)
+    compiled = staticrt.compile(model, weight_memory=0.95)  # a transformed weight takes 16/9 of it
+    assert 0.9 * weight_bytes(model) <= compiled.prepare(x).packed_bytes <= 0.95 * weight_bytes(model)
     for _ in range(2):
         torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
 
@@ -108,7 +108,7 @@ def test_a_weight_that_many_steps_read_is_packed_once():
 @torch.no_grad()
 def test_changed_weights_are_packed_again():
     model, x = made("convolutions")
-    compiled = staticrt.compile(model, weight_memory=2)
+    compiled = staticrt.compile(model, weight_memory=1)
     compiled(x), compiled(x)
     for parameter in model.parameters():
         parameter.mul_(1.1)
@@ -125,7 +125,7 @@ def test_a_loaded_model_takes_the_option(tmp_path):
         torch.testing.assert_close(loaded(x), model(x), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("value", [-0.5, float("nan"), "all", True], ids=str)
+@pytest.mark.parametrize("value", [-0.5, 1.5, float("nan"), "all", True], ids=str)
 def test_what_is_no_share_is_refused(value):
     with pytest.raises(OptionError, match="weight_memory"):
         staticrt.compile(nn.Linear(2, 2), weight_memory=value)

@@ -85,8 +85,8 @@ struct PreparedOptions {
   bool early_outputs = false;  // outputs are allocated first, and hold values of the run until they are made
   bool keeps_arena = true;     // off: the host's is given back after each run
   int inter_op_threads = 1;    // threads that run independent calls beside each other
-  // Bytes that packed copies of weights may take, as a share of the weights' bytes; none: small weights are
-  // copied, and those that no kernel reads where they lie.
+  // Bytes that packed copies of weights may take, as a share of the weights' bytes, of which 1 bounds
+  // nothing; none: small weights are copied, and those that no kernel reads where they lie.
   std::optional<double> weight_memory;
 };
 

@@ -1,6 +1,7 @@
 #include "runtime/prepare/preparation.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "common/error.h"
 #include "common/tuning.h"
@@ -309,8 +310,10 @@ std::vector<DerivedBytes> Preparation::derived_by(PrepareRequest& request) const
 std::optional<int64_t> Preparation::most_copied_bytes() const {
   if (!result_.options_.weight_memory) return std::nullopt;
   const double share = *result_.options_.weight_memory;
-  SRT_CHECK(share >= 0 && share <= 100, "weight_memory is ", share,
-            ", expected a share of the weights' bytes from 0 to 100");
+  SRT_CHECK(share >= 0 && share <= 1, "weight_memory is ", share,
+            ", expected a share of the weights' bytes from 0 to 1");
+  // All may be packed. Some layouts take more bytes than the weight: 16/9 of it for Winograd's.
+  if (share == 1) return std::numeric_limits<int64_t>::max();
   int64_t weights = 0;
   for (ValueId id = 0; id < program_.first_constant() + program_.constants().size(); ++id) {
     if (is_fixed_[id]) weights += extent_bytes(records_[id].meta);
