@@ -11,6 +11,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "kernels/pointwise/power_impl.h"
 #include "kernels/pointwise/tile_prims.h"
 #include "kernels/registry/one_mkl_thread.h"
 
@@ -92,6 +93,17 @@ void map3(void* dst, const void* a, const void* b, const void* c, int64_t n, con
     const int64_t k = n - i;
     f(V::loadu(x + i, k), V::loadu(y + i, k), V::loadu(z + i, k)).store(out + i, static_cast<int>(k));
   }
+}
+
+template <class T>
+Vectorized<T> power(Vectorized<T> x, Vectorized<T> y) {
+#if defined(__AVX512F__)
+  if constexpr (std::is_same_v<T, float>) {
+    return static_cast<__m512>(
+        simd::pow((simd::Vec) static_cast<__m512>(x), (simd::Vec) static_cast<__m512>(y)));
+  }
+#endif
+  return x.pow(y);
 }
 
 // VML_HA | VML_FTZDAZ_OFF | VML_ERRMODE_IGNORE of mkl_vml_defines.h: eager's mode.
@@ -300,7 +312,7 @@ int float_unary(SRT_PRIM_ARGS) {
   }
   if constexpr (op == Prim::kPowNumber) {
     const V exponent(imm_as<T>(imm[0]));
-    map1<T>(dst, a, n, [&](V x) { return x.pow(exponent); });
+    map1<T>(dst, a, n, [&](V x) { return power(x, exponent); });
   }
   return 0;
 }
@@ -321,7 +333,7 @@ int float_binary(SRT_PRIM_ARGS) {
   if constexpr (op == Prim::kDiv) map([](V x, V y) { return x / y; });
   if constexpr (op == Prim::kMaximum) map([](V x, V y) { return at::vec::maximum(x, y); });
   if constexpr (op == Prim::kMinimum) map([](V x, V y) { return at::vec::minimum(x, y); });
-  if constexpr (op == Prim::kPow) map([](V x, V y) { return x.pow(y); });
+  if constexpr (op == Prim::kPow) map([](V x, V y) { return power(x, y); });
   if constexpr (op == Prim::kDivTrunc) map([](V x, V y) { return (x / y).trunc(); });
   if constexpr (op == Prim::kSigmoidBackward) map([&](V g, V y) { return g * (one - y) * y; });
   if constexpr (op == Prim::kTanhBackward) map([&](V g, V y) { return g * at::vec::fmadd(y.neg(), y, one); });

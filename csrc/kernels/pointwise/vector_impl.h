@@ -208,16 +208,6 @@ inline Vec with_sign_of(Vec size, Vec x) {
   return (Vec)((Bits)size | ((Bits)x & static_cast<int32_t>(0x80000000U)));
 }
 
-// 1 / x within 2^-14 of it, for x in [1, 2]; a division takes Intel's processors as long as 16 other
-// instructions.
-inline Vec rough_inverse(Vec x) {
-#if defined(__AVX512F__)
-  return (Vec)_mm512_rcp14_ps((__m512)x);
-#else
-  return 1.0F / x;
-#endif
-}
-
 // x * 2^n for an integral n in [-252, 252]; rounded once, for |x| in [1/4, 4].
 inline Vec scale_by_power(Vec x, Vec n) {
 #if defined(__AVX512F__)

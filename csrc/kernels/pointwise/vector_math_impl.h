@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/pointwise/tanh_impl.h"
 #include "kernels/pointwise/vector_impl.h"
 
 #if STATICRT_VECTOR_MATH
@@ -76,6 +77,7 @@ inline Vec silu_slope(Vec x) {
   return s * fma(x, 1.0F - s, splat(1.0F));
 }
 
+#if !defined(__AVX512F__)  // else in tanh_impl.h
 // -e / (e + 2) with e = exp(-2|x|) - 1: nothing cancels. Beyond 10 it rounds to 1.
 inline Vec tanh(Vec x) {
   const auto [n, r] = reduce(at_least(abs(x) * -2.0F, -20.0F));
@@ -83,11 +85,12 @@ inline Vec tanh(Vec x) {
   const Vec e = fma(reduced_expm1(r), power, power - 1.0F);
   const Vec d = e + 2.0F;
   const Vec lost = e - (d - 2.0F);
-  const Vec inverse = rough_inverse(d);  // the last line takes its error back
+  const Vec inverse = 1.0F / d;
   const Vec y = e * inverse;
   const Vec rest = fma(-y, lost, fma(-y, d, e));
   return with_sign_of(abs(fma(rest, inverse, y)), x);
 }
+#endif
 
 // m = x 2^-e in [0.75, 1.5), of x > 0 and not infinite. Where it is not, log_of_parts gives log's special
 // values.

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <random>
 
 #include "kernels/pointwise/tile_prims.h"
 #include "test.h"
@@ -211,6 +212,85 @@ TEST(vector_math_tails_equal_whole_vectors) {
           const float want = i < n ? whole[at] : 42.0F;
           EXPECT(y[at] == want || (std::isnan(y[at]) && std::isnan(want)));
         }
+      }
+    }
+  }
+}
+
+const Function kPow{"pow", Prim::kPow, nullptr, 2, 0};
+
+// By default 10^6 pairs; STATICRT_FLOAT_PAIRS sets how many.
+TEST(pow_is_within_two_units_of_the_exact_result) {
+  const char* given = std::getenv("STATICRT_FLOAT_PAIRS");
+  const int64_t pairs = given ? std::atoll(given) : 1'000'000;
+  constexpr int64_t kBlock = 4096;
+  std::mt19937 random(5);
+  std::vector<float> x(kBlock), y(kBlock), got(kBlock);
+  for (const PrimTable* table : tables()) {
+    Report report;
+    for (int64_t at = 0; at < pairs; at += kBlock) {
+      for (size_t i = 0; i < kBlock; ++i) {
+        const auto any = [&] {
+          const auto bits = static_cast<uint32_t>(random());
+          float v;
+          std::memcpy(&v, &bits, sizeof v);
+          return v;
+        };
+        const auto real = [&](float most) {
+          return std::uniform_real_distribution<float>(-most, most)(random);
+        };
+        switch (i % 4) {
+          case 0:  // any floats: mostly infinite or 0
+            x[i] = any(), y[i] = any();
+            break;
+          case 1:  // any result
+            x[i] = std::fabs(any()), y[i] = real(150) / std::log2(x[i]);
+            break;
+          case 2:  // bases about 1
+            x[i] = 1 + real(0.01F), y[i] = real(8000);
+            break;
+          default:  // integral exponents of signed bases
+            x[i] = real(10), y[i] = std::nearbyint(real(30));
+        }
+      }
+      table->op[static_cast<int>(Prim::kPow)][static_cast<int>(TileClass::kF32)][0](
+          got.data(), x.data(), y.data(), nullptr, kBlock, nullptr);
+      for (size_t i = 0; i < kBlock; ++i) {
+        compare(kPow, x[i], std::pow(static_cast<double>(x[i]), static_cast<double>(y[i])), got[i], report);
+      }
+    }
+    std::ostringstream what;
+    what << "pow: at most " << report.worst_units << " units, at " << report.worst_at << "; " << report.wrong
+         << " special values are wrong, one at " << report.wrong_at << ": " << report.wrong_result;
+    if (given) std::printf("%s\n", what.str().c_str());
+    if (report.worst_units > kPow.most_units || report.wrong > 0) fail(__FILE__, __LINE__, what.str());
+  }
+}
+
+TEST(pow_has_the_special_values) {
+  constexpr float inf = std::numeric_limits<float>::infinity();
+  const std::vector<float> values = {0.0F,          -0.0F,       1.0F,        -1.0F,        inf,     -inf,
+                                     std::nanf(""), 2.0F,        -2.0F,       3.0F,         -3.0F,   0.5F,
+                                     -0.5F,         2.5F,        -2.5F,       1e-45F,       -1e-45F, 3.4e38F,
+                                     -3.4e38F,      16777215.0F, 16777216.0F, -16777217.0F, 1e-38F};
+  for (const PrimTable* table : tables()) {
+    const auto& forms = table->op[static_cast<int>(Prim::kPow)][static_cast<int>(TileClass::kF32)];
+    for (const float y : values) {
+      const auto size = static_cast<int64_t>(values.size());
+      const std::vector<float> exponents(values.size(), y);
+      std::vector<float> got(values.size()), of_one(values.size());
+      forms[0](got.data(), values.data(), exponents.data(), nullptr, size, nullptr);
+      forms[1](of_one.data(), values.data(), &y, nullptr, size, nullptr);
+      for (size_t i = 0; i < values.size(); ++i) {
+        Report report;
+        const double want = std::pow(static_cast<double>(values[i]), static_cast<double>(y));
+        compare(kPow, values[i], want, got[i], report);
+        compare(kPow, values[i], want, of_one[i], report);
+        if (report.wrong == 0 && report.worst_units <= kPow.most_units) continue;
+        std::ostringstream what;
+        what << "pow(" << values[i] << ", " << y << ") is " << got[i] << " and " << of_one[i] << ", want "
+             << want;
+        fail(__FILE__, __LINE__, what.str());
       }
     }
   }
