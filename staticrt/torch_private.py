@@ -81,7 +81,8 @@ def aot_compile(
 def recurrent_decomposition(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
     """While this holds, this thread traces recurrent networks by upstream's decomposition, with its helper wrapped.
 
-    Dropout of everything draws no random numbers meanwhile, as in eager; upstream's decomposition draws.
+    Dropout gives its argument meanwhile where nothing is dropped, and draws no random numbers where everything is, as in
+    eager; upstream's decomposition copies, and draws.
 
     Args:
         wrap: takes upstream's helper of all recurrent networks and returns what replaces it.
@@ -185,8 +186,11 @@ def _ask_the_thread_for_decompositions() -> None:
 
     @functools.wraps(decompositions.dropout)
     def dropout(x: torch.Tensor, p: float, train: bool | None) -> torch.Tensor:
-        if _recurrent.wrap is not None and train and p == 1:
-            return x * x.new_zeros(())
+        if _recurrent.wrap is not None:
+            if not train or p == 0 or any(type(size) is int and size == 0 for size in x.shape):
+                return x
+            if p == 1:
+                return x * x.new_zeros(())
         return decompositions.dropout(x, p, train)  # type: ignore[no-any-return]
 
     operator = torch.ops.aten.dropout.default

@@ -21,6 +21,7 @@ from staticrt.api.sources import callable_of
 from staticrt.errors import InputError
 from staticrt.executor.executor import Executor
 from staticrt.executor.sharded import ShardedExecutor, is_sharded
+from staticrt.frontend.arguments.names import named_like
 from staticrt.frontend.dynamo.parallel import calling, is_parallel
 from staticrt.options import Options
 from staticrt.runtime.asynchronous import Future, fork
@@ -79,12 +80,10 @@ class CompiledFunction(_Compiled):
     """A function that runs compiled. Calls like the function it wraps."""
 
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
-        functools.update_wrapper(self, function)
+        name = named_like(self, function)
         self._options = options
         # No repr of what has no name: it may be a method of a module that copy.deepcopy has only begun.
-        self._executor = Executor(
-            function, options, getattr(function, "__qualname__", type(function).__qualname__)
-        )
+        self._executor = Executor(function, options, name)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
@@ -335,8 +334,6 @@ class _Forward:
     """
 
     def __init__(self, kind: type[torch.nn.Module]) -> None:
-        # torch.fx looks for a function of the class.
-        @functools.wraps(kind.forward)
         def forward(self: CompiledModule, *args: Any, **kwargs: Any) -> Any:
             replaced = vars(self).get("_replaced_forward")
             if replaced is not None:
@@ -345,7 +342,8 @@ class _Forward:
                 return self._module.forward(*args, **kwargs)
             return self._run(*args, **kwargs)
 
-        self._function = forward
+        # torch.fx looks for a function of the class. A module of torch.jit has one by object only.
+        self._function = functools.wraps(kind.forward)(forward) if hasattr(kind, "forward") else forward
 
     def __get__(self, instance: CompiledModule | None, owner: type | None = None) -> Any:
         if instance is None:

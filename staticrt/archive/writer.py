@@ -141,10 +141,11 @@ def _add_weights(builder: _C.ArchiveBuilder, state: ExecutorState, traces: Seque
 
 def _parameters(function: Callable[..., Any]) -> list[list[Any]]:
     """Name, kind and (if JSON can hold it) default of each parameter of the model's call."""
-    if hasattr(function, "call_parameters"):  # an ONNX model, whose argument names need not be Python names
+    kind: Any = type(function)
+    if hasattr(kind, "call_parameters"):  # an ONNX model, whose argument names need not be Python names
         return [
             [name, "POSITIONAL_OR_KEYWORD", [literals.encode(None)] if optional else []]
-            for name, optional in function.call_parameters()
+            for name, optional in kind.call_parameters(function)
         ]
     call = function.forward if isinstance(function, torch.nn.Module) else function
     try:

@@ -53,7 +53,7 @@ class TraceCache:
         self._options = options
         self._name = name
         self._is_partial = is_partial
-        self._whole_or_eager = is_partial or getattr(function, "runs_whole_or_eagerly", False)
+        self._whole_or_eager = is_partial or getattr(type(function), "runs_whole_or_eagerly", False)
         self._num_forgotten = 0  # traces
         self._warned: set[str] = set()
 

@@ -45,8 +45,8 @@ class TraceMaker:
 
     def parameters(self) -> list[torch.Tensor]:
         """The parameters of the function, if it is a module or a method of one."""
-        parameters = getattr(_module_of(self._function), "parameters", None)
-        return [] if parameters is None else list(parameters())
+        owner = _module_of(self._function)
+        return list(owner.parameters()) if isinstance(owner, torch.nn.Module) else []
 
     def request(self, call: Call, seen: Sequence[CachedTrace]) -> TraceRequest:
         """The first request for a call; ints that differ from those in `seen` become symbols."""

@@ -8,7 +8,6 @@ the step ends are outputs of the Program; this file assigns them to `.grad`.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from staticrt import locks, torch_private, tuning
 from staticrt.errors import TraceError
+from staticrt.frontend.arguments.names import named_like
 from staticrt.frontend.arguments.structure import Flattener
 from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.progress import long_work
@@ -44,10 +44,9 @@ class CompiledStep:
     """A compiled training step; is called like the function that it wraps."""
 
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
-        functools.update_wrapper(self, function)
+        self._name = named_like(self, function)
         self.function = function
         self._options = options
-        self._name = getattr(function, "__qualname__", type(function).__qualname__)
         self._variants: list[Variant] = []
         self._failures: dict[Any, tuple[int, Failure]] = {}
         self._eager: Counter[tuple[str, str, str]] = Counter()

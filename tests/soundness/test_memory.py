@@ -273,3 +273,24 @@ def test_sizes_decide_the_strides_of_what_follows_from_an_argument_that_overlaps
         for n, m in ((2, 2), (6, 7), (7, 6), (3, 3))
     ]
     check(f, *windows)
+
+
+@pytest.mark.parametrize(
+    "kernel", [lambda x: torch.dropout(x, 0.0, True), lambda x: torch.dropout(x, 0.5, False)]
+)
+@pytest.mark.parametrize("of", [lambda x: x, lambda x: x * 2], ids=["argument", "result"])
+@pytest.mark.parametrize("way", ["compile", "backend"])
+def test_dropout_of_nothing_gives_its_argument(kernel, of, way):
+    torch._dynamo.reset()
+
+    def model(x):
+        y = of(x)
+        return y, kernel(y)
+
+    fast = staticrt.compile(model) if way == "compile" else torch.compile(model, backend="staticrt")
+    for size in (3, 2, 3):
+        x = torch.ones(size, requires_grad=True)
+        y, dropped = fast(x)
+        assert dropped is y
+        dropped.sum().backward()
+        torch.testing.assert_close(x.grad, torch.full((size,), 1.0 if of(1) == 1 else 2.0))

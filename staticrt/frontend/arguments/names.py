@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -21,15 +22,28 @@ def argument_names(
     target = function.forward if isinstance(function, torch.nn.Module) else function
     try:
         parameters = list(inspect.signature(target).parameters.values())
-    except (TypeError, ValueError):
+    except Exception:  # a class's `__getattr__`, asked for special names, may raise anything
         return ()
-    own = getattr(function, "input_names", None) if isinstance(function, torch.nn.Module) else None
+    own = vars(function).get("input_names") if isinstance(function, torch.nn.Module) else None
     names: list[str] = []
     for index, value in enumerate(args):
         names += _leaf_names(_positional(parameters, index, own), value)
     for key, value in kwargs.items():
         names += _leaf_names(key, value)
     return tuple(names) if len(names) == leaves else ()
+
+
+def named_like(wrapper: Any, function: Callable[..., Any]) -> str:
+    """Name a wrapper like the function that it wraps.
+
+    An object whose class has a `__getattr__` is not asked: it may answer to any name, or raise any error.
+
+    Returns:
+        The function's qualified name.
+    """
+    told = () if hasattr(type(function), "__getattr__") else functools.WRAPPER_ASSIGNMENTS
+    functools.update_wrapper(wrapper, function, assigned=told)
+    return str(vars(wrapper).get("__qualname__", type(function).__qualname__))
 
 
 def _positional(parameters: list[inspect.Parameter], index: int, own: tuple[str, ...] | None) -> str:

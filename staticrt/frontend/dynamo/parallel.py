@@ -51,10 +51,11 @@ def in_small_buckets() -> bool:
 
 def has_small_buckets(module: Any) -> bool:
     """Whether Dynamo refuses to cut a model at the buckets of this `DistributedDataParallel`: an assertion fails."""
-    cap = getattr(module, "bucket_bytes_cap", None)
-    if not isinstance(cap, int) or not torch.distributed.is_available():
+    parallel = _class()
+    if parallel is None or not isinstance(module, parallel):
         return False
-    return cap < int(torch.distributed._DEFAULT_FIRST_BUCKET_BYTES)  # type: ignore[attr-defined]
+    cap = module.bucket_bytes_cap
+    return isinstance(cap, int) and cap < int(torch.distributed._DEFAULT_FIRST_BUCKET_BYTES)  # type: ignore[attr-defined]
 
 
 def _class() -> Any:
