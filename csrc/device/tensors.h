@@ -5,6 +5,7 @@
 #include <c10/core/Storage.h>
 #include <c10/core/StorageImpl.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <utility>
 
@@ -27,6 +28,21 @@ inline void point_storage_to(c10::Storage& storage, void* data, int64_t size_byt
   c10::StorageImpl& impl = *storage.unsafeGetStorageImpl();
   impl.set_data_ptr_noswap(at::DataPtr(data, impl.device()));
   impl.set_nbytes(static_cast<size_t>(size_bytes));
+}
+
+template <class Slot>
+auto has_python_object(const Slot& slot, int) -> decltype(slot.load_pyobj() != nullptr) {
+  return slot.load_pyobj() != nullptr;
+}
+template <class Slot>
+bool has_python_object(const Slot&, ...) {
+  return false;
+}
+
+// Owners in C++. Torch counts Python's own object for a storage as one more (2.12 and later).
+inline size_t num_owners(const c10::Storage& storage) {
+  const bool in_python = has_python_object(*storage.unsafeGetStorageImpl()->pyobj_slot(), 0);
+  return static_cast<size_t>(storage.use_count()) - (in_python ? 1 : 0);
 }
 
 inline at::Tensor tensor_over(const DeviceMemory& memory, c10::Storage storage, at::ScalarType dtype) {

@@ -124,3 +124,27 @@ def test_a_failed_prepared_run_leaves_outputs_usable():
         compiled.deallocate_output_tensors()
         got = compiled(x, torch.tensor([2]))
         torch.testing.assert_close(got, (x.exp() * 2, x[2:3]))
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+def test_python_looked_at_the_storage_of_a_result_and_let_it_go(prepared):
+    compiled = staticrt.compile(function, manage_outputs=True, prepared=prepared)
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(4, 5)
+            result = flat(compiled(x))
+            torch.testing.assert_close(result, flat(function(x)))
+            assert result[0].untyped_storage().nbytes() > 0  # torch keeps this object as long as the bytes
+            del result
+            compiled.deallocate_output_tensors()
+        result = flat(compiled(x))
+        storage = result[0].untyped_storage()
+        kept = bytes(storage)
+        del result
+        for _ in range(2):
+            with pytest.raises(InputError, match="is still held"):
+                compiled.deallocate_output_tensors()
+            assert bytes(storage) == kept
+        del storage
+        compiled.deallocate_output_tensors()
+        torch.testing.assert_close(flat(compiled(x)), flat(function(x)))

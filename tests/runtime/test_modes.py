@@ -202,6 +202,26 @@ def test_custom_operator_and_an_alias_its_schema_hides():
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_an_operator_in_python_that_looks_at_a_storage(mode):
+    def shifted(x):
+        assert x.untyped_storage().nbytes() >= x.nbytes  # torch keeps this object as long as the bytes
+        return x + 1
+
+    with torch.library._scoped_library("staticrt_test", "FRAGMENT") as library:
+        library.define("shifted(Tensor x) -> Tensor")
+        library.impl("shifted", shifted, "CompositeExplicitAutograd")
+        library.impl("shifted", torch.empty_like, "Meta")
+
+        def function(x):
+            return torch.ops.staticrt_test.shifted(x.exp()).cos().sin()
+
+        compiled = staticrt.compile(function, **MODES[mode])
+        for size in (4, 4, 9, 4):
+            x = torch.randn(size, 2)
+            torch.testing.assert_close(compiled(x), function(x))
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_inputs_that_lie_anywhere_in_their_storage(mode):
     def function(x):
         return torch.as_strided(x, (2, 2), (2, 1), 1) * 2, x.view(-1)[1:] + 1

@@ -1,11 +1,10 @@
 #include "runtime/execution_plan/donation.h"
 
-#include <c10/core/StorageImpl.h>
-
 #include <string>
 
 #include "common/error.h"
 #include "device/device_memory.h"
+#include "device/tensors.h"
 #include "runtime/execution_plan/prepared.h"
 
 namespace staticrt {
@@ -21,16 +20,6 @@ bool share_storage(const at::Tensor& a, const at::Tensor& b) {
   return a.defined() && b.defined() && a.has_storage() && b.has_storage() && a.is_alias_of(b);
 }
 
-// Python's own object for a storage counts as an owner, where torch makes it one (2.12 and later).
-template <class Slot>
-auto python_owners(const Slot& slot, int) -> decltype(slot.load_pyobj() != nullptr, size_t{}) {
-  return slot.load_pyobj() != nullptr ? 1 : 0;
-}
-template <class Slot>
-size_t python_owners(const Slot&, ...) {
-  return 0;
-}
-
 }  // namespace
 
 void check_donatable(const std::string& name, const at::Tensor& tensor, size_t most_holders) {
@@ -42,8 +31,7 @@ void check_donatable(const std::string& name, const at::Tensor& tensor, size_t m
   if (tensor.requires_grad())
     refuse(name, "it requires a gradient, which may be computed from it", "detach() it, or do not donate it");
   const c10::Storage& storage = tensor.storage();
-  const size_t owners = storage.use_count() - python_owners(*storage.unsafeGetStorageImpl()->pyobj_slot(), 0);
-  if (owners > 1) refuse(name, "another tensor shares its storage", kClone);
+  if (num_owners(storage) > 1) refuse(name, "another tensor shares its storage", kClone);
   if (tensor.use_count() > most_holders)
     refuse(name, "somebody else holds it (a backward pass, another library)", kClone);
   if (!storage.unsafeGetStorageImpl()->resizable())

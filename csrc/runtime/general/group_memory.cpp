@@ -126,8 +126,8 @@ void GroupMemory::end_run(c10::IValue* slots) {
       }
     }
     buffer.needed_bytes += group.size_bytes;
-    SRT_INTERNAL(group.storage.use_count() == held + 1, "managed storage of '",
-                 bound_.program->values()[group.members.front()].name, "' has ", group.storage.use_count(),
+    SRT_INTERNAL(num_owners(group.storage) == held + 1, "managed storage of '",
+                 bound_.program->values()[group.members.front()].name, "' has ", num_owners(group.storage),
                  " owners after the run, expected ", held + 1,
                  ": an operator kept or returned a managed value");
   }

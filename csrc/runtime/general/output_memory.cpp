@@ -110,11 +110,22 @@ void OutputMemory::abandon_run() {
   are_out_ = false;
 }
 
+// Whether somebody else has the output. Python's own object for a storage counts as an owner and lives while
+// another does (torch 2.12 and later): ours goes, and comes back if the storage outlives it.
+bool OutputMemory::is_held(Output& output) const {
+  if (output.storage.use_count() == 1) return false;
+  const c10::weak_intrusive_ptr<c10::StorageImpl> watched = output.storage.getWeakStorageImpl();
+  output.storage = new_managed_storage(*buffers_[output.buffer].memory);
+  c10::intrusive_ptr<c10::StorageImpl> left = watched.lock();
+  if (!left) return false;
+  output.storage = c10::Storage(std::move(left));
+  return true;
+}
+
 void OutputMemory::release() {
   if (!are_out_) return;
-  for (const Output& output : outputs_) {
-    SRT_CHECK(output.storage.use_count() == 1, "managed output '",
-              bound_.program->values()[output.value].name,
+  for (Output& output : outputs_) {
+    SRT_CHECK(!is_held(output), "managed output '", bound_.program->values()[output.value].name,
               "' is still held\n  fix: drop every reference to the outputs, and views of them, before "
               "deallocate_output_tensors()");
   }

@@ -65,6 +65,7 @@ class OutputMemory {
   };
   size_t buffer_in(const DeviceMemory& memory);
   void require_released() const;
+  bool is_held(Output& output) const;
   void note_bytes(Output& output, int64_t size_bytes) const;
   void place(size_t index);
 
