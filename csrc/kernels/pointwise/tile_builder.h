@@ -29,6 +29,13 @@ struct Reg {
   TileClass cls() const { return tile_class_of(dtype); }
 };
 
+// Where an operand gives the same `period` elements of the iteration space again and again, for `elements` of
+// them; 0 if it does not.
+struct Repetition {
+  int64_t period = 0;
+  int64_t elements = 0;
+};
+
 class TileBuilder {
  public:
   TileBuilder(const Ints& sizes, int num_threads);
@@ -98,7 +105,7 @@ class TileBuilder {
     int count = 0;
   };
   Slots assign_slots();
-  int64_t repeated(const Move& gather) const;
+  Repetition repetition(const Move& gather) const;
 
   Ints sizes_;
   int num_threads_;

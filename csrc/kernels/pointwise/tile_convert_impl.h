@@ -186,6 +186,17 @@ void copy_rows(char* dst, RowStrides dst_strides, const char* src, RowStrides sr
   if (dst_strides.element == kSize && src_strides.element == kSize) {
     each([&](T* out, const T* in) { copy_row<T, false>(out, in, n); });
   } else if (dst_strides.element == kSize && src_strides.element == 0) {
+    constexpr int64_t kLanes = simd::kWidth * static_cast<int64_t>(sizeof(float)) / kSize;
+    typedef T Lanes __attribute__((vector_size(kLanes * kSize), aligned(1), may_alias));
+    const auto vectors = [&](auto count) {
+      each([&](T* out, const T* in) {
+        for (size_t k = 0; k < count; ++k) reinterpret_cast<Lanes*>(out)[k] = Lanes{} + *in;
+      });
+    };
+    using std::integral_constant;
+    if (n == kLanes) return vectors(integral_constant<size_t, 1>{});
+    if (n == 2 * kLanes) return vectors(integral_constant<size_t, 2>{});
+    if (n == 3 * kLanes) return vectors(integral_constant<size_t, 3>{});
     each([&](T* out, const T* in) { copy_row<T, true>(out, in, n); });
   } else {
     each([&](T* out, const T* in) {

@@ -127,7 +127,7 @@ TileBuilder::Slots TileBuilder::assign_slots() {
   }
   for (const Move& move : scatters_) last[move.buffer] = end;
   for (const Move& move : gathers_) {
-    if (repeated(move) > 0) last[move.buffer] = end;
+    if (repetition(move).elements > 0) last[move.buffer] = end;
   }
   std::vector<int> free;
   Slots slots;
@@ -175,13 +175,22 @@ std::shared_ptr<TileProgram> TileBuilder::finish() {
   if (slots.count > 0) p.tile = std::min(p.tile, kTileBufferBytes / (slots.count * slots.bytes) / 64 * 64);
   if (p.tile == 0 || values_.size() > kMaxTileValues) return nullptr;
   const int64_t slot_bytes = p.tile * slots.bytes;
-  const bool is_whole_rows =
-      p.numel > 0 && !p.row_mode && p.num_dims > 1 && p.tile >= p.sizes[0] && !gathers_.empty();
-  if (is_whole_rows) {
-    const int64_t rows = p.tile / p.sizes[0];
-    p.tile = p.sizes[0] * (rows > kRows ? rows / kRows * kRows : rows);
+  // A tile that is a multiple of each period leaves what repeats where it was gathered.
+  const bool is_tiled = p.numel > 0 && !p.row_mode && p.num_dims > 1 && !gathers_.empty();
+  int64_t unit = p.sizes[0];
+  if (is_tiled && gathers_.size() <= kMaxRepeatedMoves) {
+    for (const Move& m : gathers_) unit = std::max(unit, repetition(m).period);
   }
-  const bool holds = is_whole_rows && gathers_.size() <= kMaxRepeatedMoves;
+  if (unit > p.tile) unit = p.sizes[0];
+  if (is_tiled && unit <= p.tile) {
+    const int64_t units = p.tile / unit;
+    p.tile = unit * (units > kRows ? units / kRows * kRows : units);
+  }
+  const auto repeats = [&](const Move& m) {
+    const Repetition found = repetition(m);
+    const bool holds = is_tiled && gathers_.size() <= kMaxRepeatedMoves && found.period > 0;
+    return holds && p.tile % found.period == 0 ? found.elements : 0;
+  };
   for (const Virtual& value : values_) {
     TileValue at;
     std::array<int64_t, kMaxTileDims> strides{};
@@ -218,7 +227,7 @@ std::shared_ptr<TileProgram> TileBuilder::finish() {
   };
   for (const Move& m : gathers_) {
     p.gathers.push_back(move(m));
-    if (holds) p.gathers.back().repeats = repeated(m);
+    p.gathers.back().repeats = repeats(m);
   }
   for (const Move& m : scatters_) p.scatters.push_back(move(m));
   return program_;

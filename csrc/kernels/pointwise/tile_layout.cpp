@@ -8,35 +8,36 @@
 
 namespace staticrt {
 
-static constexpr int64_t kMaxRepeatedRow = 512;  // elements: a tile holds several
-static constexpr int64_t kMinRepeats = 8192;     // elements, for which a gathered row has to serve
-static constexpr int64_t kMinBlocked = 4096;     // elements: fewer stay in the first cache
-static constexpr int64_t kMinSide = 8;           // of a block, in elements
+static constexpr int64_t kMaxRepeated = 512;  // elements: a tile holds several times as many
+static constexpr int64_t kMinRepeats = 8192;  // elements, for which a gathered row has to serve
+static constexpr int64_t kMinBlocked = 4096;  // elements: fewer stay in the first cache
+static constexpr int64_t kMinSide = 8;        // of a block, in elements
 static constexpr int64_t kMaxSide = 64;
 
-// For how many elements of the iteration space an operand's innermost row is the same one: 0 if it is another
-// one in each row.
-static int64_t repeats_of(const TileProgram& p, const int64_t* byte_strides) {
-  int64_t elements = p.sizes[0];
+static Repetition repetition_of(const TileProgram& p, const int64_t* byte_strides) {
+  Repetition found{.period = p.sizes[0]};
   int d = 1;
-  for (; d < p.num_dims && byte_strides[d] == 0; ++d) elements *= p.sizes[d];
-  return d > 1 ? elements : 0;
+  for (; d < p.num_dims && byte_strides[d] != 0; ++d) found.period *= p.sizes[d];
+  if (d == p.num_dims || found.period > kMaxRepeated) return {};
+  found.elements = found.period;
+  for (; d < p.num_dims && byte_strides[d] == 0; ++d) found.elements *= p.sizes[d];
+  return found;
 }
 
-int64_t TileBuilder::repeated(const Move& gather) const {
-  const Declared& o = operands_[values_[gather.value].operand];
-  return program_->row_mode ? 0 : repeats_of(*program_, o.byte_strides.data());
+Repetition TileBuilder::repetition(const Move& gather) const {
+  if (program_->row_mode) return {};
+  return repetition_of(*program_, operands_[values_[gather.value].operand].byte_strides.data());
 }
 
 // Whether tiles of several rows have their operands adjacent, in one place, or gathered once for many tiles.
 static bool repeats_rows(const TileProgram& p, const std::vector<std::vector<int64_t>>& byte_strides,
                          const std::vector<int64_t>& bytes) {
-  if (p.sizes[0] > kMaxRepeatedRow) return false;
+  if (p.sizes[0] > kMaxRepeated) return false;
   for (size_t i = 0; i < byte_strides.size(); ++i) {
     const auto& strides = byte_strides[i];
     bool dense = strides[0] == bytes[i];
     for (int d = 1; d < p.num_dims; ++d) dense &= strides[d] == strides[d - 1] * p.sizes[d - 1];
-    if (!dense && repeats_of(p, strides.data()) < std::min(p.numel, kMinRepeats)) return false;
+    if (!dense && repetition_of(p, strides.data()).elements < std::min(p.numel, kMinRepeats)) return false;
   }
   return true;
 }

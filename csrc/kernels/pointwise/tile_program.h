@@ -35,7 +35,7 @@ struct TileMove {
   uint16_t buffer = 0;  // TileValue of the buffer
   uint8_t log2_bytes = 0;
   // Elements of the iteration space, at multiples of which what is gathered changes; until then it is the
-  // same for each tile, which is whole rows. 0: it changes with each tile.
+  // same for each tile. 0: it changes with each tile.
   int64_t repeats = 0;
 };
 
