@@ -467,6 +467,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "torch._dynamo.backends.common.aot_autograd": "models",
     "torch._dynamo.config.patch": "frontend",
     "torch._dynamo.convert_frame.compile_lock": "frontend",
+    "torch._dynamo.eval_frame.cached_backends": "frontend",
     "torch._dynamo.exc.TorchDynamoException": "frontend",
     "torch._dynamo.optimize": "frontend",
     "torch._dynamo.reset": "models",

@@ -62,7 +62,8 @@ def staticrt_backend(
             fix="staticrt.compile(model, donate=…)",
         )
     if needs_gradients(gm, inputs):
-        return region_of(gm, inputs, parsed) if parsed.training else gm.forward
+        # Bound methods: Dynamo's wrapper of an object would copy, and hold, its attributes.
+        return region_of(gm, inputs, parsed).__call__ if parsed.training else gm.forward
     return _inference(gm, inputs, parsed)
 
 
@@ -88,4 +89,4 @@ def _inference(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -> C
         return Executor(function, options, "graph", is_partial=True, known=known)
 
     log.info("compiled a graph of %d nodes for inference", len(gm.graph.nodes))
-    return PartialGraph(gm, inputs, make_executor)
+    return PartialGraph(gm, inputs, make_executor).__call__

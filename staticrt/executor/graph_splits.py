@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -17,6 +18,9 @@ from staticrt.frontend.graph import KnownInputs
 from staticrt.frontend.guards.impure_calls import EffectsSeen
 from staticrt.options import Options
 from staticrt.training.regions import needs_gradients, region_of
+
+if TYPE_CHECKING:
+    from staticrt.training.aot_region import Region
 
 
 class GraphSplits:
@@ -40,6 +44,7 @@ class GraphSplits:
         self._function = function
         self._compiling = f"compiling {name}" if options.progress else ""
         self._maker = _Maker(make_executor, options)
+        weakref.finalize(self, self._maker.release).atexit = False
         self._options = options
         self._inference: PartialGraphs | None = None
         self._training: PartialGraphs | None = None
@@ -50,12 +55,12 @@ class GraphSplits:
     @property
     def executors(self) -> list[GraphExecutor]:
         """Of partial graphs without gradients."""
-        return self._maker.executors
+        return [executor for graph in self._maker.inferring for executor in graph.executors]
 
     @property
     def regions(self) -> list[Any]:
         """Partial graphs with their backward."""
-        return self._maker.regions
+        return [region for region in self._maker.training if not region.is_released]
 
     @property
     def breaks(self) -> list[tuple[str, str]]:
@@ -164,6 +169,8 @@ class GraphSplits:
 class _Maker:
     """Makes the partial graphs of a function, which it does not refer to.
 
+    Dynamo may keep all of them and this object for good (`frontend/dynamo/resets.py`).
+
     Args:
         make_executor, options: as of `GraphSplits`.
     """
@@ -171,28 +178,31 @@ class _Maker:
     def __init__(
         self, make_executor: Callable[[Callable[..., Any], int, KnownInputs], GraphExecutor], options: Options
     ) -> None:
-        self.executors: list[GraphExecutor] = []
-        self.regions: list[Any] = []  # partial graphs with their backward
+        self.inferring: list[PartialGraph] = []  # partial graphs without gradients
+        self.training: list[Region] = []
         self.calls = 0
         self._make_executor = make_executor
         self._options = options
-        self._inferring = 0  # partial graphs without gradients
+
+    def release(self) -> None:
+        for graph in self.inferring:
+            graph.release()
+        for region in self.training:
+            region.release()
 
     def __call__(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        graph: Callable[..., Any]
+        graph: Region | PartialGraph
         if needs_gradients(gm, inputs):
             graph = region_of(gm, inputs, self._options)
-            self.regions.append(graph)
+            self.training.append(graph)
         else:
-            number = self._inferring
-            self._inferring += 1
+            number = len(self.inferring)
 
             def make(function: Callable[..., Any], known: KnownInputs) -> GraphExecutor:
-                executor = self._make_executor(function, number, known)
-                self.executors.append(executor)
-                return executor
+                return self._make_executor(function, number, known)
 
             graph = PartialGraph(gm, inputs, make)
+            self.inferring.append(graph)
 
         def run(*args: Any) -> Any:
             self.calls += 1

@@ -22,6 +22,7 @@ import torch
 from staticrt import locks, tuning
 from staticrt.executor.state import ExecutorState
 from staticrt.frontend.dynamo.dynamo import known_inputs, take_numbers, without_attributes
+from staticrt.frontend.dynamo.resets import release_at_reset
 from staticrt.frontend.graph import KnownInputs
 from staticrt.frontend.subclasses import Unwrapped
 from staticrt.runtime.fast_call import FastPath
@@ -70,6 +71,13 @@ class PartialGraph:
         self._other: GraphExecutor | None = None
         self._lock = locks.reentrant()
         add_holder(self)
+        release_at_reset(self)
+
+    @property
+    def executors(self) -> list[GraphExecutor]:
+        """Of the sets of weights that it was called with and that are alive."""
+        with self._lock:
+            return [*self._executors.values(), *([] if self._other is None else [self._other])]
 
     def _held(self) -> list[Any]:
         return [getattr(self._owner, name) for name in self._attributes]
@@ -107,6 +115,13 @@ class PartialGraph:
             for key in [key for key in self._alive if not set(key).isdisjoint(tensors)]:
                 del self._alive[key]
                 self._executors.pop(key, None)
+
+    def release(self) -> None:
+        """Drop what was compiled; a call would compile anew."""
+        with self._lock:
+            self._alive.clear()
+            self._executors.clear()
+            self._other = None
 
     def _forget(self, key: tuple[int, ...]) -> Callable[[object], None]:
         """What was made of weights goes when they do."""

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from staticrt import torch_private
 from staticrt.errors import InputError, LoweringError, OptionError, TraceError
+from staticrt.frontend.dynamo.resets import release_at_reset
 from staticrt.options import Options
 from staticrt.runtime.cached_trace import has_elements_apart
 from staticrt.runtime.explain.explanation import EagerReport, TraceReport
@@ -68,6 +69,7 @@ class Region:
     Attributes:
         eager: the nodes that run eagerly, with reasons.
         calls: how often it ran.
+        is_released: nothing compiled is left; it runs eagerly.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Region:
         self._is_subregion = is_subregion
         self._graphs: list[CompiledGraph] = []
         self.calls = 0
+        self.is_released = False
         self._options = options
         self._remembers = options.double_backward
         self._inputs = tuple(_describe(value) for value in inputs)
@@ -108,6 +111,8 @@ class Region:
         else:
             self._run = self._compile_or_cut(gm, inputs)
         _live.append(weakref.ref(self))
+        if not is_subregion:
+            release_at_reset(self)
 
     def _compile_or_cut(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile a region. If AOTAutograd fails on a known node, only that node runs eagerly; else the region does."""
@@ -179,6 +184,12 @@ class Region:
                     self._first = run
                 return through_native or run
         return run
+
+    def release(self) -> None:
+        """Drop what was compiled; backwards that are pending keep what they need. Calls run eagerly from now on."""
+        self.is_released = True
+        self._run, self._first, self._remembers = self._eager, None, False
+        self._graphs, self._subregions, self._subclassed = [], [], None
 
     def captured_runs(self) -> list[CapturedRuns]:
         """Programs that run captured (option `graphs`)."""
@@ -353,8 +364,7 @@ def _overlaps_itself(value: Any) -> bool:
     return strided and not has_elements_apart(value)
 
 
-def _is_large(number: Any) -> bool:
-    """Whether an int has more than 64 bits; the ragged size of a nested tensor is none."""
+def _is_large(number: Any) -> bool:  # more than 64 bits; the ragged size of a nested tensor is no int
     return type(number) is int and number.bit_length() > 63
 
 
@@ -388,8 +398,3 @@ def _draws(node: fx.Node) -> bool:
         isinstance(node.target, torch._ops.OpOverload)
         and torch.Tag.nondeterministic_seeded in node.target.tags
     )
-
-
-def _is_long(value: Any) -> bool:
-    """Whether a value is a number of more than 64 bits; traces call a region with symbols."""
-    return type(value) is int and value.bit_length() > 63

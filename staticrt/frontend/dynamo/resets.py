@@ -1,0 +1,38 @@
+"""What was compiled of Dynamo's graphs goes with `torch._dynamo.reset()`.
+
+Dynamo names the functions that it resumes after graph breaks, and the compiled graphs that they call, in the globals of the
+module they are of, and leaves them there for good. A graph of ours would keep arenas and packed weights.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Protocol
+
+
+class CompiledGraph(Protocol):
+    """A graph of Dynamo, compiled."""
+
+    def release(self) -> None:
+        """Drop what was compiled. A call is still answered."""
+
+
+def release_at_reset(graph: CompiledGraph) -> None:
+    """Release `graph`, if it lives, when Dynamo is reset."""
+    from torch._dynamo.eval_frame import cached_backends  # whose `reset` Dynamo calls; then it forgets them
+
+    _graphs.add(graph)
+    if id(_backend) not in cached_backends:
+        cached_backends[id(_backend)] = _backend  # type: ignore[assignment]
+
+
+class _Backend:
+    """What Dynamo takes for a backend that has something to reset."""
+
+    def reset(self) -> None:
+        for graph in list(_graphs):
+            graph.release()
+
+
+_graphs: weakref.WeakSet[Any] = weakref.WeakSet()
+_backend = _Backend()
