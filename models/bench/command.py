@@ -95,7 +95,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             f"--{suite}", action="store_true", help=f"instead of the zoo: {what}, with targets"
         )
     parser.add_argument(
-        "--train", action="store_true", help="training steps instead: eager, AOT eager, staticrt, whole steps"
+        "--train",
+        action="store_true",
+        help="training steps instead: eager, AOT eager, staticrt, whole steps; with --models those of the zoo alone",
     )
     parser.add_argument("--inductor", action="store_true", help="with --train: Inductor too")
     parser.add_argument("--gates", action="store_true", help="also the targets; exit code 1 if one is missed")
@@ -183,34 +185,41 @@ def _run_training(arguments: argparse.Namespace) -> int:
     from staticrt.models.bench.train_costs import measure_compile, measure_two_operators, render_costs
     from staticrt.models.bench.train_first import measure_first_calls, render_first_calls
     from staticrt.models.bench.train_memory import measure_memory, render_memory
+    from staticrt.models.bench.train_zoo import measure_zoo, render_zoo
 
     target = _target(arguments.json)
     seconds = arguments.seconds or (0.3 if arguments.quick else 3.0)
     before = torch.get_num_threads()
     torch.set_num_threads(arguments.threads)
-    memory = []
+    document: dict[str, Any] = {"format": FORMAT, "environment": environment([], arguments.threads, 1)}
+    rows: list[dict[str, Any]] = []
+    tables: list[str] = []
     try:
         with long_work("bench --train"):
-            rows = measure_training(seconds=seconds, inductor=arguments.inductor)
-            runs = 1 if arguments.quick else 3
-            first = measure_first_calls(
-                [row["model"] for row in rows],
-                threads=arguments.threads,
-                runs=runs,
-                inductor=arguments.inductor,
-            )
-            costs = {"two_operators_us": measure_two_operators(), "compile_s": measure_compile()}
-            if not arguments.quick:
-                memory = measure_memory()
+            if not arguments.models:
+                rows = document["training"] = measure_training(seconds=seconds, inductor=arguments.inductor)
+                first = document["first_calls"] = measure_first_calls(
+                    [row["model"] for row in rows],
+                    threads=arguments.threads,
+                    runs=1 if arguments.quick else 3,
+                    inductor=arguments.inductor,
+                )
+                costs = document["costs"] = {
+                    "two_operators_us": measure_two_operators(),
+                    "compile_s": measure_compile(),
+                }
+                tables += [render_training(rows), render_first_calls(first), render_costs(costs)]
+                document["memory"] = [] if arguments.quick else measure_memory()
+                tables += [render_memory(document["memory"])] if document["memory"] else []
+            if arguments.models or not arguments.quick:
+                document["zoo"] = measure_zoo(
+                    zoo.select(arguments.models), seconds=seconds, inductor=arguments.inductor
+                )
+                tables.append(render_zoo(document["zoo"]))
     finally:
         torch.set_num_threads(before)
-    facts = environment([], arguments.threads, 1)
-    document = {"format": FORMAT, "environment": facts, "training": rows, "costs": costs, "memory": memory}
-    _save({**document, "first_calls": first, "complete": True}, target)
-    print(f"{render_training(rows)}\n\n{render_first_calls(first)}\n\n{render_costs(costs)}")
-    if memory:
-        print(f"\n{render_memory(memory)}")
-    print(f"\nRaw results: {target}")
+    _save({**document, "complete": True}, target)
+    print("\n\n".join([*tables, f"Raw results: {target}"]))
     return int(arguments.gates and any(row["speedup"]["whole step"] < row["target"] for row in rows))
 
 

@@ -76,7 +76,7 @@ def _steps(
     return found
 
 
-def _time(steps: dict[str, Step], seconds: float) -> dict[str, float]:
+def time_in_turns(steps: dict[str, Step], seconds: float) -> dict[str, float]:
     """Median ms of each, in turns of about 20 ms."""
     calls = {}
     for name, step in steps.items():
@@ -109,7 +109,7 @@ def measure_training(*, seconds: float, inductor: bool) -> list[dict[str, Any]]:
         first = {way: step().item() for way, (step, _run) in steps.items()}
         if max(abs(loss - first["eager"]) for loss in first.values()) > 1e-3 * max(1.0, abs(first["eager"])):
             raise AssertionError(f"{name}: losses differ: {first}")
-        ms = _time({way: step for way, (step, _run) in steps.items()}, seconds)
+        ms = time_in_turns({way: step for way, (step, _run) in steps.items()}, seconds)
         peaks = {way: allocated_peak(step) for way, (step, _run) in steps.items()}
         torch.manual_seed(0)
         model, x = make(), torch.randn(*sizes)

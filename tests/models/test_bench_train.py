@@ -4,7 +4,8 @@ import json
 
 import torch
 
-from staticrt.models.bench import train, train_costs, train_first, train_memory
+from staticrt.models import zoo
+from staticrt.models.bench import train, train_costs, train_first, train_memory, train_zoo
 from staticrt.tools.cli.main import main
 
 
@@ -18,6 +19,7 @@ def test_one_model_is_measured_and_reported(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(train_costs, "_CALLS", 4)
     monkeypatch.setattr(train_costs, "_BATCHES", 2)
     monkeypatch.setattr(train_costs, "_OPERATORS", 30)
+    monkeypatch.setattr(zoo, "ENTRIES", (zoo.get("mlp"),))
     target = tmp_path / "train.json"
     assert main(["bench", "--train", "--seconds", "0.05", "--json", str(target)]) == 0
     text = capsys.readouterr().out
@@ -44,8 +46,50 @@ def test_one_model_is_measured_and_reported(tmp_path, monkeypatch, capsys):
     assert set(first["first_ms"]) == {"without gradients", "staticrt.compile"}
     assert all(ms > 0 for ms in first["first_ms"].values())
     assert "First call of a process" in text
+    assert [row["model"] for row in json.loads(target.read_text())["zoo"]] == ["mlp"]
     assert row["arena_bytes"] >= row["lower_bound_bytes"] > 0
     assert 0 < row["saved_bytes"]["staticrt"] <= row["saved_bytes"]["eager"] * 2
+
+
+def test_models_of_the_zoo_are_measured_and_reported(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(
+        train_zoo, "WAYS", {way: train_zoo.WAYS[way] for way in ("eager", "staticrt.compile")}
+    )
+    target = tmp_path / "train.json"
+    assert (
+        main(["bench", "--train", "--models", "mlp,control_flow", "--seconds", "0.05", "--json", str(target)])
+        == 0
+    )
+    text = capsys.readouterr().out
+    document = json.loads(target.read_text())
+    assert "training" not in document
+    rows = {row["model"]: row for row in document["zoo"]}
+    assert set(rows) == {"mlp", "control_flow"}
+    for row in rows.values():
+        assert set(row["ms"]) | set(row["failed"]) == {"eager", "staticrt.compile", "whole step"}
+        assert set(row["peak_bytes"]) == set(row["ms"])
+        assert all(ms > 0 for ms in row["ms"].values())
+    assert not rows["mlp"]["failed"]
+    peaks = rows["mlp"]["peak_bytes"]
+    assert peaks["staticrt.compile"] <= 1.02 * peaks["eager"]
+    assert f"({peaks['staticrt.compile'] / peaks['eager']:.2f})" in text
+    assert "geometric mean" in text
+
+
+def test_a_way_that_answers_otherwise_has_failed(monkeypatch):
+    class Doubled(torch.nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x):
+            return 2 * self.model(x)
+
+    monkeypatch.setattr(train_zoo, "WAYS", {"eager": lambda model: model, "staticrt.compile": Doubled})
+    (row,) = train_zoo.measure_zoo(zoo.select(["mlp"]), seconds=0.01)
+    assert "its loss is" in row["failed"]["staticrt.compile"]
+    assert "staticrt.compile" not in row["ms"]
+    assert "mlp, staticrt.compile: AssertionError: its loss is" in train_zoo.render_zoo([row])
 
 
 def test_the_peak_of_a_call_is_that_of_its_allocations():
