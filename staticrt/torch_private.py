@@ -105,14 +105,14 @@ _recurrent = _Recurrent()
 
 @contextlib.contextmanager
 def checkpoint_parts(
-    part: Callable[[bool, Callable[..., Any], bool], Iterator[None]],
+    part: Callable[[tuple[Any, ...], bool, Callable[..., Any], bool], Iterator[None]],
     reentrant: Callable[[Callable[..., Any], bool, tuple[Any, ...]], Any] | None = None,
 ) -> Iterator[None]:
     """While this holds, this thread's `torch.utils.checkpoint` saves all and computes nothing again.
 
     Args:
         part: a generator of one value, in place of what torch does before and after the function of a checkpoint; it takes
-            `preserve_rng_state`, `context_fn` and `debug`.
+            the function and its arguments, `preserve_rng_state`, `context_fn` and `debug`.
         reentrant: what a checkpoint with reentrant autograd does, of the function, `preserve_rng_state` and the arguments;
             None: what torch does.
     """
@@ -139,7 +139,7 @@ def is_plain_checkpoint(context: Callable[..., Any]) -> bool:
 
 
 class _Checkpoints(threading.local):
-    part: Callable[[bool, Callable[..., Any], bool], Iterator[None]] | None = None
+    part: Callable[[tuple[Any, ...], bool, Callable[..., Any], bool], Iterator[None]] | None = None
     reentrant: Callable[[Callable[..., Any], bool, tuple[Any, ...]], Any] | None = None
 
 
@@ -157,7 +157,7 @@ def _ask_the_thread_for_checkpoints() -> None:
         fn: Any, preserve: Any, context_fn: Any, check: Any, debug: Any, *args: Any, **kwargs: Any
     ) -> Any:
         if _checkpoints.part is not None:
-            return _checkpoints.part(bool(preserve), context_fn, bool(debug))
+            return _checkpoints.part((fn, args, kwargs), bool(preserve), context_fn, bool(debug))
         return upstream(fn, preserve, context_fn, check, debug, *args, **kwargs)
 
     module._checkpoint_without_reentrant_generator = asking

@@ -20,6 +20,7 @@ from staticrt.frontend.reasons import CannotTrace
 from staticrt.frontend.tracing.tracer import BACKWARD, CHECKPOINT, Tracer
 from staticrt.passes.cse import APART
 from staticrt.passes.effects import is_pure, node_facts
+from staticrt.training.checkpoint_state import Reached
 from staticrt.training.partition import is_random
 
 aten = torch.ops.aten
@@ -37,12 +38,15 @@ def checkpoints(
     """
     count = 0
 
-    def part(preserve: bool, context: Callable[..., Any], debug: bool) -> Iterator[None]:
+    def part(
+        call: tuple[Any, ...], preserve: bool, context: Callable[..., Any], debug: bool
+    ) -> Iterator[None]:
         nonlocal count
         if debug or not torch_private.is_plain_checkpoint(context):
             raise CannotTrace("a checkpoint with a context, or a debug mode, of its own", even_in_parts=True)
         recording = tracer()
         outer = recording.marks
+        recording.parts.append(Reached(call))
         count += 1
         if CHECKPOINT not in outer():  # one in another belongs to the outer one
             mark = {CHECKPOINT: count if preserve else -count}
@@ -68,7 +72,8 @@ def checkpoints(
             return outer()
 
         recording.marks = marks
-        with contextlib.contextmanager(part)(preserve, torch_private.no_checkpoint_context, False):
+        context = torch_private.no_checkpoint_context
+        with contextlib.contextmanager(part)((function, args), preserve, context, False):
             return function(*args)
 
     return torch_private.checkpoint_parts(part, whole if reentrant else None)
@@ -130,6 +135,10 @@ class Recomputed:
             made.target, made.args = _staticrt.dropout_again.default, (x, env[self._states[node]], p)
         return made
 
+    def part_of(self, node: fx.Node) -> int | None:
+        """The part that a node lies in, if any."""
+        return self._parts.get(node)
+
     def __contains__(self, node: fx.Node) -> bool:
         """Whether the backward computes a node again where it reads it."""
         return node in self._parts and node not in self._escaping
@@ -145,10 +154,8 @@ def recompute_parts(gm: fx.GraphModule) -> None:
         return
     forward = [node for node in gm.graph.nodes if BACKWARD not in node.meta and node.op != "output"]
     recomputed = Recomputed(forward)
-    written = _first_writes(gm.graph)
+    _refuse_changed(gm.graph, recomputed)
     copies = _Copies()
-    reads: dict[fx.Node, set[fx.Node]] = {}  # copied nodes -> the written inputs that their copies depend on
-    reached: set[fx.Node] = set()  # of the graph's nodes, in order
 
     def copy_of(node: fx.Node) -> None:
         stack = [node]
@@ -158,9 +165,6 @@ def recompute_parts(gm: fx.GraphModule) -> None:
                 stack.append(missing[0])
                 continue
             made = stack.pop()
-            reads[made] = set[fx.Node]().union(
-                *(reads.get(each, {_root(each)} & written.keys()) for each in sources)
-            )
             copies[made] = recomputed.add(made, gm.graph, copies)
             copies[made].meta[APART] = "again"
 
@@ -170,11 +174,28 @@ def recompute_parts(gm: fx.GraphModule) -> None:
                 if source not in copies:
                     with gm.graph.inserting_before(node):
                         copy_of(source)
-                if any(written[each] in reached for each in reads[source]):  # eager computes it again by then
-                    raise CannotTrace("a checkpoint that reads what is written before its backward")
                 node.replace_input_with(source, copies[source])
-        reached.add(node)
     gm.recompile()
+
+
+def _refuse_changed(graph: fx.Graph, recomputed: Recomputed) -> None:
+    """Refuse parts that read an input which is written before their backward: eager computes them again by then, also
+    what the rest of the forward read of them.
+
+    Raises:
+        CannotTrace: there is one.
+    """
+    written = _first_writes(graph)
+    places = {node: place for place, node in enumerate(graph.nodes)}
+    last: dict[int | None, int] = {}  # part -> the last node of the backward that reads it
+    for node in graph.nodes:
+        if BACKWARD in node.meta:
+            last.update((recomputed.part_of(_root(each)), places[node]) for each in node.all_input_nodes)
+    for node in graph.nodes:
+        part = recomputed.part_of(node)
+        for root in map(_root, node.all_input_nodes) if part is not None else ():
+            if root in written and places[written[root]] < last.get(part, -1):
+                raise CannotTrace("a checkpoint that reads what is written before its backward")
 
 
 class _Copies(dict[fx.Node, fx.Node]):

@@ -20,6 +20,7 @@ from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.reasons import CannotTrace, NeedsNoGradient
 from staticrt.frontend.tracing.tracer import AUTOGRAD_NODE, BACKWARD
 from staticrt.shapes.fake_results import new
+from staticrt.training.checkpoint_state import look_again
 from staticrt.training.eager_nodes import saving_nodes
 
 # Names in model code that tell of hooks, which autograd calls in each backward, of gradients computed in the forward, or
@@ -105,6 +106,7 @@ class Backward:
         self.saving = saving_nodes(_nodes(live, wanted.keys()))
         self.sources = tuple(source for _value, source in wanted.values())
         tangents = _incoming(tracer, results, len(arguments))
+        look_again(tracer)
         tracer.marks = lambda: {BACKWARD: "is_backward", AUTOGRAD_NODE: torch_private.running_node()}
         sources = [value for value, _source in wanted.values()]
         return [*viewed, *torch_private.gradients(results, sources, tangents)]

@@ -22,6 +22,7 @@ from staticrt import torch_private
 from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.reasons import CannotTrace
 from staticrt.frontend.tracing.tracer import BACKWARD
+from staticrt.training.checkpoint_state import look_again
 from staticrt.training.held_optimizers import HeldOptimizer, Read, StandIn
 
 _thread = threading.local()
@@ -112,7 +113,10 @@ class Recording:
                 self._stand_ins.append(StandIn(optimizer, twin, step, lambda: current() is self))
 
     def _marks(self) -> dict[str, Any]:
-        return {} if torch_private.running_node() == -1 else {BACKWARD: "is_backward"}
+        if torch_private.running_node() == -1:
+            return {}
+        look_again(self._tracer)
+        return {BACKWARD: "is_backward"}
 
     def add_leaf(self, tensor: torch.Tensor) -> None:
         """Remember the gradient that a leaf has before the step."""
@@ -160,6 +164,7 @@ class Recording:
 
     def end(self) -> tuple[list[GradEffect], tuple[torch.Tensor, ...]]:
         """The effect on every leaf's gradient, in the order of the leaves, and the gradients that are new."""
+        self._tracer.parts.clear()  # no backward runs them
         if any(held.is_changed() for held in self._held):
             raise CannotTrace("the step changes hyperparameters of an optimiser, or which tensors it keeps")
         self.reads = [read for held in self._held for read in held.reads()]

@@ -138,7 +138,7 @@ def test_gradients_of_a_few_tensors_through_a_reentrant_part_raise_as_in_eager()
 
 
 @pytest.mark.filterwarnings("ignore:staticrt")
-@pytest.mark.parametrize("how", ["second backward", "view"])
+@pytest.mark.parametrize("how", ["second backward", "view", "result"])
 def test_a_part_that_reads_what_changes_before_a_backward_runs_eagerly(how):
     found = []
     for compiled in (True, False):
@@ -150,9 +150,16 @@ def test_a_part_that_reads_what_changes_before_a_backward_runs_eagerly(how):
             row = weight[0]
 
             def part(x):
-                return block(x) if how == "second backward" else (x + row).sin()
+                return (
+                    block(x)
+                    if how == "second backward"
+                    else (x + row).sin()
+                    if how == "view"
+                    else (x * row).tanh()
+                )
 
-            loss = checkpoint(part, first(x), use_reentrant=False).square().mean()
+            out = checkpoint(part, first(x), use_reentrant=False)
+            loss = out.exp().mean() if how == "result" else out.square().mean()
             if how == "second backward":
                 grads = torch.autograd.grad(loss, [*first.parameters()], retain_graph=True)
                 with torch.no_grad():
@@ -160,7 +167,7 @@ def test_a_part_that_reads_what_changes_before_a_backward_runs_eagerly(how):
                 grads += torch.autograd.grad(loss, [*first.parameters()])
             else:
                 with torch.no_grad():
-                    weight.mul_(0.5)
+                    (weight.data if how == "result" else weight).mul_(0.5)
                 grads = torch.autograd.grad(loss, [*first.parameters()])
             return [g.detach() for g in grads]
 
@@ -169,6 +176,63 @@ def test_a_part_that_reads_what_changes_before_a_backward_runs_eagerly(how):
         if compiled:
             assert "written before its backward" in step.explain().eager[0].reason
     torch.testing.assert_close(*found)
+
+
+def _late(x, weight, reentrant):
+    for factor in (1.0, 2.0, 3.0):
+        x = checkpoint(lambda y: (y @ weight * factor).sin(), x, use_reentrant=reentrant)  # noqa: B023
+    return x
+
+
+def _in_a_list(x, weight, reentrant):
+    held = [weight.detach().cos()]
+    out = checkpoint(lambda y: (y @ held[0]).sin(), x @ weight, use_reentrant=reentrant)
+    held[0] = weight.detach() * 2
+    return out
+
+
+def _in_an_object(x, weight, reentrant):
+    class Scaled:
+        scale = 1.0
+
+        def __call__(self, y):
+            return (y @ weight * self.scale).sin()
+
+    scaled = Scaled()
+    out = checkpoint(scaled, x @ weight, use_reentrant=reentrant)
+    scaled.scale = 3.0
+    return out
+
+
+@pytest.mark.filterwarnings("ignore:staticrt")
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("part", [_late, _in_a_list, _in_an_object])
+@pytest.mark.parametrize("way", ["step", "model"])
+def test_a_part_that_reads_what_is_assigned_before_its_backward_runs_eagerly(part, reentrant, way):
+    found = []
+    for compiled in (True, False):
+        torch.manual_seed(0)
+        weight = nn.Parameter(torch.randn(4, 4, dtype=torch.float64))
+
+        def forward(x, weight=weight):
+            return part(x, weight, reentrant)
+
+        run = staticrt.compile(forward) if compiled and way == "model" else forward
+
+        def train(x, weight=weight, run=run):
+            run(x).square().sum().backward()
+            found = x.grad, weight.grad
+            x.grad = weight.grad = None
+            return found
+
+        step = staticrt.compile_step(train) if compiled and way == "step" else train
+        for _ in range(3):
+            x = torch.linspace(0, 1, 8, dtype=torch.float64).view(2, 4).requires_grad_()
+            found.append([t.clone() for t in step(x)])
+        explained = step if way == "step" else run
+        if compiled and not (way == "model" and reentrant):  # which no model has in a trace
+            assert "reads what changes before its backward" in explained.explain().eager[0].reason
+    torch.testing.assert_close(found[:3], found[3:])
 
 
 def test_a_reentrant_part_of_a_users_own_class_runs_its_own_code():

@@ -141,7 +141,9 @@ def _not_of_a_trace(record: logging.LogRecord) -> bool:
 logging.getLogger("torch._subclasses.fake_tensor").addFilter(_not_of_a_trace)
 
 
-def _unsaved(_preserve: bool, context: Callable[..., Any], debug: bool) -> Iterator[None]:
+def _unsaved(
+    _call: tuple[Any, ...], _preserve: bool, context: Callable[..., Any], debug: bool
+) -> Iterator[None]:
     """Around a checkpoint's function where no backward computes it again: the state of the generator is not asked."""
     if debug or not torch_private.is_plain_checkpoint(context):
         raise CannotTrace("a checkpoint with a context, or a debug mode, of its own")

@@ -116,6 +116,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.grad_enabled = torch.is_grad_enabled()
         self.source_node: fx.Node | None = None  # when re-tracing a graph: whose line and marks to keep
         self.marks: Callable[[], dict[str, Any]] = dict  # added to the `meta` of each operator's node
+        self.parts: list[Any] = []  # what checkpoints read, until a backward begins
         self.layers: dict[int, str] = {} if parent is None else parent.layers  # for `reasons.layer_of`
         self.unbacked = UnbackedSymbols(self.graph, self.symbols, self.shape_env)
         self._storages: dict[int, torch.UntypedStorage] = {}  # real storage -> its fake
