@@ -233,3 +233,18 @@ def test_gradients(pair):
         compiled(x.to("sim:0")).square().sum().backward()
         for p, q in zip(model.parameters(), on_sim.parameters(), strict=True):
             torch.testing.assert_close(q.grad.cpu(), p.grad)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_nested_tensors_of_the_jagged_layout_run_eagerly(pair, gradients):
+    model, on_sim = (nn.Sequential(net.wide, nn.ReLU(), net.narrow) for net in pair)
+    compiled = staticrt.compile(on_sim)
+    with torch.set_grad_enabled(gradients):
+        for lengths in ((2, 3, 5), (2, 3, 5), (1, 4)):
+            rows = [torch.randn(n, 16) for n in lengths]
+            nested = torch.nested.nested_tensor(rows, layout=torch.jagged)
+            there = torch.nested.nested_tensor([x.to("sim:0") for x in rows], layout=torch.jagged)
+            result = compiled(there)
+            torch.testing.assert_close(result.values().cpu(), model(nested).values())
+            assert result.offsets().tolist() == nested.offsets().tolist()
+    assert "an argument is a tensor subclass, NestedTensor   (3 calls)" in str(compiled.explain())
