@@ -79,12 +79,12 @@ int64_t matrices(const MatmulShape& s) {
   return s.batch[0] * s.batch[1];
 }
 
-// How a route is cut. Rows count over the whole batch. B that is packed for a call is packed by columns, so
-// that no column is packed twice; rows of A are packed by whoever has them.
+// How a route is cut: between the rows of the larger of A and B, which each thread then reads half of, say,
+// and the smaller one as a whole. Rows count over the whole batch.
 Grid product_grid(const MatmulShape& s, Route route) {
   int64_t unit = tuning::kProductRowUnit;
   if (route == Route::kPackEach || route == Route::kDots) unit = s.m;
-  if (route == Route::kTurned) unit = tuning::kMaxTurnedRows;  // of a chunk
+  if (route == Route::kTurned) unit = gemm_kernels().nr;  // rows of a panel
   // Few rows take as long as B is read.
   const double read_ns =
       static_cast<double>(s.k) * sizeof(float) / tuning::kReadBytesPerNs / static_cast<double>(s.m);
@@ -93,7 +93,7 @@ Grid product_grid(const MatmulShape& s, Route route) {
           .row_unit = unit,
           .column_unit = gemm_kernels().nr,
           .cell_ns = std::max(product_ns(2 * s.k), read_ns) * (s.is_double ? 2 : 1),
-          .columns_first = true};
+          .columns_first = matrices(s) == 1 && s.m <= s.n};
 }
 
 // Scratch memory of a part.

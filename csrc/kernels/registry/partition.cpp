@@ -80,10 +80,10 @@ Cut cut_of(const Grid& grid, int threads) {
     // Fewer parts of rows may be as good: their number follows from the largest.
     const int64_t rows_at_most = std::min(most / columns, row_units);
     const int64_t rows = ceil_div(row_units, ceil_div(row_units, rows_at_most));
-    const double largest = wide * static_cast<double>(largest_part(grid.rows, grid.row_unit, rows));
-    const bool fewer = rows * columns < best.parts() ||
-                       (grid.columns_first && rows * columns == best.parts() && best.parts() > 1);
-    if (largest < least || (largest == least && fewer)) {
+    const bool is_other_side = grid.columns_first ? rows > 1 : columns > 1;
+    const double largest = wide * static_cast<double>(largest_part(grid.rows, grid.row_unit, rows)) *
+                           (is_other_side ? tuning::kOtherSide : 1.0);
+    if (largest < least || (largest == least && rows * columns < best.parts())) {
       least = largest;
       best = {rows, columns};
     }
