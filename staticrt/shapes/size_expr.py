@@ -89,7 +89,8 @@ class Operation(Atom):
 class Known(Operation):
     """An operation of which the trace assumes more than its arguments say; a number of its own in all arithmetic.
 
-    Its text differs from that of the same operation without the assumption, as equal texts are equal atoms.
+    Its text differs from that of the same operation without the assumption or with another, as equal texts are equal
+    atoms: results that are cached for one trace are those of another.
 
     Args:
         args: as they were when it was assumed; no later substitution reaches them.
@@ -119,6 +120,8 @@ class Quotient(Known):
         if low is None and is_at_least(dividend, 0) and is_at_least(divisor, 1):
             low = min(least or 0, 1)
         super().__init__(FLOORDIV, (dividend, divisor), low)
+        self.text = f"({self.text})"
+        self._hash = hash(self.text)
 
 
 def _binds_tighter(expr: Expr) -> bool:

@@ -143,3 +143,12 @@ def test_forms_do_not_depend_on_the_order_of_work():
     a, b, c = map(size, NAMES)
     assert add(add(a, b), c).text == add(c, add(b, a)).text
     assert multiply(multiply(a, b), c).text == multiply(c, multiply(b, a)).text
+
+
+def test_assumptions_that_differ_are_different_atoms():
+    n, two = size_expr.symbol("n"), constant(2)
+    plain = floordiv(n, two).atom
+    atoms = [plain, size_expr.positive(plain), size_expr.Quotient(n, two)]
+    assert len({atom.text for atom in atoms}) == 3
+    products = [multiply(two, size_expr.of_atom(atom)) for atom in atoms]
+    assert [type(product.terms[0][0][0]) for product in products] == [type(atom) for atom in atoms]

@@ -90,3 +90,12 @@ def test_integers_beyond_64_bits():
         check(
             function, *[lambda n=n: (torch.ones(1), n) for n in (2, 3, 4, 2**40, -(2**62), 5)], backend=False
         )
+
+
+def test_what_one_trace_assumed_of_a_division_is_no_others():
+    def f(x):
+        return x.reshape(x.shape[0] // 2 * 2, -1) * 2
+
+    even, odd = [lambda n=n: (arange(n * 4.0).view(n, 4),) for n in (4, 3)]
+    for order in ([even, odd, even], [odd, even, odd]):
+        check(f, *order)
