@@ -161,3 +161,36 @@ def test_results_have_the_dtype_that_an_operator_is_asked_for(function, number):
     dtype.value = INT, 1
     with pytest.raises(ArchiveError, match=r"archive declares that .* is .*, but asks .* for Char"):
         staticrt.load(with_fields(data, body))
+
+
+@pytest.mark.parametrize(
+    ("function", "declared", "text"),
+    [
+        (lambda x: x.exp() + 1, 7, "is Double, but .*exp.* gives Float"),
+        (lambda x: x > 0, 6, "is Float, but .*gt.* gives Bool"),
+        (lambda x: x.long() + 1, 7, "is Double, but .*add.* gives Long"),
+        (lambda x: torch.cat([x, x]), 5, "is Half, but .*cat.* gives Float"),
+    ],
+    ids=["exp", "gt", "add", "cat"],
+)
+def test_results_have_the_dtype_that_their_operator_gives(function, declared, text):
+    """Kernels of ours write results of the declared dtype."""
+    data = saved(function, torch.ones(3))
+    torch.testing.assert_close(staticrt.load(data)(torch.ones(4)), function(torch.ones(4)))
+    body = read_body(data)
+    body.traces[0].program.nodes[-1 if declared == 7 and "add" in text else 0].outputs[0].dtype = declared
+    forged = staticrt.load(with_fields(data, body))
+    for _ in range(2):
+        with pytest.raises(InputError, match=f"archive declares that .* {text}"):
+            forged(torch.ones(4))
+
+
+def test_a_result_of_integers_has_the_default_dtype_of_its_archive():
+    data = saved(lambda x: x / 2, torch.ones(3, dtype=torch.int64))
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = staticrt.load(data)(torch.ones(4, dtype=torch.int64))
+    finally:
+        torch.set_default_dtype(before)
+    torch.testing.assert_close(found, torch.full((4,), 0.5))

@@ -93,6 +93,8 @@ void flip_into(const T& input, at::IntArrayRef dims, T& out) {
   if (c10::isBarebonesUnsignedType(self.scalar_type()) || c10::isFloat8Type(self.scalar_type())) {
     n::flip(self, dims);  // raises for some of these
   }
+  TORCH_CHECK(out.scalar_type() == self.scalar_type(), "flip of ", self.scalar_type(), " into ",
+              out.scalar_type());
   resize_like(out, self);
   const auto element = static_cast<int64_t>(self.element_size());
   const Boxes boxes = flip_boxes({self.sizes(), self.strides(), out.strides(), element}, dims);

@@ -2,6 +2,8 @@
 
 #include <ATen/core/enum_tag.h>
 
+#include "runtime/record/declared_dtypes.h"
+
 namespace staticrt {
 namespace {
 
@@ -110,6 +112,8 @@ void Recorder::after_node(uint32_t node_index, const c10::IValue* slots) {
   const BoundNode& bound_node = bound_.nodes[node_index];
   const bool stable = is_stable(node_index);
   const bool writes_out = bound_node.kind == BoundKind::kOut || bound_node.kind == BoundKind::kBoxedOut;
+  if (bound_.check_sizes && writes_out && node.handle)
+    check_declared_dtypes(program, node, const_cast<c10::IValue*>(slots));
   for (uint32_t i = 0; i < node.num_outputs; ++i) {
     const ValueId id = node.first_output + i;
     ValueRecord& record = records_[id];
