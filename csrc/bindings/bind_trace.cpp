@@ -222,6 +222,7 @@ py::dict stats_of(const PreparedProgram& program) {
   d["overwrites"] = s.overwrites;
   d["parts_in_place"] = s.parts_in_place;
   d["donated_bytes"] = s.donated_bytes;
+  d["apart_bytes"] = s.apart_bytes;
   d["parallel_calls"] = s.parallel_calls;
   d["fixed_nodes"] = s.fixed_nodes;
   d["derived_bytes"] = s.derived_bytes;

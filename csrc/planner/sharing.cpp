@@ -106,12 +106,16 @@ class Groups {
     return std::vector<bool>(c.parts.size(), false);
   }
 
-  SharedPlan plan(Effort effort, const PlanFn& plan_groups) const {
-    const std::vector<int32_t> loan_of = lend();
+  SharedPlan plan(Effort effort, const PlanFn& plan_groups, const Apart& apart) const {
+    const std::vector<int32_t> loan_of = lend(apart);
+    const auto is_apart = [&](size_t g) {
+      return groups_[g].size_bytes >= apart.min_bytes && loan_of[g] < 0 &&
+             static_cast<int32_t>(g) < apart.end;
+    };
     std::vector<Spec> specs;
     std::vector<size_t> position(groups_.size(), 0);
     for (size_t g = 0; g < groups_.size(); ++g) {
-      if (groups_[g].members.empty() || loan_of[g] >= 0) continue;
+      if (groups_[g].members.empty() || loan_of[g] >= 0 || is_apart(g)) continue;
       position[g] = specs.size();
       specs.push_back({groups_[g].begin, groups_[g].end, groups_[g].size_bytes});
     }
@@ -119,9 +123,10 @@ class Groups {
     SharedPlan result;
     for (size_t id = 0; id < specs_.size(); ++id) {
       const int32_t g = group_of_[id];
-      const bool in_arena = specs_[id].size_bytes > 0 && loan_of[g] < 0;
+      const bool in_arena = specs_[id].size_bytes > 0 && loan_of[g] < 0 && !is_apart(g);
       result.offsets.push_back((in_arena ? planned.offsets[position[g]] : 0) + offset_of_[id]);
       result.loan.push_back(loan_of[g]);
+      result.apart.push_back(is_apart(g) ? g : -1);  // group g is as large as spec g, its first member
     }
     result.arena_bytes = planned.arena_bytes;
     result.lower_bound = planned.lower_bound;
@@ -136,13 +141,14 @@ class Groups {
     std::vector<Atom> atoms;
   };
 
-  // The loan that each group lies in, from its first byte on; -1: none. Large groups come first.
-  std::vector<int32_t> lend() const {
+  // The loan that each group lies in, from its first byte on; -1: none. Large groups come first. What can
+  // have an allocation of its own does not make a loan last longer.
+  std::vector<int32_t> lend(const Apart& apart) const {
     std::vector<int32_t> loan_of(groups_.size(), -1);
     for (size_t k = 0; k < loans_.size(); ++k)
       if (loans_[k].spec != Loan::kNone) loan_of[group_of_[loans_[k].spec]] = static_cast<int32_t>(k);
     std::vector<size_t> order;
-    for (size_t g = 0; g < groups_.size() && !loans_.empty(); ++g) {
+    for (size_t g = 0; g < groups_.size() && !loans_.empty() && apart.end == 0; ++g) {
       const bool may = !groups_[g].members.empty() && groups_[g].members[0] < loans_[0].borrowers;
       if (may && groups_[g].size_bytes > 0 && loan_of[g] < 0) order.push_back(g);
     }
@@ -353,7 +359,7 @@ Attempt attempt(std::span<const Spec> specs, std::span<const Overwrite> overwrit
 
 SharedPlan plan_shared(std::span<const Spec> specs, std::span<const Overwrite> overwrites,
                        std::span<const Copy> copies, std::span<const Loan> loans, int64_t alignment,
-                       Effort effort, const PlanFn& plan_groups) {
+                       Effort effort, const PlanFn& plan_groups, const Apart& apart) {
   const Instance instance = make_instance(specs, alignment);  // checks the specs
   SharedPlan shared;
   const bool any = !overwrites.empty() || !copies.empty();
@@ -364,12 +370,12 @@ SharedPlan plan_shared(std::span<const Spec> specs, std::span<const Overwrite> o
       Attempt a = attempt(specs, overwrites, copies, loans, alignment, copies_first);
       if (!best || a.groups.lower_bound() < best->groups.lower_bound()) best.emplace(std::move(a));
     }
-    shared = best->groups.plan(effort, plan_groups);
+    shared = best->groups.plan(effort, plan_groups, apart);
     shared.overwritten = std::move(best->overwritten);
     shared.in_place = std::move(best->in_place);
     if (loans.empty() && shared.arena_bytes <= instance.lower_bound * instance.unit) return shared;
   }
-  SharedPlan alone = Groups(specs, loans, alignment, false).plan(effort, plan_groups);
+  SharedPlan alone = Groups(specs, loans, alignment, false).plan(effort, plan_groups, apart);
   if (any && shared.arena_bytes <= alone.arena_bytes) return shared;
   alone.overwritten.assign(overwrites.size(), false);
   for (const Copy& c : copies) alone.in_place.emplace_back(c.parts.size(), false);

@@ -44,9 +44,17 @@ struct Loan {
   int64_t size_bytes = 0;
 };
 
+// Groups of at least `min_bytes` of the specs before `end` have an allocation of their own, for as long as
+// they live. Then none lies in a loan, which would last longer for it, but what is written over its spec.
+struct Apart {
+  int64_t min_bytes = 0;
+  int32_t end = 0;
+};
+
 struct SharedPlan {
-  std::vector<int64_t> offsets;  // of every spec, in the arena or in a loan
-  std::vector<int32_t> loan;     // of every spec: the loan it lies in; -1: the arena
+  std::vector<int64_t> offsets;  // of every spec, in the arena, in a loan or in its group's own allocation
+  std::vector<int32_t> loan;     // of every spec: the loan it lies in; -1: none
+  std::vector<int32_t> apart;    // of every spec: the one as large as its group's own allocation; -1: none
   int64_t arena_bytes = 0;
   int64_t lower_bound = 0;  // of the groups: no plan that shares as this one does is smaller
   // Per overwrite and per part of each copy: whether it was done.
@@ -62,6 +70,7 @@ using PlanFn = std::function<Plan(std::span<const Spec> specs, int64_t alignment
 // place. Throws PlanError as plan() does. REQUIRES: what the comments on Overwrite and Copy say.
 SharedPlan plan_shared(std::span<const Spec> specs, std::span<const Overwrite> overwrites,
                        std::span<const Copy> copies, std::span<const Loan> loans = {}, int64_t alignment = 64,
-                       Effort effort = Effort::kDefault, const PlanFn& plan_groups = plan);
+                       Effort effort = Effort::kDefault, const PlanFn& plan_groups = plan,
+                       const Apart& apart = {});
 
 }  // namespace staticrt::planner

@@ -95,7 +95,7 @@ def region_bytes(fast: Any, x: torch.Tensor, model: nn.Module) -> tuple[int, int
         model: as it is.
 
     Returns:
-        Saved bytes; those and the larger arena of the forward and the backward, as planned.
+        Saved bytes; those and what the forward or the backward plans beside them, whichever is more.
     """
     from staticrt.training.aot_region import regions
 
@@ -110,8 +110,13 @@ def region_bytes(fast: Any, x: torch.Tensor, model: nn.Module) -> tuple[int, int
         for graph in region.graphs
         for _key, plan in graph.plans.items()
     ]
-    arenas = [stats["arena_bytes"] for plan in plans if plan.native for stats in plan.native.prepared_stats]
-    return saved, saved + max(arenas, default=0)
+    planned = [
+        stats["arena_bytes"] + stats["apart_bytes"]
+        for plan in plans
+        if plan.native
+        for stats in plan.native.prepared_stats
+    ]
+    return saved, saved + max(planned, default=0)
 
 
 def _training_step(model: nn.Module, x: torch.Tensor, optimizer: Any) -> Callable[[], torch.Tensor]:

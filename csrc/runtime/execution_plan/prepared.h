@@ -33,7 +33,8 @@ struct Step {
   // kCall
   int (*run)(const void* params, char* const* bases, char* workspace) = nullptr;
   const void* params = nullptr;
-  int64_t workspace_offset = -1;  // in the arena; -1: none
+  int64_t workspace_offset = -1;  // in the arena; -1: none there
+  int64_t workspace_bytes = 0;    // of one that is allocated for the call alone
   uint32_t first_node = 0;        // of a chain
   // kAllocate, kView
   ValueId value = 0;
@@ -59,8 +60,8 @@ struct MemoryBlock {
     kArena,      // a value at an offset of the arena
     kWorkspace,  // scratch bytes of a node, in the arena
     kOutput,     // allocated in each call and handed to the caller
-    kUnmanaged,  // made by a node that allocates itself
-    kDonated,    // a value at an offset of a donated or lent input, or of an output that is made later
+    kUnmanaged,  // made by a node that allocates itself; or allocated for as long as it, or a call, needs it
+    kDonated,    // a value at an offset of a donated or lent input, or of a tensor that is made later
   };
   Kind kind = Kind::kArena;
   uint32_t id = 0;  // the value; of a workspace: the node
@@ -83,8 +84,10 @@ struct PreparedOptions {
   // Inputs that nobody has after the run: their bytes are the run's after their last use.
   std::vector<ValueId> lent;
   bool early_outputs = false;  // outputs are allocated first, and hold values of the run until they are made
-  bool keeps_arena = true;     // off: the host's is given back after each run
-  int inter_op_threads = 1;    // threads that run independent calls beside each other
+  // Off: the host's is given back after each run, and large values are allocated one by one where the run
+  // holds less at its peak for that.
+  bool keeps_arena = true;
+  int inter_op_threads = 1;  // threads that run independent calls beside each other
   // Bytes that packed copies of weights may take, as a share of the weights' bytes, of which 1 bounds
   // nothing; none: small weights are copied, and those that no kernel reads where they lie.
   std::optional<double> weight_memory;
@@ -113,6 +116,7 @@ struct PreparedStats {
   int64_t overwrites = 0;      // results written over an input that dies there
   int64_t parts_in_place = 0;  // values made where a later node would copy them
   int64_t donated_bytes = 0;   // of values that lie in inputs and outputs
+  int64_t apart_bytes = 0;     // of values and workspaces allocated one by one, the most at one time
   int64_t parallel_calls = 0;  // that may run beside another
   int64_t searched_plans = 0;  // memory plans that were searched for, and those that were known
   int64_t known_plans = 0;
@@ -183,7 +187,7 @@ class PreparedProgram {
     std::vector<std::pair<uint32_t, int64_t>> offsets;  // base entry, offset in the arena
   };
   std::vector<ArenaPart> arenas_;  // one per device that has values in it; workspaces lie in the host's
-  // A value that lies in another's bytes, an input's or an output's.
+  // A value that lies in another's bytes: an input's, an output's, or those of a value outside the arena.
   struct Borrower {
     ValueId value;  // an owner
     uint32_t base;

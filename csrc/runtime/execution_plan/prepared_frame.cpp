@@ -271,6 +271,11 @@ bool PreparedFrame::run_steps(Watch&& watch) {
     switch (step.kind) {
       case StepKind::kCall: {
         char* workspace = step.workspace_offset >= 0 ? arena_ + step.workspace_offset : nullptr;
+        at::DataPtr own_workspace;
+        if (step.workspace_bytes > 0) [[unlikely]] {
+          own_workspace = host_memory().allocator()->allocate(static_cast<size_t>(step.workspace_bytes));
+          workspace = static_cast<char*>(own_workspace.get());
+        }
         if (step.run(step.params, bases_.data(), workspace) != kRan) {
           resume_at_ = step.first_node;
           return false;
@@ -384,6 +389,7 @@ void PreparedFrame::materialize(ValueId value) {
 void PreparedFrame::finish_generally(uint32_t first_node) {
   const RunState state;
   const Program& program = *prepared_->bound_.program;
+  const std::vector<c10::IValue> held = slots_;  // values may lie in tensors that are to be made later
   if (first_node < program.nodes().size()) {
     const ValueId first_undefined = program.nodes()[first_node].first_output;
     for (uint32_t index = first_node; index < program.nodes().size(); ++index) {

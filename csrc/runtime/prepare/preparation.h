@@ -96,11 +96,15 @@ class Preparation {
   void find_donors(const DeviceMemory& memory, std::vector<planner::Spec>& specs);
   void lend_input(ValueId id, int64_t until, std::vector<planner::Spec>& specs);
   void find_early_outputs();
+  bool may_be_apart(const DeviceMemory& memory, std::span<const planner::Spec> specs) const;
+  std::vector<int64_t> bytes_beside_arena(const planner::SharedPlan& plan,
+                                          std::span<const planner::Spec> specs) const;
   void note_borrowers();
   ValueId find_heir(ValueId input) const;
   void find_sharing();
   planner::Plan plan_groups(std::span<const planner::Spec> specs, int64_t alignment, planner::Effort effort);
   void note_sharing(const planner::SharedPlan& plan);
+  void note_apart();
 
   // preparation_regions.cpp
   struct Touched {
@@ -176,9 +180,11 @@ class Preparation {
   };
   DevicePlan on_;
   std::map<uint32_t, int64_t> workspace_offset_;
+  std::set<uint32_t> own_workspace_;                // nodes whose workspace is not in the arena
   std::set<uint32_t> made_in_place_;                // nodes with nothing left to copy
   std::map<ValueId, ValueId> donor_of_;             // output -> the donated input whose bytes it takes
   std::map<ValueId, uint32_t> lent_until_;          // input -> the node after which nobody has its bytes
+  std::map<ValueId, uint32_t> apart_until_;         // the same, of a value with an allocation of its own
   std::map<uint32_t, std::vector<ValueId>> early_;  // node -> outputs that are allocated before it
   std::set<ValueId> is_early_;
   std::vector<std::vector<ValueId>> views_after_;  // by node

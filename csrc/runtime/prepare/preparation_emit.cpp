@@ -173,6 +173,7 @@ void Preparation::emit_step(uint32_t index) {
       if (const auto found = workspace_offset_.find(index); found != workspace_offset_.end()) {
         step.workspace_offset = found->second;
       }
+      if (own_workspace_.count(index)) step.workspace_bytes = plan.workspace_bytes;
       result_.kept_.push_back(plan.call.params);
       result_.routes_.emplace_back(node_at(index).name, plan.route);
       result_.grids_.push_back(plan.call.grids);
@@ -223,8 +224,10 @@ void Preparation::emit_input_ends() {
 void Preparation::emit_releases() {
   std::map<size_t, std::vector<ValueId>> by_step;
   for (ValueId id = program_.first_constant(); id < program_.num_values(); ++id) {
-    if (!made_by_node(id) || is_output_[id]) continue;
+    const auto apart = apart_until_.find(id);
+    if (apart == apart_until_.end() && (!made_by_node(id) || is_output_[id])) continue;
     uint32_t last = std::max(end_[id], records_[id].is_tensor ? end_[records_[id].owner] : 0);
+    if (apart != apart_until_.end()) last = apart->second;
     // Of what a node that is not determined returned, the alias class of the schema may be longer.
     last = std::max(last, definition_[id] + 1);
     const auto after = std::partition_point(result_.steps_.begin(), result_.steps_.end(),

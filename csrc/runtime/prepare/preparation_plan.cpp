@@ -2,12 +2,19 @@
 #include <algorithm>
 #include <optional>
 
+#include "device/host_limit.h"
 #include "runtime/prepare/preparation.h"
 
 namespace staticrt {
 namespace {
 
-constexpr int64_t kMinLentBytes = 32 << 10;  // of an input or output in which other values may lie
+constexpr int64_t kMinLentBytes = 32 << 10;   // of an input or output in which other values may lie
+constexpr int64_t kMinApartBytes = 32 << 10;  // of values that may have an allocation of their own
+
+// Adds `bytes` to each moment of [begin, end).
+void add_load(std::vector<int64_t>& load, size_t begin, size_t end, int64_t bytes) {
+  for (size_t t = begin; t < std::min(end, load.size()); ++t) load[t] += bytes;
+}
 
 }  // namespace
 
@@ -65,6 +72,51 @@ void Preparation::find_early_outputs() {
   }
 }
 
+// An arena is there from the first node to the last, as large as it must be at one of them. Values that are
+// allocated one by one are there while they live, but each costs an allocation in each run.
+bool Preparation::may_be_apart(const DeviceMemory& memory, std::span<const planner::Spec> specs) const {
+  return !result_.options_.keeps_arena && memory.is_host() && !host_memory_is_limited() && regions_.empty() &&
+         result_.options_.donated.empty() && std::any_of(specs.begin(), specs.end(), [](const auto& spec) {
+           return spec.size_bytes >= kMinApartBytes;
+         });
+}
+
+// What a run holds at each node besides its arena, inputs that others have excepted.
+std::vector<int64_t> Preparation::bytes_beside_arena(const planner::SharedPlan& plan,
+                                                     std::span<const planner::Spec> specs) const {
+  std::vector<int64_t> load(plans_.size() + 1, 0);
+  std::map<ValueId, std::pair<uint32_t, uint32_t>> borrowed;  // lender -> when values lie in its bytes
+  std::map<int32_t, std::pair<uint32_t, uint32_t>> apart;
+  const auto widen = [](auto& ranges, auto key, const planner::Spec& spec) {
+    const auto begin = static_cast<uint32_t>(spec.begin);
+    const auto end = static_cast<uint32_t>(spec.end);
+    const auto [found, is_new] = ranges.try_emplace(key, begin, end);
+    found->second = {std::min(found->second.first, begin), std::max(found->second.second, end)};
+  };
+  for (size_t i = 0; i < specs.size(); ++i) {
+    if (plan.loan[i] >= 0) widen(borrowed, on_.lenders[static_cast<size_t>(plan.loan[i])], specs[i]);
+    if (plan.apart[i] >= 0) widen(apart, plan.apart[i], specs[i]);
+  }
+  for (const auto& [spec, range] : apart)
+    add_load(load, range.first, range.second, specs[static_cast<size_t>(spec)].size_bytes);
+  for (const ValueId id : result_.options_.lent) {
+    if (!records_[id].is_tensor || records_[id].owner != id) continue;
+    const auto found = borrowed.find(id);
+    const uint32_t end = found == borrowed.end() ? end_[id] : std::max(end_[id], found->second.second);
+    add_load(load, 0, end, extent_bytes(records_[id].meta));
+  }
+  for (ValueId id = program_.first_constant(); id < program_.num_values(); ++id) {
+    const ValueRecord& record = records_[id];
+    if (definition_[id] == kNoNode || !record.is_tensor || record.owner != id || is_arena_owner(id) ||
+        unstored_.count(id) || plan_of(id) == Plan::kFixed)
+      continue;
+    const auto found = borrowed.find(id);
+    const uint32_t begin = found == borrowed.end() ? begin_[id] : std::min(begin_[id], found->second.first);
+    add_load(load, begin, escapes_[id] ? load.size() : end_[id], extent_bytes(record.meta));
+  }
+  return load;
+}
+
 // Values by who lends them their bytes; and when that begins and ends.
 void Preparation::note_borrowers() {
   auto& borrowers = result_.borrowers_;
@@ -72,7 +124,7 @@ void Preparation::note_borrowers() {
                    [](const auto& a, const auto& b) { return a.lender < b.lender; });
   for (auto& borrower : borrowers) {
     for (const ValueId id : result_.shells_)
-      if (records_[id].owner == borrower.value) borrower.shells.push_back(id);
+      if (records_[id].owner == borrower.value && id != borrower.lender) borrower.shells.push_back(id);
     if (program_.is_input(borrower.lender)) {
       ++result_.first_of_outputs_;
       uint32_t& until = lent_until_[borrower.lender];
@@ -197,28 +249,43 @@ void Preparation::plan_on(const DeviceMemory& memory) {
     workspaces.push_back(index);
   }
   for (planner::Loan& loan : on_.loans) loan.borrowers = static_cast<int32_t>(on_.planned.size());
-  const planner::SharedPlan plan = planner::plan_shared(
-      specs, on_.overwrites, on_.copies, on_.loans, memory.alignment(), planner::Effort::kDefault,
-      [this](std::span<const planner::Spec> groups, int64_t alignment, planner::Effort effort) {
-        return plan_groups(groups, alignment, effort);
-      });
+  const auto plan_with = [&](const planner::Apart& apart) {
+    return planner::plan_shared(
+        specs, on_.overwrites, on_.copies, on_.loans, memory.alignment(), planner::Effort::kDefault,
+        [this](std::span<const planner::Spec> groups, int64_t alignment, planner::Effort effort) {
+          return plan_groups(groups, alignment, effort);
+        },
+        apart);
+  };
+  planner::SharedPlan plan = plan_with({});
+  if (may_be_apart(memory, specs)) {
+    const auto peak = [&](const planner::SharedPlan& of) {
+      return of.arena_bytes + std::ranges::max(bytes_beside_arena(of, specs));
+    };
+    planner::SharedPlan apart = plan_with({kMinApartBytes, static_cast<int32_t>(specs.size())});
+    if (peak(apart) < peak(plan)) plan = std::move(apart);
+  }
   PreparedProgram::ArenaPart part{&memory, plan.arena_bytes, {}};
   for (size_t i = 0; i < specs.size(); ++i) {
     const bool is_value = i < on_.planned.size();
     const uint32_t id = is_value ? on_.planned[i] : workspaces[i - on_.planned.size()];
     const bool is_lent = plan.loan[i] >= 0;
+    const bool is_apart = plan.apart[i] >= 0;
     MemoryBlock block;
-    block.kind = !is_value ? MemoryBlock::Kind::kWorkspace
-                 : is_lent ? MemoryBlock::Kind::kDonated
-                           : MemoryBlock::Kind::kArena;
-    block.id = id;
+    block.kind = !is_value && !is_apart                                 ? MemoryBlock::Kind::kWorkspace
+                 : is_apart && plan.apart[i] == static_cast<int32_t>(i) ? MemoryBlock::Kind::kUnmanaged
+                 : is_lent || is_apart                                  ? MemoryBlock::Kind::kDonated
+                                                                        : MemoryBlock::Kind::kArena;
+    block.id = !is_value && is_apart ? node_at(id).first_output : id;
     block.begin = static_cast<uint32_t>(specs[i].begin);
     block.end = static_cast<uint32_t>(specs[i].end);
     block.size_bytes = specs[i].size_bytes;
-    block.offset_bytes = plan.offsets[i] + (is_lent ? 0 : result_.stats_.arena_bytes);
+    block.offset_bytes = plan.offsets[i] + (is_lent || is_apart ? 0 : result_.stats_.arena_bytes);
     on_.blocks.push_back(block);
     if (is_value && program_.is_input(id)) continue;
-    if (!is_value) {
+    if (!is_value && is_apart) {
+      own_workspace_.insert(id);
+    } else if (!is_value) {
       workspace_offset_[id] = plan.offsets[i];
     } else if (is_lent) {
       result_.is_fixed_[id] = true;
@@ -226,6 +293,12 @@ void Preparation::plan_on(const DeviceMemory& memory) {
       base_of(lender);
       result_.borrowers_.push_back({id, base_of(id), lender, plan.offsets[i], {}});
       result_.stats_.donated_bytes += block.size_bytes;
+    } else if (is_apart) {
+      result_.is_fixed_[id] = true;
+      const ValueId owner = on_.planned[static_cast<size_t>(plan.apart[i])];
+      result_.borrowers_.push_back({id, base_of(id), owner, plan.offsets[i], {}});
+      uint32_t& until = apart_until_[owner];
+      until = std::max(until, block.end);
     } else {
       result_.is_fixed_[id] = true;
       part.offsets.emplace_back(base_of(id), plan.offsets[i]);
@@ -235,6 +308,7 @@ void Preparation::plan_on(const DeviceMemory& memory) {
   result_.stats_.arena_bytes += plan.arena_bytes;
   result_.stats_.lower_bound_bytes += plan.lower_bound;
   note_sharing(plan);
+  note_apart();
   for (const MemoryBlock& block : on_.blocks) {
     const bool is_workspace = block.kind == MemoryBlock::Kind::kWorkspace;
     if (is_workspace || !program_.is_input(block.id)) result_.blocks_.push_back(block);
@@ -268,6 +342,22 @@ void Preparation::note_sharing(const planner::SharedPlan& plan) {
     }
     if (done == plans_[on_.copy_nodes[k]].call.slices.size()) made_in_place_.insert(on_.copy_nodes[k]);
   }
+}
+
+// The allocation of a group stands for all of its values.
+void Preparation::note_apart() {
+  std::vector<int64_t> load(plans_.size() + 1, 0);
+  for (size_t i = 0; i < on_.blocks.size(); ++i) {
+    MemoryBlock& block = on_.blocks[i];
+    if (block.kind != MemoryBlock::Kind::kUnmanaged) continue;
+    if (i < on_.planned.size()) {
+      for (const PreparedProgram::Borrower& borrower : result_.borrowers_)
+        if (borrower.lender == block.id) block.begin = std::min(block.begin, begin_[borrower.value]);
+      block.end = apart_until_.at(block.id);
+    }
+    add_load(load, block.begin, block.end, block.size_bytes);
+  }
+  result_.stats_.apart_bytes = std::max(result_.stats_.apart_bytes, std::ranges::max(load));
 }
 
 }  // namespace staticrt

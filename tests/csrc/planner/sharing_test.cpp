@@ -75,16 +75,23 @@ RandomProgram random_program(std::mt19937& random, int32_t nodes, bool with_copi
 // Empty if every read found the contents of its value; else what went wrong.
 std::string run(const RandomProgram& p, const SharedPlan& plan) {
   using Word = std::pair<int32_t, int64_t>;  // whose contents, which word of them
-  // The arena, then the loans.
+  // The arena, the loans, then an allocation for each value, which those that are not apart leave alone.
   std::vector<size_t> first = {0};
   std::vector<int64_t> room = {plan.arena_bytes};
   for (const Loan& loan : p.loans) {
     first.push_back(first.back() + static_cast<size_t>(room.back() / kWord));
     room.push_back(p.specs[loan.spec].size_bytes);
   }
+  for (const Spec& spec : p.specs) {
+    first.push_back(first.back() + static_cast<size_t>(room.back() / kWord));
+    room.push_back(spec.size_bytes);
+  }
   std::vector<Word> memory(first.back() + static_cast<size_t>(room.back() / kWord) + 1, {-1, 0});
   std::vector<std::vector<Word>> contents;
-  const auto place = [&](int32_t id) { return static_cast<size_t>(plan.loan[id] + 1); };
+  const auto place = [&](int32_t id) {
+    if (plan.apart[id] >= 0) return p.loans.size() + 1 + static_cast<size_t>(plan.apart[id]);
+    return static_cast<size_t>(plan.loan[id] + 1);
+  };
   const auto at = [&](int32_t id) {
     return first[place(id)] + static_cast<size_t>(plan.offsets[id] / kWord);
   };
@@ -168,6 +175,38 @@ TEST(random_programs_compute_the_same_in_shared_bytes) {
   EXPECT(smaller > 1000);
   EXPECT(whole > 200);
   EXPECT(lent > 1000);
+}
+
+TEST(random_programs_compute_the_same_where_large_values_are_apart) {
+  std::mt19937 random(11);
+  int apart = 0, overwritten = 0;
+  for (int round = 0; round < 2000; ++round) {
+    const RandomProgram p =
+        random_program(random, static_cast<int32_t>(random() % 20) + 3, round % 2 == 1, round % 4 > 1);
+    const auto end = static_cast<int32_t>(p.specs.size()) - round % 3;  // the last may be workspaces
+    const SharedPlan shared =
+        plan_shared(p.specs, p.overwrites, p.copies, p.loans, 64, Effort::kDefault, plan, {2 * kWord, end});
+    EXPECT_EQ(run(p, shared), std::string());
+    for (int32_t id = 0; id < static_cast<int32_t>(p.specs.size()); ++id) {
+      if (shared.apart[id] < 0) continue;
+      ++apart;
+      overwritten += shared.apart[id] != id;
+      EXPECT(p.specs[shared.apart[id]].size_bytes >= 2 * kWord && shared.apart[id] < end);
+      EXPECT(shared.loan[id] < 0);
+    }
+  }
+  EXPECT(apart > 4000);
+  EXPECT(overwritten > 500);
+}
+
+TEST(what_is_apart_makes_no_loan_last_longer) {
+  const std::vector<Spec> specs = {{0, 1, 256}, {2, 4, 256}, {3, 5, 64}};
+  const std::vector<Loan> loans = {{0, 5}};
+  EXPECT(plan_shared(specs, {}, {}, loans).loan == (std::vector<int32_t>{0, 0, -1}));
+  const SharedPlan shared = plan_shared(specs, {}, {}, loans, 64, Effort::kDefault, plan, {128, 3});
+  EXPECT(shared.loan == (std::vector<int32_t>{0, -1, -1}));
+  EXPECT(shared.apart == (std::vector<int32_t>{-1, 1, -1}));
+  EXPECT_EQ(shared.arena_bytes, 64);
 }
 
 TEST(a_chain_of_overwrites_needs_one_buffer) {
