@@ -6,28 +6,33 @@ on, another item in a list. A trace runs it once.
 
 from __future__ import annotations
 
+import collections
 import functools
 import types
+import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 from staticrt.frontend.reasons import CannotTrace
 from staticrt.frontend.tracing.tracer import Tracer
 
-_MOST = 10_000  # objects looked at
-_OPAQUE = (
-    torch.Tensor,
-    torch.nn.Module,
-    types.ModuleType,
-    type,
-)  # a trace watches what modules and classes hold
-_KNOWN = ("torch", "staticrt", "numpy")  # packages whose functions keep no state
+_MOST = 50_000  # objects looked at; where there are more, some may change unseen
+_MOST_BYTES = 1 << 20  # of an array of numpy
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout)
+_KNOWN = ("torch", "staticrt", "numpy", "builtins")  # packages whose functions and classes keep no state
+# What modules hold besides what users assign: hooks, which checkpoints call rarely, and buffers' names.
+_OF_TORCH = frozenset(vars(torch.nn.Module())) - {"training", "_modules", "_parameters", "_buffers"}
 
 
 class _Identity(int):
     """That of a tensor, without a reference to it: the trace keeps those that it makes."""
+
+
+class _Checksum(int):
+    """That of an array's bytes."""
 
 
 class Reached:
@@ -45,7 +50,7 @@ class Reached:
         """Whether it reaches the same objects still."""
         now = list(_reached(self._call))
         return len(now) == len(self._found) and all(
-            a is b or (type(a) is type(b) is _Identity and a == b)
+            a is b or (type(a) is type(b) and isinstance(a, (_Identity, _Checksum)) and a == b)
             for a, b in zip(now, self._found, strict=True)
         )
 
@@ -62,35 +67,74 @@ def look_again(tracer: Tracer) -> None:
 
 
 def _reached(call: Any) -> Iterator[Any]:
-    """Objects in the order in which they are reached; of tensors that a trace makes only the identities."""
+    """Objects in the order in which they are reached; of tensors that a trace makes only the identities.
+
+    What cannot be compared gives another object each time.
+    """
     stack: list[Any] = [call]
     seen: set[int] = set()
-    while stack and len(seen) < _MOST:
+    for _ in range(_MOST):
+        if not stack:
+            return
         value = stack.pop()
         if isinstance(value, torch.Tensor):
             yield _Identity(id(value))
-            continue
-        yield value
-        if id(value) not in seen:
-            seen.add(id(value))
-            stack.extend(_inside(value))
+        elif isinstance(value, np.ndarray):
+            yield object() if value.nbytes > _MOST_BYTES else _Checksum(zlib.crc32(value.tobytes()))
+        elif isinstance(value, Iterator):
+            yield object()
+        else:
+            yield value
+            if not isinstance(value, _ATOMS) and id(value) not in seen:
+                seen.add(id(value))
+                stack.extend(_inside(value))
+    yield object()
+
+
+def _is_known(value: Any) -> bool:
+    return str(getattr(value, "__module__", "")).split(".")[0] in _KNOWN
 
 
 def _inside(value: Any) -> Iterable[Any]:
-    if isinstance(value, _OPAQUE):
-        return ()
+    if isinstance(value, types.ModuleType):
+        return ()  # its functions name what they read of it
+    if isinstance(value, type):
+        return () if _is_known(value) else [_plain(each) for each in vars(value).values()]
     if isinstance(value, types.FunctionType):
-        return () if value.__module__ and value.__module__.split(".")[0] in _KNOWN else _of_function(value)
+        return () if _is_known(value) else _of_function(value)
     if isinstance(value, types.MethodType):
         return value.__func__, value.__self__
     if isinstance(value, functools.partial):
         return value.func, value.args, value.keywords
     if isinstance(value, dict):
         return (*value.keys(), *value.values())
-    if isinstance(value, (list, tuple, set, frozenset)):
+    if isinstance(value, (list, tuple, set, frozenset, collections.deque)):
         return tuple(value)
-    own = getattr(value, "__dict__", None)
-    return tuple(own.values()) if isinstance(own, dict) else ()
+    return _of_object(value)
+
+
+def _plain(value: Any) -> Any:
+    """The function of a method or property, as it lies in a class."""
+    if isinstance(value, (staticmethod, classmethod)):
+        return value.__func__
+    return value.fget if isinstance(value, property) else value
+
+
+def _of_object(value: Any) -> Iterator[Any]:
+    yield from (each for each in type(value).__mro__ if not _is_known(each))
+    try:
+        own = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        own = {}
+    hidden = _OF_TORCH if isinstance(value, torch.nn.Module) else ()
+    yield from (each for name, each in own.items() if name not in hidden)
+    for kind in type(value).__mro__:
+        for slot in vars(kind).values():
+            if isinstance(slot, types.MemberDescriptorType) and not _is_known(kind):
+                try:
+                    yield slot.__get__(value)
+                except AttributeError:  # not assigned yet
+                    yield None
 
 
 def _of_function(function: types.FunctionType) -> Iterator[Any]:
@@ -104,6 +148,8 @@ def _of_function(function: types.FunctionType) -> Iterator[Any]:
     codes = [function.__code__]
     for code in codes:
         codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-        for name in code.co_names:
-            if name in function.__globals__:
-                yield function.__globals__[name]
+        read = [function.__globals__[name] for name in code.co_names if name in function.__globals__]
+        yield from read
+        for module in read:
+            if isinstance(module, types.ModuleType) and module.__name__.split(".")[0] not in _KNOWN:
+                yield from (vars(module)[name] for name in code.co_names if name in vars(module))
