@@ -185,12 +185,20 @@ def test_results_have_the_dtype_that_their_operator_gives(function, declared, te
             forged(torch.ones(4))
 
 
-def test_a_result_of_integers_has_the_default_dtype_of_its_archive():
-    data = saved(lambda x: x / 2, torch.ones(3, dtype=torch.int64))
+@pytest.mark.parametrize("function", [lambda x: x / 2, lambda x: x + 1j], ids=["real", "complex"])
+def test_a_result_of_integers_has_the_default_dtype_of_its_archive(function):
+    data = saved(function, torch.ones(3, dtype=torch.int64))
+    want = function(torch.ones(4, dtype=torch.int64))
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
         found = staticrt.load(data)(torch.ones(4, dtype=torch.int64))
     finally:
         torch.set_default_dtype(before)
-    torch.testing.assert_close(found, torch.full((4,), 0.5))
+    torch.testing.assert_close(found, want)
+
+
+@pytest.mark.filterwarnings("error")
+def test_operators_are_asked_for_their_dtypes_without_warnings():
+    x = torch.arange(12.0).view(3, 4)
+    torch.testing.assert_close(staticrt.load(saved(lambda x: x.std(1), x))(x), x.std(1))
