@@ -15,10 +15,11 @@ inline constexpr double kNsPerThread = 4096;           // what a part of a call 
 inline constexpr double kRowOperationsPerNs = 8;       // float operations of one core on rows,
 inline constexpr int64_t kLongPrimOperations = 4;      // that an exponential or a logarithm counts for
 inline constexpr double kProductOperationsPerNs = 64;  // and in matrix products
-inline constexpr double kOtherSide = 1.04;             // a tile's cost where the cut is not the grid's own
-inline constexpr double kReadBytesPerNs = 40;          // that one core reads of weights
-inline constexpr double kTreeStepsPerNs = 5;           // tests of nodes, several rows at a time
-inline constexpr int64_t kTreeDepth = 8;               // as most trees have
+inline constexpr double kOtherSide =
+    1.04;  // factor on a tile's cost where a cut is not on the preferred side
+inline constexpr double kReadBytesPerNs = 40;  // that one core reads of weights
+inline constexpr double kTreeStepsPerNs = 5;   // tests of nodes, several rows at a time
+inline constexpr int64_t kTreeDepth = 8;       // as most trees have
 
 inline constexpr int64_t kMinDirectionFlops = 1 << 19;  // of a recurrent layer's second direction
 inline constexpr int64_t kMinRegionBytes = 256 * 1024;  // touched by calls that run beside others

@@ -23,8 +23,15 @@ _MOST = 50_000  # objects looked at; where there are more, some may change unsee
 _MOST_BYTES = 1 << 20  # of an array of numpy
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout)
 _KNOWN = ("torch", "staticrt", "numpy", "builtins")  # packages whose functions and classes keep no state
-# What modules hold besides what users assign: hooks, which checkpoints call rarely, and buffers' names.
-_OF_TORCH = frozenset(vars(torch.nn.Module())) - {"training", "_modules", "_parameters", "_buffers"}
+# What torch keeps in each module and a call of it does not read.
+_OF_TORCH = frozenset(vars(torch.nn.Module())) - {
+    "training",
+    "_modules",
+    "_parameters",
+    "_buffers",
+    "_forward_hooks",
+    "_forward_pre_hooks",
+}
 
 
 class _Identity(int):

@@ -78,6 +78,17 @@ def _array():
     return lambda x: (x * float(held[0])).sin(), change
 
 
+def _hook():
+    held = [1.0]
+    module = nn.Tanh()
+    module.register_forward_hook(lambda _module, _inputs, out: out * held[0])
+
+    def change(value):
+        held[0] = value
+
+    return module, change
+
+
 def _iterator():
     numbers = iter(range(1, 100))
     return lambda x: (x * float(next(numbers))).sin(), lambda _value: None
@@ -92,6 +103,7 @@ HOLDERS = {
     "library": _library,
     "deque": _deque,
     "array": _array,
+    "hook": _hook,
     "iterator": _iterator,
 }
 

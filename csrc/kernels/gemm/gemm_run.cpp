@@ -79,8 +79,9 @@ int64_t matrices(const MatmulShape& s) {
   return s.batch[0] * s.batch[1];
 }
 
-// How a route is cut: between the rows of the larger of A and B, which each thread then reads half of, say,
-// and the smaller one as a whole. Rows count over the whole batch.
+// How a route is cut. A thread reads only its part of the operand that is cut, and all of the other one: so
+// A, whose rows are the output's, is cut where it is larger than B, and B's columns are otherwise. A batch is
+// cut between its rows, which count over all matrices.
 Grid product_grid(const MatmulShape& s, Route route) {
   int64_t unit = tuning::kProductRowUnit;
   if (route == Route::kPackEach || route == Route::kDots) unit = s.m;

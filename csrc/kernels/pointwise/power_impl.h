@@ -9,8 +9,8 @@ namespace staticrt {
 namespace {
 namespace simd {
 
-// log2(m) = kLog[i] + log2(1 + r), r = m kInverse[i] - 1 in [-1/32, 1/16], i being the first four bits of m's
-// fraction. About 1 both are exact.
+// log2(m) = kLog[i] + log2(1 + r) with r = m kInverse[i] - 1 in [-1/32, 1/16]; i is the leading four bits of
+// m's fraction. In the two intervals next to 1, kInverse is 1 and kLog is 0, so that nothing is rounded.
 alignas(64) constexpr double kInverse[16] = {1,
                                              0.91428571428571426,
                                              0.86486486486486491,
@@ -50,7 +50,8 @@ struct HalfReduced {
 // y log2(m 2^e) = n + r / ln 2 with an integral n. What is beyond floats becomes 2^129 and 2^-150, which
 // round to infinity and 0.
 inline HalfReduced reduced_power(__m256 m, __m256 e, __m256i bits, __m256 y) {
-  const __m512i i = _mm512_cvtepu32_epi64(_mm256_srli_epi32(bits, 19));  // the last four bits count
+  const __m512i i =
+      _mm512_cvtepu32_epi64(_mm256_srli_epi32(bits, 19));  // the permutation ignores the bits above
   const auto of = [&](const double* row) {
     return _mm512_permutex2var_pd(_mm512_load_pd(row), i, _mm512_load_pd(row + 8));
   };

@@ -26,8 +26,8 @@ bool follows_operands(const Node& node) {
   return node.handle->hasTag(at::Tag::pointwise) || names.contains(node.handle->schema().name());
 }
 
-// Whether the first result has the dtype of the first operand; asked for another, the archive's reader checks
-// it.
+// Whether the first result has the dtype of the first operand. Where a `dtype` argument asks for another one,
+// the reader of archives compares the two.
 bool keeps_dtype(const Node& node, const Operands& op) {
   static const Names names{"aten::flip",
                            "aten::fliplr",
@@ -76,7 +76,7 @@ at::Tensor smallest_like(const at::Tensor& tensor) {
   return made;
 }
 
-// Tensors become small ones of the host. False: there is none like one of them, or there are none.
+// Replaces tensors by small ones of the host. False: one of them has a layout or dtype of which none is made.
 bool make_smallest(c10::IValue& value, bool& any_tensor, bool& any_floating) {
   if (value.isTensor()) {
     const at::Tensor& tensor = value.toTensor();
