@@ -180,7 +180,7 @@ class CallWatcher:
         begins: Callable[[FrameType], None],
         calls: Callable[[FrameType, Any], None],
         returned: Callable[[Any], None],
-        left: Callable[[FrameType], None],
+        left: Callable[[FrameType, Any], None],
         builtins: dict[str, Any],
     ) -> None: ...
     @property

@@ -24,6 +24,8 @@ MAX_ARGUMENT_DEPTH = 64
 MAX_GUARDED_CONTAINERS = 200_000
 # Traces that may fail as the model changes its own attributes: many do so in their first call only.
 MAX_CHANGES = 2
+# Results that may change, of one cache, that a trace guards: those called for last.
+MAX_CACHED_RESULTS = 256
 # Changes between calls for which a split model is compiled anew: of any state, then of classes, functions and globals.
 MAX_INTERVENTIONS = (4, 8)
 # Functions of a split model whose names are watched, and how far they may be from what it reaches without running.

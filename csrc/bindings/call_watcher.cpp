@@ -123,7 +123,7 @@ int CallWatcher::event(PyFrameObject* frame, int what, PyObject* argument) {
   }
   if (what == PyTrace_CALL) return begin(frame);
   if (what == PyTrace_RETURN && has_left_ && (kind_of(frame) & kLeft)) {
-    left_(py::handle(reinterpret_cast<PyObject*>(frame)));
+    left_(py::handle(reinterpret_cast<PyObject*>(frame)), py::handle(argument ? argument : Py_None));
   }
   if (what == PyTrace_C_CALL && PyCFunction_Check(argument)) return call(frame, argument);
   if (what == PyTrace_C_RETURN && PyCFunction_Check(argument) && (kind_of(argument) & kTold)) {

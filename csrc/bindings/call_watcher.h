@@ -35,8 +35,9 @@ enum CallKind : int {
 class CallWatcher {
  public:
   // classify(frame) -> CodeKind, once per code object; judge(function) -> CallKind, once per C function;
-  // begins(frame), calls(frame, function), returned(function) and left(frame) are told what the kinds ask
-  // for. `builtins` outlives every frame of model code: frames do not own it.
+  // begins(frame), calls(frame, function), returned(function) and left(frame, result) are told what the kinds
+  // ask for; the result is None where the frame raises. `builtins` outlives every frame of model code: frames
+  // do not own it.
   CallWatcher(pybind11::function classify, pybind11::function judge, pybind11::function begins,
               pybind11::function calls, pybind11::function returned, pybind11::function left,
               pybind11::dict builtins);

@@ -115,7 +115,8 @@ _TYPES = (
     *("_hashlib.", "_blake2.", "_md5.", "_sha", "zlib.", "_bz2.", "_lzma."),
 )
 # Methods of other classes whose answers no guard sees.
-_METHODS = frozenset({"type.__subclasses__", "functools._lru_cache_wrapper.cache_info"})
+_CACHES = "functools._lru_cache_wrapper"
+_METHODS = frozenset({"type.__subclasses__", f"{_CACHES}.cache_info", f"{_CACHES}.cache_clear"})
 # Functions without arguments and effects: their answers are compared in each call, by value.
 ANSWERED: tuple[Any, ...] = (os.getcwd, os.getpid, _thread.get_ident, _thread.get_native_id)
 _LOCKS: tuple[type, ...] = (

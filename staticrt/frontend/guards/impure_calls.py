@@ -120,7 +120,8 @@ class Watcher:
         filename = code.co_filename
         if is_user_file(filename):
             kinds = _KINDS.JUDGED | _KINDS.REPORTED | _KINDS.MODEL
-            return kinds | (_KINDS.LEFT if looks_up_modules(frame) else 0)
+            is_told = looks_up_modules(frame) or code in self._snapshot.cached_functions
+            return kinds | (_KINDS.LEFT if is_told else 0)
         if id(code) in torch_effects() or id(code) in _TEXT_OF_NUMBER or id(code) in _HASH_OF_NUMBER:
             return _KINDS.REPORTED
         if code is CALL_EACH:
@@ -202,8 +203,11 @@ class Watcher:
     def _returned(self, function: Any) -> None:
         autocast.note()  # the functions told of are those that set it
 
-    def _left(self, frame: types.FrameType) -> None:
-        if frame.f_lasti in (module_look_ups(frame.f_code) or ()):
+    def _left(self, frame: types.FrameType, result: Any) -> None:
+        code = frame.f_code
+        if code in self._snapshot.cached_functions:
+            self._snapshot.add_cached(code, result)
+        if looks_up_modules(frame) and frame.f_lasti in (module_look_ups(code) or ()):
             self._note(LOOKS_UP_MODULE, frame, often_once=True)
 
     # -- what it means -----------------------------------------------------------------------------------------
@@ -290,7 +294,7 @@ class EffectsSeen:
         )  # as Dynamo does around its work
         self.any |= not keeps_random and _model_frame(frame) is not None and effect_of(function) is not None
 
-    def _returned(self, _function: Any) -> None:
+    def _returned(self, *_what: Any) -> None:
         """The watcher needs no function's return."""
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from staticrt import tuning
-from staticrt.frontend.guards.cached_tensors import CachedTensorsRecord, has_tensors
+from staticrt.frontend.guards.caches import CacheRecord, holds_fakes, is_recorded
 from staticrt.frontend.guards.decimal_context import DecimalContextRecord, is_decimal
 from staticrt.frontend.guards.effects import hidden_names, is_hidden, is_own_random
 from staticrt.frontend.guards.numpy_errors import NumpyErrorsRecord
@@ -116,12 +116,14 @@ class Snapshot:
         self._computes_decimals = False
         self._computes_by_numpy = False
         self._weak = WeakReferences()
+        self.caches: list[CacheRecord] = []
         self._iterators: list[str] = []  # paths of those whose place is known to C alone
         self._memory = TensorMemory()
         self.may_draw = False  # from a `random.Random` of its own
         self.read_names: set[str] = set(SPECIAL_NAMES)  # what the code that ran may read by name
         self.model_names: set[str] = set()  # those in the model's own code
         self.compared_tensors: set[int] = set()  # ids of those whose layout the graph's inputs tell
+        self.cached_functions: dict[types.CodeType, str] = {}  # names of the caches that keep their results
         self.facts: set[str] = set()  # what model code may ask of tensors: names of `FactsRecord`
         self.compares_facts = True
         self.num_threads: int | None = None  # of torch, if the model asked for it
@@ -361,11 +363,24 @@ class Snapshot:
         if isinstance(value, attrgetter):
             self.add_names(name for names in value.__reduce__()[1] for name in str(names).split("."))
             return ()
-        if has_tensors(value):
-            self._records.append(CachedTensorsRecord(value))
+        if is_recorded(value):
+            return [*self._cache(path, value), *self._object(path, value)]
         if isinstance(getattr(type(value), "__next__", None), types.WrapperDescriptorType):
             self._iterators.append(path)
         return self._object(path, value)
+
+    def _cache(self, path: str, cache: Any) -> Iterable[tuple[str, Any]]:
+        record = CacheRecord(path, cache, self.knows)
+        self._records.append(record)
+        self.caches.append(record)
+        if isinstance(function := getattr(cache, "__wrapped__", None), types.FunctionType):
+            self.cached_functions[function.__code__] = record.name
+        return [(record.name, value) for value in record.results()]
+
+    def add_cached(self, code: types.CodeType, result: Any) -> None:
+        """A function of which a cache keeps the result returns: before anybody can change that."""
+        if not is_leaf(result) and not holds_fakes(result):  # those are taken from the cache again
+            self.add(self.cached_functions[code], result)
 
     def _object(self, path: str, value: Any) -> Iterable[tuple[str, Any]]:
         room = type(value).__module__.split(".")[0]
@@ -470,20 +485,24 @@ class Snapshot:
 
     def changes(self) -> list[str]:
         """Paths of what differs now, each with what happened."""
-        if self.guard().holds_all() and not any(path for record in self._unread for path in record.changes()):
+        others: Iterable[Record] = chain(self._unread, self.caches)
+        if self.guard().holds_all() and not any(path for record in others for path in record.changes()):
             return []
         found = [path for record in self._all() for path in record.changes()]
         if self.num_threads not in (None, torch.get_num_threads()):
             found.append("torch.get_num_threads()")
         return found
 
-    def changes_classes(self) -> bool:
-        """Whether an attribute of a class differs now: Dynamo runs such writes otherwise than eager."""
-        return any(record.changes() for record in self._classes.values())
+    def changes_misread(self) -> bool:
+        """Whether an attribute of a class, or what a cache holds, differs now: Dynamo runs that otherwise than eager."""
+        records: Iterable[Record] = chain(self._classes.values(), self.caches)
+        return any(record.changes() for record in records)
 
     def restore(self) -> None:
         """Put everything back as it was."""
         self._memory.restore()
+        for cache in self.caches:
+            cache.restore()
         if self._guard is not None and self._guard.holds():
             return
         for record in self._all():
@@ -512,7 +531,9 @@ class Snapshot:
         return self._guard
 
     def _is_unread(self, record: Record) -> bool:
-        """Whether the code names no attribute that holds a buffer."""
+        """Whether the code names no attribute that holds a buffer, or calls for nothing that a cache holds."""
+        if isinstance(record, CacheRecord):
+            return not record.used()
         if not isinstance(record, BufferRecord):
             return False
         attribute = re.search(r"\.(\w+)$", record.path)

@@ -38,6 +38,7 @@ class WatchedState:
             "_version" in snapshot.facts
             or not MISSED_BY_DYNAMO.isdisjoint(snapshot.read_names)
             or _imports_replaced(snapshot)
+            or bool(snapshot.caches)  # Dynamo calls the functions behind them
             or any(isinstance(each, NumpyErrorsRecord) and each.has_effect for each in snapshot.records())
         )
         self._records = [

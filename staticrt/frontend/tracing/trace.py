@@ -287,7 +287,7 @@ def _run(
         _check_memory(snapshot)
         snapshot.compared_tensors.update(tracer.lifted)
         changed = snapshot.changes()
-        changes_classes = bool(changed) and snapshot.changes_classes()
+        changes_misread = bool(changed) and snapshot.changes_misread()
     except Exception:
         _check_memory(snapshot)
         raise
@@ -305,7 +305,7 @@ def _run(
     if watcher.needs_constants:
         raise NeedsConstants
     if changed:
-        raise ModelChanges(changed, even_in_parts=changes_classes or watcher.even_in_parts)
+        raise ModelChanges(changed, even_in_parts=changes_misread or watcher.even_in_parts)
     if (path := snapshot.weak_read()) is not None:
         raise CannotTrace(f"the model reads {path}, a weak reference", "")
     if not request.autograd and tracer.fake_mode.unseen_reads:

@@ -1,0 +1,199 @@
+"""What the caches of `functools.lru_cache` hold: eager finds it there, where a trace has computed or found it once.
+
+A call counts as a hit or as a miss, and a bounded cache orders its entries by their last call. So what the calls of a run
+may have found, or left, is known afterwards. A trace holds while that is there still; more may have come.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import types
+from collections.abc import Callable, Iterable
+from functools import _lru_cache_wrapper
+from typing import Any, TypeAlias
+
+import torch
+
+from staticrt import tuning
+from staticrt.frontend.guards.model_builtins import is_symbolic
+from staticrt.frontend.guards.records import Compared
+from staticrt.frontend.guards.state_leaves import is_leaf
+from staticrt.frontend.reasons import is_user_file
+from staticrt.native import _C
+
+Cache: TypeAlias = "_lru_cache_wrapper[Any]"
+Entry = tuple[Any, Any]  # the key that the cache makes of arguments, the result
+_NOT_LOOKED_INTO = (type, types.ModuleType, types.CodeType)
+
+
+def _places() -> tuple[int, int, int]:
+    """Where `gc.get_referents` lists the entries of a bounded cache: the first key, the step to the next, what follows."""
+
+    @functools.lru_cache(maxsize=2)
+    def probe(_key: str) -> object:
+        return object()
+
+    results = [probe("first"), probe("second")]
+    found = list(map(id, gc.get_referents(probe)))
+    first, second = (found.index(id(each)) for each in results)
+    return first - 1, second - first, len(found) - (first - 1) - 2 * (second - first)
+
+
+_FIRST, _STEP, _FOLLOWING = _places()
+
+
+def _entries(cache: Cache) -> list[Entry]:
+    """Those of a bounded cache from the one that was called for least lately, of others in the order they were made."""
+    if _is_bounded(cache):
+        found = gc.get_referents(cache)
+        count = (len(found) - _FIRST - _FOLLOWING + 1) // _STEP  # who made it in C gave it no attributes
+        keys = found[_FIRST : _FIRST + count * _STEP : _STEP]
+        return list(zip(keys, found[_FIRST + 1 : _FIRST + count * _STEP : _STEP], strict=True))
+    return list(_table(cache).items())
+
+
+def _table(cache: Cache) -> dict[Any, Any]:
+    return next(each for each in gc.get_referents(cache) if type(each) is dict)
+
+
+def _is_bounded(cache: Cache) -> bool:
+    return bool(_lru_cache_wrapper.cache_info(cache).maxsize)
+
+
+class CacheRecord(Compared):
+    """That a cache holds what the calls of a run found in it, or left there.
+
+    Args:
+        path: of the cache.
+        cache: before the run calls it.
+        knows: whether the snapshot has an object, by id.
+    """
+
+    part = "answers"
+
+    def __init__(self, path: str, cache: Cache, knows: Callable[[int], bool]) -> None:
+        self.name = f"{path}()"
+        self.cache = cache
+        self._knows = knows
+        self._info = _lru_cache_wrapper.cache_info(cache)
+        self._before = _entries(cache)
+        self._kept: list[Entry] = []
+        self._ids: list[int] = []
+        self._table = None if _is_bounded(cache) else _table(cache)
+
+    def results(self) -> list[Any]:
+        """What the cache holds that could change; of many, what was called for last."""
+        return [value for _key, value in self._before if not is_plain(value)][-tuning.MAX_CACHED_RESULTS :]
+
+    def used(self) -> list[Entry]:
+        """The entries that calls since then may have found or left."""
+        calls = self._calls()
+        if calls == 0:
+            return []
+        now = _entries(self.cache)
+        if calls is None:
+            return now
+        if _is_bounded(self.cache):
+            return now[-calls:]
+        only_made = _lru_cache_wrapper.cache_info(self.cache).hits == self._info.hits
+        return now[len(self._before) :] if only_made else now
+
+    def _calls(self) -> int | None:
+        """How many calls there were; None: the cache was emptied meanwhile."""
+        info = _lru_cache_wrapper.cache_info(self.cache)
+        hits, misses = info.hits - self._info.hits, info.misses - self._info.misses
+        emptied = hits < 0 or misses < 0 or (not info.maxsize and info.currsize < len(self._before))
+        return None if emptied else hits + misses
+
+    def changes(self) -> Iterable[str]:
+        """What calls found is gone, or what they left could have been changed since, of which the snapshot knows nothing."""
+        calls, bound = self._calls(), self._info.maxsize
+        lost = calls is None or (
+            bound and calls > bound and not _holds_all(_entries(self.cache), self._before)
+        )
+        return [f"the cache of {self.name}"] if lost or self._unknown() else []
+
+    def _unknown(self) -> list[Entry]:
+        """Entries that calls left, which could have been changed since. What is fake is taken out anyway."""
+        found = [entry for entry in self.used() if not is_plain(entry[1]) and not self._knows(id(entry[1]))]
+        return [entry for entry in found if not holds_fakes(entry[1])]
+
+    def restore(self) -> None:
+        """What a cache has dropped cannot be put back; what could have been changed is made anew."""
+        unknown = self._unknown()
+        if self._table is not None:
+            for key, _value in unknown:
+                self._table.pop(key, None)
+        elif unknown:
+            _lru_cache_wrapper.cache_clear(self.cache)
+
+    def entry(self) -> tuple[Callable[[], bool], bool]:
+        self._kept = self.used()
+        self._ids = []
+        return self._holds, True
+
+    def _holds(self) -> bool:
+        if self._table is not None:
+            return all(_same(self._table.get(key, _C.MISSING), value) for key, value in self._kept)
+        ids = list(map(id, gc.get_referents(self.cache)))
+        if ids == self._ids:
+            return True
+        if not _holds_all(_entries(self.cache), self._kept):
+            return False
+        self._ids = ids
+        return True
+
+
+def is_recorded(value: Any) -> bool:
+    """Whether a value is a cache of the model's, or one that holds tensors."""
+    if not isinstance(value, _lru_cache_wrapper):
+        return False
+    function = getattr(value, "__wrapped__", None)
+    if not isinstance(function, types.FunctionType) or is_user_file(function.__code__.co_filename):
+        return True
+    return any(isinstance(each, torch.Tensor) for _key, result in _entries(value) for each in _flat(result))
+
+
+def _flat(value: Any) -> Iterable[Any]:
+    return value.values() if type(value) is dict else value if type(value) in (tuple, list) else (value,)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value cannot change, nor be told from another one that equals it."""
+    return all(map(is_plain, value)) if type(value) is tuple else is_leaf(value)
+
+
+def holds_fakes(value: Any) -> bool:
+    """Whether a value leads to a fake tensor or a symbolic number."""
+    queue, seen = [value], {id(value)}
+    while queue:
+        each = queue.pop()
+        if is_symbolic(each) or (isinstance(each, torch.Tensor) and hasattr(each, "fake_mode")):
+            return True
+        if isinstance(each, types.FunctionType):
+            following = [each.__closure__, each.__defaults__, each.__kwdefaults__, each.__dict__]
+        else:
+            following = [] if isinstance(each, _NOT_LOOKED_INTO) else gc.get_referents(each)
+        queue += [found for found in following if id(found) not in seen]
+        seen.update(map(id, following))
+    return False
+
+
+def _holds_all(now: list[Entry], kept: list[Entry]) -> bool:
+    """Whether all entries kept are there, in any order."""
+    if not kept:
+        return True
+    there = {id(key): value for key, value in now}
+    left = [entry for entry in kept if not _same(there.get(id(entry[0]), _C.MISSING), entry[1])]
+    return all(any(_same(key, k) and _same(value, v) for k, v in now) for key, value in left)
+
+
+def _same(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    if type(a) is not type(b) or not is_plain(a):
+        return False
+    if type(a) is tuple:
+        return len(a) == len(b) and all(map(_same, a, b))
+    return bool(a == b) and repr(a) == repr(b)  # zeros have signs
