@@ -39,10 +39,27 @@ bool has_python_object(const Slot&, ...) {
   return false;
 }
 
-// Owners in C++. Torch counts Python's own object for a storage as one more (2.12 and later).
+// Torch counts Python's own object for a storage as an owner, and keeps it while there is another one (2.12
+// and later).
+inline bool is_in_python(const c10::Storage& storage) {
+  return has_python_object(*storage.unsafeGetStorageImpl()->pyobj_slot(), 0);
+}
+
+// Owners in C++.
 inline size_t num_owners(const c10::Storage& storage) {
-  const bool in_python = has_python_object(*storage.unsafeGetStorageImpl()->pyobj_slot(), 0);
-  return static_cast<size_t>(storage.use_count()) - (in_python ? 1 : 0);
+  return static_cast<size_t>(storage.use_count()) - (is_in_python(storage) ? 1 : 0);
+}
+
+// Whether somebody has the storage besides `storage`, Python included: only without it does that show. Leaves
+// `storage` empty where nobody has.
+// REQUIRES: the caller needs nothing of a storage that goes.
+inline bool outlives(c10::Storage& storage) {
+  const c10::weak_intrusive_ptr<c10::StorageImpl> watched = storage.getWeakStorageImpl();
+  storage = c10::Storage();
+  c10::intrusive_ptr<c10::StorageImpl> left = watched.lock();
+  if (!left) return false;
+  storage = c10::Storage(std::move(left));
+  return true;
 }
 
 inline at::Tensor tensor_over(const DeviceMemory& memory, c10::Storage storage, at::ScalarType dtype) {

@@ -1,7 +1,9 @@
 #include "program/liveness.h"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
+#include <string>
 
 namespace staticrt {
 namespace {
@@ -23,6 +25,18 @@ class UnionFind {
  private:
   std::vector<ValueId> parent_;
 };
+
+// Operators of torch and of ours return what they keep. Those of others may put an argument where they find
+// it again; bodies of control flow hand theirs on.
+bool may_keep_arguments(const Node& node) {
+  for (const auto& body : node.bodies)
+    if (std::ranges::any_of(body->nodes(), may_keep_arguments)) return true;
+  if (!node.handle) return false;
+  const std::string library = node.op.substr(0, node.op.find("::"));
+  constexpr std::array kKnown{"aten",      "prims",  "staticrt", "staticrt_accelerators",
+                              "quantized", "mkldnn", "onednn",   "mkl"};
+  return std::ranges::find(kKnown, library) == kKnown.end();
+}
 
 }  // namespace
 
@@ -50,20 +64,27 @@ Liveness compute_liveness(const Program& program) {
   live.alias_class.resize(n);
   live.touches_input.assign(n, false);
   live.touches_output.assign(n, false);
+  live.may_be_kept.assign(n, false);
   std::vector<uint32_t> end(n, 0);
   std::vector<bool> input(n, false);
   std::vector<bool> output(n, false);
+  std::vector<bool> kept(n, false);
   for (ValueId id = 0; id < n; ++id) {
     const ValueId c = live.alias_class[id] = classes.find(id);
     end[c] = std::max(end[c], live.ranges[id].end);
     if (program.is_input(id) || program.is_constant(id)) input[c] = true;
   }
   for (const ValueId id : program.outputs()) output[live.alias_class[id]] = true;
+  for (const Node& node : program.nodes()) {
+    if (!may_keep_arguments(node)) continue;
+    for (const ValueId id : program.reads(node)) kept[live.alias_class[id]] = true;
+  }
   for (ValueId id = 0; id < n; ++id) {
     const ValueId c = live.alias_class[id];
     live.ranges[id].end = end[c];
     live.touches_input[id] = input[c];
     live.touches_output[id] = output[c];
+    live.may_be_kept[id] = kept[c];
   }
   return live;
 }

@@ -23,6 +23,9 @@ struct Liveness {
   // Per value: it may share storage with an input or constant; with a graph output.
   std::vector<bool> touches_input;
   std::vector<bool> touches_output;
+  // Per value: an operator that may keep its arguments, as Python code can, gets it or what shares its
+  // storage.
+  std::vector<bool> may_be_kept;
 };
 
 // O(values + operands) but for the inverse Ackermann function of the union-find.

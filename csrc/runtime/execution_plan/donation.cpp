@@ -20,6 +20,26 @@ bool share_storage(const at::Tensor& a, const at::Tensor& b) {
   return a.defined() && b.defined() && a.has_storage() && b.has_storage() && a.is_alias_of(b);
 }
 
+// Whether Python has the storage of a tensor that has it alone in C++. The bytes stay the tensor's, in
+// another storage where nobody has this one. REQUIRES: the storage is resizable: it owns its bytes.
+bool is_kept_in_python(const at::Tensor& tensor, const DeviceMemory& memory) {
+  // Its setter refuses tensors made by detach().
+  auto& storage = const_cast<c10::Storage&>(tensor.unsafeGetTensorImpl()->unsafe_storage());
+  if (!is_in_python(storage)) return false;
+  const auto take_bytes_of = [](const c10::Storage& from) {
+    return from.unsafeGetStorageImpl()->set_data_ptr(at::DataPtr(nullptr, from.device()));
+  };
+  const size_t size_bytes = storage.nbytes();
+  c10::Storage other = storage_of(memory, take_bytes_of(storage), size_bytes);
+  const bool is_kept = outlives(storage);
+  if (is_kept) {
+    storage.unsafeGetStorageImpl()->set_data_ptr_noswap(take_bytes_of(other));
+  } else {
+    storage = std::move(other);
+  }
+  return is_kept;
+}
+
 }  // namespace
 
 void check_donatable(const std::string& name, const at::Tensor& tensor, size_t most_holders) {
@@ -41,6 +61,7 @@ void check_donatable(const std::string& name, const at::Tensor& tensor, size_t m
   const int64_t bytes = tensor.numel() == 0 ? 0 : (end + 1) * static_cast<int64_t>(tensor.element_size());
   if (tensor.storage_offset() != 0 || bytes != static_cast<int64_t>(storage.nbytes()))
     refuse(name, detail::concat("it is ", bytes, " bytes of a storage of ", storage.nbytes()), kClone);
+  if (is_kept_in_python(tensor, *memory)) refuse(name, "somebody holds its untyped_storage()", kClone);
 }
 
 void take_bytes(const std::string& name, const at::Tensor& tensor) {

@@ -160,7 +160,8 @@ BoundProgram bind(std::shared_ptr<const Program> program_ptr, const BindOptions&
     for (uint32_t i = 0; i < node.num_outputs; ++i) {
       const ValueId id = node.first_output + i;
       last_use[id] = index;
-      if (out_variant && !live.touches_input[id] && !live.touches_output[id] && !beside[id]) {
+      if (out_variant && !live.touches_input[id] && !live.touches_output[id] && !live.may_be_kept[id] &&
+          !beside[id]) {
         bound.managed[i] = true;
         result.managed_values.push_back(id);
         result.memory_of_value[id] = bound.memory;

@@ -104,6 +104,30 @@ void GroupMemory::begin_run(c10::IValue* slots) {
   }
 }
 
+void GroupMemory::require_ours(const Group& group, bool is_ours) const {
+  SRT_INTERNAL(is_ours, "the storage of '", bound_.program->values()[group.members.front()].name,
+               "' has other owners after the run: an operator kept or returned a managed value");
+}
+
+// Another storage for a group whose own Python has seen, and may have.
+void GroupMemory::replace_storage(Group& group, c10::IValue* slots) {
+  for (const ValueId id : group.members) {
+    const bool is_in = slots[id].isTensor() && slots[id].toTensor().storage().is_alias_of(group.storage);
+    if (!is_in) continue;
+    group.size_bytes =
+        std::max(group.size_bytes, storage_bytes(slots[id].toTensor(), *buffers_[group.buffer].memory));
+    slots[id] = c10::IValue();
+  }
+  const bool is_kept = outlives(group.storage);
+  if (is_kept) {
+    // What it has lies in memory that is about to be another value's.
+    point_storage_to(group.storage, nullptr, 0);
+  } else {
+    group.storage = new_managed_storage(*buffers_[group.buffer].memory);
+  }
+  require_ours(group, !is_kept);
+}
+
 void GroupMemory::end_run(c10::IValue* slots) {
   const bool profile_run = !planned_;
   if (profile_run) make_groups();
@@ -111,14 +135,22 @@ void GroupMemory::end_run(c10::IValue* slots) {
   bool moved = profile_run;
   for (Group& group : groups_) {
     Buffer& buffer = buffers_[group.buffer];
+    if (is_in_python(group.storage)) {
+      replace_storage(group, slots);
+      moved = true;
+    }
     size_t held = 0;
     for (const ValueId id : group.members) {
       if (!slots[id].isTensor()) continue;  // let go of
-      ++held;
       at::Tensor& tensor = slots[id].toTensor();
       const int64_t bytes = storage_bytes(tensor, *buffer.memory);
       moved |= bytes > group.size_bytes;
       group.size_bytes = std::max(group.size_bytes, bytes);
+      if (tensor.use_count() > 1) {  // Python has seen it, and may have it
+        slots[id] = c10::IValue();
+        continue;
+      }
+      ++held;
       if (!tensor.storage().is_alias_of(group.storage)) {  // the profile run, or a kernel replaced it
         tensor.unsafeGetTensorImpl()->set_sizes_contiguous({0});
         tensor.unsafeGetTensorImpl()->set_storage_keep_dtype(group.storage);
@@ -126,10 +158,7 @@ void GroupMemory::end_run(c10::IValue* slots) {
       }
     }
     buffer.needed_bytes += group.size_bytes;
-    SRT_INTERNAL(num_owners(group.storage) == held + 1, "managed storage of '",
-                 bound_.program->values()[group.members.front()].name, "' has ", num_owners(group.storage),
-                 " owners after the run, expected ", held + 1,
-                 ": an operator kept or returned a managed value");
+    require_ours(group, group.storage.use_count() == held + 1);
   }
   if (options_.cleanup_activations || moved) detach();
 }

@@ -84,6 +84,8 @@ class GroupMemory {
   bool must_place(const Buffer& buffer) const;
   void place(size_t index);
   void detach();
+  void require_ours(const Group& group, bool is_ours) const;
+  void replace_storage(Group& group, c10::IValue* slots);
 
   const BoundProgram& bound_;
   const MemoryOptions options_;

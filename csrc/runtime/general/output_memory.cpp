@@ -16,7 +16,8 @@ OutputMemory::OutputMemory(const BoundProgram& bound) : bound_(bound) {
     const Node& node = bound.program->nodes()[index];
     for (uint32_t i = 0; i < node.num_outputs; ++i) {
       const ValueId id = node.first_output + i;
-      if (bound.liveness.touches_output[id] && !bound.liveness.touches_input[id]) {
+      const Liveness& live = bound.liveness;
+      if (live.touches_output[id] && !live.touches_input[id] && !live.may_be_kept[id]) {
         outputs_.push_back({id, buffer_in(memory), new_managed_storage(memory), 0});
       }
     }
@@ -110,16 +111,12 @@ void OutputMemory::abandon_run() {
   are_out_ = false;
 }
 
-// Whether somebody else has the output. Python's own object for a storage counts as an owner and lives while
-// another does (torch 2.12 and later): ours goes, and comes back if the storage outlives it.
+// Whether somebody else has the output.
 bool OutputMemory::is_held(Output& output) const {
   if (output.storage.use_count() == 1) return false;
-  const c10::weak_intrusive_ptr<c10::StorageImpl> watched = output.storage.getWeakStorageImpl();
+  if (outlives(output.storage)) return true;
   output.storage = new_managed_storage(*buffers_[output.buffer].memory);
-  c10::intrusive_ptr<c10::StorageImpl> left = watched.lock();
-  if (!left) return false;
-  output.storage = c10::Storage(std::move(left));
-  return true;
+  return false;
 }
 
 void OutputMemory::release() {

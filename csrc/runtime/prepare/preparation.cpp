@@ -44,13 +44,15 @@ void Preparation::run() {
   emit();
 }
 
-// Owners whose bytes leave the run, and when each owner's bytes are last used.
+// Owners whose bytes outlive the run, or may.
 void Preparation::find_owners() {
-  escapes_.assign(program_.num_values(), false);
+  leaves_.assign(program_.num_values(), false);
+  escapes_ = leaves_;
   for (ValueId id = 0; id < program_.num_values(); ++id) {
     const ValueId owner = records_[id].owner;
-    if (records_[id].is_tensor && (is_output_[id] || bound_.liveness.touches_output[id]))
-      escapes_[owner] = true;
+    if (!records_[id].is_tensor) continue;
+    if (is_output_[id] || bound_.liveness.touches_output[id]) leaves_[owner] = true;
+    if (leaves_[owner] || bound_.liveness.may_be_kept[id]) escapes_[owner] = true;
   }
 }
 
@@ -67,7 +69,7 @@ bool Preparation::is_fixed_node(uint32_t index) const {
   }
   for (uint32_t i = 0; i < node.num_outputs; ++i) {
     const ValueId id = node.first_output + i;
-    if (!result_.fixed_->is_fixed(id) || escapes_[id] ||
+    if (!result_.fixed_->is_fixed(id) || leaves_[id] ||
         extent_bytes(records_[id].meta) > std::max(tuning::kMaxFixedBytes, 2 * read_bytes)) {
       return false;
     }

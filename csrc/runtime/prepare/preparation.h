@@ -157,7 +157,8 @@ class Preparation {
   std::vector<std::vector<uint32_t>> users_;
   std::vector<std::vector<ValueId>> owned_;  // per owner: the tensors over its bytes
   std::vector<bool> is_output_;
-  std::vector<bool> escapes_;
+  std::vector<bool> leaves_;   // per owner: its bytes are the caller's when the run is over
+  std::vector<bool> escapes_;  // per owner: that, or an operator may keep them
   std::vector<NodePlan> plans_;
   std::vector<bool> is_fixed_;  // per value: an owner whose bytes only the weights decide
   WeightCopies weight_copies_{std::nullopt};

@@ -71,7 +71,8 @@ void Preparation::find_slots() {
     } else if (program_.is_input(id)) {
       result_.inputs_in_slots_.push_back(id);
     } else if (program_.is_constant(id) || is_arena_owner(owner) ||
-               (program_.is_constant(owner) && plans_[definition_[id]].plan == Plan::kSkip)) {
+               (program_.is_constant(owner) && !escapes_[owner] &&
+                plans_[definition_[id]].plan == Plan::kSkip)) {
       if (!made_by_node(id)) result_.shells_.push_back(id);
     } else if (owner != id && plans_[definition_[id]].plan == Plan::kSkip) {
       uint32_t position = definition_[id];
@@ -225,8 +226,11 @@ void Preparation::emit_releases() {
   std::map<size_t, std::vector<ValueId>> by_step;
   for (ValueId id = program_.first_constant(); id < program_.num_values(); ++id) {
     const auto apart = apart_until_.find(id);
-    if (apart == apart_until_.end() && (!made_by_node(id) || is_output_[id])) continue;
-    uint32_t last = std::max(end_[id], records_[id].is_tensor ? end_[records_[id].owner] : 0);
+    const ValueId owner = records_[id].is_tensor ? records_[id].owner : id;
+    const bool is_allocated = plan_of(owner) == Plan::kCall || plan_of(owner) == Plan::kOut;
+    const bool is_handed_out = is_allocated && escapes_[owner] && !leaves_[owner];
+    if (apart == apart_until_.end() && ((!made_by_node(id) && !is_handed_out) || is_output_[id])) continue;
+    uint32_t last = std::max(end_[id], end_[owner]);
     if (apart != apart_until_.end()) last = apart->second;
     // Of what a node that is not determined returned, the alias class of the schema may be longer.
     last = std::max(last, definition_[id] + 1);
@@ -261,7 +265,7 @@ void Preparation::note_other_blocks() {
     const ValueRecord& record = records_[id];
     if (definition_[id] == kNoNode || !record.is_tensor || record.owner != id) continue;
     if (is_arena_owner(id) || unstored_.count(id) || plan_of(id) == Plan::kFixed) continue;
-    const bool leaves = escapes_[id];
+    const bool leaves = leaves_[id];
     MemoryBlock block;
     block.kind = leaves ? MemoryBlock::Kind::kOutput : MemoryBlock::Kind::kUnmanaged;
     block.id = id;

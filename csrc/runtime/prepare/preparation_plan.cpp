@@ -59,7 +59,7 @@ void Preparation::find_early_outputs() {
   for (ValueId id = program_.first_constant(); id < program_.num_values(); ++id) {
     const ValueRecord& record = records_[id];
     const bool is_allocated = plan_of(id) == Plan::kCall || plan_of(id) == Plan::kOut;
-    if (!is_allocated || !escapes_[id] || !record.is_tensor || record.owner != id || unstored_.count(id) ||
+    if (!is_allocated || !leaves_[id] || !record.is_tensor || record.owner != id || unstored_.count(id) ||
         donor_of_.count(id) || !record.memory->is_host())
       continue;
     const int64_t bytes = extent_bytes(record.meta);
@@ -112,7 +112,7 @@ std::vector<int64_t> Preparation::bytes_beside_arena(const planner::SharedPlan& 
       continue;
     const auto found = borrowed.find(id);
     const uint32_t begin = found == borrowed.end() ? begin_[id] : std::min(begin_[id], found->second.first);
-    add_load(load, begin, escapes_[id] ? load.size() : end_[id], extent_bytes(record.meta));
+    add_load(load, begin, leaves_[id] ? load.size() : end_[id], extent_bytes(record.meta));
   }
   return load;
 }
@@ -150,7 +150,7 @@ ValueId Preparation::find_heir(ValueId input) const {
     if (plan.plan != Plan::kCall && plan.plan != Plan::kOut) continue;
     for (uint32_t i = 0; i < node_at(index).num_outputs; ++i) {
       const ValueId id = node_at(index).first_output + i;
-      const bool is_heir = escapes_[id] && records_[id].is_tensor && records_[id].owner == id &&
+      const bool is_heir = leaves_[id] && records_[id].is_tensor && records_[id].owner == id &&
                            records_[id].memory == records_[input].memory && !donor_of_.count(id) &&
                            extent_bytes(records_[id].meta) == bytes;
       if (!is_heir) continue;
