@@ -6,12 +6,15 @@ and stay. What later becomes unread because a pass replaced its reader is not ma
 
 from __future__ import annotations
 
+import torch
 from torch import fx
 from torch._ops import OpOverload
 
 from staticrt.frontend.tracing.tracer import BACKWARD
 from staticrt.ops import facts_of_call
 from staticrt.ops.raising import MAY_RAISE, may_raise
+from staticrt.shapes.fake_results import is_contiguous
+from staticrt.shapes.size_checks import env_of
 
 # These read no element of their first argument.
 _READ_SIZES = frozenset(
@@ -39,8 +42,27 @@ def _may_raise(node: fx.Node) -> bool:
         isinstance(node.target, OpOverload)
         and BACKWARD not in node.meta
         and not node.target._schema.is_mutable
-        and may_raise(node.target, node.meta.get("val"))
+        and (may_raise(node.target, node.meta.get("val")) or _lies_as_guessed(node))
     )
+
+
+def _lies_as_guessed(node: fx.Node) -> bool:
+    """Whether a view is of a result whose strides ShapeEnv may have wrong: it does not ask how sizes compare."""
+    if node.target is not torch.ops.aten.view.default:
+        return False
+    source = node.args[0]
+    while isinstance(source, fx.Node) and source.op == "call_function":
+        value = source.meta.get("val")
+        if not isinstance(value, torch.Tensor) or not any(
+            isinstance(step, torch.SymInt) and env_of(step) is None for step in value.stride()
+        ):
+            return False
+        operands = [each.meta.get("val") for each in source.all_input_nodes]
+        tensors = [each for each in operands if isinstance(each, torch.Tensor)]
+        if not tensors or tensors[0].untyped_storage()._cdata != value.untyped_storage()._cdata:
+            return not all(map(is_contiguous, tensors))
+        source = source.args[0]
+    return False
 
 
 def _unread(node: fx.Node) -> fx.Node | None:
