@@ -33,7 +33,7 @@ from staticrt.training.overlaps import overlapping_writes
 from staticrt.training.partition import safe_partition
 from staticrt.training.plans import CompiledGraph
 from staticrt.training.recurrent import recurrent_networks
-from staticrt.training.saved import lost_aliases, shared_results
+from staticrt.training.saved import lost_aliases, merged_inputs, shared_results
 from staticrt.training.statistics import unread_inputs
 from staticrt.training.unread import unread_effects
 from staticrt.training.views_in_place import viewed_in_place, written_later
@@ -173,7 +173,9 @@ class Region:
             )
         self._remembers = self._remembers and cls is not None
         if cls is not None and (
-            lost := lost_aliases(self._shared, cls.metadata) or viewed_in_place(gm, cls.metadata)
+            lost := lost_aliases(self._shared, cls.metadata)
+            or viewed_in_place(gm, cls.metadata)
+            or merged_inputs(inputs, cls.metadata)
         ):
             raise _Unfaithful(lost)
         if cls is not None:

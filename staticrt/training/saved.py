@@ -96,6 +96,19 @@ def lost_aliases(shared: Sequence[tuple[int, int]], metadata: Any) -> str:
     return ""
 
 
+def merged_inputs(inputs: Sequence[Any], metadata: Any) -> str:
+    """Why a region that writes memory of several inputs runs eagerly; "" if there is no such.
+
+    AOTAutograd passes one tensor in their place, from which it takes views and gradients that may not be eager's.
+
+    Args:
+        inputs: the region's example inputs.
+        metadata: upstream's `ViewAndMutationMeta`.
+    """
+    is_merged = len(metadata.input_info) < len(inputs)
+    return "it writes memory that several of its inputs share" if is_merged else ""
+
+
 def _root(node: fx.Node) -> fx.Node:
     """The node that owns the memory of `node`."""
     while node.op == "call_function":

@@ -124,15 +124,20 @@ def _zeros(graph: fx.GraphModule, node: fx.Node) -> fx.Node:
 
 def _size(graph: fx.GraphModule, size: torch.SymInt) -> fx.Node:
     """A node that computes a symbolic size from the graph's inputs."""
+    from torch.utils._sympy.interp import sympy_interp
+    from torch.utils._sympy.reference import PythonReferenceAnalysis
+
     known = _known_sizes(graph)
     text = str(size.node.expr)
     if text in known:
         return known[text]()
-    symbols = {str(symbol): known[str(symbol)]() for symbol in sorted(size.node.expr.free_symbols, key=str)}
-    scope = {name: fx.Proxy(node) for name, node in symbols.items()}
-    proxy = eval(text, {"__builtins__": {}, "Max": torch.sym_max, "Min": torch.sym_min}, scope)
+    symbols = sorted(size.node.expr.free_symbols, key=str)
+    nodes = {symbol: known[str(symbol)]() for symbol in symbols}
+    proxy = sympy_interp(
+        PythonReferenceAnalysis, {symbol: fx.Proxy(node) for symbol, node in nodes.items()}, size.node.expr
+    )
     assert isinstance(proxy, fx.Proxy)
-    for made in _ancestors(proxy.node, set(symbols.values())):
+    for made in _ancestors(proxy.node, set(nodes.values())):
         made.meta.setdefault("val", size)
     return proxy.node
 

@@ -347,9 +347,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if key is not None and self.unbacked.pending() == known:
                 fake_memo.remember(self.fake_mode, *key, out)
         for target, size in zip(outs, sizes_before, strict=True):
-            if _expressions(target) != size and self._is_given(target):
+            if _expressions(target) != size and self._is_shared(target):
                 raise CannotTrace(
-                    "out= is an argument of another size, which eager resizes", even_in_parts=True
+                    "out= of another size, which eager resizes, is an argument or has views", even_in_parts=True
                 )
         if fake_kwargs.get("generator") is not None:
             raise CannotTrace("random numbers of a generator of their own")
@@ -361,11 +361,16 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.versions.count(func, args, kwargs)
         return out
 
-    def _is_given(self, tensor: torch.Tensor) -> bool:
-        """Whether a fake tensor's memory is that of an argument, or of a tensor from outside."""
+    def _is_shared(self, tensor: torch.Tensor) -> bool:
+        """Whether a fake tensor's memory comes from outside, or other tensors have it too."""
         memory = tensor.untyped_storage()._cdata
-        given = (node.meta["val"] for node in self.graph.find_nodes(op="placeholder"))
-        return any(isinstance(x, torch.Tensor) and x.untyped_storage()._cdata == memory for x in given)
+        return any(
+            isinstance(x, torch.Tensor)
+            and x.untyped_storage()._cdata == memory
+            and (x is not tensor or node.op == "placeholder")
+            for node in self.graph.nodes
+            for x in [node.meta.get("val")]
+        )
 
     def _expand(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self, autocast.for_parts():
