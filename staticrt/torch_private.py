@@ -469,11 +469,13 @@ PRIVATE_NAMES: dict[str, str] = {
     "torch._dynamo.convert_frame.compile_lock": "frontend",
     "torch._dynamo.eval_frame.cached_backends": "frontend",
     "torch._dynamo.exc.TorchDynamoException": "frontend",
+    "torch._dynamo.exc.unimplemented": "frontend",
     "torch._dynamo.optimize": "frontend",
     "torch._dynamo.reset": "models",
     "torch._dynamo.symbolic_convert.InstructionTranslatorBase": "frontend",
     "torch._dynamo.types.ConvertFrameReturn": "frontend",
     "torch._dynamo.utils.graph_break_reasons": "frontend",
+    "torch._dynamo.variables.tensor.TensorVariable": "frontend",
     "torch._foreach_copy_": "graphs",
     "torch._functorch.aot_autograd.make_boxed_func": "models",
     "torch._functorch.partitioners.default_partition": "models",
@@ -541,7 +543,9 @@ PRIVATE_NAMES: dict[str, str] = {
     "torch.utils._pytree.tree_structure": "tools",
     "torch.utils._pytree.tree_unflatten": "frontend graphs tools",
     "torch.utils._sympy.functions.Max": "shapes",
+    "torch.utils._sympy.interp.sympy_interp": "training",
     "torch.utils._sympy.printers.PythonPrinter": "frontend",
+    "torch.utils._sympy.reference.PythonReferenceAnalysis": "training",
 }
 
 # What happens in a torch without the name. All others are needed: their user fails at its import or its first call.

@@ -51,3 +51,75 @@ def test_a_program_does_not_change_pythons_random_numbers():
     before = random.getstate()
     generate(3)
     assert random.getstate() == before
+
+
+# What the fuzzer found: kinds of arguments, statements, results, whether gradients are compared.
+FOUND = {
+    "the error of a view that nothing reads, of memory that overlaps": (
+        ("overlapping",),
+        ("v2 = torch.relu(a0)", "v4 = v2.t()", "v4.view(-1)[0] = 3", "v6 = torch.relu(a0).any()"),
+        ("v6",),
+    ),
+    "a view of what out= resizes": (
+        ("channels_last",),
+        (
+            "v2 = a0.new_full((2,), 1)",
+            "v4 = v2[..., -1]",
+            "torch.sort(a0[:1][0], out=(v2, torch.empty(0).long()))",
+            "v9 = torch.empty_like(v4).fill_(3)",
+        ),
+        ("v9",),
+    ),
+    "sizes after an in-place view, which Dynamo reads": (
+        ("plain", "bools"),
+        (
+            "v1 = a0 if a0.detach().sum() > 100 else a0 * 2",
+            "v2 = v1 * 1",
+            "v3 = v2.unsqueeze_(0)",
+            "v4 = v3[v2.shape[0] // 2 :]",
+            "v5 = v1.add(1)",
+            "v6 = v5.t_()",
+            "v7 = v5[: v6.shape[0] // 2]",
+            "v8 = a1[1:]",
+            "v8.as_strided_((1,), (1,))",
+            "v9 = v8[v8.shape[0] // 2 :]",
+        ),
+        ("v4", "v7", "v9"),
+        True,
+    ),
+    "a remainder in a size of a backward": (
+        ("plain",),
+        (
+            "v1 = a0.masked_fill_(a0 > 1, 2)",
+            "v11 = v1[: int(a0.sort(-1)[0].abs().sum()) % 3]",
+            "v14 = (v11 * 2).chunk(2)",
+            "v16 = v14[1]",
+            "v18 = v14[0].tensor_split(2)[0]",
+            "v20 = v16.to(torch.int32)",
+            "v21 = v18 * (v11.shape[0] // 2)",
+            "v22 = v16.float().clone().bernoulli_(1.0)",
+        ),
+        ("v21", "v20"),
+        True,
+    ),
+    "inputs of one memory of which a part after a graph break writes one": (
+        ("plain",),
+        (
+            "v1 = a0.reshape(-1)[1:]",
+            "v2 = v1[: int(a0.detach().abs().sum()) % 3]",
+            "v3 = a0[:, ::2]",
+            "v3.mul_(2)",
+            "v4 = v2[1:]",
+            "v5 = v2.sin()",
+        ),
+        ("v4", "v5"),
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("way", ["compile", "backend"])
+@pytest.mark.parametrize("found", FOUND)
+def test_programs_that_differed(found, way):
+    program = Program(*FOUND[found])
+    assert failure(program, way, ((2, 2), (6, 7), (5, 0), (0, 3), (3, 4))) == "", program.source

@@ -17,6 +17,7 @@ import torch
 
 from staticrt import locks, tuning
 from staticrt.frontend import budget
+from staticrt.frontend.dynamo import in_place_views
 from staticrt.frontend.dynamo.parallel import has_small_buckets, in_small_buckets
 from staticrt.frontend.graph import KnownInputs
 from staticrt.frontend.progress import long_work
@@ -185,6 +186,7 @@ def _interruptible() -> Iterator[None]:
 
     locks.free_in_children(compile_lock)
     _check_each_step()
+    in_place_views.note_new_sizes()
     with compile_lock:
         yield
 

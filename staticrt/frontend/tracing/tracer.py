@@ -349,7 +349,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for target, size in zip(outs, sizes_before, strict=True):
             if _expressions(target) != size and self._is_shared(target):
                 raise CannotTrace(
-                    "out= of another size, which eager resizes, is an argument or has views", even_in_parts=True
+                    "out= of another size, which eager resizes, is an argument or has views",
+                    even_in_parts=True,
                 )
         if fake_kwargs.get("generator") is not None:
             raise CannotTrace("random numbers of a generator of their own")
