@@ -26,9 +26,14 @@ def free_in_children(lock: Any) -> None:
     _locks.add(lock)
 
 
+def members(found: weakref.WeakSet[Any]) -> list[Any]:
+    """What a weak set holds, to which other threads may add meanwhile: its own iterator would raise."""
+    return [member for ref in list(found.data) if (member := ref()) is not None]
+
+
 def owned() -> list[Any]:
     """The locks that this thread holds."""
-    return [lock for lock in list(_locks) if lock._is_owned()]
+    return [lock for lock in members(_locks) if lock._is_owned()]
 
 
 def release_all_but(held: list[Any]) -> None:
@@ -39,7 +44,7 @@ def release_all_but(held: list[Any]) -> None:
 
 
 def _free_all() -> None:
-    for lock in list(_locks):
+    for lock in members(_locks):
         if not lock._is_owned():
             lock._at_fork_reinit()
 

@@ -181,22 +181,28 @@ class _Maker:
         self.inferring: list[PartialGraph] = []  # partial graphs without gradients
         self.training: list[Region] = []
         self.calls = 0
+        self._num_inferring = 0
         self._make_executor = make_executor
         self._options = options
 
     def release(self) -> None:
-        for graph in self.inferring:
-            graph.release()
-        for region in self.training:
-            region.release()
+        with contextlib.ExitStack() as releases:
+            for graph in (*self.inferring, *self.training):
+                releases.callback(graph.release)
+
+    def _drop_released(self) -> None:
+        self.inferring = [graph for graph in self.inferring if not graph.is_released]
+        self.training = [region for region in self.training if not region.is_released]
 
     def __call__(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         graph: Region | PartialGraph
+        self._drop_released()
         if needs_gradients(gm, inputs):
             graph = region_of(gm, inputs, self._options)
             self.training.append(graph)
         else:
-            number = len(self.inferring)
+            number = self._num_inferring
+            self._num_inferring += 1
 
             def make(function: Callable[..., Any], known: KnownInputs) -> GraphExecutor:
                 return self._make_executor(function, number, known)

@@ -45,6 +45,9 @@ class PartialGraph:
         gm: the graph, on flat arguments; it may be changed.
         inputs: example arguments.
         make_executor: a new executor of the graph's function, for what is known of its arguments.
+
+    Attributes:
+        is_released: nothing compiled is left; it runs eagerly.
     """
 
     def __init__(
@@ -69,6 +72,8 @@ class PartialGraph:
         self._executors: dict[tuple[int, ...], GraphExecutor] = {}
         self._alive: dict[tuple[int, ...], weakref.ref[torch.Tensor]] = {}
         self._other: GraphExecutor | None = None
+        self.is_released = False
+        self._eager: Callable[..., Any] = torch.compiler.disable(self._function)  # type: ignore[no-untyped-call]
         self._lock = locks.reentrant()
         add_holder(self)
         release_at_reset(self)
@@ -92,10 +97,13 @@ class PartialGraph:
                 values[i] = flat[i].item()
             flat = tuple(values)
         executor = self._executors.get(key) or self._executor(key, flat)
-        return executor.fast.call(*(flat if self._unwrapped is None else self._unwrapped.take_apart(flat)))
+        call = self._eager if executor is None else executor.fast.call
+        return call(*(flat if self._unwrapped is None else self._unwrapped.take_apart(flat)))
 
-    def _executor(self, key: tuple[int, ...], flat: Sequence[Any]) -> GraphExecutor:
+    def _executor(self, key: tuple[int, ...], flat: Sequence[Any]) -> GraphExecutor | None:
         with self._lock:
+            if self.is_released:
+                return None
             if key in self._executors:
                 return self._executors[key]
             if len(self._executors) < tuning.MAX_WEIGHT_SETS:
@@ -117,8 +125,9 @@ class PartialGraph:
                 self._executors.pop(key, None)
 
     def release(self) -> None:
-        """Drop what was compiled; a call would compile anew."""
+        """Drop what was compiled. Calls run eagerly from now on."""
         with self._lock:
+            self.is_released = True
             self._alive.clear()
             self._executors.clear()
             self._other = None

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from staticrt import locks
 from staticrt.errors import CaptureError, OptionError
 from staticrt.graphs.functions import Function, Mode
 from staticrt.graphs.generations import Generations, Pending
@@ -292,7 +293,7 @@ def _wrapped_died(context: weakref.ref[GraphContext], functions: list[Function])
 
 
 def _after_fork() -> None:
-    for context in list(_contexts):
+    for context in locks.members(_contexts):
         context._forked()
 
 

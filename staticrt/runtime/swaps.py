@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 import torch
 
+from staticrt import locks
+
 
 class Holder(Protocol):
     """What holds tensors between calls."""
@@ -36,7 +38,7 @@ def _watch_swaps() -> None:
 
     @functools.wraps(swap)
     def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
-        for holder in list(_holders):
+        for holder in locks.members(_holders):
             holder.let_go((id(t1), id(t2)))
         swap(t1, t2)
 

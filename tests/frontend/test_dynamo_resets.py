@@ -4,13 +4,19 @@ The functions are of this module: Dynamo leaves what it resumes after a graph br
 """
 
 import gc
+import sys
+import threading
+import weakref
 
 import pytest
 import torch
 
 import staticrt
+from staticrt import locks
 from staticrt.api.options import checked_options
 from staticrt.executor.executor import Executor
+from staticrt.executor.partial_graph import PartialGraph
+from staticrt.frontend.dynamo import resets as dynamo_resets
 from staticrt.training.aot_region import Region
 from staticrt.training.plans import CompiledGraph
 
@@ -135,3 +141,94 @@ def test_a_released_region_answers_eagerly():
     result = region(x)
     torch.testing.assert_close(result, (x * 2).exp())
     torch.testing.assert_close(torch.autograd.grad(result.sum(), x)[0], 2 * (x * 2).exp())
+
+
+def test_a_released_partial_graph_answers_eagerly():
+    made = []
+
+    class Fast:
+        def __init__(self, function):
+            self.call = function
+
+    class OneExecutor:
+        def __init__(self, function, known):
+            made.append(self)
+            self.fast = Fast(function)
+
+    graph = torch.fx.symbolic_trace(lambda x: (x * 2).exp())
+    x = torch.randn(3)
+    partial = PartialGraph(graph, [x], OneExecutor)
+    for _ in range(2):
+        torch.testing.assert_close(partial(x), (x * 2).exp())
+    partial.release()
+    torch.testing.assert_close(partial(x), (x * 2).exp())
+    assert len(made) == 1
+    assert partial.executors == []
+
+
+KINDS = (PartialGraph, Region)
+
+
+def lists_of_graphs():
+    return [each for each in gc.get_objects() if type(each) is list and each and type(each[0]) in KINDS]
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_what_was_released_is_not_kept(gradients):
+    compiled = staticrt.compile(function)
+    x = torch.randn(16, 16, requires_grad=gradients)
+    others = lists_of_graphs()
+    counts = []
+    with torch.set_grad_enabled(gradients):
+        for _ in range(4):
+            compiled(x)
+            counts.append(sum(not each.is_released for each in gc.get_objects() if type(each) in KINDS))
+            torch._dynamo.reset()
+    assert counts[0] > 0
+    lists = [each for each in lists_of_graphs() if not any(each is other for other in others)]
+    assert 0 < max(map(len, lists)) <= counts[0]
+
+
+class Graph:
+    def __init__(self, raises):
+        self.raises, self.is_released = raises, False
+
+    def release(self):
+        self.is_released = True
+        if self.raises:
+            self.raises = False
+            raise ValueError("cannot be released")
+
+
+def test_one_that_cannot_be_released_leaves_none_behind():
+    graphs = [Graph(raises) for raises in (False, True, False, True, False)]
+    for graph in graphs:
+        dynamo_resets.release_at_reset(graph)
+    with pytest.raises(ValueError, match="cannot be released"):
+        torch._dynamo.reset()
+    assert [graph.is_released for graph in graphs] == [True] * 5
+    graphs.clear()
+
+
+def test_members_of_a_weak_set_to_which_other_threads_add():
+    found = weakref.WeakSet()
+    kept = [Graph(False) for _ in range(500)]
+    found.update(kept)
+    stop = threading.Event()
+
+    def add():
+        while not stop.is_set():
+            more = [Graph(False) for _ in range(100)]
+            found.update(more)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=add)
+    thread.start()
+    try:
+        for _ in range(300):
+            assert set(kept) <= set(locks.members(found))
+    finally:
+        stop.set()
+        thread.join()
+        sys.setswitchinterval(interval)

@@ -6,8 +6,11 @@ module they are of, and leaves them there for good. A graph of ours would keep a
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from typing import Any, Protocol
+
+from staticrt import locks
 
 
 class CompiledGraph(Protocol):
@@ -30,8 +33,9 @@ class _Backend:
     """What Dynamo takes for a backend that has something to reset."""
 
     def reset(self) -> None:
-        for graph in list(_graphs):
-            graph.release()
+        with contextlib.ExitStack() as releases:  # each is released, also where one before it raised
+            for graph in locks.members(_graphs):
+                releases.callback(graph.release)
 
 
 _graphs: weakref.WeakSet[Any] = weakref.WeakSet()
