@@ -55,6 +55,29 @@ def test_a_step_that_computes_its_names():
         assert step(torch.ones(2)).tolist() == [2, 2]
 
 
+class Named(Settings):
+    """It doubles."""
+
+    def __init__(self):
+        super().__init__()
+        self.__qualname__ = "Named.doubled"
+
+    @property
+    def __name__(self):
+        return "doubled"
+
+
+@pytest.mark.parametrize("compiled", [staticrt.compile, staticrt.compile_step])
+def test_what_an_object_is_called_is_kept(compiled):
+    fast = compiled(Named())
+    assert (fast.__name__, fast.__qualname__) == ("doubled", "Named.doubled")
+    assert fast.__doc__ == "It doubles."
+    assert "doubled" in repr(fast)
+    unnamed = compiled(Settings())
+    assert not hasattr(unnamed, "__name__")
+    assert "Settings" in repr(unnamed)
+
+
 class Anything(nn.Module):
     """Has every attribute."""
 

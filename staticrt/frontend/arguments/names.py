@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable
@@ -36,12 +37,17 @@ def argument_names(
 def named_like(wrapper: Any, function: Callable[..., Any]) -> str:
     """Name a wrapper like the function that it wraps.
 
-    An object whose class has a `__getattr__` is not asked: it may answer to any name, or raise any error.
+    The `__getattr__` of an object's class is not asked: it may answer to any name, or raise any error.
 
     Returns:
         The function's qualified name.
     """
-    told = () if hasattr(type(function), "__getattr__") else functools.WRAPPER_ASSIGNMENTS
+    told = functools.WRAPPER_ASSIGNMENTS
+    if hasattr(type(function), "__getattr__"):
+        for name in told:
+            with contextlib.suppress(Exception):
+                setattr(wrapper, name, object.__getattribute__(function, name))
+        told = ()
     functools.update_wrapper(wrapper, function, assigned=told)
     return str(vars(wrapper).get("__qualname__", type(function).__qualname__))
 

@@ -20,6 +20,7 @@ from staticrt.frontend import budget
 from staticrt.frontend.dynamo import in_place_views
 from staticrt.frontend.dynamo.parallel import has_small_buckets, in_small_buckets
 from staticrt.frontend.graph import KnownInputs
+from staticrt.frontend.guards import effects
 from staticrt.frontend.progress import long_work
 from staticrt.frontend.thread_state import keeping_thread_state
 from staticrt.frontend.tracing import compiling
@@ -34,6 +35,8 @@ _CONFIG = {
     "accumulated_recompile_limit": 1 << 16,  # of all models of one class; each has a limit of its own
 }
 _COMPILE = inspect.signature(torch.compile).parameters
+# Called by a profiler, also while Dynamo looks at each frame.
+_WATCHERS = os.path.dirname(os.path.abspath(effects.__file__)) + os.sep
 
 
 class PartialGraphs:
@@ -144,6 +147,8 @@ class _Configured:
         code = frame.f_code
         if code in self._abandoned:
             return _left_to_eager()
+        if code.co_filename.startswith(_WATCHERS):
+            return _never_compiled()
         return keeping_thread_state(lambda: self._compile(frame, *others, **more))
 
     def _compile(self, frame: Any, *others: Any, **more: Any) -> Any:
@@ -177,6 +182,12 @@ def _left_to_eager() -> Any:
     from torch._dynamo.types import ConvertFrameReturn
 
     return ConvertFrameReturn(apply_to_code=False, skip_reason="it takes too long to compile")
+
+
+def _never_compiled() -> Any:
+    from torch._dynamo.types import ConvertFrameReturn
+
+    return ConvertFrameReturn(skip_reason="it watches model code")
 
 
 @contextlib.contextmanager
