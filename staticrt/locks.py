@@ -28,7 +28,7 @@ def free_in_children(lock: Any) -> None:
 
 def members(found: weakref.WeakSet[Any]) -> list[Any]:
     """What a weak set holds, to which other threads may add meanwhile: its own iterator would raise."""
-    return [member for ref in list(found.data) if (member := ref()) is not None]
+    return [member for ref in list(vars(found)["data"]) if (member := ref()) is not None]
 
 
 def owned() -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ def named_like(wrapper: Any, function: Callable[..., Any]) -> str:
     Returns:
         The function's qualified name.
     """
-    told = functools.WRAPPER_ASSIGNMENTS
+    told: Sequence[str] = functools.WRAPPER_ASSIGNMENTS
     if hasattr(type(function), "__getattr__"):
         for name in told:
             with contextlib.suppress(Exception):
