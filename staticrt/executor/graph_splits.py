@@ -14,6 +14,7 @@ from staticrt import locks, tuning
 from staticrt.executor.partial_graph import GraphExecutor, PartialGraph
 from staticrt.frontend import budget
 from staticrt.frontend.dynamo.dynamo import NotCompiled, PartialGraphs
+from staticrt.frontend.dynamo.resets import CompiledGraph
 from staticrt.frontend.graph import KnownInputs
 from staticrt.frontend.guards.impure_calls import EffectsSeen
 from staticrt.options import Options
@@ -187,7 +188,8 @@ class _Maker:
 
     def release(self) -> None:
         with contextlib.ExitStack() as releases:
-            for graph in (*self.inferring, *self.training):
+            graphs: list[CompiledGraph] = [*self.inferring, *self.training]
+            for graph in graphs:
                 releases.callback(graph.release)
 
     def _drop_released(self) -> None:
