@@ -118,11 +118,13 @@ class Reads:
         self._inner.update(value for value in code.co_consts if isinstance(value, types.CodeType))
         scope = frame.f_globals
         # Not what code names as attributes only: a script's loop gives `x` and `data` new values in each call.
-        for name in (names if names & _FIND_GLOBALS else global_names(code)) & scope.keys():
+        wanted = names if names & _FIND_GLOBALS else global_names(code)
+        for name in wanted & scope.keys():
             self._global(scope, name, names, frame if is_model else None)
         self._builtins(scope, names)
         if not is_model:
             return
+        self._snapshot.add_scope(scope, wanted - scope.keys())
         for name in code.co_freevars:
             if not _is_local(frame, name):
                 self._free(frame, name, names)
@@ -165,8 +167,10 @@ class Reads:
         if is_user_file(filename):
             self._snapshot.add_model_names(names)
             self._builtins(scope, names)
-            for name in global_ones & scope.keys():
+            wanted = names if names & _FIND_GLOBALS else global_ones
+            for name in wanted & scope.keys():
                 self._global(scope, name, frozenset(names), None)
+            self._snapshot.add_scope(scope, wanted - scope.keys())
             imported = names & sys.modules.keys()
             self._snapshot.add_scope(sys.modules, imported)
             for name in imported - scope.keys():

@@ -8,6 +8,7 @@ from tests.soundness.state_kinds import (  # noqa: F401 - each module registers 
     classes,
     containers,
     functions,
+    kept,
     library,
     process,
     torch_state,
@@ -21,13 +22,20 @@ RUN_IN_PARTS = frozenset({"offset_of_tensor_in_storage", "training_of_layer"})
 RUN_EAGERLY = frozenset(
     (
         *("lock_that_is_held", "name_of_thread", "recursion_limit", "seed_of_torch", "size_of_cache"),
-        "digest",
+        *("digest", "context_variable", "list_in_context_variable"),
     )
 )
 # What Dynamo's guards do not see, whatever the backend.
 MISSED_BY_DYNAMO = frozenset(
     (
         *("annotation_of_function", "builtin_shadowed", "call_of_layer_class"),
+        *(
+            "attribute_of_member",
+            "attribute_that_a_metaclass_computes",
+            "item_of_class",
+            "method_of_enumeration",
+        ),
+        *("bounded_cache_that_forgets", "cache_emptied_later", "cache_of_a_method", "list_of_a_cache"),
         *("class_attribute_given_to_derived_class", "division_by_numpy", "global_of_the_library"),
         *("data_classs_default", "environment_variable_by_getenv", "first_attribute_of_function"),
         *("forward_of_layer_class_patched", "hook_of_layer", "metaclass_attribute", "nested_list"),
