@@ -37,6 +37,15 @@ bool must_wait(const c10::OperatorHandle& op) {
          !returns_tensors(op.schema()) || op.operator_name().getNamespace() != "aten";
 }
 
+// Whether values decide the sizes: torch marks the functional overload, not the one with out=.
+bool sizes_depend_on_values(const c10::OperatorHandle& op) {
+  std::string overload = op.operator_name().overload_name;
+  if (overload == "out") overload.clear();
+  if (overload.ends_with("_out")) overload.resize(overload.size() - 4);
+  const auto functional = c10::Dispatcher::singleton().findOp({op.operator_name().name, overload});
+  return functional && functional->hasTag(at::Tag::dynamic_output_shape);
+}
+
 // Operators whose sizes or strides on the CPU are not those on meta tensors. They are run on zeros to learn
 // them: their results' sizes do not depend on values.
 bool must_probe(const Call& call) {
@@ -184,6 +193,7 @@ bool infer(const Call& call, torch::jit::Stack* arguments, torch::jit::Stack* re
                               " has no kernel for the CPU, whose kernels sim runs");
   if (must_wait(call.op())) return false;
   const bool probe = must_probe(call);
+  if (probe && sizes_depend_on_values(call.op())) return false;
   if (!probe && !call.op().hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) {
     // Without results and outs nothing has to be known before it runs.
     results->clear();

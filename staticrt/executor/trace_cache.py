@@ -16,6 +16,7 @@ from staticrt.executor.trace_maker import TraceMaker
 from staticrt.frontend import budget
 from staticrt.frontend.arguments import unread
 from staticrt.frontend.arguments.structure import take_apart
+from staticrt.frontend.device_work import wait_for_devices
 from staticrt.frontend.guards.watched_state import WatchedState
 from staticrt.frontend.progress import long_work
 from staticrt.frontend.reasons import ArgumentRead, CannotTrace, ModelChanges, NeedsBackward
@@ -93,7 +94,13 @@ class TraceCache:
             return progress.state.failure or Failure("", "", False)
 
     def make(self, progress: Progress) -> Stage:
-        """Stage TRACE, until something else follows: all attempts have one lock and one account of time."""
+        """Stage TRACE, until something else follows: all attempts have one lock and one account of time.
+
+        Raises:
+            RuntimeError: work that the caller enqueued on a device failed. Tracing waits for devices, and would
+                take that for an error of its own.
+        """
+        wait_for_devices(progress.call.leaves)
         return keeping_thread_state(lambda: self._trace_until_done(progress))
 
     def _trace_until_done(self, progress: Progress) -> Stage:

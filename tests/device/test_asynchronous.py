@@ -74,3 +74,20 @@ def test_errors_of_the_device_reach_who_waits(models):
         with pytest.raises(RuntimeError, match="mat1 and mat2"):
             compiled.run_async(torch.ones(2, 17, device=SIM)).result()
         assert compiled.run_async(torch.ones(2, 16, device=SIM)).result().shape == (2, 4)
+
+
+def test_an_error_of_work_before_a_trace_reaches_the_caller():
+    """Making a trace waits for the device, too: the error is not one of the trace's."""
+
+    def function(x):
+        return x + torch.ones(4, device=SIM).cumsum(0)
+
+    compiled = staticrt.compile(function)
+    x = torch.arange(12.0).view(3, 4).to(SIM)
+    with torch.no_grad():
+        x[1:] = x[:-1]  # enqueued; raises when it runs
+        with pytest.raises(RuntimeError, match="refer to a single memory location"):
+            compiled(x)
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x).cpu(), function(x.cpu().to(SIM)).cpu())
+    assert "runs eagerly" not in str(compiled.explain())

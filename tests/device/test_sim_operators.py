@@ -118,6 +118,15 @@ PERMUTED = {
     "isinf": torch.isinf,
     "logical_and": lambda x: torch.logical_and(x, x),
     "an out that it sizes": lambda x: torch.mul(x, x[:, :, :1, :1], out=torch.empty(0, device=x.device)),
+    "an out that a mask sizes": lambda x: torch.ops.aten.index.Tensor_out(
+        x, [x > 0], out=torch.empty(0, device=x.device)
+    ),
+    "an out that masked_select sizes": lambda x: torch.masked_select(
+        x, x > 0, out=torch.empty(0, device=x.device)
+    ),
+    "an out that nonzero sizes": lambda x: torch.nonzero(
+        x > 0, out=torch.empty(0, dtype=torch.long, device=x.device)
+    ),
     "polar": lambda x: torch.polar(x, x),
     "convolution": lambda x: F.conv2d(x, torch.ones(6, 4, 3, 3, device=x.device)),
     "transposed convolution": lambda x: F.conv_transpose2d(x, torch.ones(4, 6, 3, 3, device=x.device)),
