@@ -48,16 +48,16 @@ def check(rows: Iterable[Row]) -> list[Gate]:
             runtime = _measured(by_pair, model, "static_runtime")
             own_row = by_pair.get((model, OWN))
             value = _ratio(own_row, runtime, "speedup")
-            gates.append(_at_least("speed / TorchScript Static Runtime's", model, 1.0, value, own_row))
+            gates.append(at_least("speed / TorchScript Static Runtime's", model, 1.0, value, own_row))
     for model in models:
         own_row = by_pair.get((model, OWN))
         value = own_row.get("speedup") if own_row else None
-        gates.append(_at_least("speed / eager's", model, EAGER_FLOOR, value, own_row))
+        gates.append(at_least("speed / eager's", model, EAGER_FLOOR, value, own_row))
     for model in models:
         own_row = by_pair.get((model, OWN))
         inductor = _measured(by_pair, model, "inductor")
         value = _ratio(own_row, inductor, "first_answer_s")
-        gates.append(_at_most("first answer / Inductor's", model, FIRST_ANSWER_SHARE, value, own_row))
+        gates.append(at_most("first answer / Inductor's", model, FIRST_ANSWER_SHARE, value, own_row))
     gates += _memory_gates({model: by_pair.get((model, OWN)) for model in models})
     gates.append(_managed(by_pair.values()))
     return gates
@@ -83,12 +83,12 @@ def _verdict(value: float | None, is_met: bool, own: Row | None) -> str:
     return PASSED if is_met else MISSED
 
 
-def _at_least(name: str, model: str, bound: float, value: float | None, own: Row | None) -> Gate:
+def at_least(name: str, model: str, bound: float, value: float | None, own: Row | None = None) -> Gate:
     verdict = _verdict(value, value is not None and value >= bound, own)
     return Gate(name, model, f">= {bound:g}", value, verdict)
 
 
-def _at_most(name: str, model: str, bound: float, value: float | None, own: Row | None) -> Gate:
+def at_most(name: str, model: str, bound: float, value: float | None, own: Row | None = None) -> Gate:
     verdict = _verdict(value, value is not None and value <= bound, own)
     return Gate(name, model, f"<= {bound:g}", value, verdict)
 
@@ -110,7 +110,7 @@ def _memory_gates(own: dict[str, Row | None]) -> list[Gate]:
         is_known = machinery is not None and model in above
         value = (above[model] - (machinery or 0)) / (1 << 20) if is_known else None
         bound = NOISE_BYTES / (1 << 20)
-        gates.append(_at_most("steady peak memory - eager's, MiB", model, bound, value, row))
+        gates.append(at_most("steady peak memory - eager's, MiB", model, bound, value, row))
     return gates
 
 
@@ -124,7 +124,7 @@ def _managed(rows: Iterable[Row]) -> Gate:
     nodes = sum(facts["nodes"] for facts in counted)
     held = sum(facts["managed_or_view_nodes"] for facts in counted)
     value = held / nodes if nodes else None
-    return _at_least("managed or view nodes / all nodes", "all", MANAGED_SHARE, value, None)
+    return at_least("managed or view nodes / all nodes", "all", MANAGED_SHARE, value, None)
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:

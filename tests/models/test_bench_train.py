@@ -1,7 +1,9 @@
 """`staticrt bench --train`: every way gives the same loss, and the tables name targets."""
 
 import json
+from dataclasses import replace
 
+import pytest
 import torch
 
 from staticrt.models import zoo
@@ -90,6 +92,32 @@ def test_a_way_that_answers_otherwise_has_failed(monkeypatch):
     assert "its loss is" in row["failed"]["staticrt.compile"]
     assert "staticrt.compile" not in row["ms"]
     assert "mlp, staticrt.compile: AssertionError: its loss is" in train_zoo.render_zoo([row])
+
+
+def test_a_model_that_fails_in_eager_ends_neither_the_table_nor_its_targets(monkeypatch):
+    class Broken(torch.nn.Module):
+        def forward(self, x):
+            raise ValueError("broken on purpose")
+
+    ways = {way: train_zoo.WAYS[way] for way in ("eager", "staticrt.compile")}
+    monkeypatch.setattr(train_zoo, "WAYS", ways)
+    mlp = zoo.get("mlp")
+    rows = train_zoo.measure_zoo([replace(mlp, name="broken", build=Broken), mlp], seconds=0.05)
+    assert [row["model"] for row in rows] == ["broken", "mlp"]
+    assert not rows[0]["ms"]
+    text = train_zoo.render_zoo(rows)
+    assert "broken, eager: ValueError: broken on purpose" in text
+    assert "geometric mean" in text
+    assert "geometric mean" not in train_zoo.render_zoo(rows[:1])
+    gates = {(gate.model, gate.name): gate for gate in train_zoo.check_zoo(rows)}
+    assert gates["broken", "ways that fail"].verdict == "MISSED"
+    assert gates["broken", "speed / eager's"].verdict == "not measured"
+    assert gates["mlp", "ways that fail"].verdict == "passed"
+    assert gates["mlp", "peak memory / eager's"].verdict == "passed"
+    rows[1]["ms"]["staticrt.compile"] = 2 * rows[1]["ms"]["eager"]
+    slower = {gate.name: gate for gate in train_zoo.check_zoo(rows[1:])}
+    assert slower["speed / eager's"].verdict == "MISSED"
+    assert slower["speed / eager's"].value == pytest.approx(0.5)
 
 
 def test_the_peak_of_a_call_is_that_of_its_allocations():
