@@ -102,7 +102,7 @@ def test_a_model_that_fails_in_eager_ends_neither_the_table_nor_its_targets(monk
     ways = {way: train_zoo.WAYS[way] for way in ("eager", "staticrt.compile")}
     monkeypatch.setattr(train_zoo, "WAYS", ways)
     mlp = zoo.get("mlp")
-    rows = train_zoo.measure_zoo([replace(mlp, name="broken", build=Broken), mlp], seconds=0.05)
+    rows = train_zoo.measure_zoo([replace(mlp, name="broken", make=Broken), mlp], seconds=0.05)
     assert [row["model"] for row in rows] == ["broken", "mlp"]
     assert not rows[0]["ms"]
     text = train_zoo.render_zoo(rows)
