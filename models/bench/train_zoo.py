@@ -59,11 +59,11 @@ def _measure(entry: Entry, ways: dict[str, Callable[[nn.Module], Any]], seconds:
     eager = math.nan
     for way in (*ways, WHOLE):
         model = copy.deepcopy(source)
-        if way == WHOLE:
-            step = staticrt.compile_step(_step(model, inputs, optim.SGD(model.parameters(), lr=1e-4)))
-        else:
-            step = _step(ways[way](model), inputs, torch.optim.SGD(model.parameters(), lr=1e-4))
         try:
+            if way == WHOLE:
+                step = staticrt.compile_step(_step(model, inputs, optim.SGD(model.parameters(), lr=1e-4)))
+            else:
+                step = _step(ways[way](model), inputs, torch.optim.SGD(model.parameters(), lr=1e-4))
             torch.manual_seed(0)
             loss = step().item()
             eager = loss if way == "eager" else eager

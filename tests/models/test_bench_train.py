@@ -95,14 +95,14 @@ def test_a_way_that_answers_otherwise_has_failed(monkeypatch):
 
 
 def test_a_model_that_fails_in_eager_ends_neither_the_table_nor_its_targets(monkeypatch):
-    class Broken(torch.nn.Module):
+    class Broken(torch.nn.Linear):
         def forward(self, x):
             raise ValueError("broken on purpose")
 
     ways = {way: train_zoo.WAYS[way] for way in ("eager", "staticrt.compile")}
     monkeypatch.setattr(train_zoo, "WAYS", ways)
     mlp = zoo.get("mlp")
-    rows = train_zoo.measure_zoo([replace(mlp, name="broken", make=Broken), mlp], seconds=0.05)
+    rows = train_zoo.measure_zoo([replace(mlp, name="broken", make=lambda: Broken(1, 1)), mlp], seconds=0.05)
     assert [row["model"] for row in rows] == ["broken", "mlp"]
     assert not rows[0]["ms"]
     text = train_zoo.render_zoo(rows)
