@@ -141,6 +141,15 @@ def list_changed_by_the_caller():
     yield lambda: cache().__setitem__(0, 8.0)
 
 
+def dicts_of_a_bounded_cache():
+    cache = functools.lru_cache(maxsize=2)(lambda key: {"key": float(key)})
+    yield lambda x: x * cache(1)["key"] + cache(2)["key"]
+    yield lambda: (cache(1), cache(2))
+    yield lambda: cache(2).update(key=7.0)
+    yield lambda: (cache(3), cache(4), cache(1), cache(2))
+    yield lambda: (cache.cache_clear(), cache(1), cache(2).update(key=5.0))
+
+
 def list_changed_by_the_model():
     cache = functools.lru_cache(lambda: [0.0])
 
@@ -238,7 +247,13 @@ def emptied_by_the_model():
 CASES = (
     *(numbers, numbers_of_an_unbounded_cache, emptied_and_filled_alike, evicted, evicted_by_the_model),
     *(what_the_function_reads_is_not_seen, list_changed_by_the_caller, list_changed_by_the_model),
-    *(list_of_a_partial_changed_by_the_model, object_of_a_method, a_cache_in_a_cache, in_parts),
+    *(
+        dicts_of_a_bounded_cache,
+        list_of_a_partial_changed_by_the_model,
+        object_of_a_method,
+        a_cache_in_a_cache,
+        in_parts,
+    ),
     *(result_is_what_the_cache_holds, function_of_a_cache, emptied_by_the_model),
 )
 
@@ -302,3 +317,16 @@ def test_entries_of_bounded_caches(count):
     cache()
     keys = [*range(1, count), 0]
     assert caches._entries(cache) == [*(((key, "a"), (key, "a")) for key in keys), ((), {})]
+
+
+@pytest.mark.parametrize("bounded", [True, False], ids=["lru_cache", "cache"])
+def test_of_many_entries_those_that_were_called_for_are_compared(bounded):
+    """A cache without a bound does not tell which it found."""
+    cache = functools.lru_cache(maxsize=1000 if bounded else None)(float)
+    for number in range(500):
+        cache(number)
+    record = caches.CacheRecord("cache", cache, lambda _id: False)
+    assert record.used() == []
+    cache(1)
+    assert len(record.used()) == (1 if bounded else 500)
+    assert record.used()[-1] == ((1, 1.0) if bounded else (499, 499.0))

@@ -45,16 +45,24 @@ _FIRST, _STEP, _FOLLOWING = _places()
 
 def _entries(cache: Cache) -> list[Entry]:
     """Those of a bounded cache from the one that was called for least lately, of others in the order they were made."""
+    found, end = _listed(cache)
     if _is_bounded(cache):
-        found = gc.get_referents(cache)
-        count = (len(found) - _FIRST - _FOLLOWING + 1) // _STEP  # who made it in C gave it no attributes
-        keys = found[_FIRST : _FIRST + count * _STEP : _STEP]
-        return list(zip(keys, found[_FIRST + 1 : _FIRST + count * _STEP : _STEP], strict=True))
-    return list(_table(cache).items())
+        return list(zip(found[_FIRST:end:_STEP], found[_FIRST + 1 : end : _STEP], strict=True))
+    return list(found[end].items())
 
 
 def _table(cache: Cache) -> dict[Any, Any]:
-    return next(each for each in gc.get_referents(cache) if type(each) is dict)
+    """By key: the place of a bounded cache's result in the order of calls; of others, the result."""
+    found, end = _listed(cache)
+    table: dict[Any, Any] = found[end]
+    return table
+
+
+def _listed(cache: Cache) -> tuple[list[Any], int]:
+    """What a cache refers to, and where its entries in the order of calls end."""
+    found = gc.get_referents(cache)
+    count = (len(found) - _FIRST - _FOLLOWING + 1) // _STEP  # who made it in C gave it no attributes
+    return found, _FIRST + count * _STEP
 
 
 def _is_bounded(cache: Cache) -> bool:
@@ -70,7 +78,7 @@ class CacheRecord(Compared):
         knows: whether the snapshot has an object, by id.
     """
 
-    part = "answers"
+    part = "answers"  # of a bounded cache
 
     def __init__(self, path: str, cache: Cache, knows: Callable[[int], bool]) -> None:
         self.name = f"{path}()"
@@ -78,9 +86,12 @@ class CacheRecord(Compared):
         self._knows = knows
         self._info = _lru_cache_wrapper.cache_info(cache)
         self._before = _entries(cache)
+        self._table = _table(cache)
         self._kept: list[Entry] = []
-        self._ids: list[int] = []
-        self._table = None if _is_bounded(cache) else _table(cache)
+        self._links: list[Entry] = []  # key, the place of its result in the order of calls
+        self._misses = -1
+        if not _is_bounded(cache):
+            self.part = "scopes"
 
     def results(self) -> list[Any]:
         """What the cache holds that could change; of many, what was called for last."""
@@ -122,26 +133,28 @@ class CacheRecord(Compared):
     def restore(self) -> None:
         """What a cache has dropped cannot be put back; what could have been changed is made anew."""
         unknown = self._unknown()
-        if self._table is not None:
+        if not _is_bounded(self.cache):
             for key, _value in unknown:
                 self._table.pop(key, None)
         elif unknown:
             _lru_cache_wrapper.cache_clear(self.cache)
 
-    def entry(self) -> tuple[Callable[[], bool], bool]:
+    def entry(self) -> tuple[Any, ...]:
         self._kept = self.used()
-        self._ids = []
+        if self.part == "scopes":
+            return self._table, dict(self._kept)
+        self._misses = -1
         return self._holds, True
 
     def _holds(self) -> bool:
-        if self._table is not None:
-            return all(_same(self._table.get(key, _C.MISSING), value) for key, value in self._kept)
-        ids = list(map(id, gc.get_referents(self.cache)))
-        if ids == self._ids:
+        # A cache that is emptied makes new places; one that is full gives a place to another key at a miss.
+        misses = _lru_cache_wrapper.cache_info(self.cache).misses
+        if misses == self._misses and all(self._table.get(key) is link for key, link in self._links):
             return True
         if not _holds_all(_entries(self.cache), self._kept):
             return False
-        self._ids = ids
+        self._links = [(key, self._table.get(key)) for key, _value in self._kept]
+        self._misses = misses
         return True
 
 
