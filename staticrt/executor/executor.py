@@ -454,7 +454,9 @@ def _failed_before_writes(trace: CachedTrace) -> bool:
 def _partial_executor(
     name: str, options: Options, function: Callable[..., Any], number: int, known: KnownInputs
 ) -> Executor:
-    return Executor(function, options, f"{name}, partial graph {number}", is_partial=True, known=known)
+    # What lies between partial graphs is the split function's to hold, not the caller's to release.
+    own = Options({**options.values, "manage_outputs": False})
+    return Executor(function, own, f"{name}, partial graph {number}", is_partial=True, known=known)
 
 
 _ACTIONS: dict[Stage, Callable[[Executor, Progress], Outcome]] = {

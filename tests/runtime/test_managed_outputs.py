@@ -148,3 +148,21 @@ def test_python_looked_at_the_storage_of_a_result_and_let_it_go(prepared):
         del storage
         compiled.deallocate_output_tensors()
         torch.testing.assert_close(flat(compiled(x)), flat(function(x)))
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+def test_results_of_a_split_function_are_the_callers(prepared):
+    def split(x, z):
+        y = x.exp()
+        number = int(y.detach()[0, 0] * 100)  # no backward is traced through it
+        return y, z.cos() + number, z.sin() * 2
+
+    compiled = staticrt.compile(split, manage_outputs=True, prepared=prepared)
+    held = []
+    for number in range(8):
+        x, z = torch.full((4, 4), number / 8, requires_grad=True), torch.full((3,), float(number))
+        held.append((compiled(x, z), split(x, z)))
+        compiled.deallocate_output_tensors()
+    for got, expected in held:
+        torch.testing.assert_close(got, expected)
+    assert "(partial, " in str(compiled.explain())
