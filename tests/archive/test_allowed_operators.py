@@ -185,6 +185,43 @@ def test_results_have_the_dtype_that_their_operator_gives(function, declared, te
             forged(torch.ones(4))
 
 
+def _attention(x):
+    q = x.view(1, 2, 2, 4)
+    return torch.nn.functional.scaled_dot_product_attention(q, q * 2, q)
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype", "text"),
+    [
+        (lambda x: x & 1, torch.int32, "archive declares that .*__and__.* gives Int"),
+        (lambda x: torch.bitwise_or(x, 1), torch.int32, "archive declares that .*or.* gives Int"),
+        (_attention, torch.float32, "scalar type Float but .*scaled_dot_product_attention"),
+        (
+            lambda x: torch.nn.functional.rms_norm(x, (4,)),
+            torch.float32,
+            "archive declares that .*rms_norm.* gives Float",
+        ),
+        (lambda x: torch.nn.functional.layer_norm(x, (4,)), torch.float32, "layer_norm"),
+        (lambda x: torch.nn.functional.group_norm(x, 2), torch.float32, "group_norm"),
+        (lambda x: x.softmax(-1), torch.float32, "softmax"),
+        (lambda x: x @ x, torch.float32, "matmul"),
+    ],
+    ids=["and", "or", "attention", "rms_norm", "layer_norm", "group_norm", "softmax", "matmul"],
+)
+@pytest.mark.parametrize("declared", [5, 7])
+def test_the_last_result_has_the_dtype_that_its_operator_gives(function, dtype, text, declared):
+    """No later operator notices what it reads; some of torch's own kernels refuse in their words."""
+    x = (torch.arange(16).view(4, 4) % 5).to(dtype)
+    data = saved(function, x)
+    torch.testing.assert_close(staticrt.load(data)(x), function(x))
+    body = read_body(data)
+    body.traces[0].program.nodes[-1].outputs[0].dtype = declared
+    forged = staticrt.load(with_fields(data, body))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=text):
+            forged(x)
+
+
 @pytest.mark.parametrize("function", [lambda x: x / 2, lambda x: x + 1j], ids=["real", "complex"])
 def test_a_result_of_integers_has_the_default_dtype_of_its_archive(function):
     data = saved(function, torch.ones(3, dtype=torch.int64))

@@ -70,6 +70,16 @@ FOUND = {
         ),
         ("v9",),
     ),
+    "results of out= that are read after their source is written": (
+        ("plain", "plain"),
+        (
+            "v1 = torch.sort(a0, out=(a1, torch.empty(a0.shape).long()))",
+            "v2 = v1[1]",
+            "v3 = v1[0].mul_(2)",
+            "a0.zero_()",
+        ),
+        ("v2", "v3"),
+    ),
     "sizes after an in-place view, which Dynamo reads": (
         ("plain", "bools"),
         (

@@ -18,10 +18,11 @@ using Names = std::unordered_set<std::string_view>;
 
 // Kernels of operators that are in neither set look at the dtypes of their results, or are torch's own.
 bool follows_operands(const Node& node) {
-  static const Names names{"aten::cat",  "aten::stack",  "aten::sum",         "aten::mean",
-                           "aten::prod", "aten::cumsum", "aten::any",         "aten::all",
-                           "aten::var",  "aten::std",    "aten::bitwise_and", "aten::bitwise_or",
-                           "aten::glu",  "aten::outer",  "aten::mse_loss",    "aten::bitwise_xor"};
+  static const Names names{"aten::cat",     "aten::stack",  "aten::sum",         "aten::mean",
+                           "aten::prod",    "aten::cumsum", "aten::any",         "aten::all",
+                           "aten::var",     "aten::std",    "aten::bitwise_and", "aten::bitwise_or",
+                           "aten::glu",     "aten::outer",  "aten::mse_loss",    "aten::bitwise_xor",
+                           "aten::__and__", "aten::__or__", "aten::__xor__"};
   if (node.handle->hasTag(at::Tag::nondeterministic_seeded)) return false;
   return node.handle->hasTag(at::Tag::pointwise) || names.contains(node.handle->schema().name());
 }
@@ -51,6 +52,8 @@ bool keeps_dtype(const Node& node, const Operands& op) {
                            "aten::new_ones",
                            "aten::slice_scatter",
                            "aten::index_select",
+                           "aten::rms_norm",
+                           "aten::scaled_dot_product_attention",
                            "aten::select_scatter",
                            "aten::diagonal_scatter"};
   const c10::FunctionSchema& schema = node.handle->schema();

@@ -195,6 +195,7 @@ class _Functionalizer:
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor):
             return self.env[node]
+        node = self._canonical(node)
         storage = _storage(value)
         if storage not in self.written or self.current.get(node) == self.version[storage]:
             return self.env[node]
@@ -216,8 +217,6 @@ class _Functionalizer:
             return self._call(cast(Any, many.target), *self._values(many.args), **self._value(many.kwargs))[
                 index
             ]
-        if node.target._schema.is_mutable:  # type: ignore[union-attr]
-            return self._fresh(_written_args(node)[0])  # an in-place operator returns its argument
         return self._call(node.target, *self._values(node.args), **self._value(node.kwargs))  # type: ignore[arg-type]
 
     def _values(self, args: tuple[Any, ...]) -> list[Any]:
@@ -300,6 +299,9 @@ class _Functionalizer:
 
     def _view_of(self, node: fx.Node) -> tuple[fx.Node, Any, list[Any], dict[str, Any]]:
         """What a node views: the source, the view function (None: the same tensor), its other arguments."""
+        own = self._canonical(node)
+        if own is not node:
+            return own, None, [], {}
         if node.target is operator.getitem:
             many, index = node.args
             assert isinstance(many, fx.Node)
@@ -307,8 +309,6 @@ class _Functionalizer:
             return source, many.target, [*self._values(many.args[1:]), index], self._value(many.kwargs)  # type: ignore[return-value]
         if not isinstance(node.target, torch._ops.OpOverload):
             raise CannotTrace("a write to memory of unknown origin")
-        if node.target._schema.is_mutable:
-            return _written_args(node)[0], None, [], {}
         source = next(a for a in node.args if isinstance(a, fx.Node) and _shares(a, node.meta["val"]))
         return source, node.target, self._values(node.args[1:]), self._value(node.kwargs)
 
@@ -330,13 +330,18 @@ class _Functionalizer:
         return self.new.argument(out if old is None else self._fresh(self._canonical(old)))
 
     def _canonical(self, node: fx.Node) -> fx.Node:
-        """The node whose tensor this is: an in-place operator returns its argument."""
-        while isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
-            targets = _written_args(node)
-            if not any(_shares(target, node.meta["val"]) for target in targets):
+        """The node whose tensor this is: an operator that writes returns its arguments."""
+        while True:
+            made = node.args[0] if node.target is operator.getitem else node
+            target = getattr(made, "target", None)
+            if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
                 return node
-            node = targets[0]
-        return node
+            written = _written_args(cast(fx.Node, made))
+            same = [arg for arg in written if arg.meta["val"] is node.meta["val"]]
+            same = same or [arg for arg in written if _shares(arg, node.meta["val"])]
+            if not same:
+                return node
+            node = same[0]
 
 
 def _storage(value: torch.Tensor) -> int:
