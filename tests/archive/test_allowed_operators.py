@@ -195,7 +195,7 @@ def _attention(x):
     [
         (lambda x: x & 1, torch.int32, "archive declares that .*__and__.* gives Int"),
         (lambda x: torch.bitwise_or(x, 1), torch.int32, "archive declares that .*or.* gives Int"),
-        (_attention, torch.float32, "scalar type Float but .*scaled_dot_product_attention"),
+        (_attention, torch.float32, "(?s)scalar type Float but .*scaled_dot_product_attention"),
         (
             lambda x: torch.nn.functional.rms_norm(x, (4,)),
             torch.float32,
