@@ -1,12 +1,13 @@
-"""Fold an inference batch norm into the convolution before it.
+"""Fold an inference batch norm into the convolution or linear layer before it.
 
     bn(conv(x, w, b)) = conv(x, w * s, (b - mean) * s + shift)   with s = scale / sqrt(var + eps)
 
-The new weights are written as calls on the old ones; `FoldConstants` then computes them once. That pays
-only if the weights keep their values, so the pass is part of the pipeline with `freeze` alone.
+Views between a linear layer and its norm stay where they are. The new weights are written as calls on the old
+ones; `FoldConstants` then computes them once. That pays only if the weights keep their values, so the pass is
+part of the pipeline with `freeze` alone.
 
 A large weight that kernels pack in place (csrc/kernels/conv/conv_in_place.cpp, gemm_routes.cpp) is not folded: the folded
-weight would be a second copy. Instead the convolution's result is scaled and shifted inside the kernel.
+weight would be a second copy. Instead the result is scaled and shifted inside the kernel.
 """
 
 from __future__ import annotations
@@ -27,14 +28,18 @@ WHOLE = aten.batch_norm.default
 MIN_FLOATS = 1 << 19
 MAX_PIXELS, MAX_PIXELS_OF_ONE_TAP = 64, 1024
 MIN_CHANNELS = 64
-# and in gemm_routes.cpp for 1x1 kernels.
+# and in gemm_routes.cpp for linear layers and 1x1 kernels.
 MAX_SMALL_FLOATS, MANY_FLOATS, MANY_CHANNELS = 1 << 14, 1 << 16, 192
 CONVS = frozenset({aten.conv1d.default, aten.conv2d.default, aten.conv3d.default, aten.convolution.default})
+LINEAR = aten.linear.default
+VIEWS = frozenset(
+    {aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.flatten.using_ints}
+)
 
 
 @register_pass
 class FoldBatchNorm(GraphPass):
-    """Replace conv + batch norm in eval mode by a conv with other weights.
+    """Replace conv or linear + batch norm in eval mode by a conv or linear with other weights.
 
     Not where another node reads the conv's result or the norm's saved statistics, where the norm uses
     the batch's own statistics, for transposed convs, and for weights that are not `frozen`.
@@ -44,7 +49,7 @@ class FoldBatchNorm(GraphPass):
 
     Args:
         frozen: targets of the placeholders or `get_attr`s whose tensors keep their values.
-        copies_weights: large weights of 1x1 kernels are folded, too.
+        copies_weights: large weights of linear layers and 1x1 kernels are folded, too.
     """
 
     name = "fold-batch-norm"
@@ -61,15 +66,10 @@ class FoldBatchNorm(GraphPass):
     def _fold(self, norm: fx.Node) -> bool:
         if norm.kwargs or (norm.target is WHOLE and norm.args[5] is not False):
             return False
-        conv, scale, shift, mean, var = norm.args[:5]
+        normed, scale, shift, mean, var = norm.args[:5]
+        conv = _producer(normed)
         eps = norm.args[6] if norm.target is NATIVE else norm.args[7]
-        if (
-            mean is None
-            or var is None
-            or not isinstance(conv, fx.Node)
-            or conv.target not in CONVS
-            or len(conv.users) != 1
-        ):
+        if mean is None or var is None or conv is None or not isinstance(normed, fx.Node):
             return False
         readers = list(norm.users) if norm.target is NATIVE else [norm]
         if norm.target is NATIVE and any(r.args[1] != 0 for r in readers):
@@ -80,25 +80,27 @@ class FoldBatchNorm(GraphPass):
         if not all(n is None or self._is_frozen(n) for n in (weight, bias, scale, shift, mean, var)):
             return False
         kernel, result = tensor_meta(weight), tensor_meta(conv)
-        if kernel is None or result is None or kernel.dtype != result.dtype:
+        operands = [tensor_meta(n) for n in (weight, bias, scale, shift, mean, var) if n is not None]
+        if kernel is None or result is None or any(v is None or v.dtype != result.dtype for v in operands):
             return False
         factor, offset = _scales(conv, bias, (scale, shift, mean, var), eps)
-        ending = conv
         if _stays(conv, kernel, result, self.copies_weights):
+            (reader,) = conv.users
             _set_bias(conv, None)
-            rows = [1, -1, 1, 1]
-            scaled = insert_call(
-                norm, aten.mul.Tensor, (conv, insert_call(norm, aten.view.default, (factor, rows)))
-            )
-            ending = insert_call(
-                norm, aten.add.Tensor, (scaled, insert_call(norm, aten.view.default, (offset, rows)))
-            )
+            if conv.target is not LINEAR:
+                factor, offset = (
+                    insert_call(reader, aten.view.default, (n, [1, -1, 1, 1])) for n in (factor, offset)
+                )
+            scaled = insert_call(reader, aten.mul.Tensor, (conv, factor))
+            ending = insert_call(reader, aten.add.Tensor, (scaled, offset))
+            reader.replace_input_with(conv, ending)
+            normed = ending if reader is norm else normed
         else:
             columns = insert_call(conv, aten.view.default, (factor, [-1] + [1] * (kernel.dim() - 1)))
             conv.update_arg(1, insert_call(conv, aten.mul.Tensor, (weight, columns)))
             _set_bias(conv, offset)
         for reader in readers:
-            reader.replace_all_uses_with(ending)
+            reader.replace_all_uses_with(normed)
             norm.graph.erase_node(reader)
         if norm.target is NATIVE:
             norm.graph.erase_node(norm)
@@ -106,6 +108,34 @@ class FoldBatchNorm(GraphPass):
 
     def _is_frozen(self, node: Any) -> bool:
         return isinstance(node, fx.Node) and str(node.target) in self.frozen
+
+
+def _producer(normed: Any) -> fx.Node | None:
+    """The convolution, or the linear layer before any views, whose result the norm alone reads."""
+    node = normed
+    while isinstance(node, fx.Node) and len(node.users) == 1:
+        if node.target in CONVS:
+            return node if node is normed else None
+        if node.target is LINEAR:
+            rows = tensor_meta(
+                normed
+            )  # [rows, channels]; channels are the last dim of the layer's result, too
+            return node if rows is not None and rows.dim() == 2 else None
+        if node.target not in VIEWS or not _keeps_last_dim(node):
+            return None
+        node = node.args[0]
+    return None
+
+
+def _keeps_last_dim(view: fx.Node) -> bool:
+    before, after = tensor_meta(view.args[0]), tensor_meta(view)
+    return (
+        before is not None
+        and after is not None
+        and min(before.dim(), after.dim()) > 0
+        and isinstance(before.shape[-1], int)
+        and before.shape[-1] == after.shape[-1]
+    )
 
 
 def _set_bias(conv: fx.Node, bias: fx.Node | None) -> None:
@@ -139,10 +169,12 @@ def _stays(conv: fx.Node, weight: torch.Tensor, result: torch.Tensor, copies_wei
     """
     if (
         weight.dtype != torch.float32
-        or weight.dim() != 4
+        or weight.dim() not in (2, 4)
         or not all(isinstance(n, int) for n in weight.shape)
     ):
         return False
+    if conv.target is LINEAR:
+        return not copies_weights and _is_packed_in_place(weight)
     out_channels, group_in, height, width = weight.shape
     hints = [n.node.hint if isinstance(n, torch.SymInt) else n for n in result.shape]
     source = tensor_meta(conv.args[0])
@@ -161,5 +193,11 @@ def _stays(conv: fx.Node, weight: torch.Tensor, result: torch.Tensor, copies_wei
         return False
     steps = named_argument(conv, "stride", 1), named_argument(conv, "padding", 0)
     if steps[0] in (1, [1], [1, 1]) and steps[1] in (0, [0], [0, 0]):
-        return floats > MAX_SMALL_FLOATS and (out_channels >= MANY_CHANNELS or floats > MANY_FLOATS)
+        return _is_packed_in_place(weight)
     return floats >= MIN_FLOATS and pixels <= MAX_PIXELS_OF_ONE_TAP and out_channels >= MIN_CHANNELS
+
+
+def _is_packed_in_place(weight: torch.Tensor) -> bool:
+    """Whether products with this constant matrix [out, in], or 1x1 kernel, read it without a second copy."""
+    floats = weight.numel()
+    return floats > MAX_SMALL_FLOATS and (weight.shape[0] >= MANY_CHANNELS or floats > MANY_FLOATS)

@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+import staticrt
 from staticrt.passes import PipelineOptions, run_pipeline
 from staticrt.passes.fold_batch_norm import FoldBatchNorm
 
@@ -42,6 +43,102 @@ def test_norm_goes_into_frozen_weights(trace, name):
     run_pipeline(graph.gm, options=options, compare_with=graph.inputs())
     assert len(graph.targets()) == 1
     assert "conv" in graph.targets()[0]
+
+
+class Rows(nn.Module):
+    """A norm over the channels of a linear layer's result, whose other dims are flattened for it."""
+
+    def __init__(self, features, channels):
+        super().__init__()
+        self.linear = nn.Linear(features, channels, bias=False)
+        self.norm = nn.BatchNorm1d(channels)
+
+    def forward(self, x):
+        y = self.linear(x)
+        return self.norm(y.flatten(0, 1)).reshape_as(y)
+
+
+def rows_model(features, channels):
+    module = Rows(features, channels)
+    model(module.linear, module.norm)
+    return module.eval()
+
+
+LINEAR = {
+    "small weight": (lambda: model(nn.Linear(8, 16), nn.BatchNorm1d(16)), (4, 8), 0),
+    "large weight": (lambda: model(nn.Linear(256, 256), nn.BatchNorm1d(256)), (4, 256), 1),
+    "rows, small weight": (lambda: rows_model(8, 16), (2, 3, 8), 0),
+    "rows, large weight": (lambda: rows_model(256, 256), (2, 3, 256), 1),
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_norm_goes_into_linear_layers(trace, name):
+    make, sizes, scaled = LINEAR[name]
+    graph = trace(make(), [torch.randn(sizes)])
+    run_pipeline(
+        graph.gm, options=PipelineOptions(freeze=True, weights=frozen(graph)), compare_with=graph.inputs()
+    )
+    assert sum(graph.count(n) for n in NORMS) == 0
+    assert graph.count(aten.linear.default) == 1
+    assert graph.count(aten.mul.Tensor) == scaled
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", LINEAR)
+def test_compiled_linear_layers_and_norms_equal_eager(name, dtype):
+    make, sizes, _ = LINEAR[name]
+    module = make().to(dtype)
+    compiled = staticrt.compile(module)
+    for batch in (sizes[0], 7, 1):
+        x = torch.randn(batch, *sizes[1:], dtype=dtype)
+        with torch.no_grad():
+            torch.testing.assert_close(
+                compiled(x),
+                module(x),
+                rtol=2e-2 if dtype.itemsize == 2 else 1e-4,
+                atol=5e-2 if dtype.itemsize == 2 else 1e-5,
+            )
+
+
+MIXED = {
+    "linear": (nn.Linear(8, 16), nn.BatchNorm1d(16), (4, 8)),
+    "conv": (nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), (2, 3, 8, 8)),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_norms_that_mix_dtypes_are_not_folded(trace, name):
+    layer, norm, sizes = MIXED[name]
+    module = model(layer, norm)
+    module[0].bfloat16()
+    graph = trace(module, [torch.randn(sizes, dtype=torch.bfloat16)])
+    run_pipeline(
+        graph.gm, options=PipelineOptions(freeze=True, weights=frozen(graph)), compare_with=graph.inputs()
+    )
+    assert sum(graph.count(n) for n in NORMS) == 1
+
+
+def test_a_result_that_is_read_twice_keeps_its_norm(trace):
+    class Twice(Rows):
+        def forward(self, x):
+            y = self.linear(x)
+            return self.norm(y.flatten(0, 1)), y
+
+    graph = trace(Twice(8, 16).eval(), [torch.randn(2, 3, 8)])
+    run_pipeline(
+        graph.gm, options=PipelineOptions(freeze=True, weights=frozen(graph)), compare_with=graph.inputs()
+    )
+    assert sum(graph.count(n) for n in NORMS) == 1
+
+
+def test_channels_elsewhere_keep_their_norm(trace):
+    module = model(nn.Linear(8, 16), nn.BatchNorm1d(3))  # channels are dim 1 of [batch, 3, 16]
+    graph = trace(module, [torch.randn(4, 3, 8)])
+    run_pipeline(
+        graph.gm, options=PipelineOptions(freeze=True, weights=frozen(graph)), compare_with=graph.inputs()
+    )
+    assert sum(graph.count(n) for n in NORMS) == 1
 
 
 def test_live_weights_keep_their_norm(trace):

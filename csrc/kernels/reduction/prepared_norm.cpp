@@ -181,14 +181,16 @@ static std::optional<PreparedCall> batch_norm_with(PrepareRequest& request, size
     if (request.outs[i].meta.numel() != 0) return std::nullopt;
   }
   const TensorMeta& out = request.outs[0].meta;
-  const bool planes = x->meta.is_contiguous() && is_plain_float(out);
-  const bool pixels_first = !planes && is_channels_last(x->meta) && is_float(out) && is_channels_last(out);
-  if (!planes && !pixels_first) return std::nullopt;
   const int64_t channels = x->meta.sizes[1];
   const int64_t numel = x->meta.numel();
   if (numel == 0) return call_with([](char* const*, char*) { return kRan; }, "nothing to do");
-  const int64_t pixels = numel / (x->meta.sizes[0] * channels);
   const int64_t batch = x->meta.sizes[0];
+  const int64_t pixels = numel / (batch * channels);
+  const bool contiguous = x->meta.is_contiguous() && is_plain_float(out);
+  const bool planes = contiguous && pixels > 1;  // planes of one pixel lie as channels-last ones do
+  const bool pixels_first =
+      contiguous || (is_channels_last(x->meta) && is_float(out) && is_channels_last(out));
+  if (!planes && !pixels_first) return std::nullopt;
   const auto eps = static_cast<float>(real_or(request, eps_at, 1e-5));
   const Operand from = x->where;
   const Operand to = request.outs[0].where;

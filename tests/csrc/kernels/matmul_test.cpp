@@ -84,6 +84,8 @@ CASES(rms_norm_is_eagers, {"aten::rms_norm f(3,4,8) [8] f(8)", "aten::rms_norm f
 CASES(batch_norm_inference_is_eagers,
       {"aten::batch_norm f(2,3,4,5) f(3) f(3) f(3) f(3)p False 0.1 1e-5 True",
        "aten::batch_norm f(2,3) f(3) f(3) f(3) f(3)p False 0.1 1e-5 True",
+       "aten::batch_norm f(2,3,1) f(3) f(3) f(3) f(3)p False 0.1 1e-5 True",
+       "aten::batch_norm f(70,33) f(33) f(33) f(33) f(33)p False 0.1 1e-5 True",
        "aten::batch_norm f(2,3,4) None None f(3) f(3)p False 0.1 1e-5 False",
        "aten::batch_norm d(2,3,4,5) d(3) d(3) d(3) d(3)p False 0.1 1e-5 True",
        "aten::batch_norm f(2,3,2,4,5) f(3) f(3) f(3) f(3)p False 0.1 1e-5 True",
