@@ -161,7 +161,7 @@ StateGuard::StateGuard(const Parts& parts) : names_(parts.names) {
   each(parts.scopes,
        [&](const py::tuple& item) { scopes_.push_back({item[0], 0, items_of(py::object(item[1]))}); });
   each(parts.classes, [&](const py::tuple& item) {
-    classes_.push_back({item[0], item[1], item[2], 0, items_of(py::object(item[3])), item[4]});
+    classes_.push_back({item[0], item[1], item[2], 0, items_of(py::object(item[3])), item[4], item[5]});
   });
   each(parts.slots, [&](const py::tuple& item) {
     for (const py::handle& slot : item[1]) {
@@ -206,7 +206,7 @@ void StateGuard::visit(Referents& referents) const {
     visit_pairs(scope.names);
   }
   for (const Class& type : classes_) {
-    visit(type.type, type.own, type.order, type.titles);
+    visit(type.type, type.own, type.order, type.titles, type.left_out);
     visit_pairs(type.names);
   }
   for (const Slot& slot : slots_) visit(slot.live, slot.member, slot.saved);
@@ -288,12 +288,14 @@ bool StateGuard::same_names(PyObject* dict, const Items& names) {
   });
 }
 
-bool StateGuard::same_names_only(PyObject* dict, const Items& names) const {
+bool StateGuard::same_names_only(PyObject* dict, const Items& names, PyObject* left_out) const {
   if (!same_names(dict, names)) return false;
   size_t found = 0;
   PyObject *key = nullptr, *value = nullptr;
-  for (Py_ssize_t at = 0; PyDict_Next(dict, &at, &key, &value);)
-    found += PySet_Contains(names_.ptr(), key) == 1;
+  for (Py_ssize_t at = 0; PyDict_Next(dict, &at, &key, &value);) {
+    if (PySet_Contains(names_.ptr(), key) != 1) continue;
+    found += left_out == nullptr || PySet_Contains(left_out, key) != 1;
+  }
   return found == names.size();
 }
 
@@ -302,7 +304,8 @@ bool StateGuard::same_class(Class& saved) const {
   const auto* names = reinterpret_cast<PyHeapTypeObject*>(type);
   if (!same_titles(saved.titles, {names->ht_name, names->ht_qualname})) return false;
   if (saved.version != 0 && version_of(type) == saved.version) return true;
-  if (type->tp_mro != saved.order.ptr() || !same_names_only(saved.own.ptr(), saved.names)) return false;
+  if (type->tp_mro != saved.order.ptr()) return false;
+  if (!same_names_only(saved.own.ptr(), saved.names, saved.left_out.ptr())) return false;
   saved.version = new_version_of(type);
   return true;
 }

@@ -27,7 +27,7 @@ class StateGuard {
     pybind11::list cells;  // (closure cell, content)
     pybind11::list scopes;   // (dict of a module, {name: value}): of these names only
     pybind11::list classes;  // (class, its dict, its method resolution order, {name: value}, (name, qualified
-                             // name)): names in `names`
+                             // name), names left out): names in `names`
     pybind11::list slots;    // (object, member descriptor, value)
     pybind11::list objects;  // (object or a weak reference to it, its class, dict of its attributes)
     pybind11::list functions;  // (function, code, defaults, keyword defaults, dict of its attributes, (name,
@@ -89,7 +89,7 @@ class StateGuard {
     pybind11::object type, own, order;
     uint64_t version = 0;
     Items names;
-    pybind11::object titles;
+    pybind11::object titles, left_out;
   };
   struct Slot {
     pybind11::object live, member, saved;
@@ -115,7 +115,8 @@ class StateGuard {
   static bool same_object(const Object& object);
   static bool same_function(const Function& function);
   // The same, and no other of `names_` has come.
-  bool same_names_only(PyObject* dict, const Items& names) const;
+  // `left_out`: a set of names that are not compared, or null.
+  bool same_names_only(PyObject* dict, const Items& names, PyObject* left_out = nullptr) const;
   bool same_class(Class& saved) const;
   bool same_tensor(Tensor& tensor) const;
 

@@ -48,6 +48,7 @@ class CallState:
         watched: what Dynamo may not guard, while the route is SPLIT or after a joint trace failed.
         interventions: times when that was changed between two calls.
         refused: sizes for which eager raised: such calls are not traced again until eager answers one.
+        constant_sizes: tracing with symbols for sizes takes too long: each size has a trace of its own.
     """
 
     route: Route = Route.WHOLE
@@ -58,6 +59,7 @@ class CallState:
     watched: WatchedState | None = None
     interventions: int = 0
     refused: set[tuple[Any, ...]] = dataclasses.field(default_factory=set)
+    constant_sizes: bool = False
 
     def find(self, call: Call, tried: Sequence[CachedTrace] = ()) -> CachedTrace | None:
         """The first trace that accepts a call, other than those in `tried`."""

@@ -20,7 +20,7 @@ from staticrt.executor.trace_maker import TraceMaker
 from staticrt.frontend import budget
 from staticrt.frontend.guards.watched_state import WatchedState
 from staticrt.frontend.progress import long_work
-from staticrt.frontend.reasons import CannotTrace, ModelChanges, NeedsNoGradient
+from staticrt.frontend.reasons import CannotTrace, ModelChanges, NeedsNoGradient, TooSlow
 from staticrt.frontend.thread_state import keeping_thread_state
 from staticrt.frontend.tracing.request import TraceRequest
 from staticrt.frontend.tracing.sizing import Sizing
@@ -270,7 +270,9 @@ class JointCalls:
 
         dynamic = self._options.dynamic
         if dynamic is None:
-            dynamic = any(not trace.traced.guards.holds(call.leaves) for trace in state.traces)
+            dynamic = not state.constant_sizes and any(
+                not trace.traced.guards.holds(call.leaves) for trace in state.traces
+            )
         request = self._maker.request(call, state.traces)
         request = dataclasses.replace(
             request,
@@ -285,7 +287,13 @@ class JointCalls:
             self._refuse_options()
             refuse_distributed(request.snapshot)
             while following is not None:
-                made = self._attempt(call, following)
+                try:
+                    made = self._attempt(call, following)
+                except TooSlow:
+                    if following.is_constant or self._options.dynamic:
+                        raise
+                    state.constant_sizes = True
+                    made = following.constant()
                 if isinstance(made, CachedTrace):
                     return made
                 following = made

@@ -119,6 +119,10 @@ class NeedsNoGradient(CannotTrace):
         super().__init__("no result needs a gradient", "")
 
 
+class TooSlow(CannotTrace):
+    """Tracing takes longer than `trace_seconds` allows."""
+
+
 class NeedsConstants(CannotTrace):
     """The model uses a symbolic number in a way that only a number serves: the trace needs constant numbers."""
 

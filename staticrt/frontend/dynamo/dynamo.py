@@ -89,7 +89,11 @@ class PartialGraphs:
         context: Any = dynamo.optimize(backend, nopython=fullgraph, dynamic=dynamic, **own)
         if callable(getattr(context, "callback", None)):  # else Dynamo is switched off
             context.callback = _Configured(context.callback, config, self.breaks, shown)
+        before = set(vars(function)) if isinstance(function, torch.nn.Module) else None
         self._run = context(function)
+        if before is not None:  # Dynamo marks what it returns, which hands attributes on to the module
+            for name in set(vars(function)) - before:
+                del vars(function)[name]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the function.

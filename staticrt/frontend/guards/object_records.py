@@ -8,6 +8,8 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
+import torch
+
 from staticrt.frontend.guards.records import MISSING, Compared, is_torchs
 from staticrt.frontend.guards.state_values import (
     dict_of,
@@ -15,6 +17,9 @@ from staticrt.frontend.guards.state_values import (
     same_slots,
 )
 from staticrt.native import _C
+
+# What Dynamo's first run in a process replaces for good, by what does the same and keeps notes.
+_REPLACED_BY_DYNAMO = {torch.nn.Module: frozenset({"__init__", "__setstate__"})}
 
 
 class ClassRecord(Compared):
@@ -33,15 +38,19 @@ class ClassRecord(Compared):
         self.saved: dict[str, Any] = {}
         self._names = names
         self._titles = _titles(owner)
+        self._left_out = _REPLACED_BY_DYNAMO.get(owner, frozenset())
 
     def read(self, names: set[str]) -> list[tuple[str, Any]]:
         """Remember what these names mean; those that mean something, with what."""
-        found = [(name, self.own[name]) for name in names & self.own.keys() if name not in self.saved]
+        found = [(name, self.own[name]) for name in self._meant(names) if name not in self.saved]
         self.saved.update(found)
         return [(f"{self.owner.__name__}.{name}", value) for name, value in found]
 
+    def _meant(self, names: set[str]) -> set[str]:
+        return (names & self.own.keys()) - self._left_out
+
     def _differing(self) -> list[str]:
-        names = self._names & self.own.keys() | self.saved.keys()
+        names = self._meant(self._names) | self.saved.keys()
         return sorted(
             name for name in names if self.own.get(name, MISSING) is not self.saved.get(name, MISSING)
         )
@@ -62,7 +71,7 @@ class ClassRecord(Compared):
                 delattr(self.owner, name)
 
     def entry(self) -> tuple[Any, ...]:
-        return self.owner, self.own, self.order, self.saved, self._titles
+        return self.owner, self.own, self.order, self.saved, self._titles, self._left_out
 
 
 def _titles(owner: type) -> tuple[str, str]:

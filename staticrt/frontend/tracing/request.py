@@ -69,12 +69,12 @@ class TraceRequest:
         if isinstance(error, SizesDecideViews):
             return dataclasses.replace(self, sizing=Sizing.SHAPE_ENV_CONSTANT)
         if isinstance(error, NeedsConstants) and not self.is_constant:
-            return self._constant()
+            return self.constant()
         if isinstance(error, CannotTrace):
             return None
         following = self._next_sizing()
         if following is None:
-            return None if self.is_constant else self._constant()
+            return None if self.is_constant else self.constant()
         return dataclasses.replace(self, sizing=following)
 
     @property
@@ -82,7 +82,8 @@ class TraceRequest:
         """No number of the caller's is symbolic."""
         return self.sizing.is_constant and not self.known.symbolic_ints
 
-    def _constant(self) -> TraceRequest:
+    def constant(self) -> TraceRequest:
+        """The request for the caller's own sizes and numbers alone."""
         known = dataclasses.replace(self.known, symbolic_ints=frozenset())
         sizing = Sizing.OURS_CONSTANT if self.sizing.is_ours else Sizing.SHAPE_ENV_CONSTANT
         return dataclasses.replace(self, sizing=sizing, known=known)

@@ -34,6 +34,7 @@ from staticrt.frontend.reasons import (
     FirstCalls,
     ModelChanges,
     NeedsConstants,
+    TooSlow,
     exception_line,
     model_line,
 )
@@ -127,7 +128,7 @@ def _out_of_time() -> Iterator[None]:
     try:
         yield
     except budget.OutOfTime:
-        raise CannotTrace(budget.reason(), "") from None
+        raise TooSlow(budget.reason(), "") from None
 
 
 def _not_of_a_trace(record: logging.LogRecord) -> bool:
