@@ -19,7 +19,7 @@ from staticrt.frontend.guards.state_values import (
 from staticrt.native import _C
 
 # What Dynamo's first run in a process replaces for good, by what does the same and keeps notes.
-_REPLACED_BY_DYNAMO = {torch.nn.Module: frozenset({"__init__", "__setstate__"})}
+_REPLACED_BY_DYNAMO: dict[type, frozenset[str]] = {torch.nn.Module: frozenset({"__init__", "__setstate__"})}
 
 
 class ClassRecord(Compared):
