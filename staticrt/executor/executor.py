@@ -14,7 +14,6 @@ import torch
 from staticrt import tuning
 from staticrt.errors import StaticRuntimeError, TraceError
 from staticrt.executor import prepare as ahead
-from staticrt.executor.branches import OtherDecision, run_decided
 from staticrt.executor.call_state import STATE_CHANGES_OFTEN, Route
 from staticrt.executor.cost_trials import CostTrials
 from staticrt.executor.eager_runs import EagerRun
@@ -32,6 +31,7 @@ from staticrt.frontend.guards.watched_state import WatchedState
 from staticrt.native import _C
 from staticrt.options import Options
 from staticrt.runtime import donation
+from staticrt.runtime.branches import OtherDecision, run_decided
 from staticrt.runtime.cached_trace import (
     CachedTrace,
     Failure,

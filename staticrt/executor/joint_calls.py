@@ -25,6 +25,7 @@ from staticrt.frontend.thread_state import keeping_thread_state
 from staticrt.frontend.tracing.request import TraceRequest
 from staticrt.frontend.tracing.sizing import Sizing
 from staticrt.options import Options
+from staticrt.runtime.branches import OTHER_DECISION, OtherDecision, run_decided
 from staticrt.runtime.cached_trace import CachedTrace, Failure, share_memory, tensor_metadata
 from staticrt.runtime.call import Call
 from staticrt.runtime.call_key import EagerOnly
@@ -145,8 +146,11 @@ class JointCalls:
         trace.calls += 1
         flat = trace.inputs(call.leaves)
         executable: Any = trace.executable
-        outputs = executable.run(flat)
-        if executable.views is not None:  # made in Python
+        try:
+            outputs = run_decided(trace, flat) if traced.decided else executable.run(flat)
+        except OtherDecision:
+            raise LeftToEager(OTHER_DECISION, "", _nothing) from None
+        if executable.views is not None or traced.decided:  # views are made in Python
             return (traced.out_spec.build(outputs, call.containers),)
         self._fast.learn(
             trace.call_spec,

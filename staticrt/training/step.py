@@ -25,6 +25,7 @@ from staticrt.frontend.progress import long_work
 from staticrt.frontend.reasons import CannotTrace
 from staticrt.frontend.thread_state import keeping_thread_state
 from staticrt.options import Options
+from staticrt.runtime.branches import OTHER_DECISION, OtherDecision
 from staticrt.runtime.cached_trace import Failure
 from staticrt.runtime.call import Call
 from staticrt.runtime.call_key import CallKey, EagerOnly, eager_reason
@@ -113,7 +114,10 @@ class CompiledStep:
             )
         if variant is not self._variants[0]:
             self._variants = [variant, *(v for v in self._variants if v is not variant)]
-        return variant.run(call)
+        try:
+            return variant.run(call)
+        except OtherDecision:
+            return self._run_eagerly(args, kwargs, OTHER_DECISION)
 
     def _found_or_recorded(self, call: Call) -> Variant | Failure:
         with self._lock:

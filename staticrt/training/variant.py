@@ -11,6 +11,7 @@ from staticrt.frontend.arguments.structure import Flattener
 from staticrt.frontend.graph import TracedGraph
 from staticrt.frontend.guards.state_guard import StateGuard
 from staticrt.native import _C
+from staticrt.runtime.branches import run_decided
 from staticrt.runtime.cached_trace import CachedTrace, share_memory, tensor_metadata
 from staticrt.runtime.call import Call
 from staticrt.runtime.executable import Executable, StaticExecutable
@@ -176,13 +177,17 @@ class Variant:
     # -- running -------------------------------------------------------------------------------------------------------
 
     def run(self, call: Call) -> Any:
-        """Run a call, and teach the fast path to serve equal calls."""
+        """Run a call, and teach the fast path to serve equal calls, whatever their data.
+
+        Raises:
+            OtherDecision: data decided otherwise than when the step was recorded; nothing was changed.
+        """
         traced, entry = self.traced, self._entry
         leaves = call.leaves
         entry.calls += 1
         inputs = entry.inputs(leaves)
-        outputs = entry.executable.run(inputs)
-        if isinstance(entry.executable, StaticExecutable):
+        outputs = run_decided(entry, inputs) if traced.decided else entry.executable.run(inputs)
+        if isinstance(entry.executable, StaticExecutable) and not traced.decided:
             states = [_C.grad_state(value) if isinstance(value, torch.Tensor) else 0 for value in inputs]
             native = entry.executable
             self.fast.learn(

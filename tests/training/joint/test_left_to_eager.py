@@ -207,3 +207,65 @@ def test_a_first_call_that_aotautograd_watches(entry):
         (got[0].sum() + got[1].pow(2).sum()).backward()
         (want[0].sum() + want[1].pow(2).sum()).backward()
         torch.testing.assert_close(x.grad, y.grad)
+
+
+def broadcast_by_data(rows, counted):
+    """The sum is broadcast where data counts to one row."""
+    n = torch.bincount(counted)
+    return (1 - n[: n.shape[0] // 2])[:, None] + rows
+
+
+COUNTED = ([0, 2, 1, 0], [0, 3, 1, 0], [0, 1, 3, 0], [0, 1, 2, 0])  # 1, 2, 2 and 1 rows
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_data_that_decides_whether_a_sum_is_broadcast(first):
+    compiled = staticrt.compile(broadcast_by_data)
+    for counted in COUNTED[first:]:
+        gradients = []
+        for run in (compiled, broadcast_by_data):
+            rows = torch.ones(2, 3, requires_grad=True)
+            result = run(rows, torch.tensor(counted))
+            result.square().sum().backward()
+            gradients.append((result.detach(), rows.grad))
+        torch.testing.assert_close(*gradients)
+    (eager,) = compiled.explain().eager
+    assert eager.reason == "data decided otherwise than in the trace"
+    assert eager.calls == 2 - first
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_data_that_decides_whether_a_sum_in_a_step_is_broadcast(first):
+    weights = [torch.ones(2, 3, requires_grad=True) for _ in range(2)]
+    steps = []
+    for weight in weights:
+        optimizer = staticrt.training.optim.SGD([weight], lr=0.1, momentum=0.9)
+
+        def step(counted, weight=weight, optimizer=optimizer):
+            loss = broadcast_by_data(weight, counted).square().sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        steps.append(step)
+    compiled = staticrt.compile_step(steps[0])
+    for counted in COUNTED[first:]:
+        torch.testing.assert_close(compiled(torch.tensor(counted)), steps[1](torch.tensor(counted)))
+        torch.testing.assert_close(*weights)
+    assert compiled.explain().traces
+
+
+def test_rows_of_one_mask_are_served_by_the_trace():
+    layer = nn.Linear(3, 3)
+    compiled = staticrt.compile(lambda x, y, mask: (layer(x)[mask] * y[mask]).sum())
+    for mask in ([1, 0, 1, 1], [0, 0, 1, 0], [0, 0, 0, 0]):
+        x, y, mask = torch.randn(4, 3), torch.randn(4, 3), torch.tensor(mask).bool()
+        layer.zero_grad()
+        compiled(x, y, mask).backward()
+        ours = layer.weight.grad
+        layer.zero_grad()
+        (layer(x)[mask] * y[mask]).sum().backward()
+        torch.testing.assert_close(ours, layer.weight.grad)
+    assert not compiled.explain().eager
+    assert [trace.calls for trace in compiled.explain().traces] == [3]

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from staticrt.runtime.cached_trace import CachedTrace
 
 
+OTHER_DECISION = "data decided otherwise than in the trace"
+
+
 class OtherDecision(Exception):
     """Data decided otherwise than in the trace; the call has changed nothing."""
 
