@@ -41,7 +41,7 @@ VIEWS = frozenset(
 class FoldBatchNorm(GraphPass):
     """Replace conv or linear + batch norm in eval mode by a conv or linear with other weights.
 
-    Not where another node reads the conv's result or the norm's saved statistics, where the norm uses
+    Not where another node reads the layer's result or the norm's saved statistics, where the norm uses
     the batch's own statistics, for transposed convs, and for weights that are not `frozen`.
 
     Requires: ATen-level graph.
@@ -67,38 +67,38 @@ class FoldBatchNorm(GraphPass):
         if norm.kwargs or (norm.target is WHOLE and norm.args[5] is not False):
             return False
         normed, scale, shift, mean, var = norm.args[:5]
-        conv = _producer(normed)
+        layer = _producer(normed)
         eps = norm.args[6] if norm.target is NATIVE else norm.args[7]
-        if mean is None or var is None or conv is None or not isinstance(normed, fx.Node):
+        if mean is None or var is None or layer is None or not isinstance(normed, fx.Node):
             return False
         readers = list(norm.users) if norm.target is NATIVE else [norm]
         if norm.target is NATIVE and any(r.args[1] != 0 for r in readers):
             return False
-        weight, bias = conv.args[1], named_argument(conv, "bias")
-        if named_argument(conv, "transposed", False) is not False:
+        weight, bias = layer.args[1], named_argument(layer, "bias")
+        if named_argument(layer, "transposed", False) is not False:
             return False
         if not all(n is None or self._is_frozen(n) for n in (weight, bias, scale, shift, mean, var)):
             return False
-        kernel, result = tensor_meta(weight), tensor_meta(conv)
+        kernel, result = tensor_meta(weight), tensor_meta(layer)
         operands = [tensor_meta(n) for n in (weight, bias, scale, shift, mean, var) if n is not None]
         if kernel is None or result is None or any(v is None or v.dtype != result.dtype for v in operands):
             return False
-        factor, offset = _scales(conv, bias, (scale, shift, mean, var), eps)
-        if _stays(conv, kernel, result, self.copies_weights):
-            (reader,) = conv.users
-            _set_bias(conv, None)
-            if conv.target is not LINEAR:
+        factor, offset = _scales(layer, bias, (scale, shift, mean, var), eps)
+        if _stays(layer, kernel, result, self.copies_weights):
+            (reader,) = layer.users
+            _set_bias(layer, None)
+            if layer.target is not LINEAR:
                 factor, offset = (
                     insert_call(reader, aten.view.default, (n, [1, -1, 1, 1])) for n in (factor, offset)
                 )
-            scaled = insert_call(reader, aten.mul.Tensor, (conv, factor))
+            scaled = insert_call(reader, aten.mul.Tensor, (layer, factor))
             ending = insert_call(reader, aten.add.Tensor, (scaled, offset))
-            reader.replace_input_with(conv, ending)
+            reader.replace_input_with(layer, ending)
             normed = ending if reader is norm else normed
         else:
-            columns = insert_call(conv, aten.view.default, (factor, [-1] + [1] * (kernel.dim() - 1)))
-            conv.update_arg(1, insert_call(conv, aten.mul.Tensor, (weight, columns)))
-            _set_bias(conv, offset)
+            columns = insert_call(layer, aten.view.default, (factor, [-1] + [1] * (kernel.dim() - 1)))
+            layer.update_arg(1, insert_call(layer, aten.mul.Tensor, (weight, columns)))
+            _set_bias(layer, offset)
         for reader in readers:
             reader.replace_all_uses_with(normed)
             norm.graph.erase_node(reader)
@@ -117,10 +117,10 @@ def _producer(normed: Any) -> fx.Node | None:
         if node.target in CONVS:
             return node if node is normed else None
         if node.target is LINEAR:
-            rows = tensor_meta(
-                normed
-            )  # [rows, channels]; channels are the last dim of the layer's result, too
-            return node if rows is not None and rows.dim() == 2 else None
+            # Channels are the last dim of [rows, channels], and of the layer's result unless its weight is a vector.
+            rows, weight = tensor_meta(normed), tensor_meta(node.args[1])
+            fits = rows is not None and rows.dim() == 2 and weight is not None and weight.dim() == 2
+            return node if fits else None
         if node.target not in VIEWS or not _keeps_last_dim(node):
             return None
         node = node.args[0]
@@ -138,19 +138,19 @@ def _keeps_last_dim(view: fx.Node) -> bool:
     )
 
 
-def _set_bias(conv: fx.Node, bias: fx.Node | None) -> None:
-    if len(conv.args) > 2:
-        conv.update_arg(2, bias)
+def _set_bias(layer: fx.Node, bias: fx.Node | None) -> None:
+    if len(layer.args) > 2:
+        layer.update_arg(2, bias)
     else:
-        conv.kwargs = {**conv.kwargs, "bias": bias}
+        layer.kwargs = {**layer.kwargs, "bias": bias}
 
 
-def _scales(conv: fx.Node, bias: Any, norm: Any, eps: Any) -> tuple[fx.Node, fx.Node]:
-    """The calls that compute what the norm multiplies by and adds, each [out], put before `conv`."""
+def _scales(layer: fx.Node, bias: Any, norm: Any, eps: Any) -> tuple[fx.Node, fx.Node]:
+    """The calls that compute what the norm multiplies by and adds, each [out], put before `layer`."""
     scale, shift, mean, var = norm
 
     def call(op: Any, *args: Any) -> fx.Node:
-        return insert_call(conv, op, args)
+        return insert_call(layer, op, args)
 
     factor = call(aten.rsqrt.default, call(aten.add.Tensor, var, eps))
     if scale is not None:
@@ -162,7 +162,7 @@ def _scales(conv: fx.Node, bias: Any, norm: Any, eps: Any) -> tuple[fx.Node, fx.
     return factor, offset
 
 
-def _stays(conv: fx.Node, weight: torch.Tensor, result: torch.Tensor, copies_weights: bool) -> bool:
+def _stays(layer: fx.Node, weight: torch.Tensor, result: torch.Tensor, copies_weights: bool) -> bool:
     """Whether a kernel would pack the weight [out, in, height, width] in place, at the sizes of the trace.
 
     A wrong guess costs a little time and changes no result.
@@ -173,11 +173,11 @@ def _stays(conv: fx.Node, weight: torch.Tensor, result: torch.Tensor, copies_wei
         or not all(isinstance(n, int) for n in weight.shape)
     ):
         return False
-    if conv.target is LINEAR:
+    if layer.target is LINEAR:
         return not copies_weights and _is_packed_in_place(weight)
     out_channels, group_in, height, width = weight.shape
     hints = [n.node.hint if isinstance(n, torch.SymInt) else n for n in result.shape]
-    source = tensor_meta(conv.args[0])
+    source = tensor_meta(layer.args[0])
     channels = None if source is None else source.shape[1]
     if (
         len(hints) != 4
@@ -191,7 +191,7 @@ def _stays(conv: fx.Node, weight: torch.Tensor, result: torch.Tensor, copies_wei
         return floats >= MIN_FLOATS and pixels <= MAX_PIXELS and out_channels >= MIN_CHANNELS
     if copies_weights:
         return False
-    steps = named_argument(conv, "stride", 1), named_argument(conv, "padding", 0)
+    steps = named_argument(layer, "stride", 1), named_argument(layer, "padding", 0)
     if steps[0] in (1, [1], [1, 1]) and steps[1] in (0, [0], [0, 0]):
         return _is_packed_in_place(weight)
     return floats >= MIN_FLOATS and pixels <= MAX_PIXELS_OF_ONE_TAP and out_channels >= MIN_CHANNELS

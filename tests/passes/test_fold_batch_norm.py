@@ -132,6 +132,31 @@ def test_a_result_that_is_read_twice_keeps_its_norm(trace):
     assert sum(graph.count(n) for n in NORMS) == 1
 
 
+@pytest.mark.parametrize("features", [6, 5])
+def test_a_weight_that_is_a_vector_keeps_its_norm(trace, features):
+    class Vector(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(features))
+            self.norm = nn.BatchNorm1d(6)
+
+        def forward(self, x):
+            return self.norm(nn.functional.linear(x, self.weight))
+
+    module = Vector()
+    model(nn.Identity(), module.norm)
+    module.eval()
+    graph = trace(module, [torch.randn(2, 6, features)])
+    run_pipeline(
+        graph.gm, options=PipelineOptions(freeze=True, weights=frozen(graph)), compare_with=graph.inputs()
+    )
+    assert sum(graph.count(n) for n in NORMS) == 1
+    compiled, x = staticrt.compile(module), torch.randn(3, 6, features)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), module(x))
+    assert not compiled.explain().eager
+
+
 def test_channels_elsewhere_keep_their_norm(trace):
     module = model(nn.Linear(8, 16), nn.BatchNorm1d(3))  # channels are dim 1 of [batch, 3, 16]
     graph = trace(module, [torch.randn(4, 3, 8)])
