@@ -230,18 +230,24 @@ inline Vec normal_tail(Vec a) {
   return normal_tail(a, exp_of_minus_half(a * a));
 }
 
+// a, or 15 from where on the tail, which is 0 for 15, would be subnormal: products with such numbers take
+// many times as long, and eager's gelu is 0 there, too.
+inline Vec without_subnormal_tail(Vec a) {
+  return a < splat(12.9F) ? a : splat(15.0F);
+}
+
 // x times the normal cumulative distribution of x; with infinity_is_nan also NaN of positive infinity.
 template <bool infinity_is_nan>
 inline Vec gelu(Vec x) {
   const Vec size = abs(x);
-  const Vec tail = normal_tail(at_most(size, 15.0F));
+  const Vec tail = normal_tail(without_subnormal_tail(size));
   if constexpr (infinity_is_nan) return fma(-size, tail, at_least(x, -0.0F));  // infinity times 0
   return x * (x > splat(0.0F) ? 1.0F - tail : tail);
 }
 
 // The derivative of gelu: the distribution plus x times its density; NaN of infinity, as in eager.
 inline Vec gelu_slope(Vec x) {
-  const Vec a = at_most(abs(x), 15.0F);
+  const Vec a = without_subnormal_tail(abs(x));
   const Vec bell = exp_of_minus_half(a * a);
   const Vec tail = normal_tail(a, bell);
   return fma(x, bell * 0.398942280F, x > splat(0.0F) ? 1.0F - tail : tail);
