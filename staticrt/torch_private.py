@@ -469,7 +469,6 @@ PRIVATE_NAMES: dict[str, str] = {
     "torch._dynamo.convert_frame.compile_lock": "frontend",
     "torch._dynamo.eval_frame.cached_backends": "frontend",
     "torch._dynamo.exc.TorchDynamoException": "frontend",
-    "torch._dynamo.exc.unimplemented": "frontend",
     "torch._dynamo.optimize": "frontend",
     "torch._dynamo.reset": "models",
     "torch._dynamo.symbolic_convert.InstructionTranslatorBase": "frontend",

@@ -1,0 +1,109 @@
+"""Sizes that Dynamo knows after in-place views, in graphs for us; Dynamo for other backends is left alone."""
+
+import functools
+
+import pytest
+import torch
+
+import staticrt
+from staticrt.api.backend import staticrt_backend
+from staticrt.frontend.dynamo import in_place_views
+
+
+def views_in_a_row(x):
+    y = x.add(1)
+    y.unsqueeze_(0)
+    y.squeeze_(0)
+    return y * 2
+
+
+def view_after_mul(x):
+    y = x.add(1)
+    y.mul_(3)
+    y.t_()
+    return y * 2
+
+
+def view_after_augmented_addition(x):
+    y = x + 1
+    y += 1
+    y.unsqueeze_(0)
+    return y * 2
+
+
+def calls_in_a_row(x):
+    return x.add(1).mul_(3).unsqueeze_(0) * 2
+
+
+def another_name(x):
+    y = x + 1
+    z = y
+    y.t_()
+    return z * z.shape[0], z[: z.shape[0] // 2]
+
+
+def what_an_operator_returned(x):
+    y = x + 1
+    z = y.mul_(2)
+    y.t_()
+    return z * z.shape[0], y * y.shape[0], z.dim()
+
+
+def what_it_was_called_on(x):
+    y = x + 1
+    z = torch.relu_(y)
+    held = [z]
+    z.unsqueeze_(0)
+    return y * y.shape[0], y.dim(), held[0].shape[1]
+
+
+CHAINS = (views_in_a_row, view_after_mul, view_after_augmented_addition, calls_in_a_row)
+NAMES = (another_name, what_an_operator_returned, what_it_was_called_on)
+
+
+def assert_whole(function, backend, dynamic):
+    torch._dynamo.reset()
+    fast = torch.compile(function, backend=backend, fullgraph=True, dynamic=dynamic)
+    with torch.no_grad():
+        for shape in ((2, 3), (5, 7)):
+            x = torch.randn(shape)
+            torch.testing.assert_close(fast(x), function(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dynamic", [None, False, True])
+@pytest.mark.parametrize("backend", ["staticrt", "aot_eager"])
+@pytest.mark.parametrize("function", CHAINS)
+def test_chains_stay_whole(function, backend, dynamic):
+    assert_whole(function, backend, dynamic)
+
+
+@pytest.mark.parametrize("dynamic", [None, False, True])
+@pytest.mark.parametrize("backend", ["staticrt", functools.partial(staticrt_backend, options={})])
+@pytest.mark.parametrize("function", NAMES)
+def test_each_name_of_the_tensor_has_the_new_sizes(function, backend, dynamic):
+    assert_whole(function, backend, dynamic)
+
+
+@pytest.mark.parametrize("function", NAMES)
+def test_partial_graphs_of_compile(function):
+    def split(x):
+        return function(x * float(x.numpy().sum()))
+
+    fast = staticrt.compile(split)
+    with torch.no_grad():
+        for shape in ((2, 3), (5, 7)):
+            x = torch.ones(shape)
+            torch.testing.assert_close(fast(x), split(x))
+
+
+def test_variables_of_other_backends_are_not_kept():
+    in_place_views._variables.clear()
+    kept = []
+
+    def backend(gm, inputs):
+        kept.append(len(in_place_views._variables))
+        return gm.forward
+
+    torch._dynamo.reset()
+    torch.compile(what_an_operator_returned, backend=backend)(torch.randn(2, 3))
+    assert kept == [0]
