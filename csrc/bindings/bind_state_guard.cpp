@@ -1,4 +1,6 @@
-// StateGuard, whose references the garbage collector sees.
+// StateGuard, whose references the garbage collector sees; what a bounded cache of functools.lru_cache keeps in order.
+#include <string_view>
+
 #include "bindings/bindings.h"
 #include "bindings/state_guard.h"
 
@@ -28,6 +30,42 @@ void let_collector_see_guards(PyHeapTypeObject* heap_type) {
   };
 }
 
+// As in CPython's Modules/_functoolsmodule.c, from 3.5 on: an entry, between the one that was called for before it and
+// the one after it. A cache begins with the entry that closes the circle.
+struct Link {
+  PyObject_HEAD Link* previous;
+  Link* next;
+  Py_hash_t hash;
+  PyObject* key;
+  PyObject* result;
+};
+
+Link* link_of(const py::handle& object) {
+  const PyTypeObject* type = Py_TYPE(object.ptr());
+  if (std::string_view(type->tp_name) != "functools._lru_list_elem" || type->tp_basicsize != sizeof(Link)) {
+    throw py::type_error("no entry of functools.lru_cache");
+  }
+  return reinterpret_cast<Link*>(object.ptr());
+}
+
+py::object result_of_link(const py::handle& link) {
+  return py::reinterpret_borrow<py::object>(link_of(link)->result);
+}
+
+// Takes an entry, which the cache's dict no longer has, from the order of calls too; unless it is there no more.
+void unlink(const py::handle& cache, const py::handle& link) {
+  const Link* wanted = link_of(link);
+  auto* root = reinterpret_cast<Link*>(cache.ptr());
+  for (Link* each = root->next; each != root; each = each->next) {
+    if (each != wanted) continue;
+    each->previous->next = each->next;
+    each->next->previous = each->previous;
+    each->previous = each->next = each;
+    Py_DECREF(each);
+    return;
+  }
+}
+
 }  // namespace
 
 void bind_state_guard(py::module_& m) {
@@ -48,6 +86,8 @@ void bind_state_guard(py::module_& m) {
       .def("holds", &StateGuard::holds)
       .def("holds_all", &StateGuard::holds_all);
   m.attr("MISSING") = StateGuard::missing();
+  m.def("result_of_link", &result_of_link);
+  m.def("unlink", &unlink);
   m.def("attributes_of", [](const py::handle& object) {
     PyObject* found = attributes_of(object.ptr());
     return found ? py::reinterpret_borrow<py::object>(found) : py::object(py::none());

@@ -43,7 +43,7 @@ def _places() -> tuple[int, int, int]:
 _FIRST, _STEP, _FOLLOWING = _places()
 
 
-def _entries(cache: Cache) -> list[Entry]:
+def entries_of(cache: Cache) -> list[Entry]:
     """Those of a bounded cache from the one that was called for least lately, of others in the order they were made."""
     found, end = _listed(cache)
     if _is_bounded(cache):
@@ -51,7 +51,7 @@ def _entries(cache: Cache) -> list[Entry]:
     return list(found[end].items())
 
 
-def _table(cache: Cache) -> dict[Any, Any]:
+def table_of(cache: Cache) -> dict[Any, Any]:
     """By key: the place of a bounded cache's result in the order of calls; of others, the result."""
     found, end = _listed(cache)
     table: dict[Any, Any] = found[end]
@@ -85,8 +85,8 @@ class CacheRecord(Compared):
         self.cache = cache
         self._knows = knows
         self._info = _lru_cache_wrapper.cache_info(cache)
-        self._before = _entries(cache)
-        self._table = _table(cache)
+        self._before = entries_of(cache)
+        self._table = table_of(cache)
         self._kept: list[Entry] = []
         self._links: list[Entry] = []  # key, the place of its result in the order of calls
         self._misses = -1
@@ -102,7 +102,7 @@ class CacheRecord(Compared):
         calls = self._calls()
         if calls == 0:
             return []
-        now = _entries(self.cache)
+        now = entries_of(self.cache)
         if calls is None:
             return now
         if _is_bounded(self.cache):
@@ -121,7 +121,7 @@ class CacheRecord(Compared):
         """What calls found is gone, or what they left could have been changed since, of which the snapshot knows nothing."""
         calls, bound = self._calls(), self._info.maxsize
         lost = calls is None or (
-            bound and calls > bound and not _holds_all(_entries(self.cache), self._before)
+            bound and calls > bound and not _holds_all(entries_of(self.cache), self._before)
         )
         return [f"the cache of {self.name}"] if lost or self._unknown() else []
 
@@ -131,13 +131,10 @@ class CacheRecord(Compared):
         return [entry for entry in found if not holds_fakes(entry[1])]
 
     def restore(self) -> None:
-        """What a cache has dropped cannot be put back; what could have been changed is made anew."""
-        unknown = self._unknown()
-        if not _is_bounded(self.cache):
-            for key, _value in unknown:
-                self._table.pop(key, None)
-        elif unknown:
-            _lru_cache_wrapper.cache_clear(self.cache)
+        """What a cache has dropped cannot be put back; what calls made and could have been changed is made anew."""
+        if unknown := self._unknown():
+            before = {id(value) for _key, value in self._before}
+            take_out(self.cache, [entry for entry in unknown if id(entry[1]) not in before])
 
     def entry(self) -> tuple[Any, ...]:
         self._kept = self.used()
@@ -151,11 +148,24 @@ class CacheRecord(Compared):
         misses = _lru_cache_wrapper.cache_info(self.cache).misses
         if misses == self._misses and all(self._table.get(key) is link for key, link in self._links):
             return True
-        if not _holds_all(_entries(self.cache), self._kept):
-            return False
-        self._links = [(key, self._table.get(key)) for key, _value in self._kept]
-        self._misses = misses
+        links = [(key, self._table.get(key)) for key, _value in self._kept]
+        for (_key, link), (_same_key, value) in zip(links, self._kept, strict=True):
+            if link is None or not _same(_C.result_of_link(link), value):
+                return False
+        self._links, self._misses = links, misses
         return True
+
+
+def take_out(cache: Cache, entries: list[Entry]) -> None:
+    """Remove some entries: the others stay as they are, in their order."""
+    table, is_bounded = table_of(cache), _is_bounded(cache)
+    if entries and len(entries) == len(table):
+        _lru_cache_wrapper.cache_clear(cache)  # counts calls anew, too
+        return
+    for key, _value in entries:
+        link = table.pop(key, None)
+        if is_bounded and link is not None:
+            _C.unlink(cache, link)
 
 
 def is_recorded(value: Any) -> bool:
@@ -165,7 +175,7 @@ def is_recorded(value: Any) -> bool:
     function = getattr(value, "__wrapped__", None)
     if not isinstance(function, types.FunctionType) or is_user_file(function.__code__.co_filename):
         return True
-    return any(isinstance(each, torch.Tensor) for _key, result in _entries(value) for each in _flat(result))
+    return any(isinstance(each, torch.Tensor) for _key, result in entries_of(value) for each in _flat(result))
 
 
 def _flat(value: Any) -> Iterable[Any]:

@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import FunctionCtx
 
 from staticrt import tuning
+from staticrt.frontend.guards.caches import entries_of, table_of, take_out
 from staticrt.frontend.guards.state_values import dict_of, members_of
 from staticrt.frontend.tracing.trace_tensor import TraceTensor
 from staticrt.shapes.fake_results import cached_values
@@ -235,10 +236,8 @@ class _Holders:
             for holder in gc.get_referrers(*level):
                 if id(holder) in ignored or id(holder) in self._seen or isinstance(holder, FunctionCtx):
                     continue
-                if id(holder) not in self._made:
+                if id(holder) not in self._made or _is_part_of_old(holder, self._made):
                     self._cut(holder)
-                elif _is_part_of_old(holder, self._made):
-                    self._take_out(holder)
                 else:
                     self._seen.add(id(holder))
                     following.append(holder)
@@ -262,11 +261,12 @@ class _Holders:
 
     def _cut(self, holder: Any) -> None:
         """`holder` was there before the run and refers to what it made."""
-        if isinstance(holder, _lru_cache_wrapper):
-            holder.cache_clear()
-            self._found.append(_kept_by(holder))
+        cache = holder if isinstance(holder, _lru_cache_wrapper) else _cache_of(holder)
+        if cache is None:
+            self._take_out(holder)
             return
-        self._take_out(holder)
+        take_out(cache, [entry for entry in entries_of(cache) if any(map(self._leads, entry))])
+        self._found.append(f"{_IN_CACHE} {_name_of(cache)}()")
 
     def _take_out(self, holder: Any) -> None:
         """Remove from a container, or an object's attributes, what leads to the values."""
@@ -298,10 +298,7 @@ class _Holders:
                 removed.append("a variable of a closure")
         else:
             removed += self._attributes(holder)
-        cache = _cache_of(holder) if isinstance(holder, dict) else None
-        if removed and cache is not None:
-            self._found.append(_kept_by(cache))
-        elif removed:
+        if removed:
             self._found.append(f"keeps a tensor of the trace in {removed[0]}")
         else:
             self._found.append(
@@ -336,17 +333,13 @@ def _is_part_of_old(holder: Any, made: set[int]) -> bool:
     return any(
         id(owner) not in made and type(owner) not in (types.FrameType, list) and owner is not holder
         for owner in gc.get_referrers(holder)
-        if not isinstance(owner, _lru_cache_wrapper)
     )
 
 
-def _cache_of(holder: dict[Any, Any]) -> Any:
-    """The unbounded `functools.cache` whose entries a dict holds."""
-    return next((each for each in gc.get_referrers(holder) if isinstance(each, _lru_cache_wrapper)), None)
-
-
-def _kept_by(cache: Any) -> str:
-    return f"{_IN_CACHE} {_name_of(cache)}()"
+def _cache_of(holder: Any) -> Any:
+    """The cache of `functools.lru_cache` whose entries a dict holds."""
+    owners = gc.get_referrers(holder) if type(holder) is dict else ()
+    return next((x for x in owners if isinstance(x, _lru_cache_wrapper) and table_of(x) is holder), None)
 
 
 def _name_of(owner: Any) -> str:
