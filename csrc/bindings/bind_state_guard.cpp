@@ -1,4 +1,5 @@
-// StateGuard, whose references the garbage collector sees; what a bounded cache of functools.lru_cache keeps in order.
+// StateGuard, whose references the garbage collector sees; the order of entries in caches of
+// functools.lru_cache.
 #include <string_view>
 
 #include "bindings/bindings.h"
@@ -30,8 +31,8 @@ void let_collector_see_guards(PyHeapTypeObject* heap_type) {
   };
 }
 
-// As in CPython's Modules/_functoolsmodule.c, from 3.5 on: an entry, between the one that was called for before it and
-// the one after it. A cache begins with the entry that closes the circle.
+// As in CPython's Modules/_functoolsmodule.c: an entry, between those that were called for before and after
+// it. A cache begins with the entry that closes the circle.
 struct Link {
   PyObject_HEAD Link* previous;
   Link* next;
@@ -52,7 +53,7 @@ py::object result_of_link(const py::handle& link) {
   return py::reinterpret_borrow<py::object>(link_of(link)->result);
 }
 
-// Takes an entry, which the cache's dict no longer has, from the order of calls too; unless it is there no more.
+// Takes an entry, which the cache's dict no longer has, from the order of calls too, if it is there still.
 void unlink(const py::handle& cache, const py::handle& link) {
   const Link* wanted = link_of(link);
   auto* root = reinterpret_cast<Link*>(cache.ptr());
