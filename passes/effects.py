@@ -54,6 +54,19 @@ def is_pure(node: fx.Node, depth: int = 0) -> bool:
     return known.pure
 
 
+# Operators of torch and of ours return what they keep; as in csrc/program/liveness.cpp.
+_RETURN_WHAT_THEY_KEEP = frozenset(
+    {"aten", "prims", "staticrt", "staticrt_accelerators", "quantized", "mkldnn", "onednn", "mkl"}
+)
+
+
+def may_keep_arguments(node: fx.Node) -> bool:
+    """Whether an operator of another library, here or in a body, may put a tensor where its author finds it again."""
+    if isinstance(node.target, OpOverload) and node.target.namespace not in _RETURN_WHAT_THEY_KEEP:
+        return True
+    return any(may_keep_arguments(inner) for body in body_graphs(node) for inner in body.graph.nodes)
+
+
 def body_graphs(node: fx.Node) -> Iterator[fx.GraphModule]:
     """The graphs that a higher-order op is given, through `get_attr` nodes."""
     for arg in node.all_input_nodes:

@@ -154,3 +154,26 @@ def test_a_donated_tensor_whose_storage_python_keeps_is_refused():
             detached = torch.ones(64, 64).detach()
             detached.untyped_storage()
             torch.testing.assert_close(compiled(detached, x), x * 3)
+
+
+CONSTANTS = {
+    "literal": lambda keeps, x: keeps(torch.full((3,), 2.0)).sum() + x,
+    "view": lambda keeps, x: keeps(torch.arange(6.0).exp().view(2, 3)[1:]).sum() + x,
+    "of a weight": lambda keeps, x: keeps(WEIGHT.exp()).sum() + x,
+    "cond": lambda keeps, x: torch.cond(
+        x.sum() > 1e9, lambda y, c: y + c.sum(), lambda y, c: y + keeps(c * 1).sum(), (x, torch.ones(3) * 2)
+    ),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"freeze": True}, {"prepared": False}])
+@pytest.mark.parametrize("model", CONSTANTS)
+def test_constants_that_are_kept_may_be_written(keeps, model, options):
+    operator, kept, _ = keeps
+    function = lambda x: CONSTANTS[model](operator, x)  # noqa: E731
+    compiled, x = staticrt.compile(function, **options), torch.ones(2)
+    with torch.no_grad():
+        expected = function(x)
+        for _ in range(4):
+            torch.testing.assert_close(compiled(x), expected)
+            kept[-1].add_(5)

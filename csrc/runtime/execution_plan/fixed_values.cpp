@@ -168,7 +168,8 @@ FixedValues::FixedValues(const BoundProgram& bound, std::vector<ValueId> weights
     for (uint32_t i = 0; i < node.num_outputs; ++i) {
       const ValueId id = node.first_output + i;
       definition_[id] = index;
-      fixed_[id] = fixed && reads_tensor && !written[liveness.alias_class[id]];
+      // Who is given a value to keep may write it.
+      fixed_[id] = fixed && reads_tensor && !written[liveness.alias_class[id]] && !liveness.may_be_kept[id];
     }
   }
 }
