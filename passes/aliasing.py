@@ -16,7 +16,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 
 from staticrt.ops import OpFacts
 from staticrt.passes.base import output_nodes
-from staticrt.passes.effects import argument, node_facts, written_nodes
+from staticrt.passes.effects import argument, may_keep_arguments, node_facts, written_nodes
 
 aten = torch.ops.aten
 # Operators that read a storage outside the elements of their argument, or that return the storage offset.
@@ -63,7 +63,8 @@ class AliasInfo:
                 self._same[node] = self._tensor(self._sources[node][0])
             if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
                 self._union(node, self._items.setdefault((node.args[0], node.args[1]), object()))
-            writes += [(index, written) for written in written_nodes(node)]
+            written = node.all_input_nodes if may_keep_arguments(node) else written_nodes(node)
+            writes += [(index, each) for each in written]
             if node.target in READ_PLACES:
                 placed += node.all_input_nodes
         for index, written in writes:

@@ -20,7 +20,7 @@ from staticrt.ops import Cost
 from staticrt.passes.aliasing import AliasInfo
 from staticrt.passes.base import GraphPass, PassResult, register_pass, tensor_meta
 from staticrt.passes.cse import UNINITIALISED
-from staticrt.passes.effects import is_pure, may_keep_arguments, node_facts
+from staticrt.passes.effects import is_pure, node_facts
 from staticrt.passes.symbols import same_meta
 
 PREFIX = "_folded_"
@@ -58,12 +58,6 @@ class FoldConstants(GraphPass):
 
     def run(self, gm: fx.GraphModule) -> PassResult:
         aliases = AliasInfo(gm)
-        kept = {
-            aliases.storage(value)
-            for node in gm.graph.nodes
-            if may_keep_arguments(node)
-            for value in node.all_input_nodes
-        }
         values: dict[fx.Node, torch.Tensor] = {}
         folded: list[fx.Node] = []
         for node in gm.graph.nodes:
@@ -71,7 +65,7 @@ class FoldConstants(GraphPass):
                 value = self._known(gm, node)
                 if value is not None and not aliases.is_written(node):
                     values[node] = value
-            elif aliases.storage(node) not in kept and self._may_fold(node, aliases, values):
+            elif self._may_fold(node, aliases, values):
                 result = _evaluate(node, values)
                 if result is not None:
                     values[node] = result

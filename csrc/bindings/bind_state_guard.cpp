@@ -53,16 +53,27 @@ py::object result_of_link(const py::handle& link) {
   return py::reinterpret_borrow<py::object>(link_of(link)->result);
 }
 
-// Takes an entry, which the cache's dict no longer has, from the order of calls too, if it is there still.
-void unlink(const py::handle& cache, const py::handle& link) {
-  const Link* wanted = link_of(link);
+// Takes an entry out of a bounded cache: of its dict and of its order of calls.
+void take_out_of_cache(const py::handle& cache, const py::dict& table, const py::handle& key) {
+  if (std::string_view(Py_TYPE(cache.ptr())->tp_name) != "functools._lru_cache_wrapper") {
+    throw py::type_error("no functools.lru_cache");
+  }
+  const py::object popped = table.attr("pop")(key, py::none());
+  if (popped.is_none()) return;
+  const Link* wanted = link_of(popped);
+  // Keys may run Python when they are compared: another thread's call may have put the entry in again, for
+  // another key. From here on nothing runs Python.
+  PyObject *each_key = nullptr, *value = nullptr;
+  for (Py_ssize_t at = 0; PyDict_Next(table.ptr(), &at, &each_key, &value);) {
+    if (value == popped.ptr()) return;
+  }
   auto* root = reinterpret_cast<Link*>(cache.ptr());
   for (Link* each = root->next; each != root; each = each->next) {
     if (each != wanted) continue;
     each->previous->next = each->next;
     each->next->previous = each->previous;
     each->previous = each->next = each;
-    Py_DECREF(each);
+    Py_DECREF(each);  // `popped` holds it
     return;
   }
 }
@@ -88,7 +99,7 @@ void bind_state_guard(py::module_& m) {
       .def("holds_all", &StateGuard::holds_all);
   m.attr("MISSING") = StateGuard::missing();
   m.def("result_of_link", &result_of_link);
-  m.def("unlink", &unlink);
+  m.def("take_out_of_cache", &take_out_of_cache);
   m.def("attributes_of", [](const py::handle& object) {
     PyObject* found = attributes_of(object.ptr());
     return found ? py::reinterpret_borrow<py::object>(found) : py::object(py::none());

@@ -157,7 +157,14 @@ def test_a_donated_tensor_whose_storage_python_keeps_is_refused():
 
 
 CONSTANTS = {
-    "literal": lambda keeps, x: keeps(torch.full((3,), 2.0)).sum() + x,
+    "literal": lambda keeps, x: keeps(torch.tensor([1.0, 2.0, 3.0])).sum() + x,
+    "filled": lambda keeps, x: keeps(torch.full((3,), 2.0)).sum() + x,
+    "twice": lambda keeps, x: keeps(torch.full((3,), 2.0)).sum() + keeps(torch.full((3,), 2.0)).sum() * x,
+    "copy of a weight": lambda keeps, x: keeps(WEIGHT.clone()).sum() + x,
+    "view of a copy": lambda keeps, x: keeps(WEIGHT.clone()[1:]).sum() + x,
+    "weight times 1": lambda keeps, x: keeps(WEIGHT * 1).sum() + x,
+    "copy of an input": lambda keeps, x: keeps(x.clone()).sum() + x,
+    "conversion of an input": lambda keeps, x: keeps(x.to(torch.float32, copy=True)).sum() + x,
     "view": lambda keeps, x: keeps(torch.arange(6.0).exp().view(2, 3)[1:]).sum() + x,
     "of a weight": lambda keeps, x: keeps(WEIGHT.exp()).sum() + x,
     "cond": lambda keeps, x: torch.cond(
@@ -168,12 +175,17 @@ CONSTANTS = {
 
 @pytest.mark.parametrize("options", [{}, {"freeze": True}, {"prepared": False}])
 @pytest.mark.parametrize("model", CONSTANTS)
-def test_constants_that_are_kept_may_be_written(keeps, model, options):
+def test_what_is_kept_may_be_written(keeps, model, options):
     operator, kept, _ = keeps
     function = lambda x: CONSTANTS[model](operator, x)  # noqa: E731
-    compiled, x = staticrt.compile(function, **options), torch.ones(2)
+    compiled, x, weight = staticrt.compile(function, **options), torch.ones(2), WEIGHT.clone()
     with torch.no_grad():
         expected = function(x)
         for _ in range(4):
+            del kept[:]
             torch.testing.assert_close(compiled(x), expected)
+            values = [value.clone() for value in kept]
             kept[-1].add_(5)
+            torch.testing.assert_close(kept[:-1], values[:-1])
+            torch.testing.assert_close(x, torch.ones(2))
+            torch.testing.assert_close(WEIGHT, weight)

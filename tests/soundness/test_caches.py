@@ -10,6 +10,7 @@ import torch
 
 import staticrt
 from staticrt.frontend.guards import caches
+from staticrt.native import _C
 
 
 def make(bounded):
@@ -439,3 +440,11 @@ def test_misses_between_calls_do_not_lead_to_a_walk_over_all_entries(monkeypatch
             assert fast(torch.ones(2)).tolist() == [3.0, 3.0]
     assert not walks
     assert sum(trace.calls for trace in fast.explain().traces) == 203
+
+
+def test_only_a_cache_has_entries_to_take_out():
+    with pytest.raises(TypeError, match="no functools.lru_cache"):
+        _C.take_out_of_cache(lambda x: x, {1: 2}, 1)
+    cached = functools.lru_cache(lambda x: x)
+    with pytest.raises(TypeError, match="no entry of functools.lru_cache"):
+        _C.take_out_of_cache(cached, {1: 2}, 1)

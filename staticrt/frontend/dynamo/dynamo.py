@@ -39,6 +39,9 @@ _COMPILE = inspect.signature(torch.compile).parameters
 _WATCHERS = os.path.dirname(os.path.abspath(effects.__file__)) + os.sep
 
 
+_MARK = "_is_torch_compile"
+
+
 class PartialGraphs:
     """A function run as compiled partial graphs with eager Python in between.
 
@@ -89,11 +92,11 @@ class PartialGraphs:
         context: Any = dynamo.optimize(backend, nopython=fullgraph, dynamic=dynamic, **own)
         if callable(getattr(context, "callback", None)):  # else Dynamo is switched off
             context.callback = _Configured(context.callback, config, self.breaks, shown)
-        before = set(vars(function)) if isinstance(function, torch.nn.Module) else None
+        attributes = vars(function) if isinstance(function, torch.nn.Module) else {}
+        is_marked = _MARK in attributes
         self._run = context(function)
-        if before is not None:  # Dynamo marks what it returns, which hands attributes on to the module
-            for name in set(vars(function)) - before:
-                del vars(function)[name]
+        if not is_marked:  # Dynamo marks what it returns, which hands attributes on to the module
+            attributes.pop(_MARK, None)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the function.

@@ -163,9 +163,10 @@ def take_out(cache: Cache, entries: list[Entry]) -> None:
         _lru_cache_wrapper.cache_clear(cache)  # counts calls anew, too
         return
     for key, _value in entries:
-        link = table.pop(key, None)
-        if is_bounded and link is not None:
-            _C.unlink(cache, link)
+        if is_bounded:
+            _C.take_out_of_cache(cache, table, key)
+        else:
+            table.pop(key, None)
 
 
 def is_recorded(value: Any) -> bool:
