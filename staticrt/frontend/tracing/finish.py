@@ -64,6 +64,9 @@ def finish(
     )
 
 
+_AFTER_A_WRITE = "a branch that data decides, after a write that stays in place or a random number"
+
+
 def assert_data_dependent(tracer: Any) -> None:
     """Conditions on numbers that data decides become assertions in the graph, before its first write.
 
@@ -88,6 +91,12 @@ def assert_data_dependent(tracer: Any) -> None:
                     text = f"{OTHERWISE} than {item.expr}" if assumed else f"{item.expr} does not hold"
                     check = graph.call_function(aten._assert_scalar.default, (node, text))
                     check.meta["val"] = None
+    if write is not None:
+        defined: set[fx.Node] = set()
+        for node in graph.nodes:
+            if not defined.issuperset(node.all_input_nodes):  # what a condition reads is made after the write
+                raise CannotTrace(_AFTER_A_WRITE)
+            defined.add(node)
 
 
 def _decided(graph: fx.Graph) -> int:
@@ -106,9 +115,7 @@ def _decided(graph: fx.Graph) -> int:
         late |= node is first
         if late and node in needed:
             if _writes(first) or _writes(node) or _draws(node):
-                raise CannotTrace(
-                    "a branch that data decides, after a write that stays in place or a random number"
-                )
+                raise CannotTrace(_AFTER_A_WRITE)
             first.prepend(node)
     return len(checks)
 

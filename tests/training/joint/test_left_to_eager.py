@@ -256,6 +256,21 @@ def test_data_that_decides_whether_a_sum_in_a_step_is_broadcast(first):
     assert compiled.explain().traces
 
 
+def test_data_that_decides_after_a_step_wrote_its_weights():
+    layer = nn.Linear(3, 3)
+    optimizer = staticrt.training.optim.SGD(layer.parameters(), lr=0.01)
+
+    def step(x, counted):
+        nn.functional.dropout(layer(x)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return broadcast_by_data(nn.functional.dropout(x), counted).sum()
+
+    compiled = staticrt.compile_step(step)
+    with pytest.warns(UserWarning, match="a branch that data decides, after a write"):
+        compiled(torch.ones(2, 3), torch.tensor(COUNTED[0]))
+
+
 def test_rows_of_one_mask_are_served_by_the_trace():
     layer = nn.Linear(3, 3)
     compiled = staticrt.compile(lambda x, y, mask: (layer(x)[mask] * y[mask]).sum())
