@@ -63,6 +63,7 @@ class AliasInfo:
                 self._same[node] = self._tensor(self._sources[node][0])
             if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
                 self._union(node, self._items.setdefault((node.args[0], node.args[1]), object()))
+            # Who keeps an argument may write it, whenever that is.
             written = node.all_input_nodes if may_keep_arguments(node) else written_nodes(node)
             writes += [(index, each) for each in written]
             if node.target in READ_PLACES:
@@ -96,7 +97,7 @@ class AliasInfo:
         return root
 
     def is_written(self, node: fx.Node) -> bool:
-        """Whether any node writes the storage of `node`, at any time."""
+        """Whether any node writes the storage of `node`, at any time, or hands it to who may."""
         return self.storage(node) in self._writes
 
     def writes_before(self, node: fx.Node, at: fx.Node) -> int:

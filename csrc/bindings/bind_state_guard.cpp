@@ -58,6 +58,8 @@ void take_out_of_cache(const py::handle& cache, const py::dict& table, const py:
   if (std::string_view(Py_TYPE(cache.ptr())->tp_name) != "functools._lru_cache_wrapper") {
     throw py::type_error("no functools.lru_cache");
   }
+  if (!table.contains(key)) return;
+  link_of(table[key]);  // raises while nothing is changed
   const py::object popped = table.attr("pop")(key, py::none());
   if (popped.is_none()) return;
   const Link* wanted = link_of(popped);

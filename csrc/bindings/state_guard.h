@@ -114,8 +114,7 @@ class StateGuard {
   static bool same_attributes(PyObject* object, const pybind11::object& saved);
   static bool same_object(const Object& object);
   static bool same_function(const Function& function);
-  // The same, and no other of `names_` has come.
-  // `left_out`: a set of names that are not compared, or null.
+  // The same, and no other of `names_` has come, except for those in the set `left_out` (null: none).
   bool same_names_only(PyObject* dict, const Items& names, PyObject* left_out = nullptr) const;
   bool same_class(Class& saved) const;
   bool same_tensor(Tensor& tensor) const;

@@ -19,6 +19,15 @@ def wait_for_devices(leaves: Iterable[Any]) -> None:
         if device.type in ("cpu", "meta"):
             continue
         stream = torch.accelerator.current_stream(device)
-        is_capturing = getattr(stream, "is_capturing", None)  # torch 2.13 has it
-        if is_capturing is not None and not is_capturing():
+        if not _is_capturing(stream):
             stream.synchronize()
+
+
+def _is_capturing(stream: torch.Stream) -> bool:
+    """Whether a stream captures, or may: before torch 2.13 only streams of CUDA tell."""
+    if hasattr(stream, "is_capturing"):
+        return bool(stream.is_capturing())
+    if stream.device.type != "cuda":
+        return True
+    with torch.cuda.device(stream.device):
+        return bool(torch.cuda.is_current_stream_capturing())

@@ -1,11 +1,15 @@
 """Operators in Python may keep what they are given, as in eager: later calls write nothing there."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import staticrt
 from staticrt.errors import InputError, InternalError
+from staticrt.passes import effects
 
 MODES = {
     "prepared": {},
@@ -189,3 +193,9 @@ def test_what_is_kept_may_be_written(keeps, model, options):
             torch.testing.assert_close(kept[:-1], values[:-1])
             torch.testing.assert_close(x, torch.ones(2))
             torch.testing.assert_close(WEIGHT, weight)
+
+
+def test_passes_and_runtime_agree_on_who_keeps_arguments():
+    text = (Path(__file__).parents[2] / "csrc/program/liveness.cpp").read_text()
+    (listed,) = re.findall(r"kKnown\{([^}]*)\}", text)
+    assert set(re.findall(r'"(\w+)"', listed)) == effects._RETURN_WHAT_THEY_KEEP

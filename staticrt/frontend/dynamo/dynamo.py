@@ -37,9 +37,7 @@ _CONFIG = {
 _COMPILE = inspect.signature(torch.compile).parameters
 # Called by a profiler, also while Dynamo looks at each frame.
 _WATCHERS = os.path.dirname(os.path.abspath(effects.__file__)) + os.sep
-
-
-_MARK = "_is_torch_compile"
+_MARK = "_is_torch_compile"  # an attribute of what `torch.compile` returns
 
 
 class PartialGraphs:
@@ -95,7 +93,7 @@ class PartialGraphs:
         attributes = vars(function) if isinstance(function, torch.nn.Module) else {}
         is_marked = _MARK in attributes
         self._run = context(function)
-        if not is_marked:  # Dynamo marks what it returns, which hands attributes on to the module
+        if not is_marked:  # what Dynamo returns for a module hands its attributes on to the module
             attributes.pop(_MARK, None)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -20,7 +20,7 @@ _INNER = ("__wrapped__", "compiler_fn", "func", "backend_compile_fn", "__self__"
 
 @functools.cache
 def note_new_sizes() -> None:
-    """Let Dynamo note them, for good."""
+    """Patch Dynamo's variables of tensors, once in a process and for good: they note sizes in graphs for us."""
     from torch._dynamo.variables.tensor import TensorVariable
 
     initialize, call_method = TensorVariable.__init__, TensorVariable.call_method

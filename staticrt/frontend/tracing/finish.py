@@ -72,6 +72,9 @@ def assert_data_dependent(tracer: Any) -> None:
 
     Bounds of one number hold, or the model asked for them (`torch._check`). Other conditions were assumed for this call's
     data: a call for which they do not hold takes another trace.
+
+    Raises:
+        CannotTrace: what a condition reads is made only after the first write.
     """
     env = tracer.shape_env
     graph = tracer.graph
