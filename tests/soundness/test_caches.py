@@ -151,8 +151,8 @@ def dicts_of_a_bounded_cache():
     yield lambda: (cache.cache_clear(), cache(1), cache(2).update(key=5.0))
 
 
-def list_changed_by_the_model():
-    cache = functools.lru_cache(lambda: [0.0])
+def list_changed_by_the_model(function=lambda: [0.0]):
+    cache = functools.lru_cache(function)
 
     def model(x):
         cache()[0] += 1
@@ -164,15 +164,7 @@ def list_changed_by_the_model():
 
 
 def list_of_a_partial_changed_by_the_model():
-    cache = functools.lru_cache(functools.partial(lambda first: [first], 0.0))
-
-    def model(x):
-        cache()[0] += 1
-        return x * cache()[0]
-
-    yield model
-    yield lambda: None
-    yield cache.cache_clear
+    yield from list_changed_by_the_model(functools.partial(lambda first: [first], 0.0))
 
 
 def object_of_a_method():
