@@ -142,7 +142,11 @@ constexpr std::array<BlockFn, sizeof...(rows)> block_table(std::integer_sequence
 
 // How many panels a block of so many rows takes at once, by the number of registers.
 constexpr int panels_at_once(int rows) {
+#ifdef __aarch64__
+  constexpr int kSums = 16;  // of 32 registers, since of more panels at once more of B is in registers too
+#else
   constexpr int kSums = kLanes == 16 ? 28 : 12;
+#endif
   int panels = 1;
   while (panels < 4 && rows * panels * 2 * kVectors <= kSums) panels *= 2;
   return panels;

@@ -40,10 +40,23 @@ float from_bfloat16(uint16_t x) {
 
 // float16 through the conversion instructions where the set has them.
 uint16_t to_half_one(float x) {
+#ifdef __aarch64__
+  const auto half = static_cast<__fp16>(x);
+  uint16_t bits;
+  std::memcpy(&bits, &half, sizeof bits);
+  return bits;
+#else
   return c10::detail::fp16_ieee_from_fp32_value(x);
+#endif
 }
 float from_half_one(uint16_t x) {
+#ifdef __aarch64__
+  __fp16 half;
+  std::memcpy(&half, &x, sizeof half);
+  return half;
+#else
   return c10::detail::fp16_ieee_to_fp32_value(x);
+#endif
 }
 
 #if defined(CPU_CAPABILITY_AVX2) || defined(CPU_CAPABILITY_AVX512)

@@ -35,10 +35,10 @@ inline void store(float* p, Vec x) {
   *reinterpret_cast<Vec*>(p) = x;
 }
 inline Vec splat(float x) {
-  return Vec{} + x;
+  return x - Vec{};  // `+` would lose the sign of -0
 }
 
-// The same of a number in memory, bit by bit: `+` would lose the sign of -0 and change a signalling NaN.
+// The same of a number in memory, bit by bit: `-` would change a signalling NaN.
 inline Vec splat_bits(const float* x) {
   int32_t bits;
   std::memcpy(&bits, x, sizeof bits);

@@ -1,6 +1,6 @@
 // Exponentials, logarithms and what is made of them, of vectors of floats. Polynomials are near-minimax fits
 // with coefficients rounded to float; reductions use fused multiply-add. Bounds are in units in the last
-// place of the exact result, over all floats (tests/csrc/kernels/vector_math_test.cpp).
+// place of the exact result, over all floats (tests/csrc/vector_kernels/vector_math_test.cpp).
 #pragma once
 
 #include <cmath>

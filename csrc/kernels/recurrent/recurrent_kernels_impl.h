@@ -24,7 +24,7 @@ inline void store(float* p, Vec x) {
   *reinterpret_cast<Vec*>(p) = x;
 }
 inline Vec fill(float x) {
-  return Vec{} + x;
+  return x - Vec{};
 }
 
 // Within 2 units in the last place on [-87, 88] and constant beyond; NaN for NaN. Polynomial of the Cephes

@@ -1,6 +1,6 @@
 // The vector functions of floats against the C library's in double, for each instruction set that this
 // processor has. By default every 4099th float; all 2^32, an hour of one core:
-//   STATICRT_FLOAT_STRIDE=1 build/<tag>/tests/test_kernels vector_math
+//   STATICRT_FLOAT_STRIDE=1 build/<tag>/tests/test_vector_kernels vector_math
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -9,7 +9,7 @@
 #include <random>
 
 #include "kernels/pointwise/tile_prims.h"
-#include "test.h"
+#include "vector_kernels/sets.h"
 
 namespace {
 
@@ -117,15 +117,11 @@ void compare(const Function& f, float x, double want, float got, Report& report)
   }
 }
 
+// Those of instruction sets that have fused multiply-add.
 std::vector<const PrimTable*> tables() {
-  std::vector<const PrimTable*> all;
+  auto all = SETS_OF(tile_prims);
 #ifdef __x86_64__
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) all.push_back(tile_prims_avx2());
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-    all.push_back(tile_prims_avx512());
-#else
-  all.push_back(tile_prims_default());
+  all.erase(all.begin());
 #endif
   return all;
 }

@@ -1,0 +1,50 @@
+// The instruction sets that this processor has, and what their tests share. Needs no torch, so that
+// CMakeLists.txt beside this file builds the tests for a processor that is emulated.
+#pragma once
+
+#include <cmath>
+#include <initializer_list>
+#include <random>
+#include <vector>
+
+#include "test.h"
+
+namespace staticrt::test {
+
+// Of the kernels for [baseline, AVX2, AVX-512], or for the baseline alone, those that run here.
+template <class Kernels>
+std::vector<const Kernels*> runnable(std::initializer_list<const Kernels*> all) {
+  size_t count = 1;
+#ifdef __x86_64__
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
+    const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    count = wide ? 3 : 2;
+  }
+#endif
+  return {all.begin(), all.begin() + std::min(count, all.size())};
+}
+
+#ifdef __x86_64__
+#define SETS_OF(name) ::staticrt::test::runnable({name##_default(), name##_avx2(), name##_avx512()})
+#else
+#define SETS_OF(name) ::staticrt::test::runnable({name##_default()})
+#endif
+
+inline std::vector<float> numbers(std::mt19937& rng, int64_t n) {
+  std::uniform_real_distribution<float> any(-1, 1);
+  std::vector<float> x(static_cast<size_t>(n));
+  for (float& v : x) v = any(rng);
+  return x;
+}
+
+constexpr float kUntouched = 123456;
+
+inline void expect_near(float got, double want, double tolerance) {
+  if (std::abs(got - want) <= tolerance) return;
+  std::ostringstream out;
+  out << "got " << got << ", want " << want << " within " << tolerance;
+  throw Failure(out.str());
+}
+
+}  // namespace staticrt::test
