@@ -511,7 +511,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "torch.distributed.distributed_c10d._resolve_process_group": "interop",
     "torch.export.pt2_archive._package.PT2ArchiveWriter": "archive",
     "torch.export.pt2_archive._package._package_exported_programs": "archive",
-    "torch.fx._lazy_graph_module._LazyGraphModule": "frontend",
+    "torch.fx._lazy_graph_module._LazyGraphModule": "frontend training",
     "torch.fx.experimental._config.backed_size_oblivious": "frontend shapes",
     "torch.fx.experimental._config.patch": "frontend",
     "torch.fx.experimental._config.translation_validation": "frontend",

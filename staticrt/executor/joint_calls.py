@@ -280,7 +280,7 @@ class JointCalls:
         request = self._maker.request(call, state.traces)
         request = dataclasses.replace(
             request,
-            sizing=Sizing.first(dynamic, shape_env=dynamic),
+            sizing=Sizing.first(dynamic, shape_env=False),
             autograd=True,
             derive=Backward(request.snapshot),
             decide=False,

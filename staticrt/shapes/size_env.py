@@ -77,6 +77,14 @@ class SizeEnv:
     def create_unbacked_symint(self) -> NoReturn:
         self.give_up("a number that data decides")
 
+    # What `guard_or_false` asks of a node's environment.
+
+    def _maybe_evaluate_static(self, condition: Condition | Either | FloatCondition) -> bool | None:
+        return condition.known()
+
+    def evaluate_sym_node(self, node: Any, size_oblivious: bool, fallback_value: bool) -> bool:
+        return bool(node.bool_())
+
     def has_index(self, size: torch.SymInt, index: int) -> bool:
         """Whether this call's size has the element."""
         return bool(-size.node.hint <= index < size.node.hint)

@@ -59,7 +59,8 @@ class Node:
         return True
 
     def has_hint(self) -> bool:
-        return True
+        """Where torch compares hints itself, it does so with nodes of its own only; else it asks the comparisons here."""
+        return False
 
     def clone(self) -> Any:
         return self
@@ -375,6 +376,16 @@ class TruthNode(Node):
     @property
     def hint(self) -> bool:
         return self.condition.hint
+
+    # torch's own functions ask an environment about the expression of a node.
+
+    @property
+    def expr(self) -> Condition | Either | FloatCondition:
+        return self.condition
+
+    @property
+    def shape_env(self) -> SizeEnv:
+        return self.env
 
     def is_bool(self) -> bool:
         return True

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from staticrt.frontend.graph import TracedGraph
 from staticrt.frontend.guards.process_state import without_autocast
@@ -303,7 +304,7 @@ class _Joint:
                 add(gradient)
         graph.output(tuple(env[g] if isinstance(g, fx.Node) else None for g in self._gradients))
         graph.eliminate_dead_code(is_impure_node=_stays)
-        return fx.GraphModule({}, graph)
+        return _LazyGraphModule({}, graph)
 
     def _copy(self, nodes: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> fx.GraphModule:
         graph = fx.Graph()
@@ -313,7 +314,7 @@ class _Joint:
                 env[node] = graph.node_copy(node, env.__getitem__)
         graph.output(tuple(env[node] for node in outputs))
         graph.eliminate_dead_code(is_impure_node=_stays)
-        return fx.GraphModule({}, graph)
+        return _LazyGraphModule({}, graph)
 
     def forward_only(self, writes: bool = True) -> fx.GraphModule:
         """The forward without saved values, and with or without its writes to inputs."""

@@ -127,9 +127,10 @@ class Move:
     ) -> None:
         self._forward, self._backward = forward, backward
         self._num_results = num_results
+        self._roots: dict[fx.Node, fx.Node] = {}
         self._unrepeatable = unrepeatable
         outputs: Any = forward.graph.output_node().args[0]
-        self.owners = {_root(item) for item in outputs[:num_results] if _is_tensor(item)}  # of results
+        self.owners = {self._root(item) for item in outputs[:num_results] if _is_tensor(item)}  # of results
         saved = [item for item in outputs[num_results:] if _is_tensor(item)]
         sizes = [item for item in outputs[num_results:] if not _is_tensor(item)]
         held = [n for n in backward.graph.find_nodes(op="placeholder") if not torch_private.is_tangent(n)]
@@ -145,6 +146,13 @@ class Move:
         self._free = {n for n in inputs if _is_tensor(n) and n.name in kept_inputs and n not in self.known}
         self._added: list[fx.Node] = []
         self._again: dict[fx.Node, fx.Node] = {}  # forward node -> its recomputation in the backward
+
+    def _root(self, node: fx.Node) -> fx.Node:
+        """The node that owns the memory of one: it stays the same, and is asked for again and again."""
+        found = self._roots.get(node)
+        if found is None:
+            found = self._roots[node] = _root(node)
+        return found
 
     def drop_unread(self) -> int:
         """Drop saved tensors that the backward does not read; returns their number."""
@@ -170,15 +178,15 @@ class Move:
 
     def renewed(self, drop: Drop) -> Drop | None:
         """The drop, computed again for the current graphs."""
-        return self._drop(_root(drop.saved[0]), list(drop.saved))
+        return self._drop(self._root(drop.saved[0]), list(drop.saved))
 
     def _drop(self, root: fx.Node, saved: list[fx.Node]) -> Drop | None:
         found = self._chain(root, saved)
         if found is None:
             return None
         chain, added = found
-        held = {_root(node) for node in self.known} - {root}
-        owners = dict.fromkeys(_root(node) for node in added)
+        held = {self._root(node) for node in self.known} - {root}
+        owners = dict.fromkeys(self._root(node) for node in added)
         more = sum(storage_bytes(owner) for owner in owners if owner not in held and not self._callers(owner))
         size = storage_bytes(root) - more
         time = sum(nanoseconds(node) for node in chain if not torch_private.is_backward(node))
@@ -202,10 +210,10 @@ class Move:
             nonlocal cheap
             if node in order or node in added:
                 return True
-            if node in self.known and _root(node) is not root:
+            if node in self.known and self._root(node) is not root:
                 return True
             if node in self._free or (
-                for_backward and _root(node) in self.owners and _root(node) is not root
+                for_backward and self._root(node) in self.owners and self._root(node) is not root
             ):
                 added[node] = None
                 return True
@@ -235,7 +243,7 @@ class Move:
 
     def _savable(self, node: fx.Node, root: fx.Node) -> bool:
         """Whether a value that eager's backward reads can be saved: it must not view an input that may change."""
-        return _is_tensor(node) and _root(node) is not root and _root(node).op != "placeholder"
+        return _is_tensor(node) and self._root(node) is not root and self._root(node).op != "placeholder"
 
     def _repeatable(self, node: fx.Node) -> bool:
         if node.op != "call_function" or node.name in self._unrepeatable:

@@ -67,6 +67,9 @@ _x, _mean, _rstd = _norm((4, 6), lambda t: t)
 _weights = (torch.rand(6), torch.rand(6))
 _conv = aten.convolution.default(IMAGE, FILTER, None, *CONV)
 _pooled, _places = aten.max_pool2d_with_indices.default(IMAGE, [2, 2])
+_grouped = aten.native_group_norm.default(IMAGE, CHANNELS, CHANNELS, 2, 4, 30, 2, 1e-5)
+QUERY, KEY = torch.rand(2, 3, 5, 8), torch.rand(2, 3, 7, 8)
+_attended = aten._scaled_dot_product_flash_attention_for_cpu.default(QUERY, KEY, KEY + 1)
 _loss, _total = aten.nll_loss_forward.default(X, LABELS, None, 1, -100)
 CALLS = {
     "dropout": (aten.native_dropout.default, (X, 0.3, True)),
@@ -79,6 +82,20 @@ CALLS = {
     "batch_norm": (
         aten._native_batch_norm_legit.default,
         (IMAGE, CHANNELS, CHANNELS, CHANNELS.clone(), CHANNELS.clone(), True, 0.1, 1e-5),
+    ),
+    "group_norm": (aten.native_group_norm.default, (IMAGE, CHANNELS, CHANNELS, 2, 4, 30, 2, 1e-5)),
+    "attention": (aten._scaled_dot_product_flash_attention_for_cpu.default, (QUERY, KEY, KEY + 1)),
+    "attention_backward": (
+        aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+        (QUERY, QUERY, KEY, KEY + 1, *_attended, 0.0, False),
+    ),
+    "adaptive_avg_pool_backward": (
+        aten._adaptive_avg_pool2d_backward.default,
+        (torch.rand(2, 4, 3, 2), IMAGE),
+    ),
+    "avg_pool_backward": (
+        aten.avg_pool2d_backward.default,
+        (torch.rand(2, 4, 3, 2), IMAGE, [2, 2], [2, 2], [0, 0], False, True, None),
     ),
     "softmax": (aten._softmax.default, (X, 1, False)),
     "log_softmax": (aten._log_softmax.default, (X, 0, False)),
@@ -94,6 +111,12 @@ CALLS = {
         aten.max_pool2d_with_indices_backward.default,
         (_pooled, IMAGE, [2, 2], [2, 2], [0, 0], [1, 1], False, _places),
     ),
+    "cumsum": (aten.cumsum.default, (X, 1)),
+    "as_strided": (aten.as_strided.default, (IMAGE, [2, 4, 6, 5], [120, 1, 20, 4])),
+    "as_strided_scatter": (
+        aten.as_strided_scatter.default,
+        (torch.zeros(240), IMAGE, [2, 4, 6, 5], [120, 1, 20, 4], 0),
+    ),
     "unsafe_split": (aten.unsafe_split.Tensor, (X, 4, 1)),
 }
 for _number, _mask in enumerate(MASKS):
@@ -101,6 +124,12 @@ for _number, _mask in enumerate(MASKS):
         CALLS[f"convolution_backward {_number}"] = (
             aten.convolution_backward.default,
             (_conv, IMAGE, FILTER, [6], *CONV, _mask),
+        )
+    # torch's kernel writes the gradient of an image in channels-last also where nobody asks for it
+    if _mask[0]:
+        CALLS[f"group_norm_backward {_number}"] = (
+            aten.native_group_norm_backward.default,
+            (IMAGE, IMAGE, *_grouped[1:], CHANNELS, 2, 4, 30, 2, _mask),
         )
     CALLS |= {
         f"layer_norm_backward {_number}": (
@@ -139,6 +168,76 @@ def test_other_layouts_are_eagers_or_torchs_to_answer(name):
             continue
         assert tensors_in(changed)
         expect_eager(op, tuple(changed))
+
+
+def _arrangements(shape):
+    """Tensors of one shape that lie differently."""
+    x = torch.rand(shape)
+    yield x
+    if x.dim() == 4:
+        yield x.to(memory_format=torch.channels_last)
+        yield torch.cat([x, x], 1).to(memory_format=torch.channels_last)[:, : shape[1]]
+        yield x.permute(2, 3, 0, 1).contiguous().permute(2, 3, 0, 1)
+    yield x.transpose(-1, -2).contiguous().transpose(-1, -2)
+    yield torch.cat([x, x], 1)[:, : shape[1]]
+    yield torch.rand(1, *shape[1:]).expand(shape)
+    yield torch.rand(shape[:2] + (1,) * (len(shape) - 2)).expand(shape)
+
+
+# Operators that say how their results lie for most layouts: from a gradient and an input, the call.
+PAIRS = {
+    "batch_norm": lambda g, x: (
+        aten._native_batch_norm_legit.default,
+        (x, CHANNELS, CHANNELS, CHANNELS.clone(), CHANNELS.clone(), True, 0.1, 1e-5),
+    ),
+    "batch_norm_backward": lambda g, x: (
+        aten.native_batch_norm_backward.default,
+        (g, x, CHANNELS, CHANNELS, CHANNELS, CHANNELS, CHANNELS, True, 1e-5, MASKS[0]),
+    ),
+    "convolution_backward": lambda g, x: (
+        aten.convolution_backward.default,
+        (g, x, torch.rand(4, 4, 1, 1), [4], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, MASKS[0]),
+    ),
+    "depthwise_backward": lambda g, x: (
+        aten.convolution_backward.default,
+        (g, x, torch.rand(4, 1, 3, 3), [4], [1, 1], [1, 1], [1, 1], False, [0, 0], 4, MASKS[0]),
+    ),
+    "dropout": lambda g, x: (aten.native_dropout.default, (x, 0.3, True)),
+    "dropout_backward": lambda g, x: (aten.native_dropout_backward.default, (g, x > 0.5, 1.5)),
+    "group_norm_backward": lambda g, x: (
+        aten.native_group_norm_backward.default,
+        (g, x, *_grouped[1:], CHANNELS, 2, 4, 30, 2, MASKS[0]),
+    ),
+    "layer_norm": lambda g, x: (aten.native_layer_norm.default, (x, [5], None, torch.rand(5), 1e-5)),
+    "layer_norm_backward": lambda g, x: (
+        aten.native_layer_norm_backward.default,
+        (g, x, [5], *[torch.rand(2, 4, 6, 1)] * 2, torch.rand(5), torch.rand(5), MASKS[0]),
+    ),
+    "softmax": lambda g, x: (aten._softmax.default, (x, 1, False)),
+    "softmax_backward": lambda g, x: (aten._softmax_backward_data.default, (g, x, 1, torch.float32)),
+}
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("name", PAIRS)
+def test_gradients_of_any_layout(name, symbolic):
+    covered = [
+        expect_eager(*PAIRS[name](gradient, x), symbolic)
+        for x in _arrangements((2, 4, 6, 5))
+        for gradient in _arrangements((2, 4, 6, 5))
+    ]
+    assert sum(covered) > len(covered) / 3, covered
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_gradients_of_rows_convolved(symbolic):
+    windows = ([1], [1], [1], False, [0], 1, MASKS[0])
+    for width in (1, 3):
+        weight = torch.rand(4, 4, width)
+        for x in _arrangements((2, 4, 7)):
+            for gradient in _arrangements((2, 4, 7 if width == 3 else 9)):
+                args = (gradient, x, weight, [4], *windows)
+                assert expect_eager(aten.convolution_backward.default, args, symbolic)
 
 
 def test_what_no_rule_covers():

@@ -16,6 +16,7 @@ from torch import fx
 from staticrt import tuning
 from staticrt.frontend.reasons import CannotTrace
 from staticrt.frontend.tracing.maybe_views import SizesDecideViews
+from staticrt.shapes.rules.layout import is_dense
 from staticrt.shapes.size_checks import statically_known_true
 
 aten = torch.ops.aten
@@ -61,6 +62,8 @@ def _has_elements_apart(node: fx.Node) -> bool:
     if all(step.view is not aten.as_strided.default for step in _path(node)):
         return True
     value = node.meta["val"]
+    if is_dense(value.fake_mode, value.shape, value.stride()):
+        return True
     reach = 0
     for stride, size in sorted(zip(_numbers(value.stride()), _numbers(value.shape), strict=True)):
         if size > 1 and stride <= reach:

@@ -33,7 +33,8 @@ def record(tracer: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     for node in known:
         node.meta["val"] = _replaced(node.meta["val"], tensor, before)
     view = view_of(tensor, *args[1:], **kwargs)
-    func(*args, **kwargs)
+    # Not by `func`: `as_strided_` asks for the bytes of the memory, which that of symbolic sizes does not have.
+    tensor.data = view
     node = tracer.record(view_of, (tensor, *args[1:]), kwargs, view, tracer.unbacked.pending())
     node.meta["val"] = tensor
     tracer.track(tensor, node)

@@ -11,10 +11,29 @@ from typing import Any
 
 import torch
 
-from staticrt.shapes.fake_results import agree, cpu_kernels, is_contiguous, new, rule, same, same_stride
+from staticrt.shapes.fake_results import (
+    agree,
+    channels_last_strides,
+    contiguous_strides,
+    cpu_kernels,
+    is_contiguous,
+    new,
+    product,
+    rule,
+    same,
+    same_stride,
+)
 from staticrt.shapes.rules.convolutions import _conv
-from staticrt.shapes.rules.layout import is_dense, pointwise_layout
+from staticrt.shapes.rules.layers import _attention
+from staticrt.shapes.rules.layout import (
+    agree_on_rows,
+    is_dense,
+    pointwise_layout,
+    preserved_strides,
+    suggested_strides,
+)
 from staticrt.shapes.rules.views import _split
+from staticrt.shapes.size_checks import check as _check
 
 aten = torch.ops.aten
 
@@ -37,6 +56,12 @@ def _are_rows(*tensors: Any) -> bool:
     return all(_is_one_kind(given[0], t) and is_contiguous(t) for t in given)
 
 
+def _are_of_one_kind(*tensors: Any) -> bool:
+    """Floating-point tensors for the CPU's kernels, of one dtype and any layout; None among them does not count."""
+    given = [t for t in tensors if t is not None]
+    return all(_is_one_kind(given[0], t) for t in given)
+
+
 def _is_one_kind(first: torch.Tensor, other: torch.Tensor) -> bool:
     return (
         first.dtype.is_floating_point
@@ -44,6 +69,15 @@ def _is_one_kind(first: torch.Tensor, other: torch.Tensor) -> bool:
         and other.device.type in cpu_kernels
         and other.layout == torch.strided
     )
+
+
+def _suggested(mode: Any, x: torch.Tensor) -> Sequence[Any] | None:
+    """Strides in the memory format that `x` suggests; None where its symbols, or dimensions of one element, leave that
+    open."""
+    rows = contiguous_strides(mode, x.shape)
+    if not is_contiguous(x) and agree_on_rows(x.stride(), rows, x.shape):
+        return None
+    return suggested_strides(mode, x, x.shape)
 
 
 def _like(mode: Any, x: torch.Tensor) -> torch.Tensor:
@@ -100,16 +134,20 @@ def _mse_loss_backward(
 
 @rule(aten.native_dropout.default)
 def _dropout(mode: Any, x: torch.Tensor, p: float, train: bool | None) -> Any:
-    if not train or not _are_rows(x):
+    own = preserved_strides(mode, x) if train and _is_one_kind(x, x) else None
+    if own is None:
         return None
-    return new(mode, x.shape, x), new(mode, x.shape, x, dtype=torch.bool)
+    mask = new(mode, x.shape, x, own, dtype=torch.bool)
+    layout = pointwise_layout(mode, [x, mask])
+    return None if layout is None else (new(mode, x.shape, x, layout[1]), mask)
 
 
 @rule(aten.native_dropout_backward.default)
 def _dropout_backward(mode: Any, gradient: torch.Tensor, mask: torch.Tensor, scale: float) -> Any:
-    if not _are_rows(gradient) or not is_contiguous(mask) or mask.dtype != torch.bool:
+    if not _is_one_kind(gradient, gradient) or mask.dtype != torch.bool:
         return None
-    return new(mode, gradient.shape, gradient) if all(map(same, gradient.shape, mask.shape)) else None
+    layout = pointwise_layout(mode, [gradient, mask])
+    return None if layout is None else new(mode, layout[0], gradient, layout[1])
 
 
 # -- products ----------------------------------------------------------------------------------------------------------
@@ -140,11 +178,22 @@ def _convolution_backward(
     *windows: Any,
 ) -> Any:
     _stride, _padding, _dilation, transposed, _output_padding, _groups, wanted = windows
-    if transposed or x.dim() not in (3, 4) or not _are_rows(gradient, x, weight):
+    if (
+        transposed
+        or x.dim() not in (3, 4)
+        or not _are_rows(weight)
+        or not _are_of_one_kind(gradient, x, weight)
+    ):
         return None
+    # A row of channels is row-major whatever the layouts are.
+    strides = _suggested(mode, x) if x.dim() == 4 else contiguous_strides(mode, x.shape)
+    if strides is None:
+        return None
+    is_image = not is_contiguous(x) and isinstance(strides[1], int) and strides[1] == 1
+    own = channels_last_strides(mode, weight.shape) if is_image and x.dim() == 4 else None
     return (
-        new(mode, x.shape, x) if wanted[0] else None,
-        new(mode, weight.shape, weight) if wanted[1] else None,
+        new(mode, x.shape, x, strides) if wanted[0] else None,
+        new(mode, weight.shape, weight, own) if wanted[1] else None,
         new(mode, weight.shape[:1], x) if wanted[2] else None,
     )
 
@@ -154,12 +203,13 @@ def _convolution_backward(
 
 @rule(aten.native_layer_norm.default)
 def _layer_norm(mode: Any, x: torch.Tensor, shape: Sequence[Any], weight: Any, bias: Any, eps: float) -> Any:
-    if not shape or x.dtype not in (torch.float32, torch.float64) or not _are_rows(x, weight, bias):
+    if not shape or x.dtype not in (torch.float32, torch.float64) or not _are_of_one_kind(x, weight, bias):
         return None
     kept = x.dim() - len(shape)
     if kept < 0 or not all(map(agree, x.shape[kept:], shape)):
         return None
     sizes = [*x.shape[:kept], *([1] * len(shape))]
+    # The kernel copies what is not row-major, and so do its backward's.
     return new(mode, x.shape, x), new(mode, sizes, x), new(mode, sizes, x)
 
 
@@ -172,7 +222,8 @@ def _layer_norm_backward(
     *rest: Any,
 ) -> Any:
     mean, rstd, weight, bias, wanted = rest
-    if x.dtype not in (torch.float32, torch.float64) or not _are_rows(gradient, x, mean, rstd, weight, bias):
+    tensors = (gradient, x, mean, rstd, weight, bias)
+    if x.dtype not in (torch.float32, torch.float64) or not _are_of_one_kind(*tensors):
         return None
     return (
         new(mode, x.shape, x) if wanted[0] else None,
@@ -190,10 +241,14 @@ def _batch_norm(
         or x.dim() < 2
         or mean is None
         or var is None
-        or not _are_rows(x, weight, bias, mean, var)
+        or not _are_rows(weight, bias, mean, var)
+        or not _is_one_kind(mean, x)
     ):
         return None
-    return new(mode, x.shape, x), *(new(mode, x.shape[1:2], x) for _ in range(2))
+    strides = _suggested(mode, x)
+    if strides is None:
+        return None
+    return new(mode, x.shape, x, strides), *(new(mode, x.shape[1:2], x) for _ in range(2))
 
 
 @rule(aten._native_batch_norm_legit_functional.default)
@@ -211,10 +266,91 @@ def _batch_norm_backward(
     *rest: Any,
 ) -> Any:
     *statistics, _training, _eps, wanted = rest
-    if not _are_rows(gradient, x, weight, *statistics) or x.dim() < 2:
+    if x.dim() < 2 or not _are_of_one_kind(gradient, x) or not _are_rows(weight, *statistics):
         return None
-    made = [new(mode, sizes, x) for sizes in (x.shape, x.shape[1:2], x.shape[1:2])]
+    strides = _suggested(mode, x)
+    if strides is None:
+        return None
+    made = [new(mode, x.shape, x, strides), *(new(mode, x.shape[1:2], x) for _ in range(2))]
     return tuple(value if wants else None for value, wants in zip(made, wanted, strict=True))
+
+
+@rule(aten.native_group_norm.default)
+def _group_norm(
+    mode: Any, x: torch.Tensor, weight: Any, bias: Any, batch: Any, channels: Any, _pixels: Any, *rest: Any
+) -> Any:
+    groups, _eps = rest
+    if x.dtype not in (torch.float32, torch.float64) or not _are_of_one_kind(x, weight, bias) or x.dim() < 3:
+        return None
+    strides = _suggested(mode, x)
+    if strides is None or not all(map(same_stride, x.stride(), strides)):
+        return None  # the kernel refuses it
+    _check(channels % groups == 0)
+    return new(mode, x.shape, x, strides), *(new(mode, [batch, groups], x) for _ in range(2))
+
+
+@rule(aten.native_group_norm_backward.default)
+def _group_norm_backward(
+    mode: Any, gradient: torch.Tensor, x: torch.Tensor, mean: Any, rstd: Any, weight: Any, *rest: Any
+) -> Any:
+    _batch, channels, _pixels, _groups, wanted = rest
+    if x.dtype not in (torch.float32, torch.float64) or x.dim() < 3:
+        return None
+    strides = _suggested(mode, x)
+    if strides is None or not _are_of_one_kind(gradient, x, mean, rstd, weight):
+        return None
+    made = [new(mode, x.shape, x, strides), *(new(mode, [channels], x) for _ in range(2))]
+    return tuple(value if wants else None for value, wants in zip(made, wanted, strict=True))
+
+
+# -- attention ---------------------------------------------------------------------------------------------------------
+
+
+@rule(aten._scaled_dot_product_flash_attention_for_cpu.default)
+def _flash(
+    mode: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout: float = 0.0,
+    causal: bool = False,
+    *,
+    attn_mask: Any = None,
+    scale: Any = None,
+) -> Any:
+    if dropout != 0 or query.dtype not in (torch.float32, torch.float64):
+        return None
+    out = _attention(mode, query, key, value, attn_mask, dropout, causal, scale)
+    if out is None:
+        return None
+    batch, heads, rows = query.shape[:3]
+    strides = [product(mode, [heads, rows]), 1, heads]
+    return out, new(mode, [batch, heads, rows], query, strides)
+
+
+@rule(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+def _flash_backward(
+    mode: Any,
+    gradient: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *rest: Any,
+    **more: Any,
+) -> Any:
+    tensors = (gradient, query, key, value, rest[0])
+    if query.dtype not in (torch.float32, torch.float64) or not _are_of_one_kind(*tensors):
+        return None
+    if any(t.dim() != 4 or not isinstance(t.stride(3), int) or t.stride(3) != 1 for t in tensors):
+        return None  # the kernel reads rows whose elements are adjacent
+    return tuple(_heads_last(mode, t) for t in (query, key, value))
+
+
+def _heads_last(mode: Any, x: torch.Tensor) -> torch.Tensor:
+    """Like a tensor (batch, heads, rows, size), but lying as (batch, rows, heads, size)."""
+    batch, heads, rows, size = x.shape
+    strides = contiguous_strides(mode, [batch, rows, heads, size])
+    return new(mode, x.shape, x, [strides[0], strides[2], strides[1], strides[3]])
 
 
 # -- softmax and losses ------------------------------------------------------------------------------------------------
@@ -222,12 +358,12 @@ def _batch_norm_backward(
 
 @rule(aten._softmax.default, aten._log_softmax.default)
 def _softmax(mode: Any, x: torch.Tensor, dim: int, half_to_float: bool) -> Any:
-    return new(mode, x.shape, x) if _are_rows(x) and not half_to_float else None
+    return new(mode, x.shape, x) if _is_one_kind(x, x) and not half_to_float else None
 
 
 @rule(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
 def _softmax_backward(mode: Any, gradient: torch.Tensor, out: torch.Tensor, dim: int, dtype: Any) -> Any:
-    return new(mode, out.shape, out) if _are_rows(gradient, out) and dtype == out.dtype else None
+    return new(mode, out.shape, out) if _are_of_one_kind(gradient, out) and dtype == out.dtype else None
 
 
 @rule(aten.nll_loss_forward.default)
@@ -266,9 +402,14 @@ def _embedding_backward(
     return new(mode, [rows, gradient.shape[-1]], gradient) if _is_one_kind(gradient, gradient) else None
 
 
-@rule(aten.max_pool2d_with_indices_backward.default)
-def _max_pool_backward(mode: Any, gradient: torch.Tensor, x: torch.Tensor, *rest: Any) -> Any:
-    return new(mode, x.shape, x) if _are_rows(gradient, x) else None
+@rule(
+    aten._adaptive_avg_pool2d_backward.default,
+    aten.avg_pool2d_backward.default,
+    aten.max_pool2d_with_indices_backward.default,
+)
+def _pool_backward(mode: Any, gradient: torch.Tensor, x: torch.Tensor, *rest: Any) -> Any:
+    strides = _suggested(mode, x) if x.dim() in (3, 4) and _are_of_one_kind(gradient, x) else None
+    return None if strides is None else new(mode, x.shape, x, strides)
 
 
 rule(aten.unsafe_split.Tensor)(_split)

@@ -124,3 +124,11 @@ def _extreme(mode: Any, x: torch.Tensor, dim: Sequence[int] = (), keepdim: bool 
     if sizes is None or not all(size > 0 for size in x.shape):
         return None  # of nothing there is no extreme
     return new(mode, sizes, x)
+
+
+@rule(aten.cumsum.default)
+def _cumsum(mode: Any, x: torch.Tensor, dim: int, *, dtype: Any = None) -> Any:
+    kind = dtype or (torch.int64 if not (x.dtype.is_floating_point or x.dtype.is_complex) else x.dtype)
+    if x.layout != torch.strided or not -x.dim() <= dim < x.dim():
+        return None
+    return new(mode, x.shape, x, dtype=kind)

@@ -12,6 +12,7 @@ from staticrt.shapes.fake_results import (
     agree,
     contiguous_strides,
     is_contiguous,
+    new,
     product,
     rule,
     same,
@@ -19,6 +20,7 @@ from staticrt.shapes.fake_results import (
     view_of,
     view_strides,
 )
+from staticrt.shapes.rules.layout import is_dense
 from staticrt.shapes.rules.views import is_plain
 from staticrt.shapes.size_checks import check, env_of, statically_known_true
 
@@ -44,6 +46,29 @@ def _view(mode: Any, x: torch.Tensor, size: Sequence[Any]) -> Any:
             else view_strides(mode, old, x.stride(), sizes)
         )
     return None if strides is None else view_of(mode, x, sizes, strides)
+
+
+@rule(aten.as_strided.default)
+def _as_strided(
+    mode: Any, x: torch.Tensor, size: Sequence[Any], stride: Sequence[Any], storage_offset: Any = None
+) -> Any:
+    """All elements of a row-major tensor in another order: other memory may not be there."""
+    if not is_plain(x) or not is_contiguous(x) or any(isinstance(s, int) and s == 0 for s in x.shape):
+        return None
+    if storage_offset is not None and not same(storage_offset, x.storage_offset()):
+        return None
+    if not same(product(mode, x.shape), product(mode, size)) or not is_dense(mode, size, stride):
+        return None
+    return view_of(mode, x, size, stride)
+
+
+@rule(aten.as_strided_scatter.default)
+def _as_strided_scatter(
+    mode: Any, x: torch.Tensor, source: torch.Tensor, size: Sequence[Any], stride: Sequence[Any], *rest: Any
+) -> Any:
+    if source.dim() != len(size) or not all(map(same, source.shape, size)) or source.dtype != x.dtype:
+        return None
+    return None if _as_strided(mode, x, size, stride, *rest) is None else new(mode, x.shape, x)
 
 
 def _known(size: Any) -> Any:
