@@ -493,7 +493,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "torch._library.fake_impl.FakeImplCtx": "frontend",
     "torch._library.fake_impl.set_ctx_getter": "frontend",
     "torch._library.simple_registry.singleton.find": "frontend",
-    "torch._neg_view": "graphs",
+    "torch._neg_view": "graphs memory",
     "torch._ops.HigherOrderOperator": "frontend lowering ops passes training",
     "torch._ops.OpOverload": "archive frontend interop lowering ops passes training",
     "torch._ops.OpOverloadPacket": "frontend training",

@@ -1,5 +1,5 @@
-// Shared by bind_allocator.cpp (devices and pools), bind_allocator_view.cpp (statistics, snapshots, history)
-// and bind_allocator_sim.cpp (the simulated device).
+// Shared by bind_allocator.cpp (devices and pools), bind_allocator_view.cpp (statistics, snapshots, history),
+// bind_allocator_sharing.cpp (other processes) and bind_allocator_sim.cpp (the simulated device).
 //
 // Every call into the allocator releases the GIL: a context function takes it while no lock is held, and
 // another thread may hold a lock while it waits for the GIL.
@@ -69,6 +69,7 @@ inline std::optional<alloc::PoolId> pool_of(const std::optional<PyPoolId>& id) {
 
 using MemoryDeviceClass = pybind11::class_<MemoryDevice, std::shared_ptr<MemoryDevice>>;
 void bind_allocator_view(pybind11::module_& m, MemoryDeviceClass& device);
+void bind_allocator_sharing(pybind11::module_& m, MemoryDeviceClass& device);
 void bind_allocator_sim(pybind11::module_& m, MemoryDeviceClass& device);
 
 }  // namespace staticrt::bindings

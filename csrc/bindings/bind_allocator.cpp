@@ -161,6 +161,7 @@ void bind_allocator(py::module_& m) {
       .def("validate", [](MemoryDevice& d) { called([&] { return d.allocator->validate(); }); });
   bind_pools(device);
   bind_allocator_view(m, device);
+  bind_allocator_sharing(m, device);
   bind_allocator_sim(m, device);
   m.def("host_memory", [] { return wrap(host_device()); });
   m.def("cuda_memory", [](int index) {

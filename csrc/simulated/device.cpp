@@ -6,6 +6,8 @@
 
 #include "allocator/core/size_policy.h"
 #include "allocator/process/devices.h"
+#include "allocator/sharing/exports.h"
+#include "allocator/sharing/imports.h"
 #include "common/bits.h"
 #include "simulated/generator.h"
 #include "simulated/graph_pool.h"
@@ -36,7 +38,13 @@ SimulatedDevice::SimulatedDevice(int index, std::shared_ptr<alloc::SimDriver> dr
       driver_(std::move(driver)),
       allocator_(std::move(allocator)),
       generator_(make_generator(index)),
-      redzone_bytes_(redzone_bytes) {}
+      redzone_bytes_(redzone_bytes) {
+  const auto sim = driver_;
+  allocator_->imports().observe({[sim](alloc::Addr address, alloc::Bytes size, alloc::StreamId stream) {
+                                   sim->allocated(address, size, stream);
+                                 },
+                                 [sim](alloc::Addr address) { sim->freed(address); }});
+}
 
 alloc::Addr SimulatedDevice::allocate(alloc::Bytes size_bytes) {
   if (size_bytes == 0) return alloc::kNullAddr;
@@ -74,8 +82,13 @@ void SimulatedDevice::release(alloc::Addr address) {
 void SimulatedDevice::release_block(alloc::Addr address, bool told) {
   const std::shared_lock lock(releases_);
   if (forgotten(address)) return;
-  if (!told) driver_->freed(address);
-  (void)allocator_->release(address).ok();
+  const auto give_back = [this, address, told] {
+    if (!told) driver_->freed(address);
+    (void)allocator_->release(address).ok();
+  };
+  bool kept = false;
+  (void)allocator_->exports().keep(address, give_back, &kept).ok();
+  if (!kept) give_back();
 }
 
 thread_local int SimulatedDevice::Buffers::open = 0;

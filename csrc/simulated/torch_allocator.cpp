@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "allocator/core/inspector.h"
+#include "allocator/sharing/imports.h"
 #include "common/error.h"
 #include "simulated/device.h"
 
@@ -70,8 +71,11 @@ class TorchAllocator final : public c10::DeviceAllocator {
                 " and the stream is one of ", stream.device(), "; give the stream of sim:", device.index(),
                 " that uses the tensor");
     device.note_use(stream_of(stream));  // the results of a replay own no memory
-    if (pointer.get_deleter() != &release) return;
-    check(device.allocator().record_use(reinterpret_cast<Addr>(pointer.get()), stream_of(stream)));
+    const auto address = reinterpret_cast<Addr>(pointer.get());
+    if (pointer.get_deleter() == &release)
+      check(device.allocator().record_use(address, stream_of(stream)));
+    else
+      check(device.allocator().imports().record_use(address, stream_of(stream)));
   }
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex index) override;
   void resetAccumulatedStats(c10::DeviceIndex index) override {

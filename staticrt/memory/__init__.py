@@ -22,21 +22,25 @@ from typing import Any, Literal
 from staticrt.memory import checks as check
 from staticrt.memory.devices import Device, DeviceLike, PoolLike, device
 from staticrt.memory.pools import Pool
+from staticrt.memory.sharing import SharedTensor, open_shared, share
 from staticrt.memory.simulated_torch import simulated
 from staticrt.native import _C
 
 __all__ = [
     "Device",
     "Pool",
+    "SharedTensor",
     "device",
     "dump_snapshot",
     "empty_cache",
+    "open_shared",
     "pool",
     "record_history",
     "reset_accumulated",
     "reset_peak",
     "set_limit",
     "set_metadata",
+    "share",
     "simulated",
     "snapshot",
     "stats",

@@ -4,6 +4,8 @@
 
 #include "allocator/core/inspector.h"
 #include "allocator/pools/pools.h"
+#include "allocator/sharing/exports.h"
+#include "allocator/sharing/imports.h"
 #include "common/error.h"
 
 namespace staticrt::alloc {
@@ -73,7 +75,9 @@ DeviceAllocator::DeviceAllocator(std::shared_ptr<Driver> driver, Config config)
       core_(std::make_unique<Core>(*driver_, std::make_shared<const Config>(std::move(config)))),
       fork_guard_(driver_->survives_fork() ? std::make_unique<ForkGuard>(*core_) : nullptr),
       pools_(std::make_unique<Pools>(*core_)),
-      inspector_(std::make_unique<Inspector>(*core_)) {
+      inspector_(std::make_unique<Inspector>(*core_)),
+      exports_(std::make_unique<Exports>(*core_, *this)),
+      imports_(std::make_unique<Imports>(*core_, *this)) {
   core_->update_gate();
 }
 
@@ -95,7 +99,7 @@ void Core::update_gate() {
     const Config& now = settings();
     open = !compat && now.thread_cache && now.caching && !now.rounding.enabled && !routes.any() &&
            !budget.pressed(info.total_bytes) && supported && !uncached_process && !trace.watching() &&
-           !captures.any();
+           !captures.any() && shared_blocks == 0;
     easy.store(!compat && now.caching && !now.rounding.enabled && !routes.any() && !uncached_process &&
                    context_level.load(std::memory_order_relaxed) == ContextLevel::never,
                std::memory_order_relaxed);
@@ -192,6 +196,12 @@ Status DeviceAllocator::release_any(Addr address) {
   return Status::Ok();
 }
 
+Status DeviceAllocator::release_exported(Addr address) {
+  bool kept = false;
+  SRT_TRY(exports_->keep(address, [this, address] { (void)release(address).ok(); }, &kept));
+  return kept ? Status::Ok() : release_shared(address);
+}
+
 Status DeviceAllocator::record_use(Addr address, StreamId stream) {
   if (address == kNullAddr) return Status::Ok();
   Core& core = *core_;
@@ -208,6 +218,8 @@ Status DeviceAllocator::record_use(Addr address, StreamId stream) {
 
 Status DeviceAllocator::empty_cache(std::optional<PoolId> pool, Bytes* released) {
   Core& core = *core_;
+  imports_->settle();
+  (void)exports_->collect();
   const Core::Growth growth(core);
   std::optional<PoolIndex> only;
   if (pool.has_value()) {

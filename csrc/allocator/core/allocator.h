@@ -27,6 +27,8 @@ namespace staticrt::alloc {
 
 class Pools;
 class Inspector;
+class Exports;
+class Imports;
 
 struct Request {
   Bytes size = 0;  // 0: null address, no block (R1)
@@ -59,6 +61,8 @@ class DeviceAllocator {
 
   Pools& pools() { return *pools_; }              // pools.h: routes, captures, checkpoints, hibernation
   Inspector& inspector() { return *inspector_; }  // inspector.h: statistics, snapshots, history
+  Exports& exports() { return *exports_; }        // exports.h: blocks that other processes have
+  Imports& imports() { return *imports_; }        // imports.h: blocks of other processes
   // internal: names the first broken invariant, V1 to V9.
   Status validate();
   Core& core() { return *core_; }  // for the other parts of allocator/
@@ -74,6 +78,7 @@ class DeviceAllocator {
   [[gnu::noinline]] Status release_cached(Addr address);
   [[gnu::noinline]] Status release_shared(Addr address);  // fast.cpp
   [[gnu::noinline]] Status release_any(Addr address);
+  [[gnu::noinline]] Status release_exported(Addr address);
   [[gnu::noinline]] static Status invalid_pointer(Addr address);
   Status allocate_uncached(const Request& request, Addr* address);
   Status release_uncached(Addr address);
@@ -83,6 +88,8 @@ class DeviceAllocator {
   std::unique_ptr<ForkGuard> fork_guard_;
   std::unique_ptr<Pools> pools_;
   std::unique_ptr<Inspector> inspector_;
+  std::unique_ptr<Exports> exports_;
+  std::unique_ptr<Imports> imports_;
 };
 
 }  // namespace staticrt::alloc

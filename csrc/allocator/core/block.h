@@ -138,7 +138,10 @@ enum BlockFlag : uint16_t {
   kStale = 4,        // Unmapped, but the driver still maps it to pages that have moved
   kLent = 8,         // Held for good: its pages are mapped again in a stitched segment
   kExpandable = 16,  // in an expandable segment
+  kShared = 32,      // other processes have it: sharing/exports.h
 };
+// Of Block::marks: the block is a magazine's, or shared.
+inline constexpr uint32_t kMagazineOrShared = 0xffff'0000 | kShared;
 
 // Owns all blocks of a device: an array in reserved addresses, so that a block never moves and its id is an
 // index. Pages of it cost nothing until used. Ids are reused, last freed first, so that a replayed trace is

@@ -310,6 +310,8 @@ class Core {
   // Whether requests may go through the thread caches now; closing empties them. REQUIRES: the core mutex
   // is not held.
   void update_gate();
+  // Makes mapped bytes accessible to the device and its peers.
+  Status grant(Addr begin, Bytes size);
 
   void deliver_and_unlock();
   // Calls the history's context function; no lock is held.
@@ -350,6 +352,7 @@ class Core {
   Bytes stale_bytes = 0;  // of Stale blocks; changes under both mutexes
   Bytes arena_bytes = 0;  // mapped by plan arenas, part of the budget
 
+  uint64_t shared_blocks = 0;  // with kShared, or about to be
   std::unordered_map<BlockId, Context> contexts;
   struct Uncached {
     Bytes size = 0;

@@ -186,7 +186,11 @@ Status DeviceAllocator::release_shared(Addr address) {
   if (block.address != address || block.state != BlockState::live ||
       (block.magazine != 0 && !ThreadCache::given(block))) [[unlikely]]
     return invalid_pointer(address);
-  if (block.magazine != 0 || core.trace.watching()) [[unlikely]] {
+  if ((block.marks & kMagazineOrShared) != 0 || core.trace.watching()) [[unlikely]] {
+    if (block.flags & kShared) {
+      lock.unlock();
+      return release_exported(address);
+    }
     if (core.context_level.load(std::memory_order_relaxed) == ContextLevel::all) {
       lock.unlock();
       return release_any(address);

@@ -133,6 +133,10 @@ Status Core::grow_provided(const Want& want, Pool& pool, Block** grown) {
   return Status::Ok();
 }
 
+Status Core::grant(Addr begin, Bytes size) {
+  return driver.set_access(begin, size);
+}
+
 Status Core::map_pages(Addr begin, Addr end, Bytes page_size, std::map<Addr, Page>* mapped) {
   std::map<Addr, Page> fresh;
   Status status;
@@ -147,7 +151,7 @@ Status Core::map_pages(Addr begin, Addr end, Bytes page_size, std::map<Addr, Pag
       (void)driver.physical_release(page.physical).ok();
     }
   }
-  if (status.ok()) status = driver.set_access(begin, end - begin);
+  if (status.ok()) status = grant(begin, end - begin);
   if (!status.ok()) {
     (void)unmap_pages(fresh).ok();  // E3: all or nothing
     return status;

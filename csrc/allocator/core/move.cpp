@@ -101,7 +101,7 @@ bool Core::move_pages(const Want& want) {
     if (!status.ok()) break;
     at += page.size;
   }
-  if (status.ok()) status = driver.set_access(base, move.bytes);
+  if (status.ok()) status = grant(base, move.bytes);
   if (!status.ok() && at != base) {
     // Work on the old addresses may touch these pages now; an unmap wants them at rest.
     (void)driver.stream_sync(want.stream).ok();

@@ -65,7 +65,7 @@ Status Core::stitch(const Want& want, Block** stitched) {
         pages_here.emplace(at, page);
         at += page.size;
       }
-    if (status.ok()) status = driver.set_access(base, total);
+    if (status.ok()) status = grant(base, total);
     if (!status.ok()) {
       if (at != base) (void)driver.unmap(base, at - base).ok();
       (void)driver.va_release(base, total).ok();

@@ -108,6 +108,7 @@ Status SimDriver::unsafe(const char* what) {
 Status SimDriver::memory_info(Bytes* free_bytes, Bytes* total_bytes) {
   SRT_TRY(enter(SimCall::memory_info));
   const Lock lock(mutex_);
+  memory_.drop_let_go();
   *free_bytes = memory_.free_bytes();
   *total_bytes = config_.total_bytes;
   return Status::Ok();
@@ -317,14 +318,21 @@ Status SimDriver::device_sync() {
   return Status::Ok();
 }
 
-Status SimDriver::physical_export(PhysicalId, int*) {
+Status SimDriver::physical_export(PhysicalId physical, int* fd) {
   SRT_TRY(enter(SimCall::physical_export));
-  return Status::Unsupported("sim: simulated memory cannot leave the process");
+  const Lock lock(mutex_);
+  SRT_TRY(unsafe("physical_export"));
+  FileDescriptor exported;
+  SRT_TRY(seen(memory_.export_physical(physical, &exported)));
+  *fd = exported.leave();
+  return Status::Ok();
 }
 
-Status SimDriver::physical_import(int, Bytes, PhysicalId*) {
+Status SimDriver::physical_import(int fd, Bytes size_bytes, PhysicalId* physical) {
   SRT_TRY(enter(SimCall::physical_import));
-  return Status::Unsupported("sim: simulated memory cannot leave the process");
+  const Lock lock(mutex_);
+  SRT_TRY(unsafe("physical_import"));
+  return seen(memory_.import_physical(fd, size_bytes, physical));
 }
 
 Status SimDriver::processes(std::vector<ProcessUse>* uses) {

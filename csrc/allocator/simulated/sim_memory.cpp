@@ -136,6 +136,7 @@ Status SimMemory::release(Addr address, Bytes size_bytes) {
 }
 
 Status SimMemory::make_physical(Bytes size_bytes, PhysicalId* physical) {
+  drop_let_go();
   if (size_bytes > free_bytes())
     return Status::Oom(detail::concat("sim: ", size_bytes, " bytes asked, ", free_bytes(), " bytes free"));
   const Bytes file_bytes = round_up(size_bytes, kPageBytes);
@@ -169,11 +170,26 @@ Status SimMemory::create(Bytes size_bytes, PhysicalId* physical) {
 void SimMemory::drop_if_unused(PhysicalId id) {
   const auto it = physicals_.find(raw(id));
   if (it == physicals_.end() || it->second.handle || it->second.mappings > 0) return;
-  if (limits_.backed)
-    fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(it->second.offset),
-              static_cast<off_t>(round_up(it->second.size_bytes, kPageBytes)));
-  used_bytes_ -= it->second.size_bytes;
+  Physical gone = std::move(it->second);
   physicals_.erase(it);
+  if (gone.imported) {
+    gone.imported->unlock(gone.imported_offset, gone.size_bytes);
+    gone.imported.reset();
+    std::erase_if(imported_, [](const auto& entry) { return entry.second.expired(); });
+    return;
+  }
+  if (gone.exported && others_have(file_, gone.offset, gone.size_bytes)) {
+    held_by_others_.emplace(gone.offset, gone.size_bytes);
+    return;
+  }
+  punch(gone.offset, gone.size_bytes);
+}
+
+void SimMemory::punch(uint64_t offset, Bytes size_bytes) {
+  if (limits_.backed)
+    fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+              static_cast<off_t>(round_up(size_bytes, kPageBytes)));
+  used_bytes_ -= size_bytes;
 }
 
 Status SimMemory::destroy(PhysicalId id) {
@@ -199,8 +215,9 @@ Status SimMemory::show(Addr address, const Mapping& mapping) {
   if (!limits_.backed) return Status::Ok();
   const Physical& physical = physicals_.at(raw(mapping.physical));
   void* got = mmap(at(kernel_address(address)), round_up(mapping.size_bytes, kPageBytes),
-                   mapping.accessible ? PROT_READ | PROT_WRITE : PROT_NONE, MAP_SHARED | MAP_FIXED, file_,
-                   static_cast<off_t>(physical.offset));
+                   mapping.accessible ? PROT_READ | PROT_WRITE : PROT_NONE, MAP_SHARED | MAP_FIXED,
+                   physical.imported ? physical.imported->number() : file_,
+                   static_cast<off_t>(physical.imported ? physical.imported_offset : physical.offset));
   if (got == MAP_FAILED) return Status::Oom(detail::concat("sim: mmap: ", std::strerror(errno)));
   return Status::Ok();
 }

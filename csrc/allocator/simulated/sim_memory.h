@@ -10,17 +10,20 @@
 // kernels alone.
 //
 // Physical offsets are never used twice, so an offset names one byte of one physical allocation for ever.
-// Addresses are given lowest first: the same calls get the same addresses relative to base().
+// What is imported from another file gets offsets of its own. Addresses are given lowest first: the same
+// calls get the same addresses relative to base().
 //
 // Thread safety: none. SimDriver holds its mutex around every call.
 #pragma once
 
 #include <cstddef>
 #include <map>
+#include <memory>
 #include <unordered_map>
 #include <vector>
 
 #include "allocator/core/types.h"
+#include "allocator/simulated/sim_sharing.h"
 
 namespace staticrt::alloc {
 
@@ -58,6 +61,12 @@ class SimMemory {
   Status map(Addr address, Bytes size_bytes, PhysicalId physical);
   Status unmap(Addr address, Bytes size_bytes);
   Status set_access(Addr address, Bytes size_bytes);
+  // A file descriptor of the memory for other processes, and memory that such a one names (sim_sharing.h).
+  // Imported memory is charged to the device it came from.
+  Status export_physical(PhysicalId physical, FileDescriptor* fd);
+  Status import_physical(int fd, Bytes size_bytes, PhysicalId* physical);
+  // Drops memory that was given up while other processes had it, and which they have let go since.
+  void drop_let_go();
   Status segment_alloc(Bytes size_bytes, Addr* address);
   Status segment_free(Addr address, Bytes size_bytes);
 
@@ -89,6 +98,9 @@ class SimMemory {
     uint64_t offset = 0;
     uint64_t mappings = 0;
     bool handle = true;
+    bool exported = false;
+    std::shared_ptr<ImportedFile> imported;  // null: memory of this device
+    uint64_t imported_offset = 0;
   };
   struct Mapping {
     Bytes size_bytes = 0;
@@ -106,6 +118,7 @@ class SimMemory {
   Status show(Addr address, const Mapping& mapping);  // mmap it
   void hide(Addr address, Bytes size_bytes);          // back to PROT_NONE
   void drop_if_unused(PhysicalId physical);
+  void punch(uint64_t offset, Bytes size_bytes);
 
   SimMemoryLimits limits_;
   Addr base_ = 0;
@@ -123,6 +136,8 @@ class SimMemory {
   std::map<Addr, Mapping> mappings_;
   std::map<Addr, Segment> segments_;
   std::unordered_map<uint64_t, Physical> physicals_;
+  std::map<uint64_t, Bytes> held_by_others_;  // given up here: size by offset
+  std::map<ImportedFile::Identity, std::weak_ptr<ImportedFile>> imported_;
 };
 
 }  // namespace staticrt::alloc

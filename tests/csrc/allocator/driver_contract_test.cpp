@@ -1,5 +1,7 @@
 // What device_api.h promises, checked on every driver that runs here: host memory, the simulated device,
 // and the CUDA driver on a libcuda played by a simulated device.
+#include <unistd.h>
+
 #include <functional>
 #include <memory>
 #include <string>
@@ -19,8 +21,10 @@ void each_driver(const std::function<void(Driver&)>& check) {
   const auto host = make_host_driver({.total_bytes = kTotal});
   SimDriver sim({.total_bytes = kTotal});
   FakeCuda fake({.total_bytes = kTotal});
+  CudaOptions options = fake.options();
+  options.exportable = true;
   std::unique_ptr<Driver> cuda;
-  EXPECT_EQ(open_cuda_driver(fake.options(), &cuda).describe(), "ok");
+  EXPECT_EQ(open_cuda_driver(options, &cuda).describe(), "ok");
   for (Driver* driver : {host.get(), static_cast<Driver*>(&sim), cuda.get()}) {
     try {
       check(*driver);
@@ -137,14 +141,41 @@ TEST(contract_events_and_streams) {
   });
 }
 
-TEST(contract_sharing_is_refused_where_there_is_none) {
+TEST(contract_memory_that_others_have) {
   each_driver([](Driver& driver) {
-    PhysicalId p = kNoPhysical;
+    PhysicalId p = kNoPhysical, q = kNoPhysical, r = kNoPhysical;
     EXPECT(driver.physical_create(kPage, &p).ok());
     int fd = -1;
-    EXPECT_EQ(driver.physical_export(p, &fd).code(), Code::unsupported);
-    EXPECT_EQ(fd, -1);
+    if (driver.info().name == "cpu") {
+      EXPECT_EQ(driver.physical_export(p, &fd).code(), Code::unsupported);
+      EXPECT_EQ(fd, -1);
+      EXPECT(driver.physical_release(p).ok());
+      return;
+    }
+    Addr va = 0;
+    EXPECT(driver.va_reserve(2 * kPage, kNullAddr, &va).ok());
+    EXPECT(driver.map(va, kPage, p).ok());
+    EXPECT(driver.set_access(va, kPage).ok());
+    word(va) = 7;
+    EXPECT(driver.physical_export(p, &fd).ok());
+    EXPECT(fd >= 0);
+    EXPECT(driver.physical_import(fd, kPage, &q).ok());
+    EXPECT(driver.map(va + kPage, kPage, q).ok());
+    EXPECT(driver.physical_release(q).ok());
+    EXPECT(driver.set_access(va + kPage, kPage).ok());
+    EXPECT_EQ(word(va + kPage), 7u);  // the same bytes
+    word(va + kPage) = 8;
+    EXPECT_EQ(word(va), 8u);
+    // They live as long as somebody has them, with or without the descriptor.
+    EXPECT_EQ(close(fd), 0);
+    EXPECT(driver.unmap(va, kPage).ok());
     EXPECT(driver.physical_release(p).ok());
+    EXPECT_EQ(word(va + kPage), 8u);
+    EXPECT_EQ(driver.physical_create(kTotal, &r).code(), Code::oom);
+    EXPECT(driver.unmap(va + kPage, kPage).ok());
+    EXPECT(driver.physical_create(kTotal, &r).ok());
+    EXPECT(driver.physical_release(r).ok());
+    EXPECT(driver.va_release(va, 2 * kPage).ok());
   });
 }
 

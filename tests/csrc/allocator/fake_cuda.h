@@ -27,7 +27,6 @@ class FakeCuda {
   bool has_proc_address = true;
   bool has_nvml = true;
   std::string missing_call;      // cuGetProcAddress does not know it
-  std::string last_export;       // "" or what was exported
   std::vector<ProcessUse> nvml;  // what NVML lists
 };
 

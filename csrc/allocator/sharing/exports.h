@@ -1,0 +1,62 @@
+// Exports: the blocks of one device that other processes have.
+//
+// A shared block stays Live until its own process has freed it and nobody else has it. The others are known
+// by tokens: share() makes a pipe and gives its writing end away; the pipe hangs up when the last copy of
+// that end is closed, be it because a process let go or because it died. No process counts, and none has to
+// answer.
+//
+// Thread safety: full. Closures that keep() takes run without locks.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "allocator/core/core.h"
+#include "allocator/sharing/shared_block.h"
+
+namespace staticrt::alloc {
+
+class DeviceAllocator;
+
+class Exports {
+ public:
+  Exports(Core& core, DeviceAllocator& allocator);
+  Exports(const Exports&) = delete;
+  Exports& operator=(const Exports&) = delete;
+
+  // The live block that holds `inside`. invalid_pointer: there is none. unsupported: the block cannot leave
+  // the process (it is in a private pool or a fixed segment, or the device exports nothing).
+  Status share(Addr inside, SharedBlock* block);
+  // If others have the block, `release` is kept and called once they have let go; true then. Else false, and
+  // nothing has changed. The block is given up by its owner either way: another release of it is an error.
+  Status keep(Addr address, std::function<void()> release, bool* kept);
+  // Looks who has let go. Bytes that became free.
+  Bytes collect();
+  size_t count() const;  // blocks that others have, as of the last collect()
+  const std::array<uint64_t, 2>& identity() const { return identity_; }
+
+ private:
+  struct Entry {
+    uint64_t number = 0;
+    Bytes size = 0;
+    std::vector<FileDescriptor> watched;  // reading ends
+    std::function<void()> release;        // set: freed by its owner
+  };
+  Status find(Addr inside, SharedBlock* block, std::vector<Page>* pages);
+  Status not_live(Addr address) const;
+  void unmark(Addr address);
+
+  Core& core_;
+  DeviceAllocator& allocator_;
+  const std::array<uint64_t, 2> identity_;
+  mutable std::mutex mutex_;  // before the core mutex
+  std::map<Addr, Entry> entries_;
+  std::atomic<bool> any_ = false;
+  uint64_t next_number_ = 1;
+  bool called_back_ = false;  // the ladder asks collect() for memory
+};
+
+}  // namespace staticrt::alloc
