@@ -38,7 +38,7 @@ ROOMS = {
 # room -> its folders in layers, lowest first: a folder includes its own layer and those before it. Folders of one layer
 # ("core pools graphs": one class, Allocator, over three folders) may include each other.
 FOLDERS: dict[str, tuple[str, ...]] = {
-    "allocator": ("core pools graphs", "drivers", "simulated", "process"),
+    "allocator": ("core pools graphs sharing", "drivers", "simulated", "process"),
     "kernels": (
         *("registry", "scalar", "trees", "optimizer", "pointwise", "reduction", "data_movement"),
         *("gemm", "conv", "pooling", "attention", "random", "recurrent", "dispatched"),
