@@ -17,6 +17,7 @@ from multiprocessing.context import get_spawning_popen
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import reduce_tensor
 
 from staticrt.errors import AllocatorError, DeviceError
 from staticrt.memory.devices import device as device_of
@@ -155,6 +156,29 @@ def open_shared(handle: SharedTensor) -> torch.Tensor:
         if place["parameter"]
         else tensor.requires_grad_(requires_grad)
     )
+
+
+def send_tensors() -> None:
+    """Let multiprocessing send tensors on simulated devices, as it sends others: the receiver gets the same bytes."""
+    for kind in (torch.Tensor, torch.nn.Parameter):
+        reduction.ForkingPickler.register(kind, _reduce)
+
+
+def _reduce(tensor: torch.Tensor) -> Any:
+    if tensor.device.type not in other_devices:
+        return reduce_tensor(tensor)  # type: ignore[no-untyped-call]
+    if get_spawning_popen() is not None:
+        raise AllocatorError(
+            f"a process that starts has no simulated devices yet, and gets a tensor on {tensor.device}",
+            fix="give it share(tensor), and open the handle after enable(); or send the tensor by a queue or pipe",
+        )
+    return _open_received, (share(tensor),)
+
+
+def _open_received(handle: SharedTensor) -> torch.Tensor:
+    tensor = open_shared(handle)
+    handle.close()
+    return tensor
 
 
 def _memory(device: str) -> _C.MemoryDevice:

@@ -19,6 +19,7 @@ import torch
 from staticrt.errors import AllocatorError
 from staticrt.memory import checks as check
 from staticrt.memory.devices import other_devices
+from staticrt.memory.sharing import send_tensors
 from staticrt.memory.simulated_device import SimulatedDevice
 from staticrt.native import _C
 from staticrt.shapes.fake_results import cpu_kernels
@@ -76,6 +77,7 @@ class Simulated:
         torch.utils.generate_methods_for_privateuse1_backend()  # type: ignore[attr-defined]
         other_devices["sim"] = SimulatedDevice.of_torch
         cpu_kernels.add("sim")
+        send_tensors()
 
     @property
     def enabled(self) -> bool:

@@ -105,6 +105,24 @@ def test_a_handle_is_an_argument_of_a_process():
     other.end()
 
 
+def test_tensors_go_through_pipes(child):
+    before = allocated()
+    x = torch.arange(6.0, device="sim:1").view(2, 3)
+    child.call("keep", "x", x.t())
+    assert torch.equal(child.call("read", "x"), torch.arange(6.0).view(2, 3).t())
+    child.call("fill", "x", 7.0)
+    assert x.eq(7).all()
+    child.call("drop", "x")
+    parameter = torch.nn.Parameter(torch.ones(2, device="sim:0"))
+    child.call("keep", "p", [parameter, {"grad": parameter.grad, "cpu": torch.ones(1)}])
+    child.call("drop", "p")
+    del parameter
+    assert shared() == [(0, 0), (0, 0)]
+    assert allocated() == before
+    with pytest.raises(AllocatorError, match="has no simulated devices yet"):
+        Child(2, x)
+
+
 def test_more_pages_than_one_message_has_descriptors(child):
     x = torch.empty(520 * MIB, dtype=torch.uint8, device="sim:0")
     x[-1] = 3
