@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "allocator/core/allocator.h"
+#include "allocator/sharing/exports.h"
 #include "common/error.h"
 
 namespace staticrt::alloc {
