@@ -134,7 +134,7 @@ class Region:
         self,
         facts: dict[str, Any],
         make_plan: Callable[
-            [list[bool], list[bool]],
+            [int, list[bool], list[bool]],
             tuple[Executable | Callable[[list[Any]], list[Any]], list[int], list[int], list[int]],
         ],
         differentiate: Callable[..., Sequence[torch.Tensor | None]],

@@ -39,10 +39,10 @@ std::function<std::vector<c10::IValue>(const std::vector<c10::IValue>&)> by_oper
 
 RegionCallbacks callbacks(py::function make_plan, py::function differentiate) {
   RegionCallbacks result;
-  result.make_plan = [make = hold(std::move(make_plan))](const std::vector<bool>& undefined,
+  result.make_plan = [make = hold(std::move(make_plan))](size_t segment, const std::vector<bool>& undefined,
                                                          const std::vector<bool>& unneeded) {
     const py::gil_scoped_acquire gil;
-    const py::tuple made = (*make)(undefined, unneeded);
+    const py::tuple made = (*make)(segment, undefined, unneeded);
     auto plan = std::make_shared<BackwardPlan>();
     if (py::isinstance<Executable>(made[0])) {
       plan->executable = made[0].cast<std::shared_ptr<Executable>>();
@@ -88,13 +88,8 @@ RegionCallbacks callbacks(py::function make_plan, py::function differentiate) {
   return result;
 }
 
-RegionPlan plan_of(const py::dict& facts) {
-  RegionPlan plan;
-  plan.name = facts["name"].cast<std::string>();
-  plan.forward = facts["forward"].cast<std::shared_ptr<Executable>>();
-  plan.num_inputs = facts["num_inputs"].cast<uint32_t>();
-  for (const auto& [index, differentiable] : facts["outputs"].cast<std::vector<std::pair<uint32_t, bool>>>())
-    plan.outputs.push_back({index, differentiable});
+SegmentPlan segment_of(const py::dict& facts) {
+  SegmentPlan plan;
   for (const auto& [from, index, views_input, views_output] :
        facts["saved"].cast<std::vector<std::tuple<std::string, uint32_t, int32_t, int32_t>>>()) {
     SavedValue value;
@@ -109,6 +104,21 @@ RegionPlan plan_of(const py::dict& facts) {
   plan.num_eager_nodes = facts["eager_nodes"].cast<uint32_t>();
   plan.readers = facts["readers"].cast<std::vector<std::vector<uint32_t>>>();
   plan.backward_inputs = facts["backward_inputs"].cast<std::vector<int32_t>>();
+  plan.num_incoming = facts["num_incoming"].cast<uint32_t>();
+  plan.leads = facts["leads"].cast<std::vector<std::vector<uint32_t>>>();
+  plan.inputs = facts["inputs"].cast<std::vector<uint32_t>>();
+  return plan;
+}
+
+RegionPlan plan_of(const py::dict& facts) {
+  RegionPlan plan;
+  plan.name = facts["name"].cast<std::string>();
+  plan.forward = facts["forward"].cast<std::shared_ptr<Executable>>();
+  plan.num_inputs = facts["num_inputs"].cast<uint32_t>();
+  for (const auto& [index, differentiable] : facts["outputs"].cast<std::vector<std::pair<uint32_t, bool>>>())
+    plan.outputs.push_back({index, differentiable});
+  for (const py::handle& segment : facts["segments"])
+    plan.segments.push_back(segment_of(segment.cast<py::dict>()));
   plan.gradient_outputs = facts["gradient_outputs"].cast<std::vector<uint32_t>>();
   plan.gradient_orders = facts["gradient_orders"].cast<std::vector<std::vector<int64_t>>>();
   plan.detached_inputs = facts["detached_inputs"].cast<std::vector<uint32_t>>();

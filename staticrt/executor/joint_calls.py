@@ -18,6 +18,7 @@ from staticrt.errors import LoweringError, PassError
 from staticrt.executor.call_state import STATE_CHANGES_OFTEN, CallState, CallStates
 from staticrt.executor.trace_maker import TraceMaker
 from staticrt.frontend import budget
+from staticrt.frontend.dynamo.parallel import bucket_limits, guard_no_parallel
 from staticrt.frontend.guards.watched_state import WatchedState
 from staticrt.frontend.progress import long_work
 from staticrt.frontend.reasons import CannotTrace, ModelChanges, NeedsNoGradient, TooSlow
@@ -122,7 +123,7 @@ class JointCalls:
             raise LeftToEager("anomaly mode, which names eager's operators", "", _nothing)
         try:
             call = Call.of(args, kwargs)
-            state = self._states.get(call.key.key) or CallState()
+            state = self._states.get(_key(call)) or CallState()
         except (EagerOnly, TypeError):  # an argument that cannot be hashed
             return None
         trace = state.find(call)
@@ -137,7 +138,7 @@ class JointCalls:
                 raise LeftToEager("eager raised for such a call before", "", self._answered(call, state))
             trace = keeping_thread_state(lambda: self._make(call))
             if trace is None:
-                state = self._states.get(call.key.key) or state
+                state = self._states.get(_key(call)) or state
                 self._leave_to_eager(call, state, is_new=True)
                 return state.watched
         traced = trace.traced
@@ -215,7 +216,7 @@ class JointCalls:
 
     def _make(self, call: Call) -> CachedTrace | None:
         with self._lock, budget.account(self._options.seconds_to_trace()):
-            state = self._states.get(call.key.key) or CallState()
+            state = self._states.get(_key(call)) or CallState()
             trace = state.find(call)
             if trace is not None or self._is_refused(state):
                 return trace
@@ -229,7 +230,7 @@ class JointCalls:
                 torch.clear_autocast_cache()  # of casts made of fake tensors
             state.failure = None
             state.traces = (*state.traces, trace)
-            self._states.keep(call.key.key, state)
+            self._states.keep(_key(call), state)
             self.traces = (*self.traces, trace)
             self._made += 1
             self._fast.forget()
@@ -256,7 +257,7 @@ class JointCalls:
             eager_first=eager_first,
             needs_none=isinstance(error, NeedsNoGradient),
         )
-        self._states.keep(call.key.key, state)
+        self._states.keep(_key(call), state)
 
     def _forgotten(self, state: CallState) -> None:
         """Traces of objects that are gone serve no further call, and hold no tensor of theirs."""
@@ -285,6 +286,8 @@ class JointCalls:
             derive=Backward(request.snapshot),
             decide=False,
         )
+        if not bucket_limits():
+            guard_no_parallel(request.snapshot.add_scope)
         gradients = [(p, p.grad) for p in self._maker.parameters()]
         following: TraceRequest | None = request
         try:
@@ -334,7 +337,13 @@ class JointCalls:
                 if not request.snapshot.complete:
                     raise CannotTrace("the model reaches more containers than can be guarded")
                 self._maker.tell(traced, " with its backward")
-                alone, executable = build_joint(traced, request.derive, self._options, self._name)  # type: ignore[arg-type]
+                alone, executable = build_joint(
+                    traced,
+                    request.derive,  # type: ignore[arg-type]
+                    self._options,
+                    self._name,
+                    bucket_limits(),
+                )
         except (Exception, NeedsShapeEnv) as error:
             if _HOOKED in str(error):
                 raise CannotTrace(_HOOKED, even_in_parts=True) from error
@@ -368,6 +377,12 @@ class JointCalls:
 _CHANGES_OFTEN = Failure(
     "whether a result needs a gradient changes again and again", "", True, even_in_parts=True
 )
+
+
+def _key(call: Call) -> tuple[Any, ...]:
+    """What a call's traces are kept under: its key, and how its gradients are reduced, which says where they are cut."""
+    limits = bucket_limits()
+    return (*call.key.key, limits) if limits else call.key.key
 
 
 def _ran(state: CallState) -> None:

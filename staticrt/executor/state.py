@@ -81,7 +81,8 @@ class ExecutorState:
         for trace in self.joint_traces:
             joint: Any = trace.executable
             natives.append(joint.native)
-            natives += [plan.native for _key, plan in joint.backward.plans.items() if plan.native is not None]
+            plans = [plan for graph in joint.backward for _key, plan in graph.plans.items()]
+            natives += [plan.native for plan in plans if plan.native is not None]
         for native in natives:
             native.drop_plans()
 

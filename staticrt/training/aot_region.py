@@ -209,7 +209,7 @@ class Region:
             if self._options.graphs:
                 raise NotNative("its programs run captured")
             gate(metadata)
-            native, backward = make_native_node(
+            native, (backward,) = make_native_node(
                 pair,
                 forward.plans.get(()),
                 [info.requires_grad for info in metadata.output_info],

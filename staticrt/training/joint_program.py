@@ -34,6 +34,7 @@ from staticrt.training.native_node import NotNative, Pair, make_native_node
 from staticrt.training.partition import leave_out_running_statistics, read_by_backward, unrepeatable
 from staticrt.training.plans import CompiledGraph, Plan
 from staticrt.training.recompute import recompute_cheap_values
+from staticrt.training.segments import Buckets
 
 aten = torch.ops.aten
 # Batch norm -> positions of its running mean and variance, and of the flag that says that it only updates them.
@@ -49,7 +50,7 @@ class JointExecutable:
     Args:
         region: the native autograd node's.
         native: the forward's C++ executable.
-        backward: the backward with its plans.
+        backward: the segments of the backward with their plans.
         layout: per flat output, ("tensor", position among the region's results and then the views) or
             ("constant", object).
         views: makes the results that view others, or inputs, of inputs and results; None where there are none.
@@ -59,7 +60,7 @@ class JointExecutable:
         self,
         region: _C.Region,
         native: _C.Executable,
-        backward: CompiledGraph,
+        backward: Sequence[CompiledGraph],
         layout: Sequence[tuple[str, Any]],
         views: Callable[..., tuple[Any, ...]] | None,
     ) -> None:
@@ -80,12 +81,12 @@ class JointExecutable:
         """Number of operator nodes of the forward and the backward."""
         return {
             "forward": self.native.node_counts["total"],
-            "backward": sum(self.backward.operators.values()),
+            "backward": sum(sum(graph.operators.values()) for graph in self.backward),
         }
 
 
 def build_joint(
-    traced: TracedGraph, backward: Backward, options: Options, name: str
+    traced: TracedGraph, backward: Backward, options: Options, name: str, bucket_limits: Sequence[int] = ()
 ) -> tuple[TracedGraph, JointExecutable]:
     """Make a joint trace ready to run.
 
@@ -94,6 +95,7 @@ def build_joint(
         backward: what recorded it.
         options: checked options.
         name: for messages.
+        bucket_limits: under `DistributedDataParallel`, as of `Buckets`.
 
     Returns:
         The trace of the forward alone, and what runs it.
@@ -119,6 +121,7 @@ def build_joint(
             options,
             replay,
             name,
+            Buckets(bucket_limits, joint.of_model) if bucket_limits else None,
         )
     except NotNative as error:
         raise CannotTrace(f"the autograd node does not serve it: {error}") from error
@@ -137,6 +140,7 @@ class _Joint:
         layout: as of `JointExecutable`.
         differentiable: whether each result has an incoming gradient.
         written: whether each input is written.
+        of_model: whether each input is a parameter of the model.
     """
 
     def __init__(self, traced: TracedGraph, backward: Backward) -> None:
@@ -151,6 +155,7 @@ class _Joint:
         self._tangents: list[fx.Node] = []
         self.inputs: list[fx.Node] = []
         self.written: list[bool] = []
+        self.of_model: list[bool] = []
         owners: dict[tuple[int, int], fx.Node] = {}
         values = iter(traced.values)
         for spec, node in zip(traced.inputs, gm.graph.find_nodes(op="placeholder"), strict=True):
@@ -161,6 +166,7 @@ class _Joint:
             owners[(0, int(spec.target)) if spec.kind == "user" else (id(next(values)), -1)] = node
             self.inputs.append(node)
             self.written.append(spec.mutated)
+            self.of_model.append(spec.kind == "parameter" or spec.weight)
         leave_out_running_statistics(gm)
         outputs = list(traced.outputs())
         self._aliases: list[fx.Node] = []  # further results

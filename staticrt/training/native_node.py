@@ -11,7 +11,7 @@ from __future__ import annotations
 import types
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
@@ -24,8 +24,11 @@ from staticrt.training.copied import copied
 from staticrt.training.double_backward import RegionCall, Replay
 from staticrt.training.eager_nodes import EagerNodes
 from staticrt.training.plans import CompiledGraph, Plan
+from staticrt.training.segments import Buckets, Segment, cut, whole
 from staticrt.training.undefined import without_gradients
 
+# As of `_Segment.make_plan`.
+_Plan: TypeAlias = tuple[_C.Executable | Callable[[list[Any]], list[Any]], list[int], list[int], list[int]]
 # Output types that autograd treats as fresh tensors.
 _FRESH = ("non_alias", "unsafe_view_alias")
 
@@ -95,7 +98,8 @@ def make_native_node(
     options: Options,
     replay: Replay,
     name: str,
-) -> tuple[_C.Region, CompiledGraph]:
+    buckets: Buckets | None = None,
+) -> tuple[_C.Region, list[CompiledGraph]]:
     """Put a region behind the native autograd node.
 
     Args:
@@ -106,27 +110,27 @@ def make_native_node(
         options: checked options.
         replay: runs the region again to differentiate it twice.
         name: for messages.
+        buckets: where to cut its backward into segments.
 
     Returns:
-        The region, and its backward graph for reports.
+        The region, and its backward graphs for reports, in the order in which they run.
 
     Raises:
         NotNative: the region does not fit.
     """
     if not torch.is_grad_enabled():
         raise NotNative("it switches gradients on itself")
-    region = _Region(pair, differentiable, num_inputs, options, replay)
+    region = _Region(pair, differentiable, num_inputs, replay)
     if forward.native is None:
         raise NotNative("its forward graph runs operator by operator")
+    parts = cut(pair.backward, buckets) if buckets is not None else [whole(pair.backward)]
+    segments = [_Segment(part, region, pair.saving, options, i > 0) for i, part in enumerate(parts)]
     facts = {
         "name": name,
         "forward": forward.native,
         "num_inputs": num_inputs,
         "outputs": region.outputs(forward),
-        "saved": region.saved,
-        "eager_nodes": region.eager_nodes.count,
-        "readers": region.eager_nodes.readers,
-        "backward_inputs": region.backward_inputs,
+        "segments": [segment.facts() for segment in segments],
         "gradient_outputs": region.gradient_outputs,
         "gradient_orders": [_order(node) for node in region.tangents],
         "keeps_inputs": options.double_backward,
@@ -134,21 +138,25 @@ def make_native_node(
         "draws_random": replay.random,
         "detached_inputs": region.detached_inputs,
     }
-    whole = region.compiled.plans.get(())
-    if whole.native is None:
-        raise NotNative(f"its backward graph runs operator by operator: {whole.fallback}")
-    return _C.Region(facts, region.make_plan, region.differentiate), region.compiled
+    for segment in segments:
+        default = segment.compiled.plans.get(())
+        if default.native is None:
+            raise NotNative(f"its backward graph runs operator by operator: {default.fallback}")
+
+    # Autograd calls this in a backward, also one that a function compiled by Dynamo runs.
+    @torch_private.hidden_from_dynamo
+    def make_plan(index: int, undefined: list[bool], unneeded: list[bool]) -> _Plan:
+        return segments[index].make_plan(undefined, unneeded)
+
+    compiled = [segment.compiled for segment in segments]
+    return _C.Region(facts, make_plan, region.differentiate), compiled
 
 
 class _Region:
-    """The description of a region's two graphs for the C++ node."""
+    """The description of a region's two graphs for the C++ nodes."""
 
-    def __init__(
-        self, pair: Pair, differentiable: Sequence[bool], num_inputs: int, options: Options, replay: Replay
-    ) -> None:
+    def __init__(self, pair: Pair, differentiable: Sequence[bool], num_inputs: int, replay: Replay) -> None:
         self._backward = pair.backward
-        self.eager_nodes = EagerNodes(pair.backward, pair.saving)
-        self._options = options
         self._replay = replay
         inputs = pair.forward.graph.find_nodes(op="placeholder")
         results = list(pair.forward.graph.output_node().args[0])  # type: ignore[arg-type]
@@ -161,10 +169,6 @@ class _Region:
         ]
         self.gradient_outputs = [i for i, wanted in enumerate(self.differentiable) if wanted]
         self._match(inputs, results, pair)
-        first = len(self.saved)
-        optional = range(first, first + len(self.tangents))
-        # The backward graph with its plans by undefined gradients; reports show it.
-        self.compiled = CompiledGraph(copied(self._backward), options, "backward", optional, lent=self._lent)
         gradients: Any = self._backward.graph.output_node().args[0]
         if len(gradients) != num_inputs:
             raise NotNative("its backward does not return one gradient per input")
@@ -198,12 +202,12 @@ class _Region:
                 if isinstance(node, fx.Node):
                     of.setdefault(aliases.storage(node), i)
         self.saved: list[tuple[str, int, int, int]] = []
-        self._lent = []  # saved tensors that only the node has
+        self.lent: set[int] = set()  # saved tensors that only the node has
         holders = Counter(map(aliases.storage, (*inputs, *results)))
         for position, placeholder in zip(order, kept, strict=True):
             node = saved[position]
             if isinstance(node.meta.get("val"), torch.Tensor) and holders[aliases.storage(node)] == 1:
-                self._lent.append(len(self.saved))
+                self.lent.add(len(self.saved))
             if isinstance(node.meta.get("val"), torch.Tensor) != isinstance(
                 placeholder.meta.get("val"), torch.Tensor
             ):
@@ -217,7 +221,6 @@ class _Region:
                 storage = aliases.storage(node)
                 owner = [of.get(storage, -1) for of in owners]
                 self.saved.append(("result", count + position, owner[0], owner[1]))
-        self.backward_inputs = [*range(len(kept)), *(-1 - k for k in range(len(self.tangents)))]
 
     def outputs(self, forward: Plan) -> list[tuple[int, bool]]:
         """Per result of the region: its position among the program's outputs, and whether it has a gradient."""
@@ -228,44 +231,6 @@ class _Region:
         if [item for _kind, item in layout] != list(range(len(layout))):
             raise NotNative("the outputs of its forward program differ from those of its graph")
         return [(i, wanted) for i, wanted in enumerate(self.differentiable)]
-
-    # Autograd calls this in a backward, also one that a function compiled by Dynamo runs.
-    @torch_private.hidden_from_dynamo
-    def make_plan(
-        self, undefined: Sequence[bool], unneeded: Sequence[bool]
-    ) -> tuple[_C.Executable | Callable[[list[Any]], list[Any]], list[int], list[int], list[int]]:
-        """The backward program for some undefined incoming gradients and unneeded gradients of inputs.
-
-        Returns:
-            The program, or a function that runs the operators if the graph cannot be lowered; the index of each
-            input's gradient among the outputs, -1 for none; eager's nodes that it stands for, and what these read of
-            each saved value, as of `EagerNodes`.
-        """
-        missing = [len(self.saved) + number for number, absent in enumerate(undefined) if absent]
-        graph = self._backward
-        if missing or any(unneeded):
-            graph = copied(graph)
-            output = graph.graph.output_node()
-            gradients: Any = output.args[0]
-            output.args = (
-                tuple(None if skip else item for item, skip in zip(gradients, unneeded, strict=True)),
-            )
-            without_gradients(graph, missing)
-        run = self.eager_nodes.run_by(undefined, unneeded)
-        reads = self.eager_nodes.reads(run, graph)
-        plan = (
-            Plan(graph, self._options, None, "backward", self._lent)
-            if any(unneeded)
-            else self.compiled.plans.get(tuple(missing))
-        )
-        return (*self._native(plan), run, reads)
-
-    @staticmethod
-    def _native(plan: Plan) -> tuple[_C.Executable | Callable[[list[Any]], list[Any]], list[int]]:
-        if plan.lowered is None:
-            return plan.run, list(range(plan.num_outputs))
-        gradients = [item if kind == "tensor" else -1 for kind, item in plan.lowered.outputs]
-        return plan.lowered.native, gradients
 
     @torch_private.hidden_from_dynamo
     def differentiate(
@@ -280,6 +245,78 @@ class _Region:
         call = RegionCall(inputs, versions, random_state)
         context = types.SimpleNamespace(_staticrt_call=call, needs_input_grad=needed)
         return self._replay._differentiate(context, gradients)
+
+
+class _Segment:
+    """A part of the backward, with its plans.
+
+    Attributes:
+        compiled: its graph with its plans by undefined gradients; reports show it.
+    """
+
+    def __init__(
+        self, part: Segment, region: _Region, saving: frozenset[int] | None, options: Options, is_later: bool
+    ) -> None:
+        self._graph = part.graph
+        self._part = part
+        self._options = options
+        self._eager_nodes = EagerNodes(part.graph, saving)
+        self._saved = [region.saved[i] for i in part.saved]
+        first = len(self._saved)
+        incoming = range(first, first + part.num_incoming)
+        self._lent = [k for k, i in enumerate(part.saved) if i in region.lent]
+        if is_later:  # what earlier segments hand on, nobody else has
+            self._lent += incoming
+        self.compiled = CompiledGraph(copied(part.graph), options, "backward", incoming, lent=self._lent)
+
+    def facts(self) -> dict[str, Any]:
+        """The segment as C++ takes it."""
+        return {
+            "saved": self._saved,
+            "eager_nodes": self._eager_nodes.count,
+            "readers": self._eager_nodes.readers,
+            "backward_inputs": [
+                *range(len(self._saved)),
+                *(-1 - k for k in range(self._part.num_incoming)),
+            ],
+            "num_incoming": self._part.num_incoming,
+            "leads": self._part.leads,
+            "inputs": list(self._part.inputs),
+        }
+
+    def make_plan(self, undefined: Sequence[bool], unneeded: Sequence[bool]) -> _Plan:
+        """The backward program for some undefined incoming gradients and unneeded gradients of inputs.
+
+        Returns:
+            The program, or a function that runs the operators if the graph cannot be lowered; the index of each
+            input's gradient among the outputs, -1 for none; eager's nodes that it stands for, and what these read of
+            each saved value, as of `EagerNodes`.
+        """
+        missing = [len(self._saved) + number for number, absent in enumerate(undefined) if absent]
+        graph = self._graph
+        if missing or any(unneeded):
+            graph = copied(graph)
+            output = graph.graph.output_node()
+            gradients: Any = output.args[0]
+            output.args = (
+                tuple(None if skip else item for item, skip in zip(gradients, unneeded, strict=True)),
+            )
+            without_gradients(graph, missing)
+        run = self._eager_nodes.run_by(undefined, unneeded)
+        reads = self._eager_nodes.reads(run, graph)
+        plan = (
+            Plan(graph, self._options, None, "backward", self._lent)
+            if any(unneeded)
+            else self.compiled.plans.get(tuple(missing))
+        )
+        return (*self._native(plan), run, reads)
+
+    @staticmethod
+    def _native(plan: Plan) -> tuple[_C.Executable | Callable[[list[Any]], list[Any]], list[int]]:
+        if plan.lowered is None:
+            return plan.run, list(range(plan.num_outputs))
+        gradients = [item if kind == "tensor" else -1 for kind, item in plan.lowered.outputs]
+        return plan.lowered.native, gradients
 
 
 def _order(tangent: fx.Node) -> list[int]:

@@ -5,7 +5,9 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <queue>
 #include <type_traits>
+#include <utility>
 
 #include "common/error.h"
 #include "common/tuning.h"
@@ -35,14 +37,39 @@ at::Tensor random_state() {
   return generator.get_state();
 }
 
-edge_list edges_of(const std::vector<c10::IValue>& inputs) {
+edge_list edges_of(const std::vector<c10::IValue>& inputs, const std::vector<uint32_t>& handed_out,
+                   size_t more) {
   edge_list edges;
-  edges.reserve(inputs.size());
-  for (const c10::IValue& input : inputs) {
-    const bool wanted = input.isTensor() && input.toTensor().requires_grad();
-    edges.push_back(wanted ? torch::autograd::impl::gradient_edge(input.toTensor()) : Edge());
+  edges.reserve(handed_out.size() + more);
+  for (const uint32_t i : handed_out) {
+    const bool wanted = inputs[i].isTensor() && inputs[i].toTensor().requires_grad();
+    edges.push_back(wanted ? torch::autograd::impl::gradient_edge(inputs[i].toTensor()) : Edge());
   }
   return edges;
+}
+
+// The engine keeps nodes that are ready in a std::priority_queue, where all leaves have one priority, above
+// the next segment's. In which order equal ones leave it follows from how many came, and when. Returns
+// `leaves` in the order of arrival by which they leave as given: DistributedDataParallel makes up its buckets
+// by it.
+std::vector<uint32_t> arriving_before_next(const std::vector<uint32_t>& leaves) {
+  using Ready = std::pair<bool, size_t>;  // a leaf, the when-th to come
+  const auto is_lower = [](const Ready& a, const Ready& b) { return a.first < b.first; };
+  std::priority_queue<Ready, std::vector<Ready>, decltype(is_lower)> queue(is_lower);
+  for (size_t i = 0; i < leaves.size(); ++i) queue.push({true, i});
+  queue.push({false, leaves.size()});
+  std::vector<uint32_t> arriving(leaves.size());
+  for (const uint32_t leaf : leaves) {
+    arriving[queue.top().second] = leaf;
+    queue.pop();
+  }
+  return arriving;
+}
+
+std::vector<bool> undefined_among(const variable_list& gradients) {
+  std::vector<bool> undefined(gradients.size());
+  for (size_t i = 0; i < gradients.size(); ++i) undefined[i] = !gradients[i].defined();
+  return undefined;
 }
 
 // The gradient, dense, with its dimensions in this order in memory; a copy only where it lies otherwise.
@@ -83,7 +110,15 @@ at::Tensor sizes_of(const at::Tensor& tensor) {
 }  // namespace
 
 Region::Region(RegionPlan plan, RegionCallbacks callbacks)
-    : plan_(std::move(plan)), callbacks_(std::move(callbacks)) {}
+    : plan_(std::move(plan)), callbacks_(std::move(callbacks)), plans_(plan_.segments.size()) {
+  std::vector<uint32_t> from_here;
+  for (size_t k = plan_.segments.size(); k-- > 0;) {
+    SegmentPlan& segment = plan_.segments[k];
+    if (k + 1 < plan_.segments.size()) segment.inputs = arriving_before_next(segment.inputs);
+    from_here.insert(from_here.end(), segment.inputs.begin(), segment.inputs.end());
+    segment.inputs_from_here = from_here;
+  }
+}
 
 std::vector<c10::IValue> Region::run(std::vector<c10::IValue> inputs) {
   std::vector<c10::IValue> outputs;
@@ -141,7 +176,19 @@ bool Region::run(std::vector<c10::IValue>&& inputs, bool only_prepared, std::vec
   for (const RegionOutput& output : plan_.outputs) outputs.push_back(results[output.index]);
   if (!differentiate) return true;
 
-  auto node = make_node<StaticGraphBackward>(shared_from_this(), edges_of(inputs));
+  // From the last to the first: a node counts how far it is from the leaves when it gets its edges.
+  const std::vector<SegmentPlan>& segments = plan_.segments;
+  auto node = make_node<StaticGraphBackward>(shared_from_this(), segments.size() - 1,
+                                             edges_of(inputs, segments.back().inputs, 0));
+  std::vector<decltype(node)> nodes{node};
+  for (size_t k = segments.size() - 1; k > 0; --k) {
+    const size_t count = segments[k].num_incoming + segments[k].inputs_from_here.size();
+    edge_list edges = edges_of(inputs, segments[k - 1].inputs, count);
+    for (size_t slot = 0; slot < count; ++slot)
+      edges.emplace_back(node, node->add_input_metadata(torch::autograd::Node::undefined_input()));
+    node = make_node<StaticGraphBackward>(shared_from_this(), k - 1, std::move(edges));
+    nodes.push_back(node);
+  }
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (plan_.outputs[i].differentiable) {
       at::Tensor tensor = outputs[i].toTensor();
@@ -156,35 +203,55 @@ bool Region::run(std::vector<c10::IValue>&& inputs, bool only_prepared, std::vec
       node->add_input_metadata(torch::autograd::Node::undefined_input());
     }
   }
-  node->save(inputs, results, before, std::move(state));
+  const auto call = StaticGraphBackward::call_of(plan_, before, std::move(state));
+  for (const auto& each : nodes) each->save(inputs, results, call);
   return true;
 }
 
-std::shared_ptr<const BackwardPlan> Region::backward_plan(const std::vector<bool>& undefined,
+std::shared_ptr<const BackwardPlan> Region::backward_plan(size_t segment, const std::vector<bool>& undefined,
                                                           const std::vector<bool>& unneeded) {
+  auto& plans = plans_[segment];
   std::vector<bool> key = undefined;
   key.insert(key.end(), unneeded.begin(), unneeded.end());
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = plans_.find(key);
-    if (found != plans_.end()) return found->second;
+    const auto found = plans.find(key);
+    if (found != plans.end()) return found->second;
   }
-  std::shared_ptr<const BackwardPlan> plan = callbacks_.make_plan(undefined, unneeded);
+  std::shared_ptr<const BackwardPlan> plan = callbacks_.make_plan(segment, undefined, unneeded);
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (plans_.size() >= tuning::kMaxBackwardPlans) plans_.clear();
-  plans_[key] = plan;
+  if (plans.size() >= tuning::kMaxBackwardPlans) plans.clear();
+  plans[key] = plan;
   return plan;
 }
 
 size_t Region::num_plans() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return plans_.size();
+  size_t count = 0;
+  for (const auto& plans : plans_) count += plans.size();
+  return count;
 }
 
-StaticGraphBackward::StaticGraphBackward(std::shared_ptr<Region> region, edge_list edges)
+StaticGraphBackward::StaticGraphBackward(std::shared_ptr<Region> region, size_t segment, edge_list edges)
     : torch::autograd::Node(std::move(edges)),
       region_(std::move(region)),
-      released_(region_->plan().num_eager_nodes) {}
+      segment_(segment),
+      released_(this->segment().num_eager_nodes) {}
+
+size_t StaticGraphBackward::num_handed_on() const {
+  const std::vector<SegmentPlan>& segments = region_->plan().segments;
+  return segment_ + 1 < segments.size() ? segments[segment_ + 1].num_incoming : 0;
+}
+
+StaticGraphBackward* StaticGraphBackward::next_segment() const {
+  if (segment_ + 1 == region_->plan().segments.size()) return nullptr;
+  return static_cast<StaticGraphBackward*>(next_edge(segment().inputs.size()).function.get());
+}
+
+size_t StaticGraphBackward::output_of(size_t edge) const {
+  const std::vector<uint32_t>& inputs = segment().inputs;
+  return edge < inputs.size() ? inputs[edge] : region_->plan().num_inputs + edge - inputs.size();
+}
 
 StaticGraphBackward::Kept StaticGraphBackward::keep(const c10::IValue& value, bool is_output) {
   Kept kept;
@@ -199,8 +266,8 @@ StaticGraphBackward::Kept StaticGraphBackward::keep(const c10::IValue& value, bo
 
 void StaticGraphBackward::save(const std::vector<c10::IValue>& inputs,
                                const std::vector<c10::IValue>& results,
-                               const std::vector<c10::IValue>& before, at::Tensor random_state) {
-  const RegionPlan& plan = region_->plan();
+                               const std::shared_ptr<const Call>& call) {
+  const SegmentPlan& plan = segment();
   saved_.reserve(plan.saved.size());
   for (const SavedValue& value : plan.saved) {
     const c10::IValue& from =
@@ -218,27 +285,27 @@ void StaticGraphBackward::save(const std::vector<c10::IValue>& inputs,
     }
     saved_.push_back(keep(from, value.from == SavedValue::From::kOutput));
   }
-  inputs_.reserve(before.size());
+  if (segment_ == 0 || plan.num_eager_nodes > 0) call_ = call;
+}
+
+std::shared_ptr<const StaticGraphBackward::Call> StaticGraphBackward::call_of(
+    const RegionPlan& plan, const std::vector<c10::IValue>& before, at::Tensor random_state) {
+  auto call = std::make_shared<Call>();
+  call->inputs.reserve(before.size());
   for (size_t i = 0; i < before.size(); ++i) {
-    Kept& kept = inputs_.emplace_back();
+    Kept& kept = call->inputs.emplace_back();
     if (plan.unread_inputs[i]) {
       kept.value = before[i];  // whoever writes it changes no gradient
     } else {
       kept = keep(before[i], false);
     }
   }
-  random_state_ = std::move(random_state);
+  call->random_state = std::move(random_state);
+  return call;
 }
 
 c10::IValue StaticGraphBackward::unpack(const Kept& kept) {
   return kept.is_tensor ? c10::IValue(kept.tensor.unpack(getptr())) : kept.value;
-}
-
-std::vector<bool> StaticGraphBackward::needed_inputs() const {
-  std::vector<bool> needed(num_outputs());
-  for (size_t i = 0; i < needed.size(); ++i)
-    needed[i] = next_edge(i).is_valid() && task_should_compute_output(i);
-  return needed;
 }
 
 variable_list StaticGraphBackward::apply(variable_list&& gradients) {
@@ -254,27 +321,72 @@ variable_list StaticGraphBackward::apply(variable_list&& gradients) {
 
 variable_list StaticGraphBackward::backward(variable_list&& gradients) {
   const RegionPlan& plan = region_->plan();
+  const auto is_defined = [](const at::Tensor& gradient) { return gradient.defined(); };
+  if (segment_ > 0) {
+    auto first = gradients.begin() + segment().num_incoming;
+    if (std::any_of(first, gradients.end(), is_defined)) {
+      variable_list finished(plan.num_inputs);
+      for (const uint32_t i : segment().inputs_from_here) finished[i] = *first++;
+      return hand_on(finished);
+    }
+    gradients.resize(segment().num_incoming);
+    if (std::none_of(gradients.begin(), gradients.end(), is_defined)) return variable_list(num_outputs());
+    return run_plan(std::move(gradients));
+  }
   variable_list incoming;
   incoming.reserve(plan.gradient_outputs.size());
-  bool any = false;
   bool by_operators = at::GradMode::is_enabled();
   for (const uint32_t output : plan.gradient_outputs) {
     incoming.push_back(gradients[output]);
-    any |= incoming.back().defined();
     by_operators |= has_no_bytes(incoming.back());
   }
-  if (!any) return variable_list(num_outputs());
+  if (std::none_of(incoming.begin(), incoming.end(), is_defined)) return variable_list(num_outputs());
   if (!by_operators) {
     gradients.clear();
     return run_plan(std::move(incoming));
   }
   const bool keeps_graph = torch::autograd::get_current_graph_task_keep_graph();
-  std::shared_ptr<const BackwardPlan> run;  // tells which of eager's nodes run
-  if (num_released_ > 0 || !keeps_graph) run = plan_for(incoming);
-  if (run) check_not_released(*run);
-  variable_list found = differentiate(gradients);
-  if (!keeps_graph) release(*run);
+  const auto plans = plans_of_all(undefined_among(incoming), keeps_graph);
+  variable_list found = hand_on(differentiate(gradients));
+  if (!keeps_graph) {
+    StaticGraphBackward* node = this;
+    for (const auto& run : plans) {
+      const auto lock = node == this ? std::unique_lock<std::mutex>() : std::unique_lock(node->mutex_);
+      node->release(*run);
+      node = node->next_segment();
+    }
+  }
   return found;
+}
+
+std::vector<std::shared_ptr<const BackwardPlan>> StaticGraphBackward::plans_of_all(
+    std::vector<bool> undefined, bool keeps_graph) {
+  const size_t first = region_->plan().num_inputs;
+  const auto locked = [this](StaticGraphBackward* node) {
+    return node == this ? std::unique_lock<std::mutex>() : std::unique_lock(node->mutex_);
+  };
+  bool is_wanted = !keeps_graph;
+  for (StaticGraphBackward* node = this; node != nullptr; node = node->next_segment()) {
+    const auto lock = locked(node);
+    is_wanted |= node->num_released_ > 0;
+  }
+  std::vector<std::shared_ptr<const BackwardPlan>> plans;
+  for (StaticGraphBackward* node = this; is_wanted && node != nullptr; node = node->next_segment()) {
+    const auto lock = locked(node);
+    plans.push_back(node->plan_for(undefined));
+    node->check_not_released(*plans.back());
+    undefined.assign(node->num_handed_on(), false);
+    for (size_t i = 0; i < undefined.size(); ++i) undefined[i] = plans.back()->gradients[first + i] < 0;
+  }
+  return plans;
+}
+
+std::vector<bool> StaticGraphBackward::needed_inputs() const {
+  std::vector<bool> needed(region_->plan().num_inputs);
+  for (const StaticGraphBackward* node = this; node != nullptr; node = node->next_segment())
+    for (size_t edge = 0; edge < node->segment().inputs.size(); ++edge)
+      if (node->needs(edge)) needed[node->output_of(edge)] = true;
+  return needed;
 }
 
 variable_list StaticGraphBackward::differentiate(const variable_list& gradients) {
@@ -282,23 +394,61 @@ variable_list StaticGraphBackward::differentiate(const variable_list& gradients)
   SRT_CHECK(plan.keeps_inputs, "cannot differentiate ", plan.name,
             " twice: it was compiled with double_backward=False");
   std::vector<c10::IValue> inputs;
-  inputs.reserve(inputs_.size());
-  for (const Kept& kept : inputs_) inputs.push_back(unpack(kept));
-  return region_->callbacks().differentiate(inputs, needed_inputs(), gradients, random_state_);
+  std::shared_ptr<const Call> call = call_;
+  for (StaticGraphBackward* node = next_segment(); !call && node != nullptr; node = node->next_segment()) {
+    const std::lock_guard<std::mutex> lock(node->mutex_);
+    call = node->call_;
+  }
+  if (!call) call = std::make_shared<Call>();
+  inputs.reserve(call->inputs.size());
+  for (const Kept& kept : call->inputs) inputs.push_back(unpack(kept));
+  return region_->callbacks().differentiate(inputs, needed_inputs(), gradients, call->random_state);
 }
 
-std::shared_ptr<const BackwardPlan> StaticGraphBackward::plan_for(const variable_list& incoming) const {
-  std::vector<bool> undefined(incoming.size());
-  std::vector<bool> unneeded(num_outputs());
-  for (size_t i = 0; i < incoming.size(); ++i) undefined[i] = !incoming[i].defined();
-  for (size_t i = 0; i < unneeded.size(); ++i)
-    unneeded[i] = next_edge(i).is_valid() && !task_should_compute_output(i);
-  return region_->backward_plan(undefined, unneeded);
+variable_list StaticGraphBackward::hand_on(const variable_list& finished) const {
+  variable_list found;
+  found.reserve(num_outputs());
+  for (const uint32_t i : segment().inputs) found.push_back(finished[i]);
+  if (next_segment() != nullptr) {
+    found.resize(found.size() + num_handed_on());
+    for (const uint32_t i : next_segment()->segment().inputs_from_here) found.push_back(finished[i]);
+  }
+  describe_to_next(found);
+  return found;
+}
+
+void StaticGraphBackward::describe_to_next(const variable_list& found) const {
+  StaticGraphBackward* const next = next_segment();
+  const size_t first = segment().inputs.size();
+  for (size_t edge = first; edge < found.size(); ++edge) {
+    // Once, while this node's mutex is held: every backward passes here before the engine reads it.
+    torch::autograd::InputMetadata& metadata = next->mutable_input_metadata(edge - first);
+    if (!found[edge].defined() || !metadata.was_default_constructed()) continue;
+    std::destroy_at(&metadata);
+    std::construct_at(&metadata, found[edge]);
+  }
+}
+
+std::shared_ptr<const BackwardPlan> StaticGraphBackward::plan_for(const std::vector<bool>& undefined) const {
+  const size_t num_inputs = region_->plan().num_inputs;
+  std::vector<bool> unneeded(num_inputs + num_handed_on());
+  for (size_t edge = 0; edge < segment().inputs.size(); ++edge)
+    unneeded[output_of(edge)] = next_edge(edge).is_valid() && !task_should_compute_output(edge);
+  const auto* const chosen = torch::autograd::get_current_graph_task_exec_info();
+  if (num_handed_on() > 0 && chosen != nullptr && !chosen->empty()) {
+    const std::vector<bool> needed = next_segment()->needed_inputs();
+    const std::vector<std::vector<uint32_t>>& leads = next_segment()->segment().leads;
+    for (size_t i = 0; i < leads.size(); ++i)
+      unneeded[num_inputs + i] =
+          std::none_of(leads[i].begin(), leads[i].end(), [&](uint32_t input) { return needed[input]; });
+  }
+  return region_->backward_plan(segment_, undefined, unneeded);
 }
 
 variable_list StaticGraphBackward::run_plan(variable_list gradients) {
-  const RegionPlan& plan = region_->plan();
-  const std::shared_ptr<const BackwardPlan> backward = plan_for(gradients);
+  const SegmentPlan& plan = segment();
+  const std::vector<std::vector<int64_t>>& orders = region_->plan().gradient_orders;
+  const std::shared_ptr<const BackwardPlan> backward = plan_for(undefined_among(gradients));
   check_not_released(*backward);
 
   std::vector<c10::IValue> arguments;
@@ -312,10 +462,10 @@ variable_list StaticGraphBackward::run_plan(variable_list gradients) {
     }
     const auto number = static_cast<size_t>(-1 - source);
     const at::Tensor& gradient = gradients[number];
-    if (gradient.defined()) {
-      arguments.emplace_back(laid_out(gradient, plan.gradient_orders[number]));
-    } else {
+    if (!gradient.defined()) {
       arguments.emplace_back();
+    } else {  // a value of an earlier segment lies as it was made
+      arguments.emplace_back(segment_ > 0 ? gradient : laid_out(gradient, orders[number]));
     }
   }
   std::vector<c10::IValue> results;
@@ -330,13 +480,13 @@ variable_list StaticGraphBackward::run_plan(variable_list gradients) {
     gradients.clear();
     results = backward->executable->run_and_let_go(std::move(arguments));
   }
-  const std::vector<bool> needed = needed_inputs();
   variable_list found(num_outputs());
-  for (size_t i = 0; i < found.size(); ++i) {
-    const int32_t index = backward->gradients[i];
-    if (index >= 0 && needed[i] && results[static_cast<size_t>(index)].isTensor())
-      found[i] = of_its_own(results[static_cast<size_t>(index)].toTensor(), found, i);
+  for (size_t edge = 0; edge < segment().inputs.size() + num_handed_on(); ++edge) {
+    const int32_t index = backward->gradients[output_of(edge)];
+    if (index >= 0 && needs(edge) && results[static_cast<size_t>(index)].isTensor())
+      found[edge] = of_its_own(results[static_cast<size_t>(index)].toTensor(), found, edge);
   }
+  describe_to_next(found);
   return found;
 }
 
@@ -346,8 +496,7 @@ void StaticGraphBackward::release_variables() {
   if (torch::autograd::get_current_node().get() == this) return;
   const std::lock_guard<std::mutex> lock(mutex_);
   saved_.clear();
-  inputs_.clear();
-  random_state_ = at::Tensor();
+  call_.reset();
 }
 
 void StaticGraphBackward::check_not_released(const BackwardPlan& plan) const {
@@ -367,7 +516,7 @@ void StaticGraphBackward::release(const BackwardPlan& plan) {
     ++num_released_;
   }
   const bool all = num_released_ == released_.size();
-  const std::vector<std::vector<uint32_t>>& readers = region_->plan().readers;
+  const std::vector<std::vector<uint32_t>>& readers = segment().readers;
   const auto released = [&](uint32_t node) { return released_[node]; };
   for (size_t i = 0; i < saved_.size(); ++i) {
     Kept& kept = saved_[i];
@@ -377,9 +526,7 @@ void StaticGraphBackward::release(const BackwardPlan& plan) {
     kept.tensor = torch::autograd::SavedVariable();
     kept.is_tensor = false;
   }
-  if (!all || num_released_ == 0) return;
-  inputs_.clear();
-  random_state_ = at::Tensor();
+  if (all && num_released_ > 0) call_.reset();
 }
 
 }  // namespace staticrt

@@ -30,8 +30,8 @@ enum class Read : uint8_t { kNothing, kData, kSizes };
 struct BackwardPlan {
   std::shared_ptr<Executable> executable;
   std::function<std::vector<c10::IValue>(const std::vector<c10::IValue>&)> by_operators;
-  std::vector<int32_t> gradients;
-  std::vector<uint32_t> eager_nodes;  // those of RegionPlan::readers that it stands for
+  std::vector<int32_t> gradients;     // and, after those, of each value that the next segment reads
+  std::vector<uint32_t> eager_nodes;  // those of SegmentPlan::readers that it stands for
   std::vector<Read> reads;            // of each saved value
 };
 
@@ -51,11 +51,9 @@ struct RegionOutput {
   bool differentiable = false;
 };
 
-struct RegionPlan {
-  std::string name;
-  std::shared_ptr<Executable> forward;
-  uint32_t num_inputs = 0;
-  std::vector<RegionOutput> outputs;
+// A part of a region's backward, which one autograd node runs. Most regions have one segment. More hand out
+// the first gradients before the last are computed.
+struct SegmentPlan {
   std::vector<SavedValue> saved;
   // Eager's autograd nodes that save tensors, for which the region's node stands: their number, and which of
   // them read the data of each saved value.
@@ -63,7 +61,20 @@ struct RegionPlan {
   std::vector<std::vector<uint32_t>> readers;
   // Inputs of the backward program: >= 0 a saved value, < 0 the incoming gradient number -1 - n.
   std::vector<int32_t> backward_inputs;
-  std::vector<uint32_t> gradient_outputs;  // incoming gradient -> output of the region
+  uint32_t num_incoming = 0;
+  std::vector<std::vector<uint32_t>> leads;  // values of earlier segments -> inputs whose gradients need them
+  // Inputs of the region whose gradients it hands out, in the order in which they are complete.
+  std::vector<uint32_t> inputs;
+  std::vector<uint32_t> inputs_from_here;  // these and those of the later segments; a Region fills it in
+};
+
+struct RegionPlan {
+  std::string name;
+  std::shared_ptr<Executable> forward;
+  uint32_t num_inputs = 0;
+  std::vector<RegionOutput> outputs;
+  std::vector<SegmentPlan> segments;       // in the order in which they run
+  std::vector<uint32_t> gradient_outputs;  // incoming gradient of the first -> output of the region
   // The layout each was differentiated for: its dimensions, the outermost in memory first; empty: contiguous.
   std::vector<std::vector<int64_t>> gradient_orders;
   bool keeps_inputs = true;  // for backwards that are differentiated themselves
@@ -76,8 +87,9 @@ struct RegionPlan {
 
 // What a node needs from outside: other plans, and the region run again eagerly.
 struct RegionCallbacks {
-  // The plan for calls in which these incoming gradients are undefined and these inputs need none.
-  std::function<std::shared_ptr<const BackwardPlan>(const std::vector<bool>& undefined,
+  // The plan of a segment for calls in which these incoming gradients are undefined and these inputs need
+  // none.
+  std::function<std::shared_ptr<const BackwardPlan>(size_t segment, const std::vector<bool>& undefined,
                                                     const std::vector<bool>& unneeded)>
       make_plan;
   // Gradients of the inputs, with a history of their own, from those of all outputs.
@@ -102,7 +114,7 @@ class Region : public std::enable_shared_from_this<Region> {
 
   const RegionPlan& plan() const { return plan_; }
   const RegionCallbacks& callbacks() const { return callbacks_; }
-  std::shared_ptr<const BackwardPlan> backward_plan(const std::vector<bool>& undefined,
+  std::shared_ptr<const BackwardPlan> backward_plan(size_t segment, const std::vector<bool>& undefined,
                                                     const std::vector<bool>& unneeded);
   // Backward plans made so far.
   size_t num_plans() const;
@@ -115,17 +127,36 @@ class Region : public std::enable_shared_from_this<Region> {
   RegionPlan plan_;
   RegionCallbacks callbacks_;
   mutable std::mutex mutex_;
-  std::map<std::vector<bool>, std::shared_ptr<const BackwardPlan>> plans_;
+  std::vector<std::map<std::vector<bool>, std::shared_ptr<const BackwardPlan>>> plans_;  // of each segment
 };
 
+// Runs one segment of a region's backward. The results hang on the node of the first one.
+//
+// Its edges: one per input whose gradient it hands out; then those to the next segment's node: one per value
+// that this one reads of earlier ones, and one per input whose gradient it or a later one hands out. These
+// carry finished gradients, where the first node has differentiated the whole region at once. No state is
+// shared between the nodes of a call: two threads may run a kept graph.
 class StaticGraphBackward : public torch::autograd::Node {
  public:
-  StaticGraphBackward(std::shared_ptr<Region> region, torch::autograd::edge_list edges);
+  StaticGraphBackward(std::shared_ptr<Region> region, size_t segment, torch::autograd::edge_list edges);
 
-  // Keeps what the backward needs. before: the inputs as they were before the region ran, or empty.
-  // REQUIRES: the outputs have their history already.
+  struct Kept {
+    torch::autograd::SavedVariable tensor;
+    c10::IValue value;  // a number, or None; of a released tensor, one of its sizes
+    bool is_tensor = false;
+  };
+  // What differentiates the region again.
+  struct Call {
+    std::vector<Kept> inputs;
+    at::Tensor random_state;
+  };
+  // The inputs as they were before the region ran, if it keeps them.
+  static std::shared_ptr<const Call> call_of(const RegionPlan& plan, const std::vector<c10::IValue>& before,
+                                             at::Tensor random_state);
+
+  // Keeps what the segment needs. REQUIRES: the outputs have their history already.
   void save(const std::vector<c10::IValue>& inputs, const std::vector<c10::IValue>& results,
-            const std::vector<c10::IValue>& before, at::Tensor random_state);
+            const std::shared_ptr<const Call>& call);
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override;
   std::string name() const override { return "StaticGraphBackward"; }
@@ -135,14 +166,24 @@ class StaticGraphBackward : public torch::autograd::Node {
   torch::autograd::variable_list backward(torch::autograd::variable_list&& gradients);
   torch::autograd::variable_list differentiate(const torch::autograd::variable_list& gradients);
   torch::autograd::variable_list run_plan(torch::autograd::variable_list gradients);
-  std::vector<bool> needed_inputs() const;
-  std::shared_ptr<const BackwardPlan> plan_for(const torch::autograd::variable_list& incoming) const;
+  // Finished gradients of all inputs of the region as this node's: those of later segments are handed on.
+  torch::autograd::variable_list hand_on(const torch::autograd::variable_list& finished) const;
+  // Fills in what the engine checks of a value that this node hands to the next, once its sizes are known.
+  void describe_to_next(const torch::autograd::variable_list& found) const;
 
-  struct Kept {
-    torch::autograd::SavedVariable tensor;
-    c10::IValue value;  // a number, or None; of a released tensor, one of its sizes
-    bool is_tensor = false;
-  };
+  const SegmentPlan& segment() const { return region_->plan().segments[segment_]; }
+  StaticGraphBackward* next_segment() const;  // nullptr for the last
+  size_t num_handed_on() const;               // values that the next segment reads
+  // The gradient, or value for the next segment, that an edge carries, counted as in BackwardPlan::gradients.
+  size_t output_of(size_t edge) const;
+  // Of which inputs of the region the backward in progress wants the gradient from this or a later segment.
+  std::vector<bool> needed_inputs() const;
+  bool needs(size_t edge) const { return next_edge(edge).is_valid() && task_should_compute_output(edge); }
+  std::shared_ptr<const BackwardPlan> plan_for(const std::vector<bool>& undefined) const;
+  // What this and the following segments would run; empty where no account of it is needed.
+  std::vector<std::shared_ptr<const BackwardPlan>> plans_of_all(std::vector<bool> undefined,
+                                                                bool keeps_graph);
+
   static Kept keep(const c10::IValue& value, bool is_output);
   c10::IValue unpack(const Kept& kept);
 
@@ -152,10 +193,10 @@ class StaticGraphBackward : public torch::autograd::Node {
   void release(const BackwardPlan& plan);
 
   std::shared_ptr<Region> region_;
+  const size_t segment_;
   std::vector<Kept> saved_;
-  std::vector<Kept> inputs_;
-  at::Tensor random_state_;
-  std::vector<bool> released_;  // of eager's nodes
+  std::shared_ptr<const Call> call_;  // until all that this node saved is released
+  std::vector<bool> released_;        // of eager's nodes
   uint32_t num_released_ = 0;
 };
 

@@ -5,6 +5,7 @@ All private names of `DistributedDataParallel` are here.
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -43,6 +44,29 @@ def calling(parallel: Any, run: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def bucket_limits() -> tuple[int, ...]:
+    """Bytes from which on each bucket of gradients is full, the last for all further ones, of the
+    `DistributedDataParallel` in whose forward this thread is; () outside of one."""
+    parallel = _class()
+    active = parallel._active_ddp_module if parallel is not None else None
+    if active is None:
+        return ()
+    listed = tuple(getattr(active, "bucket_bytes_cap_list", ()))
+    if listed:
+        return listed
+    config = getattr(active, "_bucket_config", None)  # up to torch 2.12, the first one is always small
+    first = _first_bucket_bytes() if config is None else config.first_bucket_bytes_cap
+    return (int(first), int(active.bucket_bytes_cap))
+
+
+def guard_no_parallel(add_scope: Callable[[dict[str, Any], tuple[str, ...]], None]) -> None:
+    """Have a snapshot guard that this thread is in no forward of a `DistributedDataParallel`."""
+    parallel = _class()
+    if parallel is not None:
+        (attributes,) = gc.get_referents(vars(parallel))
+        add_scope(attributes, ("_active_ddp_module",))
+
+
 def in_small_buckets() -> bool:
     """Whether the `DistributedDataParallel` in whose forward this thread is, if any, has small buckets."""
     parallel = _class()
@@ -55,7 +79,11 @@ def has_small_buckets(module: Any) -> bool:
     if parallel is None or not isinstance(module, parallel):
         return False
     cap = module.bucket_bytes_cap
-    return isinstance(cap, int) and cap < int(torch.distributed._DEFAULT_FIRST_BUCKET_BYTES)  # type: ignore[attr-defined]
+    return isinstance(cap, int) and cap < _first_bucket_bytes()
+
+
+def _first_bucket_bytes() -> int:
+    return int(torch.distributed._DEFAULT_FIRST_BUCKET_BYTES)  # type: ignore[attr-defined]
 
 
 def _class() -> Any:

@@ -75,7 +75,8 @@ def test_the_last_part_is_computed_again_first():
     compiled = staticrt.compile(model, passes=False)
     compiled(torch.randn(4, 16)).sum().backward()
     (trace,) = compiled._executor._joint.traces
-    backward = trace.executable.backward.plans.get(())._graph
+    (graph,) = trace.executable.backward
+    backward = graph.plans.get(())._graph
     order = [
         "again" if "gelu.default" in str(node.target) else "backward"
         for node in backward.graph.nodes

@@ -1,0 +1,61 @@
+"""A compiled model under `DistributedDataParallel` has its gradients reduced while its backward runs, on 2 gloo ranks."""
+
+import pytest
+import torch
+
+from tests.support.bucket_workers import MODELS, nodes_of_backwards, reduced
+from tests.support.ranks import Ranks
+
+OPTIONS = {
+    "plain": {},
+    "static graph": {"static_graph": True},
+    "find unused": {"find_unused_parameters": True},
+    "views": {"gradient_as_bucket_view": True},
+}
+
+
+@pytest.fixture(scope="module")
+def two():
+    with Ranks(2) as ranks:
+        yield ranks
+
+
+def check_order(events: list[str], buckets: int) -> None:
+    """Between the beginnings of two reductions, more of the backward ran."""
+    assert events.count("bucket") == buckets
+    runs = "".join("B" if event == "bucket" else "r" for event in events).split("B")
+    assert all(runs[:-2]), runs  # the last segment may complete two buckets
+    assert len(runs[0]) < sum(map(len, runs)) / 2
+
+
+@pytest.mark.parametrize("way", ["around", "inside"])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_buckets_are_reduced_while_the_backward_runs(two, way, options):
+    eager = two.run(reduced, "layers", "eager", OPTIONS[options])
+    compiled = two.run(reduced, "layers", way, OPTIONS[options])
+    for (state, sizes, events, text), (expected, eager_sizes, _none, _empty) in zip(
+        compiled, eager, strict=True
+    ):
+        assert "joint trace" in text
+        assert len(sizes) >= 3
+        check_order(events, len(sizes))
+        assert sizes == eager_sizes
+        torch.testing.assert_close(state, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", ["around", "inside"])
+@pytest.mark.parametrize("model", [name for name in MODELS if name != "layers"])
+def test_models_train_as_in_eager(two, way, model):
+    eager = two.run(reduced, model, "eager", {})
+    compiled = two.run(reduced, model, way, {})
+    for (state, sizes, events, text), (expected, _sizes, _none, _empty) in zip(compiled, eager, strict=True):
+        assert "joint trace" in text
+        assert "run" in events[events.index("bucket") :], events
+        assert len(sizes) > 1
+        torch.testing.assert_close(state, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_that_was_called_before_it_is_wrapped_is_cut(two):
+    for alone, wrapped in two.run(nodes_of_backwards):
+        assert alone == 1
+        assert wrapped >= 3
