@@ -159,5 +159,8 @@ def _candidates(a: Expr) -> Iterator[tuple[Atom, int, Expr]]:
     alone = [(monomial[0], coefficient) for monomial, coefficient in a.terms if len(monomial) == 1]
     for atom, coefficient in sorted(alone, key=lambda item: not isinstance(item[0], Symbol)):
         rest = Expr({m: c for m, c in a.terms if m != (atom,)})
-        if atom not in rest.atoms:
+        # What fractional numbers are computed from is no atom of theirs.
+        rounded = (other for other in rest.atoms if not isinstance(other, (Symbol, Operation)))
+        own = atom.free_symbols
+        if atom not in rest.atoms and all(own.isdisjoint(other.free_symbols) for other in rounded):
             yield atom, coefficient, rest

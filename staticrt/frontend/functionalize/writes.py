@@ -67,6 +67,14 @@ def functional_form(func: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple
     """
     schema = func._schema
     functional = _functional_overload(func)
+    given = {argument.name for argument in schema.arguments[: len(args)]} | kwargs.keys()
+    wanted = {argument.name for argument in functional._schema.arguments if not argument.has_default_value()}
+    # A number that is the default is not handed to the tracer: of `bernoulli_(0.5)`, where `bernoulli` asks for it.
+    kwargs = kwargs | {
+        argument.name: argument.default_value
+        for argument in schema.arguments
+        if argument.name in wanted - given and argument.has_default_value()
+    }
     outs = [arg for arg in schema.arguments if arg.is_out]
     if outs:
         kwargs = dict(kwargs)

@@ -1,6 +1,7 @@
 """Calls of another size: one trace with symbols of ours serves them, and each is as in eager."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -44,6 +45,21 @@ class Said(nn.Module):
         return x
 
 
+class Rounded(nn.Module):
+    """Resizes what is not a whole number of patches, which a fractional number tells."""
+
+    def forward(self, x):
+        height = 2 * math.ceil(x.shape[2] / 2)
+        return x if height == x.shape[2] else x[:, :, :-1]
+
+
+class Path(nn.Module):
+    """Drops half of the samples: 0.5 is `bernoulli_`'s default."""
+
+    def forward(self, x):
+        return x * x.new_empty((x.shape[0], 1, 1, 1)).bernoulli_(0.5)
+
+
 def convolutional(*layers):
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)]
     return nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), *layers, *head)
@@ -56,6 +72,7 @@ MODELS = {
     "group norm": lambda: convolutional(nn.GroupNorm(2, 8), nn.SiLU(), nn.MaxPool2d(2)),
     "layer norm over channels": lambda: convolutional(NormOverChannels(8), nn.GELU()),
     "dropout": lambda: convolutional(nn.Dropout(0.4), nn.Conv2d(8, 8, 3, groups=8)),
+    "rounded size": lambda: convolutional(Rounded()),
     "text of a size": lambda: convolutional(Said()),
 }
 
@@ -82,3 +99,19 @@ def test_one_trace_with_symbols_of_ours_serves_every_size(name, monkeypatch):
         for ours, theirs in zip(model.buffers(), eager.buffers(), strict=True):
             torch.testing.assert_close(ours, theirs)
     assert str(fast.explain()).count("graph ") == 2
+
+
+def test_samples_dropped_with_the_default_probability_are_those_of_eager():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), Path())
+    fast = staticrt.compile(model)
+    for batch in (4, 7):
+        x = torch.randn(batch, 3, 2, 2)
+        found = []
+        for run in (model, fast):
+            torch.manual_seed(batch)
+            model.zero_grad()
+            out = run(x)
+            out.square().sum().backward()
+            found.append([out, model[0].weight.grad])
+        torch.testing.assert_close(*found)
+    assert "not traced" not in str(fast.explain())
