@@ -46,8 +46,8 @@ def kept(y, x, parameters):
 
 
 def second(y, x, parameters):
-    found = torch.autograd.grad(y.square().sum(), [x, *parameters], create_graph=True)
-    sum(g.square().sum() for g in found).backward()
+    found = torch.autograd.grad(y.square().mean(), [x, *parameters], create_graph=True)
+    sum(g.square().mean() for g in found).backward()
     return [g.detach() for g in found]
 
 
