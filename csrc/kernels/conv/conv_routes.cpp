@@ -15,14 +15,15 @@ float* aligned(std::vector<float>& x, int64_t n) {
   return x.data() + (16 - reinterpret_cast<uintptr_t>(x.data()) / sizeof(float) % 16) % 16;
 }
 
-using Prepare = PreparedCall (*)(const ConvPlan& plan, PrepareRequest& request);
+// The side of Winograd's tiles; 0: the sum by its definition.
+using Side = int64_t;
 
-PreparedCall direct(const ConvPlan& plan, PrepareRequest& request) {
-  return *prepare_pixel_conv(plan, request);
+PreparedCall prepare(const ConvPlan& plan, Side side, PrepareRequest& request) {
+  return side == 0 ? *prepare_pixel_conv(plan, request) : prepare_winograd_conv(plan, side, request);
 }
 
 // The least of a few runs on weights and images that hold one number.
-int64_t time_ns(const ConvPlan& original, Prepare prepare) {
+int64_t time_ns(const ConvPlan& original, Side side) {
   ConvPlan p = original;
   const auto now_ns = [&] { return measuring_clock_ns(p.num_threads); };
   p.x = {0, 0};
@@ -30,7 +31,7 @@ int64_t time_ns(const ConvPlan& original, Prepare prepare) {
   p.bias = {2, 0};
   PrepareRequest request;
   request.first_derived = 3;
-  const PreparedCall call = prepare(p, request);
+  const PreparedCall call = prepare(p, side, request);
   std::vector<float> x, out, bias, packed, workspace;
   char* bases[] = {
       reinterpret_cast<char*>(aligned(x, p.batch * p.in_channels * p.w.in_h * p.w.in_w)),
@@ -49,7 +50,15 @@ int64_t time_ns(const ConvPlan& original, Prepare prepare) {
   return least;
 }
 
-bool winograd_is_faster(const ConvPlan& original) {
+// The side of tiles that is tried. F(4x4)'s weights take 20 floats per pair of channels more than F(2x2)'s.
+// In a model they come from memory, which few pixels do not repay.
+Side tried_side(const ConvPlan& p, const PrepareRequest& request) {
+  constexpr int64_t kPixels = 512;
+  const bool pays = p.batch * p.w.out_h * p.w.out_w >= kPixels && p.w.out_h > 4 && p.w.out_w > 4;
+  return pays && winograd_bytes(p, 4) <= request.most_derived_bytes ? 4 : 2;
+}
+
+bool is_faster(const ConvPlan& original, Side side) {
   // One image, of as many lines as the budget allows.
   ConvPlan p = original;
   p.batch = 1;
@@ -59,31 +68,32 @@ bool winograd_is_faster(const ConvPlan& original) {
                std::max(tuning::kMinMeasuredLines, p.num_threads * tuning::kMaxMeasuredMultiplyAdds / line));
   p.w.in_h -= p.w.out_h - lines;
   p.w.out_h = lines;
-  return static_cast<double>(time_ns(p, &direct)) >
-         tuning::kMinWinogradGain * static_cast<double>(time_ns(p, &prepare_winograd_conv));
+  return static_cast<double>(time_ns(p, 0)) >
+         tuning::kMinWinogradGain * static_cast<double>(time_ns(p, side));
 }
 
 // What measurements say on machines with AVX2 and AVX-512.
-bool winograd_by_rule(const ConvPlan& p) {
+bool is_faster_by_rule(const ConvPlan& p) {
   const int64_t tiles = p.batch * ((p.w.out_h + 1) / 2) * ((p.w.out_w + 1) / 2);
   return p.in_channels >= 48 && p.out_channels >= 48 && tiles >= 40;
 }
 
-bool takes_winograd(const ConvPlan& p, PrepareRequest& request) {
+Side choose_side(const ConvPlan& p, PrepareRequest& request) {
   static int64_t spent_ns = 0;  // one thread decides at a time
+  const Side side = tried_side(p, request);
   RouteChoice choice = choose_route(
       "winograd",
       {p.batch, p.in_channels, p.out_channels, p.w.out_h, p.w.out_w, p.w.pad_h, p.w.pad_w, p.num_threads},
-      [](int64_t kept) { return kept == 0 || kept == 1; },
+      [&](int64_t kept) { return kept == 0 || kept == 2 || kept == side; },
       [&] {
-        if (spent_ns >= tuning::kProcessBudgetNs) return int64_t{winograd_by_rule(p)};
+        if (spent_ns >= tuning::kProcessBudgetNs) return is_faster_by_rule(p) ? side : 0;
         const int64_t start = measuring_clock_ns(p.num_threads);
-        const bool faster = winograd_is_faster(p);
+        const bool faster = is_faster(p, side);
         spent_ns += measuring_clock_ns(p.num_threads) - start;
-        return int64_t{faster};
+        return faster ? side : 0;
       });
   request.choices.push_back(std::move(choice));
-  return request.choices.back().choice != 0;
+  return request.choices.back().choice;
 }
 
 }  // namespace
@@ -93,10 +103,9 @@ std::optional<PreparedCall> prepare_image_conv(const ConvPlan& p, PrepareRequest
   if (reads_weight_in_place(p) && (p.w.taps() > 1 || !request.copies_large_weights))
     return prepare_in_place_conv(p, request);
   // A sum in the order of the definition where results must not depend on a measurement.
-  if (!request.deterministic && winograd_fits(p) && winograd_bytes(p) <= request.most_derived_bytes &&
-      takes_winograd(p, request))
-    return prepare_winograd_conv(p, request);
-  return prepare_pixel_conv(p, request);
+  if (request.deterministic || !winograd_fits(p) || winograd_bytes(p, 2) > request.most_derived_bytes)
+    return prepare_pixel_conv(p, request);
+  return prepare(p, choose_side(p, request), request);
 }
 
 }  // namespace staticrt

@@ -11,10 +11,10 @@ std::optional<PreparedCall> prepare_image_conv(const ConvPlan& plan, PrepareRequ
 
 // Whether Winograd's kernel computes this convolution.
 bool winograd_fits(const ConvPlan& plan);
-// Of its transformed weight.
-int64_t winograd_bytes(const ConvPlan& plan);
+// Of its transformed weight, for tiles of `side` output pixels: 2 or 4.
+int64_t winograd_bytes(const ConvPlan& plan, int64_t side);
 // REQUIRES: winograd_fits(plan).
-PreparedCall prepare_winograd_conv(const ConvPlan& plan, PrepareRequest& request);
+PreparedCall prepare_winograd_conv(const ConvPlan& plan, int64_t side, PrepareRequest& request);
 
 // Whether the weight is large enough, and the image small enough, to do without a copy of the weight.
 bool reads_weight_in_place(const ConvPlan& plan);

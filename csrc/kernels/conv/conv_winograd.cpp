@@ -1,9 +1,10 @@
-// 3x3 convolution of channels-last images by Winograd's F(2x2, 3x3): 16 products over transformed tiles take
-// 2.25 times fewer multiplications than the convolution itself.
+// 3x3 convolution of channels-last images by Winograd's F(2x2, 3x3) or F(4x4, 3x3): 16 or 36 products over
+// transformed tiles take 2.25 or 4 times fewer multiplications than the convolution itself.
 //
-// Its rounding errors are those of the direct sum, within a factor of about two, where operands are of one
-// order of magnitude. What is not finite spreads over a tile here, and not in the direct sum: such a call is
-// done again by the general path.
+// Where operands are of one order of magnitude, the rounding errors of F(2x2) are those of the direct sum or
+// smaller, and those of F(4x4) two to three times as large (conv_winograd_test.cpp). What is not finite
+// spreads over a tile here, and not in the direct sum: such a call is done again by the general path.
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cmath>
@@ -23,25 +24,24 @@ constexpr int64_t kPanelsAtOnce = 2;
 
 struct WinogradConv {
   ConvPlan p;
+  const WinogradTransforms& f;
   PixelEpilogue epilogue;
-  Operand packed;              // 16 matrices [in, out], each in panels
+  Operand packed;              // a matrix [in, out] for each product, in panels
   int64_t tiles_w, tile_rows;  // of an image; of all images
   int64_t block_rows;          // tile rows that are done together,
   int64_t piece;               // or how much of one row that is too long
 
-  int64_t image_rows() const { return (p.w.out_h + kTileSide - 1) / kTileSide; }
+  int64_t image_rows() const { return (p.w.out_h + f.side - 1) / f.side; }
   int64_t most_tiles() const { return std::max(block_rows * piece, int64_t{1}); }
   // The first output line of a tile row, images one after another.
-  int64_t line_of(int64_t row) const {
-    return row / image_rows() * p.w.out_h + row % image_rows() * kTileSide;
-  }
+  int64_t line_of(int64_t row) const { return row / image_rows() * p.w.out_h + row % image_rows() * f.side; }
 
   // Scratch memory of a worker, in floats.
-  int64_t inputs_floats() const { return kTileInputs * most_tiles() * p.in_channels; }
-  int64_t products_floats() const { return kTileInputs * most_tiles() * kPanelsAtOnce * gemm_kernels().nr; }
+  int64_t inputs_floats() const { return f.inputs() * most_tiles() * p.in_channels; }
+  int64_t products_floats() const { return f.inputs() * most_tiles() * kPanelsAtOnce * gemm_kernels().nr; }
   int64_t pointers_floats() const {
     constexpr auto kPointerBytes = static_cast<int64_t>(sizeof(float*));
-    return most_tiles() * (kTileInputs + kTileOutputs) * kPointerBytes / 4;
+    return most_tiles() * (f.inputs() + f.outputs()) * kPointerBytes / 4;
   }
   static int64_t padded(int64_t floats) { return (floats + 15) / 16 * 16; }
   int64_t worker_floats() const {
@@ -63,7 +63,7 @@ struct WinogradConv {
     s.inputs = at;
     s.products = s.inputs + padded(inputs_floats());
     s.to = reinterpret_cast<float**>(s.products + padded(products_floats()));
-    s.from = const_cast<const float**>(s.to + most_tiles() * kTileOutputs);
+    s.from = const_cast<const float**>(s.to + most_tiles() * f.outputs());
     s.zeros = s.products + padded(products_floats()) + padded(pointers_floats());
     s.sink = s.zeros + padded(p.in_channels);
     std::fill(s.zeros, s.zeros + p.in_channels, 0.0F);
@@ -82,7 +82,7 @@ struct WinogradConv {
 
   // So many blocks of tile rows.
   Grid grid(int64_t blocks) const {
-    const double ns = product_ns(2 * p.multiply_adds()) * 4 / 9 +
+    const double ns = product_ns(2 * p.multiply_adds() * f.inputs() / (9 * f.outputs())) +
                       row_ns(p.batch * p.w.out_h * p.w.out_w * p.in_channels * 4);
     return {.rows = blocks, .cell_ns = ns / static_cast<double>(blocks)};
   }
@@ -107,12 +107,11 @@ struct WinogradConv {
     const float** from = s.from;
     float** to = s.to;
     for (int64_t row = first_row; row < last_row; ++row) {
-      for (int64_t column = first; column < last; ++column, from += kTileInputs, to += kTileOutputs)
+      for (int64_t column = first; column < last; ++column, from += f.inputs(), to += f.outputs())
         locate(bases, s, row, column, from, to);
     }
-    const WinogradKernels& transforms = winograd_kernels();
     const int64_t element = tiles * p.in_channels;
-    transforms.transform_inputs(s.from, tiles, p.in_channels, s.inputs, element);
+    f.transform_inputs(s.from, tiles, p.in_channels, s.inputs, element);
     const GemmKernels& gemm = gemm_kernels();
     const int64_t panels = gemm.panels(p.out_channels);
     float check = 0;
@@ -128,16 +127,16 @@ struct WinogradConv {
       g.b_panel = gemm.nr * p.in_channels;
       g.c_row = g.n;
       const int64_t matrix = gemm.packed_floats(p.in_channels, p.out_channels);
-      for (int64_t e = 0; e < kTileInputs; ++e) {
+      for (int64_t e = 0; e < f.inputs(); ++e) {
         g.a = s.inputs + e * element;
         g.b = floats(packed, bases) + e * matrix + panel * g.b_panel;
-        g.b_next = e + 1 < kTileInputs ? g.b + matrix : nullptr;
+        g.b_next = e + 1 < f.inputs() ? g.b + matrix : nullptr;
         g.c = s.products + e * tiles * g.n;
         gemm.multiply(g, 0, count);
       }
       const float* bias = p.has_bias ? floats(p.bias, bases) + n0 : nullptr;
-      check += transforms.transform_outputs(s.products, tiles * g.n, g.n, tiles, g.n, bias, s.to);
-      for (int64_t i = 0; i < tiles * kTileOutputs; ++i) s.to[i] += count * gemm.nr;
+      check += f.transform_outputs(s.products, tiles * g.n, g.n, tiles, g.n, bias, s.to);
+      for (int64_t i = 0; i < tiles * f.outputs(); ++i) s.to[i] += count * gemm.nr;
     }
     return std::isnan(check) ? kRedo : kRan;
   }
@@ -147,20 +146,20 @@ struct WinogradConv {
               float** to) const {
     const Window& w = p.w;
     const int64_t image = row / image_rows();
-    const int64_t oh = row % image_rows() * kTileSide;
-    const int64_t ow = column * kTileSide;
+    const int64_t oh = row % image_rows() * f.side;
+    const int64_t ow = column * f.side;
     const float* in = floats(p.x, bases) + image * w.in_h * w.in_w * p.in_channels;
-    for (int64_t i = 0; i < 4; ++i) {
+    for (int64_t i = 0; i < f.window(); ++i) {
       const int64_t ih = oh - w.pad_h + i;
-      for (int64_t j = 0; j < 4; ++j) {
+      for (int64_t j = 0; j < f.window(); ++j) {
         const int64_t iw = ow - w.pad_w + j;
         const bool inside = ih >= 0 && ih < w.in_h && iw >= 0 && iw < w.in_w;
         *from++ = inside ? in + (ih * w.in_w + iw) * p.in_channels : s.zeros;
       }
     }
     float* out = floats_out(p.out, bases) + image * w.out_h * w.out_w * p.out_channels;
-    for (int64_t i = 0; i < kTileSide; ++i) {
-      for (int64_t j = 0; j < kTileSide; ++j) {
+    for (int64_t i = 0; i < f.side; ++i) {
+      for (int64_t j = 0; j < f.side; ++j) {
         const bool inside = oh + i < w.out_h && ow + j < w.out_w;
         *to++ = inside ? out + ((oh + i) * w.out_w + ow + j) * p.out_channels : s.sink;
       }
@@ -168,50 +167,67 @@ struct WinogradConv {
   }
 };
 
-// G g Gt of a 3x3 filter whose taps are `h` and `w` floats apart.
-std::array<float, 16> transform_filter(const float* g, int64_t h, int64_t w) {
-  const auto rows = [](double a, double b, double c) {
-    return std::array<double, 4>{a, (a + b + c) / 2, (a - b + c) / 2, c};
+// The rows of G: powers of a point over the product of its distances to the others.
+std::vector<std::array<double, 3>> filter_rows(int64_t side) {
+  if (side == 2) return {{1, 0, 0}, {0.5, 0.5, 0.5}, {0.5, -0.5, 0.5}, {0, 0, 1}};
+  const auto row = [](double point, double other) {
+    const double scale = 1 / (2 * point * point * (point * point - other * other));
+    return std::array<double, 3>{scale, scale * point, scale * point * point};
   };
-  std::array<std::array<double, 4>, 3> columns;
-  for (int64_t j = 0; j < 3; ++j)
-    columns[static_cast<size_t>(j)] = rows(g[j * w], g[h + j * w], g[2 * h + j * w]);
-  std::array<float, 16> out;
-  for (size_t i = 0; i < 4; ++i) {
-    const auto row = rows(columns[0][i], columns[1][i], columns[2][i]);
-    for (size_t j = 0; j < 4; ++j) out[4 * i + j] = static_cast<float>(row[j]);
-  }
-  return out;
+  return {{1, 0, 0},
+          row(kInnerPoint, kOuterPoint),
+          row(-kInnerPoint, kOuterPoint),
+          row(kOuterPoint, kInnerPoint),
+          row(-kOuterPoint, kInnerPoint),
+          {0, 0, 1}};
 }
 
-Derivation transformed_weight(const ConvPlan& p) {
+// G g Gt of a 3x3 filter whose taps are `h` and `w` floats apart, to elements that are `step` floats apart.
+void transform_filter(const std::vector<std::array<double, 3>>& rows, const float* g, int64_t h, int64_t w,
+                      float* out, int64_t step) {
+  for (const auto& row : rows) {
+    double line[3];
+    for (int64_t j = 0; j < 3; ++j)
+      line[j] = row[0] * g[j * w] + row[1] * g[h + j * w] + row[2] * g[2 * h + j * w];
+    for (const auto& column : rows) {
+      *out = static_cast<float>(column[0] * line[0] + column[1] * line[1] + column[2] * line[2]);
+      out += step;
+    }
+  }
+}
+
+Derivation transformed_weight(const ConvPlan& p, int64_t side) {
   Derivation d;
-  d.layout = "F(2x2, 3x3) in panels of " + std::to_string(gemm_kernels().nr);
+  const std::string m = std::to_string(side);
+  d.layout = "F(" + m + "x" + m + ", 3x3) in panels of " + std::to_string(gemm_kernels().nr);
   d.sources = {p.weight_operand};
-  d.size_bytes = winograd_bytes(p);
-  d.make = [in = p.in_channels, out = p.out_channels, strides = p.weight_operand.meta.strides](
+  d.size_bytes = winograd_bytes(p, side);
+  d.make = [in = p.in_channels, out = p.out_channels, side, strides = p.weight_operand.meta.strides](
                const char* const* sources, char* to) {
     const GemmKernels& all = gemm_kernels();
+    const auto rows = filter_rows(side);
     const auto* weight = reinterpret_cast<const float*>(sources[0]);
     auto* packed = reinterpret_cast<float*>(to);
     const int64_t matrix = all.packed_floats(in, out);
-    for (int64_t o = 0; o < all.panels(out) * all.nr; ++o) {
+    std::fill_n(packed, matrix * (side + 2) * (side + 2), 0.0F);  // what is left of the last panel stays 0
+    for (int64_t o = 0; o < out; ++o) {
       float* column = packed + o / all.nr * all.nr * in + o % all.nr;
-      for (int64_t c = 0; c < in; ++c) {
-        const auto filter =
-            o < out ? transform_filter(weight + o * strides[0] + c * strides[1], strides[2], strides[3])
-                    : std::array<float, 16>{};
-        for (size_t e = 0; e < 16; ++e) column[static_cast<int64_t>(e) * matrix + c * all.nr] = filter[e];
-      }
+      for (int64_t c = 0; c < in; ++c)
+        transform_filter(rows, weight + o * strides[0] + c * strides[1], strides[2], strides[3],
+                         column + c * all.nr, matrix);
     }
   };
   return d;
 }
 
+const WinogradTransforms& transforms_of(int64_t side) {
+  return side == 2 ? winograd_kernels().two : winograd_kernels().four;
+}
+
 }  // namespace
 
-int64_t winograd_bytes(const ConvPlan& p) {
-  return kTileInputs * gemm_kernels().packed_floats(p.in_channels, p.out_channels) *
+int64_t winograd_bytes(const ConvPlan& p, int64_t side) {
+  return transforms_of(side).inputs() * gemm_kernels().packed_floats(p.in_channels, p.out_channels) *
          static_cast<int64_t>(sizeof(float));
 }
 
@@ -223,13 +239,13 @@ bool winograd_fits(const ConvPlan& p) {
          p.out_channels >= tuning::kMinWinogradChannels && w.out_h > 1 && w.out_w > 1;
 }
 
-PreparedCall prepare_winograd_conv(const ConvPlan& p, PrepareRequest& request) {
-  WinogradConv conv{p, PixelEpilogue(request), {}, 0, 0, 1, 0};
-  const int64_t tile_bytes =
-      kTileInputs * (p.in_channels + kPanelsAtOnce * gemm_kernels().nr) * static_cast<int64_t>(sizeof(float));
+PreparedCall prepare_winograd_conv(const ConvPlan& p, int64_t side, PrepareRequest& request) {
+  WinogradConv conv{p, transforms_of(side), PixelEpilogue(request), {}, 0, 0, 1, 0};
+  const int64_t tile_bytes = conv.f.inputs() * (p.in_channels + kPanelsAtOnce * gemm_kernels().nr) *
+                             static_cast<int64_t>(sizeof(float));
   const int64_t most =
       std::clamp<int64_t>(tuning::kHalfCacheBytes / tile_bytes, 14, tuning::kMaxWinogradTiles);
-  conv.tiles_w = (p.w.out_w + kTileSide - 1) / kTileSide;
+  conv.tiles_w = (p.w.out_w + side - 1) / side;
   conv.tile_rows = p.batch * conv.image_rows();
   const int64_t parts = cut_of(conv.grid(conv.tile_rows), p.num_threads).parts();
   // Blocks of even size, and enough of them.
@@ -238,10 +254,10 @@ PreparedCall prepare_winograd_conv(const ConvPlan& p, PrepareRequest& request) {
   const int64_t blocks = ceil_div(ceil_div(conv.tile_rows, rows_at_most), parts) * parts;
   conv.block_rows = ceil_div(conv.tile_rows, std::min(blocks, conv.tile_rows));
   conv.piece = ceil_div(conv.tiles_w, ceil_div(conv.tiles_w, most));
-  conv.packed = request.derive(transformed_weight(p));
+  conv.packed = request.derive(transformed_weight(p, side));
   request.workspace_bytes = cut_of(conv.grids()[0], p.num_threads).parts() * conv.worker_floats() *
                             static_cast<int64_t>(sizeof(float));
-  return call_with(std::move(conv), "conv: winograd 2x2");
+  return call_with(std::move(conv), side == 2 ? "conv: winograd 2x2" : "conv: winograd 4x4");
 }
 
 }  // namespace staticrt

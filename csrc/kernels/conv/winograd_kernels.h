@@ -1,27 +1,39 @@
-// Winograd's minimal filtering F(2x2, 3x3) over channels-last images: the transforms around its products,
-// compiled once per instruction set. After Lavin & Gray, arXiv:1509.09308, section 4.1.
+// Winograd's minimal filtering F(m x m, 3x3) over channels-last images for m of 2 and 4: the transforms
+// around its products, compiled once per instruction set. After Lavin & Gray, arXiv:1509.09308, section 4.1.
 //
-// A tile is 2 x 2 output pixels, which read 4 x 4 input pixels. Both sides are transformed so that the
-// convolution is 16 products of matrices, one per element of a tile.
+// A tile is m x m output pixels, which read (m + 2) x (m + 2) input pixels. Both sides are transformed so
+// that the convolution is (m + 2)^2 products of matrices, one per element of a tile.
+//
+// A transform evaluates polynomials at points: 0, 1, -1 and infinity for m = 2; for m = 4 also two more, and
+// +-2/3, +-3/2 take the place of the usual +-1, +-2, since rounding errors are half as large with them
+// (Barabasz et al., arXiv:1803.10986, about the choice of points).
 #pragma once
 
 #include <cstdint>
 
 namespace staticrt {
 
-inline constexpr int64_t kTileSide = 2;     // output pixels
-inline constexpr int64_t kTileInputs = 16;  // input pixels, and products
-inline constexpr int64_t kTileOutputs = 4;  // output pixels
+inline constexpr double kInnerPoint = 2.0 / 3;  // of F(4x4, 3x3)
+inline constexpr double kOuterPoint = 1.5;      // 1 / kInnerPoint
 
-struct WinogradKernels {
-  // out[e * out_element + t * channels + c] = element e of tile t, transformed; pixels has 16 pointers a
-  // tile, row by row.
+struct WinogradTransforms {
+  int64_t side;                                           // m: output pixels
+  int64_t window() const { return side + 2; }             // input pixels
+  int64_t inputs() const { return window() * window(); }  // and products
+  int64_t outputs() const { return side * side; }
+
+  // out[e * out_element + t * channels + c] = element e of tile t, transformed; pixels has inputs() pointers
+  // a tile, row by row.
   void (*transform_inputs)(const float* const* pixels, int64_t tiles, int64_t channels, float* out,
                            int64_t out_element);
-  // Writes the 4 output pixels of each tile, n channels of each, from products[e * element + t * row + c],
+  // Writes the outputs() pixels of each tile, n channels of each, from products[e * element + t * row + c],
   // plus bias (n floats, or null). Returns a number that is NaN if an output is not finite, else 0.
   float (*transform_outputs)(const float* products, int64_t element, int64_t row, int64_t tiles, int64_t n,
                              const float* bias, float* const* pixels);
+};
+
+struct WinogradKernels {
+  WinogradTransforms two, four;  // by side
 };
 
 const WinogradKernels& winograd_kernels();  // of the instruction set that cpu_level() gives

@@ -10,71 +10,117 @@
 namespace staticrt {
 namespace {
 
+// Along one line of a tile, d to x: the transposed B of F(2, 3).
+inline void transform_line(const Vec (&d)[4], Vec (&x)[4]) {
+  x[0] = d[0] - d[2];
+  x[1] = d[1] + d[2];
+  x[2] = d[2] - d[1];
+  x[3] = d[1] - d[3];
+}
+
+constexpr auto kA = static_cast<float>(kInnerPoint), kB = static_cast<float>(kOuterPoint);
+constexpr auto kA2 = static_cast<float>(kInnerPoint * kInnerPoint);
+constexpr auto kB2 = static_cast<float>(kOuterPoint * kOuterPoint);
+constexpr auto kA3 = static_cast<float>(kInnerPoint * kInnerPoint * kInnerPoint);
+constexpr auto kB3 = static_cast<float>(kOuterPoint * kOuterPoint * kOuterPoint);
+constexpr auto kSquares = static_cast<float>(kInnerPoint * kInnerPoint + kOuterPoint * kOuterPoint);
+
+// The same of F(4, 3). Row i holds the coefficients of the product of x - p over all points p but point i.
+inline void transform_line(const Vec (&d)[6], Vec (&x)[6]) {
+  const Vec inner_even = d[4] - kB2 * d[2], inner_odd = kA * d[3] - kB * d[1];
+  const Vec outer_even = d[4] - kA2 * d[2], outer_odd = kB * d[3] - kA * d[1];
+  x[0] = d[0] + d[4] - kSquares * d[2];
+  x[1] = inner_even + inner_odd;
+  x[2] = inner_even - inner_odd;
+  x[3] = outer_even + outer_odd;
+  x[4] = outer_even - outer_odd;
+  x[5] = d[1] + d[5] - kSquares * d[3];
+}
+
+// Along one line of products, m to y: the transposed A.
+inline void finish_line(const Vec (&m)[4], Vec (&y)[2]) {
+  y[0] = m[0] + m[1] + m[2];
+  y[1] = m[1] - m[2] - m[3];
+}
+inline void finish_line(const Vec (&m)[6], Vec (&y)[4]) {
+  const Vec inner_sum = m[1] + m[2], inner = m[1] - m[2];
+  const Vec outer_sum = m[3] + m[4], outer = m[3] - m[4];
+  y[0] = m[0] + inner_sum + outer_sum;
+  y[1] = kA * inner + kB * outer;
+  y[2] = kA2 * inner_sum + kB2 * outer_sum;
+  y[3] = m[5] + (kA3 * inner + kB3 * outer);
+}
+
 // Bt d B for one vector of channels (the tail has n).
-template <bool whole>
+template <int side, bool whole>
 inline void input_vector(const float* const* d, int64_t c, int64_t n, float* out, int64_t element) {
-  Vec x[4][4];
-#pragma GCC unroll 4
-  for (int j = 0; j < 4; ++j) {  // down the columns
-    const Vec a = load<whole>(d[j] + c, n);
-    const Vec b = load<whole>(d[4 + j] + c, n);
-    const Vec e = load<whole>(d[8 + j] + c, n);
-    const Vec f = load<whole>(d[12 + j] + c, n);
-    x[0][j] = a - e;
-    x[1][j] = b + e;
-    x[2][j] = e - b;
-    x[3][j] = b - f;
+  constexpr int kWindow = side + 2;
+  Vec columns[kWindow][kWindow];
+#pragma GCC unroll 6
+  for (int j = 0; j < kWindow; ++j) {  // down the columns
+    Vec line[kWindow];
+#pragma GCC unroll 6
+    for (int i = 0; i < kWindow; ++i) line[i] = load<whole>(d[kWindow * i + j] + c, n);
+    transform_line(line, columns[j]);
   }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {  // along the rows
-    float* to = out + 4 * i * element;
-    store<whole>(to, x[i][0] - x[i][2], n);
-    store<whole>(to + element, x[i][1] + x[i][2], n);
-    store<whole>(to + 2 * element, x[i][2] - x[i][1], n);
-    store<whole>(to + 3 * element, x[i][1] - x[i][3], n);
+#pragma GCC unroll 6
+  for (int i = 0; i < kWindow; ++i) {  // along the rows
+    Vec line[kWindow], x[kWindow];
+#pragma GCC unroll 6
+    for (int j = 0; j < kWindow; ++j) line[j] = columns[j][i];
+    transform_line(line, x);
+#pragma GCC unroll 6
+    for (int j = 0; j < kWindow; ++j) store<whole>(out + (kWindow * i + j) * element, x[j], n);
   }
 }
 
+template <int side>
 void transform_inputs(const float* const* pixels, int64_t tiles, int64_t channels, float* out,
                       int64_t out_element) {
-  for (int64_t t = 0; t < tiles; ++t, pixels += kTileInputs, out += channels) {
+  constexpr int kWindow = side + 2;
+  for (int64_t t = 0; t < tiles; ++t, pixels += kWindow * kWindow, out += channels) {
     each_vector(channels, [&](auto whole, int64_t c, int64_t n) {
-      input_vector<decltype(whole)::value>(pixels, c, n, out + c, out_element);
+      input_vector<side, decltype(whole)::value>(pixels, c, n, out + c, out_element);
     });
   }
 }
 
 // At m A for one vector of channels; adds 0 * output to `check`.
-template <bool whole>
+template <int side, bool whole>
 inline void output_vector(const float* m, int64_t element, const float* bias, int64_t c, int64_t n,
                           float* const* out, Vec& check) {
-  Vec x[2][4];
-#pragma GCC unroll 4
-  for (int j = 0; j < 4; ++j) {
-    const Vec a = load<whole>(m + j * element, n);
-    const Vec b = load<whole>(m + (4 + j) * element, n);
-    const Vec e = load<whole>(m + (8 + j) * element, n);
-    const Vec f = load<whole>(m + (12 + j) * element, n);
-    x[0][j] = a + b + e;
-    x[1][j] = b - e - f;
+  constexpr int kWindow = side + 2;
+  Vec columns[kWindow][side];
+#pragma GCC unroll 6
+  for (int j = 0; j < kWindow; ++j) {
+    Vec line[kWindow];
+#pragma GCC unroll 6
+    for (int i = 0; i < kWindow; ++i) line[i] = load<whole>(m + (kWindow * i + j) * element, n);
+    finish_line(line, columns[j]);
   }
   const Vec add = bias ? load<whole>(bias + c, n) : Vec{};
-#pragma GCC unroll 2
-  for (int i = 0; i < 2; ++i) {
-    const Vec left = x[i][0] + x[i][1] + x[i][2] + add;
-    const Vec right = x[i][1] - x[i][2] - x[i][3] + add;
-    check += left * 0.0F + right * 0.0F;
-    store<whole>(out[2 * i] + c, left, n);
-    store<whole>(out[2 * i + 1] + c, right, n);
+#pragma GCC unroll 4
+  for (int i = 0; i < side; ++i) {
+    Vec line[kWindow], y[side];
+#pragma GCC unroll 6
+    for (int j = 0; j < kWindow; ++j) line[j] = columns[j][i];
+    finish_line(line, y);
+#pragma GCC unroll 4
+    for (int j = 0; j < side; ++j) {
+      y[j] += add;
+      check += y[j] * 0.0F;
+      store<whole>(out[side * i + j] + c, y[j], n);
+    }
   }
 }
 
+template <int side>
 float transform_outputs(const float* products, int64_t element, int64_t row, int64_t tiles, int64_t n,
                         const float* bias, float* const* pixels) {
   Vec check = {};
-  for (int64_t t = 0; t < tiles; ++t, pixels += kTileOutputs, products += row) {
+  for (int64_t t = 0; t < tiles; ++t, pixels += side * side, products += row) {
     each_vector(n, [&](auto whole, int64_t c, int64_t count) {
-      output_vector<decltype(whole)::value>(products + c, element, bias, c, count, pixels, check);
+      output_vector<side, decltype(whole)::value>(products + c, element, bias, c, count, pixels, check);
     });
   }
   float sum = 0;
@@ -82,7 +128,8 @@ float transform_outputs(const float* products, int64_t element, int64_t row, int
   return sum;
 }
 
-constexpr WinogradKernels kKernels{&transform_inputs, &transform_outputs};
+constexpr WinogradKernels kKernels{{2, &transform_inputs<2>, &transform_outputs<2>},
+                                   {4, &transform_inputs<4>, &transform_outputs<4>}};
 
 }  // namespace
 }  // namespace staticrt

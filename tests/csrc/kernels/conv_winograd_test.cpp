@@ -23,10 +23,11 @@ at::Tensor unit(std::mt19937& rng, at::IntArrayRef sizes) {
   return random_tensor(rng, sizes, at::kFloat).clamp(-2, 2).div(2);
 }
 
+template <int64_t side>
 std::optional<PreparedCall> winograd(PrepareRequest& request) {
   const auto plan = conv_plan(request, int_or(request, 6, 1));
   if (!plan || !winograd_fits(*plan)) return std::nullopt;
-  return prepare_winograd_conv(*plan, request);
+  return prepare_winograd_conv(*plan, side, request);
 }
 
 struct Sizes {
@@ -45,22 +46,27 @@ std::vector<c10::IValue> arguments(std::mt19937& rng, const Sizes& s, bool bias)
           1};
 }
 
-PreparedRun run(const std::vector<c10::IValue>& args, const at::Tensor& want, int num_threads) {
+PreparedRun run(const std::vector<c10::IValue>& args, const at::Tensor& want, int num_threads,
+                int64_t side = 2) {
   RunOptions options;
   options.constants = {1, 2};
   options.num_threads = num_threads;
-  options.prepare = &winograd;
+  options.prepare = side == 2 ? &winograd<2> : &winograd<4>;
   return run_prepared("aten::conv2d", args, {want.contiguous(at::MemoryFormat::ChannelsLast)}, options);
 }
 
 void expect_winograd(const std::vector<c10::IValue>& args, int num_threads = 1) {
   const at::Tensor want = run_eager("aten::conv2d", args)[0];
-  const PreparedRun got = run(args, want, num_threads);
-  std::ostringstream what;
-  what << args[0].toTensor().sizes() << args[1].toTensor().sizes() << args[4];
-  if (!got.prepared) fail(__FILE__, __LINE__, what.str() + ": prepare declined");
-  EXPECT(got.status == kRan);
-  expect_close(got.outs[0], want, prepared_tolerance("aten::conv2d"), what.str());
+  for (const int64_t side : {2, 4}) {
+    const PreparedRun got = run(args, want, num_threads, side);
+    std::ostringstream what;
+    what << args[0].toTensor().sizes() << args[1].toTensor().sizes() << args[4] << ", tiles of " << side;
+    if (!got.prepared) fail(__FILE__, __LINE__, what.str() + ": prepare declined");
+    EXPECT(got.status == kRan);
+    Tolerance tolerance = prepared_tolerance("aten::conv2d");
+    if (side == 4) tolerance.absolute *= 3;
+    expect_close(got.outs[0], want, tolerance, what.str());
+  }
 }
 
 }  // namespace
@@ -94,11 +100,11 @@ TEST(winograd_is_as_exact_as_eager_within_a_small_factor) {
     for (size_t i = 0; i < 3; ++i) wide[i] = args[i].toTensor().to(at::kDouble);
     const at::Tensor exact = run_eager("aten::conv2d", wide)[0];
     const at::Tensor eager = run_eager("aten::conv2d", args)[0];
-    const at::Tensor own = run(args, eager, 1).outs[0];
     const auto worst = [&](const at::Tensor& y) {
       return at::sub(y.to(at::kDouble), exact).abs().max().item<double>();
     };
-    EXPECT(worst(own) < 6 * worst(eager));
+    EXPECT(worst(run(args, eager, 1, 2).outs[0]) < 3 * worst(eager));
+    EXPECT(worst(run(args, eager, 1, 4).outs[0]) < 6 * worst(eager));
   }
 }
 
@@ -109,9 +115,12 @@ TEST(winograd_leaves_what_is_not_finite_to_the_general_path) {
     for (const int64_t threads : {1, 2}) {
       auto args = arguments(rng, {2, 32, 32, 20, 21, 1, 1}, true);
       const at::Tensor want = run_eager("aten::conv2d", args)[0];
-      EXPECT(run(args, want, static_cast<int>(threads)).status == kRan);
-      args[0].toTensor().mutable_data_ptr<float>()[32 * (20 * 21 + 57) + 3] = value;
-      EXPECT(run(args, want, static_cast<int>(threads)).status == kRedo);
+      for (const int64_t side : {2, 4}) {
+        args[0].toTensor().mutable_data_ptr<float>()[32 * (20 * 21 + 57) + 3] = 1;
+        EXPECT(run(args, want, static_cast<int>(threads), side).status == kRan);
+        args[0].toTensor().mutable_data_ptr<float>()[32 * (20 * 21 + 57) + 3] = value;
+        EXPECT(run(args, want, static_cast<int>(threads), side).status == kRedo);
+      }
     }
   }
 }

@@ -1,5 +1,6 @@
 // Lines of depthwise convolutions, and Winograd's transforms around products that this test makes itself.
 #include <algorithm>
+#include <array>
 #include <limits>
 
 #include "kernels/conv/depthwise_kernels.h"
@@ -55,58 +56,78 @@ void check_line(const DepthwiseKernels& set, const Line& t, bool bias, uint32_t 
   }
 }
 
-// One tile of each of `tiles`, through both transforms and 16 products of `channels` by `n`.
-void check_winograd(const WinogradKernels& set, int64_t tiles, int64_t channels, int64_t n, uint32_t seed) {
+// The rows of G of F(2, 3) and F(4, 3), as the products' exact result requires: powers of each point, over
+// the product of its distances to the other points.
+std::vector<std::array<double, 3>> filter_rows(int64_t side) {
+  std::vector<double> points = {0, 1, -1};
+  if (side == 4) points = {0, kInnerPoint, -kInnerPoint, kOuterPoint, -kOuterPoint};
+  std::vector<std::array<double, 3>> rows;
+  for (const double p : points) {
+    double distances = 1;
+    for (const double q : points) distances *= p == q ? 1 : p - q;
+    rows.push_back({1 / distances, p / distances, p * p / distances});
+  }
+  rows.push_back({0, 0, 1});
+  if (side == 2) {  // whose transforms change the signs of the first and the last element
+    for (double& v : rows[0]) v = -v;
+    for (double& v : rows[3]) v = -v;
+  }
+  return rows;
+}
+
+// `tiles` tiles through both transforms and a product of `channels` by `n` for each element.
+void check_winograd(const WinogradTransforms& f, int64_t tiles, int64_t channels, int64_t n, uint32_t seed) {
   std::mt19937 rng(seed);
-  const auto x = numbers(rng, tiles * kTileInputs * channels);
+  const auto x = numbers(rng, tiles * f.inputs() * channels);
   const auto w = numbers(rng, 9 * channels * n);  // [3, 3, channels, n]
   const auto bias = numbers(rng, n);
   std::vector<const float*> pixels;
-  for (int64_t i = 0; i < tiles * kTileInputs; ++i) pixels.push_back(x.data() + i * channels);
+  for (int64_t i = 0; i < tiles * f.inputs(); ++i) pixels.push_back(x.data() + i * channels);
   const int64_t in_element = tiles * channels + 3;
-  std::vector<float> in(static_cast<size_t>(16 * in_element), kUntouched);
-  set.transform_inputs(pixels.data(), tiles, channels, in.data(), in_element);
-  // Lavin and Gray's G: the weights' transform.
-  constexpr double g[4][3] = {{1, 0, 0}, {0.5, 0.5, 0.5}, {0.5, -0.5, 0.5}, {0, 0, 1}};
+  std::vector<float> in(static_cast<size_t>(f.inputs() * in_element), kUntouched);
+  f.transform_inputs(pixels.data(), tiles, channels, in.data(), in_element);
+  const auto rows = filter_rows(f.side);
   const int64_t row = n + 2, element = tiles * row;
-  std::vector<float> products(static_cast<size_t>(16 * element));
-  for (int64_t e = 0; e < 16; ++e) {
+  std::vector<float> products(static_cast<size_t>(f.inputs() * element));
+  for (int64_t e = 0; e < f.inputs(); ++e) {
     for (int64_t t = 0; t < tiles; ++t) {
       for (int64_t j = 0; j < n; ++j) {
         double sum = 0;
         for (int64_t c = 0; c < channels; ++c) {
           double weight = 0;
           for (int64_t k = 0; k < 9; ++k)
-            weight += g[e / 4][k / 3] * g[e % 4][k % 3] * w[static_cast<size_t>((k * channels + c) * n + j)];
+            weight += rows[static_cast<size_t>(e / f.window())][static_cast<size_t>(k / 3)] *
+                      rows[static_cast<size_t>(e % f.window())][static_cast<size_t>(k % 3)] *
+                      w[static_cast<size_t>((k * channels + c) * n + j)];
           sum += weight * in[static_cast<size_t>(e * in_element + t * channels + c)];
         }
         products[static_cast<size_t>(e * element + t * row + j)] = static_cast<float>(sum);
       }
     }
   }
-  std::vector<float> out(static_cast<size_t>(tiles * kTileOutputs * n), kUntouched);
+  std::vector<float> out(static_cast<size_t>(tiles * f.outputs() * n), kUntouched);
   std::vector<float*> out_pixels;
-  for (int64_t i = 0; i < tiles * kTileOutputs; ++i) out_pixels.push_back(out.data() + i * n);
+  for (int64_t i = 0; i < tiles * f.outputs(); ++i) out_pixels.push_back(out.data() + i * n);
   const float all =
-      set.transform_outputs(products.data(), element, row, tiles, n, bias.data(), out_pixels.data());
+      f.transform_outputs(products.data(), element, row, tiles, n, bias.data(), out_pixels.data());
   EXPECT_EQ(all, 0.0F);
   for (int64_t t = 0; t < tiles; ++t) {
-    for (int64_t p = 0; p < kTileOutputs; ++p) {
+    for (int64_t p = 0; p < f.outputs(); ++p) {
       for (int64_t j = 0; j < n; ++j) {
         double want = bias[static_cast<size_t>(j)];
         for (int64_t k = 0; k < 9; ++k) {
-          const int64_t pixel = (p / 2 + k / 3) * 4 + p % 2 + k % 3;
+          const int64_t pixel = (p / f.side + k / 3) * f.window() + p % f.side + k % 3;
           for (int64_t c = 0; c < channels; ++c)
-            want += static_cast<double>(x[static_cast<size_t>((t * kTileInputs + pixel) * channels + c)]) *
+            want += static_cast<double>(x[static_cast<size_t>((t * f.inputs() + pixel) * channels + c)]) *
                     w[static_cast<size_t>((k * channels + c) * n + j)];
         }
-        expect_near(out[static_cast<size_t>((t * kTileOutputs + p) * n + j)], want, 1e-4);
+        expect_near(out[static_cast<size_t>((t * f.outputs() + p) * n + j)], want, 1e-4);
       }
     }
   }
   products[static_cast<size_t>(5 * element)] = std::numeric_limits<float>::infinity();
   EXPECT(std::isnan(
-      set.transform_outputs(products.data(), element, row, tiles, n, bias.data(), out_pixels.data())));
+      f.transform_outputs(products.data(), element, row, tiles, n, bias.data(), out_pixels.data())));
 }
 
 }  // namespace
@@ -133,7 +154,11 @@ TEST(lines_of_depthwise_convolutions_equal_sums_in_double) {
 TEST(winograd_transforms_make_a_convolution) {
   uint32_t seed = 40;
   for (const WinogradKernels* set : SETS_OF(winograd_kernels)) {
-    for (const int64_t channels : {1, 3, 4, 17})
-      for (const int64_t n : {1, 5, 8, 35}) check_winograd(*set, 1 + n % 3, channels, n, ++seed);
+    for (const int64_t channels : {1, 3, 4, 17}) {
+      for (const int64_t n : {1, 5, 8, 35}) {
+        check_winograd(set->two, 1 + n % 3, channels, n, ++seed);
+        check_winograd(set->four, 1 + n % 3, channels, n, ++seed);
+      }
+    }
   }
 }
