@@ -83,17 +83,17 @@ Side choose_side(const ConvPlan& p, PrepareRequest& request) {
   const Side side = tried_side(p, request);
   RouteChoice choice = choose_route(
       "winograd",
-      {p.batch, p.in_channels, p.out_channels, p.w.out_h, p.w.out_w, p.w.pad_h, p.w.pad_w, p.num_threads},
-      [&](int64_t kept) { return kept == 0 || kept == 2 || kept == side; },
+      {p.batch, p.in_channels, p.out_channels, p.w.out_h, p.w.out_w, p.w.pad_h, p.w.pad_w, p.num_threads, side},
+      [](int64_t kept) { return kept == 0 || kept == 1; },
       [&] {
-        if (spent_ns >= tuning::kProcessBudgetNs) return is_faster_by_rule(p) ? side : 0;
+        if (spent_ns >= tuning::kProcessBudgetNs) return int64_t{is_faster_by_rule(p)};
         const int64_t start = measuring_clock_ns(p.num_threads);
         const bool faster = is_faster(p, side);
         spent_ns += measuring_clock_ns(p.num_threads) - start;
-        return faster ? side : 0;
+        return int64_t{faster};
       });
   request.choices.push_back(std::move(choice));
-  return request.choices.back().choice;
+  return request.choices.back().choice != 0 ? side : 0;
 }
 
 }  // namespace

@@ -68,10 +68,7 @@ std::vector<std::array<double, 3>> filter_rows(int64_t side) {
     rows.push_back({1 / distances, p / distances, p * p / distances});
   }
   rows.push_back({0, 0, 1});
-  if (side == 2) {  // whose transforms change the signs of the first and the last element
-    for (double& v : rows[0]) v = -v;
-    for (double& v : rows[3]) v = -v;
-  }
+  if (side == 2) rows[0][0] = 1;  // its transform of the input changes the first element's sign
   return rows;
 }
 
