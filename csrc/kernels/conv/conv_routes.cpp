@@ -83,7 +83,8 @@ Side choose_side(const ConvPlan& p, PrepareRequest& request) {
   const Side side = tried_side(p, request);
   RouteChoice choice = choose_route(
       "winograd",
-      {p.batch, p.in_channels, p.out_channels, p.w.out_h, p.w.out_w, p.w.pad_h, p.w.pad_w, p.num_threads, side},
+      {p.batch, p.in_channels, p.out_channels, p.w.out_h, p.w.out_w, p.w.pad_h, p.w.pad_w, p.num_threads,
+       side},
       [](int64_t kept) { return kept == 0 || kept == 1; },
       [&] {
         if (spent_ns >= tuning::kProcessBudgetNs) return int64_t{is_faster_by_rule(p)};
