@@ -59,6 +59,21 @@ at::Tensor open_bytes(const std::shared_ptr<MemoryDevice>& device, const SharedB
   return tensor;
 }
 
+// The storage's block, to be opened by others. The storage keeps its bytes for good: nothing donates them.
+std::shared_ptr<SharedBlock> share_bytes(MemoryDevice& device, const at::Tensor& tensor) {
+  c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
+  const c10::DeleterFnPtr deleter = storage.data_ptr().get_deleter();
+  if (deleter != &close_opened && deleter != c10::GetAllocator(tensor.device().type())->raw_deleter())
+    check(Status::Unsupported(
+        "the memory is not the tensor's own, and is written again: managed outputs (manage_outputs), a "
+        "graph's results; share a clone() of it"));
+  auto block = std::make_shared<SharedBlock>();
+  const auto inside = reinterpret_cast<Addr>(storage.data_ptr().get());
+  called([&] { return device.allocator->exports().share(inside, block.get()); });
+  storage.set_resizable(false);
+  return block;
+}
+
 using Key = std::tuple<uint64_t, uint64_t, uint64_t>;
 using Layout = std::tuple<Key, Addr, Bytes, Bytes, std::vector<Bytes>>;
 
@@ -113,12 +128,7 @@ void bind_allocator_sharing(py::module_& m, MemoryDeviceClass& device) {
              called([&] { return d.driver->capture_state(StreamId{stream}, &state); });
              return state.status != CaptureStatus::none;
            })
-      .def("share",
-           [](MemoryDevice& d, Addr inside) {
-             auto block = std::make_shared<SharedBlock>();
-             called([&] { return d.allocator->exports().share(inside, block.get()); });
-             return block;
-           })
+      .def("share", &share_bytes, py::arg("tensor"))
       .def("shared_counts", [](MemoryDevice& d) {
         return asked([&] {
           d.allocator->imports().settle();

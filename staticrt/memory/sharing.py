@@ -6,7 +6,8 @@
 
 The handle carries file descriptors: one for each page of physical memory, and one that stands for the right to the
 memory. Whoever has it open keeps the memory, in whatever process: the handle, its copies under way, and the tensors
-made of it. When its owner has freed it and the last of them has let go or died, the memory goes back.
+made of it. When its owner has freed it and the last of them has let go or died, the memory goes back. A copy that nobody
+ever reads is under way until the process that sent it ends.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ _MOST_FDS = 253  # in one message: the kernel's SCM_MAX_FD
 class SharedTensor:
     """A tensor's place in memory that other processes can open. Made by `share`; it can be pickled by multiprocessing.
 
-    While it lives, or a copy of it is on its way to another process, the memory is kept.
+    While it lives, or a copy of it is on its way to another process, the memory is kept. What was pickled or put into a
+    queue and is never read keeps its memory and descriptors until the process that sent it ends.
     """
 
     def __init__(self, block: _C.SharedBlock, device: str, place: dict[str, Any]) -> None:
@@ -87,11 +89,13 @@ def share(tensor: torch.Tensor) -> SharedTensor:
 
     Waits for the current stream, so that the bytes are there. Who writes them later has to tell the others.
     The tensor's whole pages (2 MiB) can be seen by a process that opens it, as with CUDA's handles.
+    From then on the tensor's storage can be neither resized nor donated (`donate=`).
 
     Raises:
         AllocatorError: not a strided tensor on a simulated device, its stream is captured, or a result of autograd
             that is no leaf.
-        DeviceError: it cannot leave the process: memory of a private pool, or of another process.
+        DeviceError: it cannot leave the process: memory of a private pool, of another process, or one that the next
+            call writes again (`manage_outputs=True`).
     """
     if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided or tensor.is_nested:
         raise AllocatorError(f"{type(tensor).__name__} cannot be shared", fix="give a strided tensor on sim")
@@ -114,9 +118,10 @@ def share(tensor: torch.Tensor) -> SharedTensor:
             fix="share the tensor before or after the capture",
         )
     stream.synchronize()
-    block = handle.share(storage.data_ptr())
+    begin = storage.data_ptr()
+    block = handle.share(tensor)
     place = {
-        "begin": storage.data_ptr() - block.address,
+        "begin": begin - block.address,
         "bytes": storage.nbytes(),
         "dtype": tensor.dtype,
         "offset": tensor.storage_offset(),

@@ -8,8 +8,9 @@ import time
 import pytest
 import torch
 
+import staticrt
 from staticrt import memory
-from staticrt.errors import AllocatorError, DeviceError, OutOfMemoryError
+from staticrt.errors import AllocatorError, DeviceError, InputError, OutOfMemoryError
 from tests.support.sharing_child import Child
 
 MIB = 1 << 20
@@ -254,6 +255,70 @@ def test_a_parameter_stays_one(child):
     assert isinstance(y, torch.nn.Parameter)
     assert y.requires_grad
     assert y.data_ptr() == x.data_ptr()
+
+
+def test_a_shared_tensor_is_not_donated(child):
+    double = staticrt.compile(lambda x: x * 2 + 1, donate="x")
+    with torch.no_grad():
+        for _ in range(2):
+            double(torch.ones(1000, device="sim:0"))
+        x = torch.ones(1000, device="sim:0")
+        send(child, x)
+        for _ in range(2):
+            with pytest.raises(InputError, match=r"cannot donate 'x': .*process"):
+                double(x)
+        assert child.call("read", "x").eq(1).all()
+        assert double(x.clone()).eq(3).all()
+        child.call("drop", "x")
+        with pytest.raises(RuntimeError, match="cannot be resized"):
+            x.resize_(2000)
+
+
+def test_managed_outputs_are_not_shared(child):
+    square = staticrt.compile(lambda x: x @ x + 1, manage_outputs=True)
+    x = torch.ones(16, 16, device="sim:0")
+    with torch.no_grad():
+        for _ in range(3):
+            y = None
+            square.deallocate_output_tensors()
+            y = square(x)
+    with pytest.raises(DeviceError, match="manage_outputs"):
+        memory.share(y)
+    send(child, y.clone())
+    del y
+    square.deallocate_output_tensors()
+    square(x * 2)
+    assert child.call("read", "x").eq(17).all()
+    child.call("drop", "x")
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_memory_waits_for_the_stream_it_was_opened_on_in_its_own_process(is_open):
+    x = torch.zeros(1000, device="sim:0")
+    handle = memory.share(x)
+    before = memory.open_shared(handle) if is_open else None
+    side = torch.Stream("sim:0")
+    with side:
+        y = memory.open_shared(handle)
+        y.fill_(9.0)
+    handle.close()
+    address = x.data_ptr()
+    del x, y, before
+    new = torch.zeros(1000, device="sim:0")
+    assert new.data_ptr() != address
+    torch.accelerator.synchronize(0)
+    assert new.eq(0).all()
+
+
+def test_a_closed_handle_opens_nothing():
+    x = torch.ones(8, device="sim:0")
+    handle, other = memory.share(x), memory.share(x)
+    y = memory.open_shared(handle)
+    handle.close()
+    with pytest.raises(AllocatorError, match="token is closed"):
+        memory.open_shared(handle)  # the block is open, by `y` and `other`
+    other.close()
+    assert y.eq(1).all()
 
 
 def test_a_capture_is_not_broken():

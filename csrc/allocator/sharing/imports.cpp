@@ -59,6 +59,16 @@ Status Imports::map(const SharedBlock& block, Mapping* mapping) {
 
 Status Imports::open(const SharedBlock& block, StreamId stream, Addr* address) {
   settle();
+  if (!block.token.open())
+    return Status::InvalidArgument(core_.info.name +
+                                   ": the shared block's token is closed; open a handle that was not closed");
+  SRT_TRY(find_or_map(block, stream, address));
+  Status status = record_use(*address, stream);
+  if (!status.ok()) (void)close(*address, /*wait=*/false).ok();
+  return status;
+}
+
+Status Imports::find_or_map(const SharedBlock& block, StreamId stream, Addr* address) {
   const std::lock_guard lock(mutex_);
   const auto known = by_key_.find(block.key);
   if (known != by_key_.end()) {
@@ -75,8 +85,7 @@ Status Imports::open(const SharedBlock& block, StreamId stream, Addr* address) {
   mapping.token = block.token.copy();
   if (!mapping.token.open())
     return Status::InvalidArgument(core_.info.name +
-                                   ": the shared block's token is closed, or the process may open no more "
-                                   "files; open a handle that was not closed");
+                                   ": the process may open no more files, and a shared block takes one");
   if (block.key.allocator == allocator_.exports().identity()) {
     mapping.address = block.address;
   } else {

@@ -59,6 +59,7 @@ class Imports {
     std::set<StreamId> streams;
     FileDescriptor token;
   };
+  Status find_or_map(const SharedBlock& block, StreamId stream, Addr* address);
   Status map(const SharedBlock& block, Mapping* mapping);
   Status map_pages(const SharedBlock& block, Addr base, Bytes* mapped);
   std::map<Addr, Mapping>::const_iterator find(Addr inside) const;

@@ -55,7 +55,7 @@ void check_donatable(const std::string& name, const at::Tensor& tensor, size_t m
   if (tensor.use_count() > most_holders)
     refuse(name, "somebody else holds it (a backward pass, another library)", kClone);
   if (!storage.unsafeGetStorageImpl()->resizable())
-    refuse(name, "its memory belongs to somebody else (numpy, a file, another library)", kClone);
+    refuse(name, "its memory belongs to somebody else (numpy, a file, another library or process)", kClone);
   int64_t end = 0;
   for (int64_t d = 0; d < tensor.dim(); ++d) end += (tensor.size(d) - 1) * tensor.stride(d);
   const int64_t bytes = tensor.numel() == 0 ? 0 : (end + 1) * static_cast<int64_t>(tensor.element_size());
