@@ -169,20 +169,3 @@ def nodes_of_backwards(rank: int) -> list[int]:
             node = next((n for n, _number in reversed(node.next_functions) if n is not None), None)
         found.append(names.count("StaticGraphBackward"))
     return found
-
-
-def speed(rank: int, way: str, steps: int = 30) -> float:
-    """Median seconds of a training step of 8 MB of weights in buckets of 1 MB."""
-    torch.manual_seed(7)
-    torch.set_num_threads(1)
-    run = Run(way, layers(9, 512), lr=1e-3, bucket_cap_mb=1)
-    x = torch.randn(256, 8)
-    taken = []
-    for _ in range(steps):
-        dist.barrier()
-        start = time.perf_counter()
-        run.optimizer.zero_grad()
-        run.call(x).square().mean().backward()
-        run.optimizer.step()
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken[5:])
