@@ -7,7 +7,7 @@ with others. What a joint trace does not serve goes by graph splits, with the re
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -286,7 +286,9 @@ class JointCalls:
             derive=Backward(request.snapshot),
             decide=False,
         )
-        if not bucket_limits():
+        if limits := bucket_limits():
+            request.snapshot.add_answer(bucket_limits)
+        else:
             guard_no_parallel(request.snapshot.add_scope)
         gradients = [(p, p.grad) for p in self._maker.parameters()]
         following: TraceRequest | None = request
@@ -295,7 +297,7 @@ class JointCalls:
             refuse_distributed(request.snapshot)
             while following is not None:
                 try:
-                    made = self._attempt(call, following)
+                    made = self._attempt(call, following, limits)
                 except TooSlow:
                     if following.is_constant or self._options.dynamic:
                         raise
@@ -319,7 +321,9 @@ class JointCalls:
                     parameter.grad = gradient
         raise AssertionError("unreachable")
 
-    def _attempt(self, call: Call, request: TraceRequest) -> CachedTrace | TraceRequest:
+    def _attempt(
+        self, call: Call, request: TraceRequest, limits: Sequence[int]
+    ) -> CachedTrace | TraceRequest:
         from staticrt.frontend.tracing.trace import trace
         from staticrt.frontend.tracing.tracer import current_tracer
         from staticrt.shapes.size_env import NeedsShapeEnv
@@ -342,7 +346,7 @@ class JointCalls:
                     request.derive,  # type: ignore[arg-type]
                     self._options,
                     self._name,
-                    bucket_limits(),
+                    limits,
                 )
         except (Exception, NeedsShapeEnv) as error:
             if _HOOKED in str(error):

@@ -46,7 +46,7 @@ def calling(parallel: Any, run: Callable[..., Any]) -> Callable[..., Any]:
 
 def bucket_limits() -> tuple[int, ...]:
     """Bytes from which on each bucket of gradients is full, the last for all further ones, of the
-    `DistributedDataParallel` in whose forward this thread is; () outside of one."""
+    `DistributedDataParallel` in whose forward the process is, in whatever thread; () outside of one."""
     parallel = _class()
     active = parallel._active_ddp_module if parallel is not None else None
     if active is None:
@@ -60,7 +60,7 @@ def bucket_limits() -> tuple[int, ...]:
 
 
 def guard_no_parallel(add_scope: Callable[[dict[str, Any], tuple[str, ...]], None]) -> None:
-    """Have a snapshot guard that this thread is in no forward of a `DistributedDataParallel`."""
+    """Have a snapshot guard that the process is in no forward of a `DistributedDataParallel`."""
     parallel = _class()
     if parallel is not None:
         (attributes,) = gc.get_referents(vars(parallel))
