@@ -63,7 +63,7 @@ inline constexpr int64_t kMaxOwnDilatedWork =
     2'000'000;                                // multiply-adds from which oneDNN's call costs little
 inline constexpr double kMinLiveShare = 0.5;  // of the taps of a dilated convolution
 inline constexpr int64_t kMinWinogradChannels = 16;
-inline constexpr double kMinWinogradGain = 1.15;  // its weights take 16/9 of the memory
+inline constexpr double kMinWinogradGain = 1.15;  // its weights take 16/9 or 4 times the memory
 inline constexpr int64_t kMinTileRow = 64;        // shorter rows are gathered into tiles
 inline constexpr size_t kMaxChainNodes = 32;      // of a pointwise chain
 inline constexpr int64_t kFewChannels = 4;        // images of so few are transposed pixel by pixel

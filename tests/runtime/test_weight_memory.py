@@ -92,7 +92,7 @@ def test_more_memory_packs_more_weights(name):
 def test_a_kernel_that_copies_less_is_taken_where_a_copy_does_not_fit():
     torch.manual_seed(0)
     shape = (1, 64, 64, 24, 24, 1, 1, torch.get_num_threads())
-    autotuning.pin(autotuning.Route("winograd", (*shape, side), 1) for side in (2, 4))
+    autotuning.pin(autotuning.Route("winograd", (*shape, side), side) for side in (2, 4))
     convolutions = (nn.Conv2d(64, 64, 3, padding=1) for _ in range(3))
     model, x = nn.Sequential(*convolutions).eval(), torch.randn(1, 64, 24, 24)
     compiled = staticrt.compile(model, weight_memory=0.95)  # a transformed weight takes 16/9 or 4 times of it

@@ -50,26 +50,32 @@ int64_t time_ns(const ConvPlan& original, Side side) {
   return least;
 }
 
-// The side of tiles that is tried. F(4x4)'s weights take 20 floats per pair of channels more than F(2x2)'s.
-// In a model they come from memory, which few pixels do not repay.
-Side tried_side(const ConvPlan& p, const PrepareRequest& request) {
-  constexpr int64_t kPixels = 512;
-  const bool pays = p.batch * p.w.out_h * p.w.out_w >= kPixels && p.w.out_h > 4 && p.w.out_w > 4;
+// F(4x4)'s weights take 20 floats per pair of channels more than F(2x2)'s. In a model they come from memory,
+// which few pixels do not repay.
+constexpr int64_t kPixelsOfFour = 512;
+
+Side largest_side(const ConvPlan& p, const PrepareRequest& request) {
+  const bool pays = p.batch * p.w.out_h * p.w.out_w >= kPixelsOfFour && p.w.out_h > 4 && p.w.out_w > 4;
   return pays && winograd_bytes(p, 4) <= request.most_derived_bytes ? 4 : 2;
 }
 
-bool is_faster(const ConvPlan& original, Side side) {
-  // One image, of as many lines as the budget allows.
+// The sum by its definition, unless Winograd gains enough; F(2x2) is tried where F(4x4) does not.
+Side fastest(const ConvPlan& original, Side largest) {
+  // As many lines of an image as the budget allows, and images enough for what side decides.
   ConvPlan p = original;
-  p.batch = 1;
+  const int64_t pixels = p.w.out_h * p.w.out_w;
+  p.batch = largest == 4 ? std::min(p.batch, (kPixelsOfFour + pixels - 1) / pixels) : 1;
   const int64_t line = std::max<int64_t>(1, p.multiply_adds() / p.w.out_h);
   const int64_t lines =
       std::min(p.w.out_h,
                std::max(tuning::kMinMeasuredLines, p.num_threads * tuning::kMaxMeasuredMultiplyAdds / line));
   p.w.in_h -= p.w.out_h - lines;
   p.w.out_h = lines;
-  return static_cast<double>(time_ns(p, 0)) >
-         tuning::kMinWinogradGain * static_cast<double>(time_ns(p, side));
+  const auto direct = static_cast<double>(time_ns(p, 0));
+  for (Side side = largest; side >= 2; side -= 2) {
+    if (direct > tuning::kMinWinogradGain * static_cast<double>(time_ns(p, side))) return side;
+  }
+  return 0;
 }
 
 // What measurements say on machines with AVX2 and AVX-512.
@@ -80,21 +86,21 @@ bool is_faster_by_rule(const ConvPlan& p) {
 
 Side choose_side(const ConvPlan& p, PrepareRequest& request) {
   static int64_t spent_ns = 0;  // one thread decides at a time
-  const Side side = tried_side(p, request);
+  const Side largest = largest_side(p, request);
   RouteChoice choice = choose_route(
       "winograd",
       {p.batch, p.in_channels, p.out_channels, p.w.out_h, p.w.out_w, p.w.pad_h, p.w.pad_w, p.num_threads,
-       side},
-      [](int64_t kept) { return kept == 0 || kept == 1; },
-      [&] {
-        if (spent_ns >= tuning::kProcessBudgetNs) return int64_t{is_faster_by_rule(p)};
+       largest},
+      [&](int64_t kept) { return kept == 0 || kept == 2 || kept == largest; },
+      [&]() -> Side {
+        if (spent_ns >= tuning::kProcessBudgetNs) return is_faster_by_rule(p) ? largest : 0;
         const int64_t start = measuring_clock_ns(p.num_threads);
-        const bool faster = is_faster(p, side);
+        const Side side = fastest(p, largest);
         spent_ns += measuring_clock_ns(p.num_threads) - start;
-        return int64_t{faster};
+        return side;
       });
   request.choices.push_back(std::move(choice));
-  return request.choices.back().choice != 0 ? side : 0;
+  return request.choices.back().choice;
 }
 
 }  // namespace

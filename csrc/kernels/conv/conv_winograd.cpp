@@ -21,6 +21,7 @@ namespace staticrt {
 namespace {
 
 constexpr int64_t kPanelsAtOnce = 2;
+constexpr float kMostRange = 256;  // of the largest pixels of a tile and of an output's window
 
 struct WinogradConv {
   ConvPlan p;
@@ -70,10 +71,61 @@ struct WinogradConv {
     return s;
   }
 
+  // The largest magnitude of each input pixel, behind the workers' scratch memory.
+  int64_t magnitude_floats() const { return f.side == 4 ? p.batch * p.w.in_h * p.w.in_w : 0; }
+  Grid lines_grid() const {
+    return {.rows = p.batch * p.w.in_h, .cell_ns = row_ns(p.w.in_w * p.in_channels)};
+  }
+
+  // Whether some output's window is small beside its tile. An empty window is no exception: eager's result is
+  // 0.
+  bool is_uneven(char* const* bases, float* magnitudes) const {
+    const Window& w = p.w;
+    run_tiles(lines_grid(), p.num_threads, [&](const Tile& tile) {
+      const int64_t first = tile.row_begin * w.in_w;
+      winograd_kernels().magnitudes(floats(p.x, bases) + first * p.in_channels,
+                                    (tile.row_end - tile.row_begin) * w.in_w, p.in_channels,
+                                    magnitudes + first);
+    });
+    for (int64_t row = 0; row < tile_rows; ++row) {
+      const float* image = magnitudes + row / image_rows() * w.in_h * w.in_w;
+      const int64_t top = row % image_rows() * f.side - w.pad_h;
+      for (int64_t column = 0; column < tiles_w; ++column) {
+        if (is_uneven_tile(image, top, column * f.side - w.pad_w)) return true;
+      }
+    }
+    return false;
+  }
+  bool is_uneven_tile(const float* image, int64_t top, int64_t left) const {
+    constexpr int kSide = 6;
+    const Window& w = p.w;
+    float of_line[kSide][4] = {};  // the largest of three neighbours along each line
+    float largest = 0;
+    for (int i = 0; i < kSide; ++i) {
+      if (top + i < 0 || top + i >= w.in_h) continue;
+      float line[kSide] = {};
+      for (int j = 0; j < kSide; ++j) {
+        if (left + j >= 0 && left + j < w.in_w) line[j] = image[(top + i) * w.in_w + left + j];
+        largest = std::max(largest, line[j]);
+      }
+      for (int j = 0; j < 4; ++j) of_line[i][j] = std::max({line[j], line[j + 1], line[j + 2]});
+    }
+    const int64_t rows = std::min<int64_t>(4, w.out_h - top - w.pad_h);
+    const int64_t columns = std::min<int64_t>(4, w.out_w - left - w.pad_w);
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t j = 0; j < columns; ++j) {
+        const float window = std::max({of_line[i][j], of_line[i + 1][j], of_line[i + 2][j]});
+        if (window * kMostRange < largest) return true;
+      }
+    }
+    return false;
+  }
+
   int operator()(char* const* bases, char* workspace) const {
-    const int64_t blocks = (tile_rows + block_rows - 1) / block_rows;
+    if (f.side == 4 && is_uneven(bases, reinterpret_cast<float*>(workspace) + workers() * worker_floats()))
+      return kRedo;
     std::atomic<int> status{kRan};
-    run_tiles(grid(blocks), p.num_threads, [&](const Tile& tile) {
+    run_tiles(blocks_grid(), p.num_threads, [&](const Tile& tile) {
       const int of_tile = run_blocks(bases, scratch(workspace, tile.part), tile.row_begin, tile.row_end);
       if (of_tile != kRan) status |= of_tile;
     });
@@ -86,7 +138,12 @@ struct WinogradConv {
                       row_ns(p.batch * p.w.out_h * p.w.out_w * p.in_channels * 4);
     return {.rows = blocks, .cell_ns = ns / static_cast<double>(blocks)};
   }
-  std::vector<Grid> grids() const { return {grid((tile_rows + block_rows - 1) / block_rows)}; }
+  Grid blocks_grid() const { return grid((tile_rows + block_rows - 1) / block_rows); }
+  int64_t workers() const { return cut_of(blocks_grid(), p.num_threads).parts(); }
+  std::vector<Grid> grids() const {
+    if (f.side == 4) return {lines_grid(), blocks_grid()};
+    return {blocks_grid()};
+  }
 
   int run_blocks(char* const* bases, const Scratch& s, int64_t begin, int64_t end) const {
     const int64_t line = p.w.out_w * p.out_channels;
@@ -255,8 +312,8 @@ PreparedCall prepare_winograd_conv(const ConvPlan& p, int64_t side, PrepareReque
   conv.block_rows = ceil_div(conv.tile_rows, std::min(blocks, conv.tile_rows));
   conv.piece = ceil_div(conv.tiles_w, ceil_div(conv.tiles_w, most));
   conv.packed = request.derive(transformed_weight(p, side));
-  request.workspace_bytes = cut_of(conv.grids()[0], p.num_threads).parts() * conv.worker_floats() *
-                            static_cast<int64_t>(sizeof(float));
+  request.workspace_bytes =
+      (conv.workers() * conv.worker_floats() + conv.magnitude_floats()) * static_cast<int64_t>(sizeof(float));
   return call_with(std::move(conv), side == 2 ? "conv: winograd 2x2" : "conv: winograd 4x4");
 }
 

@@ -34,6 +34,8 @@ struct WinogradTransforms {
 
 struct WinogradKernels {
   WinogradTransforms two, four;  // by side
+  // out[i] = the largest |x| of pixel i; NaN does not count.
+  void (*magnitudes)(const float* x, int64_t pixels, int64_t channels, float* out);
 };
 
 const WinogradKernels& winograd_kernels();  // of the instruction set that cpu_level() gives

@@ -1,6 +1,7 @@
 // Bodies of the Winograd transforms, included once per instruction set (kernels/instruction_set.cpp.in).
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <type_traits>
 
@@ -128,8 +129,23 @@ float transform_outputs(const float* products, int64_t element, int64_t row, int
   return sum;
 }
 
+void magnitudes(const float* x, int64_t pixels, int64_t channels, float* out) {
+  for (int64_t i = 0; i < pixels; ++i, x += channels) {
+    Vec most = {};
+    each_vector(channels, [&](auto whole, int64_t c, int64_t n) {
+      const Vec v = load<decltype(whole)::value>(x + c, n);
+      const Vec size = v < 0.0F ? -v : v;
+      most = size > most ? size : most;
+    });
+    float largest = 0;
+    for (int k = 0; k < kLanes; ++k) largest = std::max(largest, most[k]);
+    out[i] = largest;
+  }
+}
+
 constexpr WinogradKernels kKernels{{2, &transform_inputs<2>, &transform_outputs<2>},
-                                   {4, &transform_inputs<4>, &transform_outputs<4>}};
+                                   {4, &transform_inputs<4>, &transform_outputs<4>},
+                                   &magnitudes};
 
 }  // namespace
 }  // namespace staticrt

@@ -4,6 +4,7 @@
 #include <ATen/ops/max.h>
 #include <ATen/ops/sub.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "kernels/conv/conv_routes.h"
@@ -122,6 +123,32 @@ TEST(winograd_leaves_what_is_not_finite_to_the_general_path) {
         EXPECT(run(args, want, static_cast<int>(threads), side).status == kRedo);
       }
     }
+  }
+}
+
+// A large pixel, or none, beside an output's window: F(4x4)'s errors would be those of the largest.
+TEST(tiles_of_four_leave_uneven_images_to_the_general_path) {
+  std::mt19937 rng(36);
+  for (const int64_t threads : {1, 3}) {
+    auto args = arguments(rng, {2, 32, 32, 20, 21, 1, 1}, true);
+    const at::Tensor want = run_eager("aten::conv2d", args)[0];
+    const auto status = [&] { return run(args, want, static_cast<int>(threads), 4).status; };
+    at::Tensor pixels = args[0].toTensor().permute({0, 2, 3, 1});  // [2, 20, 21, 32], in memory's order
+    const auto set = [&](int64_t image, int64_t h, int64_t w, float value) {
+      std::fill_n(pixels.mutable_data_ptr<float>() + ((image * 20 + h) * 21 + w) * 32, 32, value);
+    };
+    EXPECT(status() == kRan);
+    set(1, 19, 20, 1e5F);  // in the last tile, which reaches beyond the image
+    EXPECT(status() == kRedo);
+    set(1, 19, 20, -1e5F);
+    EXPECT(status() == kRedo);
+    set(1, 19, 20, 30);
+    EXPECT(status() == kRan);
+    for (int64_t h = 7; h < 10; ++h)
+      for (int64_t w = 8; w < 11; ++w) set(0, h, w, 0);  // all of one window
+    EXPECT(status() == kRedo);
+    set(0, 8, 9, 0.25F);
+    EXPECT(status() == kRan);
   }
 }
 
