@@ -159,3 +159,25 @@ TEST(winograd_transforms_make_a_convolution) {
     }
   }
 }
+
+TEST(magnitudes_of_pixels_are_their_largest_channels) {
+  std::mt19937 rng(50);
+  for (const WinogradKernels* set : SETS_OF(winograd_kernels)) {
+    for (const int64_t channels : {1, 3, 4, 17, 40}) {
+      auto x = numbers(rng, 7 * channels);
+      x[static_cast<size_t>(3 * channels)] = std::numeric_limits<float>::infinity();
+      x[static_cast<size_t>(5 * channels)] = std::nanf("");  // does not count
+      std::vector<float> out(8, kUntouched);
+      set->magnitudes(x.data(), 7, channels, out.data());
+      for (int64_t i = 0; i < 7; ++i) {
+        float most = 0;
+        for (int64_t c = 0; c < channels; ++c) {
+          const float size = std::fabs(x[static_cast<size_t>(i * channels + c)]);
+          if (size > most) most = size;
+        }
+        EXPECT_EQ(out[static_cast<size_t>(i)], most);
+      }
+      EXPECT_EQ(out[7], kUntouched);
+    }
+  }
+}
