@@ -65,8 +65,8 @@ std::shared_ptr<SharedBlock> share_bytes(MemoryDevice& device, const at::Tensor&
   const c10::DeleterFnPtr deleter = storage.data_ptr().get_deleter();
   if (deleter != &close_opened && deleter != c10::GetAllocator(tensor.device().type())->raw_deleter())
     check(Status::Unsupported(
-        "the memory is not the tensor's own, and is written again: managed outputs (manage_outputs), a "
-        "graph's results; share a clone() of it"));
+        "the memory is not the tensor's own, and may be written again (an output of manage_outputs, a "
+        "graph's result, another library's tensor); share a clone() of it"));
   auto block = std::make_shared<SharedBlock>();
   const auto inside = reinterpret_cast<Addr>(storage.data_ptr().get());
   called([&] { return device.allocator->exports().share(inside, block.get()); });

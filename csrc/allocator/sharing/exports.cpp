@@ -22,9 +22,8 @@ std::array<uint64_t, 2> random_identity() {
 }
 
 // Whether every copy of the other end is closed.
-bool hung_up(const FileDescriptor& end) {
-  struct pollfd asked = {end.number(), 0, 0};
-  return poll(&asked, 1, 0) == 1 && (asked.revents & (POLLHUP | POLLERR | POLLNVAL)) != 0;
+bool hung_up(const struct pollfd& end) {
+  return (end.revents & (POLLHUP | POLLERR | POLLNVAL)) != 0;
 }
 
 }  // namespace
@@ -144,9 +143,17 @@ Bytes Exports::collect() {
   {
     const std::lock_guard lock(mutex_);
     if (entries_.empty()) return 0;
+    std::vector<struct pollfd> ends;  // of all entries, in their order: one call of the system asks them all
+    for (const auto& [address, entry] : entries_)
+      for (const FileDescriptor& end : entry.watched) ends.push_back({end.number(), 0, 0});
+    (void)poll(ends.data(), ends.size(), 0);  // where it fails, nobody has let go yet
+    auto asked = ends.begin();
     for (auto at = entries_.begin(); at != entries_.end();) {
       Entry& entry = at->second;
-      std::erase_if(entry.watched, hung_up);
+      std::vector<FileDescriptor> still;
+      for (FileDescriptor& end : entry.watched)
+        if (!hung_up(*asked++)) still.push_back(std::move(end));
+      entry.watched = std::move(still);
       if (!entry.watched.empty()) {
         ++at;
         continue;

@@ -113,7 +113,7 @@ void OutputMemory::abandon_run() {
 
 // Whether somebody else has the output.
 bool OutputMemory::is_held(Output& output) const {
-  if (output.storage.use_count() == 1) return false;
+  if (output.storage.use_count() == 1 && output.storage.resizable()) return false;
   if (outlives(output.storage)) return true;
   output.storage = new_managed_storage(*buffers_[output.buffer].memory);
   return false;
