@@ -1,4 +1,8 @@
-"""Writes into memory that they also read: eager refuses some, AOTAutograd writes a copy of the whole instead."""
+"""Writes that depend on how memory is laid out.
+
+Of those into memory that they also read, eager refuses some, and AOTAutograd writes a copy of the whole instead. Those
+that draw do so in the order of memory, and AOTAutograd's functional forms in another.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import operator
 import torch
 from torch import fx
 
-from staticrt.training.graph_split import writes
+from staticrt.training.graph_split import draws, writes
 
 
 def overlapping_writes(gm: fx.GraphModule) -> dict[str, str]:
@@ -21,6 +25,32 @@ def overlapping_writes(gm: fx.GraphModule) -> dict[str, str]:
         for node in gm.graph.nodes
         if node.op in ("call_function", "call_method") and writes(node) and _reads_what_it_writes(node)
     }
+
+
+def draws_by_memory(gm: fx.GraphModule) -> dict[str, str]:
+    """Nodes of a Dynamo graph that fill memory that is not row-major with random numbers: they run eagerly.
+
+    Returns:
+        Why, by their names.
+    """
+    return {
+        node.name: "it draws in the order of memory, which is not row-major"
+        for node in gm.graph.nodes
+        if draws(node)
+        and (writes(node) or _drops_in_place(node))
+        and not all(map(_is_row_major, node.all_input_nodes))
+    }
+
+
+def _drops_in_place(node: fx.Node) -> bool:
+    """Whether a dropout may fill memory: its last argument says so, or it is one that always does."""
+    name = getattr(node.target, "__name__", "")
+    return "dropout" in name and ("alpha" in name or node.args[3:] not in ((), (False,)))
+
+
+def _is_row_major(node: fx.Node) -> bool:
+    value = node.meta.get("example_value")
+    return not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_contiguous()
 
 
 def _reads_what_it_writes(node: fx.Node) -> bool:

@@ -225,7 +225,7 @@ class _Functionalizer:
     # -- writes ------------------------------------------------------------------------------------------------
 
     def _write(self, node: fx.Node) -> None:
-        from staticrt.frontend.functionalize.overlaps import check_apart
+        from staticrt.frontend.functionalize.overlaps import check_apart, check_draws
         from staticrt.frontend.functionalize.writes import functional_form
 
         targets = _written_args(node)
@@ -237,6 +237,7 @@ class _Functionalizer:
         results, returned = self._call(functional_form, node.target, args, kwargs)
         if len(results) != len(targets):
             raise CannotTrace(f"{node.target} writes {len(targets)} tensors")
+        check_draws(node, targets, results)
         for target, result in zip(targets, results, strict=True):
             self._store(target, result)
         value = node.meta["val"]

@@ -1,4 +1,6 @@
-"""Writes that read, through another view, the memory that they write.
+"""Writes whose answers depend on how memory is laid out.
+
+Some read, through another view, the memory that they write; others draw random numbers in the order of memory.
 
 A functional operator reads all before it writes anything. In place, an operator whose operands overlap raises, or
 answers by the order in which its kernel goes through memory; only eager knows which.
@@ -16,6 +18,7 @@ from torch import fx
 from staticrt import tuning
 from staticrt.frontend.reasons import CannotTrace
 from staticrt.frontend.tracing.maybe_views import SizesDecideViews
+from staticrt.shapes.fake_results import is_contiguous
 from staticrt.shapes.rules.layout import is_dense
 from staticrt.shapes.size_checks import statically_known_true
 
@@ -44,6 +47,31 @@ def check_apart(node: fx.Node, targets: Sequence[fx.Node]) -> None:
                 raise _refusal(node)
         if not pointwise and _is_read_too(node, target):
             raise _refusal(node)
+
+
+def check_draws(node: fx.Node, targets: Sequence[fx.Node], results: Sequence[torch.Tensor]) -> None:
+    """Check that the functional form of an operator that fills `targets` draws the same numbers for the same elements.
+
+    In place, kernels draw in the order of memory, by the dtype and the layout of what they fill. The functional forms of
+    `out=` and of `bernoulli_` with a number fill a new row-major tensor; the others fill a copy, which has the layout of
+    what it was copied from if that is dense.
+
+    Raises:
+        CannotTrace: it may draw others.
+        SizesDecideViews: it may for some sizes.
+    """
+    if torch.Tag.nondeterministic_seeded not in node.target.tags:  # type: ignore[union-attr]
+        return
+    anew = node.target is aten.bernoulli_.float or torch.Tag.out in node.target.tags  # type: ignore[union-attr]
+    for target, result in zip(targets, results, strict=True):
+        value = target.meta["val"]
+        if is_contiguous(value) and value.dtype == result.dtype:
+            continue
+        if anew or not is_dense(value.fake_mode, value.shape, value.stride()):
+            _numbers((*value.shape, *value.stride()))
+            raise CannotTrace(
+                f"{node.target} draws in the order of memory, which is not row-major", even_in_parts=True
+            )
 
 
 def _refusal(node: fx.Node) -> CannotTrace:
