@@ -331,6 +331,11 @@ class FloatNode(_NumberNode):
             raise ZeroDivisionError("float division by zero")
         return self._made("/", operator.truediv, other)
 
+    def mod(self, other: Any) -> FloatNode:
+        if not self.env.assume(other.ne(self.wrap_float(0.0)).condition):
+            raise ZeroDivisionError("float modulo")
+        return self._made("%", operator.mod, other)
+
     def neg(self) -> FloatNode:
         return FloatNode(self.env, f"(-{self.text})", -self.hint, operator.neg, (self,))
 

@@ -18,7 +18,7 @@ def number(rng, a, b, depth=3):
     if depth == 0:
         return rng.choice((a / b, a * 0.5, float(rng.randint(1, 3)), b + 0.25, 1 / a))
     x, y = number(rng, a, b, depth - 1), number(rng, a, b, depth - 1)
-    match rng.randrange(8):
+    match rng.randrange(9):
         case 0:
             return x + y
         case 1:
@@ -32,6 +32,8 @@ def number(rng, a, b, depth=3):
         case 5:
             return -x
         case 6:
+            return x % y
+        case 7:
             return math.floor(x) + y
         case _:
             return x if x < y else math.ceil(y) * 1.5
@@ -79,6 +81,11 @@ PROGRAMS = {
     "quotient": lambda x: x * ((x.shape[0] * 1.5) // 2),
     "mixed": lambda x: x * (1 - 1 / (x.shape[0] + 0.5)) + 2.0 / x.shape[1],
     "limit": lambda x: x.clamp(max=x.shape[0] / 9),
+    "whole half": lambda x: x * 2 if (x.shape[0] / 2) % 1 == 0 else x * 3,
+    "negative remainder": lambda x: x * 2 if (-x.shape[0] / 2) % 1 == 0 else x * 3,
+    "remainder by a fraction": lambda x: x * 2 if x.shape[0] % 1.5 == 0 else x * 3,
+    "remainder of a number": lambda x: x * 2 if 7.5 % x.shape[0] == 0 else x * 3,
+    "remainder as a value": lambda x: x * ((x.shape[0] / 3) % 0.75) + (-x.shape[0] / 3) % 0.7,
     "text": lambda x: x + len(f"{x.shape[0] / 3:.2f}"),
 }
 
@@ -149,7 +156,7 @@ def test_what_no_float_can_hold_gives_up():
         lambda a: a * math.inf,
         lambda a: a * math.nan,
         lambda a: (a * 1e200) * 1e200,
-        lambda a: (a * 0.5) % 2.0,
+        lambda a: round(a * 0.5, 1),
     ):
         env = SizeEnv()
         with pytest.raises(NeedsShapeEnv):
