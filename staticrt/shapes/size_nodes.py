@@ -254,6 +254,9 @@ class Rounded(Atom):
         return self.node.free_symbols
 
 
+_MOST_EXPONENT = 4.0
+
+
 class FloatNode(_NumberNode):
     """A fractional number computed from sizes: what a `torch.SymFloat` of a trace holds.
 
@@ -335,6 +338,13 @@ class FloatNode(_NumberNode):
         if not self.env.assume(other.ne(self.wrap_float(0.0)).condition):
             raise ZeroDivisionError("float modulo")
         return self._made("%", operator.mod, other)
+
+    def float_pow(self, other: Any) -> FloatNode:
+        if other.function is not None or abs(other.hint) > _MOST_EXPONENT:  # no size overflows then
+            self.env.give_up("a power of a size by an exponent that is large or no constant")
+        if not self.env.assume(self.gt(self.wrap_float(0.0)).condition):
+            self.env.give_up("a power of a number that is not positive")
+        return self._made("**", operator.pow, other)
 
     def neg(self) -> FloatNode:
         return FloatNode(self.env, f"(-{self.text})", -self.hint, operator.neg, (self,))

@@ -83,6 +83,8 @@ PROGRAMS = {
     "limit": lambda x: x.clamp(max=x.shape[0] / 9),
     "whole half": lambda x: x * 2 if (x.shape[0] / 2) % 1 == 0 else x * 3,
     "negative remainder": lambda x: x * 2 if (-x.shape[0] / 2) % 1 == 0 else x * 3,
+    "whole root": lambda x: x * 2 if x.shape[0] ** 0.5 % 1 == 0 else x * 3,
+    "root as a value": lambda x: x * x.shape[0] ** -0.5 + (x.shape[1] / 2) ** 1.5,
     "remainder by a fraction": lambda x: x * 2 if x.shape[0] % 1.5 == 0 else x * 3,
     "remainder of a number": lambda x: x * 2 if 7.5 % x.shape[0] == 0 else x * 3,
     "remainder as a value": lambda x: x * ((x.shape[0] / 3) % 0.75) + (-x.shape[0] / 3) % 0.7,
