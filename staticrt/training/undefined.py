@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from staticrt import torch_private
+from staticrt.shapes.size_expr import Expr
 
 aten = torch.ops.aten
 
@@ -133,9 +134,12 @@ def _size(graph: fx.GraphModule, size: torch.SymInt) -> fx.Node:
         return known[text]()
     symbols = sorted(size.node.expr.free_symbols, key=str)
     nodes = {symbol: known[str(symbol)]() for symbol in symbols}
-    proxy = sympy_interp(
-        PythonReferenceAnalysis, {symbol: fx.Proxy(node) for symbol, node in nodes.items()}, size.node.expr
-    )
+    proxies = {symbol: fx.Proxy(node) for symbol, node in nodes.items()}
+    if isinstance(size.node.expr, Expr):  # its text is Python's
+        names = {str(symbol): proxy for symbol, proxy in proxies.items()}
+        proxy = eval(text, {"max": torch.sym_max, "min": torch.sym_min, **names})
+    else:
+        proxy = sympy_interp(PythonReferenceAnalysis, proxies, size.node.expr)
     assert isinstance(proxy, fx.Proxy)
     for made in _ancestors(proxy.node, set(nodes.values())):
         made.meta.setdefault("val", size)

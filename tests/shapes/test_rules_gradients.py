@@ -38,11 +38,15 @@ LAYOUTS = {
 }
 
 
+# oneDNN and torch's own kernel, between which the number of threads decides, differ in strides that mean nothing.
+_INEXACT = {aten.convolution_backward.default}
+
+
 def expect_eager(op, args, symbolic=False):
     """Whether a rule covers a call; its answer is then eager's."""
     asked = Asked(op, args, symbolic=symbolic)
     if asked.covered:
-        assert asked.differs(args, exact=not symbolic) is None
+        assert asked.differs(args, exact=not symbolic and op not in _INEXACT) is None
     return asked.covered
 
 
