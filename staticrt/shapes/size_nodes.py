@@ -59,7 +59,7 @@ class Node:
         return True
 
     def has_hint(self) -> bool:
-        """Where torch compares hints itself, it does so with nodes of its own only; else it asks the comparisons here."""
+        """False: torch compares the hints of its own nodes itself, and must ask the comparisons here instead."""
         return False
 
     def clone(self) -> Any:

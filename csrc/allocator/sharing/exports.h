@@ -56,7 +56,7 @@ class Exports {
   std::map<Addr, Entry> entries_;
   std::atomic<bool> any_ = false;
   uint64_t next_number_ = 1;
-  bool called_back_ = false;  // the ladder asks collect() for memory
+  bool called_back_ = false;  // allocate() calls collect() before it grows
 };
 
 }  // namespace staticrt::alloc

@@ -209,7 +209,7 @@ def _layer_norm(mode: Any, x: torch.Tensor, shape: Sequence[Any], weight: Any, b
     if kept < 0 or not all(map(agree, x.shape[kept:], shape)):
         return None
     sizes = [*x.shape[:kept], *([1] * len(shape))]
-    # The kernel copies what is not row-major, and so do its backward's.
+    # The kernels of the forward and of the backward copy what is not row-major.
     return new(mode, x.shape, x), new(mode, sizes, x), new(mode, sizes, x)
 
 
