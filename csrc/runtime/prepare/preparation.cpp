@@ -314,7 +314,7 @@ std::optional<int64_t> Preparation::most_copied_bytes() const {
   const double share = *result_.options_.weight_memory;
   SRT_CHECK(share >= 0 && share <= 1, "weight_memory is ", share,
             ", expected a share of the weights' bytes from 0 to 1");
-  // All may be packed. Some layouts take more bytes than the weight: 16/9 of it for Winograd's.
+  // All may be packed. Some layouts take more bytes than the weight: 16/9 or 4 times of it for Winograd's.
   if (share == 1) return std::numeric_limits<int64_t>::max();
   int64_t weights = 0;
   for (ValueId id = 0; id < program_.first_constant() + program_.constants().size(); ++id) {
