@@ -161,6 +161,17 @@ constexpr int kFourPanelRows = [] {
   while (panels_at_once(rows + 1) >= 4) ++rows;
   return rows;
 }();
+
+// Rows of A of a block. Rows at a multiple of kWayFloats lie in one set of the first-level cache: more of
+// them than it has ways drive each other out between two elements of a line, so fewer rows take more panels
+// at once.
+constexpr int64_t kWayFloats = 1024;  // of a common first-level cache, which has kWays ways
+constexpr int kWays = 8;
+constexpr int64_t block_rows(int64_t a_row) {
+  const bool one_set = (a_row + 1) % kWayFloats <= 2;  // a float more or less leaves most of a line shared
+  return one_set && kRows > kWays ? kTwoPanelRows : kRows;
+}
+
 constexpr auto kHalfPanel = block_table<1>(std::make_integer_sequence<int, kRows>());
 constexpr auto kOnePanel = block_table<kVectors>(std::make_integer_sequence<int, kRows>());
 constexpr auto kUnevenRows = block_table<kVectors, false>(std::make_integer_sequence<int, kRows>());

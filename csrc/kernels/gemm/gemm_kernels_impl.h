@@ -12,7 +12,8 @@ namespace {
 void multiply(const GemmArgs& g, int64_t begin, int64_t end) {
   for (int64_t m0 = 0; m0 < g.m; m0 += kChunkRows) {
     const int64_t m_end = std::min(g.m, m0 + kChunkRows);
-    const int64_t blocks = (m_end - m0 + kRows - 1) / kRows;
+    const int64_t most = block_rows(g.a_row);
+    const int64_t blocks = (m_end - m0 + most - 1) / most;
     const int64_t rows_each = (m_end - m0 + blocks - 1) / blocks;  // of even height
     const int at_once = panels_at_once(static_cast<int>(rows_each));
     // B is fetched ahead unless it lies elsewhere than in panels, or is there from the rows before.
@@ -87,10 +88,10 @@ void convolve_short_lines(const ConvArgs& g, int64_t begin, int64_t end) {
 }
 
 void convolve(const ConvArgs& g, int64_t begin, int64_t end) {
-  if (2 * g.m <= kRows && g.lines > 1 && g.c_line == g.m * g.c_row)
-    return convolve_short_lines(g, begin, end);
+  const int64_t most = block_rows(g.a_row);
+  if (2 * g.m <= most && g.lines > 1 && g.c_line == g.m * g.c_row) return convolve_short_lines(g, begin, end);
   const int64_t depth = g.num_segments * g.length;
-  const int64_t blocks = (g.m + kRows - 1) / kRows;
+  const int64_t blocks = (g.m + most - 1) / most;
   const int64_t rows_each = (g.m + blocks - 1) / blocks;
   const int at_once = panels_at_once(static_cast<int>(rows_each));
   for (int64_t p = begin; p < end;) {

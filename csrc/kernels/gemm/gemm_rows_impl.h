@@ -163,19 +163,19 @@ int64_t turned_floats(int64_t rows) {
 class RowsAhead {
  public:
   static constexpr int64_t kMost = 16;
-  RowsAhead(int64_t depth, int64_t rows, int64_t panels) : depth_(depth) {
-    while (each_ * panels < std::min(rows, kMost)) each_ *= 2;
+  RowsAhead(int64_t depth, int64_t rows, int64_t blocks) : depth_(depth) {
+    while (each_ * blocks < std::min(rows, kMost)) each_ *= 2;
     if (depth % each_ != 0) each_ = 0;
     for (int64_t i = 0; i < each_; ++i) segments_[static_cast<size_t>(i)] = i * (depth / each_);
   }
   // `next`: the first row; or null.
-  void add_to(Block& b, const float* next, int64_t b_n, int64_t rows, int64_t panel) const {
+  void add_to(Block& b, const float* next, int64_t b_n, int64_t rows, int64_t index) const {
     b.upcoming = {b.b, 0, 0};
     if (each_ == 0) return;
     b.segments = segments_.data();
     b.num_segments = each_;
     b.k = depth_ / each_;
-    if (next && panel * each_ < rows) b.upcoming = {next + panel * each_ * b_n, each_, b_n - depth_};
+    if (next && index * each_ < rows) b.upcoming = {next + index * each_ * b_n, each_, b_n - depth_};
   }
 
  private:
@@ -190,15 +190,22 @@ class RowsAhead {
 void add_group(const float* b, int64_t b_n, int64_t columns, int64_t k, const float* a, int64_t a_panel,
                int64_t rows, bool accumulate, float* sums, const float* next, GemmArgs rest) {
   const int64_t pitch = pitch_of(rows);
-  const int64_t blocks = (columns + kRows - 1) / kRows;
+  const int64_t most = block_rows(b_n);
+  const int64_t blocks = (columns + most - 1) / most;
   const int64_t each = (columns + blocks - 1) / blocks;
-  const RowsAhead ahead(k, each, (rows + kWidth - 1) / kWidth);
+  const int at_once = panels_at_once(static_cast<int>(each));
+  const int64_t vectors = (rows + kLanes - 1) / kLanes;
+  const int64_t at_a_time =
+      kVectors * at_once;  // vectors of a block, but for the last ones, which take a panel each
+  const RowsAhead ahead(k, each, vectors / at_a_time + (vectors % at_a_time + kVectors - 1) / kVectors);
   for (int64_t n = 0; n < columns; n += each) {
     const int64_t count = std::min(each, columns - n);
     const float* from = b + n * b_n;
     const float* later = n + each < columns ? from + each * b_n : next;
-    for (int64_t m = 0; m < rows; m += kWidth) {
-      const int64_t width = rows - m <= kLanes ? kLanes : kWidth;
+    int64_t index = 0;
+    for (int64_t m = 0; m < rows; ++index) {
+      const int panels = vectors - m / kLanes >= at_a_time ? at_once : 1;
+      const int64_t width = rows - m <= kLanes ? kLanes : panels * kWidth;
       Block block{from,
                   b_n,
                   a + m / kWidth * a_panel,
@@ -210,8 +217,9 @@ void add_group(const float* b, int64_t b_n, int64_t columns, int64_t k, const fl
                   nullptr,
                   accumulate,
                   width};
-      ahead.add_to(block, later, b_n, count, m / kWidth);
-      block_for(count, 1, width)(block);
+      ahead.add_to(block, later, b_n, count, index);
+      block_for(count, panels, width)(block);
+      m += panels * kWidth;
     }
     if (rest.m == 0) continue;
     rest.n = count;

@@ -84,6 +84,19 @@ TEST(products_with_rows_of_b_equal_sums_in_double_at_all_edges) {
   }
 }
 
+TEST(rows_of_b_that_share_a_set_of_the_cache_are_summed_in_lower_blocks) {
+  uint32_t seed = 50;
+  for (const GemmKernels* set : SETS_OF(gemm_kernels)) {
+    for (const int64_t distance : {1023, 1024, 1025, 2048}) {
+      for (const int64_t m : {15, 16, 17, 33, 48, 49, 64, 65, 97, 150}) {
+        for (const int64_t n : {5, 14, 30, 113})
+          check(*set, {m, n, 24, 0, distance - 24, 1, n % 2 == 0, m % 2 == 0}, m, true, ++seed);
+        check(*set, {m, 30, 24, 0, distance - 24, 1, true, false}, m - m % 4, true, ++seed);
+      }
+    }
+  }
+}
+
 TEST(products_with_rows_of_b_sum_long_rows_in_chunks) {
   uint32_t seed = 77;
   for (const GemmKernels* set : SETS_OF(gemm_kernels)) {

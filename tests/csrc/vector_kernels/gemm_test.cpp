@@ -138,6 +138,19 @@ TEST(products_of_panels_equal_sums_in_double_at_all_edges) {
   }
 }
 
+TEST(rows_that_share_a_set_of_the_cache_are_summed_in_lower_blocks) {
+  uint32_t seed = 400;
+  for (const GemmKernels* set : SETS_OF(gemm_kernels)) {
+    for (const int64_t distance : {1023, 1024, 1025, 2048}) {
+      for (const int64_t m : {1, 4, 7, 8, 13, 14, 15, 29}) {
+        for (const int64_t n : {9, 31, 64, 65, 100})
+          check(*set, {m, n, 24, distance - 24, 1, true, m % 2 == 0, n % 2 == 0}, ++seed);
+        check_convolution(*set, 3, m, 70, 2, 24, distance, m % 2 == 0, ++seed);
+      }
+    }
+  }
+}
+
 TEST(products_of_panels_are_cut_into_chunks_of_rows_and_terms) {
   uint32_t seed = 500;
   for (const GemmKernels* set : SETS_OF(gemm_kernels)) {
