@@ -78,7 +78,9 @@ def aot_compile(
 
 
 @contextlib.contextmanager
-def recurrent_decomposition(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+def recurrent_decomposition(
+    wrap: Callable[[Callable[..., Any]], Callable[..., Any]], resizes: bool
+) -> Iterator[None]:
     """While this holds, this thread traces recurrent networks by upstream's decomposition, with its helper wrapped.
 
     Dropout gives its argument meanwhile where nothing is dropped, and draws no random numbers where everything is, as in
@@ -86,18 +88,21 @@ def recurrent_decomposition(wrap: Callable[[Callable[..., Any]], Callable[..., A
 
     Args:
         wrap: takes upstream's helper of all recurrent networks and returns what replaces it.
+        resizes: images are resized by the operators that eager calls. Upstream's decomposition reads each pixel by index,
+            and its backward adds them up so. Functionalization in C++ takes no symbolic sizes of these operators.
     """
     _ask_the_thread_for_decompositions()
-    before = _recurrent.wrap
-    _recurrent.wrap = wrap
+    before = _recurrent.wrap, _recurrent.resizes
+    _recurrent.wrap, _recurrent.resizes = wrap, resizes
     try:
         yield
     finally:
-        _recurrent.wrap = before
+        _recurrent.wrap, _recurrent.resizes = before
 
 
 class _Recurrent(threading.local):
     wrap: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+    resizes = False
 
 
 _recurrent = _Recurrent()
@@ -198,6 +203,37 @@ def _ask_the_thread_for_decompositions() -> None:
         if kernel is decompositions.dropout:
             operator.py_kernels[key] = dropout
     operator._dispatch_cache.clear()
+    for name in _RESIZES:
+        packet = getattr(torch.ops.aten, name)
+        for operator in (packet.default, packet.vec):
+            for key, kernel in operator.py_kernels.items():
+                operator.py_kernels[key] = _resize_as_eager(packet, operator, kernel)
+            operator._dispatch_cache.clear()
+
+
+_RESIZES = (
+    *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"),
+    *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),
+    *("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d"),
+)
+
+
+def _resize_as_eager(packet: Any, operator: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """A decomposition that is `kernel` but for threads that resize as eager does: there, the operator itself."""
+    from torch._decomp.decompositions import upsample_compute_output_size
+
+    @functools.wraps(kernel)
+    def asking(x: torch.Tensor, size: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _recurrent.resizes:
+            return kernel(x, size, *args, **kwargs)
+        if operator is packet.vec:  # (input, output_size, [align_corners], scale_factors)
+            *how, factors = args
+            sizes = upsample_compute_output_size(x.size(), size, factors)  # type: ignore[no-untyped-call]
+            return packet.default(x, sizes, *how, *(factors or [None] * len(sizes)))
+        with torch._C._DisablePythonDispatcher():
+            return operator(x, size, *args, **kwargs)
+
+    return asking
 
 
 def one_layer_lstm(layer: Callable[..., Any]) -> Callable[..., Any]:

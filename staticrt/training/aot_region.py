@@ -164,7 +164,7 @@ class Region:
     def _compile(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         if unfaithful := view_without_history(gm) or written_later(gm):
             raise _Unfaithful(unfaithful)
-        with recurrent_networks():
+        with recurrent_networks(resizes=False):
             run, cls = torch_private.aot_compile(
                 gm,
                 inputs,

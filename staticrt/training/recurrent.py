@@ -16,9 +16,13 @@ import torch
 from staticrt import torch_private
 
 
-def recurrent_networks() -> contextlib.AbstractContextManager[None]:
-    """Context manager in which recurrent networks are traced with their dropout."""
-    return torch_private.recurrent_decomposition(with_dropout)
+def recurrent_networks(resizes: bool = True) -> contextlib.AbstractContextManager[None]:
+    """Context manager in which recurrent networks are traced with their dropout.
+
+    Args:
+        resizes: operators that resize images are recorded as eager calls them, not taken apart.
+    """
+    return torch_private.recurrent_decomposition(with_dropout, resizes)
 
 
 def with_dropout(helper: Callable[..., Any]) -> Callable[..., Any]:

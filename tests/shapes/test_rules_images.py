@@ -91,6 +91,30 @@ def test_adaptive_pooling_and_copies(symbolic):
     assert covered >= 20
 
 
+RESIZES = [
+    *("upsample_nearest2d", "_upsample_nearest_exact2d", "upsample_bilinear2d", "upsample_bicubic2d"),
+    *("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "upsample_nearest3d", "upsample_trilinear3d"),
+]
+
+
+@pytest.mark.parametrize("symbolic", [False, True], ids=["constant", "symbolic"])
+@pytest.mark.parametrize("name", RESIZES)
+def test_resized_images_and_their_gradients(name, symbolic):
+    how = [] if "nearest" in name else [True]
+    images = IMAGES.values()
+    if "3d" in name:
+        volume = torch.rand(2, 3, 4, 5, 6)
+        images = [volume, volume.to(memory_format=torch.channels_last_3d), volume.double(), volume[..., ::2]]
+    forward, backward = getattr(aten, name).default, getattr(aten, f"{name}_backward").default
+    covered = 0
+    for x in images:
+        covered += expect_eager(forward, x, symbolic, [5, 7, 3][: x.dim() - 2], *how)
+        sizes, before = list(x.shape[2:]), [*x.shape[:2], 4, 5, 6][: x.dim()]
+        covered += expect_eager(backward, x, symbolic, sizes, before, *how)
+        assert not expect_eager(backward, x, symbolic, [n + 1 for n in sizes], before, *how)
+    assert covered >= len(images)
+
+
 @pytest.mark.parametrize("symbolic", [False, True], ids=["constant", "symbolic"])
 def test_concatenation(symbolic):
     covered = 0

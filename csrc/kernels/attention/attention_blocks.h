@@ -316,14 +316,17 @@ struct Attention {
     if (top == -std::numeric_limits<float>::infinity()) {
       // Nothing to attend to: zeros, as eager's safe softmax.
       std::memset(row, 0, static_cast<size_t>(seen) * sizeof(float));
+      note_sum(bases, b, h, i, 0);
       return;
     }
-    if (has_sums) {
-      float total = 0;
-      for (int64_t j = 0; j < n; ++j) total += std::exp(row[j] - top);
+    if (top < std::numeric_limits<float>::infinity()) {
+      const float total = row_kernels().exponents(row, row, n, top);
+      row_kernels().affine(row, row, n, 1.0F / total, 0);
       note_sum(bases, b, h, i, top + std::log(total));
+    } else {
+      std::fill(row, row + n, std::numeric_limits<float>::quiet_NaN());
+      note_sum(bases, b, h, i, std::numeric_limits<float>::quiet_NaN());
     }
-    row_kernels().softmax(row, row, n);
     if (n < seen) std::memset(row + n, 0, static_cast<size_t>(seen - n) * sizeof(float));
   }
 
@@ -356,6 +359,7 @@ struct Attention {
     const float top = s.tops[i];
     if (top == -std::numeric_limits<float>::infinity()) {
       std::fill(result, result + value_depth, 0.0F);
+      note_sum(bases, b, h, i, 0);
     } else if (!(top < std::numeric_limits<float>::infinity())) {
       std::fill(result, result + value_depth, std::numeric_limits<float>::quiet_NaN());
       note_sum(bases, b, h, i, std::numeric_limits<float>::quiet_NaN());

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -210,34 +211,47 @@ def _bmm(mode: Any, a: torch.Tensor, b: torch.Tensor) -> Any:
     return new(mode, [a.shape[0], a.shape[1], b.shape[2]], a)
 
 
-_UPSAMPLE = (
-    aten.upsample_bicubic2d.vec,
-    aten.upsample_bilinear2d.vec,
-    aten._upsample_bicubic2d_aa.vec,
-    aten._upsample_bilinear2d_aa.vec,
-    aten.upsample_linear1d.vec,
-    aten.upsample_trilinear3d.vec,
+_INTERPOLATIONS = (
+    *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"),
+    *("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
 )
-_UPSAMPLE_NEAREST = (
-    aten.upsample_nearest1d.vec,
-    aten.upsample_nearest2d.vec,
-    aten.upsample_nearest3d.vec,
+_NEAREST = (
+    *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),
+    *("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d"),
 )
+_KEEPS_FORMAT = re.compile("_?upsample_(nearest2d|nearest_exact2d|bilinear2d|bilinear2d_aa|trilinear3d)")
 
 
-def _upsample(
-    spatial: int, mode: Any, x: torch.Tensor, output_size: Any, align_corners: bool, scale_factors: Any
+def _vec(name: str, mode: Any, x: torch.Tensor, output_size: Any, *how: Any) -> Any:
+    return _resized(name, mode, x, output_size, how[-1])  # [align_corners], scale_factors
+
+
+def _default(name: str, mode: Any, x: torch.Tensor, output_size: Any, *_how: Any) -> Any:
+    return _resized(name, mode, x, output_size, None)
+
+
+def _resized_backward(
+    name: str, mode: Any, grad: torch.Tensor, output_size: Any, sizes: Any, *_how: Any
 ) -> Any:
-    return _resized(spatial, mode, x, output_size, scale_factors)
+    if not _takes(name, grad) or not all(map(agree, grad.shape[2:], output_size)):
+        return None
+    keeps_format = _KEEPS_FORMAT.fullmatch(name)
+    strides = suggested_strides(mode, grad, sizes) if keeps_format else contiguous_strides(mode, sizes)
+    return None if strides is None else new(mode, sizes, grad, strides)
 
 
-def _upsample_nearest(spatial: int, mode: Any, x: torch.Tensor, output_size: Any, scale_factors: Any) -> Any:
-    return _resized(spatial, mode, x, output_size, scale_factors)
+def _takes(name: str, x: torch.Tensor) -> bool:
+    """Whether eager may have a kernel of a resize for `x`."""
+    spatial = next(int(char) for char in name if char.isdigit())
+    narrow = name.endswith("_aa") and x.dtype in (torch.half, torch.bfloat16)
+    return x.dim() == spatial + 2 and not x.is_quantized and not narrow
 
 
-for _rule, _ops in ((_upsample, _UPSAMPLE), (_upsample_nearest, _UPSAMPLE_NEAREST)):
-    for _op in _ops:
-        rule(_op)(functools.partial(_rule, int(_op._schema.name[-2]) if _op._schema.name[-1] == "d" else 2))
+for _name in (*_INTERPOLATIONS, *_NEAREST):
+    _packet = getattr(aten, _name)
+    rule(_packet.vec)(functools.partial(_vec, _name))
+    rule(_packet.default)(functools.partial(_default, _name))
+    rule(getattr(aten, f"{_name}_backward").default)(functools.partial(_resized_backward, _name))
 
 
 def _scaled(size: Any, factor: float) -> Any:
@@ -250,8 +264,8 @@ def _scaled(size: Any, factor: float) -> Any:
     return size // int(parts) if parts in (2.0, 4.0, 8.0, 16.0) else None
 
 
-def _resized(spatial: int, mode: Any, x: torch.Tensor, output_size: Any, scale_factors: Any) -> Any:
-    if x.dim() != spatial + 2 or x.is_quantized or len(output_size or scale_factors or ()) != spatial:
+def _resized(name: str, mode: Any, x: torch.Tensor, output_size: Any, scale_factors: Any) -> Any:
+    if not _takes(name, x) or len(output_size or scale_factors or ()) != x.dim() - 2:
         return None
     if output_size is not None:
         sizes = [*x.shape[:2], *output_size]

@@ -354,6 +354,12 @@ TEST(attention_over_blocks_of_keys_equals_eager) {
   expect_cut({op, {own, own, own, none, 0.0, true}});
   const char* flash = "aten::_scaled_dot_product_flash_attention_for_cpu";
   expect_cut({flash, {own, own, own, 0.0, true}});
+  for (const int64_t rows : {n, int64_t{60}}) {  // rows that may see no key: several blocks of keys, and one
+    const at::Tensor some = own.slice(2, 0, rows);
+    at::Tensor added = at::zeros({rows, rows});
+    added.slice(0, 3, 5).fill_(-std::numeric_limits<float>::infinity());
+    expect_cut({flash, {some, some, some, 0.0, false, added}});
+  }
   at::Tensor spoiled = q.clone();
   spoiled.slice(2, 50, 51).fill_(std::numeric_limits<float>::quiet_NaN());
   expect_cut({op, {spoiled, k, v, none, 0.0, false}});

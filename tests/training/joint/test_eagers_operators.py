@@ -1,0 +1,97 @@
+"""Operators of the forward that torch's tracers take apart and eager does not, and what our kernels save for backwards."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import staticrt
+from tests.support.joint_traces import joint, joint_calls
+
+RESIZES = [
+    *[(1, {"mode": mode}) for mode in ("nearest", "nearest-exact", "linear")],
+    *[(2, {"mode": mode}) for mode in ("nearest", "nearest-exact", "bilinear", "bicubic")],
+    *[(2, {"mode": mode, "antialias": True}) for mode in ("bilinear", "bicubic")],
+    (2, {"mode": "bilinear", "align_corners": True}),
+    *[(3, {"mode": mode}) for mode in ("nearest", "nearest-exact", "trilinear")],
+]
+FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}
+TO = ({"scale_factor": 2}, {"scale_factor": 0.5}, {"scale_factor": 1.5}, {"size": 7})
+
+
+def _image(batch, rows, dims, pixels):
+    x = torch.randn(batch, 3, *(rows, 4, 6)[:dims])
+    return x.contiguous(memory_format=FORMATS[dims]) if pixels else x
+
+
+@pytest.mark.parametrize(("dims", "how"), RESIZES)
+def test_images_are_resized_by_eagers_operators(dims, how):
+    for to in TO:
+        for pixels in (False, True) if dims > 1 else (False,):
+            compiled = joint(lambda x, to=to: F.interpolate(x.sin(), **to, **how).square())
+            for batch, rows in ((2, 8), (3, 6), (2, 4)):
+                x = _image(batch, rows, dims, pixels).requires_grad_()
+                want = F.interpolate(x.sin(), **to, **how).square()
+                got = compiled(x)
+                assert got.stride() == want.stride()
+                torch.testing.assert_close(got, want)
+                incoming = torch.randn_like(want)
+                torch.testing.assert_close(
+                    torch.autograd.grad(got, x, incoming), torch.autograd.grad(want, x, incoming)
+                )
+            traces = [t for t in compiled.explain().traces if t.route == "training"]
+            assert len(traces) == 2, compiled.explain()
+            assert "aten.index" not in str(compiled.explain()), compiled.explain()
+
+
+def test_resized_images_have_second_derivatives():
+    x = torch.randn(2, 3, 4, 5, requires_grad=True)
+    slopes = []
+    for run in (joint(_resized_cubes), _resized_cubes):
+        (slope,) = torch.autograd.grad(run(x).sum(), x, create_graph=True)
+        slopes.append(torch.autograd.grad(slope.square().sum(), x)[0])
+    torch.testing.assert_close(*slopes)
+
+
+def _resized_cubes(x):
+    return F.interpolate(x**3, scale_factor=2, mode="bilinear") ** 2
+
+
+def test_steps_resize_images_by_eagers_operators():
+    model = nn.Conv2d(3, 4, 1)
+
+    @staticrt.compile_step
+    def step(x):
+        loss = F.interpolate(model(x), scale_factor=2, mode="bilinear").square().mean()
+        loss.backward()
+        return loss
+
+    for batch, rows in ((2, 8), (3, 6), (2, 4)):
+        x = _image(batch, rows, 2, False)
+        want = torch.autograd.grad(
+            F.interpolate(model(x), scale_factor=2, mode="bilinear").square().mean(), list(model.parameters())
+        )
+        model.zero_grad()
+        step(x)
+        torch.testing.assert_close([p.grad for p in model.parameters()], list(want))
+    assert "aten.index" not in str(step.explain()), step.explain()
+
+
+@pytest.mark.parametrize("keys", [40, 1500])  # one block of keys, and several
+def test_rows_that_may_see_no_key_have_gradients(keys):
+    def attend(q, k, v, mask):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    q, k, v = (torch.randn(2, 2, keys, 16, requires_grad=True) for _ in range(3))
+    mask = torch.zeros(keys, keys)
+    mask[3] = mask[:, 5] = -torch.inf
+    compiled = joint(attend)
+    for _ in range(3):
+        spoiled = [
+            torch.full((2, 2, keys), torch.nan) for _ in range(20)
+        ]  # what memory may hold that is not written
+        del spoiled
+        got = torch.autograd.grad(compiled(q, k, v, mask).square().sum(), (q, k, v))
+        want = torch.autograd.grad(attend(q, k, v, mask).square().sum(), (q, k, v))
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    assert joint_calls(compiled) == 3
