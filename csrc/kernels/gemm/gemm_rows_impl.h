@@ -240,7 +240,13 @@ void finish_group(const GemmArgs& g, const float* sums, int64_t n0, int64_t colu
       float* c = g.c + m * g.c_row + n0 + n;
       const float* bias = g.bias ? g.bias + n0 + n : nullptr;
       Vec square[kLanes] = {};
-      for (int64_t i = 0; i < count; ++i) square[i] = load(sums + (n + i) * pitch + m);
+      const float* from = sums + n * pitch + m;
+      if (count == kLanes) {  // a loop of constant length: the square stays in registers
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; ++i) square[i] = load(from + i * pitch);
+      } else {
+        for (int64_t i = 0; i < count; ++i) square[i] = load(from + i * pitch);
+      }
       transpose(square);
       if (count == kLanes) {
         const Vec add = bias ? load(bias) : Vec{};

@@ -93,29 +93,70 @@ inline void for_vectors(int64_t n, const F& f) {
   if (i < n) f(i, static_cast<int>(n - i));
 }
 
-// Of lanes l without bit `s`: a[l], and b[l] in lane l | s; or with `upper`: a[l | s], and b[l | s] there.
-template <int s, bool upper, size_t... l>
-inline Vec mixed(Vec a, Vec b, std::index_sequence<l...>) {
-  return __builtin_shufflevector(
-      a, b, static_cast<int>((l & s) ? kWidth + (upper ? l : l ^ s) : (upper ? l | s : l))...);
+// Lane l of the result is lane index(l) of a and b, one after the other.
+template <auto index, size_t... l>
+inline Vec shuffled(Vec a, Vec b, std::index_sequence<l...>) {
+  return __builtin_shufflevector(a, b, static_cast<int>(index(l))...);
 }
-template <int s, bool upper>
-inline Vec mixed(Vec a, Vec b) {
-  return mixed<s, upper>(a, b, std::make_index_sequence<kWidth>());
+template <auto index>
+inline Vec shuffled(Vec a, Vec b) {
+  return shuffled<index>(a, b, std::make_index_sequence<kWidth>());
 }
 
-// Lane l of x[i] and lane i of x[l] are exchanged.
-template <int s = 1>
+// Of lanes l without bit `s`: a[l], and b[l] in lane l | s; or with `upper`: a[l | s], and b[l | s] there.
+template <int s, bool upper>
+inline Vec mixed(Vec a, Vec b) {
+  return shuffled<[](size_t l) { return (l & s) ? kWidth + (upper ? l : l ^ s) : (upper ? l | s : l); }>(a,
+                                                                                                         b);
+}
+
+// Of each four lanes the first two of a and b alternately, or with `upper` the last two; then of pairs of
+// lanes.
+template <bool upper>
+inline Vec zipped(Vec a, Vec b) {
+  return shuffled<[](size_t l) { return l / 4 * 4 + l % 4 / 2 + (upper ? 2 : 0) + l % 2 * kWidth; }>(a, b);
+}
+template <bool upper>
+inline Vec zipped_pairs(Vec a, Vec b) {
+  return shuffled<[](size_t l) { return l / 4 * 4 + l % 2 + (upper ? 2 : 0) + l % 4 / 2 * kWidth; }>(a, b);
+}
+// Every second four lanes of a, then of b, from the first or the second on.
+template <bool upper>
+inline Vec every_second_four(Vec a, Vec b) {
+  return shuffled<[](size_t l) { return (2 * (l / 4) + (upper ? 1 : 0)) * 4 + l % 4; }>(a, b);
+}
+
+// Lane l of x[i] and lane i of x[l] are exchanged. Each step is one instruction of all sets.
 inline void transpose(Vec (&x)[kWidth]) {
-#pragma GCC unroll 16
-  for (int i = 0; i < kWidth; ++i) {
-    if (i & s) continue;
-    const Vec a = x[i];
-    const Vec b = x[i | s];
-    x[i] = mixed<s, false>(a, b);
-    x[i | s] = mixed<s, true>(a, b);
+#pragma GCC unroll 4
+  for (int i = 0; i < kWidth; i += 4) {
+    const Vec low[] = {zipped<false>(x[i], x[i + 1]), zipped<false>(x[i + 2], x[i + 3])};
+    const Vec high[] = {zipped<true>(x[i], x[i + 1]), zipped<true>(x[i + 2], x[i + 3])};
+    x[i] = zipped_pairs<false>(low[0], low[1]);
+    x[i + 1] = zipped_pairs<true>(low[0], low[1]);
+    x[i + 2] = zipped_pairs<false>(high[0], high[1]);
+    x[i + 3] = zipped_pairs<true>(high[0], high[1]);
   }
-  if constexpr (2 * s < kWidth) transpose<2 * s>(x);
+  if constexpr (kWidth == 8) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const Vec a = x[i];
+      x[i] = mixed<4, false>(a, x[i + 4]);
+      x[i + 4] = mixed<4, true>(a, x[i + 4]);
+    }
+  } else if constexpr (kWidth == 16) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const Vec even[] = {every_second_four<false>(x[i], x[i + 4]),
+                          every_second_four<false>(x[i + 8], x[i + 12])};
+      const Vec odd[] = {every_second_four<true>(x[i], x[i + 4]),
+                         every_second_four<true>(x[i + 8], x[i + 12])};
+      x[i] = every_second_four<false>(even[0], even[1]);
+      x[i + 8] = every_second_four<true>(even[0], even[1]);
+      x[i + 4] = every_second_four<false>(odd[0], odd[1]);
+      x[i + 12] = every_second_four<true>(odd[0], odd[1]);
+    }
+  }
 }
 
 // Lane l of the result is lane l ^ s.
