@@ -29,6 +29,10 @@ class InputError(StaticRuntimeError, TypeError):
     """A call does not fit the compiled function: arguments, shapes, dtypes or devices."""
 
 
+class NumberError(InputError, ArithmeticError):
+    """Arithmetic on the sizes or numbers of a call failed: a division by zero, more than 64 bits."""
+
+
 class OptionError(StaticRuntimeError, ValueError):
     """An unknown option or a value it does not take."""
 

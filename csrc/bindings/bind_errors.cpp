@@ -1,6 +1,7 @@
 #include "bindings/bindings.h"
 #include "common/error.h"
 #include "graphs/replay_error.h"
+#include "kernels/scalar/number.h"
 #include "staticrt/staticrt.h"
 
 namespace py = pybind11;
@@ -18,6 +19,8 @@ void raise_own_error(std::exception_ptr thrown) {
     std::rethrow_exception(thrown);
   } catch (const graphs::ReplayError& error) {
     raise("ReplayError", error.what());
+  } catch (const NumberError& error) {
+    raise("NumberError", error.what());
   } catch (const InputError& error) {
     raise("InputError", error.what());
   } catch (const OutOfMemoryError& error) {

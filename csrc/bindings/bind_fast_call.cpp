@@ -27,6 +27,7 @@
 #include "bindings/result_tree.h"
 #include "bindings/state_guard.h"
 #include "common/error.h"
+#include "kernels/scalar/number.h"
 #include "program/process_state.h"
 #include "runtime/autograd/backward_node.h"
 #include "runtime/call/executable.h"
@@ -303,6 +304,9 @@ class FastCall {
     std::vector<c10::IValue> outputs = std::move(scratch);  // a result's making may call Python, and us again
     try {
       if (!run_unlocked(entry, inputs, outputs)) return false;
+    } catch (const NumberError&) {
+      if (entry.executable->failed_before_effects()) return false;  // eager may answer
+      throw;
     } catch (...) {
       // Eager writes up to the error, so the call is made again, slowly.
       const bool writes = !entry.written_inputs.empty() || !entry.writes.empty();

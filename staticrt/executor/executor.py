@@ -33,6 +33,7 @@ from staticrt.options import Options
 from staticrt.runtime import donation
 from staticrt.runtime.branches import OtherDecision, run_decided
 from staticrt.runtime.cached_trace import (
+    FAILED_EARLY,
     CachedTrace,
     Failure,
     beyond_trace,
@@ -49,7 +50,6 @@ from staticrt.runtime.fast_call import FastPath
 from staticrt.runtime.weights import new_weights
 from staticrt.torch_private import hidden_from_dynamo
 
-_FAILED_EARLY = "it raised before anything was written: eager writes what comes before the error"
 _UNHASHABLE = "an argument is neither a tensor nor hashable"
 
 
@@ -173,10 +173,9 @@ class Executor:
             progress.tried.append(trace)
             return Outcome.OTHER_DECISION
         except Exception as error:
-            early = _FAILED_EARLY if _failed_before_writes(trace) else ""
-            if isinstance(error, RuntimeError):
-                progress.reason = beyond_trace(error, traced) or self._first_run_raised(progress, error)
-            progress.reason = progress.reason or early
+            progress.reason = beyond_trace(error, trace)
+            if isinstance(error, RuntimeError) and progress.reason in ("", FAILED_EARLY):
+                progress.reason = self._first_run_raised(progress, error) or progress.reason
             if not progress.reason:
                 raise
             return Outcome.LEFT_TO_EAGER
@@ -314,10 +313,6 @@ class Executor:
                 if left.lasts:
                     self._eager_run.ran(args, kwargs, left.reason, left.where)
                 return result
-            except Exception:
-                if not any(_failed_before_writes(trace) for trace in self._joint.traces):
-                    raise
-                return self._run_eagerly(args, kwargs, _FAILED_EARLY)
             if isinstance(served, tuple):
                 return served[0]
             watched = served
@@ -442,13 +437,6 @@ class Executor:
     def drop_plans(self) -> None:
         """See `CompiledModule.drop_plans`."""
         self.snapshot().drop_plans()
-
-
-def _failed_before_writes(trace: CachedTrace) -> bool:
-    """Whether the trace writes, and the call of it that raised last in this thread had not written yet."""
-    native: _C.Executable | None = getattr(trace.executable, "native", None)
-    writes = trace.traced.mutates or trace.traced.out_spec.writes
-    return bool(native is not None and writes and native.failed_before_effects())
 
 
 def _partial_executor(

@@ -27,7 +27,7 @@ from staticrt.frontend.tracing.request import TraceRequest
 from staticrt.frontend.tracing.sizing import Sizing
 from staticrt.options import Options
 from staticrt.runtime.branches import OTHER_DECISION, OtherDecision, run_decided
-from staticrt.runtime.cached_trace import CachedTrace, Failure, share_memory, tensor_metadata
+from staticrt.runtime.cached_trace import CachedTrace, Failure, beyond_trace, share_memory, tensor_metadata
 from staticrt.runtime.call import Call
 from staticrt.runtime.call_key import EagerOnly
 from staticrt.runtime.fast_call import FastPath
@@ -151,6 +151,10 @@ class JointCalls:
             outputs = run_decided(trace, flat) if traced.decided else executable.run(flat)
         except OtherDecision:
             raise LeftToEager(OTHER_DECISION, "", _nothing) from None
+        except Exception as error:
+            if reason := beyond_trace(error, trace):
+                raise LeftToEager(reason, "", _nothing) from None
+            raise
         if executable.views is not None or traced.decided:  # views are made in Python
             return (traced.out_spec.build(outputs, call.containers),)
         self._fast.learn(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from staticrt.errors import NumberError
 from staticrt.frontend.graph import InputSpec, TracedGraph
 from staticrt.frontend.guards.state_guard import StateGuard
 from staticrt.runtime.call_key import CallKey
@@ -16,6 +17,9 @@ from staticrt.runtime.call_spec import CallSpec
 
 if TYPE_CHECKING:
     from staticrt.runtime.executable import Executable
+
+
+FAILED_EARLY = "it raised before anything was written: eager writes what comes before the error"
 
 
 @dataclasses.dataclass(eq=False)
@@ -96,18 +100,19 @@ def writes_inference_tensors(traced: TracedGraph, leaves: Sequence[Any]) -> bool
     return any(spec.mutated and value.is_inference() for spec, value in _inputs(traced, leaves))
 
 
-# What a run raises -> why eager may answer where a graph does not.
-_BEYOND = {
-    "more than 64 bits": "a number of more than 64 bits",
-    "view size is not compatible": "a result lies otherwise in memory than in the trace",
-}
-
-
-def beyond_trace(error: RuntimeError, traced: TracedGraph) -> str:
-    """Why eager is asked after a run raised `error`; empty: it is the answer, or the run had effects."""
-    if traced.mutates or traced.random:
+def beyond_trace(error: Exception, trace: CachedTrace) -> str:
+    """Why eager is asked after a run of a trace raised `error` in this thread; empty: the error is the caller's."""
+    native: Any = getattr(trace.executable, "native", None)
+    before_effects = native is not None and native.failed_before_effects()
+    traced = trace.traced
+    has_effects = traced.mutates or bool(traced.out_spec.writes)
+    if not before_effects and (has_effects or traced.random):
         return ""
-    return next((why for text, why in _BEYOND.items() if text in str(error)), "")
+    if isinstance(error, NumberError):
+        return f"arithmetic on sizes raised in the trace: {error}"
+    if "view size is not compatible" in str(error):
+        return "a result lies otherwise in memory than in the trace"
+    return FAILED_EARLY if has_effects else ""
 
 
 def share_memory(traced: TracedGraph, leaves: Sequence[Any]) -> bool:

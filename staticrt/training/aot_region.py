@@ -20,7 +20,7 @@ from torch import fx
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from staticrt import torch_private
-from staticrt.errors import InputError, LoweringError, OptionError, TraceError
+from staticrt.errors import LoweringError, NumberError, OptionError, TraceError
 from staticrt.frontend.dynamo.resets import release_at_reset
 from staticrt.options import Options
 from staticrt.runtime.cached_trace import has_elements_apart
@@ -300,8 +300,8 @@ class Region:
                 return self._run(*inputs)
         except Exception as error:
             # Eager takes larger numbers, and writes what comes before an error.
-            large = isinstance(error, InputError) and "more than 64 bits" in str(error)
-            if not self._failed_before_writes() and not (large and not self._has_effects):
+            beyond = isinstance(error, NumberError) and not self._has_effects
+            if not self._failed_before_writes() and not beyond:
                 raise
             return self._eager(*inputs)
 

@@ -118,6 +118,11 @@ class CompiledStep:
             return variant.run(call)
         except OtherDecision:
             return self._run_eagerly(args, kwargs, OTHER_DECISION)
+        except Exception as error:
+            reason = variant.beyond(error)
+            if not reason:
+                raise
+            return self._run_eagerly(args, kwargs, reason)
 
     def _found_or_recorded(self, call: Call) -> Variant | Failure:
         with self._lock:

@@ -12,7 +12,7 @@ from staticrt.frontend.graph import TracedGraph
 from staticrt.frontend.guards.state_guard import StateGuard
 from staticrt.native import _C
 from staticrt.runtime.branches import run_decided
-from staticrt.runtime.cached_trace import CachedTrace, share_memory, tensor_metadata
+from staticrt.runtime.cached_trace import CachedTrace, beyond_trace, share_memory, tensor_metadata
 from staticrt.runtime.call import Call
 from staticrt.runtime.executable import Executable, StaticExecutable
 from staticrt.runtime.explain.explanation import TraceReport, trace_report
@@ -124,6 +124,10 @@ class Variant:
     def shares_memory(self, leaves: Sequence[Any]) -> bool:
         """Whether a tensor that the step writes overlaps another input."""
         return share_memory(self.traced, leaves)
+
+    def beyond(self, error: Exception) -> str:
+        """Why eager is asked after a run raised an error, see `beyond_trace`."""
+        return beyond_trace(error, self._entry)
 
     # -- tensors that may be replaced ----------------------------------------------------------------------------------
 

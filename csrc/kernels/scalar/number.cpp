@@ -15,21 +15,23 @@ namespace {
 using Wide = __int128;
 
 int64_t narrow(Wide value) {
-  SRT_CHECK(value >= std::numeric_limits<int64_t>::min() && value <= std::numeric_limits<int64_t>::max(),
-            "integer overflow: the result needs more than 64 bits");
+  SRT_CHECK_AS(NumberError,
+               value >= std::numeric_limits<int64_t>::min() && value <= std::numeric_limits<int64_t>::max(),
+               "integer overflow: the result needs more than 64 bits");
   return static_cast<int64_t>(value);
 }
 
 int64_t narrow(double value) {
-  SRT_CHECK(!std::isnan(value), "cannot convert float NaN to integer");
-  SRT_CHECK(!std::isinf(value), "cannot convert float infinity to integer");
-  SRT_CHECK(value >= -0x1p63 && value < 0x1p63, "integer overflow: ", value, " needs more than 64 bits");
+  SRT_CHECK_AS(NumberError, !std::isnan(value), "cannot convert float NaN to integer");
+  SRT_CHECK_AS(NumberError, !std::isinf(value), "cannot convert float infinity to integer");
+  SRT_CHECK_AS(NumberError, value >= -0x1p63 && value < 0x1p63, "integer overflow: ", value,
+               " needs more than 64 bits");
   return static_cast<int64_t>(value);
 }
 
 // Quotient and remainder as float.__divmod__ has them (CPython, Objects/floatobject.c).
 void divmod(double a, double b, double& quotient, double& remainder) {
-  SRT_CHECK(b != 0.0, "float division by zero");
+  SRT_CHECK_AS(NumberError, b != 0.0, "float division by zero");
   remainder = std::fmod(a, b);
   double div = (a - remainder) / b;
   if (remainder != 0.0) {
@@ -82,7 +84,7 @@ double divide_ints(int64_t a, int64_t b) {
 }
 
 int64_t floordiv_ints(int64_t a, int64_t b) {
-  SRT_CHECK(b != 0, "integer division or modulo by zero");
+  SRT_CHECK_AS(NumberError, b != 0, "integer division or modulo by zero");
   Wide q = static_cast<Wide>(a) / b;
   if (static_cast<Wide>(a) % b != 0 && ((a < 0) != (b < 0))) --q;
   return narrow(q);
@@ -148,7 +150,7 @@ Number floordiv(Number a, Number b) {
 }
 
 Number truediv(Number a, Number b) {
-  SRT_CHECK(b.truth(), "division by zero");
+  SRT_CHECK_AS(NumberError, b.truth(), "division by zero");
   if (a.is_float() || b.is_float()) return Number::of(a.as_double() / b.as_double());
   return Number::of(divide_ints(a.as_int(), b.as_int()));
 }
@@ -171,13 +173,14 @@ Number pow(Number a, Number b) {
   }
   const double base = a.as_double();
   const double exponent = b.as_double();
-  SRT_CHECK(base != 0.0 || !(exponent < 0.0), "0.0 cannot be raised to a negative power");
-  SRT_CHECK(!(base < 0.0) || std::isinf(base) || std::isinf(exponent) || std::isnan(exponent) ||
-                std::floor(exponent) == exponent,
-            "a negative number to a fractional power is complex; ", base, " ** ", exponent);
+  SRT_CHECK_AS(NumberError, base != 0.0 || !(exponent < 0.0), "0.0 cannot be raised to a negative power");
+  SRT_CHECK_AS(NumberError,
+               !(base < 0.0) || std::isinf(base) || std::isinf(exponent) || std::isnan(exponent) ||
+                   std::floor(exponent) == exponent,
+               "a negative number to a fractional power is complex; ", base, " ** ", exponent);
   const double result = std::pow(base, exponent);
-  SRT_CHECK(!std::isinf(result) || std::isinf(base) || std::isinf(exponent),
-            "numerical result out of range: ", base, " ** ", exponent);
+  SRT_CHECK_AS(NumberError, !std::isinf(result) || std::isinf(base) || std::isinf(exponent),
+               "numerical result out of range: ", base, " ** ", exponent);
   return Number::of(result);
 }
 
@@ -187,16 +190,16 @@ Number neg(Number a) {
 }
 
 Number shift_left(Number a, Number b) {
-  SRT_CHECK(!a.is_float() && !b.is_float(), "a shift needs ints");
-  SRT_CHECK(b.as_int() >= 0, "negative shift count");
+  SRT_CHECK_AS(NumberError, !a.is_float() && !b.is_float(), "a shift needs ints");
+  SRT_CHECK_AS(NumberError, b.as_int() >= 0, "negative shift count");
   if (a.as_int() == 0) return Number::of(int64_t{0});
-  SRT_CHECK(b.as_int() < 64, "integer overflow: the result needs more than 64 bits");
+  SRT_CHECK_AS(NumberError, b.as_int() < 64, "integer overflow: the result needs more than 64 bits");
   return Number::of(narrow(static_cast<Wide>(a.as_int()) * (static_cast<Wide>(1) << b.as_int())));
 }
 
 Number shift_right(Number a, Number b) {
-  SRT_CHECK(!a.is_float() && !b.is_float(), "a shift needs ints");
-  SRT_CHECK(b.as_int() >= 0, "negative shift count");
+  SRT_CHECK_AS(NumberError, !a.is_float() && !b.is_float(), "a shift needs ints");
+  SRT_CHECK_AS(NumberError, b.as_int() >= 0, "negative shift count");
   return Number::of(a.as_int() >> std::min<int64_t>(b.as_int(), 63));
 }
 

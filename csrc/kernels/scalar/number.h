@@ -1,13 +1,21 @@
 // A Python number: int, float or bool, with Python's rules for mixing them.
 //
-// Ints are 64-bit: what Python would carry beyond throws InputError instead of wrapping around.
+// Ints are 64-bit: what Python would carry beyond throws NumberError instead of wrapping around.
 #pragma once
 
 #include <ATen/core/ivalue.h>
 
 #include <cstdint>
 
+#include "common/error.h"
+
 namespace staticrt {
+
+// Arithmetic on numbers failed. Eager may answer: where autograd's formulas divide by zero, torch's C++ has
+// infinity.
+class NumberError : public InputError {
+  using InputError::InputError;
+};
 
 class Number {
  public:

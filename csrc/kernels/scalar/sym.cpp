@@ -24,8 +24,8 @@ template <double (*F)(double)>
 void real(Operands& op) {
   const double x = number(op, 0).as_double();
   const double y = F(x);
-  SRT_CHECK(!std::isnan(y) || std::isnan(x), "math domain error: argument ", x);
-  SRT_CHECK(!std::isinf(y) || std::isinf(x), "math range error: argument ", x);
+  SRT_CHECK_AS(NumberError, !std::isnan(y) || std::isnan(x), "math domain error: argument ", x);
+  SRT_CHECK_AS(NumberError, !std::isinf(y) || std::isinf(x), "math range error: argument ", x);
   op.slot() = y;
 }
 
