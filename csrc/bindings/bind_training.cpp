@@ -155,6 +155,24 @@ std::vector<bool> wanted_gradients() {
   return wanted;
 }
 
+// What `.grad` of leaves was. No Python object is made of a gradient: those would come and go while a
+// backward of another thread adds to it without the GIL, which torch does not survive.
+class HeldGradients {
+ public:
+  explicit HeldGradients(std::vector<at::Tensor> leaves) : leaves_(std::move(leaves)) {
+    for (const at::Tensor& leaf : leaves_) gradients_.push_back(leaf.grad());
+  }
+
+  void restore() const {
+    for (size_t i = 0; i < leaves_.size(); ++i)
+      if (!leaves_[i].grad().is_same(gradients_[i])) leaves_[i].mutable_grad() = gradients_[i];
+  }
+
+ private:
+  std::vector<at::Tensor> leaves_;
+  std::vector<at::Tensor> gradients_;
+};
+
 }  // namespace
 
 void bind_training(py::module_& m) {
@@ -166,6 +184,9 @@ void bind_training(py::module_& m) {
            py::arg("facts"), py::arg("make_plan"), py::arg("differentiate"))
       .def("run", &run_region)
       .def_property_readonly("num_plans", &Region::num_plans);
+  py::class_<HeldGradients>(m, "HeldGradients")
+      .def(py::init<std::vector<at::Tensor>>(), py::arg("leaves"))
+      .def("restore", &HeldGradients::restore);
   m.def("wanted_gradients", &wanted_gradients);
 }
 

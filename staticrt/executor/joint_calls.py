@@ -25,6 +25,7 @@ from staticrt.frontend.reasons import CannotTrace, ModelChanges, NeedsNoGradient
 from staticrt.frontend.thread_state import keeping_thread_state
 from staticrt.frontend.tracing.request import TraceRequest
 from staticrt.frontend.tracing.sizing import Sizing
+from staticrt.native import _C
 from staticrt.options import Options
 from staticrt.runtime.branches import OTHER_DECISION, OtherDecision, run_decided
 from staticrt.runtime.cached_trace import CachedTrace, Failure, beyond_trace, share_memory, tensor_metadata
@@ -37,6 +38,7 @@ _RANDOM_STATE = (
     "rng_state()",
     "fork_rng()",
 )  # a reentrant checkpoint: Dynamo takes seconds to split around it
+_CHANGE_GRADIENTS = frozenset({"grad", "backward"})  # names without which no code changes a `.grad`
 _MATERIALIZE = "set_materialize_grads"  # Dynamo traces custom Functions without it
 
 
@@ -294,7 +296,7 @@ class JointCalls:
             request.snapshot.add_answer(bucket_limits)
         else:
             guard_no_parallel(request.snapshot.add_scope)
-        gradients = [(p, p.grad) for p in self._maker.parameters()]
+        gradients = _C.HeldGradients(self._maker.parameters())
         following: TraceRequest | None = request
         try:
             self._refuse_options()
@@ -320,9 +322,9 @@ class JointCalls:
                     error.even_in_parts = True
             raise
         finally:
-            for parameter, gradient in gradients:
-                if parameter.grad is not gradient:
-                    parameter.grad = gradient
+            # Else what has changed is what backwards of other threads added.
+            if not _CHANGE_GRADIENTS.isdisjoint(request.snapshot.read_names):
+                gradients.restore()
         raise AssertionError("unreachable")
 
     def _attempt(

@@ -37,6 +37,7 @@ _REFUSED_NAMES = frozenset(
         "retain_grad",
         "saved_tensors_hooks",
         "set_materialize_grads",
+        "zero_grad",
     }
 )
 

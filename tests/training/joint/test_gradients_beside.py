@@ -1,0 +1,85 @@
+"""Gradients of parameters that change besides a call: by other threads during its trace, or by the forward itself."""
+
+import threading
+
+import pytest
+import torch
+
+import staticrt
+from staticrt.frontend.tracing import trace as tracing
+
+
+class Plain(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.layer(x).relu()
+
+
+class Clears(Plain):
+    def forward(self, x):
+        self.zero_grad()
+        return self.layer(x)
+
+
+class ClearsByOptimizer(Plain):
+    def __init__(self):
+        super().__init__()
+        self.optimizer = torch.optim.SGD(self.layer.parameters(), lr=0.1)
+
+    def forward(self, x):
+        self.optimizer.zero_grad()
+        return self.layer(x)
+
+
+class Accumulates(Plain):
+    def forward(self, x):
+        self.layer(x).sum().backward()
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("had_gradients", [False, True])
+def test_a_backward_during_a_trace_is_kept(monkeypatch, had_gradients):
+    model = Plain()
+    x = torch.randn(4, 3)
+    if had_gradients:
+        model(x).sum().backward()
+    before = [p.grad.clone() if had_gradients else torch.zeros_like(p) for p in model.parameters()]
+    traced = []
+
+    def beside(request, make=tracing.trace):
+        result = make(request)
+        thread = threading.Thread(target=lambda: model(x).sum().backward())
+        thread.start()
+        thread.join()
+        traced.append(request)
+        return result
+
+    monkeypatch.setattr(tracing, "trace", beside)
+    staticrt.compile(model)(torch.randn(2, 3))
+    assert traced
+    wanted = torch.autograd.grad(model(x).sum(), list(model.parameters()))
+    for p, old, new in zip(model.parameters(), before, wanted, strict=True):
+        torch.testing.assert_close(p.grad, old + new)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("kind", [Clears, ClearsByOptimizer, Accumulates])
+def test_gradients_that_the_forward_changes(kind, gradients):
+    torch.manual_seed(0)
+    eager, model = kind(), kind()
+    model.load_state_dict(eager.state_dict())
+    compiled = staticrt.compile(model)
+    x = torch.randn(4, 3)
+    for _ in range(4):
+        for function, module in ((eager, eager), (compiled, model)):
+            module.layer(x).sum().backward()
+            with torch.set_grad_enabled(gradients or kind is Accumulates):
+                result = function(x)
+            if gradients:
+                result.sum().backward()
+        for p, q in zip(model.parameters(), eager.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad)
