@@ -78,11 +78,10 @@ class JointExecutable:
         return flat_outputs(results, self.layout)
 
     def node_kinds(self) -> dict[str, int]:
-        """Number of operator nodes of the forward and the backward."""
-        return {
-            "forward": self.native.node_counts["total"],
-            "backward": sum(sum(graph.operators.values()) for graph in self.backward),
-        }
+        """Number of operator nodes of the forward and the backward, and of the segments that this is cut into."""
+        backward = [sum(graph.operators.values()) for graph in self.backward]
+        counts = {"forward": self.native.node_counts["total"], "backward": sum(backward)}
+        return counts if len(backward) == 1 else {**counts, "segments": len(backward)}
 
 
 def build_joint(

@@ -52,6 +52,10 @@ CALLS = {
     "unfold transposed": (aten.unfold.default, [(rows(9, 2).t(), -1, 3, 4), (rows(15, 3).t(), -1, 3, 4)]),
     "broadcast": (aten.broadcast_tensors.default, [([rows(2, 3), rows(3)],), ([rows(4, 5), rows(5)],)]),
     "glu": (aten.glu.default, [(rows(2, 6), -1), (rows(3, 8), -1)]),
+    "roll": (aten.roll.default, [(rows(2, 6), [1, -2], [0, -1]), (rows(3, 8), [1, -2], [0, -1])]),
+    "roll of all": (aten.roll.default, [(rows(2, 6), [5]), (rows(3, 8), [5])]),
+    "chances": (aten.bernoulli.p, [(rows(6, 2).t(), 0.3), (rows(8, 3).t(), 0.3)]),
+    "chances of a tensor": (aten.bernoulli.default, [(rows(6, 2).t(),), (rows(8, 3).t(),)]),
     "flip": (aten.flip.default, [(rows(2, 6), [0, -1]), (rows(3, 8), [0, -1])]),
     "mirrored": (aten.reflection_pad1d.default, [(rows(2, 3, 6), [2, 1]), (rows(3, 4, 5), [2, 1])]),
     "mirrored image": (
@@ -120,6 +124,8 @@ def test_a_rule_answers_as_eager(name, symbolic):
 
 REFUSED = {
     "too much mirrored": (aten.reflection_pad1d.default, (rows(2, 3, 6), [6, 1])),
+    "a roll along two of one": (aten.roll.default, (rows(2, 3), [1], [0, 1])),
+    "chances of whole numbers": (aten.bernoulli.default, (torch.ones(3, dtype=torch.int64),)),
     "an odd glu": (aten.glu.default, (rows(2, 7), -1)),
     "k beyond": (aten.kthvalue.default, (rows(2, 7), 8)),
     "a window beyond": (aten.unfold.default, (rows(2, 3), 1, 4, 1)),

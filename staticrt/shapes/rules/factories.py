@@ -154,6 +154,13 @@ def _random_like(mode: Any, x: torch.Tensor, **options: Any) -> Any:
     return _like(mode, x, **options)
 
 
+@rule(aten.bernoulli.default, aten.bernoulli.p)
+def _drawn(mode: Any, x: torch.Tensor, *_probability: Any, generator: Any = None) -> Any:
+    if not x.dtype.is_floating_point:
+        return None
+    return _like(mode, x, memory_format=torch.contiguous_format)
+
+
 @rule(aten.randint.default)
 def _random_ints(mode: Any, high: Any, size: Sequence[Any], **options: Any) -> Any:
     return _filled(mode, size, **{"dtype": torch.int64, **options})

@@ -94,8 +94,11 @@ def _assume_whole_windows(old: Sequence[Any], wanted: Sequence[Any]) -> None:
                 check(size % n == 0)
 
 
-def _viewed_sizes(mode: Any, old: Sequence[Any], wanted: Sequence[Any]) -> list[Any] | None:
-    """`wanted` with its -1 worked out; None where it does not surely hold as many elements as `old`."""
+def _viewed_sizes(mode: Any, old: list[Any], wanted: Sequence[Any]) -> list[Any] | None:
+    """`wanted` with its -1 worked out; None where it does not surely hold as many elements as `old`.
+
+    A size of `old` that is guarded to be a number becomes that number.
+    """
     sizes = list(wanted)
     unknown = [i for i, s in enumerate(sizes) if isinstance(s, int) and s == -1]
     if len(unknown) > 1 or any(isinstance(s, int) and s < -1 for s in sizes):
@@ -128,7 +131,10 @@ def _viewed_sizes(mode: Any, old: Sequence[Any], wanted: Sequence[Any]) -> list[
         rest_new = [size for size in rest_new if isinstance(size, int) or not _take_equal(rest_old, size)]
     if not unknown:
         if rest_old or rest_new:
-            return sizes if agree(product(mode, rest_old), product(mode, rest_new)) else None
+            if not agree(product(mode, rest_old), product(mode, rest_new)):
+                return None
+            if len(rest_old) == 1 and all(isinstance(size, int) for size in rest_new):
+                old[next(i for i, size in enumerate(old) if size is rest_old[0])] = math.prod(rest_new)
         return sizes
     if not all(isinstance(s, int) for s in rest_new):
         return _divided(mode, sizes, unknown[0], rest_old, rest_new)

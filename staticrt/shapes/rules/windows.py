@@ -92,6 +92,14 @@ def _flip(mode: Any, x: torch.Tensor, dims: Sequence[int]) -> Any:
     return new(mode, x.shape, x) if is_contiguous(x) else None
 
 
+@rule(aten.roll.default)
+def _roll(mode: Any, x: torch.Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Any:
+    rank = x.dim()
+    if not _is_plain(x) or len(shifts) != max(len(dims), 1) or not all(-rank <= d < rank for d in dims):
+        return None
+    return new(mode, x.shape, x) if is_contiguous(x) else None
+
+
 def _is_zero(number: Any) -> bool:
     return isinstance(number, int) and number == 0
 

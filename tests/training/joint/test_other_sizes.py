@@ -53,6 +53,19 @@ class Rounded(nn.Module):
         return x if height == x.shape[2] else x[:, :, :-1]
 
 
+class Rolled(nn.Module):
+    """Windows that are shifted, as Swin's, and tokens that lie as images, taken for an image of a known size, as LeViT's."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Conv2d(3, 8, 4, 4), nn.Linear(8, 5)
+
+    def forward(self, x):
+        x = self.embed(x).flatten(2).transpose(1, 2)
+        x = x.view(x.shape[0], 4, 4, x.shape[2])[:, ::2].contiguous().roll((-1, 1), (1, 2))
+        return self.head(x.roll(1, 1) * torch.bernoulli(x.detach(), 0.5))
+
+
 class Path(nn.Module):
     """Drops half of the samples: 0.5 is `bernoulli_`'s default."""
 
@@ -72,6 +85,7 @@ MODELS = {
     "group norm": lambda: convolutional(nn.GroupNorm(2, 8), nn.SiLU(), nn.MaxPool2d(2)),
     "layer norm over channels": lambda: convolutional(NormOverChannels(8), nn.GELU()),
     "dropout": lambda: convolutional(nn.Dropout(0.4), nn.Conv2d(8, 8, 3, groups=8)),
+    "rolled": Rolled,
     "rounded size": lambda: convolutional(Rounded()),
     "text of a size": lambda: convolutional(Said()),
 }

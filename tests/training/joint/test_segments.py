@@ -80,7 +80,9 @@ def test_equals_eager(model, backward):
         torch.testing.assert_close(
             gradients(fast, x, backward), gradients(eager, x, backward), rtol=1e-3, atol=1e-4
         )
-    assert all(len(t.executable.backward) >= 3 for t in fast._executor._joint.traces)
+    counts = [len(t.executable.backward) for t in fast._executor._joint.traces]
+    assert min(counts) >= 3
+    assert all(f"segments {count}\n" in str(fast.explain()) for count in counts), fast.explain()
 
 
 @pytest.mark.parametrize("use", several.USES, ids=lambda use: use.__name__)
