@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 
 from staticrt.ops.facts import Alias, Cost, OpFacts
-from staticrt.ops.registry import facts, facts_of_call, op_name, register_op, register_ops
+from staticrt.ops.registry import draws, facts, facts_of_call, op_name, register_op, register_ops
 
 FAMILIES = (
     "pointwise",
@@ -43,6 +43,7 @@ __all__ = [
     "Alias",
     "Cost",
     "OpFacts",
+    "draws",
     "facts",
     "facts_of_call",
     "op_name",

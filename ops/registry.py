@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import torch
 from torch._ops import HigherOrderOperator, OpOverload
 
 from staticrt.errors import OptionError
@@ -163,6 +164,12 @@ def facts_of_call(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]
                 general, random=False, mutates=read_schema(target).mutates, pure=True, idle_when=()
             )
     return general
+
+
+def draws(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call draws random numbers."""
+    tagged = isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+    return tagged and facts_of_call(target, args, kwargs).random
 
 
 def _function_facts(target: Callable[..., Any] | HigherOrderOperator) -> OpFacts:

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from staticrt import torch_private
-from staticrt.ops import facts_of_call
+from staticrt.ops import draws, facts_of_call
 from staticrt.training.budget import Cut, cut_within
 from staticrt.training.copied import copied
 from staticrt.training.recompute import recompute_cheap_values
@@ -238,11 +238,7 @@ def _copied_into(joint: fx.GraphModule) -> set[fx.Node]:
 
 def is_random(node: fx.Node) -> bool:
     """Whether a node draws random numbers."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    if torch.Tag.nondeterministic_seeded not in node.target.tags:
-        return False
-    return facts_of_call(node.target, node.args, node.kwargs).random
+    return draws(node.target, node.args, node.kwargs)
 
 
 def _is_getitem(node: fx.Node) -> bool:

@@ -54,6 +54,25 @@ def draws(x):
     return x + noise if noise.mean() > 0.5 else x - torch.rand_like(x)
 
 
+class AttendsThenSorts(nn.Module):
+    """Attention without dropout, then experts whose shares are a list of numbers that data decides."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(8, 3)
+        self.experts = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
+
+    def forward(self, x):
+        x = nn.functional.scaled_dot_product_attention(x, x, x)
+        rows = x.flatten(0, 1)
+        chosen = self.gate(rows).argmax(-1)
+        shares = nn.functional.one_hot(chosen, 3).sum(0).tolist()
+        order = chosen.argsort(stable=True)
+        parts = rows[order].split(shares)
+        out = torch.cat([expert(part) for expert, part in zip(self.experts, parts, strict=True)])
+        return torch.empty_like(out).index_copy(0, order, out).view_as(x)
+
+
 class Experts(nn.Module):
     def __init__(self):
         super().__init__()
@@ -131,6 +150,34 @@ def test_experts_of_a_mixture():
     for rows in (9, 12, 9, 30, 1, 2, 1, 9):
         x = torch.randn(rows, 4)
         torch.testing.assert_close(compiled(x), model(x))
+
+
+@torch.no_grad()
+def test_attention_that_drops_nothing_draws_nothing():
+    torch.manual_seed(0)
+    model = AttendsThenSorts().eval()
+    compiled = staticrt.compile(model)
+    for batch, length in ((2, 9), (1, 9), (3, 5)):
+        x = torch.randn(batch, length, 8)
+        torch.testing.assert_close(compiled(x), model(x))
+    assert runs_whole(compiled)
+    assert traces(compiled) == 1
+
+
+@torch.no_grad()
+def test_a_branch_on_a_number_computed_of_a_drawn_one():
+    def moved(x):
+        steps = torch.randint(1, 4, ()).item()
+        return x + steps if steps + steps > 4 else x - steps
+
+    compiled = staticrt.compile(moved)
+    for seed in range(8):
+        x = torch.randn(6)
+        torch.manual_seed(seed)
+        want = moved(x)
+        torch.manual_seed(seed)
+        assert torch.equal(compiled(x), want)
+    assert "_schema" not in str(compiled.explain())
 
 
 @torch.no_grad()

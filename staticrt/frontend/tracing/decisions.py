@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from staticrt import tuning
 from staticrt.frontend.guards.process_state import without_autocast
 from staticrt.frontend.reasons import OTHERWISE
+from staticrt.ops import draws
 
 if TYPE_CHECKING:
     from staticrt.frontend.tracing.tracer import Tracer
@@ -158,8 +159,8 @@ class _RealRun:
         if target is aten._assert_scalar.default:
             return None
         drawn = any(self._values[each] is _DRAWN for each in node.all_input_nodes)
-        if drawn or torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()):
-            if target is not operator.getitem and target._schema.is_mutable:
+        if drawn or draws(target, node.args, node.kwargs):
+            if isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable:
                 raise _Unknown  # memory of which later nodes may read
             return _DRAWN
         args = fx.map_arg(node.args, self._values.__getitem__)

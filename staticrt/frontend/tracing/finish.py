@@ -14,6 +14,7 @@ from staticrt.frontend.graph import InputSpec, TracedGraph
 from staticrt.frontend.reasons import OTHERWISE, CannotTrace
 from staticrt.frontend.tracing import unread_errors
 from staticrt.frontend.tracing.request import TraceRequest
+from staticrt.ops import draws
 
 aten = torch.ops.aten
 
@@ -128,7 +129,7 @@ def _writes(node: fx.Node) -> bool:
 
 
 def _draws(node: fx.Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return draws(node.target, node.args, node.kwargs)
 
 
 def _sources(nodes: list[fx.Node]) -> set[fx.Node]:

@@ -40,6 +40,7 @@ from staticrt.frontend.tracing.unbacked_symbols import UnbackedSymbols
 from staticrt.frontend.tracing.versions import Versions
 from staticrt.frontend.weak import weakly
 from staticrt.native import _C
+from staticrt.ops import draws
 from staticrt.shapes import fake_memo
 from staticrt.shapes.fake_results import new
 from staticrt.shapes.fake_rules import fake_by_rule
@@ -464,7 +465,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node.meta["val"] = out
         if schema.is_mutable:
             self.writes = True
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if draws(func, node.args, node.kwargs):
             self.random = True
         self._track_output(node, out)
         self.unbacked.bind_fresh(node, out, known)
