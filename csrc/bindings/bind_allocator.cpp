@@ -136,8 +136,24 @@ void bind_allocator(py::module_& m) {
       .def("release",
            [](MemoryDevice& d, Addr address) { called([&] { return d.allocator->release(address); }); })
       .def("record_use",
-           [](MemoryDevice& d, Addr address, uint64_t stream) {
-             called([&] { return d.allocator->record_use(address, StreamId{stream}); });
+           [](MemoryDevice& d, Addr address, uint64_t stream, const std::shared_ptr<MemoryDevice>& other) {
+             called([&] {
+               return d.allocator->record_use(address, StreamId{stream}, other ? other->driver : nullptr);
+             });
+           })
+      .def("reached_by",
+           [](MemoryDevice& d, MemoryDevice& peer) {
+             bool reached = false;
+             checked([&] { return d.driver->reached_by(*peer.driver, &reached); });
+             return reached;
+           })
+      .def("has_peer",
+           [](MemoryDevice& d, MemoryDevice& peer) {
+             return asked([&] { return d.allocator->has_peer(*peer.driver); });
+           })
+      .def("add_peer",
+           [](MemoryDevice& d, MemoryDevice& peer) {
+             called([&] { return d.allocator->add_peer(*peer.driver); });
            })
       .def(
           "empty_cache",

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bindings/gil.h"
@@ -71,8 +72,9 @@ void bind_torch_devices(py::module_& m) {
   m.def(
       "enable_simulated",
       [](int devices, Bytes total_bytes, bool synchronous, bool checks, Bytes redzone_bytes,
-         const std::string& config) {
+         const std::string& config, std::vector<std::pair<int, int>> unreachable) {
         simulated::DevicesConfig wanted;
+        wanted.unreachable = std::move(unreachable);
         wanted.count = devices;
         wanted.total_bytes = total_bytes;
         wanted.synchronous = synchronous;
@@ -83,7 +85,7 @@ void bind_torch_devices(py::module_& m) {
         simulated::enable(wanted);
       },
       py::arg("devices"), py::arg("total_bytes"), py::arg("synchronous"), py::arg("checks"),
-      py::arg("redzone_bytes"), py::arg("config"));
+      py::arg("redzone_bytes"), py::arg("config"), py::arg("unreachable"));
   m.def("simulated_device_count", &simulated::device_count);
   m.def("simulated_current_device", &simulated::current_device);
   m.def("simulated_memory", [](int index) {

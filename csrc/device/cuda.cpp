@@ -79,7 +79,9 @@ std::unique_ptr<DeviceMemory> make_cuda_memory(at::Device device) {
   if (device.index() >= guard.deviceCount()) return nullptr;
   if (at::hasCUDA()) at::globalContext().lazyInitDevice(c10::kCUDA);  // its allocator refuses before that
   alloc::Device memory;
-  const alloc::Status status = alloc::find_cuda_device(device.index(), &memory);
+  alloc::Status status = alloc::find_cuda_device(device.index(), &memory);
+  // A copy of torch's between two devices runs on one of them and writes the other's arena.
+  if (status.ok()) status = alloc::connect_cuda_device(device.index());
   if (!status.ok()) {
     TORCH_WARN("staticrt plans no memory on ", device,
                ", where torch's operators run one by one: ", status.describe());

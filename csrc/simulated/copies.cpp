@@ -35,6 +35,37 @@ void copy_out(const at::Tensor& source, const at::Tensor& to) {
   ThreadState::now().run([&] { to.copy_(CpuTensors(device.driver()).at(place)); });
 }
 
+// Whether work of `device` can use the memory of `owner`. The first copy between the two enables it, as
+// torch's does on CUDA.
+bool have_access(SimulatedDevice& device, SimulatedDevice& owner) {
+  if (owner.allocator().has_peer(device.driver())) return true;
+  bool reached = false;
+  check(owner.driver().reached_by(device.driver(), &reached));
+  if (reached) check(owner.allocator().add_peer(device.driver()));
+  return reached;
+}
+
+// Each device uses its own memory alone, and the values pass through the host's.
+void copy_through_host(const at::Tensor& source, const at::Tensor& to) {
+  SimulatedDevice& from_device = device_at(source.device().index());
+  SimulatedDevice& to_device = device_at(to.device().index());
+  const TensorPlace from_place(source);
+  const TensorPlace to_place(to);
+  const auto staged = std::make_shared<at::Tensor>();
+  enqueue(from_device, "a copy to the host for another device",
+          [&from_device, from_place, staged] {
+            *staged = CpuTensors(from_device.driver()).at(from_place).clone();
+          },
+          {{from_place, false}});
+  order_after(to_device.index(), current_stream(to_device.index()), from_device.index(),
+              current_stream(from_device.index()));
+  enqueue(to_device, "aten::copy_",
+          [&to_device, to_place, staged] {
+            if (staged->defined()) CpuTensors(to_device.driver()).at(to_place).copy_(*staged);
+          },
+          {{to_place, true}});
+}
+
 // On the source's current stream, after what the target's holds; the target's then waits for the copy.
 void copy_across(const at::Tensor& source, const at::Tensor& to) {
   SimulatedDevice& from_device = device_at(source.device().index());
@@ -44,20 +75,16 @@ void copy_across(const at::Tensor& source, const at::Tensor& to) {
   const TensorPlace from_place(source);
   const TensorPlace to_place(to);
   const bool across = from_device.index() != to_device.index();
+  if (across && !have_access(from_device, to_device)) return copy_through_host(source, to);
   if (across) order_after(from_device.index(), from_stream, to_device.index(), to_stream);
-  std::vector<Use> uses{{from_place, false}};
-  if (!across) uses.push_back({to_place, true});
-  enqueue(
-      from_device, "aten::copy_",
-      [&from_device, &to_device, from_place, to_place, across] {
-        CpuTensors sources(from_device.driver());
-        CpuTensors targets(to_device.driver());
-        (across ? targets : sources).at(to_place).copy_(sources.at(from_place));
-      },
-      uses);
-  if (!across) return;
-  order_after(to_device.index(), to_stream, from_device.index(), from_stream);
-  enqueue(to_device, "aten::copy_", [] {}, {{to_place, true}});
+  enqueue(from_device, "aten::copy_",
+          [&from_device, &to_device, from_place, to_place, across] {
+            CpuTensors sources(from_device.driver());
+            CpuTensors targets(to_device.driver());
+            (across ? targets : sources).at(to_place).copy_(sources.at(from_place));
+          },
+          {{from_place, false}, {to_place, true}});
+  if (across) order_after(to_device.index(), to_stream, from_device.index(), from_stream);
 }
 
 at::Tensor copy_from(const at::Tensor& self, const at::Tensor& to, bool non_blocking) {

@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "allocator/core/size_policy.h"
@@ -119,9 +120,9 @@ void SimulatedDevice::remove(GraphPool* pool) {
   pools_.erase(pool);
 }
 
-void SimulatedDevice::note_use(alloc::StreamId stream) {
+void SimulatedDevice::note_use(int device, alloc::StreamId stream) {
   const std::lock_guard lock(mutex_);
-  for (GraphPool* pool : pools_) pool->note_use(stream);
+  for (GraphPool* pool : pools_) pool->note_use(device, stream);
 }
 
 void SimulatedDevice::keep_error(std::exception_ptr error) {
@@ -172,16 +173,15 @@ void make_devices(const DevicesConfig& config) {
                                ? "thread_cache:False," + config.allocator_options
                                : config.allocator_options;
   check(alloc::parse_config(text, "allocator_options", alloc::Config(), &options));
-  const auto mutex = std::make_shared<std::recursive_mutex>();
-  const auto clocks = std::make_shared<alloc::SimClocks>();
+  const auto machine = std::make_shared<alloc::SimMachine>();
+  for (const auto& [one, other] : config.unreachable) machine->unreachable.insert(std::minmax(one, other));
   for (int index = 0; index < config.count; ++index) {
     alloc::SimConfig sim;
     sim.index = index;
     sim.total_bytes = config.total_bytes;
     sim.eager = config.synchronous;
     sim.kernel_alias = true;
-    sim.mutex = mutex;
-    sim.clocks = clocks;
+    sim.machine = machine;
     sim.oracle = config.checks;
     auto driver = std::make_shared<alloc::SimDriver>(sim);
     auto allocator = std::make_shared<alloc::DeviceAllocator>(driver, options);

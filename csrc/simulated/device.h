@@ -30,11 +30,12 @@ inline constexpr c10::DeviceType kDeviceType = c10::DeviceType::PrivateUse1;
 
 struct DevicesConfig {
   int count = 1;
-  alloc::Bytes total_bytes = 4 * alloc::kGiB;  // of each device
-  bool synchronous = false;                    // operators run when they are enqueued
-  std::string allocator_options;               // as in PYTORCH_ALLOC_CONF
-  bool checks = true;                          // races, bounds, redzones and poison
-  alloc::Bytes redzone_bytes = 0;              // behind each allocation, besides what its block leaves
+  alloc::Bytes total_bytes = 4 * alloc::kGiB;    // of each device
+  bool synchronous = false;                      // operators run when they are enqueued
+  std::string allocator_options;                 // as in PYTORCH_ALLOC_CONF
+  bool checks = true;                            // races, bounds, redzones and poison
+  alloc::Bytes redzone_bytes = 0;                // behind each allocation, besides what its block leaves
+  std::vector<std::pair<int, int>> unreachable;  // pairs of devices without access to each other
 };
 
 class GraphPool;
@@ -69,8 +70,9 @@ class SimulatedDevice {
   };
   void add(GraphPool* pool);
   void remove(GraphPool* pool);
-  // A program said that it uses memory on a stream: pools wait for it before they write their memory again.
-  void note_use(alloc::StreamId stream);
+  // A program said that it uses memory on a stream of device number `device`: pools wait for it before they
+  // write their memory again.
+  void note_use(int device, alloc::StreamId stream);
   // While it is held, no memory is released.
   std::unique_lock<std::shared_mutex> hold_releases() { return std::unique_lock(releases_); }
   // Another storage owns the block at this address from now on, or none: one release() does nothing.

@@ -82,34 +82,36 @@ GraphPool::~GraphPool() {
 }
 
 void GraphPool::hand_over(StreamId from, StreamId to) {
-  std::set<StreamId> users;
+  std::set<std::pair<int, StreamId>> users;
+  const int here = device_.index();
   {
     const std::lock_guard lock(users_mutex_);
     users.swap(users_);
-    users_.insert(to);
+    users_.emplace(here, to);
     streams_.insert(to);
   }
-  users.insert(from);
-  for (const StreamId user : users)
-    if (user != to) order_after(device_.index(), to, device_.index(), user);
+  users.emplace(here, from);
+  for (const auto& [device, user] : users)
+    if (device != here || user != to) order_after(here, to, device, user);
 }
 
-void GraphPool::note_use(StreamId stream) {
+void GraphPool::note_use(int device, StreamId stream) {
   const std::lock_guard lock(users_mutex_);
-  users_.insert(stream);
+  users_.emplace(device, stream);
 }
 
 void GraphPool::order_streams() {
-  std::set<StreamId> users;
+  std::set<std::pair<int, StreamId>> users;
   std::set<StreamId> streams;
+  const int here = device_.index();
   {
     const std::lock_guard lock(users_mutex_);
     users = users_;
     streams = streams_;
   }
   for (const StreamId stream : streams)
-    for (const StreamId user : users)
-      if (user != stream) order_after(device_.index(), stream, device_.index(), user);
+    for (const auto& [device, user] : users)
+      if (device != here || user != stream) order_after(here, stream, device, user);
 }
 
 void GraphPool::begin_route() {

@@ -41,7 +41,7 @@ class GraphPool {
 
   // `to` comes after all that used the pool and after what `from` holds now; it is the user from now on.
   void hand_over(alloc::StreamId from, alloc::StreamId to);
-  void note_use(alloc::StreamId stream);
+  void note_use(int device, alloc::StreamId stream);
 
   // Between these, allocations of the calling thread are the pool's. Throws if a thread has done so already.
   void begin_route();
@@ -73,9 +73,9 @@ class GraphPool {
 
   SimulatedDevice& device_;
   const alloc::PoolId id_;
-  std::mutex users_mutex_;  // nothing else is called under it
-  std::set<alloc::StreamId> users_;
-  std::set<alloc::StreamId> streams_;  // that blocks may belong to
+  std::mutex users_mutex_;                           // nothing else is called under it
+  std::set<std::pair<int, alloc::StreamId>> users_;  // by device
+  std::set<alloc::StreamId> streams_;                // that blocks may belong to
   std::mutex mutex_;
   std::set<alloc::Addr> unowned_;
 };

@@ -67,15 +67,15 @@ class TorchAllocator final : public c10::DeviceAllocator {
   void recordStream(const c10::DataPtr& pointer, c10::Stream stream) override {
     if (!pointer.get()) return;
     SimulatedDevice& device = device_at(pointer.device().index());
-    TORCH_CHECK(stream.device() == device.device(), "record_stream: the tensor is on ", device.device(),
-                " and the stream is one of ", stream.device(), "; give the stream of sim:", device.index(),
-                " that uses the tensor");
-    device.note_use(stream_of(stream));  // the results of a replay own no memory
+    TORCH_CHECK(stream.device_type() == kDeviceType, "record_stream: the tensor is on ", device.device(),
+                " and the stream is one of ", stream.device(), "; give a stream of a simulated device");
+    SimulatedDevice& user = device_at(stream.device_index());
+    device.note_use(user.index(), stream_of(stream));  // the results of a replay own no memory
     const auto address = reinterpret_cast<Addr>(pointer.get());
     if (pointer.get_deleter() == &release)
-      check(device.allocator().record_use(address, stream_of(stream)));
+      check(device.allocator().record_use(address, stream_of(stream), user.shared_driver()));
     else
-      check(device.allocator().imports().record_use(address, stream_of(stream)));
+      check(device.allocator().imports().record_use(address, stream_of(stream), user.shared_driver()));
   }
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex index) override;
   void resetAccumulatedStats(c10::DeviceIndex index) override {

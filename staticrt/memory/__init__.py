@@ -30,9 +30,12 @@ __all__ = [
     "Device",
     "Pool",
     "SharedTensor",
+    "can_access",
     "device",
     "dump_snapshot",
     "empty_cache",
+    "enable_peer_access",
+    "has_access",
     "open_shared",
     "pool",
     "record_history",
@@ -98,6 +101,21 @@ def set_limit(*, fraction: float | None = None, bytes: int | None = None, device
 def empty_cache(pool: PoolLike = None, device: DeviceLike = None) -> int:
     """`Device.empty_cache` of a device: bytes released."""
     return _device(device).empty_cache(pool)
+
+
+def can_access(device: DeviceLike, peer: DeviceLike) -> bool:
+    """`Device.can_access` of a device: whether its work can use the memory of `peer`."""
+    return _device(device).can_access(peer)
+
+
+def has_access(device: DeviceLike, peer: DeviceLike) -> bool:
+    """`Device.has_access` of a device: whether its work may use the memory of `peer` now."""
+    return _device(device).has_access(peer)
+
+
+def enable_peer_access(device: DeviceLike, peer: DeviceLike) -> None:
+    """`Device.enable_peer_access` of a device: let its work use the memory of `peer`."""
+    _device(device).enable_peer_access(peer)
 
 
 def pool(use_on_oom: bool = False, no_split: bool = False, device: DeviceLike = None) -> Pool:

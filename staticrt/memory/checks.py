@@ -27,6 +27,14 @@ def stream_number(value: object) -> int:
     return count("stream", value, (1 << 63) - 1)
 
 
+def pair_of_devices(value: object, count_of_devices: int) -> tuple[int, int]:
+    """`value` if it is two different numbers of devices."""
+    if not isinstance(value, (tuple, list)) or len(value) != 2 or value[0] == value[1]:
+        raise AllocatorError(f"{_shown(value)} is no pair of devices", fix="give two numbers, (0, 1)")
+    most = count_of_devices - 1
+    return count("a device's number", value[0], most), count("a device's number", value[1], most)
+
+
 def flag(name: str, value: object) -> bool:
     """`value` if it is True or False."""
     if not isinstance(value, bool):

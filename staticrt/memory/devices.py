@@ -82,9 +82,33 @@ class Device:
         """
         self._handle.release(check.count("address", address))
 
-    def record_stream(self, address: int, stream: int) -> None:
-        """Mark the memory as used by `stream`: after `free` it is reused only once the stream's work so far is done."""
-        self._handle.record_use(check.count("address", address), check.stream_number(stream))
+    def record_stream(self, address: int, stream: int, device: DeviceLike = None) -> None:
+        """Mark the memory as used by `stream`: after `free` it is reused only once the stream's work so far is done.
+
+        Args:
+            device: the device whose stream it is, if not this one.
+        """
+        other = None if device is None else _device(device)._handle
+        self._handle.record_use(check.count("address", address), check.stream_number(stream), other)
+
+    def can_access(self, peer: DeviceLike) -> bool:
+        """Whether work of this device can use the memory of `peer`, once `enable_peer_access` was called."""
+        return _device(peer)._handle.reached_by(self._handle)
+
+    def has_access(self, peer: DeviceLike) -> bool:
+        """Whether work of this device may use the memory of `peer` now."""
+        return _device(peer)._handle.has_peer(self._handle)
+
+    def enable_peer_access(self, peer: DeviceLike) -> None:
+        """Let work of this device use the memory of `peer` at its addresses: all that its allocator has and will get.
+
+        It cannot be taken back. Enabling it twice changes nothing, nor does a failure.
+
+        Raises:
+            DeviceError: the devices cannot reach each other, or the driver refused.
+            OutOfMemoryError: the driver has no memory for it.
+        """
+        _device(peer)._handle.add_peer(self._handle)
 
     def stats(self, pool: PoolLike = None) -> dict[str, int]:
         """Statistics under torch's flat keys, sorted: "allocated_bytes.all.peak" and so on.
@@ -247,6 +271,7 @@ def device(which: DeviceLike = None) -> Device:
     raise AllocatorError(f"{str(wanted)!r} has no allocator of staticrt", fix=_DEVICE_FIX)
 
 
+_device = device  # methods above have a parameter named `device`
 _DEVICE_FIX = 'give "cpu", "cuda", "cuda:N", N, "sim:N", a torch.device of these, or a Device'
 
 

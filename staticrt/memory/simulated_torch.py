@@ -40,6 +40,7 @@ class Simulated:
         synchronous: bool = False,
         checks: bool = True,
         redzone_bytes: int = 0,
+        unreachable: Iterable[tuple[int, int]] = (),
         config: str = "",
     ) -> None:
         """Make the devices "sim:0" … of torch, for the rest of the process.
@@ -55,6 +56,8 @@ class Simulated:
                 freed memory with bytes 0xff (NaN, or -1).
             redzone_bytes: bytes behind each tensor that nobody may write, besides those up to the next multiple of
                 512, which are checked anyway. Statistics of memory contain them.
+            unreachable: pairs of devices, (0, 1), that have no access to each other's memory. Copies between them go
+                through the host.
             config: options of the allocators, as in PYTORCH_ALLOC_CONF.
 
         Raises:
@@ -71,6 +74,7 @@ class Simulated:
             check.flag("checks", checks),
             check.count("redzone_bytes", redzone_bytes, 1 << 20),
             options,
+            [check.pair_of_devices(pair, count) for pair in unreachable],
         )
         torch.utils.rename_privateuse1_backend("sim")  # type: ignore[attr-defined]
         torch._register_device_module("sim", _torch_module())  # type: ignore[no-untyped-call]

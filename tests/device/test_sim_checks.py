@@ -226,10 +226,3 @@ def test_other_faults_are_not_explained():
     assert "the host used" not in done.stderr
     done = process("memory.simulated.enable()\nimport os, signal\nos.kill(os.getpid(), signal.SIGSEGV)")
     assert done.returncode == -11
-
-
-def test_record_stream_wants_a_stream_of_the_tensors_device(x):
-    with pytest.raises(
-        RuntimeError, match=r"record_stream: the tensor is on sim:0 and the stream is one of sim:1"
-    ):
-        x.record_stream(torch.Stream("sim:1"))

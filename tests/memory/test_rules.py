@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1] / "csrc" / "allocator"
-RULES = {"R": 7, "B": 11, "G": 12, "E": 6, "S": 8, "P": 8, "I": 12, "N": 14, "U": 7}
+RULES = {"R": 7, "B": 11, "G": 12, "E": 6, "S": 8, "P": 8, "I": 12, "N": 14, "U": 7, "D": 5}
 LATER = {"I8", "I9"}  # peer copies and handles of other processes
 
 

@@ -49,6 +49,8 @@ Core::Core(Driver& device, std::shared_ptr<const Config> settings)
 Core::~Core() {
   caches->detach();
   (void)driver.device_sync().ok();
+  for (Slot slot = 0; slot < streams.count(); ++slot)
+    if (streams.is_peers(slot)) (void)streams.driver_of(slot).stream_sync(streams.stream_of(slot)).ok();
   for (SegmentId id = 1; id <= segments.last(); ++id) {
     if (!segments.exists(id)) continue;
     const Segment& segment = segments[id];
@@ -202,14 +204,15 @@ Status DeviceAllocator::release_exported(Addr address) {
   return kept ? Status::Ok() : release_shared(address);
 }
 
-Status DeviceAllocator::record_use(Addr address, StreamId stream) {
+Status DeviceAllocator::record_use(Addr address, StreamId stream, const std::shared_ptr<Driver>& peer) {
   if (address == kNullAddr) return Status::Ok();
   Core& core = *core_;
   const Core::Lock lock(core);
   const BlockId id = core.pages.block_at(address);
   if (id == 0) return Status::Ok();
   Block& block = core.blocks[id];
-  const Slot slot = core.streams.slot_of(stream);
+  const Slot slot =
+      peer && peer != driver_ ? core.streams.slot_of_peer(peer, stream) : core.streams.slot_of(stream);
   if (block.state != BlockState::live || slot == block.slot) return Status::Ok();
   if (slot == kNoSlot) return core.too_many_streams(stream);
   core.streams.add_use(block, slot, core.captures.any());

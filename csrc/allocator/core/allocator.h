@@ -50,7 +50,13 @@ class DeviceAllocator {
   Status release(Addr address);
   // The bytes are also used on `stream` until its work enqueued before the release has ended. The own
   // stream, null and foreign pointers are ignored (S1).
-  Status record_use(Addr address, StreamId stream);
+  Status record_use(Addr address, StreamId stream) { return record_use(address, stream, nullptr); }
+  // The same for a stream of `peer`, which it keeps; null: of this device.
+  Status record_use(Addr address, StreamId stream, const std::shared_ptr<Driver>& peer);
+  // Lets work of another device use all present and later memory; ok if it may already. unsupported: it
+  // cannot reach this device. On any failure nothing has changed.
+  Status add_peer(const Driver& peer);
+  bool has_peer(const Driver& peer);  // or it is this device
   // Returns free memory to the driver (G6, G7): of the default and Draining pools, or of one pool.
   Status empty_cache(std::optional<PoolId> pool = std::nullopt, Bytes* released = nullptr);
   // New options. invalid_argument: mode cannot change after first use (I11).

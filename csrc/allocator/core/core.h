@@ -9,6 +9,7 @@
 //   ladder.cpp     what happens on a miss, step by step; oom_text.cpp its message
 //   thread_cache.h magazines before all that;  fork.cpp  what a child process may do
 //   capture.cpp    routes, captures, deferred frees
+//   peers.cpp      other devices that use this one's memory
 //   restore.cpp    checkpoints;   hibernate.cpp  pages away and back;  stitch.cpp  pages mapped twice
 //   inspector.cpp statistics, snapshots;  validate.cpp V1 to V12
 //
@@ -25,6 +26,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <thread>
 #include <tuple>
 #include <unordered_map>
@@ -310,8 +312,11 @@ class Core {
   // Whether requests may go through the thread caches now; closing empties them. REQUIRES: the core mutex
   // is not held.
   void update_gate();
+  // --- peers.cpp (core mutex not held)
   // Makes mapped bytes accessible to the device and its peers.
   Status grant(Addr begin, Bytes size);
+  // All that is mapped, in rows of whole mappings, but for Stale blocks. Growth mutex held.
+  std::vector<std::pair<Addr, Bytes>> mapped_ranges();
 
   void deliver_and_unlock();
   // Calls the history's context function; no lock is held.
@@ -349,8 +354,10 @@ class Core {
 
   Ledger ledger;
   Counters counters;
-  Bytes stale_bytes = 0;  // of Stale blocks; changes under both mutexes
-  Bytes arena_bytes = 0;  // mapped by plan arenas, part of the budget
+  Bytes stale_bytes = 0;                              // of Stale blocks; changes under both mutexes
+  Bytes arena_bytes = 0;                              // mapped by plan arenas, part of the budget
+  std::set<const std::map<Addr, Page>*> arena_pages;  // theirs
+  std::vector<int> peers;                             // devices with access to this one's memory
 
   uint64_t shared_blocks = 0;  // with kShared, or about to be
   std::unordered_map<BlockId, Context> contexts;

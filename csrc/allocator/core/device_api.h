@@ -92,6 +92,22 @@ class Driver {
   virtual Status set_access(Addr address, Bytes size_bytes, int device_index = kThisDevice) = 0;
   static constexpr int kThisDevice = -1;
 
+  // --- Peers: other devices that work on this device's memory at its addresses.
+  // Whether `peer` can do so at all. Cheap.
+  virtual Status reached_by(const Driver& peer, bool* reached) {
+    *reached = &peer == this;
+    return Status::Ok();
+  }
+  // Makes fixed segments, present and later, accessible for `peer`; what is mapped needs set_access. ok if
+  // they are already. REQUIRES: it is reached by `peer`.
+  virtual Status enable_peer(const Driver& peer) {
+    return Status::Unsupported(info().name + ": " + peer.info().name + " cannot use its memory");
+  }
+  // Takes what set_access gave to another device. REQUIRES: whole mappings, as set_access.
+  virtual Status revoke_access(Addr, Bytes, int device_index) {
+    return Status::Unsupported(info().name + ": device " + std::to_string(device_index) + " has no access");
+  }
+
   // --- Events and streams. Events carry no time.
   virtual Status event_create(EventId* event) = 0;
   virtual Status event_destroy(EventId event) = 0;

@@ -133,10 +133,6 @@ Status Core::grow_provided(const Want& want, Pool& pool, Block** grown) {
   return Status::Ok();
 }
 
-Status Core::grant(Addr begin, Bytes size) {
-  return driver.set_access(begin, size);
-}
-
 Status Core::map_pages(Addr begin, Addr end, Bytes page_size, std::map<Addr, Page>* mapped) {
   std::map<Addr, Page> fresh;
   Status status;

@@ -145,20 +145,20 @@ void Core::settle_stale() {
   if (stale_bytes == 0) return;
   const RelaxedCapture relaxed(driver);
   std::vector<BlockId> stale;
-  std::vector<StreamId> waited;
+  std::vector<std::pair<Driver*, StreamId>> waited;
   {
     const Lock lock(*this);
     std::vector<bool> captured;
     for (Slot slot = 0; slot < streams.count(); ++slot) {
       captured.push_back(slot_captured(slot));
-      if (!captured[slot]) waited.push_back(streams.stream_of(slot));
+      if (!captured[slot]) waited.emplace_back(&streams.driver_of(slot), streams.stream_of(slot));
     }
     for (SegmentId id = 1; id <= segments.last(); ++id)
       for (BlockId at = segments.exists(id) ? segments[id].first : 0; at != 0; at = blocks[at].next)
         if ((blocks[at].flags & kStale) && !captured[blocks[at].slot]) stale.push_back(at);
   }
-  for (const StreamId stream : waited)
-    if (!driver.stream_sync(stream).ok()) return;
+  for (const auto& [device, stream] : waited)
+    if (!device->stream_sync(stream).ok()) return;
   for (const BlockId id : stale) {
     // Stale blocks change under the growth mutex only.
     const Addr address = blocks[id].address;

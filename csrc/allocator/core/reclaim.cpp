@@ -18,7 +18,7 @@ Bytes Core::poll_ready() {
 }
 
 Bytes Core::drain() {
-  std::vector<EventId> events;
+  std::vector<std::pair<Driver*, EventId>> events;
   {
     const Lock lock(*this);
     if (captures.any()) return 0;  // S8
@@ -28,8 +28,10 @@ Bytes Core::drain() {
   }
   // No other thread destroys events: they go back to the pool of events only. One that another thread
   // polled and recorded again meanwhile is merely waited for longer.
-  for (const EventId event : events)
-    if (!driver.event_sync(event).ok()) break;
+  for (const auto& [device, event] : events) {
+    const RelaxedCapture relaxed(*device);
+    if (!device->event_sync(event).ok()) break;
+  }
   const Lock lock(*this);
   return poll_ready();
 }
@@ -66,7 +68,8 @@ void Core::bring_home() {
 bool Core::slot_captured(Slot slot) {
   if (!info.captures) return false;
   CaptureState state;
-  return !driver.capture_state(streams.stream_of(slot), &state).ok() || state.status != CaptureStatus::none;
+  return !streams.driver_of(slot).capture_state(streams.stream_of(slot), &state).ok() ||
+         state.status != CaptureStatus::none;
 }
 
 Bytes Core::release_fixed(BlockId id) {

@@ -1,14 +1,17 @@
 #include "allocator/core/streams.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 namespace staticrt::alloc {
 
 Streams::~Streams() {
   for (Line& line : lines_)
-    for (const Batch& batch : line.batches) (void)driver_.event_destroy(batch.event).ok();
+    for (const Batch& batch : line.batches) (void)driver_of(line).event_destroy(batch.event).ok();
   for (const EventId event : events_) (void)driver_.event_destroy(event).ok();
+  for (const auto& [peer, events] : peer_events_)
+    for (const EventId event : events) (void)peer->event_destroy(event).ok();
 }
 
 Slot Streams::find_slot(StreamId stream) {
@@ -19,7 +22,7 @@ Slot Streams::find_slot(StreamId stream) {
     if (at == slots_.end()) {
       if (lines_.size() == kNoSlot || stream == kNoStream) return kNoSlot;
       at = slots_.emplace(raw(stream), static_cast<Slot>(lines_.size())).first;
-      lines_.push_back({stream, {}, {}});
+      lines_.push_back({stream, nullptr, {}, {}});
     }
     recent = {stream, at->second};
   }
@@ -27,29 +30,46 @@ Slot Streams::find_slot(StreamId stream) {
   return last_slot_ = recent.slot;
 }
 
-Status Streams::take_event(EventId* event) {
-  if (!events_.empty()) {
-    *event = events_.back();
-    events_.pop_back();
-    return Status::Ok();
-  }
-  return driver_.event_create(event);
+Slot Streams::slot_of_peer(const std::shared_ptr<Driver>& peer, StreamId stream) {
+  for (size_t slot = 0; slot < lines_.size(); ++slot)
+    if (lines_[slot].peer == peer && lines_[slot].stream == stream) return static_cast<Slot>(slot);
+  if (lines_.size() == kNoSlot) return kNoSlot;
+  lines_.push_back({stream, peer, {}, {}});
+  return static_cast<Slot>(lines_.size() - 1);
+}
+
+Status Streams::take(std::vector<EventId>& idle, Driver& driver, EventId* event) {
+  if (idle.empty()) return driver.event_create(event);
+  *event = idle.back();
+  idle.pop_back();
+  return Status::Ok();
 }
 
 Status Streams::close_open() {
   if (!dirty_) return Status::Ok();
+  bool left = false;
   for (Line& line : lines_) {
     if (line.open == 0) continue;
+    Driver& driver = driver_of(line);
+    // The allocator knows of captures of its own device only.
+    if (CaptureState state; line.peer && driver.info().captures) {
+      SRT_TRY(driver.capture_state(line.stream, &state));
+      if (state.status != CaptureStatus::none) {
+        left = true;
+        continue;
+      }
+    }
+    std::vector<EventId>& idle = idle_events(line);
     EventId event = kNoEvent;
-    SRT_TRY(take_event(&event));
-    if (Status status = driver_.event_record(event, line.stream); !status.ok()) {
-      give_event(event);
+    SRT_TRY(take(idle, driver, &event));
+    if (Status status = driver.event_record(event, line.stream); !status.ok()) {
+      idle.push_back(event);
       return status;
     }
     line.batches.push({event, std::exchange(line.open, 0)});
     ++batches_;
   }
-  dirty_ = false;
+  dirty_ = left;
   return Status::Ok();
 }
 
@@ -57,16 +77,19 @@ const std::vector<BlockId>& Streams::poll() {
   done_.clear();
   if (batches_ == 0) return done_;
   for (Line& line : lines_) {
+    if (line.batches.empty()) continue;
+    std::optional<RelaxedCapture> relaxed;
+    if (line.peer) relaxed.emplace(*line.peer);
     while (!line.batches.empty()) {
       const Batch oldest = line.batches.front();
-      const Status status = driver_.event_query(oldest.event);
+      const Status status = driver_of(line).event_query(oldest.event);
       if (status.code() == Code::not_ready) break;
       if (!status.ok()) return done_;
       done_.insert(done_.end(), line.blocks.begin(),
                    line.blocks.begin() + static_cast<ptrdiff_t>(oldest.count));
       line.blocks.pop(oldest.count);
       line.batches.pop(1);
-      give_event(oldest.event);
+      idle_events(line).push_back(oldest.event);
       --batches_;
       waiting_ = dirty_ || batches_ != 0;
     }
@@ -74,10 +97,10 @@ const std::vector<BlockId>& Streams::poll() {
   return done_;
 }
 
-std::vector<EventId> Streams::outstanding() const {
-  std::vector<EventId> events;
+std::vector<std::pair<Driver*, EventId>> Streams::outstanding() const {
+  std::vector<std::pair<Driver*, EventId>> events;
   for (const Line& line : lines_)
-    for (const Batch& batch : line.batches) events.push_back(batch.event);
+    for (const Batch& batch : line.batches) events.emplace_back(&driver_of(line), batch.event);
   return events;
 }
 

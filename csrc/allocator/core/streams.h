@@ -13,7 +13,9 @@
 
 #include <array>
 #include <bit>
+#include <memory>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "allocator/core/block.h"
@@ -57,6 +59,10 @@ class Streams {
   // The slot of a stream, made if new; kNoSlot if all are taken. Slots count from 0 in order of first use.
   Slot slot_of(StreamId stream) { return stream == last_stream_ ? last_slot_ : find_slot(stream); }
   StreamId stream_of(Slot slot) const { return lines_[slot].stream; }
+  // A stream of another device, which uses this one's memory. Its blocks are never for that stream.
+  Slot slot_of_peer(const std::shared_ptr<Driver>& peer, StreamId stream);
+  bool is_peers(Slot slot) const { return lines_[slot].peer != nullptr; }
+  Driver& driver_of(Slot slot) const { return driver_of(lines_[slot]); }
   size_t count() const { return lines_.size(); }
 
   // Adds `block` to the open batch of `slot`. The caller counts block.pending.
@@ -74,10 +80,10 @@ class Streams {
   // a block comes once for each batch it was in. An event query's error ends the poll. The result holds until
   // the next poll.
   const std::vector<BlockId>& poll();
-  // Events of all closed batches, oldest first per slot.
-  std::vector<EventId> outstanding() const;
+  // Events of all closed batches, oldest first per slot, and whose they are.
+  std::vector<std::pair<Driver*, EventId>> outstanding() const;
 
-  Status take_event(EventId* event);
+  Status take_event(EventId* event) { return take(events_, driver_, event); }
   void give_event(EventId event) { events_.push_back(event); }
 
   // Use sets: a bit per slot below 31, a side table for the rest.
@@ -105,11 +111,17 @@ class Streams {
  private:
   struct Line {
     StreamId stream;
-    Fifo<BlockId> blocks;  // of the batches, then of the open one
-    Fifo<Batch> batches;   // closed
-    size_t open = 0;       // blocks of the open one
+    std::shared_ptr<Driver> peer;  // whose stream it is; null: this device's
+    Fifo<BlockId> blocks;          // of the batches, then of the open one
+    Fifo<Batch> batches;           // closed
+    size_t open = 0;               // blocks of the open one
   };
   Slot find_slot(StreamId stream);
+  static Status take(std::vector<EventId>& idle, Driver& driver, EventId* event);
+  Driver& driver_of(const Line& line) const { return line.peer ? *line.peer : driver_; }
+  std::vector<EventId>& idle_events(const Line& line) {
+    return line.peer ? peer_events_[line.peer.get()] : events_;
+  }
 
   Driver& driver_;
   std::vector<Line> lines_;
@@ -124,12 +136,13 @@ class Streams {
     Slot slot = kNoSlot;
   };
   std::array<Recent, kRecent> recent_;
-  std::vector<BlockId> done_;                               // of the last poll
-  bool dirty_ = false;                                      // some open batch is not empty
-  size_t batches_ = 0;                                      // closed batches of all slots
-  bool waiting_ = false;                                    // dirty_, or batches_ is not 0
-  std::vector<EventId> events_;                             // idle
-  std::unordered_map<BlockId, std::vector<Slot>> many_[2];  // by in_capture: slots from 31 on
+  std::vector<BlockId> done_;                                      // of the last poll
+  bool dirty_ = false;                                             // some open batch is not empty
+  size_t batches_ = 0;                                             // closed batches of all slots
+  bool waiting_ = false;                                           // dirty_, or batches_ is not 0
+  std::vector<EventId> events_;                                    // idle
+  std::unordered_map<Driver*, std::vector<EventId>> peer_events_;  // idle, of other devices
+  std::unordered_map<BlockId, std::vector<Slot>> many_[2];         // by in_capture: slots from 31 on
 };
 
 }  // namespace staticrt::alloc

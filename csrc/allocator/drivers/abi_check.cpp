@@ -50,7 +50,8 @@ static_assert(offsetof(MemoryLocation, id) == offsetof(CUmemLocation, id));
 
 static_assert(kSuccess == CUDA_SUCCESS && kOutOfMemory == CUDA_ERROR_OUT_OF_MEMORY &&
               kNoDevice == CUDA_ERROR_NO_DEVICE && kNotReady == CUDA_ERROR_NOT_READY &&
-              kNotSupported == CUDA_ERROR_NOT_SUPPORTED);
+              kNotSupported == CUDA_ERROR_NOT_SUPPORTED &&
+              kPeerAccessAlreadyEnabled == CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
 static_assert(int(Attribute::virtual_memory) == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
 static_assert(int(Attribute::posix_handles) ==
               CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
@@ -68,7 +69,7 @@ static_assert(kEventDisableTiming == CU_EVENT_DISABLE_TIMING &&
 static_assert(kMemoryPinned == CU_MEM_ALLOCATION_TYPE_PINNED &&
               kLocationDevice == CU_MEM_LOCATION_TYPE_DEVICE && kHandleNone == CU_MEM_HANDLE_TYPE_NONE &&
               kHandlePosix == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR &&
-              kReadWrite == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+              kNoAccess == CU_MEM_ACCESS_FLAGS_PROT_NONE && kReadWrite == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 
 }  // namespace
 }  // namespace staticrt::alloc::cu

@@ -15,6 +15,7 @@ inline constexpr Result kOutOfMemory = 2;
 inline constexpr Result kNoDevice = 100;
 inline constexpr Result kNotReady = 600;
 inline constexpr Result kNotSupported = 801;
+inline constexpr Result kPeerAccessAlreadyEnabled = 704;
 
 using Device = int;
 using Address = uint64_t;         // CUdeviceptr
@@ -43,6 +44,7 @@ inline constexpr int kMemoryPinned = 1;
 inline constexpr int kLocationDevice = 1;
 inline constexpr int kHandleNone = 0;
 inline constexpr int kHandlePosix = 1;
+inline constexpr int kNoAccess = 0;
 inline constexpr int kReadWrite = 3;
 
 struct MemoryLocation {
@@ -76,6 +78,8 @@ struct MemoryAccess {  // CUmemAccessDesc
   X(cuDeviceTotalMem, v3020, (size_t*, Device))                                                   \
   X(cuDeviceGetPCIBusId, v4010, (char*, int, Device))                                             \
   X(cuDevicePrimaryCtxRetain, v7000, (Context*, Device))                                          \
+  X(cuDeviceCanAccessPeer, v4000, (int*, Device, Device))                                         \
+  X(cuCtxEnablePeerAccess, v4000, (Context, unsigned))                                            \
   X(cuCtxGetCurrent, v4000, (Context*))                                                           \
   X(cuCtxPushCurrent, v4000, (Context))                                                           \
   X(cuCtxPopCurrent, v4000, (Context*))                                                           \

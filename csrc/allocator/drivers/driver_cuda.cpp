@@ -163,10 +163,32 @@ class CudaDriver final : public Driver {
     return in_context([&] { return calls_.cuMemUnmap(address, size_bytes); }, "cuMemUnmap");
   }
   Status set_access(Addr address, Bytes size_bytes, int device_index) override {
-    cu::MemoryAccess access;
-    access.location.id = device_index == kThisDevice ? properties_.location.id : device_index;
-    return in_context([&] { return calls_.cuMemSetAccess(address, size_bytes, &access, 1); },
-                      "cuMemSetAccess");
+    return allow(address, size_bytes, device_index, cu::kReadWrite);
+  }
+
+  Status reached_by(const Driver& peer, bool* reached) override {
+    const auto* other = dynamic_cast<const CudaDriver*>(&peer);
+    int can = other == this;
+    if (other && other != this)
+      SRT_TRY(
+          done(calls_.cuDeviceCanAccessPeer(&can, other->properties_.location.id, properties_.location.id),
+               "cuDeviceCanAccessPeer"));
+    *reached = can != 0;
+    return Status::Ok();
+  }
+  Status enable_peer(const Driver& peer) override {
+    const auto* other = dynamic_cast<const CudaDriver*>(&peer);
+    if (!other) return Driver::enable_peer(peer);
+    return in_context(
+        other->context_,
+        [&] {
+          const cu::Result result = calls_.cuCtxEnablePeerAccess(context_, 0);
+          return result == cu::kPeerAccessAlreadyEnabled ? cu::kSuccess : result;
+        },
+        "cuCtxEnablePeerAccess");
+  }
+  Status revoke_access(Addr address, Bytes size_bytes, int device_index) override {
+    return allow(address, size_bytes, device_index, cu::kNoAccess);
   }
 
   Status event_create(EventId* event) override {
@@ -348,13 +370,25 @@ class CudaDriver final : public Driver {
 
   Status done(cu::Result result, const char* call) const { return status_of(calls_, result, call); }
 
+  Status allow(Addr address, Bytes size_bytes, int device_index, int flags) {
+    cu::MemoryAccess access;
+    access.location.id = device_index == kThisDevice ? properties_.location.id : device_index;
+    access.flags = flags;
+    return in_context([&] { return calls_.cuMemSetAccess(address, size_bytes, &access, 1); },
+                      "cuMemSetAccess");
+  }
+
   // Runs a call with the primary context current, whatever this thread's context is.
   template <class Call>
   Status in_context(Call call, const char* name) {
+    return in_context(context_, call, name);
+  }
+  template <class Call>
+  Status in_context(cu::Context context, Call call, const char* name) {
     cu::Context current = nullptr;
     SRT_TRY(done(calls_.cuCtxGetCurrent(&current), "cuCtxGetCurrent"));
-    if (current == context_) return done(call(), name);
-    SRT_TRY(done(calls_.cuCtxPushCurrent(context_), "cuCtxPushCurrent"));
+    if (current == context) return done(call(), name);
+    SRT_TRY(done(calls_.cuCtxPushCurrent(context), "cuCtxPushCurrent"));
     const Status status = done(call(), name);
     cu::Context popped = nullptr;
     SRT_TRY(done(calls_.cuCtxPopCurrent(&popped), "cuCtxPopCurrent"));

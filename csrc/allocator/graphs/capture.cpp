@@ -72,7 +72,7 @@ void Core::defer_or_wait(Block& block) {
     const StreamId stream = streams.stream_of(slot);
     NodeId node = kNoNode;
     // A use outside the capture has no place in the graph: then only the end of the capture frees it.
-    if (!slot_captured(slot) || !driver.capture_marker(stream, &node).ok()) return;
+    if (streams.is_peers(slot) || !slot_captured(slot) || !driver.capture_marker(stream, &node).ok()) return;
     marks.emplace_back(stream, node);
   }
   captures.markers.emplace(block.id, std::move(marks));

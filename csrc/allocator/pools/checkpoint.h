@@ -19,6 +19,8 @@ struct ImageRun {
   BlockState state = BlockState::free;  // unmapped, free, live or held (lent)
   StreamId stream{};
   std::vector<StreamId> uses;  // recorded, outside captures; live only
+  // The same of other devices' streams. Not in the text of serialize(): it would mean nothing elsewhere.
+  std::vector<Slot> peer_uses = {};
 
   friend bool operator==(const ImageRun&, const ImageRun&) = default;
 };

@@ -38,7 +38,7 @@ Status Pools::hibernate(PoolId id, Bytes* released) {
   std::vector<BlockId> idle;
   std::map<SegmentId, std::map<Addr, Page>> discarded;
   PoolIndex index = 0;
-  std::vector<StreamId> all;
+  std::vector<std::pair<Driver*, StreamId>> all;
   {
     const Core::Lock lock(core_);
     Pool* pool = nullptr;
@@ -51,14 +51,14 @@ Status Pools::hibernate(PoolId id, Bytes* released) {
         return Status::InvalidArgument(detail::concat("hibernate: pool ", id, " is being captured"));
     index = pool->index;
     for (Slot slot = 0; slot < core_.streams.count(); ++slot)
-      if (!core_.slot_captured(slot)) all.push_back(core_.streams.stream_of(slot));
+      if (!core_.slot_captured(slot))
+        all.emplace_back(&core_.streams.driver_of(slot), core_.streams.stream_of(slot));
   }
   // A graph may replay on any stream, and touches free blocks too: wait for all of them.
-  if (core_.captures.any()) {
-    for (const StreamId stream : all) SRT_TRY(core_.driver.stream_sync(stream));
-  } else {
-    SRT_TRY(core_.driver.device_sync());
-  }
+  const bool capturing = core_.captures.any();
+  if (!capturing) SRT_TRY(core_.driver.device_sync());
+  for (const auto& [device, stream] : all)
+    if (capturing || device != &core_.driver) SRT_TRY(device->stream_sync(stream));
   {
     const Core::Lock lock(core_);
     core_.pools[index].set_hibernated(true);  // from here on nothing is allocated from it

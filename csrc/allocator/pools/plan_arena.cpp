@@ -7,13 +7,26 @@ namespace {
 constexpr Bytes kArenaPage = 20 * kMiB;
 }  // namespace
 
+PlanArena::PlanArena(DeviceAllocator& device) : core_(device.core()) {
+  const Core::Lock lock(core_);
+  core_.arena_pages.insert(&pages_);
+}
+
 PlanArena::~PlanArena() {
+  release();
+  const Core::Growth growth(core_);
+  const Core::Lock lock(core_);
+  core_.arena_pages.erase(&pages_);
+}
+
+void PlanArena::release() {
   if (base_ == kNullAddr && mapped_ == 0) return;
   (void)core_.driver.device_sync().ok();
   const Core::Growth growth(core_);
   const Bytes before = mapped_;
   if (core_.info.virtual_memory) {
     (void)core_.unmap_pages(pages_).ok();
+    pages_.clear();
     (void)core_.driver.va_release(base_, max_).ok();
   } else if (mapped_ != 0) {
     (void)core_.driver.segment_free(base_, max_).ok();

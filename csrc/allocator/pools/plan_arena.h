@@ -16,7 +16,7 @@ namespace staticrt::alloc {
 
 class PlanArena {
  public:
-  explicit PlanArena(DeviceAllocator& device) : core_(device.core()) {}
+  explicit PlanArena(DeviceAllocator& device);
   ~PlanArena();
   PlanArena(const PlanArena&) = delete;
   PlanArena& operator=(const PlanArena&) = delete;
@@ -37,6 +37,7 @@ class PlanArena {
   bool hibernated() const { return mapped_ == 0 && size_ != 0; }
 
  private:
+  void release();
   Status grow(Bytes bytes);
   Status shrink(Bytes bytes, StreamId stream);
   void account(Bytes before);

@@ -54,7 +54,9 @@ ImageSegment image_of(Core& core, const Segment& segment, size_t count) {
     ImageRun& run =
         image.runs.emplace_back(block.size, block.requested, block.state, core.streams.stream_of(slot));
     if (block.state == BlockState::live && block.uses != 0) [[unlikely]]
-      for (const Slot use : core.streams.uses(block, false)) run.uses.push_back(core.streams.stream_of(use));
+      for (const Slot use : core.streams.uses(block, false))
+        core.streams.is_peers(use) ? run.peer_uses.push_back(use)
+                                   : run.uses.push_back(core.streams.stream_of(use));
   }
   return image;
 }
@@ -212,6 +214,7 @@ void build(Core& core, Segment& segment, Pool& pool, const std::vector<Target>& 
       block.requested = target.live->requested;
       for (const StreamId use : target.live->uses)
         core.streams.add_use(block, core.streams.slot_of(use), false);
+      for (const Slot use : target.live->peer_uses) core.streams.add_use(block, use, false);
       core.pages.set_block(at, block.id);
       created->push_back(at);
     }

@@ -68,6 +68,26 @@ Status find_cuda_device(int index, Device* device) {
   return Status::Ok();
 }
 
+Status connect_cuda_device(int index) {
+  std::map<int, Device> found;
+  {
+    Registry& all = registry();
+    const std::shared_lock lock(all.mutex);
+    found = all.cuda;
+  }
+  const auto mine = found.find(index);
+  if (mine == found.end()) return Status::Ok();
+  for (const auto& [other_index, other] : found) {
+    if (other_index == index) continue;
+    for (const auto& [owner, user] : {std::pair(mine->second, other), std::pair(other, mine->second)}) {
+      bool reached = false;
+      SRT_TRY(owner.driver->reached_by(*user.driver, &reached));
+      if (reached) SRT_TRY(owner.allocator->add_peer(*user.driver));
+    }
+  }
+  return Status::Ok();
+}
+
 Status add_device(Device device) {
   Registry& all = registry();
   const std::unique_lock lock(all.mutex);

@@ -25,6 +25,9 @@ Device& host_device();
 // CUDA device `index`, opened with the options of PYTORCH_ALLOC_CONF (or PYTORCH_CUDA_ALLOC_CONF).
 Status find_cuda_device(int index, Device* device);
 
+// Lets CUDA device `index` and those found before use each other's memory, where they reach each other.
+Status connect_cuda_device(int index);
+
 // Adds a device under its driver's name, "sim:0", for the life of the process. invalid_argument: taken.
 Status add_device(Device device);
 // The device added under that name; false if there is none.

@@ -74,14 +74,14 @@ Status Imports::find_or_map(const SharedBlock& block, StreamId stream, Addr* add
   if (known != by_key_.end()) {
     Mapping& mapping = mappings_.at(known->second);
     ++mapping.opens;
-    mapping.streams.insert(stream);
+    mapping.streams.emplace(nullptr, stream);
     *address = mapping.address;
     return Status::Ok();
   }
   Mapping mapping;
   mapping.key = block.key;
   mapping.size = block.size;
-  mapping.streams = {stream};
+  mapping.streams.emplace(nullptr, stream);
   mapping.token = block.token.copy();
   if (!mapping.token.open())
     return Status::InvalidArgument(core_.info.name +
@@ -98,17 +98,17 @@ Status Imports::find_or_map(const SharedBlock& block, StreamId stream, Addr* add
   return Status::Ok();
 }
 
-Status Imports::record_use(Addr inside, StreamId stream) {
+Status Imports::record_use(Addr inside, StreamId stream, const std::shared_ptr<Driver>& peer) {
   Addr own = kNullAddr;
   {
     const std::lock_guard lock(mutex_);
     const auto found = find(inside);
     if (found == mappings_.end()) return Status::Ok();
     Mapping& mapping = mappings_.at(found->first);
-    mapping.streams.insert(stream);
+    mapping.streams.emplace(peer.get() == &core_.driver ? nullptr : peer, stream);
     if (mapping.base == kNullAddr) own = mapping.address;
   }
-  return allocator_.record_use(own, stream);
+  return allocator_.record_use(own, stream, peer);
 }
 
 Status Imports::unmap(Mapping& mapping) {
@@ -119,12 +119,13 @@ Status Imports::unmap(Mapping& mapping) {
     return Status::Ok();
   }
   const RelaxedCapture relaxed(driver);
-  for (const StreamId stream : mapping.streams) {
+  const auto of = [&](const auto& use) -> Driver& { return use.first ? *use.first : driver; };
+  for (const auto& use : mapping.streams) {
     CaptureState capture;
-    SRT_TRY(driver.capture_state(stream, &capture));
+    SRT_TRY(of(use).capture_state(use.second, &capture));
     if (capture.status != CaptureStatus::none) return Status::NotReady();
   }
-  for (const StreamId stream : mapping.streams) SRT_TRY(driver.stream_sync(stream));
+  for (const auto& use : mapping.streams) SRT_TRY(of(use).stream_sync(use.second));
   if (observer_.leaving) observer_.leaving(std::exchange(mapping.address, kNullAddr));
   SRT_TRY(driver.unmap(mapping.base, mapping.mapped));
   (void)driver.va_release(mapping.base, mapping.mapped).ok();
@@ -176,6 +177,12 @@ bool Imports::owns(Addr inside) const {
   const std::lock_guard lock(mutex_);
   const auto at = find(inside);
   return at != mappings_.end() && at->second.base != kNullAddr;
+}
+
+void Imports::each_mapped(const std::function<void(Addr, Bytes)>& visit) const {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [address, mapping] : mappings_)
+    if (mapping.base != kNullAddr) visit(mapping.base, mapping.mapped);
 }
 
 size_t Imports::count() const {

@@ -37,7 +37,8 @@ class Imports {
   // Where the block lies here, for use on `stream`. On failure nothing has changed.
   Status open(const SharedBlock& block, StreamId stream, Addr* address);
   // The opened block that holds `inside`, if there is one, is also used on `stream`.
-  Status record_use(Addr inside, StreamId stream);
+  // The stream is one of `peer`, if that is not null.
+  Status record_use(Addr inside, StreamId stream, const std::shared_ptr<Driver>& peer = nullptr);
   // One open() less. After the last one, waits for the streams; where it must not (a stream is captured, or
   // `wait` is false), a later call does. REQUIRES: exactly as open() gave it.
   Status close(Addr address, bool wait = true);
@@ -47,6 +48,8 @@ class Imports {
   bool owns(Addr inside) const;
   size_t count() const;  // blocks that are mapped or of this process
   void observe(Observer observer);
+  // Calls visit(address, size) for all that is mapped here.
+  void each_mapped(const std::function<void(Addr, Bytes)>& visit) const;
 
  private:
   struct Mapping {
@@ -56,7 +59,7 @@ class Imports {
     Addr address = kNullAddr;  // of the block
     Bytes size = 0;
     uint64_t opens = 1;
-    std::set<StreamId> streams;
+    std::set<std::pair<std::shared_ptr<Driver>, StreamId>> streams;  // null: of this device
     FileDescriptor token;
   };
   Status find_or_map(const SharedBlock& block, StreamId stream, Addr* address);

@@ -33,10 +33,10 @@ SimMemoryLimits limits_of(const SimConfig& config) {
 SimDriver::SimDriver(const SimConfig& config)
     : config_(config),
       forks_(forks_so_far()),
-      shared_mutex_(config.mutex ? config.mutex : std::make_shared<std::recursive_mutex>()),
-      mutex_(*shared_mutex_),
+      machine_(config.machine ? config.machine : std::make_shared<SimMachine>()),
+      mutex_(machine_->mutex),
       memory_(limits_of(config)),
-      streams_(config.clocks ? config.clocks : std::make_shared<SimClocks>()),
+      streams_(std::shared_ptr<SimClocks>(machine_, &machine_->clocks), config.index),
       oracle_(memory_, streams_) {
   info_.name = "sim:" + std::to_string(config.index);
   info_.index = config.index;
@@ -46,9 +46,15 @@ SimDriver::SimDriver(const SimConfig& config)
   info_.captures = true;
   info_.always_idle = false;
   memory_.set_other_bytes(config.other_bytes);
+  const Lock lock(mutex_);
+  SRT_CHECK(machine_->devices.try_emplace(config.index, this).second, "simulated device: the machine has a ",
+            info_.name, " already");
 }
 
-SimDriver::~SimDriver() = default;
+SimDriver::~SimDriver() {
+  const Lock lock(mutex_);
+  machine_->devices.erase(config_.index);
+}
 
 Status SimDriver::enter(SimCall call) {
   // The pages are shared with the process that made them: a child would take them away from it.
@@ -79,11 +85,12 @@ Status SimDriver::break_capture(SimGraph& graph, const std::string& what, Captur
 }
 
 Status SimDriver::keep_captured(Addr address, Bytes size_bytes, const char* what) {
-  for (const auto& [stream, id] : capturing_) {
-    SimGraph& graph = *graphs_.at(id);
-    if (!graph.invalidated() && graph.uses(address, size_bytes))
-      return break_capture(graph, detail::concat(what, " of memory that its work uses"));
-  }
+  for (const auto& [index, device] : machine_->devices)
+    for (const auto& [stream, id] : device->capturing_) {
+      SimGraph& graph = *device->graphs_.at(id);
+      if (!graph.invalidated() && &device->owner_of(address) == this && graph.uses(address, size_bytes))
+        return break_capture(graph, detail::concat(what, " of memory that its work uses"));
+    }
   return Status::Ok();
 }
 
@@ -192,9 +199,47 @@ Status SimDriver::set_access(Addr address, Bytes size_bytes, int device_index) {
   SRT_TRY(enter(SimCall::set_access));
   const Lock lock(mutex_);
   SRT_TRY(unsafe("set_access"));
-  if (device_index != kThisDevice && device_index != config_.index)
-    return Status::Unsupported("sim: there is no device but " + info_.name);
-  return seen(memory_.set_access(address, size_bytes));
+  if (device_index == kThisDevice || device_index == config_.index)
+    return seen(memory_.set_access(address, size_bytes));
+  SRT_TRY(known_peer(device_index));
+  return seen(memory_.set_access(address, size_bytes, device_index));
+}
+
+Status SimDriver::known_peer(int device_index) const {
+  const std::string peer = "sim:" + std::to_string(device_index);
+  if (machine_->devices.count(device_index) == 0)
+    return Status::Unsupported(detail::concat(info_.name, ": there is no ", peer, " beside it"));
+  if (!machine_->reaches(device_index, config_.index))
+    return Status::Unsupported(detail::concat(peer, " cannot reach the memory of ", info_.name));
+  return Status::Ok();
+}
+
+Status SimDriver::reached_by(const Driver& peer, bool* reached) {
+  SRT_TRY(enter(SimCall::reached_by));
+  const Lock lock(mutex_);
+  const int index = peer.info().index;
+  const auto found = machine_->devices.find(index);
+  *reached = found != machine_->devices.end() && found->second == &peer &&
+             (found->second == this || machine_->reaches(index, config_.index));
+  return Status::Ok();
+}
+
+Status SimDriver::enable_peer(const Driver& peer) {
+  SRT_TRY(enter(SimCall::enable_peer));
+  const Lock lock(mutex_);
+  SRT_TRY(unsafe("enable_peer"));
+  const int index = peer.info().index;
+  SRT_TRY(known_peer(index));
+  if (machine_->devices.at(index) != &peer || &peer == this) return Driver::enable_peer(peer);
+  memory_.enable_peer(index);
+  return Status::Ok();
+}
+
+Status SimDriver::revoke_access(Addr address, Bytes size_bytes, int device_index) {
+  SRT_TRY(enter(SimCall::revoke_access));
+  const Lock lock(mutex_);
+  SRT_TRY(unsafe("revoke_access"));
+  return seen(memory_.revoke_access(address, size_bytes, device_index));
 }
 
 Status SimDriver::event_create(EventId* event) {

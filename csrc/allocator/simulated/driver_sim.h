@@ -31,6 +31,7 @@
 #include "allocator/simulated/sim_faults.h"
 #include "allocator/simulated/sim_graph.h"
 #include "allocator/simulated/sim_guard.h"
+#include "allocator/simulated/sim_machine.h"
 #include "allocator/simulated/sim_memory.h"
 #include "allocator/simulated/sim_oracle.h"
 #include "allocator/simulated/sim_streams.h"
@@ -50,9 +51,8 @@ struct SimConfig {
   bool oracle = true;            // false: no race checks, for speed
   bool eager = false;            // true: work runs when enqueued, as on a device that is never behind
   bool kernel_alias = false;     // true: device addresses cannot be followed, see kernel_address
-  // Devices whose streams wait for each other share one of each.
-  std::shared_ptr<std::recursive_mutex> mutex = {};
-  std::shared_ptr<SimClocks> clocks = {};
+  // Devices whose streams wait for each other, or which use each other's memory, share one.
+  std::shared_ptr<SimMachine> machine = {};
 };
 
 // Native code of errors that are the caller's fault.
@@ -75,6 +75,9 @@ class SimDriver final : public Driver {
   Status map(Addr address, Bytes size_bytes, PhysicalId physical) override;
   Status unmap(Addr address, Bytes size_bytes) override;
   Status set_access(Addr address, Bytes size_bytes, int device_index) override;
+  Status reached_by(const Driver& peer, bool* reached) override;
+  Status enable_peer(const Driver& peer) override;
+  Status revoke_access(Addr address, Bytes size_bytes, int device_index) override;
   Status event_create(EventId* event) override;
   Status event_destroy(EventId event) override;
   Status event_record(EventId event, StreamId stream) override;
@@ -111,8 +114,8 @@ class SimDriver final : public Driver {
   void launch(StreamId stream, std::function<void()> work, std::vector<SimRange> ranges,
               const std::string& name = "work", uint64_t most_pending = UINT64_MAX,
               SimGraph::EachLaunch each_launch = {});
-  // Lets a stream wait for an event of another device, as recorded now. REQUIRES: both devices share their
-  // mutex and clocks. A capture cannot go beyond its device.
+  // Lets a stream wait for an event of another device, as recorded now. REQUIRES: both devices are in one
+  // machine. A capture cannot go beyond its device.
   Status wait_for(StreamId stream, SimDriver& other, EventId event);
   // ok once the stream has nothing left to do, else not_ready.
   Status stream_query(StreamId stream);
@@ -175,6 +178,8 @@ class SimDriver final : public Driver {
   uint64_t handle_count() const;
   uint64_t event_count() const;
   Addr base() const { return memory_.base(); }
+  // The device of the machine that has the address: this one, if none does.
+  SimDriver& owner_of(Addr address);
   // Whether it is an address of this device, mapped or not.
   bool owns(Addr address) const { return memory_.owns(address); }
   // Where the byte of a device address is for kernels: elsewhere with `kernel_alias`, else there.
@@ -186,6 +191,7 @@ class SimDriver final : public Driver {
   };
   using Lock = std::lock_guard<std::recursive_mutex>;
 
+  Status known_peer(int device_index) const;
   Status enter(SimCall call);  // hook, fault plan, count
   Status seen(Status status);  // reports it if it is misuse
   Status misuse(std::string text) { return seen(Status::Error("sim: " + std::move(text), kSimMisuse)); }
@@ -203,15 +209,21 @@ class SimDriver final : public Driver {
   Status finish_event(EventId event, const char* what, bool wait);
   void sync_all();
   void run_if_eager();
-  std::vector<SimGuardPtr> guards_of(const std::vector<SimRange>& ranges) const;
-  // Reports a redzone that is no longer as it was.
-  void check_guard(SimGuard& guard, const std::string& name, StreamId stream, bool before);
+  using Guards = std::vector<std::pair<SimDriver*, SimGuardPtr>>;  // with the device that has the bytes
+  Guards guards_of(const std::vector<SimRange>& ranges);
+  // Reports work that wants bytes of another device which this one has no access to.
+  bool refused(Addr address, Bytes size_bytes, const std::string& name, StreamId stream);
+  // Whether work that runs now can use the bytes; reports if not.
+  bool usable_now(Addr address, Bytes size_bytes, const std::string& name, StreamId stream);
+  SimOracle::User user(StreamId stream) { return {streams_, stream}; }
+  // Reports a redzone that is no longer as it was. `stream`: as in messages, "stream 3".
+  void check_guard(SimGuard& guard, const std::string& name, const std::string& stream, bool before);
   void stamp(StreamId stream, Addr address, Bytes size_bytes, uint64_t value, bool verify);
 
   const SimConfig config_;
   const int forks_;  // of the process that made it
   DeviceInfo info_;
-  const std::shared_ptr<std::recursive_mutex> shared_mutex_;
+  const std::shared_ptr<SimMachine> machine_;
   std::recursive_mutex& mutex_;
   SimMemory memory_;
   SimStreams streams_;
@@ -228,7 +240,6 @@ class SimDriver final : public Driver {
   std::map<Addr, SimGuardPtr> guards_;
   uint64_t next_stream_ = 1;
   uint64_t next_event_ = 1;
-  uint64_t next_graph_ = 1;
   uint64_t next_exec_ = 1;
 };
 

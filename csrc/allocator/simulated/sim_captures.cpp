@@ -76,7 +76,7 @@ Status SimDriver::capture_begin(StreamId stream, CaptureMode mode) {
   if (graph_of(stream))
     return seen(capture_error(CaptureError::illegal_state,
                               detail::concat("stream ", raw(stream), " is captured already")));
-  const uint64_t id = next_graph_++;
+  const uint64_t id = ++machine_->clocks.graphs;
   graphs_.emplace(id, std::make_shared<SimGraph>(id, stream, mode));
   capturing_[raw(stream)] = id;
   return Status::Ok();
@@ -142,7 +142,10 @@ Status SimDriver::launch_graph(const SimGraph& graph, StreamId stream) {
   streams_.enqueue(stream, [work = graph.work()] {
     for (const auto& piece : work) piece();
   });
-  if (config_.oracle) oracle_.launched(graph, stream);
+  if (config_.oracle)
+    for (const auto& [index, device] : machine_->devices)
+      device->oracle_.launched(graph, user(stream),
+                               [this, device](Addr address) { return &owner_of(address) == device; });
   run_if_eager();
   return Status::Ok();
 }

@@ -9,57 +9,99 @@
 
 namespace staticrt::alloc {
 
-std::vector<SimGuardPtr> SimDriver::guards_of(const std::vector<SimRange>& ranges) const {
-  std::vector<SimGuardPtr> guards;
+SimDriver& SimDriver::owner_of(Addr address) {
+  if (!memory_.owns(address))
+    for (const auto& [index, device] : machine_->devices)
+      if (device->memory_.owns(address)) return *device;
+  return *this;
+}
+
+bool SimDriver::refused(Addr address, Bytes size_bytes, const std::string& name, StreamId stream) {
+  SimDriver& owner = owner_of(address);
+  if (&owner == this || !owner.memory_.usable(address, size_bytes) ||
+      owner.memory_.usable(address, size_bytes, config_.index))
+    return false;
+  const bool reached = machine_->reaches(config_.index, owner.config_.index);
+  oracle_.report(
+      detail::concat("peer access: ", name, " on stream ", raw(stream), " of ", info_.name, " uses [0x",
+                     std::hex, address, ", +", std::dec, size_bytes, " bytes) of ", owner.info_.name,
+                     ", to which ", info_.name, " has no access; ",
+                     reached ? "enable peer access first" : "the two cannot reach each other, so copy it"));
+  return true;
+}
+
+bool SimDriver::usable_now(Addr address, Bytes size_bytes, const std::string& name, StreamId stream) {
+  SimDriver& owner = owner_of(address);
+  if (owner.memory_.usable(address, size_bytes, &owner == this ? SimMemory::kOwner : config_.index))
+    return true;
+  if (!refused(address, size_bytes, name, stream))
+    oracle_.report(detail::concat("unmapped: ", name, " of stream ", raw(stream), " runs on 0x", std::hex,
+                                  address, ", which is no longer mapped"));
+  return false;
+}
+
+SimDriver::Guards SimDriver::guards_of(const std::vector<SimRange>& ranges) {
+  Guards guards;
   for (const SimRange& range : ranges) {
-    auto it = guards_.upper_bound(range.address);
-    if (it == guards_.begin()) continue;
+    SimDriver& owner = owner_of(range.address);
+    auto it = owner.guards_.upper_bound(range.address);
+    if (it == owner.guards_.begin()) continue;
     --it;
     const SimGuardPtr& guard = it->second;
     if (guard->redzone_bytes == 0 || range.address - guard->address > guard->size_bytes) continue;
-    if (std::find(guards.begin(), guards.end(), guard) == guards.end()) guards.push_back(guard);
+    const std::pair<SimDriver*, SimGuardPtr> found{&owner, guard};
+    if (std::find(guards.begin(), guards.end(), found) == guards.end()) guards.push_back(found);
   }
   return guards;
 }
 
-void SimDriver::check_guard(SimGuard& guard, const std::string& name, StreamId stream, bool before) {
+void SimDriver::check_guard(SimGuard& guard, const std::string& name, const std::string& stream,
+                            bool before) {
   if (guard.reported) return;
   const auto at = guard.overwritten(memory_);
   if (!at) return;
   guard.reported = true;
   const std::string end = detail::concat("byte ", *at, " of allocation #", guard.owner, ", which has ",
                                          guard.size_bytes, " bytes (stream ", raw(guard.stream), ")");
-  oracle_.report(before ? detail::concat("redzone: somebody wrote ", end, ", before ", name, " on stream ",
-                                         raw(stream), " ran")
-                        : detail::concat("redzone: ", name, " on stream ", raw(stream), " wrote ", end));
+  oracle_.report(
+      before ? detail::concat("redzone: somebody wrote ", end, ", before ", name, " on ", stream, " ran")
+             : detail::concat("redzone: ", name, " on ", stream, " wrote ", end));
 }
 
 void SimDriver::check_guards(const std::vector<SimRange>& ranges, const std::string& name, StreamId stream) {
   if (!config_.oracle) return;
   const Lock lock(mutex_);
-  for (const SimGuardPtr& guard : guards_of(ranges)) check_guard(*guard, name, stream, /*before=*/false);
+  for (const auto& [owner, guard] : guards_of(ranges))
+    owner->check_guard(*guard, name, owner->streams_.text_of_slot(streams_.slot(stream)), /*before=*/false);
 }
 
 void SimDriver::launch(StreamId stream, std::function<void()> work, std::vector<SimRange> ranges,
                        const std::string& name, uint64_t most_pending, SimGraph::EachLaunch each_launch) {
   const Lock lock(mutex_);
   next_stream_ = std::max(next_stream_, raw(stream) + 1);
-  std::vector<SimGuardPtr> guards;
-  if (config_.oracle) guards = guards_of(ranges);
   const std::string* known = oracle_.name(name);
+  if (config_.oracle) {
+    // What may not run would only be reported again.
+    bool stopped = false;
+    for (const SimRange& range : ranges) stopped |= refused(range.address, range.size_bytes, name, stream);
+    if (stopped) ranges.clear(), work = [] {}, each_launch = {};
+  }
+  Guards guards;
+  if (config_.oracle) guards = guards_of(ranges);
   const auto checked = [this, stream, ranges, known, guards](const std::function<void()>& work) {
     for (const SimRange& range : ranges)
-      if (!memory_.usable(range.address, range.size_bytes)) {
-        oracle_.report(detail::concat("unmapped: ", *known, " of stream ", raw(stream), " runs on 0x",
-                                      std::hex, range.address, ", which is no longer mapped"));
-        return;
-      }
-    for (const SimGuardPtr& guard : guards) check_guard(*guard, *known, stream, /*before=*/true);
+      if (!usable_now(range.address, range.size_bytes, *known, stream)) return;
+    const auto check = [&](bool before) {
+      for (const auto& [owner, guard] : guards)
+        owner->check_guard(*guard, *known, owner->streams_.text_of_slot(streams_.slot(stream)), before);
+    };
+    check(/*before=*/true);
     work();
-    for (const SimGuardPtr& guard : guards) check_guard(*guard, *known, stream, /*before=*/false);
+    check(/*before=*/false);
   };
   if (SimGraph* graph = graph_of(stream)) {
-    for (const SimRange& range : ranges) oracle_.used_in_graph(range, stream, *graph, known);
+    for (const SimRange& range : ranges)
+      owner_of(range.address).oracle_.used_in_graph(range, user(stream), *graph, known);
     SimGraph::EachLaunch again;
     if (each_launch)
       again = [checked, each_launch = std::move(each_launch)]() -> std::function<void()> {
@@ -70,7 +112,7 @@ void SimDriver::launch(StreamId stream, std::function<void()> work, std::vector<
   }
   streams_.enqueue(stream, [checked, work = std::move(work)] { checked(work); });
   if (config_.oracle)
-    for (const SimRange& range : ranges) oracle_.used(range, stream, known);
+    for (const SimRange& range : ranges) owner_of(range.address).oracle_.used(range, user(stream), known);
   run_if_eager();
   streams_.shorten(stream, most_pending);
 }
@@ -117,7 +159,7 @@ void SimDriver::freed(Addr address) {
     // Otherwise the bytes may be read until a stream has joined, which a program may do after it frees them.
     if (!graph_of(guard->stream) && oracle_.is_over(address, guard->size_bytes, guard->stream))
       streams_.at_once(guard->stream, [this, guard] {
-        check_guard(*guard, "the free of its tensor", guard->stream, /*before=*/true);
+        check_guard(*guard, "the free of its tensor", streams_.text_of(guard->stream), /*before=*/true);
         guard->poison(memory_);
       });
   }

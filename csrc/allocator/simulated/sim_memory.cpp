@@ -271,15 +271,31 @@ Status SimMemory::unmap(Addr address, Bytes size_bytes) {
   return Status::Ok();
 }
 
-Status SimMemory::set_access(Addr address, Bytes size_bytes) {
+Status SimMemory::set_access(Addr address, Bytes size_bytes, int device) {
   SRT_TRY(check_mapped(address, size_bytes, "set_access"));
   for (auto it = mappings_.find(address); it != mappings_.end() && it->first < address + size_bytes; ++it) {
+    if (device != kOwner) {
+      it->second.peers.insert(device);
+      continue;
+    }
     if (limits_.backed && mprotect(at(kernel_address(it->first)), round_up(it->second.size_bytes, kPageBytes),
                                    PROT_READ | PROT_WRITE) != 0)
       return Status::Oom(detail::concat("sim: mprotect: ", std::strerror(errno)));
     it->second.accessible = true;
   }
   return Status::Ok();
+}
+
+Status SimMemory::revoke_access(Addr address, Bytes size_bytes, int device) {
+  SRT_TRY(check_mapped(address, size_bytes, "revoke_access"));
+  for (auto it = mappings_.find(address); it != mappings_.end() && it->first < address + size_bytes; ++it)
+    it->second.peers.erase(device);
+  return Status::Ok();
+}
+
+bool SimMemory::accessible(Addr address, const Mapping& mapping, int device) const {
+  if (device == kOwner) return mapping.accessible;
+  return (segments_.count(address) > 0 ? peers_ : mapping.peers).count(device) > 0;
 }
 
 Status SimMemory::segment_alloc(Bytes size_bytes, Addr* address) {
@@ -318,7 +334,7 @@ Status SimMemory::segment_free(Addr address, Bytes size_bytes) {
   return release(address, round_up(charged, limits_.granule_bytes));
 }
 
-std::vector<SimMemory::Extent> SimMemory::translate(Addr address, Bytes size_bytes) const {
+std::vector<SimMemory::Extent> SimMemory::translate(Addr address, Bytes size_bytes, int device) const {
   std::vector<Extent> extents;
   auto it = mappings_.upper_bound(address);
   if (it == mappings_.begin()) return {};
@@ -330,14 +346,14 @@ std::vector<SimMemory::Extent> SimMemory::translate(Addr address, Bytes size_byt
     const Addr stop = std::min(end, it->first + it->second.size_bytes);
     const Physical& physical = physicals_.at(raw(it->second.physical));
     extents.push_back({reached, stop - reached, physical.offset + (reached - it->first),
-                       it->second.accessible, it->second.physical});
+                       accessible(it->first, it->second, device), it->second.physical});
     reached = stop;
   }
   return extents;
 }
 
-bool SimMemory::usable(Addr address, Bytes size_bytes) const {
-  const auto extents = translate(address, size_bytes);
+bool SimMemory::usable(Addr address, Bytes size_bytes, int device) const {
+  const auto extents = translate(address, size_bytes, device);
   for (const Extent& extent : extents)
     if (!extent.accessible) return false;
   return !extents.empty();

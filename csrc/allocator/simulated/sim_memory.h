@@ -19,6 +19,7 @@
 #include <cstddef>
 #include <map>
 #include <memory>
+#include <set>
 #include <unordered_map>
 #include <vector>
 
@@ -47,6 +48,7 @@ class SimMemory {
     bool accessible = false;
     PhysicalId physical = kNoPhysical;
   };
+  static constexpr int kOwner = -1;  // as a device: the memory's own
 
   // Throws InputError if the limits make no device or the system refuses the reservation.
   explicit SimMemory(const SimMemoryLimits& limits);
@@ -60,7 +62,10 @@ class SimMemory {
   Status destroy(PhysicalId physical);
   Status map(Addr address, Bytes size_bytes, PhysicalId physical);
   Status unmap(Addr address, Bytes size_bytes);
-  Status set_access(Addr address, Bytes size_bytes);
+  Status set_access(Addr address, Bytes size_bytes, int device = kOwner);
+  Status revoke_access(Addr address, Bytes size_bytes, int device);
+  // All segments become accessible for another device.
+  void enable_peer(int device) { peers_.insert(device); }
   // A file descriptor of the memory for other processes, and memory that such a one names (sim_sharing.h).
   // Imported memory is charged to the device it came from.
   Status export_physical(PhysicalId physical, FileDescriptor* fd);
@@ -70,10 +75,10 @@ class SimMemory {
   Status segment_alloc(Bytes size_bytes, Addr* address);
   Status segment_free(Addr address, Bytes size_bytes);
 
-  // Extents that cover [address, address + size) without a hole, or nothing.
-  std::vector<Extent> translate(Addr address, Bytes size_bytes) const;
+  // Extents that cover [address, address + size) without a hole, or nothing. Accessible: for `device`.
+  std::vector<Extent> translate(Addr address, Bytes size_bytes, int device = kOwner) const;
   // Whether every byte is mapped and accessible.
-  bool usable(Addr address, Bytes size_bytes) const;
+  bool usable(Addr address, Bytes size_bytes, int device = kOwner) const;
 
   // Whether the memory has not been released yet.
   bool exists(PhysicalId physical) const { return physicals_.count(raw(physical)) > 0; }
@@ -106,12 +111,14 @@ class SimMemory {
     Bytes size_bytes = 0;
     PhysicalId physical = kNoPhysical;
     bool accessible = false;
+    std::set<int> peers = {};  // other devices with access
   };
   struct Segment {
     Bytes size_bytes = 0;
     PhysicalId physical = kNoPhysical;
   };
 
+  bool accessible(Addr address, const Mapping& mapping, int device) const;
   Status check_reserved(Addr address, Bytes size_bytes, const char* what) const;
   Status check_mapped(Addr address, Bytes size_bytes, const char* what) const;
   Status make_physical(Bytes size_bytes, PhysicalId* physical);
@@ -135,6 +142,7 @@ class SimMemory {
   std::map<Addr, Bytes> reserved_va_;
   std::map<Addr, Mapping> mappings_;
   std::map<Addr, Segment> segments_;
+  std::set<int> peers_;  // with access to segments
   std::unordered_map<uint64_t, Physical> physicals_;
   std::map<uint64_t, Bytes> held_by_others_;  // given up here: size by offset
   std::map<ImportedFile::Identity, std::weak_ptr<ImportedFile>> imported_;

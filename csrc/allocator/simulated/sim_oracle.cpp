@@ -33,13 +33,13 @@ std::string SimOracle::describe(const AccessConflict& conflict) const {
     owner = detail::concat(" by allocation #", conflict.owner);
   const auto named = operations_.find({conflict.slot, conflict.operation});
   const std::string name = named == operations_.end() ? "" : *named->second + ", ";
-  return detail::concat(name, "operation ", conflict.operation, " of stream ",
-                        raw(streams_.stream_of_slot(conflict.slot)), owner);
+  return detail::concat(name, "operation ", conflict.operation, " of ", streams_.text_of_slot(conflict.slot),
+                        owner);
 }
 
 std::vector<SimMemory::Extent> SimOracle::usable_extents(Addr address, Bytes size_bytes,
-                                                         const std::string& who) {
-  auto extents = memory_.translate(address, size_bytes);
+                                                         const std::string& who, int device) {
+  auto extents = memory_.translate(address, size_bytes, device);
   bool accessible = !extents.empty();
   for (const auto& extent : extents) accessible = accessible && extent.accessible;
   if (!accessible) {
@@ -51,7 +51,7 @@ std::vector<SimMemory::Extent> SimOracle::usable_extents(Addr address, Bytes siz
 }
 
 void SimOracle::allocated(Addr address, Bytes size_bytes, StreamId stream, SimGraph* graph, bool reusable) {
-  const uint64_t owner = next_owner_++;
+  const uint64_t owner = ++streams_.clocks().allocations;
   end_lent(address, address + size_bytes, nullptr);
   const std::string who = detail::concat("allocation #", owner, " ", sized_range(address, size_bytes),
                                          " on stream ", raw(stream));
@@ -94,8 +94,8 @@ void SimOracle::freed(Addr address) {
   end(it);
 }
 
-void SimOracle::touch_physical(const std::vector<SimMemory::Extent>& extents, uint64_t owner, StreamId stream,
-                               const std::string& who) {
+void SimOracle::touch_physical(const std::vector<SimMemory::Extent>& extents, uint64_t owner,
+                               const User& user, const std::string& who) {
   for (const auto& extent : extents) {
     const uint64_t begin = extent.offset;
     const uint64_t end = begin + extent.size_bytes;
@@ -104,73 +104,74 @@ void SimOracle::touch_physical(const std::vector<SimMemory::Extent>& extents, ui
         if (former != owner && is_live(former))
           report(detail::concat("overlap: ", who, " touches a page of live allocation #", former));
       });
-    if (const auto conflict = accesses_.touch(begin, end, owner, streams_.slot(stream),
-                                              streams_.clock(stream), streams_.host()))
+    if (const auto conflict = accesses_.touch(begin, end, owner, user.slot(), user.clock(), streams_.host()))
       report(detail::concat("race: ", who, " touches ", sized_range(extent.address, extent.size_bytes),
                             " before ", describe(*conflict), " is known to be over"));
   }
 }
 
-void SimOracle::touched(Addr address, Bytes size_bytes, StreamId stream) {
+void SimOracle::touched(Addr address, Bytes size_bytes, const User& user) {
   const Live* live = live_around(address, size_bytes);
-  const std::string who = detail::concat("stream ", raw(stream));
+  const std::string who = text_of(user);
   if (!live)
     report(detail::concat("free bytes: ", who, " touches ", sized_range(address, size_bytes),
                           ", which is in no live allocation"));
-  const auto extents = usable_extents(address, size_bytes, who);
-  if (live) touch_physical(extents, live->owner, stream, who);
+  const auto extents = usable_extents(address, size_bytes, who, device_of(user));
+  if (live) touch_physical(extents, live->owner, user, who);
 }
 
-void SimOracle::touched_in_graph(Addr address, Bytes size_bytes, StreamId stream, SimGraph& graph,
+void SimOracle::touched_in_graph(Addr address, Bytes size_bytes, const User& user, SimGraph& graph,
                                  std::function<void()> work) {
   const Live* live = live_around(address, size_bytes);
-  const std::string who = detail::concat("graph ", graph.id(), ", stream ", raw(stream));
+  const std::string who = detail::concat("graph ", graph.id(), ", ", text_of(user));
   if (!live)
     report(detail::concat("free bytes: ", who, " touches ", sized_range(address, size_bytes),
                           ", which is in no live allocation"));
-  usable_extents(address, size_bytes, who);
+  usable_extents(address, size_bytes, who, device_of(user));
   const SimGraph::Touched touched{address, size_bytes, live ? live->owner : 0};
-  if (const auto conflict = graph.touch(stream, touched, std::move(work)))
+  if (const auto conflict = graph.touch(user.stream, touched, std::move(work)))
     report(detail::concat("race: ", who, " touches ", sized_range(address, size_bytes),
                           " but is not after a node of stream ", raw(graph.stream_of_slot(conflict->slot)),
                           " that touches it for another allocation"));
 }
 
-void SimOracle::launched(const SimGraph& graph, StreamId stream) {
-  const std::string who = detail::concat("replay of graph ", graph.id(), " on stream ", raw(stream));
+void SimOracle::launched(const SimGraph& graph, const User& user, const std::function<bool(Addr)>& here) {
+  const std::string who = detail::concat("replay of graph ", graph.id(), " on ", text_of(user));
   const auto overwrites = [&](const auto* other) {
     if (other)
       report(detail::concat("replay: ", who, " overwrites live allocation #", other->second.owner, " ",
                             sized_range(other->first, other->second.size_bytes)));
   };
   for (const auto& touched : graph.touched())
-    overwrites(end_lent(touched.address, touched.address + touched.size_bytes, &graph));
+    if (here(touched.address))
+      overwrites(end_lent(touched.address, touched.address + touched.size_bytes, &graph));
   for (const auto& kept : graph.kept()) {
-    if (is_live(kept.owner)) continue;
+    if (is_live(kept.owner) || !here(kept.address)) continue;
     if (const auto* other = end_lent(kept.address, kept.address + kept.size_bytes, nullptr)) {
       if (graph.owns(other->second.owner)) overwrites(other);  // else reported above
       continue;
     }
-    Live live{kept.size_bytes, kept.owner, stream};
+    Live live{kept.size_bytes, kept.owner, user.stream};
     live.lent = true;
     insert(kept.address, live);
   }
   for (const auto& touched : graph.touched()) {
+    if (!here(touched.address)) continue;
     // Two launches may read one allocation at a time: races_ tells reads from writes.
     const bool reads_known = touched.in_used && is_live(touched.owner);
-    touch_physical(usable_extents(touched.address, touched.size_bytes, who),
-                   reads_known ? touched.owner : kGraphOwner | graph.id(), stream, who);
+    touch_physical(usable_extents(touched.address, touched.size_bytes, who, device_of(user)),
+                   reads_known ? touched.owner : kGraphOwner | graph.id(), user, who);
   }
   for (const auto& used : graph.used()) {
-    const RaceMap::Access access{streams_.slot(stream), streams_.clock(stream).of(streams_.slot(stream)),
-                                 used.name, used.range.writes};
+    if (!here(used.range.address)) continue;
+    const RaceMap::Access access{user.slot(), user.clock().of(user.slot()), used.name, used.range.writes};
     std::optional<RaceMap::Conflict> first;
     used.range.runs([&](Addr begin, Addr end) {
-      const auto conflict = races_.access(begin, end, access, streams_.clock(stream), streams_.host());
+      const auto conflict = races_.access(begin, end, access, user.clock(), streams_.host());
       if (conflict && !first) first = conflict;
     });
     if (first)
-      report_race(used.range, *first, stream, streams_.stream_of_slot(first->earlier.slot),
+      report_race(used.range, *first, text_of(user), streams_.text_of_slot(first->earlier.slot),
                   detail::concat(" of graph ", graph.id()), used.name);
   }
 }

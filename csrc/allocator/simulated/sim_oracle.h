@@ -46,16 +46,24 @@ class SimOracle {
   void freed(Addr address);
   // A pool is as it was: these allocations are gone, and those are there again.
   void restored(const std::vector<SimPlace>& gone, const std::vector<SimPlace>& there, StreamId stream);
+  // A stream, and the device's it is: this one's, or another's of the machine, which has access.
+  struct User {
+    SimStreams& streams;
+    StreamId stream{0};
+    const VectorClock& clock() const { return streams.clock(stream); }
+    size_t slot() const { return streams.slot(stream); }
+  };
   // After the operation was added to its stream (or graph).
-  void touched(Addr address, Bytes size_bytes, StreamId stream);
-  void touched_in_graph(Addr address, Bytes size_bytes, StreamId stream, SimGraph& graph,
+  void touched(Addr address, Bytes size_bytes, const User& user);
+  void touched_in_graph(Addr address, Bytes size_bytes, const User& user, SimGraph& graph,
                         std::function<void()> work);
-  void launched(const SimGraph& graph, StreamId stream);
+  // `here`: whether an address is one of this device.
+  void launched(const SimGraph& graph, const User& user, const std::function<bool(Addr)>& here);
   // As touched(), by the stream's last operation, an operator of this name that reads or writes the range.
-  void used(const SimRange& range, StreamId stream, const std::string* name);
-  void used_in_graph(const SimRange& range, StreamId stream, SimGraph& graph, const std::string* name);
-  // A text that lives as long as the oracle.
-  const std::string* name(const std::string& text) { return &*names_.insert(text).first; }
+  void used(const SimRange& range, const User& user, const std::string* name);
+  void used_in_graph(const SimRange& range, const User& user, SimGraph& graph, const std::string* name);
+  // A text that lives as long as the machine.
+  const std::string* name(const std::string& text) { return &*streams_.clocks().names.insert(text).first; }
   // The number of a live allocation; 0 if there is none.
   uint64_t owner_of(Addr address) const {
     const auto it = live_.find(address);
@@ -90,6 +98,7 @@ class SimOracle {
     StreamId stream{0};
     const std::string* last = nullptr;  // the last operator that used it, and on which stream
     StreamId last_stream{0};
+    int last_device = 0;
     bool reusable = false;
     bool lent = false;  // by a launch
   };
@@ -116,27 +125,31 @@ class SimOracle {
   // The freed allocation that held the range, if some of its bytes are free still; or nullptr.
   const Freed* freed_around(Addr begin, Addr end) const;
   void give_again(Addr begin, Addr end);  // freed bytes
-  void report_race(const SimRange& range, const RaceMap::Conflict& conflict, StreamId stream,
-                   StreamId earlier_stream, const std::string& where, const std::string* name);
+  void report_race(const SimRange& range, const RaceMap::Conflict& conflict, const std::string& stream,
+                   const std::string& earlier_stream, const std::string& where, const std::string* name);
   void remember(size_t slot, uint64_t operation, const std::string* name);
   bool is_live(uint64_t owner) const { return live_owners_.count(owner) > 0; }
-  void touch_physical(const std::vector<SimMemory::Extent>& extents, uint64_t owner, StreamId stream,
+  void touch_physical(const std::vector<SimMemory::Extent>& extents, uint64_t owner, const User& user,
                       const std::string& who);
-  std::vector<SimMemory::Extent> usable_extents(Addr address, Bytes size_bytes, const std::string& who);
+  std::vector<SimMemory::Extent> usable_extents(Addr address, Bytes size_bytes, const std::string& who,
+                                                int device = SimMemory::kOwner);
+  // As in messages: of this device, "stream 3".
+  std::string text_of(const User& user) const { return streams_.text_of_slot(user.slot()); }
+  int device_of(const User& user) const {
+    return &user.streams == &streams_ ? SimMemory::kOwner : user.streams.device();
+  }
   std::string describe(const AccessConflict& conflict) const;
 
   const SimMemory& memory_;
   SimStreams& streams_;
   AccessMap accesses_;  // by physical offset, clocks of streams
   RaceMap races_;       // by device address, clocks of streams
-  std::set<std::string> names_;
   std::map<std::pair<size_t, uint64_t>, const std::string*> operations_;  // by slot and number
   size_t most_operations_ = 1024;  // then those that the host knows to be over are dropped
   std::map<Addr, Freed> freed_;
   std::map<Addr, Live> live_;
   std::map<uint64_t, Addr> live_owners_;
   std::map<std::pair<Addr, Bytes>, uint64_t> reusable_;  // freed: owner
-  uint64_t next_owner_ = 1;
   std::vector<std::string> reports_;
   uint64_t report_count_ = 0;
 };

@@ -63,7 +63,7 @@ void SimOracle::restored(const std::vector<SimPlace>& gone, const std::vector<Si
       continue;
     }
     end_lent(place.address, place.address + place.size_bytes, nullptr);
-    insert(place.address, {place.size_bytes, next_owner_++, stream});
+    insert(place.address, {place.size_bytes, ++streams_.clocks().allocations, stream});
   }
 }
 

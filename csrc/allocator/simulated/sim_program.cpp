@@ -47,26 +47,26 @@ void SimDriver::enqueue(StreamId stream, std::function<void()> work) {
 
 void SimDriver::touch(StreamId stream, Addr address, Bytes size_bytes) {
   const Lock lock(mutex_);
+  SimDriver& owner = owner_of(address);
+  if (refused(address, size_bytes, "work", stream)) return;
   if (SimGraph* graph = graph_of(stream)) {
-    oracle_.touched_in_graph(address, size_bytes, stream, *graph, {});
+    owner.oracle_.touched_in_graph(address, size_bytes, user(stream), *graph, {});
     return;
   }
   streams_.enqueue(stream, {});
-  if (config_.oracle) oracle_.touched(address, size_bytes, stream);
+  if (config_.oracle) owner.oracle_.touched(address, size_bytes, user(stream));
   run_if_eager();
 }
 
 void SimDriver::stamp(StreamId stream, Addr address, Bytes size_bytes, uint64_t value, bool verify) {
   const Lock lock(mutex_);
   SRT_CHECK(memory_.backed(), "simulated device: it is not backed by memory; make it with backed=true");
+  SimDriver& owner = owner_of(address);
+  if (refused(address, size_bytes, "work", stream)) return;
   std::function<void()> work = [=, this] {
-    if (!memory_.usable(address, size_bytes)) {
-      oracle_.report(detail::concat("unmapped: work of stream ", raw(stream), " runs on 0x", std::hex,
-                                    address, ", which is no longer mapped"));
-      return;
-    }
+    if (!usable_now(address, size_bytes, "work", stream)) return;
     uint64_t wrong = value;
-    const Addr seen = memory_.kernel_address(address);
+    const Addr seen = owner_of(address).memory_.kernel_address(address);
     stamps(size_bytes, [&](Bytes at) {
       uint64_t* place = pointer(seen + at);
       if (!verify)
@@ -79,11 +79,11 @@ void SimDriver::stamp(StreamId stream, Addr address, Bytes size_bytes, uint64_t 
                                     address, std::dec, ", written was ", value));
   };
   if (SimGraph* graph = graph_of(stream)) {
-    oracle_.touched_in_graph(address, size_bytes, stream, *graph, std::move(work));
+    owner.oracle_.touched_in_graph(address, size_bytes, user(stream), *graph, std::move(work));
     return;
   }
   streams_.enqueue(stream, std::move(work));
-  if (config_.oracle) oracle_.touched(address, size_bytes, stream);
+  if (config_.oracle) owner.oracle_.touched(address, size_bytes, user(stream));
   run_if_eager();
 }
 

@@ -9,7 +9,10 @@ thread_local int SimStreams::working_ = 0;
 
 SimStreams::Stream& SimStreams::at(StreamId stream) {
   const auto [it, fresh] = streams_.try_emplace(raw(stream));
-  if (fresh) it->second.slot = clocks_->slots++;
+  if (fresh) {
+    it->second.slot = clocks_->slots.size();
+    clocks_->slots.push_back({device_, stream});
+  }
   return it->second;
 }
 
@@ -151,10 +154,10 @@ bool SimStreams::idle(StreamId id) const {
   return it == streams_.end() || it->second.queue.empty();
 }
 
-StreamId SimStreams::stream_of_slot(size_t slot) const {
-  for (const auto& [id, stream] : streams_)
-    if (stream.slot == slot) return StreamId{id};
-  return kDefaultStream;
+std::string SimStreams::text_of_slot(size_t slot) const {
+  const SimClocks::Slot& named = clocks_->slots[slot];
+  const std::string text = "stream " + std::to_string(raw(named.stream));
+  return named.device == device_ ? text : text + " of sim:" + std::to_string(named.device);
 }
 
 std::vector<StreamId> SimStreams::streams() const {

@@ -19,6 +19,9 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <set>
+#include <string>
+#include <vector>
 
 #include "allocator/core/types.h"
 #include "allocator/simulated/sim_graph.h"
@@ -33,16 +36,23 @@ enum class SimOrder : uint8_t {
   others_first,  // all other streams first, as far as they can: what is waited for is as late as it can be
 };
 
-// What devices whose streams wait for each other have in common.
+// What the streams and allocations of devices of one machine have in common.
 struct SimClocks {
-  size_t slots = 0;  // of streams, so far
+  struct Slot {
+    int device = 0;
+    StreamId stream{0};
+  };
+  std::vector<Slot> slots;  // of streams, in the order of first use
   VectorClock host;
+  uint64_t allocations = 0;  // numbers given
+  uint64_t graphs = 0;
+  std::set<std::string> names;  // of operators; a text lives as long as the machine
 };
 
 class SimStreams {
  public:
-  explicit SimStreams(std::shared_ptr<SimClocks> clocks = std::make_shared<SimClocks>())
-      : clocks_(std::move(clocks)) {}
+  explicit SimStreams(std::shared_ptr<SimClocks> clocks = std::make_shared<SimClocks>(), int device = 0)
+      : clocks_(std::move(clocks)), device_(device) {}
 
   // One recording of an event: done once its stream has passed it. A recording made under capture is
   // never done: it marks a place in the graph.
@@ -85,7 +95,11 @@ class SimStreams {
   const VectorClock& host() const { return clocks_->host; }
   void host_learns(const VectorClock& clock) { clocks_->host.join(clock); }
   size_t slot(StreamId stream) { return at(stream).slot; }
-  StreamId stream_of_slot(size_t slot) const;
+  // "stream 3" of this device, "stream 3 of sim:1" of another one.
+  std::string text_of_slot(size_t slot) const;
+  std::string text_of(StreamId stream) { return text_of_slot(slot(stream)); }
+  SimClocks& clocks() const { return *clocks_; }
+  int device() const { return device_; }
   std::vector<StreamId> streams() const;
   // Whether the calling thread is inside some stream's work.
   static bool in_work() { return working_ != 0; }
@@ -113,6 +127,7 @@ class SimStreams {
 
   static thread_local int working_;
   const std::shared_ptr<SimClocks> clocks_;
+  const int device_;
   std::map<uint64_t, Stream> streams_;
   SimOrder order_ = SimOrder::needed;
   std::mt19937_64 random_;

@@ -77,57 +77,61 @@ void SimOracle::check_bounds(const SimRange& range, const std::string& who) {
                         std::dec, range.size_bytes, " bytes), which is in no live allocation"));
 }
 
-void SimOracle::report_race(const SimRange& range, const RaceMap::Conflict& conflict, StreamId stream,
-                            StreamId earlier_stream, const std::string& where, const std::string* name) {
+void SimOracle::report_race(const SimRange& range, const RaceMap::Conflict& conflict,
+                            const std::string& stream, const std::string& earlier_stream,
+                            const std::string& where, const std::string* name) {
   const auto [first, live] = live_at(conflict.begin);
   const std::string what = live ? bytes_of(conflict.begin, conflict.end, first) +
                                       detail::concat(" of allocation #", live->owner, " (", live->size_bytes,
                                                      " bytes at 0x", std::hex, first, ")")
                                 : bytes_of(conflict.begin, conflict.end, 0);
   const std::string& earlier = *conflict.earlier.name;
-  report(detail::concat("race: ", *name, " on stream ", raw(stream), where, verb(range.writes), what,
-                        ", which ", earlier, " on stream ", raw(earlier_stream),
-                        conflict.earlier.writes ? " writes" : " reads",
-                        ", and nothing orders the two: let stream ", raw(stream),
-                        " wait for an event that stream ", raw(earlier_stream), " records after ", earlier));
+  report(detail::concat("race: ", *name, " on ", stream, where, verb(range.writes), what, ", which ", earlier,
+                        " on ", earlier_stream, conflict.earlier.writes ? " writes" : " reads",
+                        ", and nothing orders the two: let ", stream, " wait for an event that ",
+                        earlier_stream, " records after ", earlier));
 }
 
-void SimOracle::used(const SimRange& range, StreamId stream, const std::string* name) {
-  const size_t slot = streams_.slot(stream);
-  const VectorClock& clock = streams_.clock(stream);
+void SimOracle::used(const SimRange& range, const User& user, const std::string* name) {
+  const size_t slot = user.slot();
+  const VectorClock& clock = user.clock();
   remember(slot, clock.of(slot), name);
-  const std::string who = detail::concat(*name, " on stream ", raw(stream));
+  const std::string who = *name + " on " + text_of(user);
   const Live* live = live_around(range.address, range.size_bytes);
   if (!live) live = lend_again(range.address, range.size_bytes);
   if (!live) check_bounds(range, who);
-  const auto extents = usable_extents(range.address, range.size_bytes, who);
+  const auto extents = usable_extents(range.address, range.size_bytes, who, device_of(user));
   if (!live) return;
   auto& held = live_.at(live_owners_.at(live->owner));
   held.last = name;
-  held.last_stream = stream;
-  touch_physical(extents, live->owner, stream, who);
+  held.last_stream = user.stream;
+  held.last_device = user.streams.device();
+  touch_physical(extents, live->owner, user, who);
   const RaceMap::Access access{slot, clock.of(slot), name, range.writes};
   std::optional<RaceMap::Conflict> first;
   range.runs([&](Addr begin, Addr end) {
     const auto conflict = races_.access(begin, end, access, clock, streams_.host());
     if (conflict && !first) first = conflict;
   });
-  if (first) report_race(range, *first, stream, streams_.stream_of_slot(first->earlier.slot), "", name);
+  if (first) report_race(range, *first, text_of(user), streams_.text_of_slot(first->earlier.slot), "", name);
 }
 
-void SimOracle::used_in_graph(const SimRange& range, StreamId stream, SimGraph& graph,
+void SimOracle::used_in_graph(const SimRange& range, const User& user, SimGraph& graph,
                               const std::string* name) {
-  const std::string who = detail::concat(*name, " on stream ", raw(stream), " of graph ", graph.id());
+  const std::string who = detail::concat(*name, " on ", text_of(user), " of graph ", graph.id());
+  const auto text = [&](size_t slot) {
+    return streams_.text_of_slot(user.streams.slot(graph.stream_of_slot(slot)));
+  };
   const Live* live = live_around(range.address, range.size_bytes);
   if (!live) check_bounds(range, who);
-  usable_extents(range.address, range.size_bytes, who);
+  usable_extents(range.address, range.size_bytes, who, device_of(user));
   const SimGraph::Touched touched{range.address, range.size_bytes, live ? live->owner : 0, true};
-  if (const auto conflict = graph.touch(stream, touched, {}))
+  if (const auto conflict = graph.touch(user.stream, touched, {}))
     report(detail::concat("race: ", who, " uses bytes of allocation #", touched.owner,
-                          " but is not after a node of stream ", raw(graph.stream_of_slot(conflict->slot)),
+                          " but is not after a node of ", text(conflict->slot),
                           " that uses them for another allocation"));
-  if (const auto conflict = graph.access(stream, range, name))
-    report_race(range, *conflict, stream, graph.stream_of_slot(conflict->earlier.slot),
+  if (const auto conflict = graph.access(user.stream, range, name))
+    report_race(range, *conflict, text_of(user), text(conflict->earlier.slot),
                 detail::concat(" of graph ", graph.id()), name);
 }
 
@@ -149,8 +153,11 @@ void SimOracle::describe(Addr address, char* text, size_t size) const {
       static_cast<unsigned long long>(address - first), static_cast<unsigned long long>(live->owner),
       static_cast<unsigned long long>(live->size_bytes), static_cast<unsigned long long>(raw(live->stream)));
   if (live->last && written > 0 && static_cast<size_t>(written) < size)
-    std::snprintf(text + written, size - static_cast<size_t>(written), ", last used by %s on stream %llu",
-                  live->last->c_str(), static_cast<unsigned long long>(raw(live->last_stream)));
+    std::snprintf(text + written, size - static_cast<size_t>(written),
+                  live->last_device == streams_.device() ? ", last used by %s on stream %llu"
+                                                         : ", last used by %s on stream %llu of sim:%d",
+                  live->last->c_str(), static_cast<unsigned long long>(raw(live->last_stream)),
+                  live->last_device);
 }
 
 }  // namespace staticrt::alloc

@@ -41,6 +41,7 @@ class Device {
   }
 
   SimDriver& sim() { return *sim_; }
+  const std::shared_ptr<SimDriver>& shared_sim() { return sim_; }
   DeviceAllocator& allocator() { return *allocator_; }
   Pools& pools() { return allocator_->pools(); }
   Inspector& inspector() { return allocator_->inspector(); }

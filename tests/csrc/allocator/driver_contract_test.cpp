@@ -223,3 +223,73 @@ TEST(host_gives_unmapped_pages_back) {
   EXPECT(host->unmap(va, 64 * kMiB).ok());
   EXPECT(resident() < before + 16 * kMiB);
 }
+
+TEST(contract_peers) {
+  const auto machine = std::make_shared<SimMachine>();
+  SimDriver sim({.total_bytes = kTotal, .machine = machine});
+  SimDriver sim_peer({.total_bytes = kTotal, .index = 1, .machine = machine});
+  const auto cuda_machine = std::make_shared<SimMachine>();
+  FakeCuda fake({.total_bytes = kTotal, .machine = cuda_machine});
+  SimDriver fake_peer({.total_bytes = kTotal, .index = 1, .machine = cuda_machine});
+  fake.peer = &fake_peer;
+  fake.device_count = 2;
+  std::unique_ptr<Driver> cuda, cuda_peer;
+  CudaOptions options = fake.options();
+  EXPECT_EQ(open_cuda_driver(options, &cuda).describe(), "ok");
+  options.device_index = 1;
+  EXPECT_EQ(open_cuda_driver(options, &cuda_peer).describe(), "ok");
+  const auto host = make_host_driver({.total_bytes = kTotal});
+  struct Pair {
+    Driver &owner, &peer;
+    SimDriver &bytes, &worker;  // what plays them
+  };
+  for (const Pair& pair :
+       {Pair{sim, sim_peer, sim, sim_peer}, Pair{*cuda, *cuda_peer, fake.sim, fake_peer}}) {
+    const auto open = [&](Addr address) {
+      bool ran = false;
+      pair.worker.launch(kDefaultStream, [&] { ran = true; }, {{address, kPage}});
+      EXPECT(pair.worker.device_sync().ok());
+      EXPECT_EQ(pair.worker.report_text().find("peer access: ") == 0, !ran);
+      pair.worker.clear_reports();
+      return ran;
+    };
+    bool reached = false;
+    EXPECT(pair.owner.reached_by(pair.peer, &reached).ok() && reached);
+    EXPECT(pair.owner.reached_by(pair.owner, &reached).ok() && reached);
+    EXPECT(pair.owner.reached_by(*host, &reached).ok() && !reached);
+    // Mapped memory is opened by set_access, segments by enable_peer.
+    Addr va = 0, segment = 0;
+    PhysicalId physical = kNoPhysical;
+    EXPECT(pair.owner.va_reserve(kPage, kNullAddr, &va).ok());
+    EXPECT(pair.owner.physical_create(kPage, &physical).ok());
+    EXPECT(pair.owner.map(va, kPage, physical).ok());
+    EXPECT(pair.owner.set_access(va, kPage).ok());
+    EXPECT(pair.owner.segment_alloc(kPage, &segment).ok());
+    for (const Addr each : {va, segment}) pair.bytes.allocated(each, kPage, kDefaultStream);
+    EXPECT(!open(va) && !open(segment));
+    EXPECT(pair.owner.set_access(va, kPage, 1).ok());
+    EXPECT(open(va) && !open(segment));
+    EXPECT(pair.owner.revoke_access(va, kPage, 1).ok());
+    EXPECT(!open(va));
+    EXPECT(pair.owner.enable_peer(pair.peer).ok());
+    EXPECT(pair.owner.enable_peer(pair.peer).ok());
+    EXPECT(!open(va) && open(segment));
+    EXPECT(!pair.owner.enable_peer(*host).ok());
+    for (const Addr each : {va, segment}) pair.bytes.freed(each);
+    EXPECT(pair.owner.segment_free(segment, kPage).ok());
+    EXPECT(pair.owner.segment_alloc(kPage, &segment).ok());
+    pair.bytes.allocated(segment, kPage, kDefaultStream);
+    EXPECT(open(segment));  // a later one
+    pair.bytes.freed(segment);
+    EXPECT(pair.owner.segment_free(segment, kPage).ok());
+    EXPECT(pair.owner.unmap(va, kPage).ok());
+    EXPECT(pair.owner.physical_release(physical).ok());
+    EXPECT(pair.owner.va_release(va, kPage).ok());
+    EXPECT(!pair.owner.set_access(va, kPage, 1).ok());
+    pair.bytes.clear_reports();
+  }
+  cuda_machine->unreachable.insert({0, 1});
+  bool reached = true;
+  EXPECT(cuda->reached_by(*cuda_peer, &reached).ok() && !reached);
+  EXPECT_EQ(host->revoke_access(0, kPage, 1).code(), Code::unsupported);
+}

@@ -16,6 +16,8 @@ FakeCuda* fake = nullptr;
 thread_local Context current = nullptr;
 thread_local std::vector<Context> pushed;
 const Context kPrimary = reinterpret_cast<Context>(0x1000);
+const Context kPeers = reinterpret_cast<Context>(0x2000);
+bool peer_enabled = false;
 std::map<uint64_t, Bytes> segments;                        // cuMemFree has no size
 std::map<uint64_t, std::vector<Node>> frontier_of_stream;  // arrays given out by cuStreamGetCaptureInfo
 
@@ -54,8 +56,7 @@ ExecId id(Exec exec) {
   return ExecId{reinterpret_cast<uint64_t>(exec)};
 }
 bool good(const MemoryProperties* p) {
-  return p->type == kMemoryPinned && p->location.type == kLocationDevice && p->location.id == 0 &&
-         !p->win32_metadata;
+  return p->type == kMemoryPinned && p->location.type == kLocationDevice && !p->win32_metadata;
 }
 
 Result Init(unsigned flags) {
@@ -96,9 +97,23 @@ Result DeviceGetPCIBusId(char* bus, int size, Device) {
   std::strncpy(bus, "0000:01:00.0", static_cast<size_t>(size));
   return kSuccess;
 }
-Result DevicePrimaryCtxRetain(Context* context, Device) {
-  *context = kPrimary;
+Result DevicePrimaryCtxRetain(Context* context, Device device) {
+  *context = device == 0 ? kPrimary : kPeers;
   return kSuccess;
+}
+Result DeviceCanAccessPeer(int* can, Device device, Device owner) {
+  if (device != 1 || owner != 0 || !fake->peer) return kInvalidDevice;
+  bool reached = false;
+  const Status status = fake->sim.reached_by(*fake->peer, &reached);
+  *can = reached;
+  return code(status);
+}
+Result CtxEnablePeerAccess(Context owner, unsigned flags) {
+  if (current != kPeers || owner != kPrimary || flags != 0) return kInvalidContext;
+  if (peer_enabled) return kPeerAccessAlreadyEnabled;
+  const Status status = fake->sim.enable_peer(*fake->peer);
+  peer_enabled = status.ok();
+  return code(status);
 }
 Result CtxGetCurrent(Context* context) {
   *context = current;
@@ -152,7 +167,7 @@ Result MemAddressFree(Address address, size_t size) {
 Result MemCreate(PhysicalHandle* handle, size_t size, const MemoryProperties* properties,
                  unsigned long long flags) {
   NEED_CONTEXT;
-  if (!good(properties) || flags != 0) return kInvalidValue;
+  if (!good(properties) || properties->location.id != 0 || flags != 0) return kInvalidValue;
   PhysicalId made = kNoPhysical;
   const Status status = fake->sim.physical_create(size, &made);
   *handle = raw(made);
@@ -173,8 +188,9 @@ Result MemUnmap(Address address, size_t size) {
 }
 Result MemSetAccess(Address address, size_t size, const MemoryAccess* access, size_t count) {
   NEED_CONTEXT;
-  if (count != 1 || access->flags != kReadWrite || access->location.type != kLocationDevice)
-    return kInvalidValue;
+  if (count != 1 || access->location.type != kLocationDevice) return kInvalidValue;
+  if (access->flags == kNoAccess) return code(fake->sim.revoke_access(address, size, access->location.id));
+  if (access->flags != kReadWrite) return kInvalidValue;
   return code(fake->sim.set_access(address, size, access->location.id));
 }
 Result MemGetAllocationGranularity(size_t* granule, const MemoryProperties* properties,
@@ -349,6 +365,8 @@ void* lookup(const std::string& wanted) {
   FAKE(DeviceTotalMem);
   FAKE(DeviceGetPCIBusId);
   FAKE(DevicePrimaryCtxRetain);
+  FAKE(DeviceCanAccessPeer);
+  FAKE(CtxEnablePeerAccess);
   FAKE(CtxGetCurrent);
   FAKE(CtxPushCurrent);
   FAKE(CtxPopCurrent);
@@ -414,6 +432,7 @@ void* find_symbol(const char* library, const char* symbol) {
 FakeCuda::FakeCuda(const SimConfig& config) : sim(config) {
   fake = this;
   segments.clear();
+  peer_enabled = false;
   frontier_of_stream.clear();
   current = nullptr;
   pushed.clear();

@@ -21,6 +21,7 @@ class FakeCuda {
   CudaOptions options() const;
 
   SimDriver sim;
+  SimDriver* peer = nullptr;  // cuda:1: its context, and whether it reaches the memory
   int driver_version = 12000;
   int device_count = 1;
   bool has_library = true;

@@ -143,10 +143,9 @@ TEST(sim_race_is_none_after_an_event_or_a_wait_of_the_host) {
 }
 
 TEST(sim_race_is_none_if_another_device_orders_the_streams) {
-  const auto mutex = std::make_shared<std::recursive_mutex>();
-  const auto clocks = std::make_shared<SimClocks>();
-  SimDriver first({.total_bytes = 8 * kMiB, .mutex = mutex, .clocks = clocks});
-  SimDriver second({.total_bytes = 8 * kMiB, .index = 1, .mutex = mutex, .clocks = clocks});
+  const auto machine = std::make_shared<SimMachine>();
+  SimDriver first({.total_bytes = 8 * kMiB, .machine = machine});
+  SimDriver second({.total_bytes = 8 * kMiB, .index = 1, .machine = machine});
   Addr at = kNullAddr;
   EXPECT(first.segment_alloc(2 * kMiB, &at).ok());
   first.allocated(at, 4000, kA);

@@ -95,10 +95,9 @@ TEST(sim_work_on_unmapped_memory_is_reported_and_does_not_run) {
 }
 
 TEST(sim_another_devices_stream_waits_for_an_event_as_recorded_then) {
-  const auto mutex = std::make_shared<std::recursive_mutex>();
-  const auto clocks = std::make_shared<SimClocks>();
-  SimDriver first({.total_bytes = kMiB, .mutex = mutex, .clocks = clocks});
-  SimDriver second({.total_bytes = kMiB, .index = 1, .mutex = mutex, .clocks = clocks});
+  const auto machine = std::make_shared<SimMachine>();
+  SimDriver first({.total_bytes = kMiB, .machine = machine});
+  SimDriver second({.total_bytes = kMiB, .index = 1, .machine = machine});
   std::vector<int> ran;
   first.enqueue(kAwaited, [&] { ran.push_back(1); });
   EventId event = kNoEvent;

@@ -1,0 +1,90 @@
+// Peers: other devices that use this one's memory at its addresses.
+//
+// What is mapped is given to each of them by set_access, so each new mapping is (grant); fixed segments
+// follow from enable_peer. The growth mutex is held while a peer is added, so nothing is mapped meanwhile but
+// shared blocks of other processes, which have a mutex of their own.
+#include "allocator/core/allocator.h"
+#include "allocator/sharing/imports.h"
+#include "common/error.h"
+
+namespace staticrt::alloc {
+
+Status Core::grant(Addr begin, Bytes size) {
+  std::vector<int> now;
+  {
+    const Lock lock(*this);
+    now = peers;
+  }
+  SRT_TRY(driver.set_access(begin, size));
+  for (const int peer : now) SRT_TRY(driver.set_access(begin, size, peer));
+  return Status::Ok();
+}
+
+std::vector<std::pair<Addr, Bytes>> Core::mapped_ranges() {
+  std::vector<std::pair<Addr, Bytes>> ranges;
+  const auto add = [&](const std::map<Addr, Page>& pages_there) {
+    bool first = true;
+    for (const auto& [at, page] : pages_there) {
+      if (first || ranges.back().first + ranges.back().second != at)
+        ranges.emplace_back(at, page.size);
+      else
+        ranges.back().second += page.size;
+      first = false;
+    }
+  };
+  const Lock lock(*this);
+  for (SegmentId id = 1; id <= segments.last(); ++id)
+    if (segments.exists(id)) add(segments[id].pages);
+  for (const auto* arena : arena_pages) add(*arena);
+  return ranges;
+}
+
+bool DeviceAllocator::has_peer(const Driver& peer) {
+  bool reached = false;
+  if (!driver_->reached_by(peer, &reached).ok() || !reached) return false;
+  const Core::Lock lock(*core_);
+  const auto& peers = core_->peers;
+  return &peer == driver_.get() || std::find(peers.begin(), peers.end(), peer.info().index) != peers.end();
+}
+
+Status DeviceAllocator::add_peer(const Driver& peer) {
+  Core& core = *core_;
+  const Core::Growth growth(core);
+  bool reached = false;
+  SRT_TRY(driver_->reached_by(peer, &reached));
+  const int index = peer.info().index;
+  if (!reached)
+    return Status::Unsupported(detail::concat(peer.info().name, " cannot reach the memory of ",
+                                              core.info.name, "; copy what it needs"));
+  if (has_peer(peer)) return Status::Ok();
+  const RelaxedCapture relaxed(*driver_);
+  {
+    // Before the ranges are listed: shared blocks that are opened from here on are given to it.
+    const Core::Lock lock(core);
+    core.peers.push_back(index);
+  }
+  std::vector<std::pair<Addr, Bytes>> ranges = core.mapped_ranges();
+  Status status;
+  for (const auto& [begin, size] : ranges)
+    if (status.ok()) status = driver_->set_access(begin, size, index);
+  const auto imported = [&](Addr begin, Bytes size) {
+    if (status.ok()) status = driver_->set_access(begin, size, index);
+  };
+  if (status.ok()) imports_->each_mapped(imported);
+  // Last: it cannot be taken back.
+  if (status.ok()) status = driver_->enable_peer(peer);
+  if (status.ok()) return status;
+  {
+    const Core::Lock lock(core);
+    std::erase(core.peers, index);
+  }
+  const auto revoke = [&](Addr begin, Bytes size) { (void)driver_->revoke_access(begin, size, index).ok(); };
+  for (const auto& [begin, size] : ranges) revoke(begin, size);
+  imports_->each_mapped(revoke);
+  return Status(status.code(),
+                detail::concat(core.info.name, ": its memory stays closed to ", peer.info().name, ": ",
+                               status.text().empty() ? status.describe() : status.text()),
+                status.native());
+}
+
+}  // namespace staticrt::alloc
