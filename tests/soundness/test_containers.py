@@ -219,3 +219,72 @@ def test_backend_reads_a_dict_subclass() -> None:
         for n in range(3):
             batch = Batch(a=torch.full((2,), float(n)))
             assert torch.equal(compiled(copy.copy(batch)), total(batch))
+
+
+BOUNDED = {
+    "append": lambda x, d: (d.append(x * 2), sum(d))[1],
+    "appendleft": lambda x, d: (d.appendleft(x * 2), d[0] - d[-1])[1],
+    "extend": lambda x, d: (d.extend([x, x + 1]), sum(d))[1],
+    "extendleft": lambda x, d: (d.extendleft([x, x + 1]), d[0])[1],
+}
+
+
+@pytest.mark.parametrize("splits", [False, True])
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("name", BOUNDED)
+def test_a_bounded_deque_drops_items(name, gradients, splits):
+    """Dynamo adds to a deque that is there already as if it had no bound."""
+
+    def make():
+        items = collections.deque([torch.ones(1), torch.zeros(1)], maxlen=2)
+
+        def function(x):
+            if splits:
+                print(end="")
+            return BOUNDED[name](x, items)
+
+        return function, items
+
+    (eager, expected), (function, items) = make(), make()
+    compiled = staticrt.compile(function)
+    for number in range(5):
+        x = torch.full((1,), float(number), requires_grad=gradients)
+        assert compiled(x).item() == eager(x).item()
+        assert [item.item() for item in items] == [item.item() for item in expected]
+
+
+def _move(items):
+    items.move_to_end(next(iter(items)))
+
+
+def _put_again(items):
+    key = next(iter(items))
+    items[key] = items.pop(key)
+
+
+@pytest.mark.parametrize("splits", [False, True])
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "move"),
+    [(collections.OrderedDict, _move), (dict, _put_again), (collections.OrderedDict, _put_again)],
+)
+def test_an_item_moves_to_the_end(kind, move, gradients, splits):
+    """As caches do with what was used last: only the order changes."""
+
+    def make():
+        items = kind(a=1, b=2, c=3)
+
+        def function(x):
+            if splits:
+                print(end="")
+            move(items)
+            return x * next(iter(items.values()))
+
+        return function, items
+
+    (eager, expected), (function, items) = make(), make()
+    compiled = staticrt.compile(function)
+    for _ in range(5):
+        x = torch.ones(1, requires_grad=gradients)
+        assert compiled(x).item() == eager(x).item()
+        assert list(items) == list(expected)

@@ -32,11 +32,12 @@ _EFFECT = _C.CallWatcher.EFFECT
 _LOUD = _C.CallWatcher.LOUD_EFFECT
 
 _BUILTINS = frozenset({"print", "input", "open", "breakpoint", "exec"})
-# What Dynamo does while it compiles, and not in later calls.
+# What Dynamo does while it compiles, and not in later calls; or otherwise, as it puts no item of a dict to the end.
 MISSED_BY_DYNAMO = frozenset(
     {
         *("putenv", "unsetenv", "getrecursionlimit", "getswitchinterval"),
         *("__subclasses__", "cache_info", "locked"),
+        "move_to_end",
     }
 )
 _LOUD_NAMES = frozenset({"print", "input", "open", "breakpoint"})

@@ -64,7 +64,10 @@ class DictRecord(Compared):
     def changes(self) -> Iterable[str]:
         if same_dict(self.live, self.saved):
             return ()
-        return [f"{self.path}.{key}" for key in different_keys(self.live, self.saved)]
+        found = [f"{self.path}.{key}" for key in different_keys(self.live, self.saved)]
+        if not found and [key for key, _item in items_of(self.live) if key in self.saved] != [*self.saved]:
+            return [f"the order of {self.path}"]
+        return found
 
     def restore(self) -> None:
         if not same_dict(self.live, self.saved):
@@ -86,6 +89,11 @@ class ListRecord(Compared):
         self.path = path
         self.live: Any = live
         self.saved = list(live)
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether adding an item drops another one, which Dynamo does not see of deques that are there already."""
+        return getattr(self.live, "maxlen", None) is not None
 
     def changes(self) -> Iterable[str]:
         return () if same_list(self.live, self.saved) else [self.path]

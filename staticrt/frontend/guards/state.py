@@ -494,8 +494,12 @@ class Snapshot:
         return found
 
     def changes_misread(self) -> bool:
-        """Whether an attribute of a class, or what a cache holds, differs now: Dynamo runs that otherwise than eager."""
-        records: Iterable[Record] = chain(self._classes.values(), self.caches)
+        """Whether an attribute of a class, a bounded deque, or what a cache holds differs now.
+
+        Dynamo runs that otherwise than eager.
+        """
+        bounded = (record for record in self._all() if isinstance(record, ListRecord) and record.is_bounded)
+        records: Iterable[Record] = chain(self._classes.values(), self.caches, bounded)
         return any(record.changes() for record in records)
 
     def restore(self) -> None:

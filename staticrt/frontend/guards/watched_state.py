@@ -10,7 +10,7 @@ from staticrt.frontend.guards.effects import MISSED_BY_DYNAMO
 from staticrt.frontend.guards.numpy_errors import NumpyErrorsRecord
 from staticrt.frontend.guards.object_records import ClassRecord, FunctionRecord
 from staticrt.frontend.guards.reads import Reads
-from staticrt.frontend.guards.records import MISSING, DictRecord, Record, ScopeRecord
+from staticrt.frontend.guards.records import MISSING, DictRecord, ListRecord, Record, ScopeRecord
 from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.guards.state_guard import StateGuard
 from staticrt.frontend.guards.value_records import AnswerRecord
@@ -40,6 +40,7 @@ class WatchedState:
             or _imports_replaced(snapshot)
             or bool(snapshot.caches)  # Dynamo calls the functions behind them
             or any(isinstance(each, NumpyErrorsRecord) and each.has_effect for each in snapshot.records())
+            or any(isinstance(each, ListRecord) and each.is_bounded for each in snapshot.records())
         )
         self._records = [
             record if numbers or not isinstance(record, ScopeRecord) else _without_numbers(record)
