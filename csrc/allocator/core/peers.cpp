@@ -12,8 +12,9 @@ namespace staticrt::alloc {
 Status Core::grant(Addr begin, Bytes size) {
   std::vector<int> now;
   {
-    const Lock lock(*this);
+    Lock lock(*this);
     now = peers;
+    lock.unlock_untraced();  // trackers may open shared blocks, whose mutex a caller may hold
   }
   SRT_TRY(driver.set_access(begin, size));
   for (const int peer : now) SRT_TRY(driver.set_access(begin, size, peer));
