@@ -146,3 +146,40 @@ def test_the_order_of_dimensions_of_equal_strides(without_sympy):
         torch.testing.assert_close(found, f(x))
         assert found.stride() == f(x).stride()
     assert not compiled.explain().eager
+
+
+class ClampedWindow(nn.Module):
+    """A window that the first image may shrink, as Swin of transformers has it; the attribute then stays as it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.window = 7
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        if min(x.shape[1:3]) <= self.window:
+            self.window = min(x.shape[1:3])
+        return self.linear(x)[:, : self.window, : self.window].sum((1, 2))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_size_kept_in_place_of_the_equal_number_is_no_change(grad):
+    torch.manual_seed(0)
+    model, eager = ClampedWindow(), ClampedWindow()
+    eager.load_state_dict(model.state_dict())
+    compiled = staticrt.compile(model)
+    with torch.set_grad_enabled(grad):
+        for shape in (
+            (2, 6, 8, 4),
+            (2, 6, 8, 4),
+            (1, 6, 8, 4),
+            (3, 6, 9, 4),
+            (2, 5, 8, 4),
+            (2, 9, 9, 4),
+            (4, 9, 9, 4),
+        ):
+            x = torch.randn(shape)
+            torch.testing.assert_close(compiled(x), eager(x))
+            assert (type(model.window), model.window) == (int, eager.window)
+    traces = compiled.explain().traces
+    assert sum(trace.calls for trace in traces if grad or trace.route == "whole") >= 3

@@ -12,6 +12,8 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 from typing import Any, Protocol
 
+import torch
+
 from staticrt.frontend.guards.state_values import (
     cell_content,
     different_keys,
@@ -68,6 +70,14 @@ class DictRecord(Compared):
         if not found and [key for key, _item in items_of(self.live) if key in self.saved] != [*self.saved]:
             return [f"the order of {self.path}"]
         return found
+
+    def settle_sizes(self) -> None:
+        """A size in the place of the number that it is for these inputs becomes that number, which the trace then guards."""
+        for key, number in self.saved.items():
+            size = self.live.get(key)
+            if type(number) is int and isinstance(size, torch.SymInt) and size.node.hint == number:
+                int(size)
+                self.live[key] = number
 
     def restore(self) -> None:
         if not same_dict(self.live, self.saved):

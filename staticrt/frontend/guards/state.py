@@ -488,6 +488,9 @@ class Snapshot:
         others: Iterable[Record] = chain(self._unread, self.caches)
         if self.guard().holds_all() and not any(path for record in others for path in record.changes()):
             return []
+        for record in self._all():
+            if isinstance(record, DictRecord):
+                record.settle_sizes()
         found = [path for record in self._all() for path in record.changes()]
         if self.num_threads not in (None, torch.get_num_threads()):
             found.append("torch.get_num_threads()")
