@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from staticrt.frontend.reasons import CannotTrace
+from staticrt.frontend.reasons import CannotTrace, NeedsConstants
 from staticrt.frontend.tracing import autocast, collectives, fast_paths
 
 aten = torch.ops.aten
@@ -183,6 +183,16 @@ def _gru_cell(
     return out
 
 
+def _check_single_elements(x: torch.Tensor) -> None:
+    """A dimension of one element needs a trace of its own in batch_norm's backward; other sizes are guarded.
+
+    torch's kernel then takes some permuted tensors for row-major ones: its results depend on strides that mean nothing, and
+    these are eager's only where each operator was recorded for these very sizes.
+    """
+    if any(isinstance(size, torch.SymInt) and size == 1 for size in x.shape):
+        raise NeedsConstants
+
+
 _REWRITES: dict[Any, Callable[..., Any]] = {
     aten.dropout.default: _dropout,
     aten.lstm_cell.default: _lstm_cell,
@@ -202,6 +212,8 @@ def rewrite(func: Any, args: tuple[Any, ...]) -> Callable[..., Any] | None:
         raise CannotTrace("batch_norm of a tensor without a channel dimension")
     if func is aten.batch_norm.default and args[5] and args[3] is not None:
         return _batch_norm
+    if func is aten.native_batch_norm_backward.default:
+        _check_single_elements(args[1])
     if func in _NESTS:
         raise CannotTrace(
             "nn.TransformerEncoder makes a nested tensor of a padded batch; enable_nested_tensor=False compiles",
