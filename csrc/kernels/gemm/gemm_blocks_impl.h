@@ -162,13 +162,13 @@ constexpr int kFourPanelRows = [] {
   return rows;
 }();
 
-// Rows of A of a block. Rows at a multiple of kWayFloats lie in one set of the first-level cache: more of
-// them than it has ways drive each other out between two elements of a line, so fewer rows take more panels
-// at once.
+// Rows of A of a block. Rows whose distance is a multiple of kWayFloats are kept in the same set of the
+// first-level cache. A block reads a line of each for kLine steps; if the rows are more than a set has ways,
+// each line is evicted before its next step. So such a block has fewer rows and takes more panels at once.
 constexpr int64_t kWayFloats = 1024;  // of a common first-level cache, which has kWays ways
 constexpr int kWays = 8;
 constexpr int64_t block_rows(int64_t a_row) {
-  const bool one_set = (a_row + 1) % kWayFloats <= 2;  // a float more or less leaves most of a line shared
+  const bool one_set = (a_row + 1) % kWayFloats <= 2;  // also for a distance of one float more or less
   return one_set && kRows > kWays ? kTwoPanelRows : kRows;
 }
 

@@ -72,7 +72,7 @@ class DictRecord(Compared):
         return found
 
     def settle_sizes(self) -> None:
-        """A size in the place of the number that it is for these inputs becomes that number, which the trace then guards."""
+        """Where the model stored a size over an equal int, store the int again, and guard that the size equals it."""
         for key, number in self.saved.items():
             size = self.live.get(key)
             if type(number) is int and isinstance(size, torch.SymInt) and size.node.hint == number:

@@ -202,7 +202,9 @@ def _record(request: TraceRequest, watcher: Watcher, undo: list[Callable[[], obj
             # Dynamo computes anew what a cache holds.
             raise ModelChanges(escaped, does="", even_in_parts=any(map(is_cached, escaped)))
         if not request.autograd and "zero_grad" in snapshot.model_names:
-            raise CannotTrace("the model may use zero_grad, which no graph repeats", even_in_parts=True)
+            raise CannotTrace(
+                "the model's code names zero_grad: a graph cannot clear gradients", even_in_parts=True
+            )
         tracer.check_storages()
         if not request.autograd or request.derive is not None:
             arguments = zip(fakes.leaves, leaves, strict=True)
