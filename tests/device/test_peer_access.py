@@ -257,3 +257,48 @@ def test_arguments_that_name_no_device_are_refused():
     assert memory.has_access("sim:0", "sim:0")
     with pytest.raises(staticrt.errors.DeviceError, match="cpu cannot reach the memory of sim:0"):
         memory.enable_peer_access("cpu", "sim:0")
+
+
+def test_a_use_by_a_peer_while_the_owner_captures_holds_the_block():
+    process("""
+zero, one = enable(devices=2)
+memory.enable_peer_access("sim:1", "sim:0")
+stream, block = one.stream(), zero.allocate(4096)
+with zero.capture():
+    zero.record_stream(block, stream, one)
+    one.touch(block, 4096, stream)
+    zero.free(block)
+assert zero.allocate(4096) != block
+assert found(zero, one) == []
+""")
+
+
+def test_waiting_for_a_peer_breaks_no_capture_there():
+    process("""
+zero, one = enable(devices=2, config="expandable_segments:True")
+stream, block = one.stream(), zero.allocate(4096)
+zero.record_stream(block, stream, "sim:1")
+zero.free(block)
+pool, held = zero.pool(), one.allocate(4096)
+with one.capture() as graph:
+    one.touch(held, 4096, graph.stream)
+    pool.hibernate()
+""")
+
+
+@pytest.mark.parametrize("call", ["capture_state", "event_create", "event_record", "event_query"])
+def test_a_peer_that_fails_holds_its_own_blocks_alone(call):
+    process(f"""
+zero, one = enable(devices=2)
+memory.enable_peer_access("sim:1", "sim:0")
+stream, other = one.stream(), zero.stream()
+block, own = zero.allocate(4096), zero.allocate(1 << 20)
+zero.record_stream(block, stream, "sim:1")
+zero.free(block)
+one.fail("{call}", fault="error", text="dead", times=10**6)
+zero.record_stream(own, other)
+zero.touch(own, 1 << 20, other)
+zero.free(own)
+zero.synchronize()
+assert own in [zero.allocate(1 << 20) for _ in range(4)]
+""")

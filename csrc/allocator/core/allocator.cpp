@@ -50,7 +50,7 @@ Core::~Core() {
   caches->detach();
   (void)driver.device_sync().ok();
   for (Slot slot = 0; slot < streams.count(); ++slot)
-    if (streams.is_peers(slot)) (void)streams.driver_of(slot).stream_sync(streams.stream_of(slot)).ok();
+    if (streams.is_peers(slot)) (void)wait_for(streams.driver_of(slot), streams.stream_of(slot)).ok();
   for (SegmentId id = 1; id <= segments.last(); ++id) {
     if (!segments.exists(id)) continue;
     const Segment& segment = segments[id];
@@ -215,7 +215,8 @@ Status DeviceAllocator::record_use(Addr address, StreamId stream, const std::sha
       peer && peer != driver_ ? core.streams.slot_of_peer(peer, stream) : core.streams.slot_of(stream);
   if (block.state != BlockState::live || slot == block.slot) return Status::Ok();
   if (slot == kNoSlot) return core.too_many_streams(stream);
-  core.streams.add_use(block, slot, core.captures.any());
+  // What is captured has not run. Captures of this device have no streams of others.
+  core.streams.add_use(block, slot, core.captures.any() && !core.streams.is_peers(slot));
   return Status::Ok();
 }
 

@@ -357,7 +357,8 @@ class Core {
   Bytes stale_bytes = 0;                              // of Stale blocks; changes under both mutexes
   Bytes arena_bytes = 0;                              // mapped by plan arenas, part of the budget
   std::set<const std::map<Addr, Page>*> arena_pages;  // theirs
-  std::vector<int> peers;                             // devices with access to this one's memory
+  std::vector<int> peers;                             // devices for which this one's memory is mapped,
+  std::vector<int> peers_with_access;                 // and those of them that may use it now
 
   uint64_t shared_blocks = 0;  // with kShared, or about to be
   std::unordered_map<BlockId, Context> contexts;

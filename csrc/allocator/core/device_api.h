@@ -178,4 +178,10 @@ class RelaxedCapture {
   bool active_ = false;
 };
 
+// Waits for a stream that is not captured, and breaks no capture beside it.
+inline Status wait_for(Driver& driver, StreamId stream) {
+  const RelaxedCapture relaxed(driver);
+  return driver.stream_sync(stream);
+}
+
 }  // namespace staticrt::alloc

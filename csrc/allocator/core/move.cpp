@@ -158,7 +158,7 @@ void Core::settle_stale() {
         if ((blocks[at].flags & kStale) && !captured[blocks[at].slot]) stale.push_back(at);
   }
   for (const auto& [device, stream] : waited)
-    if (!device->stream_sync(stream).ok()) return;
+    if (!wait_for(*device, stream).ok()) return;
   for (const BlockId id : stale) {
     // Stale blocks change under the growth mutex only.
     const Addr address = blocks[id].address;

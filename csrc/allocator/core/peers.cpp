@@ -44,7 +44,7 @@ bool DeviceAllocator::has_peer(const Driver& peer) {
   bool reached = false;
   if (!driver_->reached_by(peer, &reached).ok() || !reached) return false;
   const Core::Lock lock(*core_);
-  const auto& peers = core_->peers;
+  const auto& peers = core_->peers_with_access;
   return &peer == driver_.get() || std::find(peers.begin(), peers.end(), peer.info().index) != peers.end();
 }
 
@@ -74,11 +74,14 @@ Status DeviceAllocator::add_peer(const Driver& peer) {
   if (status.ok()) imports_->each_mapped(imported);
   // Last: it cannot be taken back.
   if (status.ok()) status = driver_->enable_peer(peer);
-  if (status.ok()) return status;
   {
     const Core::Lock lock(core);
-    std::erase(core.peers, index);
+    if (status.ok())
+      core.peers_with_access.push_back(index);
+    else
+      std::erase(core.peers, index);
   }
+  if (status.ok()) return status;
   const auto revoke = [&](Addr begin, Bytes size) { (void)driver_->revoke_access(begin, size, index).ok(); };
   for (const auto& [begin, size] : ranges) revoke(begin, size);
   imports_->each_mapped(revoke);

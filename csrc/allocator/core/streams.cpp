@@ -45,29 +45,34 @@ Status Streams::take(std::vector<EventId>& idle, Driver& driver, EventId* event)
   return Status::Ok();
 }
 
+Status Streams::close(Line& line) {
+  Driver& driver = driver_of(line);
+  // The allocator knows of captures of its own device only.
+  if (CaptureState state; line.peer && driver.info().captures) {
+    SRT_TRY(driver.capture_state(line.stream, &state));
+    if (state.status != CaptureStatus::none) return Status::NotReady();
+  }
+  std::vector<EventId>& idle = idle_events(line);
+  EventId event = kNoEvent;
+  SRT_TRY(take(idle, driver, &event));
+  if (Status status = driver.event_record(event, line.stream); !status.ok()) {
+    idle.push_back(event);
+    return status;
+  }
+  line.batches.push({event, std::exchange(line.open, 0)});
+  ++batches_;
+  return Status::Ok();
+}
+
 Status Streams::close_open() {
   if (!dirty_) return Status::Ok();
   bool left = false;
   for (Line& line : lines_) {
     if (line.open == 0) continue;
-    Driver& driver = driver_of(line);
-    // The allocator knows of captures of its own device only.
-    if (CaptureState state; line.peer && driver.info().captures) {
-      SRT_TRY(driver.capture_state(line.stream, &state));
-      if (state.status != CaptureStatus::none) {
-        left = true;
-        continue;
-      }
-    }
-    std::vector<EventId>& idle = idle_events(line);
-    EventId event = kNoEvent;
-    SRT_TRY(take(idle, driver, &event));
-    if (Status status = driver.event_record(event, line.stream); !status.ok()) {
-      idle.push_back(event);
-      return status;
-    }
-    line.batches.push({event, std::exchange(line.open, 0)});
-    ++batches_;
+    const Status status = close(line);
+    // A peer that fails or is captured keeps its own blocks waiting, not those of other streams.
+    if (!status.ok() && !line.peer) return status;
+    left |= !status.ok();
   }
   dirty_ = left;
   return Status::Ok();
@@ -83,8 +88,7 @@ const std::vector<BlockId>& Streams::poll() {
     while (!line.batches.empty()) {
       const Batch oldest = line.batches.front();
       const Status status = driver_of(line).event_query(oldest.event);
-      if (status.code() == Code::not_ready) break;
-      if (!status.ok()) return done_;
+      if (!status.ok()) break;
       done_.insert(done_.end(), line.blocks.begin(),
                    line.blocks.begin() + static_cast<ptrdiff_t>(oldest.count));
       line.blocks.pop(oldest.count);

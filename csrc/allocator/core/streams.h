@@ -74,11 +74,11 @@ class Streams {
     waiting_ = true;
   }
   bool has_waiting() const { return waiting_; }
-  // Records an event for every open batch. On an error the batch stays open.
+  // Records an event for every open batch. On an error the batch stays open; one of a peer is not returned.
   Status close_open();
   // Takes the blocks of all completed batches, per slot from the oldest to the first unfinished (S3);
-  // a block comes once for each batch it was in. An event query's error ends the poll. The result holds until
-  // the next poll.
+  // a block comes once for each batch it was in. An event query's error ends that of its slot. The result
+  // holds until the next poll.
   const std::vector<BlockId>& poll();
   // Events of all closed batches, oldest first per slot, and whose they are.
   std::vector<std::pair<Driver*, EventId>> outstanding() const;
@@ -117,6 +117,7 @@ class Streams {
     size_t open = 0;               // blocks of the open one
   };
   Slot find_slot(StreamId stream);
+  Status close(Line& line);  // its open batch; not_ready where a peer's stream is captured
   static Status take(std::vector<EventId>& idle, Driver& driver, EventId* event);
   Driver& driver_of(const Line& line) const { return line.peer ? *line.peer : driver_; }
   std::vector<EventId>& idle_events(const Line& line) {

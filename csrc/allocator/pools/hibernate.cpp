@@ -58,7 +58,7 @@ Status Pools::hibernate(PoolId id, Bytes* released) {
   const bool capturing = core_.captures.any();
   if (!capturing) SRT_TRY(core_.driver.device_sync());
   for (const auto& [device, stream] : all)
-    if (capturing || device != &core_.driver) SRT_TRY(device->stream_sync(stream));
+    if (capturing || device != &core_.driver) SRT_TRY(wait_for(*device, stream));
   {
     const Core::Lock lock(core_);
     core_.pools[index].set_hibernated(true);  // from here on nothing is allocated from it

@@ -125,7 +125,7 @@ Status Imports::unmap(Mapping& mapping) {
     SRT_TRY(of(use).capture_state(use.second, &capture));
     if (capture.status != CaptureStatus::none) return Status::NotReady();
   }
-  for (const auto& use : mapping.streams) SRT_TRY(of(use).stream_sync(use.second));
+  for (const auto& use : mapping.streams) SRT_TRY(wait_for(of(use), use.second));
   if (observer_.leaving) observer_.leaving(std::exchange(mapping.address, kNullAddr));
   SRT_TRY(driver.unmap(mapping.base, mapping.mapped));
   (void)driver.va_release(mapping.base, mapping.mapped).ok();
