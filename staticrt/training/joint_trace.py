@@ -37,7 +37,6 @@ _REFUSED_NAMES = frozenset(
         "retain_grad",
         "saved_tensors_hooks",
         "set_materialize_grads",
-        "zero_grad",
     }
 )
 

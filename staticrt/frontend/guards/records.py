@@ -76,7 +76,7 @@ class DictRecord(Compared):
         for key, number in self.saved.items():
             size = self.live.get(key)
             if type(number) is int and isinstance(size, torch.SymInt) and size.node.hint == number:
-                int(size)
+                int(size)  # adds the guard
                 self.live[key] = number
 
     def restore(self) -> None:

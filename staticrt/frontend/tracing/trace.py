@@ -75,7 +75,8 @@ def trace(request: TraceRequest) -> TracedGraph:
             a graph whose sizing `is_ours` may raise NeedsShapeEnv too.
         Exception: whatever the model raised.
     """
-    watcher = Watcher(request.snapshot, request.is_constant)
+    is_step = request.autograd and request.derive is None
+    watcher = Watcher(request.snapshot, request.is_constant, may_clear_gradients=is_step)
     undo: list[Callable[[], object]] = [watcher.stop, ThreadState().restore]
 
     def leave_nothing_behind(error: BaseException) -> None:
@@ -201,10 +202,6 @@ def _record(request: TraceRequest, watcher: Watcher, undo: list[Callable[[], obj
         if escaped:
             # Dynamo computes anew what a cache holds.
             raise ModelChanges(escaped, does="", even_in_parts=any(map(is_cached, escaped)))
-        if not request.autograd and "zero_grad" in snapshot.model_names:
-            raise CannotTrace(
-                "the model's code names zero_grad: a graph cannot clear gradients", even_in_parts=True
-            )
         tracer.check_storages()
         if not request.autograd or request.derive is not None:
             arguments = zip(fakes.leaves, leaves, strict=True)

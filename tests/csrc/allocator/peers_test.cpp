@@ -1,6 +1,8 @@
 // Two devices of one machine: which memory of one the other may use, and until when it is held for it.
+#include <atomic>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include "allocator/pools/plan_arena.h"
 #include "allocator/sharing/exports.h"
@@ -184,6 +186,25 @@ TEST(D4_peers_failures_leave_nothing_half_done) {
           two.owner.free(block);
         }
       }
+}
+
+TEST(D4_peers_have_no_access_before_it_is_enabled) {
+  Two two;
+  const Addr block = two.owner.alloc(kSize);
+  std::atomic<bool> ends{false};
+  std::atomic<bool> had_access{false};
+  std::thread looks([&] {
+    while (!ends)
+      if (two.owner.allocator().has_peer(two.user.sim())) had_access = true;
+  });
+  for (int attempt = 0; attempt < 2000; ++attempt) {
+    two.owner.sim().fail(SimCall::enable_peer, 1, Status::Error("planned", 7));
+    EXPECT(!two.connect().ok());
+  }
+  ends = true;
+  looks.join();
+  EXPECT(!had_access);
+  two.owner.free(block);
 }
 
 TEST(D4_peers_growth_that_cannot_open_new_pages_leaves_none) {

@@ -34,6 +34,16 @@ class ClearsByOptimizer(Plain):
         return self.layer(x)
 
 
+class ClearsByAnotherName(Plain):
+    def __init__(self):
+        super().__init__()
+        self.clear = self.layer.zero_grad
+
+    def forward(self, x):
+        self.clear()
+        return self.layer(x)
+
+
 class Accumulates(Plain):
     def forward(self, x):
         self.layer(x).sum().backward()
@@ -67,7 +77,7 @@ def test_a_backward_during_a_trace_is_kept(monkeypatch, had_gradients):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("gradients", [False, True])
-@pytest.mark.parametrize("kind", [Clears, ClearsByOptimizer, Accumulates])
+@pytest.mark.parametrize("kind", [Clears, ClearsByOptimizer, ClearsByAnotherName, Accumulates])
 def test_gradients_that_the_forward_changes(kind, gradients):
     torch.manual_seed(0)
     eager, model = kind(), kind()
@@ -83,3 +93,17 @@ def test_gradients_that_the_forward_changes(kind, gradients):
                 result.sum().backward()
         for p, q in zip(model.parameters(), eager.parameters(), strict=True):
             torch.testing.assert_close(p.grad, q.grad)
+
+
+@torch.no_grad()
+def test_zero_grad_that_is_not_called_is_no_reason_to_run_eagerly():
+    class MayClear(Plain):
+        def forward(self, x, clear=False):
+            if clear:
+                self.zero_grad()
+            return self.layer(x)
+
+    model = MayClear()
+    compiled, x = staticrt.compile(model), torch.randn(4, 3)
+    assert torch.equal(compiled(x), model(x))
+    assert not compiled.explain().eager
