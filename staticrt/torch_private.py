@@ -78,37 +78,6 @@ def aot_compile(
 
 
 @contextlib.contextmanager
-def recurrent_decomposition(
-    wrap: Callable[[Callable[..., Any]], Callable[..., Any]], resizes: bool
-) -> Iterator[None]:
-    """While this holds, this thread traces recurrent networks by upstream's decomposition, with its helper wrapped.
-
-    Dropout gives its argument meanwhile where nothing is dropped, and draws no random numbers where everything is, as in
-    eager; upstream's decomposition copies, and draws.
-
-    Args:
-        wrap: takes upstream's helper of all recurrent networks and returns what replaces it.
-        resizes: images are resized by the operators that eager calls. Upstream's decomposition reads each pixel by index,
-            and its backward adds them up so. Functionalization in C++ takes no symbolic sizes of these operators.
-    """
-    _ask_the_thread_for_decompositions()
-    before = _recurrent.wrap, _recurrent.resizes
-    _recurrent.wrap, _recurrent.resizes = wrap, resizes
-    try:
-        yield
-    finally:
-        _recurrent.wrap, _recurrent.resizes = before
-
-
-class _Recurrent(threading.local):
-    wrap: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
-    resizes = False
-
-
-_recurrent = _Recurrent()
-
-
-@contextlib.contextmanager
 def checkpoint_parts(
     part: Callable[[tuple[Any, ...], bool, Callable[..., Any], bool], Iterator[None]],
     reentrant: Callable[[Callable[..., Any], bool, tuple[Any, ...]], Any] | None = None,
@@ -174,76 +143,6 @@ def _ask_the_thread_for_checkpoints() -> None:
         return super(function, cls).apply(run_function, preserve, *args)
 
     function.apply = classmethod(asking_reentrant)
-
-
-@functools.cache
-def _ask_the_thread_for_decompositions() -> None:
-    """Replace upstream's functions, once, by some that are the same but for threads inside `recurrent_decomposition`."""
-    import torch._decomp.decompositions as decompositions
-
-    helper: Callable[..., Any] = decompositions._rnn_helper
-
-    @functools.wraps(helper)
-    def asking(*args: Any, **kwargs: Any) -> Any:
-        return (helper if _recurrent.wrap is None else _recurrent.wrap(helper))(*args, **kwargs)
-
-    decompositions._rnn_helper = asking  # type: ignore[assignment]
-
-    @functools.wraps(decompositions.dropout)
-    def dropout(x: torch.Tensor, p: float, train: bool | None) -> torch.Tensor:
-        if _recurrent.wrap is not None:
-            if not train or p == 0 or any(type(size) is int and size == 0 for size in x.shape):
-                return x
-            if p == 1:
-                return x * x.new_zeros(())
-        return decompositions.dropout(x, p, train)  # type: ignore[no-any-return]
-
-    operator = torch.ops.aten.dropout.default
-    for key, kernel in operator.py_kernels.items():
-        if kernel is decompositions.dropout:
-            operator.py_kernels[key] = dropout
-    operator._dispatch_cache.clear()
-    for name in _RESIZES:
-        packet = getattr(torch.ops.aten, name)
-        for operator in (packet.default, packet.vec):
-            for key, kernel in operator.py_kernels.items():
-                operator.py_kernels[key] = _resize_as_eager(packet, operator, kernel)
-            operator._dispatch_cache.clear()
-
-
-_RESIZES = (
-    *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"),
-    *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),
-    *("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d"),
-)
-
-
-def _resize_as_eager(packet: Any, operator: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """A decomposition that is `kernel` but for threads that resize as eager does: there, the operator itself."""
-    from torch._decomp.decompositions import upsample_compute_output_size
-
-    @functools.wraps(kernel)
-    def asking(x: torch.Tensor, size: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _recurrent.resizes:
-            return kernel(x, size, *args, **kwargs)
-        if operator is packet.vec:  # (input, output_size, [align_corners], scale_factors)
-            *how, factors = args
-            sizes = upsample_compute_output_size(x.size(), size, factors)  # type: ignore[no-untyped-call]
-            return packet.default(x, sizes, *how, *(factors or [None] * len(sizes)))
-        with torch._C._DisablePythonDispatcher():
-            return operator(x, size, *args, **kwargs)
-
-    return asking
-
-
-def one_layer_lstm(layer: Callable[..., Any]) -> Callable[..., Any]:
-    """Upstream's decomposition of an LSTM layer, for `layer`, which may be oneDNN's operator.
-
-    That operator saves nothing for its backward unless gradients are on, which they are not while compiled graphs run.
-    """
-    import torch._decomp.decompositions as decompositions
-
-    return decompositions.one_layer_lstm if layer is decompositions.mkldnn_one_layer_lstm else layer  # type: ignore[no-any-return]
 
 
 def hidden_from_dynamo(function: F) -> F:
@@ -473,7 +372,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "torch._C.DispatchKey": "frontend",
     "torch._C.Generator": "frontend",
     "torch._C._AutoDispatchBelowAutograd": "frontend shapes",
-    "torch._C._DisablePythonDispatcher": "shapes",
+    "torch._C._DisablePythonDispatcher": "shapes training",
     "torch._C._add_cached_tensor": "graphs",
     "torch._C._autograd._unsafe_set_version_counter": "frontend",
     "torch._C._current_graph_task_id": "graphs",
@@ -499,6 +398,11 @@ PRIVATE_NAMES: dict[str, str] = {
     "torch._assert_async": "interop",
     "torch._check": "frontend interop shapes",
     "torch._debug_has_internal_overlap": "graphs",
+    "torch._decomp.decompositions._rnn_helper": "training",
+    "torch._decomp.decompositions.dropout": "training",
+    "torch._decomp.decompositions.mkldnn_one_layer_lstm": "training",
+    "torch._decomp.decompositions.one_layer_lstm": "training",
+    "torch._decomp.decompositions.upsample_compute_output_size": "training",
     "torch._dispatch.python.enable_python_dispatcher": "frontend passes",
     "torch._dynamo.backends.common.aot_autograd": "models",
     "torch._dynamo.config.patch": "frontend",

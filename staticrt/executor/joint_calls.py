@@ -334,12 +334,13 @@ class JointCalls:
         from staticrt.frontend.tracing.tracer import current_tracer
         from staticrt.shapes.size_env import NeedsShapeEnv
         from staticrt.training.checkpoints import checkpoints
+        from staticrt.training.decompositions import eager_resizes, recurrent_networks
         from staticrt.training.joint_program import build_joint
-        from staticrt.training.recurrent import recurrent_networks
 
         try:
             with (
                 recurrent_networks(),
+                eager_resizes(),
                 checkpoints(current_tracer),
                 torch.autograd.graph.disable_saved_tensors_hooks(_HOOKED),
             ):

@@ -25,6 +25,7 @@ from staticrt.frontend.dynamo.resets import release_at_reset
 from staticrt.options import Options
 from staticrt.runtime.cached_trace import has_elements_apart
 from staticrt.runtime.explain.explanation import EagerReport, TraceReport
+from staticrt.training.decompositions import recurrent_networks
 from staticrt.training.double_backward import Replay
 from staticrt.training.grad_modes import view_without_history
 from staticrt.training.graph_split import Eager, example_values, needs_splitting, run_compiled, split, writes
@@ -32,7 +33,6 @@ from staticrt.training.native_node import NotNative, Pair, gate, make_native_nod
 from staticrt.training.overlaps import draws_by_memory, overlapping_writes
 from staticrt.training.partition import safe_partition
 from staticrt.training.plans import CompiledGraph
-from staticrt.training.recurrent import recurrent_networks
 from staticrt.training.saved import lost_aliases, merged_inputs, shared_results
 from staticrt.training.statistics import unread_inputs
 from staticrt.training.unread import unread_effects
@@ -164,7 +164,7 @@ class Region:
     def _compile(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         if unfaithful := view_without_history(gm) or written_later(gm):
             raise _Unfaithful(unfaithful)
-        with recurrent_networks(resizes=False):
+        with recurrent_networks():
             run, cls = torch_private.aot_compile(
                 gm,
                 inputs,

@@ -32,11 +32,11 @@ from staticrt.runtime.call_key import CallKey, EagerOnly, eager_reason
 from staticrt.runtime.executable import build
 from staticrt.runtime.explain.explanation import EagerReport, Explanation
 from staticrt.training.checkpoints import checkpoints, recompute_parts
+from staticrt.training.decompositions import eager_resizes, recurrent_networks
 from staticrt.training.grad_copies import remove_copies_of_gradients
 from staticrt.training.layouts import has_misplaced_batch_norm
 from staticrt.training.optim import NotReady, Recordable
 from staticrt.training.recording import GradEffect, Recording, reachable
-from staticrt.training.recurrent import recurrent_networks
 from staticrt.training.torch_optim import has_twin, twin_of
 from staticrt.training.variant import MISSED, Variant
 
@@ -225,7 +225,7 @@ class CompiledStep:
             dynamic = any(variant.differs_in_sizes(call) for variant in self._variants)
 
         def attempt(dynamic: bool) -> Any:
-            with recurrent_networks(), checkpoints(current_tracer, reentrant=True):
+            with recurrent_networks(), eager_resizes(), checkpoints(current_tracer, reentrant=True):
                 return trace_with_any_sizing(
                     TraceRequest(
                         recorded,
