@@ -245,7 +245,7 @@ LAZY = "initialises a lazy module"
 READS_SEED = (
     "calls initial_seed()"  # a number that Dynamo takes for a constant, beside state that it does not guard
 )
-CLEARS_GRADIENTS = "clears gradients"  # a step may, whose graph gives new ones
+CHANGES_GRADIENTS = "changes gradients"  # a step may, whose graph gives new ones
 
 
 @functools.cache
@@ -269,8 +269,12 @@ def torch_effects() -> dict[int, str]:
     tensor: Any = torch.Tensor
     found.update({id(inspect.unwrap(tensor.__repr__).__code__): text, id(tensor.__format__.__code__): text})
     found[id(tensor.__reduce_ex__.__code__)] = "pickles a tensor"
-    for owner in (torch.nn.Module, torch.optim.Optimizer):
-        found[id(inspect.unwrap(owner.zero_grad).__code__)] = CLEARS_GRADIENTS
+    clips = torch.nn.utils
+    changing = (
+        *(torch.nn.Module.zero_grad, torch.optim.Optimizer.zero_grad),
+        *(clips.clip_grad_norm_, clips.clip_grads_with_norm_, clips.clip_grad_value_),
+    )
+    found.update((id(inspect.unwrap(each).__code__), CHANGES_GRADIENTS) for each in changing)
     found[id(vars(LazyModuleMixin)["_infer_parameters"].__code__)] = LAZY
     return found
 

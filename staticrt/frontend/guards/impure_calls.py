@@ -19,7 +19,7 @@ import torch
 
 from staticrt.frontend.guards.effects import (
     ANSWERED,
-    CLEARS_GRADIENTS,
+    CHANGES_GRADIENTS,
     LAZY,
     READS_SEED,
     effect_handed_on,
@@ -64,15 +64,15 @@ class Watcher:
     Args:
         snapshot: gets what model code reads by name, before it can change it.
         constants: no number is symbolic, but for those that data decides.
-        may_clear_gradients: `zero_grad` is part of what is recorded, as it is in a training step.
+        may_change_gradients: clearing and clipping them is part of what is recorded, as in a training step.
     """
 
     def __init__(
-        self, snapshot: Snapshot, constants: bool = False, may_clear_gradients: bool = False
+        self, snapshot: Snapshot, constants: bool = False, may_change_gradients: bool = False
     ) -> None:
         self._snapshot = snapshot
         self._constants = constants
-        self._may_clear_gradients = may_clear_gradients
+        self._may_change_gradients = may_change_gradients
         self._reads = Reads(snapshot, weakly(self._note))
         self._entered: set[int] = set()  # ids of code objects, which the watcher keeps
         self._watcher: _C.CallWatcher | None = None
@@ -162,9 +162,9 @@ class Watcher:
             return
         effect = torch_effects().get(id(code))
         if effect is not None:
-            if effect is CLEARS_GRADIENTS and self._may_clear_gradients:
+            if effect is CHANGES_GRADIENTS and self._may_change_gradients:
                 return
-            self.even_in_parts |= effect in (READS_SEED, CLEARS_GRADIENTS)
+            self.even_in_parts |= effect in (READS_SEED, CHANGES_GRADIENTS)
             if frame.f_locals.get("enabled") is not False:  # fork_rng that does nothing
                 self._note(effect, user_frame(frame) or frame, often_once=effect is LAZY)
             return

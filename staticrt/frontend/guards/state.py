@@ -1,287 +1,41 @@
-"""Python state a trace depends on: attributes, classes, functions, hooks, containers, closures, globals.
+"""Python state a trace depends on, and the guard made of it.
 
-`Snapshot` walks it. During a trace it tells whether the model changed any of it (then the trace is not
-pure) and puts it back; afterwards the same records are the guard: the trace holds while nothing differs.
+`Snapshot` tells during a trace whether the model changed any of it (then the trace is not pure) and puts it back;
+afterwards the same records are the guard: the trace holds while nothing differs.
 """
 
 from __future__ import annotations
 
-import abc
-import array
-import gc
-import logging
 import re
-import sys
-import threading
 import types
-import weakref
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from itertools import chain
-from operator import attrgetter, methodcaller
-from typing import Any
 
 import torch
 
-from staticrt import tuning
-from staticrt.frontend.guards.caches import CacheRecord, holds_fakes, is_recorded
-from staticrt.frontend.guards.decimal_context import DecimalContextRecord, is_decimal
-from staticrt.frontend.guards.effects import hidden_names, is_hidden, is_own_random
-from staticrt.frontend.guards.numpy_errors import NumpyErrorsRecord
-from staticrt.frontend.guards.object_records import (
-    ArgumentsRecord,
-    ClassRecord,
-    FunctionRecord,
-    ObjectRecord,
-    slots_record,
-)
-from staticrt.frontend.guards.reachable import Reachable
-from staticrt.frontend.guards.records import (
-    CellRecord,
-    DictRecord,
-    ListRecord,
-    Record,
-    ScopeRecord,
-    logger_records,
-)
-from staticrt.frontend.guards.special_names import SPECIAL_NAMES
+from staticrt.frontend.guards.caches import CacheRecord
+from staticrt.frontend.guards.object_records import FunctionRecord
+from staticrt.frontend.guards.records import DictRecord, ListRecord, Record, logger_records
 from staticrt.frontend.guards.state_guard import StateGuard
-from staticrt.frontend.guards.state_leaves import is_leaf, is_read_by_name
-from staticrt.frontend.guards.state_values import has_bytes_of_ctypes, slots_of
-from staticrt.frontend.guards.tensor_memory import TensorMemory
-from staticrt.frontend.guards.value_records import (
-    AnswerRecord,
-    BufferRecord,
-    FactsRecord,
-    ListingRecord,
-    TensorRecord,
-)
-from staticrt.frontend.guards.weak_references import WeakReferences
-from staticrt.frontend.reasons import is_torch_file
-from staticrt.native import _C
+from staticrt.frontend.guards.value_records import BufferRecord, FactsRecord
+from staticrt.frontend.guards.walk import Walk
 
-_PLAIN_DICTS = frozenset({dict, OrderedDict})
-_PLAIN_LISTS = frozenset({list, tuple, set, frozenset, deque})
-_HEAP_TYPE = 1 << 9  # in `type.__flags__`: not of C, so its attributes and its objects' class can change
-_DICTS: tuple[dict[Any, Any], ...] = ({}, OrderedDict())
-_VIEWS_OF_DICTS: tuple[type, ...] = (
-    *(type(view) for made in _DICTS for view in (made.keys(), made.values(), made.items())),
-    types.MappingProxyType,
-)
-_ASK_BY_NAME = frozenset({getattr, hasattr, vars, dir})
 _ASK_LEVELS = frozenset({"isEnabledFor", "getEffectiveLevel"})
-# Packages whose objects are not state of a model.
-_SYSTEM = frozenset({"logging", "threading", "_thread", "concurrent", "typing", "typing_extensions", "sympy"})
 
 
-class Snapshot:
-    """The contents, by identity, of everything mutable that is reachable from some roots.
-
-    Of classes it has what the code names, which `add_names` tells as the code runs: more than the code will read, and
-    never less.
-
-    Args:
-        roots: (name, object) pairs; modules, functions (their closures and defaults), containers, plain objects.
-        follows_code: what the code reads by name is added; False: Dynamo guards it.
-        leaves_out: whether others guard an object.
-    """
+class Snapshot(Walk):
+    """The contents, by identity, of everything mutable that a walk found."""
 
     # Of the class: who takes a trace's values from those who keep them may delete the instance's own.
     _guard: StateGuard | None = None
-
-    def __init__(
-        self,
-        roots: Iterable[tuple[str, Any]] = (),
-        follows_code: bool = True,
-        leaves_out: Callable[[Any], bool] = lambda value: False,
-    ) -> None:
-        self._leaves_out = leaves_out
-        self._seen: set[int] = set()
-        self._records: list[Record] = []
-        self._scopes: dict[int, ScopeRecord] = {}  # by the id of the dict
-        self._classes: dict[type, ClassRecord] = {}
-        self._functions: set[int] = set()
-        self._attributes: dict[int, DictRecord] = {}  # of objects, by the id of the dict
-        self._reachable = Reachable()
-        self._found_by_name: list[tuple[str, Any]] = []  # values of attributes, to be walked
-        self._held_by: dict[int, int] = {}  # id of a record -> that of the object that it was made for
-        self._unread: list[Record] = []  # not in the guard
-        self._modules: list[types.ModuleType] = []  # that objects of the model hold
-        self._tensors: list[torch.Tensor] = []
-        self._loggers: list[logging.Logger] = []
-        self._hidden: dict[str, set[str]] = {}  # class -> see `hidden_names`
-        self._hidden_method: str | None = None  # bound, so that code may call it by any name
-        self._asked: set[Callable[[], Any]] = set()
-        self._computes_decimals = False
-        self._computes_by_numpy = False
-        self._weak = WeakReferences()
-        self.caches: list[CacheRecord] = []
-        self._iterators: list[str] = []  # paths of those whose place is known to C alone
-        self._memory = TensorMemory()
-        self.may_draw = False  # from a `random.Random` of its own
-        self.read_names: set[str] = set(SPECIAL_NAMES)  # what the code that ran may read by name
-        self.model_names: set[str] = set()  # those in the model's own code
-        self.compared_tensors: set[int] = set()  # ids of those whose layout the graph's inputs tell
-        self.cached_functions: dict[types.CodeType, str] = {}  # names of the caches that keep their results
-        self.facts: set[str] = set()  # what model code may ask of tensors: names of `FactsRecord`
-        self.compares_facts = True
-        self.num_threads: int | None = None  # of torch, if the model asked for it
-        self.alive: list[Any] = []
-        self._arguments: dict[str, int] = {}  # path of a leaf -> its index
-        self.complete = True
-        self.follows_code = follows_code
-        self.names_are_told = False  # by `Reads`: those of all code that runs
-        self.lists_attributes = False  # code may read attributes that it does not name
-        self.add_class(torch.nn.Parameter)  # a tensor's methods and operators
-        for name, root in roots:
-            self.add(name, root)
-
-    # -- walking -----------------------------------------------------------------------------------------------
-
-    def add(self, name: str, root: Any) -> None:
-        """Walk one more root."""
-        queue: deque[tuple[str, Any]] = deque([(name, root)])
-        self._reachable.add_root(root)
-        while queue:
-            path, value = queue.popleft()
-            if (record := self._attributes.get(id(value))) is not None:
-                record.is_attributes = False  # held as a dict, whose keys code may list
-                self._reachable.add(value, value.values())
-            # Imports add modules at any time, also in other threads, so the set of imported modules is not guarded.
-            if is_leaf(value) or id(value) in self._seen or value is sys.modules or _is_of_torch(value):
-                continue
-            if len(self._seen) > tuning.MAX_GUARDED_CONTAINERS:
-                self.complete = False
-                return
-            self._remember(value)
-            first = len(self._records)
-            if is_decimal(value) and not self._computes_decimals:
-                self._computes_decimals = True
-                self._records.append(DecimalContextRecord())
-            if isinstance(value, type):
-                self.add_class(value)
-            elif isinstance(value, torch.Tensor):
-                self._tensors.append(value)
-                self._memory.add(value)
-                self._records.append(TensorRecord(path, value, self.read_names, self.compared_tensors))
-            else:
-                found = list(self._reached(path, value))
-                self._reachable.add(value, [item for _path, item in found])
-                queue.extend((*found, *self._found_by_name))
-                self._found_by_name = []
-            for each in self._records[first:]:
-                if hasattr(each, "path"):
-                    self._held_by.setdefault(id(each), id(value))
-
-    def add_arguments(self, leaves: Sequence[Any]) -> None:
-        """Walk the arguments of a call that are neither tensors nor values: objects guarded by identity."""
-        for index, leaf in enumerate(leaves):
-            if not is_leaf(leaf) and not isinstance(leaf, torch.Tensor):
-                self._arguments[f"argument {index}"] = index
-                self.add(f"argument {index}", leaf)
-        # A trace does not keep its arguments alive: its executor forgets it when they go.
-        arguments = set(map(id, leaves))
-        self.alive = [value for value in self.alive if id(value) not in arguments]
+    _unread: Sequence[Record] = ()  # not in the guard
+    compares_facts = True
+    num_threads: int | None = None  # of torch, if the model asked for it
 
     def changed_arguments(self, paths: Sequence[str]) -> list[int]:
         """Indices of the leaves given to `add_arguments` to which some of these paths (see `changes`) lead."""
         roots = {re.match(r"argument \d+|", path).group() for path in paths}  # type: ignore[union-attr]
         return [index for name, index in self._arguments.items() if name in roots]
-
-    def add_model_names(self, names: Iterable[str]) -> None:
-        """As `add_names`, by the model's own code."""
-        names = frozenset(names)
-        if "data" in names and "data" not in self.model_names:
-            self._memory.keep(self._tensors)
-        self.model_names |= names
-        self.facts |= FactsRecord.NAMES & names
-        self.add_names(names)
-
-    def add_names(self, names: Iterable[str]) -> None:
-        """Code that runs may read these names, of any object."""
-        new = {*names} - self.read_names
-        if new:
-            self.read_names |= new
-            for record in list(self._classes.values()):
-                self._walk(record.read(new))
-            if "__annotations__" in new:
-                for each in [record for record in self._records if isinstance(record, FunctionRecord)]:
-                    self.add(f"{each.path}.__annotations__", each.live.__annotations__)
-            for module in list(self._modules):
-                self.add_scope(vars(module), new & vars(module).keys())
-
-    def add_virtual_subclasses(self) -> None:
-        """Code asks whether something is of an abstract class."""
-        self.add_answer(abc.get_cache_token)
-
-    def add_answer(self, function: Callable[[], Any]) -> None:
-        """Code asks a function without arguments, whose answer is a number or text."""
-        if function not in self._asked:
-            self._asked.add(function)
-            self._records.append(AnswerRecord(function))
-
-    def add_numpy(self) -> None:
-        """Code may call functions of numpy."""
-        if not self._computes_by_numpy:
-            self._computes_by_numpy = True
-            self._records.append(NumpyErrorsRecord())
-
-    def add_subclasses(self, owner: type) -> None:
-        """Code lists the subclasses of a class."""
-        kept: list[type] = owner.__subclasses__()
-        for each in kept:
-            self.add_class(each)
-
-        def subclasses() -> bool:
-            return owner.__subclasses__() == kept
-
-        self.add_answer(subclasses)
-
-    def add_listing(self, value: Any, names: list[str]) -> None:
-        """Code lists the attributes of a value."""
-        self._records.append(ListingRecord(value, names))
-
-    def add_class(self, owner: type) -> None:
-        """What a class and its bases give their objects by the names that code reads."""
-        for each in owner.__mro__:
-            if each.__flags__ & _HEAP_TYPE and each not in self._classes:
-                record = self._classes[each] = ClassRecord(each, self.read_names)
-                self._walk(record.read(self.read_names))
-        kind = type(owner)
-        if kind is not type and kind not in self._classes:
-            self.add_class(kind)
-
-    def add_scope(self, scope: dict[str, Any], names: Iterable[str]) -> None:
-        """What names mean in a module (nothing, maybe), and what that holds."""
-        record = self._scopes.get(id(scope))
-        if record is None and id(scope) in self._seen:
-            return  # all of it is recorded
-        if record is None:
-            record = self._scopes[id(scope)] = ScopeRecord(scope)
-        for name in names:
-            if name not in record.saved:
-                value = record.saved[name] = scope.get(name, _C.MISSING)
-                # Of a module, code names what it reads.
-                if not is_leaf(value) and not _is_of_torch(value) and not isinstance(value, types.ModuleType):
-                    self.add(name, value)
-
-    def add_numbers(self, scope: dict[str, Any], names: frozenset[str]) -> None:
-        """Numbers and texts among the names of a module of Python's library; its caches and functions stay out."""
-        if id(scope) not in self._seen:
-            record = self._scopes.setdefault(id(scope), ScopeRecord(scope))
-            for name in names & scope.keys() - record.saved.keys():
-                if is_leaf(scope[name]):
-                    record.saved[name] = scope[name]
-
-    def add_function(self, function: types.FunctionType) -> None:
-        """A function that runs."""
-        self._remember(function)
-        self._reachable.add_root(function)
-        self._walk(self._function(function.__qualname__, function))
-
-    def _hide(self, owner: type, names: Iterable[str]) -> None:
-        self._hidden.setdefault(_name_of(owner), set()).update(names)
 
     def hidden_read(self) -> str | None:
         """What the code may reach of an object about which nothing is known, as "module.Class.method"."""
@@ -299,166 +53,6 @@ class Snapshot:
     def weak_read(self) -> str | None:
         """The path of a weak reference that code may read, to what no guard can look at without keeping it alive."""
         return self._weak.unkept(self.knows, self.read_names)
-
-    def knows(self, address: int) -> bool:
-        """Whether an object (by id) was there when the snapshot was taken."""
-        return address in self._seen
-
-    def _remember(self, value: Any) -> None:
-        self._seen.add(id(value))
-        self.alive.append(value)
-
-    def _walk(self, found: Iterable[tuple[str, Any]]) -> None:
-        for path, value in found:
-            if not is_leaf(value) and not _is_of_torch(value):
-                self.add(path, value)
-
-    def _reached(self, path: str, value: Any) -> Iterable[tuple[str, Any]]:
-        """Record a value; what it leads to."""
-        if isinstance(value, torch.jit.ScriptModule):
-            self._hidden_method = f"{path}, a module of TorchScript"
-            return ()
-        if isinstance(value, torch.nn.Module):
-            return self._object(path, value)
-        if isinstance(value, dict):
-            record = DictRecord(path, value)
-            self._records.append(record)
-            items = [(f"{path}[{key!r}]", x) for key, x in record.saved.items() if not is_leaf(x)]
-            items += [(path, key) for key in record.saved if not is_leaf(key)]
-            return items if type(value) in _PLAIN_DICTS else [*self._object(path, value), *items]
-        if isinstance(value, types.MethodType):
-            if is_hidden(value.__func__):
-                self._hidden_method = f"{_name_of(type(value.__self__))}.{value.__name__}"
-            return [(path, value.__self__), (path, value.__func__)]
-        if isinstance(value, types.BuiltinFunctionType):
-            self.lists_attributes |= (
-                value in _ASK_BY_NAME and path != value.__name__
-            )  # called by another name
-            owner = value.__self__
-            return () if isinstance(owner, (types.ModuleType, type)) else [(path, owner)]
-        if isinstance(value, types.FunctionType):
-            return self._function(path, value)
-        if isinstance(value, types.ModuleType):
-            self._modules.append(value)
-            self.add_scope(vars(value), self.read_names & vars(value).keys())
-            return ()
-        if isinstance(value, (list, deque, set)):
-            self._records.append(ListRecord(path, value))
-        if isinstance(value, (list, deque, set, tuple, frozenset)):
-            items = [(f"{path}[{i}]", item) for i, item in enumerate(value) if not is_leaf(item)]
-            return items if type(value) in _PLAIN_LISTS else [*self._object(path, value), *items]
-        if isinstance(value, property):
-            return [(path, each) for each in (value.fget, value.fset, value.fdel)]
-        if isinstance(value, (staticmethod, classmethod)):
-            return [(path, value.__func__)]
-        if isinstance(value, partial):
-            return [(path, value.func), (path, value.args), (path, value.keywords)]
-        if isinstance(value, _VIEWS_OF_DICTS):
-            return [(path, item) for item in gc.get_referents(value)]
-        if isinstance(value, weakref.ref):
-            return self._weak.follow(path, value)
-        if isinstance(value, methodcaller):
-            self.add_names([re.match(r"operator.methodcaller\('(\w+)'", repr(value))[1]])  # type: ignore[index]
-            return ()
-        if isinstance(value, attrgetter):
-            self.add_names(name for names in value.__reduce__()[1] for name in str(names).split("."))
-            return ()
-        if is_recorded(value):
-            return [*self._cache(path, value), *self._object(path, value)]
-        if isinstance(getattr(type(value), "__next__", None), types.WrapperDescriptorType):
-            self._iterators.append(path)
-        return self._object(path, value)
-
-    def _cache(self, path: str, cache: Any) -> Iterable[tuple[str, Any]]:
-        record = CacheRecord(path, cache, self.knows)
-        self._records.append(record)
-        self.caches.append(record)
-        if isinstance(function := getattr(cache, "__wrapped__", None), types.FunctionType):
-            self.cached_functions[function.__code__] = record.name
-        return [(record.name, value) for value in record.results()]
-
-    def add_cached(self, code: types.CodeType, result: Any) -> None:
-        """A function of which a cache keeps the result returns: before anybody can change that."""
-        if not is_leaf(result) and not holds_fakes(result):  # those are taken from the cache again
-            self.add(self.cached_functions[code], result)
-
-    def _object(self, path: str, value: Any) -> Iterable[tuple[str, Any]]:
-        room = type(value).__module__.split(".")[0]
-        self.may_draw |= is_own_random(value)
-        if room == "numpy":
-            self.add_numpy()
-        if isinstance(value, (bytearray, array.array, memoryview)) or (
-            hasattr(value, "tobytes") if room == "numpy" else has_bytes_of_ctypes(value)
-        ):
-            self._records.append(BufferRecord(path, value))
-            is_array_of_objects = room == "numpy" and value.dtype.hasobject
-            return [(f"{path}[...]", item) for item in value.ravel().tolist()] if is_array_of_objects else ()
-        own = isinstance(value, threading.local)
-        if isinstance(value, logging.Logger):
-            self._loggers.append(value)
-            return ()
-        if room in _SYSTEM and not own:
-            return ()
-        if hidden := hidden_names(type(value)):
-            self._hide(type(value), hidden)
-        if (room == "staticrt" and not isinstance(value, torch.nn.Module)) or self._leaves_out(value):
-            return ()
-        if type(value).__flags__ & _HEAP_TYPE:
-            self.add_class(type(value))
-            if not own:
-                is_held = path not in self._arguments and not self._weak.leads_to(value)
-                self._records.append(ObjectRecord(path, value, is_held))
-        found = []
-        if (slots := slots_of(value)) is not None:
-            self._records.append(slots_record(path, value, slots))
-            found = [(f"{path}.{key}", item) for key, item in slots.items() if not is_leaf(item)]
-            if own:
-                return found
-        if isinstance(value, BaseException):
-            self._records.append(ArgumentsRecord(path, value))
-            found += [(f"{path}.args[{i}]", item) for i, item in enumerate(value.args) if not is_leaf(item)]
-        attributes = _C.attributes_of(value)
-        if attributes is None:
-            return found
-        self._reachable.add(value, [attributes])
-        if id(attributes) in self._seen:
-            return found
-        self._seen.add(id(attributes))
-        is_by_name = is_read_by_name(type(value), attributes)
-        record = self._attributes[id(attributes)] = DictRecord(path, attributes, is_by_name)
-        self._records.append(record)
-        self._held_by[id(record)] = id(attributes)
-        for key, item in list(attributes.items()):
-            if is_leaf(item):
-                continue
-            if isinstance(value, torch.nn.Module) and key in ("_modules", "_parameters", "_buffers"):
-                if id(item) not in self._seen:  # keep paths readable: "encoder.layers.0"
-                    self._remember(item)
-                    self._records.append(DictRecord(path, item))
-                found += [(f"{path}.{name}", child) for name, child in item.items() if child is not None]
-            else:
-                self._found_by_name.append((f"{path}.{key}", item))
-                self._reachable.add_attribute(value, key if is_by_name else None, item)
-        return found
-
-    def _function(self, path: str, function: types.FunctionType) -> list[tuple[str, Any]]:
-        if id(function) in self._functions:
-            return []
-        self._functions.add(id(function))
-        self._records.append(FunctionRecord(path, function))
-        found: list[tuple[str, Any]] = []
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            record = CellRecord(f"{path}:{name}", cell)
-            self._records.append(record)
-            found.append((record.path, record.saved))
-        found += [(f"{path}(...)", value) for value in function.__defaults__ or () if not is_leaf(value)]
-        annotations = function.__annotations__ if "__annotations__" in self.read_names else None
-        for own in (function.__kwdefaults__, _C.attributes_of(function), annotations):
-            if own:
-                found.append((path, own))
-        return found
-
-    # -- afterwards --------------------------------------------------------------------------------------------
 
     def _all(self) -> Iterable[Record]:
         return chain(self._records, self._scopes.values(), self._classes.values())
@@ -517,7 +111,7 @@ class Snapshot:
 
     def begin_run(self) -> None:
         """A run begins: what it meets first is compared too, and restored."""
-        self._guard, self._unread = None, []
+        self._guard, self._unread = None, ()
 
     def guard(self) -> StateGuard:
         """A quick check that nothing differs; what is added later is not in it."""
@@ -525,15 +119,17 @@ class Snapshot:
             lists = self.lists_attributes or not self.names_are_told
             reached = None if lists else self._reachable.by(self.read_names)
             records: list[Record] = []
+            unread: list[Record] = []
             for record in self._all():
                 holder = self._held_by.get(id(record))
                 is_read = reached is None or holder is None or holder in reached
-                (records if is_read and not self._is_unread(record) else self._unread).append(record)
+                (records if is_read and not self._is_unread(record) else unread).append(record)
             if self.facts and self.compares_facts:
                 records += [FactsRecord(tensor, frozenset(self.facts)) for tensor in self._tensors]
             if not _ASK_LEVELS.isdisjoint(self.read_names):
                 records += [record for logger in self._loggers for record in logger_records(logger)]
             names = frozenset(self.read_names)
+            self._unread = unread
             self._guard = StateGuard(records, names, self.num_threads, lists)
         return self._guard
 
@@ -545,12 +141,3 @@ class Snapshot:
             return False
         attribute = re.search(r"\.(\w+)$", record.path)
         return attribute is not None and attribute[1] not in self.read_names
-
-
-def _name_of(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _is_of_torch(value: Any) -> bool:
-    """Whether it is a function of torch, which is recorded once it runs."""
-    return type(value) is types.FunctionType and is_torch_file(value.__code__.co_filename)

@@ -82,6 +82,11 @@ class TraceRequest:
         """No number of the caller's is symbolic."""
         return self.sizing.is_constant and not self.known.symbolic_ints
 
+    @property
+    def is_step(self) -> bool:
+        """The function is a training step, which reads and changes gradients itself."""
+        return self.autograd and self.derive is None
+
     def constant(self) -> TraceRequest:
         """The request for the caller's own sizes and numbers alone."""
         known = dataclasses.replace(self.known, symbolic_ints=frozenset())

@@ -75,8 +75,7 @@ def trace(request: TraceRequest) -> TracedGraph:
             a graph whose sizing `is_ours` may raise NeedsShapeEnv too.
         Exception: whatever the model raised.
     """
-    is_step = request.autograd and request.derive is None
-    watcher = Watcher(request.snapshot, request.is_constant, may_clear_gradients=is_step)
+    watcher = Watcher(request.snapshot, request.is_constant, may_change_gradients=request.is_step)
     undo: list[Callable[[], object]] = [watcher.stop, ThreadState().restore]
 
     def leave_nothing_behind(error: BaseException) -> None:
@@ -313,6 +312,7 @@ def _run(
     if not request.autograd and tracer.fake_mode.unseen_reads:
         raise CannotTrace(*tracer.fake_mode.unseen_reads[0])
     _check_attributes(request)
+    _check_constants(request, tracer)
     flat, out_spec = _flatten_result(result, builder.containers, before, snapshot, is_new)
     if any(isinstance(leaf, unread.StandIn) for leaf in out_spec.objects.values()):
         unread.compare(request.spec)
@@ -345,6 +345,22 @@ def _check_attributes(request: TraceRequest) -> None:
             if read:
                 name = request.names[index] if index < len(request.names) else f"argument {index}"
                 raise CannotTrace(f"the model may read {name}.{min(read)}, an attribute of a tensor", "")
+
+
+def _check_constants(request: TraceRequest, tracer: Any) -> None:
+    """No gradient is a constant of the graph: code that reads it names `.grad`, or a C function reads it, unseen.
+
+    Raises:
+        CannotTrace: one is.
+    """
+    tensors = [lifted.value for lifted in tracer.lifted.values()]
+    constants = {id(tensor) for tensor in tensors if id(tensor) not in request.tensors}
+    if request.is_step or not constants or "grad" in request.snapshot.facts:
+        return
+    if isinstance(request.function, torch.nn.Module):
+        tensors += request.function.parameters()
+    if any(tensor.is_leaf and id(tensor.grad) in constants for tensor in tensors):
+        raise CannotTrace("the model reads a gradient by another name than `.grad`", "", even_in_parts=True)
 
 
 def _shape_env(oblivious: bool) -> Any:

@@ -1,5 +1,6 @@
 """Gradients of parameters that change besides a call: by other threads during its trace, or by the forward itself."""
 
+import operator
 import threading
 
 import pytest
@@ -7,6 +8,8 @@ import torch
 
 import staticrt
 from staticrt.frontend.tracing import trace as tracing
+
+GRADIENT = torch.Tensor.grad  # a descriptor of C
 
 
 class Plain(torch.nn.Module):
@@ -44,6 +47,30 @@ class ClearsByAnotherName(Plain):
         return self.layer(x)
 
 
+class Clips(Plain):
+    def forward(self, x):
+        torch.nn.utils.clip_grad_norm_(self.parameters(), 0.5)
+        return self.layer(x)
+
+
+class ClipsValues(Plain):
+    def forward(self, x):
+        torch.nn.utils.clip_grad_value_(self.parameters(), 0.1)
+        return self.layer(x)
+
+
+class ReadsByAnotherName(Plain):
+    def forward(self, x):
+        return self.layer(x) + GRADIENT.__get__(self.layer.weight).sum()
+
+
+class ReadsByGetter(Plain):
+    read = operator.attrgetter("grad")
+
+    def forward(self, x):
+        return self.layer(x) + self.read(self.layer.weight).sum()
+
+
 class Accumulates(Plain):
     def forward(self, x):
         self.layer(x).sum().backward()
@@ -77,7 +104,10 @@ def test_a_backward_during_a_trace_is_kept(monkeypatch, had_gradients):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("gradients", [False, True])
-@pytest.mark.parametrize("kind", [Clears, ClearsByOptimizer, ClearsByAnotherName, Accumulates])
+@pytest.mark.parametrize(
+    "kind",
+    [Clears, ClearsByOptimizer, ClearsByAnotherName, Clips, ClipsValues, Accumulates],
+)
 def test_gradients_that_the_forward_changes(kind, gradients):
     torch.manual_seed(0)
     eager, model = kind(), kind()
@@ -85,12 +115,15 @@ def test_gradients_that_the_forward_changes(kind, gradients):
     compiled = staticrt.compile(model)
     x = torch.randn(4, 3)
     for _ in range(4):
+        results = []
         for function, module in ((eager, eager), (compiled, model)):
             module.layer(x).sum().backward()
             with torch.set_grad_enabled(gradients or kind is Accumulates):
                 result = function(x)
             if gradients:
                 result.sum().backward()
+            results.append(result.detach())
+        torch.testing.assert_close(*results)
         for p, q in zip(model.parameters(), eager.parameters(), strict=True):
             torch.testing.assert_close(p.grad, q.grad)
 
@@ -107,3 +140,29 @@ def test_zero_grad_that_is_not_called_is_no_reason_to_run_eagerly():
     compiled, x = staticrt.compile(model), torch.randn(4, 3)
     assert torch.equal(compiled(x), model(x))
     assert not compiled.explain().eager
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_gradients_that_there_are_only_after_the_first_call():
+    model = Clips()
+    compiled, x = staticrt.compile(model), torch.randn(4, 3)
+    for _ in range(3):
+        model.zero_grad()
+        with torch.no_grad():
+            compiled(x)
+    for p in model.parameters():
+        p.grad = torch.full_like(p, 7)
+    with torch.no_grad():
+        compiled(x)
+    assert all(p.grad.abs().max() < 1 for p in model.parameters())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [ReadsByAnotherName, ReadsByGetter])
+def test_gradients_that_are_read_by_another_name(kind):
+    model = kind()
+    compiled, x = staticrt.compile(model), torch.randn(4, 3)
+    for scale in (1, 2, 3):
+        for p in model.parameters():
+            p.grad = torch.full_like(p, scale)
+        torch.testing.assert_close(compiled(x), model(x))
