@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from staticrt.frontend.reasons import is_torch_file
+from staticrt.frontend.reasons import CannotTrace, is_torch_file
 from staticrt.training import optim
 from staticrt.training.held_optimizers import StandIn
 from staticrt.training.optim import Recordable, unhooked
@@ -79,11 +79,91 @@ class RAdam(Recordable, torch.optim.RAdam):
             p.add_(mean / (1 - beta1**step) * lr * factor, alpha=-1)
 
 
+class ASGD(Recordable, torch.optim.ASGD):
+    """`torch.optim.ASGD`, which asks each state whether averaging has begun, computed without a branch."""
+
+    numbers = ("lr", "lambd", "alpha", "t0")
+
+    def _flags_of(self, group: dict[str, Any]) -> tuple[Any, ...]:
+        return (*super()._flags_of(group), group["weight_decay"])
+
+    def _record_group(self, group: dict[str, Any], params: list[torch.Tensor], numbers: torch.Tensor) -> None:
+        lr, lambd, alpha, t0 = (number.item() for number in numbers.unbind())
+        is_foreach = group["foreach"] or (group["foreach"] is None and params[0].device.type != "cpu")
+        for p, grad, mean, mu, eta, counted in zip(
+            params,
+            optim.gradients(params),
+            *(self._states(params, name) for name in ("ax", "mu", "eta", "step")),
+            strict=True,
+        ):
+            if group["maximize"]:
+                grad = -grad
+            counted += 1
+            if group["weight_decay"]:
+                grad = grad.add(p, alpha=group["weight_decay"])
+            rate = eta.item()
+            p.mul_(1 - lambd * rate)
+            p.add_(grad, alpha=-rate)
+            mean.copy_(torch.where(mu == 1, p, mean + (p - mean) * mu))
+            step = counted if is_foreach else counted.double()  # as precise as torch's numbers
+            eta.copy_(lr / (1 + lambd * lr * step) ** alpha)
+            mu.copy_(1 / (counted.double() - t0).clamp(min=1))
+
+
+class Adafactor(Recordable, torch.optim.Adafactor):
+    """`torch.optim.Adafactor`, whose rates depend on norms of the parameters, computed without numbers of Python's."""
+
+    numbers = ("lr", "beta2_decay", "d")
+
+    def _flags_of(self, group: dict[str, Any]) -> tuple[Any, ...]:
+        return (*super()._flags_of(group), group["weight_decay"], group["eps"])
+
+    def _record_group(self, group: dict[str, Any], params: list[torch.Tensor], numbers: torch.Tensor) -> None:
+        lr, decay, threshold = numbers.unbind()
+        least, least_size = group["eps"]
+        if least is None:
+            if len({p.dtype for p in group["params"]}) > 1:
+                raise CannotTrace("Adafactor, with eps of the first of several dtypes")
+            least = torch.finfo(params[0].dtype).eps
+        for p, grad, counted in zip(
+            params, optim.gradients(params), self._states(params, "step"), strict=True
+        ):
+            if group["maximize"]:
+                grad = -grad
+            counted += 1
+            step = counted.double()
+            weight = (step**decay).item()
+            size = p.norm(2).double().to(step.device) / p.numel() ** 0.5
+            rate = _max(size, least_size) * torch.minimum(lr, 1 / step**0.5)
+            if group["weight_decay"]:
+                p.mul_(1 - lr.item() * group["weight_decay"])
+            if grad.dim() > 1:
+                (rows,), (columns,) = self._states([p], "row_var"), self._states([p], "col_var")
+                for variance, dim in ((rows, -1), (columns, -2)):
+                    mean = torch.norm(grad, dim=dim, keepdim=True).square_().div_(grad.size(dim))
+                    variance.lerp_(mean, weight)
+                estimate = (rows @ columns).div_(rows.mean(dim=-2, keepdim=True).clamp_(min=least))
+            else:
+                (variance,) = self._states([p], "variance")
+                variance.lerp_(grad * grad, weight)
+                estimate = variance.clone()
+            update = estimate.clamp_(min=least * least).rsqrt_().mul_(grad)
+            norm = update.norm(2).double().to(step.device) / (update.numel() ** 0.5 * threshold)
+            p.add_(update, alpha=-(rate / _max(norm, 1)).item())
+
+
+def _max(number: torch.Tensor, least: float) -> torch.Tensor:
+    """As Python's `max(least, number)`, also of NaN."""
+    return torch.where(number > least, number, least)
+
+
 _TWINS: dict[Any, type[Recordable]] = {
     torch.optim.SGD: optim.SGD,
     torch.optim.Adam: optim.Adam,
     torch.optim.AdamW: optim.AdamW,
     torch.optim.RAdam: RAdam,
+    torch.optim.ASGD: ASGD,
+    torch.optim.Adafactor: Adafactor,
     **{
         getattr(torch.optim, name): type(
             name, (OneByOne, getattr(torch.optim, name)), {"kind": getattr(torch.optim, name)}

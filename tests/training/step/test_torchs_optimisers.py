@@ -23,6 +23,8 @@ OPTIMISERS = {
     "Adagrad": {"lr_decay": 0.1},
     "RMSprop": {"momentum": 0.9},
     "SGD": {"momentum": 0.9, "nesterov": True},
+    "ASGD": {"t0": 3, "weight_decay": 0.1},
+    "Adafactor": {"weight_decay": 0.1},
 }
 
 
@@ -64,6 +66,30 @@ def test_steps_in_double_precision_equal_eagers(name, way):
             assert all(item.reason.startswith("an optimiser's first step") for item in report.eager), report
         found.append((losses, owner.state_dict(), optimizer.state_dict()["state"]))
     torch.testing.assert_close(*found, rtol=1e-12, atol=1e-13)
+
+
+def test_adafactor_takes_the_larger_of_two_numbers_as_python_does_where_one_is_nan():
+    found = []
+    for compiled in (True, False):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2).double()
+        optimizer = torch.optim.Adafactor(model.parameters(), d=1.5, eps=(1e-4, 1e-3), maximize=True)
+
+        def train(x, factor, model=model, optimizer=optimizer):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            model.bias.grad[0] *= factor
+            optimizer.step()
+
+        step = staticrt.compile_step(train) if compiled else train
+        for call, factor in enumerate((1.0, 1.0, float("nan"))):
+            torch.manual_seed(call)
+            step(torch.randn(3, 4, dtype=torch.float64), torch.tensor(factor))
+        if compiled:
+            assert len(step.explain().traces) == 1
+        found.append((list(model.parameters()), optimizer.state_dict()["state"]))
+    torch.testing.assert_close(*found, equal_nan=True)
+    assert model.bias.isnan().tolist() == [True, False]
 
 
 @pytest.mark.parametrize("optim", [torch.optim, staticrt.training.optim], ids=["torch", "own"])
