@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <string>
+#include <utility>
 
 #include "common/tuning.h"
 #include "kernels/gemm/gemm_plan.h"
@@ -121,11 +123,23 @@ float* aligned(std::vector<float>& x) {
   return x.data() + (16 - reinterpret_cast<uintptr_t>(x.data()) / sizeof(float) % 16) % 16;
 }
 
+// Puts A's rows into panels as one thread of `turned` does.
+std::function<void()> packing_of(const MatmulShape& s, const Grid& grid, const float* a, char* scratch) {
+  const int64_t rows = std::min(s.m, largest_tile(grid, cut_of(grid, s.num_threads)).row_end);
+  return [k = s.k, row = s.a_row, rows, a, scratch] {
+    const GemmKernels& kernels = gemm_kernels();
+    for (int64_t m = 0; m < rows; m += tuning::kMaxTurnedRows) {
+      const int64_t count = std::min(rows - m, tuning::kMaxTurnedRows);
+      kernels.pack(a + m * row, 1, row, k, count, reinterpret_cast<float*>(scratch), 0,
+                   kernels.panels(count));
+    }
+  };
+}
+
 Route fastest(const MatmulShape& original, const std::vector<Route>& routes) {
   // One matrix, of as many columns and then rows as the budget allows each thread, at addresses of our own.
   MatmulShape s = original;
   s.batch[0] = s.batch[1] = 1;
-  const auto now_ns = [&] { return measuring_clock_ns(original.num_threads); };
   const int64_t budget = tuning::kMaxMeasuredFlops * original.num_threads;
   const int64_t columns = 2 * gemm_kernels().group * original.num_threads;
   s.n = std::clamp<int64_t>(budget / std::max<int64_t>(1, 2 * s.m * s.k), std::min(s.n, columns), s.n);
@@ -162,27 +176,32 @@ Route fastest(const MatmulShape& original, const std::vector<Route>& routes) {
   s.b = {1, 0};
   s.c = {2, 0};
   s.bias = {3, 0};
+  std::vector<PreparedCall> calls;
+  std::vector<std::vector<char>> workspaces;
+  std::vector<std::function<void()>> runs;
+  for (const Route route : routes) {
+    calls.push_back(call_of(make_plan(s, route, {4, 0})));
+    workspaces.emplace_back(static_cast<size_t>(workspace_of(s, route)) + 64);
+    char* scratch = workspaces.back().data();
+    scratch += (64 - reinterpret_cast<uintptr_t>(scratch) % 64) % 64;
+    runs.emplace_back([run = calls.back().run, params = calls.back().params, &bases, scratch] {
+      run(params.get(), bases, scratch);
+    });
+    if (route == Route::kTurned)
+      runs.emplace_back(packing_of(s, calls.back().grids.front(), a.data(), scratch));
+  }
+  const std::vector<double> times = least_ns(runs, original.num_threads, tuning::kMaxRouteNs);
+  auto time = times.begin();
   Route best = routes.front();
   double best_ns = 1e300;
   for (const Route route : routes) {
-    const PreparedCall call = call_of(make_plan(s, route, {4, 0}));
-    std::vector<char> workspace(static_cast<size_t>(workspace_of(s, route)) + 64);
-    char* scratch = workspace.data() + (64 - reinterpret_cast<uintptr_t>(workspace.data()) % 64) % 64;
-    call.run(call.params.get(), bases, scratch);  // not counted: caches, threads
-    const int64_t start = now_ns();
-    call.run(call.params.get(), bases, scratch);
-    const int64_t once = std::max<int64_t>(now_ns() - start, 1);
-    auto least = static_cast<double>(once);
-    const int64_t repeat = std::clamp<int64_t>(20'000 / once, 1, 200);  // 20 µs a batch
-    const int64_t end = start + std::clamp<int64_t>(6 * once, 120'000, tuning::kMaxRouteNs);
-    while (now_ns() < end) {
-      const int64_t t0 = now_ns();
-      for (int64_t r = 0; r < repeat; ++r) call.run(call.params.get(), bases, scratch);
-      least = std::min(least, static_cast<double>(now_ns() - t0) / static_cast<double>(repeat));
-    }
-    if (route == Route::kPacked) least /= packed_gain(original);
-    if (least < best_ns) {
-      best_ns = least;
+    double ns = *time++;
+    if (route == Route::kPacked) ns /= packed_gain(original);
+    // A is packed once for all columns: a share of that for those measured.
+    if (route == Route::kTurned)
+      ns -= *time++ * (1 - static_cast<double>(s.n) / static_cast<double>(original.n));
+    if (ns < best_ns) {
+      best_ns = ns;
       best = route;
     }
   }

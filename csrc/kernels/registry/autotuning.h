@@ -35,6 +35,11 @@ void pin_routes(const std::vector<RouteChoice>& choices, bool over);
 // what passes for everybody where several threads work together.
 int64_t measuring_clock_ns(int num_threads);
 
+// The least time of each of several ways to do the same, each measured for some of its runs or up to
+// `most_ns`. They take turns, so that what else the machine does slows all of them.
+std::vector<double> least_ns(const std::vector<std::function<void()>>& ways, int num_threads,
+                             int64_t most_ns);
+
 // Vector instructions in use and the processor's name: choices are worth something on the same machine only.
 const std::string& machine_name();
 

@@ -2,9 +2,12 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <algorithm>
 #include <set>
+#include <vector>
 
 #include "driver.h"
+#include "kernels/registry/autotuning.h"
 #include "test.h"
 
 // A kernel under a name that no op has would never be found.
@@ -46,4 +49,22 @@ TEST(every_kernel_is_compared_with_its_operator) {
     if (!checked_functions.count(kernel.run)) unchecked.append(kernel.op).append(" ");
   }
   EXPECT_EQ(unchecked, "");
+}
+
+TEST(ways_are_measured_in_turns_and_the_faster_one_is_found) {
+  std::vector<int> order;
+  volatile double sum = 0;
+  const auto way = [&](int which, int work) {
+    return [&order, &sum, which, work] {
+      order.push_back(which);
+      for (int i = 0; i < work; ++i) sum = sum + i;
+    };
+  };
+  const std::vector<double> least = staticrt::least_ns({way(0, 40'000), way(1, 4'000)}, 1, 1'000'000);
+  EXPECT(least[0] > 2 * least[1]);
+  // After the warm runs, no way has all of its runs before the other's.
+  const auto first = std::find(order.begin() + 4, order.end(), 1);
+  const auto last = std::find(order.rbegin(), order.rend() - 4, 0);
+  EXPECT(first != order.end() && last != order.rend() - 4);
+  EXPECT(first < last.base());
 }

@@ -11,9 +11,10 @@
 
 namespace staticrt::test {
 
-// Of the kernels for [baseline, AVX2, AVX-512], or for the baseline alone, those that run here.
+// Of the kernels for [baseline, AVX2, AVX-512], or for the baseline alone, those that run here. The function
+// that gives a table is compiled for the table's instruction set, so that only those are called.
 template <class Kernels>
-std::vector<const Kernels*> runnable(std::initializer_list<const Kernels*> all) {
+std::vector<const Kernels*> runnable(std::initializer_list<const Kernels* (*)()> all) {
   size_t count = 1;
 #ifdef __x86_64__
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
@@ -22,13 +23,17 @@ std::vector<const Kernels*> runnable(std::initializer_list<const Kernels*> all) 
     count = wide ? 3 : 2;
   }
 #endif
-  return {all.begin(), all.begin() + std::min(count, all.size())};
+  std::vector<const Kernels*> sets;
+  for (const auto& get : all) {
+    if (sets.size() < count) sets.push_back(get());
+  }
+  return sets;
 }
 
 #ifdef __x86_64__
-#define SETS_OF(name) ::staticrt::test::runnable({name##_default(), name##_avx2(), name##_avx512()})
+#define SETS_OF(name) ::staticrt::test::runnable({&name##_default, &name##_avx2, &name##_avx512})
 #else
-#define SETS_OF(name) ::staticrt::test::runnable({name##_default()})
+#define SETS_OF(name) ::staticrt::test::runnable({&name##_default})
 #endif
 
 inline std::vector<float> numbers(std::mt19937& rng, int64_t n) {
