@@ -104,6 +104,20 @@ bool same_titles(const py::object& saved, std::initializer_list<PyObject*> now) 
   });
 }
 
+Py_ssize_t size_of(PyObject* container) {
+  if (PyDict_Check(container)) return PyDict_GET_SIZE(container);
+  return PyList_Check(container) ? PyList_GET_SIZE(container) : PySet_GET_SIZE(container);
+}
+
+// Of a defaultdict what makes its values, null of others.
+py::object factory_of(PyObject* container) {
+  static PyObject* const name = PyUnicode_InternFromString("default_factory");
+  if (PyDict_CheckExact(container) || !PyDict_Check(container)) return {};
+  PyObject* found = PyObject_GetAttr(container, name);
+  if (found == nullptr) PyErr_Clear();
+  return py::reinterpret_steal<py::object>(found);
+}
+
 }  // namespace
 
 bool same_value(PyObject* a, PyObject* b) {
@@ -145,9 +159,16 @@ StateGuard::StateGuard(const Parts& parts) : names_(parts.names) {
     dict.items = items_of(py::object(item[1]));
     dict.is_ordered = PyODict_Check(dict.live.ptr()) && dict.items.size() > 1;
     dict.is_by_name = item[2].cast<bool>() && !parts.lists_attributes;
+    for (auto& [key, value] : dict.items) {
+      if (item.size() < 4 || PySet_Contains(py::object(item[3]).ptr(), key.ptr()) != 1) continue;
+      const auto type = borrow(reinterpret_cast<PyObject*>(Py_TYPE(value.ptr())));
+      const bool is_read = !dict.is_by_name || PySet_Contains(names_.ptr(), key.ptr()) == 1;
+      dict.empty.push_back({key, type, factory_of(value.ptr()), value.ptr(), is_read});
+      value = py::object();
+    }
     if (dict.is_by_name) {
       for (const auto& each : dict.items) {
-        if (PySet_Contains(names_.ptr(), each.first.ptr()) == 1) dict.names.push_back(each);
+        if (each.second && PySet_Contains(names_.ptr(), each.first.ptr()) == 1) dict.names.push_back(each);
       }
     }
     dicts_.push_back(std::move(dict));
@@ -192,6 +213,7 @@ void StateGuard::visit(Referents& referents) const {
   visit(names_);
   for (const Dict& dict : dicts_) {
     visit(dict.live);
+    for (const Empty& each : dict.empty) visit(each.key, each.type, each.factory);
     visit_pairs(dict.items);
     visit_pairs(dict.names);
   }
@@ -230,11 +252,23 @@ bool StateGuard::same_answer(const Pair& answer) {
   return now && same_value(now.ptr(), answer.saved.ptr());
 }
 
-bool StateGuard::same_items(const Dict& dict) {
+bool StateGuard::Empty::is_again(PyObject* value, bool may_be_another) const {
+  if (value == nullptr || reinterpret_cast<PyObject*>(Py_TYPE(value)) != type.ptr()) return false;
+  if (size_of(value) != 0 || factory_of(value).ptr() != factory.ptr()) return false;
+  return value == saved || (may_be_another && Py_REFCNT(value) == 1);
+}
+
+bool StateGuard::same_items(const Dict& dict, bool may_replace) {
   PyObject* live = dict.live.ptr();
   if (static_cast<size_t>(PyDict_GET_SIZE(live)) != dict.items.size()) return false;
+  size_t next = 0;  // of the containers, which are in order
   const auto same = [&](size_t i, PyObject* key, PyObject* value) {
-    return same_value(dict.items[i].first.ptr(), key) && same_value(dict.items[i].second.ptr(), value);
+    const auto& [saved_key, saved] = dict.items[i];
+    if (!same_value(saved_key.ptr(), key)) return false;
+    if (next == dict.empty.size() || !dict.empty[next].key.is(saved_key)) {
+      return same_value(saved.ptr(), value);
+    }
+    return dict.empty[next++].is_again(value, may_replace);
   };
   size_t i = 0;
   PyObject *key = nullptr, *value = nullptr;
@@ -288,7 +322,8 @@ bool StateGuard::same_names(PyObject* dict, const Items& names) {
   });
 }
 
-bool StateGuard::same_names_only(PyObject* dict, const Items& names, PyObject* left_out) const {
+bool StateGuard::same_names_only(PyObject* dict, const Items& names, PyObject* left_out,
+                                 size_t others) const {
   if (!same_names(dict, names)) return false;
   size_t found = 0;
   PyObject *key = nullptr, *value = nullptr;
@@ -296,7 +331,24 @@ bool StateGuard::same_names_only(PyObject* dict, const Items& names, PyObject* l
     if (PySet_Contains(names_.ptr(), key) != 1) continue;
     found += left_out == nullptr || PySet_Contains(left_out, key) != 1;
   }
-  return found == names.size();
+  return found == names.size() + others;
+}
+
+bool StateGuard::same_dict(Dict& dict) const {
+  PyObject* live = dict.live.ptr();
+  const uint64_t version = version_of(live);
+  const auto is_read = [](const Empty& each) { return each.is_read; };
+  if (version == 0 || version != dict.version || dict.is_ordered) {
+    const auto others = std::count_if(dict.empty.begin(), dict.empty.end(), is_read);
+    if (!(dict.is_by_name ? same_names_only(live, dict.names, nullptr, static_cast<size_t>(others))
+                          : same_items(dict, true))) {
+      return false;
+    }
+    dict.version = version;
+  }
+  return std::all_of(dict.empty.begin(), dict.empty.end(), [&](const Empty& each) {
+    return !each.is_read || each.is_again(PyDict_GetItem(live, each.key.ptr()), true);
+  });
 }
 
 bool StateGuard::same_class(Class& saved) const {
@@ -361,17 +413,15 @@ bool StateGuard::ignores(PyObject* attributes) const {
 }
 
 bool StateGuard::holds_all() {
-  return holds() && std::all_of(dicts_.begin(), dicts_.end(), same_items);
+  return holds() &&
+         std::all_of(dicts_.begin(), dicts_.end(), [](const Dict& dict) { return same_items(dict, false); });
 }
 
 bool StateGuard::holds() {
   if (cleared_) return false;
   if (!std::all_of(objects_.begin(), objects_.end(), same_object)) return false;
   for (Dict& dict : dicts_) {
-    const uint64_t version = version_of(dict.live.ptr());
-    if (version != 0 && version == dict.version && !dict.is_ordered) continue;
-    if (!(dict.is_by_name ? same_names_only(dict.live.ptr(), dict.names) : same_items(dict))) return false;
-    dict.version = version;
+    if (!same_dict(dict)) return false;
   }
   for (Class& type : classes_) {
     if (!same_class(type)) return false;

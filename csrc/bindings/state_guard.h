@@ -21,11 +21,13 @@ class StateGuard {
  public:
   // What a trace found. Everywhere `missing()` stands for a value that is not there.
   struct Parts {
-    pybind11::list dicts;  // (dict, copy, whether it holds the attributes of an object): all keys and values,
-                           // in order; of attributes, those in `names`, unless `lists_attributes`
-    pybind11::list lists;  // (iterable, list of its items): lists, deques, sets
-    pybind11::list cells;  // (closure cell, content)
-    pybind11::list scopes;   // (dict of a module, {name: value}): of these names only
+    pybind11::list dicts;   // (dict, copy, whether it holds the attributes of an object, keys of containers):
+                            // all keys and values, in order; of attributes, those in `names`, unless
+                            // `lists_attributes`. A container under such a key was empty and nowhere else; it
+                            // must be that again, or be another one of its type that nothing else holds.
+    pybind11::list lists;   // (iterable, list of its items): lists, deques, sets
+    pybind11::list cells;   // (closure cell, content)
+    pybind11::list scopes;  // (dict of a module, {name: value}): of these names only
     pybind11::list classes;  // (class, its dict, its method resolution order, {name: value}, (name, qualified
                              // name), names left out): names in `names`
     pybind11::list slots;    // (object, member descriptor, value)
@@ -64,13 +66,23 @@ class StateGuard {
 
  private:
   using Items = std::vector<std::pair<pybind11::object, pybind11::object>>;
+  // An attribute whose value was an empty container. That is not kept: an owner that takes another one drops
+  // it, and later guards may meet the other one.
+  struct Empty {
+    pybind11::object key, type, factory;
+    const PyObject* saved = nullptr;  // compared only
+    bool is_read = true;
+
+    bool is_again(PyObject* value, bool may_be_another) const;
+  };
   struct Dict {
     pybind11::object live;
     bool is_ordered = false;  // an OrderedDict, which has an order of its own
     bool is_by_name = false;
     uint64_t version = 0;
-    Items items;
+    Items items;  // without values of `empty`
     Items names;  // of `items`, what the code may read
+    std::vector<Empty> empty;
   };
   struct List {
     pybind11::object live;
@@ -108,14 +120,18 @@ class StateGuard {
     std::optional<Layout> layout;
   };
   static bool same_answer(const Pair& answer);
-  static bool same_items(const Dict& dict);
+  // `may_replace`: another empty container is as good as the one that was there.
+  static bool same_items(const Dict& dict, bool may_replace);
+  bool same_dict(Dict& dict) const;
   static bool same_list(const List& list);
   static bool same_names(PyObject* dict, const Items& names);
   static bool same_attributes(PyObject* object, const pybind11::object& saved);
   static bool same_object(const Object& object);
   static bool same_function(const Function& function);
-  // The same, and no other of `names_` has come, except for those in the set `left_out` (null: none).
-  bool same_names_only(PyObject* dict, const Items& names, PyObject* left_out = nullptr) const;
+  // The same, and no other of `names_` has come, except for those in the set `left_out` (null: none) and a
+  // number of others.
+  bool same_names_only(PyObject* dict, const Items& names, PyObject* left_out = nullptr,
+                       size_t others = 0) const;
   bool same_class(Class& saved) const;
   bool same_tensor(Tensor& tensor) const;
 

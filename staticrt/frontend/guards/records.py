@@ -62,6 +62,7 @@ class DictRecord(Compared):
         self.is_attributes = is_attributes
         self.saved = dict(items_of(live))
         self.is_ordered = isinstance(live, OrderedDict)  # and tells of the order
+        self.containers: set[str] = set()  # keys of empty ones that nothing else is known to hold
 
     def changes(self) -> Iterable[str]:
         if same_dict(self.live, self.saved):
@@ -87,7 +88,7 @@ class DictRecord(Compared):
                 kind.__setitem__(self.live, key, item)
 
     def entry(self) -> tuple[Any, ...]:
-        return self.live, self.saved, self.is_attributes
+        return self.live, self.saved, self.is_attributes, frozenset(self.containers)
 
 
 class ListRecord(Compared):

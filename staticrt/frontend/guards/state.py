@@ -104,7 +104,7 @@ class Snapshot(Walk):
         self._memory.restore()
         for cache in self.caches:
             cache.restore()
-        if self._guard is not None and self._guard.holds():
+        if self._guard is not None and self._guard.holds_all():
             return
         for record in self._all():
             record.restore()
@@ -123,7 +123,8 @@ class Snapshot(Walk):
             for record in self._all():
                 holder = self._held_by.get(id(record))
                 is_read = reached is None or holder is None or holder in reached
-                (records if is_read and not self._is_unread(record) else unread).append(record)
+                is_guarded = is_read and not self._is_unread(record) and not self._is_of_owner(record)
+                (records if is_guarded else unread).append(record)
             if self.facts and self.compares_facts:
                 records += [FactsRecord(tensor, frozenset(self.facts)) for tensor in self._tensors]
             if not _ASK_LEVELS.isdisjoint(self.read_names):
@@ -132,6 +133,16 @@ class Snapshot(Walk):
             self._unread = unread
             self._guard = StateGuard(records, names, self.num_threads, lists)
         return self._guard
+
+    def returns(self, value: object) -> None:
+        """The code returns an object that was there."""
+        if id(value) in self._containers:
+            self.keep_container(value)
+            self._guard = None
+
+    def _is_of_owner(self, record: Record) -> bool:
+        """Whether the record of who holds a container compares it."""
+        return isinstance(record, (DictRecord, ListRecord)) and id(record.live) in self._containers
 
     def _is_unread(self, record: Record) -> bool:
         """Whether the code names no attribute that holds a buffer, or calls for nothing that a cache holds."""

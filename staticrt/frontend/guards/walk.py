@@ -14,7 +14,7 @@ import sys
 import threading
 import types
 import weakref
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import attrgetter, methodcaller
@@ -59,6 +59,8 @@ from staticrt.native import _C
 
 _PLAIN_DICTS = frozenset({dict, OrderedDict})
 _PLAIN_LISTS = frozenset({list, tuple, set, frozenset, deque})
+# Attributes that owners make anew to empty them, as models do with caches where they are told to train.
+_REPLACEABLE = frozenset({dict, list, set, defaultdict})
 _HEAP_TYPE = 1 << 9  # in `type.__flags__`: not of C, so its attributes and its objects' class can change
 _DICTS: tuple[dict[Any, Any], ...] = ({}, OrderedDict())
 _VIEWS_OF_DICTS: tuple[type, ...] = (
@@ -95,6 +97,7 @@ class Walk:
         self._classes: dict[type, ClassRecord] = {}
         self._functions: set[int] = set()
         self._attributes: dict[int, DictRecord] = {}  # of objects, by the id of the dict
+        self._containers: dict[int, tuple[DictRecord, str]] = {}  # see `DictRecord.containers`, by id
         self._reachable = Reachable()
         self._found_by_name: list[tuple[str, Any]] = []  # values of attributes, to be walked
         self._held_by: dict[int, int] = {}  # id of a record -> that of the object that it was made for
@@ -137,6 +140,8 @@ class Walk:
                 self._reachable.add(value, value.values())
             # Imports add modules at any time, also in other threads, so the set of imported modules is not guarded.
             if is_leaf(value) or id(value) in self._seen or value is sys.modules or _is_of_torch(value):
+                if id(value) in self._containers:
+                    self.keep_container(value)  # something else has it too
                 continue
             if len(self._seen) > tuning.MAX_GUARDED_CONTAINERS:
                 self.complete = False
@@ -264,6 +269,19 @@ class Walk:
 
     def _hide(self, owner: type, names: Iterable[str]) -> None:
         self._hidden.setdefault(_name_of(owner), set()).update(names)
+
+    def _add_container(self, record: DictRecord, key: str, value: Any) -> None:
+        if id(value) in self._containers:
+            self.keep_container(value)
+        elif id(value) not in self._seen:
+            record.containers.add(key)
+            self._containers[id(value)] = (record, key)
+
+    def keep_container(self, value: Any) -> None:
+        """No other container serves instead of one that an attribute holds: it is compared by identity."""
+        if (found := self._containers.pop(id(value), None)) is not None:
+            record, key = found
+            record.containers.discard(key)
 
     def knows(self, address: int) -> bool:
         """Whether an object (by id) was there when the snapshot was taken."""
@@ -402,6 +420,8 @@ class Walk:
                     self._records.append(DictRecord(path, item))
                 found += [(f"{path}.{name}", child) for name, child in item.items() if child is not None]
             else:
+                if self.follows_code and type(item) in _REPLACEABLE and not item:
+                    self._add_container(record, key, item)
                 self._found_by_name.append((f"{path}.{key}", item))
                 self._reachable.add_attribute(value, key if is_by_name else None, item)
         return found

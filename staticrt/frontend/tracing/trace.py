@@ -387,6 +387,8 @@ def _flatten_result(
         if not same_contents(old, new):
             writes.append((number, flattener.flatten_contents(container)))
     objects = {i: leaf for i, leaf in enumerate(flattener.leaves) if not isinstance(leaf, _IN_GRAPHS)}
+    for value in objects.values():
+        snapshot.returns(value)
     leaves = [None if i in objects else leaf for i, leaf in enumerate(flattener.leaves)]
     return leaves, ResultSpec(structure, writes, objects)
 
