@@ -105,34 +105,46 @@ class CompiledStep:
                 and (not leaf.is_leaf or leaf.grad is not None)
             ):
                 return self._run_eagerly(args, kwargs, "an argument has a history or a gradient already")
-        variant = keeping_thread_state(lambda: self._found_or_recorded(call))
-        if isinstance(variant, Failure):
-            return self._run_eagerly(args, kwargs, variant.reason, variant.where)
-        if variant.traced.mutates and variant.shares_memory(call.leaves):
-            return self._run_eagerly(
-                args, kwargs, "a tensor that is written shares memory with another input"
-            )
-        if variant is not self._variants[0]:
-            self._variants = [variant, *(v for v in self._variants if v is not variant)]
-        try:
-            return variant.run(call)
-        except OtherDecision:
-            return self._run_eagerly(args, kwargs, OTHER_DECISION)
-        except Exception as error:
-            reason = variant.beyond(error)
-            if not reason:
-                raise
-            return self._run_eagerly(args, kwargs, reason)
+        tried: list[Variant] = []
+        while True:
+            variant = keeping_thread_state(lambda: self._found_or_recorded(call, tried))
+            if isinstance(variant, Failure):
+                return self._run_eagerly(args, kwargs, variant.reason, variant.where)
+            if variant.traced.mutates and variant.shares_memory(call.leaves):
+                return self._run_eagerly(
+                    args, kwargs, "a tensor that is written shares memory with another input"
+                )
+            if variant is not self._variants[0]:
+                self._variants = [variant, *(v for v in self._variants if v is not variant)]
+            try:
+                return variant.run(call)
+            except OtherDecision:
+                tried.append(variant)
+            except Exception as error:
+                reason = variant.beyond(error)
+                if not reason:
+                    raise
+                return self._run_eagerly(args, kwargs, reason)
 
-    def _found_or_recorded(self, call: Call) -> Variant | Failure:
+    def _found_or_recorded(self, call: Call, tried: list[Variant]) -> Variant | Failure:
+        """A variant that serves a call.
+
+        Args:
+            tried: those in which data decided otherwise.
+        """
         with self._lock:
-            return self._find(call) or self._record(call)
-
-    def _find(self, call: Call) -> Variant | None:
-        for variant in self._variants:
-            if variant.accepts(call):
-                return variant
-        return None
+            _attempts, failed = self._failures.get(call.key.key, (0, None))
+            if failed is not None and failed.reason == OTHER_DECISION:
+                return failed
+            for variant in self._variants:
+                if variant not in tried and variant.accepts(call):
+                    return variant
+            if len(tried) < tuning.MAX_BRANCHES:
+                return self._record(call)
+            failed = Failure(OTHER_DECISION, "", True)
+            self._failures[call.key.key] = (tuning.STEP_ATTEMPTS, failed)
+            self._variants = [variant for variant in self._variants if variant not in tried]
+            return failed
 
     def _run_eagerly(self, args: Any, kwargs: Any, reason: str, where: str = "") -> Any:
         self._eager["call", reason, where] += 1
@@ -236,6 +248,7 @@ class CompiledStep:
                         tensors=names,
                         layers=layers,
                         autograd=True,
+                        decide=True,
                     )
                 )
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 from staticrt import tuning
 from staticrt.frontend.guards.process_state import without_autocast
@@ -114,7 +115,7 @@ _DRAWN = object()  # stands for random numbers, and what is computed from them
 class _RealRun:
     """Recorded nodes, run on real arguments.
 
-    Without writes only what a decision needs is run; with them all nodes, in order, on copies of what is written. Random
+    Only what a decision needs is run; where that reads what was written, all nodes, in order, on copies. Random
     numbers are never drawn: those of the process are the call's own to draw, and other threads draw from them meanwhile.
     """
 
@@ -139,16 +140,17 @@ class _RealRun:
         return self._values[node]
 
     def _needed(self, node: fx.Node) -> list[fx.Node]:
-        if self._in_order:
-            nodes = list(self._tracer.graph.nodes)
-            return nodes[: nodes.index(node) + 1]
         wanted, stack = {node}, [node]
         while stack:
             for source in stack.pop().all_input_nodes:
-                if source not in wanted and source not in self._values:
+                if source not in wanted:
                     wanted.add(source)
                     stack.append(source)
-        return [each for each in self._tracer.graph.nodes if each in wanted]
+        nodes = list(self._tracer.graph.nodes)
+        before = nodes[: nodes.index(node) + 1]
+        if self._in_order and _read_written(before, wanted):
+            return before
+        return [each for each in before if each in wanted]
 
     def _compute(self, node: fx.Node) -> Any:
         if node.op == "placeholder":
@@ -185,6 +187,23 @@ class _RealRun:
             copy = self._copies[storage._cdata] = storage.clone()  # type: ignore[no-untyped-call]
         made = torch.empty(0, dtype=value.dtype, device=value.device)
         return made.set_(copy, value.storage_offset(), value.shape, value.stride())  # type: ignore[call-overload]
+
+
+def _read_written(nodes: Sequence[fx.Node], wanted: set[fx.Node]) -> bool:
+    """Whether some of the nodes' values lie in memory that the nodes write."""
+    written = {
+        memory
+        for node in nodes
+        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+        for memory in memory_of(node.all_input_nodes)
+    }
+    return not written.isdisjoint(memory_of(wanted))
+
+
+def memory_of(nodes: Iterable[fx.Node]) -> set[int]:
+    """Where the fake values of nodes lie."""
+    values = tree_leaves([each.meta.get("val") for each in nodes])
+    return {value.untyped_storage()._cdata for value in values if isinstance(value, torch.Tensor)}
 
 
 @contextlib.contextmanager

@@ -105,7 +105,7 @@ def assert_data_dependent(tracer: Any) -> None:
 
 def _decided(graph: fx.Graph) -> int:
     """How many decisions a graph checks, all before it first writes or draws: a failed check has changed nothing."""
-    from staticrt.frontend.tracing.decisions import checks_of
+    from staticrt.frontend.tracing.decisions import checks_of, memory_of
 
     checks = checks_of(graph)
     if not checks:
@@ -115,12 +115,15 @@ def _decided(graph: fx.Graph) -> int:
         return len(checks)
     needed = _sources(checks)
     late = False
+    written: set[int] = set()
     for node in list(graph.nodes):
         late |= node is first
         if late and node in needed:
-            if _writes(first) or _writes(node) or _draws(node):
+            if _writes(node) or _draws(node) or written & memory_of((node, *node.all_input_nodes)):
                 raise CannotTrace(_AFTER_A_WRITE)
             first.prepend(node)
+        elif _writes(node):
+            written |= memory_of(node.all_input_nodes)
     return len(checks)
 
 
