@@ -47,6 +47,8 @@ class HeldOptimizer:
         self._lists = [(each, list(each)) for each in (group["params"] for group in groups)]
         self._dicts = [(each, dict(each)) for each in (optimizer.state, *optimizer.state.values())]
         self._attributes = {name: vars(optimizer)[name] for name in self._names()}
+        if any(self._attributes.get(name) is not None for name in ("grad_scale", "found_inf")):
+            raise CannotTrace("an optimiser whose gradients are scaled")
         groups[:] = self._watched = [_Group(group, self, index) for index, group in enumerate(self._own)]
 
     def _names(self) -> list[str]:

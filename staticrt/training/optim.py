@@ -32,10 +32,12 @@ class Recordable:
         numbers: names of hyperparameters that may change without a new recording, in the operator's order;
             "betas" counts as two.
         flags: names of hyperparameters that are constants of the graph.
+        skips: the operator reads one number more, and does nothing where that is not 0.
     """
 
     numbers: ClassVar[tuple[str, ...]] = ()
     flags: ClassVar[tuple[str, ...]] = ("maximize", "foreach", "fused", "capturable", "differentiable")
+    skips: ClassVar[bool] = False
 
     param_groups: list[dict[str, Any]]
     state: Any
@@ -100,18 +102,47 @@ class Recordable:
     def record_step(self, recording: Recording, closure: Callable[[], Any] | None = None) -> Any:
         """One update, recorded."""
         recording.use_optimizer(self)
+        skip: Any = recording.skip
+        scale: Any = None
+        if "found_inf" in vars(
+            self
+        ):  # a scaler leaves it to an optimiser with fused=True to divide gradients
+            skip, scale = vars(self)["found_inf"], vars(self).get("grad_scale")
         loss = None
         if closure is not None:
+            if skip is not None:
+                raise CannotTrace("a closure that a gradient scaler leaves out or calls")
             with torch.enable_grad():
                 loss = closure()
         with recording.updating(), torch.no_grad():
             if not self.is_ready():
                 raise NotReady("an optimiser's first step: torch creates its state in an eager step")
-            self._record_update()
+            for p in self._updated() if scale is not None else ():
+                p.grad.copy_(torch.where(skip.to(p.device) != 0, p.grad, p.grad / scale.to(p.device)))
+            numbers = self.number_tensors()
+            if skip is None:
+                self._record_update(numbers)
+            elif self.skips:
+                skip = skip.reshape(1).to(torch.float64).cpu()
+                self._record_update([torch.cat((each, skip)) for each in numbers])
+            else:
+                before = [(tensor, tensor.clone()) for tensor in self._tensors()]
+                self._record_update(numbers)
+                for tensor, kept in before:
+                    tensor.copy_(torch.where(skip.to(tensor.device) != 0, kept, tensor))
         return loss
 
-    def _record_update(self) -> None:
-        for group, numbers in zip(self.param_groups, self.number_tensors(), strict=False):
+    def _updated(self) -> list[Any]:
+        return [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+
+    def _tensors(self) -> list[torch.Tensor]:
+        """What an update may write."""
+        params = self._updated()
+        states = [value for p in params for value in self.state.get(p, {}).values()]
+        return [*params, *(value for value in states if isinstance(value, torch.Tensor))]
+
+    def _record_update(self, numbers_of_groups: list[torch.Tensor]) -> None:
+        for group, numbers in zip(self.param_groups, numbers_of_groups, strict=False):
             by_kind: dict[Any, list[torch.Tensor]] = {}
             for p in group["params"]:
                 if p.grad is not None:
@@ -130,8 +161,6 @@ class Recordable:
 
     def can_record(self) -> str | None:
         """Why recorded steps would differ from torch's, or None."""
-        if any(vars(self).get(name) is not None for name in ("grad_scale", "found_inf")):
-            return "an optimiser whose gradients are scaled"
         if is_capturable_on_the_cpu(self):
             return CAPTURABLE_ON_THE_CPU
         for group in self.param_groups:
@@ -181,6 +210,7 @@ class SGD(Recordable, torch.optim.SGD):
 
     numbers = ("lr", "weight_decay", "momentum", "dampening")
     flags = (*Recordable.flags, "nesterov")
+    skips = True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """One update; see `torch.optim.SGD.step`."""
@@ -212,6 +242,7 @@ class Adam(Recordable, torch.optim.Adam):
 
     numbers = ("lr", "betas", "weight_decay", "eps")
     flags = (*Recordable.flags, "amsgrad", "decoupled_weight_decay")
+    skips = True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """One update; see `torch.optim.Adam.step`."""

@@ -24,6 +24,7 @@ from staticrt.frontend.reasons import CannotTrace
 from staticrt.frontend.tracing.tracer import BACKWARD
 from staticrt.training.checkpoint_state import look_again
 from staticrt.training.held_optimizers import HeldOptimizer, Read, StandIn
+from staticrt.training.scalers import HeldScaler, is_scaler
 
 _thread = threading.local()
 
@@ -71,14 +72,20 @@ class Recording:
         snapshot: Python state that the step reads; optimisers of torch that it steps are added.
         leaves: parameters known before: those of modules and optimisers that the step's function reaches.
         twins: optimisers that it reaches, and what records their updates; those of ours record their own.
+        scalers: gradient scalers that it reaches.
 
     Attributes:
         optimizers: what recorded updates.
         reads: hyperparameters that the step itself read.
+        skip: a tensor that leaves out the update being recorded where it is not 0.
     """
 
     def __init__(
-        self, snapshot: Snapshot, leaves: Iterable[torch.Tensor], twins: Iterable[tuple[Any, Any]] = ()
+        self,
+        snapshot: Snapshot,
+        leaves: Iterable[torch.Tensor],
+        twins: Iterable[tuple[Any, Any]] = (),
+        scalers: Iterable[Any] = (),
     ) -> None:
         self._snapshot = snapshot
         self._leaves: dict[int, Leaf] = {}
@@ -91,6 +98,9 @@ class Recording:
         self._twins = list(twins)
         self._held: list[HeldOptimizer] = []
         self._stand_ins: list[StandIn] = []
+        self._scalers = list(scalers)
+        self._held_scalers: list[HeldScaler] = []
+        self.skip: torch.Tensor | None = None
         self.reads: list[Read] = []
 
     def begin(self, arguments: list[Any], tracer: Any) -> None:
@@ -111,6 +121,21 @@ class Recording:
             if optimizer is not twin:
                 step = functools.partial(twin.record_step, self)
                 self._stand_ins.append(StandIn(optimizer, twin, step, lambda: current() is self))
+        for scaler in self._scalers:
+            self._held_scalers.append(HeldScaler(scaler, self._records, self._update))
+
+    def _records(self, optimizer: Any) -> bool:
+        """Whether this thread records updates of an optimiser by a twin."""
+        return current() is self and any(known is optimizer for known, _twin in self._twins)
+
+    def _update(
+        self, skip: torch.Tensor, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        self.skip = skip
+        try:
+            return optimizer.step(*args, **kwargs)
+        finally:
+            self.skip = None
 
     def _marks(self) -> dict[str, Any]:
         if torch_private.running_node() == -1:
@@ -167,6 +192,8 @@ class Recording:
         self._tracer.parts.clear()  # no backward runs them
         if any(held.is_changed() for held in self._held):
             raise CannotTrace("the step changes hyperparameters of an optimiser, or which tensors it keeps")
+        for scaler in self._held_scalers:
+            scaler.check()
         self.reads = [read for held in self._held for read in held.reads()]
         touched = set(self._tracer.lifted)  # ids of the tensors that recorded operators read or wrote
         effects = []
@@ -191,6 +218,8 @@ class Recording:
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
+        while self._held_scalers:
+            self._held_scalers.pop().restore()
         while self._stand_ins:
             self._stand_ins.pop().remove()
         for held in self._held:
@@ -212,19 +241,20 @@ def is_capturable_on_the_cpu(optimizer: Any) -> bool:
     )
 
 
-def reachable(function: Any, snapshot: Snapshot) -> tuple[list[torch.nn.Module], list[Any]]:
-    """Modules and optimisers that a function reaches: through closures, attributes and the globals it names."""
+def reachable(function: Any, snapshot: Snapshot) -> tuple[list[torch.nn.Module], list[Any], list[Any]]:
+    """Modules, optimisers and gradient scalers that a function reaches: through closures, attributes and the globals it
+    names."""
     found: dict[int, Any] = {id(value): value for value in snapshot.alive}
     for value in list(found.values()):
         if isinstance(value, types.FunctionType):
             for code in _codes(value.__code__):
                 for name in code.co_names:
                     item = value.__globals__.get(name)
-                    if isinstance(item, (torch.nn.Module, torch.optim.Optimizer)):
+                    if isinstance(item, (torch.nn.Module, torch.optim.Optimizer)) or is_scaler(item):
                         found[id(item)] = item
     modules = [value for value in found.values() if isinstance(value, torch.nn.Module)]
     optimizers = [value for value in found.values() if isinstance(value, torch.optim.Optimizer)]
-    return modules, optimizers
+    return modules, optimizers, [value for value in found.values() if is_scaler(value)]
 
 
 def _codes(code: types.CodeType) -> list[types.CodeType]:

@@ -194,7 +194,7 @@ class CompiledStep:
 
         walked = Snapshot([("", self.function)], leaves_out=has_twin)
         walked.add_arguments(call.leaves)
-        modules, optimizers = reachable(self.function, walked)
+        modules, optimizers, scalers = reachable(self.function, walked)
         twins = [(each, each if isinstance(each, Recordable) else twin_of(each)) for each in optimizers]
         twins = [(optimizer, twin) for optimizer, twin in twins if twin is not None]
         # The variant guards those with a twin. Those that only the run meets are recorded as their code says.
@@ -215,7 +215,7 @@ class CompiledStep:
             if id(optimizer) not in held:
                 snapshot.add(type(optimizer).__name__, optimizer)
         _refuse_hooks(parameters)
-        recording = Recording(snapshot, parameters, twins)
+        recording = Recording(snapshot, parameters, twins, scalers)
         effects: list[GradEffect] = []
 
         def recorded(*args: Any, **kwargs: Any) -> Any:

@@ -27,10 +27,10 @@ class OneByOne(Recordable):
     def _flags_of(self, group: dict[str, Any]) -> tuple[Any, ...]:
         return tuple(item for item in group.items() if item[0] not in ("params", "lr"))
 
-    def _record_update(self) -> None:
+    def _record_update(self, numbers_of_groups: list[torch.Tensor]) -> None:
         kept = [dict(group) for group in self.param_groups]
         try:
-            for group, numbers in zip(self.param_groups, self.number_tensors(), strict=False):
+            for group, numbers in zip(self.param_groups, numbers_of_groups, strict=False):
                 # A list of parameters cannot be divided by numbers that only a run knows.
                 group.update(
                     lr=numbers[0].item(), **{key: False for key in ("foreach", "fused") if key in group}

@@ -19,11 +19,13 @@
 namespace staticrt {
 namespace {
 
+// Empty: one more number than `count` is there, and not 0, so that the update is left out.
 std::vector<double> read_numbers(const at::Tensor& hyper, int64_t count) {
-  SRT_CHECK(hyper.device().is_cpu() && hyper.scalar_type() == at::kDouble && hyper.numel() == count &&
-                hyper.is_contiguous(),
-            "hyper: expected ", count, " float64 numbers on the CPU");
+  SRT_CHECK(hyper.device().is_cpu() && hyper.scalar_type() == at::kDouble &&
+                (hyper.numel() == count || hyper.numel() == count + 1) && hyper.is_contiguous(),
+            "hyper: expected ", count, " float64 numbers on the CPU, or one more that leaves out the update");
   const auto* data = hyper.const_data_ptr<double>();
+  if (hyper.numel() > count && data[count] != 0) return {};
   return {data, data + count};
 }
 
@@ -53,6 +55,7 @@ void adam_(at::TensorList params, at::TensorList grads, at::TensorList exp_avgs,
            at::TensorList max_exp_avg_sqs, at::TensorList steps, const at::Tensor& hyper, bool amsgrad,
            bool maximize, bool decoupled) {
   const std::vector<double> h = read_numbers(hyper, 5);
+  if (h.empty()) return;
   const std::vector<at::Tensor> same = laid_out_like(grads, params);
   advance(steps);
   if (decoupled) {
@@ -69,6 +72,7 @@ void adam_(at::TensorList params, at::TensorList grads, at::TensorList exp_avgs,
 void sgd_(at::TensorList params, at::TensorList grads, at::TensorList momentum_buffers,
           const at::Tensor& hyper, bool nesterov, bool maximize) {
   const std::vector<double> h = read_numbers(hyper, 4);
+  if (h.empty()) return;
   const std::vector<at::Tensor> same = laid_out_like(grads, params);
   at::_fused_sgd_(params, same, momentum_buffers, h[1], h[2], h[0], h[3], nesterov, maximize,
                   /*is_first_step=*/false);

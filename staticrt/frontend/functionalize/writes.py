@@ -90,12 +90,26 @@ def functional_form(func: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple
     if schema.name == "aten::_native_batch_norm_legit":
         out, mean, inverse_std, new_mean, new_var = functional(*args, **kwargs)
         return [new_mean, new_var], [out, mean, inverse_std]
+    if schema.name == "aten::_amp_foreach_non_finite_check_and_unscale_":
+        results = _unscaled(*args, **kwargs)
+        return results, results
     if schema.name == "aten::_index_put_impl_":
         args = args[:4]
         kwargs.pop("unsafe", None)
     result = functional(*args, **kwargs)
     results = [result] if isinstance(result, torch.Tensor) else list(result)
     return results, results
+
+
+def _unscaled(
+    tensors: list[torch.Tensor], found_inf: torch.Tensor, inverse_scale: torch.Tensor
+) -> list[torch.Tensor]:
+    """The tensors times a number, and 1 if an element is infinite or NaN; torch's own returns a list in a tuple."""
+    for tensor in tensors:
+        if tensor.numel():
+            finite = aten.isfinite.default(aten.amax.default(aten.abs.default(tensor)))
+            found_inf = aten.where.ScalarOther(finite, found_inf, 1.0)
+    return [*(aten.mul.Tensor(tensor, inverse_scale) for tensor in tensors), found_inf]
 
 
 # view -> function of (source's value, new value of the view, other args, kwargs) that gives the source's new value
