@@ -73,12 +73,14 @@ def _may_merge(node: fx.Node) -> bool:
 
 def _may_become(node: fx.Node, first: fx.Node, aliases: AliasInfo) -> bool:
     """Whether readers of `node` may read `first`."""
-    if not node_facts(node).is_view and any(
-        item.args[1] == other.args[1] and aliases.reaches_output(item) and aliases.reaches_output(other)
+    # Of several results each that leaves the graph is a tensor of its own, and has memory of its own unless it is a view.
+    leaves = aliases.is_output if node_facts(node).is_view else aliases.reaches_output
+    if any(
+        item.args[1] == other.args[1] and leaves(item) and leaves(other)
         for item in _items(node)
         for other in _items(first)
     ):
-        return False  # of several results each that leaves the graph has memory of its own
+        return False
     if not holds_tensors(node):
         return True
     if aliases.is_output(node) and aliases.is_output(first):

@@ -145,3 +145,16 @@ def test_equal_results_of_several_that_leave_the_graph_keep_their_own_memory():
         assert first.data_ptr() != second.data_ptr()
         assert third.data_ptr() != fourth.data_ptr()
         assert row.shape == (3,)
+
+
+def test_equal_views_of_several_that_leave_the_graph_stay_two_tensors():
+    import staticrt
+
+    fast = staticrt.compile(
+        lambda x: (x.unbind()[0], x.unbind()[0], (x * 2).split(1)[0], (x * 2).split(1)[0])
+    )
+    for _ in range(3):
+        first, second, third, fourth = fast(torch.rand(1, 3))
+        assert first is not second
+        assert third is not fourth
+        assert first.data_ptr() == second.data_ptr()
