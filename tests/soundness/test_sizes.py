@@ -99,3 +99,27 @@ def test_what_one_trace_assumed_of_a_division_is_no_others():
     even, odd = [lambda n=n: (arange(n * 4.0).view(n, 4),) for n in (4, 3)]
     for order in ([even, odd, even], [odd, even, odd]):
         check(f, *order)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, k: x * (1 << k),
+        lambda x, k: x * (8 >> k),
+        lambda x, k: (x, 1 << k)[:1],
+        lambda x, k: x * 2 if (1 << k) > 1000 else x,
+        lambda x, k: x * (x.shape[0] << k),
+    ],
+)
+def test_a_negative_shift_raises(function, gradients):
+    compiled = staticrt.compile(function)
+    for count in (1, 2, 3, -1, 4, -2):
+        x = torch.ones(3, requires_grad=gradients)
+        try:
+            expected = function(x, count)
+        except ValueError:
+            with pytest.raises(ValueError, match="negative shift count"):
+                compiled(x, count)
+        else:
+            torch.testing.assert_close(compiled(x, count), expected)

@@ -5,6 +5,7 @@ Importing this imports sympy.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import sympy
 import torch
 from torch._guards import ShapeGuard, SLoc
 from torch.fx.experimental.recording import record_shapeenv_event
+from torch.fx.experimental.sym_node import SymNode, wrap_node
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 
 from staticrt.frontend import budget
@@ -28,6 +30,22 @@ def _without_log(method: Any) -> Any:
     Each entry has a traceback, for which torch imports Inductor, whether or not anybody reads the log.
     """
     return copied(method, trace_structured=lambda *args, **options: None)
+
+
+def _of_natural(shift: Any) -> Any:
+    """An operator of symbolic numbers with a guard on the second one, as torch's has none: a negative shift raises."""
+
+    @functools.wraps(shift)
+    def guarded(number: Any, count: Any) -> Any:
+        if isinstance(number.shape_env, DecidingShapeEnv):
+            bool(wrap_node(count.ge(count.wrap_int(0))))
+        return shift(number, count)
+
+    return guarded
+
+
+SymNode.lshift = _of_natural(SymNode.lshift)  # type: ignore[method-assign]
+SymNode.rshift = _of_natural(SymNode.rshift)  # type: ignore[method-assign]
 
 
 class DecidingShapeEnv(ShapeEnv):
