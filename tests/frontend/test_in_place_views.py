@@ -107,3 +107,34 @@ def test_variables_of_other_backends_are_not_kept():
     torch._dynamo.reset()
     torch.compile(what_an_operator_returned, backend=backend)(torch.randn(2, 3))
     assert kept == [0]
+
+
+aten = torch.ops.aten
+OPERATORS = {
+    "t_": lambda x: aten.t_(x),
+    "unsqueeze_": lambda x: aten.unsqueeze_(x, 0),
+    "squeeze_ overload": lambda x: aten.squeeze_.default(x),
+    "transpose_ by keyword": lambda x: aten.transpose_(self=x, dim0=0, dim1=1),
+    "method by its class": lambda x: torch.Tensor.unsqueeze_(x, 0),
+    "what an operator on it returned": lambda x: aten.t_(x.mul_(2)),
+    "method of what an operator on it returned": lambda x: x.mul_(2).t_(),
+}
+
+
+@pytest.mark.parametrize("is_argument", [False, True])
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_in_calls_that_dynamo_splits(name, gradients, is_argument):
+    def function(x, y):
+        print(end="")
+        z = x if is_argument else y * 2
+        OPERATORS[name](z)
+        return y * 2, z * z.shape[0], z.dim()
+
+    compiled = staticrt.compile(function)
+    for rows in (2, 3, 2):
+        given, expected = torch.ones(1, rows), torch.ones(1, rows)
+        y = torch.ones(1, rows, requires_grad=gradients)
+        torch.testing.assert_close(compiled(given, y), function(expected, y))
+        assert given.shape == expected.shape
+        torch.testing.assert_close(given, expected)

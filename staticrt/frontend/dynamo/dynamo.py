@@ -17,7 +17,7 @@ import torch
 
 from staticrt import locks, tuning
 from staticrt.frontend import budget
-from staticrt.frontend.dynamo import in_place_views
+from staticrt.frontend.dynamo import differences, in_place_views
 from staticrt.frontend.dynamo.parallel import has_small_buckets, in_small_buckets
 from staticrt.frontend.graph import KnownInputs
 from staticrt.frontend.guards import effects
@@ -134,7 +134,7 @@ class _Configured:
     Args:
         callback: Dynamo's, which the interpreter calls for frames without compiled code.
         config: settings.
-        breaks: gets the functions that take too long to compile.
+        breaks: gets the functions that are left to eager.
         shown: as of `PartialGraphs`.
     """
 
@@ -169,13 +169,14 @@ class _Configured:
                 budget.charged(tuning.SHARE_OF_TRACE_SECONDS),
                 _interruptible(),
                 compiling.dynamo_compiles(),
+                differences.refused(bool(config["suppress_errors"])),
                 dynamo.config.patch(config),  # type: ignore[attr-defined]
             ):
                 return self._callback(frame, *others, **more)
-        except budget.OutOfTime:
+        except (budget.OutOfTime, differences.Differs) as error:
             self._abandoned.add(code)
             where = f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
-            self._breaks.append((budget.reason(), where))
+            self._breaks.append((str(error) or budget.reason(), where))
             return _left_to_eager()
 
 
@@ -186,7 +187,7 @@ def _left_to_eager() -> Any:
     """
     from torch._dynamo.types import ConvertFrameReturn
 
-    return ConvertFrameReturn(apply_to_code=False, skip_reason="it takes too long to compile")
+    return ConvertFrameReturn(apply_to_code=False, skip_reason="staticrt leaves it to eager")
 
 
 def _never_compiled() -> Any:

@@ -1,13 +1,15 @@
-"""In-place views of tensors that a function made, which Dynamo records without noting the new sizes.
+"""In-place views, which Dynamo records without noting the new sizes.
 
-`x.t_()` leaves what Dynamo knows of `x`, and `x.shape` read later is the old one: with every backend. Mended where the
-graphs come to us; Dynamo for other backends stays as it is.
+`x.t_()` leaves what Dynamo knows of `x`, and `x.shape` read later is the old one: with every backend. What `aten.t_(x)`
+changes of an argument does not reach the caller. Mended where the graphs come to us; Dynamo for other backends stays as it
+is.
 """
 
 from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,8 +24,10 @@ _INNER = ("__wrapped__", "compiler_fn", "func", "backend_compile_fn", "__self__"
 def note_new_sizes() -> None:
     """Patch Dynamo's variables of tensors, once in a process and for good: they note sizes in graphs for us."""
     from torch._dynamo.variables.tensor import TensorVariable
+    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
     initialize, call_method = TensorVariable.__init__, TensorVariable.call_method
+    call_function = TorchInGraphFunctionVariable.call_function
 
     @functools.wraps(initialize)
     def remembering(self: Any, proxy: Any, *args: Any, **kwargs: Any) -> None:
@@ -33,16 +37,35 @@ def note_new_sizes() -> None:
 
     @functools.wraps(call_method)
     def noting(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
-        result = call_method(self, tx, name, args, kwargs)
-        if self in _variables and _is_in_place_view(name):
-            value = self.proxy.node.meta.get("example_value")
-            for variable in list(_variables):
-                if variable.proxy.node.meta.get("example_value") is value:
-                    variable.synchronize_attributes(tx)
-        return result
+        return _noted(tx, self, name, lambda: call_method(self, tx, name, args, kwargs))
+
+    @functools.wraps(call_function)
+    def noting_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        name = str(getattr(self.value, "__name__", "")).partition(".")[0]  # the overload's name follows
+        tensor = args[0] if args else kwargs.get("self")
+        return _noted(tx, tensor, name, lambda: call_function(self, tx, args, kwargs))
 
     TensorVariable.__init__ = remembering  # type: ignore[method-assign]
     TensorVariable.call_method = noting  # type: ignore[method-assign]
+    TorchInGraphFunctionVariable.call_function = noting_function  # type: ignore[method-assign]
+
+
+def _noted(tx: Any, tensor: Any, name: str, call: Callable[[], Any]) -> Any:
+    """What Dynamo's call of an operator gives, with the new sizes noted; of an argument, a graph break instead."""
+    if not _is_in_place_view(name) or tensor is None or (tensor := tensor.realize()) not in _variables:
+        return call()
+    value = tensor.proxy.node.meta.get("example_value")
+    given = tx.output.graph.find_nodes(op="placeholder")
+    if any(node.meta.get("example_value") is value for node in given):
+        from torch._dynamo.variables.misc import DelayGraphBreakVariable
+
+        what = f"{name} changes the sizes of an argument in place"
+        return DelayGraphBreakVariable(msg=what).call_function(tx, [], {})
+    result = call()
+    for variable in list(_variables):
+        if variable.proxy.node.meta.get("example_value") is value:
+            variable.synchronize_attributes(tx)
+    return result
 
 
 def _is_for_us(graph: Any) -> bool:

@@ -1,0 +1,159 @@
+"""What Dynamo runs otherwise than Python: the order of sets, and of attributes that are deleted and set again; generators.
+
+A function in which that may show runs eagerly; the functions that it calls are compiled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+
+class Differs(BaseException):
+    """Dynamo meets such a function; no `except Exception` of torch stops it. Its text is for `explain()`."""
+
+
+class _Local(threading.local):
+    refuses = False
+
+
+_local = _Local()
+_POLYFILLS = os.path.join(os.path.dirname(torch.__file__), "_dynamo", "polyfills") + os.sep
+# Builtins to which the order of a set makes no difference.
+_ANY_ORDER = ("call_sorted", "call_set", "call_frozenset")
+
+
+@contextlib.contextmanager
+def refused(may_split: bool) -> Iterator[None]:
+    """Within, what Dynamo does in this thread raises `Differs`, unless it has to compile all."""
+    _patch()
+    before = _local.refuses
+    _local.refuses = may_split
+    try:
+        yield
+    finally:
+        _local.refuses = before
+
+
+@functools.cache
+def _patch() -> None:
+    """Patch Dynamo, once in a process and for good: it raises in threads that have asked for it."""
+    from torch._dynamo import side_effects, symbolic_convert, variables
+    from torch._dynamo.variables import functions
+
+    sets: Any = variables.SetVariable  # type: ignore[attr-defined]
+    for name in ("unpack_var_sequence", "tp_iter_impl"):
+        if hasattr(sets, name):  # the second: torch 2.13 and later
+            setattr(sets, name, _checked(getattr(sets, name), _iterates))
+    sets.reconstruct = _checked(sets.reconstruct, _writes_back)
+    for name in _ANY_ORDER:
+        builtin: Any = variables.BuiltinVariable
+        if hasattr(builtin, name):
+            setattr(builtin, name, _unchecked(getattr(builtin, name)))
+    translator: Any = symbolic_convert.InstructionTranslator
+    for kind, name, check in (
+        (functions.LocalGeneratorObjectVariable, "reconstruct", _drains),
+        (translator, "replace_tos_if_return_is_generator", _drains),
+        (functions.LocalGeneratorFunctionVariable, "call_function", _delegates),
+    ):
+        if hasattr(kind, name):
+            setattr(kind, name, _checked(getattr(kind, name), check))
+    effects: Any = side_effects.SideEffects
+    effects.store_attr = _checked(effects.store_attr, _stores)
+
+
+def _checked(upstream: Callable[..., Any], check: Callable[..., None]) -> Callable[..., Any]:
+    @functools.wraps(upstream)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _local.refuses:
+            check(self, *args)
+        return upstream(self, *args, **kwargs)
+
+    return checked
+
+
+def _unchecked(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(upstream)
+    def unchecked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before = _local.refuses
+        _local.refuses = False
+        try:
+            return upstream(self, *args, **kwargs)
+        finally:
+            _local.refuses = before
+
+    return unchecked
+
+
+def _iterates(members: Any, tx: Any, *_args: Any) -> None:
+    """Dynamo goes through a set, in the order in which its members were added."""
+    if members.python_type() not in (set, frozenset) or len(members.items) < 2:
+        return
+    if members.source is not None and not tx.output.side_effects.is_modified(members):
+        return  # the members have the order of the set itself
+    if tx.f_code.co_filename.startswith(_POLYFILLS):
+        return  # makes another set
+    _check_order(members)
+
+
+def _writes_back(members: Any, *_args: Any) -> None:
+    """Dynamo gives a set that was there its members anew, or those that were added."""
+    if members.source is None or members.python_type() is not set:
+        return
+    kept, now = set(members.original_items), set(members.items)
+    if members.should_reconstruct_all or not kept <= now or len(now - kept) > 1:
+        _check_order(members)
+
+
+def _check_order(members: Any) -> None:
+    if not _is_ordered([key.vt for key in members.items]):
+        raise Differs("Dynamo keeps the members of a set in another order than Python")
+
+
+def _drains(value: Any, *_args: Any) -> None:
+    """Dynamo makes a tuple of all that a generator yields, where it leaves the graph or the function returns it."""
+    from torch._dynamo.variables.functions import LocalGeneratorObjectVariable
+
+    value = value.stack[-1] if hasattr(value, "stack") else value
+    if isinstance(value, LocalGeneratorObjectVariable):
+        raise Differs("Dynamo takes all from a generator that has not ended")
+
+
+def _delegates(function: Any, *_args: Any) -> None:
+    """Dynamo calls a generator function: what `yield from` gives is None to it."""
+    steps = list(dis.get_instructions(function.get_code()))
+    places = {step.offset: index for index, step in enumerate(steps)}
+    for ended in [places[step.argval] for step in steps if step.opname == "SEND"]:
+        used = next(step.opname for step in steps[ended:] if step.opname not in ("END_SEND", "CACHE"))
+        if used != "POP_TOP":
+            raise Differs("Dynamo takes what `yield from` gives for None")
+
+
+def _is_ordered(members: list[Any]) -> bool:
+    """Whether a set has its members in this order, however they came into it."""
+    if not all(member.is_python_constant() for member in members):
+        return False
+    values = [member.as_python_constant() for member in members]
+    fillers = [object() for _ in range(8 * len(values) + 32)]
+    larger = {*fillers}
+    larger.update(values)
+    larger.difference_update(fillers)
+    return list({*values}) == list({*reversed(values)}) == list(larger) == values
+
+
+def _stores(effects: Any, item: Any, name: str, value: Any, *_args: Any) -> None:
+    """Dynamo stores an attribute: a deleted one takes its former place again."""
+    from torch._dynamo.variables import DeletedVariable
+
+    last = effects.store_attr_mutations.get(item, {}).get(name)
+    if isinstance(last, DeletedVariable) and not isinstance(value, DeletedVariable):
+        raise Differs(
+            f"{name!r} is deleted and set again, which Dynamo leaves at its place among the attributes"
+        )

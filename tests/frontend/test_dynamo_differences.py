@@ -1,0 +1,158 @@
+"""Behind a graph break, sets, attributes and generators behave as in eager."""
+
+import itertools
+
+import pytest
+import torch
+
+import staticrt
+
+
+class Model(torch.nn.Module):
+    def __init__(self, body):
+        super().__init__()
+        self.body, self.members = body, {1, 9, 17}
+        self.a, self.b = 1.0, 2.0
+
+    def forward(self, x):
+        print(end="")
+        return self.body(self, x)
+
+
+def discards_and_adds(model, x):
+    model.members.discard(1)
+    model.members.add(1)
+    return x + 1, list(model.members)
+
+
+def adds_in_another_order(_model, x):
+    members = set()
+    for number in (5, 3, 11, 2):
+        members.add(number)
+    return x + 1, [number * 2 for number in members]
+
+
+def goes_through_it_later(_model, x):
+    members = {7, 3, x.dim()}
+    members.discard(3)
+    members.add(0)
+    y = x + 1
+    print(end="")
+    return y * 2, list(members), members.pop()
+
+
+def joins(_model, x):
+    return x + 1, [*({5, 3} | {11, 2})], tuple({5, 3, 8} - {3}), next(iter({4, 2, 1} & {1, 4}))
+
+
+def folds(_model, x):
+    for number in {3.5, 2.0, 0.25, 7.0} | {x.dim() + 0.5}:
+        x = x * number + 1
+    return x
+
+
+def sorts(_model, x):
+    return x + 1, sorted({5, 3} | {x.dim()}), 3 in ({5, 3} - {5})
+
+
+def deletes_and_sets(model, x):
+    value = model.a
+    del model.a
+    model.a = value + 1
+    return x * model.a, [ord(name) for name in vars(model) if len(name) == 1]
+
+
+def sends(_model, x):
+    def averages():
+        total = x * 0
+        for count in itertools.count(1):
+            total = total + (yield total / count)
+
+    generator = averages()
+    next(generator)
+    first = generator.send(x)
+    print(end="")
+    return first, generator.send(x * 2)
+
+
+def ends_early(model, x):
+    def counts():
+        number = 0.0
+        try:
+            while True:
+                number += 1
+                model.a += 1
+                yield x * number
+        finally:
+            model.b += 1
+
+    generator = counts()
+    first = next(generator)
+    print(end="")
+    second = next(generator)
+    generator.close()
+    return first, second, model.a, model.b
+
+
+def takes_what_it_returns(_model, x):
+    def rows():
+        yield from x.unbind(0)
+        return x.shape[0]
+
+    def all_rows(counts):
+        counts.append((yield from rows()))
+
+    counts = []
+    return torch.stack(list(all_rows(counts))) * 2, counts
+
+
+def gives(model, x):
+    def rows():
+        for row in x:
+            model.a += 1
+            yield row * 2
+
+    return rows()
+
+
+def taken(result):
+    """What a caller sees of a result; of a generator the first item."""
+    return (0, next(result)) if hasattr(result, "send") else result
+
+
+BODIES = [
+    *(discards_and_adds, adds_in_another_order, goes_through_it_later, joins, folds, sorts),
+    *(deletes_and_sets, sends, ends_early, takes_what_it_returns, gives),
+]
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("body", BODIES)
+def test_what_dynamo_runs_otherwise_is_eagers(body, gradients):
+    model, plain = Model(body), Model(body)
+    compiled = staticrt.compile(model)
+    for rows in (2, 3, 2):
+        x = torch.ones(rows, 2, requires_grad=gradients)
+        torch.testing.assert_close(taken(compiled(x)), taken(plain(x)))
+        assert [*model.members] == [*plain.members]
+        assert [*vars(model)] == [*vars(plain)]
+        assert (model.a, model.b) == (plain.a, plain.b)
+
+
+def test_sets_whose_order_makes_no_difference_stay_compiled():
+    compiled = staticrt.compile(Model(sorts))
+    with torch.no_grad():
+        compiled(torch.ones(2, 2))
+    assert len(compiled.explain().traces) == 1
+
+
+def test_the_reason_is_told_and_what_the_function_calls_is_compiled():
+    def doubled(x):
+        return x * 2
+
+    compiled = staticrt.compile(Model(lambda model, x: discards_and_adds(model, doubled(x))))
+    with torch.no_grad():
+        compiled(torch.ones(2, 2))
+    explanation = compiled.explain()
+    assert len(explanation.traces) == 1
+    assert "another order than Python" in str(explanation)
