@@ -368,3 +368,28 @@ def test_views_made_without_gradients_have_no_history(body, compiler):
         ours, our_gradient = state_and_gradient(compiled)
         assert ours == state
         torch.testing.assert_close(our_gradient, gradient)
+
+
+def _asks_computed_view(x):
+    view = (x * 2)[0]
+    return x * (2 if view._is_view() else 3)
+
+
+def _asks_view_of_argument(x):
+    view = x[0]
+    return x * (2 if view._base is x else 3), view.t()._is_view()
+
+
+@pytest.mark.parametrize("splits", [False, True])
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("body", [_asks_computed_view, _asks_view_of_argument])
+def test_what_a_view_says_of_itself(body, gradients, splits):
+    def function(x):
+        if splits:
+            print(end="")
+        return body(x)
+
+    compiled = staticrt.compile(function)
+    for rows in (2, 3, 2):
+        x = torch.ones(rows, 2, requires_grad=gradients)
+        torch.testing.assert_close(compiled(x), function(x))

@@ -288,3 +288,48 @@ def test_an_item_moves_to_the_end(kind, move, gradients, splits):
         x = torch.ones(1, requires_grad=gradients)
         assert compiled(x).item() == eager(x).item()
         assert list(items) == list(expected)
+
+
+class History(torch.nn.Module):
+    def __init__(self, read):
+        super().__init__()
+        self.losses = collections.deque([1.0], maxlen=2)
+        self.layer, self.read = torch.nn.Linear(2, 2), read
+
+    def own_losses(self):
+        return self.losses
+
+    def forward(self, x):
+        print(end="")
+        return self.layer(x) * self.read(self)
+
+
+def _adds(losses):
+    losses.append(len(losses) + 1.0)
+    return sum(losses)
+
+
+REACHES = {
+    "by name": lambda model: _adds(model.losses),
+    "by a method": lambda model: _adds(model.own_losses()),
+    "by a computed name": lambda model: _adds(getattr(model, model.name)),
+    "by a list of attributes": lambda model: _adds(
+        next(value for value in vars(model).values() if isinstance(value, collections.deque))
+    ),
+}
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("read", [*REACHES, "not"])
+def test_a_bounded_deque_that_code_reaches_leaves_the_model_to_eager(read, gradients):
+    torch.manual_seed(0)
+    model = History(REACHES.get(read, lambda _model: 3.0))
+    model.name = "losses"
+    other = copy.deepcopy(model)
+    compiled = staticrt.compile(model)
+    with torch.set_grad_enabled(gradients):
+        for _ in range(4):
+            x = torch.randn(3, 2)
+            torch.testing.assert_close(compiled(x), other(x))
+            assert model.losses == other.losses
+    assert bool(compiled.explain().traces) == (read == "not")

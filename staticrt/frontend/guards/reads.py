@@ -162,6 +162,8 @@ class Reads:
             code = codes.pop()
             names |= names_of(code)
             global_ones |= global_names(code)
+            # What it computes with `getattr` is not told.
+            self._snapshot.lists_attributes |= _lists_attributes(code, is_model=False)
             codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
         scope, filename = function.__globals__, function.__code__.co_filename
         if is_user_file(filename):

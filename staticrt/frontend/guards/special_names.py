@@ -1,7 +1,9 @@
 """Names that code looks up: those it has, and those of classes by which Python runs operators, calls, iteration, formatting."""
 
+import dis
 import functools
 import types
+from collections.abc import Iterable
 
 _COMPARED = ("eq", "ne", "lt", "le", "gt", "ge", "hash", "bool", "contains", "instancecheck", "subclasscheck")
 _ARITHMETIC = (
@@ -70,3 +72,20 @@ def names_of(code: types.CodeType) -> frozenset[str]:
         if type(value) is str and (parts := value.split(".")) and all(map(str.isidentifier, parts)):
             found.update((value, *parts))
     return frozenset(found)
+
+
+def stored_only(functions: Iterable[types.FunctionType]) -> set[str]:
+    """Names of attributes that some functions, and those that they make, set and never read, as `__init__` does."""
+    codes = [each.__code__ for each in functions]
+    stored: set[str] = set()
+    read: set[str] = set()
+    while codes:
+        code = codes.pop()
+        codes += [value for value in code.co_consts if isinstance(value, types.CodeType)]
+        steps = [(step.opname == "STORE_ATTR", step.argval) for step in dis.get_instructions(code)]
+        only = {name for is_store, name in steps if is_store} - {
+            name for is_store, name in steps if not is_store
+        }
+        stored |= only
+        read |= names_of(code) - only
+    return stored - read

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from itertools import chain
 
 import torch
@@ -16,6 +16,7 @@ import torch
 from staticrt.frontend.guards.caches import CacheRecord
 from staticrt.frontend.guards.object_records import FunctionRecord
 from staticrt.frontend.guards.records import DictRecord, ListRecord, Record, logger_records
+from staticrt.frontend.guards.special_names import stored_only
 from staticrt.frontend.guards.state_guard import StateGuard
 from staticrt.frontend.guards.value_records import BufferRecord, FactsRecord
 from staticrt.frontend.guards.walk import Walk
@@ -116,14 +117,11 @@ class Snapshot(Walk):
     def guard(self) -> StateGuard:
         """A quick check that nothing differs; what is added later is not in it."""
         if self._guard is None:
-            lists = self.lists_attributes or not self.names_are_told
-            reached = None if lists else self._reachable.by(self.read_names)
+            lists, is_reached = self._lists(), self._reach()
             records: list[Record] = []
             unread: list[Record] = []
             for record in self._all():
-                holder = self._held_by.get(id(record))
-                is_read = reached is None or holder is None or holder in reached
-                is_guarded = is_read and not self._is_unread(record) and not self._is_of_owner(record)
+                is_guarded = is_reached(record) and not self._is_unread(record) and not self._is_of_owner(record)
                 (records if is_guarded else unread).append(record)
             if self.facts and self.compares_facts:
                 records += [FactsRecord(tensor, frozenset(self.facts)) for tensor in self._tensors]
@@ -143,6 +141,22 @@ class Snapshot(Walk):
     def _is_of_owner(self, record: Record) -> bool:
         """Whether the record of who holds a container compares it."""
         return isinstance(record, (DictRecord, ListRecord)) and id(record.live) in self._containers
+
+    def reaches_bounded(self) -> bool:
+        """Whether code may reach a bounded deque: by a name that it does more with than to store there."""
+        bounded = [each for each in self._all() if isinstance(each, ListRecord) and each.is_bounded]
+        return bool(bounded) and any(map(self._reach(stored_only(self.functions())), bounded))
+
+    def _lists(self) -> bool:
+        """Whether code may reach what it does not name."""
+        return self.lists_attributes or not self.names_are_told
+
+    def _reach(self, left_out: Set[str] = frozenset()) -> Callable[[Record], bool]:
+        """Tells whether the code that is known reaches what a record is of, by names other than some."""
+        if self._lists():
+            return lambda _record: True
+        reached: set[int | None] = {None, *self._reachable.by(self.read_names - left_out)}
+        return lambda record: self._held_by.get(id(record)) in reached
 
     def _is_unread(self, record: Record) -> bool:
         """Whether the code names no attribute that holds a buffer, or calls for nothing that a cache holds."""

@@ -10,11 +10,13 @@ from staticrt.frontend.guards.effects import MISSED_BY_DYNAMO
 from staticrt.frontend.guards.numpy_errors import NumpyErrorsRecord
 from staticrt.frontend.guards.object_records import ClassRecord, FunctionRecord
 from staticrt.frontend.guards.reads import Reads
-from staticrt.frontend.guards.records import MISSING, DictRecord, ListRecord, Record, ScopeRecord
+from staticrt.frontend.guards.records import MISSING, DictRecord, Record, ScopeRecord
 from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.guards.state_guard import StateGuard
 from staticrt.frontend.guards.value_records import AnswerRecord
 
+# What a tensor is in autograd differs where a graph returns it.
+_OF_GRAPHS = frozenset({"_version", "_base", "_is_view"})
 # Of these kinds Dynamo guards little, and models seldom change them.
 _SELDOM = (AnswerRecord, ClassRecord, FunctionRecord, ScopeRecord)
 
@@ -35,12 +37,12 @@ class WatchedState:
         _add_functions(snapshot)
         # Whether code names what Dynamo reads otherwise than eager, however often it compiles.
         self.is_misread = (
-            "_version" in snapshot.facts
+            not _OF_GRAPHS.isdisjoint(snapshot.model_names)
             or not MISSED_BY_DYNAMO.isdisjoint(snapshot.read_names)
             or _imports_replaced(snapshot)
             or bool(snapshot.caches)  # Dynamo calls the functions behind them
             or any(isinstance(each, NumpyErrorsRecord) and each.has_effect for each in snapshot.records())
-            or any(isinstance(each, ListRecord) and each.is_bounded for each in snapshot.records())
+            or snapshot.reaches_bounded()
         )
         self._records = [
             record if numbers or not isinstance(record, ScopeRecord) else _without_numbers(record)
@@ -113,3 +115,4 @@ def _add_functions(snapshot: Snapshot) -> None:
         for function in functions[: tuning.MAX_WATCHED_FUNCTIONS - len(done)]:
             done.add(function.__code__)
             reads.function(function)
+    snapshot.lists_attributes |= any(each.__code__ not in done for each in snapshot.functions())

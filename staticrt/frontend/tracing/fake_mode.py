@@ -118,8 +118,8 @@ class TraceFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         self.cache_enabled = False
         self._around: list[Any] = []  # per `with`, the fake mode that it replaces
         self.unseen_reads: list[
-            tuple[str, str]
-        ] = []  # what model code asks of a fake that only tensors know, where
+            tuple[str, str, bool]
+        ] = []  # what model code asks of a fake that only tensors know, where, whether Dynamo must not split it
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

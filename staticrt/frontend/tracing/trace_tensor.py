@@ -12,8 +12,12 @@ from staticrt.frontend.reasons import is_user_file, model_line
 from staticrt.frontend.tracing import indexing
 
 
-def _noted(name: str) -> property:
-    """An attribute whose value depends on where the caller's tensor comes from: model code that asks runs eagerly."""
+def _noted(name: str, even_in_parts: bool = False) -> property:
+    """An attribute whose value depends on where the caller's tensor comes from: model code that asks runs eagerly.
+
+    Args:
+        even_in_parts: where Dynamo splits the code, too: what a graph returns is no view.
+    """
     plain: Any = getattr(torch.Tensor, name)
 
     def read(tensor: Any) -> Any:
@@ -21,7 +25,8 @@ def _noted(name: str) -> property:
         if frame.f_code.co_name == "_getattr":  # which model code calls as `getattr`
             frame = frame.f_back
         if is_user_file(frame.f_code.co_filename):
-            tensor.fake_mode.unseen_reads.append((f"the model reads .{name} of a tensor", model_line(frame)))
+            reason = f"the model reads .{name} of a tensor"
+            tensor.fake_mode.unseen_reads.append((reason, model_line(frame), even_in_parts))
         return plain.__get__(tensor)
 
     if not hasattr(plain, "__set__"):
@@ -36,7 +41,8 @@ class TraceTensor(FakeTensor):
     grad = _noted("grad")  # type: ignore[assignment]
     grad_fn = _noted("grad_fn")  # type: ignore[assignment]
     is_leaf = _noted("is_leaf")  # type: ignore[assignment]
-    _base = _noted("_base")  # type: ignore[assignment]
+    _base = _noted("_base", even_in_parts=True)  # type: ignore[assignment]
+    _is_view = _noted("_is_view", even_in_parts=True)  # type: ignore[assignment]
     _version = _noted("_version")  # type: ignore[assignment]
 
     def contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
