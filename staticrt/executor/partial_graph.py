@@ -21,7 +21,7 @@ import torch
 
 from staticrt import locks, tuning
 from staticrt.executor.state import ExecutorState
-from staticrt.frontend.dynamo.dynamo import known_inputs, take_numbers, without_attributes
+from staticrt.frontend.dynamo.dynamo import known_inputs, take_numbers, without_attributes, write_powers
 from staticrt.frontend.dynamo.resets import release_at_reset
 from staticrt.frontend.graph import KnownInputs
 from staticrt.frontend.subclasses import Unwrapped
@@ -65,6 +65,7 @@ class PartialGraph:
             i for i in sorted(known.weights) if isinstance(inputs[i], torch.nn.Parameter)
         )
         self._numbers = take_numbers(gm, inputs)
+        write_powers(gm)
         self._unwrapped = Unwrapped(gm.forward, inputs) if Unwrapped.serves(inputs, known) else None
         if self._unwrapped is not None:
             self._known = self._unwrapped.known(inputs, known)

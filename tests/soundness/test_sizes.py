@@ -123,3 +123,22 @@ def test_a_negative_shift_raises(function, gradients):
                 compiled(x, count)
         else:
             torch.testing.assert_close(compiled(x, count), expected)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_powers_of_negative_numbers(gradients):
+    """torch.fx writes `(-2) ** n` as `-2 ** n`."""
+
+    def powers(x, n):
+        return x * (-2) ** n, (-3) ** n
+
+    def split(x, n):
+        print(end="")
+        return powers(x, n)
+
+    torch._dynamo.reset()
+    ways = (staticrt.compile(powers), staticrt.compile(split), torch.compile(powers, backend="staticrt"))
+    for n in (1, 2, 3, 4, 5):
+        x = torch.ones(2, requires_grad=gradients)
+        for compiled in ways:
+            torch.testing.assert_close(compiled(x, n), powers(x, n))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import operator
 import os
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -275,6 +276,19 @@ def without_attributes(gm: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, 
     for node in taken:
         graph.erase_node(node)
     return torch.fx.GraphModule(gm, graph), tuple(arguments)
+
+
+def write_powers(gm: torch.fx.GraphModule) -> None:
+    """Write powers of negative numbers as calls: torch.fx writes `(-2) ** n` as `-2 ** n`, which is `-(2 ** n)`."""
+    nodes = [
+        node
+        for node in gm.graph.find_nodes(op="call_function", target=operator.pow)
+        if isinstance(node.args[0], (int, float))
+    ]
+    for node in nodes:
+        node.target = pow
+    if nodes:
+        gm.recompile()
 
 
 def take_numbers(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> tuple[int, ...]:
