@@ -440,3 +440,25 @@ def test_only_a_cache_has_entries_to_take_out():
     cached = functools.lru_cache(lambda x: x)
     with pytest.raises(TypeError, match="no entry of"):
         _C.take_out_of_cache(cached, {1: 2}, 1)
+
+
+@pytest.mark.parametrize("maxsize", [None, 2])
+@pytest.mark.parametrize("gradients", [False, True])
+def test_what_a_cached_function_counts(gradients, maxsize):
+    """The trace runs it, finds that it changes state and puts that back: eager has to run it again."""
+
+    def make():
+        calls = []
+
+        @functools.lru_cache(maxsize)
+        def scale(number):
+            calls.append(number)
+            return number * 2.0
+
+        return lambda x, number: (x * scale(number), len(calls))
+
+    function, plain = make(), make()
+    compiled = staticrt.compile(function)
+    for number in (1, 2, 1, 3, 2, 2):
+        x = torch.ones(2, requires_grad=gradients)
+        torch.testing.assert_close(compiled(x, number), plain(x, number))

@@ -136,6 +136,12 @@ class CacheRecord(Compared):
             before = {id(value) for _key, value in self._before}
             take_out(self.cache, [entry for entry in unknown if id(entry[1]) not in before])
 
+    def empty(self) -> None:
+        """Take out what calls made: it is known no more what else they did."""
+        before = {(id(key), id(value)) for key, value in self._before}
+        made = [each for each in entries_of(self.cache) if (id(each[0]), id(each[1])) not in before]
+        take_out(self.cache, made)
+
     def entry(self) -> tuple[Any, ...]:
         self._kept = self.used()
         if self.part == "scopes":

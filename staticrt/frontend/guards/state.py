@@ -107,6 +107,8 @@ class Snapshot(Walk):
             cache.restore()
         if self._guard is not None and self._guard.holds_all():
             return
+        for cache in self.caches:
+            cache.empty()  # what its function changed is put back now, and it has to run again
         for record in self._all():
             record.restore()
 
