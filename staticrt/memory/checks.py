@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 
 from staticrt.errors import AllocatorError
 
@@ -27,8 +28,14 @@ def stream_number(value: object) -> int:
     return count("stream", value, (1 << 63) - 1)
 
 
-def pair_of_devices(value: object, count_of_devices: int) -> tuple[int, int]:
-    """`value` if it is two different numbers of devices."""
+def pairs_of_devices(name: str, values: object, count_of_devices: int) -> list[tuple[int, int]]:
+    """`values` as a list, if each is two different numbers of devices."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise AllocatorError(f"{name} is {_shown(values)}", fix="give a list of pairs, [(0, 1)]")
+    return [_pair_of_devices(value, count_of_devices) for value in values]
+
+
+def _pair_of_devices(value: object, count_of_devices: int) -> tuple[int, int]:
     if not isinstance(value, (tuple, list)) or len(value) != 2 or value[0] == value[1]:
         raise AllocatorError(f"{_shown(value)} is no pair of devices", fix="give two numbers, (0, 1)")
     most = count_of_devices - 1

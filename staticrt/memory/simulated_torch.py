@@ -61,6 +61,7 @@ class Simulated:
             config: options of the allocators, as in PYTORCH_ALLOC_CONF.
 
         Raises:
+            AllocatorError: an argument is none of these.
             InputError: they are enabled already, a backward has run in this process, or torch's device type for
                 other backends (PrivateUse1) is taken.
         """
@@ -74,12 +75,12 @@ class Simulated:
             check.flag("checks", checks),
             check.count("redzone_bytes", redzone_bytes, 1 << 20),
             options,
-            [check.pair_of_devices(pair, count) for pair in unreachable],
+            check.pairs_of_devices("unreachable", unreachable, count),
         )
         torch.utils.rename_privateuse1_backend("sim")  # type: ignore[attr-defined]
         torch._register_device_module("sim", _torch_module())  # type: ignore[no-untyped-call]
         torch.utils.generate_methods_for_privateuse1_backend()  # type: ignore[attr-defined]
-        other_devices["sim"] = SimulatedDevice.of_torch
+        other_devices["sim"] = lambda index: SimulatedDevice.of_torch(_index(None if index == -1 else index))
         cpu_kernels.add("sim")
         send_tensors()
 

@@ -302,3 +302,19 @@ zero.free(own)
 zero.synchronize()
 assert own in [zero.allocate(1 << 20) for _ in range(4)]
 """)
+
+
+def test_wrong_devices_and_pairs_are_named():
+    with pytest.raises(AllocatorError, match="sim:7 does not exist\n  fix: give a number from 0 to 1"):
+        memory.device("sim:7")
+    process("""
+from staticrt.errors import AllocatorError
+for wrong, text in ((5, "unreachable is 5\\n  fix: give a list of pairs"), ("01", "unreachable is '01'"),
+                    ([5], "5 is no pair"), ([(0, 0)], "(0, 0) is no pair"), ([(0, 9)], "a device's number is 9")):
+    try:
+        enable(devices=2, unreachable=wrong)
+    except AllocatorError as error:
+        assert text in str(error), error
+    else:
+        raise SystemExit("nothing was raised")
+""")
