@@ -103,19 +103,19 @@ def empty_cache(pool: PoolLike = None, device: DeviceLike = None) -> int:
     return _device(device).empty_cache(pool)
 
 
-def can_access(device: DeviceLike, peer: DeviceLike) -> bool:
-    """`Device.can_access` of a device: whether its work can use the memory of `peer`."""
-    return _device(device).can_access(peer)
+def can_access(device: DeviceLike, owner: DeviceLike) -> bool:
+    """`Device.can_access` of a device: whether its work can use the memory of `owner`."""
+    return _device(device).can_access(owner)
 
 
-def has_access(device: DeviceLike, peer: DeviceLike) -> bool:
-    """`Device.has_access` of a device: whether its work may use the memory of `peer` now."""
-    return _device(device).has_access(peer)
+def has_access(device: DeviceLike, owner: DeviceLike) -> bool:
+    """`Device.has_access` of a device: whether its work may use the memory of `owner` now."""
+    return _device(device).has_access(owner)
 
 
-def enable_peer_access(device: DeviceLike, peer: DeviceLike) -> None:
-    """`Device.enable_peer_access` of a device: let its work use the memory of `peer`."""
-    _device(device).enable_peer_access(peer)
+def enable_peer_access(device: DeviceLike, owner: DeviceLike) -> None:
+    """`Device.enable_peer_access` of a device: let its work use the memory of `owner`."""
+    _device(device).enable_peer_access(owner)
 
 
 def pool(use_on_oom: bool = False, no_split: bool = False, device: DeviceLike = None) -> Pool:

@@ -91,16 +91,16 @@ class Device:
         other = None if device is None else _device(device)._handle
         self._handle.record_use(check.count("address", address), check.stream_number(stream), other)
 
-    def can_access(self, peer: DeviceLike) -> bool:
-        """Whether work of this device can use the memory of `peer`, once `enable_peer_access` was called."""
-        return _device(peer)._handle.reached_by(self._handle)
+    def can_access(self, owner: DeviceLike) -> bool:
+        """Whether work of this device can use the memory of `owner`, once `enable_peer_access` was called."""
+        return _device(owner)._handle.reached_by(self._handle)
 
-    def has_access(self, peer: DeviceLike) -> bool:
-        """Whether work of this device may use the memory of `peer` now."""
-        return _device(peer)._handle.has_peer(self._handle)
+    def has_access(self, owner: DeviceLike) -> bool:
+        """Whether work of this device may use the memory of `owner` now."""
+        return _device(owner)._handle.has_peer(self._handle)
 
-    def enable_peer_access(self, peer: DeviceLike) -> None:
-        """Let work of this device use the memory of `peer` at its addresses: all that its allocator has and will get.
+    def enable_peer_access(self, owner: DeviceLike) -> None:
+        """Let work of this device use the memory of `owner` at its addresses: all that its allocator has and will get.
 
         It cannot be taken back. Enabling it twice changes nothing, nor does a failure.
 
@@ -108,7 +108,7 @@ class Device:
             DeviceError: the devices cannot reach each other, or the driver refused.
             OutOfMemoryError: the driver has no memory for it.
         """
-        _device(peer)._handle.add_peer(self._handle)
+        _device(owner)._handle.add_peer(self._handle)
 
     def stats(self, pool: PoolLike = None) -> dict[str, int]:
         """Statistics under torch's flat keys, sorted: "allocated_bytes.all.peak" and so on.
