@@ -123,7 +123,9 @@ class Snapshot(Walk):
             records: list[Record] = []
             unread: list[Record] = []
             for record in self._all():
-                is_guarded = is_reached(record) and not self._is_unread(record) and not self._is_of_owner(record)
+                is_guarded = (
+                    is_reached(record) and not self._is_unread(record) and not self._is_of_owner(record)
+                )
                 (records if is_guarded else unread).append(record)
             if self.facts and self.compares_facts:
                 records += [FactsRecord(tensor, frozenset(self.facts)) for tensor in self._tensors]
