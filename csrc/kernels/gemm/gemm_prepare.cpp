@@ -178,9 +178,10 @@ static std::optional<PreparedCall> addmm_with(PrepareRequest& request, Prim acti
   if (!set_bias(s, request.args[0].tensors[0], number_or(request, 3, 1))) return std::nullopt;
   if (activates) {
     if (request.outs[0].meta.dtype != ScalarType::Float) return std::nullopt;
-    if (activation == Prim::kGelu) {
-      const bool nan = request.outs[0].meta.numel() > 1 && gelu_of_infinity_is_nan(ScalarType::Float);
-      s.activation_imm[0].f32 = nan ? 1.0F : 0.0F;
+    if (activation == Prim::kGelu && request.outs[0].meta.numel() > 1) {
+      const GeluOfEager eager = gelu_of_eager(ScalarType::Float);
+      s.activation_imm[0].f32 = eager.infinity_is_nan ? 1.0F : 0.0F;
+      s.activation_imm[1].f32 = eager.drops_sign_of_zero ? 1.0F : 0.0F;
     }
     s.activation = tile_prims().op[static_cast<int>(activation)][static_cast<int>(TileClass::kF32)][0];
   }

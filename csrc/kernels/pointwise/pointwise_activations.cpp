@@ -105,8 +105,10 @@ Reg gelu(Node& n) {
   if (!at::isFloatingType(n.out())) return {};
   const Reg x = n.in(0, n.out());
   if (!n.is_none(1) && n.value(1).toStringRef() == "tanh") return n.b.unary(Prim::kGeluTanh, x, n.out());
-  const bool nan = n.is_contiguous(0) && n.numel(0) > 1 && gelu_of_infinity_is_nan(n.out());
-  return n.b.unary(Prim::kGelu, x, n.out(), {nan ? 1.0 : 0.0, 0, 0});
+  const bool by_onednn = n.is_contiguous(0) && n.numel(0) > 1;
+  const GeluOfEager eager = by_onednn ? gelu_of_eager(n.out()) : GeluOfEager{};
+  return n.b.unary(Prim::kGelu, x, n.out(),
+                   {eager.infinity_is_nan ? 1.0 : 0.0, eager.drops_sign_of_zero ? 1.0 : 0.0, 0});
 }
 
 // A gradient times the derivative at the input.
@@ -123,30 +125,33 @@ Reg gelu_backward(Node& n) {
 
 // Asked without the dispatcher, which may be recording.
 template <class T>
-bool eager_gelu_of_infinity_is_nan() {
+GeluOfEager ask_eager() {
   const at::Tensor x = at::detail::empty_cpu({64}, c10::CppTypeToScalarType<T>::value);
-  std::fill_n(x.mutable_data_ptr<T>(), 64, std::numeric_limits<T>::infinity());
-  return std::isnan(static_cast<float>(at::cpu::gelu(x, "none").const_data_ptr<T>()[0]));
+  std::fill_n(x.mutable_data_ptr<T>(), 32, std::numeric_limits<T>::infinity());
+  std::fill_n(x.mutable_data_ptr<T>() + 32, 32, static_cast<T>(-0.0F));
+  const at::Tensor y = at::cpu::gelu(x, "none");
+  return {.infinity_is_nan = std::isnan(static_cast<float>(y.const_data_ptr<T>()[0])),
+          .drops_sign_of_zero = !std::signbit(static_cast<float>(y.const_data_ptr<T>()[32]))};
 }
 
 }  // namespace
 
-bool gelu_of_infinity_is_nan(ScalarType dtype) {
+GeluOfEager gelu_of_eager(ScalarType dtype) {
   switch (dtype) {
     case ScalarType::Float: {
-      static const bool nan = eager_gelu_of_infinity_is_nan<float>();
-      return nan;
+      static const GeluOfEager answer = ask_eager<float>();
+      return answer;
     }
     case ScalarType::BFloat16: {
-      static const bool nan = eager_gelu_of_infinity_is_nan<c10::BFloat16>();
-      return nan;
+      static const GeluOfEager answer = ask_eager<c10::BFloat16>();
+      return answer;
     }
     case ScalarType::Half: {
-      static const bool nan = eager_gelu_of_infinity_is_nan<c10::Half>();
-      return nan;
+      static const GeluOfEager answer = ask_eager<c10::Half>();
+      return answer;
     }
     default:
-      return false;
+      return {};
   }
 }
 

@@ -58,9 +58,14 @@ using EmitFn = Reg (*)(PointwiseNode& node);
 using EmitTable = std::map<std::string_view, EmitFn>;
 const EmitTable& activation_emits();
 
-// Whether eager's gelu of infinity is NaN, for contiguous tensors of a dtype with more than one element:
-// oneDNN has these, and which formula it takes depends on the processor. Others give infinity.
-bool gelu_of_infinity_is_nan(at::ScalarType dtype);
+// What eager's gelu of a dtype gives for special values: oneDNN computes contiguous tensors of more than one
+// element, and its formula depends on the processor. Others give infinity of infinity, and keep the sign of
+// 0.
+struct GeluOfEager {
+  bool infinity_is_nan = false;
+  bool drops_sign_of_zero = false;
+};
+GeluOfEager gelu_of_eager(at::ScalarType dtype);
 
 EmitFn find_emit(std::string_view op);  // nullptr: no pointwise operator known here
 std::vector<std::string_view> pointwise_ops();

@@ -216,11 +216,12 @@ int float_unary(SRT_PRIM_ARGS) {
   if constexpr (op == Prim::kSilu) map1<T>(dst, a, n, [&](V x) { return x / (one + x.neg().exp()); });
   if constexpr (op == Prim::kGelu) {
     if constexpr (std::is_same_v<T, float>) {
+      const V zero(imm[1].f32 != 0 ? 0.0F : -0.0F);
       if (imm[0].f32 !=
           0) {  // infinity gives NaN; x - x is 0 of all else, and taking it away keeps a zero's sign
-        map1<T>(dst, a, n, [](V x) { return gelu_float(x) - (x - x); });
+        map1<T>(dst, a, n, [&](V x) { return gelu_float(x) - (x - x) + zero; });
       } else {
-        map1<T>(dst, a, n, [](V x) { return gelu_float(x); });
+        map1<T>(dst, a, n, [&](V x) { return gelu_float(x) + zero; });
       }
     } else {
       map1<T>(dst, a, n, [](V x) { return at::native::vectorized_gelu(x); });

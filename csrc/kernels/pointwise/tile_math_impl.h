@@ -35,10 +35,11 @@ int vector_math(void* dst, const void* a, const void*, const void*, int64_t n, c
   if constexpr (op == Prim::kMish) map([](Vec x) { return simd::mish(x); });
   if constexpr (op == Prim::kGeluTanh) map([](Vec x) { return simd::gelu_tanh(x); });
   if constexpr (op == Prim::kGelu) {
+    const Vec zero = splat(imm[1].f32 != 0 ? 0.0F : -0.0F);
     if (imm[0].f32 != 0) {
-      map([](Vec x) { return simd::gelu<true>(x); });
+      map([&](Vec x) { return simd::gelu<true>(x, zero); });
     } else {
-      map([](Vec x) { return simd::gelu<false>(x); });
+      map([&](Vec x) { return simd::gelu<false>(x, zero); });
     }
   }
   if constexpr (op == Prim::kSiluSlope) map([](Vec x) { return simd::silu_slope(x); });

@@ -236,13 +236,14 @@ inline Vec without_subnormal_tail(Vec a) {
   return a < splat(12.9F) ? a : splat(15.0F);
 }
 
-// x times the normal cumulative distribution of x; with infinity_is_nan also NaN of positive infinity.
+// x times the normal cumulative distribution of x, plus a zero: 0 takes the sign of a result that is -0, and
+// -0 leaves it. With infinity_is_nan also NaN of positive infinity.
 template <bool infinity_is_nan>
-inline Vec gelu(Vec x) {
+inline Vec gelu(Vec x, Vec zero) {
   const Vec size = abs(x);
   const Vec tail = normal_tail(without_subnormal_tail(size));
-  if constexpr (infinity_is_nan) return fma(-size, tail, at_least(x, -0.0F));  // infinity times 0
-  return x * (x > splat(0.0F) ? 1.0F - tail : tail);
+  if constexpr (infinity_is_nan) return fma(-size, tail, at_least(x, -0.0F)) + zero;  // infinity times 0
+  return fma(x, x > splat(0.0F) ? 1.0F - tail : tail, zero);
 }
 
 // The derivative of gelu: the distribution plus x times its density; NaN of infinity, as in eager.

@@ -193,6 +193,23 @@ TEST(vector_math_has_the_special_values) {
   }
 }
 
+TEST(gelu_keeps_the_sign_of_zero_or_drops_it) {
+  for (const PrimTable* table : tables()) {
+    for (const float nan : {0.0F, 1.0F}) {
+      for (const float drops : {0.0F, 1.0F}) {
+        const Imm imm[3] = {{.f32 = nan}, {.f32 = drops}, {}};
+        const float x[4] = {-0.0F, 0.0F, -1e30F, 2.0F};
+        float y[4] = {42, 42, 42, 42};
+        find(*table, Prim::kGelu)(y, x, nullptr, nullptr, 4, imm);
+        EXPECT(y[0] == 0 && std::signbit(y[0]) == (drops == 0));
+        EXPECT(y[1] == 0 && !std::signbit(y[1]));
+        EXPECT(y[2] == 0 && std::signbit(y[2]) == (drops == 0));
+        EXPECT(std::fabs(y[3] - 1.9544997F) < 1e-5F);
+      }
+    }
+  }
+}
+
 TEST(vector_math_tails_equal_whole_vectors) {
   for (const Function& f : functions()) {
     for (const PrimTable* table : tables()) {

@@ -192,7 +192,8 @@ def test_quantised_functions_of_one_tensor():
 @pytest.mark.parametrize("real", [False, True])
 def test_quantised_gemm(real):
     c = rng.integers(-999, 999, 5).astype(np.int32)
-    b = rng.integers(-128, 127, (5, 8)).astype(np.int8)
+    # Two products fit 16 bits: ONNX Runtime adds pairs there, with saturation, on processors without VNNI.
+    b = rng.integers(-64, 64, (5, 8)).astype(np.int8)
     inputs = [u8(3, 8), scale(), ZERO, b, np.abs(f(5)) / 50, np.zeros(5, np.int8), c]
     inputs += [None, None] if real else [scale(0.1), ZERO]
     fixed = (1, 2, 3, 4, 5, 6) if real else (1, 2, 3, 4, 5, 6, 7, 8)
