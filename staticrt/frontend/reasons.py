@@ -37,6 +37,7 @@ _INFRASTRUCTURE = (
     "site-packages/_pytest",
     "site-packages/pluggy",
 )
+BROADCASTS = "data decides whether a size is broadcast"
 SETS_DATA = "the model sets a tensor's .data"
 # How the message begins of a program that stops because data decided a branch otherwise than in its trace.
 OTHERWISE = "staticrt: data decided otherwise"

@@ -22,7 +22,7 @@ from staticrt.frontend.arguments.names import named_like
 from staticrt.frontend.arguments.structure import Flattener
 from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.progress import long_work
-from staticrt.frontend.reasons import CannotTrace
+from staticrt.frontend.reasons import BROADCASTS, CannotTrace
 from staticrt.frontend.thread_state import keeping_thread_state
 from staticrt.options import Options
 from staticrt.runtime.branches import OTHER_DECISION, OtherDecision
@@ -50,6 +50,9 @@ class CompiledStep:
         self._options = options
         self._variants: list[Variant] = []
         self._failures: dict[Any, tuple[int, Failure]] = {}
+        self._assumes: set[Any] = (
+            set()
+        )  # keys of calls in which data decides what is broadcast, which a trace only checks
         self._eager: Counter[tuple[str, str, str]] = Counter()
         self._lock = locks.reentrant()
 
@@ -119,6 +122,8 @@ class CompiledStep:
             try:
                 return variant.run(call)
             except OtherDecision:
+                if call.key.key in self._assumes:
+                    return self._run_eagerly(args, kwargs, OTHER_DECISION)
                 tried.append(variant)
             except Exception as error:
                 reason = variant.beyond(error)
@@ -236,21 +241,26 @@ class CompiledStep:
         if dynamic is None:
             dynamic = any(variant.differs_in_sizes(call) for variant in self._variants)
 
-        def attempt(dynamic: bool) -> Any:
-            with recurrent_networks(), eager_resizes(), checkpoints(current_tracer, reentrant=True):
-                return trace_with_any_sizing(
-                    TraceRequest(
-                        recorded,
-                        call.spec,
-                        call.leaves,
-                        Sizing.first(dynamic, shape_env=True),
-                        snapshot=snapshot,
-                        tensors=names,
-                        layers=layers,
-                        autograd=True,
-                        decide=True,
-                    )
-                )
+        def attempt(dynamic: bool, decide: bool = True) -> Any:
+            request = TraceRequest(
+                recorded,
+                call.spec,
+                call.leaves,
+                Sizing.first(dynamic, shape_env=True),
+                snapshot=snapshot,
+                tensors=names,
+                layers=layers,
+                autograd=True,
+                decide=decide,
+            )
+            try:
+                with recurrent_networks(), eager_resizes(), checkpoints(current_tracer, reentrant=True):
+                    return trace_with_any_sizing(request)
+            except CannotTrace as error:
+                if not decide or error.reason != BROADCASTS:
+                    raise
+            self._assumes.add(call.key.key)
+            return attempt(dynamic, decide=False)
 
         try:
             traced = attempt(dynamic)

@@ -17,7 +17,7 @@ from torch.fx.experimental.sym_node import SymNode, wrap_node
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 
 from staticrt.frontend import budget
-from staticrt.frontend.reasons import CannotTrace, model_line
+from staticrt.frontend.reasons import BROADCASTS, CannotTrace, model_line
 from staticrt.frontend.tracing.fake_mode import copied, without_dynamo
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class DecidingShapeEnv(ShapeEnv):
             and self.decider
             and self.decider.value_now(orig_expr) is False
         ):
-            raise CannotTrace("data decides whether a size is broadcast")
+            raise CannotTrace(BROADCASTS)
         return holds
 
     def _evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:

@@ -6,6 +6,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 import staticrt
+import staticrt.training.optim
 from tests.support.joint_traces import joint_calls
 
 
