@@ -71,6 +71,7 @@ class Slow(nn.Module):
                 x = x + 1
         return self.linear(x)
 
+staticrt.compile(nn.Linear(4, 4))(torch.randn(2, 4)).sum().backward()  # what the first trace loads
 model = Slow()
 attributes = set(vars(model))
 compiled = staticrt.compile(model, trace_seconds=0.1)
