@@ -23,35 +23,34 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-@contextlib.contextmanager
-def recurrent_networks() -> Iterator[None]:
+def recurrent_networks() -> contextlib.AbstractContextManager[None]:
     """While this holds, this thread traces recurrent networks with the dropout between their layers.
 
     Upstream's decompositions of `aten.lstm`, `gru` and `rnn_*` test a condition that never holds (`num_layers < i - 1`), so
     that they omit it. Dropout gives its argument meanwhile where nothing is dropped, and draws no random numbers where
     everything is, as in eager; upstream's decomposition copies, and draws.
     """
-    _replace()
-    before, _thread.recurrent = _thread.recurrent, True
-    try:
-        yield
-    finally:
-        _thread.recurrent = before
+    return _in_this_thread("recurrent")
 
 
-@contextlib.contextmanager
-def eager_resizes() -> Iterator[None]:
+def eager_resizes() -> contextlib.AbstractContextManager[None]:
     """While this holds, this thread records resizes of images as the operators that eager calls.
 
     Upstream's decomposition reads each pixel by index, and its backward adds them up so. Functionalization in C++, as
     AOTAutograd uses it, takes no symbolic sizes of eager's operators.
     """
+    return _in_this_thread("resizes")
+
+
+@contextlib.contextmanager
+def _in_this_thread(name: str) -> Iterator[None]:
     _replace()
-    before, _thread.resizes = _thread.resizes, True
+    before = getattr(_thread, name)
+    setattr(_thread, name, True)
     try:
         yield
     finally:
-        _thread.resizes = before
+        setattr(_thread, name, before)
 
 
 def with_dropout(helper: Callable[..., Any]) -> Callable[..., Any]:

@@ -269,10 +269,10 @@ def torch_effects() -> dict[int, str]:
     tensor: Any = torch.Tensor
     found.update({id(inspect.unwrap(tensor.__repr__).__code__): text, id(tensor.__format__.__code__): text})
     found[id(tensor.__reduce_ex__.__code__)] = "pickles a tensor"
-    clips = torch.nn.utils
+    utils = torch.nn.utils
     changing = (
         *(torch.nn.Module.zero_grad, torch.optim.Optimizer.zero_grad),
-        *(clips.clip_grad_norm_, clips.clip_grads_with_norm_, clips.clip_grad_value_),
+        *(utils.clip_grad_norm_, utils.clip_grads_with_norm_, utils.clip_grad_value_),
     )
     found.update((id(inspect.unwrap(each).__code__), CHANGES_GRADIENTS) for each in changing)
     found[id(vars(LazyModuleMixin)["_infer_parameters"].__code__)] = LAZY
