@@ -27,16 +27,19 @@ def certainly(run: Callable[[], T], undo: Callable[[BaseException], None]) -> T:
     """What `run` returns.
 
     Args:
-        undo: is called where an exception leaves `run`, and again, as a second exception may have ended it.
+        undo: is called where an exception leaves `run`, and again where a second exception ended it.
     """
+    undone = False
     try:
         try:
             return run()
         except BaseException as error:
             undo(error)
+            undone = True
             raise
     except BaseException as error:
-        undo(error)
+        if not undone:
+            undo(error)
         raise
 
 

@@ -32,8 +32,7 @@ staticrt.save(compiled, sys.argv[1], exported_program=sys.argv[2] == "True")
 """
 
 
-@pytest.mark.parametrize("exported", [True, False])
-@pytest.mark.parametrize("set_before", [True, False])
+@pytest.mark.parametrize(("exported", "set_before"), [(True, False), (False, True)])
 def test_a_trace_is_saved_by_the_imports_that_saving_makes(tmp_path, monkeypatch, exported, set_before):
     """Those of torch.export set a variable of the environment, which this model reads."""
     if set_before:

@@ -15,7 +15,7 @@ from tests.support.archive_mutants import Mutator
 
 
 @pytest.mark.parametrize(
-    ("kind", "mutants", "refused"), [("own", 150, 75), ("bytes", 40, 25), ("exported", 12, 4)]
+    ("kind", "mutants", "refused"), [("own", 60, 30), ("bytes", 20, 12), ("exported", 8, 2)]
 )
 def test_hostile_files_are_refused_or_right(kind, mutants, refused):
     command = [sys.executable, hostile_fuzzer.__file__, "--seed", "11", "--load-only"]

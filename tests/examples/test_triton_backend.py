@@ -41,7 +41,9 @@ class Whole(torch.nn.Module):
 def server():
     # A fixed folder: with a compiler cache a second run costs nothing.
     build = ROOT / "build" / "examples" / "triton_backend"
-    cmake, done = configure(ROOT / "examples" / "triton_backend", build, "-DSTATICRT_TRITON_TEST=ON")
+    cmake, done = configure(
+        ROOT / "examples" / "triton_backend", build, "-DSTATICRT_TRITON_TEST=ON", "-DCMAKE_UNITY_BUILD=ON"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     done = subprocess.run([cmake, "--build", str(build)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -26,8 +26,10 @@ from torch.autograd.function import FunctionCtx
 from staticrt import tuning
 from staticrt.frontend.guards.caches import entries_of, table_of, take_out
 from staticrt.frontend.guards.state_values import dict_of, members_of
+from staticrt.frontend.tracing.maybe_views import SizesDecideViews
 from staticrt.frontend.tracing.trace_tensor import TraceTensor
 from staticrt.shapes.fake_results import cached_values
+from staticrt.shapes.size_env import NeedsShapeEnv
 
 _FAKE = frozenset({FakeTensor, TraceTensor, torch.SymInt, torch.SymFloat, torch.SymBool})
 _IN_CACHE = "keeps tensors in the cache of"
@@ -168,7 +170,12 @@ def _is_global(value: Any) -> bool:
 
 
 def let_go(error: BaseException) -> None:
-    """Clear the frames of an exception that ended a run: their variables hold what they computed."""
+    """Clear the frames of an exception that ended a run: their variables hold what they computed.
+
+    An exception that only asks for another trace loses its traceback: a frame refers to its function, too, and a lambda of
+    the model to what it closes over.
+    """
+    asks_for_another = isinstance(error, (NeedsShapeEnv, SizesDecideViews))
     running = _running_frames()
     seen: set[int] = set()
     following: BaseException | None = error
@@ -178,6 +185,8 @@ def let_go(error: BaseException) -> None:
         for frame, _line in traceback.walk_tb(following.__traceback__):
             if id(frame) not in running:
                 _ = frame.f_locals  # a copy that somebody asked for before follows only when it is asked for
+        if asks_for_another:
+            following.__traceback__ = None
         following = following.__cause__ or following.__context__
 
 

@@ -32,7 +32,7 @@ at::Device sim(int index) {
 }
 
 // x * weight + 0.5 at each place of a constant tensor. `said`: where the program says that its inputs are.
-std::string make_archive(at::Device device, std::optional<at::Device> said = std::nullopt) {
+std::string make_archive_on(at::Device device, std::optional<at::Device> said = std::nullopt) {
   ProgramBuilder builder;
   ValueInfo info = tensor_info("");
   info.device = device;
@@ -110,7 +110,7 @@ std::shared_ptr<const Program> program_of(const std::string& op, const std::vect
 
 TEST(placement_a_module_is_loaded_on_a_device) {
   for (const at::Device saved : {at::Device(at::kCPU), sim(0)}) {
-    const std::string bytes = make_archive(saved);
+    const std::string bytes = make_archive_on(saved);
     for (const at::Device here : {at::Device(at::kCPU), sim(0), sim(1)}) {
       const Module model = load_on(bytes, here);
       EXPECT(model.weights().at(0).second.device() == here);
@@ -128,7 +128,7 @@ TEST(placement_a_module_is_loaded_on_a_device) {
 }
 
 TEST(placement_devices_that_hold_no_model_are_refused) {
-  const std::string bytes = make_archive(at::kCPU);
+  const std::string bytes = make_archive_on(at::kCPU);
   EXPECT_THROW(load_on(bytes, at::Device(at::kMeta)), ArchiveError, "on meta, which holds no values");
   EXPECT_THROW(load_on(bytes, kXla), ArchiveError, "loaded on xla:0: this process does not have that device");
   const at::Device absent(simulated::kDeviceType, 7);
@@ -136,10 +136,10 @@ TEST(placement_devices_that_hold_no_model_are_refused) {
 }
 
 TEST(placement_programs_say_where_their_inputs_are) {
-  const std::string wrong = make_archive(sim(0), at::Device(at::kCPU));
+  const std::string wrong = make_archive_on(sim(0), at::Device(at::kCPU));
   EXPECT_THROW(load_on(wrong, std::nullopt), ArchiveError,
                "input weight of the program is on cpu, what it gets on sim:0");
-  EXPECT_THROW(load_on(make_archive(at::kCPU, sim(1)), std::nullopt), ArchiveError,
+  EXPECT_THROW(load_on(make_archive_on(at::kCPU, sim(1)), std::nullopt), ArchiveError,
                "input weight of the program is on sim:1, what it gets on cpu");
 }
 

@@ -16,7 +16,7 @@ using namespace staticrt::test;
 
 namespace {
 
-void expect_right(Executable& executable, const at::Tensor& x, const at::Tensor& w, int index = 0) {
+void expect_product(Executable& executable, const at::Tensor& x, const at::Tensor& w, int index = 0) {
   const auto outputs = executable.run({on_toy(x, index), on_toy(w, index)});
   const at::Tensor& made = outputs[0].toTensor();
   EXPECT_EQ(made.device(), toy(index));
@@ -31,7 +31,7 @@ TEST(every_path_gives_the_cpus_answer_at_every_size) {
     for (const int index : {0, 1, 2}) {
       Executable executable(sum_and_tanh(toy(index)), options(prepared));
       for (const int64_t n : {8, 8, 8, 100, 3, 8, 0, 8, 100})
-        expect_right(executable, at::randn({n, 5}), at::randn({n, 5}), index);
+        expect_product(executable, at::randn({n, 5}), at::randn({n, 5}), index);
     }
   }
 }
@@ -43,7 +43,7 @@ TEST(a_prepared_program_calls_out_variants_in_an_arena_of_the_device) {
     Executable executable(sum_and_tanh(toy(1)), options(true));
     EXPECT_EQ(executable.node_counts().out, 4);
     EXPECT_EQ(executable.node_counts().managed, 3);
-    for (int i = 0; i < 3; ++i) expect_right(executable, at::randn({40, 50}), at::randn({40, 50}), 1);
+    for (int i = 0; i < 3; ++i) expect_product(executable, at::randn({40, 50}), at::randn({40, 50}), 1);
     const auto programs = executable.prepared_programs();
     EXPECT_EQ(programs.size(), 1U);
     const PreparedStats& stats = programs[0]->stats();
@@ -74,11 +74,11 @@ TEST(each_stream_has_an_arena_of_its_own) {
   use_toy_devices();
   Executable executable(sum_and_tanh(toy(0)), options(true));
   const at::Tensor x = at::randn({16, 16});
-  expect_right(executable, x, x);
+  expect_product(executable, x, x);
   for (int round = 0; round < 3; ++round) {
     for (const int64_t stream : {0, 7, 9}) {
       const ToyStream on(toy(0), stream);
-      expect_right(executable, at::randn({16, 16}), x);
+      expect_product(executable, at::randn({16, 16}), x);
     }
     const auto arenas = toy_arenas();
     for (const int64_t stream : {0, 7, 9}) EXPECT_EQ(arenas.count({0, stream}), 1U);
@@ -92,11 +92,11 @@ TEST(the_general_paths_memory_follows_the_stream) {
   use_toy_devices();
   Executable executable(sum_and_tanh(toy(0)), options(false));
   const at::Tensor x = at::randn({16, 16});
-  for (int i = 0; i < 3; ++i) expect_right(executable, x, x);
+  for (int i = 0; i < 3; ++i) expect_product(executable, x, x);
   EXPECT_EQ(toy_arenas().count({0, 0}), 1U);
   EXPECT_EQ(executable.memory_counters().managed_tensors, 3);
   const ToyStream on(toy(0), 4);
-  for (int i = 0; i < 3; ++i) expect_right(executable, at::randn({16, 16}), x);
+  for (int i = 0; i < 3; ++i) expect_product(executable, at::randn({16, 16}), x);
   EXPECT_EQ(toy_arenas().count({0, 0}), 0U);
   EXPECT_EQ(toy_arenas().count({0, 4}), 1U);
 }
@@ -106,7 +106,7 @@ TEST(a_device_that_is_not_registered_runs_operator_by_operator) {
   Executable executable(sum_and_tanh(toy(2)), options(true));
   EXPECT_EQ(executable.node_counts().fallback, 5);
   EXPECT_EQ(executable.node_counts().managed, 0);
-  for (int i = 0; i < 3; ++i) expect_right(executable, at::randn({4, 4}), at::randn({4, 4}), 2);
+  for (int i = 0; i < 3; ++i) expect_product(executable, at::randn({4, 4}), at::randn({4, 4}), 2);
   EXPECT(executable.prepared_programs().empty());
 }
 
@@ -166,10 +166,10 @@ TEST(changed_weights_are_seen) {
 TEST(a_full_device_is_an_error_and_the_next_call_works) {
   use_toy_devices();
   Executable executable(sum_and_tanh(toy(0)), options(true));
-  expect_right(executable, at::randn({5, 5}), at::randn({5, 5}));
+  expect_product(executable, at::randn({5, 5}), at::randn({5, 5}));
   const at::Tensor x = on_toy(at::randn({5, 5}));
   fill_toy_devices(true);
   EXPECT_THROW(executable.run({x, x}), c10::OutOfMemoryError, "is full");
   fill_toy_devices(false);
-  for (int i = 0; i < 2; ++i) expect_right(executable, at::randn({5, 5}), at::randn({5, 5}));
+  for (int i = 0; i < 2; ++i) expect_product(executable, at::randn({5, 5}), at::randn({5, 5}));
 }

@@ -14,10 +14,6 @@ namespace {
 using namespace staticrt;
 using namespace staticrt::test;
 
-c10::IValue ints(std::vector<int64_t> values) {
-  return c10::List<int64_t>(at::ArrayRef<int64_t>(values));
-}
-
 struct Image {
   int64_t batch, in, out, side, kernel, stride, pad, dilation = 1;
 };

@@ -9,14 +9,6 @@ namespace {
 using namespace staticrt;
 using namespace staticrt::test;
 
-c10::IValue ints(std::vector<int64_t> values) {
-  return c10::List<int64_t>(at::ArrayRef<int64_t>(values));
-}
-
-at::Tensor unit(std::mt19937& rng, at::IntArrayRef sizes) {
-  return random_tensor(rng, sizes, at::kFloat).clamp(-2, 2).div(2);
-}
-
 struct Shape {
   int64_t batch, groups, in, out, h, w, kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, dilation_h,
       dilation_w, more_h, more_w;

@@ -16,14 +16,6 @@ namespace {
 using namespace staticrt;
 using namespace staticrt::test;
 
-c10::IValue ints(std::vector<int64_t> values) {
-  return c10::List<int64_t>(at::ArrayRef<int64_t>(values));
-}
-
-at::Tensor unit(std::mt19937& rng, at::IntArrayRef sizes) {
-  return random_tensor(rng, sizes, at::kFloat).clamp(-2, 2).div(2);
-}
-
 template <int64_t side>
 std::optional<PreparedCall> winograd(PrepareRequest& request) {
   const auto plan = conv_plan(request, int_or(request, 6, 1));
@@ -31,11 +23,11 @@ std::optional<PreparedCall> winograd(PrepareRequest& request) {
   return prepare_winograd_conv(*plan, side, request);
 }
 
-struct Sizes {
+struct ImageSizes {
   int64_t batch, in, out, h, w, pad_h, pad_w;
 };
 
-std::vector<c10::IValue> arguments(std::mt19937& rng, const Sizes& s, bool bias) {
+std::vector<c10::IValue> arguments(std::mt19937& rng, const ImageSizes& s, bool bias) {
   at::Tensor weight = unit(rng, {s.out, s.in, 3, 3});
   if (s.h % 2) weight = weight.contiguous(at::MemoryFormat::ChannelsLast);
   return {unit(rng, {s.batch, s.in, s.h, s.w}).contiguous(at::MemoryFormat::ChannelsLast),
@@ -79,7 +71,7 @@ TEST(winograd_of_odd_shapes_equals_eager) {
   };
   for (int i = 0; i < 80; ++i) {
     const int64_t channels[] = {16, 17, 31, 33, 48, 65, 70};
-    Sizes s{pick(1, 3), channels[pick(0, 6)], channels[pick(0, 6)], 0, 0, pick(0, 2), pick(0, 2)};
+    ImageSizes s{pick(1, 3), channels[pick(0, 6)], channels[pick(0, 6)], 0, 0, pick(0, 2), pick(0, 2)};
     s.h = pick(4 - 2 * std::min<int64_t>(s.pad_h, 1), 19);
     s.w = pick(4 - 2 * std::min<int64_t>(s.pad_w, 1), 19);
     expect_winograd(arguments(rng, s, i % 2 == 0), i % 3 == 0 ? 3 : 1);

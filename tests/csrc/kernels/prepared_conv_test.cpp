@@ -16,14 +16,6 @@ namespace {
 using namespace staticrt;
 using namespace staticrt::test;
 
-c10::IValue ints(std::vector<int64_t> values) {
-  return c10::List<int64_t>(at::ArrayRef<int64_t>(values));
-}
-
-at::Tensor unit(std::mt19937& rng, at::IntArrayRef sizes) {
-  return random_tensor(rng, sizes, at::kFloat).clamp(-2, 2).div(2);
-}
-
 int64_t pick(std::mt19937& rng, int64_t low, int64_t high) {
   return std::uniform_int_distribution<int64_t>(low, high)(rng);
 }

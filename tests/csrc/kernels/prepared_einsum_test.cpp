@@ -12,10 +12,6 @@ namespace {
 using namespace staticrt;
 using namespace staticrt::test;
 
-at::Tensor unit(std::mt19937& rng, at::IntArrayRef sizes, at::ScalarType dtype = at::kFloat) {
-  return random_tensor(rng, sizes, dtype).clamp(-2, 2).div(2);
-}
-
 int64_t size_of(char letter) {
   return letter == 'o' ? 1 : 2 + letter % 5;
 }
@@ -49,10 +45,6 @@ bool agrees_if_prepared(const std::string& op, const std::vector<c10::IValue>& a
   if (!is_prepared(op, args)) return false;
   expect_prepared(op, args);
   return true;
-}
-
-c10::IValue ints(std::vector<int64_t> values) {
-  return c10::List<int64_t>(at::ArrayRef<int64_t>(values));
 }
 
 }  // namespace

@@ -10,11 +10,6 @@ using namespace staticrt;
 using namespace staticrt::test;
 
 // Values of order 1, so that the declared tolerance applies.
-at::Tensor unit(std::mt19937& rng, at::IntArrayRef sizes, at::ScalarType dtype = at::kFloat) {
-  at::Tensor t = random_tensor(rng, sizes, dtype);
-  return t.clamp(-2, 2).div(2);
-}
-
 at::Tensor any_layout(std::mt19937& rng, const at::Tensor& t) {
   return with_random_layout(rng, t);
 }

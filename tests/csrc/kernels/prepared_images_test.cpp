@@ -10,13 +10,6 @@ namespace {
 using namespace staticrt;
 using namespace staticrt::test;
 
-at::Tensor unit(std::mt19937& rng, at::IntArrayRef sizes) {
-  return random_tensor(rng, sizes, at::kFloat).clamp(-2, 2).div(2);
-}
-c10::IValue ints(std::vector<int64_t> values) {
-  return c10::List<int64_t>(at::ArrayRef<int64_t>(values));
-}
-
 }  // namespace
 
 TEST(attention_equals_eager) {

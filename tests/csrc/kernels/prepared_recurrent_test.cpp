@@ -11,23 +11,19 @@ using namespace staticrt;
 using namespace staticrt::test;
 
 // Small: cells with large weights are chaotic, and every rounding grows.
-at::Tensor unit(std::mt19937& rng, at::IntArrayRef sizes, double scale = 0.25) {
-  return random_tensor(rng, sizes, at::kFloat).clamp(-2, 2).mul(scale);
-}
-
-struct Sizes {
+struct NetworkSizes {
   int64_t steps, batch, features, hidden, layers;
   bool bidirectional, batch_first;
   int64_t projected = 0;
 };
 
-const std::vector<Sizes> kSizes = {
+const std::vector<NetworkSizes> kNetworks = {
     {1, 1, 1, 1, 1, false, false},    {5, 1, 7, 16, 1, true, false},    {4, 3, 33, 31, 2, true, true},
     {70, 2, 5, 40, 3, false, false},  {7, 70, 12, 260, 1, true, true},  {3, 0, 4, 5, 1, false, false},
     {6, 3, 7, 19, 2, true, false, 5}, {2, 20, 64, 128, 2, true, false},
 };
 
-std::vector<c10::IValue> arguments(std::mt19937& rng, const std::string& op, const Sizes& s, bool biases) {
+std::vector<c10::IValue> arguments(std::mt19937& rng, const std::string& op, const NetworkSizes& s, bool biases) {
   const bool lstm = op == "aten::lstm.input";
   const int64_t gates = (lstm ? 4 : op == "aten::gru.input" ? 3 : 1) * s.hidden;
   const int64_t state = s.projected ? s.projected : s.hidden;
@@ -36,21 +32,21 @@ std::vector<c10::IValue> arguments(std::mt19937& rng, const std::string& op, con
   std::vector<at::Tensor> weights;
   for (int64_t layer = 0; layer < s.layers; ++layer) {
     for (int64_t d = 0; d < directions; ++d) {
-      weights.push_back(unit(rng, {gates, layer == 0 ? s.features : directions * state}, scale));
-      weights.push_back(unit(rng, {gates, state}, scale));
+      weights.push_back(unit(rng, {gates, layer == 0 ? s.features : directions * state}, at::kFloat, scale));
+      weights.push_back(unit(rng, {gates, state}, at::kFloat, scale));
       if (biases) {
-        weights.push_back(unit(rng, {gates}));
-        weights.push_back(unit(rng, {gates}));
+        weights.push_back(unit(rng, {gates}, at::kFloat, 0.25));
+        weights.push_back(unit(rng, {gates}, at::kFloat, 0.25));
       }
-      if (s.projected) weights.push_back(unit(rng, {s.projected, s.hidden}));
+      if (s.projected) weights.push_back(unit(rng, {s.projected, s.hidden}, at::kFloat, 0.25));
     }
   }
   const int64_t cells = s.layers * directions;
-  const at::Tensor h0 = unit(rng, {cells, s.batch, state});
+  const at::Tensor h0 = unit(rng, {cells, s.batch, state}, at::kFloat, 0.25);
   const at::Tensor x =
-      s.batch_first ? unit(rng, {s.batch, s.steps, s.features}) : unit(rng, {s.steps, s.batch, s.features});
+      s.batch_first ? unit(rng, {s.batch, s.steps, s.features}, at::kFloat, 0.25) : unit(rng, {s.steps, s.batch, s.features}, at::kFloat, 0.25);
   c10::IValue hidden = h0;
-  if (lstm) hidden = std::vector<at::Tensor>{h0, unit(rng, {cells, s.batch, s.hidden})};
+  if (lstm) hidden = std::vector<at::Tensor>{h0, unit(rng, {cells, s.batch, s.hidden}, at::kFloat, 0.25)};
   return {x, hidden, weights, biases, s.layers, 0.0, false, s.bidirectional, s.batch_first};
 }
 
@@ -60,7 +56,7 @@ TEST(recurrent_layers_equal_eager) {
   std::mt19937 rng(1);
   for (const std::string op :
        {"aten::lstm.input", "aten::gru.input", "aten::rnn_tanh.input", "aten::rnn_relu.input"}) {
-    for (const Sizes& s : kSizes) {
+    for (const NetworkSizes& s : kNetworks) {
       if (s.projected && op != "aten::lstm.input") continue;
       for (const bool biases : {false, true}) {
         for (const int threads : {1, 2}) {
@@ -77,7 +73,7 @@ TEST(recurrent_layers_equal_eager) {
 TEST(recurrent_layers_with_changing_weights_or_dropout_decline) {
   std::mt19937 rng(2);
   const std::string op = "aten::lstm.input";
-  auto args = arguments(rng, op, kSizes[2], true);
+  auto args = arguments(rng, op, kNetworks[2], true);
   const auto want = run_eager(op, args);
   EXPECT(!run_prepared(op, args, want).prepared);
   RunOptions options;
@@ -93,7 +89,7 @@ TEST(recurrent_layers_are_cut_by_the_batch) {
   std::mt19937 rng(3);
   for (const std::string op :
        {"aten::lstm.input", "aten::gru.input", "aten::rnn_tanh.input", "aten::rnn_relu.input"}) {
-    for (const Sizes& s : std::vector<Sizes>{{33, 9, 24, 40, 2, false, true},
+    for (const NetworkSizes& s : std::vector<NetworkSizes>{{33, 9, 24, 40, 2, false, true},
                                              {17, 16, 40, 48, 1, false, false},
                                              {40, 37, 12, 19, 2, true, false, 5},
                                              {5, 20, 64, 130, 2, true, true}}) {

@@ -9,21 +9,18 @@ namespace {
 using namespace staticrt;
 using namespace staticrt::test;
 
-c10::IValue ints(std::vector<int64_t> values) {
-  return c10::List<int64_t>(at::ArrayRef<int64_t>(values));
-}
 c10::IValue doubles(std::vector<double> values) {
   return c10::List<double>(at::ArrayRef<double>(values));
 }
 
-const std::vector<std::vector<int64_t>> kSizes = {{1, 1, 1, 1},  {2, 3, 5, 7},   {1, 5, 4, 9},
+const std::vector<std::vector<int64_t>> kImages = {{1, 1, 1, 1},  {2, 3, 5, 7},   {1, 5, 4, 9},
                                                   {3, 17, 6, 3}, {1, 33, 1, 11}, {2, 16, 8, 8}};
 
 }  // namespace
 
 TEST(nearest_upsampling_takes_the_same_pixels_as_eager) {
   std::mt19937 rng(21);
-  for (const auto& sizes : kSizes) {
+  for (const auto& sizes : kImages) {
     for (const bool last : {false, true}) {
       at::Tensor x = random_tensor(rng, sizes, at::kFloat, true);
       if (last) x = x.contiguous(at::MemoryFormat::ChannelsLast);
@@ -51,7 +48,7 @@ TEST(nearest_upsampling_takes_the_same_pixels_as_eager) {
 
 TEST(linear_upsampling_equals_eager) {
   std::mt19937 rng(22);
-  for (const auto& sizes : kSizes) {
+  for (const auto& sizes : kImages) {
     for (const bool align : {false, true}) {
       const auto none = c10::IValue();
       for (const bool last : {false, true}) {

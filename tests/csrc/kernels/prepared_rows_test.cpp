@@ -28,18 +28,14 @@ at::Tensor indices(std::mt19937& rng, at::IntArrayRef sizes, int64_t end, at::Sc
 c10::IValue list(std::vector<at::Tensor> tensors) {
   return c10::List<at::Tensor>(at::ArrayRef<at::Tensor>(tensors));
 }
-c10::IValue ints(std::vector<int64_t> values) {
-  return c10::List<int64_t>(at::ArrayRef<int64_t>(values));
-}
-
-const std::vector<std::vector<int64_t>> kShapes = {{1},        {7},           {64},      {3, 5},   {8, 100},
+const std::vector<std::vector<int64_t>> kRowShapes = {{1},        {7},           {64},      {3, 5},   {8, 100},
                                                    {2, 3, 40}, {2, 33, 4, 5}, {1, 2000}, {2000, 3}};
 
 }  // namespace
 
 TEST(softmax_over_every_dimension) {
   std::mt19937 rng(1);
-  for (const auto& shape : kShapes) {
+  for (const auto& shape : kRowShapes) {
     for (int64_t dim = -1; dim < static_cast<int64_t>(shape.size()); ++dim) {
       for (const char* op : {"aten::_softmax", "aten::_log_softmax"}) {
         expect_prepared(op, {normal(rng, shape), dim, false});
@@ -63,7 +59,7 @@ TEST(softmax_keeps_masked_and_nan_rows) {
 
 TEST(layer_and_rms_norm) {
   std::mt19937 rng(3);
-  for (const auto& shape : kShapes) {
+  for (const auto& shape : kRowShapes) {
     const int64_t n = shape.back();
     const at::Tensor x = normal(rng, shape);
     const at::Tensor w = normal(rng, {n});
@@ -180,7 +176,7 @@ TEST(group_and_batch_norm_at_inference) {
 
 TEST(reductions_over_adjacent_dims) {
   std::mt19937 rng(5);
-  for (const auto& shape : kShapes) {
+  for (const auto& shape : kRowShapes) {
     const at::Tensor x = normal(rng, shape);
     expect_prepared("aten::sum", {x});
     expect_prepared("aten::mean", {x});

@@ -272,6 +272,14 @@ at::Tensor random_tensor(std::mt19937& rng, at::IntArrayRef sizes, at::ScalarTyp
   return wide.to(dtype);
 }
 
+c10::IValue ints(std::vector<int64_t> values) {
+  return c10::List<int64_t>(at::ArrayRef<int64_t>(values));
+}
+
+at::Tensor unit(std::mt19937& rng, at::IntArrayRef sizes, at::ScalarType dtype, double scale) {
+  return random_tensor(rng, sizes, dtype).clamp(-2, 2).mul(scale);
+}
+
 at::Tensor with_random_layout(std::mt19937& rng, const at::Tensor& t) {
   const int64_t rank = t.dim();
   switch (std::uniform_int_distribution<int>(0, 4)(rng)) {

@@ -64,6 +64,12 @@ void expect_prepared(const std::string& op, const std::vector<c10::IValue>& args
 at::Tensor random_tensor(std::mt19937& rng, at::IntArrayRef sizes, at::ScalarType dtype,
                          bool special = false);
 
+c10::IValue ints(std::vector<int64_t> values);
+
+// Random values in [-1, 1], or in [-2 scale, 2 scale].
+at::Tensor unit(std::mt19937& rng, at::IntArrayRef sizes, at::ScalarType dtype = at::kFloat,
+                double scale = 0.5);
+
 // The same values in another layout: permuted, sliced with a step, expanded or offset.
 at::Tensor with_random_layout(std::mt19937& rng, const at::Tensor& t);
 

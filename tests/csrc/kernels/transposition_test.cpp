@@ -9,7 +9,7 @@ namespace {
 using namespace staticrt;
 using namespace staticrt::test;
 
-const std::vector<std::vector<int64_t>> kSizes = {
+const std::vector<std::vector<int64_t>> kTransposed = {
     {1, 3, 7, 9}, {2, 3, 16, 16}, {1, 17, 5, 7},   {3, 33, 4, 11}, {1, 64, 8, 8},  {2, 1, 5, 5},
     {1, 5, 1, 1}, {2, 40, 1, 33}, {1, 16, 30, 31}, {2, 2, 70, 71}, {2, 4, 65, 64}, {1, 3, 1, 2}};
 
@@ -21,7 +21,7 @@ c10::IValue format(at::MemoryFormat f) {
 
 TEST(images_keep_their_values_in_another_layout) {
   std::mt19937 rng(41);
-  for (const auto& sizes : kSizes) {
+  for (const auto& sizes : kTransposed) {
     for (const int threads : {1, 3}) {
       RunOptions options;
       options.num_threads = threads;
@@ -81,7 +81,7 @@ TEST(permuted_tensors_keep_their_values) {
 
 TEST(reductions_over_channels_last_images_equal_eager) {
   std::mt19937 rng(42);
-  for (const auto& sizes : kSizes) {
+  for (const auto& sizes : kTransposed) {
     const at::Tensor x = random_tensor(rng, sizes, at::kFloat).contiguous(at::MemoryFormat::ChannelsLast);
     const c10::IValue dims = c10::List<int64_t>({2, 3});
     const c10::IValue backwards = c10::List<int64_t>({-1, -2});

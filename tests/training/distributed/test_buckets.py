@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from tests.support.bucket_workers import MODELS, nodes_of_backwards, reduced
-from tests.support.ranks import Ranks
 
 OPTIONS = {
     "plain": {},
@@ -12,12 +11,6 @@ OPTIONS = {
     "find unused": {"find_unused_parameters": True},
     "views": {"gradient_as_bucket_view": True},
 }
-
-
-@pytest.fixture(scope="module")
-def two():
-    with Ranks(2) as ranks:
-        yield ranks
 
 
 def check_order(events: list[str], buckets: int) -> None:
@@ -30,9 +23,9 @@ def check_order(events: list[str], buckets: int) -> None:
 
 @pytest.mark.parametrize("way", ["around", "inside"])
 @pytest.mark.parametrize("options", OPTIONS)
-def test_buckets_are_reduced_while_the_backward_runs(two, way, options):
-    eager = two.run(reduced, "layers", "eager", OPTIONS[options])
-    compiled = two.run(reduced, "layers", way, OPTIONS[options])
+def test_buckets_are_reduced_while_the_backward_runs(ranks, way, options):
+    eager = ranks.run(reduced, "layers", "eager", OPTIONS[options])
+    compiled = ranks.run(reduced, "layers", way, OPTIONS[options])
     for (state, sizes, events, text), (expected, eager_sizes, _none, _empty) in zip(
         compiled, eager, strict=True
     ):
@@ -45,9 +38,9 @@ def test_buckets_are_reduced_while_the_backward_runs(two, way, options):
 
 @pytest.mark.parametrize("way", ["around", "inside"])
 @pytest.mark.parametrize("model", [name for name in MODELS if name != "layers"])
-def test_models_train_as_in_eager(two, way, model):
-    eager = two.run(reduced, model, "eager", {})
-    compiled = two.run(reduced, model, way, {})
+def test_models_train_as_in_eager(ranks, way, model):
+    eager = ranks.run(reduced, model, "eager", {})
+    compiled = ranks.run(reduced, model, way, {})
     for (state, sizes, events, text), (expected, _sizes, _none, _empty) in zip(compiled, eager, strict=True):
         assert "joint trace" in text
         assert "run" in events[events.index("bucket") :], events
@@ -55,7 +48,7 @@ def test_models_train_as_in_eager(two, way, model):
         torch.testing.assert_close(state, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_backward_is_cut_for_the_wrapper_at_hand(two):
-    for alone, small_buckets, one_bucket, alone_again in two.run(nodes_of_backwards):
+def test_a_backward_is_cut_for_the_wrapper_at_hand(ranks):
+    for alone, small_buckets, one_bucket, alone_again in ranks.run(nodes_of_backwards):
         assert alone == one_bucket == alone_again == 1
         assert small_buckets >= 3

@@ -9,20 +9,12 @@ from staticrt.interop.distributed import check_groups, group_names
 from staticrt.ops import facts
 from staticrt.passes.effects import is_pure
 from tests.support.distributed_workers import (
-    WORLD,
     compiled_data_parallel,
     data_parallel,
     ordered,
     tensor_parallel,
     weights,
 )
-from tests.support.ranks import Ranks
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(WORLD) as started:
-        yield started
 
 
 def test_tensor_parallel_mlp_equals_one_process(ranks):

@@ -14,12 +14,6 @@ STEPS = ("buffers", "accumulation", "joined")
 
 
 @pytest.fixture(scope="module")
-def two():
-    with Ranks(2) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
 def four():
     with Ranks(4) as ranks:
         yield ranks
@@ -45,8 +39,8 @@ def check(ranks, eager_states, case, way):
 
 @pytest.mark.parametrize("way", ["around", "inside"])
 @pytest.mark.parametrize("case", CASES)
-def test_trains_as_in_eager(two, eager_states, case, way):
-    for text in check(two, eager_states, case, way):
+def test_trains_as_in_eager(ranks, eager_states, case, way):
+    for text in check(ranks, eager_states, case, way):
         if case in BY_DYNAMO:
             assert "training, native node" in text
             assert BY_DYNAMO[case] in text
@@ -57,8 +51,8 @@ def test_trains_as_in_eager(two, eager_states, case, way):
 
 @pytest.mark.parametrize("way", ["step around", "step inside"])
 @pytest.mark.parametrize("case", STEPS)
-def test_a_step_around_it_runs_eagerly_and_says_why(two, eager_states, case, way):
-    for text in check(two, eager_states, case, way):
+def test_a_step_around_it_runs_eagerly_and_says_why(ranks, eager_states, case, way):
+    for text in check(ranks, eager_states, case, way):
         assert "a DistributedDataParallel module reduces gradients in hooks of its own" in text
 
 
@@ -68,16 +62,16 @@ def test_four_ranks_train_as_in_eager(four, eager_states, case, way):
     check(four, eager_states, case, way)
 
 
-def test_ranks_that_must_differ_do(two, eager_states):
+def test_ranks_that_must_differ_do(ranks, eager_states):
     """Without a reduction the ranks would hold other weights, with one they hold the same."""
-    check(two, eager_states, "own buffers", "around")
+    check(ranks, eager_states, "own buffers", "around")
     (first, _text), (second, _other) = eager_states[2, "own buffers"]
     assert torch.equal(first["last.weight"], second["last.weight"])
     assert not torch.equal(first["norm.running_mean"], second["norm.running_mean"])
 
 
-def test_a_compiled_wrapper_is_the_wrapper(two):
-    for found in two.run(wrapped):
+def test_a_compiled_wrapper_is_the_wrapper(ranks):
+    for found in ranks.run(wrapped):
         assert found["same"]
         assert found["modules"] == [True, True]
         assert found["keys"]
@@ -86,8 +80,8 @@ def test_a_compiled_wrapper_is_the_wrapper(two):
 
 
 @pytest.mark.parametrize("way", ["inside", "graph"])
-def test_a_rank_that_stays_away_is_an_error_on_the_others(two, way):
-    waits, away = two.run(is_late, way)
+def test_a_rank_that_stays_away_is_an_error_on_the_others(ranks, way):
+    waits, away = ranks.run(is_late, way)
     assert "timed out" in waits.lower() or "timeout" in waits
     assert away == ""
 

@@ -4,15 +4,8 @@ import pytest
 import torch
 
 from tests.support.fully_sharded_workers import CASES, refused, trained
-from tests.support.ranks import Ranks
 
 PARTS = "compiled between the hooks of fully_shard: first, norm, blocks.0, blocks.1, dropout, last"
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(2) as started:
-        yield started
 
 
 @pytest.mark.parametrize("case", CASES)

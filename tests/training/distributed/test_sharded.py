@@ -1,16 +1,8 @@
 """Two gloo ranks: DTensors and tensor parallelism trained compiled, and collectives that write their tensors."""
 
-import pytest
 import torch
 
-from tests.support.ranks import Ranks
 from tests.support.sharded_workers import sharded, small_buckets, written
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(2) as started:
-        yield started
 
 
 def test_tensor_parallel_training_equals_eager(ranks):
