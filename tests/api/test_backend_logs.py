@@ -16,6 +16,7 @@ def run():
         fast(torch.randn(2, 4))
 
 run()
+torch._dynamo.reset()
 print("OTHER SETTINGS", file=sys.stderr)
 torch._logging.set_logs(modules={"staticrt": logging.INFO})  # as TORCH_LOGS="staticrt"
 run()

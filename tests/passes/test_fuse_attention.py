@@ -159,8 +159,10 @@ MASKS = {
 
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-@pytest.mark.parametrize("shape", [(2, 1, 5, 7), (2, 3, 5, 7), (1, 1, 5, 7)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((2, 1, 5, 7), torch.float32), ((2, 3, 5, 7), torch.float64), ((1, 1, 5, 7), torch.float32)],
+)
 def test_masks(trace, mask, shape, dtype):
     """Two rows see nothing: NaN or the mean of all values, as eager says (see the Note)."""
     torch.manual_seed(1)

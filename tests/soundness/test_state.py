@@ -24,7 +24,7 @@ def fresh_dynamo():
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_a_change_shows_in_the_next_call(kind):
-    assert [failure(seed, (kind,), changes=3) for seed in (1, 2)] == ["", ""]
+    assert failure(1, (kind,), changes=3) == ""
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - MISSED_BY_DYNAMO)[::3])
