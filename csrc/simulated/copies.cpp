@@ -45,6 +45,24 @@ bool have_access(SimulatedDevice& device, SimulatedDevice& owner) {
   return reached;
 }
 
+// One graph may hold work of both devices, if their streams are in its capture. CUDA's driver would break the
+// capture of one that waits for a stream outside.
+void check_captures(SimulatedDevice& from_device, SimulatedDevice& to_device) {
+  alloc::CaptureState from;
+  alloc::CaptureState to;
+  const alloc::StreamId from_stream = current_stream(from_device.index());
+  const alloc::StreamId to_stream = current_stream(to_device.index());
+  check(from_device.driver().capture_state(from_stream, &from));
+  check(to_device.driver().capture_state(to_stream, &to));
+  const auto text = [](SimulatedDevice& device, alloc::StreamId stream) {
+    return c10::str("stream ", alloc::raw(stream), " of ", device.device());
+  };
+  TORCH_CHECK(from.id == to.id, "cannot copy from ", from_device.device(), " to ", to_device.device(), ": ",
+              text(from_device, from_stream), " and ", text(to_device, to_stream),
+              " are current, and not in one capture; let the one wait for an event of the captured other one "
+              "before the copy, and the captured one for it afterwards (the default stream cannot)");
+}
+
 // Each device uses its own memory alone, and the values pass through the host's.
 void copy_through_host(const at::Tensor& source, const at::Tensor& to) {
   SimulatedDevice& from_device = device_at(source.device().index());
@@ -75,6 +93,7 @@ void copy_across(const at::Tensor& source, const at::Tensor& to) {
   const TensorPlace from_place(source);
   const TensorPlace to_place(to);
   const bool across = from_device.index() != to_device.index();
+  if (across) check_captures(from_device, to_device);
   if (across && !have_access(from_device, to_device)) return copy_through_host(source, to);
   if (across) order_after(from_device.index(), from_stream, to_device.index(), to_stream);
   enqueue(from_device, "aten::copy_",

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "allocator/core/size_policy.h"
+#include "allocator/graphs/capture.h"
 #include "allocator/process/devices.h"
 #include "allocator/sharing/exports.h"
 #include "allocator/sharing/imports.h"
@@ -56,6 +57,10 @@ alloc::Addr SimulatedDevice::allocate(alloc::Bytes size_bytes) {
   }
   for (const alloc::Addr address : late) release_block(address, /*told=*/true);
   const alloc::StreamId stream = current_stream(index_);
+  TORCH_CHECK(alloc::Captures::anywhere == 0 || !driver_->captured_from_elsewhere(stream), "cannot allocate ",
+              size_bytes, " bytes of ", device(),
+              " in a capture that began on another device: a replay would ",
+              "write them after they have gone to others; allocate before the capture, and write there");
   const alloc::Bytes asked = size_bytes + redzone_bytes_;
   alloc::Addr address = alloc::kNullAddr;
   check(allocator_->allocate({.size = asked, .stream = stream}, &address));

@@ -318,3 +318,44 @@ for wrong, text in ((5, "unreachable is 5\\n  fix: give a list of pairs"), ("01"
     else:
         raise SystemExit("nothing was raised")
 """)
+
+
+def test_a_graph_holds_copies_between_devices():
+    zero, one = memory.device("sim:0"), memory.device("sim:1")
+    x, y = torch.ones(1000, device="sim:0"), torch.zeros(1000, device="sim:1")
+    x.to("sim:1"), y.to("sim:0")  # access
+    torch.accelerator.synchronize(0), torch.accelerator.synchronize(1)
+    here, there = torch.Stream("sim:0"), torch.Stream("sim:1")
+    with zero.capture(here.stream_id) as graph, here:
+        there.wait_stream(here)
+        with there:
+            y.copy_(x).mul_(3)
+            with pytest.raises(
+                RuntimeError, match="cannot allocate 4000 bytes of sim:1 in a capture that began on another"
+            ):
+                y + 1
+            x.copy_(y)
+        here.wait_stream(there)
+    assert graph.num_kernels == 3
+    for _ in range(2):
+        graph.replay(0)
+    torch.accelerator.current_stream(1).wait_stream(torch.accelerator.current_stream(0))
+    assert y[7].item() == 9 == x[7].item()
+    assert zero.reports == one.reports == []
+    graph.close()
+
+
+def test_a_copy_to_a_stream_outside_of_the_capture_is_refused_and_breaks_nothing():
+    zero, one = memory.device("sim:0"), memory.device("sim:1")
+    x, y = torch.ones(1000, device="sim:0"), torch.zeros(1000, device="sim:1")
+    torch.accelerator.synchronize(0), torch.accelerator.synchronize(1)
+    here = torch.Stream("sim:0")
+    with zero.capture(here.stream_id) as graph, here:
+        for to, source in ((y, x), (x, y)):
+            with pytest.raises(RuntimeError, match="not in one capture; let the one wait for an event"):
+                to.copy_(source)
+        x.add_(1)
+    graph.replay(0)
+    assert x[0].item() == 2
+    assert zero.reports == one.reports == []
+    graph.close()

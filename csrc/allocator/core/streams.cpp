@@ -4,6 +4,8 @@
 #include <optional>
 #include <utility>
 
+#include "allocator/graphs/capture.h"
+
 namespace staticrt::alloc {
 
 Streams::~Streams() {
@@ -45,10 +47,13 @@ Status Streams::take(std::vector<EventId>& idle, Driver& driver, EventId* event)
   return Status::Ok();
 }
 
+bool Streams::beside_captures(const Line& line) const {
+  return line.peer || Captures::anywhere.load(std::memory_order_relaxed) != 0;
+}
+
 Status Streams::close(Line& line) {
   Driver& driver = driver_of(line);
-  // The allocator knows of captures of its own device only.
-  if (CaptureState state; line.peer && driver.info().captures) {
+  if (CaptureState state; beside_captures(line) && driver.info().captures) {
     SRT_TRY(driver.capture_state(line.stream, &state));
     if (state.status != CaptureStatus::none) return Status::NotReady();
   }
@@ -70,8 +75,8 @@ Status Streams::close_open() {
   for (Line& line : lines_) {
     if (line.open == 0) continue;
     const Status status = close(line);
-    // A peer that fails or is captured keeps its own blocks waiting, not those of other streams.
-    if (!status.ok() && !line.peer) return status;
+    // A peer that fails, or a stream that is captured, keeps its own blocks waiting, not those of others.
+    if (!status.ok() && status.code() != Code::not_ready && !line.peer) return status;
     left |= !status.ok();
   }
   dirty_ = left;
@@ -84,7 +89,7 @@ const std::vector<BlockId>& Streams::poll() {
   for (Line& line : lines_) {
     if (line.batches.empty()) continue;
     std::optional<RelaxedCapture> relaxed;
-    if (line.peer) relaxed.emplace(*line.peer);
+    if (beside_captures(line)) relaxed.emplace(driver_of(line));
     while (!line.batches.empty()) {
       const Batch oldest = line.batches.front();
       const Status status = driver_of(line).event_query(oldest.event);

@@ -74,7 +74,8 @@ class Streams {
     waiting_ = true;
   }
   bool has_waiting() const { return waiting_; }
-  // Records an event for every open batch. On an error the batch stays open; one of a peer is not returned.
+  // Records an event for every open batch. Where that fails the batch stays open; an error of a peer and a
+  // captured stream are not returned.
   Status close_open();
   // Takes the blocks of all completed batches, per slot from the oldest to the first unfinished (S3);
   // a block comes once for each batch it was in. An event query's error ends that of its slot. The result
@@ -117,7 +118,10 @@ class Streams {
     size_t open = 0;               // blocks of the open one
   };
   Slot find_slot(StreamId stream);
-  Status close(Line& line);  // its open batch; not_ready where a peer's stream is captured
+  Status close(Line& line);  // its open batch; not_ready where the stream is captured
+  // Whether the line's stream may be captured, or a query of its events break a capture, although the
+  // allocator has no capture open: it knows of those that began on its own device only.
+  bool beside_captures(const Line& line) const;
   static Status take(std::vector<EventId>& idle, Driver& driver, EventId* event);
   Driver& driver_of(const Line& line) const { return line.peer ? *line.peer : driver_; }
   std::vector<EventId>& idle_events(const Line& line) {

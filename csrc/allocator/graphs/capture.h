@@ -64,6 +64,8 @@ struct Captures {
   uint64_t tokens = 0;
 
   bool any() const { return !open.empty(); }
+  // Captures that are open on any device of the process: streams of several may be in one.
+  static inline std::atomic<int> anywhere = 0;
 };
 
 }  // namespace staticrt::alloc

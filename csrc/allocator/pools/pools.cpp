@@ -100,6 +100,7 @@ Status Pools::begin_capture(PoolId id, uint64_t* token) {
   core_.poll_ready();
   *token = ++core_.captures.tokens;
   core_.captures.open.push_back({*token, id, pool->captured});
+  ++Captures::anywhere;
   if (pool->index != 0) pool->captured = true;
   lock.unlock();
   core_.update_gate();
@@ -122,6 +123,7 @@ Status Pools::end_capture(uint64_t token, bool succeeded) {
     for (auto& each : open)
       if (each.pool == at->pool) each.captured_before = true;
   open.erase(at);
+  --Captures::anywhere;
   if (open.empty()) core_.end_deferral();
   lock.unlock();
   core_.update_gate();

@@ -80,17 +80,15 @@ Status SimDriver::seen(Status status) {
 
 Status SimDriver::break_capture(SimGraph& graph, const std::string& what, CaptureError error) {
   graph.invalidate(what);
-  return seen(
-      capture_error(error, detail::concat(what, " breaks the capture of stream ", raw(graph.origin()))));
+  return seen(capture_error(
+      error, detail::concat(what, " breaks the capture of ", streams_.text_of(graph.origin()))));
 }
 
 Status SimDriver::keep_captured(Addr address, Bytes size_bytes, const char* what) {
   for (const auto& [index, device] : machine_->devices)
-    for (const auto& [stream, id] : device->capturing_) {
-      SimGraph& graph = *device->graphs_.at(id);
-      if (!graph.invalidated() && &device->owner_of(address) == this && graph.uses(address, size_bytes))
-        return break_capture(graph, detail::concat(what, " of memory that its work uses"));
-    }
+    for (const auto& [id, graph] : device->open_graphs())
+      if (!graph->invalidated() && &device->owner_of(address) == this && graph->uses(address, size_bytes))
+        return break_capture(*graph, detail::concat(what, " of memory that its work uses"));
   return Status::Ok();
 }
 
@@ -101,13 +99,11 @@ Status SimDriver::unsafe(const char* what) {
   const CaptureMode mine = found == modes_.end() ? CaptureMode::global : found->second;
   if (mine == CaptureMode::relaxed) return Status::Ok();
   Status status;
-  for (const auto& [stream, id] : capturing_) {
-    SimGraph& graph = *graphs_.at(id);
-    if (raw(graph.origin()) != stream) continue;
-    const bool forbids = graph.thread() == me
-                             ? graph.mode() != CaptureMode::relaxed
-                             : graph.mode() == CaptureMode::global && mine == CaptureMode::global;
-    if (forbids) status = break_capture(graph, what);
+  for (const auto& [id, graph] : open_graphs()) {
+    const bool forbids = graph->thread() == me
+                             ? graph->mode() != CaptureMode::relaxed
+                             : graph->mode() == CaptureMode::global && mine == CaptureMode::global;
+    if (forbids) status = break_capture(*graph, what);
   }
   return status;
 }
@@ -275,7 +271,7 @@ Status SimDriver::event_record(EventId event, StreamId stream) {
     auto record = std::make_shared<SimStreams::Record>();
     record->stream = stream;
     record->graph = graph->id();
-    record->mark = graph->mark(stream);
+    record->mark = graph->mark(here(stream));
     found->record = std::move(record);
   } else {
     found->record = streams_.record(stream);
@@ -316,26 +312,9 @@ Status SimDriver::stream_wait(StreamId stream, EventId event) {
   Event* found = nullptr;
   SRT_TRY(find_event(event, "stream_wait", &found));
   if (!found->record) return Status::Ok();
-  SimGraph* graph = graph_of(stream);
-  const uint64_t recorded_in = found->record->graph;
-  if (recorded_in == 0) {
-    if (graph)
-      return break_capture(*graph, "a wait for an event from outside the capture", CaptureError::isolation);
-    streams_.wait(stream, found->record);
-    run_if_eager();
-    return Status::Ok();
-  }
-  const bool open = std::any_of(capturing_.begin(), capturing_.end(),
-                                [&](const auto& entry) { return entry.second == recorded_in; });
-  if (!open)
-    return seen(
-        capture_error(CaptureError::captured_event, "stream_wait for an event of a capture that has ended"));
-  if (graph && graph->id() != recorded_in)
-    return break_capture(*graph, "a wait for an event of another capture", CaptureError::merge);
-  if (stream == kDefaultStream)
-    return break_capture(*graphs_.at(recorded_in), "a wait of the default stream", CaptureError::implicit);
-  graphs_.at(recorded_in)->join(stream, found->record->mark);
-  capturing_[raw(stream)] = recorded_in;
+  if (found->record->graph != 0 || graph_of(stream)) return wait_in_capture(stream, *found->record);
+  streams_.wait(stream, found->record);
+  run_if_eager();
   return Status::Ok();
 }
 
@@ -358,7 +337,7 @@ Status SimDriver::device_sync() {
   SRT_TRY(enter(SimCall::device_sync));
   const Lock lock(mutex_);
   if (!capturing_.empty())  // forbidden in every mode
-    return break_capture(*graphs_.at(capturing_.begin()->second), "device_sync");
+    return break_capture(*capturing_.begin()->second, "device_sync");
   sync_all();
   return Status::Ok();
 }

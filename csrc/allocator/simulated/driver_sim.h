@@ -114,8 +114,8 @@ class SimDriver final : public Driver {
   void launch(StreamId stream, std::function<void()> work, std::vector<SimRange> ranges,
               const std::string& name = "work", uint64_t most_pending = UINT64_MAX,
               SimGraph::EachLaunch each_launch = {});
-  // Lets a stream wait for an event of another device, as recorded now. REQUIRES: both devices are in one
-  // machine. A capture cannot go beyond its device.
+  // Lets a stream wait for an event of another device, as recorded now; one of a capture takes the stream
+  // into it. REQUIRES: both devices are in one machine.
   Status wait_for(StreamId stream, SimDriver& other, EventId event);
   // ok once the stream has nothing left to do, else not_ready.
   Status stream_query(StreamId stream);
@@ -153,6 +153,9 @@ class SimDriver final : public Driver {
   // Operators and other work of one launch. 0 if there is no such graph.
   uint64_t graph_work(GraphId graph) const;
   uint64_t graph_count() const;  // graphs and what was made of them to be launched
+  // Whether the stream is in a capture that began on another device: what this one allocates is not the
+  // graph's.
+  bool captured_from_elsewhere(StreamId stream);
   // What the next node of a captured stream comes after.
   std::vector<uint32_t> capture_frontier(StreamId stream);
 
@@ -204,6 +207,11 @@ class SimDriver final : public Driver {
   Status launch_graph(const SimGraph& graph, StreamId stream);
   Status find_graph(GraphId graph, const char* what, std::shared_ptr<SimGraph>* found);
   SimGraph* graph_of(StreamId stream);
+  // Captures that are open and have streams of this device.
+  std::map<uint64_t, std::shared_ptr<SimGraph>> open_graphs() const;
+  // A wait for a record if that was made in a capture, or the stream is in one.
+  Status wait_in_capture(StreamId stream, const SimStreams::Record& record);
+  DeviceStream here(StreamId stream) const { return {config_.index, stream}; }
   Status capturing(StreamId stream, const char* what, SimGraph** graph);
   Status find_event(EventId event, const char* what, Event** found);
   Status finish_event(EventId event, const char* what, bool wait);
@@ -233,9 +241,9 @@ class SimDriver final : public Driver {
   Status pending_error_;
   bool processes_known_ = true;
   std::unordered_map<uint64_t, Event> events_;
-  std::map<uint64_t, std::shared_ptr<SimGraph>> graphs_;  // open and ended
-  std::map<uint64_t, std::shared_ptr<SimGraph>> execs_;   // instantiated
-  std::map<uint64_t, uint64_t> capturing_;                // stream -> open graph
+  std::map<uint64_t, std::shared_ptr<SimGraph>> graphs_;     // open and ended, begun on this device
+  std::map<uint64_t, std::shared_ptr<SimGraph>> execs_;      // instantiated
+  std::map<uint64_t, std::shared_ptr<SimGraph>> capturing_;  // by stream; open, of any device of the machine
   std::map<std::thread::id, CaptureMode> modes_;
   std::map<Addr, SimGuardPtr> guards_;
   uint64_t next_stream_ = 1;

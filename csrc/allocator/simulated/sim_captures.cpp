@@ -16,7 +16,33 @@ NodeId node_id(const SimGraph& graph, SimGraph::Node node) {
 
 SimGraph* SimDriver::graph_of(StreamId stream) {
   const auto it = capturing_.find(raw(stream));
-  return it == capturing_.end() ? nullptr : graphs_.at(it->second).get();
+  return it == capturing_.end() ? nullptr : it->second.get();
+}
+
+std::map<uint64_t, std::shared_ptr<SimGraph>> SimDriver::open_graphs() const {
+  std::map<uint64_t, std::shared_ptr<SimGraph>> open;
+  for (const auto& [stream, graph] : capturing_) open.emplace(graph->id(), graph);
+  return open;
+}
+
+Status SimDriver::wait_in_capture(StreamId stream, const SimStreams::Record& record) {
+  SimGraph* mine = graph_of(stream);
+  if (record.graph == 0)
+    return break_capture(*mine, "a wait for an event from outside the capture", CaptureError::isolation);
+  std::shared_ptr<SimGraph> open;
+  for (const auto& [index, device] : machine_->devices)
+    for (const auto& [id, graph] : device->open_graphs())
+      if (id == record.graph) open = graph;
+  if (!open)
+    return seen(
+        capture_error(CaptureError::captured_event, "stream_wait for an event of a capture that has ended"));
+  if (mine && mine != open.get())
+    return break_capture(*mine, "a wait for an event of another capture", CaptureError::merge);
+  if (stream == kDefaultStream)
+    return break_capture(*open, "a wait of the default stream", CaptureError::implicit);
+  open->join(here(stream), record.mark);
+  capturing_[raw(stream)] = std::move(open);
+  return Status::Ok();
 }
 
 Status SimDriver::capture_state(StreamId stream, CaptureState* state) {
@@ -54,7 +80,7 @@ Status SimDriver::capture_marker(StreamId stream, NodeId* node) {
   const Lock lock(mutex_);
   SimGraph* graph = nullptr;
   SRT_TRY(capturing(stream, "capture_marker", &graph));
-  *node = node_id(*graph, graph->add(stream, {}));
+  *node = node_id(*graph, graph->add(here(stream), {}));
   return Status::Ok();
 }
 
@@ -64,7 +90,7 @@ Status SimDriver::capture_settled(StreamId stream, std::vector<NodeId>* nodes) {
   SimGraph* graph = nullptr;
   SRT_TRY(capturing(stream, "capture_settled", &graph));
   nodes->clear();
-  for (const SimGraph::Node node : graph->settled(stream)) nodes->push_back(node_id(*graph, node));
+  for (const SimGraph::Node node : graph->settled(here(stream))) nodes->push_back(node_id(*graph, node));
   return Status::Ok();
 }
 
@@ -77,8 +103,7 @@ Status SimDriver::capture_begin(StreamId stream, CaptureMode mode) {
     return seen(capture_error(CaptureError::illegal_state,
                               detail::concat("stream ", raw(stream), " is captured already")));
   const uint64_t id = ++machine_->clocks.graphs;
-  graphs_.emplace(id, std::make_shared<SimGraph>(id, stream, mode));
-  capturing_[raw(stream)] = id;
+  capturing_[raw(stream)] = graphs_[id] = std::make_shared<SimGraph>(id, here(stream), mode);
   return Status::Ok();
 }
 
@@ -89,19 +114,19 @@ Status SimDriver::capture_end(StreamId stream, GraphId* graph_id) {
   if (!graph)
     return seen(capture_error(CaptureError::unmatched, detail::concat("capture_end on stream ", raw(stream),
                                                                       ", which is not captured")));
-  if (graph->origin() != stream)
+  if (graph->origin() != here(stream))
     return break_capture(*graph, "capture_end on a stream that did not begin it", CaptureError::unmatched);
   if (graph->thread() != std::this_thread::get_id() && graph->mode() != CaptureMode::relaxed)
     return break_capture(*graph, "capture_end by another thread", CaptureError::wrong_thread);
-  for (auto it = capturing_.begin(); it != capturing_.end();)
-    it = it->second == graph->id() ? capturing_.erase(it) : std::next(it);
+  for (const auto& [index, device] : machine_->devices)
+    std::erase_if(device->capturing_, [&](const auto& entry) { return entry.second.get() == graph; });
   const uint64_t id = graph->id();
   Status status = failed;
   if (graph->invalidated())
     status = capture_error(CaptureError::invalidated, "the capture was broken by " + graph->why());
   else if (const auto unjoined = graph->unjoined(); !unjoined.empty())
     status = capture_error(CaptureError::unjoined,
-                           detail::concat("stream ", raw(unjoined.front()),
+                           detail::concat(streams_.text_of(unjoined.front()),
                                           " did not join the capture of stream ", raw(stream), " again"));
   if (!status.ok()) {
     graphs_.erase(id);
@@ -119,9 +144,8 @@ void SimDriver::capture_break(StreamId stream) {
 Status SimDriver::find_graph(GraphId graph, const char* what, std::shared_ptr<SimGraph>* found) {
   const auto it = graphs_.find(raw(graph));
   if (it == graphs_.end()) return misuse(detail::concat(what, " of graph ", raw(graph), ": no such graph"));
-  for (const auto& [captured, open] : capturing_)
-    if (open == raw(graph))
-      return misuse(detail::concat(what, " of graph ", raw(graph), ": its capture has not ended"));
+  if (graph_of(it->second->origin().stream) == it->second.get())
+    return misuse(detail::concat(what, " of graph ", raw(graph), ": its capture has not ended"));
   *found = it->second;
   return Status::Ok();
 }
@@ -199,7 +223,13 @@ uint64_t SimDriver::graph_work(GraphId graph) const {
 std::vector<uint32_t> SimDriver::capture_frontier(StreamId stream) {
   const Lock lock(mutex_);
   const SimGraph* graph = graph_of(stream);
-  return graph ? graph->mark(stream).nodes : std::vector<uint32_t>{};
+  return graph ? graph->mark(here(stream)).nodes : std::vector<uint32_t>{};
+}
+
+bool SimDriver::captured_from_elsewhere(StreamId stream) {
+  const Lock lock(mutex_);
+  const SimGraph* graph = graph_of(stream);
+  return graph && graph->origin().device != config_.index;
 }
 
 uint64_t SimDriver::graph_count() const {

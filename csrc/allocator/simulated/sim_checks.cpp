@@ -107,7 +107,7 @@ void SimDriver::launch(StreamId stream, std::function<void()> work, std::vector<
       again = [checked, each_launch = std::move(each_launch)]() -> std::function<void()> {
         return [checked, work = each_launch()] { checked(work); };
       };
-    graph->add(stream, [checked, work = std::move(work)] { checked(work); }, std::move(again));
+    graph->add(here(stream), [checked, work = std::move(work)] { checked(work); }, std::move(again));
     return;
   }
   streams_.enqueue(stream, [checked, work = std::move(work)] { checked(work); });
@@ -164,7 +164,7 @@ void SimDriver::freed(Addr address) {
       });
   }
   const uint64_t owner = oracle_.owner_of(address);
-  for (const auto& [stream, graph] : capturing_) graphs_.at(graph)->freed(owner);
+  for (const auto& [stream, graph] : capturing_) graph->freed(owner);
   oracle_.freed(address);
 }
 

@@ -11,8 +11,8 @@ void SimGraph::invalidate(const std::string& why) {
   invalidated_ = true;
 }
 
-SimGraph::Node SimGraph::add(StreamId stream, std::function<void()> work, EachLaunch each_launch) {
-  Branch& branch = branches_.at(raw(stream));
+SimGraph::Node SimGraph::add(DeviceStream stream, std::function<void()> work, EachLaunch each_launch) {
+  Branch& branch = branches_.at(stream);
   const Node node = static_cast<Node>(nodes_.size());
   if (work) ++launched_work_;
   nodes_.push_back({branch.frontier, std::move(work), std::move(each_launch)});
@@ -21,27 +21,23 @@ SimGraph::Node SimGraph::add(StreamId stream, std::function<void()> work, EachLa
   return node;
 }
 
-std::optional<AccessConflict> SimGraph::touch(StreamId stream, const Touched& touched,
+std::optional<AccessConflict> SimGraph::touch(DeviceStream stream, const Touched& touched,
                                               std::function<void()> work) {
   add(stream, std::move(work));
-  const Branch& branch = branches_.at(raw(stream));
-  const bool known = std::any_of(touched_.begin(), touched_.end(), [&](const Touched& other) {
-    return other.address == touched.address && other.size_bytes == touched.size_bytes &&
-           other.owner == touched.owner && other.in_used == touched.in_used;
-  });
-  if (!known) touched_.push_back(touched);
+  const Branch& branch = branches_.at(stream);
+  if (std::find(touched_.begin(), touched_.end(), touched) == touched_.end()) touched_.push_back(touched);
   if (touched.owner != 0) owners_.insert(touched.owner);
   return accesses_.touch(touched.address, touched.address + touched.size_bytes, touched.owner, branch.slot,
                          branch.clock, VectorClock());
 }
 
-std::optional<AccessConflict> SimGraph::unordered(StreamId stream, Addr address, Bytes size_bytes) const {
-  return accesses_.unordered(address, address + size_bytes, branches_.at(raw(stream)).clock);
+std::optional<AccessConflict> SimGraph::unordered(DeviceStream stream, Addr address, Bytes size_bytes) const {
+  return accesses_.unordered(address, address + size_bytes, branches_.at(stream).clock);
 }
 
-std::optional<RaceMap::Conflict> SimGraph::access(StreamId stream, const SimRange& range,
+std::optional<RaceMap::Conflict> SimGraph::access(DeviceStream stream, const SimRange& range,
                                                   const std::string* name) {
-  const Branch& branch = branches_.at(raw(stream));
+  const Branch& branch = branches_.at(stream);
   const RaceMap::Access access{branch.slot, branch.clock.of(branch.slot), name, range.writes};
   std::optional<RaceMap::Conflict> first;
   range.runs([&](Addr begin, Addr end) {
@@ -62,14 +58,14 @@ bool SimGraph::uses(Addr address, Bytes size_bytes) const {
                      [&](const Used& each) { return overlaps(each.range.address, each.range.size_bytes); });
 }
 
-SimGraph::Mark SimGraph::mark(StreamId stream) const {
-  const Branch& branch = branches_.at(raw(stream));
+SimGraph::Mark SimGraph::mark(DeviceStream stream) const {
+  const Branch& branch = branches_.at(stream);
   return {branch.frontier, branch.clock};
 }
 
-void SimGraph::join(StreamId stream, const Mark& mark) {
+void SimGraph::join(DeviceStream stream, const Mark& mark) {
   const size_t slots = branches_.size();
-  const auto [it, fresh] = branches_.try_emplace(raw(stream));
+  const auto [it, fresh] = branches_.try_emplace(stream);
   Branch& branch = it->second;
   if (fresh) branch.slot = slots;
   for (const Node node : mark.nodes)
@@ -88,29 +84,23 @@ std::vector<bool> SimGraph::reached_from(const std::vector<Node>& nodes) const {
   return reached;
 }
 
-std::vector<SimGraph::Node> SimGraph::settled(StreamId stream) const {
-  return settled_nodes(edges(), branches_.at(raw(stream)).frontier);
+std::vector<SimGraph::Node> SimGraph::settled(DeviceStream stream) const {
+  return settled_nodes(edges(), branches_.at(stream).frontier);
 }
 
-std::vector<StreamId> SimGraph::unjoined() const {
-  const auto reached = reached_from(branches_.at(raw(origin_)).frontier);
-  std::vector<StreamId> streams;
+std::vector<DeviceStream> SimGraph::unjoined() const {
+  const auto reached = reached_from(branches_.at(origin_).frontier);
+  std::vector<DeviceStream> streams;
   for (const auto& [stream, branch] : branches_)
     if (!std::all_of(branch.frontier.begin(), branch.frontier.end(),
                      [&](Node node) { return reached[node]; }))
-      streams.push_back(StreamId{stream});
+      streams.push_back(stream);
   return streams;
 }
 
-std::vector<StreamId> SimGraph::streams() const {
-  std::vector<StreamId> streams;
-  for (const auto& [stream, branch] : branches_) streams.push_back(StreamId{stream});
-  return streams;
-}
-
-StreamId SimGraph::stream_of_slot(size_t slot) const {
+DeviceStream SimGraph::stream_of_slot(size_t slot) const {
   for (const auto& [stream, branch] : branches_)
-    if (branch.slot == slot) return StreamId{stream};
+    if (branch.slot == slot) return stream;
   return origin_;
 }
 

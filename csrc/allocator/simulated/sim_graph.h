@@ -1,8 +1,9 @@
 // A graph under capture on the simulated device, and afterwards the graph that can be launched.
 //
 // Each stream in the capture is a branch: it holds the nodes its next node comes after (its frontier) and
-// a clock local to the graph. Work in one graph is checked against other work in the same graph here; a
-// launch is checked as one operation of its stream by SimDriver.
+// a clock local to the graph. Streams of other devices of the machine may be in it. Work in one graph is
+// checked against other work in the same graph here; a launch is checked as one operation of its stream by
+// SimDriver.
 //
 // Thread safety: none. SimDriver holds its mutex around every call.
 #pragma once
@@ -20,6 +21,13 @@
 
 namespace staticrt::alloc {
 
+// A stream of one of the devices of a machine.
+struct DeviceStream {
+  int device = 0;
+  StreamId stream{0};
+  auto operator<=>(const DeviceStream&) const = default;
+};
+
 class SimGraph {
  public:
   using Node = uint32_t;  // index into the nodes, in the order of capture
@@ -34,16 +42,18 @@ class SimGraph {
     Addr address = 0;
     Bytes size_bytes = 0;
     uint64_t owner = 0;
+    int device = 0;        // that the node runs on
     bool in_used = false;  // used() says whether it reads or writes
+    bool operator==(const Touched&) const = default;
   };
 
-  SimGraph(uint64_t id, StreamId origin, CaptureMode mode)
+  SimGraph(uint64_t id, DeviceStream origin, CaptureMode mode)
       : id_(id), origin_(origin), mode_(mode), thread_(std::this_thread::get_id()) {
-    branches_[raw(origin)].slot = 0;
+    branches_[origin].slot = 0;
   }
 
   uint64_t id() const { return id_; }
-  StreamId origin() const { return origin_; }
+  DeviceStream origin() const { return origin_; }
   CaptureMode mode() const { return mode_; }
   std::thread::id thread() const { return thread_; }
   bool invalidated() const { return invalidated_; }
@@ -54,24 +64,25 @@ class SimGraph {
   using EachLaunch = std::function<std::function<void()>()>;
 
   // A new node of `stream`'s branch. REQUIRES: the stream is in the capture (for all calls below).
-  Node add(StreamId stream, std::function<void()> work, EachLaunch each_launch = {});
+  Node add(DeviceStream stream, std::function<void()> work, EachLaunch each_launch = {});
   // The touch of `owner`'s bytes by a new node; the first earlier touch of the graph that the node does
   // not come after, if any.
-  std::optional<AccessConflict> touch(StreamId stream, const Touched& touched, std::function<void()> work);
+  std::optional<AccessConflict> touch(DeviceStream stream, const Touched& touched,
+                                      std::function<void()> work);
   // As AccessMap::unordered for the next node of `stream`.
-  std::optional<AccessConflict> unordered(StreamId stream, Addr address, Bytes size_bytes) const;
+  std::optional<AccessConflict> unordered(DeviceStream stream, Addr address, Bytes size_bytes) const;
 
   // The read or write of a range by the last node of `stream`'s branch; the first earlier access of the graph
   // that it races with, if any. `name`: of the operator.
-  std::optional<RaceMap::Conflict> access(StreamId stream, const SimRange& range, const std::string* name);
+  std::optional<RaceMap::Conflict> access(DeviceStream stream, const SimRange& range,
+                                          const std::string* name);
 
-  Mark mark(StreamId stream) const;
-  void join(StreamId stream, const Mark& mark);  // also takes a new stream into the capture
-  std::vector<Node> settled(StreamId stream) const;
+  Mark mark(DeviceStream stream) const;
+  void join(DeviceStream stream, const Mark& mark);  // also takes a new stream into the capture
+  std::vector<Node> settled(DeviceStream stream) const;
   // Streams whose nodes the origin's branch does not come after.
-  std::vector<StreamId> unjoined() const;
-  std::vector<StreamId> streams() const;
-  StreamId stream_of_slot(size_t slot) const;
+  std::vector<DeviceStream> unjoined() const;
+  DeviceStream stream_of_slot(size_t slot) const;
   size_t node_count() const { return nodes_.size(); }
   std::vector<std::vector<Node>> edges() const;  // per node, the nodes it comes after
 
@@ -117,13 +128,13 @@ class SimGraph {
   std::vector<bool> reached_from(const std::vector<Node>& nodes) const;
 
   uint64_t id_;
-  StreamId origin_;
+  DeviceStream origin_;
   CaptureMode mode_;
   std::thread::id thread_;
   bool invalidated_ = false;
   std::string why_;
   std::vector<NodeData> nodes_;
-  std::map<uint64_t, Branch> branches_;
+  std::map<DeviceStream, Branch> branches_;
   AccessMap accesses_;  // by device address, clocks of branches
   RaceMap races_;       // the same
   std::vector<Touched> touched_;

@@ -74,9 +74,10 @@ void SimOracle::allocated(Addr address, Bytes size_bytes, StreamId stream, SimGr
       report(detail::concat("race: ", who, " is given before ", describe(*conflict), " is known to be over"));
   }
   if (graph) {
-    if (const auto conflict = graph->unordered(stream, address, size_bytes))
-      report(detail::concat("race: ", who, " in graph ", graph->id(), " is not after a node of stream ",
-                            raw(graph->stream_of_slot(conflict->slot)), " that touches its bytes"));
+    if (const auto conflict = graph->unordered({streams_.device(), stream}, address, size_bytes))
+      report(detail::concat("race: ", who, " in graph ", graph->id(), " is not after a node of ",
+                            streams_.text_of(graph->stream_of_slot(conflict->slot)),
+                            " that touches its bytes"));
     graph->adopt({address, size_bytes, owner});
   }
   races_.forget(address, address + size_bytes);
@@ -128,11 +129,11 @@ void SimOracle::touched_in_graph(Addr address, Bytes size_bytes, const User& use
     report(detail::concat("free bytes: ", who, " touches ", sized_range(address, size_bytes),
                           ", which is in no live allocation"));
   usable_extents(address, size_bytes, who, device_of(user));
-  const SimGraph::Touched touched{address, size_bytes, live ? live->owner : 0};
-  if (const auto conflict = graph.touch(user.stream, touched, std::move(work)))
-    report(detail::concat("race: ", who, " touches ", sized_range(address, size_bytes),
-                          " but is not after a node of stream ", raw(graph.stream_of_slot(conflict->slot)),
-                          " that touches it for another allocation"));
+  const SimGraph::Touched touched{address, size_bytes, live ? live->owner : 0, user.streams.device()};
+  if (const auto conflict = graph.touch(user.place(), touched, std::move(work)))
+    report(detail::concat(
+        "race: ", who, " touches ", sized_range(address, size_bytes), " but is not after a node of ",
+        streams_.text_of(graph.stream_of_slot(conflict->slot)), " that touches it for another allocation"));
 }
 
 void SimOracle::launched(const SimGraph& graph, const User& user, const std::function<bool(Addr)>& here) {
@@ -159,7 +160,7 @@ void SimOracle::launched(const SimGraph& graph, const User& user, const std::fun
     if (!here(touched.address)) continue;
     // Two launches may read one allocation at a time: races_ tells reads from writes.
     const bool reads_known = touched.in_used && is_live(touched.owner);
-    touch_physical(usable_extents(touched.address, touched.size_bytes, who, device_of(user)),
+    touch_physical(usable_extents(touched.address, touched.size_bytes, who, device_of(touched.device)),
                    reads_known ? touched.owner : kGraphOwner | graph.id(), user, who);
   }
   for (const auto& used : graph.used()) {

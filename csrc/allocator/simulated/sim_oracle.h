@@ -52,6 +52,7 @@ class SimOracle {
     StreamId stream{0};
     const VectorClock& clock() const { return streams.clock(stream); }
     size_t slot() const { return streams.slot(stream); }
+    DeviceStream place() const { return {streams.device(), stream}; }
   };
   // After the operation was added to its stream (or graph).
   void touched(Addr address, Bytes size_bytes, const User& user);
@@ -135,9 +136,9 @@ class SimOracle {
                                                 int device = SimMemory::kOwner);
   // As in messages: of this device, "stream 3".
   std::string text_of(const User& user) const { return streams_.text_of_slot(user.slot()); }
-  int device_of(const User& user) const {
-    return &user.streams == &streams_ ? SimMemory::kOwner : user.streams.device();
-  }
+  // As memory_ counts devices.
+  int device_of(int device) const { return device == streams_.device() ? SimMemory::kOwner : device; }
+  int device_of(const User& user) const { return device_of(user.streams.device()); }
   std::string describe(const AccessConflict& conflict) const;
 
   const SimMemory& memory_;

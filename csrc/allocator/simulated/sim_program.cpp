@@ -38,7 +38,7 @@ void SimDriver::enqueue(StreamId stream, std::function<void()> work) {
   const Lock lock(mutex_);
   next_stream_ = std::max(next_stream_, raw(stream) + 1);
   if (SimGraph* graph = graph_of(stream)) {
-    graph->add(stream, std::move(work));
+    graph->add(here(stream), std::move(work));
     return;
   }
   streams_.enqueue(stream, std::move(work));
@@ -92,11 +92,7 @@ Status SimDriver::wait_for(StreamId stream, SimDriver& other, EventId event) {
   const auto found = other.events_.find(raw(event));
   if (found == other.events_.end() || !found->second.record) return Status::Ok();
   const SimStreams::RecordPtr record = found->second.record;
-  if (SimGraph* graph = graph_of(stream))
-    return break_capture(*graph, "a wait for an event of another device", CaptureError::isolation);
-  if (record->graph != 0)
-    return seen(capture_error(CaptureError::captured_event,
-                              "another device cannot wait for an event that was recorded in a capture"));
+  if (record->graph != 0 || graph_of(stream)) return wait_in_capture(stream, *record);
   streams_.comes_after(stream, record->clock);
   enqueue(stream, [&other, record] {
     const Lock lock(other.mutex_);

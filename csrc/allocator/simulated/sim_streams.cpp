@@ -154,10 +154,9 @@ bool SimStreams::idle(StreamId id) const {
   return it == streams_.end() || it->second.queue.empty();
 }
 
-std::string SimStreams::text_of_slot(size_t slot) const {
-  const SimClocks::Slot& named = clocks_->slots[slot];
-  const std::string text = "stream " + std::to_string(raw(named.stream));
-  return named.device == device_ ? text : text + " of sim:" + std::to_string(named.device);
+std::string SimStreams::text_of(DeviceStream stream) const {
+  const std::string text = "stream " + std::to_string(raw(stream.stream));
+  return stream.device == device_ ? text : text + " of sim:" + std::to_string(stream.device);
 }
 
 std::vector<StreamId> SimStreams::streams() const {

@@ -38,11 +38,7 @@ enum class SimOrder : uint8_t {
 
 // What the streams and allocations of devices of one machine have in common.
 struct SimClocks {
-  struct Slot {
-    int device = 0;
-    StreamId stream{0};
-  };
-  std::vector<Slot> slots;  // of streams, in the order of first use
+  std::vector<DeviceStream> slots;  // of streams, in the order of first use
   VectorClock host;
   uint64_t allocations = 0;  // numbers given
   uint64_t graphs = 0;
@@ -96,8 +92,9 @@ class SimStreams {
   void host_learns(const VectorClock& clock) { clocks_->host.join(clock); }
   size_t slot(StreamId stream) { return at(stream).slot; }
   // "stream 3" of this device, "stream 3 of sim:1" of another one.
-  std::string text_of_slot(size_t slot) const;
-  std::string text_of(StreamId stream) { return text_of_slot(slot(stream)); }
+  std::string text_of(DeviceStream stream) const;
+  std::string text_of(StreamId stream) const { return text_of({device_, stream}); }
+  std::string text_of_slot(size_t slot) const { return text_of(clocks_->slots[slot]); }
   SimClocks& clocks() const { return *clocks_; }
   int device() const { return device_; }
   std::vector<StreamId> streams() const;

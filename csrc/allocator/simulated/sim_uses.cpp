@@ -119,18 +119,17 @@ void SimOracle::used(const SimRange& range, const User& user, const std::string*
 void SimOracle::used_in_graph(const SimRange& range, const User& user, SimGraph& graph,
                               const std::string* name) {
   const std::string who = detail::concat(*name, " on ", text_of(user), " of graph ", graph.id());
-  const auto text = [&](size_t slot) {
-    return streams_.text_of_slot(user.streams.slot(graph.stream_of_slot(slot)));
-  };
+  const auto text = [&](size_t slot) { return streams_.text_of(graph.stream_of_slot(slot)); };
   const Live* live = live_around(range.address, range.size_bytes);
   if (!live) check_bounds(range, who);
   usable_extents(range.address, range.size_bytes, who, device_of(user));
-  const SimGraph::Touched touched{range.address, range.size_bytes, live ? live->owner : 0, true};
-  if (const auto conflict = graph.touch(user.stream, touched, {}))
+  const SimGraph::Touched touched{range.address, range.size_bytes, live ? live->owner : 0,
+                                  user.streams.device(), true};
+  if (const auto conflict = graph.touch(user.place(), touched, {}))
     report(detail::concat("race: ", who, " uses bytes of allocation #", touched.owner,
                           " but is not after a node of ", text(conflict->slot),
                           " that uses them for another allocation"));
-  if (const auto conflict = graph.access(user.stream, range, name))
+  if (const auto conflict = graph.access(user.place(), range, name))
     report_race(range, *conflict, text_of(user), text(conflict->earlier.slot),
                 detail::concat(" of graph ", graph.id()), name);
 }

@@ -103,6 +103,38 @@ class Device {
   Status last_;
 };
 
+// Two devices of one machine.
+struct Two {
+  static constexpr Bytes kSize = 8 * kMiB;
+
+  explicit Two(const std::string& text = "thread_cache:False", Bytes total = 100 * kMiB)
+      : user(total, text, config(1)), owner(total, text, config(0)) {}
+  SimConfig config(int index) const {
+    SimConfig made;
+    made.index = index;
+    made.machine = machine;
+    return made;
+  }
+  Status connect() { return owner.allocator().add_peer(user.sim()); }
+  // Work of the user's on these bytes: whether it had access.
+  bool reads(Addr address, Bytes size = kSize, StreamId stream = kDefaultStream) {
+    bool ran = false;
+    user.sim().launch(stream, [&ran] { ran = true; }, {{address, size, /*writes=*/false}}, "reader");
+    expect(user.sim().stream_sync(stream).ok());
+    if (!ran) {
+      const std::string report = user.sim().report_text();
+      EXPECT_EQ(report.substr(0, report.find(" uses")), "peer access: reader on stream 0 of sim:1");
+      EXPECT(report.find("of sim:0, to which sim:1 has no access") != std::string::npos);
+      user.sim().clear_reports();
+    }
+    return ran;
+  }
+  static void expect(bool ok) { EXPECT(ok); }
+
+  std::shared_ptr<SimMachine> machine = std::make_shared<SimMachine>();
+  Device user, owner;  // the owner's events of the user's streams go first
+};
+
 inline constexpr const char* kCompat = "mode:compat";
 inline constexpr const char* kCompatExpandable = "mode:compat,expandable_segments:True";
 inline constexpr const char* kFixed = "expandable_segments:False,thread_cache:False";
