@@ -33,11 +33,17 @@ Slot Streams::find_slot(StreamId stream) {
 }
 
 Slot Streams::slot_of_peer(const std::shared_ptr<Driver>& peer, StreamId stream) {
-  for (size_t slot = 0; slot < lines_.size(); ++slot)
-    if (lines_[slot].peer == peer && lines_[slot].stream == stream) return static_cast<Slot>(slot);
+  const auto known = peer_slots_.find({peer.get(), stream});
+  if (known != peer_slots_.end()) return known->second;
   if (lines_.size() == kNoSlot) return kNoSlot;
   lines_.push_back({stream, peer, {}, {}});
-  return static_cast<Slot>(lines_.size() - 1);
+  return peer_slots_[{peer.get(), stream}] = static_cast<Slot>(lines_.size() - 1);
+}
+
+Slot Streams::known_slot_of_peer(int device, StreamId stream) const {
+  for (const auto& [peer, slot] : peer_slots_)
+    if (peer.second == stream && peer.first->info().index == device) return slot;
+  return kNoSlot;
 }
 
 Status Streams::take(std::vector<EventId>& idle, Driver& driver, EventId* event) {

@@ -13,6 +13,7 @@
 
 #include <array>
 #include <bit>
+#include <map>
 #include <memory>
 #include <unordered_map>
 #include <utility>
@@ -61,6 +62,8 @@ class Streams {
   StreamId stream_of(Slot slot) const { return lines_[slot].stream; }
   // A stream of another device, which uses this one's memory. Its blocks are never for that stream.
   Slot slot_of_peer(const std::shared_ptr<Driver>& peer, StreamId stream);
+  // The same if that device has used memory before, by its number; else kNoSlot.
+  Slot known_slot_of_peer(int device, StreamId stream) const;
   bool is_peers(Slot slot) const { return lines_[slot].peer != nullptr; }
   Driver& driver_of(Slot slot) const { return driver_of(lines_[slot]); }
   size_t count() const { return lines_.size(); }
@@ -131,6 +134,7 @@ class Streams {
   Driver& driver_;
   std::vector<Line> lines_;
   std::unordered_map<uint64_t, Slot> slots_;
+  std::map<std::pair<Driver*, StreamId>, Slot> peer_slots_;
   static constexpr StreamId kNoStream{~uint64_t{0}};  // never has a slot
   StreamId last_stream_ = kNoStream;
   Slot last_slot_ = kNoSlot;

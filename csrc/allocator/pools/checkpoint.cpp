@@ -76,7 +76,7 @@ std::vector<std::string> PoolImage::diff(const PoolImage& other) const {
 // One line for the pool, one per segment, one per run; all numbers decimal.
 std::string PoolImage::serialize() const {
   std::ostringstream out;
-  out << "pool_image 1 " << pool.first << " " << pool.second << " " << refs << " " << segments.size() << "\n";
+  out << "pool_image 2 " << pool.first << " " << pool.second << " " << refs << " " << segments.size() << "\n";
   for (const ImageSegment& segment : segments) {
     out << segment.id << " " << segment.generation << " " << static_cast<int>(segment.kind) << " "
         << static_cast<int>(segment.size_class) << " " << segment.base << " " << segment.size << " "
@@ -85,6 +85,8 @@ std::string PoolImage::serialize() const {
       out << run.size << " " << run.requested << " " << static_cast<int>(run.state) << " " << raw(run.stream)
           << " " << run.uses.size();
       for (const StreamId use : run.uses) out << " " << raw(use);
+      out << " " << run.peer_uses.size();
+      for (const PeerUse& use : run.peer_uses) out << " " << use.device << " " << raw(use.stream);
       out << "\n";
     }
   }
@@ -102,7 +104,9 @@ Status PoolImage::parse(const std::string& text, PoolImage* image) {
   constexpr uint64_t kAny = ~uint64_t{0};
   std::string word;
   PoolImage read;
-  if (!(in >> word) || word != "pool_image" || number(1) != 1) return broken;
+  if (!(in >> word) || word != "pool_image") return broken;
+  const uint64_t version = number(2);  // 1 has no uses of other devices
+  if (version == 0) return broken;
   read.pool.first = number(kAny);
   read.pool.second = number(kAny);
   read.refs = static_cast<int64_t>(number(kAny / 2));
@@ -123,6 +127,10 @@ Status PoolImage::parse(const std::string& text, PoolImage* image) {
       run.state = static_cast<BlockState>(number(kBlockStates - 1));
       run.stream = StreamId{number(kAny)};
       for (uint64_t uses = number(kAny); in && uses > 0; --uses) run.uses.push_back(StreamId{number(kAny)});
+      for (uint64_t uses = version < 2 ? 0 : number(kAny); in && uses > 0; --uses) {
+        const int device = static_cast<int>(number(INT32_MAX));
+        run.peer_uses.push_back({device, StreamId{number(kAny)}});
+      }
       sum += run.size;
       if (run.state > BlockState::live || run.size == 0) return broken;
       segment.runs.push_back(std::move(run));

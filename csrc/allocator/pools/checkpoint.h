@@ -12,15 +12,21 @@
 
 namespace staticrt::alloc {
 
+// A stream of another device, by the device's number.
+struct PeerUse {
+  int device = 0;
+  StreamId stream{};
+  friend bool operator==(const PeerUse&, const PeerUse&) = default;
+};
+
 // Consecutive bytes of one state. Sizes add up to the segment's size.
 struct ImageRun {
   Bytes size = 0;
   Bytes requested = 0;
   BlockState state = BlockState::free;  // unmapped, free, live or held (lent)
   StreamId stream{};
-  std::vector<StreamId> uses;  // recorded, outside captures; live only
-  // The same of other devices' streams. Not in the text of serialize(): it would mean nothing elsewhere.
-  std::vector<Slot> peer_uses = {};
+  std::vector<StreamId> uses;           // recorded, outside captures; live only
+  std::vector<PeerUse> peer_uses = {};  // the same of other devices' streams
 
   friend bool operator==(const ImageRun&, const ImageRun&) = default;
 };

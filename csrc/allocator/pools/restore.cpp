@@ -53,10 +53,15 @@ ImageSegment image_of(Core& core, const Segment& segment, size_t count) {
     const Slot slot = block.state == BlockState::unmapped ? segment.slot : block.slot;
     ImageRun& run =
         image.runs.emplace_back(block.size, block.requested, block.state, core.streams.stream_of(slot));
-    if (block.state == BlockState::live && block.uses != 0) [[unlikely]]
-      for (const Slot use : core.streams.uses(block, false))
-        core.streams.is_peers(use) ? run.peer_uses.push_back(use)
-                                   : run.uses.push_back(core.streams.stream_of(use));
+    if (block.state != BlockState::live || block.uses == 0) [[likely]]
+      continue;
+    for (const Slot use : core.streams.uses(block, false)) {
+      const StreamId stream = core.streams.stream_of(use);
+      if (core.streams.is_peers(use))
+        run.peer_uses.push_back({core.streams.driver_of(use).info().index, stream});
+      else
+        run.uses.push_back(stream);
+    }
   }
   return image;
 }
@@ -214,7 +219,8 @@ void build(Core& core, Segment& segment, Pool& pool, const std::vector<Target>& 
       block.requested = target.live->requested;
       for (const StreamId use : target.live->uses)
         core.streams.add_use(block, core.streams.slot_of(use), false);
-      for (const Slot use : target.live->peer_uses) core.streams.add_use(block, use, false);
+      for (const PeerUse& use : target.live->peer_uses)
+        core.streams.add_use(block, core.streams.known_slot_of_peer(use.device, use.stream), false);
       core.pages.set_block(at, block.id);
       created->push_back(at);
     }
@@ -287,6 +293,12 @@ Status Pools::restore_image(const PoolImage& image, RestoreResult* result) {
         if (core_.streams.slot_of(run.stream) == kNoSlot) return core_.too_many_streams(run.stream);
         for (const StreamId use : run.uses)
           if (core_.streams.slot_of(use) == kNoSlot) return core_.too_many_streams(use);
+        for (const PeerUse& use : run.peer_uses)
+          if (core_.streams.known_slot_of_peer(use.device, use.stream) == kNoSlot)
+            return Status::InvalidArgument(
+                detail::concat("restore: a block of pool ", image.pool, " is in use by stream ", use.stream,
+                               " of device ", use.device, ", which has used no memory of ", core_.info.name,
+                               " in this process; take the checkpoint again"));
       }
       const bool known = core_.segments.exists(segment.id) && core_.segments[segment.id].pool == index &&
                          core_.segments[segment.id].generation == segment.generation &&

@@ -148,10 +148,46 @@ TEST(P_images_are_values_that_serialize) {
   PoolImage later;
   device.expect_ok(device.pools().capture_image(kPool, &later));
   EXPECT(!image.diff(later).empty());
-  for (const std::string& wrong : {std::string(), std::string("pool_image 2 0 1 1 0"),
+  for (const std::string& wrong : {std::string(), std::string("pool_image 3 0 1 1 0"),
                                    image.serialize().substr(0, image.serialize().size() / 2)})
     EXPECT_EQ(PoolImage::parse(wrong, &read).code(), Code::invalid_argument);
   device.expect_ok(device.pools().end_route(kPool));
+  device.expect_ok(PoolImage::parse("pool_image 1 0 1 1 1\n1 0 0 1 512 512 0 1\n512 500 3 0 1 4\n", &read));
+  EXPECT_EQ(read.segments[0].runs[0].uses[0], StreamId{4});
+}
+
+TEST(P_images_hold_uses_of_other_devices) {
+  Two two;
+  const StreamId side{5};
+  two.owner.expect_ok(two.owner.pools().begin_route(kPool));
+  const Addr at = two.owner.alloc(kMiB);
+  two.owner.use(at, StreamId{7});
+  two.owner.expect_ok(two.owner.allocator().record_use(at, side, two.user.shared_sim()));
+  PoolImage image;
+  two.owner.expect_ok(two.owner.pools().capture_image(kPool, &image));
+  PoolImage read;
+  two.owner.expect_ok(PoolImage::parse(image.serialize(), &read));
+  EXPECT(read == image);
+  // A block that comes back from the text is held for the other device's stream as well.
+  RestoreResult result;
+  two.owner.expect_ok(two.owner.pools().restore_image(read, &result));
+  two.user.sim().launch(side, [] {}, {});
+  two.owner.free(at);
+  const Addr other = two.owner.alloc(kMiB);
+  EXPECT(other != at);
+  EXPECT(two.user.sim().stream_sync(side).ok());
+  EXPECT_EQ(two.owner.alloc(kMiB), at);
+  two.owner.free(at);
+  two.owner.free(other);
+  // An allocator whose memory the device has never used does not know the stream.
+  for (ImageSegment& segment : read.segments)
+    for (ImageRun& run : segment.runs)
+      for (PeerUse& use : run.peer_uses) use.device = 3;
+  const Status unknown = two.owner.pools().restore_image(read, &result);
+  EXPECT_EQ(unknown.code(), Code::invalid_argument);
+  EXPECT(unknown.text().find("is in use by stream 5 of device 3, which has used no memory of sim:0") !=
+         std::string::npos);
+  two.owner.expect_ok(two.owner.pools().end_route(kPool));
 }
 
 }  // namespace staticrt::test
