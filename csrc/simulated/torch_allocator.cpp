@@ -70,12 +70,12 @@ class TorchAllocator final : public c10::DeviceAllocator {
     TORCH_CHECK(stream.device_type() == kDeviceType, "record_stream: the tensor is on ", device.device(),
                 " and the stream is one of ", stream.device(), "; give a stream of a simulated device");
     SimulatedDevice& user = device_at(stream.device_index());
-    device.note_use(user.index(), stream_of(stream));  // the results of a replay own no memory
     const auto address = reinterpret_cast<Addr>(pointer.get());
     if (pointer.get_deleter() == &release)
       check(device.allocator().record_use(address, stream_of(stream), user.shared_driver()));
     else
       check(device.allocator().imports().record_use(address, stream_of(stream), user.shared_driver()));
+    device.note_use(user.index(), stream_of(stream));  // the results of a replay own no memory
   }
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex index) override;
   void resetAccumulatedStats(c10::DeviceIndex index) override {

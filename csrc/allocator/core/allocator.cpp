@@ -206,6 +206,7 @@ Status DeviceAllocator::release_exported(Addr address) {
 
 Status DeviceAllocator::record_use(Addr address, StreamId stream, const std::shared_ptr<Driver>& peer) {
   if (address == kNullAddr) return Status::Ok();
+  if (peer) SRT_TRY(check_reached(*peer));
   Core& core = *core_;
   const Core::Lock lock(core);
   const BlockId id = core.pages.block_at(address);

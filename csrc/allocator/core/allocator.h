@@ -57,6 +57,8 @@ class DeviceAllocator {
   // cannot reach this device. On any failure nothing has changed.
   Status add_peer(const Driver& peer);
   bool has_peer(const Driver& peer);  // or it is this device
+  // unsupported: no work of `peer` can use this device's memory.
+  Status check_reached(const Driver& peer);
   // Returns free memory to the driver (G6, G7): of the default and Draining pools, or of one pool.
   Status empty_cache(std::optional<PoolId> pool = std::nullopt, Bytes* released = nullptr);
   // New options. invalid_argument: mode cannot change after first use (I11).

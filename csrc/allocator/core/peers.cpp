@@ -40,6 +40,14 @@ std::vector<std::pair<Addr, Bytes>> Core::mapped_ranges() {
   return ranges;
 }
 
+Status DeviceAllocator::check_reached(const Driver& peer) {
+  bool reached = false;
+  SRT_TRY(driver_->reached_by(peer, &reached));
+  if (reached) return Status::Ok();
+  return Status::Unsupported(detail::concat(peer.info().name, " cannot reach the memory of ",
+                                            core_->info.name, "; copy what it needs"));
+}
+
 bool DeviceAllocator::has_peer(const Driver& peer) {
   bool reached = false;
   if (!driver_->reached_by(peer, &reached).ok() || !reached) return false;
@@ -51,12 +59,8 @@ bool DeviceAllocator::has_peer(const Driver& peer) {
 Status DeviceAllocator::add_peer(const Driver& peer) {
   Core& core = *core_;
   const Core::Growth growth(core);
-  bool reached = false;
-  SRT_TRY(driver_->reached_by(peer, &reached));
+  SRT_TRY(check_reached(peer));
   const int index = peer.info().index;
-  if (!reached)
-    return Status::Unsupported(detail::concat(peer.info().name, " cannot reach the memory of ",
-                                              core.info.name, "; copy what it needs"));
   if (has_peer(peer)) return Status::Ok();
   const RelaxedCapture relaxed(*driver_);
   {

@@ -99,6 +99,7 @@ Status Imports::find_or_map(const SharedBlock& block, StreamId stream, Addr* add
 }
 
 Status Imports::record_use(Addr inside, StreamId stream, const std::shared_ptr<Driver>& peer) {
+  if (peer) SRT_TRY(allocator_.check_reached(*peer));
   Addr own = kNullAddr;
   {
     const std::lock_guard lock(mutex_);

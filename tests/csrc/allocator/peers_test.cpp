@@ -49,12 +49,16 @@ TEST(D2_peers_that_cannot_reach_the_memory_are_refused) {
   EXPECT_EQ(refused.code(), Code::unsupported);
   EXPECT_EQ(refused.text(), "sim:1 cannot reach the memory of sim:0; copy what it needs");
   EXPECT_EQ(two.owner.sim().set_access(at, kSize, 1).code(), Code::unsupported);
+  // Nor is the memory held for a stream of it, which nothing would ever release.
+  EXPECT_EQ(two.owner.allocator().record_use(at, kSide, two.user.shared_sim()).text(), refused.text());
   EXPECT(!two.owner.allocator().has_peer(two.user.sim()));
   EXPECT(!two.reads(at));
   // Of another machine, or the device itself.
   SimDriver elsewhere({.total_bytes = kMiB, .index = 1});
   EXPECT_EQ(two.owner.allocator().add_peer(elsewhere).code(), Code::unsupported);
   EXPECT(two.owner.allocator().add_peer(two.owner.sim()).ok());
+  two.owner.free(at);
+  EXPECT_EQ(two.owner.alloc(kSize), at);
   two.owner.free(at);
 }
 
