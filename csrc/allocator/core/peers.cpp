@@ -86,13 +86,18 @@ Status DeviceAllocator::add_peer(const Driver& peer) {
       std::erase(core.peers, index);
   }
   if (status.ok()) return status;
-  const auto revoke = [&](Addr begin, Bytes size) { (void)driver_->revoke_access(begin, size, index).ok(); };
+  Bytes open = 0;
+  const auto revoke = [&](Addr begin, Bytes size) {
+    if (!driver_->revoke_access(begin, size, index).ok()) open += size;
+  };
   for (const auto& [begin, size] : ranges) revoke(begin, size);
   imports_->each_mapped(revoke);
-  return Status(status.code(),
-                detail::concat(core.info.name, ": its memory stays closed to ", peer.info().name, ": ",
-                               status.text().empty() ? status.describe() : status.text()),
-                status.native());
+  std::string text = detail::concat(core.info.name, ": its memory stays closed to ", peer.info().name, ": ",
+                                    status.text().empty() ? status.describe() : status.text());
+  if (open != 0)
+    text += detail::concat(
+        "; up to ", open, " bytes are open to it until they are released, as access could not be taken back");
+  return Status(status.code(), text, status.native());
 }
 
 }  // namespace staticrt::alloc

@@ -161,6 +161,18 @@ TEST(D4_peers_failures_leave_nothing_half_done) {
       }
 }
 
+TEST(D4_peers_access_that_cannot_be_taken_back_is_told) {
+  Two two;
+  const Addr block = two.owner.alloc(kSize);
+  two.owner.sim().fail(SimCall::enable_peer, 1, Status::Error("planned", 7));
+  two.owner.sim().fail(SimCall::revoke_access, 1, Status::Error("no way back", 7));
+  const std::string text = two.connect().text();
+  EXPECT_EQ(text.find("sim:0: its memory stays closed to sim:1: planned; up to "), 0u);
+  EXPECT(text.find(" bytes are open to it until they are released, as access could not be taken back") !=
+         std::string::npos);
+  two.owner.free(block);
+}
+
 TEST(D4_peers_have_no_access_before_it_is_enabled) {
   Two two;
   const Addr block = two.owner.alloc(kSize);
