@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -136,9 +137,12 @@ void bind_streams(SimMemoryDeviceClass& device) {
              d.sim->enqueue(StreamId{stream}, std::move(run));
            })
       .def("touch",
-           [](SimMemoryDevice& d, uint64_t stream, Addr address, Bytes size) {
+           [](SimMemoryDevice& d, uint64_t stream, Addr address, Bytes size, std::optional<bool> writes) {
              const GilRelease release;
-             d.sim->touch(StreamId{stream}, address, size);
+             if (writes)
+               d.sim->launch(StreamId{stream}, [] {}, {{address, size, *writes}}, "work");
+             else
+               d.sim->touch(StreamId{stream}, address, size);
            })
       .def("write",
            [](SimMemoryDevice& d, uint64_t stream, Addr address, Bytes size, uint64_t value) {

@@ -115,10 +115,18 @@ class SimulatedDevice(Device):
             )
         self._sim.enqueue(check.stream_number(stream), work)
 
-    def touch(self, address: int, size: int, stream: int = 0) -> None:
-        """Enqueue work on `stream` that uses these bytes; the race detector checks the access."""
+    def touch(self, address: int, size: int, stream: int = 0, *, writes: bool | None = None) -> None:
+        """Enqueue work on `stream` that uses these bytes; the race detector checks the access.
+
+        Args:
+            writes: whether the work writes them or only reads them. Then an access that nothing orders with another
+                one is reported as well, if one of the two writes. None: only who has the bytes is checked.
+        """
         self._sim.touch(
-            check.stream_number(stream), check.count("address", address), check.count("size", size)
+            check.stream_number(stream),
+            check.count("address", address),
+            check.count("size", size),
+            None if writes is None else check.flag("writes", writes),
         )
 
     def write(self, address: int, size: int, value: int, stream: int = 0) -> None:

@@ -190,7 +190,26 @@ def test_a_race_between_devices_is_reported_unless_an_event_orders_them():
     x.mul_(2)
     y = x.to("sim:1")
     assert y[0].item() == 6
-    assert zero.reports == []  # a touch does not say that it writes: it tells who used the memory, not races
+    assert zero.reports == []  # it does not say whether it writes
+
+
+def test_a_touch_that_says_what_it_does_races_with_the_owners_work():
+    memory.enable_peer_access("sim:1", "sim:0")
+    zero, one = memory.device("sim:0"), memory.device("sim:1")
+    x = torch.ones(1000, device="sim:0")
+    there = torch.Stream("sim:1")
+    there.wait_stream(torch.accelerator.current_stream(0))
+    x.record_stream(there)
+    one.touch(x.data_ptr(), 4000, there.stream_id, writes=False)
+    x + 1
+    assert zero.reports == []
+    one.touch(x.data_ptr(), 4000, there.stream_id, writes=True)
+    reports = zero.reports
+    zero.clear_reports()
+    assert reports[0].startswith(f"race: work on stream {there.stream_id} of sim:1 writes"), reports
+    assert "which aten::add on stream 0 reads" in reports[0], reports
+    with pytest.raises(AllocatorError, match="writes is 1"):
+        one.touch(x.data_ptr(), 4000, writes=1)
 
 
 def test_a_copy_between_devices_races_like_any_operator():
