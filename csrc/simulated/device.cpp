@@ -76,6 +76,7 @@ alloc::Addr SimulatedDevice::allocate(alloc::Bytes size_bytes) {
 }
 
 void SimulatedDevice::release(alloc::Addr address) {
+  if (driver_->inherited()) return;  // the memory is the parent's
   if (alloc::SimDriver::in_work()) {
     driver_->freed(address);
     const std::lock_guard lock(mutex_);

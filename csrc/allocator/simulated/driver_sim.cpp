@@ -56,9 +56,13 @@ SimDriver::~SimDriver() {
   machine_->devices.erase(config_.index);
 }
 
+bool SimDriver::inherited() const {
+  return forks_so_far() != forks_;
+}
+
 Status SimDriver::enter(SimCall call) {
   // The pages are shared with the process that made them: a child would take them away from it.
-  if (forks_so_far() != forks_)
+  if (inherited())
     return Status::Error(info_.name + " belongs to the process that this one was forked from; make another",
                          kSimMisuse);
   std::shared_ptr<const std::function<Status(SimCall)>> hook;

@@ -14,7 +14,8 @@
 // Misuse of a Driver call (unmap of what is not mapped, a call that breaks a capture) returns Code::error
 // and is reported like a race.
 //
-// Thread safety: full, by one recursive mutex; work and hooks may call the driver again.
+// Thread safety: full, by one recursive mutex; work and hooks may call the driver again. In a child of
+// fork(2) the calls of Driver are refused, and no other call hangs.
 #pragma once
 
 #include <functional>
@@ -185,6 +186,8 @@ class SimDriver final : public Driver {
   SimDriver& owner_of(Addr address);
   // Whether it is an address of this device, mapped or not.
   bool owns(Addr address) const { return memory_.owns(address); }
+  // Whether this process is a child of fork(2) of the one that made the device.
+  bool inherited() const;
   // Where the byte of a device address is for kernels: elsewhere with `kernel_alias`, else there.
   Addr kernel_address(Addr address) const { return memory_.kernel_address(address); }
 
@@ -192,7 +195,7 @@ class SimDriver final : public Driver {
   struct Event {
     SimStreams::RecordPtr record;
   };
-  using Lock = std::lock_guard<std::recursive_mutex>;
+  using Lock = std::lock_guard<SimMutex>;
 
   Status known_peer(int device_index) const;
   Status enter(SimCall call);  // hook, fault plan, count
@@ -232,7 +235,7 @@ class SimDriver final : public Driver {
   const int forks_;  // of the process that made it
   DeviceInfo info_;
   const std::shared_ptr<SimMachine> machine_;
-  std::recursive_mutex& mutex_;
+  SimMutex& mutex_;
   SimMemory memory_;
   SimStreams streams_;
   SimOracle oracle_;

@@ -173,7 +173,7 @@ bool SimDriver::describe(Addr address, char* text, size_t size) const {
     std::snprintf(text, size, "a kernel followed the address of a tensor");
     return true;
   }
-  const std::unique_lock<std::recursive_mutex> lock(mutex_, std::try_to_lock);
+  const std::unique_lock<SimMutex> lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return false;
   oracle_.describe(address, text, size);
   return true;

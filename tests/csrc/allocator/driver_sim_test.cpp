@@ -1,10 +1,15 @@
 // The simulated device as memory, streams, events and faults.
 #include "allocator/simulated/driver_sim.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
 #include <cstring>
 #include <thread>
 
 #include "common/error.h"
+#include "device_fixture.h"
 #include "test.h"
 
 using namespace staticrt::alloc;
@@ -313,4 +318,32 @@ TEST(sim_reports_pending_errors_and_processes) {
   EXPECT_EQ(uses[0].used_bytes, 5 * kMiB);
   sim.set_processes_known(false);
   EXPECT_EQ(sim.processes(&uses).code(), Code::unsupported);
+}
+
+TEST(sim_children_of_a_fork_hang_in_no_call) {
+  staticrt::test::Two two;
+  for (const bool held : {false, true}) {
+    // Another thread, which the child does not have, holds the devices while their work runs.
+    std::atomic<bool> running{false};
+    std::atomic<bool> enough{!held};
+    two.user.sim().enqueue(kDefaultStream, [&] {
+      running = true;
+      while (!enough) std::this_thread::yield();
+    });
+    std::thread other([&] { EXPECT(two.user.sim().stream_sync(kDefaultStream).ok()); });
+    while (!running) std::this_thread::yield();
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(5);
+      const bool refused = !two.owner.sim().device_sync().ok() && !two.user.sim().device_sync().ok();
+      _exit(refused && two.owner.sim().report_text().empty() && two.user.sim().create_stream() != StreamId{0}
+                ? 0
+                : 1);
+    }
+    enough = true;
+    other.join();
+    int status = -1;
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+  }
 }
