@@ -105,8 +105,9 @@ bool draws_by_itself(const c10::FunctionSchema& schema, const torch::jit::Stack&
 
 }  // namespace
 
-TensorPlace::TensorPlace(const at::Tensor& tensor)
-    : storage(reinterpret_cast<alloc::Addr>(tensor.storage().data())),
+TensorPlace::TensorPlace(const at::Tensor& tensor, bool written)
+    : storage(
+          reinterpret_cast<alloc::Addr>(written ? tensor.storage().mutable_data() : tensor.storage().data())),
       storage_bytes(tensor.storage().nbytes()),
       offset(tensor.storage_offset()),
       sizes(tensor.sizes()),
@@ -181,7 +182,7 @@ void Call::add(const at::Tensor& tensor, TensorArgument argument) {
                 "Expected all tensors to be on the same device, but found at least two devices, sim:",
                 device_, " and ", tensor.device(), "! (", name(), ")");
     device_ = tensor.device().index();
-    argument.place.emplace(tensor);
+    argument.place.emplace(tensor, argument.written);
   } else {
     // Values of the CPU that a real device gets as arguments of its kernel, and indices, which torch moves.
     const bool index = schema().name().find("index") != std::string::npos && argument.in_list;

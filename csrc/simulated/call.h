@@ -31,7 +31,8 @@ struct TensorPlace {
   bool contiguous = true;
 
   TensorPlace() = default;
-  explicit TensorPlace(const at::Tensor& tensor);
+  // `written`: the tensor gets bytes of its own before, if it shares them with others until it is written.
+  explicit TensorPlace(const at::Tensor& tensor, bool written = false);
 };
 
 // A tensor, or one of a list, among the arguments.

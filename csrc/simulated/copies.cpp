@@ -18,7 +18,7 @@ bool on_sim(const at::Tensor& tensor) {
 // The host's values as they are now: the caller may change them before the copy runs.
 void copy_in(const at::Tensor& source, const at::Tensor& to, bool non_blocking) {
   SimulatedDevice& device = device_at(to.device().index());
-  const TensorPlace place(to);
+  const TensorPlace place(to, /*written=*/true);
   at::Tensor staged = source.clone();
   enqueue(device, "aten::copy_",
           [&device, place, staged] { CpuTensors(device.driver()).at(place).copy_(staged); }, {{place, true}});
@@ -68,7 +68,7 @@ void copy_through_host(const at::Tensor& source, const at::Tensor& to) {
   SimulatedDevice& from_device = device_at(source.device().index());
   SimulatedDevice& to_device = device_at(to.device().index());
   const TensorPlace from_place(source);
-  const TensorPlace to_place(to);
+  const TensorPlace to_place(to, /*written=*/true);
   const auto staged = std::make_shared<at::Tensor>();
   enqueue(from_device, "a copy to the host for another device",
           [&from_device, from_place, staged] {
@@ -91,7 +91,7 @@ void copy_across(const at::Tensor& source, const at::Tensor& to) {
   const alloc::StreamId from_stream = current_stream(from_device.index());
   const alloc::StreamId to_stream = current_stream(to_device.index());
   const TensorPlace from_place(source);
-  const TensorPlace to_place(to);
+  const TensorPlace to_place(to, /*written=*/true);
   const bool across = from_device.index() != to_device.index();
   if (across) check_captures(from_device, to_device);
   if (across && !have_access(from_device, to_device)) return copy_through_host(source, to);

@@ -43,8 +43,9 @@ at::Tensor empty(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype, std
                  std::optional<c10::Device> device, std::optional<bool> pin_memory,
                  std::optional<at::MemoryFormat> memory_format) {
   check_options(layout, pin_memory);
-  const c10::DeviceGuard guard(device_at(index_of(device)).device());
-  return filled(at::detail::empty_generic(sizes, &torch_allocator(), kKeys,
+  const int index = index_of(device);
+  const c10::DeviceGuard guard(device_at(index).device());
+  return filled(at::detail::empty_generic(sizes, &torch_allocator_of(index), kKeys,
                                           dtype.value_or(c10::get_default_dtype_as_scalartype()),
                                           memory_format));
 }
@@ -87,8 +88,8 @@ at::Tensor& set_tensor(at::Tensor& self, const at::Tensor& source) {
 
 at::Tensor& set_empty(at::Tensor& self) {
   const c10::DeviceGuard guard(self.device());
-  c10::Storage storage(c10::Storage::use_byte_size_t(), 0, torch_allocator().allocate(0), &torch_allocator(),
-                       /*resizable=*/true);
+  c10::Storage storage(c10::Storage::use_byte_size_t(), 0, torch_allocator().allocate(0),
+                       &torch_allocator_of(self.device().index()), /*resizable=*/true);
   return set_storage(self, std::move(storage), 0, {0}, at::IntArrayRef());
 }
 
@@ -100,7 +101,8 @@ void record_stream(at::Tensor& self, c10::Stream stream) {
 
 at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype, int index) {
   const c10::DeviceGuard guard(device_at(index).device());
-  return filled(at::detail::empty_strided_generic(sizes, strides, &torch_allocator(), kKeys, dtype));
+  return filled(at::detail::empty_strided_generic(
+      sizes, strides, &torch_allocator_of(device_at(index).index()), kKeys, dtype));
 }
 
 void resize_storage(c10::StorageImpl& storage, size_t size_bytes) {

@@ -1,6 +1,11 @@
 #include "simulated/torch_allocator.h"
 
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/COW.h>
+
 #include <algorithm>
+#include <memory>
+#include <vector>
 
 #include "allocator/core/inspector.h"
 #include "allocator/sharing/imports.h"
@@ -71,7 +76,8 @@ class TorchAllocator final : public c10::DeviceAllocator {
                 " and the stream is one of ", stream.device(), "; give a stream of a simulated device");
     SimulatedDevice& user = device_at(stream.device_index());
     const auto address = reinterpret_cast<Addr>(pointer.get());
-    if (pointer.get_deleter() == &release)
+    // Storages that share bytes until one is written own them together.
+    if (pointer.get_deleter() == &release || c10::impl::cow::is_cow_data_ptr(pointer))
       check(device.allocator().record_use(address, stream_of(stream), user.shared_driver()));
     else
       check(device.allocator().imports().record_use(address, stream_of(stream), user.shared_driver()));
@@ -119,7 +125,34 @@ c10::CachingDeviceAllocator::DeviceStats TorchAllocator::getDeviceStats(c10::Dev
   return stats;
 }
 
+class AllocatorOfOne final : public c10::Allocator {
+ public:
+  explicit AllocatorOfOne(c10::Device device) : device_(device) {}
+  c10::DataPtr allocate(size_t size_bytes) override {
+    const c10::DeviceGuard guard(device_);
+    return torch_allocator().allocate(size_bytes);
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, std::size_t count) const override {
+    const c10::DeviceGuard guard(device_);
+    torch_allocator().copy_data(to, from, count);
+  }
+
+ private:
+  const c10::Device device_;
+};
+
 }  // namespace
+
+c10::Allocator& torch_allocator_of(int index) {
+  static const auto* all = [] {
+    auto* made = new std::vector<std::unique_ptr<AllocatorOfOne>>;
+    for (int each = 0; each < device_count(); ++each)
+      made->push_back(std::make_unique<AllocatorOfOne>(device_at(each).device()));
+    return made;
+  }();
+  return *all->at(static_cast<size_t>(index));
+}
 
 c10::DeviceAllocator& torch_allocator() {
   static auto* allocator = new TorchAllocator;

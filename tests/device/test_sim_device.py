@@ -241,3 +241,30 @@ def test_the_guide_runs():
     assert len(blocks) == 8
     done = process("".join(blocks))
     assert done.returncode == 0, done.stderr
+
+
+def test_bytes_that_are_shared_until_somebody_writes_them():
+    x = torch.arange(4.0, device="sim:1")
+    written, copied, taken = (torch._lazy_clone(x) for _ in range(3))
+    written.add_(1)
+    copied.copy_(torch.zeros(4))
+    before = torch.accelerator.memory_stats(1)["allocated_bytes.all.current"]
+    taken.data_ptr()  # the current device is sim:0
+    assert torch.accelerator.memory_stats(1)["allocated_bytes.all.current"] == before + 512
+    assert (x.tolist(), written.tolist(), copied.tolist(), taken.tolist()) == (
+        [0, 1, 2, 3],
+        [1, 2, 3, 4],
+        [0, 0, 0, 0],
+        [0, 1, 2, 3],
+    )
+
+
+def test_shared_bytes_are_held_for_a_stream_too(sim):
+    side = torch.Stream("sim:0")
+    x = torch.ones(1000, device="sim:0")
+    y = torch._lazy_clone(x)
+    address = torch._C._data_address(x)
+    sim.enqueue(side.stream_id)
+    y.record_stream(side)
+    del x, y
+    assert torch._C._data_address(torch.ones(1000, device="sim:0")) != address
