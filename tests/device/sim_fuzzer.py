@@ -2,7 +2,7 @@
 
     python -m tests.device.sim_fuzzer --seed 1 --programs 10000
 
-Each program runs one way, drawn by its seed, at four sizes, 0 and 1 among them. Some calls meet driver calls that fail: such a
+Each program runs one way, drawn by its seed, at four sizes, 0 and 1 among them; one way takes the results to sim:1 and back. Some calls meet driver calls that fail: such a
 call gives eager's answer or raises an error of the driver's, and the next call is right. Nothing of a program that was traced
 whole may stay allocated.
 """
@@ -39,6 +39,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "graphs": {"graphs": True},
     "stream": {},
     "managed": {"manage_outputs": True},
+    "peer": {},
 }
 FAULTS = (
     "physical_create",
@@ -60,7 +61,7 @@ FAULTED: collections.Counter[str] = collections.Counter()
 
 @dataclasses.dataclass(frozen=True)
 class SimProgram(grammar.Program):
-    """A program whose tensors lie on sim:0."""
+    """A program whose arguments lie on sim:0."""
 
     def arguments(self, n: int, m: int) -> list[Any]:
         scope = {**grammar.SCOPE, "grid": on_sim, "n": n, "m": m}
@@ -84,6 +85,25 @@ def on_sim(*sizes: int) -> torch.Tensor:
     return grammar.grid(*sizes).to("sim:0")
 
 
+def by_way_of_peer(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with results that have been on sim:1."""
+
+    def called(*args: Any) -> Any:
+        return tuple(
+            x.to("sim:1").neg().to("sim:0").neg()
+            if isinstance(x, torch.Tensor) and x.is_floating_point()
+            else x
+            for x in function(*args)
+        )
+
+    return called
+
+
+def synchronize() -> None:
+    for index in range(2):
+        torch.accelerator.synchronize(index)
+
+
 def waits(function: Callable[..., Any], stream: torch.Stream | None = None) -> Callable[..., Any]:
     """The function, which returns when its work is done, so that late errors are this call's."""
 
@@ -99,9 +119,9 @@ def waits(function: Callable[..., Any], stream: torch.Stream | None = None) -> C
                 current.wait_stream(stream)
         except Exception:
             with contextlib.suppress(Exception):  # of work before the mistake
-                torch.accelerator.synchronize(0)
+                synchronize()
             raise
-        torch.accelerator.synchronize(0)
+        synchronize()
         return result
 
     return called
@@ -123,13 +143,17 @@ class Run:
         self.program = SimProgram(made.kinds, made.lines, made.results, made.gradients)
         self.way = self.choose.choice(list(WAYS))
         self.sizes = sizes_of(seed)
-        self.sim = staticrt.memory.device("sim:0")
+        self.sims = [
+            staticrt.memory.device(f"sim:{index}") for index in range(2 if self.way == "peer" else 1)
+        ]
         # Whether it is or may be: Dynamo keeps partial graphs in the module's globals, where they stay.
         self.is_split = False
 
     def failure(self) -> str:
         """What is wrong; empty: nothing."""
         function = self.program.function()
+        if self.way == "peer":
+            function = by_way_of_peer(function)
         compiled = staticrt.compile(function, **WAYS[self.way])
         stream = torch.Stream("sim:0") if self.way == "stream" else None
         eager, fast = waits(function), waits(compiled, stream)
@@ -156,10 +180,10 @@ class Run:
     def with_faults(self, fast: Any, expected: Seen, size: tuple[int, int], eager: Callable[..., Any]) -> str:
         """One call while the driver fails; its backward runs when the driver works again."""
         args = self.program.arguments(*size)
-        torch.accelerator.synchronize(0)
+        synchronize()
         torch.accelerator.empty_cache()
         for _ in range(self.choose.randint(1, 3)):
-            self.sim.fail(
+            self.choose.choice(self.sims).fail(
                 self.choose.choice(FAULTS),
                 self.choose.randint(1, 4),
                 self.choose.choice(("oom", "oom", "error")),
@@ -176,25 +200,30 @@ class Run:
                 return f"under faults: {wrong_error(error)}"
             return ""
         finally:
-            self.sim.clear_faults()
-            torch.accelerator.synchronize(0)
+            for sim in self.sims:
+                sim.clear_faults()
+            synchronize()
         got = seen(self.program, results, args)
         found = difference(expected, got, lambda: call(eager, self.program, size, widen=True))
         return f"under faults: {found}" if found else ""
 
     def reported(self) -> str:
-        torch.accelerator.synchronize(0)
-        self.sim.validate()
-        found = [text for text in self.sim.reports if not text.startswith("misuse")]
-        self.sim.clear_reports()
+        synchronize()
+        found: list[str] = []
+        for sim in self.sims:
+            sim.validate()
+            found += [text for text in sim.reports if not text.startswith("misuse")]
+            sim.clear_reports()
         return f"reported: {found[0]}" if found else ""
 
 
 def held_bytes() -> int:
     for _ in range(3):
         gc.collect()
-    torch.accelerator.synchronize(0)
-    return int(torch.accelerator.memory_stats(0)["allocated_bytes.all.current"])
+    synchronize()
+    return sum(
+        int(torch.accelerator.memory_stats(index)["allocated_bytes.all.current"]) for index in range(2)
+    )
 
 
 def run(seed: int, programs: int, report: Callable[[str], None] = print) -> int:
@@ -212,8 +241,9 @@ def run(seed: int, programs: int, report: Callable[[str], None] = print) -> int:
             found = one.failure()
         except Exception as error:
             found = f"{one.way}: {type(error).__name__}: {error}"
-        one.sim.clear_faults()
-        one.sim.clear_reports()
+        for sim in one.sims:
+            sim.clear_faults()
+            sim.clear_reports()
         source, is_split = one.program.source, one.is_split
         del one
         if not found and not is_split and held_bytes() > before:

@@ -7,6 +7,7 @@
 // Each configuration prints what it did.
 #include <cstdlib>
 #include <iostream>
+#include <memory>
 #include <random>
 
 #include "allocator/device_fixture.h"
@@ -24,11 +25,14 @@ struct Tally {
 };
 
 // Plays a random program: allocations on several streams, work that is behind, cross-stream uses, private
-// pools with routes and captures, checkpoints, hibernation, flushes, faults.
+// pools with routes and captures, checkpoints, hibernation, flushes, faults. Another device of the machine
+// uses the memory too.
 class Fuzz {
  public:
   Fuzz(const std::string& text, uint64_t seed, bool virtual_memory)
-      : random_(seed), device_(400 * kMiB, text, sim_config(virtual_memory)) {
+      : random_(seed),
+        peer_(std::make_shared<SimDriver>(sim_config(virtual_memory, 1))),
+        device_(400 * kMiB, text, sim_config(virtual_memory, 0)) {
     for (int i = 0; i < 3; ++i) streams_.push_back(device_.sim().create_stream());
     streams_.push_back(kDefaultStream);
   }
@@ -53,14 +57,16 @@ class Fuzz {
     Bytes size;
     StreamId stream;
   };
-  static SimConfig sim_config(bool virtual_memory) {
+  SimConfig sim_config(bool virtual_memory, int index) const {
     SimConfig config;
+    config.index = index;
+    config.machine = machine_;
     config.virtual_memory = virtual_memory;
-    config.backed = false;
     return config;
   }
   void check() {
     device_.check();
+    EXPECT_EQ(peer_->report_text(), "");
     ++tally_.checks;
   }
   uint64_t pick(uint64_t below) { return random_() % below; }
@@ -81,7 +87,7 @@ class Fuzz {
     } else if (action < 80) {
       use();
     } else if (action < 88) {
-      device_.sim().advance(stream(), 1 + pick(4));
+      (pick(4) == 0 ? *peer_ : device_.sim()).advance(stream(), 1 + pick(4));
     } else if (action < 90) {
       device_.empty_cache();
     } else if (action < 93) {
@@ -120,13 +126,15 @@ class Fuzz {
     if (live_.empty()) return;
     const Live& block = live_[pick(live_.size())];
     const StreamId other = stream();
+    const bool by_peer = pick(4) == 0 && device_.allocator().add_peer(*peer_).ok();
+    SimDriver& user = by_peer ? *peer_ : device_.sim();
     // As a program does: the other stream waits for the owner's work, uses the bytes, records the use.
     EventId event{};
     if (!device_.sim().event_create(&event).ok()) return;
     if (device_.sim().event_record(event, block.stream).ok() &&
-        device_.sim().stream_wait(other, event).ok()) {
-      device_.sim().touch(other, block.address, std::min<Bytes>(block.size, 4096));
-      (void)device_.allocator().record_use(block.address, other).ok();
+        (by_peer ? peer_->wait_for(other, device_.sim(), event) : user.stream_wait(other, event)).ok()) {
+      user.touch(other, block.address, std::min<Bytes>(block.size, 4096));
+      (void)device_.allocator().record_use(block.address, other, by_peer ? peer_ : nullptr).ok();
     }
     (void)device_.sim().event_destroy(event).ok();
   }
@@ -165,8 +173,10 @@ class Fuzz {
     const PoolId id{0, 1 + pick(3)};
     PoolImage image;
     if (!device_.pools().capture_image(id, &image).ok()) return;
+    PoolImage read;
+    EXPECT(PoolImage::parse(image.serialize(), &read).ok());
     RestoreResult result;
-    const Status status = device_.pools().restore_image(image, &result);
+    const Status status = device_.pools().restore_image(read, &result);
     PoolImage again;
     if (!status.ok() || !device_.pools().capture_image(id, &again).ok() || !(again == image))
       fail(__FILE__, __LINE__, "restore(capture()) is not the identity: " + status.describe());
@@ -183,7 +193,9 @@ class Fuzz {
     for (uint64_t p = 1; p <= 3; ++p) EXPECT(!device_.pools().exists({0, p}));
   }
 
+  const std::shared_ptr<SimMachine> machine_ = std::make_shared<SimMachine>();
   std::mt19937_64 random_;
+  std::shared_ptr<SimDriver> peer_;
   Device device_;
   std::vector<StreamId> streams_;
   std::vector<Live> live_;
