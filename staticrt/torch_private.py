@@ -369,7 +369,7 @@ def marked_steps() -> int:
 # table with the sources; --write brings the folders up to date. A name that is not here is added by hand.
 PRIVATE_NAMES: dict[str, str] = {
     "torch._C": "graphs",
-    "torch._C.DispatchKey": "frontend",
+    "torch._C.DispatchKey": "frontend training",
     "torch._C.Generator": "frontend",
     "torch._C._AutoDispatchBelowAutograd": "frontend shapes",
     "torch._C._DisablePythonDispatcher": "shapes training",

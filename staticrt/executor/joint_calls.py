@@ -334,13 +334,13 @@ class JointCalls:
         from staticrt.frontend.tracing.tracer import current_tracer
         from staticrt.shapes.size_env import NeedsShapeEnv
         from staticrt.training.checkpoints import checkpoints
-        from staticrt.training.decompositions import eager_resizes, recurrent_networks
+        from staticrt.training.decompositions import eager_operators, recurrent_networks
         from staticrt.training.joint_program import build_joint
 
         try:
             with (
                 recurrent_networks(),
-                eager_resizes(),
+                eager_operators(),
                 checkpoints(current_tracer),
                 torch.autograd.graph.disable_saved_tensors_hooks(_HOOKED),
             ):

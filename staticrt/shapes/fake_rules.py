@@ -13,6 +13,7 @@ from typing import Any
 from staticrt.shapes.fake_results import RULES, Rule
 from staticrt.shapes.rules import (  # importing a family registers its rules
     convolutions,  # noqa: F401
+    ctc,  # noqa: F401
     factories,  # noqa: F401
     gradients,  # noqa: F401
     images,  # noqa: F401

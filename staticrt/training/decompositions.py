@@ -1,7 +1,7 @@
-"""Decompositions of torch that this thread traces in another way: recurrent networks and resizes.
+"""Decompositions of torch that this thread traces in another way: recurrent networks, resizes and the CTC loss.
 
 Upstream's functions are replaced once, by functions that do the same but for threads inside `recurrent_networks` or
-`eager_resizes`.
+`eager_operators`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ import torch
 
 class _Thread(threading.local):
     recurrent = False
-    resizes = False
+    eager = False
 
 
 _thread = _Thread()
@@ -33,13 +33,14 @@ def recurrent_networks() -> contextlib.AbstractContextManager[None]:
     return _in_this_thread("recurrent")
 
 
-def eager_resizes() -> contextlib.AbstractContextManager[None]:
-    """While this holds, this thread records resizes of images as the operators that eager calls.
+def eager_operators() -> contextlib.AbstractContextManager[None]:
+    """While this holds, this thread records resizes of images and CTC losses as the operators that eager calls.
 
-    Upstream's decomposition reads each pixel by index, and its backward adds them up so. Functionalization in C++, as
-    AOTAutograd uses it, takes no symbolic sizes of eager's operators.
+    Upstream's decomposition of resizes reads each pixel by index, and its backward adds them up so. Functionalization in
+    C++, as AOTAutograd uses it, takes no symbolic sizes of eager's operators. The CTC loss of lists of lengths makes a
+    tensor of them where no dispatch mode sees it.
     """
-    return _in_this_thread("resizes")
+    return _in_this_thread("eager")
 
 
 @contextlib.contextmanager
@@ -131,6 +132,7 @@ def _replace() -> None:
         packet = getattr(torch.ops.aten, name)
         for operator in (packet.default, packet.vec):
             _replace_kernels(operator, functools.partial(_resize, packet, operator))
+    torch.ops.aten.ctc_loss.IntList.py_impl(torch._C.DispatchKey.CompositeImplicitAutograd)(_ctc_loss)
 
 
 def _replace_kernels(operator: Any, replaced: Callable[[Any], Any]) -> None:
@@ -143,7 +145,7 @@ def _resize(packet: Any, operator: Any, kernel: Callable[..., Any]) -> Callable[
 
     @functools.wraps(kernel)
     def resize(x: torch.Tensor, size: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _thread.resizes:
+        if not _thread.eager:
             return kernel(x, size, *args, **kwargs)
         if operator is packet.vec:  # (input, output_size, [align_corners], scale_factors)
             *how, factors = args
@@ -153,3 +155,36 @@ def _resize(packet: Any, operator: Any, kernel: Callable[..., Any]) -> Callable[
             return operator(x, size, *args, **kwargs)
 
     return resize
+
+
+def _ctc_loss(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: Sequence[int],
+    target_lengths: Sequence[int],
+    blank: int = 0,
+    reduction: int = 1,
+    zero_infinity: bool = False,
+) -> torch.Tensor:
+    """As `ctc_loss` of aten/src/ATen/native/LossCTC.cpp."""
+    aten = torch.ops.aten
+    if not _thread.eager:
+        with torch._C._DisablePythonDispatcher():
+            return aten.ctc_loss.IntList(  # type: ignore[no-any-return]
+                log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity
+            )
+    batch = log_probs if log_probs.dim() == 3 else log_probs.unsqueeze(1)
+    losses: torch.Tensor = aten._ctc_loss.default(
+        batch,
+        targets.to(batch.device, torch.int64),
+        input_lengths,
+        target_lengths,
+        blank,
+        zero_infinity,
+    )[0]
+    if reduction == 1:
+        lengths = torch.tensor(target_lengths, dtype=losses.dtype, device=losses.device)
+        return (losses / lengths.clamp_min(1)).mean()
+    if reduction == 2:
+        return losses.sum()
+    return losses if log_probs.dim() == 3 else losses.squeeze(0)

@@ -32,7 +32,7 @@ from staticrt.runtime.call_key import CallKey, EagerOnly, eager_reason
 from staticrt.runtime.executable import build
 from staticrt.runtime.explain.explanation import EagerReport, Explanation
 from staticrt.training.checkpoints import checkpoints, recompute_parts
-from staticrt.training.decompositions import eager_resizes, recurrent_networks
+from staticrt.training.decompositions import eager_operators, recurrent_networks
 from staticrt.training.grad_copies import remove_copies_of_gradients
 from staticrt.training.layouts import has_misplaced_batch_norm
 from staticrt.training.optim import NotReady, Recordable
@@ -254,7 +254,7 @@ class CompiledStep:
                 decide=decide,
             )
             try:
-                with recurrent_networks(), eager_resizes(), checkpoints(current_tracer, reentrant=True):
+                with recurrent_networks(), eager_operators(), checkpoints(current_tracer, reentrant=True):
                     return trace_with_any_sizing(request)
             except CannotTrace as error:
                 if not decide or error.reason != BROADCASTS:
