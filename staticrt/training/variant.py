@@ -191,7 +191,7 @@ class Variant:
         entry.calls += 1
         inputs = entry.inputs(leaves)
         outputs = run_decided(entry, inputs) if traced.decided else entry.executable.run(inputs)
-        if isinstance(entry.executable, StaticExecutable) and not traced.decided:
+        if isinstance(entry.executable, StaticExecutable):
             states = [_C.grad_state(value) if isinstance(value, torch.Tensor) else 0 for value in inputs]
             native = entry.executable
             self.fast.learn(

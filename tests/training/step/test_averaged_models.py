@@ -128,3 +128,32 @@ def test_a_decision_about_what_an_update_has_written_is_eagers():
             reasons = [each.reason for each in step.explain().eager]
     torch.testing.assert_close(*found)
     assert any("a branch that data decides, after a write" in each for each in reasons), reasons
+
+
+@pytest.mark.parametrize("updates", [True, False])
+def test_a_step_that_data_decides_is_served_by_the_fast_path(updates):
+    """Also where it decides otherwise: that call is another recording's, and nothing was written before."""
+    found = []
+    for compiled in (True, False):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def train(x, model=model, optimizer=optimizer):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss = nn.functional.dropout(loss * (2 if x.sum() > 0 else -1), 0.5)
+            loss.backward()
+            if updates:
+                optimizer.step()
+            return loss
+
+        step = staticrt.compile_step(train) if compiled else train
+        torch.manual_seed(1)
+        signs = (1, 1, -1, -1, 1, 1, -1, 1)
+        losses = [step(sign * torch.rand(3, 4).double()).detach() for sign in signs]
+        found.append((losses, [*model.parameters(), model.weight.grad], torch.get_rng_state()))
+        if compiled:
+            served = sorted(each.fast.calls for each in step._variants)
+    torch.testing.assert_close(*found)
+    assert served == [2, 4]
