@@ -163,7 +163,8 @@ StateGuard::StateGuard(const Parts& parts) : names_(parts.names) {
       if (item.size() < 4 || PySet_Contains(py::object(item[3]).ptr(), key.ptr()) != 1) continue;
       const auto type = borrow(reinterpret_cast<PyObject*>(Py_TYPE(value.ptr())));
       const bool is_read = !dict.is_by_name || PySet_Contains(names_.ptr(), key.ptr()) == 1;
-      dict.empty.push_back({key, type, factory_of(value.ptr()), value.ptr(), is_read});
+      const auto layout = layout_of(THPVariable_Check(value.ptr()) ? value.cast<at::Tensor>() : at::Tensor());
+      dict.replaceable.push_back({key, type, factory_of(value.ptr()), value.ptr(), is_read, layout});
       value = py::object();
     }
     if (dict.is_by_name) {
@@ -213,7 +214,7 @@ void StateGuard::visit(Referents& referents) const {
   visit(names_);
   for (const Dict& dict : dicts_) {
     visit(dict.live);
-    for (const Empty& each : dict.empty) visit(each.key, each.type, each.factory);
+    for (const Replaceable& each : dict.replaceable) visit(each.key, each.type, each.factory);
     visit_pairs(dict.items);
     visit_pairs(dict.names);
   }
@@ -252,8 +253,9 @@ bool StateGuard::same_answer(const Pair& answer) {
   return now && same_value(now.ptr(), answer.saved.ptr());
 }
 
-bool StateGuard::Empty::is_again(PyObject* value, bool may_be_another) const {
+bool StateGuard::Replaceable::is_again(PyObject* value, bool may_be_another) const {
   if (value == nullptr || reinterpret_cast<PyObject*>(Py_TYPE(value)) != type.ptr()) return false;
+  if (layout) return value == saved || (may_be_another && layout_of(THPVariable_Unpack(value)) == layout);
   if (size_of(value) != 0 || factory_of(value).ptr() != factory.ptr()) return false;
   return value == saved || (may_be_another && Py_REFCNT(value) == 1);
 }
@@ -265,10 +267,10 @@ bool StateGuard::same_items(const Dict& dict, bool may_replace) {
   const auto same = [&](size_t i, PyObject* key, PyObject* value) {
     const auto& [saved_key, saved] = dict.items[i];
     if (!same_value(saved_key.ptr(), key)) return false;
-    if (next == dict.empty.size() || !dict.empty[next].key.is(saved_key)) {
+    if (next == dict.replaceable.size() || !dict.replaceable[next].key.is(saved_key)) {
       return same_value(saved.ptr(), value);
     }
-    return dict.empty[next++].is_again(value, may_replace);
+    return dict.replaceable[next++].is_again(value, may_replace);
   };
   size_t i = 0;
   PyObject *key = nullptr, *value = nullptr;
@@ -337,16 +339,16 @@ bool StateGuard::same_names_only(PyObject* dict, const Items& names, PyObject* l
 bool StateGuard::same_dict(Dict& dict) const {
   PyObject* live = dict.live.ptr();
   const uint64_t version = version_of(live);
-  const auto is_read = [](const Empty& each) { return each.is_read; };
+  const auto is_read = [](const Replaceable& each) { return each.is_read; };
   if (version == 0 || version != dict.version || dict.is_ordered) {
-    const auto others = std::count_if(dict.empty.begin(), dict.empty.end(), is_read);
+    const auto others = std::count_if(dict.replaceable.begin(), dict.replaceable.end(), is_read);
     if (!(dict.is_by_name ? same_names_only(live, dict.names, nullptr, static_cast<size_t>(others))
                           : same_items(dict, true))) {
       return false;
     }
     dict.version = version;
   }
-  return std::all_of(dict.empty.begin(), dict.empty.end(), [&](const Empty& each) {
+  return std::all_of(dict.replaceable.begin(), dict.replaceable.end(), [&](const Replaceable& each) {
     return !each.is_read || each.is_again(PyDict_GetItem(live, each.key.ptr()), true);
   });
 }

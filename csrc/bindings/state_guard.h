@@ -21,10 +21,11 @@ class StateGuard {
  public:
   // What a trace found. Everywhere `missing()` stands for a value that is not there.
   struct Parts {
-    pybind11::list dicts;   // (dict, copy, whether it holds the attributes of an object, keys of containers):
-                            // all keys and values, in order; of attributes, those in `names`, unless
-                            // `lists_attributes`. A container under such a key was empty and nowhere else; it
-                            // must be that again, or be another one of its type that nothing else holds.
+    pybind11::list dicts;   // (dict, copy, whether it holds the attributes of an object, keys of values that
+                            // may be replaced): all keys and values, in order; of attributes, those in
+                            // `names`, unless `lists_attributes`. A container under such a key was empty and
+                            // nowhere else; it must be that again, or be another one of its type that nothing
+                            // else holds. In place of a tensor any other of its layout may be there.
     pybind11::list lists;   // (iterable, list of its items): lists, deques, sets
     pybind11::list cells;   // (closure cell, content)
     pybind11::list scopes;  // (dict of a module, {name: value}): of these names only
@@ -66,12 +67,13 @@ class StateGuard {
 
  private:
   using Items = std::vector<std::pair<pybind11::object, pybind11::object>>;
-  // An attribute whose value was an empty container. That is not kept: an owner that takes another one drops
-  // it, and later guards may meet the other one.
-  struct Empty {
+  // An attribute whose value was an empty container, or a tensor. That is not kept: an owner that takes
+  // another one drops it, and later guards may meet the other one.
+  struct Replaceable {
     pybind11::object key, type, factory;
     const PyObject* saved = nullptr;  // compared only
     bool is_read = true;
+    std::optional<Layout> layout;  // of a tensor
 
     bool is_again(PyObject* value, bool may_be_another) const;
   };
@@ -80,9 +82,9 @@ class StateGuard {
     bool is_ordered = false;  // an OrderedDict, which has an order of its own
     bool is_by_name = false;
     uint64_t version = 0;
-    Items items;  // without values of `empty`
+    Items items;  // without values of `replaceable`
     Items names;  // of `items`, what the code may read
-    std::vector<Empty> empty;
+    std::vector<Replaceable> replaceable;
   };
   struct List {
     pybind11::object live;
@@ -120,7 +122,7 @@ class StateGuard {
     std::optional<Layout> layout;
   };
   static bool same_answer(const Pair& answer);
-  // `may_replace`: another empty container is as good as the one that was there.
+  // `may_replace`: another empty container or tensor is as good as the one that was there.
   static bool same_items(const Dict& dict, bool may_replace);
   bool same_dict(Dict& dict) const;
   static bool same_list(const List& list);

@@ -31,6 +31,7 @@ from staticrt.runtime.call import Call
 from staticrt.runtime.call_key import CallKey, EagerOnly, eager_reason
 from staticrt.runtime.executable import build
 from staticrt.runtime.explain.explanation import EagerReport, Explanation
+from staticrt.training.assigned_weights import AssignedWeights
 from staticrt.training.checkpoints import checkpoints, recompute_parts
 from staticrt.training.decompositions import eager_operators, recurrent_networks
 from staticrt.training.grad_copies import remove_copies_of_gradients
@@ -227,6 +228,7 @@ class CompiledStep:
         _refuse_hooks(parameters)
         recording = Recording(snapshot, parameters, twins, scalers)
         effects: list[GradEffect] = []
+        weights = AssignedWeights(modules, snapshot)
 
         def recorded(*args: Any, **kwargs: Any) -> Any:
             flattener = Flattener()
@@ -235,8 +237,10 @@ class CompiledStep:
                 recording.begin(flattener.leaves, current_tracer())
                 result = self.function(*args, **kwargs)
                 effects[:], grads = recording.end()
-                return pytree.tree_map_only(torch.Tensor, _detached, (result, grads))
+                assigned = weights.take(current_tracer().lifted)
+                return pytree.tree_map_only(torch.Tensor, _detached, (result, grads, assigned))
             finally:
+                weights.restore()
                 recording.restore()
 
         layers = {id(layer): path for module in modules for path, layer in module.named_modules()}
@@ -287,7 +291,14 @@ class CompiledStep:
         stepped = recording.optimizers
         others = [twin for _optimizer, twin in twins if not any(twin is each for each in stepped)]
         return Variant(
-            call, traced, executable, snapshot.guard(), effects, [*stepped, *others], recording.reads
+            call,
+            traced,
+            executable,
+            snapshot.guard(),
+            effects,
+            weights.places,
+            [*stepped, *others],
+            recording.reads,
         )
 
 

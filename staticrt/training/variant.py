@@ -35,10 +35,11 @@ class Variant:
 
     Args:
         call: the recorded call; its arguments are not kept.
-        traced: the graph; its result is (the step's result, the new gradients).
+        traced: the graph; its result is (the step's result, the new gradients, the weights assigned).
         executable: runs it.
         state: Python state that the step read.
         effects: the step's effects on gradients.
+        weights: where the weights belong: the attributes of a module, a name.
         optimizers: the recordable optimisers that it reaches.
         reads: hyperparameters that are constants of the graph.
     """
@@ -50,10 +51,12 @@ class Variant:
         executable: Executable,
         state: StateGuard,
         effects: Sequence[GradEffect],
+        weights: Sequence[tuple[dict[str, Any], str]],
         optimizers: Sequence[Any],
         reads: Sequence[Read],
     ) -> None:
         self._reads = reads
+        self._weights = list(weights)
         self.traced = traced
         self.key = call.key
         self._sizes = _sizes_of(call.leaves)
@@ -201,13 +204,15 @@ class Variant:
 
     def finish(
         self,
-        done: tuple[Any, Sequence[torch.Tensor]],
+        done: tuple[Any, Sequence[torch.Tensor], Sequence[torch.Tensor]],
         args: Any,
         kwargs: Any,
         leaves: Sequence[Any] | None = None,
     ) -> Any:
-        """Assign the gradients and return the step's result."""
-        result, grads = done
+        """Assign the gradients and weights, and return the step's result."""
+        result, grads, weights = done
+        for (attributes, name), weight in zip(self._weights, weights, strict=True):
+            attributes[name] = weight
         for p in self._cleared:
             p.grad = None
         for effect, grad in zip(self._effects, grads, strict=True):

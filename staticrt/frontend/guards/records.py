@@ -62,7 +62,8 @@ class DictRecord(Compared):
         self.is_attributes = is_attributes
         self.saved = dict(items_of(live))
         self.is_ordered = isinstance(live, OrderedDict)  # and tells of the order
-        self.containers: set[str] = set()  # keys of empty ones that nothing else is known to hold
+        # Keys of empty containers that nothing else is known to hold, and of tensors that runs replace.
+        self.replaceable: set[str] = set()
 
     def changes(self) -> Iterable[str]:
         if same_dict(self.live, self.saved):
@@ -88,7 +89,7 @@ class DictRecord(Compared):
                 kind.__setitem__(self.live, key, item)
 
     def entry(self) -> tuple[Any, ...]:
-        return self.live, self.saved, self.is_attributes, frozenset(self.containers)
+        return self.live, self.saved, self.is_attributes, frozenset(self.replaceable)
 
 
 class ListRecord(Compared):

@@ -10,6 +10,7 @@ import re
 import types
 from collections.abc import Callable, Iterable, Sequence, Set
 from itertools import chain
+from typing import Any
 
 import torch
 
@@ -141,6 +142,11 @@ class Snapshot(Walk):
         if id(value) in self._containers:
             self.keep_container(value)
             self._guard = None
+
+    def let_replace(self, attributes: dict[str, Any], name: str) -> None:
+        """Any tensor of the same layout may be in place of the one that an attribute of a module holds."""
+        self._attributes[id(attributes)].replaceable.add(name)
+        self._guard = None
 
     def _is_of_owner(self, record: Record) -> bool:
         """Whether the record of who holds a container compares it."""

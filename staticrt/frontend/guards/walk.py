@@ -97,7 +97,7 @@ class Walk:
         self._classes: dict[type, ClassRecord] = {}
         self._functions: set[int] = set()
         self._attributes: dict[int, DictRecord] = {}  # of objects, by the id of the dict
-        self._containers: dict[int, tuple[DictRecord, str]] = {}  # see `DictRecord.containers`, by id
+        self._containers: dict[int, tuple[DictRecord, str]] = {}  # see `DictRecord.replaceable`, by id
         self._reachable = Reachable()
         self._found_by_name: list[tuple[str, Any]] = []  # values of attributes, to be walked
         self._held_by: dict[int, int] = {}  # id of a record -> that of the object that it was made for
@@ -274,14 +274,14 @@ class Walk:
         if id(value) in self._containers:
             self.keep_container(value)
         elif id(value) not in self._seen:
-            record.containers.add(key)
+            record.replaceable.add(key)
             self._containers[id(value)] = (record, key)
 
     def keep_container(self, value: Any) -> None:
         """No other container serves instead of one that an attribute holds: it is compared by identity."""
         if (found := self._containers.pop(id(value), None)) is not None:
             record, key = found
-            record.containers.discard(key)
+            record.replaceable.discard(key)
 
     def knows(self, address: int) -> bool:
         """Whether an object (by id) was there when the snapshot was taken."""
