@@ -41,11 +41,14 @@ class HeldOptimizer:
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = optimizer
         self._watches = True
+        self._state = optimizer.state
+        if not optimizer.reads_state:
+            vars(optimizer)["state"] = _UnreadState()
         groups = self._groups = optimizer.param_groups
         self._own = list(groups)
         self._reads: dict[tuple[int, str], Any] = {}
         self._lists = [(each, list(each)) for each in (group["params"] for group in groups)]
-        self._dicts = [(each, dict(each)) for each in (optimizer.state, *optimizer.state.values())]
+        self._dicts = [(each, dict(each)) for each in (self._state, *self._state.values())]
         self._attributes = {name: vars(optimizer)[name] for name in self._names()}
         if any(self._attributes.get(name) is not None for name in ("grad_scale", "found_inf")):
             raise CannotTrace("an optimiser whose gradients are scaled")
@@ -105,6 +108,19 @@ class HeldOptimizer:
             for name in set(self._names()) - self._attributes.keys():
                 del vars(self.optimizer)[name]
             vars(self.optimizer).update(self._attributes)
+        vars(self.optimizer)["state"] = self._state
+
+
+class _UnreadState:
+    """Stands in for the state of an optimiser whose updates run eagerly: no recording depends on it."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise CannotTrace("the step reads the state of an optimiser whose updates it does not record")
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.items
+
+    __setitem__ = __delitem__ = __contains__ = __iter__ = __len__ = __bool__ = __eq__ = __getitem__
 
 
 class _Group(dict[str, Any]):

@@ -33,11 +33,13 @@ class Recordable:
             "betas" counts as two.
         flags: names of hyperparameters that are constants of the graph.
         skips: the operator reads one number more, and does nothing where that is not 0.
+        reads_state: an update is recorded, so that a recording depends on the optimiser's state.
     """
 
     numbers: ClassVar[tuple[str, ...]] = ()
     flags: ClassVar[tuple[str, ...]] = ("maximize", "foreach", "fused", "capturable", "differentiable")
     skips: ClassVar[bool] = False
+    reads_state: ClassVar[bool] = True
 
     param_groups: list[dict[str, Any]]
     state: Any

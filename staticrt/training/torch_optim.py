@@ -152,6 +152,18 @@ class Adafactor(Recordable, torch.optim.Adafactor):
             p.add_(update, alpha=-(rate / _max(norm, 1)).item())
 
 
+class LBFGS(Recordable, torch.optim.LBFGS):
+    """`torch.optim.LBFGS` beside a step that is its closure, which may call `zero_grad`; its own updates run eagerly."""
+
+    reads_state = False
+
+    def record_step(self, recording: Any, closure: Any = None) -> Any:
+        raise CannotTrace(
+            "torch.optim.LBFGS calls its closure as often as data decides "
+            "(staticrt.compile_step of the closure compiles that)"
+        )
+
+
 def _max(number: torch.Tensor, least: float) -> torch.Tensor:
     """As Python's `max(least, number)`, also of NaN."""
     return torch.where(number > least, number, least)
@@ -164,6 +176,7 @@ _TWINS: dict[Any, type[Recordable]] = {
     torch.optim.RAdam: RAdam,
     torch.optim.ASGD: ASGD,
     torch.optim.Adafactor: Adafactor,
+    torch.optim.LBFGS: LBFGS,
     **{
         getattr(torch.optim, name): type(
             name, (OneByOne, getattr(torch.optim, name)), {"kind": getattr(torch.optim, name)}
@@ -182,6 +195,7 @@ _ATTRIBUTES = frozenset(
             for when in ("pre", "post")
         ),
         *("_warned_capturable_if_run_uncaptured", "_zero_grad_profile_name", "_step_supports_amp_scaling"),
+        *("_params", "_numel_cache"),  # of LBFGS
         *("_need_device_dtype_check_for_fused", "_opt_called", "_staticrt_numbers", "_staticrt_known"),
     )
 )

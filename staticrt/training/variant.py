@@ -173,7 +173,7 @@ class Variant:
     def _arm(self) -> None:
         self._guards = []
         for optimizer in self._optimizers:
-            dicts = [optimizer.state, *optimizer.state.values()]
+            dicts = [optimizer.state, *optimizer.state.values()] if optimizer.reads_state else []
             lists = [optimizer.param_groups, *(group["params"] for group in optimizer.param_groups)]
             guard = _C.StateGuard(
                 dicts=[(each, dict(each), False) for each in dicts],

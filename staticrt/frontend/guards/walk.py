@@ -306,7 +306,7 @@ class Walk:
         if isinstance(value, dict):
             record = DictRecord(path, value)
             self._records.append(record)
-            items = [(f"{path}[{key!r}]", x) for key, x in record.saved.items() if not is_leaf(x)]
+            items = [(f"{path}[{_key(key)}]", x) for key, x in record.saved.items() if not is_leaf(x)]
             items += [(path, key) for key in record.saved if not is_leaf(key)]
             return items if type(value) in _PLAIN_DICTS else [*self._object(path, value), *items]
         if isinstance(value, types.MethodType):
@@ -442,6 +442,11 @@ class Walk:
             if own:
                 found.append((path, own))
         return found
+
+
+def _key(key: Any) -> str:
+    """A key of a dict as a path shows it: the text of an object may be long, or be another one in each process."""
+    return repr(key) if is_leaf(key) else type(key).__name__
 
 
 def _name_of(kind: type) -> str:
