@@ -97,6 +97,10 @@ CALLS = {
     ),
     "mean square": (aten.mse_loss.default, [(rows(2, 3), rows(2, 3)), (rows(4, 5), rows(4, 5))]),
     "copy": (aten.copy.default, [(rows(2, 3), rows(2, 3)), (rows(4, 5), rows(4, 5))]),
+    "copy into a part": (
+        aten.copy.default,
+        [(rows(2, 4, 3)[:, 1:], rows(2, 3, 3)), (rows(4, 6, 5)[:, 2:], rows(4, 4, 5))],
+    ),
     "transposed operand": (
         aten.add.Tensor,
         [(rows(2, 3, 4), rows(2, 4, 3).transpose(1, 2)), (rows(3, 5, 4), rows(3, 4, 5).transpose(1, 2))],

@@ -266,15 +266,25 @@ def _copied(mode: Any, x: torch.Tensor, source: torch.Tensor, non_blocking: bool
 
 
 def _has_elements_apart(x: torch.Tensor) -> bool:
-    """Whether sizes are constants, and each stride steps over all that smaller strides reach."""
-    if any(type(number) is not int for number in (*x.shape, *x.stride())) or 0 in x.shape:
+    """Whether each stride steps over all that smaller strides reach, which is a guard where sizes are symbolic."""
+    dims = [
+        (tuple(map(_hint, dim)), *dim)
+        for dim in zip(x.stride(), x.shape, strict=True)
+        if type(dim[1]) is not int or dim[1] != 1
+    ]
+    if any(None in hints or hints[1] == 0 for hints, _stride, _size in dims):
         return False
-    reach = 0
-    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
-        if size > 1 and stride <= reach:
+    reach: Any = 0
+    for _hints, stride, size in sorted(dims, key=lambda dim: dim[0]):
+        if not stride > reach:
             return False
-        reach += (size - 1) * stride
+        reach = reach + (size - 1) * stride
     return True
+
+
+def _hint(number: Any) -> Any:
+    """The number in this call; None: data decides it."""
+    return number if type(number) is int else number.node.hint
 
 
 @rule(aten.mse_loss.default, aten.l1_loss.default)
