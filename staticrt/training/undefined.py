@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
@@ -18,6 +18,8 @@ from staticrt import torch_private
 from staticrt.shapes.size_expr import Expr
 
 aten = torch.ops.aten
+
+_Known: TypeAlias = dict[str, Callable[[], fx.Node]]
 
 
 def without_gradients(graph: fx.GraphModule, undefined: Sequence[int]) -> int:
@@ -36,6 +38,7 @@ def without_gradients(graph: fx.GraphModule, undefined: Sequence[int]) -> int:
     placeholders = graph.graph.find_nodes(op="placeholder")
     missing = {placeholders[i] for i in undefined}
     zero = _zero_nodes(graph, missing)
+    known = _known_sizes(graph)
     replacement: dict[fx.Node, Any] = {}
     for node in list(graph.graph.nodes):
         if node.op == "output":
@@ -47,13 +50,13 @@ def without_gradients(graph: fx.GraphModule, undefined: Sequence[int]) -> int:
             continue
         other = _other_summand(node, zero)
         if other is not None:
-            replacement[node] = _laid_out_like(graph, node, replacement.get(other, other))
+            replacement[node] = _laid_out_like(graph, known, node, replacement.get(other, other))
             node.replace_all_uses_with(replacement[node], propagate_meta=False)
             continue
         for argument in node.all_input_nodes:
             if argument in zero:
                 with graph.graph.inserting_before(node):
-                    node.replace_input_with(argument, _zeros(graph, argument))
+                    node.replace_input_with(argument, _zeros(graph, known, argument))
     graph.graph.eliminate_dead_code(is_impure_node=_keep)
     graph.recompile()
     return len(zero)
@@ -96,15 +99,15 @@ def _other_summand(node: fx.Node, zero: set[fx.Node]) -> fx.Node | None:
     )
 
 
-def _laid_out_like(graph: fx.GraphModule, node: fx.Node, other: fx.Node) -> fx.Node:
+def _laid_out_like(graph: fx.GraphModule, known: _Known, node: fx.Node, other: fx.Node) -> fx.Node:
     """`other`, copied if its strides differ from the sum's, with which the readers were traced."""
     ours: Any = node.meta["val"]
     theirs: Any = other.meta["val"]
     if all(str(a) == str(b) for a, b in zip(ours.stride(), theirs.stride(), strict=True)):
         return other
     with graph.graph.inserting_before(node):
-        sizes = [size if isinstance(size, int) else _size(graph, size) for size in ours.shape]
-        strides = [stride if isinstance(stride, int) else _size(graph, stride) for stride in ours.stride()]
+        sizes = [size if isinstance(size, int) else _size(known, size) for size in ours.shape]
+        strides = [stride if isinstance(stride, int) else _size(known, stride) for stride in ours.stride()]
         options = {"dtype": ours.dtype, "device": ours.device}
         empty = graph.graph.call_function(aten.empty_strided.default, (sizes, strides), options)
         copied = graph.graph.call_function(aten.copy.default, (empty, other))
@@ -112,10 +115,10 @@ def _laid_out_like(graph: fx.GraphModule, node: fx.Node, other: fx.Node) -> fx.N
     return copied
 
 
-def _zeros(graph: fx.GraphModule, node: fx.Node) -> fx.Node:
+def _zeros(graph: fx.GraphModule, known: _Known, node: fx.Node) -> fx.Node:
     """Zeros like a node's value, inserted at the graph's insertion point."""
     value: Any = node.meta["val"]
-    sizes = [size if isinstance(size, int) else _size(graph, size) for size in value.shape]
+    sizes = [size if isinstance(size, int) else _size(known, size) for size in value.shape]
     zeros = graph.graph.call_function(
         aten.zeros.default, (sizes,), {"dtype": value.dtype, "device": value.device}
     )
@@ -123,12 +126,11 @@ def _zeros(graph: fx.GraphModule, node: fx.Node) -> fx.Node:
     return zeros
 
 
-def _size(graph: fx.GraphModule, size: torch.SymInt) -> fx.Node:
-    """A node that computes a symbolic size from the graph's inputs."""
+def _size(known: _Known, size: torch.SymInt) -> fx.Node:
+    """A node that computes a symbolic size from the graph's inputs; `known`: see `_known_sizes`."""
     from torch.utils._sympy.interp import sympy_interp
     from torch.utils._sympy.reference import PythonReferenceAnalysis
 
-    known = _known_sizes(graph)
     text = str(size.node.expr)
     if text in known:
         return known[text]()
@@ -146,9 +148,9 @@ def _size(graph: fx.GraphModule, size: torch.SymInt) -> fx.Node:
     return proxy.node
 
 
-def _known_sizes(graph: fx.GraphModule) -> dict[str, Callable[[], fx.Node]]:
+def _known_sizes(graph: fx.GraphModule) -> _Known:
     """Text of a size expression -> function that makes a node with its value from the placeholders."""
-    known: dict[str, Callable[[], fx.Node]] = {}
+    known: _Known = {}
     for node in graph.graph.find_nodes(op="placeholder"):
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt):
