@@ -64,7 +64,20 @@ void Executable::clear(Frame& frame) const {
   for (const ValueId id : transient_) frame.slots[id] = c10::IValue();
 }
 
+namespace {
+
+thread_local const Executable* failed_early = nullptr;
+
+// A call begins: what an earlier one left says nothing about it.
+void forget_failure(const Program& program) {
+  take_failed_node(program);
+  failed_early = nullptr;
+}
+
+}  // namespace
+
 void Executable::run(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs) {
+  forget_failure(*bound_.program);
   if (!options_.preparation.lent.empty()) return without_loans().run(inputs, outputs);
   SRT_CHECK(inputs.size() == bound_.program->num_inputs(), "expected ", bound_.program->num_inputs(),
             " inputs, got ", inputs.size());
@@ -82,6 +95,7 @@ void Executable::call(std::span<const InputView> inputs, std::vector<c10::IValue
 
 void Executable::run_unwatched(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs,
                                std::span<c10::IValue> let_go) {
+  forget_failure(*bound_.program);
   const TracedRun traced(*this);
   const std::vector<DonatedInput>& donated = options_.preparation.donated;
   // Who calls holds the inputs in ways of its own, and has looked at them.
@@ -103,6 +117,7 @@ void Executable::run_unwatched(std::span<const InputView> inputs, std::vector<c1
 }
 
 bool Executable::call_if_prepared(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs) {
+  forget_failure(*bound_.program);
   if (!options_.prepared || options_.verify || program_watcher() != nullptr) return false;
   if (!options_.preparation.lent.empty()) return without_loans().call_if_prepared(inputs, outputs);
   TracedRun traced(*this);
@@ -151,10 +166,6 @@ size_t Executable::find_first_effect() const {
                    [&](const Node& node) { return draws_random(node) || writes_input(node); }) -
       nodes.begin());
 }
-
-namespace {
-thread_local const Executable* failed_early = nullptr;
-}  // namespace
 
 // Nodes that run beside each other have no order, and donated bytes are gone.
 void Executable::note_failure() const {

@@ -7,6 +7,7 @@
 #include <ATen/ops/relu.h>
 #include <ATen/ops/tensor.h>
 
+#include <array>
 #include <atomic>
 #include <thread>
 
@@ -154,6 +155,35 @@ TEST(a_failed_run_leaves_the_executable_usable) {
         EXPECT(at::equal(executable.run({table, good})[0].toTensor(), at::relu(table.index_select(0, good))));
       }
     }
+  }
+}
+
+TEST(a_failure_is_forgotten_when_the_next_call_begins) {
+  ProgramBuilder builder;
+  const ValueId x = builder.add_input(tensor_info("x"));
+  const ValueId y = builder.add_input(tensor_info("y"));
+  const ValueId alpha = builder.add_constant(1);
+  builder.set_outputs({add_op(builder, "aten::add", "Tensor", {one(x), one(y), one(alpha)})});
+  const auto program = builder.build();
+  const at::Tensor two = at::randn({2}), three = at::randn({3});
+  for (const bool prepared : {false, true}) {
+    ExecutableOptions options;
+    options.prepared = prepared;
+    Executable executable(program, options);
+    const auto fail = [&] { EXPECT_THROW(executable.run({two, three}), std::exception, "must match"); };
+    fail();
+    EXPECT(executable.failed_before_effects());
+    fail();
+    executable.run({two, two});
+    EXPECT(!executable.failed_before_effects());
+    fail();
+    EXPECT_THROW(executable.run({two}), InputError, "expected 2 inputs");
+    EXPECT(!executable.failed_before_effects());
+    fail();
+    const std::array<InputView, 2> inputs{InputView{&two, {}}, InputView{&two, {}}};
+    std::vector<c10::IValue> outputs;
+    EXPECT_EQ(executable.call_if_prepared(inputs, outputs), prepared);
+    EXPECT(!executable.failed_before_effects());
   }
 }
 
