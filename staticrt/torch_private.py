@@ -31,6 +31,17 @@ def saved_tensors_are_packed() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
+def is_one_of_several_views(value: Any) -> bool:
+    """Whether it is a view with a gradient that one operator gave with others, as `chunk` does: eager lets nobody write it."""
+    autograd = torch._C._autograd
+    return (
+        isinstance(value, torch.Tensor)
+        and value.requires_grad
+        and value._is_view()
+        and autograd._get_creation_meta(value) == autograd.CreationMeta.MULTI_OUTPUT_NODE
+    )
+
+
 def aot_compile(
     gm: fx.GraphModule,
     inputs: Sequence[Any],

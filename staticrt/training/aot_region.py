@@ -30,7 +30,7 @@ from staticrt.training.double_backward import Replay
 from staticrt.training.grad_modes import view_without_history
 from staticrt.training.graph_split import Eager, example_values, needs_splitting, run_compiled, split, writes
 from staticrt.training.native_node import NotNative, Pair, gate, make_native_node
-from staticrt.training.overlaps import draws_by_memory, overlapping_writes
+from staticrt.training.overlaps import draws_by_memory, overlapping_writes, views_of_several
 from staticrt.training.partition import safe_partition
 from staticrt.training.plans import CompiledGraph
 from staticrt.training.saved import lost_aliases, merged_inputs, shared_results
@@ -105,9 +105,10 @@ class Region:
         self._shared: list[tuple[int, int]] = []
         self._subclassed: list[int] | None = None
         self._first: Callable[..., Any] | None = None  # serves the first call
-        eager = (
-            {} if is_subregion else {**unread_effects(gm), **overlapping_writes(gm), **draws_by_memory(gm)}
-        )
+        eager: dict[str, str] = {}
+        if not is_subregion:
+            for find in (unread_effects, overlapping_writes, draws_by_memory, views_of_several):
+                eager.update(find(gm))
         if eager or needs_splitting(gm):
             self._run = self._compile_split(gm, eager)
         else:

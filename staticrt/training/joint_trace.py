@@ -124,7 +124,7 @@ class Backward:
                 sharing.setdefault(_memory(out), []).append(out)
         computed: dict[int, torch.Tensor] = {}
         for memory, found in sharing.items():
-            if len({id(out) for out in found}) == 1:
+            if len({id(out) for out in found}) == 1 and not torch_private.is_one_of_several_views(found[0]):
                 computed[memory] = found[0]
                 continue
             bases = [out if out._base is None else out._base for out in found]

@@ -1,4 +1,4 @@
-"""Writes that depend on how memory is laid out.
+"""Writes that depend on how memory is laid out, and views that nobody may write.
 
 Of those into memory that they also read, eager refuses some, and AOTAutograd writes a copy of the whole instead. Those
 that draw do so in the order of memory, and AOTAutograd's functional forms in another.
@@ -7,10 +7,12 @@ that draw do so in the order of memory, and AOTAutograd's functional forms in an
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import torch
 from torch import fx
 
+from staticrt import torch_private
 from staticrt.training.graph_split import draws, writes
 
 
@@ -42,6 +44,32 @@ def draws_by_memory(gm: fx.GraphModule) -> dict[str, str]:
     }
 
 
+def views_of_several(gm: fx.GraphModule) -> dict[str, str]:
+    """Nodes of a Dynamo graph such as `chunk`, which give several views, of which some are results: they run eagerly.
+
+    Eager refuses a write to such a view. AOTAutograd makes a tensor of its own of it, which anybody may write.
+
+    Returns:
+        Why, by their names.
+    """
+    found = {}
+    for item in gm.graph.output_node().all_input_nodes:
+        node: fx.Node | None = item
+        if not torch_private.is_one_of_several_views(item.meta.get("example_value")):
+            continue
+        memory = memory_of(item)
+        while node is not None and isinstance(node.meta.get("example_value"), torch.Tensor):
+            node = next((each for each in node.all_input_nodes if memory in _memories(each)), None)
+        if node is not None:
+            found[node.name] = "it gives several views, which eager lets nobody write"
+    return found
+
+
+def _memories(node: fx.Node) -> list[int | None]:
+    value = node.meta.get("example_value")
+    return [_memory(item) for item in (value if isinstance(value, (tuple, list)) else (value,))]
+
+
 def _drops_in_place(node: fx.Node) -> bool:
     """Whether a dropout may fill memory: its last argument says so, or it is one that always does."""
     name = getattr(node.target, "__name__", "")
@@ -71,7 +99,10 @@ def _is_written_back(node: fx.Node, value: fx.Node) -> bool:
 
 def memory_of(node: fx.Node) -> int | None:
     """What tells the memory of a value of a Dynamo graph from another's."""
-    value = node.meta.get("example_value")
+    return _memory(node.meta.get("example_value"))
+
+
+def _memory(value: Any) -> int | None:
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
     return int(value.untyped_storage()._cdata)
