@@ -420,6 +420,8 @@ PRIVATE_NAMES: dict[str, str] = {
     "torch._dynamo.convert_frame.compile_lock": "frontend",
     "torch._dynamo.eval_frame.cached_backends": "frontend",
     "torch._dynamo.exc.TorchDynamoException": "frontend",
+    "torch._dynamo.guards.GuardBuilder": "frontend",
+    "torch._dynamo.guards.get_verbose_code_parts": "frontend",
     "torch._dynamo.optimize": "frontend",
     "torch._dynamo.reset": "models",
     "torch._dynamo.side_effects.SideEffects": "frontend",

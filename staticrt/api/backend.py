@@ -15,7 +15,7 @@ from torch import fx
 
 from staticrt.api.options import checked_options
 from staticrt.errors import OptionError
-from staticrt.frontend.dynamo import in_place_views
+from staticrt.frontend.dynamo import in_place_views, signs_of_zero
 from staticrt.options import Options
 from staticrt.training.regions import needs_gradients, region_of
 
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from staticrt.frontend.graph import KnownInputs
 
 log = logging.getLogger(__name__)
-in_place_views.note_new_sizes()  # before the first frame: torch.compile imports this module as it looks its backend up
+# Before the first frame: torch.compile imports this module as it looks its backend up.
+in_place_views.note_new_sizes()
+signs_of_zero.guard()
 
 # Presets of torch.compile. Others than "reduce-overhead" tune Inductor's search for kernels; here there is nothing to
 # search.

@@ -18,7 +18,7 @@ import torch
 
 from staticrt import locks, tuning
 from staticrt.frontend import budget
-from staticrt.frontend.dynamo import differences, in_place_views
+from staticrt.frontend.dynamo import differences, in_place_views, signs_of_zero
 from staticrt.frontend.dynamo.parallel import has_small_buckets, in_small_buckets
 from staticrt.frontend.graph import KnownInputs
 from staticrt.frontend.guards import effects
@@ -205,6 +205,7 @@ def _interruptible() -> Iterator[None]:
     locks.free_in_children(compile_lock)
     _check_each_step()
     in_place_views.note_new_sizes()
+    signs_of_zero.guard()
     with compile_lock:
         yield
 

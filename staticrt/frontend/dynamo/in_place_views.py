@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
+from staticrt.frontend.dynamo.ours import is_for_us
+
 # Dynamo's variables of tensors in graphs for us, and no others. A tensor has one more for each operator in place.
 _variables: weakref.WeakSet[Any] = weakref.WeakSet()
-# Where Dynamo's wrappers of a backend, `functools.partial` and a DDP optimiser's method hold what they call.
-_INNER = ("__wrapped__", "compiler_fn", "func", "backend_compile_fn", "__self__")
 
 
 @functools.cache
@@ -32,7 +32,7 @@ def note_new_sizes() -> None:
     @functools.wraps(initialize)
     def remembering(self: Any, proxy: Any, *args: Any, **kwargs: Any) -> None:
         initialize(self, proxy, *args, **kwargs)
-        if _is_for_us(getattr(proxy.tracer, "output_graph", None)):
+        if is_for_us(getattr(proxy.tracer, "output_graph", None)):
             _variables.add(self)
 
     @functools.wraps(call_method)
@@ -66,19 +66,6 @@ def _noted(tx: Any, tensor: Any, name: str, call: Callable[[], Any]) -> Any:
         if variable.proxy.node.meta.get("example_value") is value:
             variable.synchronize_attributes(tx)
     return result
-
-
-def _is_for_us(graph: Any) -> bool:
-    """Whether what Dynamo makes goes to a backend of ours."""
-    backend = getattr(graph, "compiler_fn", None)
-    for _ in range(8):  # wrappers
-        if str(getattr(backend, "__module__", "")).startswith("staticrt."):
-            return True
-        inner = next((name for name in _INNER if hasattr(backend, name)), None)
-        if inner is None:
-            return False
-        backend = getattr(backend, inner)
-    return False
 
 
 @functools.cache
