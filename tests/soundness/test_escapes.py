@@ -191,6 +191,42 @@ def test_a_gradient_set_by_the_model_is_real() -> None:
             assert weight.grad.tolist() == [2.0 * n] * 3
 
 
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_gradient_that_the_model_replaces_is_the_one_that_it_had(gradients: bool) -> None:
+    weight = nn.Parameter(torch.ones(3))
+    weight.grad = torch.ones(3)
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        if weight.grad is not None:
+            weight.grad = weight.grad * 2
+        return x * weight
+
+    compiled = staticrt.compile(model)
+    with torch.set_grad_enabled(gradients):
+        for n in (2.0, 4.0):
+            compiled(torch.ones(3))
+            assert weight.grad.tolist() == [n] * 3
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.filterwarnings("ignore:Using backward")
+def test_a_backward_inside_a_call_that_needs_gradients_leaves_real_ones(create_graph: bool) -> None:
+    weight = nn.Parameter(torch.ones(3))
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        (weight * x).sum().backward(create_graph=create_graph)
+        return x * 2
+
+    compiled = staticrt.compile(model)
+    for before, after in ((None, 2.0), (torch.ones(3), 3.0)):
+        weight.grad = before
+        x = torch.ones(3, requires_grad=True)
+        for run in (compiled, model):
+            run(x)
+        assert type(weight.grad) is type(x.grad) is torch.Tensor
+        assert weight.grad.tolist() == [after] * 3
+
+
 def test_what_a_failed_trace_left_is_taken_back() -> None:
     seen: list[str] = []
 

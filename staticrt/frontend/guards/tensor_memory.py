@@ -7,6 +7,21 @@ from typing import Any
 
 import torch
 
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def is_leaf(tensor: torch.Tensor) -> bool:
+    """Whether `tensor` is a leaf. Autograd refuses to say it of some views that were written in place: no leaves."""
+    try:
+        return tensor.is_leaf
+    except RuntimeError:
+        return False
+
+
+def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The `.grad` of a plain leaf; of others None, without a warning or a call of theirs."""
+    return tensor.grad if type(tensor) in PLAIN and is_leaf(tensor) else None
+
 
 class TensorMemory:
     """Where tensors lie; keeps nothing until code names `data`."""

@@ -45,7 +45,7 @@ from staticrt.frontend.guards.records import (
 from staticrt.frontend.guards.special_names import SPECIAL_NAMES
 from staticrt.frontend.guards.state_leaves import is_leaf, is_read_by_name
 from staticrt.frontend.guards.state_values import has_bytes_of_ctypes, slots_of
-from staticrt.frontend.guards.tensor_memory import TensorMemory
+from staticrt.frontend.guards.tensor_memory import TensorMemory, gradient_of
 from staticrt.frontend.guards.value_records import (
     AnswerRecord,
     BufferRecord,
@@ -113,6 +113,7 @@ class Walk:
         self.caches: list[CacheRecord] = []
         self._iterators: list[str] = []  # paths of those whose place is known to C alone
         self._memory = TensorMemory()
+        self.gradients: dict[int, torch.Tensor | None] = {}  # of tensors when they were met, by id
         self.may_draw = False  # from a `random.Random` of its own
         self.read_names: set[str] = set(SPECIAL_NAMES)  # what the code that ran may read by name
         self.model_names: set[str] = set()  # those in the model's own code
@@ -156,6 +157,7 @@ class Walk:
             elif isinstance(value, torch.Tensor):
                 self._tensors.append(value)
                 self._memory.add(value)
+                self.gradients[id(value)] = gradient_of(value)
                 self._records.append(TensorRecord(path, value, self.read_names, self.compared_tensors))
             else:
                 found = list(self._reached(path, value))

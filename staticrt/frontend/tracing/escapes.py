@@ -14,7 +14,7 @@ import traceback
 import types
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import _lru_cache_wrapper
 from typing import Any
 
@@ -26,6 +26,7 @@ from torch.autograd.function import FunctionCtx
 from staticrt import tuning
 from staticrt.frontend.guards.caches import entries_of, table_of, take_out
 from staticrt.frontend.guards.state_values import dict_of, members_of
+from staticrt.frontend.guards.tensor_memory import PLAIN, gradient_of
 from staticrt.frontend.tracing.maybe_views import SizesDecideViews
 from staticrt.frontend.tracing.trace_tensor import TraceTensor
 from staticrt.shapes.fake_results import cached_values
@@ -40,14 +41,6 @@ def _references(values: Iterable[Any]) -> list[int]:
 
 
 _LISTED = _references([object()])[0]  # of an object that nothing but a list refers to
-
-
-def _is_leaf(tensor: torch.Tensor) -> bool:
-    """Whether `tensor` is a leaf. Autograd refuses to say it of some views that were written in place: no leaves."""
-    try:
-        return tensor.is_leaf
-    except RuntimeError:
-        return False
 
 
 def _owned_by_cpp() -> int:
@@ -125,17 +118,20 @@ class Escapes:
         alive = self._unaccounted(alive, owned())
         return _Holders(alive, self._made, roots).release() if alive else []
 
-    def undo_gradients(self) -> list[str]:
-        """Take fake tensors from the `.grad` of real ones, where only C++ refers to them; as `undo`.
+    def undo_gradients(self, before: Mapping[int, Any]) -> list[str]:
+        """Put back the `.grad` of real tensors that hold fake ones, where only C++ refers to them; as `undo`.
 
-        It looks at every tensor there is: only for code that names the attribute.
+        It looks at every tensor there is: only for code that names what sets the attribute.
+
+        Args:
+            before: gradients before the run, by the ids of their tensors; those of others are cleared.
         """
         found = []
         for tensor in gc.get_objects():
-            if type(tensor) in (torch.Tensor, torch.nn.Parameter) and _is_leaf(tensor):
-                gradient = tensor.grad
+            if type(tensor) in PLAIN:
+                gradient = gradient_of(tensor)
                 if type(gradient) in _FAKE and self._is_ours(gradient):
-                    tensor.grad = None
+                    tensor.grad = before.get(id(tensor))
                     found.append("keeps a tensor of the trace in the .grad of a tensor")
         return found
 

@@ -58,7 +58,8 @@ log = logging.getLogger(__name__)
 # Each trace is private to its thread. Two of one model could take each other's attributes for the model's own.
 _one_at_a_time = locks.reentrant()
 
-
+# Names in code that sets the `.grad` of tensors.
+_SET_GRADIENTS = frozenset({"grad", "backward"})
 # What a graph's output may be.
 _IN_GRAPHS = (
     *(torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, int, float, complex, str, bytes, type(None)),
@@ -184,8 +185,8 @@ def _record(request: TraceRequest, watcher: Watcher, undo: list[Callable[[], obj
 
         def take_back() -> list[str]:
             found = escapes.undo(owned, roots)
-            if "grad" in snapshot.read_names and not request.autograd:
-                found += escapes.undo_gradients()
+            if not (request.is_step or _SET_GRADIENTS.isdisjoint(snapshot.read_names)):
+                found += escapes.undo_gradients(snapshot.gradients)
             return found
 
         undo[-1:] = [snapshot.restore, take_back, escapes.close, tracer.versions.put_back]
