@@ -41,6 +41,8 @@ def unsupported_reason(node: fx.Node) -> str:
         return "its result begins to require gradients"
     if node.op == "call_function":
         target: Any = node.target
+        if target is torch.set_default_dtype:
+            return "it decides dtypes that AOTAutograd's graphs do not name"
         if isinstance(target, torch._ops.HigherOrderOperator):
             return ""  # Dynamo traced the bodies of control-flow operators
         if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):

@@ -393,3 +393,16 @@ def test_what_a_view_says_of_itself(body, gradients, splits):
     for rows in (2, 3, 2):
         x = torch.ones(rows, 2, requires_grad=gradients)
         torch.testing.assert_close(compiled(x), function(x))
+
+
+@pytest.mark.parametrize("compiler", [staticrt.compile, _backend], ids=["compile", "backend"])
+def test_a_default_dtype_that_is_set_inside(compiler):
+    def function(x):
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        y = torch.ones(2) * 1.5
+        torch.set_default_dtype(before)
+        return y, torch.ones(2), x * 2
+
+    results = compiler(function)(torch.ones(2, requires_grad=True))
+    assert [result.dtype for result in results] == [torch.float64, torch.float32, torch.float32]
