@@ -208,6 +208,22 @@ def test_a_gradient_that_the_model_replaces_is_the_one_that_it_had(gradients: bo
             assert weight.grad.tolist() == [n] * 3
 
 
+def test_a_gradient_that_the_model_clears_is_there_before_the_call() -> None:
+    weight, seen = nn.Parameter(torch.ones(3)), []
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        seen.append(weight.grad is None)
+        weight.grad = None
+        return x + 1
+
+    weight.grad = torch.ones(3)
+    compiled = staticrt.compile(model)
+    for _ in range(2):
+        compiled(torch.ones(3))
+    assert seen == [False, True]
+    assert weight.grad is None
+
+
 @pytest.mark.parametrize("create_graph", [False, True])
 @pytest.mark.filterwarnings("ignore:Using backward")
 def test_a_backward_inside_a_call_that_needs_gradients_leaves_real_ones(create_graph: bool) -> None:

@@ -119,7 +119,7 @@ class Escapes:
         return _Holders(alive, self._made, roots).release() if alive else []
 
     def undo_gradients(self, before: Mapping[int, Any]) -> list[str]:
-        """Put back the `.grad` of real tensors that hold fake ones, where only C++ refers to them; as `undo`.
+        """Put back the `.grad` of real tensors where the run set it, also to a fake that only C++ refers to; as `undo`.
 
         It looks at every tensor there is: only for code that names what sets the attribute.
 
@@ -133,6 +133,9 @@ class Escapes:
                 if type(gradient) in _FAKE and self._is_ours(gradient):
                     tensor.grad = before.get(id(tensor))
                     found.append("keeps a tensor of the trace in the .grad of a tensor")
+                elif gradient is None and before.get(id(tensor)) is not None:
+                    tensor.grad = before[id(tensor)]
+                    found.append("clears the .grad of a tensor")
         return found
 
     def _is_ours(self, value: Any) -> bool:
