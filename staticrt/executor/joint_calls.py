@@ -226,6 +226,7 @@ class JointCalls:
             trace = state.find(call)
             if trace is not None or self._is_refused(state):
                 return trace
+            self._clear_the_way()
             try:
                 with long_work(f"tracing {self._name} with its backward", self._options.progress):
                     trace = self._trace(call, state)
@@ -241,6 +242,15 @@ class JointCalls:
             self._made += 1
             self._fast.forget()
             return trace
+
+    def _clear_the_way(self) -> None:
+        """As of `TraceCache`."""
+        stale = [trace for trace in self.traces if trace.state.is_in_the_way()]
+        for _key, state in self._states.items() if stale else ():
+            state.traces = tuple(trace for trace in state.traces if trace not in stale)
+        if stale:
+            self.traces = tuple(trace for trace in self.traces if trace not in stale)
+            self._fast.forget()
 
     def _fail(self, call: Call, state: CallState, error: Exception) -> None:
         from staticrt.frontend.tracing.trace import failure

@@ -74,6 +74,15 @@ class TraceCache:
             state.traces = tuple(kept for kept in state.traces if kept is not trace)
             self.kept = [kept for kept in self.kept if kept is not trace]
 
+    def _clear_the_way(self) -> None:
+        """Forget traces whose guards keep alive what the model has dropped: a new trace would meet it by weak references."""
+        stale = [trace for trace in self.kept if trace.state.is_in_the_way()]
+        for _key, state in self.states.items() if stale else ():
+            state.traces = tuple(trace for trace in state.traces if trace not in stale)
+        self.kept = [trace for trace in self.kept if trace not in stale]
+        if stale:
+            self._changed()
+
     def trace_for(self, call: Call) -> CachedTrace | Failure:
         """The trace that serves a call, which may be made now, or why there is none. Nothing runs.
 
@@ -133,6 +142,7 @@ class TraceCache:
                 progress.reason = f"more than max_traces={self._options.max_traces} traces"
                 self._warn_once(f"{self._name}: {progress.reason}; further ones run eagerly")
                 return Outcome.LEFT_TO_EAGER
+            self._clear_the_way()
             progress.request = self._maker.request(call, progress.state.traces)
         request = progress.request
         try:

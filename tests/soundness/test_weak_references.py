@@ -146,3 +146,29 @@ def test_what_code_does_not_name_may_go():
         assert model.owner() is None
         torch.testing.assert_close(fast(x), model(x))
     assert {trace.route for trace in fast.explain().traces} == {"whole"}
+
+
+@pytest.mark.parametrize("name", ["read", "unread"])
+@pytest.mark.parametrize("gradients", [False, True])
+def test_what_the_model_drops_is_gone(name, gradients):
+    class Model(nn.Module):
+        read = None
+
+        def forward(self, x):
+            x = x if self.read is None else x * 1
+            return x - 5 if self.found() is None else x * self.found().scale
+
+    def hold(scale):
+        setattr(model, name, _Config(scale))
+        return getattr(model, name)
+
+    model = Model()
+    model.found = weakref.ref(hold(2.0))
+    fast = staticrt.compile(model)
+    x = torch.ones(2, requires_grad=gradients)
+    assert fast(x).tolist() == [2.0, 2.0]
+    hold(3.0)
+    assert fast(x).tolist() == [-4.0, -4.0]
+    model.found = weakref.ref(hold(4.0))
+    assert fast(x).tolist() == [4.0, 4.0]
+    assert {trace.route for trace in fast.explain().traces} == {"training" if gradients else "whole"}

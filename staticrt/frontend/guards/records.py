@@ -64,6 +64,8 @@ class DictRecord(Compared):
         self.is_ordered = isinstance(live, OrderedDict)  # and tells of the order
         # Keys of empty containers that nothing else is known to hold, and of tensors that runs replace.
         self.replaceable: set[str] = set()
+        # Keys that code does not read: a guard must not keep their values alive.
+        self.unkept: set[str] = set()
 
     def changes(self) -> Iterable[str]:
         if same_dict(self.live, self.saved):
@@ -89,7 +91,8 @@ class DictRecord(Compared):
                 kind.__setitem__(self.live, key, item)
 
     def entry(self) -> tuple[Any, ...]:
-        return self.live, self.saved, self.is_attributes, frozenset(self.replaceable)
+        saved = {key: None if key in self.unkept else value for key, value in self.saved.items()}
+        return self.live, saved, self.is_attributes, frozenset(self.replaceable)
 
 
 class ListRecord(Compared):

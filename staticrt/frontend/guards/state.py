@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from staticrt.frontend.guards.caches import CacheRecord
-from staticrt.frontend.guards.object_records import FunctionRecord
+from staticrt.frontend.guards.object_records import FunctionRecord, ObjectRecord
 from staticrt.frontend.guards.records import DictRecord, ListRecord, Record, logger_records
 from staticrt.frontend.guards.special_names import stored_only
 from staticrt.frontend.guards.state_guard import StateGuard
@@ -124,6 +124,7 @@ class Snapshot(Walk):
             records: list[Record] = []
             unread: list[Record] = []
             for record in self._all():
+                self._let_go(record, lists)
                 is_guarded = (
                     is_reached(record) and not self._is_unread(record) and not self._is_of_owner(record)
                 )
@@ -134,8 +135,19 @@ class Snapshot(Walk):
                 records += [record for logger in self._loggers for record in logger_records(logger)]
             names = frozenset(self.read_names)
             self._unread = unread
-            self._guard = StateGuard(records, names, self.num_threads, lists)
+            reads_weakly = self._weak.are_read(self.read_names)
+            self._guard = StateGuard(records, names, self.num_threads, lists, reads_weakly)
         return self._guard
+
+    def _let_go(self, record: Record, lists_attributes: bool) -> None:
+        """What weak references lead to, a guard keeps alive only where it has to compare it."""
+        if isinstance(record, ObjectRecord):
+            record.is_held &= not self._weak.leads_to(record.live)
+        elif isinstance(record, DictRecord) and record.is_attributes and not lists_attributes:
+            values = record.saved.items()
+            record.unkept = {
+                key for key, value in values if self._weak.leads_to(value) and key not in self.read_names
+            }
 
     def returns(self, value: object) -> None:
         """The code returns an object that was there."""

@@ -19,6 +19,7 @@ class StateGuard:
         names: what the code may read by name.
         num_threads: torch's number of threads, if the model asked for it.
         lists_attributes: the code may read attributes of objects that it does not name.
+        reads_weakly: it may read weak references to what the model holds too, which the guard keeps alive.
     """
 
     def __init__(
@@ -27,7 +28,9 @@ class StateGuard:
         names: frozenset[str],
         num_threads: int | None,
         lists_attributes: bool = True,
+        reads_weakly: bool = False,
     ) -> None:
+        self._reads_weakly = reads_weakly
         parts: dict[str, list[Any]] = {}
         self._others: list[Record] = []
         for record in records:
@@ -47,6 +50,10 @@ class StateGuard:
         if self._num_threads not in (None, torch.get_num_threads()):
             return False
         return self._native.holds() and all(record.holds() for record in self._others)
+
+    def is_in_the_way(self) -> bool:
+        """Whether it fails, and keeps alive what code would find gone by now if there were no guard."""
+        return self._reads_weakly and not self.holds()
 
     def holds_all(self) -> bool:
         """True while no attribute of an object that the trace met has changed either, read or not."""

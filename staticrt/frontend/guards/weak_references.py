@@ -21,6 +21,7 @@ class WeakReferences:
     def __init__(self) -> None:
         self._held: list[tuple[str, weakref.ref[Any]]] = []  # to what a guard would hold
         self._weakly: set[int] = set()  # ids of what a guard refers to weakly
+        self._followed: list[str] = []  # paths of those to what may go
 
     def follow(self, path: str, reference: weakref.ref[Any]) -> list[tuple[str, Any]]:
         """What a walk goes on with behind a weak reference."""
@@ -28,6 +29,8 @@ class WeakReferences:
         if value is None:
             return []
         if not isinstance(value, _LASTING):
+            if not isinstance(value, torch.Tensor):
+                self._followed.append(path)
             if not _has_only_a_dict(value):
                 self._held.append((path, reference))
                 return []
@@ -38,14 +41,22 @@ class WeakReferences:
         """Whether a walk met an object behind a weak reference: its guard must not keep it alive."""
         return id(value) in self._weakly
 
+    def are_read(self, names: set[str]) -> bool:
+        """Whether code may read one by these names. What it refers to may go; tensors stay, which are inputs of the graph."""
+        return any(_is_named(path, names) for path in self._followed)
+
     def unkept(self, is_kept: Callable[[int], bool], names: set[str]) -> str | None:
         """The path of one that code may read by these names, whose referent no guard can look at without keeping it."""
         for path, reference in self._held:
-            attribute = re.search(r"\.(\w+)$", path)
             value = reference()
-            if value is not None and not is_kept(id(value)) and (not attribute or attribute[1] in names):
+            if value is not None and not is_kept(id(value)) and _is_named(path, names):
                 return path
         return None
+
+
+def _is_named(path: str, names: set[str]) -> bool:
+    attribute = re.search(r"\.(\w+)$", path)
+    return attribute is None or attribute[1] in names
 
 
 def _has_only_a_dict(value: Any) -> bool:
