@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
 import sys
@@ -41,6 +42,7 @@ BROADCASTS = "data decides whether a size is broadcast"
 SETS_DATA = "the model sets a tensor's .data"
 # How the message begins of a program that stops because data decided a branch otherwise than in its trace.
 OTHERWISE = "staticrt: data decided otherwise"
+_LINE = "_staticrt_line"  # of an exception: where it was raised
 _GENERATED = "<eval_with_key>"  # how the file names of GraphModules' code begin
 _graph_nodes: weakref.WeakKeyDictionary[Any, list[dict[str, Any]]] = weakref.WeakKeyDictionary()
 _user_files: dict[str, bool] = {}
@@ -256,7 +258,7 @@ def _meta_of_generated(frame: FrameType) -> Mapping[str, Any]:
 
 def exception_line(error: BaseException) -> str:
     """ "file.py:41" of the innermost model line in an exception's traceback, or ""."""
-    best = ""
+    best: str = getattr(error, _LINE, "")
     trace = error.__traceback__
     while trace is not None:
         filename = trace.tb_frame.f_code.co_filename
@@ -264,3 +266,9 @@ def exception_line(error: BaseException) -> str:
             best = f"{os.path.basename(filename)}:{trace.tb_lineno}"
         trace = trace.tb_next
     return best
+
+
+def note_line(error: BaseException) -> None:
+    """Let `exception_line` tell the line of an exception that loses its traceback."""
+    with contextlib.suppress(Exception):  # of a class that refuses attributes
+        setattr(error, _LINE, exception_line(error))

@@ -27,7 +27,7 @@ from staticrt import tuning
 from staticrt.frontend.guards.caches import entries_of, table_of, take_out
 from staticrt.frontend.guards.state_values import dict_of, members_of
 from staticrt.frontend.guards.tensor_memory import PLAIN, gradient_of
-from staticrt.frontend.tracing.maybe_views import SizesDecideViews
+from staticrt.frontend.reasons import note_line
 from staticrt.frontend.tracing.trace_tensor import TraceTensor
 from staticrt.shapes.fake_results import cached_values
 from staticrt.shapes.size_env import NeedsShapeEnv
@@ -171,10 +171,12 @@ def _is_global(value: Any) -> bool:
 def let_go(error: BaseException) -> None:
     """Clear the frames of an exception that ended a run: their variables hold what they computed.
 
-    An exception that only asks for another trace loses its traceback: a frame refers to its function, too, and a lambda of
-    the model to what it closes over.
+    An error also loses its traceback, whose frames refer to the model's functions, and a lambda to what it closes over:
+    to search the heap for what keeps the values takes longer than most traces. `exception_line` still tells the line.
     """
-    asks_for_another = isinstance(error, (NeedsShapeEnv, SizesDecideViews))
+    is_error = isinstance(error, (Exception, NeedsShapeEnv))
+    if is_error:
+        note_line(error)
     running = _running_frames()
     seen: set[int] = set()
     following: BaseException | None = error
@@ -184,7 +186,7 @@ def let_go(error: BaseException) -> None:
         for frame, _line in traceback.walk_tb(following.__traceback__):
             if id(frame) not in running:
                 _ = frame.f_locals  # a copy that somebody asked for before follows only when it is asked for
-        if asks_for_another:
+        if is_error:
             following.__traceback__ = None
         following = following.__cause__ or following.__context__
 
