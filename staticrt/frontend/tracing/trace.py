@@ -84,7 +84,9 @@ def trace(request: TraceRequest) -> TracedGraph:
             for step in reversed((lambda: let_go(error), *undo)):
                 steps.callback(step)
 
-    return certainly(lambda: _trace(request, watcher, undo), leave_nothing_behind)
+    graph = certainly(lambda: _trace(request, watcher, undo), leave_nothing_behind)
+    request.snapshot.gradients.clear()
+    return graph
 
 
 def _trace(request: TraceRequest, watcher: Watcher, undo: list[Callable[[], object]]) -> TracedGraph:
