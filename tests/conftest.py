@@ -8,6 +8,7 @@ It leaves the process as it found it: what stays behind fails another test, in s
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import zlib
@@ -65,6 +66,18 @@ def state() -> dict[str, object]:
         "function modes": torch._C._len_torch_function_stack(),
         "Module.__call__": torch.nn.Module.__call__,
     }
+
+
+@pytest.fixture(scope="module")
+def collects_own_garbage_only() -> Iterator[None]:
+    """For modules that call the garbage collector often: it does not visit each object of torch, sympy and the like.
+
+    Not for what looks for references: `gc.get_referrers` skips those objects too.
+    """
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -65,7 +65,7 @@ def compiled_parts():
 
 
 @pytest.fixture(autouse=True)
-def before():
+def before(collects_own_garbage_only):
     torch._dynamo.reset()
     torch.manual_seed(0)
     yield compiled_parts()

@@ -1,19 +1,13 @@
 """Graph trees on the devices of the tests."""
 
-import gc
-
 import pytest
 
 from tests.support import graph_harness as harness
 
 
-@pytest.fixture(scope="module", autouse=True)
-def imported_modules_are_not_collected():
-    """Each tree ends with a garbage collection, which would visit every object of torch, transformers and the like."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+@pytest.fixture(autouse=True)
+def each_tree_ends_with_a_garbage_collection(collects_own_garbage_only):
+    pass
 
 
 @pytest.fixture
