@@ -61,6 +61,8 @@ ACCELERATOR_MAX_NEW_WEIGHTS = 3
 MAX_OUTLIVED_RECORDINGS = 2
 
 # --- Sizes
+# Characters of an expression of sizes: remainders of products of remainders grow without bound.
+MAX_SIZE_TEXT = 10_000
 # Steps of a long division of symbolic sizes.
 MAX_DIVISION_STEPS = 16
 

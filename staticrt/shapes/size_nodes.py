@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from staticrt import tuning
 from staticrt.shapes import size_division, size_expr
 from staticrt.shapes.size_conditions import Condition, Either, FloatCondition
 from staticrt.shapes.size_env import SizeEnv
@@ -128,6 +129,8 @@ class SizeNode(_NumberNode):
     pytype = int
 
     def __init__(self, env: SizeEnv, expr: Expr, hint: int) -> None:
+        if len(expr.text) > tuning.MAX_SIZE_TEXT:
+            env.give_up("a long expression of sizes")
         self.env = env
         self.hint = hint
         self._expr = expr

@@ -19,5 +19,5 @@ def one_registry():
         return registry
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ONNXRegistry, "from_torchlib", from_torchlib)
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(from_torchlib))
         yield
