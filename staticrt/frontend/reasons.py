@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import linecache
 import os
 import sys
@@ -258,7 +257,7 @@ def _meta_of_generated(frame: FrameType) -> Mapping[str, Any]:
 
 def exception_line(error: BaseException) -> str:
     """ "file.py:41" of the innermost model line in an exception's traceback, or ""."""
-    best: str = getattr(error, _LINE, "")
+    best: str = vars(error).get(_LINE, "")
     trace = error.__traceback__
     while trace is not None:
         filename = trace.tb_frame.f_code.co_filename
@@ -270,5 +269,4 @@ def exception_line(error: BaseException) -> str:
 
 def note_line(error: BaseException) -> None:
     """Let `exception_line` tell the line of an exception that loses its traceback."""
-    with contextlib.suppress(Exception):  # of a class that refuses attributes
-        setattr(error, _LINE, exception_line(error))
+    vars(error)[_LINE] = exception_line(error)

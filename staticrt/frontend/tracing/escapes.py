@@ -187,7 +187,7 @@ def let_go(error: BaseException) -> None:
             if id(frame) not in running:
                 _ = frame.f_locals  # a copy that somebody asked for before follows only when it is asked for
         if is_error:
-            following.__traceback__ = None
+            BaseException.with_traceback(following, None)  # whatever the class says to attributes
         following = following.__cause__ or following.__context__
 
 
