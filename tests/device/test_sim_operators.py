@@ -5,10 +5,10 @@ import warnings
 import pytest
 import torch
 from torch.nn import functional as F
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten, tree_map
 
 import staticrt
+from tests.support.operator_database import op_db
 
 ORDERS_OF_THEIR_OWN = True  # one stream: conftest.py
 SAMPLES = 4

@@ -175,7 +175,7 @@ def resolve(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _samples() -> Iterator[tuple[str, Any, tuple[Any, ...], dict[str, Any]]]:
-    from torch.testing._internal.common_methods_invocations import op_db
+    from tests.support.operator_database import op_db
 
     for info in op_db:
         for dtype in SAMPLES_PER_OP:

@@ -9,10 +9,10 @@ import warnings
 
 import pytest
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
 import staticrt
+from tests.support.operator_database import op_db
 
 # Their results are not determined by their inputs: metadata is compared, values are not.
 UNDETERMINED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}

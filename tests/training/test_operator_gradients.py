@@ -11,8 +11,9 @@ import warnings
 
 import pytest
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
+
+from tests.support.operator_database import op_db
 
 SAMPLES = 2
 STEP = 1 if os.environ.get("STATICRT_ALL_OPERATORS") else 16
