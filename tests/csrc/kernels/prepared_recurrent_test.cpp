@@ -23,7 +23,8 @@ const std::vector<NetworkSizes> kNetworks = {
     {6, 3, 7, 19, 2, true, false, 5}, {2, 20, 64, 128, 2, true, false},
 };
 
-std::vector<c10::IValue> arguments(std::mt19937& rng, const std::string& op, const NetworkSizes& s, bool biases) {
+std::vector<c10::IValue> arguments(std::mt19937& rng, const std::string& op, const NetworkSizes& s,
+                                   bool biases) {
   const bool lstm = op == "aten::lstm.input";
   const int64_t gates = (lstm ? 4 : op == "aten::gru.input" ? 3 : 1) * s.hidden;
   const int64_t state = s.projected ? s.projected : s.hidden;
@@ -43,8 +44,8 @@ std::vector<c10::IValue> arguments(std::mt19937& rng, const std::string& op, con
   }
   const int64_t cells = s.layers * directions;
   const at::Tensor h0 = unit(rng, {cells, s.batch, state}, at::kFloat, 0.25);
-  const at::Tensor x =
-      s.batch_first ? unit(rng, {s.batch, s.steps, s.features}, at::kFloat, 0.25) : unit(rng, {s.steps, s.batch, s.features}, at::kFloat, 0.25);
+  const at::Tensor x = s.batch_first ? unit(rng, {s.batch, s.steps, s.features}, at::kFloat, 0.25)
+                                     : unit(rng, {s.steps, s.batch, s.features}, at::kFloat, 0.25);
   c10::IValue hidden = h0;
   if (lstm) hidden = std::vector<at::Tensor>{h0, unit(rng, {cells, s.batch, s.hidden}, at::kFloat, 0.25)};
   return {x, hidden, weights, biases, s.layers, 0.0, false, s.bidirectional, s.batch_first};
@@ -90,9 +91,9 @@ TEST(recurrent_layers_are_cut_by_the_batch) {
   for (const std::string op :
        {"aten::lstm.input", "aten::gru.input", "aten::rnn_tanh.input", "aten::rnn_relu.input"}) {
     for (const NetworkSizes& s : std::vector<NetworkSizes>{{33, 9, 24, 40, 2, false, true},
-                                             {17, 16, 40, 48, 1, false, false},
-                                             {40, 37, 12, 19, 2, true, false, 5},
-                                             {5, 20, 64, 130, 2, true, true}}) {
+                                                           {17, 16, 40, 48, 1, false, false},
+                                                           {40, 37, 12, 19, 2, true, false, 5},
+                                                           {5, 20, 64, 130, 2, true, true}}) {
       if (s.projected && op != "aten::lstm.input") continue;
       const auto args = arguments(rng, op, s, true);
       const auto want = run_eager(op, args);

@@ -14,7 +14,7 @@ c10::IValue doubles(std::vector<double> values) {
 }
 
 const std::vector<std::vector<int64_t>> kImages = {{1, 1, 1, 1},  {2, 3, 5, 7},   {1, 5, 4, 9},
-                                                  {3, 17, 6, 3}, {1, 33, 1, 11}, {2, 16, 8, 8}};
+                                                   {3, 17, 6, 3}, {1, 33, 1, 11}, {2, 16, 8, 8}};
 
 }  // namespace
 

@@ -28,8 +28,8 @@ at::Tensor indices(std::mt19937& rng, at::IntArrayRef sizes, int64_t end, at::Sc
 c10::IValue list(std::vector<at::Tensor> tensors) {
   return c10::List<at::Tensor>(at::ArrayRef<at::Tensor>(tensors));
 }
-const std::vector<std::vector<int64_t>> kRowShapes = {{1},        {7},           {64},      {3, 5},   {8, 100},
-                                                   {2, 3, 40}, {2, 33, 4, 5}, {1, 2000}, {2000, 3}};
+const std::vector<std::vector<int64_t>> kRowShapes = {
+    {1}, {7}, {64}, {3, 5}, {8, 100}, {2, 3, 40}, {2, 33, 4, 5}, {1, 2000}, {2000, 3}};
 
 }  // namespace
 
