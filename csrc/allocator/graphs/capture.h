@@ -63,6 +63,7 @@ struct Captures {
   std::unordered_map<BlockId, std::vector<std::pair<StreamId, NodeId>>> markers;
   uint64_t tokens = 0;
 
+  ~Captures() { anywhere -= static_cast<int>(open.size()); }
   bool any() const { return !open.empty(); }
   // Captures that are open on any device of the process: streams of several may be in one.
   static inline std::atomic<int> anywhere = 0;
