@@ -203,8 +203,6 @@ class TraceCache:
             return Outcome.ONLY_EAGER
         if isinstance(error, CannotTrace) and error.even_in_parts:
             return Outcome.ONLY_EAGER
-        if progress.request is not None:
-            progress.request.snapshot.gradients.clear()  # the next step replaces them
         if progress.request is not None and progress.request.snapshot.complete:
             seldom = state.interventions >= tuning.MAX_INTERVENTIONS[0]
             state.watched = WatchedState(progress.request.snapshot, seldom)

@@ -408,9 +408,8 @@ def test_what_no_other_sizes_help_ends_the_trace():
 
 
 def test_every_outcome_was_taken_by_a_call():
-    if (
-        set(Outcome) != SEEN and "PYTEST_XDIST_WORKER" in os.environ
-    ):  # another process may have run some tests of this file
+    # Another process of xdist may have run some tests of this file.
+    if set(Outcome) != SEEN and "PYTEST_XDIST_WORKER" in os.environ:
         alone = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
         subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", __file__], check=True, env=alone

@@ -7,7 +7,7 @@ from tests.support import graph_harness as harness
 
 @pytest.fixture(autouse=True)
 def each_tree_ends_with_a_garbage_collection(collects_own_garbage_only):
-    pass
+    """Which need not visit what was imported before."""
 
 
 @pytest.fixture

@@ -80,6 +80,7 @@ def test_guards_keep_every_later_call_on_the_path(seed):
     except NeedsShapeEnv:
         assert (seed, env.gave_up) == (99, "a long expression of sizes")
         return
+    assert seed != 99, "its remainders of products have a text of 6 MB"
     assert guards_hold(env, first)
     plain, plain_path = wander(random.Random(seed), first.values())
     assert path == plain_path

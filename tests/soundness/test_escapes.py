@@ -328,3 +328,20 @@ def test_a_lazy_module_keeps_its_class_until_eager_initialises_it(as_global: boo
             x = torch.randn(2, 2, n + 1, 2, 2)
             torch.testing.assert_close(compiled(x), plain(x))
     assert type(lazy) is nn.BatchNorm3d
+
+
+def test_an_error_keeps_nothing_of_its_trace(monkeypatch):
+    """Frames refer to functions, and a lambda to what it closes over: nobody has to look for that."""
+
+    def model(x):
+        return (lambda: x.view(7))()
+
+    searches = []
+    monkeypatch.setattr(
+        "staticrt.frontend.tracing.escapes._Holders.release", lambda _: searches.append(1) or []
+    )
+    compiled = staticrt.compile(model)
+    with pytest.raises(RuntimeError, match="invalid for input of size"):
+        compiled(torch.ones(3))
+    assert searches == []
+    assert "test_escapes.py" in str(compiled.explain())

@@ -84,9 +84,7 @@ def trace(request: TraceRequest) -> TracedGraph:
             for step in reversed((lambda: let_go(error), *undo)):
                 steps.callback(step)
 
-    graph = certainly(lambda: _trace(request, watcher, undo), leave_nothing_behind)
-    request.snapshot.gradients.clear()
-    return graph
+    return certainly(lambda: _trace(request, watcher, undo), leave_nothing_behind)
 
 
 def _trace(request: TraceRequest, watcher: Watcher, undo: list[Callable[[], object]]) -> TracedGraph:
