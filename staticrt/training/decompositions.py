@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -182,6 +183,8 @@ def _ctc_loss(
         blank,
         zero_infinity,
     )[0]
+    if zero_infinity:
+        losses = torch.where(losses == math.inf, 0.0, losses)
     if reduction == 1:
         lengths = torch.tensor(target_lengths, dtype=losses.dtype, device=losses.device)
         return (losses / lengths.clamp_min(1)).mean()

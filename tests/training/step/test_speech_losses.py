@@ -27,6 +27,12 @@ def _in_lists(rows, longest):
     return targets, times.tolist(), [longest] * rows
 
 
+def _too_long(rows, longest):
+    """A target of equal classes needs blanks between them, more than there are times: its loss is infinite."""
+    targets = torch.ones(rows, longest + 2, dtype=torch.long)
+    return targets, [TIMES] * rows, [longest + 2, *[longest] * (rows - 1)]
+
+
 def _one_sequence(_rows, longest):
     return torch.randint(1, CLASSES, (longest,)), torch.tensor(TIMES), torch.tensor(longest)
 
@@ -38,6 +44,8 @@ def _one_sequence(_rows, longest):
         (_concatenated, {"reduction": "sum", "zero_infinity": True}),
         (_in_lists, {}),
         (_in_lists, {"reduction": "none", "blank": CLASSES - 1}),
+        (_too_long, {"zero_infinity": True}),
+        (_too_long, {"reduction": "none", "zero_infinity": True}),
         (_one_sequence, {"reduction": "none"}),
     ],
 )
