@@ -28,7 +28,7 @@ void after_fork(bool in_child) {
 }  // namespace
 
 void SimMutex::before_fork() {
-  // Not for ever: work of another thread may hold it and wait for what this thread holds, as Python's lock.
+  // At most 200 ms: another thread may hold it while it waits for a lock of this one, such as Python's.
   for (int tries = 0; tries < 200 && !held_for_fork_; ++tries) {
     held_for_fork_ = try_lock();
     if (!held_for_fork_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
