@@ -249,10 +249,19 @@ inline Vec with_sign_of(Vec size, Vec x) {
   return (Vec)((Bits)size | ((Bits)x & static_cast<int32_t>(0x80000000U)));
 }
 
-// x * 2^n for an integral n in [-252, 252]; rounded once, for |x| in [1/4, 4].
+// x * 2^n for an integral n in [-125, 128].
 inline Vec scale_by_power(Vec x, Vec n) {
 #if defined(__AVX512F__)
   return (Vec)_mm512_scalef_ps((__m512)x, (__m512)n);
+#else
+  return (x + x) * (Vec)((__builtin_convertvector(n, Bits) + 126) << 23);  // 2^128 is no float
+#endif
+}
+
+// The same for n in [-252, 252]; rounded once, for |x| in [1/4, 4].
+inline Vec scale_by_any_power(Vec x, Vec n) {
+#if defined(__AVX512F__)
+  return scale_by_power(x, n);
 #else
   const Bits power = __builtin_convertvector(n, Bits);
   const Bits half = power >> 1;
@@ -277,8 +286,8 @@ inline bool any_below(Vec x, float bound) {
 // x * 2^n for x in [1/2, 2) and n >= -150; rounded once. A floating-point instruction whose result is
 // subnormal takes Intel's processors 150 cycles: such results are rounded as integers, whose bits they are.
 inline Vec scale_to_subnormal(Vec x, Vec n) {
-  const Vec normal = scale_by_power(x, at_least(n, -125.0F));
-  const Vec units = scale_by_power(x, at_most(n, -125.0F) + 149.0F);  // of the least subnormal number
+  const Vec normal = scale_by_any_power(x, at_least(n, -125.0F));
+  const Vec units = scale_by_any_power(x, at_most(n, -125.0F) + 149.0F);  // of the least subnormal number
   return n < splat(-125.0F) ? (Vec) __builtin_convertvector(nearest(units), Bits) : normal;
 }
 

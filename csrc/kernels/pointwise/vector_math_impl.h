@@ -145,7 +145,7 @@ inline Vec log1p(Vec x) {
   // Taken apart where u is 0 or infinite, or where x is so large that u = x.
   const Bits plain = (u > splat(0.0F)) & (u < splat(16777216.0F));
   const Vec lost = plain ? (abs(x) > splat(1.0F) ? 1.0F - (u - x) : x - (u - 1.0F)) : splat(0.0F);
-  const Vec scaled = plain ? scale_by_power(lost, -e) : splat(0.0F);
+  const Vec scaled = plain ? scale_by_any_power(lost, -e) : splat(0.0F);
   const Vec y = log_of_parts(u, (m - 1.0F) + scaled, e);
   return abs(x) < splat(1e-8F) ? x : y;  // with its sign, and denormals
 }
@@ -198,7 +198,7 @@ inline Vec erf(Vec x) {
   return a < splat(0.93F) ? small : large;
 }
 
-// exp(-q / 2) for q in [0, 300]: as above with r = -2 times the remainder, whose factors go into n's parts of
+// exp(-q / 2) for q in [0, 170]: as above with r = -2 times the remainder, whose factors go into n's parts of
 // ln 2 and into the coefficients.
 inline Vec exp_of_minus_half(Vec q) {
   const Vec n = nearest(q * -0.72134752F);
@@ -209,13 +209,20 @@ inline Vec exp_of_minus_half(Vec q) {
   p = fma(p, r, 0.49999994F / 4);
   p = fma(p, r, -0.5F);
   p = fma(p, r, 1.0F);
-  return __builtin_expect(any_below(n, -125.0F), 0) ? scale_to_subnormal(p, n) : scale_by_power(p, n);
+  return scale_by_power(p, n);
 }
 
-// The normal cumulative distribution of -a, a in [0, 15]: `bell` t P(t) with t = 1 / (1 + 0.35 a) and
-// bell = exp(-a^2 / 2).
-inline Vec normal_tail(Vec a, Vec bell) {
-  const Vec t = 1.0F / fma(a, 0.35F, splat(1.0F));
+// exp(-a^2 / 2) and the normal cumulative distribution of -a, `bell` t P(t) with t = 1 / (1 + 0.35 a); 0 where
+// the latter would be subnormal: products with such numbers take many times as long, and eager's gelu is 0
+// there, too.
+struct Normal {
+  Vec bell, tail;
+};
+inline Normal normal_of(Vec a) {
+  constexpr float kLast = 12.9F;
+  const Vec near = at_most(a, kLast);
+  const Vec bell = (Vec)((Bits)exp_of_minus_half(near * near) & (Bits)(a < splat(kLast)));
+  const Vec t = 1.0F / fma(near, 0.35F, splat(1.0F));
   Vec p = fma(t, -0.0291637871F, splat(0.14406015F));
   p = fma(p, t, -0.255900562F);
   p = fma(p, t, 0.159391508F);
@@ -224,16 +231,7 @@ inline Vec normal_tail(Vec a, Vec bell) {
   p = fma(p, t, 0.119815581F);
   p = fma(p, t, 0.139864326F);
   p = fma(p, t, 0.139621258F);
-  return p * t * bell;
-}
-inline Vec normal_tail(Vec a) {
-  return normal_tail(a, exp_of_minus_half(a * a));
-}
-
-// a, or 15 from where on the tail, which is 0 for 15, would be subnormal: products with such numbers take
-// many times as long, and eager's gelu is 0 there, too.
-inline Vec without_subnormal_tail(Vec a) {
-  return a < splat(12.9F) ? a : splat(15.0F);
+  return {bell, p * t * bell};
 }
 
 // x times the normal cumulative distribution of x, plus a zero: 0 takes the sign of a result that is -0, and
@@ -241,16 +239,14 @@ inline Vec without_subnormal_tail(Vec a) {
 template <bool infinity_is_nan>
 inline Vec gelu(Vec x, Vec zero) {
   const Vec size = abs(x);
-  const Vec tail = normal_tail(without_subnormal_tail(size));
+  const Vec tail = normal_of(size).tail;
   if constexpr (infinity_is_nan) return fma(-size, tail, at_least(x, -0.0F)) + zero;  // infinity times 0
   return fma(x, x > splat(0.0F) ? 1.0F - tail : tail, zero);
 }
 
 // The derivative of gelu: the distribution plus x times its density; NaN of infinity, as in eager.
 inline Vec gelu_slope(Vec x) {
-  const Vec a = without_subnormal_tail(abs(x));
-  const Vec bell = exp_of_minus_half(a * a);
-  const Vec tail = normal_tail(a, bell);
+  const auto [bell, tail] = normal_of(abs(x));
   return fma(x, bell * 0.398942280F, x > splat(0.0F) ? 1.0F - tail : tail);
 }
 

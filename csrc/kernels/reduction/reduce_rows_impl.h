@@ -73,9 +73,9 @@ void extreme_each(float* out, const float* x, int64_t rows, int64_t n) {
 }
 
 #if STATICRT_VECTOR_MATH
-// exp(x) of x <= 0, and 0 where that is no normal number.
+// exp(x) of x <= 0, and 0 where that is near the least normal number or below it.
 inline Vec exp_or_zero(Vec x) {
-  constexpr float kLeast = -87.3365F;
+  constexpr float kLeast = -86.9F;
   const auto [n, r] = simd::reduce(simd::at_least(x, kLeast));
   const Vec e = simd::scale_by_power(simd::exp_of({n, r}), n);
   return x < simd::splat(kLeast) ? Vec{} : e;
