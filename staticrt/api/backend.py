@@ -15,7 +15,7 @@ from torch import fx
 
 from staticrt.api.options import checked_options
 from staticrt.errors import OptionError
-from staticrt.frontend.dynamo import in_place_views, signs_of_zero
+from staticrt.frontend.dynamo import differences, in_place_views, signs_of_zero
 from staticrt.options import Options
 from staticrt.training.regions import needs_gradients, region_of
 
@@ -65,6 +65,9 @@ def staticrt_backend(
             "option 'donate' names arguments of a function, which the graphs that Dynamo cuts out of it do not have",
             fix="staticrt.compile(model, donate=…)",
         )
+    if reason := differences.of_graph(gm):
+        log.info("a graph of %d nodes runs eagerly: %s", len(gm.graph.nodes), reason)
+        return gm.forward
     if needs_gradients(gm, inputs):
         # Bound methods: Dynamo's wrapper of an object would copy, and hold, its attributes.
         return region_of(gm, inputs, parsed).__call__ if parsed.training else gm.forward

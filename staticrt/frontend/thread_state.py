@@ -55,6 +55,8 @@ class ThreadState:
     def __init__(self) -> None:
         self._modes = _get_current_dispatch_mode_stack()
         self._function_modes = torch._C._len_torch_function_stack()
+        self._transforms = torch._C._functorch.get_dynamic_layer_stack_depth()
+        self._forward_gradients = torch._C._is_fwd_grad_enabled()
         self._grad = torch.is_grad_enabled()
         self._autocast = torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled(), autocast.is_on()
         self._autocast_blocks = _C.autocast_nesting()
@@ -74,6 +76,10 @@ class ThreadState:
                 _push_mode(mode)
         for _ in range(torch._C._len_torch_function_stack() - self._function_modes):
             torch._C._pop_torch_function_stack()
+        # What Dynamo cuts out of `torch.func` begins and ends a transform by two calls, without a `with`.
+        if torch._C._functorch.get_dynamic_layer_stack_depth() > self._transforms:
+            torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(self._transforms)
+        torch._C._set_fwd_grad_enabled(self._forward_gradients)
         torch._C._set_grad_enabled(self._grad)
         on, cached, noted = self._autocast
         if torch.is_autocast_enabled("cpu") is not on:

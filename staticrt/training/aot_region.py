@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from staticrt import torch_private
 from staticrt.errors import LoweringError, NumberError, OptionError, TraceError
 from staticrt.frontend.dynamo.resets import release_at_reset
+from staticrt.frontend.thread_state import keeping_thread_state
 from staticrt.options import Options
 from staticrt.runtime.cached_trace import has_elements_apart
 from staticrt.runtime.explain.explanation import EagerReport, TraceReport
@@ -120,7 +121,7 @@ class Region:
     def _compile_or_cut(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile a region. If AOTAutograd fails on a known node, only that node runs eagerly; else the region does."""
         try:
-            return self._compile(gm, inputs)
+            return keeping_thread_state(lambda: self._compile(gm, inputs))
         except (OptionError, LoweringError):
             raise  # the options ask for this error
         except Exception as error:
@@ -285,8 +286,10 @@ class Region:
             for i in self._subclassed:
                 flat[i] = flat[i].as_subclass(torch.Tensor)
             inputs = tuple(flat)
-        # enable_grad() has no effect inside inference mode; programs take numbers of 64 bits.
-        if torch.is_inference_mode_enabled() or any(_is_large(inputs[i]) for i in self._ints):
+        # enable_grad() has no effect inside inference mode; nodes compute no tangents; programs take numbers of 64 bits.
+        if torch.is_inference_mode_enabled() or torch.autograd.forward_ad._current_level >= 0:
+            return self._eager(*inputs)
+        if any(_is_large(inputs[i]) for i in self._ints):
             return self._eager(*inputs)
         if self._first is not None:
             run, self._first = self._first, None

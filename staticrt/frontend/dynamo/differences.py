@@ -1,4 +1,5 @@
-"""What Dynamo runs otherwise than Python: the order of sets, and of attributes that are deleted and set again; generators.
+"""What Dynamo runs otherwise than Python: the order of sets, and of attributes that are deleted and set again; generators;
+the greatest of tensors.
 
 A function in which that may show runs eagerly; the functions that it calls are compiled.
 """
@@ -42,6 +43,16 @@ def refused(may_split: bool) -> Iterator[None]:
         _local.refuses = before
 
 
+def of_graph(gm: torch.fx.GraphModule) -> str:
+    """Why a graph of Dynamo has to run as it is; empty: it may be traced.
+
+    Levels of forward-mode differentiation are the process's, not a thread's: a trace that fails between the calls that begin
+    and end one would leave it to eager code.
+    """
+    begins = any(getattr(node.target, "__name__", "") == "_enter_dual_level" for node in gm.graph.nodes)
+    return "forward-mode differentiation is not traced" if begins else ""
+
+
 @functools.cache
 def _patch() -> None:
     """Patch Dynamo, once in a process and for good: it raises in threads that have asked for it."""
@@ -59,6 +70,8 @@ def _patch() -> None:
             setattr(builtin, name, _unchecked(getattr(builtin, name)))
     translator: Any = symbolic_convert.InstructionTranslator
     for kind, name, check in (
+        (getattr(variables, "FrozensetVariable", None), "reconstruct", _writes_back),
+        (variables.BuiltinVariable, "_call_min_max_binary", _chooses),  # type: ignore[attr-defined]
         (functions.LocalGeneratorObjectVariable, "reconstruct", _drains),
         (translator, "replace_tos_if_return_is_generator", _drains),
         (functions.LocalGeneratorFunctionVariable, "call_function", _delegates),
@@ -104,8 +117,11 @@ def _iterates(members: Any, tx: Any, *_args: Any) -> None:
 
 
 def _writes_back(members: Any, *_args: Any) -> None:
-    """Dynamo gives a set that was there its members anew, or those that were added."""
-    if members.source is None or members.python_type() is not set:
+    """Dynamo makes a set, or gives one that was there its members anew, or those that were added."""
+    if members.python_type() not in (set, frozenset):
+        return
+    if members.source is None:
+        _check_order(members)
         return
     kept, now = set(members.original_items), set(members.items)
     if members.should_reconstruct_all or not kept <= now or len(now - kept) > 1:
@@ -115,6 +131,14 @@ def _writes_back(members: Any, *_args: Any) -> None:
 def _check_order(members: Any) -> None:
     if not _is_ordered([key.vt for key in members.items]):
         raise Differs("Dynamo keeps the members of a set in another order than Python")
+
+
+def _chooses(_builtin: Any, _tx: Any, *values: Any) -> None:
+    """Dynamo computes `max(a, b)`, where Python gives one of the two tensors itself."""
+    from torch._dynamo.variables import TensorVariable, UnspecializedPythonVariable  # type: ignore[attr-defined]
+
+    if any(isinstance(v, TensorVariable) and not isinstance(v, UnspecializedPythonVariable) for v in values):
+        raise Differs("Dynamo makes a new tensor where max() or min() chooses one")
 
 
 def _drains(value: Any, *_args: Any) -> None:

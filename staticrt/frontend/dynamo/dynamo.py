@@ -86,6 +86,10 @@ class PartialGraphs:
 
         # What `torch.compile` does with a backend that is a function.
         def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any], **_options: Any) -> Callable[..., Any]:
+            if reason := differences.of_graph(gm):
+                if config["suppress_errors"]:
+                    raise differences.Differs(reason)
+                return gm.forward
             return make_graph(gm, inputs)
 
         context: Any = dynamo.optimize(backend, nopython=fullgraph, dynamic=dynamic, **own)
