@@ -294,3 +294,35 @@ def test_dropout_of_nothing_gives_its_argument(kernel, of, way):
         assert dropped is y
         dropped.sum().backward()
         torch.testing.assert_close(x.grad, torch.full((size,), 1.0 if of(1) == 1 else 2.0))
+
+
+@pytest.mark.parametrize(
+    "export",
+    [torch.from_dlpack, lambda x: torch.from_dlpack(torch.utils.dlpack.to_dlpack(x)), np.from_dlpack],
+)
+def test_memory_that_the_model_hands_on_is_real(export):
+    def model(x):
+        y = x * 2
+        shared = torch.as_tensor(export(y))
+        shared.add_(1)
+        return y, shared
+
+    fast = staticrt.compile(model)
+    with torch.no_grad():
+        for _ in range(2):
+            assert [value.tolist() for value in fast(torch.ones(2))] == [[3, 3], [3, 3]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.apply_(lambda a: a + 1),
+        lambda x: x.map_(x, lambda a, b: a + b),
+        lambda x: x.map2_(x, x, lambda a, b, c: a + b - c + 1),
+    ],
+)
+def test_python_is_called_for_each_real_element(change):
+    fast = staticrt.compile(lambda x: change(x * 1) * 2)
+    with torch.no_grad():
+        for _ in range(2):
+            assert fast(torch.ones(2)).tolist() == [4, 4]

@@ -258,3 +258,54 @@ def test_a_view_of_a_dict_shows_what_the_dict_holds_later() -> None:
             assert (list(keys), list(new_keys)) == (["a", "b"], ["z", "y"])
             assert list(values)[1] is argument["b"]
             assert list(items) == list(own.items())
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_attributes_that_a_model_gives_to_tensors(gradients: bool) -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        x.seen = True  # type: ignore[attr-defined]
+        y = x * 2
+        y.tag = "twice"  # type: ignore[attr-defined]
+        return y
+
+    compiled = staticrt.compile(model)
+    for _ in range(3):
+        x = torch.ones(2, requires_grad=gradients)
+        assert compiled(x).tag == "twice"  # type: ignore[attr-defined]
+        assert x.seen  # type: ignore[attr-defined]
+
+
+def test_an_attribute_of_what_no_caller_sees_leaves_the_model_compiled() -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        y.tag = "twice"  # type: ignore[attr-defined]
+        return y + len(y.tag)  # type: ignore[attr-defined]
+
+    assert staticrt.compile(model, fullgraph=True)(torch.ones(2)).tolist() == [7, 7]
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_the_greatest_of_tensors_is_one_of_them(gradients: bool) -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        print(end="")
+        return max(x.detach())
+
+    compiled = staticrt.compile(model)
+    for _ in range(2):
+        x = torch.tensor([1.0, 3.0, 2.0], requires_grad=gradients)
+        compiled(x).mul_(2)
+        assert x.tolist() == [1, 6, 2]
+
+
+def test_a_set_that_is_made_before_a_break_keeps_its_order() -> None:
+    names = {f"name {number}" for number in range(20)}
+
+    def model(x: torch.Tensor) -> Any:
+        others = names - {"name 3"}
+        print(end="")
+        return x + 1, list(others), list(frozenset(others))
+
+    compiled = staticrt.compile(model)
+    with torch.no_grad():
+        for _ in range(2):
+            assert compiled(torch.ones(1))[1:] == model(torch.ones(1))[1:]

@@ -96,6 +96,7 @@ _FUNCTIONS = frozenset(
         ),
         *("_decimal.getcontext", "_decimal.setcontext", "_locale.localeconv", "_weakref.getweakrefcount"),
         *("gc.collect", "gc.enable", "gc.disable", "gc.set_threshold", "gc.freeze", "gc.unfreeze"),
+        *("torch._C._to_dlpack", "torch._C._to_dlpack_versioned"),
         *("_pickle.dump", "_pickle.load", "marshal.dump", "marshal.load", "_locale.setlocale"),
     }
 )
@@ -135,7 +136,19 @@ _hidden_names: weakref.WeakKeyDictionary[type, frozenset[str]] = weakref.WeakKey
 # The others depend on the time zone.
 _CLOCKS = frozenset({"now", "today", "utcnow", "fromtimestamp", "astimezone", "timestamp"})
 _TENSOR_ESCAPES = frozenset(
-    {"numpy", "tolist", "data_ptr", "__array__", "storage", "untyped_storage", "storage_offset", "__dlpack__"}
+    {
+        "numpy",
+        "tolist",
+        "data_ptr",
+        "__array__",
+        "storage",
+        "untyped_storage",
+        "storage_offset",
+        "__dlpack__",
+        "apply_",
+        "map_",
+        "map2_",
+    }
 )
 _LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 # Modules of Python's library whose functions have effects that no C function tells.
@@ -269,6 +282,7 @@ def torch_effects() -> dict[int, str]:
     tensor: Any = torch.Tensor
     found.update({id(inspect.unwrap(tensor.__repr__).__code__): text, id(tensor.__format__.__code__): text})
     found[id(tensor.__reduce_ex__.__code__)] = "pickles a tensor"
+    found[id(inspect.unwrap(tensor.__dlpack__).__code__)] = "hands on a tensor's memory"
     utils = torch.nn.utils
     changing = (
         *(torch.nn.Module.zero_grad, torch.optim.Optimizer.zero_grad),

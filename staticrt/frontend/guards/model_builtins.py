@@ -98,6 +98,11 @@ def _hidden() -> frozenset[str]:
     return frozenset(own | memos) - {*dir(torch.Tensor)}
 
 
+def given_attributes(value: Any) -> frozenset[str]:
+    """Attributes that model code gave a fake tensor."""
+    return frozenset(vars(value)) - _hidden() if _is_fake(value) else frozenset()
+
+
 def _is_fake(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and type(value) is not value.__class__
 

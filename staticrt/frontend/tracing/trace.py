@@ -25,7 +25,7 @@ from staticrt.frontend.arguments.structure import (
 )
 from staticrt.frontend.graph import TracedGraph
 from staticrt.frontend.guards.impure_calls import ImpureCall, Watcher
-from staticrt.frontend.guards.model_builtins import NeedsNumber
+from staticrt.frontend.guards.model_builtins import NeedsNumber, given_attributes
 from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.reasons import (
     SETS_DATA,
@@ -315,6 +315,8 @@ def _run(
     _check_attributes(request)
     _check_constants(request, tracer)
     flat, out_spec = _flatten_result(result, builder.containers, before, snapshot, is_new)
+    if any(given_attributes(fake) for fake in (*fakes.leaves, *flat)):
+        raise CannotTrace("the model gives an attribute to a tensor that its caller sees", "")
     if any(isinstance(leaf, unread.StandIn) for leaf in out_spec.objects.values()):
         unread.compare(request.spec)
         raise ArgumentRead
