@@ -150,6 +150,7 @@ class TracedGraph:
         random: the graph draws random numbers, in eager's order.
         decided: branches that data decides and that the graph follows: it stops where data decides otherwise.
         same: (index, first index) of each of the caller's leaves that is the same tensor as an earlier one.
+        inference_outputs: indices of the outputs that are inference tensors because the model turns that mode on.
         notes: readable remarks for `explain()`.
     """
 
@@ -163,6 +164,7 @@ class TracedGraph:
     random: bool = False
     decided: int = 0
     same: tuple[tuple[int, int], ...] = ()
+    inference_outputs: frozenset[int] = frozenset()
     notes: tuple[str, ...] = ()
 
     @property

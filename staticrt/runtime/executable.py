@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import fx
@@ -55,6 +55,7 @@ class LoweredGraph:
 
     Args:
         graph: a graph with fake tensors in `meta["val"]`, after all passes.
+        inference_outputs: indices of the graph's outputs that become inference tensors.
         options: keyword arguments of the C++ executable.
 
     Attributes:
@@ -65,11 +66,16 @@ class LoweredGraph:
         LoweringError: a Program cannot express the graph.
     """
 
-    def __init__(self, graph: fx.GraphModule, **options: Any) -> None:
+    def __init__(
+        self, graph: fx.GraphModule, inference_outputs: Collection[int] = (), **options: Any
+    ) -> None:
         lowered = lower(graph)
         self.program = lowered.program
-        self.native = _C.Executable(lowered.program, **options)
         self.outputs = lowered.outputs
+        tensors = [
+            item for i, (kind, item) in enumerate(self.outputs) if kind == "tensor" and i in inference_outputs
+        ]
+        self.native = _C.Executable(lowered.program, inference_outputs=tensors, **options)
 
     def run(self, flat_inputs: list[Any]) -> Sequence[Any]:
         """Flat outputs, constants included, for flat inputs."""
@@ -106,6 +112,7 @@ class StaticExecutable(LoweredGraph):
         self._subgraphs, self._no_accelerator = _cut_subgraphs(traced, accelerators)
         super().__init__(
             traced.module,
+            inference_outputs=traced.inference_outputs,
             weights=weights,
             check_weights=freeze is not True,
             donated=donated_inputs(traced, donate),

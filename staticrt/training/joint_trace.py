@@ -27,7 +27,7 @@ from staticrt.training.eager_nodes import saving_nodes
 # of what autograd knows of an argument, which in the recorded run is a leaf.
 _REFUSED_NAMES = frozenset(
     {
-        *("is_leaf", "grad_fn", "_base", "_is_view", "_version", "output_nr", "retains_grad"),
+        *("is_leaf", "grad_fn", "_base", "_is_view", "_version", "output_nr", "retains_grad", "is_inference"),
         "backward",
         "grad",
         "register_hook",

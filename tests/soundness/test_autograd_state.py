@@ -406,3 +406,73 @@ def test_a_default_dtype_that_is_set_inside(compiler):
 
     results = compiler(function)(torch.ones(2, requires_grad=True))
     assert [result.dtype for result in results] == [torch.float64, torch.float32, torch.float32]
+
+
+def _makes_inference_tensors(x):
+    with torch.inference_mode():
+        y = x * 2
+        view = x[1:]
+    return y, y[1:], view, x + 1, view.is_inference()
+
+
+@torch.inference_mode()
+def _runs_in_inference_mode(x):
+    return x * 2, x
+
+
+@pytest.mark.parametrize("compiler", [staticrt.compile, _backend], ids=["compile", "backend"])
+@pytest.mark.parametrize("body", [_makes_inference_tensors, _runs_in_inference_mode])
+def test_what_is_made_in_inference_mode_is_an_inference_tensor(body, compiler):
+    compiled = compiler(body)
+    for size in (3, 4, 3):
+        x = torch.arange(float(size))
+        for got, expected in zip(compiled(x), body(x), strict=True):
+            if isinstance(got, torch.Tensor):
+                assert (got.is_inference(), got.tolist()) == (expected.is_inference(), expected.tolist())
+            else:
+                assert got is expected
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_inference_tensors_beside_gradients(gradients):
+    weight = torch.ones(3, requires_grad=True)
+
+    def function(x):
+        with torch.inference_mode():
+            y = x * 2
+        return y, x * weight
+
+    compiled = staticrt.compile(function)
+    with torch.set_grad_enabled(gradients):
+        for _ in range(2):
+            made, product = compiled(torch.ones(3))
+            assert (made.is_inference(), product.requires_grad) == (True, gradients)
+
+
+def test_a_model_may_ask_for_inference_mode():
+    compiled = staticrt.compile(lambda x: x * (2 if torch.is_inference_mode_enabled() else 3))
+    for mode in (False, True, False):
+        with torch.inference_mode(mode):
+            assert compiled(torch.ones(1)).item() == (2 if mode else 3)
+
+
+@pytest.mark.parametrize("compiler", [staticrt.compile, _backend], ids=["compile", "backend"])
+def test_views_of_results_are_views_of_them(compiler):
+    def function(x):
+        y = x * 2
+        return y, y[1:], y.unbind()[0], y.detach()
+
+    compiled = compiler(function)
+    for size in (3, 4, 3):
+        results, expected = compiled(torch.ones(size)), function(torch.ones(size))
+        assert [t._base is results[0] for t in results] == [t._base is expected[0] for t in expected]
+        results[1].add_(1)
+        assert [t._version for t in results] == [1] * 4
+
+
+def test_a_result_that_is_written_tells_a_backward_that_saved_a_view_of_it():
+    y, view = staticrt.compile(lambda x: (lambda y: (y, y[1:]))(x * 2))(torch.ones(3))
+    loss = (view * torch.ones(2, requires_grad=True)).sum()
+    y.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

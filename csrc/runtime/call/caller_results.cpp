@@ -19,8 +19,8 @@ bool is_plain(const at::Tensor& tensor) {
   return has_bytes(tensor) && !tensor.is_conj() && !tensor.is_neg();
 }
 
-// Tells autograd that a result is a view of an input. Nothing to do for one that it knows already: a result
-// may come twice.
+// Tells autograd that a result is a view of an input or of another result. Nothing to do for one that it
+// knows already: a result may come twice.
 void join(const at::Tensor& base, const at::Tensor& result, bool detached, bool one_of_several) {
   c10::TensorImpl& impl = *result.unsafeGetTensorImpl();
   if (impl.autograd_meta() != nullptr) return;
@@ -56,7 +56,9 @@ at::Tensor remade(const at::Tensor& tensor) {
 
 }  // namespace
 
-CallerResults::CallerResults(const Program& program) {
+CallerResults::CallerResults(const Program& program, const std::vector<size_t>& made_in_inference_mode)
+    : is_inference_(program.outputs().size(), false), any_is_inference_(!made_in_inference_mode.empty()) {
+  for (const size_t i : made_in_inference_mode) is_inference_.at(i) = true;
   for (size_t i = 0; i < program.outputs().size(); ++i)
     if (const auto view = find_view(program, i)) views_.push_back(*view);
 }
@@ -76,7 +78,13 @@ std::optional<CallerResults::View> CallerResults::find_view(const Program& progr
     const uint32_t result = id - node.first_output;
     const auto alias = std::find_if(node.aliases.begin(), node.aliases.end(),
                                     [&](const Alias& a) { return a.output == result; });
-    if (alias == node.aliases.end()) return std::nullopt;
+    if (alias == node.aliases.end()) {
+      const auto base = std::find(program.outputs().begin(), program.outputs().end(), id);
+      if (base == program.outputs().end() || id == program.outputs()[output]) return std::nullopt;
+      view.base_output = static_cast<size_t>(base - program.outputs().begin());
+      view.input = 0;
+      return view;
+    }
     const Arg& arg = program.arg(node, alias->arg);
     if (arg.count != 1) return std::nullopt;
     view.detached |= node.op == "aten::detach";
@@ -88,7 +96,7 @@ std::optional<CallerResults::View> CallerResults::find_view(const Program& progr
 
 void CallerResults::finish(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs) const {
   const bool inference = c10::InferenceMode::is_enabled();
-  if (!inference && views_.empty()) return;
+  if (!inference && !any_is_inference_ && views_.empty()) return;
 
   std::vector<at::Tensor> before;  // kept, so that no other tensor takes the address of a replaced one
   std::vector<size_t> at;
@@ -109,8 +117,12 @@ void CallerResults::finish(std::span<const InputView> inputs, std::vector<c10::I
 
   std::vector<bool> is_view(inference ? outputs.size() : 0, false);
   for (const View& view : views_) {
-    const at::Tensor* base = inputs[view.input].tensor;
-    if (!outputs[view.output].isTensor() || base == nullptr || !has_bytes(*base)) continue;
+    if (view.base_output && (inference || is_inference_[*view.base_output])) continue;
+    if (!outputs[view.output].isTensor()) continue;
+    if (view.base_output && !outputs[*view.base_output].isTensor()) continue;
+    const at::Tensor* base =
+        view.base_output ? &outputs[*view.base_output].toTensor() : inputs[view.input].tensor;
+    if (base == nullptr || !has_bytes(*base)) continue;
     const at::Tensor& result = outputs[view.output].toTensor();
     if (!has_bytes(result) || !result.is_alias_of(*base)) continue;
     if (inference) is_view[view.output] = true;
@@ -122,10 +134,10 @@ void CallerResults::finish(std::span<const InputView> inputs, std::vector<c10::I
       join(*base, result, view.detached, view.one_of_several);
     }
   }
-  if (!inference) return;
+  if (!inference && !any_is_inference_) return;
 
   for (size_t i = 0; i < outputs.size(); ++i) {
-    if (is_view[i] || !outputs[i].isTensor()) continue;
+    if (!(inference ? !is_view[i] : is_inference_[i]) || !outputs[i].isTensor()) continue;
     const at::Tensor& result = outputs[i].toTensor();
     if (!is_plain(result) || result.is_inference()) continue;
     const bool given = std::any_of(inputs.begin(), inputs.end(), [&](const InputView& input) {

@@ -29,7 +29,7 @@ static MemoryOptions memory_of_frames(const ExecutableOptions& options) {
 Executable::Executable(std::shared_ptr<const Program> program, const ExecutableOptions& options)
     : options_(options),
       bound_(bind(std::move(program), options.bind)),
-      caller_results_(*bound_.program),
+      caller_results_(*bound_.program, options.inference_outputs),
       fixed_(bound_, options.weights, options.check_weights),
       cache_(PreparedCache::capacity_for(options.max_prepared, bound_.program->nodes().size())),
       manage_outputs_(options.manage_outputs),
@@ -45,7 +45,8 @@ Executable::Executable(std::shared_ptr<const Program> program, const ExecutableO
   const Program& p = *bound_.program;
   ExecutableOptions of_bodies = options;
   of_bodies.manage_outputs = false;  // a body's outputs are its node's values
-  of_bodies.weights.clear();         // its inputs are values of this program
+  of_bodies.inference_outputs.clear();
+  of_bodies.weights.clear();  // its inputs are values of this program
   of_bodies.preparation.donated.clear();
   of_bodies.preparation.lent.clear();
   for (size_t i = 0; i < bound_.nodes.size(); ++i) {

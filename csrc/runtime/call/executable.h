@@ -34,7 +34,8 @@ struct ExecutableOptions {
   // Inputs that are the model's own tensors, which seldom change: what is made of them alone is kept, see
   // Note [Weights are constants with a version].
   std::vector<ValueId> weights;
-  bool check_weights = true;  // off: they never change after the first run
+  std::vector<size_t> inference_outputs;  // as of CallerResults
+  bool check_weights = true;              // off: they never change after the first run
 };
 
 // Times in ns of what happens rarely; runs are timed by a Trace.

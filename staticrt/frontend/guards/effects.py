@@ -97,6 +97,7 @@ _FUNCTIONS = frozenset(
         *("_decimal.getcontext", "_decimal.setcontext", "_locale.localeconv", "_weakref.getweakrefcount"),
         *("gc.collect", "gc.enable", "gc.disable", "gc.set_threshold", "gc.freeze", "gc.unfreeze"),
         *("torch._C._to_dlpack", "torch._C._to_dlpack_versioned"),
+        "torch.is_inference_mode_enabled",  # off while a model is traced
         *("_pickle.dump", "_pickle.load", "marshal.dump", "marshal.load", "_locale.setlocale"),
     }
 )

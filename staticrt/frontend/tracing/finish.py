@@ -26,6 +26,7 @@ def finish(
     written: set[fx.Node],
     out_spec: ResultSpec,
     guards: Any,
+    inference_outputs: frozenset[int],
 ) -> TracedGraph:
     """The recorded graph with its outputs, its inputs in order: tensors of the model, then arguments."""
     from staticrt.frontend.tracing.control_flow import body_holder
@@ -62,6 +63,7 @@ def finish(
         random=tracer.random,
         decided=_decided(graph),
         same=repeated(request.leaves),
+        inference_outputs=inference_outputs,
     )
 
 

@@ -207,6 +207,9 @@ def _record(request: TraceRequest, watcher: Watcher, undo: list[Callable[[], obj
             arguments = zip(fakes.leaves, leaves, strict=True)
             tracer.check_gradients(arguments, outputs if request.derive is None else None)
         written: set[fx.Node] = set()
+        inference_outputs = frozenset(i for i, out in enumerate(outputs) if tracer.is_inference(out))
+        if inference_outputs and request.derive is not None:
+            raise CannotTrace("the model makes inference tensors beside gradients", "", even_in_parts=True)
         try:
             if tracer.maybe_views and (
                 results_show(tracer.graph, tracer.maybe_views, outputs)
@@ -229,7 +232,7 @@ def _record(request: TraceRequest, watcher: Watcher, undo: list[Callable[[], obj
                 raise NeedsShapeEnv("a view or a copy, which torch's own sizes guard") from None
             raise
         assert_data_dependent(tracer)
-    return finish(request, tracer, nodes, written, out_spec, guards_of(env, fakes))
+    return finish(request, tracer, nodes, written, out_spec, guards_of(env, fakes), inference_outputs)
 
 
 def _add_arguments(tracer: Any, fakes: FakeInputs, leaves: Sequence[Any]) -> None:

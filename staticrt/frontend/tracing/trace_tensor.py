@@ -44,6 +44,7 @@ class TraceTensor(FakeTensor):
     _base = _noted("_base", even_in_parts=True)  # type: ignore[assignment]
     _is_view = _noted("_is_view", even_in_parts=True)  # type: ignore[assignment]
     _version = _noted("_version")  # type: ignore[assignment]
+    is_inference = _noted("is_inference")  # type: ignore[assignment]
 
     def contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
         # The method of torch's tensors asks symbolic sizes before any mode sees the call.

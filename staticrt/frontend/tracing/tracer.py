@@ -123,6 +123,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._storages: dict[int, torch.UntypedStorage] = {}  # real storage -> its fake
         self._nodes: dict[int, fx.Node] = {}
         self._alive: list[tuple[torch.Tensor, int]] = []  # tensors with a node, their storages
+        self._memories: set[int] = set()  # of those, in any mode
+        self._of_inference: set[int] = set()  # of those, made where the model has turned inference mode on
         self.watcher = watcher
         self.parent = parent
         self.children: list[Tracer] = []  # of the bodies in its graph
@@ -169,7 +171,16 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def track(self, tensor: torch.Tensor, node: fx.Node) -> None:
         show_as_plain(tensor)
         self._nodes[id(tensor)] = node
-        self._alive.append((tensor, tensor.untyped_storage()._cdata))
+        memory = tensor.untyped_storage()._cdata
+        self._alive.append((tensor, memory))
+        if memory not in self._memories:
+            self._memories.add(memory)
+            if torch.is_inference_mode_enabled() and node.op != "placeholder":
+                self._of_inference.add(memory)
+
+    def is_inference(self, value: Any) -> bool:
+        """Whether an inference tensor is what eager would give for a fake tensor."""
+        return isinstance(value, torch.Tensor) and value.untyped_storage()._cdata in self._of_inference
 
     def owned(self) -> Iterator[Any]:
         """Each reference that the tracer and those of its bodies have to a fake tensor or symbolic number."""
