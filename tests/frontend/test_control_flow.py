@@ -106,3 +106,11 @@ def test_control_flow_equals_plain_python(function, plain):
     report = compiled.explain()
     assert len(report.traces) == 1, report
     assert not report.eager, report
+
+
+def test_products_of_one_row():
+    compiled = staticrt.compile(products)
+    for rows in (3, 1, 2):
+        x = torch.rand(rows, 4)
+        torch.testing.assert_close(compiled(x), x.cumprod(0))
+    assert compiled(x[:1]).data_ptr() == x.data_ptr()

@@ -289,13 +289,15 @@ def _map(tracer: Tracer, func: Any, f: Any, xs: Any, pos_args: Any) -> Any:
 def sequential_scan(
     operator: Callable[..., Any], leaves: list[Any], dim: int = 0, additional_inputs: Any = ()
 ) -> Any:
-    """`associative_scan` as a `scan` over dimension 0: one graph for every length.
+    """`associative_scan` as a `scan` over dimension 0: one graph for every length from 2 on.
 
     torch's own version recurses on the length, so each length would need a trace. The operator is associative,
     so the order of combination only changes rounding.
     """
     if dim != 0:
         raise CannotTrace("associative_scan over a dimension other than 0")
+    if leaves[0].shape[0] < 2:
+        return [leaf.view_as(leaf) for leaf in leaves]
     scan_op = torch.ops.higher_order.scan
 
     def combine(*args: Any) -> Any:
