@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from staticrt import torch_private
 from staticrt.errors import LoweringError, NumberError, OptionError, TraceError
+from staticrt.frontend.dynamo.dynamo import known_inputs
 from staticrt.frontend.dynamo.resets import release_at_reset
 from staticrt.frontend.thread_state import keeping_thread_state
 from staticrt.options import Options
@@ -31,7 +32,7 @@ from staticrt.training.double_backward import Replay
 from staticrt.training.grad_modes import view_without_history
 from staticrt.training.graph_split import Eager, example_values, needs_splitting, run_compiled, split, writes
 from staticrt.training.native_node import NotNative, Pair, gate, make_native_node
-from staticrt.training.overlaps import draws_by_memory, overlapping_writes, views_of_several
+from staticrt.training.overlaps import draws_by_memory, overlapping_writes, shares_written, views_of_several
 from staticrt.training.partition import safe_partition
 from staticrt.training.plans import CompiledGraph
 from staticrt.training.saved import lost_aliases, merged_inputs, shared_results
@@ -105,6 +106,11 @@ class Region:
         self._failed = ""
         self._shared: list[tuple[int, int]] = []
         self._subclassed: list[int] | None = None
+        self._written: frozenset[int] = frozenset()
+        weights = known_inputs(gm, inputs).weights
+        self._arguments = [
+            i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor) and i not in weights
+        ]
         self._first: Callable[..., Any] | None = None  # serves the first call
         eager: dict[str, str] = {}
         if not is_subregion:
@@ -183,6 +189,8 @@ class Region:
         ):
             raise _Unfaithful(lost)
         if cls is not None:
+            written = torch_private.written_inputs(cls.metadata)
+            self._written = frozenset(i for i, is_written in enumerate(written) if is_written)
             self._replay.attach(cls)
             if self._options.backward_node != "aot":
                 through_native = self._through_native_node(cls.metadata, len(inputs))
@@ -297,6 +305,8 @@ class Region:
             return run(*inputs)
         if self._writes and any(map(_overlaps_itself, inputs)):
             return self._eager(*inputs)  # AOTAutograd would write a copy back, element by element
+        if self._written and shares_written(inputs, self._written, self._arguments):
+            return self._eager(*inputs)
         try:
             if not self._remembers:
                 return self._run(*inputs)

@@ -44,7 +44,7 @@ def unsupported_reason(node: fx.Node) -> str:
         if target is torch.set_default_dtype:
             return "it decides dtypes that AOTAutograd's graphs do not name"
         if isinstance(target, torch._ops.HigherOrderOperator):
-            if target.name() == "autograd_function_apply" and _views_an_argument(node):
+            if str(target) == "autograd_function_apply" and _views_an_argument(node):
                 return "a custom autograd.Function returns a view, to which AOTAutograd gives a gradient of its own"
             return ""  # Dynamo traced the bodies of control-flow operators
         if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
@@ -62,13 +62,15 @@ def _views_an_argument(node: fx.Node) -> bool:
     """Whether a result of a node lies in the memory of one of its arguments."""
     results = node.meta.get("example_value")
     results = results if isinstance(results, (tuple, list)) else (results,)
-    values = [source.meta.get("example_value") for source in node.all_input_nodes]
-    given = {_memory(value) for value in values if isinstance(value, torch.Tensor)}
-    return any(isinstance(value, torch.Tensor) and _memory(value) in given for value in results)
+    given = {memory_of_value(source.meta.get("example_value")) for source in node.all_input_nodes} - {None}
+    return any(memory_of_value(value) in given for value in results)
 
 
-def _memory(value: torch.Tensor) -> int:
-    return value.untyped_storage()._cdata if value.layout == torch.strided else id(value)
+def memory_of_value(value: Any) -> int | None:
+    """What tells the memory of a strided tensor from another's, also of a fake one."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    return int(value.untyped_storage()._cdata)
 
 
 def _begins_gradients(node: fx.Node) -> bool:

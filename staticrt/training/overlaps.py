@@ -7,13 +7,14 @@ that draw do so in the order of memory, and AOTAutograd's functional forms in an
 from __future__ import annotations
 
 import operator
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from staticrt import torch_private
-from staticrt.training.graph_split import draws, writes
+from staticrt.training.graph_split import draws, memory_of_value, writes
 
 
 def overlapping_writes(gm: fx.GraphModule) -> dict[str, str]:
@@ -67,7 +68,7 @@ def views_of_several(gm: fx.GraphModule) -> dict[str, str]:
 
 def _memories(node: fx.Node) -> list[int | None]:
     value = node.meta.get("example_value")
-    return [_memory(item) for item in (value if isinstance(value, (tuple, list)) else (value,))]
+    return [memory_of_value(item) for item in (value if isinstance(value, (tuple, list)) else (value,))]
 
 
 def _drops_in_place(node: fx.Node) -> bool:
@@ -99,10 +100,28 @@ def _is_written_back(node: fx.Node, value: fx.Node) -> bool:
 
 def memory_of(node: fx.Node) -> int | None:
     """What tells the memory of a value of a Dynamo graph from another's."""
-    return _memory(node.meta.get("example_value"))
+    return memory_of_value(node.meta.get("example_value"))
 
 
-def _memory(value: Any) -> int | None:
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-        return None
-    return int(value.untyped_storage()._cdata)
+def shares_written(inputs: Sequence[Any], written: frozenset[int], arguments: Collection[int]) -> bool:
+    """Whether memory that a region writes is another input's too: Dynamo guards only inputs that are one tensor.
+
+    Args:
+        inputs: of one call.
+        written: indices of those that it writes.
+        arguments: indices of tensors that are no weights; two weights are taken to lie apart.
+    """
+    others = range(len(inputs)) if written.intersection(arguments) else arguments
+    places = [_place(inputs[i]) for i in written if inputs[i].numel()]
+    return len({*places}) < len(places) or any(
+        _place(inputs[i]) in places
+        for i in others
+        if i not in written and isinstance(inputs[i], torch.Tensor) and inputs[i].numel()
+    )
+
+
+def _place(value: torch.Tensor) -> int:
+    if value.layout != torch.strided:
+        return id(value)
+    storage = value.untyped_storage()
+    return storage._cdata if storage.device.type == "meta" else storage.data_ptr()

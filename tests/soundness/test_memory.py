@@ -326,3 +326,17 @@ def test_python_is_called_for_each_real_element(change):
     with torch.no_grad():
         for _ in range(2):
             assert fast(torch.ones(2)).tolist() == [4, 4]
+
+
+def test_an_argument_that_shares_a_weights_memory_is_written():
+    weight = torch.nn.Parameter(torch.ones(2))
+
+    def model(x):
+        x.mul_(2)
+        return (weight * x).sum()
+
+    torch._dynamo.reset()
+    fast = torch.compile(model, backend="staticrt")
+    fast(torch.ones(2))
+    assert fast(weight.detach()).item() == 8
+    assert weight.tolist() == [2, 2]
