@@ -29,7 +29,7 @@ from staticrt.runtime.cached_trace import has_elements_apart
 from staticrt.runtime.explain.explanation import EagerReport, TraceReport
 from staticrt.training.decompositions import recurrent_networks
 from staticrt.training.double_backward import Replay
-from staticrt.training.grad_modes import view_without_history
+from staticrt.training.grad_modes import inference_result, view_without_history
 from staticrt.training.graph_split import Eager, example_values, needs_splitting, run_compiled, split, writes
 from staticrt.training.native_node import NotNative, Pair, gate, make_native_node
 from staticrt.training.overlaps import draws_by_memory, overlapping_writes, shares_written, views_of_several
@@ -170,7 +170,7 @@ class Region:
         return torch.compiler.disable(run_compiled(pieces, subregions))  # type: ignore[no-untyped-call, no-any-return]
 
     def _compile(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        if unfaithful := view_without_history(gm) or written_later(gm):
+        if unfaithful := view_without_history(gm) or inference_result(gm) or written_later(gm):
             raise _Unfaithful(unfaithful)
         with recurrent_networks():
             run, cls = torch_private.aot_compile(

@@ -1,4 +1,4 @@
-"""Views that a region makes while gradients are off.
+"""What a region makes while gradients are off: views, and inference tensors.
 
 In eager such a view has no history. AOTAutograd makes views among the results once more after the graph has run, in the
 caller's grad mode, so that gradients would flow through them.
@@ -18,7 +18,7 @@ def view_without_history(gm: fx.GraphModule) -> str:
     Returns:
         What to tell users; "" if there is none.
     """
-    off = _without_gradients(gm)
+    off = {node for node, gradients, inference in _modes(gm) if inference or not gradients}
     results: Any = gm.graph.output_node().args[0] if off else ()
     for index, node in enumerate(results):
         chain = [node] if isinstance(node, fx.Node) else []
@@ -29,20 +29,41 @@ def view_without_history(gm: fx.GraphModule) -> str:
     return ""
 
 
-def _without_gradients(gm: fx.GraphModule) -> set[fx.Node]:
-    """Nodes that run while gradients are off."""
-    found: set[fx.Node] = set()
-    enabled, inference = True, 0
+def is_all_inference(gm: fx.GraphModule) -> bool:
+    """Whether a graph of Dynamo turns inference mode on for all that it computes, and no result is an input or views one."""
+    modes = _modes(gm)
+    if not modes or not all(inference for _node, _gradients, inference in modes):
+        return False
+    results: Any = gm.graph.output_node().args[0]
+    chain = [node for node in results if isinstance(node, fx.Node)]
+    for node in chain:
+        if (source := _viewed(node)) is not None:
+            chain.append(source)
+    return all(node.op.startswith("call_") for node in chain)
+
+
+def inference_result(gm: fx.GraphModule) -> str:
+    """The result of a graph of Dynamo that is an inference tensor, which AOTAutograd's are not; as `view_without_history`."""
+    inside = {node for node, _gradients, inference in _modes(gm) if inference}
+    results: Any = gm.graph.output_node().args[0] if inside else ()
+    made = [index for index, node in enumerate(results) if node in inside]
+    return f"result {made[0]} is an inference tensor" if made else ""
+
+
+def _modes(gm: fx.GraphModule) -> list[tuple[fx.Node, bool, bool]]:
+    """Each node that computes, whether gradients are on there, and inference mode."""
+    found: list[tuple[fx.Node, bool, bool]] = []
+    gradients, inference = True, [False]
     for node in gm.graph.nodes:
         name = getattr(node.target, "__name__", "")
         if node.target is torch._C._set_grad_enabled:
-            enabled = bool(node.args[0])
+            gradients = bool(node.args[0])
         elif name == "_enter_inference_mode":
-            inference += 1
+            inference.append(bool(node.args[0]))
         elif name == "_exit_inference_mode":
-            inference -= 1
-        elif node.op.startswith("call_") and (inference or not enabled):
-            found.add(node)
+            inference.pop()
+        elif node.op.startswith("call_"):
+            found.append((node, gradients, inference[-1]))
     return found
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from staticrt.options import Options
+from staticrt.training.grad_modes import is_all_inference
 
 if TYPE_CHECKING:
     from staticrt.training.aot_region import Region
@@ -24,6 +25,8 @@ def needs_gradients(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
         for node in gm.graph.nodes
     )
     if not torch.is_grad_enabled() and not turned_on:
+        return False
+    if is_all_inference(gm):
         return False
     tensors = [*inputs, *gm.parameters(), *gm.buffers()]
     if any(isinstance(value, torch.Tensor) and value.requires_grad for value in tensors):

@@ -433,8 +433,9 @@ def test_what_is_made_in_inference_mode_is_an_inference_tensor(body, compiler):
                 assert got is expected
 
 
+@pytest.mark.parametrize("compiler", [staticrt.compile, _backend], ids=["compile", "backend"])
 @pytest.mark.parametrize("gradients", [False, True])
-def test_inference_tensors_beside_gradients(gradients):
+def test_inference_tensors_beside_gradients(gradients, compiler):
     weight = torch.ones(3, requires_grad=True)
 
     def function(x):
@@ -442,15 +443,28 @@ def test_inference_tensors_beside_gradients(gradients):
             y = x * 2
         return y, x * weight
 
-    compiled = staticrt.compile(function)
+    compiled = compiler(function)
     with torch.set_grad_enabled(gradients):
         for _ in range(2):
             made, product = compiled(torch.ones(3))
             assert (made.is_inference(), product.requires_grad) == (True, gradients)
 
 
-def test_a_model_may_ask_for_inference_mode():
-    compiled = staticrt.compile(lambda x: x * (2 if torch.is_inference_mode_enabled() else 3))
+@pytest.mark.parametrize("compiler", [staticrt.compile, _backend], ids=["compile", "backend"])
+def test_weights_in_inference_mode(compiler):
+    linear = torch.nn.Linear(2, 2)
+    result = compiler(torch.inference_mode()(linear.forward))(torch.ones(2))
+    assert (result.is_inference(), result.requires_grad) == (True, False)
+
+
+@pytest.mark.parametrize("splits", [False, True])
+def test_a_model_may_ask_for_inference_mode(splits):
+    def function(x):
+        if splits:
+            print(end="")
+        return x * (2 if torch.is_inference_mode_enabled() else 3)
+
+    compiled = staticrt.compile(function)
     for mode in (False, True, False):
         with torch.inference_mode(mode):
             assert compiled(torch.ones(1)).item() == (2 if mode else 3)

@@ -38,6 +38,7 @@ MISSED_BY_DYNAMO = frozenset(
         *("putenv", "unsetenv", "getrecursionlimit", "getswitchinterval"),
         *("__subclasses__", "cache_info", "locked"),
         "move_to_end",
+        "is_inference_mode_enabled",
     }
 )
 _LOUD_NAMES = frozenset({"print", "input", "open", "breakpoint"})
