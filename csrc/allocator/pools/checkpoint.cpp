@@ -24,6 +24,9 @@ namespace {
 std::string text_of(const ImageRun& run) {
   std::string text = detail::concat(run.size, " B ", run.state, " on stream ", run.stream);
   if (run.state == BlockState::live) text += detail::concat(", requested ", run.requested);
+  for (const StreamId use : run.uses) text += detail::concat(", used on stream ", use);
+  for (const PeerUse& use : run.peer_uses)
+    text += detail::concat(", used on stream ", use.stream, " of device ", use.device);
   return text;
 }
 
