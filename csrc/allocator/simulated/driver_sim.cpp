@@ -6,12 +6,18 @@
 #include <utility>
 
 #include "allocator/core/fork.h"
+#include "common/bits.h"
 #include "common/error.h"
 
 namespace staticrt::alloc {
 namespace {
 
-SimMemoryLimits limits_of(const SimConfig& config) {
+// Far from heap, stack and AddressSanitizer's shadow. Only a wish: ThreadSanitizer keeps this range for
+// itself and hands out another; asking for exactly these addresses would get its process ended, or page 0.
+constexpr Addr kWishedBase = 0x2000'0000'0000;
+constexpr Addr kMostAddress = Addr{1} << 48;  // what the allocator's map of pages can hold
+
+SimMemoryLimits limits_of(const SimConfig& config, SimMachine& machine) {
   SRT_CHECK(config.total_bytes > 0, "simulated device: total_bytes must be > 0");
   SimMemoryLimits limits;
   limits.total_bytes = config.total_bytes;
@@ -25,6 +31,13 @@ SimMemoryLimits limits_of(const SimConfig& config) {
                     : config.total_bytes > most / 64
                         ? most
                         : std::max(64 * config.total_bytes, 64 * config.granule_bytes);
+  const Bytes span_bytes = (limits.kernel_alias ? 2 : 1) * limits.va_bytes;
+  const std::lock_guard lock(machine.mutex);
+  const Addr free = machine.free_addresses(kWishedBase, span_bytes + config.granule_bytes);
+  limits.base = round_up(free, std::max<Bytes>(config.granule_bytes, 1));
+  SRT_CHECK(config.backed || limits.base + span_bytes <= kMostAddress,
+            "simulated device: beside the other devices of the machine no ", span_bytes,
+            " bytes of address space are left; lower va_bytes");
   return limits;
 }
 
@@ -35,7 +48,7 @@ SimDriver::SimDriver(const SimConfig& config)
       forks_(forks_so_far()),
       machine_(config.machine ? config.machine : std::make_shared<SimMachine>()),
       mutex_(machine_->mutex),
-      memory_(limits_of(config)),
+      memory_(limits_of(config, *machine_)),
       streams_(std::shared_ptr<SimClocks>(machine_, &machine_->clocks), config.index),
       oracle_(memory_, streams_) {
   info_.name = "sim:" + std::to_string(config.index);

@@ -185,7 +185,9 @@ class SimDriver final : public Driver {
   // The device of the machine that has the address: this one, if none does.
   SimDriver& owner_of(Addr address);
   // Whether it is an address of this device, mapped or not.
+  // Addresses from base() to end(), that of kernels included, belong to this device alone.
   bool owns(Addr address) const { return memory_.owns(address); }
+  Addr end() const { return memory_.end(); }
   // Whether this process is a child of fork(2) of the one that made the device.
   bool inherited() const;
   // Where the byte of a device address is for kernels: elsewhere with `kernel_alias`, else there.

@@ -4,6 +4,8 @@
 
 #include <chrono>
 
+#include "allocator/simulated/driver_sim.h"
+
 namespace staticrt::alloc {
 namespace {
 
@@ -50,6 +52,18 @@ SimMachine::SimMachine() {
   (void)watching;
   const std::lock_guard lock(machines().mutex);
   machines().alive.insert(this);
+}
+
+Addr SimMachine::free_addresses(Addr from, Bytes size_bytes) const {
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (const auto& [index, device] : devices)
+      if (from < device->end() && device->base() < from + size_bytes) {
+        from = device->end();
+        moved = true;
+      }
+  }
+  return from;
 }
 
 SimMachine::~SimMachine() {

@@ -67,6 +67,8 @@ struct SimMachine {
   std::map<int, SimDriver*> devices;               // alive, by index
   std::set<std::pair<int, int>> unreachable = {};  // pairs without a way between them, the lower index first
 
+  // The lowest address from `from` on where `size_bytes` belong to no device. REQUIRES: the mutex.
+  Addr free_addresses(Addr from, Bytes size_bytes) const;
   bool reaches(int device, int other) const { return unreachable.count(std::minmax(device, other)) == 0; }
 };
 

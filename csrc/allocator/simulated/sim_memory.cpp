@@ -15,10 +15,6 @@ namespace staticrt::alloc {
 namespace {
 
 constexpr Bytes kPageBytes = 4096;
-// Far from heap, stack and AddressSanitizer's shadow. Only a wish: ThreadSanitizer keeps this range for
-// itself and hands out another; asking for exactly these addresses would get its process ended, or page 0.
-constexpr Addr kWishedBase = 0x2000'0000'0000;
-
 void* at(Addr address) {
   return reinterpret_cast<void*>(address);
 }
@@ -39,7 +35,7 @@ SimMemory::SimMemory(const SimMemoryLimits& limits) : limits_(limits) {
             " bytes; give a power of two of at least ", kPageBytes);
   limits_.va_bytes = round_up(limits_.va_bytes, limits_.granule_bytes);
   SRT_CHECK(limits_.va_bytes > 0, "simulated device: it needs address space; give va_bytes > 0");
-  base_ = kWishedBase;
+  base_ = limits_.base;
   if (limits_.backed) {
     file_ = memfd_create("staticrt-sim", MFD_CLOEXEC);
     SRT_CHECK(file_ >= 0, "simulated device: memfd_create: ", std::strerror(errno));
@@ -47,7 +43,7 @@ SimMemory::SimMemory(const SimMemoryLimits& limits) : limits_(limits) {
     const Bytes span_bytes = (limits_.kernel_alias ? 2 : 1) * limits_.va_bytes;
     const Bytes reserve_bytes = span_bytes + limits_.granule_bytes;
     const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    void* got = mmap(at(kWishedBase), reserve_bytes, PROT_NONE, flags, -1, 0);
+    void* got = mmap(at(limits_.base), reserve_bytes, PROT_NONE, flags, -1, 0);
     if (got == MAP_FAILED) {
       const int error = errno;
       close(file_);

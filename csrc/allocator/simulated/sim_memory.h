@@ -36,6 +36,7 @@ struct SimMemoryLimits {
   bool backed = true;
   bool fresh_addresses = false;
   bool kernel_alias = false;  // only if backed
+  Addr base = 0;              // of the address space; only a wish if backed
 };
 
 class SimMemory {
@@ -92,6 +93,7 @@ class SimMemory {
   uint64_t handle_count() const { return handle_count_; }
   size_t segment_count() const { return segments_.size(); }
   Addr base() const { return base_; }
+  Addr end() const { return base_ + limits_.va_bytes + alias_distance_; }
   bool backed() const { return limits_.backed; }
   bool owns(Addr address) const { return address >= base_ && address - base_ < limits_.va_bytes; }
   // Where kernels, which are host code, find the byte of a device address.

@@ -173,6 +173,22 @@ TEST(sim_an_unbacked_device_may_be_larger_than_any_machine) {
   EXPECT_THROW(sim.write(kDefaultStream, a, 8, 1), staticrt::InputError, "backed=true");
 }
 
+TEST(sim_unbacked_devices_of_one_machine_have_addresses_of_their_own) {
+  const auto machine = std::make_shared<SimMachine>();
+  const auto made = [&](int index, Bytes va_bytes) {
+    return SimConfig{.index = index, .va_bytes = va_bytes, .backed = false, .machine = machine};
+  };
+  const SimDriver zero(made(0, 0));
+  auto one = std::make_unique<SimDriver>(made(1, 6 * kPage));
+  const SimDriver two(made(2, 0));
+  EXPECT_EQ(one->base(), zero.end());
+  EXPECT_EQ(two.base(), one->end());
+  one.reset();
+  EXPECT_EQ(SimDriver(made(1, 4 * kPage)).base(), zero.end());
+  EXPECT_EQ(SimDriver(made(1, 8 * kPage)).base(), two.end());
+  EXPECT_THROW(SimDriver(made(1, Bytes{1} << 48)), staticrt::InputError, "lower va_bytes");
+}
+
 TEST(sim_without_virtual_memory_gives_segments_only) {
   SimDriver sim({.total_bytes = 64 * kMiB, .virtual_memory = false});
   Addr a = 0;
