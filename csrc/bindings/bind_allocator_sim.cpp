@@ -138,11 +138,16 @@ void bind_streams(SimMemoryDeviceClass& device) {
            })
       .def("touch",
            [](SimMemoryDevice& d, uint64_t stream, Addr address, Bytes size, std::optional<bool> writes) {
-             const GilRelease release;
-             if (writes)
-               d.sim->launch(StreamId{stream}, [] {}, {{address, size, *writes}}, "work");
-             else
-               d.sim->touch(StreamId{stream}, address, size);
+             Status status;
+             {
+               const GilRelease release;
+               if (writes)
+                 d.sim->launch(
+                     StreamId{stream}, [] {}, {{address, size, *writes}}, "work", UINT64_MAX, {}, &status);
+               else
+                 d.sim->touch(StreamId{stream}, address, size);
+             }
+             if (status.native() != kSimMisuse) check(status);  // that is reported
            })
       .def("write",
            [](SimMemoryDevice& d, uint64_t stream, Addr address, Bytes size, uint64_t value) {

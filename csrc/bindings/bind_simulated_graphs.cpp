@@ -42,14 +42,10 @@ class SimCapture {
   Status begin() {
     SimDriver* sim = device_->sim.get();
     // Every stream that is in this capture, forked ones too.
-    SRT_TRY(scope_.begin(pool_, [sim, id = id_](StreamId stream) {
-      CaptureState state;
-      return sim->capture_state(stream, &state).ok() && state.status != CaptureStatus::none &&
-             state.id == *id;
-    }));
+    SRT_TRY(scope_.begin(
+        pool_, [sim, id = id_](StreamId stream) { return *id != 0 && sim->capture_id(stream) == *id; }));
     const Status status = sim->capture_begin(stream_, mode_);
-    CaptureState state;
-    if (status.ok() && sim->capture_state(stream_, &state).ok()) *id_ = state.id;
+    if (status.ok()) *id_ = sim->capture_id(stream_);
     if (!status.ok()) (void)scope_.abort().ok();
     return status;
   }

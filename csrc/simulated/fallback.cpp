@@ -386,9 +386,15 @@ void enqueue(SimulatedDevice& device, const std::string& name, std::function<voi
     again = [guarded, each_launch = std::move(each_launch)]() -> std::function<void()> {
       return [guarded, work = each_launch()] { guarded(work); };
     };
+  alloc::Status status;
   device.driver().launch(
       stream, [guarded, work = std::move(work)] { guarded(work); }, ranges_of(uses), name,
-      tuning::kMostPendingKernels, std::move(again));
+      tuning::kMostPendingKernels, std::move(again), &status);
+  if (!status.ok())
+    check(alloc::Status(status.code(),
+                        detail::concat(name, " cannot be enqueued on stream ", alloc::raw(stream),
+                                       " of sim:", device.index(), ": ", status.text()),
+                        status.native()));
 }
 
 void register_fallback(torch::Library& all, torch::Library& aten) {

@@ -22,7 +22,8 @@ struct Use {
 // The bytes of the tensors' elements.
 std::vector<alloc::SimRange> ranges_of(const std::vector<Use>& uses);
 
-// Enqueues work on the device's current stream. What it throws is kept for the next call that waits.
+// Enqueues work on the device's current stream. What it throws is kept for the next call that waits. Throws
+// itself if the driver refuses the work.
 // `each_launch`: the work of each replay instead, if the stream is being captured.
 void enqueue(SimulatedDevice& device, const std::string& name, std::function<void()> work,
              const std::vector<Use>& uses, alloc::SimGraph::EachLaunch each_launch = {});

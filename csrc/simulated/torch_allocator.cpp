@@ -52,13 +52,15 @@ class TorchAllocator final : public c10::DeviceAllocator {
     auto& driver = device.driver();
     const auto target = reinterpret_cast<Addr>(to);
     const auto source = reinterpret_cast<Addr>(from);
+    Status status;
     driver.launch(
         stream,
         [to = driver.kernel_address(target), from = driver.kernel_address(source), count] {
           std::copy_n(reinterpret_cast<const char*>(from), count, reinterpret_cast<char*>(to));
         },
         {{.address = source, .size_bytes = count, .writes = false}, {.address = target, .size_bytes = count}},
-        "a copy of the allocator");
+        "a copy of the allocator", UINT64_MAX, {}, &status);
+    check(status);
   }
 
   bool initialized() override { return device_count() > 0; }

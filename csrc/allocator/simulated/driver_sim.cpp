@@ -46,6 +46,7 @@ SimMemoryLimits limits_of(const SimConfig& config, SimMachine& machine) {
 SimDriver::SimDriver(const SimConfig& config)
     : config_(config),
       forks_(forks_so_far()),
+      alive_(std::make_shared<char>()),
       machine_(config.machine ? config.machine : std::make_shared<SimMachine>()),
       mutex_(machine_->mutex),
       memory_(limits_of(config, *machine_)),
@@ -67,6 +68,14 @@ SimDriver::SimDriver(const SimConfig& config)
 SimDriver::~SimDriver() {
   const Lock lock(mutex_);
   machine_->devices.erase(config_.index);
+  alive_.reset();
+  for (const auto& [index, device] : machine_->devices) {
+    // Captures that began here are over. Those of others cannot end well without this device's part.
+    std::erase_if(device->capturing_,
+                  [&](const auto& entry) { return entry.second->origin().device == config_.index; });
+    for (const auto& [id, graph] : device->open_graphs())
+      if (graph->gone()) graph->invalidate("the end of " + info_.name);
+  }
 }
 
 bool SimDriver::inherited() const {

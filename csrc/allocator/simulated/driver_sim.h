@@ -112,9 +112,11 @@ class SimDriver final : public Driver {
   // Work of the operator `name` that uses these ranges and no others. It is reported, and does not run, if
   // one is not mapped by then. If the stream has more than `most_pending` pieces of work after it, the oldest
   // run before the call returns. `each_launch`: what a graph's launches run instead, if it is captured.
+  // `status`: ok, or why the work will not run: a planned fault, or memory of another device to which this
+  // one has no access.
   void launch(StreamId stream, std::function<void()> work, std::vector<SimRange> ranges,
               const std::string& name = "work", uint64_t most_pending = UINT64_MAX,
-              SimGraph::EachLaunch each_launch = {});
+              SimGraph::EachLaunch each_launch = {}, Status* status = nullptr);
   // Lets a stream wait for an event of another device, as recorded now; one of a capture takes the stream
   // into it. REQUIRES: both devices are in one machine.
   Status wait_for(StreamId stream, SimDriver& other, EventId event);
@@ -154,6 +156,8 @@ class SimDriver final : public Driver {
   // Operators and other work of one launch. 0 if there is no such graph.
   uint64_t graph_work(GraphId graph) const;
   uint64_t graph_count() const;  // graphs and what was made of them to be launched
+  // The capture that the stream is in; 0: none. No fault can hide it.
+  uint64_t capture_id(StreamId stream);
   // Whether the stream is in a capture that began on another device: what this one allocates is not the
   // graph's.
   bool captured_from_elsewhere(StreamId stream);
@@ -181,13 +185,13 @@ class SimDriver final : public Driver {
   Bytes reserved_va_bytes() const;
   uint64_t handle_count() const;
   uint64_t event_count() const;
+  // Addresses from base() to end(), that of kernels included, belong to this device alone.
   Addr base() const { return memory_.base(); }
+  Addr end() const { return memory_.end(); }
   // The device of the machine that has the address: this one, if none does.
   SimDriver& owner_of(Addr address);
   // Whether it is an address of this device, mapped or not.
-  // Addresses from base() to end(), that of kernels included, belong to this device alone.
   bool owns(Addr address) const { return memory_.owns(address); }
-  Addr end() const { return memory_.end(); }
   // Whether this process is a child of fork(2) of the one that made the device.
   bool inherited() const;
   // Where the byte of a device address is for kernels: elsewhere with `kernel_alias`, else there.
@@ -222,19 +226,21 @@ class SimDriver final : public Driver {
   Status finish_event(EventId event, const char* what, bool wait);
   void sync_all();
   void run_if_eager();
-  using Guards = std::vector<std::pair<SimDriver*, SimGuardPtr>>;  // with the device that has the bytes
-  Guards guards_of(const std::vector<SimRange>& ranges);
-  // Reports work that wants bytes of another device which this one has no access to.
-  bool refused(Addr address, Bytes size_bytes, const std::string& name, StreamId stream);
+  std::vector<SimGuardPtr> guards_of(const std::vector<SimRange>& ranges);
+  // Reports work that wants bytes of another device which this one has no access to. ok: it has.
+  Status refused(Addr address, Bytes size_bytes, const std::string& name, StreamId stream);
   // Whether work that runs now can use the bytes; reports if not.
   bool usable_now(Addr address, Bytes size_bytes, const std::string& name, StreamId stream);
   SimOracle::User user(StreamId stream) { return {streams_, stream}; }
   // Reports a redzone that is no longer as it was. `stream`: as in messages, "stream 3".
   void check_guard(SimGuard& guard, const std::string& name, const std::string& stream, bool before);
+  // The same by the device that has the bytes. `stream`: of this one.
+  void check_guard_of(SimGuard& guard, const std::string& name, StreamId stream, bool before);
   void stamp(StreamId stream, Addr address, Bytes size_bytes, uint64_t value, bool verify);
 
   const SimConfig config_;
-  const int forks_;  // of the process that made it
+  const int forks_;                    // of the process that made it
+  std::shared_ptr<const void> alive_;  // ends with the device, under the mutex
   DeviceInfo info_;
   const std::shared_ptr<SimMachine> machine_;
   SimMutex& mutex_;

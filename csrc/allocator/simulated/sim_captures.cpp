@@ -40,7 +40,7 @@ Status SimDriver::wait_in_capture(StreamId stream, const SimStreams::Record& rec
     return break_capture(*mine, "a wait for an event of another capture", CaptureError::merge);
   if (stream == kDefaultStream)
     return break_capture(*open, "a wait of the default stream", CaptureError::implicit);
-  open->join(here(stream), record.mark);
+  open->join(here(stream), record.mark, alive_);
   capturing_[raw(stream)] = std::move(open);
   return Status::Ok();
 }
@@ -103,7 +103,7 @@ Status SimDriver::capture_begin(StreamId stream, CaptureMode mode) {
     return seen(capture_error(CaptureError::illegal_state,
                               detail::concat("stream ", raw(stream), " is captured already")));
   const uint64_t id = ++machine_->clocks.graphs;
-  capturing_[raw(stream)] = graphs_[id] = std::make_shared<SimGraph>(id, here(stream), mode);
+  capturing_[raw(stream)] = graphs_[id] = std::make_shared<SimGraph>(id, here(stream), mode, alive_);
   return Status::Ok();
 }
 
@@ -162,9 +162,23 @@ Status SimDriver::graph_instantiate(GraphId graph, ExecId* exec) {
 
 Status SimDriver::launch_graph(const SimGraph& graph, StreamId stream) {
   if (SimGraph* outer = graph_of(stream)) return break_capture(*outer, "a launch on a captured stream");
+  if (const auto gone = graph.gone())
+    return misuse(detail::concat("launch of graph ", graph.id(), ", which holds work of sim:", *gone,
+                                 ", a device that has been destroyed; destroy the graph"));
   // The work is copied into the launch's own list: the graph may be destroyed while it is pending.
-  streams_.enqueue(stream, [work = graph.work()] {
-    for (const auto& piece : work) piece();
+  streams_.enqueue(stream, [this, work = graph.work(), id = graph.id()] {
+    bool missing = false;
+    for (const SimGraph::Work& piece : work) {
+      if (piece.device.expired())
+        missing = true;
+      else
+        piece.run();
+    }
+    if (missing)
+      oracle_.report(
+          detail::concat("replay: a launch of graph ", id,
+                         " holds work of a device that was destroyed before it ran; synchronize it "
+                         "first"));
   });
   if (config_.oracle)
     for (const auto& [index, device] : machine_->devices)
@@ -224,6 +238,12 @@ std::vector<uint32_t> SimDriver::capture_frontier(StreamId stream) {
   const Lock lock(mutex_);
   const SimGraph* graph = graph_of(stream);
   return graph ? graph->mark(here(stream)).nodes : std::vector<uint32_t>{};
+}
+
+uint64_t SimDriver::capture_id(StreamId stream) {
+  const Lock lock(mutex_);
+  const SimGraph* graph = graph_of(stream);
+  return graph ? graph->id() : 0;
 }
 
 bool SimDriver::captured_from_elsewhere(StreamId stream) {

@@ -16,32 +16,33 @@ SimDriver& SimDriver::owner_of(Addr address) {
   return *this;
 }
 
-bool SimDriver::refused(Addr address, Bytes size_bytes, const std::string& name, StreamId stream) {
+Status SimDriver::refused(Addr address, Bytes size_bytes, const std::string& name, StreamId stream) {
   SimDriver& owner = owner_of(address);
   if (&owner == this || !owner.memory_.usable(address, size_bytes) ||
       owner.memory_.usable(address, size_bytes, config_.index))
-    return false;
+    return Status::Ok();
   const bool reached = machine_->reaches(config_.index, owner.config_.index);
-  oracle_.report(
+  const std::string text =
       detail::concat("peer access: ", name, " on stream ", raw(stream), " of ", info_.name, " uses [0x",
                      std::hex, address, ", +", std::dec, size_bytes, " bytes) of ", owner.info_.name,
                      ", to which ", info_.name, " has no access; ",
-                     reached ? "enable peer access first" : "the two cannot reach each other, so copy it"));
-  return true;
+                     reached ? "enable peer access first" : "the two cannot reach each other, so copy it");
+  oracle_.report(text);
+  return Status::Error(text, kSimMisuse);
 }
 
 bool SimDriver::usable_now(Addr address, Bytes size_bytes, const std::string& name, StreamId stream) {
   SimDriver& owner = owner_of(address);
   if (owner.memory_.usable(address, size_bytes, &owner == this ? SimMemory::kOwner : config_.index))
     return true;
-  if (!refused(address, size_bytes, name, stream))
+  if (refused(address, size_bytes, name, stream).ok())
     oracle_.report(detail::concat("unmapped: ", name, " of stream ", raw(stream), " runs on 0x", std::hex,
                                   address, ", which is no longer mapped"));
   return false;
 }
 
-SimDriver::Guards SimDriver::guards_of(const std::vector<SimRange>& ranges) {
-  Guards guards;
+std::vector<SimGuardPtr> SimDriver::guards_of(const std::vector<SimRange>& ranges) {
+  std::vector<SimGuardPtr> guards;
   for (const SimRange& range : ranges) {
     SimDriver& owner = owner_of(range.address);
     auto it = owner.guards_.upper_bound(range.address);
@@ -49,8 +50,7 @@ SimDriver::Guards SimDriver::guards_of(const std::vector<SimRange>& ranges) {
     --it;
     const SimGuardPtr& guard = it->second;
     if (guard->redzone_bytes == 0 || range.address - guard->address > guard->size_bytes) continue;
-    const std::pair<SimDriver*, SimGuardPtr> found{&owner, guard};
-    if (std::find(guards.begin(), guards.end(), found) == guards.end()) guards.push_back(found);
+    if (std::find(guards.begin(), guards.end(), guard) == guards.end()) guards.push_back(guard);
   }
   return guards;
 }
@@ -68,32 +68,38 @@ void SimDriver::check_guard(SimGuard& guard, const std::string& name, const std:
              : detail::concat("redzone: ", name, " on ", stream, " wrote ", end));
 }
 
+void SimDriver::check_guard_of(SimGuard& guard, const std::string& name, StreamId stream, bool before) {
+  SimDriver& owner = owner_of(guard.address);
+  owner.check_guard(guard, name, owner.streams_.text_of_slot(streams_.slot(stream)), before);
+}
+
 void SimDriver::check_guards(const std::vector<SimRange>& ranges, const std::string& name, StreamId stream) {
   if (!config_.oracle) return;
   const Lock lock(mutex_);
-  for (const auto& [owner, guard] : guards_of(ranges))
-    owner->check_guard(*guard, name, owner->streams_.text_of_slot(streams_.slot(stream)), /*before=*/false);
+  for (const SimGuardPtr& guard : guards_of(ranges)) check_guard_of(*guard, name, stream, /*before=*/false);
 }
 
 void SimDriver::launch(StreamId stream, std::function<void()> work, std::vector<SimRange> ranges,
-                       const std::string& name, uint64_t most_pending, SimGraph::EachLaunch each_launch) {
+                       const std::string& name, uint64_t most_pending, SimGraph::EachLaunch each_launch,
+                       Status* status) {
+  Status planned = enter(SimCall::launch);
   const Lock lock(mutex_);
   next_stream_ = std::max(next_stream_, raw(stream) + 1);
   const std::string* known = oracle_.name(name);
-  if (config_.oracle) {
-    // What may not run would only be reported again.
-    bool stopped = false;
-    for (const SimRange& range : ranges) stopped |= refused(range.address, range.size_bytes, name, stream);
-    if (stopped) ranges.clear(), work = [] {}, each_launch = {};
-  }
-  Guards guards;
+  if (config_.oracle && planned.ok())
+    for (const SimRange& range : ranges)
+      if (Status refusal = refused(range.address, range.size_bytes, name, stream); !refusal.ok())
+        planned = std::move(refusal);
+  if (status) *status = planned;
+  // What may not run would only be reported again.
+  if (!planned.ok()) ranges.clear(), work = [] {}, each_launch = {};
+  std::vector<SimGuardPtr> guards;
   if (config_.oracle) guards = guards_of(ranges);
   const auto checked = [this, stream, ranges, known, guards](const std::function<void()>& work) {
     for (const SimRange& range : ranges)
       if (!usable_now(range.address, range.size_bytes, *known, stream)) return;
     const auto check = [&](bool before) {
-      for (const auto& [owner, guard] : guards)
-        owner->check_guard(*guard, *known, owner->streams_.text_of_slot(streams_.slot(stream)), before);
+      for (const SimGuardPtr& guard : guards) check_guard_of(*guard, *known, stream, before);
     };
     check(/*before=*/true);
     work();

@@ -13,7 +13,7 @@
 
 namespace staticrt::alloc {
 
-// The calls of Driver, in its order.
+// The calls of Driver, in its order, and SimDriver::launch.
 enum class SimCall : uint8_t {
   memory_info,
   pending_error,
@@ -50,8 +50,9 @@ enum class SimCall : uint8_t {
   physical_export,
   physical_import,
   processes,
+  launch,
 };
-inline constexpr size_t kSimCalls = static_cast<size_t>(SimCall::processes) + 1;
+inline constexpr size_t kSimCalls = static_cast<size_t>(SimCall::launch) + 1;
 inline constexpr std::array<std::string_view, kSimCalls> kSimCallNames = {
     "memory_info",     "pending_error",     "segment_alloc",
     "segment_free",    "va_reserve",        "va_release",
@@ -64,7 +65,7 @@ inline constexpr std::array<std::string_view, kSimCalls> kSimCallNames = {
     "capture_marker",  "capture_settled",   "capture_begin",
     "capture_end",     "graph_instantiate", "graph_launch",
     "exec_destroy",    "graph_destroy",     "physical_export",
-    "physical_import", "processes",
+    "physical_import", "processes",         "launch",
 };
 constexpr std::string_view name_of(SimCall call) {
   return kSimCallNames[static_cast<size_t>(call)];

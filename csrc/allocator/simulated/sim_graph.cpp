@@ -15,7 +15,7 @@ SimGraph::Node SimGraph::add(DeviceStream stream, std::function<void()> work, Ea
   Branch& branch = branches_.at(stream);
   const Node node = static_cast<Node>(nodes_.size());
   if (work) ++launched_work_;
-  nodes_.push_back({branch.frontier, std::move(work), std::move(each_launch)});
+  nodes_.push_back({branch.frontier, stream.device, std::move(work), std::move(each_launch)});
   branch.frontier = {node};
   branch.clock.tick(branch.slot);
   return node;
@@ -63,7 +63,8 @@ SimGraph::Mark SimGraph::mark(DeviceStream stream) const {
   return {branch.frontier, branch.clock};
 }
 
-void SimGraph::join(DeviceStream stream, const Mark& mark) {
+void SimGraph::join(DeviceStream stream, const Mark& mark, const std::weak_ptr<const void>& device) {
+  devices_.try_emplace(stream.device, device);
   const size_t slots = branches_.size();
   const auto [it, fresh] = branches_.try_emplace(stream);
   Branch& branch = it->second;
@@ -110,15 +111,21 @@ std::vector<std::vector<SimGraph::Node>> SimGraph::edges() const {
   return edges;
 }
 
-std::vector<std::function<void()>> SimGraph::work() const {
-  std::vector<std::function<void()>> work;
+std::vector<SimGraph::Work> SimGraph::work() const {
+  std::vector<Work> work;
   for (const NodeData& node : nodes_) {
     if (node.each_launch)
-      work.push_back(node.each_launch());
+      work.push_back({devices_.at(node.device), node.each_launch()});
     else if (node.work)
-      work.push_back(node.work);
+      work.push_back({devices_.at(node.device), node.work});
   }
   return work;
+}
+
+std::optional<int> SimGraph::gone() const {
+  for (const auto& [index, device] : devices_)
+    if (device.expired()) return index;
+  return std::nullopt;
 }
 
 }  // namespace staticrt::alloc

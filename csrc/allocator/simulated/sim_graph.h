@@ -10,6 +10,8 @@
 
 #include <functional>
 #include <map>
+#include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -47,9 +49,11 @@ class SimGraph {
     bool operator==(const Touched&) const = default;
   };
 
-  SimGraph(uint64_t id, DeviceStream origin, CaptureMode mode)
+  // `device`: ends with the device whose stream it is, here and in join().
+  SimGraph(uint64_t id, DeviceStream origin, CaptureMode mode, const std::weak_ptr<const void>& device)
       : id_(id), origin_(origin), mode_(mode), thread_(std::this_thread::get_id()) {
     branches_[origin].slot = 0;
+    devices_[origin.device] = device;
   }
 
   uint64_t id() const { return id_; }
@@ -78,7 +82,8 @@ class SimGraph {
                                           const std::string* name);
 
   Mark mark(DeviceStream stream) const;
-  void join(DeviceStream stream, const Mark& mark);  // also takes a new stream into the capture
+  // Also takes a new stream into the capture.
+  void join(DeviceStream stream, const Mark& mark, const std::weak_ptr<const void>& device);
   std::vector<Node> settled(DeviceStream stream) const;
   // Streams whose nodes the origin's branch does not come after.
   std::vector<DeviceStream> unjoined() const;
@@ -112,7 +117,13 @@ class SimGraph {
   }
   uint64_t launched_work() const { return launched_work_; }  // operators of one launch
   // Of all nodes that have any, in the order of capture, for one launch.
-  std::vector<std::function<void()>> work() const;
+  struct Work {
+    std::weak_ptr<const void> device;
+    std::function<void()> run;
+  };
+  std::vector<Work> work() const;
+  // The first of its devices that has been destroyed.
+  std::optional<int> gone() const;
 
  private:
   struct Branch {
@@ -122,6 +133,7 @@ class SimGraph {
   };
   struct NodeData {
     std::vector<Node> before;
+    int device = 0;
     std::function<void()> work;
     EachLaunch each_launch;
   };
@@ -135,8 +147,9 @@ class SimGraph {
   std::string why_;
   std::vector<NodeData> nodes_;
   std::map<DeviceStream, Branch> branches_;
-  AccessMap accesses_;  // by device address, clocks of branches
-  RaceMap races_;       // the same
+  std::map<int, std::weak_ptr<const void>> devices_;  // of its branches
+  AccessMap accesses_;                                // by device address, clocks of branches
+  RaceMap races_;                                     // the same
   std::vector<Touched> touched_;
   std::vector<Used> used_;
   std::set<uint64_t> owners_;

@@ -48,7 +48,7 @@ void SimDriver::enqueue(StreamId stream, std::function<void()> work) {
 void SimDriver::touch(StreamId stream, Addr address, Bytes size_bytes) {
   const Lock lock(mutex_);
   SimDriver& owner = owner_of(address);
-  if (refused(address, size_bytes, "work", stream)) return;
+  if (!refused(address, size_bytes, "work", stream).ok()) return;
   if (SimGraph* graph = graph_of(stream)) {
     owner.oracle_.touched_in_graph(address, size_bytes, user(stream), *graph, {});
     return;
@@ -62,7 +62,7 @@ void SimDriver::stamp(StreamId stream, Addr address, Bytes size_bytes, uint64_t 
   const Lock lock(mutex_);
   SRT_CHECK(memory_.backed(), "simulated device: it is not backed by memory; make it with backed=true");
   SimDriver& owner = owner_of(address);
-  if (refused(address, size_bytes, "work", stream)) return;
+  if (!refused(address, size_bytes, "work", stream).ok()) return;
   std::function<void()> work = [=, this] {
     if (!usable_now(address, size_bytes, "work", stream)) return;
     uint64_t wrong = value;
@@ -94,9 +94,8 @@ Status SimDriver::wait_for(StreamId stream, SimDriver& other, EventId event) {
   const SimStreams::RecordPtr record = found->second.record;
   if (record->graph != 0 || graph_of(stream)) return wait_in_capture(stream, *record);
   streams_.comes_after(stream, record->clock);
-  enqueue(stream, [&other, record] {
-    const Lock lock(other.mutex_);
-    other.streams_.finish(record);
+  enqueue(stream, [&other, record, alive = std::weak_ptr<const void>(other.alive_)] {
+    if (!alive.expired()) other.streams_.finish(record);
   });
   return Status::Ok();
 }

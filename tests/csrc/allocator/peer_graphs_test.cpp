@@ -132,6 +132,47 @@ TEST(peer_graphs_are_broken_by_what_breaks_them_on_one_device) {
          [](Scene& s) { return Scene::order(s.user.sim(), s.owner.sim(), kSide, kDefaultStream); });
 }
 
+TEST(peer_graphs_lose_the_work_of_a_device_that_is_destroyed) {
+  const auto machine = std::make_shared<SimMachine>();
+  SimDriver owner({.total_bytes = kMiB, .index = 0, .machine = machine});
+  auto user = std::make_unique<SimDriver>(SimConfig{.total_bytes = kMiB, .index = 1, .machine = machine});
+  int ran = 0;
+  const auto work = [&ran] { ++ran; };
+  EXPECT(owner.capture_begin(kSide).ok());
+  EXPECT(Scene::order(*user, owner).ok());
+  user->launch(kSide, work, {}, "theirs");
+  EXPECT(Scene::order(owner, *user).ok());
+  owner.launch(kSide, work, {}, "ours");
+  GraphId graph = kNoGraph;
+  EXPECT(owner.capture_end(kSide, &graph).ok());
+  // What waits for it, and captures that are open: one that began there, one that it has a stream in.
+  user->enqueue(kDefaultStream, work);
+  EXPECT(Scene::order(owner, *user, kDefaultStream, StreamId{6}).ok());
+  EXPECT(user->capture_begin(StreamId{7}).ok());
+  EXPECT(Scene::order(owner, *user, StreamId{7}, StreamId{7}).ok());
+  EXPECT(owner.capture_begin(StreamId{8}).ok());
+  EXPECT(Scene::order(*user, owner, StreamId{8}, StreamId{8}).ok());
+  EXPECT(owner.graph_launch(graph, kSide).ok());
+  user.reset();
+  const RelaxedCapture relaxed(owner);
+  EXPECT(owner.stream_sync(kSide).ok());
+  EXPECT(owner.stream_sync(StreamId{6}).ok());
+  EXPECT_EQ(ran, 1);
+  EXPECT(owner.report_text().find("replay: a launch of graph 1 holds work of a device that was destroyed "
+                                  "before it ran") == 0);
+  EXPECT(owner.graph_launch(graph, kSide)
+             .text()
+             .find("graph 1, which holds work of sim:1, a device that has "
+                   "been destroyed") != std::string::npos);
+  CaptureState state;
+  EXPECT(owner.capture_state(StreamId{7}, &state).ok());
+  EXPECT(state.status == CaptureStatus::none);
+  GraphId broken = kNoGraph;
+  EXPECT(owner.capture_end(StreamId{8}, &broken).text().find("broken by the end of sim:1") !=
+         std::string::npos);
+  EXPECT(owner.graph_destroy(graph).ok());
+}
+
 TEST(peer_graphs_hold_freed_memory_until_their_capture_is_over) {
   // The user's allocator knows of no capture of its own, but its stream is in one.
   Scene s;

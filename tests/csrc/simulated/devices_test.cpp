@@ -9,6 +9,7 @@
 #include <ATen/ops/nonzero.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -161,6 +162,35 @@ TEST(sim_another_device_waits_for_a_stream) {
   x.add_(1);
   EXPECT(at::equal(x.cpu(), at::full({100}, 2.0)));
   EXPECT_EQ(reports(0), std::string());
+}
+
+TEST(sim_copies_that_a_device_refuses_raise) {
+  const Idle idle;
+  const at::Tensor x = at::ones({100}, on(0));
+  const at::Tensor y = at::zeros({100}, on(1));
+  y.copy_(x);
+  EXPECT_EQ(reports(0) + reports(1), std::string());
+  auto& owner = device_at(1).driver();
+  const alloc::Bytes page = owner.info().granule_bytes;
+  const alloc::Addr begin = reinterpret_cast<alloc::Addr>(y.storage().data()) / page * page;
+  const auto refused = [&](const std::string& why) {
+    try {
+      y.copy_(x);
+    } catch (const c10::Error& error) {
+      return std::string(error.what()).find("aten::copy_ cannot be enqueued on stream 0 of sim:0: " + why) ==
+             0;
+    }
+    return false;
+  };
+  EXPECT(owner.revoke_access(begin, page, 0).ok());
+  EXPECT(refused("peer access: aten::copy_ on stream 0 of sim:0 uses ["));
+  EXPECT(reports(0).find("peer access: ") == 0);
+  EXPECT(owner.set_access(begin, page, 0).ok());
+  device_at(0).driver().fail(alloc::SimCall::launch, 1, alloc::Status::Error("planned", 7));
+  EXPECT(refused("planned"));
+  y.copy_(x);
+  EXPECT(at::equal(y.cpu(), x.cpu()));
+  EXPECT_EQ(reports(0) + reports(1), std::string());
 }
 
 TEST(sim_dropout_leaves_the_cpus_generator_alone) {
