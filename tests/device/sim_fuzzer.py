@@ -41,7 +41,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "managed": {"manage_outputs": True},
     "peer": {},
 }
-FAULTS = (
+# All calls of the driver but those of memory that processes share.
+FAULTS = [
+    "launch",
     "physical_create",
     "segment_alloc",
     "va_reserve",
@@ -54,7 +56,26 @@ FAULTS = (
     "capture_end",
     "graph_instantiate",
     "graph_launch",
-)
+    "memory_info",
+    "pending_error",
+    "segment_free",
+    "va_release",
+    "physical_release",
+    "unmap",
+    "reached_by",
+    "enable_peer",
+    "event_destroy",
+    "event_query",
+    "event_sync",
+    "stream_sync",
+    "device_sync",
+    "capture_state",
+    "exchange_capture_mode",
+    "capture_marker",
+    "capture_settled",
+    "exec_destroy",
+    "graph_destroy",
+]
 # Calls under faults, by how they ended.
 FAULTED: collections.Counter[str] = collections.Counter()
 
@@ -122,7 +143,7 @@ def waits(function: Callable[..., Any], stream: torch.Stream | None = None) -> C
                 synchronize()
             raise
         synchronize()
-        return result
+        return [*result, torch.rand(1, device="sim:0")]  # where the generator stands
 
     return called
 
@@ -192,20 +213,28 @@ class Run:
         try:
             with torch.set_grad_enabled(self.program.gradients):
                 torch.manual_seed(0)
-                results = list(fast(*args))
+                results = fast(*args)
+            if self.choose.random() < 0.3:
+                torch.accelerator.empty_cache()
             FAULTED["answered"] += 1
         except Exception as error:
             FAULTED["raised"] += 1
+            self.clear_faults()
+            with contextlib.suppress(Exception):  # of work before the mistake
+                synchronize()
             if wrong_error(error) and not expected.error:
                 return f"under faults: {wrong_error(error)}"
             return ""
         finally:
-            for sim in self.sims:
-                sim.clear_faults()
-            synchronize()
+            self.clear_faults()
+        synchronize()
         got = seen(self.program, results, args)
         found = difference(expected, got, lambda: call(eager, self.program, size, widen=True))
         return f"under faults: {found}" if found else ""
+
+    def clear_faults(self) -> None:
+        for sim in self.sims:
+            sim.clear_faults()
 
     def reported(self) -> str:
         synchronize()
@@ -241,8 +270,10 @@ def run(seed: int, programs: int, report: Callable[[str], None] = print) -> int:
             found = one.failure()
         except Exception as error:
             found = f"{one.way}: {type(error).__name__}: {error}"
+        one.clear_faults()
+        with contextlib.suppress(Exception):
+            synchronize()
         for sim in one.sims:
-            sim.clear_faults()
             sim.clear_reports()
         source, is_split = one.program.source, one.is_split
         del one
