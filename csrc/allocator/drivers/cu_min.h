@@ -1,4 +1,4 @@
-// The few CUDA driver and NVML functions that driver_cuda.cpp calls: their types, constants, signatures.
+// The few CUDA driver and NVML functions that the CUDA driver calls: their types, constants, signatures.
 //
 // Nothing of CUDA is needed to build: the libraries are opened at run time. abi_check.cpp compares every
 // line here with NVIDIA's own headers wherever they are installed.

@@ -1,64 +1,16 @@
 #include "allocator/drivers/driver_cuda.h"
 
-#include <dlfcn.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <unordered_map>
 #include <utility>
 
 #include "allocator/drivers/capture_dag.h"
 #include "allocator/drivers/cu_min.h"
+#include "allocator/drivers/cuda_library.h"
 #include "common/error.h"
 
 namespace staticrt::alloc {
 namespace {
-
-constexpr const char* kCudaLibrary = "libcuda.so.1";
-constexpr const char* kNvmlLibrary = "libnvidia-ml.so.1";
-
-void* find_in_library(const char* library, const char* symbol) {
-  // Never closed: torch and its caching allocator live on it until the process ends.
-  void* handle = dlopen(library, RTLD_LAZY | RTLD_LOCAL);
-  return handle ? dlsym(handle, symbol) : nullptr;
-}
-
-void* find(const CudaOptions& options, const char* library, const char* symbol) {
-  return options.find_symbol ? options.find_symbol(library, symbol) : find_in_library(library, symbol);
-}
-
-Status load(const CudaOptions& options, cu::Calls* calls) {
-  if (!find(options, kCudaLibrary, "cuInit"))
-    return Status::Unsupported("no CUDA driver: libcuda.so.1 was not found");
-  const auto get =
-      reinterpret_cast<cu::cuGetProcAddress_fn>(find(options, kCudaLibrary, "cuGetProcAddress_v2"));
-  if (!get) return Status::Unsupported("the CUDA driver is older than CUDA 12.0; update it");
-  const char* missing = nullptr;
-#define SRT_CU_LOAD(name, version, parameters)                                                   \
-  {                                                                                              \
-    void* address = nullptr;                                                                     \
-    const cu::Result result = get(#name, &address, cu::kApiVersion, cu::kLegacyStream, nullptr); \
-    if ((result != cu::kSuccess || !address) && !missing) missing = #name;                       \
-    calls->name = reinterpret_cast<cu::name##_fn>(address);                                      \
-  }
-  SRT_CU_CALLS(SRT_CU_LOAD)
-#undef SRT_CU_LOAD
-  if (missing) return Status::Unsupported(detail::concat("the CUDA driver has no ", missing, "; update it"));
-  return Status::Ok();
-}
-
-Status status_of(const cu::Calls& calls, cu::Result result, const char* call) {
-  if (result == cu::kSuccess) return Status::Ok();
-  if (result == cu::kNotReady) return Status::NotReady();
-  const char* name = nullptr;
-  const char* text = nullptr;
-  if (calls.cuGetErrorName(result, &name) != cu::kSuccess || !name) name = "unknown error";
-  if (calls.cuGetErrorString(result, &text) != cu::kSuccess || !text) text = "no description";
-  const Code code = result == cu::kOutOfMemory    ? Code::oom
-                    : result == cu::kNotSupported ? Code::unsupported
-                                                  : Code::error;
-  return Status(code, detail::concat(call, ": ", text, " (", name, ", ", result, ")"), result);
-}
 
 cu::Stream stream_of(StreamId stream) {
   return reinterpret_cast<cu::Stream>(raw(stream));
@@ -109,7 +61,8 @@ class CudaDriver final : public Driver {
                    "cuMemGetAllocationGranularity"));
       info_.granule_bytes = granule;
     }
-    open_nvml(device);
+    char bus[32] = {};
+    if (calls_.cuDeviceGetPCIBusId(bus, sizeof(bus), device) == cu::kSuccess) nvml_.open(options_, bus);
     return Status::Ok();
   }
 
@@ -335,29 +288,7 @@ class CudaDriver final : public Driver {
     return Status::Ok();
   }
 
-  Status processes(std::vector<ProcessUse>* uses) override {
-    if (!nvml_device_) return Status::Unsupported(info_.name + ": NVML does not know the device");
-    std::vector<cu::NvmlProcess> found(64);
-    for (int attempt = 0; attempt < 4; ++attempt) {
-      unsigned count = static_cast<unsigned>(found.size());
-      const cu::NvmlResult result =
-          nvml_.nvmlDeviceGetComputeRunningProcesses_v3(nvml_device_, &count, found.data());
-      if (result == cu::kNvmlInsufficientSize) {
-        found.resize(std::max<size_t>(2 * found.size(), count));
-        continue;
-      }
-      if (result != cu::kNvmlSuccess) break;
-      uses->clear();
-      for (unsigned k = 0; k < count; ++k)
-        if (static_cast<int64_t>(found[k].pid) != getpid())
-          uses->push_back(
-              {found[k].pid, found[k].used_bytes == cu::kNvmlNotAvailable ? 0 : found[k].used_bytes});
-      std::sort(uses->begin(), uses->end(),
-                [](const ProcessUse& a, const ProcessUse& b) { return a.pid < b.pid; });
-      return Status::Ok();
-    }
-    return Status::Unsupported(info_.name + ": NVML does not list processes");
-  }
+  Status processes(std::vector<ProcessUse>* uses) override { return nvml_.processes(info_.name, uses); }
 
  private:
   struct CaptureInfo {
@@ -368,7 +299,7 @@ class CudaDriver final : public Driver {
     size_t frontier_size = 0;
   };
 
-  Status done(cu::Result result, const char* call) const { return status_of(calls_, result, call); }
+  Status done(cu::Result result, const char* call) const { return cuda_status(calls_, result, call); }
 
   Status allow(Addr address, Bytes size_bytes, int device_index, int flags) {
     cu::MemoryAccess access;
@@ -419,35 +350,19 @@ class CudaDriver final : public Driver {
     return Status::InvalidArgument(detail::concat(info_.name, ": stream ", raw(stream), " is not captured"));
   }
 
-  // Without NVML messages do without the process list; nothing else depends on it.
-  void open_nvml(cu::Device device) {
-    bool complete = true;
-#define SRT_NVML_LOAD(name, parameters)                                              \
-  nvml_.name = reinterpret_cast<cu::name##_fn>(find(options_, kNvmlLibrary, #name)); \
-  complete = complete && nvml_.name;
-    SRT_NVML_CALLS(SRT_NVML_LOAD)
-#undef SRT_NVML_LOAD
-    char bus[32] = {};
-    if (!complete || calls_.cuDeviceGetPCIBusId(bus, sizeof(bus), device) != cu::kSuccess) return;
-    if (nvml_.nvmlInit_v2() != cu::kNvmlSuccess) return;
-    if (nvml_.nvmlDeviceGetHandleByPciBusId_v2(bus, &nvml_device_) != cu::kNvmlSuccess)
-      nvml_device_ = nullptr;
-  }
-
   const cu::Calls calls_;
   const CudaOptions options_;
   DeviceInfo info_;
   cu::Context context_ = nullptr;  // kept for ever: torch uses it too
   cu::MemoryProperties properties_;
-  cu::NvmlCalls nvml_;
-  cu::NvmlDevice nvml_device_ = nullptr;
+  CudaProcesses nvml_;
 };
 
 }  // namespace
 
 Status open_cuda_driver(const CudaOptions& options, std::unique_ptr<Driver>* driver) {
   cu::Calls calls;
-  SRT_TRY(load(options, &calls));
+  SRT_TRY(load_cuda(options, &calls));
   auto made = std::make_unique<CudaDriver>(calls, options);
   SRT_TRY(made->open());
   *driver = std::move(made);
@@ -456,9 +371,9 @@ Status open_cuda_driver(const CudaOptions& options, std::unique_ptr<Driver>* dri
 
 Status count_cuda_devices(const CudaOptions& options, int* count) {
   cu::Calls calls;
-  SRT_TRY(load(options, &calls));
-  SRT_TRY(status_of(calls, calls.cuInit(0), "cuInit"));
-  return status_of(calls, calls.cuDeviceGetCount(count), "cuDeviceGetCount");
+  SRT_TRY(load_cuda(options, &calls));
+  SRT_TRY(cuda_status(calls, calls.cuInit(0), "cuInit"));
+  return cuda_status(calls, calls.cuDeviceGetCount(count), "cuDeviceGetCount");
 }
 
 }  // namespace staticrt::alloc

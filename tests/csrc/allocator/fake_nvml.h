@@ -1,4 +1,4 @@
-// NVML as far as driver_cuda.cpp asks it: the processes on one device.
+// NVML as far as the CUDA driver asks it: the processes on one device.
 #pragma once
 
 #include <string>
