@@ -80,7 +80,7 @@ def test_an_unbacked_device_may_be_huge(device):
 
 def test_planned_faults(sim):
     sim.fail("physical_create", text="planned", times=1)
-    a = sim.allocate(10 * MIB)  # the ladder tries again
+    a = sim.allocate(10 * MIB)  # the reclaim steps try again
     sim.free(a)
     sim.empty_cache()
     before = sim.used_bytes

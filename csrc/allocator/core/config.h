@@ -18,7 +18,7 @@
 
 namespace staticrt::alloc {
 
-// native: our search and reclaim ladder. compat: upstream's search and retry order, thread cache off.
+// native: our search and reclaim steps. compat: upstream's search and retry order, thread cache off.
 enum class Mode : uint8_t { native, compat };
 
 struct Config {

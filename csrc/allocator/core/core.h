@@ -6,7 +6,7 @@
 //   growth.cpp     new segments and pages
 //   move.cpp       pages of scattered free blocks, side by side
 //   reclaim.cpp    flush, gc, oversize, trim: giving memory back
-//   ladder.cpp     what happens on a miss, step by step; oom_text.cpp its message
+//   miss.cpp       what happens on a miss, step by step; oom_text.cpp its message
 //   thread_cache.h magazines before all that;  fork.cpp  what a child process may do
 //   capture.cpp    routes, captures, deferred frees
 //   peers.cpp      other devices that use this one's memory
@@ -70,8 +70,8 @@ struct OomEvent {
 };
 using OomObserver = std::function<void(const OomEvent&)>;
 
-// What each step of the ladder gave; the "tried" line of the message.
-struct LadderLog {
+// What each reclaim step gave; the "tried" line of the message.
+struct ReclaimLog {
   std::vector<std::pair<std::string, std::string>> steps;
   void freed(const char* step, Bytes bytes);
   void note(const char* step, std::string what);
@@ -279,18 +279,18 @@ class Core {
     return !(block.flags & kExpandable) && (block.prev | block.next) == 0;
   }
 
-  // --- ladder.cpp
+  // --- miss.cpp
   // not_ready: the pool has gone meanwhile.
   Status allocate(Want& want, Addr* address);
   Status too_many_streams(StreamId stream);
   Status hibernated(const Want& want);  // ok unless the pool is
-  Status climb(Want& want, Addr* address);
-  Status climb_steps(Want& want, Addr* address);
+  Status allocate_on_miss(Want& want, Addr* address);
+  Status reclaim_steps(Want& want, Addr* address);
   Block* steal(const Want& want);
   Block* overflow(const Want& want, Want* adopted);
   // Core mutex held: returns blocks whose events completed.
   Bytes poll_ready();
-  std::string oom_text(const Want& want, const Status& reason, const LadderLog& log);
+  std::string oom_text(const Want& want, const Status& reason, const ReclaimLog& log);
 
   // --- capture.cpp
   void defer_or_wait(Block& block);

@@ -6,7 +6,7 @@
 namespace staticrt::alloc {
 
 // The same state and request give the same text.
-std::string Core::oom_text(const Want& want, const Status& reason, const LadderLog& log) {
+std::string Core::oom_text(const Want& want, const Status& reason, const ReclaimLog& log) {
   Bytes free = 0;
   Bytes total = info.total_bytes;
   (void)driver.memory_info(&free, &total).ok();

@@ -3,7 +3,7 @@
 //   fixed       one driver allocation, mapped as a whole
 //   expandable  reserved addresses; pages (physical handles of one or more granules) come and go
 //   provided    fixed, but from a pool's own (alloc, free) pair
-//   stitched    reserved addresses that map pages of lent blocks a second time (reclaim ladder)
+//   stitched    reserved addresses that map pages of lent blocks a second time (a reclaim step)
 //
 // Thread safety: none; the core mutex is held.
 #pragma once

@@ -3,7 +3,7 @@
 //
 // Blocks in a magazine are Live for the core, as are those given out from it: peaks are exact only with
 // the cache off. A block freed by another thread than the one that got it goes to the freeing thread's
-// magazine. Full magazines give half back; a thread's end, empty_cache and the reclaim ladder give back all.
+// magazine. Full magazines give half back; a thread's end, empty_cache and the reclaim steps give back all.
 //
 // Note [Owner and visitor]
 //   A cache is used by its thread, and emptied now and then by visitors. The owner marks itself busy and

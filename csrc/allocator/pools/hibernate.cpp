@@ -103,7 +103,7 @@ Status Pools::wake(PoolId id) {
         needed += total_of(missing[s]);
       }
   }
-  // All pages or none; when memory is short, the ladder's last steps make room once.
+  // All pages or none; when memory is short, the last reclaim steps make room once.
   std::map<SegmentId, std::map<Addr, Page>> mapped;
   Status status;
   for (int attempt = 0; attempt < 2; ++attempt) {

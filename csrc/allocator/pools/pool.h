@@ -3,7 +3,7 @@
 //   Open --refs = 0--> Draining --mapped bytes = 0, no pin--> Dead (record removed)
 //
 // Note [Pins]
-//   A thread that has chosen a pool and lets go of the core mutex (to climb the ladder) pins its record, and
+//   A thread that has chosen a pool and lets go of the core mutex (to reclaim memory) pins its record, and
 //   so does an open route. Numbers of records are used again: who brings one from outside the mutex brings
 //   the record's serial too, and is() tells whether it is still that pool.
 //

@@ -17,7 +17,7 @@ TEST(U1_drained_block_is_searched_before_growing_again) {
   }
 }
 
-TEST(U2_N6_routing_alone_keeps_the_whole_ladder) {
+TEST(U2_N6_routing_alone_keeps_every_reclaim_step) {
   for (const char* mode : {"thread_cache:False", kFixed, kCompat}) {
     Device device(100 * MiB, mode);
     device.free(device.alloc(60 * MiB));

@@ -12,7 +12,7 @@ constexpr int kRounds = kOwnerFence ? 200 : 2000;
 
 }  // namespace
 
-TEST(Life_of_a_pool_lasts_while_a_request_climbs_for_it) {
+TEST(Life_of_a_pool_lasts_while_a_request_reclaims_for_it) {
   for (const char* mode : {kCompat, "thread_cache:False", kFixed}) {
     Device device(100 * MiB, mode);
     device.expect_ok(device.pools().retain(kPool));

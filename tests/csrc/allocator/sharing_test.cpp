@@ -95,7 +95,7 @@ TEST(N15_a_block_that_others_have_is_not_given_away) {
   EXPECT(why_not(ours, a).starts_with("invalid_pointer"));  // its owner gave it up
   theirs.expect_ok(theirs.allocator().imports().close(here));
   ours.sim().freed(a);
-  EXPECT_EQ(ours.alloc(60 * MiB), a);  // the ladder has looked who let go
+  EXPECT_EQ(ours.alloc(60 * MiB), a);  // the reclaim steps have looked who let go
   ours.free(a);
 }
 

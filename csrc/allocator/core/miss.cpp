@@ -1,4 +1,4 @@
-// What happens on a miss: the ladder of reclaim steps.
+// What happens on a miss: the reclaim steps.
 //
 // Native mode: after any step that freed bytes the request is searched again and growth tried again, so
 // that no step is taken in vain (U1). Compat mode: upstream's order, rule G1, which does neither.
@@ -8,10 +8,10 @@
 
 namespace staticrt::alloc {
 
-void LadderLog::freed(const char* step, Bytes bytes) {
+void ReclaimLog::freed(const char* step, Bytes bytes) {
   note(step, format_bytes(bytes));
 }
-void LadderLog::note(const char* step, std::string what) {
+void ReclaimLog::note(const char* step, std::string what) {
   for (auto& [name, text] : steps)
     if (name == step) {
       text = std::move(what);
@@ -51,7 +51,7 @@ Status Core::allocate(Want& want, Addr* address) {
     }
     ++pool.pins;
   }
-  Status status = climb(want, address);
+  Status status = allocate_on_miss(want, address);
   unpin(want.pool);
   return status;
 }
@@ -72,20 +72,20 @@ Status Core::too_many_streams(StreamId stream) {
 
 namespace {
 
-// One climb: tries to end the request after each step, and remembers what the steps gave.
-class Climb {
+// One missed request: tries to serve it after each step, and remembers what the steps gave.
+class Miss {
  public:
-  Climb(Core& core, Want& want, Addr* address) : core_(core), want_(want), address_(address) {}
+  Miss(Core& core, Want& want, Addr* address) : core_(core), want_(want), address_(address) {}
 
   bool done() const { return done_; }
   const Status& status() const { return status_; }
-  LadderLog& log() { return log_; }
+  ReclaimLog& log() { return log_; }
 
   bool search() {
     const Core::Lock lock(core_);
     return finish(core_.search(want_));
   }
-  // True if the climb is over: served, or the driver failed for another reason than memory.
+  // True if the request is over: served, or the driver failed for another reason than memory.
   bool grow() {
     if (core_.move_pages(want_) && search()) return true;
     Block* grown = nullptr;
@@ -122,25 +122,25 @@ class Climb {
   Core& core_;
   Want& want_;
   Addr* address_;
-  LadderLog log_;
+  ReclaimLog log_;
   Status status_;
   bool done_ = false;
 };
 
 }  // namespace
 
-Status Core::climb(Want& want, Addr* address) {
-  Status status = climb_steps(want, address);
+Status Core::allocate_on_miss(Want& want, Addr* address) {
+  Status status = reclaim_steps(want, address);
   update_gate();  // growth may have come near the limit, or reclaim away from it
   return status;
 }
 
-Status Core::climb_steps(Want& want, Addr* address) {
+Status Core::reclaim_steps(Want& want, Addr* address) {
   if (want.address != kNullAddr) {
     // N8: there or nowhere. Steps that free memory elsewhere would change much and help nothing.
-    return Status::Oom(oom_text(want, Status::Oom("address"), LadderLog()));
+    return Status::Oom(oom_text(want, Status::Oom("address"), ReclaimLog()));
   }
-  Climb climb(*this, want, address);
+  Miss miss(*this, want, address);
   // Copied under the lock, called without any: a callback may use the allocator.
   std::vector<FreeCallback> hooks;
   {
@@ -150,7 +150,7 @@ Status Core::climb_steps(Want& want, Addr* address) {
   bool freed = false;
   for (const FreeCallback& hook : hooks) freed |= hook();
   SRT_TRY(hibernated(want));
-  if (freed && climb.search()) return Status::Ok();
+  if (freed && miss.search()) return Status::Ok();
 
   bool rejected = false;
   std::string text;
@@ -158,63 +158,63 @@ Status Core::climb_steps(Want& want, Addr* address) {
     const Growth growth(*this);
     SRT_TRY(hibernated(want));  // the pool may have gone to sleep before; not while we hold the growth mutex
     // Whoever held the mutex before may have grown enough for this request too.
-    if (!compat && climb.search()) return Status::Ok();
+    if (!compat && miss.search()) return Status::Ok();
     bool capturing = false;
     {
       const Lock lock(*this);
       capturing = captures.any();
-      if (!compat && !capturing) climb.log().freed("ready", poll_ready());
+      if (!compat && !capturing) miss.log().freed("ready", poll_ready());
       if (settings().stream_wait_reuse && !compat)
         if (Block* block = steal(want)) {
-          climb.finish(block);
+          miss.finish(block);
           return Status::Ok();
         }
     }
-    if (settings().gc_threshold > 0) climb.log().freed("gc", collect_garbage());
-    if (climb.grow()) return climb.status();
+    if (settings().gc_threshold > 0) miss.log().freed("gc", collect_garbage());
+    if (miss.grow()) return miss.status();
     if (!compat) {
-      if (climb.overflow()) return Status::Ok();
+      if (miss.overflow()) return Status::Ok();
       const Lock lock(*this);
       Block* block = steal(want);
-      climb.log().freed("steal", block == nullptr ? 0 : block->size);
-      if (climb.finish(block)) return Status::Ok();
+      miss.log().freed("steal", block == nullptr ? 0 : block->size);
+      if (miss.finish(block)) return Status::Ok();
     }
     if (settings().max_split_bytes != std::numeric_limits<Bytes>::max() && !capturing) {
       const Bytes bytes = release_oversize(want);
-      if (compat ? bytes != 0 && climb.grow() : climb.retry("oversize", bytes)) return climb.status();
+      if (compat ? bytes != 0 && miss.grow() : miss.retry("oversize", bytes)) return miss.status();
     }
     if (!compat) {
-      if (const Bytes bytes = caches->flush_all(); bytes != 0 && climb.retry("thread caches", bytes))
-        return climb.status();
+      if (const Bytes bytes = caches->flush_all(); bytes != 0 && miss.retry("thread caches", bytes))
+        return miss.status();
     }
     if (!capturing) {
-      if (!compat && climb.retry("drain", drain())) return climb.status();
+      if (!compat && miss.retry("drain", drain())) return miss.status();
       const Bytes bytes = flush();
       {
         const Lock lock(*this);
         ++counters.alloc_retries;
       }
-      climb.log().freed("flush", bytes);
-      if (compat ? climb.grow() : climb.retry("flush", bytes)) return climb.status();
+      miss.log().freed("flush", bytes);
+      if (compat ? miss.grow() : miss.retry("flush", bytes)) return miss.status();
     }
-    if (compat && climb.overflow()) return Status::Ok();
+    if (compat && miss.overflow()) return Status::Ok();
     if (!compat) {
       // Growth maps at least 2 MiB granules; trimming less would have to be repeated.
       const Bytes goal = round_up(want.size, kGranule);
       Bytes total = 0;
       for (Bytes bytes = trim(goal); bytes != 0; bytes = trim(goal)) {
         total += bytes;
-        if (climb.retry("trim", total)) return climb.status();
+        if (miss.retry("trim", total)) return miss.status();
       }
-      climb.log().freed("trim", total);
+      miss.log().freed("trim", total);
       Block* block = nullptr;
       if (stitch(want, &block).ok()) {
         const Lock lock(*this);
-        if (climb.finish(block)) return Status::Ok();
+        if (miss.finish(block)) return Status::Ok();
       }
     }
-    rejected = climb.status().text() == "rejected";
-    text = oom_text(want, climb.status(), climb.log());
+    rejected = miss.status().text() == "rejected";
+    text = oom_text(want, miss.status(), miss.log());
     const Lock lock(*this);
     ++counters.ooms;
   }
