@@ -23,6 +23,7 @@ from staticrt.executor.explanation import explanation
 from staticrt.executor.state import ExecutorState
 from staticrt.frontend.arguments.structure import Structure
 from staticrt.frontend.guards.process_state import autocast_text
+from staticrt.graphs.compiled import CapturedExecutable
 from staticrt.native import _C
 from staticrt.runtime.cached_trace import CachedTrace, tensor_metadata
 from staticrt.runtime.executable import StaticExecutable
@@ -107,7 +108,7 @@ def _traces(state: ExecutorState) -> list[Trace]:
         found += [
             (key, entry)
             for entry in entries
-            if isinstance(entry.executable, StaticExecutable)
+            if _executable(entry) is not None
             and tensor_metadata(entry.traced.values) == entry.metadata
             and entry.state.holds()
         ]
@@ -118,6 +119,12 @@ def _traces(state: ExecutorState) -> list[Trace]:
         f"{state.name} has no trace to save" + (f": {why}" if why else ""),
         fix="call it once under torch.no_grad(), or pass example_inputs=; explain() says what runs eagerly",
     )
+
+
+def _executable(entry: CachedTrace) -> StaticExecutable | None:
+    """What runs the trace, captured or not. None: nothing that an archive can hold."""
+    found = entry.executable.inner if isinstance(entry.executable, CapturedExecutable) else entry.executable
+    return found if isinstance(found, StaticExecutable) else None
 
 
 def _add_weights(builder: _C.ArchiveBuilder, state: ExecutorState, traces: Sequence[Trace]) -> None:
@@ -164,8 +171,8 @@ def _parameters(function: Callable[..., Any]) -> list[list[Any]]:
 
 def _trace(key: tuple[Any, ...], entry: CachedTrace, names: Sequence[str]) -> dict[str, Any]:
     traced = entry.traced
-    executable = entry.executable
-    assert isinstance(executable, StaticExecutable)
+    executable = _executable(entry)
+    assert executable is not None
     parts = key[2:]
     same = dict(traced.same)
     empty = {index: dims for index, *dims in key[1][-1]}

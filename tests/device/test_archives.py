@@ -32,10 +32,11 @@ class Net(nn.Module):
         return {"y": self.narrow(h) * scale, "best": h.argmax(-1), "none": None}
 
 
-def saved(model, x, **options):
+def saved(model, x, graphs=False, **options):
     file = io.BytesIO()
     with torch.no_grad():
-        staticrt.save(staticrt.compile(model), file, (x,), exported_program=False, **options)
+        compiled = staticrt.compile(model, graphs=graphs)
+        staticrt.save(compiled, file, (x,), exported_program=False, **options)
     return file.getvalue()
 
 
@@ -68,6 +69,11 @@ def test_a_model_saved_on_one_device_runs_on_another(model, here, there, order):
     assert loaded.state_dict()["calls"].item() == 6
     for signature in loaded.explain().traces[0].signatures:
         assert [device for device, _bytes in signature.arenas] == [str(where)]
+
+
+def test_a_model_that_captures_graphs_is_saved_without_them(model):
+    data = saved(copy.deepcopy(model).to("sim:0"), torch.randn(4, 16).to("sim:0"), graphs=True)
+    check(staticrt.load(data, device="cpu"), model, torch.device("cpu"))
 
 
 def test_weights_are_moved_once_and_stay_shared(model, sim):
