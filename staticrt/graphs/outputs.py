@@ -25,6 +25,7 @@ class Kind(enum.Enum):
     INPUT = "input"  # the very object that was passed
     ALIAS_INPUT = "alias of input"  # a view of an input outside the pool
     CONSTANT = "constant"  # a captured object: an int, None, a tensor the function closes over
+    EMPTY = "empty"  # a tensor without bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +103,7 @@ def classify(
         if source.ref.use_count() > 0 and source.ptr != 0:
             base[source.ptr] = source
     tensor = None
-    persistent = {storage_ptr(t) for t in constants if is_plain(t)}
+    persistent = {storage_ptr(t) for t in constants if is_plain(t)} - {0}
     new: dict[int, int] = {}
     first: dict[int, int] = {}
     for position, out in enumerate(outputs):
@@ -118,8 +119,10 @@ def classify(
         if (earlier := first.setdefault(id(out), position)) != position:
             flags["same_as"] = earlier
         ptr = meta.data_ptr
-        if ptr == 0 or ptr in persistent:
+        if ptr in persistent or any(out is constant for constant in constants):
             specs.append(OutputSpec(Kind.CONSTANT, meta, value=out))
+        elif ptr == 0:
+            specs.append(OutputSpec(Kind.EMPTY, meta, **flags))
         elif ptr in base:
             found = base[ptr]
             offset = meta.storage_offset - found.offset * found.itemsize // out.itemsize
@@ -174,6 +177,13 @@ def alias_of_input(spec: OutputSpec, source: torch.Tensor) -> torch.Tensor:
     return with_flags(storage_ref(source).tensor(meta._replace(storage_offset=offset)), spec)
 
 
+def empty(spec: OutputSpec) -> torch.Tensor:
+    """The output that has no bytes. Each call gets one of its own, because the caller may give it another shape."""
+    meta = spec.meta
+    assert meta is not None
+    return with_flags(torch.empty_strided(meta.size, meta.stride, dtype=meta.dtype, device=meta.device), spec)
+
+
 def like_fresh(spec: OutputSpec, output: torch.Tensor) -> torch.Tensor:
     """A template for the memory that a replay allocates for a new output (`caps.rebind_outputs`): the output itself if it
     covers its storage, else all bytes of the storage."""
@@ -219,6 +229,8 @@ def rebuild(
             outputs.append(with_flags(tensor, spec))
         elif kind is Kind.CONSTANT:
             outputs.append(spec.value)
+        elif kind is Kind.EMPTY:
+            outputs.append(empty(spec))
         elif kind is Kind.INPUT:
             outputs.append(inputs[spec.index])
         elif kind is Kind.ALIAS_INPUT:

@@ -289,6 +289,15 @@ def test_empty_storages(tree):
     assert out[1].min() >= 10
 
 
+def test_empty_outputs_are_the_callers(tree):
+    f = tree.wrap(lambda x: (x + 1, torch.zeros(0, 3), x[:0].t()))
+    for _ in range(4):
+        _, *empty = f(torch.rand(2, 3))
+        assert [x.shape for x in empty] == [(0, 3), (3, 0)]
+        for x in empty:
+            x.resize_(2, 2).fill_(1)
+
+
 def test_an_expanded_input(tree):
     f = tree.wrap(lambda x: x + 4 + torch.ones(4, 512))
     for _ in range(3):
