@@ -1,4 +1,4 @@
-"""Sizes that Dynamo knows after in-place views, in graphs for us; Dynamo for other backends is left alone."""
+"""In-place views: sizes that Dynamo knows after them, in graphs for us; guards; Dynamo for other backends is left alone."""
 
 import functools
 
@@ -138,3 +138,16 @@ def test_operators_in_calls_that_dynamo_splits(name, gradients, is_argument):
         torch.testing.assert_close(compiled(given, y), function(expected, y))
         assert given.shape == expected.shape
         torch.testing.assert_close(given, expected)
+
+
+@pytest.mark.parametrize("squeeze", [lambda x: x.squeeze_(), lambda x: x.squeeze_(1)])
+def test_a_size_of_one_is_guarded(squeeze):
+    def function(x, rows):
+        return squeeze(x[: int(rows)]), squeeze(x * 2)
+
+    compiled = staticrt.compile(function)
+    with torch.no_grad():
+        for size in ((3, 1), (3, 5), (1, 1), (1, 0), (1, 5)):
+            for rows in (0, 1, 2):
+                x, rows = torch.ones(size), torch.tensor(rows)
+                assert [y.shape for y in compiled(x, rows)] == [y.shape for y in function(x.clone(), rows)]

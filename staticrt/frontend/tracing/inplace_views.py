@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from staticrt.frontend.reasons import CannotTrace
+from staticrt.shapes.fake_rules import fake_by_rule
 
 aten = torch.ops.aten
 
@@ -32,7 +33,10 @@ def record(tracer: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     before = aten.alias.default(tensor)
     for node in known:
         node.meta["val"] = _replaced(node.meta["val"], tensor, before)
-    view = view_of(tensor, *args[1:], **kwargs)
+    # Torch's own rule of squeeze keeps a symbol of size 1 and guards nothing.
+    view = fake_by_rule(tracer.fake_mode, view_of, (tensor, *args[1:]), kwargs)
+    if view is None:
+        view = view_of(tensor, *args[1:], **kwargs)
     # Not by `func`: `as_strided_` asks for the bytes of the memory, which that of symbolic sizes does not have.
     tensor.data = view
     node = tracer.record(view_of, (tensor, *args[1:]), kwargs, view, tracer.unbacked.pending())
