@@ -103,6 +103,15 @@ bool draws_by_itself(const c10::FunctionSchema& schema, const torch::jit::Stack&
   return schema.name() != "aten::_fused_sdp_choice";
 }
 
+// Whether all elements that numbers could be drawn for are those of empty tensors. Generators stay where they
+// are then, as on other devices: torch's dropout leaves such calls out, and a trace of it makes them.
+bool draws_for_nothing(const std::vector<TensorArgument>& tensors) {
+  return !tensors.empty() && std::all_of(tensors.begin(), tensors.end(), [](const TensorArgument& tensor) {
+    return tensor.place && !tensor.out &&
+           std::find(tensor.place->sizes.begin(), tensor.place->sizes.end(), 0) != tensor.place->sizes.end();
+  });
+}
+
 }  // namespace
 
 TensorPlace::TensorPlace(const at::Tensor& tensor, bool written)
@@ -195,7 +204,7 @@ void Call::add(const at::Tensor& tensor, TensorArgument argument) {
 }
 
 void Call::take_seed() {
-  if (!op_.hasTag(at::Tag::nondeterministic_seeded)) return;
+  if (!op_.hasTag(at::Tag::nondeterministic_seeded) || draws_for_nothing(tensors_)) return;
   at::Generator generator = device().generator();
   if (generator_ && values_[*generator_].isGenerator()) generator = values_[*generator_].toGenerator();
   TORCH_CHECK(generator.device().type() == kDeviceType,

@@ -154,3 +154,17 @@ def test_shared_parameters_stay_shared_where_torch_swaps_them(swap):
     finally:
         torch.__future__.set_swap_module_params_on_conversion(False)
     assert (model.first.weight is model.second.weight) == swap
+
+
+def test_empty_tensors_draw_nothing():
+    """Torch's dropout makes no call for them, and a trace of it makes one."""
+    nothing = torch.empty(0, 3, device="sim:0")
+    drawn = []
+    for draw in (lambda: None, lambda: torch.native_dropout(nothing, 0.5, True), nothing.normal_):
+        torch.manual_seed(0)
+        draw()
+        drawn.append(torch.rand(1, device="sim:0").item())
+    assert len(set(drawn)) == 1
+    torch.manual_seed(0)
+    torch.rand(3, out=torch.empty(0, device="sim:0"))
+    assert torch.rand(1, device="sim:0").item() != drawn[0]
