@@ -117,3 +117,13 @@ def test_a_backward_that_is_due_when_its_context_closes(context, ran_before):
         torch.testing.assert_close(p.grad, q.grad)
     with pytest.raises(CaptureError, match="after its graph context was closed"):
         fast(torch.randn(2, 4))
+
+
+@torch.no_grad()
+def test_empty_results_are_the_callers():
+    compiled = staticrt.compile(lambda x: ((x * 2).t(), x + 1), graphs=True)
+    for _ in range(3):
+        results = compiled(torch.ones(0, 3))
+        assert [y.shape for y in results] == [(3, 0), (0, 3)]
+        for y in results:
+            y.resize_(2, 2)
