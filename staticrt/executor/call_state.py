@@ -11,6 +11,7 @@ from typing import Any
 
 from staticrt import tuning
 from staticrt.executor.cost_trials import CostTrials
+from staticrt.frontend.guards.state_guard import StateGuard
 from staticrt.frontend.guards.watched_state import WatchedState
 from staticrt.runtime.cached_trace import CachedTrace, Failure
 from staticrt.runtime.call import Call
@@ -44,6 +45,7 @@ class CallState:
         traces: those kept, in the order in which they are looked at.
         failure: why the last trace failed.
         changes: traces that failed because the model changed its own state.
+        fills: why, and the state in which it did so.
         trials: timings of graph splits against eager, while the route is SPLIT.
         watched: what Dynamo may not guard, while the route is SPLIT or after a joint trace failed.
         interventions: times when that was changed between two calls.
@@ -55,6 +57,7 @@ class CallState:
     traces: tuple[CachedTrace, ...] = ()
     failure: Failure | None = None
     changes: int = 0
+    fills: list[tuple[Failure, StateGuard]] = dataclasses.field(default_factory=list)
     trials: CostTrials | None = None
     watched: WatchedState | None = None
     interventions: int = 0
@@ -67,6 +70,18 @@ class CallState:
             if trace not in tried and trace.accepts(call.leaves, call.key):
                 return trace
         return None
+
+    def take_remade(self, call: Call, tried: Sequence[CachedTrace]) -> CachedTrace | None:
+        """The first trace that accepts a call once it reads what the model has made anew, other than those in `tried`."""
+        for trace in self.traces:
+            if trace not in tried and trace.take_remade(call.leaves, call.key):
+                return trace
+        return None
+
+    def will_change(self) -> Failure | None:
+        """What the model changes in a call now, as it did before in the same state, which traces have followed since."""
+        known = (failure for failure, state in self.fills if self.traces and state.holds())
+        return next(known, None)
 
     def refuse(self, sizes: tuple[Any, ...]) -> None:
         """Remember a call for which eager raised."""

@@ -128,6 +128,13 @@ class TraceCache:
                 return Outcome.NOT_FOUND
             if self.find(progress) is Outcome.FOUND:
                 return Outcome.FOUND
+            if (trace := progress.state.take_remade(call, progress.tried)) is not None:
+                self._changed()
+                progress.trace = trace
+                return Outcome.FOUND
+            if (changes := progress.state.will_change()) is not None:
+                progress.reason = changes.reason
+                return Outcome.LEFT_TO_EAGER
             if call.sizes() in progress.state.refused:
                 progress.reason = "eager raised for such a call before"
                 return Outcome.LEFT_TO_EAGER
@@ -198,6 +205,8 @@ class TraceCache:
         self.states.keep(progress.call.key.key, state)
         state.failure = Failure(reason, where, impossible=isinstance(error, CannotTrace))
         if isinstance(error, ModelChanges) and state.changes < tuning.MAX_CHANGES:
+            if progress.request is not None and progress.request.snapshot.complete:
+                state.fills.append((state.failure, progress.request.snapshot.guard()))
             return Outcome.MODEL_CHANGED
         if self._whole_or_eager:
             return Outcome.ONLY_EAGER

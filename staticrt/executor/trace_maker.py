@@ -13,6 +13,7 @@ import torch
 from staticrt.frontend.arguments.names import argument_names
 from staticrt.frontend.graph import KnownInputs, TracedGraph
 from staticrt.frontend.guards.global_hooks import global_hooks
+from staticrt.frontend.guards.remade_tensors import RemadeTensors
 from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.reasons import CannotTrace, NeedsBackward
 from staticrt.frontend.tracing.request import TraceRequest
@@ -129,7 +130,22 @@ class TraceMaker:
             state=request.snapshot.guard(),
             ints=tuple((i, v) for i, v in call.key.ints if i not in symbolic),
             metadata=tensor_metadata(traced.values),
+            remade=self._remade(traced, request.snapshot),
         )
+
+    def _remade(self, traced: TracedGraph, snapshot: Snapshot) -> RemadeTensors | None:
+        """None where the trace must run on the very tensors that it was made with, or reads none that a model makes anew."""
+        options = self._options
+        if (
+            traced.mutates
+            or options.freeze
+            or options.accelerators is not None
+            or options.graphs is not False
+        ):
+            return None
+        own = zip((spec for spec in traced.inputs if spec.kind != "user"), traced.values, strict=True)
+        constants = [value for spec, value in own if spec.kind == "constant" and not spec.literal]
+        return (constants or None) and (RemadeTensors(snapshot, constants) or None)
 
     def tell(self, traced: TracedGraph, what: str) -> None:
         """Log a trace: TORCH_LOGS="staticrt", and its graph with "+staticrt"."""

@@ -11,6 +11,7 @@ import torch
 
 from staticrt.errors import NumberError
 from staticrt.frontend.graph import InputSpec, TracedGraph
+from staticrt.frontend.guards.remade_tensors import RemadeTensors
 from staticrt.frontend.guards.state_guard import StateGuard
 from staticrt.runtime.call_key import CallKey
 from staticrt.runtime.call_spec import CallSpec
@@ -32,6 +33,10 @@ class CachedTrace:
     ints: tuple[tuple[int, int], ...]  # int leaves that are constants of this trace
     metadata: list[Any]
     calls: int = 0
+    remade: RemadeTensors | None = None  # finds tensors of the model's that others have replaced
+
+    def __post_init__(self) -> None:
+        self.first_values = self.traced.values
 
     @functools.cached_property
     def call_spec(self) -> CallSpec:
@@ -50,13 +55,31 @@ class CachedTrace:
         return [*spec.values, *[leaves[index] for index in spec.user_leaves]]
 
     def accepts(self, leaves: Sequence[Any], call: CallKey) -> bool:
+        return self._accepts(leaves, call, self.traced.values, self.state)
+
+    def take_remade(self, leaves: Sequence[Any], call: CallKey) -> bool:
+        """Whether the trace accepts a call once it reads the tensors that the model made anew; from then on it does."""
+        found = self.remade.find() if self.remade is not None else None
+        if found is None:
+            return False
+        state, replaced = found
+        values = tuple(replaced.get(id(value), value) for value in self.first_values)
+        if not self._accepts(leaves, call, values, state):
+            return False
+        self.replace_values(values)
+        self.state = state
+        return True
+
+    def _accepts(
+        self, leaves: Sequence[Any], call: CallKey, own: Sequence[torch.Tensor], state: StateGuard
+    ) -> bool:
         values = dict(call.ints)
         return (
             all(values[index] == value for index, value in self.ints)
             and self.traced.guards.holds(leaves)
-            and tensor_metadata(self.traced.values) == self.metadata
-            and self.state.read_attribute(leaves) is None
-            and self.state.holds()
+            and tensor_metadata(own) == self.metadata
+            and state.read_attribute(leaves) is None
+            and state.holds()
         )
 
     def own_tensors(self) -> Iterator[tuple[InputSpec, torch.Tensor]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Set
 from typing import Any
 
@@ -29,6 +30,12 @@ class Reachable:
     def add_attribute(self, owner: Any, name: str | None, value: Any) -> None:
         """`owner` leads to it for code that has the name; None: for any code."""
         self._attributes.setdefault(id(owner), []).append((name, id(value)))
+
+    def num_holders(self, address: int) -> int:
+        """How many values lead to the one with this id, as often as they do; roots are held by more than is known."""
+        held = sum(found.count(address) for found in self._next.values())
+        named = sum(value == address for found in self._attributes.values() for _name, value in found)
+        return held + named + sys.maxsize * (address in self._roots)
 
     def by(self, names: Set[str]) -> set[int]:
         """Ids of what code with these names reaches."""

@@ -30,7 +30,8 @@ class Snapshot(Walk):
 
     # Of the class: who takes a trace's values from those who keep them may delete the instance's own.
     _guard: StateGuard | None = None
-    _unread: Sequence[Record] = ()  # not in the guard
+    guarded: Sequence[Record] = ()  # in the guard
+    _unread: Sequence[Record] = ()  # not in it
     compares_facts = True
     num_threads: int | None = None  # of torch, if the model asked for it
 
@@ -133,11 +134,25 @@ class Snapshot(Walk):
                 records += [FactsRecord(tensor, frozenset(self.facts)) for tensor in self._tensors]
             if not _ASK_LEVELS.isdisjoint(self.read_names):
                 records += [record for logger in self._loggers for record in logger_records(logger)]
-            names = frozenset(self.read_names)
-            self._unread = unread
-            reads_weakly = self._weak.are_read(self.read_names)
-            self._guard = StateGuard(records, names, self.num_threads, lists, reads_weakly)
+            self.guarded, self._unread = records, unread
+            self._guard = self.guard_of(records)
         return self._guard
+
+    def guard_of(self, records: Sequence[Record]) -> StateGuard:
+        """A guard of these records instead of its own."""
+        names = frozenset(self.read_names)
+        return StateGuard(
+            records, names, self.num_threads, self._lists(), self._weak.are_read(self.read_names)
+        )
+
+    def compares_objects_only(self) -> bool:
+        """Whether all that a guard compares lies in objects which the model holds: no arguments, caches or weak references."""
+        others = self.facts or self.caches or self._arguments or self._weak.are_read(self.read_names)
+        return self.follows_code and self.complete and not others
+
+    def num_holders(self, address: int) -> int:
+        """In how many places an object, given by its id, was met."""
+        return self._reachable.num_holders(address)
 
     def _let_go(self, record: Record, lists_attributes: bool) -> None:
         """What weak references lead to, a guard keeps alive only where it has to compare it."""

@@ -50,6 +50,11 @@ class TensorRecord(Compared):
             else:
                 del vars(self.live)[name]
 
+    def of(self, other: torch.Tensor) -> TensorRecord:
+        """The record of another tensor in this one's place."""
+        compared = {id(other)} if id(self.live) in self._compared else set()
+        return TensorRecord(self.path, other, self._names, compared)
+
     def entry(self) -> tuple[Any, ...]:
         attributes = {name: value for name, value in self.saved.items() if name in self._names}
         return self.live, attributes, id(self.live) not in self._compared
