@@ -36,6 +36,7 @@ class _Declaration(NamedTuple):
 _declared: dict[str, _Declaration] = {}
 # By identity: torch hashes its operators in Python. The target is kept, so that no other takes its place.
 _resolved: dict[int, tuple[object, OpFacts]] = {}
+_idle: dict[int, OpFacts] = {}  # of calls that do nothing; `_resolved` keeps their targets
 
 
 def register_op(
@@ -90,6 +91,7 @@ def register_op(
         fusable=fusable,
     )
     _resolved.clear()
+    _idle.clear()
 
 
 def register_ops(family: str, names: str, *, namespace: str = "aten", **declared: Any) -> None:
@@ -160,9 +162,10 @@ def facts_of_call(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]
         given = bound.get(name)
         # A graph node in the argument's place is a number known only at run time.
         if isinstance(given, (bool, int, float)) and given == value:
-            return replace(
-                general, random=False, mutates=read_schema(target).mutates, pure=True, idle_when=()
-            )
+            if id(target) not in _idle:
+                mutates = read_schema(target).mutates
+                _idle[id(target)] = replace(general, random=False, mutates=mutates, pure=True, idle_when=())
+            return _idle[id(target)]
     return general
 
 

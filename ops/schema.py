@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,7 @@ def _letters(info: Any) -> set[str]:
     return {str(letter).rpartition("::")[2] for letter in (*info.before_set, *info.after_set)}
 
 
+@functools.cache
 def read_schema(op: torch._ops.OpOverload) -> SchemaFacts:
     """Facts of the schema of `op`.
 

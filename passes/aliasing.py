@@ -54,18 +54,27 @@ class AliasInfo:
         self._same: dict[fx.Node, fx.Node] = {}  # node -> earlier node that may return the same tensor object
         writes: list[tuple[int, fx.Node]] = []
         placed: list[fx.Node] = []  # nodes whose storage offset another node depends on
+        has_bodies = bool(gm.graph.find_nodes(op="get_attr"))
         for index, node in enumerate(gm.graph.nodes):
             self._order[node] = index
-            self._sources[node] = self._alias_sources(node)
-            for source in self._sources[node]:
+            if node.op in ("placeholder", "get_attr", "output"):
+                self._sources[node] = []
+                continue
+            known = node_facts(node)
+            sources = self._sources[node] = self._alias_sources(node, known)
+            for source in sources:
                 self._union(node, source)
-            if len(self._sources[node]) == 1 and _may_return_itself(node):
-                self._same[node] = self._tensor(self._sources[node][0])
-            if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
-                self._union(node, self._items.setdefault((node.args[0], node.args[1]), object()))
+            if len(sources) == 1 and _may_return_itself(known):
+                self._same[node] = self._tensor(sources[0])
+            if node.target is operator.getitem:
+                if isinstance(node.args[0], fx.Node):
+                    self._union(node, self._items.setdefault((node.args[0], node.args[1]), object()))
+                continue
             # Who keeps an argument may write it, whenever that is.
-            written = node.all_input_nodes if may_keep_arguments(node) else written_nodes(node)
-            writes += [(index, each) for each in written]
+            if may_keep_arguments(node, has_bodies):
+                writes += [(index, each) for each in node.all_input_nodes]
+            elif known.mutates:
+                writes += [(index, each) for each in written_nodes(node)]
             if node.target in READ_PLACES:
                 placed += node.all_input_nodes
         for index, written in writes:
@@ -178,15 +187,14 @@ class AliasInfo:
             if root_b in marked:
                 marked.add(root_a)
 
-    def _alias_sources(self, node: fx.Node) -> list[fx.Node]:
-        """The nodes whose storage `node` itself may share."""
-        if node.op in ("placeholder", "get_attr", "output"):
-            return []
+    def _alias_sources(self, node: fx.Node, known: OpFacts) -> list[fx.Node]:
+        """The nodes whose storage a call itself may share."""
         if node.target is operator.getitem:
             return self._item_sources(node)
+        if not known.aliases and isinstance(node.target, OpOverload):
+            return []
         if not holds_tensors(node):
             return []
-        known = node_facts(node)
         if not isinstance(node.target, OpOverload):
             # A body may return its arguments.
             return [n for n in node.all_input_nodes if holds_tensors(n)]
@@ -206,9 +214,8 @@ class AliasInfo:
         return _aliased(source, known, index % len(returns))
 
 
-def _may_return_itself(node: fx.Node) -> bool:
+def _may_return_itself(known: OpFacts) -> bool:
     """In-place ops return their argument; `contiguous` and `to` do where there is nothing to do."""
-    known = node_facts(node)
     return bool(known.mutates and known.aliases) or known.may_alias
 
 

@@ -60,11 +60,17 @@ _RETURN_WHAT_THEY_KEEP = frozenset(
 )
 
 
-def may_keep_arguments(node: fx.Node) -> bool:
-    """Whether an operator of another library, here or in a body, may put a tensor where its author finds it again."""
+def may_keep_arguments(node: fx.Node, has_bodies: bool = True) -> bool:
+    """Whether an operator of another library, here or in a body, may put a tensor where its author finds it again.
+
+    Args:
+        has_bodies: whether the graph has any.
+    """
     if isinstance(node.target, OpOverload) and node.target.namespace not in _RETURN_WHAT_THEY_KEEP:
         return True
-    return any(may_keep_arguments(inner) for body in body_graphs(node) for inner in body.graph.nodes)
+    return has_bodies and any(
+        may_keep_arguments(inner) for body in body_graphs(node) for inner in body.graph.nodes
+    )
 
 
 def body_graphs(node: fx.Node) -> Iterator[fx.GraphModule]:

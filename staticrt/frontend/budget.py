@@ -24,6 +24,7 @@ class _Local(threading.local):
     seconds: float = 0  # what the option says
     left: float | None = None  # seconds in the account; None: there is none
     deadline: float = math.inf
+    earliest: float = 0  # the wall clock's time before which it does not pass
 
 
 _local = _Local()
@@ -64,11 +65,11 @@ def charged(share: float) -> Iterator[None]:
     left = _local.left if outer == math.inf else outer - begin
     if left <= 0:
         raise OutOfTime
-    _local.deadline = begin + left * share
+    _local.deadline, _local.earliest = begin + left * share, 0
     try:
         yield
     finally:
-        _local.deadline = outer
+        _local.deadline, _local.earliest = outer, 0
         if outer == math.inf:
             _local.left -= time.thread_time() - begin
 
@@ -80,15 +81,20 @@ def state() -> tuple[float | None, float]:
 
 def put_back(state: tuple[float | None, float]) -> None:
     """Close the accounts and charges that this thread has opened since."""
-    left, _local.deadline = state
+    (left, _local.deadline), _local.earliest = state, 0
     if left is None:
         _local.left = None
 
 
 def check() -> None:
     """Raise OutOfTime where what is charged has taken too long."""
-    if _local.deadline != math.inf and time.thread_time() > _local.deadline:
+    if _local.deadline == math.inf or time.monotonic() < _local.earliest:
+        return
+    # To ask for the CPU time of a thread is a call of the system; it passes no faster than the wall clock's.
+    left = _local.deadline - time.thread_time()
+    if left < 0:
         raise OutOfTime
+    _local.earliest = time.monotonic() + left
 
 
 def reason() -> str:

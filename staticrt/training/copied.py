@@ -5,10 +5,12 @@ from __future__ import annotations
 from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
+from staticrt.frontend.quick_graph import QuickGraph
+
 
 def copied(gm: fx.GraphModule) -> fx.GraphModule:
     """A graph module with copied nodes and the same attributes; its Python code is made once somebody runs it."""
-    graph = fx.Graph()
+    graph = QuickGraph()
     graph.output(graph.graph_copy(gm.graph, {}))
     graph.output_node().meta.update(gm.graph.output_node().meta)
     return _LazyGraphModule(gm, graph)

@@ -18,6 +18,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from staticrt.frontend.graph import TracedGraph
 from staticrt.frontend.guards.process_state import without_autocast
+from staticrt.frontend.quick_graph import QuickGraph
 from staticrt.frontend.reasons import CannotTrace
 from staticrt.frontend.tracing.tracer import BACKWARD, NO_GRAD
 from staticrt.native import _C
@@ -208,7 +209,7 @@ class _Joint:
         """
         if not self._aliases:
             return None
-        graph = fx.Graph()
+        graph = QuickGraph()
         env: dict[fx.Node, fx.Node] = {}
         for number, node in enumerate((*self.inputs, *self.results)):
             env[node] = graph.placeholder(f"given_{number}")
@@ -284,7 +285,7 @@ class _Joint:
         return [node for node in self._gm.graph.nodes if node in wanted]
 
     def _make_backward(self, saved: Sequence[fx.Node]) -> fx.GraphModule:
-        graph = fx.Graph()
+        graph = QuickGraph()
         env: dict[fx.Node, fx.Node] = {}
         for node in (*saved, *self._tangents):
             env[node] = graph.placeholder(str(node.target) if node in self._tangents else node.name)
@@ -312,7 +313,7 @@ class _Joint:
         return _LazyGraphModule({}, graph)
 
     def _copy(self, nodes: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> fx.GraphModule:
-        graph = fx.Graph()
+        graph = QuickGraph()
         env: dict[fx.Node, fx.Node] = {}
         for node in nodes:
             if node not in self._tangents:

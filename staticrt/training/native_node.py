@@ -139,6 +139,9 @@ def make_native_node(
         "detached_inputs": region.detached_inputs,
     }
     for segment in segments:
+        # Of several results, a loss among them, few get a gradient: the backward tells which.
+        if len(segment.compiled.incoming) > 1 and options.executor != "static":
+            continue
         default = segment.compiled.plans.get(())
         if default.native is None:
             raise NotNative(f"its backward graph runs operator by operator: {default.fallback}")

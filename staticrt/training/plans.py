@@ -6,7 +6,6 @@ part of the key, since the C++ executable of each plan keeps prepared programs b
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import logging
 from collections import Counter, OrderedDict
@@ -236,7 +235,7 @@ class CompiledGraph:
         self._num_results = num_results
         self._graph = graph
         self._options = options
-        self._optional = tuple(optional)
+        self.incoming = tuple(optional)
         self._num_outputs = len(graph.graph.output_node().args[0])  # type: ignore[arg-type]
         self.plans = PlanCache(self._plan, options.max_plans)
         self.operators = Counter(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
@@ -248,15 +247,15 @@ class CompiledGraph:
             inputs: tensors and numbers; None for an incoming gradient that is undefined.
             unneeded: for a backward, inputs of the region whose gradients are not requested; they are None.
         """
-        undefined = tuple(i for i in self._optional if inputs[i] is None)
-        if undefined and len(undefined) == len(self._optional):
+        undefined = tuple(i for i in self.incoming if inputs[i] is None)
+        if undefined and len(undefined) == len(self.incoming):
             inputs.clear()
             return [None] * self._num_outputs
         return self.plans.get((*undefined, *(-1 - i for i in unneeded))).run(inputs)
 
     def _plan(self, key: tuple[int, ...]) -> Plan:
         """The plan for calls without the inputs `i >= 0` and the outputs `-1 - i` of the key."""
-        graph = copy.deepcopy(self._graph) if self._optional else self._graph
+        graph = copied(self._graph) if self.incoming else self._graph
         undefined = [i for i in key if i >= 0]
         unneeded = {-1 - i for i in key if i < 0}
         if unneeded:

@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from staticrt import torch_private
+from staticrt.frontend.quick_graph import QuickGraph
 from staticrt.frontend.tracing.tracer import AUTOGRAD_NODE
 from staticrt.ops import facts_of_call
 from staticrt.ops.facts import Cost
@@ -202,7 +203,7 @@ class _Backward:
         outgoing: Sequence[fx.Node],
     ) -> Segment:
         """The segment of the operators from `begin` to `end`."""
-        graph = fx.Graph()
+        graph = QuickGraph()
         env: dict[fx.Node, fx.Node] = {}
         for node in saved:
             env[node] = graph.node_copy(node)

@@ -21,6 +21,8 @@ class Clock:
         self.now += 1
         return self.now
 
+    monotonic = thread_time
+
 
 @pytest.fixture
 def clock(monkeypatch):

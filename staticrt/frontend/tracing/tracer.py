@@ -31,6 +31,7 @@ from torch.utils._python_dispatch import (
 
 from staticrt.frontend import budget
 from staticrt.frontend.guards.impure_calls import Watcher
+from staticrt.frontend.quick_graph import QuickGraph
 from staticrt.frontend.reasons import SETS_DATA, CannotTrace, layer_of, stack_trace
 from staticrt.frontend.tracing import autocast, composites, inplace_views, maybe_views
 from staticrt.frontend.tracing.escapes import values_of
@@ -104,7 +105,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.fake_mode = fake_mode
         self.shape_env = fake_mode.sizes
-        self.graph = fx.Graph()
+        self.graph = QuickGraph()
         self.symbols = SymbolNodes(self.graph, weakly(self._bind_symbol))
         self.lifted: dict[int, Lifted] = {}
         self.mutated: set[fx.Node] = set()

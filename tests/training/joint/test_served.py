@@ -246,3 +246,19 @@ def test_numbers_and_containers_among_results():
 
 
 # -- autograd's rules --------------------------------------------------------------------------------------------------
+
+
+def test_the_backward_is_planned_for_the_results_that_get_a_gradient():
+    """A loss beside other results, as transformers' models return: no plan is made for gradients of all of them."""
+    weight = torch.ones(3, requires_grad=True)
+
+    def model(x):
+        y = x * weight
+        return y.square().sum(), y, y.exp()
+
+    compiled = joint(model)
+    compiled(torch.full((3,), 2.0))[0].backward()
+    torch.testing.assert_close(weight.grad, torch.full((3,), 8.0))
+    (trace,) = compiled._executor.snapshot().joint_traces
+    (graph,) = trace.executable.backward
+    assert [len(missing) for missing, _plan in graph.plans.items()] == [2]
