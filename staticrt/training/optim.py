@@ -222,7 +222,8 @@ class SGD(Recordable, torch.optim.SGD):
         return self.record_step(recording, closure)
 
     def _flags_of(self, group: dict[str, Any]) -> tuple[Any, ...]:
-        return (*super()._flags_of(group), group["momentum"] != 0)
+        decays = group["nesterov"] and group["weight_decay"] != 0
+        return (*super()._flags_of(group), group["momentum"] != 0, decays)
 
     def is_ready(self) -> bool:
         return all(
@@ -234,9 +235,16 @@ class SGD(Recordable, torch.optim.SGD):
 
     def _record_group(self, group: dict[str, Any], params: list[torch.Tensor], numbers: torch.Tensor) -> None:
         buffers = self._states(params, "momentum_buffer") if group["momentum"] != 0 else []
-        torch.ops.staticrt.sgd_(
-            params, gradients(params), buffers, numbers, group["nesterov"], group["maximize"]
-        )
+        grads = gradients(params)
+        torch.ops.staticrt.sgd_(params, grads, buffers, numbers, group["nesterov"], group["maximize"])
+        # torch's foreach=True computes this update in the gradients, where nothing has made copies of them yet.
+        is_foreach = group["foreach"] or (group["foreach"] is None and params[0].device.type != "cpu")
+        if group["nesterov"] and is_foreach and not (group["maximize"] or group["weight_decay"]):
+            momentum = numbers[2]
+            if len(numbers) > len(self.numbers):  # the last one says whether a scaler leaves the update out
+                momentum = torch.where(numbers[-1] != 0, 0.0, momentum)
+            for grad, buffer in zip(grads, buffers, strict=True):
+                grad.add_(buffer, alpha=momentum.item())
 
 
 class Adam(Recordable, torch.optim.Adam):

@@ -59,6 +59,7 @@ def test_steps_in_double_precision_equal_eagers(name, way):
         for call, size in enumerate((8, 8, 3, 1, 8, 5, 5)):
             torch.manual_seed(call)
             losses.append(step(torch.randn(size, 4, dtype=torch.float64)).detach())
+            losses += [p.grad.clone() for p in owner.parameters()]
             scheduler.step()
         if compiled:  # one trace of constant sizes, one of symbolic ones
             report = step.explain()
