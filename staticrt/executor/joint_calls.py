@@ -19,7 +19,7 @@ from staticrt.executor.call_state import STATE_CHANGES_OFTEN, CallState, CallSta
 from staticrt.executor.trace_maker import TraceMaker
 from staticrt.frontend import budget
 from staticrt.frontend.collection import paused
-from staticrt.frontend.dynamo.parallel import bucket_limits, guard_no_parallel
+from staticrt.frontend.dynamo.parallel import bucket_limits
 from staticrt.frontend.guards.watched_state import WatchedState
 from staticrt.frontend.progress import long_work
 from staticrt.frontend.reasons import CannotTrace, ModelChanges, NeedsNoGradient, TooSlow
@@ -303,10 +303,8 @@ class JointCalls:
             derive=Backward(request.snapshot),
             decide=False,
         )
-        if limits := bucket_limits():
-            request.snapshot.add_answer(bucket_limits)
-        else:
-            guard_no_parallel(request.snapshot.add_scope)
+        limits = bucket_limits()
+        request.snapshot.add_answer(bucket_limits)
         gradients = _C.HeldGradients(self._maker.parameters())
         following: TraceRequest | None = request
         try:

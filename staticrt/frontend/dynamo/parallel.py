@@ -5,8 +5,8 @@ All private names of `DistributedDataParallel` are here.
 
 from __future__ import annotations
 
-import gc
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -46,9 +46,8 @@ def calling(parallel: Any, run: Callable[..., Any]) -> Callable[..., Any]:
 
 def bucket_limits() -> tuple[int, ...]:
     """Bytes from which on each bucket of gradients is full, the last for all further ones, of the
-    `DistributedDataParallel` in whose forward the process is, in whatever thread; () outside of one."""
-    parallel = _class()
-    active = parallel._active_ddp_module if parallel is not None else None
+    `DistributedDataParallel` in whose forward this thread is; () outside of one."""
+    active = _active()
     if active is None:
         return ()
     listed = tuple(getattr(active, "bucket_bytes_cap_list", ()))
@@ -59,18 +58,9 @@ def bucket_limits() -> tuple[int, ...]:
     return (int(first), int(active.bucket_bytes_cap))
 
 
-def guard_no_parallel(add_scope: Callable[[dict[str, Any], tuple[str, ...]], None]) -> None:
-    """Have a snapshot guard that the process is in no forward of a `DistributedDataParallel`."""
-    parallel = _class()
-    if parallel is not None:
-        (attributes,) = gc.get_referents(vars(parallel))
-        add_scope(attributes, ("_active_ddp_module",))
-
-
 def in_small_buckets() -> bool:
     """Whether the `DistributedDataParallel` in whose forward this thread is, if any, has small buckets."""
-    parallel = _class()
-    return parallel is not None and has_small_buckets(parallel._active_ddp_module)
+    return has_small_buckets(_active())
 
 
 def has_small_buckets(module: Any) -> bool:
@@ -84,6 +74,19 @@ def has_small_buckets(module: Any) -> bool:
 
 def _first_bucket_bytes() -> int:
     return int(torch.distributed._DEFAULT_FIRST_BUCKET_BYTES)  # type: ignore[attr-defined]
+
+
+def _active() -> Any:
+    """The `DistributedDataParallel` in whose forward this thread is: torch keeps one for the process."""
+    parallel = _class()
+    if parallel is None or parallel._active_ddp_module is None:
+        return None
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is parallel.forward.__code__:
+            return frame.f_locals["self"]
+        frame = frame.f_back
+    return None
 
 
 def _class() -> Any:

@@ -1,8 +1,13 @@
 """A compiled model under `DistributedDataParallel` has its gradients reduced while its backward runs, on 2 gloo ranks."""
 
+import types
+
 import pytest
 import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+import staticrt
 from tests.support.bucket_workers import MODELS, nodes_of_backwards, reduced
 
 OPTIONS = {
@@ -52,3 +57,14 @@ def test_a_backward_is_cut_for_the_wrapper_at_hand(ranks):
     for alone, small_buckets, one_bucket, alone_again in ranks.run(nodes_of_backwards):
         assert alone == one_bucket == alone_again == 1
         assert small_buckets >= 3
+
+
+def test_a_wrapper_in_whose_forward_another_thread_is_cuts_nothing(monkeypatch):
+    compiled = staticrt.compile(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+    for cap in (None, 1, 2):
+        active = cap and types.SimpleNamespace(bucket_bytes_cap_list=[cap, cap])
+        monkeypatch.setattr(DistributedDataParallel, "_active_ddp_module", active)
+        compiled(torch.ones(2, 4)).sum().backward()
+    (trace,) = compiled.explain().traces
+    assert trace.calls == 3
+    assert "segments" not in dict(trace.kinds)
