@@ -160,11 +160,13 @@ StateGuard::StateGuard(const Parts& parts) : names_(parts.names) {
     dict.is_ordered = PyODict_Check(dict.live.ptr()) && dict.items.size() > 1;
     dict.is_by_name = item[2].cast<bool>() && !parts.lists_attributes;
     for (auto& [key, value] : dict.items) {
-      if (item.size() < 4 || PySet_Contains(py::object(item[3]).ptr(), key.ptr()) != 1) continue;
+      PyObject* held = item.size() < 4 ? nullptr : PyDict_GetItem(py::object(item[3]).ptr(), key.ptr());
+      if (held == nullptr) continue;
       const auto type = borrow(reinterpret_cast<PyObject*>(Py_TYPE(value.ptr())));
       const bool is_read = !dict.is_by_name || PySet_Contains(names_.ptr(), key.ptr()) == 1;
       const auto layout = layout_of(THPVariable_Check(value.ptr()) ? value.cast<at::Tensor>() : at::Tensor());
-      dict.replaceable.push_back({key, type, factory_of(value.ptr()), value.ptr(), is_read, layout});
+      dict.replaceable.push_back(
+          {key, type, factory_of(value.ptr()), value.ptr(), is_read, layout, borrow(held)});
       value = py::object();
     }
     if (dict.is_by_name) {
@@ -214,7 +216,7 @@ void StateGuard::visit(Referents& referents) const {
   visit(names_);
   for (const Dict& dict : dicts_) {
     visit(dict.live);
-    for (const Replaceable& each : dict.replaceable) visit(each.key, each.type, each.factory);
+    for (const Replaceable& each : dict.replaceable) visit(each.key, each.type, each.factory, each.items);
     visit_pairs(dict.items);
     visit_pairs(dict.names);
   }
@@ -256,7 +258,11 @@ bool StateGuard::same_answer(const Pair& answer) {
 bool StateGuard::Replaceable::is_again(PyObject* value, bool may_be_another) const {
   if (value == nullptr || reinterpret_cast<PyObject*>(Py_TYPE(value)) != type.ptr()) return false;
   if (layout) return value == saved || (may_be_another && layout_of(THPVariable_Unpack(value)) == layout);
-  if (size_of(value) != 0 || factory_of(value).ptr() != factory.ptr()) return false;
+  const Py_ssize_t size = PyTuple_GET_SIZE(items.ptr());
+  if (size_of(value) != size || factory_of(value).ptr() != factory.ptr()) return false;
+  for (Py_ssize_t i = 0; i < size; ++i) {  // only lists have any
+    if (!same_value(PyTuple_GET_ITEM(items.ptr(), i), PyList_GET_ITEM(value, i))) return false;
+  }
   return value == saved || (may_be_another && Py_REFCNT(value) == 1);
 }
 

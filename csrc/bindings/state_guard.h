@@ -21,11 +21,12 @@ class StateGuard {
  public:
   // What a trace found. Everywhere `missing()` stands for a value that is not there.
   struct Parts {
-    pybind11::list dicts;   // (dict, copy, whether it holds the attributes of an object, keys of values that
-                            // may be replaced): all keys and values, in order; of attributes, those in
-                            // `names`, unless `lists_attributes`. A container under such a key was empty and
-                            // nowhere else; it must be that again, or be another one of its type that nothing
-                            // else holds. In place of a tensor any other of its layout may be there.
+    pybind11::list dicts;   // (dict, copy, whether it holds the attributes of an object, {key of a value that
+                            // may be replaced: its items}): all keys and values, in order; of attributes,
+                            // those in `names`, unless `lists_attributes`. A container under such a key is
+                            // empty, or a list of numbers and texts, and nowhere else; it must be that again,
+                            // or be another one of its type and items that nothing else holds. In place of a
+                            // tensor any other of its layout may be there.
     pybind11::list lists;   // (iterable, list of its items): lists, deques, sets
     pybind11::list cells;   // (closure cell, content)
     pybind11::list scopes;  // (dict of a module, {name: value}): of these names only
@@ -67,13 +68,14 @@ class StateGuard {
 
  private:
   using Items = std::vector<std::pair<pybind11::object, pybind11::object>>;
-  // An attribute whose value was an empty container, or a tensor. That is not kept: an owner that takes
+  // An attribute whose value was such a container, or a tensor. That is not kept: an owner that takes
   // another one drops it, and later guards may meet the other one.
   struct Replaceable {
     pybind11::object key, type, factory;
     const PyObject* saved = nullptr;  // compared only
     bool is_read = true;
     std::optional<Layout> layout;  // of a tensor
+    pybind11::object items;        // a tuple, of a container
 
     bool is_again(PyObject* value, bool may_be_another) const;
   };

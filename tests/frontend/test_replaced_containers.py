@@ -52,6 +52,39 @@ def test_a_new_empty_container_needs_no_trace_and_a_filled_one_does(made):
         assert torch.equal(compiled(x), x + 1)
 
 
+def test_a_list_of_names_may_be_replaced_by_an_equal_one():
+    """As transformers' `save_pretrained` does in the configuration."""
+    layer = Layer(lambda: ["a", 1])
+    compiled = staticrt.compile(layer)
+    x = torch.rand(3)
+    with torch.no_grad():
+        for _ in range(3):
+            assert torch.equal(compiled(x), x + 2)
+            layer.kept = ["a", 1]
+        assert len(compiled.explain().traces) == 1
+        layer.kept.append("b")
+        assert torch.equal(compiled(x), x + 3)
+        layer.kept = ["a", True]
+        assert torch.equal(compiled(x), x + 2)
+        assert len(compiled.explain().traces) == 3
+        layer.kept.pop()
+        assert torch.equal(compiled(x), x + 1)
+
+
+def test_a_list_of_numbers_that_the_model_changes_is_changed_as_in_eager():
+    class Counts(Layer):
+        def forward(self, x):
+            self.kept[0] += 1
+            return x * self.weight + self.kept[0]
+
+    layer = Counts(lambda: [0])
+    compiled = staticrt.compile(layer)
+    with torch.no_grad():
+        for call in range(1, 5):
+            assert torch.equal(compiled(torch.zeros(3)), torch.full((3,), float(call)))
+            assert layer.kept == [call]
+
+
 def _guard_of(layer):
     snapshot = Snapshot([("", layer)])
     snapshot.add_names(["kept", "other", "weight"])

@@ -62,8 +62,8 @@ class DictRecord(Compared):
         self.is_attributes = is_attributes
         self.saved = dict(items_of(live))
         self.is_ordered = isinstance(live, OrderedDict)  # and tells of the order
-        # Keys of empty containers that nothing else is known to hold, and of tensors that runs replace.
-        self.replaceable: set[str] = set()
+        # Keys of containers that nothing else is known to hold, with their items, and of tensors that runs replace.
+        self.replaceable: dict[str, tuple[Any, ...]] = {}
         # Keys that code does not read: a guard must not keep their values alive.
         self.unkept: set[str] = set()
 
@@ -92,7 +92,7 @@ class DictRecord(Compared):
 
     def entry(self) -> tuple[Any, ...]:
         saved = {key: None if key in self.unkept else value for key, value in self.saved.items()}
-        return self.live, saved, self.is_attributes, frozenset(self.replaceable)
+        return self.live, saved, self.is_attributes, dict(self.replaceable)
 
 
 class ListRecord(Compared):

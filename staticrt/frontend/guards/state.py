@@ -172,7 +172,7 @@ class Snapshot(Walk):
 
     def let_replace(self, attributes: dict[str, Any], name: str) -> None:
         """Any tensor of the same layout may be in place of the one that an attribute of a module holds."""
-        self._attributes[id(attributes)].replaceable.add(name)
+        self._attributes[id(attributes)].replaceable[name] = ()
         self._guard = None
 
     def _is_of_owner(self, record: Record) -> bool:

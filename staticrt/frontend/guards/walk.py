@@ -59,8 +59,10 @@ from staticrt.native import _C
 
 _PLAIN_DICTS = frozenset({dict, OrderedDict})
 _PLAIN_LISTS = frozenset({list, tuple, set, frozenset, deque})
-# Attributes that owners make anew to empty them, as models do with caches where they are told to train.
+# Attributes that owners make anew: to empty them, as models do with caches where they are told to train, or with the same
+# names and numbers in them, as transformers' `save_pretrained` does.
 _REPLACEABLE = frozenset({dict, list, set, defaultdict})
+_MOST_ITEMS, _PLAIN_ITEMS = 64, frozenset({str, int, float, bool})
 _HEAP_TYPE = 1 << 9  # in `type.__flags__`: not of C, so its attributes and its objects' class can change
 _DICTS: tuple[dict[Any, Any], ...] = ({}, OrderedDict())
 _VIEWS_OF_DICTS: tuple[type, ...] = (
@@ -276,14 +278,14 @@ class Walk:
         if id(value) in self._containers:
             self.keep_container(value)
         elif id(value) not in self._seen:
-            record.replaceable.add(key)
+            record.replaceable[key] = tuple(value) if isinstance(value, list) else ()
             self._containers[id(value)] = (record, key)
 
     def keep_container(self, value: Any) -> None:
         """No other container serves instead of one that an attribute holds: it is compared by identity."""
         if (found := self._containers.pop(id(value), None)) is not None:
             record, key = found
-            record.replaceable.discard(key)
+            record.replaceable.pop(key, None)
 
     def knows(self, address: int) -> bool:
         """Whether an object (by id) was there when the snapshot was taken."""
@@ -422,7 +424,7 @@ class Walk:
                     self._records.append(DictRecord(path, item))
                 found += [(f"{path}.{name}", child) for name, child in item.items() if child is not None]
             else:
-                if self.follows_code and type(item) in _REPLACEABLE and not item:
+                if self.follows_code and type(item) in _REPLACEABLE and (not item or _is_plain(item)):
                     self._add_container(record, key, item)
                 self._found_by_name.append((f"{path}.{key}", item))
                 self._reachable.add_attribute(value, key if is_by_name else None, item)
@@ -444,6 +446,15 @@ class Walk:
             if own:
                 found.append((path, own))
         return found
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a short list of numbers and texts."""
+    return (
+        type(value) is list
+        and len(value) <= _MOST_ITEMS
+        and all(type(item) in _PLAIN_ITEMS for item in value)
+    )
 
 
 def _key(key: Any) -> str:
