@@ -14,16 +14,8 @@ from staticrt.frontend.tracing import compiling, patches
 from staticrt.frontend.tracing.request import TraceRequest
 from staticrt.frontend.tracing.trace import trace
 from staticrt.native import _C
-from tests.soundness.interrupt_fuzzer import (
-    Body,
-    Bytecodes,
-    Interrupt,
-    Writes,
-    bytecodes,
-    interrupted,
-    make,
-    run,
-)
+from tests.soundness.interrupt_cases import Body, Writes
+from tests.soundness.interrupt_fuzzer import Bytecodes, Interrupt, bytecodes, interrupted, make, run
 
 
 @pytest.fixture(autouse=True)
@@ -131,7 +123,8 @@ def test_a_step_that_cannot_be_undone_keeps_no_other_from_being_undone():
 
 
 BENEATH_AUTOGRAD = """
-from tests.soundness.interrupt_fuzzer import Interrupt, Plain, bytecodes, interrupted, make
+from tests.soundness.interrupt_cases import Plain
+from tests.soundness.interrupt_fuzzer import Interrupt, bytecodes, interrupted, make
 from tests.support import fuzz_command
 
 with fuzz_command.quiet():
