@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 import staticrt
-from tests.soundness.effect_cases import CASES, once_by_a_cache
+from tests.soundness.effect_kinds import CASES
 
 CALLS = 4
 
@@ -278,7 +278,7 @@ def test_pure_parts_of_the_library_stay_compiled():
 
 
 def test_a_model_that_warns_once_is_compiled_whole_afterwards(tmp_path):
-    f, _told = once_by_a_cache(tmp_path)
+    f, _told = CASES["once_by_a_cache"](tmp_path)
     compiled = staticrt.compile(f)
     with torch.no_grad():
         for _ in range(3):
