@@ -59,83 +59,83 @@ bool good(const MemoryProperties* p) {
   return p->type == kMemoryPinned && p->location.type == kLocationDevice && !p->win32_metadata;
 }
 
-Result Init(unsigned flags) {
+Result cuInit(unsigned flags) {
   return flags == 0 ? kSuccess : kInvalidValue;
 }
-Result DriverGetVersion(int* version) {
+Result cuDriverGetVersion(int* version) {
   *version = fake->driver_version;
   return kSuccess;
 }
-Result GetErrorName(Result result, const char** name) {
+Result cuGetErrorName(Result result, const char** name) {
   *name = result == kOutOfMemory     ? "CUDA_ERROR_OUT_OF_MEMORY"
           : is_capture_error(result) ? name_of(static_cast<CaptureError>(result)).data()
                                      : "CUDA_ERROR_FAKE";
   return kSuccess;
 }
-Result GetErrorString(Result result, const char** text) {
+Result cuGetErrorString(Result result, const char** text) {
   if (result != kOutOfMemory) return kInvalidValue;
   *text = "out of memory";
   return kSuccess;
 }
-Result DeviceGetCount(int* count) {
+Result cuDeviceGetCount(int* count) {
   *count = fake->device_count;
   return kSuccess;
 }
-Result DeviceGet(Device* device, int ordinal) {
+Result cuDeviceGet(Device* device, int ordinal) {
   *device = ordinal;
   return kSuccess;
 }
-Result DeviceGetAttribute(int* value, Attribute attribute, Device) {
+Result cuDeviceGetAttribute(int* value, Attribute attribute, Device) {
   *value = attribute == Attribute::rdma_with_vmm ? 0 : fake->sim.info().virtual_memory;
   return kSuccess;
 }
-Result DeviceTotalMem(size_t* bytes, Device) {
+Result cuDeviceTotalMem(size_t* bytes, Device) {
   *bytes = fake->sim.info().total_bytes;
   return kSuccess;
 }
-Result DeviceGetPCIBusId(char* bus, int size, Device) {
+Result cuDeviceGetPCIBusId(char* bus, int size, Device) {
   std::strncpy(bus, "0000:01:00.0", static_cast<size_t>(size));
   return kSuccess;
 }
-Result DevicePrimaryCtxRetain(Context* context, Device device) {
+Result cuDevicePrimaryCtxRetain(Context* context, Device device) {
   *context = device == 0 ? kPrimary : kPeers;
   return kSuccess;
 }
-Result DeviceCanAccessPeer(int* can, Device device, Device owner) {
+Result cuDeviceCanAccessPeer(int* can, Device device, Device owner) {
   if (device != 1 || owner != 0 || !fake->peer) return kInvalidDevice;
   bool reached = false;
   const Status status = fake->sim.reached_by(*fake->peer, &reached);
   *can = reached;
   return code(status);
 }
-Result CtxEnablePeerAccess(Context owner, unsigned flags) {
+Result cuCtxEnablePeerAccess(Context owner, unsigned flags) {
   if (current != kPeers || owner != kPrimary || flags != 0) return kInvalidContext;
   if (peer_enabled) return kPeerAccessAlreadyEnabled;
   const Status status = fake->sim.enable_peer(*fake->peer);
   peer_enabled = status.ok();
   return code(status);
 }
-Result CtxGetCurrent(Context* context) {
+Result cuCtxGetCurrent(Context* context) {
   *context = current;
   return kSuccess;
 }
-Result CtxPushCurrent(Context context) {
+Result cuCtxPushCurrent(Context context) {
   pushed.push_back(current);
   current = context;
   return kSuccess;
 }
-Result CtxPopCurrent(Context* context) {
+Result cuCtxPopCurrent(Context* context) {
   if (pushed.empty()) return kInvalidContext;
   *context = current;
   current = pushed.back();
   pushed.pop_back();
   return kSuccess;
 }
-Result CtxSynchronize() {
+Result cuCtxSynchronize() {
   NEED_CONTEXT;
   return code(fake->sim.device_sync());
 }
-Result MemGetInfo(size_t* free, size_t* total) {
+Result cuMemGetInfo(size_t* free, size_t* total) {
   NEED_CONTEXT;
   if (const Status status = fake->sim.pending_error(); !status.ok()) return code(status);
   Bytes free_bytes = 0, total_bytes = 0;
@@ -144,27 +144,27 @@ Result MemGetInfo(size_t* free, size_t* total) {
   *total = total_bytes;
   return code(status);
 }
-Result MemAlloc(Address* address, size_t size) {
+Result cuMemAlloc(Address* address, size_t size) {
   NEED_CONTEXT;
   const Status status = fake->sim.segment_alloc(size, address);
   if (status.ok()) segments[*address] = size;
   return code(status);
 }
-Result MemFree(Address address) {
+Result cuMemFree(Address address) {
   NEED_CONTEXT;
   return code(fake->sim.segment_free(address, segments[address]));
 }
-Result MemAddressReserve(Address* address, size_t size, size_t alignment, Address hint,
+Result cuMemAddressReserve(Address* address, size_t size, size_t alignment, Address hint,
                          unsigned long long flags) {
   NEED_CONTEXT;
   if (alignment != 0 || flags != 0) return kInvalidValue;
   return code(fake->sim.va_reserve(size, hint, address));
 }
-Result MemAddressFree(Address address, size_t size) {
+Result cuMemAddressFree(Address address, size_t size) {
   NEED_CONTEXT;
   return code(fake->sim.va_release(address, size));
 }
-Result MemCreate(PhysicalHandle* handle, size_t size, const MemoryProperties* properties,
+Result cuMemCreate(PhysicalHandle* handle, size_t size, const MemoryProperties* properties,
                  unsigned long long flags) {
   NEED_CONTEXT;
   if (!good(properties) || properties->location.id != 0 || flags != 0) return kInvalidValue;
@@ -173,38 +173,38 @@ Result MemCreate(PhysicalHandle* handle, size_t size, const MemoryProperties* pr
   *handle = raw(made);
   return code(status);
 }
-Result MemRelease(PhysicalHandle handle) {
+Result cuMemRelease(PhysicalHandle handle) {
   NEED_CONTEXT;
   return code(fake->sim.physical_release(PhysicalId{handle}));
 }
-Result MemMap(Address address, size_t size, size_t offset, PhysicalHandle handle, unsigned long long flags) {
+Result cuMemMap(Address address, size_t size, size_t offset, PhysicalHandle handle, unsigned long long flags) {
   NEED_CONTEXT;
   if (offset != 0 || flags != 0) return kInvalidValue;
   return code(fake->sim.map(address, size, PhysicalId{handle}));
 }
-Result MemUnmap(Address address, size_t size) {
+Result cuMemUnmap(Address address, size_t size) {
   NEED_CONTEXT;
   return code(fake->sim.unmap(address, size));
 }
-Result MemSetAccess(Address address, size_t size, const MemoryAccess* access, size_t count) {
+Result cuMemSetAccess(Address address, size_t size, const MemoryAccess* access, size_t count) {
   NEED_CONTEXT;
   if (count != 1 || access->location.type != kLocationDevice) return kInvalidValue;
   if (access->flags == kNoAccess) return code(fake->sim.revoke_access(address, size, access->location.id));
   if (access->flags != kReadWrite) return kInvalidValue;
   return code(fake->sim.set_access(address, size, access->location.id));
 }
-Result MemGetAllocationGranularity(size_t* granule, const MemoryProperties* properties,
+Result cuMemGetAllocationGranularity(size_t* granule, const MemoryProperties* properties,
                                    Granularity granularity) {
   if (!good(properties) || granularity != Granularity::minimum) return kInvalidValue;
   *granule = fake->sim.info().granule_bytes;
   return kSuccess;
 }
-Result MemExportToShareableHandle(void* number, PhysicalHandle handle, int type, unsigned long long flags) {
+Result cuMemExportToShareableHandle(void* number, PhysicalHandle handle, int type, unsigned long long flags) {
   NEED_CONTEXT;
   if (type != kHandlePosix || flags != 0) return kInvalidValue;
   return code(fake->sim.physical_export(PhysicalId{handle}, static_cast<int*>(number)));
 }
-Result MemImportFromShareableHandle(PhysicalHandle* handle, void* number, int type) {
+Result cuMemImportFromShareableHandle(PhysicalHandle* handle, void* number, int type) {
   NEED_CONTEXT;
   if (type != kHandlePosix) return kInvalidValue;
   // The size is in the descriptor, which a real driver reads: pages of these tests are granules.
@@ -214,7 +214,7 @@ Result MemImportFromShareableHandle(PhysicalHandle* handle, void* number, int ty
   *handle = raw(made);
   return code(status);
 }
-Result EventCreate(Event* event, unsigned flags) {
+Result cuEventCreate(Event* event, unsigned flags) {
   NEED_CONTEXT;
   if (flags != kEventDisableTiming) return kInvalidValue;
   EventId made = kNoEvent;
@@ -222,32 +222,32 @@ Result EventCreate(Event* event, unsigned flags) {
   *event = reinterpret_cast<Event>(raw(made));
   return code(status);
 }
-Result EventDestroy(Event event) {
+Result cuEventDestroy(Event event) {
   NEED_CONTEXT;
   return code(fake->sim.event_destroy(id(event)));
 }
-Result EventRecord(Event event, Stream stream) {
+Result cuEventRecord(Event event, Stream stream) {
   NEED_CONTEXT;
   return code(fake->sim.event_record(id(event), id(stream)));
 }
-Result EventQuery(Event event) {
+Result cuEventQuery(Event event) {
   NEED_CONTEXT;
   return code(fake->sim.event_query(id(event)));
 }
-Result EventSynchronize(Event event) {
+Result cuEventSynchronize(Event event) {
   NEED_CONTEXT;
   return code(fake->sim.event_sync(id(event)));
 }
-Result StreamWaitEvent(Stream stream, Event event, unsigned flags) {
+Result cuStreamWaitEvent(Stream stream, Event event, unsigned flags) {
   NEED_CONTEXT;
   if (flags != 0) return kInvalidValue;
   return code(fake->sim.stream_wait(id(stream), id(event)));
 }
-Result StreamSynchronize(Stream stream) {
+Result cuStreamSynchronize(Stream stream) {
   NEED_CONTEXT;
   return code(fake->sim.stream_sync(id(stream)));
 }
-Result StreamGetCaptureInfo(Stream stream, Capture* status, uint64_t* capture, Graph* graph,
+Result cuStreamGetCaptureInfo(Stream stream, Capture* status, uint64_t* capture, Graph* graph,
                             const Node** frontier, size_t* size) {
   NEED_CONTEXT;
   CaptureState state;
@@ -263,14 +263,14 @@ Result StreamGetCaptureInfo(Stream stream, Capture* status, uint64_t* capture, G
   *size = nodes.size();
   return kSuccess;
 }
-Result ThreadExchangeStreamCaptureMode(Mode* mode) {
+Result cuThreadExchangeStreamCaptureMode(Mode* mode) {
   auto ours = static_cast<CaptureMode>(*mode);
   const Status status = fake->sim.exchange_capture_mode(&ours);
   *mode = static_cast<Mode>(ours);
   return code(status);
 }
 Stream marked_stream = nullptr;  // cuGraphAddEmptyNode does not say for which stream
-Result GraphAddEmptyNode(Node* node, Graph graph, const Node* before, size_t count) {
+Result cuGraphAddEmptyNode(Node* node, Graph graph, const Node* before, size_t count) {
   NEED_CONTEXT;
   for (const auto& [stream, nodes] : frontier_of_stream)
     if (nodes.data() == before && nodes.size() == count) {
@@ -285,7 +285,7 @@ Result GraphAddEmptyNode(Node* node, Graph graph, const Node* before, size_t cou
     }
   return kInvalidValue;
 }
-Result StreamUpdateCaptureDependencies(Stream stream, Node* nodes, size_t count, unsigned flags) {
+Result cuStreamUpdateCaptureDependencies(Stream stream, Node* nodes, size_t count, unsigned flags) {
   NEED_CONTEXT;
   const auto frontier = fake->sim.capture_frontier(id(stream));
   const bool same =
@@ -293,14 +293,14 @@ Result StreamUpdateCaptureDependencies(Stream stream, Node* nodes, size_t count,
   return flags == kSetCaptureDependencies && stream == marked_stream && same ? kSuccess : kInvalidValue;
 }
 // Handed out last first: the driver must not count on an order.
-Result GraphGetNodes(Graph graph, Node* nodes, size_t* count) {
+Result cuGraphGetNodes(Graph graph, Node* nodes, size_t* count) {
   NEED_CONTEXT;
   const size_t size = fake->sim.graph_edges(id(graph)).size();
   for (size_t k = 0; nodes && k < size && k < *count; ++k) nodes[k] = reinterpret_cast<Node>(size - k);
   *count = size;
   return kSuccess;
 }
-Result GraphGetEdges(Graph graph, Node* from, Node* to, size_t* count) {
+Result cuGraphGetEdges(Graph graph, Node* from, Node* to, size_t* count) {
   NEED_CONTEXT;
   const auto before = fake->sim.graph_edges(id(graph));
   size_t size = 0;
@@ -316,18 +316,18 @@ Result GraphGetEdges(Graph graph, Node* from, Node* to, size_t* count) {
   return kSuccess;
 }
 
-Result StreamBeginCapture(Stream stream, Mode mode) {
+Result cuStreamBeginCapture(Stream stream, Mode mode) {
   NEED_CONTEXT;
   return code(fake->sim.capture_begin(id(stream), static_cast<CaptureMode>(mode)));
 }
-Result StreamEndCapture(Stream stream, Graph* graph) {
+Result cuStreamEndCapture(Stream stream, Graph* graph) {
   NEED_CONTEXT;
   GraphId made = kNoGraph;
   const Status status = fake->sim.capture_end(id(stream), &made);
   *graph = reinterpret_cast<Graph>(raw(made));
   return code(status);
 }
-Result GraphInstantiateWithFlags(Exec* exec, Graph graph, unsigned long long flags) {
+Result cuGraphInstantiateWithFlags(Exec* exec, Graph graph, unsigned long long flags) {
   NEED_CONTEXT;
   if (flags != 0) return kInvalidValue;
   ExecId made = kNoExec;
@@ -335,74 +335,27 @@ Result GraphInstantiateWithFlags(Exec* exec, Graph graph, unsigned long long fla
   *exec = reinterpret_cast<Exec>(raw(made));
   return code(status);
 }
-Result GraphLaunch(Exec exec, Stream stream) {
+Result cuGraphLaunch(Exec exec, Stream stream) {
   NEED_CONTEXT;
   return code(fake->sim.graph_launch(id(exec), id(stream)));
 }
-Result GraphExecDestroy(Exec exec) {
+Result cuGraphExecDestroy(Exec exec) {
   NEED_CONTEXT;
   return code(fake->sim.exec_destroy(id(exec)));
 }
-Result GraphDestroy(Graph graph) {
+Result cuGraphDestroy(Graph graph) {
   NEED_CONTEXT;
   return code(fake->sim.graph_destroy(id(graph)));
 }
 
-// The compiler checks each fake against the signature in cu_min.h.
+// The compiler checks that there is a fake of every call in cu_min.h, with its parameters.
 void* lookup(const std::string& wanted) {
-#define FAKE(name)                           \
-  if (wanted == "cu" #name) {                \
-    const cu##name##_fn checked = name;      \
+#define FAKE(name, version, parameters)     \
+  if (wanted == #name) {                    \
+    const name##_fn checked = name;         \
     return reinterpret_cast<void*>(checked); \
   }
-  FAKE(Init);
-  FAKE(DriverGetVersion);
-  FAKE(GetErrorName);
-  FAKE(GetErrorString);
-  FAKE(DeviceGetCount);
-  FAKE(DeviceGet);
-  FAKE(DeviceGetAttribute);
-  FAKE(DeviceTotalMem);
-  FAKE(DeviceGetPCIBusId);
-  FAKE(DevicePrimaryCtxRetain);
-  FAKE(DeviceCanAccessPeer);
-  FAKE(CtxEnablePeerAccess);
-  FAKE(CtxGetCurrent);
-  FAKE(CtxPushCurrent);
-  FAKE(CtxPopCurrent);
-  FAKE(CtxSynchronize);
-  FAKE(MemGetInfo);
-  FAKE(MemAlloc);
-  FAKE(MemFree);
-  FAKE(MemAddressReserve);
-  FAKE(MemAddressFree);
-  FAKE(MemCreate);
-  FAKE(MemRelease);
-  FAKE(MemMap);
-  FAKE(MemUnmap);
-  FAKE(MemSetAccess);
-  FAKE(MemGetAllocationGranularity);
-  FAKE(MemExportToShareableHandle);
-  FAKE(MemImportFromShareableHandle);
-  FAKE(EventCreate);
-  FAKE(EventDestroy);
-  FAKE(EventRecord);
-  FAKE(EventQuery);
-  FAKE(EventSynchronize);
-  FAKE(StreamWaitEvent);
-  FAKE(StreamSynchronize);
-  FAKE(StreamGetCaptureInfo);
-  FAKE(ThreadExchangeStreamCaptureMode);
-  FAKE(StreamUpdateCaptureDependencies);
-  FAKE(GraphAddEmptyNode);
-  FAKE(GraphGetNodes);
-  FAKE(GraphGetEdges);
-  FAKE(StreamBeginCapture);
-  FAKE(StreamEndCapture);
-  FAKE(GraphInstantiateWithFlags);
-  FAKE(GraphLaunch);
-  FAKE(GraphExecDestroy);
-  FAKE(GraphDestroy);
+  SRT_CU_CALLS(FAKE)
 #undef FAKE
   return nullptr;
 }
@@ -417,7 +370,7 @@ Result GetProcAddress(const char* symbol, void** address, int version, uint64_t 
 void* find_symbol(const char* library, const char* symbol) {
   const std::string name = symbol;
   if (std::strcmp(library, "libcuda.so.1") == 0 && fake->has_library) {
-    if (name == "cuInit") return reinterpret_cast<void*>(&Init);
+    if (name == "cuInit") return reinterpret_cast<void*>(&cuInit);
     if (name == "cuGetProcAddress_v2" && fake->has_proc_address) {
       const cuGetProcAddress_fn checked = GetProcAddress;
       return reinterpret_cast<void*>(checked);
