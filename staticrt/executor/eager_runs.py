@@ -1,34 +1,54 @@
-"""Calls that ran eagerly again and again, and whose next one is not looked at anew.
+"""Eager calls of an executor: counted by their reasons, and repeated without a look at their arguments.
 
-Taking a call apart and finding the state of its key costs some microseconds. Where the answer has been "eagerly" for
-many calls of the same sizes in a row, and nothing can change it but the model, they buy nothing.
+To flatten a call and find the state of its key costs some microseconds. Where many calls of the same sizes in a row ran
+eagerly, and only a change of the model could make the next one run compiled, that work is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from staticrt import tuning
+from staticrt.runtime.eager_calls import eager_call, nobody_watches
 
 _VALUES = frozenset({type(None), bool, int, str})
 
 
-class EagerRun:
-    """The calls of one executor that ran eagerly one after another, for one lasting reason.
+class EagerCalls:
+    """The calls of one executor that ran eagerly.
 
-    Thread safety: several threads may count at once. A lost count only delays what the class is for.
+    Thread safety: several threads may count at once. A lost count only delays `lasting_reason`.
+
+    Args:
+        function: what runs.
+        name: for reports.
+
+    Attributes:
+        counts: (what, reason, model line) -> calls that ran eagerly.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, function: Callable[..., Any], name: str) -> None:
+        self.counts: Counter[tuple[str, str, str]] = Counter()
+        self._function = function
+        self._name = name
         self._calls = 0
         self._kind: tuple[Any, ...] | None = None
         self._why = ("", "")
 
-    def reason(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, str] | None:
-        """Why this call runs eagerly, and where that began; None: it has to be looked at."""
+    def run(self, args: Any, kwargs: Any, reason: str, where: str = "") -> Any:
+        """The result of a call that runs eagerly."""
+        self.counts["call", reason, where] += 1
+        if nobody_watches():  # a context manager costs more than a small function
+            return self._function(*args, **kwargs)
+        with eager_call(self._name, reason, where):
+            return self._function(*args, **kwargs)
+
+    def lasting_reason(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, str] | None:
+        """The reason and model line why this call runs eagerly like many before it; None: the executor decides."""
         if self._calls < tuning.EAGER_RUN_CALLS:
             return None
         self._calls += 1
@@ -37,8 +57,8 @@ class EagerRun:
             return None
         return self._why
 
-    def ran(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], reason: str, where: str) -> None:
-        """Note a call that ran eagerly, and that any like it will."""
+    def will_last(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], reason: str, where: str) -> None:
+        """Note that a call ran eagerly for a reason that holds for every call like it."""
         kind = _kind(args, kwargs)
         if kind is None or kind != self._kind or (reason, where) != self._why:
             self._calls, self._kind, self._why = 0, kind, (reason, where)

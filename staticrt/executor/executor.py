@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
@@ -16,7 +16,7 @@ from staticrt.errors import StaticRuntimeError, TraceError
 from staticrt.executor import prepare as ahead
 from staticrt.executor.call_state import STATE_CHANGES_OFTEN, Route
 from staticrt.executor.cost_trials import CostTrials
-from staticrt.executor.eager_runs import EagerRun
+from staticrt.executor.eager_runs import EagerCalls
 from staticrt.executor.explanation import explanation
 from staticrt.executor.graph_splits import GraphSplits
 from staticrt.executor.joint_calls import JointCalls, LeftToEager, NeedsNone
@@ -42,7 +42,6 @@ from staticrt.runtime.cached_trace import (
 )
 from staticrt.runtime.call import Call
 from staticrt.runtime.call_key import EagerOnly, eager_reason, needs_gradients
-from staticrt.runtime.eager_calls import eager_call, nobody_watches
 from staticrt.runtime.executable import StaticExecutable
 from staticrt.runtime.explain.explanation import Explanation
 from staticrt.runtime.explain.inspectable import Graph
@@ -83,8 +82,7 @@ class Executor:
         self._splits = GraphSplits(function, partial(_partial_executor, name, options), options, name)
         self._joint = JointCalls(self._maker, self.fast, self._splits.forget, options, name)
         self._trace_cache = TraceCache(function, self._maker, self.fast.forget, options, name, is_partial)
-        self._eager_calls: Counter[tuple[str, str, str]] = Counter()
-        self._eager_run = EagerRun()
+        self._eager = EagerCalls(function, name)
         self._untrainable = ""
         if not is_partial:
             donation.check_names(function, options.donate)
@@ -101,14 +99,14 @@ class Executor:
 
     @hidden_from_dynamo
     def _serve(self, *args: Any, **kwargs: Any) -> Any:
-        again = self._eager_run.reason(args, kwargs)
+        again = self._eager.lasting_reason(args, kwargs)
         if again is not None:
-            return self._run_eagerly(args, kwargs, *again)
+            return self._eager.run(args, kwargs, *again)
         stage = Stage.FLATTEN
         while stage is Stage.FLATTEN:
             reason = eager_reason()
             if reason is not None:
-                return self._run_eagerly(args, kwargs, reason)
+                return self._eager.run(args, kwargs, reason)
             if torch.is_grad_enabled():
                 # Dynamo looks at such a call itself: no key is needed where the arguments are plain.
                 needs = needs_gradients((*args, *kwargs.values()))
@@ -117,13 +115,13 @@ class Executor:
             try:
                 call = Call.of(args, kwargs)
             except EagerOnly as error:
-                return self._run_eagerly(args, kwargs, str(error))
+                return self._eager.run(args, kwargs, str(error))
             if torch.is_grad_enabled() and (call.key.needs_grad or self.wants_gradients()):
                 return self._train(args, kwargs)
             try:
                 progress = Progress(call, self._trace_cache.state(call))
             except TypeError:  # an argument that cannot be hashed
-                return self._run_eagerly(args, kwargs, _UNHASHABLE)
+                return self._eager.run(args, kwargs, _UNHASHABLE)
             stage = self._advance(progress)
         return progress.result
 
@@ -227,14 +225,14 @@ class Executor:
         try:
             if way == "eager":
                 reason = trials.reason(trial) or failed.reason
-                progress.result = self._run_eagerly(call.args, call.kwargs, reason, failed.where)
+                progress.result = self._eager.run(call.args, call.kwargs, reason, failed.where)
                 compiled = False
                 if trial is None:  # nothing is measured any more
-                    self._eager_run.ran(call.args, call.kwargs, reason, failed.where)
+                    self._eager.will_last(call.args, call.kwargs, reason, failed.where)
             else:
                 progress.result, compiled = self._splits.infer(call.args, call.kwargs)
                 if not compiled:  # nothing to compile, or Dynamo's recompile limit
-                    self._eager_calls["call", failed.reason, failed.where] += 1
+                    self._eager.counts["call", failed.reason, failed.where] += 1
         except NotCompiled:
             progress.not_compiled = True
             return Outcome.NOT_COMPILED
@@ -255,14 +253,14 @@ class Executor:
             state.failure = STATE_CHANGES_OFTEN
             return Outcome.ONLY_EAGER
 
-    def _eager(self, progress: Progress) -> Outcome:
+    def _eager_stage(self, progress: Progress) -> Outcome:
         call, state, failed = progress.call, progress.state, progress.state.failure
         is_only_this = bool(progress.reason) or failed is None
         reason, where = (
             (progress.reason, "") if failed is None or is_only_this else (failed.reason, failed.where)
         )
         try:
-            progress.result = self._run_eagerly(call.args, call.kwargs, reason, where)
+            progress.result = self._eager.run(call.args, call.kwargs, reason, where)
             if state.watched is not None:
                 state.watched.ran()
         except Exception:
@@ -280,15 +278,8 @@ class Executor:
         if is_only_this:
             return Outcome.RETURNED
         if state.route is Route.EAGER:
-            self._eager_run.ran(call.args, call.kwargs, reason, where)
+            self._eager.will_last(call.args, call.kwargs, reason, where)
         return Outcome.SPLITS_REPLACED if progress.not_compiled else Outcome.EAGER_RETURNED
-
-    def _run_eagerly(self, args: Any, kwargs: Any, reason: str, where: str = "") -> Any:
-        self._eager_calls["call", reason, where] += 1
-        if nobody_watches():  # a context manager costs more than a small function
-            return self.function(*args, **kwargs)
-        with eager_call(self.name, reason, where):
-            return self.function(*args, **kwargs)
 
     def _train(self, args: Any, kwargs: Any) -> Any:
         """Run a call whose results need gradients: by a joint trace, where one serves it.
@@ -296,9 +287,9 @@ class Executor:
         Else Dynamo splits it, and each partial graph is differentiated ahead of time.
         """
         if self._is_partial or not self.options.training or self._untrainable:
-            return self._run_eagerly(args, kwargs, self._untrainable or "the call needs gradients")
+            return self._eager.run(args, kwargs, self._untrainable or "the call needs gradients")
         if has_global_hooks():
-            return self._run_eagerly(
+            return self._eager.run(
                 args, kwargs, "torch has hooks on all modules, which Dynamo does not see"
             )
         watched: WatchedState | None = None
@@ -308,10 +299,10 @@ class Executor:
             except NeedsNone as none:
                 return self._without_gradients(none, args, kwargs)
             except LeftToEager as left:
-                result = self._run_eagerly(args, kwargs, left.reason, left.where)
+                result = self._eager.run(args, kwargs, left.reason, left.where)
                 left.answered()
                 if left.lasts:
-                    self._eager_run.ran(args, kwargs, left.reason, left.where)
+                    self._eager.will_last(args, kwargs, left.reason, left.where)
                 return result
             if isinstance(served, tuple):
                 return served[0]
@@ -322,13 +313,13 @@ class Executor:
             if self.options.fullgraph:
                 raise TraceError(f"cannot trace {self.name} for training: {error}") from error
             self._untrainable = str(error)
-            return self._run_eagerly(args, kwargs, self._untrainable)
+            return self._eager.run(args, kwargs, self._untrainable)
         finally:
             if watched is not None:
                 watched.ran()
         if not compiled:
             reason = "the call needs gradients, and Dynamo found nothing to compile"
-            self._eager_calls["call", reason, ""] += 1
+            self._eager.counts["call", reason, ""] += 1
         return result
 
     def _train_stage(self, progress: Progress) -> Outcome:
@@ -340,7 +331,7 @@ class Executor:
         try:
             progress = Progress(none.call, self._trace_cache.state(none.call), gradients=False)
         except TypeError:
-            return self._run_eagerly(args, kwargs, _UNHASHABLE)
+            return self._eager.run(args, kwargs, _UNHASHABLE)
         state = progress.state
         if state.find(none.call) is None:
             if not none.is_new and state.route in (Route.WHOLE, Route.TRAIN):
@@ -348,7 +339,7 @@ class Executor:
                 return self._train(args, kwargs)
             advance(Outcome.NEEDS_NO_GRADIENT, state)
         if self._advance(progress) is Stage.FLATTEN:
-            return self._run_eagerly(args, kwargs, "no result needs a gradient, and an argument is changed")
+            return self._eager.run(args, kwargs, "no result needs a gradient, and an argument is changed")
         return progress.result
 
     # -- what callers may ask ----------------------------------------------------------------------------------
@@ -369,7 +360,7 @@ class Executor:
             failures=tuple(
                 s.failure for _key, s in self._trace_cache.states.items() if s.failure is not None
             ),
-            eager_calls=dict(self._eager_calls),
+            eager_calls=dict(self._eager.counts),
             regions=tuple(self._splits.regions),
             joint_traces=self._joint.traces,
             joint_failures=self._joint.failures(),
@@ -452,5 +443,5 @@ _ACTIONS: dict[Stage, Callable[[Executor, Progress], Outcome]] = {
     Stage.RUN: Executor._run,
     Stage.SPLIT: Executor._split,
     Stage.TRAIN: Executor._train_stage,
-    Stage.EAGER: Executor._eager,
+    Stage.EAGER: Executor._eager_stage,
 }
