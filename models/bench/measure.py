@@ -47,15 +47,15 @@ def measure(
     progress = Progress(1 + len(tasks))
     results: dict[int, Result] = {}
     try:
-        with _sigterm_interrupts(), _Crew(workers, setting.threads) as crew:
+        with _sigterm_interrupts(), _RunnerPool(workers, setting.threads) as pool:
             progress.show("the machine's limits")
-            crew.start([Job(jobs.LIMITS, setting)])
-            _, document["limits"] = crew.result()
+            pool.start([Job(jobs.LIMITS, setting)])
+            _, document["limits"] = pool.result()
             progress.advance()
-            crew.start(tasks)
+            pool.start(tasks)
             for _ in tasks:
-                progress.show(", ".join(_name(job) for job in crew.running()))
-                index, result = crew.result()
+                progress.show(", ".join(_name(job) for job in pool.running()))
+                index, result = pool.result()
                 results[index] = result
                 progress.advance()
                 _fill(document, tasks, results)
@@ -109,17 +109,17 @@ def _run(runner: Runner, job: Job) -> Result:
 
 
 @dataclass(frozen=True)
-class _Member:
+class _PooledRunner:
     """A runner, the thread that waits for it, and the CPUs its workers are timed on."""
 
     runner: Runner
     thread: threading.Thread
 
 
-class _Crew:
-    """Runs jobs in the order given, as many at a time as there are members.
+class _RunnerPool:
+    """Runs jobs in the order given, as many at a time as there are runners.
 
-    Thread safety: the members take from one deque and put into one queue; all else is the owner's.
+    Thread safety: the runners' threads take from one deque and put into one queue; only the owner touches the rest.
     """
 
     def __init__(self, workers: int, threads: int) -> None:
@@ -135,9 +135,9 @@ class _Crew:
             runner = Runner(threads)
             own = tuple(sorted(cpus[member * threads : (member + 1) * threads]))
             thread = threading.Thread(target=self._work, args=(runner, own), daemon=True)
-            self._members.append(_Member(runner, thread))
+            self._members.append(_PooledRunner(runner, thread))
 
-    def __enter__(self) -> _Crew:
+    def __enter__(self) -> _RunnerPool:
         for member in self._members:
             member.thread.start()
         return self

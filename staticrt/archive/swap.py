@@ -1,4 +1,4 @@
-"""What `LoadedModel.swap_weights` needs: which archives fit, how values get into fresh programs, which calls to prepare again."""
+"""Parts of `LoadedModel.swap_weights`: checking the other archive, writing values into fresh programs, and the calls to prepare again."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from staticrt.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True)
-class _Stand:
-    """What `prepare` needs of an argument's tensor. `number`: of the tensor among the call's, which may pass one twice."""
+class _TensorSpec:
+    """Metadata of a tensor argument, from which `prepare` can run. `number` counts the call's distinct tensors."""
 
     number: int
     dtype: torch.dtype
@@ -25,32 +25,32 @@ class _Stand:
 
 
 def without_bytes(call: Any) -> Any:
-    """A call's arguments with a `_Stand` for each tensor."""
+    """A call's arguments with a `_TensorSpec` for each tensor."""
     numbers: dict[int, int] = {}
 
-    def stand(tensor: torch.Tensor) -> _Stand:
+    def spec(tensor: torch.Tensor) -> _TensorSpec:
         number = numbers.setdefault(id(tensor), len(numbers))
-        return _Stand(number, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device)
+        return _TensorSpec(number, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device)
 
-    return pytree.tree_map_only(torch.Tensor, stand, call)
+    return pytree.tree_map_only(torch.Tensor, spec, call)
 
 
 def with_tensors(call: Any) -> Any:
     """The call again, on tensors of unset contents."""
     made: dict[int, torch.Tensor] = {}
 
-    def tensor(stand: _Stand) -> torch.Tensor:
-        if stand.number not in made:
-            made[stand.number] = torch.empty_strided(
-                stand.sizes, stand.strides, dtype=stand.dtype, device=stand.device
+    def tensor(spec: _TensorSpec) -> torch.Tensor:
+        if spec.number not in made:
+            made[spec.number] = torch.empty_strided(
+                spec.sizes, spec.strides, dtype=spec.dtype, device=spec.device
             )
-        return made[stand.number]
+        return made[spec.number]
 
-    return pytree.tree_map_only(_Stand, tensor, call)
+    return pytree.tree_map_only(_TensorSpec, tensor, call)
 
 
 def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors of one shape and dtype hold the same: `torch.equal` takes 0.0 for -0.0, and knows not all dtypes."""
+    """Whether two tensors of one shape and dtype have equal bits. `torch.equal` treats 0.0 and -0.0 as equal, and lacks some dtypes."""
     if a.is_complex():
         a, b = torch.view_as_real(a), torch.view_as_real(b)
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]

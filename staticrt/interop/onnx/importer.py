@@ -165,7 +165,7 @@ class Importer:
         while inputs and not inputs[-1]:
             inputs = inputs[:-1]
         first = enumerate(inputs[: operator.required])
-        given = sum(1 for index, name in first if name or index in operator.lackable)
+        given = sum(1 for index, name in first if name or index in operator.omittable)
         if given < operator.required or (operator.rest is None and len(inputs) > len(operator.kinds)):
             raise OnnxError(
                 f"{node.op_type} takes {operator.required} to {len(operator.kinds)} inputs, got {len(inputs)}",

@@ -57,8 +57,8 @@ def from_onnx(
     if options.get("dynamic") is None and _all_fixed(infos):
         options["dynamic"] = False
     conditions = read(proto, [dim for info in infos for dim in info.shape or () if isinstance(dim, str)])
-    spoken = _spoken(proto, program)
-    module = OnnxModule(program, infos, importer.tensors, conditions, importer.vocabulary, spoken).eval()
+    decoded = _decoded_outputs(proto, program)
+    module = OnnxModule(program, infos, importer.tensors, conditions, importer.vocabulary, decoded).eval()
     compiled = OnnxModel(module, checked_options(options))
     if example_inputs is not None:
         if isinstance(example_inputs, dict):
@@ -181,7 +181,7 @@ def _input(value: onnx.ValueInfoProto, host: bool) -> InputInfo:
     return InputInfo(value.name, dtype, sizes, host and not dtype.is_complex)
 
 
-def _spoken(model: onnx.ModelProto, program: Program) -> dict[int, tuple[int | str, ...] | None]:
+def _decoded_outputs(model: onnx.ModelProto, program: Program) -> dict[int, tuple[int | str, ...] | None]:
     """Outputs that are strings or maps: see `OnnxModule`."""
     import onnx
 

@@ -50,7 +50,7 @@ class OnnxModule(torch.nn.Module):
         tensors: kind ("parameter", "buffer", or "structure": no state), ONNX name, value.
         conditions: what the named sizes of the inputs must satisfy.
         vocabulary: the model's strings.
-        spoken: maps the number of an output that is not a tensor to the keys of its maps, or to None for strings.
+        decoded: number of an output that is not a tensor -> the keys of its maps, or None for strings.
     """
 
     runs_whole_or_eagerly = True  # the model has no Python code at which Dynamo could split the graph
@@ -62,17 +62,17 @@ class OnnxModule(torch.nn.Module):
         tensors: Sequence[tuple[str, str, torch.Tensor]],
         conditions: Sequence[SizeCondition] = (),
         vocabulary: Vocabulary | None = None,
-        spoken: Mapping[int, tuple[int | str, ...] | None] | None = None,
+        decoded: Mapping[int, tuple[int | str, ...] | None] | None = None,
     ) -> None:
         super().__init__()
         self.inputs = tuple(inputs)
         self.input_names = tuple(info.name for info in inputs)
         self.output_names = program.outputs
         self.vocabulary = vocabulary or Vocabulary()
-        self.spoken = dict(spoken or {})
+        self.decoded = dict(decoded or {})
         plain = all(info.dtype is not None and not info.host and not info.text for info in self.inputs)
         # Number of inputs if none of them needs `bind` and all results are tensors; else -1.
-        self.num_plain = len(inputs) if plain and not self.spoken else -1
+        self.num_plain = len(inputs) if plain and not self.decoded else -1
         self._program = program
         self._conditions = tuple(conditions)
         self._paths = tuple(_register(self, *tensor) for tensor in tensors)
@@ -91,10 +91,10 @@ class OnnxModule(torch.nn.Module):
 
     def finish(self, found: Any, texts: CallTexts) -> Any:
         """Convert results for the caller: numbers of strings and maps become strings and maps."""
-        if not self.spoken:
+        if not self.decoded:
             return found
         outputs = list(found) if len(self.output_names) > 1 else [found]
-        for index, keys in self.spoken.items():
+        for index, keys in self.decoded.items():
             if isinstance(outputs[index], torch.Tensor):
                 value = outputs[index]
                 outputs[index] = texts.decode(value) if keys is None else as_maps(value, keys)

@@ -49,7 +49,7 @@ class Operator:
         attributes: names it takes.
         host: computes the node on numbers alone, or None.
         pure: same inputs, same outputs.
-        lackable: positions before the last required input that may be left out all the same.
+        omittable: positions before the last required input that may be left out.
         prepare: makes `prepared` of a vocabulary and the attributes, whose names and defaults it declares.
         strings: what becomes of inputs of strings. "no": an error; "moves": computed on their numbers, and the result
             is strings again; "compares": computed on their numbers; "reads": the builder knows `Strings`.
@@ -66,7 +66,7 @@ class Operator:
     wants_call: bool
     host: Builder | None
     pure: bool
-    lackable: frozenset[int] = frozenset()
+    omittable: frozenset[int] = frozenset()
     prepare: Builder | None = None
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     strings: str = "no"
@@ -194,7 +194,7 @@ def _declare(
     function: Builder, name: str, domain: str, since: int, host: Builder | None, pure: bool, strings: str
 ) -> Operator:
     kinds: list[str] = []
-    lackable: set[int] = set()
+    omittable: set[int] = set()
     rest, required, attributes, wants_call = None, 0, set(), False
     for parameter in inspect.signature(function).parameters.values():
         kind = "value"
@@ -212,10 +212,10 @@ def _declare(
             kinds.append(kind)
             required += parameter.default is parameter.empty
             if parameter.default is parameter.empty and "None" in str(parameter.annotation):
-                lackable.add(len(kinds) - 1)
+                omittable.add(len(kinds) - 1)
     return Operator(
         name, domain, since, function, tuple(kinds), rest, required, frozenset(attributes), wants_call, host, pure,
-        frozenset(lackable), strings=strings,
+        frozenset(omittable), strings=strings,
     )  # fmt: skip
 
 

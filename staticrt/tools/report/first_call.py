@@ -1,7 +1,7 @@
 """Where the time of a first call goes: tracing, shapes, passes, lowering, planning and the first run.
 
-Another thread looks at the call's Python stack every half a millisecond and counts the time since its last look to the
-innermost function, whose file says the phase; what a C function takes counts to its caller. Python's own profilers
+Another thread samples the call's Python stack every half a millisecond and adds the time since its last sample to the
+innermost function, whose file gives the phase. The time of a C function counts to its caller. Python's own profilers
 would see nothing of a trace, because the tracer uses the thread's profile function itself.
 """
 
@@ -44,7 +44,7 @@ _FOLDERS = (  # the first that a file lies in counts
 _IMPORTS = "imports"
 _COLLECTOR = "Python's garbage collector"  # a callback of the trace is the innermost frame while it runs
 _MODEL = "the model's code and other libraries"
-_SECONDS_BETWEEN_LOOKS = 0.0005
+_SECONDS_BETWEEN_SAMPLES = 0.0005
 
 Function = tuple[str, int, str]  # file, first line, name
 _Key = TypeVar("_Key", str, Function)
@@ -108,22 +108,22 @@ def first_call(
     name: str = "the model",
     limit: int | None = 10,
 ) -> FirstCallReport:
-    """Call what was compiled and not called yet, and tell where the time goes.
+    """Call a compiled callable for the first time, and report where the time goes.
 
     Args:
         args, kwargs: of the call. It runs under `torch.no_grad()`.
         limit: functions listed; None: all.
     """
     kwargs = kwargs or {}
-    looks = _Looks(threading.get_ident())
+    sampler = _StackSampler(threading.get_ident())
     with torch.no_grad():
         begin = time.perf_counter()
-        with looks:
+        with sampler:
             compiled(*args, **kwargs)
         end = time.perf_counter()
         compiled(*args, **kwargs)
         second = time.perf_counter() - end
-    own = looks.own
+    own = sampler.own
     phases: dict[str, float] = {}
     for function, seconds in own.items():
         phases[_phase(function)] = phases.get(_phase(function), 0.0) + seconds
@@ -141,8 +141,8 @@ def _largest(times: dict[_Key, float]) -> list[tuple[_Key, float]]:
     return sorted(times.items(), key=lambda item: item[1], reverse=True)
 
 
-class _Looks:
-    """Looks at a thread's stack while the context is open.
+class _StackSampler:
+    """Samples a thread's stack while the context is open.
 
     Attributes:
         own: time of each function by itself.
@@ -152,11 +152,11 @@ class _Looks:
         self.own: dict[Function, float] = {}
         self._watched = thread
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread = threading.Thread(target=self._sample, daemon=True)
 
     def __enter__(self) -> None:
         self._interval = sys.getswitchinterval()
-        sys.setswitchinterval(_SECONDS_BETWEEN_LOOKS)  # else a look waits for 5 ms
+        sys.setswitchinterval(_SECONDS_BETWEEN_SAMPLES)  # else a sample waits for 5 ms
         self._thread.start()
 
     def __exit__(self, *_error: object) -> None:
@@ -164,14 +164,14 @@ class _Looks:
         self._thread.join()
         sys.setswitchinterval(self._interval)
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         last = time.perf_counter()
         over = False
         while not over:
-            over = self._done.wait(_SECONDS_BETWEEN_LOOKS)
+            over = self._done.wait(_SECONDS_BETWEEN_SAMPLES)
             frame = sys._current_frames().get(self._watched)
             code = None if frame is None else frame.f_code
-            del frame  # a trace searches for who else holds its values, which a frame does
+            del frame  # a trace looks for other references to its values, and a frame would be one
             now = time.perf_counter()
             if code is not None:
                 function = (code.co_filename, code.co_firstlineno, code.co_name)
