@@ -39,7 +39,7 @@ SUITES = {
     ),
     "soak": (
         "staticrt.models.bench.soak",
-        "a million calls of random sizes from 8 threads: errors, memory, how late answers are",
+        "a million calls of random sizes from 8 threads: errors, memory, latency",
     ),
     "devices": (
         "staticrt.models.bench.devices",

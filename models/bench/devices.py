@@ -165,7 +165,7 @@ def main(quick: bool) -> tuple[list[dict[str, Any]], str]:
             command = [sys.executable, "-m", "staticrt.models.bench.devices", entry.name, device]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
-                reason = (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+                reason = (done.stderr.strip().splitlines() or ["it ended without output"])[-1]
                 rows.append({"device": device, "name": entry.name, "failed": reason, "verdict": MISSED})
                 continue
             row = DeviceRow(**json.loads(done.stdout.splitlines()[-1]))

@@ -1,4 +1,4 @@
-"""`staticrt bench --soak`: many calls of random sizes from many threads; what fails, what memory grows, how late answers are.
+"""`staticrt bench --soak`: many calls of random sizes from many threads; errors, growth of memory, latency.
 
 Each peer runs in a process of its own. Eight threads share four models; each call takes the next of a fixed list of random
 inputs, which is longer than the number of prepared programs that staticrt keeps. Resident memory is sampled as calls
@@ -270,8 +270,8 @@ def main(quick: bool) -> tuple[list[dict[str, Any]], str]:
             [*command, str(QUICK_CALLS if quick else CALLS)], capture_output=True, text=True, check=False
         )
         if done.returncode:
-            reason = (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
-            # A peer that is not there is no fault of ours.
+            reason = (done.stderr.strip().splitlines() or ["it ended without output"])[-1]
+            # A peer that is not installed is not a failure.
             rows.append({"peer": peer, "failed": reason, "verdict": MISSED if peer == "staticrt" else PASSED})
             continue
         found = Soak(**json.loads(done.stdout.splitlines()[-1]))

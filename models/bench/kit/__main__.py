@@ -20,7 +20,7 @@ from staticrt.models.bench.kit.absent import why_absent
 from staticrt.models.bench.kit.checks import FAILED, SKIPPED, Row
 from staticrt.models.bench.kit.worker import SECTIONS, all_checks, work
 
-OUT_OF_TIME = "the kit's time was over"
+OUT_OF_TIME = "the kit ran out of time"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -71,7 +71,7 @@ def _run(device: str, sections: tuple[str, ...], deadline: float) -> list[Row]:
         if begun in left:  # it ended the process
             each = left.pop(begun)
             rows.append(Row(each.section, each.name, FAILED, f"the process ended: {ended}"))
-        elif not made:  # not one check began: the rest would fare no better
+        elif not made:  # not one check began: the others would fail as well
             rows += [
                 Row(each.section, each.name, FAILED, f"the process ended: {ended}") for each in left.values()
             ]

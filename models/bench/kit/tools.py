@@ -41,7 +41,7 @@ def compute_sanitizer(device: str, seconds: float) -> Row:
     refusal = next((line for line in said if any(word in line for word in _REFUSALS)), None)
     if refusal is not None and done.returncode != 9:
         return Row("tools", name, SKIPPED, refusal.strip("= "), took)
-    last = (said or done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+    last = (said or done.stderr.strip().splitlines() or ["it ended without output"])[-1]
     return Row("tools", name, FAILED, f"exit {done.returncode}: {last.strip('= ')}", took)
 
 

@@ -151,7 +151,7 @@ def signature(name: str, compiled: Any, args: tuple[Any, ...], kwargs: dict[str,
     for size in sorted({size for tensor in tensors for size in tensor.shape if size > 0}):
         try:
             others = call([_with_size(leaf, size, size + 1) for leaf in leaves])
-        except Exception:  # whatever the model says to such sizes: it does not take them
+        except Exception:  # whatever it raises, the model does not take such sizes
             continue
         varying_inputs |= {
             (i, d) for i, tensor in enumerate(tensors) for d, n in enumerate(tensor.shape) if n == size
