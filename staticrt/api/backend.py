@@ -23,12 +23,11 @@ if TYPE_CHECKING:
     from staticrt.frontend.graph import KnownInputs
 
 log = logging.getLogger(__name__)
-# Before the first frame: torch.compile imports this module as it looks its backend up.
+# torch.compile imports this module when it looks up the backend, before Dynamo traces the first frame.
 in_place_views.note_new_sizes()
 signs_of_zero.guard()
 
-# Presets of torch.compile. Others than "reduce-overhead" tune Inductor's search for kernels; here there is nothing to
-# search.
+# Presets of torch.compile. All but "reduce-overhead" tune Inductor's search for kernels, which staticrt does not have.
 _MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
@@ -75,7 +74,7 @@ def staticrt_backend(
 
 
 def _graphs_help(inputs: Sequence[Any]) -> bool:
-    """Whether graphs of the inputs' device launch its work at once."""
+    """Whether the inputs' device has streams, whose work a graph launches at once."""
     from staticrt.errors import DeviceError
     from staticrt.graphs.backend import get_backend
 

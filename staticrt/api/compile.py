@@ -49,11 +49,11 @@ class _Compiled(Tools):
         return self._executor.explain()
 
     def run_async(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        """The call, made beside this thread; see `staticrt.fork`."""
+        """Run the call asynchronously; see `staticrt.fork`."""
         return fork(self, *args, **kwargs)
 
     def trim(self) -> None:
-        """Give back memory that no call uses; the next call takes it again."""
+        """Free memory that is unused between calls; the next call allocates it again."""
         self._executor.trim()
 
     def drop_plans(self) -> None:
@@ -82,7 +82,7 @@ class CompiledFunction(_Compiled):
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
         name = named_like(self, function)
         self._options = options
-        # No repr of what has no name: it may be a method of a module that copy.deepcopy has only begun.
+        # No repr here: copy.deepcopy may still be building the module that a method is bound to.
         self._executor = Executor(function, options, name)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -251,7 +251,7 @@ class CompiledModule(_Compiled, torch.nn.Module):
         return self._fill(made, copy.copy(self._module))
 
     def _fill(self, made: CompiledModule, module: torch.nn.Module) -> CompiledModule:
-        """Make `made` the same of a copy of the module."""
+        """Initialise `made` as the compiled form of a copy of the module."""
         made.__init__(module, self._options)  # type: ignore[misc]
         if "_replaced_forward" in vars(self):
             vars(made)["_replaced_forward"] = types.MethodType(type(module).forward, module)
@@ -308,7 +308,7 @@ for _name in _FORWARDED_SELF:
         setattr(CompiledModule, _name, _forward_to_module(_name, getattr(torch.nn.Module, _name), True))
 
 
-# By the module's type; neither type lives longer for it.
+# By the module's type. Weak on both sides, so it keeps neither type alive.
 _classes: weakref.WeakKeyDictionary[type, weakref.ref[type[CompiledModule]]] = weakref.WeakKeyDictionary()
 
 
@@ -366,10 +366,10 @@ def compile(module: Any, example_inputs: Any = None, *, dynamic: bool | None = N
 
     Args:
         module: an `nn.Module` (its parameters stay its own), a function, a `torch.export.ExportedProgram`, or the
-            path of a file of `torch.export.save`, of which nothing is executed but its graph (`archive/checked_export.py`).
+            path of a file of `torch.export.save`. Of such a file only the graph is executed (`archive/checked_export.py`).
         example_inputs: trace now, for these: a tuple or list of positional arguments, or a dict of keyword
-            arguments, or one tensor. Values do not matter, only structure, dtypes, ranks. A model that raises on
-            them gives a warning.
+            arguments, or one tensor. Values do not matter, only structure, dtypes, ranks. If the model raises on
+            them, a warning says so.
         dynamic: None or True: symbolic sizes. False: each size is another trace.
         options: see `staticrt.options.OPTIONS`.
 
@@ -377,7 +377,7 @@ def compile(module: Any, example_inputs: Any = None, *, dynamic: bool | None = N
         A `CompiledFunction` for a function, else a `CompiledModule`.
 
     Raises:
-        InputError: nothing of this can be made of `module`.
+        InputError: `module` is none of these, or its file cannot be read.
         OptionError: an unknown option or value.
         TraceError: with `fullgraph=True`, the model cannot be traced whole.
         AcceleratorUnavailable: `accelerators` names one that cannot be used here.

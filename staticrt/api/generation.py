@@ -21,7 +21,7 @@ _NAMES = frozenset({"generate", "encode", "encode_query", "encode_document"})
 
 
 def bound_to_compiled(method: Any, module: torch.nn.Module, call: Callable[..., Any]) -> Any:
-    """`method`, an attribute of `module`; if it is one of those methods, so bound that it calls `call`."""
+    """`method`, an attribute of `module`; a method in `_NAMES` is bound to a twin, which calls `call`."""
     if not isinstance(method, types.MethodType) or method.__self__ is not module:
         return method
     return types.MethodType(method.__func__, _twin(module, call)) if method.__name__ in _NAMES else method
@@ -42,10 +42,10 @@ def _kind(base: type[torch.nn.Module]) -> type:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         return self._twin_call(*args, **kwargs)
 
-    @functools.wraps(base.forward)  # its signature: `generate` reads it
+    @functools.wraps(base.forward)  # `generate` reads its signature
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         module = self._twin_of
-        if module._forward_hooks or module._forward_pre_hooks or has_global_hooks():  # which a call would run
+        if module._forward_hooks or module._forward_pre_hooks or has_global_hooks():  # a call would run them
             return module.forward(*args, **kwargs)
         return self._twin_call(*args, **kwargs)
 
@@ -57,7 +57,7 @@ def _kind(base: type[torch.nn.Module]) -> type:
             "__doc__": base.__doc__,
             "__call__": call,
             "forward": forward,
-            # A copy is one of the module, and calls itself.
+            # Copies are copies of the module itself: their calls run its own forward.
             "__copy__": lambda self: copy.copy(self._twin_of),
             "__deepcopy__": lambda self, memo: copy.deepcopy(self._twin_of, memo),
             "__reduce_ex__": lambda self, protocol: self._twin_of.__reduce_ex__(protocol),

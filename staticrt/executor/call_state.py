@@ -19,7 +19,7 @@ from staticrt.runtime.call_key import Identity, weak_reference
 
 
 class Route(enum.Enum):
-    """How calls of one key run that no kept trace accepts."""
+    """How calls of one key run when no kept trace accepts them."""
 
     WHOLE = "traced whole"
     RETRY = "eagerly once, since the model changed its own state; then traced whole again"
@@ -41,7 +41,7 @@ class CallState:
     """The state of one call key.
 
     Args:
-        route: how calls run that no trace accepts.
+        route: how calls run when no trace accepts them.
         traces: those kept, in the order in which they are looked at.
         failure: why the last trace failed.
         changes: traces that failed because the model changed its own state.
@@ -90,7 +90,7 @@ class CallState:
         self.refused.add(sizes)
 
     def state_changed(self, limit: int) -> bool:
-        """Count a change of what is watched, which is forgotten; returns whether there were `limit` of them."""
+        """Count a change of the watched state and stop watching it; returns whether there were `limit` changes."""
         self.watched = None
         self.interventions += 1
         return self.interventions >= limit
@@ -108,10 +108,10 @@ class CallState:
 
 
 class CallStates:
-    """The states of an executor's call keys, each kept for as long as the objects live that its key names.
+    """The states of an executor's call keys. Each is kept as long as the objects that its key names are alive.
 
     Args:
-        forgotten: told of each state that goes.
+        forgotten: called with each state that is dropped.
     """
 
     def __init__(self, forgotten: Callable[[CallState], None]) -> None:
@@ -137,7 +137,7 @@ class CallStates:
         return iter(list(self._states.items()))
 
     def forget(self, key: tuple[Any, ...]) -> None:
-        """Drop a key's state. Python calls this where it frees objects: nothing here waits for a lock."""
+        """Drop a key's state. Python calls this while it frees objects, so nothing here waits for a lock."""
         self._watched.pop(key, None)
         state = self._states.pop(key, None)
         if state is not None:

@@ -1,7 +1,7 @@
-"""Whether a function that graph breaks split gains by it: measured on calls that are made anyway.
+"""Cost trials: whether a function with graph breaks runs faster split or eagerly, timed on the user's own calls.
 
 Each call of a split function pays for Dynamo's guards and for the entry of every partial graph, a few hundred
-microseconds. Partial graphs of some small operators do not give that back. So after a warm-up a few calls of the same
+microseconds. Partial graphs of a few small operators do not save that much. So after a warm-up a few calls of the same
 sizes run split and a few eagerly, and the faster way stays. Both give eager's result, so a wrong guess costs time only.
 """
 

@@ -108,7 +108,7 @@ class Executor:
             if reason is not None:
                 return self._eager.run(args, kwargs, reason)
             if torch.is_grad_enabled():
-                # Dynamo looks at such a call itself: no key is needed where the arguments are plain.
+                # Joint traces and Dynamo key such calls themselves, so plain arguments are not flattened here.
                 needs = needs_gradients((*args, *kwargs.values()))
                 if needs or (needs is not None and self.wants_gradients()):
                     return self._train(args, kwargs)
@@ -142,7 +142,7 @@ class Executor:
         return self._trace_cache.lock
 
     def trace_for(self, call: Call) -> CachedTrace | Failure:
-        """As of `TraceCache`."""
+        """See `TraceCache.trace_for`."""
         return self._trace_cache.trace_for(call)
 
     def wants_gradients(self) -> bool:
@@ -194,7 +194,7 @@ class Executor:
         return Outcome.RETURNED
 
     def _first_run_raised(self, progress: Progress, error: Exception) -> str:
-        """Why eager is asked after a trace raised in its first run; empty: eager is not asked, the error is the caller's.
+        """Why the call runs eagerly after the first run of its trace raised; "": the caller gets the error.
 
         The trace is dropped: the call is wrong in a way that fake tensors do not show.
         """
@@ -243,7 +243,7 @@ class Executor:
         return Outcome.RETURNED
 
     def _state_changed(self, progress: Progress) -> Outcome:
-        """Dynamo may not have noticed what was changed: a trace is tried again, and Dynamo compiles anew."""
+        """State changed that Dynamo may not guard: trace again, and let Dynamo compile anew."""
         state = progress.state
         with self.lock:
             self._splits.forget()
@@ -265,7 +265,7 @@ class Executor:
                 state.watched.ran()
         except Exception:
             state.refuse(call.sizes())
-            # The call itself is wrong, as eager says; a right one of the same kind is tried again.
+            # The call itself is wrong, since eager raises too. The next call of its key is traced again.
             if (
                 failed is not None
                 and not is_only_this
@@ -327,7 +327,7 @@ class Executor:
         return Outcome.RETURNED
 
     def _without_gradients(self, none: NeedsNone, args: Any, kwargs: Any) -> Any:
-        """Run a call of which no result needs a gradient, although arguments or weights require some."""
+        """Run a call none of whose results needs a gradient, although arguments or weights require some."""
         try:
             progress = Progress(none.call, self._trace_cache.state(none.call), gradients=False)
         except TypeError:
@@ -416,12 +416,12 @@ class Executor:
         assert isinstance(self.function, torch.nn.Module)
         pairs = new_weights(self.function, weights, strict)
         with self.lock:
-            # Calls being served hold the old tensors. A map over C functions: no thread comes in between.
+            # Running calls hold the old tensors. `map` over a C function lets no other thread run in between.
             deque(map(torch._C._swap_tensor_impl, *zip(*pairs, strict=True)), maxlen=0)
             self.fast.forget()
 
     def trim(self) -> None:
-        """Give back memory that no call uses: arenas of idle frames. The next call takes it again."""
+        """Free the arenas of idle frames. The next call allocates them again."""
         for native in self.natives():
             native.trim()
 
@@ -433,7 +433,7 @@ class Executor:
 def _partial_executor(
     name: str, options: Options, function: Callable[..., Any], number: int, known: KnownInputs
 ) -> Executor:
-    # What lies between partial graphs is the split function's to hold, not the caller's to release.
+    # The split function, not the caller, holds the values between partial graphs.
     own = Options({**options.values, "manage_outputs": False})
     return Executor(function, own, f"{name}, partial graph {number}", is_partial=True, known=known)
 

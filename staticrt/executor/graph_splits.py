@@ -1,4 +1,4 @@
-"""Functions that graph breaks split: Dynamo splits, each partial graph is traced or differentiated on its own."""
+"""Functions with graph breaks: Dynamo splits them, and each partial graph is traced or differentiated by itself."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class GraphSplits:
         make_executor: makes the executor of a partial graph that needs no gradients, from its function, its number and what is
             known of its arguments.
         options: checked options.
-        name: for what is shown of long work.
+        name: for the progress display.
     """
 
     def __init__(
@@ -82,9 +82,9 @@ class GraphSplits:
             The result, and whether any partial graph of it ran compiled.
 
         Raises:
-            NotCompiled: Dynamo gave up before the function ran, or one of the first calls raised, had written nothing and
-                done nothing that eager would do again: code that asks whether it is being compiled may fail where eager answers.
-                Where it had, the next call like it is eager's.
+            NotCompiled: Dynamo gave up before the function ran, or one of the first calls raised and had no effect that
+                eager would repeat. Code that asks whether it is being compiled may raise where eager does not. After a
+                call that raised and had effects, the next call like it raises this at once.
         """
         with self._lock:
             if self._inference is None:
@@ -119,8 +119,8 @@ class GraphSplits:
         return result
 
     def _state(self, args: Any, kwargs: Any) -> list[Any] | None:
-        """What tells whether anything was written that a second run would write again: tensors, attributes and
-        containers of the model, random numbers. None where an argument could hide more."""
+        """Versions and identities that a write of the function changes: of tensors, attributes and containers of the
+        model, and the generator's state. None where an argument may hold more."""
         leaves = tree_leaves((args, kwargs))
         if not all(isinstance(leaf, (torch.Tensor, int, float, str, type(None))) for leaf in leaves):
             return None
@@ -159,7 +159,7 @@ class GraphSplits:
         return result, self._maker.calls != before
 
     def _step(self, args: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
-        """For graph trees, the partial graphs of one call are one step."""
+        """Make the partial graphs of one call one step of graph trees."""
         if self._options.graphs is False:
             return contextlib.nullcontext()
         from staticrt.graphs.compiled import step_of

@@ -1,7 +1,7 @@
-"""Calls that need gradients, by joint traces: forward and backward recorded in one run of ours, without Dynamo.
+"""Serves calls that need gradients by joint traces: forward and backward traced in one run, without Dynamo.
 
-Each call key has its traces, as for calls without gradients. A trace has constant sizes until a call of its key comes
-with others. What a joint trace does not serve goes by graph splits, with the reason in `explain()`.
+Each call key has its traces, as for calls without gradients. A trace has constant sizes until a call of its key has
+other sizes. Calls that no joint trace serves run by graph splits, with the reason in `explain()`.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _MATERIALIZE = "set_materialize_grads"  # Dynamo traces custom Functions without
 
 
 class LeftToEager(Exception):
-    """Eager runs this call, and nothing has run; Dynamo would not do as eager does, or the call may be wrong.
+    """This call must run eagerly: Dynamo would not do as eager does, or the call may be wrong. Nothing has run.
 
     Args:
-        reason, where: why, as of `Failure`.
-        answered: to be called once eager has answered.
-        lasts: so it will be for any call like it.
+        reason, where: why, as in `Failure`.
+        answered: to be called once the eager call has returned.
+        lasts: every call like it runs eagerly for this reason.
     """
 
     def __init__(self, reason: str, where: str, answered: Callable[[], object], lasts: bool = False) -> None:
@@ -65,7 +65,7 @@ class NeedsNone(Exception):
 
     Args:
         call: the call.
-        is_new: a trace of this call told so just now; else one of another call did, under other guards maybe.
+        is_new: a trace of this call has just shown it; else an earlier call's trace did, maybe under other guards.
         ask_again: to be called where no trace without a backward serves the call.
     """
 
@@ -80,9 +80,9 @@ class JointCalls:
     """The joint traces of one function.
 
     Args:
-        maker: asks for traces of the function.
-        fast: learns to serve the calls that joint traces serve.
-        forget_splits: lets Dynamo compile anew what no joint trace serves.
+        maker: makes traces of the function.
+        fast: learns the calls that joint traces serve.
+        forget_splits: drops the graph splits, so that Dynamo compiles anew.
         options: checked options.
         name: for messages.
 
@@ -113,14 +113,14 @@ class JointCalls:
         return tuple(s.failure for _key, s in self._states.items() if s.failure is not None)
 
     def serve(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | WatchedState | None:
-        """The result of a call, in a tuple; else no joint trace serves it, and nothing has run.
+        """Run a call by a joint trace, if one serves it; else nothing has run.
 
         Returns:
             The result in a tuple; or the state whose `ran` the caller calls after graph splits ran; or None.
 
         Raises:
-            LeftToEager: eager runs it.
-            NeedsNone: it needs no backward.
+            LeftToEager: the call must run eagerly.
+            NeedsNone: the call needs no backward.
         """
         if torch.is_anomaly_enabled():
             raise LeftToEager("anomaly mode, which names eager's operators", "", _nothing)
@@ -176,7 +176,7 @@ class JointCalls:
         """Raise `LeftToEager`, or `NeedsNone`, for a call without a trace, unless Dynamo may have it.
 
         Args:
-            is_new: its trace failed just now: eager may tell more.
+            is_new: its trace has just failed, and an eager call may show that the call itself is wrong.
         """
         failed = state.failure
         if failed is None:
@@ -191,12 +191,12 @@ class JointCalls:
             raise LeftToEager(failed.reason, failed.where, partial(_ran, state), lasts=True)
 
     def _forget_failure(self, state: CallState) -> None:
-        """What the failed trace depends on has changed: the next call of its key is traced again, some times."""
+        """The state that the failed trace depends on has changed: trace the next call of its key again, up to a limit."""
         state.changes += 1
         state.failure = None if state.changes < sum(tuning.MAX_INTERVENTIONS) else _CHANGES_OFTEN
 
     def _state_changed(self, state: CallState) -> None:
-        """Dynamo may not have noticed what was changed: it compiles anew, and a trace is tried again, some times."""
+        """State changed that Dynamo may not guard: let it compile anew, and trace again, up to a limit."""
         with self._lock:
             self._forget_splits()
             state.changes = 0
@@ -204,7 +204,7 @@ class JointCalls:
             state.failure = STATE_CHANGES_OFTEN if often else None
 
     def _answered(self, call: Call, state: CallState) -> Callable[[], None]:
-        """Remembers a call as wrong until the result is called: a right one of its key is traced as ever."""
+        """Remember these sizes as refused until the returned function is called, once eager has returned."""
         state.refuse(call.sizes())
 
         def answered() -> None:
@@ -259,7 +259,7 @@ class JointCalls:
         if self._options.executor == "static" and isinstance(error, (PassError, LoweringError)):
             raise error
         reason, where = failure(error)
-        # Eager tells whether a call that raises is wrong; and what it changes exists in the next one.
+        # Eager shows whether a call that raises is wrong, and state that it creates exists in the next call.
         eager_first = not isinstance(error, CannotTrace) or isinstance(error, ModelChanges)
         # State that the first call creates exists in the next one, a warning is given once, and a wrong call may be
         # followed by a right one.
@@ -277,7 +277,7 @@ class JointCalls:
         self._states.keep(_key(call), state)
 
     def _forgotten(self, state: CallState) -> None:
-        """Traces of objects that are gone serve no further call, and hold no tensor of theirs."""
+        """Drop the traces of a key whose objects are gone: they serve no further call and must hold no tensors."""
         self.traces = tuple(trace for trace in self.traces if trace not in state.traces)
         self._fast.forget()
 
@@ -331,7 +331,7 @@ class JointCalls:
                     error.even_in_parts = True
             raise
         finally:
-            # Else what has changed is what backwards of other threads added.
+            # Code without these names changes no `.grad`: what has changed was added by backwards of other threads.
             if not _CHANGE_GRADIENTS.isdisjoint(request.snapshot.read_names):
                 gradients.restore()
         raise AssertionError("unreachable")
@@ -400,16 +400,16 @@ _CHANGES_OFTEN = Failure(
 
 
 def _key(call: Call) -> tuple[Any, ...]:
-    """What a call's traces are kept under: its key, and how its gradients are reduced, which says where they are cut."""
+    """The key of a call's traces: the call's own, and the limits of gradient buckets, which decide where traces are cut."""
     limits = bucket_limits()
     return (*call.key.key, limits) if limits else call.key.key
 
 
 def _ran(state: CallState) -> None:
-    """Eager answered a call: what it changed is not watched any more."""
+    """Take the state after an eager call as the one to watch."""
     if state.watched is not None:
         state.watched.ran()
 
 
 def _nothing() -> None:
-    """What there is to do once eager has answered a call that it always answers."""
+    """Nothing is to be done after such an eager call."""

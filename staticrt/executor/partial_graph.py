@@ -1,13 +1,13 @@
-"""One graph of Dynamo, with what was made of each set of weights it is called with.
+"""Runs one graph of Dynamo, with an executor for each set of weights that it is called with.
 
-Dynamo hands a module's parameters and buffers to its graphs as arguments, and runs one graph for all modules of one
-kind: twelve layers that are compiled one by one share theirs. What is made of weights (packed matrices, folded batch
-norms) belongs to one set of them, so each set gets an executor. The parameters' identities say which
-weights a call brings. That only chooses where to look: an executor whose weights are others after all makes anew what it had made
-of them (`csrc/runtime/execution_plan/fixed_values.h`), so that the answer never depends on the choice.
+Dynamo passes a module's parameters and buffers to its graphs as arguments, and runs one graph for all modules of one
+kind: twelve layers that are compiled one by one share one graph. Values derived from weights (packed matrices, folded
+batch norms) belong to one set of weights, so each set gets an executor, found by the parameters' identities. A wrong
+choice only costs time: an executor that is called with other weights computes the derived values anew
+(`csrc/runtime/execution_plan/fixed_values.h`).
 
-With dynamic sizes, Dynamo hands over a Python float as a tensor that the graph takes `.item()` of. Traces need the
-number itself (an `eps` decides nothing, but operators want a number), so it is taken before.
+With dynamic sizes, Dynamo passes a Python float as a tensor, and the graph calls `.item()` on it. Operators take a
+number there (an `eps`), so it is read before the trace.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class PartialGraph:
             self._other = None
 
     def _forget(self, key: tuple[int, ...]) -> Callable[[object], None]:
-        """What was made of weights goes when they do."""
+        """A callback that drops the executor of weights that are freed."""
         executors = self._executors
 
         def forget(_gone: object) -> None:

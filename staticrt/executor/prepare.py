@@ -23,10 +23,10 @@ class Readiness:
     Attributes:
         ready: the next such call runs a prepared program.
         reason: why not; "" where it does.
-        arena_bytes: planned memory of one such call, its peak but for results; None if not ready.
-        lower_bound_bytes: what any plan needs: the most bytes that are in use at once; None if not ready.
+        arena_bytes: planned memory of one such call at its peak, without results; None if not ready.
+        lower_bound_bytes: the most bytes in use at once, which every plan needs; None if not ready.
         packed_bytes: bytes of weights held in another form for its kernels; None if not ready.
-        raised: it is not, because the model raised on such arguments.
+        raised: not ready because the model raised on such arguments.
     """
 
     ready: bool
@@ -49,7 +49,7 @@ class Readiness:
 
 
 class ArgumentsChanged(Exception):
-    """The call's arguments flatten otherwise now: it has to be looked up again."""
+    """The argument structure changed: flatten the call again and retry."""
 
 
 class MakesTraces(Protocol):
@@ -69,11 +69,11 @@ class MakesTraces(Protocol):
 def prepare(executor: MakesTraces, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Readiness:
     """Trace for these arguments and plan for their sizes, without running the model on them."""
     args, kwargs = with_bytes(args, kwargs)
-    # What needs gradients is traced by its first call; this prepares for calls that record none.
+    # A call that needs gradients is traced when it is made; this prepares for calls that record none.
     needs_grad = torch.is_grad_enabled() and (executor.wants_gradients() or _require_grad(args, kwargs))
     while True:
         with torch.set_grad_enabled(torch.is_grad_enabled() and not needs_grad), executor.lock:
-            reason = eager_reason()  # under the lock: another thread's trace is over
+            reason = eager_reason()  # under the lock, so that no other thread is tracing
             if reason is not None:
                 return Readiness(False, reason)
             try:

@@ -34,7 +34,7 @@ class TraceCache:
 
     Args:
         maker: makes traces.
-        changed: called where the traces that serve calls change.
+        changed: called when the set of kept traces changes.
         function, options, name, is_partial: as of `Executor`.
     """
 
@@ -76,7 +76,7 @@ class TraceCache:
             self.kept = [kept for kept in self.kept if kept is not trace]
 
     def _clear_the_way(self) -> None:
-        """Forget traces whose guards keep alive what the model has dropped: a new trace would meet it by weak references."""
+        """Forget traces whose guards keep objects alive that the model has dropped: a new trace would find them by weak references."""
         stale = [trace for trace in self.kept if trace.state.is_in_the_way()]
         for _key, state in self.states.items() if stale else ():
             state.traces = tuple(trace for trace in state.traces if trace not in stale)
@@ -88,7 +88,7 @@ class TraceCache:
         """The trace that serves a call, which may be made now, or why there is none. Nothing runs.
 
         Raises:
-            ArgumentsChanged: the arguments flatten otherwise now; ask again with a new `Call`.
+            ArgumentsChanged: the argument structure changed; retry with a new `Call`.
             TypeError: an argument that cannot be hashed.
             TraceError: with `fullgraph=True`, it cannot be traced.
         """
@@ -104,7 +104,7 @@ class TraceCache:
             return progress.state.failure or Failure("", "", False)
 
     def make(self, progress: Progress) -> Stage:
-        """Stage TRACE, until something else follows: all attempts have one lock and one account of time.
+        """Stage TRACE, until another stage follows: all attempts hold one lock and share one time budget.
 
         Raises:
             RuntimeError: work that the caller enqueued on a device failed. Tracing waits for devices, and would

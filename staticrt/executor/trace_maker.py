@@ -65,7 +65,7 @@ class TraceMaker:
             self._function,
             call.spec,
             call.leaves,
-            # An accelerator compiles subgraphs when it likes, and may ask torch about their sizes then.
+            # An accelerator may compile subgraphs at any time, and ask torch about their sizes then.
             Sizing.first(
                 self._options.dynamic is not False, shape_env=self._options.accelerators is not None
             ),
@@ -82,8 +82,8 @@ class TraceMaker:
 
         Args:
             call, request: what to trace.
-            gradients: results may need gradients of the model's tensors; False: a trace with its backward told that none
-                does, and no branch may be taken here that data decides.
+            gradients: results may need gradients of the model's tensors. False: a joint trace has shown that none does;
+                then the trace may not follow branches that data decides.
 
         Raises:
             Exception: whatever the model raised, and as `_build`.
