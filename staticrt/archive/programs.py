@@ -132,7 +132,7 @@ def json_text(data: Any) -> str:
 
 
 class SavedPrograms:
-    """An open archive: its traces, its weights, and the fast path of calls. It never changes but for values of weights.
+    """An open archive: its traces, its weights, and the fast path of calls. Only the values of its weights ever change.
 
     Args:
         archive: opened by C++.

@@ -57,7 +57,7 @@ def _listed(value: Any) -> Iterator[fx.Node]:
 
 
 def _sizes(node: fx.Node, held: dict[str, torch.Tensor]) -> list[Any]:
-    """Sizes of a value: of the tensor itself, or as the call that makes it or else the file says."""
+    """Sizes of a value: of a tensor its own, else those that its call implies, else those that the file declares."""
     if node.name in held:
         return list(held[node.name].shape)
     if getattr(node.target, "overloadpacket", None) in _FILLED:

@@ -1,4 +1,4 @@
-"""Lowering: a functional ATen graph becomes a C++ `Program`.
+"""Lowers a functional ATen graph to a C++ `Program`.
 
 Lowering leaves all decisions to the run: nodes keep their order, numbers that depend on sizes stay nodes,
 and every argument is stored by schema position, defaults included.

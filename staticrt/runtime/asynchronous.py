@@ -1,7 +1,7 @@
 """Calls that return at once: `compiled.run_async(…)`, `fork(function, …)`, `wait(future)`.
 
-Queued work runs on a few threads of the process. Who waits for work that has not begun runs it, so work that
-forks and waits itself, however deeply, never waits for a thread that will not come.
+Queued work runs on a few threads of the process. A thread that waits for work that has not begun runs that work itself,
+so nested forks and waits do not deadlock.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Future(concurrent.futures.Future, Generic[T]):  # type: ignore[type-arg]
         self._work: Callable[[], T] | None = work
 
     def run(self) -> bool:
-        """Do the work here, unless it has begun or was cancelled; whether it was done here."""
+        """Run the work in this thread, unless it has begun or was cancelled; returns whether it ran here."""
         try:
             if self.done() or not self.set_running_or_notify_cancel():
                 return False
@@ -123,7 +123,7 @@ class _Queue:
 
 
 _queue = _Queue()
-# A forked child has none of its parent's threads, and its parent's work is not its own.
+# A forked child has none of its parent's threads and must not run its parent's work.
 os.register_at_fork(after_in_child=_queue._reset)
 
 
@@ -132,7 +132,7 @@ def fork(function: Callable[..., T], *args: Any, **kwargs: Any) -> Future[T]:
 
     On a device the work follows what this thread has enqueued, and the future is done once it is enqueued: the thread that
     uses the result on the same stream need not wait for the device.
-    A call made under a dispatch or function mode, which belongs to its thread, is made here and now.
+    A call made under a dispatch or function mode, which belongs to its thread, is made at once, on this thread.
 
     Returns:
         A `Future`; the arguments live until the call is done.

@@ -44,7 +44,7 @@ def measured() -> list[Route]:
 def pin(routes: Iterable[Route]) -> None:
     """Take these kernels for these shapes from now on.
 
-    Forms of a model that ran before keep their kernels. A choice that does not fit its shape is measured anew.
+    Programs that were prepared before keep their kernels. A choice that does not fit its shape is measured anew.
 
     Args:
         routes: as `measured` gives them.

@@ -19,7 +19,7 @@ class OtherDecision(Exception):
 
 
 def run_decided(trace: CachedTrace, flat_inputs: Sequence[Any]) -> Sequence[Any]:
-    """As `trace.executable.run`.
+    """Run `trace.executable`.
 
     Raises:
         OtherDecision: nothing was written, and no random number was drawn.

@@ -94,7 +94,7 @@ class Failure:
 
     Args:
         impossible: the model does what no graph replays; else it raised something.
-        even_in_parts: nothing but eager runs such calls as eager does.
+        even_in_parts: graph splits would not do as eager does either: such calls run eagerly.
         eager_first: the model raised, or changed its own state: eager runs the call, and the next one is traced again.
         needs_none: of a trace with its backward: no result needs a gradient.
     """
@@ -124,7 +124,7 @@ def writes_inference_tensors(traced: TracedGraph, leaves: Sequence[Any]) -> bool
 
 
 def beyond_trace(error: Exception, trace: CachedTrace) -> str:
-    """Why eager is asked after a run of a trace raised `error` in this thread; empty: the error is the caller's."""
+    """Why the call runs eagerly after a run of a trace raised `error` in this thread; "": the caller gets the error."""
     native: Any = getattr(trace.executable, "native", None)
     before_effects = native is not None and native.failed_before_effects()
     traced = trace.traced
@@ -134,14 +134,14 @@ def beyond_trace(error: Exception, trace: CachedTrace) -> str:
     if isinstance(error, NumberError):
         return f"arithmetic on sizes raised in the trace: {error}"
     if "view size is not compatible" in str(error):
-        return "a result lies otherwise in memory than in the trace"
+        return "a result has other strides than in the trace"
     return FAILED_EARLY if has_effects else ""
 
 
 def share_memory(traced: TracedGraph, leaves: Sequence[Any]) -> bool:
-    """Whether a written input overlaps another input, or itself: the graph has all of their elements apart.
+    """Whether a written input overlaps another input, or itself. The graph assumes that no two elements share memory.
 
-    Addresses tell, since two storages may hold one memory (arrays of NumPy, DLPack).
+    Compares addresses, since two storages may refer to the same memory (arrays of NumPy, DLPack).
     """
     places = []
     for spec, value in _inputs(traced, leaves):

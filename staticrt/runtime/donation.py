@@ -58,7 +58,7 @@ def call(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """`serve(*args, **kwargs)`; afterwards the donated tensors have no bytes, but for those that are returned.
+    """`serve(*args, **kwargs)`; afterwards the donated tensors have no bytes, except those that are returned.
 
     Raises:
         InputError: a tensor cannot be donated: nothing has run, and it is whole.

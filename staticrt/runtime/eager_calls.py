@@ -1,4 +1,4 @@
-"""Which calls ran eagerly while somebody watched, how long, and why."""
+"""Records eager calls for profiles: how long each took, and why it ran eagerly."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def watch_eager() -> Iterator[list[EagerSpan]]:
 
 
 def nobody_watches() -> bool:
-    """Whether this thread's eager calls need not be noted."""
+    """Whether this thread's eager calls need not be recorded."""
     return _watch.spans is None
 
 
 @contextlib.contextmanager
 def eager_call(name: str, reason: str, where: str) -> Iterator[None]:
-    """An eager call of a compiled callable; noted if somebody watches."""
+    """An eager call of a compiled callable, recorded inside of `watch_eager`."""
     spans = _watch.spans
     if spans is None:
         yield

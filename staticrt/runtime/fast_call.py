@@ -28,7 +28,7 @@ class NativeGuard(Protocol):
     """Python state that a program depends on: a `StateGuard`, or none."""
 
     def native(self) -> _C.StateGuard | None:
-        """What C++ checks in each call; None: only Python can."""
+        """What C++ checks in each call; None if only Python can check it."""
 
 
 class _NotFast(Exception):
@@ -82,10 +82,10 @@ class FastPath:
             program: what ran.
             outputs: per flat output of the graph, ("tensor", position among the program's outputs) or
                 ("constant", object).
-            state: holds while the trace does.
+            state: the Python state that the trace depends on.
             grad_states: for a program that differentiates by itself, `_C.grad_state` of each input, none of which
                 may change. Empty: calls that need gradients are not served.
-            region: the program is its forward; of `grad_states` only counts whether a gradient is required.
+            region: the region whose forward the program is. Then `grad_states` says only whether an input requires a gradient.
         """
         environment = _C.environment()
         key = (id(program), environment, len(args), tuple(kwargs), spec.in_spec)

@@ -1,4 +1,4 @@
-"""A warning, once, where input sizes never repeat: such calls run on the general path and prepare nothing."""
+"""Warns once if input sizes never repeat: such calls run on the general path and prepare nothing."""
 
 from __future__ import annotations
 

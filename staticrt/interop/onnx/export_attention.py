@@ -1,7 +1,7 @@
 """The ONNX form of `scaled_dot_product_attention`.
 
 torch's exporter writes a mask as its type's lowest number, or as -inf: a row that the mask hides everywhere is then
-the mean of all values, or NaN. torch answers 0, and so does this form. It also takes tensors that are not of rank 4.
+the mean of all values, or NaN. torch returns 0, and so does this form. It also takes tensors that are not of rank 4.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Traces modules for `to_onnx` that torch's exporter cannot export directly.
 
-Three things defeat that exporter. It takes a size of which the example is 1 for any size, and then cannot tell what
-broadcasts. And it runs operators again, without autograd or Python's dispatch, to find types: attention then answers
-in another layout, and a view that fitted the first layout is refused. And it finds no overload of a clamp between an
-integer and a fraction.
+That exporter fails on three kinds of modules. It makes a size whose example is 1 symbolic, and then cannot tell which
+operands broadcast. To find types, it runs operators again without autograd or Python dispatch: attention then returns
+another layout, and a view that fitted the first one raises. And it finds no overload of a clamp between an integer and
+a float.
 """
 
 from __future__ import annotations

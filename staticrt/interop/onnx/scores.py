@@ -83,7 +83,7 @@ def rows(x: Tensor) -> Tensor:
     if x.dim() == 1:
         return x.unsqueeze(0)
     if x.dim() != 2:
-        raise OnnxError(f"rows of features [N, F] are wanted, got a tensor of rank {x.dim()}")
+        raise OnnxError(f"expected rows of features [N, F], got a tensor of rank {x.dim()}")
     return x
 
 

@@ -1,9 +1,9 @@
 """Strings in models: numbers while computing, text for the caller.
 
 No tensor holds text. A model's own strings (labels, categories, keys) are numbered when it is imported; a string
-tensor is an int64 tensor of these numbers, marked as `Strings`, which operators that move elements move like any
-other. What a caller passes is numbered on the way in, texts that the model does not know behind its own; so equal
-numbers are equal texts within a call.
+tensor is an int64 tensor of these numbers, marked as `Strings`, and operators that move elements take it like any
+other. The strings of a call's arguments are numbered in the same way, new ones after the model's own, so within a call
+equal numbers mean equal strings.
 """
 
 from __future__ import annotations

@@ -173,14 +173,14 @@ def _signature_lines(signature: SignatureReport, details: bool) -> list[str]:
     if signature.overwrites or signature.parts_in_place:
         lines.append(
             f"      in place: {signature.overwrites} results over an input that dies there, "
-            f"{signature.parts_in_place} parts of copies made where they would be copied to"
+            f"{signature.parts_in_place} values made where a later node would copy them"
         )
     if signature.donated_bytes:
         lines.append(
-            f"      donated: {format_bytes(signature.donated_bytes)} of values in arguments given up, or in results before these are made"
+            f"      donated: {format_bytes(signature.donated_bytes)} of values placed in donated arguments, or in results until these are written"
         )
     if signature.parallel_calls:
-        lines.append(f"      beside:  {signature.parallel_calls} kernels may run beside another")
+        lines.append(f"      parallel: {signature.parallel_calls} kernels may run in parallel with another")
     lines.append(f"      calls:   {signature.calls}")
     lines.append("      kernels: " + ", ".join(f"{route} ×{count}" for route, count in signature.kernels))
     if details:

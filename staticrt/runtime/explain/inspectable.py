@@ -1,4 +1,4 @@
-"""What reports may ask of anything compiled."""
+"""The interface through which reports read anything compiled."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def to_shape(meta: tuple[str, Sequence[int], Sequence[int]]) -> Shape:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What one step does, whatever time it takes.
+    """What one step does, without its time.
 
     Args:
         name: its node, or the first and last node of a chain.
@@ -166,7 +166,7 @@ class PreparedView:
         )
 
     def _boundary(self, nodes: Sequence[Node]) -> tuple[list[Shape], list[Shape]]:
-        """What a chain reads from outside and what of it is read outside: the rest stays in registers."""
+        """The values that a chain reads, and those of its results that other steps read. The others stay in registers."""
         made = {v for n in nodes for v in n.outputs}
         reads = dict.fromkeys(v for n in nodes for v in n.reads if v not in made)
         inside = {id(n) for n in nodes}

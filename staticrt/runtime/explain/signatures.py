@@ -18,7 +18,7 @@ class SignatureReport:
     Args:
         inputs: the caller's tensors it is for, "x: float32[8, 64]"; the model's own are left out.
         threads: intra-op threads it is for.
-        calls: calls that ran it; the first call of a signature, which prepares it, is none.
+        calls: calls that ran it. The first call of a signature prepares it and is not counted.
         arenas: device -> planned bytes there.
         arena_bytes: planned memory of all devices; lower_bound_bytes: no plan is smaller; values_bytes: without sharing.
         output_bytes, unmanaged_bytes: allocated in each call: results; what kernels of others allocate.
