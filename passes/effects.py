@@ -54,7 +54,7 @@ def is_pure(node: fx.Node, depth: int = 0) -> bool:
     return known.pure
 
 
-# Operators of torch and of ours return what they keep; as in csrc/program/liveness.cpp.
+# Torch's operators and ours return what they keep; as in csrc/program/liveness.cpp.
 _RETURN_WHAT_THEY_KEEP = frozenset(
     {"aten", "prims", "staticrt", "staticrt_accelerators", "quantized", "mkldnn", "onednn", "mkl"}
 )

@@ -158,7 +158,7 @@ int64_t enumeration_size(const c10::Argument& argument) {
   return 0;
 }
 
-// Kernels of ours write results of the dtypes that the program declares, and do not look at the argument.
+// Our kernels write results of the dtypes that the program declares, and do not look at the argument.
 // A norm of complex numbers is real.
 void check_results(const Program& program, const Node& node, at::ScalarType dtype) {
   for (uint32_t i = 0; i < node.num_outputs; ++i) {

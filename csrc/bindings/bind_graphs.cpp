@@ -137,7 +137,7 @@ void bind_storage(py::module_& m) {
   });
   m.def("adopt", [](const StorageRef& r, const py::object& pool) {
     if (py::isinstance<CpuPool>(pool)) return pool.cast<CpuPool&>().adopt(*r.lock_or_throw("adopt"));
-    pool.attr("adopt")(r);  // a pool of another kind of device, or a wrapper of ours
+    pool.attr("adopt")(r);  // a pool of another kind of device, or one of our wrappers
   });
   m.def("own_address", [](const StorageRef& r) { own_address(*r.lock_or_throw("adopt")); });
   m.def("ptrs_equal", &ptrs_equal);

@@ -10,7 +10,7 @@ namespace staticrt::bindings {
 
 // Raises the class of that name from staticrt.errors wherever C++ throws its counterpart.
 void bind_errors(pybind11::module_& m);
-// Sets that Python error for an exception of ours; throws any other on.
+// Sets that Python error for one of our exceptions; throws any other on.
 void raise_own_error(std::exception_ptr thrown);
 void bind_program(pybind11::module_& m);
 void bind_runtime(pybind11::module_& m);

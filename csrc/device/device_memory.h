@@ -30,7 +30,7 @@ class DeviceMemory {
   at::Device device() const { return device_; }
   // Of dense tensors.
   c10::DispatchKeySet keys() const { return keys_; }
-  // Host code may read and write its bytes, so that kernels of ours run on them; work ends before its call
+  // Host code may read and write its bytes, so that our kernels run on them; work ends before its call
   // returns.
   bool is_host() const { return is_host_; }
   // Of offsets in arenas, in bytes.

@@ -31,7 +31,7 @@ struct OpFacts {
   std::optional<c10::OperatorHandle> out;
   bool structured = false;  // one kernel computes both forms: `out` gives the same bits, whatever they are
   DirectCall direct;        // `out` without boxing, if its signature is known
-  // A kernel of ours that gives the same bits for any values.
+  // One of our kernels that gives the same bits for any values.
   PrepareFn prepare = nullptr;
   bool pointwise = false;
   bool scales_second = false;  // argument 2, alpha, scales argument 1: with other than 1 bits may differ

@@ -2,7 +2,7 @@
 //
 // Every storage that a call reads or writes has a slot: a storage of the record's own that points at the
 // bytes of this replay. Tensors of calls lie on slots, so that giving a slot another address moves all of
-// its views. Calls of kernels of ours address bytes through `bases`, one entry per slot.
+// its views. Calls of our kernels address bytes through `bases`, one entry per slot.
 //
 // Thread safety: one thread at a time; CpuGraph holds a lock.
 #pragma once
@@ -50,7 +50,7 @@ struct ResultCopy {
 
 struct Step {
   enum class Kind : uint8_t {
-    kPrepared,  // a kernel of ours, on addresses
+    kPrepared,  // one of our kernels, on addresses
     kOut,       // an out variant, into its final place
     kCall,      // an operator as it is: in-place ones, and those whose results are copied to their places
     kFill,      // bytes that no operator made
@@ -61,7 +61,7 @@ struct Step {
   uint32_t num_args = 0;
   uint32_t state = 0;                        // of dispatch, as it was at the capture
   bool grad_mode = false;                    // some operators save for a backward only if gradients are on
-  std::optional<c10::OperatorHandle> op;     // kPrepared: runs if the kernel of ours refuses the values
+  std::optional<c10::OperatorHandle> op;     // kPrepared: runs if our kernel refuses the values
   const DirectCall* direct = nullptr;        // kOut: the same without boxing; lives with the process
   std::unique_ptr<PointwiseCall> pointwise;  // kOut: the same on an iterator built once
   std::vector<ResultCopy> copies;

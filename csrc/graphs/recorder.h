@@ -5,7 +5,7 @@
 //
 // Note [What a replay must repeat]
 //   - An operator that makes tensors: its results get places in the pool, and the best of three calls that
-//     gives the same bits is kept: a kernel of ours, an out variant, the operator itself with its results
+//     gives the same bits is kept: one of our kernels, an out variant, the operator itself with its results
 //     copied. The first two are tried at once, into those places, and compared; but out variants of
 //     structured operators are taken as they are, because one kernel computes both forms.
 //   - An operator in place: as it is. What it overwrites that others can see is kept until the capture has

@@ -1,4 +1,4 @@
-// Cheaper calls with the same results: kernels of ours and out variants, tried into the results' places and
+// Cheaper calls with the same results: our kernels and out variants, tried into the results' places and
 // compared.
 #include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>

@@ -26,7 +26,7 @@ class UnionFind {
   std::vector<ValueId> parent_;
 };
 
-// Operators of torch and of ours return what they keep. Those of others may put an argument where they find
+// Torch's operators and ours return what they keep. Those of others may put an argument where they find
 // it again; bodies of control flow hand theirs on.
 bool may_keep_arguments(const Node& node) {
   for (const auto& body : node.bodies)

@@ -174,7 +174,7 @@ def test_results_have_the_dtype_that_an_operator_is_asked_for(function, number):
     ids=["exp", "gt", "add", "cat"],
 )
 def test_results_have_the_dtype_that_their_operator_gives(function, declared, text):
-    """Kernels of ours write results of the declared dtype."""
+    """Our kernels write results of the declared dtype."""
     data = saved(function, torch.ones(3))
     torch.testing.assert_close(staticrt.load(data)(torch.ones(4)), function(torch.ones(4)))
     body = read_body(data)

@@ -1,4 +1,4 @@
-"""Operators with a kernel of ours that no sample of torch's operator database reaches equal eager's."""
+"""Operators with one of our kernels that no sample of torch's operator database reaches equal eager's."""
 
 import pytest
 import torch

@@ -247,7 +247,7 @@ SLICES = [(None, -1), (-1, None), (1, None), (-3, -1), (0, 100), (-100, 2), (2, 
 @pytest.mark.parametrize("bounds", SLICES, ids=str)
 @pytest.mark.parametrize("step", [1, 2, 3])
 def test_slices_are_guarded(bounds, step):
-    """With sizes of ours, bounds are compared with the size; where the guards hold, other sizes are cut alike."""
+    """With our sizes, bounds are compared with the size; where the guards hold, other sizes are cut alike."""
     env = SizeEnv()
     mode = TraceFakeMode(env)
     with tracing(True):

@@ -250,7 +250,7 @@ def test_what_a_failed_trace_left_is_taken_back() -> None:
 
     def model(x: torch.Tensor) -> torch.Tensor:
         y = x @ bounded(4)
-        if (y.sum() > 0).item():  # sizes of ours do not answer this
+        if (y.sum() > 0).item():  # our sizes do not answer this
             y = y + 1
         print(end="")
         return y

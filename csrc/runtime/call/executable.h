@@ -28,7 +28,7 @@ struct ExecutableOptions {
   MemoryOptions memory;
   bool prepared = true;                 // off: every call takes the general path
   bool verify = false;                  // each prepared run is compared with the general path's
-  bool manage_outputs = false;          // outputs lie in memory of ours until released
+  bool manage_outputs = false;          // outputs lie in our memory until released
   std::optional<int64_t> max_prepared;  // programs kept, PreparedCache::capacity_for()
   PreparedOptions preparation;
   // Inputs that are the model's own tensors, which seldom change: what is made of them alone is kept, see

@@ -1,7 +1,7 @@
 // Prepared programs: a program on one signature, with everything decided that sizes decide.
 //
 // Immutable and position-independent: bytes are base + offset, and each frame has its own bases. Steps run
-// in order; most are direct kernel calls, the others keep what no kernel of ours can do without a tensor.
+// in order; most are direct kernel calls, the others keep what none of our kernels can do without a tensor.
 #pragma once
 
 #include <memory>

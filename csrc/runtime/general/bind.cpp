@@ -53,7 +53,7 @@ bool reads_only(const Program& program, const Node& node, const DeviceMemory& me
   return true;
 }
 
-// A view or the like: a kernel of ours that makes it touches no bytes, so any device's tensors will do.
+// A view or the like: one of our kernels that makes it touches no bytes, so any device's tensors will do.
 bool reads_no_bytes(const Program& program, const Node& node) {
   if (node.has_effects || !node.written_args.empty() || !node.handle ||
       node.handle->hasTag(at::Tag::data_dependent_output))

@@ -17,8 +17,8 @@ namespace staticrt {
 class Executable;
 
 enum class BoundKind : uint8_t {
-  kOut,       // an out variant of ours
-  kNative,    // a view or a number, by a kernel of ours
+  kOut,       // one of our out variants
+  kNative,    // a view or a number, by one of our kernels
   kBoxedOut,  // the dispatcher's out overload of a structured op
   kBoxed,     // the dispatcher's functional op
   kControl,   // cond, while_loop, scan, map over body programs

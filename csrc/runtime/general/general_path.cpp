@@ -67,7 +67,7 @@ void run_boxed(const BoundProgram& bound, const Node& node, const BoundNode& bou
   if (bound_node.check_overlap) repair_overlap(bound, node, slots);
 }
 
-// Kernels of ours read bytes; the dispatcher, which would look at the bits for conjugation and negation, is
+// Our kernels read bytes; the dispatcher, which would look at the bits for conjugation and negation, is
 // not asked. While this lives, operands with such a bit are in their slots as tensors without.
 class ResolvedOperands {
  public:

@@ -120,7 +120,7 @@ bool Preparation::all_plain(const Node& node) const {
   return true;
 }
 
-// Kernels of ours run there, and what is kept between calls lies there: on a device, calls on other streams
+// Our kernels run there, and what is kept between calls lies there: on a device, calls on other streams
 // would have to be ordered with it.
 bool Preparation::all_on_host(const Node& node) const {
   const auto elsewhere = [&](ValueId id) {

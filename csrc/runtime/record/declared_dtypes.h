@@ -1,6 +1,6 @@
 // Refuses programs whose declared dtypes are not those that their operators give.
 //
-// Kernels of ours, and torch's out variants, write results of the dtype that a program declares. A program of
+// Our kernels, and torch's out variants, write results of the dtype that a program declares. A program of
 // an archive declares what whoever wrote the file chose.
 #pragma once
 

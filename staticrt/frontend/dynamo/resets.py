@@ -1,7 +1,7 @@
 """What was compiled of Dynamo's graphs goes with `torch._dynamo.reset()`.
 
 Dynamo names the functions that it resumes after graph breaks, and the compiled graphs that they call, in the globals of the
-module they are of, and leaves them there for good. A graph of ours would keep arenas and packed weights.
+module they are of, and leaves them there for good. One of our graphs would keep arenas and packed weights.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def _is_ours(x: torch.Tensor) -> bool:
 
 
 def contiguous(x: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor | None:
-    """What `contiguous` returns for sizes of ours, without a guard; None for others, which torch's own kernel answers.
+    """What `contiguous` returns for our sizes, without a guard; None for others, which torch's own kernel answers.
 
     Args:
         x: a fake tensor.

@@ -23,7 +23,7 @@ def _device(layout: Any, device: Any, pin_memory: Any) -> torch.device | None:
 
 
 def _are_sizes(sizes: Sequence[Any]) -> bool:
-    """Whether none is negative, guarding on it where symbols of ours leave that open."""
+    """Whether none is negative, guarding on it where our symbols leave that open."""
     return all(
         size >= 0
         if isinstance(size, int)

@@ -181,7 +181,7 @@ def suggests_image(mode: Any, x: torch.Tensor) -> bool | None:
         return False
     if any(isinstance(shape[dim], int) and shape[dim] > 1 for dim in inner):
         return True
-    # Symbols of ours may be asked, which guards on the answer.
+    # Our symbols may be asked, which guards on the answer.
     return True if any(env_of(shape[dim]) is not None and shape[dim] > 1 for dim in inner) else None
 
 

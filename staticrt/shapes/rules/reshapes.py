@@ -150,7 +150,7 @@ def _viewed_sizes(mode: Any, old: list[Any], wanted: Sequence[Any]) -> list[Any]
 
 
 def _comes_out_even(mode: Any, old: Sequence[Any], new: Sequence[Any]) -> bool:
-    """Whether a product of sizes of ours is seen to be a multiple of another: adds no guard."""
+    """Whether a product of our sizes is seen to be a multiple of another: adds no guard."""
     whole, divisor = product(mode, old), product(mode, new)
     if env_of(whole) is None and env_of(divisor) is None:
         return False
@@ -160,7 +160,7 @@ def _comes_out_even(mode: Any, old: Sequence[Any], new: Sequence[Any]) -> bool:
 def _divided(
     mode: Any, sizes: list[Any], unknown: int, old: Sequence[Any], new: Sequence[Any]
 ) -> list[Any] | None:
-    """`sizes` with the unknown one worked out by dividing symbolic sizes of ours, guarding that it comes out even."""
+    """`sizes` with the unknown one worked out by dividing our symbolic sizes, guarding that it comes out even."""
     whole, divisor = product(mode, old), product(mode, new)
     if env_of(whole) is None and env_of(divisor) is None:
         return None

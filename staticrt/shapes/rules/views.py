@@ -232,7 +232,7 @@ def _split(mode: Any, x: torch.Tensor, size: Any, dim: int = 0) -> Any:
 
 
 def _split_symbolic(mode: Any, x: torch.Tensor, size: Any, dim: int) -> Any:
-    """Pieces of sizes of ours, whose number is a constant of the trace."""
+    """Pieces of our sizes, whose number is a constant of the trace."""
     whole = x.shape[dim]
     if any(not isinstance(n, int) and env_of(n) is None for n in (whole, size)) or size < 1 or whole < 1:
         return None

@@ -1,4 +1,4 @@
-"""Calls of another size: one trace with symbols of ours serves them, and each is as in eager."""
+"""Calls of another size: one trace with our symbols serves them, and each is as in eager."""
 
 import copy
 import math
