@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "archive/bytes.h"
-#include "archive/layout.h"
+#include "archive/tensor_layout.h"
 #include "archive/tensor_table.h"
 #include "kernels/registry/autotuning.h"
 #include "planner/known_plans.h"

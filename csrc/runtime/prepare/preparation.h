@@ -90,7 +90,7 @@ class Preparation {
   void keep_chain(const std::vector<uint32_t>& members, uint32_t first, const ChainRequest& request);
   bool is_needed_outside(ValueId result, const std::vector<uint32_t>& members) const;
 
-  // preparation_plan.cpp
+  // preparation_memory.cpp
   void plan();
   void plan_on(const DeviceMemory& memory);
   void find_donors(const DeviceMemory& memory, std::vector<planner::Spec>& specs);
@@ -106,11 +106,11 @@ class Preparation {
   void note_sharing(const planner::SharedPlan& plan);
   void note_apart();
 
-  // preparation_regions.cpp
+  // preparation_inter_op.cpp
   struct Touched {
     std::vector<ValueId> reads, writes;  // owners
   };
-  // Calls that may run beside each other: nodes that their steps stand for, and per call those before it.
+  // Calls that may run at the same time: nodes that their steps stand for, and per call those before it.
   struct Region {
     std::vector<uint32_t> units;
     uint32_t begin = 0, end = 0;  // nodes

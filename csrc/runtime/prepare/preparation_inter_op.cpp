@@ -1,4 +1,4 @@
-// Which prepared calls may run beside each other, and what that asks of live ranges.
+// Which prepared calls may run at the same time, and what that asks of live ranges.
 //
 // A region is a run of calls between two that every other of its segment is ordered with. Inside, threads
 // take calls in any order that dependences allow, so no moment of program order is a moment of the run: every

@@ -1,4 +1,4 @@
-#include "archive/layout.h"
+#include "archive/tensor_layout.h"
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty_strided.h>
