@@ -289,9 +289,7 @@ class Executor:
         if self._is_partial or not self.options.training or self._untrainable:
             return self._eager.run(args, kwargs, self._untrainable or "the call needs gradients")
         if has_global_hooks():
-            return self._eager.run(
-                args, kwargs, "torch has hooks on all modules, which Dynamo does not see"
-            )
+            return self._eager.run(args, kwargs, "torch has hooks on all modules, which Dynamo does not see")
         watched: WatchedState | None = None
         if self.options.joint_trace:
             try:

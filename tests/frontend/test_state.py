@@ -6,17 +6,14 @@ import contextvars
 import functools
 import itertools
 import os
-import sys
 import threading
 import types
 import weakref
 from typing import ClassVar
-from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import staticrt

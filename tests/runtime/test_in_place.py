@@ -189,7 +189,10 @@ def test_reports_say_what_is_in_place():
     fast, stats, blocks = compiled(function, torch.randn(32, 16))
     assert (stats["overwrites"], stats["parts_in_place"]) == (1, 2)
     text = str(fast.explain())
-    assert "in place: 1 results over an input that dies there, 2 values made where a later node would copy them" in text
+    assert (
+        "in place: 1 results over an input that dies there, 2 values made where a later node would copy them"
+        in text
+    )
     assert {b[6] for b in blocks} == {"", "over", "part of"}
 
 

@@ -155,7 +155,7 @@ Result cuMemFree(Address address) {
   return code(fake->sim.segment_free(address, segments[address]));
 }
 Result cuMemAddressReserve(Address* address, size_t size, size_t alignment, Address hint,
-                         unsigned long long flags) {
+                           unsigned long long flags) {
   NEED_CONTEXT;
   if (alignment != 0 || flags != 0) return kInvalidValue;
   return code(fake->sim.va_reserve(size, hint, address));
@@ -165,7 +165,7 @@ Result cuMemAddressFree(Address address, size_t size) {
   return code(fake->sim.va_release(address, size));
 }
 Result cuMemCreate(PhysicalHandle* handle, size_t size, const MemoryProperties* properties,
-                 unsigned long long flags) {
+                   unsigned long long flags) {
   NEED_CONTEXT;
   if (!good(properties) || properties->location.id != 0 || flags != 0) return kInvalidValue;
   PhysicalId made = kNoPhysical;
@@ -177,7 +177,8 @@ Result cuMemRelease(PhysicalHandle handle) {
   NEED_CONTEXT;
   return code(fake->sim.physical_release(PhysicalId{handle}));
 }
-Result cuMemMap(Address address, size_t size, size_t offset, PhysicalHandle handle, unsigned long long flags) {
+Result cuMemMap(Address address, size_t size, size_t offset, PhysicalHandle handle,
+                unsigned long long flags) {
   NEED_CONTEXT;
   if (offset != 0 || flags != 0) return kInvalidValue;
   return code(fake->sim.map(address, size, PhysicalId{handle}));
@@ -194,7 +195,7 @@ Result cuMemSetAccess(Address address, size_t size, const MemoryAccess* access, 
   return code(fake->sim.set_access(address, size, access->location.id));
 }
 Result cuMemGetAllocationGranularity(size_t* granule, const MemoryProperties* properties,
-                                   Granularity granularity) {
+                                     Granularity granularity) {
   if (!good(properties) || granularity != Granularity::minimum) return kInvalidValue;
   *granule = fake->sim.info().granule_bytes;
   return kSuccess;
@@ -248,7 +249,7 @@ Result cuStreamSynchronize(Stream stream) {
   return code(fake->sim.stream_sync(id(stream)));
 }
 Result cuStreamGetCaptureInfo(Stream stream, Capture* status, uint64_t* capture, Graph* graph,
-                            const Node** frontier, size_t* size) {
+                              const Node** frontier, size_t* size) {
   NEED_CONTEXT;
   CaptureState state;
   if (const Status got = fake->sim.capture_state(id(stream), &state); !got.ok()) return code(got);
@@ -350,9 +351,9 @@ Result cuGraphDestroy(Graph graph) {
 
 // The compiler checks that there is a fake of every call in cu_min.h, with its parameters.
 void* lookup(const std::string& wanted) {
-#define FAKE(name, version, parameters)     \
-  if (wanted == #name) {                    \
-    const name##_fn checked = name;         \
+#define FAKE(name, version, parameters)      \
+  if (wanted == #name) {                     \
+    const name##_fn checked = name;          \
     return reinterpret_cast<void*>(checked); \
   }
   SRT_CU_CALLS(FAKE)
