@@ -85,7 +85,8 @@ inline Vec pow(Vec x, Vec y) {
   };
   const Vec n = whole(a.n, b.n);
   const Vec p = exp_of({n, whole(a.r, b.r)});
-  Vec power = __builtin_expect(any_below(n, -125.0F), 0) ? scale_to_subnormal(p, n) : scale_by_any_power(p, n);
+  Vec power =
+      __builtin_expect(any_below(n, -125.0F), 0) ? scale_to_subnormal(p, n) : scale_by_any_power(p, n);
   const Bits is_one = (y == splat(0.0F)) | (x == splat(1.0F)) |
                       ((size == splat(1.0F)) & (abs(y) == splat(kInfinity)));  // 0 times infinity
   power = is_one ? splat(1.0F) : power;

@@ -212,9 +212,9 @@ inline Vec exp_of_minus_half(Vec q) {
   return scale_by_power(p, n);
 }
 
-// exp(-a^2 / 2) and the normal cumulative distribution of -a, `bell` t P(t) with t = 1 / (1 + 0.35 a); 0 where
-// the latter would be subnormal: products with such numbers take many times as long, and eager's gelu is 0
-// there, too.
+// exp(-a^2 / 2) and the normal cumulative distribution of -a, `bell` t P(t) with t = 1 / (1 + 0.35 a); 0
+// where the latter would be subnormal: products with such numbers take many times as long, and eager's gelu
+// is 0 there, too.
 struct Normal {
   Vec bell, tail;
 };
