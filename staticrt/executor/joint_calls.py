@@ -18,7 +18,6 @@ from staticrt.errors import LoweringError, PassError
 from staticrt.executor.call_state import STATE_CHANGES_OFTEN, CallState, CallStates
 from staticrt.executor.trace_maker import TraceMaker
 from staticrt.frontend import budget
-from staticrt.frontend.collection import paused
 from staticrt.frontend.dynamo.parallel import bucket_limits
 from staticrt.frontend.guards.watched_state import WatchedState
 from staticrt.frontend.progress import long_work
@@ -222,7 +221,7 @@ class JointCalls:
         return failed is not None and (failed.impossible or state.changes >= tuning.STEP_ATTEMPTS)
 
     def _make(self, call: Call) -> CachedTrace | None:
-        with self._lock, paused(), budget.account(self._options.seconds_to_trace()):
+        with self._lock, budget.account(self._options.seconds_to_trace()):
             state = self._states.get(_key(call)) or CallState()
             trace = state.find(call)
             if trace is not None or self._is_refused(state):

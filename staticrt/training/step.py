@@ -20,7 +20,6 @@ from staticrt import locks, torch_private, tuning
 from staticrt.errors import TraceError
 from staticrt.frontend.arguments.names import named_like
 from staticrt.frontend.arguments.structure import Flattener
-from staticrt.frontend.collection import paused
 from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.progress import long_work
 from staticrt.frontend.reasons import BROADCASTS, CannotTrace
@@ -173,7 +172,7 @@ class CompiledStep:
         if len(self._variants) >= limit:
             return Failure(f"more than max_traces={limit} traces", "", True)
         try:
-            with paused(), long_work(f"tracing {self._name}", self._options.progress):
+            with long_work(f"tracing {self._name}", self._options.progress):
                 variant = self._trace(call)
         except NotReady as error:
             return Failure(error.reason, error.where, False)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
-import gc
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -347,25 +345,3 @@ def test_an_error_keeps_nothing_of_its_trace(monkeypatch):
         compiled(torch.ones(3))
     assert searches == []
     assert "test_escapes.py" in str(compiled.explain())
-
-
-def test_what_the_collector_calls_is_not_taken_for_the_models_code():
-    """Callbacks of the garbage collector that read the clock: a trace makes more objects than it waits for."""
-    seen = []
-
-    def watch(_phase, _info):
-        seen.append(time.perf_counter())
-
-    def model(x):
-        kept = [[] for _ in range(2000)]
-        return x + len(kept)
-
-    compiled = staticrt.compile(model)
-    gc.callbacks.append(watch)
-    try:
-        with torch.no_grad():
-            torch.testing.assert_close(compiled(torch.zeros(2)), torch.full((2,), 2000.0))
-    finally:
-        gc.callbacks.remove(watch)
-    assert gc.isenabled()
-    assert [trace.route for trace in compiled.explain().traces] == ["whole"], compiled.explain()
