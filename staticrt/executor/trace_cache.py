@@ -205,7 +205,7 @@ class TraceCache:
         self.states.keep(progress.call.key.key, state)
         state.failure = Failure(reason, where, impossible=isinstance(error, CannotTrace))
         if isinstance(error, ModelChanges) and state.changes < tuning.MAX_CHANGES:
-            if progress.request is not None and progress.request.snapshot.complete:
+            if state.traces and progress.request is not None and progress.request.snapshot.complete:
                 state.fills.append((state.failure, progress.request.snapshot.guard()))
             return Outcome.MODEL_CHANGED
         if self._whole_or_eager:
