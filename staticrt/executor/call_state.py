@@ -45,7 +45,8 @@ class CallState:
         traces: those kept, in the order in which they are looked at.
         failure: why the last trace failed.
         changes: traces that failed because the model changed its own state.
-        fills: why, and the state in which it did so.
+        fills: of calls in which the model changed its own state beside kept traces: the failure, and a guard of the state
+            before the call.
         trials: timings of graph splits against eager, while the route is SPLIT.
         watched: what Dynamo may not guard, while the route is SPLIT or after a joint trace failed.
         interventions: times when that was changed between two calls.
@@ -79,7 +80,7 @@ class CallState:
         return None
 
     def will_change(self) -> Failure | None:
-        """What the model changes in a call now, as it did before in the same state, which traces have followed since."""
+        """The failure of an earlier call in the same state, in which the model changed itself; None: none is known."""
         known = (failure for failure, state in self.fills if self.traces and state.holds())
         return next(known, None)
 

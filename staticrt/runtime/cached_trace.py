@@ -36,7 +36,7 @@ class CachedTrace:
     remade: RemadeTensors | None = None  # finds tensors of the model's that others have replaced
 
     def __post_init__(self) -> None:
-        self.first_values = self.traced.values
+        self._first_values = self.traced.values if self.remade is not None else ()
 
     @functools.cached_property
     def call_spec(self) -> CallSpec:
@@ -63,7 +63,7 @@ class CachedTrace:
         if found is None:
             return False
         state, replaced = found
-        values = tuple(replaced.get(id(value), value) for value in self.first_values)
+        values = tuple(replaced.get(id(value), value) for value in self._first_values)
         if not self._accepts(leaves, call, values, state):
             return False
         self.replace_values(values)

@@ -1,6 +1,6 @@
 """torch's own optimisers in compiled steps.
 
-While a step is recorded, one of our twins stands in for each of them. It shares the optimiser's attributes, and its updates
+While a step is recorded, a class of `optim.py` stands in for each of them. It shares the optimiser's attributes, and its updates
 read the learning rate from a tensor, so that a schedule never changes the graph. `foreach` and `fused` say how torch
 computes, not what: updates are recorded the same way with any of them.
 """
