@@ -6,31 +6,13 @@ import datetime
 import os
 import platform
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import staticrt
 from staticrt.models.bench.peers import resolve
-
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name":
-                return value.strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def _memory_bytes() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (OSError, ValueError):
-        return None
+from staticrt.tools.cli import env
 
 
 def environment(peers: Iterable[str], threads: int, workers: int) -> dict[str, Any]:
@@ -44,26 +26,31 @@ def environment(peers: Iterable[str], threads: int, workers: int) -> dict[str, A
         peer = resolve(name)
         if not peer.missing():
             versions |= peer.versions()
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    machine = env.machine()
+    overwritten = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")
     return {
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "cpu": _cpu_name(),
+        "cpu": machine["cpu"],
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "cpus": allowed,
+        "cpus": machine["cpus"],
         "threads": threads,
         "workers": workers,
-        "memory_bytes": _memory_bytes(),
+        "memory_bytes": machine.get("memory_bytes"),
         "load_average": os.getloadavg()[0],
         "system": f"{platform.system()} {platform.machine()}",
         "versions": versions,
+        "variables": {name: value for name, value in env.variables().items() if name not in overwritten},
     }
 
 
 def describe(facts: dict[str, Any]) -> str:
-    """The facts as two lines of text."""
+    """The facts as two lines of text, and a third where environment variables change what is measured."""
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     workers = f", {facts['workers']} pairs at a time" if facts["workers"] > 1 else ""
-    return (
+    lines = (
         f"{facts['cpu']} ({facts['cpu_capability']}), {facts['cpus']} CPUs, load {facts['load_average']:.1f}; "
         f"{facts['threads']} thread{'s' if facts['threads'] > 1 else ''}, float32, no gradients{workers}\n{versions}"
     )
+    if variables := facts.get("variables"):
+        lines += "\n" + ", ".join(f"{name}={value}" for name, value in variables.items())
+    return lines

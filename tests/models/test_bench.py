@@ -202,7 +202,8 @@ ROW_FIELDS = {
 }
 
 
-def test_the_command_prints_tables_and_keeps_whole_json(runner, tmp_path, capsys):
+def test_the_command_prints_tables_and_keeps_whole_json(runner, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
     target = tmp_path / "deep" / "out.json"
     wanted = "eager,torchscript,bad_peers:RAISES,bad_peers:MISSING"
     code = command.main(
@@ -227,6 +228,8 @@ def test_the_command_prints_tables_and_keeps_whole_json(runner, tmp_path, capsys
     assert document["complete"] is True
     assert document["environment"]["versions"]["torch"]
     assert document["environment"]["cpu"]
+    assert document["environment"]["variables"]["OMP_WAIT_POLICY"] == "passive"
+    assert "OMP_WAIT_POLICY=passive" in printed
     assert document["limits"]["status"] == jobs.OK
     assert document["limits"]["gemm_flops_per_s"] > 1e9
     assert document["models"]["mlp"]["flops"] == 24576

@@ -24,8 +24,9 @@ _PACKAGES = (
     "transformers",
 )
 _VARIABLES = (
-    "ATEN_CPU_CAPABILITY", "CUDA_VISIBLE_DEVICES", "DNNL_MAX_CPU_ISA", "GOMP_CPU_AFFINITY", "KMP_AFFINITY",
-    "LD_PRELOAD", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "TORCH_LOGS",
+    "ATEN_CPU_CAPABILITY", "CUDA_VISIBLE_DEVICES", "DNNL_MAX_CPU_ISA", "GOMP_CPU_AFFINITY", "GOMP_SPINCOUNT",
+    "KMP_AFFINITY", "KMP_BLOCKTIME", "LD_PRELOAD", "MKL_NUM_THREADS", "OMP_DYNAMIC", "OMP_NUM_THREADS", "OMP_PLACES",
+    "OMP_PROC_BIND", "OMP_WAIT_POLICY", "ONEDNN_MAX_CPU_ISA", "TORCH_LOGS",
 )  # fmt: skip
 
 
@@ -51,10 +52,10 @@ def environment() -> dict[str, Any]:
         "build": _build(),
         "python": sys.version.split()[0],
         "platform": platform.platform(),
-        "machine": _machine(),
+        "machine": machine(),
         "torch": _torch(),
         "packages": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
-        "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
+        "variables": variables(),
     }
 
 
@@ -68,7 +69,13 @@ def _build() -> dict[str, Any]:
     return {"torch": _build_info.TORCH_VERSION, "extension": str(_C.__file__)}
 
 
-def _machine() -> dict[str, Any]:
+def variables() -> dict[str, str]:
+    """The environment variables that are set and change the speed or the behaviour of a run."""
+    return {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+
+
+def machine() -> dict[str, Any]:
+    """The processor's name and instruction sets, the CPUs that this process may use, and the memory in bytes."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     facts: dict[str, Any] = {"cpu": platform.processor() or platform.machine(), "cpus": allowed}
     try:
