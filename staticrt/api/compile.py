@@ -23,6 +23,7 @@ from staticrt.executor.executor import Executor
 from staticrt.executor.sharded import ShardedExecutor, is_sharded
 from staticrt.frontend.arguments.names import named_like
 from staticrt.frontend.dynamo.parallel import calling, is_parallel
+from staticrt.frontend.tracing import trace  # noqa: F401  a first call traces: it finds the tracer imported
 from staticrt.options import Options
 from staticrt.runtime.asynchronous import Future, fork
 from staticrt.tools.report.inspection import Tools

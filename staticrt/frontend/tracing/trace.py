@@ -23,6 +23,7 @@ from staticrt.frontend.arguments.structure import (
     repeated,
     same_contents,
 )
+from staticrt.frontend.functionalize.functionalize import functionalize
 from staticrt.frontend.graph import TracedGraph
 from staticrt.frontend.guards.impure_calls import ImpureCall, Watcher
 from staticrt.frontend.guards.model_builtins import NeedsNumber, given_attributes
@@ -39,8 +40,10 @@ from staticrt.frontend.reasons import (
     model_line,
 )
 from staticrt.frontend.thread_state import ThreadState, certainly
-from staticrt.frontend.tracing import compiling
-from staticrt.frontend.tracing.escapes import is_cached, let_go
+from staticrt.frontend.tracing import compiling, control_flow
+from staticrt.frontend.tracing.decisions import Decisions
+from staticrt.frontend.tracing.escapes import Escapes, is_cached, let_go
+from staticrt.frontend.tracing.fake_mode import TraceFakeMode
 from staticrt.frontend.tracing.finish import assert_data_dependent, finish
 from staticrt.frontend.tracing.maybe_views import (
     SizesDecideViews,
@@ -50,6 +53,7 @@ from staticrt.frontend.tracing.maybe_views import (
 )
 from staticrt.frontend.tracing.patches import tracing
 from staticrt.frontend.tracing.request import TraceRequest
+from staticrt.frontend.tracing.tracer import Tracer
 from staticrt.native import _C
 from staticrt.shapes.size_env import NeedsShapeEnv, SizeEnv
 
@@ -158,13 +162,6 @@ def _record(request: TraceRequest, watcher: Watcher, undo: list[Callable[[], obj
     Args:
         undo: gets what takes back what the run has changed, each of which may be called more than once.
     """
-    from staticrt.frontend.functionalize.functionalize import functionalize
-    from staticrt.frontend.tracing import control_flow
-    from staticrt.frontend.tracing.decisions import Decisions
-    from staticrt.frontend.tracing.escapes import Escapes
-    from staticrt.frontend.tracing.fake_mode import TraceFakeMode
-    from staticrt.frontend.tracing.tracer import Tracer
-
     sizing, leaves, snapshot = request.sizing, request.leaves, request.snapshot
     env: Any = SizeEnv(model_line) if sizing.is_ours else _shape_env(sizing.is_oblivious)
     fake_mode = TraceFakeMode(env)
@@ -235,7 +232,7 @@ def _record(request: TraceRequest, watcher: Watcher, undo: list[Callable[[], obj
     return finish(request, tracer, nodes, written, out_spec, guards_of(env, fakes), inference_outputs)
 
 
-def _add_arguments(tracer: Any, fakes: FakeInputs, leaves: Sequence[Any]) -> None:
+def _add_arguments(tracer: Tracer, fakes: FakeInputs, leaves: Sequence[Any]) -> None:
     """Placeholders for fake arguments."""
     placeholders: dict[int, fx.Node] = {}
     same = dict(repeated(leaves))
@@ -249,7 +246,7 @@ def _add_arguments(tracer: Any, fakes: FakeInputs, leaves: Sequence[Any]) -> Non
 def _run(
     request: TraceRequest,
     fakes: FakeInputs,
-    tracer: Any,
+    tracer: Tracer,
     watcher: Watcher,
     outputs: list[Any],
     is_new: Callable[[Any], bool],
@@ -353,7 +350,7 @@ def _check_attributes(request: TraceRequest) -> None:
                 raise CannotTrace(f"the model may read {name}.{min(read)}, an attribute of a tensor", "")
 
 
-def _check_constants(request: TraceRequest, tracer: Any) -> None:
+def _check_constants(request: TraceRequest, tracer: Tracer) -> None:
     """No gradient is a constant of the graph: code that reads it names `.grad`, or a C function reads it, unseen.
 
     Raises:
