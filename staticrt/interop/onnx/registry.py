@@ -3,7 +3,7 @@
 A builder is a Python function over torch operators, registered with `op`. Its signature is its declaration:
 positional parameters are the operator's inputs, keyword-only ones its attributes (with ONNX's defaults). An
 input annotated `Tensor` arrives as a tensor, one annotated `Numbers` as numbers known at trace, `Value` as it
-is; a keyword `call` gets the `Call`. Builders with `prepare` get one keyword `prepared`: what that function made of the
+is; a keyword `call` gets the `Call`. `**keywords` stands for the attributes of another builder, `like`. Builders with `prepare` get one keyword `prepared`: what that function made of the
 attributes when the model was imported.
 """
 
@@ -169,6 +169,7 @@ def op(
     prepare: Builder | None = None,
     prepared: Mapping[str, Any] | None = None,
     strings: str | None = None,
+    like: Builder | None = None,
 ) -> Callable[[F], F]:
     """Register a builder for an operator from version `since` on. `prepared`: further attributes of `prepare` that are not in
     its signature, with their defaults."""
@@ -176,7 +177,7 @@ def op(
     def register(function: F) -> F:
         for name in names:
             operator = _declare(
-                function, name, domain, since, host, pure, strings or _of_strings(domain, name)
+                function, name, domain, since, host, pure, strings or _of_strings(domain, name), like
             )
             if prepare is not None:
                 operator = _with_preparation(operator, prepare, prepared or {})
@@ -191,11 +192,13 @@ def op(
 
 
 def _declare(
-    function: Builder, name: str, domain: str, since: int, host: Builder | None, pure: bool, strings: str
-) -> Operator:
+    function: Builder, name: str, domain: str, since: int, host: Builder | None, pure: bool, strings: str,
+    like: Builder | None,
+) -> Operator:  # fmt: skip
     kinds: list[str] = []
     omittable: set[int] = set()
-    rest, required, attributes, wants_call = None, 0, set(), False
+    rest, required, wants_call = None, 0, False
+    attributes = set() if like is None else set(_keywords(like))
     for parameter in inspect.signature(function).parameters.values():
         kind = "value"
         for word in ("Tensor", "Numbers"):
@@ -208,7 +211,7 @@ def _declare(
                 wants_call = True
             else:
                 attributes.add(parameter.name)
-        else:
+        elif parameter.kind is not parameter.VAR_KEYWORD:
             kinds.append(kind)
             required += parameter.default is parameter.empty
             if parameter.default is parameter.empty and "None" in str(parameter.annotation):
@@ -220,10 +223,17 @@ def _declare(
 
 
 def _with_preparation(operator: Operator, prepare: Builder, more: Mapping[str, Any]) -> Operator:
-    own = [p.name for p in inspect.signature(prepare).parameters.values() if p.kind is p.KEYWORD_ONLY]
     return dataclasses.replace(
-        operator, prepare=prepare, defaults=dict(more), attributes=frozenset([*own, *more]), pure=False
+        operator,
+        prepare=prepare,
+        defaults=dict(more),
+        attributes=frozenset([*_keywords(prepare), *more]),
+        pure=False,
     )
+
+
+def _keywords(function: Builder) -> list[str]:
+    return [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
 
 
 def find(domain: str, name: str, version: int) -> Operator | None:

@@ -137,19 +137,13 @@ def _native(extra: list[int], stride: list[int], dilation: list[int]) -> bool:
     return all(e < max(s, d) for e, s, d in zip(extra, stride, dilation, strict=True))
 
 
-@op("ConvInteger", since=10)
+@op("ConvInteger", since=10, like=conv)
 def conv_integer(
     x: Tensor,
     w: Tensor,
     x_zero: Tensor | None = None,
     w_zero: Tensor | None = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Ints | None = None,
-    group: int = 1,
-    kernel_shape: Ints | None = None,
-    pads: Ints | None = None,
-    strides: Ints | None = None,
+    **windows: Any,
 ) -> Tensor:
     """Computed in float64, which holds every sum of int8 products exactly."""
     left, right = x.double(), w.double()
@@ -157,5 +151,5 @@ def conv_integer(
         left = left - x_zero.double()
     if w_zero is not None:
         right = right - w_zero.double().reshape([-1, *[1] * (w.dim() - 1)])
-    found = conv(left, right, auto_pad=auto_pad, dilations=dilations, group=group, pads=pads, strides=strides)
+    found = conv(left, right, **windows)
     return found.to(torch.int32)

@@ -308,7 +308,7 @@ def _activated(x: Tensor, activation: str, parameters: Any) -> Tensor:
     return _ACTIVATIONS[activation](x, *parameters)
 
 
-@op("FusedConv", domain=DOMAIN)
+@op("FusedConv", domain=DOMAIN, like=conv)
 def fused_conv(
     x: Tensor,
     w: Tensor,
@@ -317,18 +317,13 @@ def fused_conv(
     *,
     activation: str = "",
     activation_params: Value = (),
-    auto_pad: str = "NOTSET",
-    dilations: Ints | None = None,
-    group: int = 1,
-    kernel_shape: Ints | None = None,
-    pads: Ints | None = None,
-    strides: Ints | None = None,
+    **windows: Any,
 ) -> Tensor:
-    found = conv(x, w, b, auto_pad=auto_pad, dilations=dilations, group=group, pads=pads, strides=strides)
+    found = conv(x, w, b, **windows)
     return _activated(found if z is None else found + z, activation, activation_params)
 
 
-@op("FusedGemm", domain=DOMAIN)
+@op("FusedGemm", domain=DOMAIN, like=gemm)
 def fused_gemm(
     a: Tensor,
     b: Tensor,
@@ -338,13 +333,10 @@ def fused_gemm(
     activation_alpha: float | None = None,
     activation_beta: float | None = None,
     activation_gamma: float | None = None,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    transA: int = 0,
-    transB: int = 0,
+    **product: Any,
 ) -> Tensor:
     given = [value for value in (activation_alpha, activation_beta) if value is not None]
-    return _activated(gemm(a, b, c, alpha=alpha, beta=beta, transA=transA, transB=transB), activation, given)
+    return _activated(gemm(a, b, c, **product), activation, given)
 
 
 # -- quantised -----------------------------------------------------------------------------------------------------

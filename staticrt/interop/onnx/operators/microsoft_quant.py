@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from staticrt.interop.onnx.arguments import Ints, Value
+from staticrt.interop.onnx.arguments import Value
 from staticrt.interop.onnx.numbers import Tensor, as_tensor
 from staticrt.interop.onnx.operators.microsoft import DOMAIN
 from staticrt.interop.onnx.operators.pool import average_pool
@@ -101,7 +101,7 @@ def qlinear_global_average_pool(
     return quantize_linear(_real(x, x_scale, x_zero).mean(dims, keepdim=True), y_scale, y_zero)
 
 
-@op("QLinearAveragePool", domain=DOMAIN)
+@op("QLinearAveragePool", domain=DOMAIN, like=average_pool)
 def qlinear_average_pool(
     x: Tensor,
     x_scale: Tensor,
@@ -109,26 +109,13 @@ def qlinear_average_pool(
     y_scale: Tensor,
     y_zero: Tensor | None = None,
     *,
-    kernel_shape: Ints,
-    strides: Ints | None = None,
-    pads: Ints | None = None,
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
-    count_include_pad: int = 0,
     channels_last: int = 0,
+    **windows: Any,
 ) -> Tensor:
     real = _real(x, x_scale, x_zero)
     if channels_last:
         real = real.movedim(-1, 1)
-    found = average_pool(
-        real,
-        kernel_shape=kernel_shape,
-        strides=strides,
-        pads=pads,
-        auto_pad=auto_pad,
-        ceil_mode=ceil_mode,
-        count_include_pad=count_include_pad,
-    )
+    found = average_pool(real, **windows)
     return quantize_linear(found.movedim(1, -1) if channels_last else found, y_scale, _zero(y_zero, x))
 
 

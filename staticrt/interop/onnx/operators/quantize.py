@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from staticrt.interop.onnx.arguments import Ints, axis_of
+from staticrt.interop.onnx.arguments import axis_of
 from staticrt.interop.onnx.casting import cast_to_dtype
 from staticrt.interop.onnx.numbers import Tensor
 from staticrt.interop.onnx.operators.conv import conv
@@ -112,7 +114,7 @@ def _requantized(found: Tensor, zero: Tensor) -> Tensor:
     return torch.clamp(torch.round(found) + zero.float(), info.min, info.max).to(zero.dtype)
 
 
-@op("QLinearConv", since=10)
+@op("QLinearConv", since=10, like=conv)
 def qlinear_conv(
     x: Tensor,
     x_scale: Tensor,
@@ -123,23 +125,13 @@ def qlinear_conv(
     y_scale: Tensor,
     y_zero: Tensor,
     b: Tensor | None = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Ints | None = None,
-    group: int = 1,
-    kernel_shape: Ints | None = None,
-    pads: Ints | None = None,
-    strides: Ints | None = None,
+    **windows: Any,
 ) -> Tensor:
     found = conv(
         x.double() - x_zero.double(),
         w.double() - w_zero.double().reshape([-1, *[1] * (w.dim() - 1)]),
         None if b is None else b.double(),
-        auto_pad=auto_pad,
-        dilations=dilations,
-        group=group,
-        pads=pads,
-        strides=strides,
+        **windows,
     )
     scale = x_scale.float() * w_scale.float() / y_scale.float()
     if scale.numel() > 1:

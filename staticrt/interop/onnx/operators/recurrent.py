@@ -47,30 +47,42 @@ def _or(value: float | None, default: float) -> float:
 class _Layer:
     """One recurrent node, its attributes checked."""
 
-    def __init__(self, kind: str, attributes: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        kind: str,
+        linear_before_reset: int = 0,
+        input_forget: int = 0,
+        *,
+        activation_alpha: Any = None,
+        activation_beta: Any = None,
+        activations: Any = None,
+        clip: float | None = None,
+        direction: str = "forward",
+        hidden_size: int | None = None,
+        layout: int = 0,
+        output_sequence: int = 0,
+    ) -> None:
         self.kind = kind
         self.gates = _GATES[kind]
-        self.direction = attributes["direction"].lower()
+        self.direction = direction.lower()
         if self.direction not in ("forward", "reverse", "bidirectional"):
-            raise OnnxError(f"unknown direction {attributes['direction']!r}")
+            raise OnnxError(f"unknown direction {direction!r}")
         self.directions = 2 if self.direction == "bidirectional" else 1
-        self.clip = attributes["clip"]
-        self.hidden_size = attributes["hidden_size"]
-        self.layout = attributes["layout"]
-        expect(self.layout in (0, 1), f"layout {self.layout} of {kind} is neither 0 nor 1")
-        self.linear_before_reset = attributes.get("linear_before_reset", 0)
-        self.input_forget = attributes.get("input_forget", 0)
-        names = attributes["activations"]
-        self.usual = (
-            names is None and not attributes["activation_alpha"] and not attributes["activation_beta"]
-        )
+        self.clip = clip
+        self.hidden_size = hidden_size
+        self.layout = layout
+        expect(layout in (0, 1), f"layout {layout} of {kind} is neither 0 nor 1")
+        self.linear_before_reset = linear_before_reset
+        self.input_forget = input_forget
+        names = activations
+        self.usual = names is None and not activation_alpha and not activation_beta
         names = [name.lower() for name in (names or _DEFAULTS[kind] * self.directions)]
         self.usual = self.usual or names == [n.lower() for n in _DEFAULTS[kind] * self.directions]
         each = len(_DEFAULTS[kind])
         if len(names) != each * self.directions or any(name not in _ACTIVATIONS for name in names):
             raise OnnxError(f"{kind} with activations {names}")
-        alpha = list(attributes["activation_alpha"] or [])
-        beta = list(attributes["activation_beta"] or [])
+        alpha = list(activation_alpha or [])
+        beta = list(activation_beta or [])
         self.functions = [
             self._function(name, alpha[i] if i < len(alpha) else None, beta[i] if i < len(beta) else None)
             for i, name in enumerate(names)
@@ -252,7 +264,7 @@ def _reversed(x: Tensor, lengths: Tensor | None) -> Tensor:
     return torch.gather(x, 0, index.unsqueeze(-1).expand(x.shape))
 
 
-@op("LSTM")
+@op("LSTM", like=_Layer)
 def lstm(
     x: Tensor,
     w: Tensor,
@@ -263,20 +275,13 @@ def lstm(
     c: Tensor | None = None,
     p: Tensor | None = None,
     *,
-    activation_alpha: Any = None,
-    activation_beta: Any = None,
-    activations: Any = None,
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
     input_forget: int = 0,
-    layout: int = 0,
-    output_sequence: int = 0,
+    **layer: Any,
 ) -> Any:
-    return _Layer("LSTM", locals()).run(x, w, r, b, lengths, h, c, p)
+    return _Layer("LSTM", input_forget=input_forget, **layer).run(x, w, r, b, lengths, h, c, p)
 
 
-@op("GRU")
+@op("GRU", like=_Layer)
 def gru(
     x: Tensor,
     w: Tensor,
@@ -285,20 +290,13 @@ def gru(
     lengths: Tensor | None = None,
     h: Tensor | None = None,
     *,
-    activation_alpha: Any = None,
-    activation_beta: Any = None,
-    activations: Any = None,
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    layout: int = 0,
     linear_before_reset: int = 0,
-    output_sequence: int = 0,
+    **layer: Any,
 ) -> Any:
-    return _Layer("GRU", locals()).run(x, w, r, b, lengths, h, None, None)
+    return _Layer("GRU", linear_before_reset, **layer).run(x, w, r, b, lengths, h, None, None)
 
 
-@op("RNN")
+@op("RNN", like=_Layer)
 def rnn(
     x: Tensor,
     w: Tensor,
@@ -306,14 +304,6 @@ def rnn(
     b: Tensor | None = None,
     lengths: Tensor | None = None,
     h: Tensor | None = None,
-    *,
-    activation_alpha: Any = None,
-    activation_beta: Any = None,
-    activations: Any = None,
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    layout: int = 0,
-    output_sequence: int = 0,
+    **layer: Any,
 ) -> Any:
-    return _Layer("RNN", locals()).run(x, w, r, b, lengths, h, None, None)
+    return _Layer("RNN", **layer).run(x, w, r, b, lengths, h, None, None)

@@ -73,13 +73,12 @@ def non_max_suppression(
     return found
 
 
-@op("RoiAlign", since=16)
-def roi_align(
+def _roi_align(
     x: Tensor,
     rois: Tensor,
     batch: Tensor,
+    half_pixel: bool,
     *,
-    coordinate_transformation_mode: str = "half_pixel",
     mode: str = "avg",
     output_height: int = 1,
     output_width: int = 1,
@@ -94,34 +93,20 @@ def roi_align(
         f"sampling_ratio {sampling_ratio}",
     )
     bins = (output_height, output_width, sampling_ratio, spatial_scale)
-    half_pixel = coordinate_transformation_mode == "half_pixel"
     found: Tensor = _align(x, rois, batch.to(torch.int64), *bins, half_pixel, mode == "max")
     return found
 
 
-@op("RoiAlign", since=10)
-def roi_align_10(
-    x: Tensor,
-    rois: Tensor,
-    batch: Tensor,
-    *,
-    mode: str = "avg",
-    output_height: int = 1,
-    output_width: int = 1,
-    sampling_ratio: int = 0,
-    spatial_scale: float = 1.0,
+@op("RoiAlign", since=16, like=_roi_align)
+def roi_align(
+    x: Tensor, rois: Tensor, batch: Tensor, *, coordinate_transformation_mode: str = "half_pixel", **bins: Any
 ) -> Tensor:
-    return roi_align(
-        x,
-        rois,
-        batch,
-        coordinate_transformation_mode="output_half_pixel",
-        mode=mode,
-        output_height=output_height,
-        output_width=output_width,
-        sampling_ratio=sampling_ratio,
-        spatial_scale=spatial_scale,
-    )
+    return _roi_align(x, rois, batch, coordinate_transformation_mode == "half_pixel", **bins)
+
+
+@op("RoiAlign", since=10, like=_roi_align)
+def roi_align_10(x: Tensor, rois: Tensor, batch: Tensor, **bins: Any) -> Tensor:
+    return _roi_align(x, rois, batch, False, **bins)
 
 
 @op("Col2Im", since=18)
