@@ -1,7 +1,6 @@
 """State, randomness and control flow of a loaded model are those of the saved one."""
 
 import io
-import threading
 
 import pytest
 import torch
@@ -10,6 +9,7 @@ from torch import nn
 import staticrt
 from staticrt.errors import ArchiveError, InputError
 from tests.support.saved_archives import archive_bytes, mlp, reload
+from tests.support.threads import in_threads
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
 
@@ -197,9 +197,5 @@ def test_threads():
                 if not torch.allclose(loaded(inputs[index]), expected[index], atol=1e-5):
                     failures.append(index)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(8))
     assert not failures

@@ -1,7 +1,6 @@
 """`LoadedModel.swap_weights`: every answer is of the old weights or of the new ones."""
 
 import gc
-import threading
 import weakref
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from torch import nn
 
 import staticrt
 from staticrt.errors import ArchiveError, InputError
+from tests.support.threads import beside
 
 
 class Net(nn.Module):
@@ -67,27 +67,15 @@ def test_answers_under_load_are_of_the_old_or_of_the_new_weights(tmp_path):
     with torch.no_grad():
         expected = [old(x), new(x)]
     assert not torch.allclose(*expected)
-    seen, wrong, stop = set(), [], threading.Event()
 
-    def work() -> None:
+    def work(_thread: int) -> None:
         with torch.no_grad():
-            while not stop.is_set():
-                found = loaded(x)
-                which = [torch.allclose(found, one, rtol=1e-4, atol=1e-5) for one in expected]
-                seen.add(tuple(which))
-                if sum(which) != 1:
-                    wrong.append(found)
+            found = loaded(x)
+        assert sum(torch.allclose(found, one, rtol=1e-4, atol=1e-5) for one in expected) == 1
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for turn in range(12):
-        loaded.swap_weights([new_path, old.state_dict(), new.state_dict(), old_path][turn % 4])
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-    assert seen <= {(True, False), (False, True)}
+    with beside(work, range(3)):
+        for turn in range(12):
+            loaded.swap_weights([new_path, old.state_dict(), new.state_dict(), old_path][turn % 4])
 
 
 def test_calls_that_were_prepared_are_prepared_again(tmp_path):

@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import threading
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import staticrt
+from tests.support.threads import in_threads
 
 
 class Net(nn.Module):
@@ -204,22 +204,13 @@ def test_constants_are_written_before_other_streams_read_them(order):
 def test_threads_with_a_stream_each(pair):
     model, on_sim = pair
     compiled = staticrt.compile(on_sim)
-    failures = []
 
-    def work():
-        try:
-            with torch.no_grad(), torch.Stream("sim:0"):
-                for rows in (4, 4, 7, 4, 7):
-                    check(compiled, model, rows)
-        except BaseException as error:
-            failures.append(error)
+    def work(_thread):
+        with torch.no_grad(), torch.Stream("sim:0"):
+            for rows in (4, 4, 7, 4, 7):
+                check(compiled, model, rows)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    in_threads(work, range(4))
 
 
 def test_gradients(pair):

@@ -14,6 +14,7 @@ from staticrt.graphs.backend import get_backend
 from staticrt.graphs.protocol import LeakInfo, PoolDelta
 from staticrt.graphs.simulated import SimGraphPool
 from staticrt.native import _C
+from tests.support.threads import in_threads
 
 SIM = torch.device("sim:0")
 
@@ -197,9 +198,8 @@ def test_graphs_share_the_memory_of_one_path(context):
         f(torch.ones(4, size, device=SIM))
     largest = 4 * (1 << 18) * 4
     assert context.explain().captures == 4
-    assert (
-        context.memory().reserved_bytes <= 6 * largest
-    )  # a buffer, three temporary results, rounding; all captures: 12
+    # A buffer, three temporary results, rounding; all captures: 12.
+    assert context.memory().reserved_bytes <= 6 * largest
 
 
 @pytest.mark.parametrize(
@@ -350,29 +350,20 @@ def test_two_devices_have_a_tree_each():
 
 def test_threads_with_a_stream_each(order):
     """Each thread has a default context of its own; the shared one takes turns."""
-    failures = []
 
     def work(number, shared):
-        try:
-            with GraphContext("sim") as own, torch.Stream("sim:0"):
-                f, g = own.wrap(lambda x: x.sin() + number), shared
-                for step in range(8):
-                    x = torch.full((50,), step + number / 8)
-                    out, other = f(x.to(SIM)), g(x.to(SIM))
-                    assert torch.equal(out.cpu(), x.sin() + number)
-                    assert torch.equal(other.cpu(), x * 3)
-                    torch.accelerator.current_stream().synchronize()
-        except BaseException as error:
-            failures.append(error)
+        with GraphContext("sim") as own, torch.Stream("sim:0"):
+            f, g = own.wrap(lambda x: x.sin() + number), shared
+            for step in range(8):
+                x = torch.full((50,), step + number / 8)
+                out, other = f(x.to(SIM)), g(x.to(SIM))
+                assert torch.equal(out.cpu(), x.sin() + number)
+                assert torch.equal(other.cpu(), x * 3)
+                torch.accelerator.current_stream().synchronize()
 
     with GraphContext("sim") as context:
         shared = context.wrap(lambda x: x * 3)
-        threads = [threading.Thread(target=work, args=(number, shared)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert failures == []
+        in_threads(lambda number: work(number, shared), range(4))
 
 
 def test_a_failed_allocation_leaves_the_context_usable(context, sim):

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import staticrt
+from tests.support.threads import in_threads
 
 ENABLE = "import torch, staticrt\n"
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "simulated_device.md"
@@ -215,25 +216,15 @@ def test_saving_and_copying():
 
 
 def test_threads_have_streams_of_their_own(order):
-    failures = []
-
     def work(seed):
-        try:
-            stream = torch.Stream("sim")
-            with stream:
-                x = torch.full((100,), float(seed), device="sim")
-                for _ in range(20):
-                    x = x * 2 - x
-                assert x.tolist() == [seed] * 100
-        except BaseException as error:
-            failures.append(error)
+        stream = torch.Stream("sim")
+        with stream:
+            x = torch.full((100,), float(seed), device="sim")
+            for _ in range(20):
+                x = x * 2 - x
+            assert x.tolist() == [seed] * 100
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    in_threads(work, range(8))
 
 
 def test_the_guide_runs():

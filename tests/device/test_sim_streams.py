@@ -1,11 +1,10 @@
 """Streams of "sim": work is late, memory is not kept alive by it, and mistakes between streams are reported."""
 
-import threading
-
 import pytest
 import torch
 
 import staticrt
+from tests.support.threads import in_threads
 
 
 def test_work_runs_when_somebody_waits(sim):
@@ -240,9 +239,5 @@ def test_threads_on_one_stream_get_the_results_of_operators_that_wait():
                     if result.shape != value.shape or not torch.allclose(result, value, rtol=1e-4, atol=1e-5):
                         wrong.append((thread, step, index))
 
-    threads = [threading.Thread(target=call, args=(thread,)) for thread in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(call, range(8))
     assert not wrong

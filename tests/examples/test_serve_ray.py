@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import staticrt
+from tests.support.threads import in_threads
 
 ray = pytest.importorskip("ray", reason='Ray is not installed: pip install "ray[serve]"')
 serve = pytest.importorskip("ray.serve", reason='Ray Serve is not installed: pip install "ray[serve]"')
@@ -169,7 +170,7 @@ def close(answer, expected):
 
 def test_requests_of_all_sizes_at_once_get_eager_s_answers(server):
     model = net(0)
-    wrong, done = [], []
+    wrong = []
 
     def send(number):
         client = Client(server.port)
@@ -178,16 +179,10 @@ def test_requests_of_all_sizes_at_once_get_eager_s_answers(server):
             status, answer = client.post(rows)
             with torch.no_grad():
                 expected = model(rows)
-            done.append(count)
             if status != 200 or not close(torch.tensor(answer["outputs"]), expected):
                 wrong.append((count, status))
 
-    threads = [threading.Thread(target=send, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(DEADLINE)
-    assert len(done) == 30
+    in_threads(send, range(6))
     assert wrong == []
 
 

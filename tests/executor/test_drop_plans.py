@@ -1,7 +1,5 @@
 """`drop_plans`: execution plans and captured graphs go, traces and results stay; counters of calls per plan."""
 
-import threading
-
 import pytest
 import torch
 from torch import nn
@@ -9,6 +7,7 @@ from torch import nn
 import staticrt
 from staticrt.errors import CaptureError
 from staticrt.graphs import GraphContext
+from tests.support.threads import beside, in_threads
 
 
 def model():
@@ -41,11 +40,7 @@ def test_calls_are_counted_per_plan():
 def test_frames_that_are_gone_and_other_threads_count():
     compiled = staticrt.compile(model())
     call(compiled, 3)
-    threads = [threading.Thread(target=call, args=(compiled, 3, 10)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(lambda rows: call(compiled, rows, 10), [3] * 4)
     compiled.trim()
     call(compiled, 3, times=2)
     assert plans(compiled) == {("input: float32[3, 16]",): 42}
@@ -74,24 +69,9 @@ def test_plans_go_and_are_made_again():
 def test_calls_that_have_begun_finish():
     """Threads call while plans are dropped again and again."""
     compiled = staticrt.compile(model())
-    failures, stop = [], threading.Event()
-
-    def work(rows):
-        try:
-            while not stop.is_set():
-                call(compiled, rows)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work, args=(rows,)) for rows in (2, 3, 4)]
-    for thread in threads:
-        thread.start()
-    for _ in range(50):
-        compiled.drop_plans()
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    with beside(lambda rows: call(compiled, rows), (2, 3, 4)):
+        for _ in range(50):
+            compiled.drop_plans()
     compiled.drop_plans()
     (native,) = compiled._executor.natives()
     assert native.num_frames == 0

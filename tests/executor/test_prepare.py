@@ -1,7 +1,5 @@
 """`compiled.prepare(...)`: the first call is a prepared one, and nothing of the model has run before it."""
 
-import threading
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +7,7 @@ import torch.nn.functional as F
 import staticrt
 from staticrt.models.zoo import get, select
 from staticrt.native import _C
+from tests.support.threads import in_threads
 
 
 class Net(torch.nn.Module):
@@ -289,20 +288,11 @@ def test_threads():
     net = Net().eval()
     fast = staticrt.compile(net)
     inputs = [torch.randn(1 + i % 4, 3, 6, 6) for i in range(12)]
-    failures = []
 
     def work(x):
-        try:
-            with torch.no_grad():
-                assert fast.prepare(x)
-                torch.testing.assert_close(fast(x), net(x))
-        except BaseException as error:
-            failures.append(error)
+        with torch.no_grad():
+            assert fast.prepare(x)
+            torch.testing.assert_close(fast(x), net(x))
 
-    threads = [threading.Thread(target=work, args=(x,)) for x in inputs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    in_threads(work, inputs)
     assert native_of(fast).cache_counters["prepared"] == 4

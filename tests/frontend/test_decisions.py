@@ -1,7 +1,5 @@
 """Branches that data decides are followed, and every call checks that data still decides so."""
 
-import threading
-
 import pytest
 import torch
 from torch import nn
@@ -9,6 +7,7 @@ from torch import nn
 import staticrt
 from staticrt.errors import InputError
 from staticrt.tuning import MAX_BRANCHES
+from tests.support.threads import in_threads
 
 
 def traces(compiled):
@@ -236,11 +235,7 @@ def test_threads_decide_each_for_itself():
                 if not torch.equal(compiled(x), positive(x)):
                     wrong.append(x)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(8))
     assert not wrong
 
 

@@ -5,7 +5,6 @@ The functions are of this module: Dynamo leaves what it resumes after a graph br
 
 import gc
 import sys
-import threading
 import weakref
 
 import pytest
@@ -19,6 +18,7 @@ from staticrt.executor.partial_graph import PartialGraph
 from staticrt.frontend.dynamo import resets as dynamo_resets
 from staticrt.training.aot_region import Region
 from staticrt.training.plans import CompiledGraph
+from tests.support.threads import beside
 
 
 def seen_by_python(x):
@@ -83,9 +83,8 @@ def test_nothing_compiled_is_left_after_a_reset(route, gradients, before):
                 torch.testing.assert_close(compiled(x[:size, :size]), function(x[:size, :size]))
         assert len(compiled_parts()[0]) > len(before[0])
         torch._dynamo.reset()
-        assert len(compiled_parts()[0]) <= len(before[0]) + (
-            route == "staticrt"
-        )  # the function's own executor
+        # The function has an executor of its own.
+        assert len(compiled_parts()[0]) <= len(before[0]) + (route == "staticrt")
     del compiled
     assert compiled_parts() == before
 
@@ -214,21 +213,16 @@ def test_members_of_a_weak_set_to_which_other_threads_add():
     found = weakref.WeakSet()
     kept = [Graph(False) for _ in range(500)]
     found.update(kept)
-    stop = threading.Event()
 
-    def add():
-        while not stop.is_set():
-            more = [Graph(False) for _ in range(100)]
-            found.update(more)
+    def add(_thread):
+        more = [Graph(False) for _ in range(100)]
+        found.update(more)
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
-    thread = threading.Thread(target=add)
-    thread.start()
     try:
-        for _ in range(300):
-            assert set(kept) <= set(locks.members(found))
+        with beside(add):
+            for _ in range(300):
+                assert set(kept) <= set(locks.members(found))
     finally:
-        stop.set()
-        thread.join()
         sys.setswitchinterval(interval)

@@ -13,6 +13,7 @@ from staticrt.errors import InputError
 from staticrt.graphs.cpu_pool import CpuGraphPool
 from staticrt.graphs.protocol import LeakInfo, PoolDelta
 from staticrt.native import _C
+from tests.support.threads import in_threads
 
 
 def storage_ptr(tensor: torch.Tensor) -> int:
@@ -282,29 +283,18 @@ def test_a_dropped_pool_gives_everything_back():
 def test_threads_route_to_their_own_pools_and_free_each_others_memory():
     pools = [CpuGraphPool() for _ in range(4)]
     kept: list[list[torch.Tensor]] = [[] for _ in pools]
-    errors = []
-    barrier = threading.Barrier(4)
 
     def work(i: int) -> None:
-        try:
-            barrier.wait()
-            for step in range(100):
-                with pools[i].route():
-                    x = torch.full((50 + step,), float(i))
-                    assert x.data_ptr() in pools[i].live_ptrs()
-                kept[i].append(x)
-                other = kept[(i + 1) % 4]
-                if len(other) > 10:
-                    assert (other.pop(0) == (i + 1) % 4).all()
-        except Exception as error:
-            errors.append(error)
+        for step in range(100):
+            with pools[i].route():
+                x = torch.full((50 + step,), float(i))
+                assert x.data_ptr() in pools[i].live_ptrs()
+            kept[i].append(x)
+            other = kept[(i + 1) % 4]
+            if len(other) > 10:
+                assert (other.pop(0) == (i + 1) % 4).all()
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    in_threads(work, range(4))
     for i, pool in enumerate(pools):
         assert len(pool.live_ptrs()) == len(kept[i])
         kept[i].clear()

@@ -1,6 +1,5 @@
 """Which node follows which: roots, branches, steps."""
 
-import threading
 import warnings
 
 import pytest
@@ -8,6 +7,7 @@ import torch
 
 from staticrt.graphs.generations import mark_step_begin
 from tests.support.graph_harness import Trained, cube, cubed, empty
+from tests.support.threads import in_threads
 
 
 def twice(function, *args):
@@ -210,22 +210,14 @@ def test_pending_backwards_are_warned_of(tree):
 
 def test_threads_capture_on_their_own(make_tree):
     trees = [make_tree() for _ in range(4)]
-    barrier = threading.Barrier(4)
-    results = [None] * 4
 
     def work(number):
         f = trees[number].wrap(lambda x: x * number + 1)
-        barrier.wait()
         for round in range(5):
             x = torch.full((3,), float(round))
-            results[number] = torch.equal(f(x), x * number + 1)
+            assert torch.equal(f(x), x * number + 1)
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == [True] * 4
+    in_threads(work, range(4))
     assert [tree.captures for tree in trees] == [1] * 4
 
 

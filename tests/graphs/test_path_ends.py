@@ -2,7 +2,6 @@
 
 import gc
 import os
-import threading
 import weakref
 
 import pytest
@@ -11,6 +10,7 @@ import torch
 from staticrt.graphs.policy import Policy
 from tests.support.fake_graph_backend import FakeBackend
 from tests.support.graph_harness import Trained, cube, device, empty
+from tests.support.threads import in_threads
 
 
 @pytest.fixture(params=["copy", "rebind", "cpu", "cpu_copy"])
@@ -184,11 +184,7 @@ def test_d3_contexts_are_shared_under_their_lock(both):
             if not torch.allclose(f([x, y])[0], (x @ y).relu()):
                 wrong.append(seed)
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(4))
     assert not wrong
 
 

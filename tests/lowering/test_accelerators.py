@@ -1,7 +1,6 @@
 """Accelerator subgraphs: cut, compiled, run, refused and reported, with the reference accelerator on CPU."""
 
 import gc
-import threading
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from staticrt.api import accelerators
 from staticrt.errors import AcceleratorUnavailable, OptionError
 from staticrt.lowering import accelerators as registry
 from staticrt.lowering.accelerators.reference import Reference
+from tests.support.threads import in_threads
 
 
 class Net(torch.nn.Module):
@@ -216,11 +216,7 @@ def test_many_threads_share_a_subgraph():
                 if not torch.allclose(compiled(inputs[k]), want[k], atol=1e-5):
                     wrong.append(k)
 
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(12))
     assert not wrong
 
 

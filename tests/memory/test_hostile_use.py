@@ -14,6 +14,7 @@ import torch
 
 import staticrt.memory
 from staticrt.errors import AllocatorError, InvalidPointerError
+from tests.support.threads import beside, in_threads
 
 MIB = 1 << 20
 
@@ -50,7 +51,7 @@ def test_memory_is_freed_once_whoever_frees_it(sim):
     addresses = [sim.allocate(1 << 10) for _ in range(200)]
     outcomes = []
 
-    def free_all():
+    def free_all(_thread):
         for a in addresses:
             try:
                 sim.free(a)
@@ -58,11 +59,7 @@ def test_memory_is_freed_once_whoever_frees_it(sim):
             except InvalidPointerError:
                 outcomes.append("not ours")
 
-    threads = [threading.Thread(target=free_all) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(free_all, range(4))
     assert outcomes.count("freed") == 200
     assert outcomes.count("not ours") == 600
     assert sim.stats()["allocated_bytes.all.current"] == 0
@@ -139,17 +136,11 @@ def test_a_child_process_leaves_its_parents_device_alone(sim):
 def test_a_child_process_uses_the_host_allocator_whatever_other_threads_did():
     """A thread that held the allocator's lock at the fork is not there to let go of it."""
     device = staticrt.memory.device("cpu")
-    stop = threading.Event()
 
-    def busy():
-        while not stop.is_set():
-            device.free(device.allocate(3 * MIB))
-            device.free(device.allocate(1 << 10))
-            device.empty_cache()
-
-    threads = [threading.Thread(target=busy) for _ in range(3)]
-    for thread in threads:
-        thread.start()
+    def busy(_thread):
+        device.free(device.allocate(3 * MIB))
+        device.free(device.allocate(1 << 10))
+        device.empty_cache()
 
     def child():
         for _ in range(20):
@@ -159,13 +150,9 @@ def test_a_child_process_uses_the_host_allocator_whatever_other_threads_did():
         device.validate()
         return "ok"
 
-    try:
+    with beside(busy, range(3)):
         for _ in range(10):
             assert _in_child(child) == "ok"
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
     device.validate()
 
 
@@ -208,18 +195,13 @@ def test_a_process_ends_with_all_of_it_alive(last_words):
 
 def test_snapshots_while_others_allocate(sim):
     sim.record_history(context=None, max_entries=100)
-    stop = threading.Event()
 
     def busy(stream):
-        while not stop.is_set():
-            a, b = sim.allocate(1 << 12, stream), sim.allocate(3 << 20, stream)
-            sim.free(a)
-            sim.free(b)
+        a, b = sim.allocate(1 << 12, stream), sim.allocate(3 << 20, stream)
+        sim.free(a)
+        sim.free(b)
 
-    threads = [threading.Thread(target=busy, args=(sim.stream(),)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    try:
+    with beside(busy, [sim.stream() for _ in range(3)]):
         for _ in range(60):
             snapshot = sim.snapshot()
             for segment in snapshot["segments"]:
@@ -230,10 +212,6 @@ def test_snapshots_while_others_allocate(sim):
                 assert at == segment["address"] + segment["total_size"]
             torch.cuda._memory_viz.segment_plot(snapshot)
             pickle.dumps(snapshot)
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
     sim.validate()
 
 

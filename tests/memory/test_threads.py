@@ -6,26 +6,13 @@ import threading
 import pytest
 
 from staticrt.errors import OutOfMemoryError
+from tests.support.threads import in_threads
 
 MIB = 1 << 20
 
 
 def run(workers):
-    errors = []
-
-    def guarded(work):
-        try:
-            work()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(work,)) for work in workers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=120)
-    assert not any(thread.is_alive() for thread in threads)
-    assert errors == []
+    in_threads(lambda work: work(), workers)
 
 
 @pytest.mark.parametrize("history", [False, True])

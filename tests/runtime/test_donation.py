@@ -6,6 +6,7 @@ import torch
 
 import staticrt
 from staticrt.errors import InputError, OptionError
+from tests.support.threads import in_threads
 
 
 def step(state, update):
@@ -210,8 +211,6 @@ def test_a_failed_call_leaves_the_next_one_working():
 
 
 def test_donated_calls_from_many_threads():
-    from concurrent.futures import ThreadPoolExecutor
-
     fast = staticrt.compile(step, donate="state")
     update = torch.randn(64, 64)
 
@@ -225,5 +224,4 @@ def test_donated_calls_from_many_threads():
                 reference, _ = step(reference, update)
         return torch.allclose(state, reference, atol=1e-5)
 
-    with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(work, range(8)))
+    assert all(in_threads(work, range(8)))

@@ -1,13 +1,13 @@
 """Calls that are served in C++ (`FastCall`), whichever trace they belong to."""
 
 import collections
-import threading
 
 import pytest
 import torch
 from torch.utils import _pytree as pytree
 
 import staticrt
+from tests.support.threads import beside
 
 
 @torch.no_grad()
@@ -261,21 +261,14 @@ def test_a_cache_that_another_thread_changes_meanwhile_is_not_freed_under_a_call
     compiled = staticrt.compile(decode)
     cache = Cache()
     compiled(torch.randn(2, 64, 64), cache)
-    stop = threading.Event()
 
-    def change():
-        while not stop.is_set():
-            for layer in list(cache.layers):
-                layer["key"] = torch.randn(2, 64, 64)
+    def change(_thread):
+        for layer in list(cache.layers):
+            layer["key"] = torch.randn(2, 64, 64)
 
-    thread = threading.Thread(target=change)
-    thread.start()
-    try:
+    with beside(change):
         for _ in range(300):
             assert compiled(torch.randn(2, 1, 64), cache)["x"].isfinite().all()
-    finally:
-        stop.set()
-        thread.join()
 
 
 def test_a_call_that_warns_and_then_raises_gives_both():

@@ -2,13 +2,13 @@
 
 import gc
 import random
-import threading
 
 import psutil
 import torch
 from torch import nn
 
 import staticrt
+from tests.support.threads import in_threads
 
 
 def model():
@@ -31,11 +31,9 @@ def test_eight_threads_a_thousand_calls_each():
     with torch.no_grad():
         wanted = [eager(x) for x in inputs]
     wrong = []
-    barrier = threading.Barrier(8)
 
     def work(seed):
         choose = random.Random(seed)
-        barrier.wait()
         with torch.no_grad():
             for _ in range(1000):
                 i = choose.randrange(len(inputs))
@@ -43,16 +41,9 @@ def test_eight_threads_a_thousand_calls_each():
                 if not torch.allclose(got, wanted[i], atol=1e-6):
                     wrong.append((seed, i))
 
-    def run_all():
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    run_all()
+    in_threads(work, range(8))
     before = resident_bytes()
-    run_all()
+    in_threads(work, range(8))
     assert not wrong
     assert resident_bytes() - before < 16 * 2**20
     assert compiled._executor.fast.calls > 8000  # served without Python, so without its lock

@@ -6,13 +6,13 @@ import io
 import queue
 import subprocess
 import sys
-import threading
 
 import pytest
 import torch
 from torch import nn
 
 import staticrt
+from tests.support.threads import in_threads
 
 
 class Two(nn.Module):
@@ -96,11 +96,7 @@ def test_outputs_made_in_one_thread_and_dropped_in_another(fast):
             if not torch.equal(y, torch.square(torch.full((4, 5), float(seed))) * 2):
                 wrong.append(seed)
 
-    threads = [threading.Thread(target=produce), threading.Thread(target=consume)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(lambda run: run(), [produce, consume])
     assert not wrong
 
 

@@ -1,6 +1,5 @@
 """Weights swapped under load: each call sees one version."""
 
-import threading
 import time
 
 import pytest
@@ -8,6 +7,7 @@ import torch
 
 import staticrt
 from staticrt.errors import InputError
+from tests.support.threads import beside
 
 
 class Two(torch.nn.Module):
@@ -26,30 +26,23 @@ def test_calls_see_one_version_each():
     module = Two(1.0)
     fast = staticrt.compile(module)
     x = torch.zeros(64)
-    stop = threading.Event()
     problems: list[str] = []
     seen: set[float] = set()
 
-    def serve() -> None:
+    def serve(_thread: int) -> None:
         with torch.no_grad():
-            while not stop.is_set():
-                difference, version = fast(x)
-                seen.add(float(version))
-                if difference.abs().max() != 0:
-                    problems.append(f"mixed at {version}")
+            difference, version = fast(x)
+        seen.add(float(version))
+        if difference.abs().max() != 0:
+            problems.append(f"mixed at {version}")
 
-    threads = [threading.Thread(target=serve) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for version in range(2, 200):
-        fast.swap_weights({"a": torch.full((64,), float(version)), "b": torch.full((64,), float(version))})
-        if version % 50 == 0:  # however busy the machine is, calls end between swaps
-            until = time.monotonic() + 60
-            while version not in seen and time.monotonic() < until:
-                time.sleep(0.001)
-    stop.set()
-    for thread in threads:
-        thread.join()
+    with beside(serve, range(4)):
+        for version in range(2, 200):
+            fast.swap_weights({name: torch.full((64,), float(version)) for name in "ab"})
+            if version % 50 == 0:  # however busy the machine is, calls end between swaps
+                until = time.monotonic() + 60
+                while version not in seen and time.monotonic() < until:
+                    time.sleep(0.001)
     assert not problems
     assert {50.0, 100.0, 150.0} <= seen
     with torch.no_grad():

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import staticrt
+from tests.support.threads import in_threads
 
 
 class Net(nn.Module):
@@ -251,7 +252,6 @@ def test_weights_written_by_the_graph_are_not_kept():
 
 
 def test_threads_agree_while_weights_stand_still():
-    import threading
 
     net = make()
     fast = staticrt.compile(net)
@@ -259,7 +259,7 @@ def test_threads_agree_while_weights_stand_still():
     want = agree(fast, net, x)
     wrong = []
 
-    def work():
+    def work(_thread):
         with torch.no_grad():
             for _ in range(50):
                 if not torch.allclose(fast(x), want, rtol=1e-4, atol=1e-5):
@@ -268,11 +268,7 @@ def test_threads_agree_while_weights_stand_still():
     for _ in range(3):
         load(net)
         want = agree(fast, net, x)
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(work, range(4))
     assert not wrong
 
 

@@ -1,7 +1,6 @@
 """What surrounds a compiled region works as with eager: hooks, autocast, checkpoints, gradient modes, threads, errors."""
 
 import copy
-import threading
 
 import pytest
 import torch
@@ -10,6 +9,7 @@ from torch.nn import functional as F
 
 import staticrt
 from staticrt.api.backend import staticrt_backend
+from tests.support.threads import in_threads
 from tests.support.training_cases import rows, small_net
 
 
@@ -220,18 +220,7 @@ def test_interleaved_forwards_and_backwards(compiler):
 
 def test_backward_in_another_thread(compiler):
     compiled, w = compiler(lambda w: (w**2).sum()), torch.randn(5, requires_grad=True)
-    out, failed = compiled(w), []
-
-    def work():
-        try:
-            out.backward()
-        except Exception as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert not failed
+    in_threads(lambda result: result.backward(), [compiled(w)])
     torch.testing.assert_close(w.grad, 2 * w.detach())
 
 
@@ -239,25 +228,16 @@ def test_many_threads(compiler):
     compiled = compiler(lambda x, w: (x @ w).tanh().sum())
     w = torch.randn(8, 8, requires_grad=True)
     compiled(torch.randn(3, 8), w).backward()
-    failed = []
 
     def work(seed):
-        try:
-            generator = torch.Generator().manual_seed(seed)
-            for _round in range(20):
-                x = torch.randn(3, 8, generator=generator)
-                (grad,) = torch.autograd.grad(compiled(x, w), w)
-                (want,) = torch.autograd.grad((x @ w).tanh().sum(), w)
-                torch.testing.assert_close(grad, want)
-        except Exception as error:
-            failed.append(error)
+        generator = torch.Generator().manual_seed(seed)
+        for _round in range(20):
+            x = torch.randn(3, 8, generator=generator)
+            (grad,) = torch.autograd.grad(compiled(x, w), w)
+            (want,) = torch.autograd.grad((x @ w).tanh().sum(), w)
+            torch.testing.assert_close(grad, want)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed, failed[0]
+    in_threads(work, range(4))
 
 
 def test_error_in_a_hook_leaves_nothing_behind(compiler):

@@ -1,7 +1,5 @@
 """The autograd node of our own: which regions take it, and what only a node can get wrong."""
 
-import threading
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +7,7 @@ from torch import nn
 
 import staticrt
 from staticrt.training import debug_state
+from tests.support.threads import in_threads
 
 
 @pytest.fixture(autouse=True)
@@ -199,22 +198,14 @@ def test_backward_in_another_thread_and_many_at_once():
     x = torch.randn(4, 8)
     fast(x, w).backward()
     expected, w.grad = w.grad, None
-    found, errors = [], []
+    found = []
 
-    def work():
-        try:
-            for _ in range(20):
-                (g,) = torch.autograd.grad(fast(x, w), w)
-                found.append(g)
-        except Exception as error:  # shown below
-            errors.append(error)
+    def work(_thread):
+        for _ in range(20):
+            (g,) = torch.autograd.grad(fast(x, w), w)
+            found.append(g)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    in_threads(work, range(4))
     assert len(found) == 80
     for g in found:
         torch.testing.assert_close(g, expected)

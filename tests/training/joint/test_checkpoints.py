@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import gc
-import threading
 from functools import partial
 
 import pytest
@@ -15,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import staticrt
 from staticrt.models.bench.train_memory import allocated_peak
 from tests.support.joint_traces import joint_calls, same_gradients
+from tests.support.threads import beside
 
 
 class Block(nn.Module):
@@ -311,23 +311,19 @@ def _pack(packed, tensor):
 
 
 def test_other_threads_checkpoint_as_ever_while_one_traces():
-    stop, seen = threading.Event(), []
+    seen = []
     model = Deep(8, 2)
 
-    def others():
-        while not stop.is_set():
-            x = torch.randn(2, 8, requires_grad=True)
-            packed = []
-            with torch.autograd.graph.saved_tensors_hooks(partial(_pack, packed), lambda t: t):
-                out = checkpoint(lambda x: x.exp().sin(), x, use_reentrant=False)
-            seen.append(len(packed))
-            out.sum().backward()
-            torch.testing.assert_close(x.grad, x.exp().cos().detach() * x.exp().detach())
+    def others(_thread):
+        x = torch.randn(2, 8, requires_grad=True)
+        packed = []
+        with torch.autograd.graph.saved_tensors_hooks(partial(_pack, packed), lambda t: t):
+            out = checkpoint(lambda x: x.exp().sin(), x, use_reentrant=False)
+        seen.append(len(packed))
+        out.sum().backward()
+        torch.testing.assert_close(x.grad, x.exp().cos().detach() * x.exp().detach())
 
-    thread = threading.Thread(target=others)
-    thread.start()
-    for size in (2, 3, 4):
-        staticrt.compile(model)(torch.randn(size, 8)).sum().backward()
-    stop.set()
-    thread.join()
+    with beside(others):
+        for size in (2, 3, 4):
+            staticrt.compile(model)(torch.randn(size, 8)).sum().backward()
     assert set(seen) == {1}  # its input alone

@@ -1,7 +1,6 @@
 """A backward in segments, cut after every gradient, is as eager's; `DistributedDataParallel` has it cut at its buckets."""
 
 import copy
-import threading
 
 import pytest
 import torch
@@ -10,6 +9,7 @@ from torch import nn
 import staticrt
 from staticrt.executor import joint_calls
 from tests.support.bucket_workers import MODELS
+from tests.support.threads import in_threads
 from tests.training.joint import test_several_backwards as several
 
 
@@ -107,16 +107,11 @@ def test_threads_run_a_kept_graph_at_once():
     fast(x).sum().backward()
     for _ in range(20):
         y = fast(x)
-        found = [None] * len(weights)
 
-        def run(i, y=y, found=found):
-            found[i] = torch.autograd.grad((y * weights[i]).sum(), list(fast.parameters()), retain_graph=True)
+        def gradients(w, y=y):
+            return torch.autograd.grad((y * w).sum(), list(fast.parameters()), retain_graph=True)
 
-        threads = [threading.Thread(target=run, args=(i,)) for i in range(len(weights))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        found = in_threads(gradients, weights)
         torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-5)
 
 
