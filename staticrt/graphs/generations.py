@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from types import TracebackType
 
 from staticrt.graphs.overrides import decisions
 from staticrt.torch_private import marked_steps
@@ -100,10 +99,5 @@ class Generations:
         self._depth.value = depth + 1
         return self
 
-    def __exit__(
-        self,
-        exception_type: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._depth.value -= 1

@@ -227,17 +227,21 @@ def rebuild(
             tensor = tensor_at(spec.meta)
             ref.give_out(tensor)
             outputs.append(with_flags(tensor, spec))
-        elif kind is Kind.CONSTANT:
-            outputs.append(spec.value)
-        elif kind is Kind.EMPTY:
-            outputs.append(empty(spec))
-        elif kind is Kind.INPUT:
-            outputs.append(inputs[spec.index])
-        elif kind is Kind.ALIAS_INPUT:
-            outputs.append(alias_of_input(spec, inputs[spec.index]))
-        else:
+        elif kind is Kind.ALIAS_NEW or kind is Kind.ALIAS_PATH:
             ref = refs[position]
             assert ref is not None
             assert spec.meta is not None
             outputs.append(with_flags(ref.ref.tensor(spec.meta), spec))
+        else:
+            outputs.append(not_made(spec, inputs))
     return outputs
+
+
+def not_made(spec: OutputSpec, inputs: Sequence[Any]) -> Any:
+    """An output whose bytes no replay makes."""
+    if spec.kind is Kind.CONSTANT:
+        return spec.value
+    if spec.kind is Kind.EMPTY:
+        return empty(spec)
+    source = inputs[spec.index]
+    return source if spec.kind is Kind.INPUT else alias_of_input(spec, source)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from types import TracebackType
 
 from staticrt.errors import OptionError
 from staticrt.graphs.functions import Mode
@@ -54,12 +53,7 @@ class override(contextlib.ContextDecorator):
         )
         return self
 
-    def __exit__(
-        self,
-        exception_type: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         _stack().pop()
 
 

@@ -15,25 +15,16 @@ import torch
 
 from staticrt.errors import DeviceError, InputError
 from staticrt.graphs.fixed_addresses import FixedAddressCapture
-from staticrt.graphs.protocol import (
-    GraphCaps,
-    GraphCapture,
-    GraphPool,
-    LeakInfo,
-    PoolDelta,
-    PoolId,
-    PoolImage,
-    PoolStats,
-    StorageRef,
-)
+from staticrt.graphs.native_pool import NativePool
+from staticrt.graphs.protocol import GraphCaps, GraphCapture, GraphPool, LeakInfo, PoolId, StorageRef
 from staticrt.memory.simulated_device import SimulatedDevice, SimulatedGraph
 from staticrt.native import _C
 
-_BLOCK_ALIGNMENT_BYTES = 512
 
+class SimGraphPool(NativePool):
+    """`GraphPool` on one simulated device."""
 
-class SimGraphPool:
-    """`GraphPool` on one simulated device. Its last reference frees its memory, except blocks that tensors still own."""
+    native: _C.SimGraphPool
 
     def __init__(self, index: int) -> None:
         self.device = SimulatedDevice.of_torch(index)
@@ -44,10 +35,6 @@ class SimGraphPool:
 
     def __repr__(self) -> str:
         return f"<SimGraphPool {self.id[0]}_{self.id[1]} of {self.device.name}>"
-
-    @property
-    def id(self) -> PoolId:
-        return self.native.id
 
     @contextlib.contextmanager
     def on_stream(self, stream: torch.Stream | None) -> Iterator[torch.Stream]:
@@ -78,29 +65,9 @@ class SimGraphPool:
             finally:
                 self.native.end_route()
 
-    def allocate(self, nbytes: int, align: int = 64) -> int:
-        """Allocate a block; `free` returns it. Blocks are aligned to 512 bytes, so any smaller `align` holds."""
-        if align < 1 or align > _BLOCK_ALIGNMENT_BYTES or align & (align - 1):
-            raise InputError(
-                f"align is {align} bytes, expected a power of two up to {_BLOCK_ALIGNMENT_BYTES}"
-            )
-        return self.native.allocate(nbytes)
-
-    def free(self, ptr: int) -> None:
-        self.native.free(ptr)
-
     def adopt(self, ref: StorageRef) -> None:
         """The storage's death frees its block from now on."""
         self.native.adopt(cast(_C.StorageRef, ref))
-
-    def checkpoint(self) -> PoolImage:
-        return self.native.checkpoint()
-
-    def restore(self, image: PoolImage, alive: Sequence[StorageRef]) -> PoolDelta:
-        freed, created = self.native.restore(
-            cast(_C.PoolImage, image), cast(Sequence[_C.StorageRef], list(alive))
-        )
-        return PoolDelta(tuple(freed), tuple(created))
 
     def live_ptrs(self) -> set[int]:
         return {ptr for ptr, _nbytes in self.native.live()}
@@ -113,9 +80,6 @@ class SimGraphPool:
             tuple(sorted(expected - live.keys())),
             tuple((ptr, nbytes, "") for ptr, nbytes in sorted(live.items()) if ptr not in expected),
         )
-
-    def stats(self) -> PoolStats:
-        return PoolStats(*self.native.stats())
 
     def prime(self, nbytes: int) -> None:
         self.free(self.allocate(nbytes))

@@ -16,7 +16,7 @@ import torch
 from staticrt.graphs.functions import Function
 from staticrt.graphs.inputs import Copies
 from staticrt.graphs.liveness import PathIndex, PathOutput, liveness
-from staticrt.graphs.outputs import Kind, OutputSpec, alias_of_input, empty, rebuild, shaped
+from staticrt.graphs.outputs import Kind, OutputSpec, not_made, rebuild, shaped
 from staticrt.graphs.protocol import GraphCapture, PoolImage, StorageRef
 from staticrt.graphs.storage import storage_ref, tensor_at
 
@@ -253,14 +253,8 @@ class Node(PathNode):
                 outputs.append(outputs[spec.same_as])
             elif kind is Kind.NEW or kind is Kind.ALIAS_NEW:
                 outputs.append(shaped(spec, owned[spec.index]))
-            elif kind is Kind.CONSTANT:
-                outputs.append(spec.value)
-            elif kind is Kind.EMPTY:
-                outputs.append(empty(spec))
-            elif kind is Kind.INPUT:
-                outputs.append(inputs[spec.index])
             else:
-                outputs.append(alias_of_input(spec, inputs[spec.index]))
+                outputs.append(not_made(spec, inputs))
         inputs.clear()
         return outputs
 

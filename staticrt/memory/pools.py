@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -49,12 +48,7 @@ class Pool:
         self._handle.begin_route(self.id)
         return self
 
-    def __exit__(
-        self,
-        exception_type: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._handle.end_route(self.id)
         self._handle.pool_release(self.id)
 
