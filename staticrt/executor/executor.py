@@ -16,7 +16,6 @@ from staticrt.errors import StaticRuntimeError, TraceError
 from staticrt.executor import prepare as ahead
 from staticrt.executor.call_state import STATE_CHANGES_OFTEN, Route
 from staticrt.executor.cost_trials import CostTrials
-from staticrt.executor.eager_runs import EagerCalls
 from staticrt.executor.explanation import explanation
 from staticrt.executor.graph_splits import GraphSplits
 from staticrt.executor.joint_calls import JointCalls, LeftToEager, NeedsNone
@@ -42,6 +41,7 @@ from staticrt.runtime.cached_trace import (
 )
 from staticrt.runtime.call import Call
 from staticrt.runtime.call_key import EagerOnly, eager_reason, needs_gradients
+from staticrt.runtime.eager_runs import EagerCalls
 from staticrt.runtime.executable import StaticExecutable
 from staticrt.runtime.explain.explanation import Explanation
 from staticrt.runtime.explain.inspectable import Graph

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,6 +28,7 @@ from staticrt.runtime.branches import OTHER_DECISION, OtherDecision, is_other_de
 from staticrt.runtime.cached_trace import Failure
 from staticrt.runtime.call import Call
 from staticrt.runtime.call_key import CallKey, EagerOnly, eager_reason
+from staticrt.runtime.eager_runs import EagerCalls
 from staticrt.runtime.executable import build
 from staticrt.runtime.explain.explanation import EagerReport, Explanation
 from staticrt.training.assigned_weights import AssignedWeights
@@ -51,10 +51,9 @@ class CompiledStep:
         self._options = options
         self._variants: list[Variant] = []
         self._failures: dict[Any, tuple[int, Failure]] = {}
-        self._assumes: set[Any] = (
-            set()
-        )  # keys of calls in which data decides what is broadcast, which a trace only checks
-        self._eager: Counter[tuple[str, str, str]] = Counter()
+        # Keys of calls in which data decides what is broadcast, which a trace only checks.
+        self._assumes: set[Any] = set()
+        self._eager = EagerCalls(function, self._name)
         self._lock = locks.reentrant()
 
     @torch_private.hidden_from_dynamo
@@ -86,7 +85,7 @@ class CompiledStep:
 
     def explain(self) -> Explanation:
         """What was compiled, what ran eagerly, and why."""
-        eager = tuple(EagerReport(*key, calls=count) for key, count in sorted(self._eager.items()))
+        eager = tuple(EagerReport(*key, calls=count) for key, count in sorted(self._eager.counts.items()))
         notes = tuple(
             dict.fromkeys(
                 f"not recorded: {failure.reason}" + (f" at {failure.where}" if failure.where else "")
@@ -102,25 +101,25 @@ class CompiledStep:
         if reason is None and not torch.is_grad_enabled():
             reason = "gradients are switched off"
         if reason is not None:
-            return self._run_eagerly(args, kwargs, reason)
+            return self._eager.run(args, kwargs, reason)
         try:
             call = Call.of(args, kwargs)
         except EagerOnly as error:
-            return self._run_eagerly(args, kwargs, str(error))
+            return self._eager.run(args, kwargs, str(error))
         for leaf in call.leaves:
             if (
                 isinstance(leaf, torch.Tensor)
                 and leaf.requires_grad
                 and (not leaf.is_leaf or leaf.grad is not None)
             ):
-                return self._run_eagerly(args, kwargs, "an argument has a history or a gradient already")
+                return self._eager.run(args, kwargs, "an argument has a history or a gradient already")
         tried: list[Variant] = []
         while True:
             variant = keeping_thread_state(lambda: self._found_or_recorded(call, tried))
             if isinstance(variant, Failure):
-                return self._run_eagerly(args, kwargs, variant.reason, variant.where)
+                return self._eager.run(args, kwargs, variant.reason, variant.where)
             if variant.traced.mutates and variant.shares_memory(call.leaves):
-                return self._run_eagerly(
+                return self._eager.run(
                     args, kwargs, "a tensor that is written shares memory with another input"
                 )
             if variant is not self._variants[0]:
@@ -129,13 +128,13 @@ class CompiledStep:
                 return variant.run(call)
             except OtherDecision:
                 if call.key.key in self._assumes:
-                    return self._run_eagerly(args, kwargs, OTHER_DECISION)
+                    return self._eager.run(args, kwargs, OTHER_DECISION)
                 tried.append(variant)
             except Exception as error:
                 reason = variant.beyond(error)
                 if not reason:
                     raise
-                return self._run_eagerly(args, kwargs, reason)
+                return self._eager.run(args, kwargs, reason)
 
     def _found_or_recorded(self, call: Call, tried: list[Variant]) -> Variant | Failure:
         """A variant that serves a call.
@@ -156,10 +155,6 @@ class CompiledStep:
             self._failures[call.key.key] = (tuning.STEP_ATTEMPTS, failed)
             self._variants = [variant for variant in self._variants if variant not in tried]
             return failed
-
-    def _run_eagerly(self, args: Any, kwargs: Any, reason: str, where: str = "") -> Any:
-        self._eager["call", reason, where] += 1
-        return self.function(*args, **kwargs)
 
     # -- recording -------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Eager calls of an executor: counted by their reasons, and repeated without a look at their arguments.
+"""Eager calls of a compiled callable: counted by their reasons, and repeated without a look at their arguments.
 
 To flatten a call and find the state of its key costs some microseconds. Where many calls of the same sizes in a row ran
 eagerly, and only a change of the model could make the next one run compiled, that work is left out.
@@ -19,7 +19,7 @@ _VALUES = frozenset({type(None), bool, int, str})
 
 
 class EagerCalls:
-    """The calls of one executor that ran eagerly.
+    """The calls of one compiled callable that ran eagerly.
 
     Thread safety: several threads may count at once. A lost count only delays `lasting_reason`.
 
@@ -48,7 +48,7 @@ class EagerCalls:
             return self._function(*args, **kwargs)
 
     def lasting_reason(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, str] | None:
-        """The reason and model line why this call runs eagerly like many before it; None: the executor decides."""
+        """The reason and model line why this call runs eagerly like many before it; None: that has to be found out."""
         if self._calls < tuning.EAGER_RUN_CALLS:
             return None
         self._calls += 1
