@@ -3,7 +3,9 @@
 #include <algorithm>
 
 #include "common/tuning.h"
+#include "planner/ordered_search.h"
 #include "planner/simplify.h"
+#include "planner/valley_search.h"
 
 namespace staticrt::planner {
 namespace {
@@ -14,7 +16,7 @@ namespace {
 // component whose items cover more sections than kMaxIncidences in all is not searched: its tables alone
 // would cost more than a greedy plan of it.
 constexpr int64_t kPlainStyles = 4, kStyles = 12;
-constexpr int64_t kRound = kStyles + OrderedSearch::kRanks;
+constexpr int64_t kRound = kStyles + kRanks;
 
 struct Restart {
   bool ordered;
@@ -89,21 +91,19 @@ Verdict Decision::restart(Component& component, int64_t most) {
       steps_ += most;
       return Verdict::kUndecided;
     }
-    component.valleys = std::make_unique<ValleySearch>(items, sections, capacity_);
-    component.ordered = std::make_unique<OrderedSearch>(items, sections, capacity_);
+    component.valleys = valley_search(items, sections, capacity_);
+    component.ordered = ordered_search(items, sections, capacity_);
   }
   const Restart next = nth_restart(component.restarts++);
   const int64_t budget = std::min(most, next.budget);
-  const auto run = [&](auto& search) {
-    const int64_t before = search.steps();
-    const Verdict verdict = search.run(next.style, budget);
-    steps_ += std::max<int64_t>(1, search.steps() - before);
-    if (verdict == Verdict::kFits)
-      for (size_t k = 0; k < component.items.size(); ++k)
-        layout_.offsets[component.items[k]] = search.offsets()[k];
-    return verdict;
-  };
-  return next.ordered ? run(*component.ordered) : run(*component.valleys);
+  Terrain& search = next.ordered ? *component.ordered : *component.valleys;
+  const int64_t before = search.steps();
+  const Verdict verdict = search.run(next.style, budget);
+  steps_ += std::max<int64_t>(1, search.steps() - before);
+  if (verdict == Verdict::kFits)
+    for (size_t k = 0; k < component.items.size(); ++k)
+      layout_.offsets[component.items[k]] = search.offsets()[k];
+  return verdict;
 }
 
 void Decision::assemble() {

@@ -2,14 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "planner/conflicts.h"
 #include "planner/greedy.h"
 #include "planner/instance.h"
-#include "planner/ordered_search.h"
-#include "planner/valley_search.h"
+#include "planner/terrain.h"
 
 namespace staticrt::planner {
 
@@ -29,8 +29,7 @@ class Decision {
   // Items that no unplaced neighbour ties to others: a problem of its own.
   struct Component {
     std::vector<int32_t> items;  // of the instance
-    std::unique_ptr<ValleySearch> valleys;
-    std::unique_ptr<OrderedSearch> ordered;
+    std::unique_ptr<Terrain> valleys, ordered;
     int64_t restarts = 0;
   };
 

@@ -4,19 +4,14 @@
 #include <array>
 #include <numeric>
 
-#include "common/tuning.h"
-#include "planner/terrain.h"
-
 namespace staticrt::planner {
+namespace {
 
-class OrderedSearch::Impl : private Terrain {
+class OrderedSearch : public Terrain {
  public:
-  Impl(std::span<const Item> items, int32_t sections, int64_t capacity) : Terrain(items, sections, capacity) {
-    for (int32_t i = 0; i < n_; ++i) {
-      const Item& item = items_[i];
-      busiest_.push_back(*std::max_element(left_.begin() + item.first, left_.begin() + item.last));
-    }
-    for (int32_t rank = 0; rank < kRanks; ++rank) {
+  OrderedSearch(std::span<const Item> items, int32_t sections, int64_t capacity)
+      : Terrain(items, sections, capacity) {
+    for (uint32_t rank = 0; rank < kRanks; ++rank) {
       std::vector<int32_t> order(n_);
       std::iota(order.begin(), order.end(), 0);
       std::stable_sort(order.begin(), order.end(),
@@ -26,26 +21,14 @@ class OrderedSearch::Impl : private Terrain {
     }
   }
 
-  Verdict run(int32_t rank, int64_t budget) {
+ private:
+  Verdict search(uint32_t rank) override {
     rank_ = ranks_[rank];
-    limit_ = work_ + budget * kStepScale;
-    for (int64_t load : left_)
-      if (load > capacity_) return Verdict::kRefuted;
     std::vector<int32_t> all(n_);
     std::iota(all.begin(), all.end(), 0);
-    const Verdict verdict = solve_parts(all, {0, -1});
-    if (verdict == Verdict::kFits) {
-      offsets_.resize(n_);
-      for (int32_t i = 0; i < n_; ++i) offsets_[ids_[i]] = offset_[i];
-    }
-    undo_to(0);
-    return verdict;
+    return solve_parts(all, {0, -1});
   }
 
-  const std::vector<int64_t>& offsets() const { return offsets_; }
-  int64_t steps() const { return work_ / kStepScale; }
-
- private:
   // The item placed last: its offset and rank. What is placed next comes after it.
   struct Turn {
     int64_t offset;
@@ -54,7 +37,7 @@ class OrderedSearch::Impl : private Terrain {
   };
 
   // Width, area, load of the busiest section, in three orders.
-  std::array<int64_t, 3> keys(int32_t rank, int32_t i) const {
+  std::array<int64_t, 3> keys(uint32_t rank, int32_t i) const {
     const int64_t width = items_[i].last - items_[i].first, area = width * items_[i].size;
     if (rank == 0) return {width, area, busiest_[i]};
     if (rank == 1) return {busiest_[i], area, width};
@@ -97,7 +80,7 @@ class OrderedSearch::Impl : private Terrain {
 
   Verdict solve(const std::vector<int32_t>& items, Turn last) {
     work_ += kStepScale + static_cast<int64_t>(items.size());
-    if (work_ > limit_ || depth_ >= tuning::kMaxSearchDepth) return Verdict::kUndecided;
+    if (at_limit()) return Verdict::kUndecided;
     if (!rest_fits(items, last)) return Verdict::kRefuted;
     // Above this, another one would still fit below.
     int64_t lowest_top = kFar;
@@ -121,25 +104,14 @@ class OrderedSearch::Impl : private Terrain {
     return verdict;
   }
 
-  std::vector<int64_t> busiest_;  // the largest load of an item's sections
   std::array<std::vector<int32_t>, kRanks> ranks_;
   std::vector<int32_t> rank_;
-  std::vector<int64_t> offsets_;
-  int64_t limit_ = 0;
-  int32_t depth_ = 0;
 };
 
-OrderedSearch::OrderedSearch(std::span<const Item> items, int32_t sections, int64_t capacity)
-    : impl_(std::make_unique<Impl>(items, sections, capacity)) {}
-OrderedSearch::~OrderedSearch() = default;
-Verdict OrderedSearch::run(int32_t rank, int64_t budget) {
-  return impl_->run(rank, budget);
-}
-const std::vector<int64_t>& OrderedSearch::offsets() const {
-  return impl_->offsets();
-}
-int64_t OrderedSearch::steps() const {
-  return impl_->steps();
+}  // namespace
+
+std::unique_ptr<Terrain> ordered_search(std::span<const Item> items, int32_t sections, int64_t capacity) {
+  return std::make_unique<OrderedSearch>(items, sections, capacity);
 }
 
 }  // namespace staticrt::planner

@@ -9,31 +9,14 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <vector>
 
-#include "planner/instance.h"
-#include "planner/verdict.h"
+#include "planner/terrain.h"
 
 namespace staticrt::planner {
 
-class OrderedSearch {
- public:
-  static constexpr int32_t kRanks = 3;
+// A style, below kRanks, says which of several items that may lie at one offset is tried first.
+inline constexpr uint32_t kRanks = 3;
 
-  // REQUIRES: sections of `items` are compressed; every size is in (0, capacity].
-  OrderedSearch(std::span<const Item> items, int32_t sections, int64_t capacity);
-  ~OrderedSearch();
-
-  // Searches from the start within a budget of steps. `rank` in [0, kRanks) says which of several items that
-  // may lie at one offset is tried first.
-  Verdict run(int32_t rank, int64_t budget);
-
-  const std::vector<int64_t>& offsets() const;  // units; REQUIRES: the last run() said kFits
-  int64_t steps() const;                        // of all runs
-
- private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
-};
+std::unique_ptr<Terrain> ordered_search(std::span<const Item> items, int32_t sections, int64_t capacity);
 
 }  // namespace staticrt::planner

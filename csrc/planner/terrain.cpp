@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "common/tuning.h"
+
 namespace staticrt::planner {
 
 Terrain::Terrain(std::span<const Item> items, int32_t sections, int64_t capacity)
@@ -24,12 +26,31 @@ Terrain::Terrain(std::span<const Item> items, int32_t sections, int64_t capacity
   words_ = static_cast<size_t>(sections + 63) / 64;
   why_.assign(words_, 0);
   left_ = section_loads(items_, sections);
+  for (const Item& item : items_)
+    busiest_.push_back(*std::max_element(left_.begin() + item.first, left_.begin() + item.last));
   height_.assign(sections, 0);
   conflicts_ = Conflicts::of_ranges(items_, sections);
   floor_.assign(n_, 0);
   dirty_.assign(sections + 1, 0);
   placed_.assign(n_, 0);
   offset_.assign(n_, -1);
+}
+
+Verdict Terrain::run(uint32_t style, int64_t budget) {
+  limit_ = work_ + budget * kStepScale;
+  for (int64_t load : left_)
+    if (load > capacity_) return Verdict::kRefuted;
+  const Verdict verdict = search(style);
+  if (verdict == Verdict::kFits) {
+    offsets_.resize(n_);
+    for (int32_t i = 0; i < n_; ++i) offsets_[ids_[i]] = offset_[i];
+  }
+  undo_to(0);
+  return verdict;
+}
+
+bool Terrain::at_limit() const {
+  return work_ > limit_ || depth_ >= tuning::kMaxSearchDepth;
 }
 
 bool Terrain::place(int32_t i, int64_t level) {

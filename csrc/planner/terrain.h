@@ -1,4 +1,5 @@
-// The state of a valley search (valley_search.h): what is placed, how high each section is, what is left.
+// A search and its state: what is placed, how high each section is, what is left. valley_search.h and
+// ordered_search.h make one.
 //
 // Every change is a move that can be taken back. A change that leaves no room for the rest says so, and which
 // sections show it.
@@ -11,6 +12,7 @@
 
 #include "planner/conflicts.h"
 #include "planner/instance.h"
+#include "planner/verdict.h"
 
 namespace staticrt::planner {
 
@@ -24,8 +26,22 @@ inline uint64_t mix(uint64_t x) {  // splitmix64
 }
 
 class Terrain {
+ public:
+  virtual ~Terrain() = default;
+
+  // Searches from the start within a budget of steps. `style` says only what is tried first.
+  Verdict run(uint32_t style, int64_t budget);
+
+  // In units. REQUIRES: the last run() said kFits.
+  const std::vector<int64_t>& offsets() const { return offsets_; }
+  int64_t steps() const { return work_ / kStepScale; }  // of all runs
+
  protected:
+  // REQUIRES: sections of `items` are compressed; every size is in (0, capacity].
   Terrain(std::span<const Item> items, int32_t sections, int64_t capacity);
+
+  virtual Verdict search(uint32_t style) = 0;
+  bool at_limit() const;
 
   // Both return false, with why_, if a section can no longer hold what is left for it.
   bool place(int32_t i, int64_t level);
@@ -44,6 +60,7 @@ class Terrain {
   std::vector<int32_t> ids_;                // ours -> caller's
   std::vector<Item> items_;                 // by first section
   std::vector<std::vector<int32_t>> over_;  // section -> items
+  std::vector<int64_t> busiest_;            // the largest load of an item's sections
 
   std::vector<int64_t> height_, left_;  // section -> terrain, sum of the unplaced sizes
   std::vector<int32_t> crossing_;       // section -> unplaced items over it and the one before
@@ -54,6 +71,7 @@ class Terrain {
   size_t words_ = 0;
   std::vector<uint64_t> why_;  // sections the last refutation looked at, as bits
   int64_t work_ = 0;           // sections and items looked at
+  int32_t depth_ = 0;          // of calls; at_limit() bounds it
 
  private:
   enum class Kind : uint8_t { kPlaced, kRaised, kLifted };
@@ -66,6 +84,8 @@ class Terrain {
   bool lift_floors(std::span<const int32_t> items, int64_t level);
   bool holds_rest(int32_t section, int64_t level);
 
+  int64_t limit_ = 0;
+  std::vector<int64_t> offsets_;
   std::vector<Move> moves_;
   Conflicts conflicts_;
   std::vector<int32_t> dirty_;  // section -> change of the number of dirty items there

@@ -5,7 +5,6 @@
 
 #include "common/tuning.h"
 #include "planner/failed_states.h"
-#include "planner/terrain.h"
 
 namespace staticrt::planner {
 namespace {
@@ -24,11 +23,9 @@ struct Choice {
   int64_t raise_to = kFar;  // kFar: nothing may be wasted
 };
 
-}  // namespace
-
-class ValleySearch::Impl : private Terrain {
+class ValleySearch : public Terrain {
  public:
-  Impl(std::span<const Item> items, int32_t sections, int64_t capacity)
+  ValleySearch(std::span<const Item> items, int32_t sections, int64_t capacity)
       : Terrain(items, sections, capacity), failed_(tuning::kMemoWords) {
     first_item_.assign(sections + 1, 0);
     twin_.assign(n_, -1);
@@ -37,30 +34,16 @@ class ValleySearch::Impl : private Terrain {
       ++first_item_[item.first + 1];
       for (int32_t j = i - 1; j >= 0 && items_[j].first == item.first && twin_[i] < 0; --j)
         if (items_[j].last == item.last && items_[j].size == item.size) twin_[i] = j;
-      busy_.push_back(
-          static_cast<double>(*std::max_element(left_.begin() + item.first, left_.begin() + item.last)));
     }
     std::partial_sum(first_item_.begin(), first_item_.end(), first_item_.begin());
   }
 
-  Verdict run(uint32_t style, int64_t budget) {
+ private:
+  Verdict search(uint32_t style) override {
     style_ = style;
-    limit_ = work_ + budget * kStepScale;
-    for (int64_t load : left_)
-      if (load > capacity_) return Verdict::kRefuted;
-    const Verdict verdict = solve_parts(0, sections_);
-    if (verdict == Verdict::kFits) {
-      offsets_.resize(n_);
-      for (int32_t i = 0; i < n_; ++i) offsets_[ids_[i]] = offset_[i];
-    }
-    undo_to(0);
-    return verdict;
+    return solve_parts(0, sections_);
   }
 
-  const std::vector<int64_t>& offsets() const { return offsets_; }
-  int64_t steps() const { return work_ / kStepScale; }
-
- private:
   struct Depth {
     explicit Depth(int32_t& depth) : depth_(depth) { ++depth_; }
     ~Depth() { --depth_; }
@@ -218,7 +201,7 @@ class ValleySearch::Impl : private Terrain {
     const uint64_t draw = mix(style_);
     const double noise =
         1 + static_cast<double>(mix(draw ^ static_cast<uint64_t>(i)) % 1024) / 1024 * kNoise[draw / 64 % 3];
-    const double measures[] = {size, width, size * width, busy_[i], 1};
+    const double measures[] = {size, width, size * width, static_cast<double>(busiest_[i]), 1};
     return (draw / 1024 % 2 ? touch * kTouch : 0) + measures[draw % 5] * noise;
   }
 
@@ -230,7 +213,7 @@ class ValleySearch::Impl : private Terrain {
     for (int32_t s = begin; s < end; ++s)
       if (left_[s] > 0) level = std::min(level, height_[s]);
     work_ += kStepScale + end - begin;
-    if (work_ > limit_ || depth_ >= tuning::kMaxSearchDepth) return Verdict::kUndecided;
+    if (at_limit()) return Verdict::kUndecided;
     const Depth deeper(depth_);
     Choice choice;
     choose(begin, end, level, choice);
@@ -254,8 +237,8 @@ class ValleySearch::Impl : private Terrain {
     std::sort(tries_.begin() + from, tries_.end());
     const size_t to = tries_.size(), here = mark();
     Verdict verdict = Verdict::kRefuted;
-    bool jumped =
-        false;  // a refutation that does not look at what was placed here holds for all alternatives
+    // A refutation that does not look at what was placed here holds for all alternatives.
+    bool jumped = false;
     const auto refuted = [&](int32_t first, int32_t last) {
       undo_to(here);
       if (!touches(why_, first, last)) jumped = true;
@@ -287,7 +270,6 @@ class ValleySearch::Impl : private Terrain {
   }
 
   std::vector<int32_t> first_item_;  // section -> first item that starts there
-  std::vector<double> busy_;         // the largest load of an item's sections
   std::vector<int32_t> twin_;        // an earlier item of the same range and size: placed first
 
   std::vector<Part> parts_;
@@ -295,23 +277,13 @@ class ValleySearch::Impl : private Terrain {
   std::vector<int64_t> state_, states_;
   std::vector<uint64_t> reasons_;  // the same, collected by the calls of solve() under way
   FailedStates failed_;
-  std::vector<int64_t> offsets_;
   uint32_t style_ = 0;
-  int64_t limit_ = 0;
-  int32_t depth_ = 0;
 };
 
-ValleySearch::ValleySearch(std::span<const Item> items, int32_t sections, int64_t capacity)
-    : impl_(std::make_unique<Impl>(items, sections, capacity)) {}
-ValleySearch::~ValleySearch() = default;
-Verdict ValleySearch::run(uint32_t style, int64_t budget) {
-  return impl_->run(style, budget);
-}
-const std::vector<int64_t>& ValleySearch::offsets() const {
-  return impl_->offsets();
-}
-int64_t ValleySearch::steps() const {
-  return impl_->steps();
+}  // namespace
+
+std::unique_ptr<Terrain> valley_search(std::span<const Item> items, int32_t sections, int64_t capacity) {
+  return std::make_unique<ValleySearch>(items, sections, capacity);
 }
 
 }  // namespace staticrt::planner

@@ -12,29 +12,13 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <vector>
 
-#include "planner/instance.h"
-#include "planner/verdict.h"
+#include "planner/terrain.h"
 
 namespace staticrt::planner {
 
-class ValleySearch {
- public:
-  // REQUIRES: sections of `items` are compressed; every size is in (0, capacity].
-  ValleySearch(std::span<const Item> items, int32_t sections, int64_t capacity);
-  ~ValleySearch();
-
-  // Searches within a budget of steps, trying the items of a valley in the order of style (any number; styles
-  // differ in order alone). What one run refuted, later runs do not search again.
-  Verdict run(uint32_t style, int64_t budget);
-
-  const std::vector<int64_t>& offsets() const;  // units; REQUIRES: the last run() said kFits
-  int64_t steps() const;                        // of all runs
-
- private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
-};
+// A style (any number) says in which order the items of a valley are tried. What one run refuted, later runs
+// do not search again.
+std::unique_ptr<Terrain> valley_search(std::span<const Item> items, int32_t sections, int64_t capacity);
 
 }  // namespace staticrt::planner

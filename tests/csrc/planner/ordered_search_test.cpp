@@ -33,11 +33,11 @@ TEST(every_rank_of_ordered_search_says_what_brute_force_says) {
     const int64_t best = BruteForce(specs).arena();
     const Instance instance = make_instance(specs, 1);
     for (int64_t capacity = instance.lower_bound; capacity < instance.lower_bound + 3; ++capacity) {
-      OrderedSearch search(instance.items, instance.sections(), capacity);
-      for (int32_t rank = 0; rank < OrderedSearch::kRanks; ++rank) {
-        const Verdict verdict = search.run(rank, 1'000'000);
+      const auto search = ordered_search(instance.items, instance.sections(), capacity);
+      for (uint32_t rank = 0; rank < kRanks; ++rank) {
+        const Verdict verdict = search->run(rank, 1'000'000);
         EXPECT(verdict == (capacity * instance.unit >= best ? Verdict::kFits : Verdict::kRefuted));
-        if (verdict == Verdict::kFits) EXPECT(height_of(instance, search.offsets()) <= capacity);
+        if (verdict == Verdict::kFits) EXPECT(height_of(instance, search->offsets()) <= capacity);
         refuted += verdict == Verdict::kRefuted;
       }
     }
@@ -50,11 +50,11 @@ TEST(ordered_search_keeps_to_its_budget) {
   std::vector<Spec> specs;
   while (specs.size() < 35) specs = random_specs(random, 40, 12, 9);
   const Instance instance = make_instance(specs, 1);
-  OrderedSearch search(instance.items, instance.sections(), instance.lower_bound);
-  EXPECT(search.run(0, 1) == Verdict::kUndecided);
-  const int64_t before = search.steps();
-  search.run(1, 10);
-  EXPECT(search.steps() - before < 100);
+  const auto search = ordered_search(instance.items, instance.sections(), instance.lower_bound);
+  EXPECT(search->run(0, 1) == Verdict::kUndecided);
+  const int64_t before = search->steps();
+  search->run(1, 10);
+  EXPECT(search->steps() - before < 100);
 }
 
 }  // namespace
