@@ -18,7 +18,6 @@ FAILED = "failed"  # raised an exception
 CRASHED = "crashed"  # the process ended
 TIMEOUT = "timeout"
 ABSENT = "absent"  # not installed
-STATUSES = (OK, WRONG, OVERWRITTEN, WROTE_INPUT, FAILED, CRASHED, TIMEOUT, ABSENT)
 
 Result = dict[str, Any]
 

@@ -222,32 +222,42 @@ bool parse_ignored_flag(Value& value, Config&) {
 struct Option {
   std::string_view key;
   bool (*parse)(Value&, Config&);
-  std::string_view help;
 };
 
 // Sorted by key. Options named pinned_* are accepted too and ignored with one warning.
 constexpr Option kOptions[] = {
-    {"backend", parse_backend, "native; anything else is refused"},
-    {"caching", parse_flag<&Config::caching>, "False: every request is a driver call of its own"},
-    {"expandable_segments", parse_expandable, "True: segments of mapped pages that grow in place"},
-    {"expandable_va", parse_va,
-     "address space per stream and pool: a fraction of total (0.5) or a size (40G)"},
-    {"garbage_collection_threshold", parse_gc,
-     "free old blocks when reserved exceeds this part of the limit"},
-    {"graph_capture_record_stream_reuse", parse_flag<&Config::record_stream_reuse>,
-     "True: reuse memory used on side streams within a capture once all its uses are ordered before"},
-    {"large_segment_size_mb", parse_large_segment, "segment size of requests below 10 MiB; more than 10"},
-    {"max_non_split_rounding_mb", parse_max_non_split, "how much larger an unsplittable block may be"},
-    {"max_split_size_mb", parse_max_split, "blocks from this size on are never split; at least 20"},
-    {"mode", parse_mode, "native, or compat: the search and retry order of upstream"},
-    {"per_process_memory_fraction", parse_fraction, "limit as a part of total memory, in [0, 1]"},
-    {"release_lock_on_cudamalloc", parse_ignored_flag, "always on: no lock is held in driver calls"},
-    {"roundup_power2_divisions", parse_divisions, "steps between powers of two: N, or [MiB:N,...,>:N]"},
-    {"stream_wait_reuse", parse_flag<&Config::stream_wait_reuse>,
-     "True: before growing, reuse an idle block of another stream behind an event wait"},
-    {"thread_cache", parse_flag<&Config::thread_cache>, "False: no per-thread magazines"},
-    {"throw_on_cudamalloc_oom", parse_flag<&Config::refuse_before_driver>,
-     "True: refuse a request larger than free device memory without asking the driver"},
+    // native; anything else is refused
+    {"backend", parse_backend},
+    // False: every request is a driver call of its own
+    {"caching", parse_flag<&Config::caching>},
+    // True: segments of mapped pages that grow in place
+    {"expandable_segments", parse_expandable},
+    // address space per stream and pool: a fraction of total (0.5) or a size (40G)
+    {"expandable_va", parse_va},
+    // free old blocks when reserved exceeds this part of the limit
+    {"garbage_collection_threshold", parse_gc},
+    // True: reuse memory used on side streams within a capture once all its uses are ordered before
+    {"graph_capture_record_stream_reuse", parse_flag<&Config::record_stream_reuse>},
+    // segment size of requests below 10 MiB; more than 10
+    {"large_segment_size_mb", parse_large_segment},
+    // how much larger an unsplittable block may be
+    {"max_non_split_rounding_mb", parse_max_non_split},
+    // blocks from this size on are never split; at least 20
+    {"max_split_size_mb", parse_max_split},
+    // native, or compat: the search and retry order of upstream
+    {"mode", parse_mode},
+    // limit as a part of total memory, in [0, 1]
+    {"per_process_memory_fraction", parse_fraction},
+    // always on: no lock is held in driver calls
+    {"release_lock_on_cudamalloc", parse_ignored_flag},
+    // steps between powers of two: N, or [MiB:N,...,>:N]
+    {"roundup_power2_divisions", parse_divisions},
+    // True: before growing, reuse an idle block of another stream behind an event wait
+    {"stream_wait_reuse", parse_flag<&Config::stream_wait_reuse>},
+    // False: no per-thread magazines
+    {"thread_cache", parse_flag<&Config::thread_cache>},
+    // True: refuse a request larger than free device memory without asking the driver
+    {"throw_on_cudamalloc_oom", parse_flag<&Config::refuse_before_driver>},
 };
 
 }  // namespace
@@ -294,13 +304,6 @@ Status parse_config(std::string_view text, std::string_view source, const Config
   parsed.text = std::string(text);
   *config = std::move(parsed);
   return Status::Ok();
-}
-
-std::string describe_options() {
-  std::string text;
-  for (const Option& option : kOptions)
-    text += std::string(option.key) + ": " + std::string(option.help) + "\n";
-  return text;
 }
 
 }  // namespace staticrt::alloc

@@ -52,7 +52,4 @@ struct Config {
 // invalid_argument leaves `config` untouched.
 Status parse_config(std::string_view text, std::string_view source, const Config& base, Config* config);
 
-// "key: what it does" of every option, one a line, sorted by key.
-std::string describe_options();
-
 }  // namespace staticrt::alloc

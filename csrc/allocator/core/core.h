@@ -104,10 +104,6 @@ class Core {
       held_ = false;
       core_.mutex.unlock();
     }
-    void relock() {
-      core_.mutex.lock();
-      held_ = true;
-    }
 
    private:
     Core& core_;

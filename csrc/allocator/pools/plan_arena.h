@@ -33,7 +33,6 @@ class PlanArena {
   Addr base() const { return base_; }
   Bytes size() const { return size_; }      // as last asked for
   Bytes mapped() const { return mapped_; }  // 0 while hibernated
-  Bytes max_size() const { return max_; }
   bool hibernated() const { return mapped_ == 0 && size_ != 0; }
 
  private:

@@ -91,7 +91,6 @@ class SimMemory {
   Bytes used_bytes() const { return used_bytes_; }
   Bytes reserved_va_bytes() const { return reserved_va_bytes_; }
   uint64_t handle_count() const { return handle_count_; }
-  size_t segment_count() const { return segments_.size(); }
   Addr base() const { return base_; }
   Addr end() const { return base_ + limits_.va_bytes + alias_distance_; }
   bool backed() const { return limits_.backed; }

@@ -37,7 +37,6 @@ class PointwiseNode {
   int64_t numel(size_t i) const { return args_[i].numel; }
   const c10::IValue& value(size_t i) const { return args_[i].value; }
   at::ScalarType dtype(size_t i) const { return args_[i].reg.dtype; }
-  bool is_floating(size_t i) const { return at::isFloatingType(dtype(i)); }
 
   // Argument i in the given dtype: a tensor converted and rounded, a number cast as eager casts it.
   Reg in(size_t i, at::ScalarType dtype);
