@@ -9,14 +9,13 @@
 
 namespace staticrt::tuning {
 
-// ---- work of a thread: less is not worth waking one ----------------------------------------------------
+// ---- work of a thread: less is not worth waking one ---------------------------------------------------
 
 inline constexpr double kNsPerThread = 4096;           // what a part of a call takes at least
 inline constexpr double kRowOperationsPerNs = 8;       // float operations of one core on rows,
 inline constexpr int64_t kLongPrimOperations = 4;      // that an exponential or a logarithm counts for
 inline constexpr double kProductOperationsPerNs = 64;  // and in matrix products
-inline constexpr double kOtherSide =
-    1.04;  // factor on a tile's cost where a cut is not on the preferred side
+inline constexpr double kOtherSide = 1.04;     // factor on a tile's cost where a cut is on its other side
 inline constexpr double kReadBytesPerNs = 40;  // that one core reads of weights
 inline constexpr double kTreeStepsPerNs = 5;   // tests of nodes, several rows at a time
 inline constexpr int64_t kTreeDepth = 8;       // as most trees have
@@ -25,11 +24,11 @@ inline constexpr int64_t kMinDirectionFlops = 1 << 19;  // of a recurrent layer'
 inline constexpr int64_t kMinRegionBytes = 256 * 1024;  // touched by calls that run beside others
 inline constexpr size_t kMaxRegionUnits = 4096;         // larger segments run in order: pairs are kept
 
-// ---- the simulated accelerator --------------------------------------------------------------------------
+// ---- the simulated accelerator ------------------------------------------------------------------------
 
 inline constexpr uint64_t kMostPendingKernels = 1024;  // of a stream; then the host waits, as on CUDA
 
-// ---- blocks that stay in a cache ------------------------------------------------------------------------
+// ---- blocks that stay in a cache ----------------------------------------------------------------------
 
 inline constexpr int64_t kHalfCacheBytes = 1 << 20;  // half of a common second-level cache
 inline constexpr int64_t kBlasBandBytes = 1 << 19;   // output rows of one call of BLAS
@@ -46,7 +45,7 @@ inline constexpr int64_t kRecurrentChunkRows = 64;
 inline constexpr int64_t kDepthwisePartFloats = 8192;  // output lines computed before their epilogue
 inline constexpr int64_t kMaxWinogradTiles = 112;      // of a block
 
-// ---- routes of products and convolutions ------------------------------------------------------------------
+// ---- routes of products and convolutions --------------------------------------------------------------
 
 inline constexpr int64_t kMinPackedRows = 4;        // fewer read a weight once: any layout is as fast
 inline constexpr int64_t kMinPackedWork = 1 << 11;  // multiply-adds
@@ -59,27 +58,23 @@ inline constexpr int64_t kManyColumns = 192;           // fewer do not pay for p
 inline constexpr int64_t kMinInPlaceFloats = 1 << 19;  // convolution weights of 2 MiB are read in place,
 inline constexpr int64_t kMaxInPlacePixels = 64;       // unless a copy saves more time than it takes to read
 inline constexpr int64_t kMaxInPlacePixelsOfOneTap = 1024;  // nothing is gathered more than once
-inline constexpr int64_t kMaxOwnDilatedWork =
-    2'000'000;                                // multiply-adds from which oneDNN's call costs little
-inline constexpr double kMinLiveShare = 0.5;  // of the taps of a dilated convolution
+inline constexpr int64_t kMaxOwnDilatedWork = 2'000'000;    // more, and oneDNN's call costs little
+inline constexpr double kMinLiveShare = 0.5;                // of the taps of a dilated convolution
 inline constexpr int64_t kMinWinogradChannels = 16;
 inline constexpr double kMinWinogradGain = 1.15;  // its weights take 16/9 or 4 times the memory
 inline constexpr int64_t kMinTileRow = 64;        // shorter rows are gathered into tiles
 inline constexpr size_t kMaxChainNodes = 32;      // of a pointwise chain
 inline constexpr int64_t kFewChannels = 4;        // images of so few are transposed pixel by pixel
 
-// ---- autotuning: what measuring may cost
-// -------------------------------------------------------------------
+// ---- autotuning: what measuring may cost --------------------------------------------------------------
 
-inline constexpr int64_t kMaxMeasuredFlops =
-    50'000'000;  // of one run of a product: half a millisecond or less
+inline constexpr int64_t kMaxMeasuredFlops = 50'000'000;  // of one run of a product: half a millisecond
 inline constexpr int64_t kMaxMeasuredMultiplyAdds = 60'000'000;  // of one run of a convolution: a millisecond
 inline constexpr int64_t kMinMeasuredLines = 8;                  // of a convolution's output
 inline constexpr int64_t kMaxRouteNs = 1'000'000;                // for one route of one shape
 inline constexpr int64_t kProcessBudgetNs = 150'000'000;  // for all shapes of a kind; then rules choose
 
-// ---- planner
-// -------------------------------------------------------------------------------------------------
+// ---- planner ------------------------------------------------------------------------------------------
 
 // By effort: steps of search (5 ms, seconds, a minute of one core) and neighbours looked at by the greedy
 // passes.
@@ -99,8 +94,7 @@ inline constexpr int64_t kSlackShare = 50;             // above 1 + 1/50 of the 
 inline constexpr int32_t kCliqueSeeds = 256;           // items that a clique is grown from
 inline constexpr int kCapacityTries = 6;               // between the bound and the best layout
 
-// ---- caches and limits of the runtime
-// ------------------------------------------------------------------------
+// ---- caches and limits of the runtime -----------------------------------------------------------------
 
 inline constexpr int64_t kPreparedPatience = 16;    // misses after which a signature must come twice
 inline constexpr size_t kPreparedNodes = 64 * 512;  // of all prepared programs that are kept
@@ -115,13 +109,12 @@ inline constexpr int64_t kMaxStampBlocks = 64;         // each may be a miss of 
 inline constexpr int64_t kSmallMatrixBytes = 65536;    // smaller weights do not count as matrices
 inline constexpr int64_t kTimesMemoryIsReturned = 4;   // weights that change in each call are packed in each
 inline constexpr int64_t kMinReturnedBytes = 4 << 20;  // less is not worth the time of malloc_trim
-inline constexpr int64_t kMaxRunShapeElements = 1 << 24;  // larger results are told by torch's rules
+inline constexpr int64_t kMaxRunShapeElements = 1 << 24;  // larger results follow torch's rules
 inline constexpr size_t kMaxConstantBytes = 1 << 16;      // recorded bytes that no tensor decides
 inline constexpr double kErrorGrowth = 100;               // of a program over its single operators
 inline constexpr size_t kLabelNames = 6;                  // operators named in a step's label
 
-// ---- allocator
-// -------------------------------------------------------------------------------------------------
+// ---- allocator ----------------------------------------------------------------------------------------
 
 inline constexpr int kBinLook = 24;                     // free blocks looked at in a bin
 inline constexpr size_t kIdleStacks = size_t{1} << 20;  // stack texts kept although no event names them
