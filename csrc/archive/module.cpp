@@ -65,7 +65,7 @@ struct Module::State {
   Archive archive;
 
   // Calls `visit` with each trace that the inputs fit, and their leaves, until it returns "": done. Throws
-  // CallError with what each trace had against it.
+  // CallError that says why each trace refused them.
   template <class Visit>
   void find(const std::vector<c10::IValue>& inputs, const Visit& visit) const {
     std::string reasons;
@@ -117,7 +117,7 @@ std::vector<c10::IValue> Module::run_values(const std::vector<c10::IValue>& inpu
 std::string Module::prepare(const std::vector<c10::IValue>& inputs) const {
   std::string reason;
   state_->find(inputs, [&](const SavedTrace& trace, const std::vector<Leaf>& leaves) {
-    // Of several traces that sizes fit, data tells which one runs.
+    // Several traces may fit the sizes: then data decides which one runs.
     reason = trace.spec().decided ? "data decides which trace runs" : trace.prepare(leaves).reason;
     return std::string();
   });

@@ -95,7 +95,7 @@ bool is_unchecked(std::string_view name) {
   return name.starts_with("special_") && name.find("_polynomial_") != name.npos;
 }
 
-// What arguments of text are called that take one of a few words, such as a mode or a reduction.
+// Names of text arguments that take one of a few words, such as a mode or a reduction.
 const Names& word_arguments() {
   static const Names names{
       "UPLO",          "approximate",  "assert_msg", "driver",        "equation", "indexing",

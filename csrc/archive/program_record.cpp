@@ -16,8 +16,7 @@ bool is_builtin(std::string_view op) {
   return op.rfind("sym::", 0) == 0 || op.rfind("srt::", 0) == 0;
 }
 
-// -- writing
-// --------------------------------------------------------------------------------------------------
+// -- writing --------------------------------------------------------------------------------------------
 
 void write_info(const ValueInfo& info, ByteWriter& out, TensorTable& tensors) {
   out.put_string(info.name);
@@ -55,8 +54,7 @@ void write_node(const Program& program, const Node& node, uint32_t op, ByteWrite
   for (const auto& body : node.bodies) write_program(*body, out, tensors);
 }
 
-// -- reading
-// --------------------------------------------------------------------------------------------------
+// -- reading --------------------------------------------------------------------------------------------
 
 struct Op {
   std::string name;

@@ -60,7 +60,7 @@ class SavedTrace {
   std::vector<bool> may_copy_;  // per program input: nothing sees whose bytes it has
 };
 
-// What a call is told whose data decides branches otherwise than in a trace.
+// The error of a call whose data decides a branch otherwise than in every trace.
 inline constexpr char kDecidedOtherwise[] = "data decides a branch otherwise than when it was traced";
 
 }  // namespace staticrt

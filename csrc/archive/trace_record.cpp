@@ -194,7 +194,7 @@ TraceSpec read_trace(ByteReader& in, LoadedTensors& tensors) {
     spec.random = in.get_bool();
   }
   if (format >= 4) {
-    // What they say is checked by who uses them, against what is to be planned.
+    // Whoever uses them checks them against what is to be planned.
     spec.plans.resize(in.get_count(24));
     for (planner::KnownPlan& plan : spec.plans) {
       plan.key = in.get<uint64_t>();

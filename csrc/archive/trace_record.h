@@ -24,10 +24,9 @@ struct LeafSpec {
   int64_t dim = 0;
   Layout layout;
   at::Device device{at::kCPU};
-  std::string constant;  // of kConstant: JSON that Python wrote; of an int, its digits
-  int32_t input = -1;    // the program's input after the model tensors; -1: not read
-  int32_t same =
-      -1;  // the first leaf that is this very tensor; -1: no earlier one. Models ask `key is value`
+  std::string constant;     // of kConstant: JSON that Python wrote; of an int, its digits
+  int32_t input = -1;       // the program's input after the model tensors; -1: not read
+  int32_t same = -1;        // the first leaf that is this very tensor, as models ask; -1: no earlier one
   uint64_t empty_dims = 0;  // a bit for each dimension of size 0. Models ask `if x.numel()`
 };
 

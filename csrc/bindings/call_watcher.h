@@ -64,13 +64,12 @@ class CallWatcher {
 
   const pybind11::function classify_, judge_, begins_, calls_, returned_, left_;
   const pybind11::dict builtins_;
-  pybind11::object self_;                     // what the interpreter hands to on_event
-  std::unordered_map<PyObject*, int> codes_;  // owns its keys
-  std::unordered_map<PyMethodDef*, int>
-      functions_;                    // definitions of C functions live as long as their modules
-  PyFrameObject* silent_ = nullptr;  // on the stack, not owned
-  PyThreadState* thread_ =
-      nullptr;  // that started it: autograd's threads, which may trace too, are not watched
+  pybind11::object self_;                            // what the interpreter hands to on_event
+  std::unordered_map<PyObject*, int> codes_;         // owns its keys
+  std::unordered_map<PyMethodDef*, int> functions_;  // their definitions live as long as their modules
+  PyFrameObject* silent_ = nullptr;                  // on the stack, not owned
+  // The thread that started it: autograd's threads, which may trace too, are not watched.
+  PyThreadState* thread_ = nullptr;
   bool started_ = false, watches_ = false, has_left_ = false;
   Py_tracefunc previous_ = nullptr;
   pybind11::object previous_argument_;

@@ -42,7 +42,7 @@
 
 #include "graphs/unpack.h"
 
-// Up to torch 2.12 tensors have names, which outputs are told.
+// Up to torch 2.12 dimensions have names, which are set on outputs.
 #if __has_include(<ATen/core/Dimname.h>)
 #include <ATen/core/Dimname.h>
 #define SRT_NAMES_PARAMETER , at::DimnameList names

@@ -101,7 +101,7 @@ class Record {
   const std::vector<char*>& bases() const { return bases_; }
   void declare_input(Binding binding) { inputs_.push_back(std::move(binding)); }
   void declare_written(SlotId slot, const c10::VariableVersion& version);
-  // A later step's results may have other sizes in a replay, though nothing says so.
+  // Notes that a later step's results may have other sizes in a replay, although no operator says so.
   void expect_other_sizes() { may_vary_ = true; }
   // Bytes that no operator made and no argument holds: constants, or tensors found elsewhere.
   void add_unexplained(SlotId slot) { unexplained_.push_back(slot); }

@@ -9,15 +9,13 @@
 //     copied. The first two are tried at once, into those places, and compared; but out variants of
 //     structured operators are taken as they are, because one kernel computes both forms.
 //   - An operator in place: as it is. What it overwrites that others can see is kept until the capture has
-//   ended
-//     well, so that a failed one leaves inputs as they were.
+//     ended well, so that a failed one leaves inputs as they were.
 //   - A view: nothing. Tensors of later calls are made with its sizes and strides.
 //   - Bytes that appear without an operator (a number turned into a tensor, torch.tensor of a list):
-//   constants.
-//     They are noticed when an operator reads memory of the pool that nothing recorded has written. Code that
-//     is not an operator may have computed them (a C++ extension, what another compiler made): they are
-//     listed as unexplained, as are tensors found elsewhere, and whoever replays compares two captures
-//     (agrees_with).
+//     constants. They are noticed when an operator reads memory of the pool that nothing recorded has
+//     written. Code that is not an operator may have computed them (a C++ extension, what another compiler
+//     made): they are listed as unexplained, as are tensors found elsewhere, and whoever replays compares two
+//     captures (agrees_with).
 //
 // Kernels run outside the pool's route, so that only values of the record lie in the pool.
 //

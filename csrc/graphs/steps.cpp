@@ -86,7 +86,7 @@ bool Recorder::add_prepared(const c10::OperatorHandle& op, const OpFacts& facts,
         request.args.emplace_back();
         continue;
       }
-      // A number that stands for a tensor goes as the number it is: it promotes types as one.
+      // A tensor made of a Python number is passed as that number, as which it promotes types.
       const at::Tensor& tensor = arg.toTensor();
       if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
         argument.value = tensor.item();

@@ -57,8 +57,7 @@ Plan plan_conflicts(std::span<const int64_t> sizes_bytes, std::span<const std::p
                     int64_t alignment) {
   std::vector<Spec> specs;
   for (int64_t size : sizes_bytes) specs.push_back({0, 1, size});
-  const Instance instance =
-      make_instance(specs, alignment);  // checks; gives unit and the items that have a size
+  const Instance instance = make_instance(specs, alignment);  // checks them; leaves out those without a size
   std::vector<int32_t> item_of(sizes_bytes.size(), -1);
   for (size_t k = 0; k < instance.ids.size(); ++k) item_of[instance.ids[k]] = static_cast<int32_t>(k);
   std::vector<std::pair<int32_t, int32_t>> kept;

@@ -15,8 +15,7 @@ class Gaps {
   Gaps() { add(0, kNoLimit); }
 
   int64_t take(int64_t size) {
-    const auto [length, offset] =
-        *by_length_.lower_bound({size, 0});  // the last gap has no end: there is one
+    const auto [length, offset] = *by_length_.lower_bound({size, 0});  // there is one: the last has no end
     drop(offset, length);
     if (length > size) add(offset + size, length == kNoLimit ? kNoLimit : length - size);
     return offset;

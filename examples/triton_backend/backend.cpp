@@ -137,8 +137,7 @@ Model* state_of(TRITONBACKEND_Model* model) {
 }  // namespace
 }  // namespace staticrt_triton
 
-// -- what the server calls: no exception leaves these
-// ------------------------------------------------------------------
+// -- what the server calls: no exception leaves these ---------------------------------------------------
 
 using staticrt_triton::check;
 using staticrt_triton::current_error;

@@ -229,9 +229,8 @@ def _preparation(sizes: Sequence[int]) -> list[Figure]:
     capture: dict[int, float] = {}
     first_ms = 0.0
     arguments = (torch.rand(4, 8), torch.rand(4, 8))
-    _warm(
-        Unfusable(4), arguments
-    )  # keeps the one-time cost of a process's first capture out of the measurement
+    # Keeps the one-time cost of a process's first capture out of the measurement.
+    _warm(Unfusable(4), arguments)
     for nodes in sizes:
         gc.collect()
         fast = compile(Unfusable(nodes).eval())

@@ -68,9 +68,8 @@ class FloatCondition:
         self.hint = hint
 
     def opposite(self) -> FloatCondition:
-        return FloatCondition(
-            f"not ({self.text})", not self.hint
-        )  # `a >= b` is not that of `a < b` for all floats
+        # `a >= b` is not that of `a < b` for all floats.
+        return FloatCondition(f"not ({self.text})", not self.hint)
 
     def held(self) -> tuple[FloatCondition]:
         return (self,)

@@ -114,9 +114,8 @@ class EagerNodes:
                 # Through what is computed again of saved values, not through other autograd nodes.
                 readers[node] |= {owner[user]} if user in owner else readers[user]
         tensors = [node for node in self._saved if isinstance(node.meta.get("val"), torch.Tensor)]
-        saving = saving.union(
-            *(readers[node] for node in tensors)
-        )  # also nodes that do not show what they save
+        # Also nodes that do not show what they save.
+        saving = saving.union(*(readers[node] for node in tensors))
         reach: dict[int, Reach] = {}
         for node, number in owner.items():
             if number in saving and not _sums_gradients(node, incoming):

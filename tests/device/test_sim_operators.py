@@ -223,9 +223,8 @@ def test_tensors_of_different_devices_are_refused():
     for other in (torch.ones(3), torch.ones(3, device="sim:1")):
         with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
             x.addcmul(x, other)
-    assert torch.equal(
-        (x + torch.tensor(2.0)).cpu(), torch.full((3,), 3.0)
-    )  # a number of the host is a value
+    # A number of the host is a value.
+    assert torch.equal((x + torch.tensor(2.0)).cpu(), torch.full((3,), 3.0))
 
 
 def test_what_makes_the_host_wait_is_counted():

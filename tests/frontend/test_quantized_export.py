@@ -117,9 +117,8 @@ def test_the_weights_are_dequantised_once():
     for _ in range(3):
         compiled(x)
     kernels = str(compiled.explain()).split("kernels:")[1].split("\n")[0]
-    assert (
-        sum(map(int, re.findall(r"×(\d+)", kernels))) == 3
-    )  # quantise x; multiply, relu, quantise; the result
+    # Quantise x; multiply, relu, quantise; the result.
+    assert sum(map(int, re.findall(r"×(\d+)", kernels))) == 3
 
 
 def test_wrong_limits_raise_as_in_eager():

@@ -136,9 +136,8 @@ def test_overrides_reach_every_part_of_a_module_with_breaks(captured):
         assert (report.captures > 1) == captured
         assert {skip.reason for skip in report.skips} == (set() if captured else {"an override says so"})
         before = report.captures
-        torch.testing.assert_close(
-            override(not captured)(f)(x), outer(x)
-        )  # as a decorator of what is compiled
+        # As a decorator of what is compiled.
+        torch.testing.assert_close(override(not captured)(f)(x), outer(x))
         assert (context.explain().captures > before) != captured
         del f
     torch._dynamo.reset()

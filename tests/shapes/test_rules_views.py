@@ -78,9 +78,8 @@ def _expect_eager(op, args, symbolic, kwargs, env):
             sizes, strides, offset, dtype = layout(mine)
             assert (sizes, dtype) == (tuple(eager.shape), eager.dtype)
             if eager.numel():
-                where = [
-                    i for i, size in enumerate(eager.shape) if size != 1
-                ]  # elsewhere a stride means nothing
+                # Elsewhere a stride means nothing.
+                where = [i for i, size in enumerate(eager.shape) if size != 1]
                 assert [strides[i] for i in where] == [eager.stride(i) for i in where]
             inputs = {t.untyped_storage()._cdata for t in real}
             if eager.untyped_storage()._cdata in inputs:
@@ -369,11 +368,9 @@ def test_equal_calls_are_asked_once():
         assert again.untyped_storage()._cdata != first.untyped_storage()._cdata
         view = fake_memo.recall(mode, *fake_memo.key_of(aten.diagonal.default, (second,), {}))
         assert view.untyped_storage()._cdata == second.untyped_storage()._cdata
-        assert (
-            fake_memo.recall(mode, *fake_memo.key_of(aten.cumsum.default, (other, 1), {})) is None
-        )  # other symbols
+        # Other symbols.
+        assert fake_memo.recall(mode, *fake_memo.key_of(aten.cumsum.default, (other, 1), {})) is None
         assert fake_memo.recall(mode, *fake_memo.key_of(aten.cumsum.default, (second, 0), {})) is None
         assert fake_memo.recall(mode, *fake_memo.key_of(aten.cumsum.default, (second, True), {})) is None
-        assert (
-            fake_memo.key_of(aten.add_.Tensor, (first, second), {}) is None
-        )  # a write has no answer to keep
+        # A write has no answer to keep.
+        assert fake_memo.key_of(aten.add_.Tensor, (first, second), {}) is None

@@ -58,9 +58,8 @@ def ordered(rank: int) -> dict[str, Any]:
     """Collectives that nobody reads, that are equal, and that depend on nothing."""
 
     def model(x: torch.Tensor) -> torch.Tensor:
-        funcol.all_reduce(
-            x, "sum", dist.group.WORLD
-        )  # nobody reads it: the other rank waits for it all the same
+        # Nobody reads it: the other rank waits for it all the same.
+        funcol.all_reduce(x, "sum", dist.group.WORLD)
         a = funcol.all_reduce(x * 2, "sum", dist.group.WORLD)
         b = funcol.all_reduce(x * 2, "sum", dist.group.WORLD)
         gathered = funcol.all_gather_tensor(x + rank, 0, dist.group.WORLD)

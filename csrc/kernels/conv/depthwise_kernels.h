@@ -5,9 +5,9 @@
 
 namespace staticrt {
 
-// out[m, c] = bias[c] + sum over rows r and taps k of row[r][(m * stride - pad + k * dilation) * channels +
-// c]
-// * weights[r][k * channels + c]; taps outside [0, in_w) are left out.
+// out[m, c] = bias[c] + sum over rows r and taps k of
+//     row[r][(m * stride - pad + k * dilation) * channels + c] * weights[r][k * channels + c];
+// taps outside [0, in_w) are left out.
 struct DepthwiseLine {
   float* out = nullptr;
   int64_t out_w = 0, in_w = 0, channels = 0;

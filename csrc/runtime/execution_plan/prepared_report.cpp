@@ -1,4 +1,4 @@
-// What a prepared program tells of its steps.
+// Reports of the steps of a prepared program.
 #include <algorithm>
 
 #include "runtime/execution_plan/prepared.h"

@@ -102,8 +102,8 @@ void choose_kernel(const Program& program, const Node& node, const BindOptions& 
   bound.check_overlap = node.aliases.empty();
 }
 
-// Values of whose storage a node reads what lies beside their elements. Memory that is shared with other
-// values would show it these, and hide that it reads too far.
+// Values whose storage a node reads beyond their elements. In memory that is shared it would read other
+// values, and reading too far would go unnoticed.
 std::vector<bool> read_beside(const Program& program) {
   std::vector<bool> found(program.num_values(), false);
   const auto mark = [&](const Arg& arg) {

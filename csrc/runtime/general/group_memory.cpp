@@ -109,7 +109,7 @@ void GroupMemory::require_ours(const Group& group, bool is_ours) const {
                "' has other owners after the run: an operator kept or returned a managed value");
 }
 
-// Another storage for a group whose own Python has seen, and may have.
+// Gives the group another storage: Python has seen its own, and may hold it.
 void GroupMemory::replace_storage(Group& group, c10::IValue* slots) {
   for (const ValueId id : group.members) {
     const bool is_in = slots[id].isTensor() && slots[id].toTensor().storage().is_alias_of(group.storage);

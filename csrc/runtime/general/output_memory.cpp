@@ -89,7 +89,8 @@ void OutputMemory::place(size_t index) {
 
 void OutputMemory::end_run(const c10::IValue* slots) {
   for (Output& output : outputs_) {
-    // What only a view of it is returned has lost its slot; its storage knows what a kernel needed.
+    // A value of which only a view is returned has lost its slot by now; its storage knows what a kernel
+    // needed.
     size_t bytes = profiled_ ? output.storage.nbytes() : 0;
     const c10::IValue& slot = slots[output.value];
     if (slot.isTensor() && slot.toTensor().defined())

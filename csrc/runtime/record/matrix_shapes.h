@@ -15,8 +15,8 @@ bool is_one_of(std::string_view op, std::initializer_list<std::string_view> name
 bool is_convolution(std::string_view op);
 bool is_product(std::string_view op);
 
-// What the CPU's kernel makes of such operands, without bytes; nullopt where that is not told here, or where
-// the kernel would refuse them.
+// A result without bytes, with the sizes and strides that the CPU's kernel gives it; nullopt where no rule
+// here covers the operands, or where the kernel would refuse them.
 std::optional<at::Tensor> matrix_result(std::string_view op, const Operands& operands);
 
 // torch's rule for convolutions makes results in torch's default layout. The CPU's kernels keep channels last

@@ -16,9 +16,9 @@
 namespace staticrt {
 namespace {
 
-// These choose what their results are like by the device, leave results empty that they have no use for, or
-// have another stride on the meta device where a size is 1. Compared with convolutions and products they cost
-// little, so zeros are given to them.
+// Operators whose results depend on the device, which leave a result empty that they do not use, or which
+// give another stride on the meta device where a size is 1. They cost little, compared with convolutions and
+// products, so they run on zeros.
 bool needs_bytes(std::string_view op) {
   return op.starts_with("aten::embedding_bag") || op.starts_with("aten::_embedding_bag") ||
          is_one_of(op, {"aten::scaled_dot_product_attention",
@@ -86,8 +86,8 @@ bool may_run_on_zeros(const Node& node) {
   return !node.has_effects && node.aliases.empty() && node.written_args.empty();
 }
 
-// Larger ones are told by torch's rules, which take no memory: prepare() may be asked for sizes that do not
-// fit.
+// Larger results follow torch's rules, which take no memory: prepare() may be asked for sizes that do not fit
+// into it.
 bool makes_little(const Program& program, const Node& node, const c10::IValue* slots) {
   std::vector<int64_t> together;  // what elementwise operators broadcast to
   int64_t elements = 0;
@@ -142,8 +142,7 @@ bool run_shape_only(const BoundProgram& bound, uint32_t node_index, const ValueM
   }
   const bool may_run = may_run_on_zeros(node);
   if (needs_bytes(node.op)) return may_run && run_on_zeros(bound, node_index, memories, slots);
-  // The CPU's own kernel tells best, and torch's rules in Python take a second to load. Elsewhere what is
-  // wrong with zeros, such as dividing by them, is raised by a later call.
+  // On the CPU the kernel itself runs: torch's rules in Python take a second to load and may differ from it.
   if (on_host && may_run && !takes_long && !draws_random_numbers(node, op) &&
       makes_little(program, node, slots)) {
     try {

@@ -8,7 +8,7 @@
 namespace staticrt {
 namespace {
 
-// Of what is neither a dense tensor of a registered device nor a number, the meta device tells too little.
+// The meta device says too little of what is neither a dense tensor of a registered device nor a number.
 bool has_shape_only_form(const c10::IValue& value) {
   if (value.isTensorList()) return false;
   if (!value.isTensor() || !value.toTensor().defined()) return true;
@@ -18,7 +18,7 @@ bool has_shape_only_form(const c10::IValue& value) {
          !tensor.is_quantized() && !tensor._is_zerotensor();
 }
 
-// Why the node's results cannot be told without running it; empty if they can.
+// Why only running the node shows what its results are like; empty if they are known without.
 std::string undecided(const BoundProgram& bound, uint32_t index, const Recorder& recorder,
                       const ValueMemories& memories) {
   const Program& program = *bound.program;

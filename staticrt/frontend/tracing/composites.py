@@ -70,9 +70,8 @@ def _classify(func: Any) -> Kind:
     if func in _MAY_ALIAS:
         return Kind.EXPAND
     if func.namespace != "aten":
-        return (
-            Kind.EXPAND
-        )  # arithmetic of a library: kept whole, it would be a call into Python without a kernel
+        # Arithmetic of a library: kept whole, it would be a call into Python without a kernel.
+        return Kind.EXPAND
     if schema.is_mutable or torch.Tag.maybe_aliasing_or_mutating in func.tags:
         return Kind.EXPAND
     if any(arg.alias_info is not None for arg in (*schema.arguments, *schema.returns)):

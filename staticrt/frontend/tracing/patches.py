@@ -42,9 +42,8 @@ def tracing(oblivious: bool) -> Iterator[None]:
     dynamo = None
     thread.traces = True
     try:
-        dynamo = eval_frame.set_eval_frame(
-            None
-        )  # where a compiled part of Dynamo's calls this model: of this thread
+        # Dynamo is switched off in this thread: a part that it compiled may call this model.
+        dynamo = eval_frame.set_eval_frame(None)
         with (
             autocast.noted(),
             _config.patch(backed_size_oblivious=oblivious),  # type: ignore[attr-defined]

@@ -129,9 +129,8 @@ def _index_add(
     mode: Any, x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, *, alpha: Any = 1
 ) -> Any:
     fits = type(alpha) is int and _can_add(x, dim, index, source)
-    return (
-        new(mode, x.shape, x) if fits else None
-    )  # the kernel returns a row-major result for every input layout
+    # The kernel returns a row-major result for every input layout.
+    return new(mode, x.shape, x) if fits else None
 
 
 @rule(aten.index_add_.default)

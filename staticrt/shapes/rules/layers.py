@@ -77,9 +77,8 @@ def _batch_norm(
         return None
     strides: Sequence[Any] | None = contiguous_strides(mode, x.shape)
     if x.dim() > 3 and not agree_on_rows(x.stride(), contiguous_strides(mode, x.shape), x.shape):
-        strides = format_strides(
-            x, x.shape
-        )  # an image of one pixel, or channel, is row-major whatever its strides
+        # An image of one pixel, or channel, is row-major whatever its strides.
+        strides = format_strides(x, x.shape)
     return None if strides is None else new(mode, x.shape, x, strides)
 
 
@@ -197,9 +196,8 @@ def _matmul(mode: Any, a: torch.Tensor, b: torch.Tensor) -> Any:
     if sizes is None:
         return None
     rows, columns = a.shape[-2:-1], b.shape[-1:] if b.dim() > 1 else []
-    return new(
-        mode, [*sizes, *rows, *columns], a
-    )  # the kernel returns a row-major result for every input layout
+    # The kernel returns a row-major result for every input layout.
+    return new(mode, [*sizes, *rows, *columns], a)
 
 
 @rule(aten.bmm.default)

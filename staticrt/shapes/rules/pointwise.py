@@ -168,9 +168,8 @@ def _sample(kind: Any) -> Any:
 @rule(aten.pow.Scalar)
 def _power_of_number(mode: Any, number: Any, x: torch.Tensor) -> Any:
     found = _dtype_of(aten.pow.Scalar, [x], (number, x), {})
-    return (
-        None if found is None else new(mode, x.shape, x, dtype=found)
-    )  # the kernel returns a row-major result for every input layout
+    # The kernel returns a row-major result for every input layout.
+    return None if found is None else new(mode, x.shape, x, dtype=found)
 
 
 @rule(aten.hardtanh.default, aten.relu6.default, aten.nan_to_num.default)
@@ -206,9 +205,8 @@ def _masked_fill(mode: Any, x: torch.Tensor, mask: torch.Tensor, value: Any) -> 
     if not _can_fill(x, mask, value):
         return None
     sizes = broadcast_sizes([x, mask])
-    return (
-        None if sizes is None else new(mode, sizes, x)
-    )  # the kernel returns a row-major result for every input layout
+    # The kernel returns a row-major result for every input layout.
+    return None if sizes is None else new(mode, sizes, x)
 
 
 @rule(aten.masked_fill_.Scalar, aten.masked_fill_.Tensor)

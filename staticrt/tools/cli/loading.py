@@ -128,9 +128,8 @@ def prepare_model(
         torch.set_num_threads(arguments.threads)
     torch.manual_seed(arguments.seed)
     with long_work(f"loading {arguments.model}"):
-        importlib.import_module(
-            "staticrt.frontend.tracing.trace"
-        )  # so that the time of this import is not counted as the model's
+        # So that the time of this import is not counted as the model's.
+        importlib.import_module("staticrt.frontend.tracing.trace")
         loaded = load_model(
             arguments.model, arguments.init, compile_options(arguments), arguments.allow_operator
         )

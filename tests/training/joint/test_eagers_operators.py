@@ -87,9 +87,8 @@ def test_rows_that_may_see_no_key_have_gradients(keys):
     mask[3] = mask[:, 5] = -torch.inf
     compiled = joint(attend)
     for _ in range(3):
-        spoiled = [
-            torch.full((2, 2, keys), torch.nan) for _ in range(20)
-        ]  # what memory may hold that is not written
+        # Memory that is not written may hold this.
+        spoiled = [torch.full((2, 2, keys), torch.nan) for _ in range(20)]
         del spoiled
         got = torch.autograd.grad(compiled(q, k, v, mask).square().sum(), (q, k, v))
         want = torch.autograd.grad(attend(q, k, v, mask).square().sum(), (q, k, v))

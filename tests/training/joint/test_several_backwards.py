@@ -295,9 +295,8 @@ def test_each_backward_frees_what_only_it_reads():
     def function(x, w, y, v):
         return x * w, y * v
 
-    compiled = joint(
-        function, double_backward=False
-    )  # else the inputs stay until nothing is left to differentiate
+    # Otherwise the inputs stay until nothing is left to differentiate.
+    compiled = joint(function, double_backward=False)
     w, v = torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)
     for run in (function, compiled, compiled, compiled):
         x, y = torch.randn(4), torch.randn(4)

@@ -55,9 +55,8 @@ def _is_empty(size: Any) -> bool:
     if not isinstance(size, torch.SymInt):
         return bool(size == 0)
     if not has_free_unbacked_symbols(size) and size.node.has_hint() and size.node.hint == 0:
-        raise IndexError(
-            "an empty dimension is reduced"
-        )  # symbolic sizes pass for positive: trace it as a constant
+        # Symbolic sizes pass for positive: trace it as a constant.
+        raise IndexError("an empty dimension is reduced")
     return False
 
 
