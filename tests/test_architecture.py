@@ -45,7 +45,6 @@ SCHEMA_SIGNATURES: set[str] = {
     "staticrt.frontend.tracing.composites:_batch_norm",
     "staticrt.frontend.tracing.fast_paths:attention",
     "staticrt.frontend.tracing.fast_paths:encoder_layer",
-    "staticrt.interop.onnx.boxes:_",
     "staticrt.interop.onnx.boxes:roi_align",
     "staticrt.interop.onnx.operators.microsoft:embed_layer_norm",
     "staticrt.interop.onnx.operators.microsoft_llm:group_query_attention",

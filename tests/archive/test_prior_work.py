@@ -123,67 +123,31 @@ def test_traces_share_equal_packed_weights():
     torch.testing.assert_close(loaded(x), model(x))
 
 
-def test_archives_of_format_1_are_read():
-    """Saved before archives kept any of this."""
-    data = Path(__file__).with_name("format1.pt2").read_bytes()
+@pytest.mark.parametrize(
+    ("name", "layers", "row"),
+    [
+        ("format1", [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2)], (3, 4, 4)),
+        (
+            "format2",
+            [nn.Linear(6, 4), nn.ReLU()],
+            (6,),
+        ),  # no word of which arguments are one tensor, or empty
+        ("format3", [nn.Linear(6, 4), nn.ReLU(), nn.Softmax(-1)], (6,)),  # no memory plans
+        ("format4", [nn.Linear(6, 4), nn.Tanh()], (6,)),  # no names of devices
+    ],
+)
+def test_archives_of_older_formats_are_read(name, layers, row):
+    data = Path(__file__).with_name(f"{name}.pt2").read_bytes()
     if not torch.__version__.startswith("2.13."):
         with pytest.raises(staticrt.errors.ArchiveError, match="saved with torch"):
             staticrt.load(data)
         return
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2)).eval()
+    model = nn.Sequential(*layers).eval()
     for p in model.parameters():
         p.copy_((torch.arange(p.numel()) % 7 - 3).reshape(p.shape) / 8)
     loaded = staticrt.load(data)
-    for batch in (1, 3):
-        x = torch.randn(batch, 3, 4, 4)
-        torch.testing.assert_close(loaded(x), model(x), rtol=1e-4, atol=1e-5)
-
-
-def test_archives_of_format_2_are_read():
-    """Saved before archives told which arguments are one tensor, or empty."""
-    data = Path(__file__).with_name("format2.pt2").read_bytes()
-    if not torch.__version__.startswith("2.13."):
-        with pytest.raises(staticrt.errors.ArchiveError, match="saved with torch"):
-            staticrt.load(data)
-        return
-    model = nn.Sequential(nn.Linear(6, 4), nn.ReLU()).eval()
-    for p in model.parameters():
-        p.copy_((torch.arange(p.numel()) % 7 - 3).reshape(p.shape) / 8)
-    loaded = staticrt.load(data)
-    for batch in (1, 3, 0):
-        x = torch.randn(batch, 6)
-        torch.testing.assert_close(loaded(x), model(x), rtol=1e-4, atol=1e-5)
-
-
-def test_archives_of_format_3_are_read():
-    """Saved before archives kept memory plans."""
-    data = Path(__file__).with_name("format3.pt2").read_bytes()
-    if not torch.__version__.startswith("2.13."):
-        with pytest.raises(staticrt.errors.ArchiveError, match="saved with torch"):
-            staticrt.load(data)
-        return
-    model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Softmax(-1)).eval()
-    for p in model.parameters():
-        p.copy_((torch.arange(p.numel()) % 7 - 3).reshape(p.shape) / 8)
-    loaded = staticrt.load(data)
-    for batch in (1, 3):
-        x = torch.randn(batch, 6)
-        torch.testing.assert_close(loaded(x), model(x), rtol=1e-4, atol=1e-5)
-
-
-def test_archives_of_format_4_are_read():
-    """Saved before archives named devices."""
-    data = Path(__file__).with_name("format4.pt2").read_bytes()
-    if not torch.__version__.startswith("2.13."):
-        with pytest.raises(staticrt.errors.ArchiveError, match="saved with torch"):
-            staticrt.load(data)
-        return
-    model = nn.Sequential(nn.Linear(6, 4), nn.Tanh()).eval()
-    for p in model.parameters():
-        p.copy_((torch.arange(p.numel()) % 7 - 3).reshape(p.shape) / 8)
-    loaded = staticrt.load(data)
-    for batch in (1, 3):
-        x = torch.randn(batch, 6)
+    for batch in (1, 3, *([0] if name == "format2" else [])):
+        x = torch.randn(batch, *row)
         torch.testing.assert_close(loaded(x), model(x), rtol=1e-4, atol=1e-5)
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.graphs import (
+    conftest,
     test_autograd,
     test_cloning,
     test_conjugates,
@@ -24,19 +25,8 @@ from tests.graphs import (
 from tests.support import graph_harness as harness
 
 MODULES = (
-    test_autograd,
-    test_cloning,
-    test_conjugates,
-    test_errors,
-    test_explain,
-    test_liveness,
-    test_mutation,
-    test_order,
-    test_overrides,
-    test_path_ends,
-    test_static,
-    test_swapped,
-    test_switches,
+    *(test_autograd, test_cloning, test_conjugates, test_errors, test_explain, test_liveness, test_mutation),
+    *(test_order, test_overrides, test_path_ends, test_static, test_swapped, test_switches),
 )
 ON_A_TREE = {"tree", "cold", "cold_step", "copying", "make_tree"}
 FIXTURES_OF_THEIR_OWN = {"device", "name", "any_tree", "made", "swapping"}
@@ -85,30 +75,5 @@ def trees_without_a_device(monkeypatch):
     monkeypatch.setattr(harness, "DEFAULT_DEVICE", "sim")
 
 
-@pytest.fixture
-def make_tree():
-    trees = []
-
-    def make(*args, **options):
-        trees.append(harness.Tree(*args, **options))
-        return trees[-1]
-
-    yield make
-    for tree in trees:
-        tree.check_gone()
-
-
-@pytest.fixture
-def tree(make_tree, copying):
-    return make_tree(copying)
-
-
-@pytest.fixture
-def cold(make_tree, copying):
-    return make_tree(copying, warmup=False)
-
-
-@pytest.fixture
-def cold_step(cold):
-    with cold.step():
-        yield cold
+make_tree, tree = conftest.make_tree, conftest.tree
+cold, cold_step = conftest.cold, conftest.cold_step

@@ -119,21 +119,26 @@ class Run:
             function = self._compiled = staticrt.compile_step(function)
         return function
 
+    def training(self, loss_of: Callable[..., torch.Tensor]) -> Any:
+        """A step of the optimiser, which returns the loss of its arguments."""
+
+        def step(*args: Any) -> torch.Tensor:
+            self.optimizer.zero_grad()
+            loss = loss_of(*args)
+            loss.backward()
+            self.optimizer.step()
+            return loss
+
+        return self.step(step)
+
     def explain(self) -> str:
         return "" if self._compiled is None else str(self._compiled.explain())
 
 
 def plain(rank: int, run: Run, sizes: tuple[int, ...] = (6,)) -> None:
-    def step(x: torch.Tensor) -> torch.Tensor:
-        run.optimizer.zero_grad()
-        loss = run.call(x).square().mean()
-        loss.backward()
-        run.optimizer.step()
-        return loss
-
-    step_ = run.step(step)
+    step = run.training(lambda x: run.call(x).square().mean())
     for x in batches(rank, sizes):
-        step_(x)
+        step(x)
 
 
 def slowly(rank: int, run: Run) -> None:
@@ -164,90 +169,53 @@ def accumulation(rank: int, run: Run) -> None:
 def layers(rank: int, run: Run) -> None:
     """Each rank leaves out other layers, other ones in each step."""
 
-    def step(x: torch.Tensor, layers: int) -> torch.Tensor:
-        run.optimizer.zero_grad()
-        loss = run.call(x, layers=layers).square().mean()
-        loss.backward()
-        run.optimizer.step()
-        return loss
-
-    step_ = run.step(step)
+    step = run.training(lambda x, layers: run.call(x, layers=layers).square().mean())
     for number, x in enumerate(batches(rank)):
-        step_(x, (number + rank) % 4)
+        step(x, (number + rank) % 4)
 
 
 def joined(rank: int, run: Run) -> None:
     """Rank 0 has half of the batches."""
 
-    def step(x: torch.Tensor) -> torch.Tensor:
-        run.optimizer.zero_grad()
-        loss = run.call(x).square().mean()
-        loss.backward()
-        run.optimizer.step()
-        return loss
-
-    step_ = run.step(step)
+    step = run.training(lambda x: run.call(x).square().mean())
     with run.parallel.join() if rank % 2 else Join([run.parallel]):
         for number, x in enumerate(batches(rank)):
             if rank == 0 and number >= STEPS // 2:
                 break
-            step_(x)
+            step(x)
 
 
 def words(rank: int, run: Run) -> None:
-    def step(ids: torch.Tensor) -> torch.Tensor:
-        run.optimizer.zero_grad()
-        logits = run.call(ids)["logits"]
-        loss = F.cross_entropy(logits.flatten(0, 1), ids.flatten())
-        loss.backward()
-        run.optimizer.step()
-        return loss
+    def loss_of(ids: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(run.call(ids)["logits"].flatten(0, 1), ids.flatten())
 
-    step_ = run.step(step)
+    step = run.training(loss_of)
     for number in range(STEPS):
-        step_(torch.randint(32, (3, 5 + number % 3), generator=_generator(rank, number)))
+        step(torch.randint(32, (3, 5 + number % 3), generator=_generator(rank, number)))
 
 
 def twice(rank: int, run: Run) -> None:
     """Two calls before one backward, and gradients of the input."""
 
-    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        run.optimizer.zero_grad()
-        loss = (run.call(x) - run.call(y)).square().mean()
-        loss.backward()
-        run.optimizer.step()
-        return loss
-
-    step_ = run.step(step)
+    step = run.training(lambda x, y: (run.call(x) - run.call(y)).square().mean())
     for x in batches(rank):
-        step_(x, x.flip(0).requires_grad_())
+        step(x, x.flip(0).requires_grad_())
 
 
 def autocast(rank: int, run: Run) -> None:
-    def step(x: torch.Tensor) -> torch.Tensor:
-        run.optimizer.zero_grad()
+    def loss_of(x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16):
-            loss = run.call(x).float().square().mean()
-        loss.backward()
-        run.optimizer.step()
-        return loss
+            return run.call(x).float().square().mean()
 
-    step_ = run.step(step)
+    step = run.training(loss_of)
     for x in batches(rank):
-        step_(x)
+        step(x)
 
 
 def sequences(rank: int, run: Run) -> None:
-    def step(x: torch.Tensor) -> torch.Tensor:
-        run.optimizer.zero_grad()
-        loss = run.call(x).square().mean()
-        loss.backward()
-        run.optimizer.step()
-        return loss
-
-    step_ = run.step(step)
+    step = run.training(lambda x: run.call(x).square().mean())
     for number in range(STEPS):
-        step_(torch.randn(4, 5 + number % 3, 8, generator=_generator(rank, number)))
+        step(torch.randn(4, 5 + number % 3, 8, generator=_generator(rank, number)))
 
 
 def evaluated(rank: int, run: Run) -> None:

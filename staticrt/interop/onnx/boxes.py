@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -123,15 +124,5 @@ def _neighbours(position: Tensor, size: int, dtype: torch.dtype) -> list[tuple[T
 
 
 @roi_align.register_fake
-def _(
-    x: Tensor,
-    rois: Tensor,
-    batch: Tensor,
-    height: int,
-    width: int,
-    ratio: int,
-    scale: float,
-    half_pixel: bool,
-    largest: bool,
-) -> Tensor:
+def _(x: Tensor, rois: Tensor, batch: Tensor, height: int, width: int, *_how: Any) -> Tensor:
     return x.new_empty([rois.shape[0], x.shape[1], height, width])

@@ -76,19 +76,11 @@ def _max_pool(
 
 
 @rule(aten.max_pool2d_with_indices.default)
-def _max_pool_with_indices(
-    mode: Any,
-    x: Any,
-    window: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-) -> Any:
-    found = _pooled(mode, x, window, stride, padding, dilation, ceil_mode)
-    if found is None:
-        return None
-    return new(mode, found[0], x, found[1]), new(mode, found[0], x, found[1], dtype=torch.int64)
+def _max_pool_with_indices(mode: Any, x: Any, *how: Any, **keywords: Any) -> Any:
+    values = _max_pool(mode, x, *how, **keywords)
+    return (
+        None if values is None else (values, new(mode, values.shape, x, values.stride(), dtype=torch.int64))
+    )
 
 
 @rule(aten.avg_pool2d.default)
@@ -133,6 +125,5 @@ def _grid_sample(mode: Any, x: torch.Tensor, grid: torch.Tensor, *settings: Any)
         return None
     for size in x.shape[2:]:
         _check(size > 0)
-    return new(
-        mode, [*x.shape[:2], *grid.shape[1:3]], x
-    )  # the kernel returns a row-major result for every input layout
+    # The kernel returns a row-major result for every input layout.
+    return new(mode, [*x.shape[:2], *grid.shape[1:3]], x)
