@@ -10,6 +10,7 @@ from torch import nn
 
 import staticrt
 from staticrt.errors import InputError, OptionError, TraceError
+from staticrt.runtime.eager_calls import watch_eager
 from staticrt.training import optim
 from tests.support.training_cases import MODELS, data, mlp, pair, plain_step, run_both
 
@@ -186,6 +187,13 @@ def test_what_cannot_be_recorded_runs_eagerly_and_says_why():
     with pytest.raises(TraceError, match=r"calls print\(\)"):
         prints()
     assert p.grad is None
+
+
+def test_profiles_see_the_eager_calls_of_a_step():
+    step = staticrt.compile_step(lambda x: x * 2)
+    with watch_eager() as spans, torch.no_grad():
+        step(torch.ones(2))
+    assert [span.reason for span in spans] == ["gradients are switched off"]
 
 
 def test_an_exception_leaves_nothing_behind():
