@@ -388,6 +388,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "torch._C._autograd._unsafe_set_version_counter": "frontend",
     "torch._C._current_graph_task_id": "graphs",
     "torch._C._dispatch_has_kernel_for_dispatch_key": "frontend",
+    "torch._C._dispatch_key_for_device": "frontend",
     "torch._C._distributed_c10d.FakeWork": "frontend",
     "torch._C._dynamo.eval_frame.get_eval_frame_callback": "frontend",
     "torch._C._dynamo.eval_frame.set_eval_frame": "frontend",

@@ -1,5 +1,7 @@
 // StateGuard, whose references the garbage collector sees; the order of entries in caches of
 // functools.lru_cache.
+#include <pybind11/stl.h>
+
 #include <string_view>
 
 #include "bindings/bindings.h"
@@ -83,6 +85,12 @@ void take_out_of_cache(const py::handle& cache, const py::dict& table, const py:
 }  // namespace
 
 void bind_state_guard(py::module_& m) {
+  py::class_<OperatorKernels, std::shared_ptr<OperatorKernels>>(m, "OperatorKernels")
+      .def(py::init<const std::vector<std::string>&, const std::vector<std::string>&>(), py::arg("names"),
+           py::arg("keys"))
+      .def("hold", &OperatorKernels::hold)
+      .def("in_python", &OperatorKernels::in_python)
+      .def("__len__", &OperatorKernels::size);
   py::class_<StateGuard>(m, "StateGuard", py::custom_type_setup(&let_collector_see_guards))
       .def(py::init([](const py::list& dicts, const py::list& lists, const py::list& cells,
                        const py::list& scopes, const py::list& classes, const py::list& slots,
@@ -97,6 +105,8 @@ void bind_state_guard(py::module_& m) {
            py::arg("slots") = py::list(), py::arg("objects") = py::list(), py::arg("functions") = py::list(),
            py::arg("tensors") = py::list(), py::arg("answers") = py::list(),
            py::arg("names") = py::frozenset(py::set()), py::arg("lists_attributes") = true)
+      .def("compare", [](StateGuard& guard,
+                         std::shared_ptr<OperatorKernels> operators) { guard.compare(std::move(operators)); })
       .def("holds", &StateGuard::holds)
       .def("holds_all", &StateGuard::holds_all);
   m.attr("MISSING") = StateGuard::missing();

@@ -1,5 +1,8 @@
+#include <pybind11/stl.h>
+
 #include "bindings/bindings.h"
 #include "bindings/call_watcher.h"
+#include "bindings/operator_kernels.h"
 
 namespace py = pybind11;
 
@@ -17,6 +20,11 @@ void bind_watcher(py::module_& m) {
       .def("pause", &CallWatcher::pause)
       .def("resume", &CallWatcher::resume)
       .def_property_readonly("watches", &CallWatcher::watches);
+  py::class_<OperatorWatch>(m, "OperatorWatch")
+      .def(py::init<>())
+      .def("start", &OperatorWatch::start)
+      .def("stop", &OperatorWatch::stop)
+      .def("names", &OperatorWatch::names);
   m.def("function_of", &function_of);
   watcher.attr("IGNORED") = int{kIgnored};
   watcher.attr("JUDGED") = int{kJudged};

@@ -427,6 +427,7 @@ bool StateGuard::holds_all() {
 
 bool StateGuard::holds() {
   if (cleared_) return false;
+  if (operators_ && !operators_->hold()) return false;
   if (!std::all_of(objects_.begin(), objects_.end(), same_object)) return false;
   for (Dict& dict : dicts_) {
     if (!same_dict(dict)) return false;

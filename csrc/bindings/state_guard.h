@@ -9,10 +9,12 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "bindings/operator_kernels.h"
 #include "bindings/referents.h"
 
 namespace staticrt::bindings {
@@ -53,6 +55,8 @@ class StateGuard {
   };
 
   explicit StateGuard(const Parts& parts);
+  // From now on the kernels of the operators that the code calls are compared too.
+  void compare(std::shared_ptr<const OperatorKernels> operators) { operators_ = std::move(operators); }
 
   // True while nothing that the code may read has changed. Needs the GIL; never raises.
   bool holds();
@@ -140,6 +144,7 @@ class StateGuard {
   bool same_tensor(Tensor& tensor) const;
 
   pybind11::object names_;
+  std::shared_ptr<const OperatorKernels> operators_;
   std::vector<Dict> dicts_;
   std::vector<List> lists_;
   std::vector<Pair> cells_;

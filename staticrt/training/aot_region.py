@@ -23,7 +23,9 @@ from staticrt import torch_private
 from staticrt.errors import LoweringError, NumberError, OptionError, TraceError
 from staticrt.frontend.dynamo.dynamo import known_inputs
 from staticrt.frontend.dynamo.resets import release_at_reset
+from staticrt.frontend.guards.operators import kernels_of
 from staticrt.frontend.thread_state import keeping_thread_state
+from staticrt.native import _C
 from staticrt.options import Options
 from staticrt.runtime.cached_trace import has_elements_apart
 from staticrt.runtime.explain.explanation import EagerReport, TraceReport
@@ -112,6 +114,7 @@ class Region:
             i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor) and i not in weights
         ]
         self._first: Callable[..., Any] | None = None  # serves the first call
+        self._kernels: _C.OperatorKernels | None = None  # of its operators when it was compiled
         eager: dict[str, str] = {}
         if not is_subregion:
             for find in (unread_effects, overlapping_writes, draws_by_memory, views_of_several):
@@ -172,15 +175,22 @@ class Region:
     def _compile(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         if unfaithful := view_without_history(gm) or inference_result(gm) or written_later(gm):
             raise _Unfaithful(unfaithful)
-        with recurrent_networks():
-            run, cls = torch_private.aot_compile(
-                gm,
-                inputs,
-                forward=self._compiler("forward"),
-                backward=self._compiler("backward"),
-                inference=self._compiler("inference"),
-                partition=self._partition,
-            )
+        operators = _C.OperatorWatch()
+        try:
+            operators.start()
+            with recurrent_networks():
+                run, cls = torch_private.aot_compile(
+                    gm,
+                    inputs,
+                    forward=self._compiler("forward"),
+                    backward=self._compiler("backward"),
+                    inference=self._compiler("inference"),
+                    partition=self._partition,
+                )
+        finally:
+            operators.stop()
+        tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+        self._kernels = kernels_of(operators.names(), [each.device for each in tensors])
         self._remembers = self._remembers and cls is not None
         if cls is not None and (
             lost := lost_aliases(self._shared, cls.metadata)
@@ -287,6 +297,9 @@ class Region:
 
     def __call__(self, *inputs: Any) -> Any:
         self.calls += 1
+        if self._kernels is not None and not self._kernels.hold():
+            self._run, self._first, self._remembers = self._eager, None, False
+            self._kernels, self._failed = None, "a library replaced the kernel of an operator"
         if self._subclassed is None:  # Dynamo guards types, so those of the first call hold for all
             self._subclassed = [i for i, value in enumerate(inputs) if _is_plain_subclass(value)]
         if self._subclassed:  # Dynamo traced their methods; AOTAutograd refuses the class

@@ -29,6 +29,7 @@ static MemoryOptions memory_of_frames(const ExecutableOptions& options) {
 Executable::Executable(std::shared_ptr<const Program> program, const ExecutableOptions& options)
     : options_(options),
       bound_(bind(std::move(program), options.bind)),
+      library_operators_(*bound_.program),
       caller_results_(*bound_.program, options.inference_outputs),
       fixed_(bound_, options.weights, options.check_weights),
       cache_(PreparedCache::capacity_for(options.max_prepared, bound_.program->nodes().size())),
@@ -97,6 +98,7 @@ void Executable::call(std::span<const InputView> inputs, std::vector<c10::IValue
 void Executable::run_unwatched(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs,
                                std::span<c10::IValue> let_go) {
   forget_failure(*bound_.program);
+  library_operators_.check();
   const TracedRun traced(*this);
   const std::vector<DonatedInput>& donated = options_.preparation.donated;
   // Who calls holds the inputs in ways of its own, and has looked at them.
@@ -120,6 +122,7 @@ void Executable::run_unwatched(std::span<const InputView> inputs, std::vector<c1
 bool Executable::call_if_prepared(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs) {
   forget_failure(*bound_.program);
   if (!options_.prepared || options_.verify || program_watcher() != nullptr) return false;
+  library_operators_.check();
   if (!options_.preparation.lent.empty()) return without_loans().call_if_prepared(inputs, outputs);
   TracedRun traced(*this);
   const std::vector<DonatedInput>& donated = options_.preparation.donated;
@@ -190,6 +193,7 @@ void Executable::bump_versions(std::span<const InputView> inputs) const {
 
 bool Executable::run_frame(PreparedFrame& frame, std::span<const InputView> inputs, Arenas& arenas,
                            std::vector<c10::IValue>& outputs) {
+  library_operators_.check();
   return frame.run(inputs, arenas, outputs);
 }
 

@@ -14,6 +14,7 @@
 #include <span>
 #include <vector>
 
+#include "program/library_operators.h"
 #include "runtime/call/caller_results.h"
 #include "runtime/call/frame_pool.h"
 #include "runtime/execution_plan/fixed_values.h"
@@ -169,6 +170,7 @@ class Executable : public std::enable_shared_from_this<Executable> {
 
   ExecutableOptions options_;
   BoundProgram bound_;
+  LibraryOperators library_operators_;
   CallerResults caller_results_;
   FixedValues fixed_;
   std::shared_ptr<const planner::KnownPlans> known_plans_ = std::make_shared<planner::KnownPlans>();

@@ -57,6 +57,7 @@ PriorWork Executable::work_done(std::span<const InputView> inputs) {
 }
 
 PreparedAhead Executable::prepare(std::span<const InputView> inputs) {
+  library_operators_.check();
   SRT_CHECK(inputs.size() == bound_.program->num_inputs(), "expected ", bound_.program->num_inputs(),
             " inputs, got ", inputs.size());
   if (!options_.prepared) return {nullptr, "prepared programs are switched off"};

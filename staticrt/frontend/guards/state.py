@@ -21,6 +21,7 @@ from staticrt.frontend.guards.special_names import stored_only
 from staticrt.frontend.guards.state_guard import StateGuard
 from staticrt.frontend.guards.value_records import BufferRecord, FactsRecord
 from staticrt.frontend.guards.walk import Walk
+from staticrt.native import _C
 
 _ASK_LEVELS = frozenset({"isEnabledFor", "getEffectiveLevel"})
 
@@ -34,6 +35,7 @@ class Snapshot(Walk):
     _unread: Sequence[Record] = ()  # not in it
     compares_facts = True
     num_threads: int | None = None  # of torch, if the model asked for it
+    _operators: _C.OperatorKernels | None = None
 
     def changed_arguments(self, paths: Sequence[str]) -> list[int]:
         """Indices of the leaves given to `add_arguments` to which some of these paths (see `changes`) lead."""
@@ -138,12 +140,21 @@ class Snapshot(Walk):
             self._guard = self.guard_of(records)
         return self._guard
 
+    def add_operators(self, kernels: _C.OperatorKernels) -> None:
+        """The code calls operators, whose kernels are compared from now on."""
+        self._operators = kernels
+        if self._guard is not None:
+            self._guard.compare(kernels)
+
     def guard_of(self, records: Sequence[Record]) -> StateGuard:
         """A guard of these records instead of its own."""
         names = frozenset(self.read_names)
-        return StateGuard(
+        guard = StateGuard(
             records, names, self.num_threads, self._lists(), self._weak.are_read(self.read_names)
         )
+        if self._operators is not None:
+            guard.compare(self._operators)
+        return guard
 
     def compares_objects_only(self) -> bool:
         """Whether all that a guard compares lies in objects which the model holds: no arguments, caches or weak references."""

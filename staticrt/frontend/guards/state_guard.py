@@ -45,6 +45,11 @@ class StateGuard:
         if self._others:
             self.counts["compared in Python"] = len(self._others)
 
+    def compare(self, operators: _C.OperatorKernels) -> None:
+        """The kernels of operators are compared from now on too."""
+        self._native.compare(operators)
+        self.counts["kernels of operators"] = len(operators)
+
     def holds(self) -> bool:
         """True while nothing that the trace read has changed."""
         if self._num_threads not in (None, torch.get_num_threads()):

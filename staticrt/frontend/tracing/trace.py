@@ -27,6 +27,7 @@ from staticrt.frontend.functionalize.functionalize import functionalize
 from staticrt.frontend.graph import TracedGraph
 from staticrt.frontend.guards.impure_calls import ImpureCall, Watcher
 from staticrt.frontend.guards.model_builtins import NeedsNumber, given_attributes
+from staticrt.frontend.guards.operators import kernels_of
 from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.reasons import (
     SETS_DATA,
@@ -81,24 +82,27 @@ def trace(request: TraceRequest) -> TracedGraph:
         Exception: whatever the model raised.
     """
     watcher = Watcher(request.snapshot, request.is_constant, may_change_gradients=request.is_step)
-    undo: list[Callable[[], object]] = [watcher.stop, ThreadState().restore]
+    operators = _C.OperatorWatch()
+    undo: list[Callable[[], object]] = [watcher.stop, operators.stop, ThreadState().restore]
 
     def leave_nothing_behind(error: BaseException) -> None:
         with contextlib.ExitStack() as steps:  # each is taken, also where one before it raised
             for step in reversed((lambda: let_go(error), *undo)):
                 steps.callback(step)
 
-    return certainly(lambda: _trace(request, watcher, undo), leave_nothing_behind)
+    return certainly(lambda: _trace(request, watcher, operators, undo), leave_nothing_behind)
 
 
-def _trace(request: TraceRequest, watcher: Watcher, undo: list[Callable[[], object]]) -> TracedGraph:
+def _trace(
+    request: TraceRequest, watcher: Watcher, operators: _C.OperatorWatch, undo: list[Callable[[], object]]
+) -> TracedGraph:
     with (
         _out_of_time(),
         _one_at_a_time,
         budget.charged(tuning.SHARE_OF_TRACE_SECONDS),
     ):
         try:
-            return _record(request, watcher, undo)
+            return _record(request, watcher, operators, undo)
         except (CannotTrace, NeedsShapeEnv):
             raise
         except Exception as error:
@@ -156,10 +160,13 @@ def _unsaved(
     yield
 
 
-def _record(request: TraceRequest, watcher: Watcher, undo: list[Callable[[], object]]) -> TracedGraph:
+def _record(
+    request: TraceRequest, watcher: Watcher, operators: _C.OperatorWatch, undo: list[Callable[[], object]]
+) -> TracedGraph:
     """As `trace`.
 
     Args:
+        operators: watches those that the run calls.
         undo: gets what takes back what the run has changed, each of which may be called more than once.
     """
     sizing, leaves, snapshot = request.sizing, request.leaves, request.snapshot
@@ -188,9 +195,11 @@ def _record(request: TraceRequest, watcher: Watcher, undo: list[Callable[[], obj
 
         undo[-1:] = [snapshot.restore, take_back, escapes.close, tracer.versions.put_back]
         try:
+            operators.start()
             with contextlib.nullcontext() if request.autograd else torch_private.checkpoint_parts(_unsaved):
                 out_spec = _run(request, fakes, tracer, watcher, outputs, escapes.is_new)
         finally:
+            operators.stop()
             env.decider = None
             tracer.versions.put_back()
         escaped = take_back()
@@ -200,6 +209,8 @@ def _record(request: TraceRequest, watcher: Watcher, undo: list[Callable[[], obj
             # Dynamo computes anew what a cache holds.
             raise ModelChanges(escaped, does="", even_in_parts=any(map(is_cached, escaped)))
         tracer.check_storages()
+        tensors = [value for value in (*fakes.leaves, *outputs) if isinstance(value, torch.Tensor)]
+        snapshot.add_operators(kernels_of(operators.names(), [each.device for each in tensors]))
         if not request.autograd or request.derive is not None:
             arguments = zip(fakes.leaves, leaves, strict=True)
             tracer.check_gradients(arguments, outputs if request.derive is None else None)

@@ -1,0 +1,40 @@
+"""Which kernels the dispatcher has for the operators of a trace: a library may register others, or end, at any time."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+
+import torch
+
+from staticrt.frontend.reasons import CannotTrace, is_torch_file
+from staticrt.native import _C
+
+# Files of torch that register kernels for whoever calls them.
+_FOR_OTHERS = (os.path.join("torch", "library.py"), os.path.join("torch", "_library", ""))
+
+
+def kernels_of(operators: Iterable[str], devices: Iterable[torch.device]) -> _C.OperatorKernels:
+    """The kernels that calls with plain tensors of some devices meet.
+
+    Args:
+        operators: full names, as of `_C.OperatorWatch`.
+        devices: those of the tensors; the CPU's are always among them.
+
+    Raises:
+        CannotTrace: a library outside of torch serves an operator of torch's, for which our kernels would not do.
+    """
+    keys = []
+    for kind in sorted({"cpu", *(device.type for device in devices)} - {"meta"}):
+        backend = torch._C._dispatch_key_for_device(kind)
+        keys += [backend, f"Autograd{backend}"]
+        if torch.is_autocast_enabled(kind):
+            keys.append(f"Autocast{backend}")
+    kernels = _C.OperatorKernels([*operators], keys)
+    for name, registered in kernels.in_python():
+        where = re.search(r"registered at (.*?):(\d+)", registered)
+        file, line = where.groups() if where else ("", "")
+        if not is_torch_file(file) or any(part in file for part in _FOR_OTHERS):
+            raise CannotTrace(f"a library replaces the kernel of {name}", f"{os.path.basename(file)}:{line}")
+    return kernels
