@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import types
 import weakref
@@ -122,25 +123,46 @@ class LocalRecord(SlotsRecord):
         return same_slots(self.live, self.saved)
 
 
-class ArgumentsRecord(Compared):
-    """The arguments of an exception, which C keeps."""
+class MembersRecord(Compared):
+    """What lies in an object of C: the arguments of an exception, the functions of a property, what a `partial` calls."""
 
     part = "slots"
+    _MEMBERS: tuple[tuple[type, tuple[str, ...]], ...] = (
+        (BaseException, ("args",)),
+        (property, ("fget", "fset", "fdel")),
+        (staticmethod, ("__func__",)),
+        (classmethod, ("__func__",)),
+        (functools.partial, ("func", "args", "keywords")),
+    )
 
-    def __init__(self, path: str, live: BaseException) -> None:
+    def __init__(self, path: str, live: Any) -> None:
         self.path = path
         self.live = live
-        self.saved = live.args
+        owner, names = next(item for item in self._MEMBERS if isinstance(live, item[0]))
+        self._members = [vars(owner)[name] for name in names]
+        self.saved = self._now()
+
+    def _now(self) -> list[Any]:
+        return [member.__get__(self.live) for member in self._members]
 
     def changes(self) -> Iterable[str]:
-        return () if self.live.args is self.saved else [f"{self.path}.args"]
+        pairs = zip(self._members, self._now(), self.saved, strict=True)
+        return [f"{self.path}.{member.__name__}" for member, now, saved in pairs if now is not saved]
 
     def restore(self) -> None:
-        if self.live.args is not self.saved:
-            self.live.args = self.saved
+        if not self.changes():
+            return
+        if isinstance(self.live, BaseException):
+            self.live.args = self.saved[0]
+        elif isinstance(self.live, functools.partial):
+            self.live.__setstate__((*self.saved, vars(self.live)))  # type: ignore[attr-defined]
+        elif isinstance(self.live, property):
+            property.__init__(self.live, *self.saved, self.live.__doc__)  # type: ignore[call-arg]
+        else:
+            self.live.__init__(*self.saved)  # type: ignore[misc]
 
     def entry(self) -> tuple[Any, ...]:
-        return self.live, [(vars(BaseException)["args"], self.saved)]
+        return self.live, list(zip(self._members, self.saved, strict=True))
 
 
 class ObjectRecord(Compared):

@@ -6,6 +6,7 @@ afterwards the same records are the guard: the trace holds while nothing differs
 
 from __future__ import annotations
 
+import inspect
 import re
 import types
 from collections.abc import Callable, Iterable, Sequence, Set
@@ -23,6 +24,7 @@ from staticrt.frontend.guards.value_records import BufferRecord, FactsRecord
 from staticrt.frontend.guards.walk import Walk
 from staticrt.native import _C
 
+_COROUTINES = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _ASK_LEVELS = frozenset({"isEnabledFor", "getEffectiveLevel"})
 
 
@@ -77,6 +79,10 @@ class Snapshot(Walk):
     def functions(self) -> list[types.FunctionType]:
         """Those that were reached."""
         return [each.live for each in self._records if isinstance(each, FunctionRecord)]
+
+    def reaches_coroutines(self) -> bool:
+        """Whether code may make coroutines, which Dynamo runs where they are made."""
+        return any(each.__code__.co_flags & _COROUTINES for each in self.functions())
 
     def sets_data(self) -> bool:
         """Whether the `.data` of a tensor is another one now."""

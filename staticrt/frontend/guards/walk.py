@@ -28,9 +28,9 @@ from staticrt.frontend.guards.decimal_context import DecimalContextRecord, is_de
 from staticrt.frontend.guards.effects import hidden_names, is_hidden, is_own_random
 from staticrt.frontend.guards.numpy_errors import NumpyErrorsRecord
 from staticrt.frontend.guards.object_records import (
-    ArgumentsRecord,
     ClassRecord,
     FunctionRecord,
+    MembersRecord,
     ObjectRecord,
     slots_record,
 )
@@ -334,12 +334,11 @@ class Walk:
         if isinstance(value, (list, deque, set, tuple, frozenset)):
             items = [(f"{path}[{i}]", item) for i, item in enumerate(value) if not is_leaf(item)]
             return items if type(value) in _PLAIN_LISTS else [*self._object(path, value), *items]
-        if isinstance(value, property):
-            return [(path, each) for each in (value.fget, value.fset, value.fdel)]
-        if isinstance(value, (staticmethod, classmethod)):
-            return [(path, value.__func__)]
-        if isinstance(value, partial):
-            return [(path, value.func), (path, value.args), (path, value.keywords)]
+        if isinstance(value, (property, staticmethod, classmethod, partial)):
+            members = MembersRecord(path, value)
+            self._records.append(members)
+            found = [(path, each) for each in members.saved]
+            return [*found, *self._object(path, value)] if isinstance(value, partial) else found
         if isinstance(value, _VIEWS_OF_DICTS):
             return [(path, item) for item in gc.get_referents(value)]
         if isinstance(value, weakref.ref):
@@ -402,7 +401,7 @@ class Walk:
             if own:
                 return found
         if isinstance(value, BaseException):
-            self._records.append(ArgumentsRecord(path, value))
+            self._records.append(MembersRecord(path, value))
             found += [(f"{path}.args[{i}]", item) for i, item in enumerate(value.args) if not is_leaf(item)]
         attributes = _C.attributes_of(value)
         if attributes is None:

@@ -8,7 +8,7 @@ import types
 from staticrt import tuning
 from staticrt.frontend.guards.effects import MISSED_BY_DYNAMO
 from staticrt.frontend.guards.numpy_errors import NumpyErrorsRecord
-from staticrt.frontend.guards.object_records import ClassRecord, FunctionRecord
+from staticrt.frontend.guards.object_records import ClassRecord, FunctionRecord, MembersRecord
 from staticrt.frontend.guards.reads import Reads
 from staticrt.frontend.guards.records import MISSING, DictRecord, Record, ScopeRecord
 from staticrt.frontend.guards.state import Snapshot
@@ -18,7 +18,7 @@ from staticrt.frontend.guards.value_records import AnswerRecord
 # What a tensor is in autograd differs where a graph returns it.
 _OF_GRAPHS = frozenset({"_version", "_base", "_is_view"})
 # Of these kinds Dynamo guards little, and models seldom change them.
-_SELDOM = (AnswerRecord, ClassRecord, FunctionRecord, ScopeRecord)
+_SELDOM = (AnswerRecord, ClassRecord, FunctionRecord, MembersRecord, ScopeRecord)
 
 
 class WatchedState:

@@ -314,7 +314,8 @@ def _run(
         what, where = watcher.impure[0]
         if watcher.often_once:
             raise FirstCalls(f"the model {what}", where)
-        raise CannotTrace(f"the model {what}", where, watcher.even_in_parts or snapshot.may_draw)
+        even_in_parts = watcher.even_in_parts or snapshot.may_draw or snapshot.reaches_coroutines()
+        raise CannotTrace(f"the model {what}", where, even_in_parts)
     if watcher.needs_constants:
         raise NeedsConstants
     if changed:
