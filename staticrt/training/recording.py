@@ -144,8 +144,10 @@ class Recording:
         return {BACKWARD: "is_backward"}
 
     def add_leaf(self, tensor: torch.Tensor) -> None:
-        """Remember the gradient that a leaf has before the step."""
-        if tensor.requires_grad and tensor.is_leaf and id(tensor) not in self._leaves:
+        """Remember the gradient that a leaf has before the step; one that was frozen may have one still."""
+        if not tensor.is_leaf or id(tensor) in self._leaves:
+            return
+        if tensor.requires_grad or tensor.grad is not None:
             self._leaves[id(tensor)] = Leaf(tensor, -1, tensor.grad)
 
     def reset(self, params: list[torch.Tensor]) -> None:

@@ -428,3 +428,40 @@ def test_a_result_that_is_written_tells_a_backward_that_saved_a_view_of_it():
     y.zero_()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+@pytest.mark.parametrize("freed", ["before", "after", "module", "zeros", "never"])
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam])
+def test_a_frozen_parameter_keeps_and_loses_its_gradient_in_steps_as_in_eager(make, freed):
+    """An optimiser updates by the gradient that a parameter had when it was frozen, until it is cleared."""
+    shown = []
+    for way in (lambda step: step, staticrt.compile_step):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+        optimizer = make(model.parameters(), lr=0.1)
+
+        def step(x, model=model, optimizer=optimizer):
+            if freed == "before":
+                optimizer.zero_grad()
+            elif freed == "module":
+                model.zero_grad()
+            elif freed == "zeros":
+                optimizer.zero_grad(set_to_none=False)
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            if freed == "after":
+                optimizer.zero_grad()
+            return loss.detach()
+
+        run = way(step)
+        seen = []
+        for number in range(9):
+            if number in (3, 6):
+                for p in model[0].parameters():
+                    p.requires_grad_(number == 6)
+                    p.grad = torch.ones_like(p)
+            run(torch.ones(4, 2) * number)
+            seen += [(p.detach().clone(), p.grad) for p in model.parameters()]
+        shown.append(seen)
+    torch.testing.assert_close(shown[1], shown[0])
