@@ -210,7 +210,7 @@ def _record(
             raise ModelChanges(escaped, does="", even_in_parts=any(map(is_cached, escaped)))
         tracer.check_storages()
         tensors = [value for value in (*fakes.leaves, *outputs) if isinstance(value, torch.Tensor)]
-        snapshot.add_operators(kernels_of(operators.names(), [each.device for each in tensors]))
+        snapshot.add_operators(kernels_of(_of_model(operators, tracer), [each.device for each in tensors]))
         if not request.autograd or request.derive is not None:
             arguments = zip(fakes.leaves, leaves, strict=True)
             tracer.check_gradients(arguments, outputs if request.derive is None else None)
@@ -241,6 +241,21 @@ def _record(
             raise
         assert_data_dependent(tracer)
     return finish(request, tracer, nodes, written, out_spec, guards_of(env, fakes), inference_outputs)
+
+
+def _of_model(operators: _C.OperatorWatch, tracer: Tracer) -> list[str]:
+    """Of the operators that a run called, those that the model calls: fake tensors call others to learn sizes."""
+    names = operators.names()
+    if tracer.bodies:  # graphs of their own
+        return [*names]
+    targets = (node.target for node in tracer.graph.nodes)
+    recorded = {each._schema.name for each in targets if isinstance(each, torch._ops.OpOverload)}
+    is_composite = torch._C._dispatch_has_kernel_for_dispatch_key
+    return [
+        name
+        for name in names
+        if name.partition(".")[0] in recorded or is_composite(name, "CompositeImplicitAutograd")
+    ]
 
 
 def _add_arguments(tracer: Tracer, fakes: FakeInputs, leaves: Sequence[Any]) -> None:
