@@ -220,6 +220,8 @@ class CompiledStep:
             parameters += [p for group in optimizer.param_groups for p in group["params"]]
             if id(optimizer) not in held:
                 snapshot.add(type(optimizer).__name__, optimizer)
+        for scaler in scalers:  # as they are now: while the step is recorded, they are held
+            snapshot.add(type(scaler).__name__, scaler)
         _refuse_hooks(parameters)
         recording = Recording(snapshot, parameters, twins, scalers)
         effects: list[GradEffect] = []

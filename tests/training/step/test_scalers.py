@@ -82,6 +82,33 @@ def test_one_trace_serves_finite_and_infinite_gradients(optimiser, clips):
     assert sum(each.calls for each in explanation.eager) == 1, explanation
 
 
+_model = _scaler = _optimizer = None
+
+
+def _step_of_globals(x, factor):
+    _optimizer.zero_grad()
+    loss = _model(x).square().mean()
+    _scaler.scale(loss * factor).backward()
+    _scaler.step(_optimizer)
+    _scaler.update()
+    return loss
+
+
+def test_a_scaler_among_the_globals_is_found():
+    scalers = []
+
+    def make(model, scaler):
+        scalers.append(scaler)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        globals().update(_model=model, _scaler=scaler, _optimizer=optimizer)
+        return _step_of_globals, [optimizer]
+
+    explanation = _compare(make)
+    assert len(explanation.traces) == 1, explanation
+    assert sum(each.calls for each in explanation.eager) == 1, explanation
+    assert vars(scalers[0]).keys() == vars(scalers[1]).keys()
+
+
 def test_other_batch_sizes_need_one_more_trace():
     assert len(_compare(_with("adam"), sizes=(4, 4, 5, 5, 4, 3, 6, 4)).traces) == 2
 
