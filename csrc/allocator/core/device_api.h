@@ -145,9 +145,19 @@ class Driver {
   virtual Status graph_instantiate(GraphId, ExecId*) { return no_graphs(); }
   // Enqueues the recorded work, on the recorded addresses. REQUIRES: the stream is not captured.
   virtual Status graph_launch(ExecId, StreamId) { return no_graphs(); }
-  // Launches that are under way go on.
+  // Launches that are under way go on. REQUIRES, here and below: no capture unless under RelaxedCapture.
   virtual Status exec_destroy(ExecId) { return no_graphs(); }
   virtual Status graph_destroy(GraphId) { return no_graphs(); }
+  // A stream that nobody else has, for captures; it lives as long as the process. Torch's number of it is the
+  // same.
+  virtual Status stream_create(StreamId*) { return no_graphs(); }
+  // Records a copy whose addresses can change from launch to launch, after all that `stream` has recorded so
+  // far and before all it records next. REQUIRES: capture_state(stream) is active, and both ranges are this
+  // device's.
+  virtual Status capture_copy(StreamId, Addr /*to*/, Addr /*from*/, Bytes, NodeId*) { return no_graphs(); }
+  // Lets the node of a capture_copy copy between other addresses in later launches of `exec`; those that are
+  // enqueued stay as they are. REQUIRES: `exec` was made of the node's graph, which was not destroyed.
+  virtual Status exec_set_copy(ExecId, NodeId, Addr /*to*/, Addr /*from*/, Bytes) { return no_graphs(); }
 
   // --- Sharing and reports.
   // A file descriptor another process can import; the receiver of the number closes it.

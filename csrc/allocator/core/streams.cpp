@@ -1,7 +1,6 @@
 #include "allocator/core/streams.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "allocator/graphs/capture.h"
@@ -94,8 +93,8 @@ const std::vector<BlockId>& Streams::poll() {
   if (batches_ == 0) return done_;
   for (Line& line : lines_) {
     if (line.batches.empty()) continue;
-    std::optional<RelaxedCapture> relaxed;
-    if (beside_captures(line)) relaxed.emplace(driver_of(line));
+    // This thread may be capturing, also where others began the capture: torch's are not known here.
+    const RelaxedCapture relaxed(driver_of(line));
     while (!line.batches.empty()) {
       const Batch oldest = line.batches.front();
       const Status status = driver_of(line).event_query(oldest.event);

@@ -48,6 +48,15 @@ static_assert(sizeof(MemoryAccess) == sizeof(CUmemAccessDesc));
 static_assert(offsetof(MemoryAccess, flags) == offsetof(CUmemAccessDesc, flags));
 static_assert(offsetof(MemoryLocation, id) == offsetof(CUmemLocation, id));
 
+static_assert(sizeof(Memcpy3D) == sizeof(CUDA_MEMCPY3D));
+static_assert(offsetof(Memcpy3D, from.type) == offsetof(CUDA_MEMCPY3D, srcMemoryType));
+static_assert(offsetof(Memcpy3D, from.device) == offsetof(CUDA_MEMCPY3D, srcDevice));
+static_assert(offsetof(Memcpy3D, to.x_bytes) == offsetof(CUDA_MEMCPY3D, dstXInBytes));
+static_assert(offsetof(Memcpy3D, to.type) == offsetof(CUDA_MEMCPY3D, dstMemoryType));
+static_assert(offsetof(Memcpy3D, to.device) == offsetof(CUDA_MEMCPY3D, dstDevice));
+static_assert(offsetof(Memcpy3D, width_bytes) == offsetof(CUDA_MEMCPY3D, WidthInBytes));
+static_assert(offsetof(Memcpy3D, depth) == offsetof(CUDA_MEMCPY3D, Depth));
+
 static_assert(kSuccess == CUDA_SUCCESS && kOutOfMemory == CUDA_ERROR_OUT_OF_MEMORY &&
               kNoDevice == CUDA_ERROR_NO_DEVICE && kNotReady == CUDA_ERROR_NOT_READY &&
               kNotSupported == CUDA_ERROR_NOT_SUPPORTED &&
@@ -64,6 +73,7 @@ static_assert(int(Mode::global) == CU_STREAM_CAPTURE_MODE_GLOBAL &&
               int(Mode::relaxed) == CU_STREAM_CAPTURE_MODE_RELAXED);
 static_assert(int(Granularity::minimum) == CU_MEM_ALLOC_GRANULARITY_MINIMUM);
 static_assert(kEventDisableTiming == CU_EVENT_DISABLE_TIMING &&
+              kStreamNonBlocking == CU_STREAM_NON_BLOCKING && kMemoryDevice == CU_MEMORYTYPE_DEVICE &&
               kSetCaptureDependencies == CU_STREAM_SET_CAPTURE_DEPENDENCIES &&
               kLegacyStream == CU_GET_PROC_ADDRESS_LEGACY_STREAM);
 static_assert(kMemoryPinned == CU_MEM_ALLOCATION_TYPE_PINNED &&

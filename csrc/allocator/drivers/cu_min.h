@@ -37,11 +37,13 @@ enum class Mode : int { global = 0, thread_local_ = 1, relaxed = 2 };
 enum class Granularity : int { minimum = 0 };
 
 inline constexpr unsigned kEventDisableTiming = 2;
+inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kSetCaptureDependencies = 1;
 inline constexpr uint64_t kLegacyStream = 1;  // flag of cuGetProcAddress
 inline constexpr int kApiVersion = 12000;     // picks the variant of each function
 inline constexpr int kMemoryPinned = 1;
 inline constexpr int kLocationDevice = 1;
+inline constexpr int kMemoryDevice = 2;
 inline constexpr int kHandleNone = 0;
 inline constexpr int kHandlePosix = 1;
 inline constexpr int kNoAccess = 0;
@@ -64,6 +66,20 @@ struct MemoryProperties {  // CUmemAllocationProp
 struct MemoryAccess {  // CUmemAccessDesc
   MemoryLocation location;
   int flags = kReadWrite;
+};
+
+struct Memcpy3D {  // CUDA_MEMCPY3D
+  struct Side {
+    size_t x_bytes = 0, y = 0, z = 0, level = 0;
+    int type = kMemoryDevice;
+    void* host = nullptr;
+    Address device = 0;
+    void* array = nullptr;
+    void* reserved = nullptr;
+    size_t pitch = 0, height = 0;
+  };
+  Side from, to;
+  size_t width_bytes = 0, height = 1, depth = 1;
 };
 
 // X(name, version of the header's typedef, parameters)
@@ -115,7 +131,10 @@ struct MemoryAccess {  // CUmemAccessDesc
   X(cuGraphInstantiateWithFlags, v11040, (Exec*, Graph, unsigned long long))                      \
   X(cuGraphLaunch, v10000, (Exec, Stream))                                                        \
   X(cuGraphExecDestroy, v10000, (Exec))                                                           \
-  X(cuGraphDestroy, v10000, (Graph))
+  X(cuGraphDestroy, v10000, (Graph))                                                              \
+  X(cuStreamCreate, v2000, (Stream*, unsigned))                                                   \
+  X(cuGraphAddMemcpyNode, v10000, (Node*, Graph, const Node*, size_t, const Memcpy3D*, Context))  \
+  X(cuGraphExecMemcpyNodeSetParams, v10020, (Exec, Node, const Memcpy3D*, Context))
 
 #define SRT_CU_TYPE(name, version, parameters) using name##_fn = Result(*) parameters;
 SRT_CU_CALLS(SRT_CU_TYPE)

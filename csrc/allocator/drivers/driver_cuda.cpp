@@ -194,20 +194,12 @@ class CudaDriver final : public Driver {
   }
 
   Status capture_marker(StreamId stream, NodeId* node) override {
-    CaptureInfo info;
-    SRT_TRY(active_capture(stream, &info));
-    cu::Node made = nullptr;
-    SRT_TRY(in_context(
-        [&] { return calls_.cuGraphAddEmptyNode(&made, info.graph, info.frontier, info.frontier_size); },
-        "cuGraphAddEmptyNode"));
-    SRT_TRY(in_context(
-        [&] {
-          return calls_.cuStreamUpdateCaptureDependencies(stream_of(stream), &made, 1,
-                                                          cu::kSetCaptureDependencies);
+    return capture_node(
+        stream,
+        [&](cu::Node* made, const CaptureInfo& info) {
+          return calls_.cuGraphAddEmptyNode(made, info.graph, info.frontier, info.frontier_size);
         },
-        "cuStreamUpdateCaptureDependencies"));
-    *node = NodeId{reinterpret_cast<uint64_t>(made)};
-    return Status::Ok();
+        "cuGraphAddEmptyNode", node);
   }
 
   Status capture_settled(StreamId stream, std::vector<NodeId>* nodes) override {
@@ -269,6 +261,33 @@ class CudaDriver final : public Driver {
   }
   Status graph_destroy(GraphId graph) override {
     return in_context([&] { return calls_.cuGraphDestroy(graph_of(graph)); }, "cuGraphDestroy");
+  }
+
+  Status stream_create(StreamId* stream) override {
+    cu::Stream made = nullptr;
+    SRT_TRY(
+        in_context([&] { return calls_.cuStreamCreate(&made, cu::kStreamNonBlocking); }, "cuStreamCreate"));
+    *stream = StreamId{reinterpret_cast<uint64_t>(made)};
+    return Status::Ok();
+  }
+  Status capture_copy(StreamId stream, Addr to, Addr from, Bytes size_bytes, NodeId* node) override {
+    const cu::Memcpy3D copy = copy_of(to, from, size_bytes);
+    return capture_node(
+        stream,
+        [&](cu::Node* made, const CaptureInfo& info) {
+          return calls_.cuGraphAddMemcpyNode(made, info.graph, info.frontier, info.frontier_size, &copy,
+                                             context_);
+        },
+        "cuGraphAddMemcpyNode", node);
+  }
+  Status exec_set_copy(ExecId exec, NodeId node, Addr to, Addr from, Bytes size_bytes) override {
+    const cu::Memcpy3D copy = copy_of(to, from, size_bytes);
+    return in_context(
+        [&] {
+          return calls_.cuGraphExecMemcpyNodeSetParams(exec_of(exec), reinterpret_cast<cu::Node>(raw(node)),
+                                                       &copy, context_);
+        },
+        "cuGraphExecMemcpyNodeSetParams");
   }
 
   Status physical_export(PhysicalId physical, int* fd) override {
@@ -343,6 +362,29 @@ class CudaDriver final : public Driver {
                                                &info->frontier, &info->frontier_size);
         },
         "cuStreamGetCaptureInfo");
+  }
+  static cu::Memcpy3D copy_of(Addr to, Addr from, Bytes size_bytes) {
+    cu::Memcpy3D copy;
+    copy.from.device = from;
+    copy.to.device = to;
+    copy.width_bytes = size_bytes;
+    return copy;
+  }
+  // A node after all that the stream has recorded, and before what it records next.
+  template <class Add>
+  Status capture_node(StreamId stream, Add add, const char* name, NodeId* node) {
+    CaptureInfo info;
+    SRT_TRY(active_capture(stream, &info));
+    cu::Node made = nullptr;
+    SRT_TRY(in_context([&] { return add(&made, info); }, name));
+    SRT_TRY(in_context(
+        [&] {
+          return calls_.cuStreamUpdateCaptureDependencies(stream_of(stream), &made, 1,
+                                                          cu::kSetCaptureDependencies);
+        },
+        "cuStreamUpdateCaptureDependencies"));
+    *node = NodeId{reinterpret_cast<uint64_t>(made)};
+    return Status::Ok();
   }
   Status active_capture(StreamId stream, CaptureInfo* info) {
     SRT_TRY(capture_info(stream, info));

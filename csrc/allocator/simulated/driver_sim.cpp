@@ -118,7 +118,7 @@ Status SimDriver::keep_captured(Addr address, Bytes size_bytes, const char* what
   return Status::Ok();
 }
 
-Status SimDriver::unsafe(const char* what) {
+Status SimDriver::unsafe(const char* what, bool in_others) {
   if (capturing_.empty()) return Status::Ok();
   const auto me = std::this_thread::get_id();
   const auto found = modes_.find(me);
@@ -126,9 +126,9 @@ Status SimDriver::unsafe(const char* what) {
   if (mine == CaptureMode::relaxed) return Status::Ok();
   Status status;
   for (const auto& [id, graph] : open_graphs()) {
-    const bool forbids = graph->thread() == me
-                             ? graph->mode() != CaptureMode::relaxed
-                             : graph->mode() == CaptureMode::global && mine == CaptureMode::global;
+    const bool forbids = graph->thread() == me ? graph->mode() != CaptureMode::relaxed
+                                               : in_others && graph->mode() == CaptureMode::global &&
+                                                     mine == CaptureMode::global;
     if (forbids) status = break_capture(*graph, what);
   }
   return status;
@@ -348,7 +348,7 @@ Status SimDriver::stream_sync(StreamId stream) {
   SRT_TRY(enter(SimCall::stream_sync));
   const Lock lock(mutex_);
   if (SimGraph* graph = graph_of(stream)) return break_capture(*graph, "stream_sync of a captured stream");
-  SRT_TRY(unsafe("stream_sync"));
+  SRT_TRY(unsafe("stream_sync", /*in_others=*/false));
   streams_.finish(streams_.record(stream));
   streams_.host_learns(streams_.clock(stream));
   return Status::Ok();

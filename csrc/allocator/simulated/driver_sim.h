@@ -97,6 +97,9 @@ class SimDriver final : public Driver {
   Status graph_launch(ExecId exec, StreamId stream) override;
   Status exec_destroy(ExecId exec) override;
   Status graph_destroy(GraphId graph) override;
+  Status stream_create(StreamId* stream) override;
+  Status capture_copy(StreamId stream, Addr to, Addr from, Bytes size_bytes, NodeId* node) override;
+  Status exec_set_copy(ExecId exec, NodeId node, Addr to, Addr from, Bytes size_bytes) override;
   Status physical_export(PhysicalId physical, int* fd) override;
   Status physical_import(int fd, Bytes size_bytes, PhysicalId* physical) override;
   Status processes(std::vector<ProcessUse>* uses) override;
@@ -161,6 +164,9 @@ class SimDriver final : public Driver {
   // Whether the stream is in a capture that began on another device: what this one allocates is not the
   // graph's.
   bool captured_from_elsewhere(StreamId stream);
+  // The program gives the graph that the stream is captured into whatever lies at this address at each
+  // launch: an argument that may be replaced by another one there.
+  void capture_fixed(StreamId stream, Addr address);
   // What the next node of a captured stream comes after.
   std::vector<uint32_t> capture_frontier(StreamId stream);
 
@@ -207,13 +213,18 @@ class SimDriver final : public Driver {
   Status enter(SimCall call);  // hook, fault plan, count
   Status seen(Status status);  // reports it if it is misuse
   Status misuse(std::string text) { return seen(Status::Error("sim: " + std::move(text), kSimMisuse)); }
-  // Breaks the captures that forbid this thread an unsafe call; ok if none does.
-  Status unsafe(const char* what);
+  // Breaks the captures that forbid this thread an unsafe call; ok if none does. `in_others`: off: threads
+  // that capture nothing themselves may make the call.
+  Status unsafe(const char* what, bool in_others = true);
   Status break_capture(SimGraph& graph, const std::string& what,
                        CaptureError error = CaptureError::unsupported);
   // Breaks the capture that uses bytes of the range; ok if none does.
   Status keep_captured(Addr address, Bytes size_bytes, const char* what);
   Status launch_graph(const SimGraph& graph, StreamId stream);
+  // The work of an operator, which does not run where its ranges are not mapped by then.
+  std::function<void(const std::function<void()>&)> checked(StreamId stream, std::vector<SimRange> ranges,
+                                                            const std::string* name);
+  SimGraph::Copy copy_of(StreamId stream, Addr to, Addr from, Bytes size_bytes);
   Status find_graph(GraphId graph, const char* what, std::shared_ptr<SimGraph>* found);
   SimGraph* graph_of(StreamId stream);
   // Captures that are open and have streams of this device.

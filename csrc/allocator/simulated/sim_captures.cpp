@@ -1,5 +1,6 @@
 // SimDriver, fourth part: captures and graphs.
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "allocator/simulated/driver_sim.h"
@@ -156,7 +157,7 @@ Status SimDriver::graph_instantiate(GraphId graph, ExecId* exec) {
   std::shared_ptr<SimGraph> found;
   SRT_TRY(find_graph(graph, "graph_instantiate", &found));
   *exec = ExecId{next_exec_++};
-  execs_.emplace(raw(*exec), std::move(found));
+  execs_.emplace(raw(*exec), std::make_shared<SimGraph>(*found));  // its copies may become others
   return Status::Ok();
 }
 
@@ -207,6 +208,7 @@ Status SimDriver::graph_launch(GraphId graph, StreamId stream) {
 Status SimDriver::exec_destroy(ExecId exec) {
   SRT_TRY(enter(SimCall::exec_destroy));
   const Lock lock(mutex_);
+  SRT_TRY(unsafe("exec_destroy"));
   if (execs_.erase(raw(exec)) == 0)
     return misuse(detail::concat("exec_destroy of ", raw(exec), ": no such instantiated graph"));
   return Status::Ok();
@@ -215,9 +217,60 @@ Status SimDriver::exec_destroy(ExecId exec) {
 Status SimDriver::graph_destroy(GraphId graph) {
   SRT_TRY(enter(SimCall::graph_destroy));
   const Lock lock(mutex_);
+  SRT_TRY(unsafe("graph_destroy"));
   std::shared_ptr<SimGraph> found;
   SRT_TRY(find_graph(graph, "graph_destroy", &found));
   graphs_.erase(raw(graph));
+  return Status::Ok();
+}
+
+Status SimDriver::stream_create(StreamId* stream) {
+  SRT_TRY(enter(SimCall::stream_create));
+  *stream = create_stream();
+  return Status::Ok();
+}
+
+SimGraph::Copy SimDriver::copy_of(StreamId stream, Addr to, Addr from, Bytes size_bytes) {
+  SimGraph::Copy copy;
+  copy.name = oracle_.name("a copy");
+  copy.ranges = {{.address = from, .size_bytes = size_bytes, .writes = false},
+                 {.address = to, .size_bytes = size_bytes}};
+  copy.work = [checked = checked(stream, copy.ranges, copy.name),
+               copied = std::function<void()>([this, to, from, size_bytes] {
+                 if (!memory_.backed()) return;
+                 std::memmove(reinterpret_cast<void*>(memory_.kernel_address(to)),
+                              reinterpret_cast<const void*>(memory_.kernel_address(from)), size_bytes);
+               })] { checked(copied); };
+  return copy;
+}
+
+Status SimDriver::capture_copy(StreamId stream, Addr to, Addr from, Bytes size_bytes, NodeId* node) {
+  SRT_TRY(enter(SimCall::capture_copy));
+  const Lock lock(mutex_);
+  SimGraph* graph = nullptr;
+  SRT_TRY(capturing(stream, "capture_copy", &graph));
+  if (!owns(to) || !owns(from)) return misuse("capture_copy of memory that is not this device's");
+  SimGraph::Copy copy = copy_of(stream, to, from, size_bytes);
+  const SimGraph::Size noted = graph->size();
+  if (config_.oracle)
+    for (const SimRange& range : copy.ranges) oracle_.used_in_graph(range, user(stream), *graph, copy.name);
+  *node = node_id(*graph, graph->add_copy(here(stream), std::move(copy), noted));
+  return Status::Ok();
+}
+
+Status SimDriver::exec_set_copy(ExecId exec, NodeId node, Addr to, Addr from, Bytes size_bytes) {
+  SRT_TRY(enter(SimCall::exec_set_copy));
+  const Lock lock(mutex_);
+  const auto it = execs_.find(raw(exec));
+  if (it == execs_.end())
+    return misuse(detail::concat("exec_set_copy of ", raw(exec), ": no such instantiated graph"));
+  SimGraph& graph = *it->second;
+  const auto index = static_cast<SimGraph::Node>((raw(node) & 0xFFFFFFFF) - 1);
+  if (graphs_.count(graph.id()) == 0 || node != node_id(graph, index) || !graph.is_copy(index))
+    return misuse(detail::concat("exec_set_copy: node ", raw(node), " is no copy of graph ", graph.id(),
+                                 ", or the graph was destroyed"));
+  if (!owns(to) || !owns(from)) return misuse("exec_set_copy of memory that is not this device's");
+  graph.set_copy(index, copy_of(graph.origin().stream, to, from, size_bytes));
   return Status::Ok();
 }
 
@@ -238,6 +291,12 @@ std::vector<uint32_t> SimDriver::capture_frontier(StreamId stream) {
   const Lock lock(mutex_);
   const SimGraph* graph = graph_of(stream);
   return graph ? graph->mark(here(stream)).nodes : std::vector<uint32_t>{};
+}
+
+void SimDriver::capture_fixed(StreamId stream, Addr address) {
+  const Lock lock(mutex_);
+  SimGraph* graph = graph_of(stream);
+  if (const uint64_t owner = owner_of(address).oracle_.owner_at(address); graph && owner) graph->fix(owner);
 }
 
 uint64_t SimDriver::capture_id(StreamId stream) {

@@ -79,6 +79,23 @@ void SimDriver::check_guards(const std::vector<SimRange>& ranges, const std::str
   for (const SimGuardPtr& guard : guards_of(ranges)) check_guard_of(*guard, name, stream, /*before=*/false);
 }
 
+std::function<void(const std::function<void()>&)> SimDriver::checked(StreamId stream,
+                                                                     std::vector<SimRange> ranges,
+                                                                     const std::string* name) {
+  std::vector<SimGuardPtr> guards;
+  if (config_.oracle) guards = guards_of(ranges);
+  return [this, stream, ranges = std::move(ranges), name, guards](const std::function<void()>& work) {
+    for (const SimRange& range : ranges)
+      if (!usable_now(range.address, range.size_bytes, *name, stream)) return;
+    const auto check = [&](bool before) {
+      for (const SimGuardPtr& guard : guards) check_guard_of(*guard, *name, stream, before);
+    };
+    check(/*before=*/true);
+    work();
+    check(/*before=*/false);
+  };
+}
+
 void SimDriver::launch(StreamId stream, std::function<void()> work, std::vector<SimRange> ranges,
                        const std::string& name, uint64_t most_pending, SimGraph::EachLaunch each_launch,
                        Status* status) {
@@ -93,18 +110,7 @@ void SimDriver::launch(StreamId stream, std::function<void()> work, std::vector<
   if (status) *status = planned;
   // What may not run would only be reported again.
   if (!planned.ok()) ranges.clear(), work = [] {}, each_launch = {};
-  std::vector<SimGuardPtr> guards;
-  if (config_.oracle) guards = guards_of(ranges);
-  const auto checked = [this, stream, ranges, known, guards](const std::function<void()>& work) {
-    for (const SimRange& range : ranges)
-      if (!usable_now(range.address, range.size_bytes, *known, stream)) return;
-    const auto check = [&](bool before) {
-      for (const SimGuardPtr& guard : guards) check_guard_of(*guard, *known, stream, before);
-    };
-    check(/*before=*/true);
-    work();
-    check(/*before=*/false);
-  };
+  const auto checked = this->checked(stream, ranges, known);
   if (SimGraph* graph = graph_of(stream)) {
     for (const SimRange& range : ranges)
       owner_of(range.address).oracle_.used_in_graph(range, user(stream), *graph, known);

@@ -47,6 +47,9 @@ enum class SimCall : uint8_t {
   graph_launch,
   exec_destroy,
   graph_destroy,
+  stream_create,
+  capture_copy,
+  exec_set_copy,
   physical_export,
   physical_import,
   processes,
@@ -64,7 +67,8 @@ inline constexpr std::array<std::string_view, kSimCalls> kSimCallNames = {
     "device_sync",     "capture_state",     "exchange_capture_mode",
     "capture_marker",  "capture_settled",   "capture_begin",
     "capture_end",     "graph_instantiate", "graph_launch",
-    "exec_destroy",    "graph_destroy",     "physical_export",
+    "exec_destroy",    "graph_destroy",     "stream_create",
+    "capture_copy",    "exec_set_copy",     "physical_export",
     "physical_import", "processes",         "launch",
 };
 constexpr std::string_view name_of(SimCall call) {

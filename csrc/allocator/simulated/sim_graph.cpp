@@ -48,14 +48,32 @@ std::optional<RaceMap::Conflict> SimGraph::access(DeviceStream stream, const Sim
   return first;
 }
 
+SimGraph::Node SimGraph::add_copy(DeviceStream stream, Copy copy, Size noted) {
+  touched_.resize(noted.first);
+  used_.resize(noted.second);
+  const Node node = add(stream, {});
+  ++launched_work_;
+  set_copy(node, std::move(copy));
+  return node;
+}
+
+void SimGraph::set_copy(Node node, Copy copy) {
+  nodes_[node].work = std::move(copy.work);
+  copies_[node] = std::move(copy);
+}
+
 bool SimGraph::uses(Addr address, Bytes size_bytes) const {
   const auto overlaps = [&](Addr begin, Bytes size) {
     return begin < address + size_bytes && address < begin + size;
   };
+  const auto is_used = [&](const SimRange& range) { return overlaps(range.address, range.size_bytes); };
   return std::any_of(touched_.begin(), touched_.end(),
                      [&](const Touched& each) { return overlaps(each.address, each.size_bytes); }) ||
-         std::any_of(used_.begin(), used_.end(),
-                     [&](const Used& each) { return overlaps(each.range.address, each.range.size_bytes); });
+         std::any_of(used_.begin(), used_.end(), [&](const Used& each) { return is_used(each.range); }) ||
+         std::any_of(copies_.begin(), copies_.end(), [&](const auto& entry) {
+           const std::vector<SimRange>& ranges = entry.second.ranges;
+           return std::any_of(ranges.begin(), ranges.end(), is_used);
+         });
 }
 
 SimGraph::Mark SimGraph::mark(DeviceStream stream) const {

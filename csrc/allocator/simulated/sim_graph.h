@@ -91,6 +91,20 @@ class SimGraph {
   size_t node_count() const { return nodes_.size(); }
   std::vector<std::vector<Node>> edges() const;  // per node, the nodes it comes after
 
+  // A copy, whose addresses may change after the capture: a launch uses what they are by then, as an operator
+  // that is enqueued does.
+  struct Copy {
+    std::function<void()> work;
+    std::vector<SimRange> ranges;
+    const std::string* name = nullptr;
+  };
+  // A new node of `stream`'s branch. `noted`: as of size() before what it uses was noted.
+  using Size = std::pair<size_t, size_t>;
+  Size size() const { return {touched_.size(), used_.size()}; }
+  Node add_copy(DeviceStream stream, Copy copy, Size noted);
+  bool is_copy(Node node) const { return copies_.count(node) > 0; }
+  void set_copy(Node node, Copy copy);
+
   // --- After the capture.
   const std::vector<Touched>& touched() const { return touched_; }
   struct Used {
@@ -98,6 +112,7 @@ class SimGraph {
     const std::string* name = nullptr;
   };
   const std::vector<Used>& used() const { return used_; }
+  const std::map<Node, Copy>& copies() const { return copies_; }
   // Whether a node uses bytes of the range.
   bool uses(Addr address, Bytes size_bytes) const;
   bool owns(uint64_t owner) const { return owners_.count(owner) > 0; }
@@ -112,6 +127,9 @@ class SimGraph {
     owners_.insert(made.owner);
     kept_.push_back(made);
   }
+  // The program gives the graph whatever lies where this allocation does, at each launch.
+  void fix(uint64_t owner) { fixed_.insert(owner); }
+  bool is_fixed(uint64_t owner) const { return fixed_.count(owner) > 0; }
   void freed(uint64_t owner) {
     std::erase_if(kept_, [&](const Kept& each) { return each.owner == owner; });
   }
@@ -152,7 +170,9 @@ class SimGraph {
   RaceMap races_;                                     // the same
   std::vector<Touched> touched_;
   std::vector<Used> used_;
+  std::map<Node, Copy> copies_;
   std::set<uint64_t> owners_;
+  std::set<uint64_t> fixed_;
   std::vector<Kept> kept_;
   uint64_t launched_work_ = 0;
 };

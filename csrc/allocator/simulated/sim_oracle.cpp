@@ -143,9 +143,14 @@ void SimOracle::launched(const SimGraph& graph, const User& user, const std::fun
       report(detail::concat("replay: ", who, " overwrites live allocation #", other->second.owner, " ",
                             sized_range(other->first, other->second.size_bytes)));
   };
-  for (const auto& touched : graph.touched())
-    if (here(touched.address))
+  for (const auto& touched : graph.touched()) {
+    if (!here(touched.address)) continue;
+    if (!graph.is_fixed(touched.owner))
       overwrites(end_lent(touched.address, touched.address + touched.size_bytes, &graph));
+    else if (!live_around(touched.address, touched.size_bytes))
+      report(detail::concat("replay: ", who, " uses ", sized_range(touched.address, touched.size_bytes),
+                            ", where the program has nothing any more"));
+  }
   for (const auto& kept : graph.kept()) {
     if (is_live(kept.owner) || !here(kept.address)) continue;
     if (const auto* other = end_lent(kept.address, kept.address + kept.size_bytes, nullptr)) {
@@ -158,10 +163,11 @@ void SimOracle::launched(const SimGraph& graph, const User& user, const std::fun
   }
   for (const auto& touched : graph.touched()) {
     if (!here(touched.address)) continue;
+    const uint64_t owner = graph.is_fixed(touched.owner) ? owner_at(touched.address) : touched.owner;
     // Two launches may read one allocation at a time: races_ tells reads from writes.
-    const bool reads_known = touched.in_used && is_live(touched.owner);
+    const bool reads_known = touched.in_used && is_live(owner);
     touch_physical(usable_extents(touched.address, touched.size_bytes, who, device_of(touched.device)),
-                   reads_known ? touched.owner : kGraphOwner | graph.id(), user, who);
+                   reads_known ? owner : kGraphOwner | graph.id(), user, who);
   }
   for (const auto& used : graph.used()) {
     if (!here(used.range.address)) continue;
@@ -175,6 +181,9 @@ void SimOracle::launched(const SimGraph& graph, const User& user, const std::fun
       report_race(used.range, *first, text_of(user), streams_.text_of_slot(first->earlier.slot),
                   detail::concat(" of graph ", graph.id()), used.name);
   }
+  for (const auto& [node, copy] : graph.copies())
+    for (const SimRange& range : copy.ranges)
+      if (here(range.address)) this->used(range, user, copy.name);
 }
 
 void SimOracle::unmapping(Addr address, Bytes size_bytes, const char* what) {

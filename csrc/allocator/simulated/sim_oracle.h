@@ -70,6 +70,11 @@ class SimOracle {
     const auto it = live_.find(address);
     return it == live_.end() ? 0 : it->second.owner;
   }
+  // Of the live allocation that the address lies in; 0 if there is none.
+  uint64_t owner_at(Addr address) const {
+    const Live* live = live_around(address, 1);
+    return live ? live->owner : 0;
+  }
   // Whether all that touched the bytes is ordered before the next operation of `stream`.
   bool is_over(Addr address, Bytes size_bytes, StreamId stream);
   // "allocation #3 (4000 bytes at 0x…, of stream 0), last used by …", about the address, into `text`.

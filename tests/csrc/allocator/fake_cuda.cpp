@@ -18,7 +18,8 @@ thread_local std::vector<Context> pushed;
 const Context kPrimary = reinterpret_cast<Context>(0x1000);
 const Context kPeers = reinterpret_cast<Context>(0x2000);
 bool peer_enabled = false;
-std::map<uint64_t, Bytes> segments;                        // cuMemFree has no size
+std::map<uint64_t, Bytes> segments;  // cuMemFree has no size
+std::map<uint64_t, uint64_t> graph_of_exec;
 std::map<uint64_t, std::vector<Node>> frontier_of_stream;  // arrays given out by cuStreamGetCaptureInfo
 
 constexpr Result kInvalidValue = 1;
@@ -270,9 +271,9 @@ Result cuThreadExchangeStreamCaptureMode(Mode* mode) {
   *mode = static_cast<Mode>(ours);
   return code(status);
 }
-Stream marked_stream = nullptr;  // cuGraphAddEmptyNode does not say for which stream
-Result cuGraphAddEmptyNode(Node* node, Graph graph, const Node* before, size_t count) {
-  NEED_CONTEXT;
+Stream marked_stream = nullptr;  // cuGraphAdd… do not say for which stream
+template <class Add>
+Result add_node(Node* node, Graph graph, const Node* before, size_t count, Add add) {
   for (const auto& [stream, nodes] : frontier_of_stream)
     if (nodes.data() == before && nodes.size() == count) {
       CaptureState state;
@@ -280,11 +281,31 @@ Result cuGraphAddEmptyNode(Node* node, Graph graph, const Node* before, size_t c
       if (state.id != reinterpret_cast<uint64_t>(graph)) continue;
       marked_stream = reinterpret_cast<Stream>(stream);
       NodeId made = kNoNode;
-      const Status status = fake->sim.capture_marker(StreamId{stream}, &made);
+      const Status status = add(StreamId{stream}, &made);
       *node = reinterpret_cast<Node>(raw(made) & 0xFFFFFFFF);
       return code(status);
     }
   return kInvalidValue;
+}
+Result cuGraphAddEmptyNode(Node* node, Graph graph, const Node* before, size_t count) {
+  NEED_CONTEXT;
+  return add_node(node, graph, before, count,
+                  [](StreamId stream, NodeId* made) { return fake->sim.capture_marker(stream, made); });
+}
+// One line of the device's bytes.
+bool good(const Memcpy3D* copy) {
+  const auto plain = [](const Memcpy3D::Side& side) {
+    return side.type == kMemoryDevice && side.x_bytes == 0 && side.y == 0 && side.z == 0 && !side.array;
+  };
+  return plain(copy->from) && plain(copy->to) && copy->height == 1 && copy->depth == 1;
+}
+Result cuGraphAddMemcpyNode(Node* node, Graph graph, const Node* before, size_t count, const Memcpy3D* copy,
+                            Context context) {
+  NEED_CONTEXT;
+  if (!good(copy) || context != kPrimary) return kInvalidValue;
+  return add_node(node, graph, before, count, [&](StreamId stream, NodeId* made) {
+    return fake->sim.capture_copy(stream, copy->to.device, copy->from.device, copy->width_bytes, made);
+  });
 }
 Result cuStreamUpdateCaptureDependencies(Stream stream, Node* nodes, size_t count, unsigned flags) {
   NEED_CONTEXT;
@@ -334,6 +355,22 @@ Result cuGraphInstantiateWithFlags(Exec* exec, Graph graph, unsigned long long f
   ExecId made = kNoExec;
   const Status status = fake->sim.graph_instantiate(id(graph), &made);
   *exec = reinterpret_cast<Exec>(raw(made));
+  graph_of_exec[raw(made)] = raw(id(graph));
+  return code(status);
+}
+Result cuGraphExecMemcpyNodeSetParams(Exec exec, Node node, const Memcpy3D* copy, Context context) {
+  NEED_CONTEXT;
+  if (!good(copy) || context != kPrimary) return kInvalidValue;
+  const NodeId copied{graph_of_exec[raw(id(exec))] << 32 | reinterpret_cast<uint64_t>(node)};
+  return code(
+      fake->sim.exec_set_copy(id(exec), copied, copy->to.device, copy->from.device, copy->width_bytes));
+}
+Result cuStreamCreate(Stream* stream, unsigned flags) {
+  NEED_CONTEXT;
+  if (flags != kStreamNonBlocking) return kInvalidValue;
+  StreamId made = kDefaultStream;
+  const Status status = fake->sim.stream_create(&made);
+  *stream = reinterpret_cast<Stream>(raw(made));
   return code(status);
 }
 Result cuGraphLaunch(Exec exec, Stream stream) {

@@ -132,6 +132,86 @@ TEST(graph_contract_one_graph_makes_several_execs) {
   });
 }
 
+// A copy's addresses change for later launches of one instantiated graph; what is enqueued stays as it was.
+TEST(graph_contract_copies_take_other_addresses) {
+  each_device([](Device& d) {
+    Addr at = 0;
+    EXPECT(d.driver.segment_alloc(kPage, &at).ok());
+    const auto place = [&](int k) { return at + static_cast<Addr>(k) * 512; };
+    for (int k = 0; k < 6; ++k) d.program.allocated(place(k), 512, kDefaultStream);
+    for (int k = 0; k < 2; ++k) d.program.write(kDefaultStream, place(k), 512, static_cast<uint64_t>(k) + 1);
+    EXPECT(d.driver.device_sync().ok());
+    d.begin();
+    NodeId in = kNoNode, out = kNoNode;
+    EXPECT_EQ(d.driver.capture_copy(d.a, place(2), place(0), 512, &in).describe(), "ok");
+    d.work(d.a, 'x');
+    EXPECT(d.driver.capture_copy(d.a, place(3), place(2), 512, &out).ok());
+    EXPECT(in != out);
+    GraphId graph = kNoGraph;
+    ExecId exec = kNoExec, other = kNoExec;
+    EXPECT(d.driver.capture_end(d.a, &graph).ok());
+    EXPECT(d.driver.graph_instantiate(graph, &exec).ok());
+    EXPECT(d.driver.graph_instantiate(graph, &other).ok());
+    const auto expect = [&](int k, uint64_t value) { d.program.verify(d.a, place(k), 512, value); };
+    EXPECT(d.driver.graph_launch(exec, d.a).ok());
+    EXPECT(d.driver.exec_set_copy(exec, in, place(2), place(1), 512).ok());
+    EXPECT(d.driver.exec_set_copy(exec, out, place(4), place(2), 512).ok());
+    expect(3, 1);
+    EXPECT(d.driver.graph_launch(exec, d.a).ok());
+    expect(3, 1);
+    expect(4, 2);
+    EXPECT(d.driver.graph_launch(other, d.a).ok());  // has addresses of its own
+    expect(3, 1);
+    EXPECT(d.driver.exec_set_copy(exec, out, place(5), place(2), 512).ok());
+    EXPECT(d.driver.graph_launch(exec, d.a).ok());
+    expect(5, 2);
+    EXPECT(d.driver.exec_destroy(other).ok());
+    EXPECT(d.driver.exec_destroy(exec).ok());
+    EXPECT(d.driver.graph_destroy(graph).ok());
+    EXPECT(d.driver.device_sync().ok());
+    EXPECT_EQ(d.order, "xxxx");
+    EXPECT_EQ(d.program.report_text(), "");
+    EXPECT(!d.driver.exec_set_copy(exec, in, place(2), place(1), 512).ok());
+    EXPECT(!d.driver.capture_copy(d.a, place(2), place(0), 512, &in).ok());  // not captured
+    d.program.clear_reports();
+  });
+}
+
+// An operator that reads what a copy of the launch writes is ordered by the graph, a use elsewhere by
+// nothing.
+TEST(graph_contract_copies_are_checked_as_work_is) {
+  each_device([](Device& d) {
+    Addr at = 0;
+    EXPECT(d.driver.segment_alloc(kPage, &at).ok());
+    for (int k = 0; k < 3; ++k) d.program.allocated(at + static_cast<Addr>(k) * 512, 512, kDefaultStream);
+    d.begin();
+    NodeId copy = kNoNode;
+    EXPECT(d.driver.capture_copy(d.a, at + 512, at, 512, &copy).ok());
+    GraphId graph = kNoGraph;
+    ExecId exec = kNoExec;
+    EXPECT(d.driver.capture_end(d.a, &graph).ok());
+    EXPECT(d.driver.graph_instantiate(graph, &exec).ok());
+    EXPECT(d.driver.exec_set_copy(exec, copy, at + 1024, at, 512).ok());
+    d.program.launch(d.b, [] {}, {{.address = at + 512, .size_bytes = 512}}, "other");
+    EXPECT(d.driver.graph_launch(exec, d.a).ok());
+    EXPECT_EQ(d.program.report_text(), "");  // the address of the capture is used no more
+    d.program.launch(d.b, [] {}, {{.address = at + 1024, .size_bytes = 512}}, "other");
+    EXPECT(d.program.report_text().starts_with("race: "));
+    EXPECT(d.driver.exec_destroy(exec).ok());
+    EXPECT(d.driver.graph_destroy(graph).ok());
+    d.program.clear_reports();
+  });
+}
+
+TEST(graph_contract_made_streams_are_others) {
+  each_device([](Device& d) {
+    StreamId first = kDefaultStream, second = kDefaultStream;
+    EXPECT(d.driver.stream_create(&first).ok());
+    EXPECT(d.driver.stream_create(&second).ok());
+    EXPECT(first != second && first != kDefaultStream && second != kDefaultStream && first != d.a);
+  });
+}
+
 TEST(graph_contract_an_empty_capture_is_a_graph) {
   each_device([](Device& d) {
     d.begin();

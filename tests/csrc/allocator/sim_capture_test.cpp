@@ -129,6 +129,65 @@ TEST(capture_forbids_queries_and_syncs) {
   }
 }
 
+// A wait for a stream that nobody captures touches no capture of another thread.
+TEST(capture_lets_other_threads_wait_for_their_streams) {
+  Scene s;
+  EXPECT(s.sim.capture_begin(s.a, CaptureMode::global).ok());
+  Status status;
+  std::thread([&] { status = s.sim.stream_sync(s.b); }).join();
+  EXPECT_EQ(status.describe(), "ok");
+  EXPECT(s.state(s.a).status == CaptureStatus::active);
+  std::thread([&] { status = s.sim.stream_sync(s.a); }).join();
+  EXPECT_EQ(status.native(), static_cast<int32_t>(CaptureError::unsupported));
+  s.found("stream_sync of a captured stream breaks the capture");
+}
+
+TEST(capture_is_broken_by_graphs_that_go_unless_relaxed) {
+  Scene s;
+  GraphId graph = kNoGraph;
+  ExecId first{}, second{};
+  EXPECT(s.sim.capture_begin(s.a, CaptureMode::thread_local_).ok());
+  EXPECT(s.sim.capture_end(s.a, &graph).ok());
+  EXPECT(s.sim.graph_instantiate(graph, &first).ok());
+  EXPECT(s.sim.graph_instantiate(graph, &second).ok());
+  EXPECT(s.sim.capture_begin(s.a, CaptureMode::thread_local_).ok());
+  {
+    const RelaxedCapture relaxed(s.sim);
+    EXPECT(s.sim.exec_destroy(first).ok());
+  }
+  EXPECT(s.state(s.a).status == CaptureStatus::active);
+  EXPECT_EQ(s.sim.exec_destroy(second).native(), static_cast<int32_t>(CaptureError::unsupported));
+  s.found("exec_destroy breaks the capture of stream 1");
+  EXPECT(!s.sim.capture_end(s.a, &graph).ok());
+}
+
+// What a replay uses at a place that the program keeps for it may be another allocation by then.
+TEST(capture_of_a_fixed_place_uses_what_is_there_at_the_launch) {
+  for (const bool fixed : {true, false}) {
+    Scene s;
+    Addr address = 0;
+    EXPECT(s.sim.segment_alloc(kPage, &address).ok());
+    s.sim.allocated(address, 512, s.a);
+    EXPECT(s.sim.capture_begin(s.a).ok());
+    if (fixed) s.sim.capture_fixed(s.a, address);
+    s.sim.launch(s.a, [] {}, {{.address = address, .size_bytes = 512}});
+    const GraphId graph = s.end(s.a);
+    s.sim.freed(address);
+    if (fixed) {
+      EXPECT(s.sim.graph_launch(graph, s.a).ok());
+      s.found("where the program has nothing any more");
+      s.sim.clear_reports();
+    }
+    s.sim.allocated(address, 512, s.a);
+    EXPECT(s.sim.graph_launch(graph, s.a).ok());
+    if (fixed) {
+      EXPECT_EQ(s.sim.report_text(), "");
+    } else {
+      s.found("overwrites live allocation");
+    }
+  }
+}
+
 TEST(capture_mode_says_which_threads_must_be_careful) {
   // mode of the capture, this thread's mode -> may another thread query an event?
   const struct {
