@@ -92,11 +92,19 @@ void bind_captures(py::module_& m, SimMemoryDeviceClass& device) {
       .def("graph_destroy",
            [](SimMemoryDevice& d, uint64_t graph, uint64_t exec) {
              checked([&] {
+               const RelaxedCapture relaxed(
+                   *d.sim);  // the collector may drop a graph while this thread captures
                const Status status = d.sim->exec_destroy(ExecId{exec});
                const Status other = d.sim->graph_destroy(GraphId{graph});
                return status.ok() ? other : status;
              });
            })
+      .def(
+          "capture_fixed",
+          [](SimMemoryDevice& d, uint64_t stream, uint64_t address) {
+            d.sim->capture_fixed(StreamId{stream}, address);
+          },
+          py::call_guard<GilRelease>())
       .def(
           "graph_edges",
           [](SimMemoryDevice& d, uint64_t graph) { return d.sim->graph_edges(GraphId{graph}); },

@@ -119,6 +119,9 @@ class SimGraphCapture(FixedAddressCapture):
         ):
             for generator in self._generators:
                 graph.register_generator(generator)
+            for tensor in fixed:
+                if tensor.device.type == "sim":
+                    graph.keep_place(tensor.untyped_storage().data_ptr())
             yield
         self._graph = graph
         pool.graphs += 1

@@ -323,6 +323,10 @@ class SimulatedGraph:
         """
         _C.register_generator(self._sim, self.stream, generator)
 
+    def keep_place(self, address: int) -> None:
+        """Say, in the capture, that replays use whatever lies at this address by then: an argument that may be replaced there."""
+        self._sim.capture_fixed(self.stream, check.count("address", address))
+
     @property
     def edges(self) -> list[list[int]]:
         """Per node, in the order of capture, the nodes that it depends on."""

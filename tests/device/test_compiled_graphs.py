@@ -214,6 +214,32 @@ def test_weights_that_change_and_move(order):
     assert default_context(SIM).explain().captures == 2
 
 
+def test_a_weight_that_comes_to_the_address_of_an_earlier_one(order):
+    """A replay reads it there: no report."""
+    twin = nn.Linear(64, 64)
+    model = copy.deepcopy(twin).to(SIM)
+    compiled = staticrt.compile(model, graphs=True)
+    x = torch.randn(3, 64)
+
+    def check():
+        torch.testing.assert_close(compiled(x.to(SIM)).cpu(), twin(x))
+
+    with torch.no_grad():
+        for _ in range(3):
+            check()
+        address = model.weight.data_ptr()
+        model.weight.data = model.weight.data + 1
+        twin.weight.data = twin.weight.data + 1
+        check()
+        new = torch.empty(64, 64, device=SIM)
+        assert new.data_ptr() == address
+        model.weight.data = new.copy_(twin.weight.data * 2)
+        twin.weight.data = twin.weight.data * 2
+        captures = default_context(SIM).explain().captures
+        check()
+        assert default_context(SIM).explain().captures == captures
+
+
 def test_moved_to_another_device():
     model, twin, size = pair("perceptron")
     compiled = staticrt.compile(model, graphs=True)

@@ -234,6 +234,7 @@ void Core::unpin(PoolIndex index) {
 }
 
 Bytes Core::flush(std::optional<PoolIndex> only) {
+  const RelaxedCapture relaxed(driver);
   drain();
   settle_stale();
   if (!compat) bring_home();
