@@ -73,6 +73,12 @@ OPTIONS: tuple[Option, ...] = (
         "Record each program's run once per signature and replay it: True, or a staticrt.graphs.GraphContext.",
     ),
     Option(
+        "plan_graphs",
+        (bool,),
+        False,
+        "On devices: capture each prepared program once for its stream, and run it in later calls by one launch of the driver's graph.",
+    ),
+    Option(
         "max_traces",
         (int,),
         16,
@@ -232,6 +238,7 @@ _RUNTIME = (
     "verify",
     "inter_op_threads",
     "weight_memory",
+    "plan_graphs",
 )
 _BY_NAME = {option.name: option for option in OPTIONS}
 
@@ -280,6 +287,7 @@ def parse_options(given: Mapping[str, Any]) -> Options:
         option.check(value)
         values[option.name] = value
     values["donate"] = _donated(values)
+    _check_plan_graphs(values)
     return Options(values)
 
 
@@ -299,3 +307,14 @@ def _donated(values: Mapping[str, Any]) -> tuple[str, ...]:
             fix="leave out one of the two",
         )
     return names
+
+
+def _check_plan_graphs(values: Mapping[str, Any]) -> None:
+    """Raise OptionError where an option takes from plan graphs what they need."""
+    off = [name for name in ("graphs", "donate", "manage_outputs", "verify") if values[name]]
+    off += [] if values["prepared"] else ["prepared=False"]
+    if values["plan_graphs"] and off:
+        raise OptionError(
+            f"option 'plan_graphs' does not go with {off[0]}: a launch reads copies of the inputs and writes new results",
+            fix="leave out one of the two",
+        )

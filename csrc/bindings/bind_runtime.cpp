@@ -118,7 +118,8 @@ void bind_runtime(py::module_& m) {
                        std::vector<ValueId> weights, bool check_weights,
                        const std::vector<std::pair<ValueId, std::string>>& donated, std::vector<ValueId> lent,
                        bool early_outputs, bool keeps_arena, int inter_op_threads,
-                       std::optional<double> weight_memory, std::vector<size_t> inference_outputs) {
+                       std::optional<double> weight_memory, bool plan_graphs,
+                       std::vector<size_t> inference_outputs) {
              ExecutableOptions options;
              options.bind.out_variants = out_variants;
              options.memory.optimize_memory = optimize_memory;
@@ -137,6 +138,7 @@ void bind_runtime(py::module_& m) {
              options.preparation.keeps_arena = keeps_arena;
              options.preparation.inter_op_threads = inter_op_threads;
              options.preparation.weight_memory = weight_memory;
+             options.plan_graphs = plan_graphs;
              options.inference_outputs = std::move(inference_outputs);
              return std::make_shared<Executable>(program, options);
            }),
@@ -149,7 +151,8 @@ void bind_runtime(py::module_& m) {
            py::arg("donated") = std::vector<std::pair<ValueId, std::string>>{},
            py::arg("lent") = std::vector<ValueId>{}, py::arg("early_outputs") = false,
            py::arg("keeps_arena") = true, py::arg("inter_op_threads") = 1,
-           py::arg("weight_memory") = py::none(), py::arg("inference_outputs") = std::vector<size_t>{})
+           py::arg("weight_memory") = py::none(), py::arg("plan_graphs") = false,
+           py::arg("inference_outputs") = std::vector<size_t>{})
       .def("run", &run<&Executable::run>)
       .def("call", &run<&Executable::call>)
       .def("prepare", &prepare)

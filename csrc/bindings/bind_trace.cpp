@@ -243,6 +243,12 @@ void bind_trace(py::module_& m) {
       .def_property_readonly("regions", &regions_of)
       .def_property_readonly("values", &values_of)
       .def_property_readonly("stats", &stats_of)
+      // Captures, launches, and why the last run was none.
+      .def_property_readonly("graphs",
+                             [](const PreparedProgram& p) {
+                               const GraphNotes::Report report = p.graph_notes().report();
+                               return py::make_tuple(report.captures, report.launches, report.why_not);
+                             })
       .def_property_readonly("num_threads",
                              [](const PreparedProgram& p) { return p.signature().num_threads(); });
   m.def("start_trace", &install_trace);

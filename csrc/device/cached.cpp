@@ -9,7 +9,8 @@ namespace {
 
 class CachedMemory final : public StreamedMemory {
  public:
-  CachedMemory(at::Device device, c10::Allocator& arenas) : StreamedMemory(device), arenas_(arenas) {}
+  CachedMemory(at::Device device, c10::Allocator& arenas, GraphSource graphs)
+      : StreamedMemory(device, std::move(graphs)), arenas_(arenas) {}
 
   at::DataPtr allocate_arena(int64_t size_bytes) const override {
     if (size_bytes == 0) return {};
@@ -26,8 +27,8 @@ class CachedMemory final : public StreamedMemory {
 
 }  // namespace
 
-std::unique_ptr<DeviceMemory> cached_memory(at::Device device, c10::Allocator& arenas) {
-  return std::make_unique<CachedMemory>(device, arenas);
+std::unique_ptr<DeviceMemory> cached_memory(at::Device device, c10::Allocator& arenas, GraphSource graphs) {
+  return std::make_unique<CachedMemory>(device, arenas, std::move(graphs));
 }
 
 }  // namespace staticrt

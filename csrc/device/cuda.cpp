@@ -32,7 +32,8 @@ void release_cuda_arena(void* context) {
 
 class CudaMemory final : public StreamedMemory {
  public:
-  CudaMemory(at::Device device, alloc::Device memory) : StreamedMemory(device), memory_(std::move(memory)) {}
+  CudaMemory(at::Device device, alloc::Device memory)
+      : StreamedMemory(device, {memory.driver, /*tensors=*/nullptr}), memory_(std::move(memory)) {}
 
   at::DataPtr allocate_arena(int64_t size_bytes) const override {
     if (size_bytes == 0) return {};
@@ -64,11 +65,11 @@ class CudaMemory final : public StreamedMemory {
     return state.status != alloc::CaptureStatus::none;
   }
 
- private:
-  alloc::StreamId native_stream() const {
+  alloc::StreamId native_stream() const override {
     return alloc::StreamId{reinterpret_cast<uint64_t>(guard().getStream(device()).native_handle())};
   }
 
+ private:
   const alloc::Device memory_;
 };
 

@@ -5,8 +5,11 @@
 
 namespace staticrt {
 
-DeviceMemory::DeviceMemory(at::Device device, bool is_host)
-    : device_(device), keys_(c10::computeDispatchKey(at::kFloat, at::kStrided, device)), is_host_(is_host) {}
+DeviceMemory::DeviceMemory(at::Device device, bool is_host, GraphSource graphs)
+    : device_(device),
+      keys_(c10::computeDispatchKey(at::kFloat, at::kStrided, device)),
+      is_host_(is_host),
+      graphs_(std::move(graphs)) {}
 
 thread_local int WithoutKeptMemory::open_ = 0;
 

@@ -18,8 +18,22 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
+
+#include "allocator/core/types.h"
 
 namespace staticrt {
+
+namespace alloc {
+class DeviceAllocator;
+class Driver;
+}  // namespace alloc
+
+// What captures the work of a device's streams.
+struct GraphSource {
+  std::shared_ptr<alloc::Driver> driver;
+  std::shared_ptr<alloc::DeviceAllocator> tensors;  // where torch's tensors lie; null: it is not ours
+};
 
 class DeviceMemory {
  public:
@@ -45,6 +59,12 @@ class DeviceMemory {
   virtual void fill(void* data, int64_t size_bytes, uint8_t value) const = 0;
   // This thread's; one for all on the host.
   virtual c10::StreamId current_stream() const = 0;
+  // The driver's name of it.
+  virtual alloc::StreamId native_stream() const {
+    return alloc::StreamId{static_cast<uint64_t>(current_stream())};
+  }
+  // Null: nothing captures its work (device/driver_graphs.h).
+  const GraphSource* graphs() const { return graphs_.driver ? &graphs_ : nullptr; }
   // Whether that stream's work is captured: what it writes is a graph's.
   virtual bool capturing() const { return false; }
   // The current stream uses these bytes, which may be another stream's: they go back when both are done.
@@ -63,7 +83,7 @@ class DeviceMemory {
   virtual void release_idle_arenas() const = 0;
 
  protected:
-  DeviceMemory(at::Device device, bool is_host);
+  DeviceMemory(at::Device device, bool is_host, GraphSource graphs = {});
   // Whether a limit allows `wanted` bytes if `held` ones are given back for them.
   virtual bool fits_instead(int64_t held, int64_t wanted) const { return true; }
 
@@ -71,6 +91,7 @@ class DeviceMemory {
   const at::Device device_;
   const c10::DispatchKeySet keys_;
   const bool is_host_;
+  const GraphSource graphs_;
 };
 
 // While one lives, programs that this thread runs hold no memory of a device when they end: what they take is
@@ -92,7 +113,8 @@ const DeviceMemory& host_memory();
 // Of any other device: streams, tensors and random numbers as torch has them for its device type. `arenas`
 // serves the current device and stream, as torch's allocators do, and bytes that are given back go to later
 // work of the stream they came from; it lives as long as the process.
-std::unique_ptr<DeviceMemory> cached_memory(at::Device device, c10::Allocator& arenas);
+std::unique_ptr<DeviceMemory> cached_memory(at::Device device, c10::Allocator& arenas,
+                                            GraphSource graphs = {});
 
 // For the life of the process. Throws InputError if the device has no index or has a memory already.
 void register_memory(std::unique_ptr<DeviceMemory> memory);

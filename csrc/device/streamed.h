@@ -21,8 +21,8 @@ class StreamedMemory : public DeviceMemory {
 
  protected:
   // REQUIRES: torch has a guard of the device's type.
-  explicit StreamedMemory(at::Device device)
-      : DeviceMemory(device, /*is_host=*/false), guard_(device.type()) {}
+  explicit StreamedMemory(at::Device device, GraphSource graphs)
+      : DeviceMemory(device, /*is_host=*/false, std::move(graphs)), guard_(device.type()) {}
   const c10::impl::VirtualGuardImpl& guard() const { return guard_; }
 
  private:

@@ -46,7 +46,8 @@ void enable(const DevicesConfig& config) {
   at::RegisterPrivateUse1HooksInterface(&hooks());
   static const c10::impl::DeviceGuardImplRegistrar registered(kDeviceType, &guard());
   for (int index = 0; index < device_count(); ++index)
-    register_memory(cached_memory({kDeviceType, static_cast<c10::DeviceIndex>(index)}, torch_allocator()));
+    register_memory(cached_memory(device_at(index).device(), torch_allocator(),
+                                  {device_at(index).shared_driver(), device_at(index).shared_allocator()}));
   constexpr auto kKey = c10::DispatchKey::PrivateUse1;
   static auto* all = new torch::Library(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__);
   static auto* aten = new torch::Library(torch::Library::IMPL, "aten", kKey, __FILE__, __LINE__);

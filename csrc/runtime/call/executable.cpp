@@ -48,6 +48,7 @@ Executable::Executable(std::shared_ptr<const Program> program, const ExecutableO
   of_bodies.manage_outputs = false;  // a body's outputs are its node's values
   of_bodies.inference_outputs.clear();
   of_bodies.weights.clear();  // its inputs are values of this program
+  of_bodies.plan_graphs = false;
   of_bodies.preparation.donated.clear();
   of_bodies.preparation.lent.clear();
   for (size_t i = 0; i < bound_.nodes.size(); ++i) {
@@ -246,6 +247,7 @@ PreparedFrame* Executable::find_prepared(Frame& frame, std::span<const InputView
   if (const uint64_t epoch = cache_.epoch(); epoch != frame.cache_epoch) {
     frame.cache_epoch = epoch;
     std::erase_if(frame.prepared, [&](const auto& p) { return !cache_.holds(p->prepared()); });
+    if (frame.graphs) frame.graphs->drop_unless([&](const auto& p) { return cache_.holds(p); });
     // An arena is as large as the largest program that is left needs.
     frame.arenas.release_above([&](const DeviceMemory& memory) {
       int64_t largest = 0;
@@ -293,6 +295,7 @@ bool Executable::run_prepared(Frame& frame, std::span<const InputView> inputs,
   if (Trace* trace = current_trace()) [[unlikely]]
     trace->innermost().found_ns = trace_now_ns();
   const ArenaOfRun arena(frame.arenas, options_.preparation.keeps_arena);
+  if (options_.plan_graphs && let_go.empty() && run_graph(frame, *prepared, inputs, outputs)) return true;
   const bool as_planned = prepared->run(inputs, frame.arenas, outputs, let_go);
   if (managed) managed->end();
   managed.reset();
@@ -301,6 +304,20 @@ bool Executable::run_prepared(Frame& frame, std::span<const InputView> inputs,
     frame.prepared.erase(frame.prepared.begin());
   }
   return true;
+}
+
+bool Executable::run_graph(Frame& frame, const PreparedFrame& prepared, std::span<const InputView> inputs,
+                           std::vector<c10::IValue>& outputs) {
+  // The first run lets libraries make what a capture may not. Who watches a run wants to see its steps.
+  if (!frame.kept || prepared.calls() == 1 || manage_outputs_.load() || current_trace() || profiler_listens())
+    return false;
+  if (!frame.graphs) {
+    std::vector<ValueId> stay = options_.weights;
+    stay.insert(stay.end(), written_inputs_.begin(), written_inputs_.end());
+    std::ranges::sort(stay);
+    frame.graphs = std::make_unique<ProgramGraphs>(std::move(stay), written_inputs_);
+  }
+  return frame.graphs->run(prepared.shared(), inputs, frame.arenas, outputs);
 }
 
 bool Executable::run_both(Frame& frame, std::span<const InputView> inputs,

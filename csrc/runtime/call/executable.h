@@ -37,6 +37,7 @@ struct ExecutableOptions {
   std::vector<ValueId> weights;
   std::vector<size_t> inference_outputs;  // as of CallerResults
   bool check_weights = true;              // off: they never change after the first run
+  bool plan_graphs = false;               // on devices prepared programs run as driver graphs
 };
 
 // Times in ns of what happens rarely; runs are timed by a Trace.
@@ -154,6 +155,9 @@ class Executable : public std::enable_shared_from_this<Executable> {
   // is_only_asked: a miss counts as none, as the call will be made otherwise.
   PreparedFrame* find_prepared(Frame& frame, std::span<const InputView> inputs, int num_threads,
                                bool is_only_asked = false);
+  // As one launch, if it can be; false, and nothing happened, otherwise.
+  bool run_graph(Frame& frame, const PreparedFrame& prepared, std::span<const InputView> inputs,
+                 std::vector<c10::IValue>& outputs);
   // May prepare a program from what it saw, unless `record` is off.
   void run_general_path(Frame& frame, std::span<const InputView> inputs, std::vector<c10::IValue>& outputs,
                         bool record = true, std::span<c10::IValue> let_go = {});

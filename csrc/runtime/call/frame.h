@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "runtime/call/program_graph.h"
 #include "runtime/execution_plan/prepared.h"
 #include "runtime/general/bind.h"
 #include "runtime/general/group_memory.h"
@@ -22,6 +23,7 @@ struct Frame {
 
   Arenas arenas;                                         // of all prepared programs below
   std::vector<std::unique_ptr<PreparedFrame>> prepared;  // the one used last comes first
+  std::unique_ptr<ProgramGraphs> graphs;                 // of these; null before the first
   uint64_t cache_epoch = 0;
   int64_t hits = 0;    // calls that found their signature prepared
   size_t place = 0;    // in the pool: of the thread that took it

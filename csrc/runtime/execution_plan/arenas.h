@@ -9,6 +9,7 @@
 #include <c10/core/Allocator.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "device/device_memory.h"
@@ -51,6 +52,17 @@ class Arenas {
     }
     return arena;
   }
+  // While one lives, the arenas are those of this stream, whichever is current, and large enough already.
+  class OfStream {
+   public:
+    OfStream(Arenas& arenas, c10::StreamId stream) : arenas_(arenas) { arenas_.stream_ = stream; }
+    ~OfStream() { arenas_.stream_.reset(); }
+    OfStream(const OfStream&) = delete;
+    OfStream& operator=(const OfStream&) = delete;
+
+   private:
+    Arenas& arenas_;
+  };
   void end_run() {
     for (Arena& arena : arenas_) {
       if (!arena.memory->is_host()) continue;
@@ -72,7 +84,7 @@ class Arenas {
 
  private:
   Arena& of(const DeviceMemory& memory) {
-    const c10::StreamId stream = memory.is_host() ? 0 : memory.current_stream();
+    const c10::StreamId stream = memory.is_host() ? 0 : stream_ ? *stream_ : memory.current_stream();
     for (Arena& arena : arenas_) {
       if (arena.memory == &memory && arena.stream == stream) return arena;
     }
@@ -81,6 +93,7 @@ class Arenas {
   }
 
   std::vector<Arena> arenas_;
+  std::optional<c10::StreamId> stream_;
   uint64_t generations_ = 0;
 };
 

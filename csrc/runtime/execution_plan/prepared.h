@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -122,6 +123,39 @@ struct PreparedStats {
   int64_t known_plans = 0;
 };
 
+namespace tuning {
+inline constexpr size_t kMostProgramGraphs = 16;  // of one frame and stream; the one used least lately goes
+inline constexpr int kGraphCredit = 32;           // of a program; one that has used it up has no more graphs
+inline constexpr int kCaptureCost = 2;            // a launch gives 1 back
+inline constexpr int kFailedCaptureCost = 11;
+}  // namespace tuning
+
+// Whether a prepared program runs as a driver graph, and how often it did. Thread safety: full.
+class GraphNotes {
+ public:
+  struct Report {
+    int64_t captures = 0;
+    int64_t launches = 0;
+    std::string why_not;  // of the last run that could not be a launch
+    bool is_examined = false;
+    const DeviceMemory* memory = nullptr;  // where it runs; null: it has no graphs
+    int credit = tuning::kGraphCredit;     // captures cost some, launches give it back
+  };
+  Report report() const {
+    const std::lock_guard lock(mutex_);
+    return report_;
+  }
+  template <class Change>
+  void note(Change change) {
+    const std::lock_guard lock(mutex_);
+    change(report_);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  Report report_;
+};
+
 class PreparedProgram {
  public:
   // fixed: of the executable, or null if these inputs' weights cannot be kept track of.
@@ -165,6 +199,9 @@ class PreparedProgram {
   std::string route_of(const Step& step) const;
   // Calls in frames that are gone.
   int64_t calls() const { return calls_.load(std::memory_order_relaxed); }
+  // Owners of outputs that each run makes, ascending.
+  const std::vector<ValueId>& new_results() const { return new_results_; }
+  GraphNotes& graph_notes() const { return graph_notes_; }
   void add_calls(int64_t calls) const { calls_.fetch_add(calls, std::memory_order_relaxed); }
 
  private:
@@ -172,6 +209,7 @@ class PreparedProgram {
   friend class PreparedFrame;
 
   mutable std::atomic<int64_t> calls_{0};
+  mutable GraphNotes graph_notes_;
   const BoundProgram& bound_;
   const Signature signature_;
   const PreparedOptions options_;
@@ -205,6 +243,7 @@ class PreparedProgram {
   std::vector<ValueId> shells_;           // values in the arena or in constants, needed as tensors
   std::vector<ValueId> numbers_;          // values whose slots hold the recorded number
   std::vector<ValueId> transient_;        // slots to empty after a run
+  std::vector<ValueId> new_results_;
   uint32_t num_bases_ = 0;
   // Of the fixed values: which are computed, which a base or a slot holds, what is derived, and the weights
   // that all this depends on.
@@ -243,6 +282,11 @@ class PreparedFrame {
   // All that a run on such inputs would do first: the arena grows, what is made of the weights is made.
   void make_ready(std::span<const InputView> inputs, Arenas& arenas);
 
+  // The outputs of a run on such inputs without its steps, which somebody else does: `made` has the tensors
+  // of new_results(), with unset contents.
+  void make_outputs(std::span<const InputView> inputs, std::vector<at::Tensor>& made,
+                    std::vector<c10::IValue>& outputs) const;
+
   // From now on the value that `output` is (a view of) lies in `storage`, unless an operator allocates it.
   void place(ValueId output, const c10::Storage& storage);
   void clear_places() { places_.clear(); }
@@ -267,7 +311,10 @@ class PreparedFrame {
   void end_inputs(uint32_t step);
   bool as_recorded(const Node& node);
   at::Tensor unbound_tensor(ValueId value) const;
-  at::Tensor view_of_owner(ValueId value) const;
+  at::Tensor view_of_owner(ValueId value) const {
+    return view_of(value, slots_[prepared_->records_[value].owner].toTensor());
+  }
+  at::Tensor view_of(ValueId value, const at::Tensor& owner) const;
   void finish_generally(uint32_t first_node);
   void materialize(ValueId value);
   bool uses_fixed() const { return !prepared_->fixed_values_.empty() || !prepared_->derived_.empty(); }

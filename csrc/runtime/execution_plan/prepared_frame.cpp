@@ -143,9 +143,8 @@ at::Tensor PreparedFrame::unbound_tensor(ValueId value) const {
                      prepared_->records_[record.owner].meta, record.offset_bytes, record.meta);
 }
 
-at::Tensor PreparedFrame::view_of_owner(ValueId value) const {
+at::Tensor PreparedFrame::view_of(ValueId value, const at::Tensor& owner) const {
   const ValueRecord& record = prepared_->records_[value];
-  const at::Tensor& owner = slots_[record.owner].toTensor();
   const auto item = static_cast<int64_t>(c10::elementSize(owner.scalar_type()));
   const int64_t bytes = owner.storage_offset() * item + record.offset_bytes;
   at::Tensor view =
@@ -373,6 +372,34 @@ bool PreparedFrame::as_recorded(const Node& node) {
     }
   }
   return true;
+}
+
+void PreparedFrame::make_outputs(std::span<const InputView> inputs, std::vector<at::Tensor>& made,
+                                 std::vector<c10::IValue>& outputs) const {
+  const PreparedProgram& p = *prepared_;
+  const Program& program = *p.bound_.program;
+  made.clear();
+  for (const ValueId id : p.new_results_) made.push_back(new_tensor(id));
+  const auto owner_of = [&](ValueId id) -> const at::Tensor& {
+    if (program.is_input(id)) return *inputs[id].tensor;
+    const auto found = std::lower_bound(p.new_results_.begin(), p.new_results_.end(), id);
+    if (found != p.new_results_.end() && *found == id)
+      return made[static_cast<size_t>(found - p.new_results_.begin())];
+    return slots_[id].toTensor();
+  };
+  outputs.clear();
+  const std::vector<ValueId>& ids = program.outputs();
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const ValueId id = ids[i];
+    const auto same = static_cast<size_t>(std::find(ids.begin(), ids.end(), id) - ids.begin());
+    const ValueRecord& record = p.records_[id];
+    if (same < i)
+      outputs.push_back(outputs[same]);
+    else if (!slots_[id].isNone() || !record.is_tensor)  // a constant, what is made of weights, a number
+      outputs.push_back(slots_[id]);
+    else
+      outputs.push_back(record.owner == id ? owner_of(id) : view_of(id, owner_of(record.owner)));
+  }
 }
 
 void PreparedFrame::materialize(ValueId value) {

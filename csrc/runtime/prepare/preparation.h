@@ -133,6 +133,7 @@ class Preparation {
   void emit_releases();
   void emit_input_ends();
   void emit_fixed();
+  void emit_new_results();
   void note_other_blocks();
   void need_slot(ValueId id);
   bool is_arena_owner(ValueId id) const;

@@ -117,6 +117,7 @@ void Preparation::emit() {
   }
   emit_releases();
   emit_fixed();
+  emit_new_results();
   note_other_blocks();
   result_.direct_ = std::all_of(result_.steps_.begin(), result_.steps_.end(), [](const Step& step) {
     return step.kind == StepKind::kCall || step.kind == StepKind::kAllocate || step.kind == StepKind::kView;
@@ -256,6 +257,16 @@ void Preparation::emit_releases() {
       result_.transient_.push_back(id);
     }
   }
+}
+
+void Preparation::emit_new_results() {
+  std::set<ValueId> owners;
+  for (const ValueId id : program_.outputs()) {
+    const ValueId owner = records_[id].owner;
+    if (records_[id].is_tensor && definition_[owner] != kNoNode && plan_of(owner) != Plan::kFixed)
+      owners.insert(owner);
+  }
+  result_.new_results_.assign(owners.begin(), owners.end());
 }
 
 // Bytes outside the arena: what each call allocates. Its outputs live to the end of the run.

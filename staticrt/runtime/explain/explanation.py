@@ -182,6 +182,10 @@ def _signature_lines(signature: SignatureReport, details: bool) -> list[str]:
     if signature.parallel_calls:
         lines.append(f"      parallel: {signature.parallel_calls} kernels may run in parallel with another")
     lines.append(f"      calls:   {signature.calls}")
+    captures, launches, why_not = signature.graph
+    if captures or why_not:
+        plain = f"; runs step by step: {why_not}" if why_not else ""
+        lines.append(f"      graph:   captured {captures} times, launched {launches} times{plain}")
     lines.append("      kernels: " + ", ".join(f"{route} ×{count}" for route, count in signature.kernels))
     if details:
         lines += [f"        {step}" for step in signature.steps]

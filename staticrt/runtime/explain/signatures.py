@@ -26,6 +26,7 @@ class SignatureReport:
             would have copied them.
         donated_bytes: values and results that lie in bytes which the caller gave up.
         parallel_calls: kernels that may run beside another.
+        graph: with `plan_graphs`, captures and launches of driver graphs, and why the last call was none.
         kernels: kernel or route -> number of steps, most frequent first.
         steps: readable lines, in order.
     """
@@ -43,6 +44,7 @@ class SignatureReport:
     parts_in_place: int
     donated_bytes: int
     parallel_calls: int
+    graph: tuple[int, int, str]
     kernels: tuple[tuple[str, int], ...]
     steps: tuple[str, ...]
 
@@ -81,6 +83,7 @@ def _report(executable: _C.Executable, prepared: _C.PreparedProgram, names: Sequ
         parts_in_place=view.stats["parts_in_place"],
         donated_bytes=sizes["donated"],
         parallel_calls=view.stats["parallel_calls"],
+        graph=prepared.graphs,
         kernels=tuple(sorted(kernels.items(), key=lambda item: (-item[1], item[0]))),
         steps=tuple(map(_step_line, view.steps)),
     )

@@ -1,0 +1,160 @@
+#include "device/driver_graphs.h"
+
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/StreamGuard.h>
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "allocator/pools/pools.h"
+
+namespace staticrt {
+namespace {
+
+using alloc::Addr;
+using alloc::Driver;
+using alloc::Status;
+using alloc::StreamId;
+
+void check(const DeviceMemory& memory, const Status& status) {
+  TORCH_CHECK(status.ok(), memory.device(), ": ", status.text().empty() ? status.describe() : status.text());
+}
+
+Addr address(const void* data) {
+  return reinterpret_cast<Addr>(data);
+}
+
+// Later work of `then` comes after what `first` holds now.
+Status order(Driver& driver, StreamId first, StreamId then) {
+  alloc::EventId event = alloc::kNoEvent;
+  SRT_TRY(driver.event_create(&event));
+  Status status = driver.event_record(event, first);
+  if (status.ok()) status = driver.stream_wait(then, event);
+  const Status destroyed = driver.event_destroy(event);
+  return status.ok() ? destroyed : status;
+}
+
+bool captured(Driver& driver, StreamId stream) {
+  alloc::CaptureState state;
+  return !driver.capture_state(stream, &state).ok() || state.status != alloc::CaptureStatus::none;
+}
+
+// Capture streams that no place has. Work of a place that is gone comes before what they hold next.
+struct FreeStreams {
+  std::mutex mutex;
+  std::map<const Driver*, std::vector<StreamId>> streams;
+};
+FreeStreams& free_streams() {
+  static auto* streams = new FreeStreams;
+  return *streams;
+}
+
+Status take_stream(Driver& driver, StreamId* stream) {
+  {
+    const std::lock_guard lock(free_streams().mutex);
+    auto& streams = free_streams().streams[&driver];
+    if (!streams.empty()) {
+      *stream = streams.back();
+      streams.pop_back();
+      return Status::Ok();
+    }
+  }
+  return driver.stream_create(stream);
+}
+
+// Allocations that torch's allocator of the device has made so far.
+int64_t allocations(const DeviceMemory& memory) {
+  auto* allocator = dynamic_cast<c10::DeviceAllocator*>(memory.allocator());
+  TORCH_CHECK(allocator != nullptr, memory.device(), ": torch's allocator does not count its allocations");
+  return allocator->getDeviceStats(memory.device().index()).allocation[0].allocated;
+}
+
+}  // namespace
+
+GraphPlace::GraphPlace(const DeviceMemory& memory)
+    : memory_(memory), source_(*memory.graphs()), stream_(memory.native_stream()) {
+  check(memory_, take_stream(*source_.driver, &capture_stream_));
+  check(memory_, order(*source_.driver, capture_stream_, stream_));
+  if (!source_.tensors) return;
+  static std::atomic<uint64_t> made{0};
+  pool_ = {++made, 2};
+  alloc::Pools& pools = source_.tensors->pools();
+  check(memory_, pools.retain(pool_));
+  check(memory_, pools.set_captured(pool_, true));
+}
+
+GraphPlace::~GraphPlace() {
+  Driver& driver = *source_.driver;
+  const alloc::RelaxedCapture relaxed(driver);
+  // Launches may still use the pool and workspaces of the capture stream. Where their stream is captured by
+  // now, an event would take this one into that capture: both are given up then.
+  if (captured(driver, stream_) || !order(driver, stream_, capture_stream_).ok()) return;
+  if (source_.tensors) (void)source_.tensors->pools().release(pool_).ok();
+  const std::lock_guard lock(free_streams().mutex);
+  free_streams().streams[&driver].push_back(capture_stream_);
+}
+
+DriverGraph::DriverGraph(GraphPlace& place, const std::function<void(DriverGraph&)>& record) : place_(place) {
+  const DeviceMemory& memory = place.memory_;
+  Driver& driver = *place.source_.driver;
+  const StreamId stream = place.capture_stream_;
+  const c10::StreamGuard current(
+      c10::Stream(c10::Stream::UNSAFE, memory.device(), static_cast<c10::StreamId>(raw(stream))));
+  std::optional<alloc::CaptureScope> scope;
+  if (place.source_.tensors)
+    check(memory, scope.emplace(place.source_.tensors->pools()).begin(place.pool_, [stream](StreamId of) {
+      return of == stream;
+    }));
+  const int64_t allocated = scope ? 0 : allocations(memory);
+  check(memory, driver.capture_begin(stream, alloc::CaptureMode::relaxed));
+  try {
+    record(*this);
+  } catch (...) {
+    if (driver.capture_end(stream, &graph_).ok()) destroy();
+    throw;
+  }
+  check(memory, driver.capture_end(stream, &graph_));
+  try {
+    TORCH_CHECK(scope || allocations(memory) == allocated,
+                "operators ask torch's allocator for memory while they run");
+    check(memory, driver.graph_instantiate(graph_, &exec_));
+    if (scope) check(memory, scope->finish());
+  } catch (...) {
+    destroy();
+    throw;
+  }
+}
+
+DriverGraph::~DriverGraph() {
+  destroy();
+  if (place_.source_.tensors) (void)place_.source_.tensors->pools().release(place_.pool_).ok();
+}
+
+void DriverGraph::destroy() {
+  Driver& driver = *place_.source_.driver;
+  const alloc::RelaxedCapture relaxed(driver);
+  if (exec_ != alloc::kNoExec) (void)driver.exec_destroy(exec_).ok();
+  (void)driver.graph_destroy(graph_).ok();
+}
+
+DriverGraph::Copy DriverGraph::copy(void* to, const void* from, int64_t size_bytes) {
+  Copy copy = alloc::kNoNode;
+  check(place_.memory_,
+        place_.source_.driver->capture_copy(place_.capture_stream_, address(to), address(from),
+                                            static_cast<alloc::Bytes>(size_bytes), &copy));
+  return copy;
+}
+
+void DriverGraph::set_copy(Copy copy, void* to, const void* from, int64_t size_bytes) {
+  check(place_.memory_, place_.source_.driver->exec_set_copy(exec_, copy, address(to), address(from),
+                                                             static_cast<alloc::Bytes>(size_bytes)));
+}
+
+void DriverGraph::launch() {
+  check(place_.memory_, place_.source_.driver->graph_launch(exec_, place_.stream_));
+}
+
+}  // namespace staticrt

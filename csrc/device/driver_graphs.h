@@ -1,0 +1,70 @@
+// Driver graphs: what a stream is given is recorded once, and one call enqueues all of it again.
+//
+// A GraphPlace captures the graphs of one user that run on one stream of a device, one after another; they
+// may use the same memory. Nobody else has its capture stream, so that nothing else gets into a capture, and
+// no library keeps a workspace for both that stream and one that runs beside.
+//
+// Note [Memory of a driver graph]
+//   A graph uses the addresses that were recorded. What operators allocate while they are recorded must be
+//   nobody else's at a launch: it comes from a pool of the place where torch's allocator of the device is
+//   ours. Elsewhere a capture in which torch's allocator was asked for memory fails.
+//
+// Thread safety: none; a place and its graphs are used by one thread at a time, by any.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "allocator/core/device_api.h"
+#include "device/device_memory.h"
+
+namespace staticrt {
+
+class GraphPlace {
+ public:
+  // Of the device's current stream. Throws if the driver fails. REQUIRES: the device has graphs, and that
+  // stream is not captured.
+  explicit GraphPlace(const DeviceMemory& memory);
+  // REQUIRES: its graphs are gone.
+  ~GraphPlace();
+  GraphPlace(const GraphPlace&) = delete;
+  GraphPlace& operator=(const GraphPlace&) = delete;
+
+ private:
+  friend class DriverGraph;
+
+  const DeviceMemory& memory_;
+  const GraphSource& source_;
+  const alloc::StreamId stream_;  // that launches are enqueued on
+  alloc::StreamId capture_stream_ = alloc::kDefaultStream;
+  alloc::PoolId pool_;
+};
+
+class DriverGraph {
+ public:
+  // Records what `record` enqueues on the current stream of the device, which is the place's capture stream
+  // meanwhile, without running it. Throws what that throws, or why there is no graph; nothing is left then.
+  DriverGraph(GraphPlace& place, const std::function<void(DriverGraph&)>& record);
+  // Launches that are under way go on. May be called while a stream is captured.
+  ~DriverGraph();
+  DriverGraph(const DriverGraph&) = delete;
+  DriverGraph& operator=(const DriverGraph&) = delete;
+
+  using Copy = alloc::NodeId;
+  // Records a copy. REQUIRES: within `record`.
+  Copy copy(void* to, const void* from, int64_t size_bytes);
+  // The addresses of the copy in later launches.
+  void set_copy(Copy copy, void* to, const void* from, int64_t size_bytes);
+  // On the place's stream.
+  void launch();
+
+ private:
+  void destroy();
+
+  GraphPlace& place_;
+  alloc::GraphId graph_ = alloc::kNoGraph;
+  alloc::ExecId exec_ = alloc::kNoExec;
+};
+
+}  // namespace staticrt

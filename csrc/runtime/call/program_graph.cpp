@@ -1,0 +1,328 @@
+#include "runtime/call/program_graph.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "common/error.h"
+#include "common/tuning.h"
+#include "device/tensors.h"
+#include "runtime/general/run_state.h"
+
+namespace staticrt {
+namespace {
+
+using Report = GraphNotes::Report;
+
+bool is_random(const Node& node) {
+  return (node.handle && node.handle->hasTag(at::Tag::nondeterministic_seeded)) ||
+         (node.has_effects && node.num_outputs > 0 && node.written_args.empty());
+}
+
+// Why an operator that runs on tensors cannot be captured, or nothing.
+const char* obstacle_of(const Node& node, StepKind kind, const DeviceMemory& memory) {
+  if (!node.bodies.empty() || kind == StepKind::kUnstable) return "data decides what it gives";
+  if (is_random(node)) return "it draws random numbers";
+  if (node.op.starts_with("aten::as_strided")) return "it may read past the elements of an input";
+  if (kind != StepKind::kGeneric) return nullptr;
+  if (!node.op.starts_with("aten::")) return "it may do anything else than enqueue work";
+  if (memory.graphs()->tensors == nullptr) return "it takes memory that is not the graph's";
+  return nullptr;
+}
+
+// The device whose work a program is; null, and why, if it is not that of one device which has graphs.
+const DeviceMemory* device_of(const PreparedProgram& prepared, std::string& why_not) {
+  const Program& program = *prepared.bound().program;
+  const DeviceMemory* memory = nullptr;
+  for (ValueId id = 0; id < program.num_values(); ++id) {
+    const ValueRecord& record = prepared.records()[id];
+    if (!record.is_tensor) continue;
+    if (!record.plain || record.memory == nullptr || record.memory->graphs() == nullptr ||
+        (memory != nullptr && record.memory != memory)) {
+      why_not = detail::concat("'", program.values()[id].name,
+                               "' does not lie on the same device as the rest, or that has no graphs");
+      return nullptr;
+    }
+    memory = record.memory;
+  }
+  if (memory == nullptr) why_not = "it has no tensors";
+  return memory;
+}
+
+// Whether an output is what an operator made of an input or a constant: only its steps know what that is.
+bool rebuilds(const PreparedProgram& prepared, const std::vector<bool>& made_by_step, ValueId output) {
+  const ValueRecord& record = prepared.records()[output];
+  if (!record.is_tensor) return record.stable;
+  return !made_by_step[output] || std::ranges::binary_search(prepared.new_results(), record.owner);
+}
+
+// Fills in the device, or why the program's runs are no launches.
+void examine(const PreparedProgram& prepared, Report& report) {
+  report.is_examined = true;
+  if (!prepared.options().donated.empty() || !prepared.options().lent.empty()) {
+    report.why_not = "it may overwrite its inputs";
+    return;
+  }
+  const Program& program = *prepared.bound().program;
+  if (prepared.stats().fixed_nodes > 0 || prepared.stats().derived_bytes > 0) {
+    report.why_not = "something is kept of its weights";
+    return;
+  }
+  const DeviceMemory* memory = device_of(prepared, report.why_not);
+  if (memory == nullptr) return;
+  std::vector<bool> made_by_step(program.num_values(), false);
+  for (const Step& step : prepared.steps()) {
+    if (step.kind == StepKind::kAllocate || step.kind == StepKind::kView) continue;
+    const Node& node = program.nodes()[step.node];
+    if (const char* obstacle = obstacle_of(node, step.kind, *memory)) {
+      report.why_not = detail::concat(program.describe(node), ": ", obstacle);
+      return;
+    }
+    for (uint32_t i = 0; i < node.num_outputs && step.kind == StepKind::kGeneric; ++i)
+      made_by_step[node.first_output + i] = true;
+  }
+  for (const ValueId id : program.outputs()) {
+    if (rebuilds(prepared, made_by_step, id)) continue;
+    report.why_not = detail::concat("what '", program.values()[id].name, "' is, each run decides");
+    return;
+  }
+  report.memory = memory;
+}
+
+}  // namespace
+
+// One program's graph on one stream.
+class ProgramGraphs::Graph {
+ public:
+  Graph(GraphPlace& place, const DeviceMemory& memory, std::shared_ptr<const PreparedProgram> prepared,
+        const std::vector<ValueId>& stay, std::span<const InputView> inputs, Arenas& arenas)
+      : frame_(std::move(prepared)) {
+    generation_ = arena_of(memory, arenas).generation;
+    std::vector<InputView> views(inputs.begin(), inputs.end());
+    copies_.reserve(inputs.size());  // views point to its buffers
+    for (ValueId id = 0; id < inputs.size(); ++id) {
+      if (inputs[id].tensor == nullptr) continue;
+      const at::Tensor& tensor = *inputs[id].tensor;
+      if (std::ranges::binary_search(stay, id)) {
+        held_.push_back({id, tensor.storage().getWeakStorageImpl(), data_of(tensor)});
+        continue;
+      }
+      CopiedInput& copy = copies_.emplace_back();
+      copy.input = id;
+      copy.size_bytes = extent_bytes(this->prepared().records()[id].meta);
+      copy.buffer =
+          memory.new_tensor(tensor.sizes(), tensor.strides(), tensor.scalar_type(), copy.size_bytes);
+      copy.is_whole = copy.size_bytes <= tensor.numel() * static_cast<int64_t>(tensor.itemsize());
+      copy.from = data_of(tensor);
+      views[id].tensor = &copy.buffer;
+    }
+    place_results(memory);
+    capture(place, memory, views, inputs, arenas);
+  }
+
+  const PreparedProgram& prepared() const { return frame_.prepared(); }
+
+  // Whether a launch on these inputs is right.
+  bool fits(const DeviceMemory& memory, std::span<const InputView> inputs, Arenas& arenas) const {
+    return arena_of(memory, arenas).generation == generation_ &&
+           std::ranges::all_of(held_, [&](const HeldInput& held) {
+             const at::Tensor& tensor = *inputs[held.input].tensor;
+             return data_of(tensor) == held.data &&
+                    held.storage._unsafe_get_target() == tensor.storage().unsafeGetStorageImpl();
+           });
+  }
+
+  void launch(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs) {
+    std::vector<at::Tensor> made;
+    frame_.make_outputs(inputs, made, outputs);
+    for (CopiedInput& copy : copies_) {
+      const at::Tensor& tensor = *inputs[copy.input].tensor;
+      if (copy.size_bytes == 0) continue;
+      if (!copy.is_whole) {
+        const RunState state;
+        copy.buffer.copy_(tensor);
+      } else if (data_of(tensor) != copy.from) {
+        graph_->set_copy(copy.node, copy.buffer.data_ptr(), data_of(tensor), copy.size_bytes);
+        copy.from = data_of(tensor);
+      }
+    }
+    for (CopiedResult& copy : results_) {
+      void* const to = made[copy.result].data_ptr();
+      if (to != copy.to) graph_->set_copy(copy.node, to, copy.from, copy.size_bytes);
+      copy.to = to;
+    }
+    graph_->launch();
+  }
+
+ private:
+  struct HeldInput {
+    ValueId input;
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // so that no other one gets its place
+    const void* data;
+  };
+  struct CopiedInput {
+    ValueId input = 0;
+    at::Tensor buffer;
+    int64_t size_bytes = 0;
+    bool is_whole = true;  // off: there are bytes between its elements
+    DriverGraph::Copy node = alloc::kNoNode;
+    const void* from = nullptr;
+  };
+  struct CopiedResult {
+    size_t result;  // of the program's new results
+    const void* from;
+    int64_t size_bytes;
+    DriverGraph::Copy node = alloc::kNoNode;
+    void* to = nullptr;
+  };
+
+  static const void* data_of(const at::Tensor& tensor) { return tensor.unsafeGetTensorImpl()->data(); }
+
+  Arena& arena_of(const DeviceMemory& memory, Arenas& arenas) const {
+    return arenas.at_least(memory, prepared().arena_bytes(memory));
+  }
+
+  // Results that out variants write lie in buffers; those that operators make lie in the graph's memory.
+  void place_results(const DeviceMemory& memory) {
+    for (const Step& step : prepared().steps()) {
+      if (step.kind != StepKind::kAllocate) continue;
+      const TensorMeta& meta = prepared().records()[step.value].meta;
+      frame_.place(step.value,
+                   memory.new_tensor(meta.sizes, meta.strides, meta.dtype, extent_bytes(meta)).storage());
+    }
+  }
+
+  void capture(GraphPlace& place, const DeviceMemory& memory, const std::vector<InputView>& views,
+               std::span<const InputView> inputs, Arenas& arenas) {
+    std::vector<at::Tensor> made;
+    std::vector<c10::IValue> outputs;
+    frame_.make_outputs(inputs, made, outputs);
+    const Arenas::OfStream arena_of_launches(arenas, memory.current_stream());
+    graph_.emplace(place, [&](DriverGraph& graph) {
+      for (CopiedInput& copy : copies_)
+        if (copy.is_whole && copy.size_bytes > 0)
+          copy.node = graph.copy(copy.buffer.data_ptr(), copy.from, copy.size_bytes);
+      SRT_CHECK(frame_.run(views, arenas, outputs), "a run gave other results than the one before");
+      for (CopiedResult& copy : find_results(outputs)) {
+        copy.to = made[copy.result].data_ptr();
+        copy.node = graph.copy(copy.to, copy.from, copy.size_bytes);
+        results_.push_back(copy);
+      }
+      outputs.clear();
+    });
+  }
+
+  // Where the run that is captured has put the program's new results.
+  std::vector<CopiedResult> find_results(const std::vector<c10::IValue>& outputs) const {
+    const std::vector<ValueId>& owners = prepared().new_results();
+    const std::vector<ValueId>& ids = prepared().bound().program->outputs();
+    std::vector<CopiedResult> results;
+    for (size_t k = 0; k < owners.size(); ++k) {
+      const int64_t size_bytes = extent_bytes(prepared().records()[owners[k]].meta);
+      for (size_t i = 0; i < ids.size() && size_bytes > 0; ++i) {
+        const ValueRecord& record = prepared().records()[ids[i]];
+        if (!record.is_tensor || record.owner != owners[k] || outputs[i].toTensor().numel() == 0) continue;
+        const auto* data = static_cast<const char*>(data_of(outputs[i].toTensor()));
+        results.push_back({k, data - record.offset_bytes, size_bytes});
+        break;
+      }
+    }
+    return results;
+  }
+
+  PreparedFrame frame_;
+  uint64_t generation_ = 0;  // of the arena
+  std::vector<HeldInput> held_;
+  std::vector<CopiedInput> copies_;
+  std::vector<CopiedResult> results_;
+  std::optional<DriverGraph> graph_;
+};
+
+ProgramGraphs::ProgramGraphs(std::vector<ValueId> stay, std::vector<ValueId> written)
+    : stay_(std::move(stay)), written_(std::move(written)) {}
+
+ProgramGraphs::~ProgramGraphs() = default;
+
+void ProgramGraphs::drop_unless(const std::function<bool(const PreparedProgram&)>& is_kept) {
+  for (OnStream& each : streams_)
+    std::erase_if(each.graphs, [&](const auto& graph) { return !is_kept(graph->prepared()); });
+}
+
+// A copy of an input would not see what the run writes there.
+bool ProgramGraphs::shares_written_memory(std::span<const InputView> inputs) const {
+  for (const ValueId written : written_) {
+    if (inputs[written].tensor == nullptr) continue;
+    for (ValueId id = 0; id < inputs.size(); ++id)
+      if (id != written && inputs[id].tensor != nullptr && !std::ranges::binary_search(stay_, id) &&
+          inputs[id].tensor->is_alias_of(*inputs[written].tensor))
+        return true;
+  }
+  return false;
+}
+
+ProgramGraphs::OnStream& ProgramGraphs::on_current_stream(const DeviceMemory& memory) {
+  const c10::StreamId stream = memory.current_stream();
+  for (OnStream& each : streams_)
+    if (each.memory == &memory && each.stream == stream) return each;
+  return streams_.emplace_back(OnStream{&memory, stream, std::make_unique<GraphPlace>(memory), {}});
+}
+
+ProgramGraphs::Graph* ProgramGraphs::graph_for(const std::shared_ptr<const PreparedProgram>& prepared,
+                                               const DeviceMemory& memory, std::span<const InputView> inputs,
+                                               Arenas& arenas) {
+  OnStream& here = on_current_stream(memory);
+  auto found = std::ranges::find_if(here.graphs,
+                                    [&](const auto& graph) { return &graph->prepared() == prepared.get(); });
+  if (found != here.graphs.end() && !(*found)->fits(memory, inputs, arenas))
+    here.graphs.erase(found), found = here.graphs.end();
+  if (found == here.graphs.end()) {
+    prepared->graph_notes().note([](Report& report) { report.credit -= tuning::kCaptureCost; });
+    auto graph = std::make_unique<Graph>(*here.place, memory, prepared, stay_, inputs, arenas);
+    prepared->graph_notes().note([](Report& report) { ++report.captures; });
+    if (here.graphs.size() >= tuning::kMostProgramGraphs) here.graphs.pop_back();
+    found = here.graphs.insert(here.graphs.begin(), std::move(graph));
+  }
+  std::rotate(here.graphs.begin(), found, found + 1);
+  return here.graphs.front().get();
+}
+
+bool ProgramGraphs::run(const std::shared_ptr<const PreparedProgram>& prepared,
+                        std::span<const InputView> inputs, Arenas& arenas,
+                        std::vector<c10::IValue>& outputs) {
+  GraphNotes& notes = prepared->graph_notes();
+  const DeviceMemory* memory = nullptr;
+  notes.note([&](Report& report) {
+    if (!report.is_examined) examine(*prepared, report);
+    memory = report.memory;
+  });
+  if (memory == nullptr) return false;
+  if (shares_written_memory(inputs)) {
+    notes.note([](Report& report) { report.why_not = "an argument shares memory with one that it writes"; });
+    return false;
+  }
+  try {
+    graph_for(prepared, *memory, inputs, arenas)->launch(inputs, outputs);
+    notes.note([](Report& report) {
+      ++report.launches;
+      report.credit = std::min(report.credit + 1, tuning::kGraphCredit);
+      report.why_not.clear();
+      if (report.credit > 0) return;
+      report.memory = nullptr;
+      report.why_not = "weights, or tensors that it writes, lie elsewhere in every call";
+    });
+  } catch (const std::exception& error) {
+    // Nothing of the run has begun. Whatever is wrong, the steps meet it or do without.
+    drop_unless([&](const PreparedProgram& other) { return &other != prepared.get(); });
+    outputs.clear();
+    const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
+    notes.note([&](Report& report) {
+      report.why_not = of_torch ? of_torch->what_without_backtrace() : error.what();
+      report.credit -= tuning::kFailedCaptureCost;
+      if (report.credit <= 0) report.memory = nullptr;
+    });
+    return false;
+  }
+  return true;
+}
+
+}  // namespace staticrt

@@ -1,0 +1,57 @@
+// Prepared programs as driver graphs: one launch is a whole run.
+//
+// Note [Prepared programs as driver graphs]
+//   A program is captured once per signature and stream, after one run as any other. Its graph reads inputs
+//   and writes results at fixed addresses, so it begins by copies of the inputs to buffers of its own and
+//   ends by copies of the results to new tensors of the caller's; each launch gets the addresses of its call.
+//   Weights and inputs that the program writes are used where they are; once one lies elsewhere, the program
+//   is captured again. Values lie in the frame's arena of the stream, which all its graphs share; after it
+//   has moved, each is captured again.
+//
+//   A launch must be what the steps would do: GraphNotes say what prevents it. A run that cannot be a launch
+//   is one of the steps, and so is one that the driver refuses.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "device/driver_graphs.h"
+#include "runtime/execution_plan/prepared.h"
+
+namespace staticrt {
+
+// The graphs of one frame: of the programs and streams that it ran lately.
+class ProgramGraphs {
+ public:
+  // stay: inputs that are used where they are. written: those that the program writes, which are among them.
+  ProgramGraphs(std::vector<ValueId> stay, std::vector<ValueId> written);
+  ~ProgramGraphs();
+
+  // As PreparedFrame::run(). False, and nothing has happened: the run must be one of the steps.
+  bool run(const std::shared_ptr<const PreparedProgram>& prepared, std::span<const InputView> inputs,
+           Arenas& arenas, std::vector<c10::IValue>& outputs);
+
+  // Drops the graphs of programs that are not kept.
+  void drop_unless(const std::function<bool(const PreparedProgram&)>& is_kept);
+
+ private:
+  class Graph;
+  struct OnStream {
+    const DeviceMemory* memory;
+    c10::StreamId stream;
+    std::unique_ptr<GraphPlace> place;           // goes after them
+    std::vector<std::unique_ptr<Graph>> graphs;  // the one used last comes first
+  };
+  // The graph for these inputs, captured now if need be. Null: there is none.
+  Graph* graph_for(const std::shared_ptr<const PreparedProgram>& prepared, const DeviceMemory& memory,
+                   std::span<const InputView> inputs, Arenas& arenas);
+  OnStream& on_current_stream(const DeviceMemory& memory);
+  bool shares_written_memory(std::span<const InputView> inputs) const;
+
+  const std::vector<ValueId> stay_, written_;  // ascending
+  std::vector<OnStream> streams_;
+};
+
+}  // namespace staticrt

@@ -1,0 +1,361 @@
+"""`staticrt.compile(model, plan_graphs=True)`: a prepared program on a device is one launch of a driver's graph."""
+
+import copy
+import gc
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import staticrt
+from staticrt.errors import OptionError
+from tests.device.test_compiled_graphs import MODELS
+
+SIM = "sim:0"
+
+
+class Stateful(nn.Module):
+    """Writes a buffer, and gives a result, a view of it, the buffer, the argument and a view of the argument."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("total", torch.zeros(8))
+
+    def forward(self, x):
+        y = torch.tanh(self.linear(x))
+        self.total.add_(y.sum(0))
+        return y, y[0], self.total * 1, x, x.t(), y.sum(1)
+
+
+def pair(model):
+    twin = copy.deepcopy(model).eval()
+    return copy.deepcopy(twin).to(SIM), twin
+
+
+def flat(result):
+    return result if isinstance(result, tuple) else (result,)
+
+
+def check(compiled, twin, x, there=None):
+    got, expected = flat(compiled(x.to(SIM) if there is None else there)), flat(twin(x))
+    for one, other in zip(got, expected, strict=True):
+        assert one.stride() == other.stride()
+        torch.testing.assert_close(one.cpu(), other)
+    return got
+
+
+def graphs_of(compiled):
+    """Captures, launches and reasons of all signatures."""
+    found = [s.graph for trace in compiled.explain().traces for s in trace.signatures]
+    return sum(f[0] for f in found), sum(f[1] for f in found), [f[2] for f in found if f[2]]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", MODELS)
+def test_results_equal_the_cpus_and_are_the_callers(name, order):
+    """Two sizes in turn; every result of every call keeps its value."""
+    model, size = MODELS[name]
+    there, twin = pair(model)
+    compiled = staticrt.compile(there, plan_graphs=True)
+    kept = []
+    for number in range(12):
+        x = torch.randn(size(3 + number % 2))
+        kept.append((compiled(x.to(SIM)), twin(x)))
+    for got, expected in kept:
+        for one, other in zip(flat(got), flat(expected), strict=True):
+            torch.testing.assert_close(one.cpu(), other)
+    # A general run and one of the steps for each size, then launches.
+    assert graphs_of(compiled) == (2, 8, [])
+    assert "captured 1 times, launched 4 times" in str(compiled.explain())
+
+
+@torch.no_grad()
+def test_a_call_is_one_launch(sim):
+    there, twin = pair(MODELS["perceptron"][0])
+    compiled = staticrt.compile(there, plan_graphs=True)
+    x = torch.randn(4, 8)
+    for _ in range(4):
+        check(compiled, twin, x)
+    given = x.to(SIM)
+    launches, kernels, captures = sim.calls("graph_launch"), sim.calls("launch"), sim.calls("capture_begin")
+    result = compiled(given)
+    assert sim.calls("graph_launch") == launches + 1
+    assert sim.calls("launch") == kernels
+    assert sim.calls("capture_begin") == captures
+    torch.testing.assert_close(result.cpu(), twin(x))
+
+
+@torch.no_grad()
+def test_buffers_views_and_arguments_as_results(order):
+    there, twin = pair(Stateful())
+    compiled = staticrt.compile(there, plan_graphs=True)
+    for _ in range(6):
+        x = torch.randn(5, 8)
+        given = x.to(SIM)
+        got = check(compiled, twin, x, given)
+        assert got[3] is given
+        assert got[4].data_ptr() == given.data_ptr()
+        assert got[1].data_ptr() == got[0].data_ptr()
+    assert graphs_of(compiled) == (1, 4, [])
+    torch.testing.assert_close(there.total.cpu(), twin.total)
+
+
+@torch.no_grad()
+def test_weights_change_and_move(order):
+    there, twin = pair(MODELS["perceptron"][0])
+    compiled = staticrt.compile(there, plan_graphs=True)
+    for number in range(16):
+        if number in (5, 9):
+            for model in (there, twin):
+                model[0].weight.mul_(-1.5)
+        if number == 7:  # other memory
+            there[2].weight.data = there[2].weight.data.clone()
+        if number == 11:  # the memory that the first one had, or any other
+            for model in (there, twin):
+                model[0].weight.data = model[0].weight.data * 2
+        if number == 13:
+            for model in (there, twin):
+                model[0].bias = nn.Parameter(model[0].bias + 1)
+        check(compiled, twin, torch.randn(3, 8))
+    captures, launches, reasons = graphs_of(compiled)
+    assert launches >= 12
+    assert captures <= 4
+    assert not reasons
+
+
+@torch.no_grad()
+def test_a_buffer_that_is_written_moves(order):
+    there, twin = pair(Stateful())
+    compiled = staticrt.compile(there, plan_graphs=True)
+    for number in range(9):
+        if number in (4, 6):
+            there.total.data = there.total.data.clone()
+        check(compiled, twin, torch.randn(5, 8))
+    assert graphs_of(compiled)[0] == 3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "lay",
+    [
+        lambda base: base[:4, :8].contiguous(),
+        lambda base: base[5:9, :8].clone().t().contiguous().t(),
+        lambda base: base[2:6, 3:11],
+        lambda base: base[0, :8].expand(4, 8),
+        lambda base: base[:0, :8].contiguous(),
+        lambda base: base.view(-1)[7:39].view(4, 8),
+    ],
+)
+def test_arguments_of_every_layout(lay, order):
+    twin = nn.Sequential(nn.Linear(8, 8), nn.Tanh()).eval()
+    compiled = staticrt.compile(copy.deepcopy(twin).to(SIM), plan_graphs=True)
+    for _ in range(6):
+        base = torch.randn(9, 20)
+        check(compiled, twin, lay(base), lay(base.to(SIM)))
+    assert graphs_of(compiled) == (1, 4, [])
+
+
+@torch.no_grad()
+def test_an_argument_that_shares_written_memory_runs_step_by_step(order):
+    def forward(buffer, x):
+        buffer.add_(1)
+        return buffer * x
+
+    compiled = staticrt.compile(forward, plan_graphs=True)
+    buffer, twin = torch.ones(8, device=SIM), torch.ones(8)
+    for number in range(8):
+        shared = number % 2 == 1
+        x = torch.full((8,), 3.0)
+        got = compiled(buffer, buffer if shared else x.to(SIM))
+        torch.testing.assert_close(got.cpu(), forward(twin, twin if shared else x))
+    torch.testing.assert_close(buffer.cpu(), twin)
+
+
+@torch.no_grad()
+def test_what_prevents_a_graph_is_told(order):
+    def random(x):
+        return torch.nn.functional.dropout(x, 0.5) + 1
+
+    def data(x):
+        return x[x > 0].sum() + x
+
+    for function, reason in ((random, "draws random numbers"), (data, "")):
+        compiled = staticrt.compile(function, plan_graphs=True)
+        for _ in range(5):
+            torch.manual_seed(0)
+            got = compiled(torch.linspace(-1, 2, 6, device=SIM))
+            torch.manual_seed(0)
+            expected = function(torch.linspace(-1, 2, 6, device=SIM))
+            torch.testing.assert_close(got.cpu(), expected.cpu())
+        captures, launches, reasons = graphs_of(compiled)
+        assert captures == launches == 0
+        assert all(reason in each for each in reasons)
+        assert "launched" not in str(compiled.explain()) or "step by step" in str(compiled.explain())
+
+
+@torch.no_grad()
+def test_many_sizes_keep_few_graphs(sim):
+    there, twin = pair(MODELS["perceptron"][0])
+    compiled = staticrt.compile(there, plan_graphs=True)
+    for _ in range(4):
+        for rows in range(1, 41):
+            check(compiled, twin, torch.randn(rows, 8))
+    alive = sim.calls("graph_instantiate") - sim.calls("exec_destroy")
+    for rows in (7, 7, 7):
+        check(compiled, twin, torch.randn(rows, 8))
+    del compiled
+    gc.collect()
+    assert alive - (sim.calls("graph_instantiate") - sim.calls("exec_destroy")) <= 17
+
+
+@torch.no_grad()
+def test_each_stream_has_its_graph(order):
+    there, twin = pair(MODELS["attention"][0])
+    compiled = staticrt.compile(there, plan_graphs=True)
+    streams = [torch.Stream(SIM) for _ in range(3)]
+    torch.accelerator.synchronize(0)
+    kept = []
+    for number in range(15):
+        with streams[number % 3]:
+            x = torch.randn(2, 5, 16)
+            kept.append((compiled(x.to(SIM)), twin(x)))
+    torch.accelerator.synchronize(0)
+    for got, expected in kept:
+        for one, other in zip(got, expected, strict=True):
+            torch.testing.assert_close(one.cpu(), other)
+    captures, launches, reasons = graphs_of(compiled)
+    assert (captures, reasons) == (3, [])
+    assert launches == 13
+
+
+def test_threads_with_a_stream_each():
+    there, twin = pair(MODELS["perceptron"][0])
+    compiled = staticrt.compile(there, plan_graphs=True)
+    failures = []
+
+    def work():
+        try:
+            with torch.no_grad(), torch.Stream(SIM):
+                for rows in (4, 4, 7, 4, 7, 4, 7, 4):
+                    check(compiled, twin, torch.randn(rows, 8))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert graphs_of(compiled)[1] > 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "call",
+    [
+        "stream_create",
+        "capture_begin",
+        "capture_copy",
+        "capture_end",
+        "graph_instantiate",
+        "exec_set_copy",
+        "graph_launch",
+    ],
+)
+@pytest.mark.parametrize("fault", ["oom", "error"])
+def test_a_driver_that_refuses_costs_a_graph_and_no_result(sim, call, fault):
+    there, twin = pair(MODELS["perceptron"][0])
+    compiled = staticrt.compile(there, plan_graphs=True)
+    for number in range(10):
+        sim.fail(call, fault=fault)
+        check(compiled, twin, torch.randn(4, 8))
+        if number % 2:
+            sim.clear_faults()
+            check(compiled, twin, torch.randn(4, 8))
+    sim.clear_faults()
+    sim.clear_reports()
+    check(compiled, twin, torch.randn(4, 8))
+
+
+@torch.no_grad()
+def test_memory_goes_with_the_model(order):
+    def allocated():
+        gc.collect()
+        torch.accelerator.synchronize(0)
+        return torch.accelerator.memory_stats(0)["allocated_bytes.all.current"]
+
+    before = allocated()
+    there, twin = pair(MODELS["attention"][0])
+    compiled = staticrt.compile(there, plan_graphs=True)
+    for _ in range(6):
+        check(compiled, twin, torch.randn(2, 5, 16))
+    with_graphs = allocated()
+    compiled.drop_plans() if hasattr(compiled, "drop_plans") else None
+    del compiled, there
+    assert allocated() == before < with_graphs
+
+
+def test_training_equals_the_cpus(order):
+    there, twin = pair(MODELS["perceptron"][0])
+    compiled = staticrt.compile(there, plan_graphs=True)
+    optimizers = [torch.optim.SGD(m.parameters(), 0.05) for m in (there, twin)]
+    for _ in range(6):
+        x = torch.randn(3, 8)
+        losses = []
+        for run, optimizer, given in zip((compiled, twin), optimizers, (x.to(SIM), x), strict=True):
+            optimizer.zero_grad()
+            loss = run(given).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach().cpu())
+        torch.testing.assert_close(*losses)
+
+
+@torch.no_grad()
+def test_in_a_capture_of_the_callers_and_on_the_cpu():
+    twin = copy.deepcopy(MODELS["perceptron"][0])
+    there, twin = pair(twin)
+    compiled = staticrt.compile(there, plan_graphs=True)
+    on_cpu = staticrt.compile(copy.deepcopy(twin), plan_graphs=True)
+    for _ in range(4):
+        check(compiled, twin, torch.randn(3, 8))
+        x = torch.randn(3, 8)
+        torch.testing.assert_close(on_cpu(x), twin(x))
+    assert graphs_of(on_cpu)[0] == 0
+
+
+@torch.no_grad()
+def test_graphs_and_arenas_that_go_in_a_capture(sim):
+    """The garbage collector may drop them while this thread captures something else."""
+    there, twin = pair(MODELS["attention"][0])
+    compiled = staticrt.compile(there, plan_graphs=True)
+    plain = staticrt.compile(copy.deepcopy(there))
+    for _ in range(4):
+        x = torch.randn(2, 5, 16)
+        check(compiled, twin, x)
+        check(plain, twin, x)
+    stream = torch.Stream(SIM)
+    y = torch.zeros(8, device=SIM)
+    stream.wait_stream(torch.accelerator.current_stream(0))
+    with stream, sim.capture(stream.stream_id, mode="thread_local") as graph:
+        y.add_(1)
+        del compiled, plain
+        gc.collect()
+        staticrt.memory.empty_cache(device=SIM)
+        y.add_(1)
+    graph.replay()
+    torch.accelerator.synchronize(0)
+    assert y.tolist() == [2] * 8
+    graph.close()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"graphs": True}, {"donate": "x"}, {"manage_outputs": True}, {"verify": True}, {"prepared": False}],
+)
+def test_options_that_exclude_it(other):
+    with pytest.raises(OptionError, match=f"does not go with {next(iter(other))}"):
+        staticrt.compile(lambda x: x + 1, plan_graphs=True, **other)
