@@ -2,7 +2,8 @@
 
     python -m tests.device.sim_fuzzer --seed 1 --programs 10000
 
-Each program runs one way, drawn by its seed, at four sizes, 0 and 1 among them; one way takes the results to sim:1 and back. Some calls meet driver calls that fail: such a
+Each program runs one way, drawn by its seed, at four sizes, 0 and 1 among them; one way takes the results to sim:1 and back, another one to
+another process. Some calls meet driver calls that fail: such a
 call gives eager's answer or raises an error of the driver's, and the next call is right. Nothing of a program that was traced
 whole may stay allocated.
 """
@@ -28,6 +29,7 @@ from staticrt.errors import InternalError
 from tests.soundness import program_grammar as grammar
 from tests.soundness.program_fuzzer import Seen, call, difference, seen, sizes_of
 from tests.support import fuzz_command
+from tests.support.sharing_child import Child
 
 FACTORIES = ("zeros", "full", "empty", "arange", "randperm", "randint", "randn")
 OF_HOST = {"array_twice", "array_overlaps"}  # numpy's memory
@@ -37,11 +39,14 @@ WAYS: dict[str, dict[str, Any]] = {
     "poison": {"poison": True},
     "no_freeze": {"freeze": False},
     "graphs": {"graphs": True},
+    "plan_graphs": {"plan_graphs": True},
+    "plan_graphs_on_stream": {"plan_graphs": True},
     "stream": {},
     "managed": {"manage_outputs": True},
     "peer": {},
+    "process": {},
 }
-# All calls of the driver but those of memory that processes share.
+# All calls of the driver.
 FAULTS = [
     "launch",
     "physical_create",
@@ -75,6 +80,13 @@ FAULTS = [
     "capture_settled",
     "exec_destroy",
     "graph_destroy",
+    "stream_create",
+    "capture_copy",
+    "exec_set_copy",
+    "revoke_access",
+    "physical_export",
+    "physical_import",
+    "processes",
 ]
 # Calls under faults, by how they ended.
 FAULTED: collections.Counter[str] = collections.Counter()
@@ -118,6 +130,25 @@ def by_way_of_peer(function: Callable[..., Any]) -> Callable[..., Any]:
         )
 
     return called
+
+
+@functools.cache
+def other_process() -> Child:
+    return Child()
+
+
+def by_way_of_process(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with results that another process got, copied, and sent."""
+
+    def there_and_back(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor) or x.requires_grad or x.numel() == 0 or x.is_conj():
+            return x
+        with contextlib.closing(staticrt.memory.share(x.clone())) as mine:
+            sent = other_process().call("copied", mine)
+        with contextlib.closing(sent):
+            return torch.empty_like(x).copy_(staticrt.memory.open_shared(sent))
+
+    return lambda *args: tuple(map(there_and_back, function(*args)))
 
 
 def synchronize() -> None:
@@ -181,10 +212,12 @@ class Run:
         function = self.program.function()
         if self.way == "peer":
             function = by_way_of_peer(function)
-        compiled = staticrt.compile(function, **WAYS[self.way])
-        stream = torch.Stream("sim:0") if self.way == "stream" else None
+        compiled = run = staticrt.compile(function, **WAYS[self.way])
+        if self.way == "process":
+            function, run = by_way_of_process(function), by_way_of_process(compiled)
+        stream = torch.Stream("sim:0") if self.way.endswith("stream") else None
         draws = not self.program.gradients  # AOTAutograd drops numbers that nobody reads
-        eager, fast = waits(function, draws), waits(compiled, draws, stream)
+        eager, fast = waits(function, draws), waits(run, draws, stream)
         for size in self.sizes:
             expected = call(eager, self.program, size)
             for _ in range(self.choose.randint(1, 4)):
@@ -254,6 +287,8 @@ class Run:
 
 
 def held_bytes() -> int:
+    if other_process.cache_info().currsize:
+        other_process().call("drop_all")
     for _ in range(3):
         gc.collect()
     synchronize()

@@ -90,6 +90,17 @@ def drop(name):
     del kept[name]
 
 
+def drop_all():
+    kept.clear()
+
+
+def copied(handle):
+    """A copy of what the handle is of, in memory of this process."""
+    open_as("theirs", handle)
+    kept["mine"] = kept["theirs"].clone()
+    return memory.share(kept["mine"])
+
+
 def share(name):
     return memory.share(kept[name])
 
