@@ -14,8 +14,9 @@
 namespace staticrt {
 namespace {
 
-// Pixels [m, m + count), all of whose taps are inside, for a kernel line of known length and stride.
-template <int taps, int stride, int count>
+// Pixels [m, m + count) for a kernel line of known length and stride. Of the inputs that they reach, the
+// first `before` and the last `after` lie outside of the line.
+template <int taps, int stride, int count, int before = 0, int after = 0>
 void pixels(const DepthwiseLine& g, int64_t m) {
   constexpr int kInputs = (count - 1) * stride + taps;
   const int64_t channels = g.channels;
@@ -32,12 +33,15 @@ void pixels(const DepthwiseLine& g, int64_t m) {
       const float* w = g.weights[r] + c;
       Vec x[kInputs];
 #pragma GCC unroll 16
-      for (int i = 0; i < kInputs; ++i) x[i] = load<kWhole>(in + i * channels, n);
+      for (int i = before; i < kInputs - after; ++i) x[i] = load<kWhole>(in + i * channels, n);
 #pragma GCC unroll 8
       for (int k = 0; k < taps; ++k) {
         const Vec y = load<kWhole>(w + k * channels, n);
 #pragma GCC unroll 8
-        for (int j = 0; j < count; ++j) sum[j] += x[j * stride + k] * y;
+        for (int j = 0; j < count; ++j) {
+          const int i = j * stride + k;
+          if (i >= before && i < kInputs - after) sum[j] += x[i] * y;
+        }
       }
     }
 #pragma GCC unroll 8
@@ -86,24 +90,15 @@ void eight_pixels(const DepthwiseLine& g, int64_t m) {
   });
 }
 
-// Pixels [m, end) in fours and ones.
-template <int taps, int stride>
+// Pixels [m, end), `count` of them at a time.
+template <int taps, int stride, int count>
 void run_of_pixels(const DepthwiseLine& g, int64_t m, int64_t end) {
-  constexpr int kCount = kLanes == 16 ? 4 : 2;  // by the number of registers
-  for (; m + kCount <= end; m += kCount) pixels<taps, stride, kCount>(g, m);
-  for (; m < end; ++m) pixels<taps, stride, 1>(g, m);
-}
-
-void inner_pixels(const DepthwiseLine& g, int64_t m, int64_t end) {
-  if (g.dilation == 1) {
-    if (g.taps == 3 && g.stride == 1) return run_of_pixels<3, 1>(g, m, end);
-    if (g.taps == 3 && g.stride == 2) return run_of_pixels<3, 2>(g, m, end);
-    if (g.taps == 5 && g.stride == 1) return run_of_pixels<5, 1>(g, m, end);
-    if (g.taps == 5 && g.stride == 2) return run_of_pixels<5, 2>(g, m, end);
-    if (g.taps == 7 && g.stride == 1) return run_of_pixels<7, 1>(g, m, end);
+  for (; m + count <= end; m += count) pixels<taps, stride, count>(g, m);
+  if constexpr (count > 4) {
+    for (; m + 4 <= end; m += 4) pixels<taps, stride, 4>(g, m);
   }
-  for (; m + 8 <= end; m += 8) eight_pixels(g, m);
-  for (; m < end; ++m) one_pixel(g, m, 0, g.taps);
+  for (; m + 2 <= end; m += 2) pixels<taps, stride, 2>(g, m);
+  for (; m < end; ++m) pixels<taps, stride, 1>(g, m);
 }
 
 // Taps k of pixel m with 0 <= m * stride - pad + k * dilation < in_w.
@@ -116,13 +111,49 @@ void outer_pixels(const DepthwiseLine& g, int64_t m, int64_t end) {
   }
 }
 
-void line(const DepthwiseLine& g) {
+// f(begin, end) computes the pixels all of whose taps are inside.
+template <class F>
+void line_with(const DepthwiseLine& g, const F& inner) {
   const int64_t begin = std::min(g.out_w, (g.pad + g.stride - 1) / g.stride);
   const int64_t room = g.in_w + g.pad - (g.taps - 1) * g.dilation - 1;  // of the last inner pixel's offset
   const int64_t end = room < 0 ? begin : std::clamp(room / g.stride + 1, begin, g.out_w);
   outer_pixels(g, 0, begin);
-  inner_pixels(g, begin, end);
+  inner(begin, end);
   outer_pixels(g, end, g.out_w);
+}
+
+// A line of neighbouring taps. Where the middle one lies on the pixel, the line's ends are done by four
+// pixels each, if these are enough.
+template <int taps, int stride>
+void line_of(const DepthwiseLine& g) {
+  constexpr int kPad = taps / 2, kEnd = 4;
+  // As many sums as hide the latency of a multiply-add and leave registers for inputs.
+  constexpr int kCount = kLanes < 16 && stride == 1 ? 6 : 4;
+  const int64_t last = g.out_w - kEnd;
+  const int64_t outside = (g.out_w - 1) * stride + taps - kPad - g.in_w;  // inputs past the line
+  const bool ends = last * stride >= kPad && (kEnd - 1) * stride + taps - kPad <= g.in_w;
+  if (g.pad != kPad || !ends || (outside != 0 && outside != 1 && outside != kPad))
+    return line_with(g,
+                     [&](int64_t begin, int64_t end) { run_of_pixels<taps, stride, kCount>(g, begin, end); });
+  pixels<taps, stride, kEnd, kPad, 0>(g, 0);
+  run_of_pixels<taps, stride, kCount>(g, kEnd, last);
+  if (outside == 0) return pixels<taps, stride, kEnd>(g, last);
+  if (outside == kPad) return pixels<taps, stride, kEnd, 0, kPad>(g, last);
+  pixels<taps, stride, kEnd, 0, 1>(g, last);
+}
+
+void line(const DepthwiseLine& g) {
+  if (g.dilation == 1) {
+    if (g.taps == 3 && g.stride == 1) return line_of<3, 1>(g);
+    if (g.taps == 3 && g.stride == 2) return line_of<3, 2>(g);
+    if (g.taps == 5 && g.stride == 1) return line_of<5, 1>(g);
+    if (g.taps == 5 && g.stride == 2) return line_of<5, 2>(g);
+    if (g.taps == 7 && g.stride == 1) return line_of<7, 1>(g);
+  }
+  line_with(g, [&](int64_t m, int64_t end) {
+    for (; m + 8 <= end; m += 8) eight_pixels(g, m);
+    for (; m < end; ++m) one_pixel(g, m, 0, g.taps);
+  });
 }
 
 constexpr DepthwiseKernels kKernels{&line};

@@ -136,7 +136,7 @@ TEST(lines_of_depthwise_convolutions_equal_sums_in_double) {
       for (const int64_t taps : {1, 2, 3, 5, 7, 9}) {
         for (const int64_t stride : {1, 2, 3}) {
           for (const int64_t dilation : {1, 2}) {
-            for (const int64_t in_w : {1, 4, 7, 13, 30})
+            for (const int64_t in_w : {1, 4, 7, 8, 13, 14, 30})
               check_line(*set,
                          {in_w, channels, taps, stride, (taps - 1) / 2 * dilation, dilation, 1 + in_w % 3},
                          in_w % 2 == 0, ++seed);
