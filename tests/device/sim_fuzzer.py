@@ -146,7 +146,9 @@ def by_way_of_process(function: Callable[..., Any]) -> Callable[..., Any]:
         with contextlib.closing(staticrt.memory.share(x.clone())) as mine:
             sent = other_process().call("copied", mine)
         with contextlib.closing(sent):
-            return torch.empty_like(x).copy_(staticrt.memory.open_shared(sent))
+            copy = torch.empty_like(x).copy_(staticrt.memory.open_shared(sent))
+            synchronize()  # the memory goes with `sent`, not in the stream's order
+        return copy
 
     return lambda *args: tuple(map(there_and_back, function(*args)))
 

@@ -229,7 +229,7 @@ def test_threads_have_streams_of_their_own(order):
 
 def test_the_guide_runs():
     blocks = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 8
+    assert len(blocks) == 9
     done = process("".join(blocks))
     assert done.returncode == 0, done.stderr
 
