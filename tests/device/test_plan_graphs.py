@@ -103,6 +103,20 @@ def test_buffers_views_and_arguments_as_results(order):
 
 
 @torch.no_grad()
+def test_a_result_lies_in_what_an_operator_allocated(order):
+    """No out variant writes it, so that it is copied from the graph's own memory."""
+
+    def model(x):
+        whole = x.long()
+        return whole[0].add_(whole[-1])
+
+    compiled = staticrt.compile(model, plan_graphs=True)
+    for _ in range(6):
+        check(compiled, model, 9 * torch.randn(5, 8))
+    assert graphs_of(compiled) == (1, 4, [])
+
+
+@torch.no_grad()
 def test_weights_change_and_move(order):
     there, twin = pair(MODELS["perceptron"][0])
     compiled = staticrt.compile(there, plan_graphs=True)

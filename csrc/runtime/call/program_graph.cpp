@@ -169,7 +169,8 @@ class ProgramGraphs::Graph {
     const void* from = nullptr;
   };
   struct CopiedResult {
-    size_t result;  // of the program's new results
+    size_t result;        // of the program's new results
+    c10::Storage memory;  // nobody else's while the graph lives
     const void* from;
     int64_t size_bytes;
     DriverGraph::Copy node = alloc::kNoNode;
@@ -222,8 +223,9 @@ class ProgramGraphs::Graph {
       for (size_t i = 0; i < ids.size() && size_bytes > 0; ++i) {
         const ValueRecord& record = prepared().records()[ids[i]];
         if (!record.is_tensor || record.owner != owners[k] || outputs[i].toTensor().numel() == 0) continue;
-        const auto* data = static_cast<const char*>(data_of(outputs[i].toTensor()));
-        results.push_back({k, data - record.offset_bytes, size_bytes});
+        const at::Tensor& output = outputs[i].toTensor();
+        const auto* data = static_cast<const char*>(data_of(output));
+        results.push_back({k, output.storage(), data - record.offset_bytes, size_bytes});
         break;
       }
     }
