@@ -128,7 +128,7 @@ template <int taps, int stride>
 void line_of(const DepthwiseLine& g) {
   constexpr int kPad = taps / 2, kEnd = 4;
   // As many sums as hide the latency of a multiply-add and leave registers for inputs.
-  constexpr int kCount = kLanes < 16 && stride == 1 ? 6 : 4;
+  constexpr int kCount = kLanes == 16 ? 4 : stride == 1 ? 6 : 2;
   const int64_t last = g.out_w - kEnd;
   const int64_t outside = (g.out_w - 1) * stride + taps - kPad - g.in_w;  // inputs past the line
   const bool ends = last * stride >= kPad && (kEnd - 1) * stride + taps - kPad <= g.in_w;
