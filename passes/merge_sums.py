@@ -140,9 +140,10 @@ def _merge(found: _Sum, aliases: AliasInfo, load: _Load) -> int:
     groups = _groups(found, load)
     if len(groups) == len(found.terms):
         return 0
-    whole, *following = map(_product, groups)
-    for group, product in zip(groups[1:], following, strict=True):
-        whole = insert_call(group[-1].product, ADD, (whole, product))
+    whole: fx.Node | None = None
+    for group in groups:
+        product = _product(group)
+        whole = product if whole is None else insert_call(group[-1].product, ADD, (whole, product))
     root = found.additions[0]
     for view in found.terms[0].views:
         whole = insert_call(root, view.target, (whole, *view.args[1:]))
