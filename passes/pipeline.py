@@ -25,7 +25,6 @@ from staticrt.passes.fuse_attention import FuseAttention
 from staticrt.passes.fuse_norms import FuseNorms
 from staticrt.passes.merge_pieces import MergePieces
 from staticrt.passes.merge_sizes import MergeSizes
-from staticrt.passes.merge_sums import MergeSums
 from staticrt.passes.no_ops import RemoveNoOps
 from staticrt.passes.share_heads import ShareHeads
 
@@ -70,7 +69,6 @@ PIPELINE: tuple[tuple[Callable[[PipelineOptions], GraphPass], str], ...] = (
     (lambda o: RemoveNoOps(inference=o.inference), "before patterns are sought: detach and clone hide them"),
     (lambda o: CanonicalViews(), "after no-ops went, chains of views are next to each other"),
     (lambda o: MergePieces(), "on canonical views; pieces that are selected alike become equal calls"),
-    (lambda o: MergeSums(), "on canonical views; sums that share operands concatenate them alike"),
     (lambda o: MergeEqualCalls(), "equal values have equal arguments only after the passes above"),
     (lambda o: FuseActivations(), "on graphs without no-op casts in between"),
     (lambda o: FuseNorms(), "as the one before and the next one"),
