@@ -297,7 +297,8 @@ class Region:
 
     def __call__(self, *inputs: Any) -> Any:
         self.calls += 1
-        if self._kernels is not None and not self._kernels.hold():
+        kernels = self._kernels  # another thread may find first that they do not hold
+        if kernels is not None and not kernels.hold():
             self._run, self._first, self._remembers = self._eager, None, False
             self._kernels, self._failed = None, "a library replaced the kernel of an operator"
         if self._subclassed is None:  # Dynamo guards types, so those of the first call hold for all

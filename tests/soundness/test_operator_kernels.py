@@ -166,6 +166,29 @@ def test_kernels_of_torch_itself_are_no_replacement():
     assert len(kernels_of(names, [])) > 2000
 
 
+@pytest.mark.filterwarnings("ignore:.*Overriding a previously registered kernel:UserWarning")
+@pytest.mark.parametrize("of_torch", [False, True], ids=["of the library", "of torch"])
+def test_a_kernel_for_autocast_runs_where_the_model_turns_it_on(library, scoped, of_torch):
+    def model(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return torch.mm(x, x) + 1 if of_torch else getattr(torch.ops, library).triple(x) + 1
+
+    with (
+        torch.no_grad(),
+        torch.library._scoped_library(library, "IMPL") as kernels,
+        torch.library._scoped_library(library, "IMPL") as scope,
+    ):
+        kernels.impl("triple", add(3.0), "CPU")
+        scope.impl("triple", torch.empty_like, "Meta")
+        compiled = staticrt.compile(model)
+        for _ in range(3):
+            assert compiled(torch.ones(2, 2)).tolist() == model(torch.ones(2, 2)).tolist()
+        name, operator = ("aten", "mm") if of_torch else (library, "triple")
+        scoped(name, operator, lambda x, *_: x.detach() * 0 + 41, "AutocastCPU")
+        for _ in range(3):
+            assert compiled(torch.ones(2, 2)).tolist() == model(torch.ones(2, 2)).tolist() == [[42.0] * 2] * 2
+
+
 # -- libraries that end ---------------------------------------------------------------------------------------------
 
 

@@ -138,8 +138,8 @@ class MembersRecord(Compared):
     def __init__(self, path: str, live: Any) -> None:
         self.path = path
         self.live = live
-        owner, names = next(item for item in self._MEMBERS if isinstance(live, item[0]))
-        self._members = [vars(owner)[name] for name in names]
+        self._owner, names = next(item for item in self._MEMBERS if isinstance(live, item[0]))
+        self._members = [vars(self._owner)[name] for name in names]
         self.saved = self._now()
 
     def _now(self) -> list[Any]:
@@ -155,11 +155,11 @@ class MembersRecord(Compared):
         if isinstance(self.live, BaseException):
             self.live.args = self.saved[0]
         elif isinstance(self.live, functools.partial):
-            self.live.__setstate__((*self.saved, vars(self.live)))  # type: ignore[attr-defined]
+            functools.partial.__setstate__(self.live, (*self.saved, vars(self.live)))  # type: ignore[attr-defined]
         elif isinstance(self.live, property):
             property.__init__(self.live, *self.saved, self.live.__doc__)  # type: ignore[call-arg]
         else:
-            self.live.__init__(*self.saved)  # type: ignore[misc]
+            self._owner.__init__(self.live, *self.saved)  # type: ignore[misc]
 
     def entry(self) -> tuple[Any, ...]:
         return self.live, list(zip(self._members, self.saved, strict=True))

@@ -29,7 +29,7 @@ def kernels_of(operators: Iterable[str], devices: Iterable[torch.device]) -> _C.
     for kind in sorted({"cpu", *(device.type for device in devices)} - {"meta"}):
         backend = torch._C._dispatch_key_for_device(kind)
         keys += [backend, f"Autograd{backend}"]
-        if torch.is_autocast_enabled(kind):
+        if torch.amp.is_autocast_available(kind):  # the model may turn it on
             keys.append(f"Autocast{backend}")
     kernels = _C.OperatorKernels([*operators], keys)
     for name, registered in kernels.in_python():
