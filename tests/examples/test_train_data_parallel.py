@@ -1,4 +1,4 @@
-"""The example of data parallelism runs, and every way to train ends at eager's weights."""
+"""The example of data parallelism runs, and training with staticrt ends at eager's weights."""
 
 import re
 import subprocess

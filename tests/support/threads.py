@@ -34,17 +34,26 @@ def in_threads(work: Callable[[Any], Any], arguments: Iterable[Any]) -> list[Any
 def beside(work: Callable[[Any], Any], arguments: Iterable[Any] = (None,)) -> Iterator[None]:
     """While the block runs, one thread for each argument calls `work(argument)` again and again.
 
+    The block begins after each thread's first call.
+
     Raises:
         BaseException: the first error of a thread, after the block.
     """
-    stop = threading.Event()
+    each = list(arguments)
+    stop, begun = threading.Event(), threading.Semaphore(0)
 
     def run(argument: Any) -> None:
+        try:
+            work(argument)
+        finally:
+            begun.release()
         while not stop.is_set():
             work(argument)
 
-    with _threads(run, arguments):
+    with _threads(run, each):
         try:
+            for _ in each:
+                begun.acquire(timeout=300)
             yield
         finally:
             stop.set()
