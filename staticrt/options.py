@@ -313,8 +313,10 @@ def _check_plan_graphs(values: Mapping[str, Any]) -> None:
     """Raise OptionError where an option takes from plan graphs what they need."""
     off = [name for name in ("graphs", "donate", "manage_outputs", "verify") if values[name]]
     off += [] if values["prepared"] else ["prepared=False"]
+    off += ['executor="reference"'] if values["executor"] == "reference" else []
     if values["plan_graphs"] and off:
         raise OptionError(
-            f"option 'plan_graphs' does not go with {off[0]}: a launch reads copies of the inputs and writes new results",
+            f"option 'plan_graphs' does not go with {off[0]}: it captures prepared programs, whose launches read copies of "
+            "the inputs and write new results",
             fix="leave out one of the two",
         )

@@ -92,8 +92,8 @@ void bind_captures(py::module_& m, SimMemoryDeviceClass& device) {
       .def("graph_destroy",
            [](SimMemoryDevice& d, uint64_t graph, uint64_t exec) {
              checked([&] {
-               const RelaxedCapture relaxed(
-                   *d.sim);  // the collector may drop a graph while this thread captures
+               // The collector may drop a graph while this thread captures.
+               const RelaxedCapture relaxed(*d.sim);
                const Status status = d.sim->exec_destroy(ExecId{exec});
                const Status other = d.sim->graph_destroy(GraphId{graph});
                return status.ok() ? other : status;

@@ -24,6 +24,7 @@ class OperatorWatch {
   ~OperatorWatch() { stop(); }
 
   void start();
+  // REQUIRES: watches that began after it have stopped.
   void stop();
   // "aten::add.Tensor".
   const std::set<std::string>& names() const { return names_; }

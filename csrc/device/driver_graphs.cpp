@@ -65,6 +65,11 @@ Status take_stream(Driver& driver, StreamId* stream) {
   return driver.stream_create(stream);
 }
 
+void give_back_stream(Driver& driver, StreamId stream) {
+  const std::lock_guard lock(free_streams().mutex);
+  free_streams().streams[&driver].push_back(stream);
+}
+
 // Allocations that torch's allocator of the device has made so far.
 int64_t allocations(const DeviceMemory& memory) {
   auto* allocator = dynamic_cast<c10::DeviceAllocator*>(memory.allocator());
@@ -77,13 +82,20 @@ int64_t allocations(const DeviceMemory& memory) {
 GraphPlace::GraphPlace(const DeviceMemory& memory)
     : memory_(memory), source_(*memory.graphs()), stream_(memory.native_stream()) {
   check(memory_, take_stream(*source_.driver, &capture_stream_));
-  check(memory_, order(*source_.driver, capture_stream_, stream_));
-  if (!source_.tensors) return;
+  Status status = order(*source_.driver, capture_stream_, stream_);
+  if (status.ok() && source_.tensors) status = make_pool(source_.tensors->pools());
+  if (status.ok()) return;
+  give_back_stream(*source_.driver, capture_stream_);
+  check(memory_, status);
+}
+
+Status GraphPlace::make_pool(alloc::Pools& pools) {
   static std::atomic<uint64_t> made{0};
   pool_ = {++made, 2};
-  alloc::Pools& pools = source_.tensors->pools();
-  check(memory_, pools.retain(pool_));
-  check(memory_, pools.set_captured(pool_, true));
+  SRT_TRY(pools.retain(pool_));
+  Status status = pools.set_captured(pool_, true);
+  if (!status.ok()) (void)pools.release(pool_).ok();
+  return status;
 }
 
 GraphPlace::~GraphPlace() {
@@ -93,8 +105,7 @@ GraphPlace::~GraphPlace() {
   // now, an event would take this one into that capture: both are given up then.
   if (captured(driver, stream_) || !order(driver, stream_, capture_stream_).ok()) return;
   if (source_.tensors) (void)source_.tensors->pools().release(pool_).ok();
-  const std::lock_guard lock(free_streams().mutex);
-  free_streams().streams[&driver].push_back(capture_stream_);
+  give_back_stream(driver, capture_stream_);
 }
 
 DriverGraph::DriverGraph(GraphPlace& place, const std::function<void(DriverGraph&)>& record) : place_(place) {
@@ -119,7 +130,7 @@ DriverGraph::DriverGraph(GraphPlace& place, const std::function<void(DriverGraph
   check(memory, driver.capture_end(stream, &graph_));
   try {
     TORCH_CHECK(scope || allocations(memory) == allocated,
-                "operators ask torch's allocator for memory while they run");
+                "torch's allocator of the device was asked for memory meanwhile");
     check(memory, driver.graph_instantiate(graph_, &exec_));
     if (scope) check(memory, scope->finish());
   } catch (...) {

@@ -21,6 +21,10 @@
 
 namespace staticrt {
 
+namespace alloc {
+class Pools;
+}
+
 class GraphPlace {
  public:
   // Of the device's current stream. Throws if the driver fails. REQUIRES: the device has graphs, and that
@@ -33,6 +37,7 @@ class GraphPlace {
 
  private:
   friend class DriverGraph;
+  alloc::Status make_pool(alloc::Pools& pools);
 
   const DeviceMemory& memory_;
   const GraphSource& source_;
@@ -54,7 +59,7 @@ class DriverGraph {
   using Copy = alloc::NodeId;
   // Records a copy. REQUIRES: within `record`.
   Copy copy(void* to, const void* from, int64_t size_bytes);
-  // The addresses of the copy in later launches.
+  // Sets the addresses of a copy for later launches.
   void set_copy(Copy copy, void* to, const void* from, int64_t size_bytes);
   // On the place's stream.
   void launch();

@@ -235,12 +235,16 @@ SimGraph::Copy SimDriver::copy_of(StreamId stream, Addr to, Addr from, Bytes siz
   copy.name = oracle_.name("a copy");
   copy.ranges = {{.address = from, .size_bytes = size_bytes, .writes = false},
                  {.address = to, .size_bytes = size_bytes}};
-  copy.work = [checked = checked(stream, copy.ranges, copy.name),
-               copied = std::function<void()>([this, to, from, size_bytes] {
-                 if (!memory_.backed()) return;
-                 std::memmove(reinterpret_cast<void*>(memory_.kernel_address(to)),
-                              reinterpret_cast<const void*>(memory_.kernel_address(from)), size_bytes);
-               })] { checked(copied); };
+  copy.each_launch = [this, stream, ranges = copy.ranges, name = copy.name, to, from,
+                      size_bytes]() -> std::function<void()> {
+    return [this, checked = checked(stream, ranges, name), to, from, size_bytes] {
+      checked([&] {
+        if (!memory_.backed()) return;
+        std::memmove(reinterpret_cast<void*>(memory_.kernel_address(to)),
+                     reinterpret_cast<const void*>(memory_.kernel_address(from)), size_bytes);
+      });
+    };
+  };
   return copy;
 }
 

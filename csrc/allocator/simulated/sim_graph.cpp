@@ -58,7 +58,7 @@ SimGraph::Node SimGraph::add_copy(DeviceStream stream, Copy copy, Size noted) {
 }
 
 void SimGraph::set_copy(Node node, Copy copy) {
-  nodes_[node].work = std::move(copy.work);
+  nodes_[node].each_launch = std::move(copy.each_launch);
   copies_[node] = std::move(copy);
 }
 

@@ -91,10 +91,10 @@ class SimGraph {
   size_t node_count() const { return nodes_.size(); }
   std::vector<std::vector<Node>> edges() const;  // per node, the nodes it comes after
 
-  // A copy, whose addresses may change after the capture: a launch uses what they are by then, as an operator
-  // that is enqueued does.
+  // A copy, whose addresses may change after the capture. Each launch uses what lies there by then, as an
+  // operator that is enqueued does.
   struct Copy {
-    std::function<void()> work;
+    EachLaunch each_launch;
     std::vector<SimRange> ranges;
     const std::string* name = nullptr;
   };

@@ -14,15 +14,25 @@ namespace {
 
 using Report = GraphNotes::Report;
 
+bool acts_outside(const Node& node) {
+  return node.has_effects && node.written_args.empty();
+}
+
 bool is_random(const Node& node) {
   return (node.handle && node.handle->hasTag(at::Tag::nondeterministic_seeded)) ||
-         (node.has_effects && node.num_outputs > 0 && node.written_args.empty());
+         (acts_outside(node) && node.num_outputs > 0);
+}
+
+// Whether what it does is work of the device's.
+bool is_assertion(const Node& node) {
+  return node.op.starts_with("aten::_assert_") || node.op.starts_with("aten::sym_constrain_");
 }
 
 // Why an operator that runs on tensors cannot be captured, or nothing.
 const char* obstacle_of(const Node& node, StepKind kind, const DeviceMemory& memory) {
   if (!node.bodies.empty() || kind == StepKind::kUnstable) return "data decides what it gives";
   if (is_random(node)) return "it draws random numbers";
+  if (acts_outside(node) && !is_assertion(node)) return "it acts on more than tensors";
   if (node.op.starts_with("aten::as_strided")) return "it may read past the elements of an input";
   if (kind != StepKind::kGeneric) return nullptr;
   if (!node.op.starts_with("aten::")) return "it may do anything else than enqueue work";
@@ -269,14 +279,16 @@ ProgramGraphs::OnStream& ProgramGraphs::on_current_stream(const DeviceMemory& me
   return streams_.emplace_back(OnStream{&memory, stream, std::make_unique<GraphPlace>(memory), {}});
 }
 
-ProgramGraphs::Graph* ProgramGraphs::graph_for(const std::shared_ptr<const PreparedProgram>& prepared,
+ProgramGraphs::Graph& ProgramGraphs::graph_for(const std::shared_ptr<const PreparedProgram>& prepared,
                                                const DeviceMemory& memory, std::span<const InputView> inputs,
                                                Arenas& arenas) {
   OnStream& here = on_current_stream(memory);
   auto found = std::ranges::find_if(here.graphs,
                                     [&](const auto& graph) { return &graph->prepared() == prepared.get(); });
-  if (found != here.graphs.end() && !(*found)->fits(memory, inputs, arenas))
-    here.graphs.erase(found), found = here.graphs.end();
+  if (found != here.graphs.end() && !(*found)->fits(memory, inputs, arenas)) {
+    here.graphs.erase(found);
+    found = here.graphs.end();
+  }
   if (found == here.graphs.end()) {
     prepared->graph_notes().note([](Report& report) { report.credit -= tuning::kCaptureCost; });
     auto graph = std::make_unique<Graph>(*here.place, memory, prepared, stay_, inputs, arenas);
@@ -285,7 +297,7 @@ ProgramGraphs::Graph* ProgramGraphs::graph_for(const std::shared_ptr<const Prepa
     found = here.graphs.insert(here.graphs.begin(), std::move(graph));
   }
   std::rotate(here.graphs.begin(), found, found + 1);
-  return here.graphs.front().get();
+  return *here.graphs.front();
 }
 
 bool ProgramGraphs::run(const std::shared_ptr<const PreparedProgram>& prepared,
@@ -303,7 +315,8 @@ bool ProgramGraphs::run(const std::shared_ptr<const PreparedProgram>& prepared,
     return false;
   }
   try {
-    graph_for(prepared, *memory, inputs, arenas)->launch(inputs, outputs);
+    const c10::InferenceMode normal(false);  // a graph's buffers serve calls in any mode
+    graph_for(prepared, *memory, inputs, arenas).launch(inputs, outputs);
     notes.note([](Report& report) {
       ++report.launches;
       report.credit = std::min(report.credit + 1, tuning::kGraphCredit);

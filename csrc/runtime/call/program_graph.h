@@ -1,12 +1,12 @@
 // Prepared programs as driver graphs: one launch is a whole run.
 //
 // Note [Prepared programs as driver graphs]
-//   A program is captured once per signature and stream, after one run as any other. Its graph reads inputs
-//   and writes results at fixed addresses, so it begins by copies of the inputs to buffers of its own and
-//   ends by copies of the results to new tensors of the caller's; each launch gets the addresses of its call.
-//   Weights and inputs that the program writes are used where they are; once one lies elsewhere, the program
-//   is captured again. Values lie in the frame's arena of the stream, which all its graphs share; after it
-//   has moved, each is captured again.
+//   A frame captures a program once per signature and stream, after one run as any other. Its graph reads
+//   inputs and writes results at fixed addresses, so it begins by copies of the inputs to buffers of its own
+//   and ends by copies of the results to new tensors of the caller's; each launch gets the addresses of its
+//   call. Weights and inputs that the program writes are used where they are; once one lies elsewhere, the
+//   program is captured again. Values lie in the frame's arena of the stream, which all its graphs share;
+//   after it has moved, each is captured again.
 //
 //   A launch must be what the steps would do: GraphNotes say what prevents it. A run that cannot be a launch
 //   is one of the steps, and so is one that the driver refuses.
@@ -44,8 +44,8 @@ class ProgramGraphs {
     std::unique_ptr<GraphPlace> place;           // goes after them
     std::vector<std::unique_ptr<Graph>> graphs;  // the one used last comes first
   };
-  // The graph for these inputs, captured now if need be. Null: there is none.
-  Graph* graph_for(const std::shared_ptr<const PreparedProgram>& prepared, const DeviceMemory& memory,
+  // The graph for these inputs, captured now if need be.
+  Graph& graph_for(const std::shared_ptr<const PreparedProgram>& prepared, const DeviceMemory& memory,
                    std::span<const InputView> inputs, Arenas& arenas);
   OnStream& on_current_stream(const DeviceMemory& memory);
   bool shares_written_memory(std::span<const InputView> inputs) const;

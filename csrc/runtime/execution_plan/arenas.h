@@ -52,7 +52,8 @@ class Arenas {
     }
     return arena;
   }
-  // While one lives, the arenas are those of this stream, whichever is current, and large enough already.
+  // While one lives, the arenas are those of this stream, whichever is current. REQUIRES: they are large
+  // enough.
   class OfStream {
    public:
     OfStream(Arenas& arenas, c10::StreamId stream) : arenas_(arenas) { arenas_.stream_ = stream; }

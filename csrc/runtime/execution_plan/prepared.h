@@ -123,13 +123,6 @@ struct PreparedStats {
   int64_t known_plans = 0;
 };
 
-namespace tuning {
-inline constexpr size_t kMostProgramGraphs = 16;  // of one frame and stream; the one used least lately goes
-inline constexpr int kGraphCredit = 32;           // of a program; one that has used it up has no more graphs
-inline constexpr int kCaptureCost = 2;            // a launch gives 1 back
-inline constexpr int kFailedCaptureCost = 11;
-}  // namespace tuning
-
 // Whether a prepared program runs as a driver graph, and how often it did. Thread safety: full.
 class GraphNotes {
  public:

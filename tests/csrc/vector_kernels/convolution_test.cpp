@@ -137,9 +137,11 @@ TEST(lines_of_depthwise_convolutions_equal_sums_in_double) {
         for (const int64_t stride : {1, 2, 3}) {
           for (const int64_t dilation : {1, 2}) {
             for (const int64_t in_w : {1, 4, 7, 8, 13, 14, 30})
-              check_line(*set,
-                         {in_w, channels, taps, stride, (taps - 1) / 2 * dilation, dilation, 1 + in_w % 3},
-                         in_w % 2 == 0, ++seed);
+              for (const int64_t more : {-1, 0, 1})
+                check_line(*set,
+                           {in_w, channels, taps, stride,
+                            std::max<int64_t>(0, (taps - 1) / 2 * dilation + more), dilation, 1 + in_w % 3},
+                           in_w % 2 == 0, ++seed);
           }
         }
       }
