@@ -10,6 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import staticrt
 from staticrt.errors import InputError, InternalError
+from staticrt.frontend.guards import operators
 from staticrt.passes import effects
 
 MODES = {
@@ -121,21 +122,45 @@ def test_what_it_does_not_keep_goes_after_its_last_use(keeps, mode):
     assert max(alive) <= 1
 
 
-@pytest.mark.parametrize("what", KEEPS)
-def test_an_operator_of_torch_replaced_by_one_that_keeps_is_noticed(what):
-    kept = []
+@pytest.fixture
+def replaced():
+    """cholesky_inverse keeps its argument and gives x + 1: what it has kept, and of what."""
+    kept, what = [], [lambda x: x]
 
-    def replaced(x, upper=False):
-        kept.append(KEEPS[what](x))
+    def kernel(x, upper=False):
+        kept.append(what[0](x))
         return x + 1
 
-    def function(x):
-        return torch.cholesky_inverse(x.exp() * 2).cos()
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        library.impl("cholesky_inverse", kernel, "CPU")
+        yield kept, what
 
-    compiled = staticrt.compile(function, prepared=False)
+
+@pytest.mark.parametrize("mode", ["prepared", "general"])
+@pytest.mark.parametrize("what", KEEPS)
+def test_what_an_operator_of_torch_replaced_in_python_kept_stays(replaced, what, mode):
+    kept, kept_of = replaced
+    kept_of[:] = [KEEPS[what]]
+    compiled = staticrt.compile(lambda x: torch.cholesky_inverse(x.exp() * 2).cos(), **MODES[mode])
+    expected = []
+    with torch.no_grad():
+        for number in range(4):
+            x = torch.full((4, 4), number / 8)
+            torch.testing.assert_close(compiled(x), (x.exp() * 2 + 1).cos())
+            expected.append((kept[-1], bytes_of(kept[-1])))
+    assert all(bytes_of(thing) == before for thing, before in expected)
+
+
+@pytest.mark.parametrize("what", KEEPS)
+def test_a_kernel_that_keeps_and_is_not_in_python_is_noticed(replaced, what, monkeypatch):
+    # To the trace, the kernel is one that torch itself registers.
+    monkeypatch.setattr(operators, "is_torch_file", lambda file: True)
+    monkeypatch.setattr(operators, "_FOR_OTHERS", ())
+    kept, kept_of = replaced
+    kept_of[:] = [KEEPS[what]]
+    compiled = staticrt.compile(lambda x: torch.cholesky_inverse(x.exp() * 2).cos(), prepared=False)
     x = torch.randn(4, 4)
-    with torch.library._scoped_library("aten", "IMPL") as library, torch.no_grad():
-        library.impl("cholesky_inverse", replaced, "CPU")
+    with torch.no_grad():
         compiled(x)
         for _ in range(3):
             with pytest.raises(InternalError, match="an operator kept"):
