@@ -21,6 +21,7 @@ from staticrt.frontend.guards.process_state import without_autocast
 from staticrt.frontend.quick_graph import QuickGraph
 from staticrt.frontend.reasons import CannotTrace
 from staticrt.frontend.tracing.tracer import BACKWARD, NO_GRAD
+from staticrt.graphs.storage import like_bits
 from staticrt.native import _C
 from staticrt.options import Options
 from staticrt.passes.aliasing import AliasInfo
@@ -145,8 +146,6 @@ class _Joint:
 
     def __init__(self, traced: TracedGraph, backward: Backward) -> None:
         gm = self._gm = traced.module
-        if any(_is_complex(node.meta.get("val")) for node in gm.graph.nodes):
-            raise CannotTrace("complex numbers in a joint trace")
         _forget_history(gm)
         if any(node.op not in ("placeholder", "call_function", "output") for node in gm.graph.nodes):
             raise CannotTrace("control flow, or objects of TorchScript, in a joint trace")
@@ -360,7 +359,7 @@ def _forget_history(gm: fx.GraphModule) -> None:
             return value
         if id(value) not in made:
             own = view_of(value.fake_mode, value, value.shape, value.stride())  # type: ignore[attr-defined]
-            made[id(value)] = (value, own)
+            made[id(value)] = (value, like_bits(own, value))
         return made[id(value)][1]
 
     for node in gm.graph.nodes:
@@ -381,12 +380,6 @@ class _Rerun(fx.Interpreter):
             return super().run_node(node)
         with torch.no_grad():
             return super().run_node(node)
-
-
-def _is_complex(value: Any) -> bool:
-    if isinstance(value, (tuple, list)):
-        return any(map(_is_complex, value))
-    return isinstance(value, torch.Tensor) and value.is_complex()
 
 
 def _is_tensor(node: fx.Node) -> bool:

@@ -20,6 +20,7 @@ from staticrt import torch_private
 from staticrt.native import _C
 from staticrt.options import Options
 from staticrt.passes.aliasing import AliasInfo
+from staticrt.passes.rewrite import fake_mode_of, insert_call
 from staticrt.training.copied import copied
 from staticrt.training.double_backward import RegionCall, Replay
 from staticrt.training.eager_nodes import EagerNodes
@@ -30,6 +31,7 @@ from staticrt.training.undefined import without_gradients
 # As of `_Segment.make_plan`.
 _Plan: TypeAlias = tuple[_C.Executable | Callable[[list[Any]], list[Any]], list[int], list[int], list[int]]
 # Output types that autograd treats as fresh tensors.
+aten = torch.ops.aten
 _FRESH = ("non_alias", "unsafe_view_alias")
 
 
@@ -190,6 +192,8 @@ class _Region:
         count = pair.num_outputs
         placeholders = self._backward.graph.find_nodes(op="placeholder")
         self.tangents = [node for node in placeholders if torch_private.is_tangent(node)]
+        for tangent in self.tangents:
+            _take_plain(tangent)
         kept = placeholders[: len(placeholders) - len(self.tangents)]
         saved = results[count:]
         sizes = sum(not isinstance(node.meta.get("val"), torch.Tensor) for node in kept)
@@ -320,6 +324,26 @@ class _Segment:
             return plan.run, list(range(plan.num_outputs))
         gradients = [item if kind == "tensor" else -1 for kind, item in plan.lowered.outputs]
         return plan.lowered.native, gradients
+
+
+def _take_plain(tangent: fx.Node) -> None:
+    """Make an incoming gradient that was traced as a lazy conjugate or negative, as its result is, from a plain tensor."""
+    value: Any = tangent.meta["val"]
+    bits = [
+        (value.is_conj(), aten.conj_physical.default, aten._conj.default),
+        (value.is_neg(), aten.neg.default, aten._neg_view.default),
+    ]
+    calls = [call for is_set, *pair in bits if is_set for call in pair]
+    if not calls:
+        return
+    readers, made = list(tangent.users), tangent
+    with fake_mode_of(value):
+        tangent.meta["val"] = value.resolve_conj().resolve_neg()
+    first = next(node for node in tangent.graph.nodes if node.op != "placeholder")
+    for call in calls:
+        made = insert_call(first, call, (made,))
+    for reader in readers:
+        reader.replace_input_with(tangent, made)
 
 
 def _order(tangent: fx.Node) -> list[int]:

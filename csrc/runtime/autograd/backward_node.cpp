@@ -163,7 +163,10 @@ variable_list StaticGraphBackward::backward(variable_list&& gradients) {
   incoming.reserve(plan.gradient_outputs.size());
   bool by_operators = at::GradMode::is_enabled();
   for (const uint32_t output : plan.gradient_outputs) {
-    incoming.push_back(gradients[output]);
+    const at::Tensor& gradient = gradients[output];
+    // The programs were recorded for gradients that are neither lazy conjugates nor lazily negative.
+    const bool is_lazy = gradient.defined() && (gradient.is_conj() || gradient.is_neg());
+    incoming.push_back(is_lazy ? gradient.resolve_conj().resolve_neg() : gradient);
     by_operators |= has_no_bytes(incoming.back());
   }
   if (std::none_of(incoming.begin(), incoming.end(), is_defined)) return variable_list(num_outputs());
