@@ -458,7 +458,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "torch._inductor.config.cpp.threads": "models",
     "torch._inductor.config.force_disable_caches": "models",
     "torch._lazy_clone": "shapes",
-    "torch._library.custom_ops.CustomOpDef": "frontend",
+    "torch._library.custom_ops.CustomOpDef": "frontend training",
     "torch._library.fake_impl.FakeImplCtx": "frontend",
     "torch._library.fake_impl.set_ctx_getter": "frontend",
     "torch._library.simple_registry.singleton.find": "frontend",

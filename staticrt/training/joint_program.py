@@ -25,7 +25,7 @@ from staticrt.graphs.storage import like_bits
 from staticrt.native import _C
 from staticrt.options import Options
 from staticrt.passes.aliasing import AliasInfo
-from staticrt.passes.effects import is_pure
+from staticrt.passes.effects import is_pure, may_keep_arguments, node_facts
 from staticrt.passes.no_ops import RemoveNoOps
 from staticrt.runtime.executable import flat_outputs
 from staticrt.shapes.fake_results import view_of
@@ -146,6 +146,7 @@ class _Joint:
 
     def __init__(self, traced: TracedGraph, backward: Backward) -> None:
         gm = self._gm = traced.module
+        _rerun_formulas(gm)
         _forget_history(gm)
         if any(node.op not in ("placeholder", "call_function", "output") for node in gm.graph.nodes):
             raise CannotTrace("control flow, or objects of TorchScript, in a joint trace")
@@ -239,7 +240,7 @@ class _Joint:
                 BACKWARD in node.meta and node.target is not operator.getitem and _is_tensor(node)
             ):
                 found.add(node)
-                if not is_pure(node):
+                if not is_pure(node) and not _is_a_librarys(node):
                     raise CannotTrace(f"its backward calls {node.target}")
         if found.intersection(self.results):
             raise CannotTrace("a result is computed in the backward")
@@ -348,6 +349,23 @@ class _Joint:
         )
 
 
+def _rerun_formulas(gm: fx.GraphModule) -> None:
+    """Let operators of libraries meet autograd again where the forward is run to differentiate it twice.
+
+    A Function around each of them, which had gradients off, gave its result a history.
+    """
+    for node in gm.graph.nodes:
+        value = node.meta.get("val")
+        if NO_GRAD in node.meta and may_keep_arguments(node, False) and _needs_gradient(value):
+            del node.meta[NO_GRAD]
+
+
+def _needs_gradient(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(map(_needs_gradient, value))
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
 def _forget_history(gm: fx.GraphModule) -> None:
     """Fake values without autograd's graph of the recorded run, which would keep nodes of the real parameters alive."""
     made: dict[int, tuple[Any, Any]] = {}
@@ -387,6 +405,12 @@ def _is_tensor(node: fx.Node) -> bool:
     return isinstance(value, torch.Tensor) or (
         isinstance(value, (tuple, list)) and any(isinstance(item, torch.Tensor) for item in value)
     )
+
+
+def _is_a_librarys(node: fx.Node) -> bool:
+    """Whether an operator of another library computes part of a gradient: it writes nothing and draws nothing."""
+    facts = node_facts(node)
+    return may_keep_arguments(node, False) and not facts.mutates and not facts.random
 
 
 def _stays(node: fx.Node) -> bool:

@@ -20,6 +20,7 @@ from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.reasons import CannotTrace, NeedsNoGradient
 from staticrt.frontend.tracing.tracer import AUTOGRAD_NODE, BACKWARD
 from staticrt.shapes.fake_results import new
+from staticrt.training import formulas
 from staticrt.training.checkpoint_state import look_again
 from staticrt.training.eager_nodes import saving_nodes
 
@@ -103,7 +104,7 @@ class Backward:
         for value, _source in wanted.values():
             _refuse_history(value)
         live = [out for out in outputs if isinstance(out, torch.Tensor) and out.grad_fn is not None]
-        self.saving = saving_nodes(_nodes(live, wanted.keys()))
+        self.saving = saving_nodes(_nodes(live, wanted.keys(), self._snapshot))
         self.sources = tuple(source for _value, source in wanted.values())
         tangents = _incoming(tracer, results, len(arguments))
         look_again(tracer)
@@ -161,7 +162,7 @@ def _refuse_history(value: torch.Tensor) -> None:
         raise CannotTrace("a parameter has hooks")
 
 
-def _nodes(results: Iterable[torch.Tensor], known: Iterable[int]) -> set[Any]:
+def _nodes(results: Iterable[torch.Tensor], known: Iterable[int], snapshot: Snapshot) -> set[Any]:
     """The autograd nodes behind results.
 
     Raises:
@@ -173,15 +174,16 @@ def _nodes(results: Iterable[torch.Tensor], known: Iterable[int]) -> set[Any]:
     while stack:
         node: Any = stack.pop()
         if isinstance(node, torch.autograd.function.BackwardCFunction):
-            # Dynamo knows how those of custom operators and DTensor are differentiated, not how others are twice.
             cls: Any = type(node)
-            home = cls._forward_cls.__module__
-            known_to_dynamo = home == "torch._library.autograd" or home.startswith(
-                "torch.distributed.tensor."
-            )
-            raise CannotTrace(
-                f"a custom autograd Function, {cls.__name__}", even_in_parts=not known_to_dynamo
-            )
+            unchanged = formulas.recordable(node)
+            if unchanged is None:
+                # Dynamo knows how those of DTensor are differentiated, not how others are twice, nor what state they read.
+                home = cls._forward_cls.__module__
+                raise CannotTrace(
+                    f"a custom autograd Function, {cls.__name__}",
+                    even_in_parts=not home.startswith("torch.distributed.tensor."),
+                )
+            snapshot.add_answer(unchanged)
         if hasattr(node, "variable") and id(node.variable) not in known:
             raise CannotTrace("the model makes a tensor that requires gradients")
         for following, _number in node.next_functions:

@@ -187,6 +187,11 @@ class Snapshot(Walk):
             self.keep_container(value)
             self._guard = None
 
+    def add_answer(self, function: Callable[[], Any]) -> None:
+        """As `Walk.add_answer`, also after the run."""
+        super().add_answer(function)
+        self._guard = None
+
     def let_replace(self, attributes: dict[str, Any], name: str) -> None:
         """Any tensor of the same layout may be in place of the one that an attribute of a module holds."""
         self._attributes[id(attributes)].replaceable[name] = ()

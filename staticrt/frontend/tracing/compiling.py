@@ -131,13 +131,17 @@ def _ask_the_thread_first(function: types.FunctionType, ask: Callable[[], bool |
 
 
 def _scan_of_a_trace(generic: Callable[..., Any]) -> Callable[..., Any]:
-    """`generic_associative_scan`, which records a scan where its operands are fake tensors of a trace."""
+    """`generic_associative_scan`, which records a scan where its operands are fake tensors of a trace.
+
+    A scan has no derivative of ours: where gradients are recorded, torch's own halves the length again and again.
+    """
 
     @functools.wraps(generic)
     def generic_associative_scan(
         operator: Callable[..., Any], leaves: list[Any], dim: int = 0, additional_inputs: Any = ()
     ) -> Any:
-        if isinstance(leaves[0], FakeTensor) and thread.traces:
+        differentiated = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves)
+        if isinstance(leaves[0], FakeTensor) and thread.traces and not differentiated:
             from staticrt.frontend.tracing.control_flow import sequential_scan
 
             return sequential_scan(operator, leaves, dim, additional_inputs)

@@ -244,7 +244,7 @@ class _Holders:
             following: list[Any] = []
             ignored |= {id(level), id(following), id(keep)}
             for holder in gc.get_referrers(*level):
-                if id(holder) in ignored or id(holder) in self._seen or isinstance(holder, FunctionCtx):
+                if id(holder) in ignored or id(holder) in self._seen or _is_of_function(holder):
                     continue
                 if id(holder) not in self._made or _is_part_of_old(holder, self._made):
                     self._cut(holder)
@@ -344,6 +344,13 @@ def _is_part_of_old(holder: Any, made: set[int]) -> bool:
         id(owner) not in made and type(owner) not in (types.FrameType, list) and owner is not holder
         for owner in gc.get_referrers(holder)
     )
+
+
+def _is_of_function(holder: Any) -> bool:
+    """Whether it is an autograd node of a Function, or the attributes of one: it dies with the results that it belongs to."""
+    if type(holder) is dict:
+        return any(isinstance(owner, FunctionCtx) for owner in gc.get_referrers(holder))
+    return isinstance(holder, FunctionCtx)
 
 
 def _cache_of(holder: Any) -> Any:

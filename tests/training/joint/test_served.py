@@ -262,3 +262,31 @@ def test_the_backward_is_planned_for_the_results_that_get_a_gradient():
     (trace,) = compiled._executor.snapshot().joint_traces
     (graph,) = trace.executable.backward
     assert [len(missing) for missing, _plan in graph.plans.items()] == [2]
+
+
+def test_an_associative_scan_that_only_compiled_code_asks_for():
+    from torch._higher_order_ops.associative_scan import associative_scan
+
+    def combine(left, right):
+        return left[0] * right[0], right[0] * left[1] + right[1]
+
+    def states(a, b):
+        if torch.compiler.is_compiling():
+            return associative_scan(combine, (a, b), dim=1, combine_mode="generic")[1]
+        h, found = torch.zeros_like(b[:, 0]), []
+        for t in range(b.shape[1]):
+            h = a[:, t] * h + b[:, t]
+            found.append(h)
+        return torch.stack(found, 1)
+
+    compiled = joint(states)
+    for rows, length in ((2, 5), (3, 5), (2, 8), (1, 2)):
+        found = []
+        for run in (compiled, states):
+            torch.manual_seed(rows)
+            a, b = (torch.rand(rows, length, 3, requires_grad=True) for _ in range(2))
+            result = run(a, b)
+            result.cos().sum().backward()
+            found.append((result.detach(), a.grad, b.grad))
+        torch.testing.assert_close(found[0], found[1])
+    assert joint_calls(compiled) == 4
