@@ -45,10 +45,19 @@ inline Vec splat_bits(const float* x) {
   return (Vec)(Bits{} + bits);
 }
 
+// All bits of the first n lanes.
+inline Bits first_lanes(int64_t n) {
+  Bits lane;
+  for (int i = 0; i < kWidth; ++i) lane[i] = i;
+  return lane < static_cast<int32_t>(n);
+}
+
 // The first n lanes, 0 < n < kWidth; the others are 0, and memory past them is not touched.
 inline Vec load_first(const float* p, int64_t n) {
 #ifdef __AVX512F__
   return (Vec)_mm512_maskz_loadu_ps(static_cast<__mmask16>((1U << n) - 1), p);
+#elif defined(__AVX__)
+  return (Vec)_mm256_maskload_ps(p, (__m256i)first_lanes(n));
 #else
   float lanes[kWidth] = {};
   std::memcpy(lanes, p, static_cast<size_t>(n) * sizeof(float));
@@ -58,6 +67,20 @@ inline Vec load_first(const float* p, int64_t n) {
 inline void store_first(float* p, Vec x, int64_t n) {
 #ifdef __AVX512F__
   _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1U << n) - 1), (__m512)x);
+#elif defined(__AVX__)
+  // By halves: a masked store takes AMD's processors ten cycles and more.
+  __m128 part = _mm256_castps256_ps128((__m256)x);
+  if (n & 4) {
+    _mm_storeu_ps(p, part);
+    p += 4;
+    part = _mm256_extractf128_ps((__m256)x, 1);
+  }
+  if (n & 2) {
+    _mm_storel_pi(reinterpret_cast<__m64*>(p), part);
+    p += 2;
+    part = _mm_movehl_ps(part, part);
+  }
+  if (n & 1) _mm_store_ss(p, part);
 #else
   float lanes[kWidth];
   store(lanes, x);
@@ -74,6 +97,8 @@ inline Vec load_up_to_or(const float* p, int64_t n, Vec rest) {
   if (n == kWidth) return load(p);
 #ifdef __AVX512F__
   return (Vec)_mm512_mask_loadu_ps((__m512)rest, static_cast<__mmask16>((1U << n) - 1), p);
+#elif defined(__AVX__)
+  return first_lanes(n) ? load_first(p, n) : rest;
 #else
   float lanes[kWidth];
   store(lanes, rest);

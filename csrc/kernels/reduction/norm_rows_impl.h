@@ -38,11 +38,7 @@ inline Vec row_sum(const float* x, int64_t n, const Term& term) {
     for (int k = 0; k < 4; ++k) part[k] += term(simd::load(x + i + k * simd::kWidth));
   }
   for (; i + simd::kWidth <= n; i += simd::kWidth) part[0] += term(simd::load(x + i));
-  if (i < n) {
-    float last[simd::kWidth];
-    simd::store(last, term(simd::load_first(x + i, n - i)));
-    part[1] += simd::load_first(last, n - i);
-  }
+  if (i < n) part[1] += simd::first_lanes(n - i) ? term(simd::load_first(x + i, n - i)) : Vec{};
   return (part[0] + part[1]) + (part[2] + part[3]);
 }
 
