@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <utility>
 
+#include "kernels/pointwise/vector_impl.h"
+
 namespace staticrt {
 namespace {
 
@@ -21,14 +23,9 @@ constexpr int64_t kChunkK = 1024;           // a panel of it stays in the L2 cac
 constexpr int64_t kChunkRows = 192;         // rows of A of it stay in the L2 cache
 constexpr int64_t kCachedFloats = 1 << 18;  // half of a common L2 cache
 
-typedef float Vec __attribute__((vector_size(kLanes * sizeof(float)), aligned(4), may_alias));
-
-inline Vec load(const float* p) {
-  return *reinterpret_cast<const Vec*>(p);
-}
-inline void store(float* p, Vec x) {
-  *reinterpret_cast<Vec*>(p) = x;
-}
+using simd::load;
+using simd::store;
+using simd::Vec;
 
 constexpr int64_t kAhead = 16;  // rows of B that are prefetched ahead
 constexpr int64_t kLine = 16;   // floats of a cache line
@@ -72,17 +69,17 @@ struct Block {
   const int64_t* a_rows = nullptr;  // where each row begins, of rows at any distances
 };
 
-// The end of a block whose columns are not whole vectors; sums: rows of `width` floats. It stands outside of
-// the unrolled blocks, each of which would hold a copy per row.
-__attribute__((noinline)) void store_some_columns(const Block& g, const float* sums, int rows, int width) {
-  for (int r = 0; r < rows; ++r, sums += width) {
-    float* c = g.c + r * g.c_row;
-    for (int64_t n = 0; n < g.columns; ++n) {
-      float y = sums[n];
-      if (g.accumulate) y += c[n];
-      if (g.bias) y += g.bias[n];
-      c[n] = y;
-    }
+// The end of a block whose columns are not whole vectors; sums: rows of `vectors`. It stands outside of the
+// unrolled blocks, each of which would hold a copy per row.
+__attribute__((noinline)) void store_some_columns(const Block& g, const Vec* sums, int rows, int vectors) {
+  for (int r = 0; r < rows; ++r, sums += vectors) {
+    simd::for_vectors(g.columns, [&](int64_t n, int count) {
+      float* c = g.c + r * g.c_row + n;
+      Vec y = sums[n / kLanes];
+      if (g.accumulate) y += simd::load_up_to(c, count);
+      if (g.bias) y += simd::load_up_to(g.bias + n, count);
+      simd::store_up_to(c, y, count);
+    });
   }
 }
 
@@ -113,13 +110,13 @@ void block(const Block& g) {
     next += g.upcoming.jump;
   }
   if (g.columns != kCount * kLanes) {
-    float sums[rows][kCount * kLanes];
+    Vec sums[rows][kCount];  // a copy: the sums themselves stay in registers
 #pragma GCC unroll 14
     for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 8
-      for (int v = 0; v < kCount; ++v) store(sums[r] + v * kLanes, sum[r][v]);
+      for (int v = 0; v < kCount; ++v) sums[r][v] = sum[r][v];
     }
-    return store_some_columns(g, sums[0], rows, kCount * kLanes);
+    return store_some_columns(g, sums[0], rows, kCount);
   }
 #pragma GCC unroll 14
   for (int r = 0; r < rows; ++r) {

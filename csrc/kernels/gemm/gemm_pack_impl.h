@@ -21,16 +21,16 @@ inline void pack_columns(const From& from, int64_t columns, int64_t k, float* pa
     const int64_t depth = std::min<int64_t>(kLanes, k - i);
     for (int64_t j = 0; j < kWidth; j += kLanes) {
       Vec square[kLanes] = {};
-      if (depth == kLanes && j + kLanes <= columns) {
+      if (depth == kLanes && j + kLanes <= columns) {  // loops of constant length: it stays in registers
 #pragma GCC unroll 16
         for (int r = 0; r < kLanes; ++r) square[r] = load(from(j + r) + i);
-      } else {
-        for (int64_t r = 0; r < kLanes && j + r < columns; ++r) {
-          float part[kLanes] = {};
-          std::memcpy(part, from(j + r) + i, static_cast<size_t>(depth) * sizeof(float));
-          square[r] = load(part);
-        }
+        transpose(square);
+#pragma GCC unroll 16
+        for (int r = 0; r < kLanes; ++r) store(panel + (i + r) * step + j, square[r]);
+        continue;
       }
+      for (int64_t r = 0; r < kLanes && j + r < columns; ++r)
+        square[r] = simd::load_up_to(from(j + r) + i, depth);
       transpose(square);
       for (int64_t r = 0; r < depth; ++r) store(panel + (i + r) * step + j, square[r]);
     }
