@@ -165,12 +165,21 @@ constexpr int kFourPanelRows = [] {
 // each line is evicted before its next step. So such a block has fewer rows and takes more panels at once.
 constexpr int64_t kWayFloats = 1024;  // of a common first-level cache, which has kWays ways
 constexpr int kWays = 8;
+constexpr bool share_a_set(int64_t a_row) {
+  return (a_row + 1) % kWayFloats <= 2;  // also for a distance of one float more or less
+}
 constexpr int64_t block_rows(int64_t a_row) {
-  const bool one_set = (a_row + 1) % kWayFloats <= 2;  // also for a distance of one float more or less
-  return one_set && kRows > kWays ? kTwoPanelRows : kRows;
+  return share_a_set(a_row) && kRows > kWays ? kTwoPanelRows : kRows;
 }
 
-constexpr auto kHalfPanel = block_table<1>(std::make_integer_sequence<int, kRows>());
+// Rows of a block of one vector, and of three: about as many sums as with two. With 32 registers the blocks
+// are as high as those of two.
+constexpr bool kFewRegisters = kLanes == 8;
+constexpr int kHalfPanelRows = kFewRegisters ? 2 * kRows : kRows;
+constexpr int kPanelAndHalfRows = kFewRegisters ? 2 * kRows / 3 : kTwoPanelRows;
+
+constexpr auto kHalfPanel = block_table<1>(std::make_integer_sequence<int, kHalfPanelRows>());
+constexpr auto kPanelAndHalf = block_table<3>(std::make_integer_sequence<int, kPanelAndHalfRows>());
 constexpr auto kOnePanel = block_table<kVectors>(std::make_integer_sequence<int, kRows>());
 constexpr auto kUnevenRows = block_table<kVectors, false>(std::make_integer_sequence<int, kRows>());
 constexpr auto kTwoPanels = block_table<2 * kVectors>(std::make_integer_sequence<int, kTwoPanelRows>());
@@ -179,8 +188,33 @@ constexpr auto kFourPanels = block_table<4 * kVectors>(std::make_integer_sequenc
 BlockFn block_for(int64_t rows, int panels, int64_t columns) {
   const auto r = static_cast<size_t>(rows - 1);
   if (columns <= kLanes) return kHalfPanel[r];
+  if (kFewRegisters && panels == 2 && columns <= 3 * kLanes) return kPanelAndHalf[r];
   return panels == 4 ? kFourPanels[r] : panels == 2 ? kTwoPanels[r] : kOnePanel[r];
 }
+
+// Panels of B that are multiplied together, and how the rows of A are cut for them.
+struct Stripe {
+  int panels;
+  int64_t columns;
+  int64_t blocks;
+  int64_t rows;  // of a block; of even height
+
+  // Of panels [p, end) of n columns, and `count` rows of A that are a_row floats apart.
+  static Stripe at(int64_t p, int64_t end, int64_t n, int64_t count, int64_t a_row) {
+    const int64_t left = n - p * kWidth;
+    const auto cut = [&](int panels, int64_t most) {
+      const int64_t blocks = (count + most - 1) / most;
+      return Stripe{panels, std::min(panels * kWidth, left), blocks, (count + blocks - 1) / blocks};
+    };
+    const int64_t most = block_rows(a_row);
+    const Stripe one = cut(1, most);
+    if (left <= kLanes) return share_a_set(a_row) ? one : cut(1, kHalfPanelRows);
+    const int at_once = panels_at_once(static_cast<int>(one.rows));
+    if (at_once > 1 && p + at_once <= end) return cut(at_once, most);
+    if (kFewRegisters && p + 2 == end && left <= 3 * kLanes) return cut(2, kPanelAndHalfRows);
+    return one;
+  }
+};
 
 }  // namespace
 }  // namespace staticrt

@@ -12,17 +12,14 @@ namespace {
 void multiply(const GemmArgs& g, int64_t begin, int64_t end) {
   for (int64_t m0 = 0; m0 < g.m; m0 += kChunkRows) {
     const int64_t m_end = std::min(g.m, m0 + kChunkRows);
-    const int64_t most = block_rows(g.a_row);
-    const int64_t blocks = (m_end - m0 + most - 1) / most;
-    const int64_t rows_each = (m_end - m0 + blocks - 1) / blocks;  // of even height
-    const int at_once = panels_at_once(static_cast<int>(rows_each));
     // B is fetched ahead unless it lies elsewhere than in panels, or is there from the rows before.
     const bool fetches = g.b_row == kWidth && (m0 == 0 || (end - begin) * kWidth * g.k > kCachedFloats);
     for (int64_t k0 = 0; k0 == 0 || k0 < g.k; k0 += kChunkK) {
       const int64_t k = std::min(kChunkK, g.k - k0);
       const bool last = k0 + kChunkK >= g.k;
       for (int64_t p = begin; p < end;) {
-        const int panels = p + at_once <= end ? at_once : 1;
+        const Stripe stripe = Stripe::at(p, end, g.n, m_end - m0, g.a_row);
+        const int panels = stripe.panels;
         const int64_t n = p * kWidth;
         Block b{nullptr,
                 g.a_row,
@@ -34,14 +31,14 @@ void multiply(const GemmArgs& g, int64_t begin, int64_t end) {
                 g.c_row,
                 last && g.bias ? g.bias + n : nullptr,
                 k0 > 0 || g.accumulate,
-                std::min<int64_t>(panels * kWidth, g.n - n)};
+                stripe.columns};
         const float* next = p + panels < end ? b.b + panels * g.b_panel
                             : last           ? g.b_next
                                              : g.b + begin * g.b_panel + (k0 + k) * g.b_row;
         const int64_t next_floats = fetches && next ? panels * kWidth * k : 0;
-        for (int64_t m = m0; m < m_end; m += rows_each) {
-          const int64_t rows = std::min(rows_each, m_end - m);
-          b.upcoming = Upcoming::share(next, next_floats, b.b, k, (m - m0) / rows_each, blocks);
+        for (int64_t m = m0; m < m_end; m += stripe.rows) {
+          const int64_t rows = std::min(stripe.rows, m_end - m);
+          b.upcoming = Upcoming::share(next, next_floats, b.b, k, (m - m0) / stripe.rows, stripe.blocks);
           b.a = g.a + m * g.a_row + k0;
           b.c = g.c + m * g.c_row + n;
           block_for(rows, panels, b.columns)(b);
@@ -91,34 +88,25 @@ void convolve(const ConvArgs& g, int64_t begin, int64_t end) {
   const int64_t most = block_rows(g.a_row);
   if (2 * g.m <= most && g.lines > 1 && g.c_line == g.m * g.c_row) return convolve_short_lines(g, begin, end);
   const int64_t depth = g.num_segments * g.length;
-  const int64_t blocks = (g.m + most - 1) / most;
-  const int64_t rows_each = (g.m + blocks - 1) / blocks;
-  const int at_once = panels_at_once(static_cast<int>(rows_each));
   for (int64_t p = begin; p < end;) {
-    const int panels = p + at_once <= end ? at_once : 1;
+    const Stripe stripe = Stripe::at(p, end, g.n, g.m, g.a_row);
+    const int panels = stripe.panels;
     const int64_t n = p * kWidth;
-    Block b{nullptr,
-            g.a_row,
-            g.b + n * depth,
-            kWidth,
-            kWidth * depth,
-            g.length,
-            nullptr,
-            g.c_row,
-            g.bias ? g.bias + n : nullptr,
-            false,
-            std::min<int64_t>(panels * kWidth, g.n - n)};
+    Block b{nullptr, g.a_row,        g.b + n * depth,
+            kWidth,  kWidth * depth, g.length,
+            nullptr, g.c_row,        g.bias ? g.bias + n : nullptr,
+            false,   stripe.columns};
     b.segments = g.segments;
     b.num_segments = g.num_segments;
     const bool ends = p + panels == end;
     int64_t index = 0;
     for (int64_t line = 0; line < g.lines; ++line) {
-      for (int64_t m = 0; m < g.m; m += rows_each, ++index) {
+      for (int64_t m = 0; m < g.m; m += stripe.rows, ++index) {
         b.upcoming = Upcoming::share(b.b + panels * kWidth * depth, ends ? 0 : panels * kWidth * depth, b.b,
-                                     depth, index, g.lines * blocks);
+                                     depth, index, g.lines * stripe.blocks);
         b.a = g.a + line * g.a_line + m * g.a_row;
         b.c = g.c + line * g.c_line + m * g.c_row + n;
-        block_for(std::min(rows_each, g.m - m), panels, b.columns)(b);
+        block_for(std::min(stripe.rows, g.m - m), panels, b.columns)(b);
       }
     }
     p += panels;
