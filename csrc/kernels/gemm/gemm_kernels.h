@@ -22,6 +22,8 @@ struct GemmArgs {
   int64_t b_panel = 0;  // elements between panels
   // Panels that the caller multiplies next, fetched ahead; or null.
   const float* b_next = nullptr;
+  // As many floats as B has, fetched instead of B where its panels were just packed; or null.
+  const float* instead = nullptr;
   float* c = nullptr;
   int64_t c_row = 0;
   const float* bias = nullptr;  // [n], or null

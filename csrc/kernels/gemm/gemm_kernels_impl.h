@@ -32,9 +32,10 @@ void multiply(const GemmArgs& g, int64_t begin, int64_t end) {
                 last && g.bias ? g.bias + n : nullptr,
                 k0 > 0 || g.accumulate,
                 stripe.columns};
-        const float* next = p + panels < end ? b.b + panels * g.b_panel
-                            : last           ? g.b_next
-                                             : g.b + begin * g.b_panel + (k0 + k) * g.b_row;
+        const float* next = g.instead          ? g.instead + (p - begin) * kWidth * g.k + k0 * panels * kWidth
+                            : p + panels < end ? b.b + panels * g.b_panel
+                            : last             ? g.b_next
+                                               : g.b + begin * g.b_panel + (k0 + k) * g.b_row;
         const int64_t next_floats = fetches && next ? panels * kWidth * k : 0;
         for (int64_t m = m0; m < m_end; m += stripe.rows) {
           const int64_t rows = std::min(stripe.rows, m_end - m);

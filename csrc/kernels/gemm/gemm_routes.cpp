@@ -41,11 +41,19 @@ bool is_large_weight(const MatmulShape& s) {
          (s.n >= tuning::kManyColumns || s.n * s.k > tuning::kLargeWeightFloats);
 }
 
-// Kernels that read a constant weight where it lies reach nine tenths of a packed copy's speed, three
-// quarters with few rows; the copy would take as much memory as the weight. So it is not even measured,
-// unless the user grants that memory: what memory a model takes must not depend on a measurement.
+// Kernels that read a constant weight where it lies, or pack a part of it at a time, reach nine tenths of a
+// packed copy's speed, three quarters with few rows; the copy would take as much memory as the weight. So it
+// is not even measured, unless the user grants that memory: what memory a model takes must not depend on a
+// measurement.
 bool reads_where_it_lies(const MatmulShape& s) {
   return !s.copies_large_weights && is_large_weight(s);
+}
+
+// Whether a constant weight is tried packed for each call alone. `turned` is as fast for fewer rows, and with
+// AVX-512 for more.
+bool repays_packing_each(const MatmulShape& s) {
+  constexpr int64_t kMinRows = 160;
+  return lanes() == 8 && s.m >= kMinRows;
 }
 
 // One row and a weight whose reading takes all the time. Measurements would find the weight in a cache, where
@@ -67,9 +75,10 @@ std::vector<Route> routes_for(const MatmulShape& s) {
   if (s.is_double || s.a_col != 1 || s.alpha != 1 || (s.has_bias && s.beta != 1)) return routes;
   if (only_reads_weights(s)) return {Route::kDots};
   const bool one = s.batch[0] * s.batch[1] == 1;
-  if (s.b_fixed && one && may_pack(s)) {
-    if (!reads_where_it_lies(s)) routes.push_back(Route::kPacked);
-  } else if (s.m >= 8) {
+  const bool is_weight = s.b_fixed && one && may_pack(s);
+  if (is_weight && !reads_where_it_lies(s)) {
+    routes.push_back(Route::kPacked);
+  } else if (is_weight ? repays_packing_each(s) : s.m >= 8) {
     routes.push_back(Route::kPackEach);
   }
   if (s.b_n == 1) routes.push_back(Route::kDirect);
@@ -83,6 +92,8 @@ Route by_rule(const MatmulShape& s, const std::vector<Route>& routes) {
   const auto has = [&](Route r) { return std::find(routes.begin(), routes.end(), r) != routes.end(); };
   const bool packs = has(Route::kPacked) && s.m >= tuning::kMinPackedRows;
   if (s.b_fixed && is_large_weight(s) && !packs) {
+    // `turned` transposes its sums on their way out, which few terms do not repay.
+    if (has(Route::kPackEach) && s.m >= 2 * s.k) return Route::kPackEach;
     if (has(Route::kTurned) && s.m >= lanes()) return Route::kTurned;
     if (has(Route::kDots) && s.m > 1) return Route::kDots;
   }

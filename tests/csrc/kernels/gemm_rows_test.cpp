@@ -1,6 +1,7 @@
 // Routes of products that read the rows of B where they lie.
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -109,7 +110,7 @@ TEST(every_route_tells_its_epilogue_of_every_element) {
       MatmulShape s;
       s.m = 521;
       s.n = 141;
-      s.k = 64;
+      s.k = threads == 3 ? 900 : 64;  // columns are packed all at once, or some of them
       s.a_row = s.b_n = s.k;
       s.b_k = 1;
       s.c_row = s.n;
@@ -124,9 +125,44 @@ TEST(every_route_tells_its_epilogue_of_every_element) {
   }
 }
 
+// Weights of more columns than are packed at once, in both layouts.
+TEST(products_packed_in_each_call_equal_those_of_blas) {
+  std::mt19937 rng(12);
+  for (const auto& [m, n, k] : std::vector<std::array<int64_t, 3>>{
+           {1, 70, 70}, {49, 300, 700}, {50, 1000, 150}, {70, 33, 5000}, {13, 517, 300}, {3, 37, 9000}}) {
+    for (const bool is_turned : {false, true}) {
+      for (const int threads : {1, 2, 3}) {
+        const test::Threads set(threads);
+        MatmulShape s;
+        s.m = m;
+        s.n = n;
+        s.k = k;
+        s.a_row = k + 3;
+        s.b_k = is_turned ? 1 : n + 2;
+        s.b_n = is_turned ? k + 1 : 1;
+        s.c_row = n;
+        s.has_bias = true;
+        s.bias_row = m % 2 == 0 ? n : 0;
+        s.num_threads = threads;
+        const auto a = numbers(rng, m * s.a_row), b = numbers(rng, (n + 2) * (k + 2)),
+                   bias = numbers(rng, m * n);
+        const auto want = product_by(Route::kBlas, s, a, b, bias);
+        const auto got = product_by(Route::kPackEach, s, a, b, bias);
+        const float tolerance = 1e-5F * (1 + std::sqrt(static_cast<float>(k)));
+        for (size_t i = 0; i < want.size(); ++i) EXPECT(std::abs(got[i] - want[i]) <= tolerance);
+        auto other = b;  // nothing of the first weight is kept
+        for (float& x : other) x *= 2;
+        const auto again = product_by(Route::kPackEach, s, a, other, bias);
+        const auto want_again = product_by(Route::kBlas, s, a, other, bias);
+        for (size_t i = 0; i < want.size(); ++i) EXPECT(std::abs(again[i] - want_again[i]) <= 2 * tolerance);
+      }
+    }
+  }
+}
+
 TEST(constant_weights_keep_no_second_copy_by_rule) {
   std::mt19937 rng(11);
-  for (const int64_t rows : {2, 5, 16, 100}) {
+  for (const int64_t rows : {2, 5, 16, 100, 700}) {
     test::RunOptions options;
     options.constants = {1, 2};
     options.deterministic = true;
@@ -136,7 +172,8 @@ TEST(constant_weights_keep_no_second_copy_by_rule) {
     const auto want = test::run_eager("aten::linear", {x, w, bias});
     const auto got = test::run_prepared("aten::linear", {x, w, bias}, want, options);
     EXPECT(got.prepared);
-    EXPECT(got.route == "gemm: dot products" || got.route == "gemm: weights where they lie");
+    EXPECT(got.route == "gemm: dot products" || got.route == "gemm: weights where they lie" ||
+           got.route == "gemm: packed per call");
     test::expect_close(got.outs[0], want[0], prepared_tolerance("aten::linear"), "linear");
   }
 }

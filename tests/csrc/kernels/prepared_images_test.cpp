@@ -15,8 +15,13 @@ using namespace staticrt::test;
 TEST(attention_equals_eager) {
   std::mt19937 rng(1);
   const char* op = "aten::scaled_dot_product_attention";
-  for (const auto& s : std::vector<std::vector<int64_t>>{
-           {1, 1, 1, 1, 4}, {2, 3, 5, 7, 16}, {1, 2, 60, 60, 64}, {2, 2, 1, 33, 40}, {1, 4, 100, 130, 32}}) {
+  for (const auto& s : std::vector<std::vector<int64_t>>{{1, 1, 1, 1, 4},
+                                                         {2, 3, 5, 7, 16},
+                                                         {1, 2, 60, 60, 64},
+                                                         {2, 2, 1, 33, 40},
+                                                         {1, 4, 100, 130, 32},
+                                                         {1, 2, 70, 70, 20},
+                                                         {1, 1, 40, 1600, 24}}) {
     const at::Tensor q = unit(rng, {s[0], s[1], s[2], s[4]});
     const at::Tensor k = unit(rng, {s[0], s[1], s[3], s[4]});
     const at::Tensor v = unit(rng, {s[0], s[1], s[3], s[4]});

@@ -69,6 +69,7 @@ void check(const GemmKernels& set, const Product& t, uint32_t seed) {
       want[at] = t.activation ? -sum : sum;
     }
   }
+  if (t.turned_b) g.instead = b.data();
   set.multiply(g, 0, set.panels(t.n));
   EXPECT_EQ(told, t.m);
   const double tolerance = 1e-5 * (1 + std::sqrt(static_cast<double>(t.k)));
