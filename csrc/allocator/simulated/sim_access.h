@@ -1,6 +1,6 @@
 // Which operations touched which bytes, and on whose behalf: the memory of the race oracle.
 //
-// The map cuts an address range into cells of equal history. A cell has one *owner* (the allocation, or
+// A cell of equal history has one *owner* (the allocation, or
 // graph, its bytes serve now) and two clocks: `during`, the touches of this owner, and `before`, those
 // of all former owners. Touches of one owner may race with each other: that is the program's business.
 // A touch that is not ordered after all of `before` is the allocator's fault: it gave bytes away while
@@ -10,10 +10,10 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <optional>
 
 #include "allocator/core/types.h"
+#include "allocator/simulated/byte_cells.h"
 #include "allocator/simulated/vector_clock.h"
 
 namespace staticrt::alloc {
@@ -39,26 +39,22 @@ class AccessMap {
   // Calls visit(begin, end, owner) for every cell of [begin, end) that has a history.
   template <class Visit>
   void owners(uint64_t begin, uint64_t end, Visit visit) const {
-    for (auto it = first(begin); it != cells_.end() && it->first < end; ++it)
-      visit(it->first, it->second.end, it->second.owner);
+    for (auto it = cells_.first(begin); it != cells_.end() && it->first < end; ++it)
+      visit(it->first, it->second.end, it->second.history.owner);
   }
 
-  void forget(uint64_t begin, uint64_t end);
+  void forget(uint64_t begin, uint64_t end) { cells_.forget(begin, end); }
   size_t cell_count() const { return cells_.size(); }
 
  private:
-  struct Cell {
-    uint64_t end = 0;
+  struct History {
     uint64_t owner = 0;
     VectorClock before;
     VectorClock during;
+    bool operator==(const History&) const = default;
   };
-  using Cells = std::map<uint64_t, Cell>;
 
-  Cells::const_iterator first(uint64_t begin) const;
-  void split(uint64_t at);
-
-  Cells cells_;
+  ByteCells<History> cells_;
 };
 
 }  // namespace staticrt::alloc

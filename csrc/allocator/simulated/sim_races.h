@@ -9,12 +9,12 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "allocator/core/types.h"
+#include "allocator/simulated/byte_cells.h"
 #include "allocator/simulated/vector_clock.h"
 
 namespace staticrt::alloc {
@@ -78,19 +78,17 @@ class RaceMap {
   std::optional<Conflict> access(Addr begin, Addr end, const Access& access, const VectorClock& clock,
                                  const VectorClock& known);
   // The bytes have another owner from now on.
-  void forget(Addr begin, Addr end);
+  void forget(Addr begin, Addr end) { cells_.forget(begin, end); }
   size_t cell_count() const { return cells_.size(); }
 
  private:
-  struct Cell {
-    Addr end = 0;
+  struct History {
     std::optional<Access> write;
     std::vector<Access> reads;
+    bool operator==(const History&) const = default;
   };
-  void split(Addr at);
-  void merge(Addr begin, Addr end);
 
-  std::map<Addr, Cell> cells_;
+  ByteCells<History> cells_;
 };
 
 }  // namespace staticrt::alloc
