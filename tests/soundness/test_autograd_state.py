@@ -313,88 +313,6 @@ def test_dynamo_compiles_nothing_of_this_package_in_a_backward_inside():
     assert not [name for name in frames if "/staticrt/" in name]
 
 
-def _view_of_argument(x):
-    with torch.no_grad():
-        y = x.view(-1)
-    return y, x * 2
-
-
-def _view_alone(x):
-    with torch.no_grad():
-        return x.view(-1)
-
-
-def _view_of_intermediate(x):
-    h = x * 3
-    with torch.no_grad():
-        y = h.view(-1)
-    return y, h * 2
-
-
-def _one_of_several_views(x):
-    with torch.no_grad():
-        _first, second = x.unbind(0)
-    return second, x * 2
-
-
-def _view_of_view(x):
-    with torch.no_grad():
-        y = x.view(-1)
-    return y[1:], x * 2
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("compiler", [staticrt.compile, _backend], ids=["compile", "backend"])
-@pytest.mark.parametrize(
-    "body",
-    [_view_of_argument, _view_alone, _view_of_intermediate, _one_of_several_views, _view_of_view],
-    ids=lambda body: body.__name__.strip("_"),
-)
-def test_views_made_without_gradients_have_no_history(body, compiler):
-    def state_and_gradient(function):
-        x = torch.ones(2, 2, requires_grad=True)
-        found = function(x)
-        results = found if isinstance(found, tuple) else (found,)
-        wanted = [result for result in results if result.requires_grad]
-        if wanted:
-            sum(result.sum() for result in wanted).backward()
-        return [
-            (result.requires_grad, result.grad_fn is None, result._is_view()) for result in results
-        ], x.grad
-
-    compiled = compiler(body)
-    for _ in range(2):
-        state, gradient = state_and_gradient(body)
-        ours, our_gradient = state_and_gradient(compiled)
-        assert ours == state
-        torch.testing.assert_close(our_gradient, gradient)
-
-
-def _asks_computed_view(x):
-    view = (x * 2)[0]
-    return x * (2 if view._is_view() else 3)
-
-
-def _asks_view_of_argument(x):
-    view = x[0]
-    return x * (2 if view._base is x else 3), view.t()._is_view()
-
-
-@pytest.mark.parametrize("splits", [False, True])
-@pytest.mark.parametrize("gradients", [False, True])
-@pytest.mark.parametrize("body", [_asks_computed_view, _asks_view_of_argument])
-def test_what_a_view_says_of_itself(body, gradients, splits):
-    def function(x):
-        if splits:
-            print(end="")
-        return body(x)
-
-    compiled = staticrt.compile(function)
-    for rows in (2, 3, 2):
-        x = torch.ones(rows, 2, requires_grad=gradients)
-        torch.testing.assert_close(compiled(x), function(x))
-
-
 @pytest.mark.parametrize("compiler", [staticrt.compile, _backend], ids=["compile", "backend"])
 def test_a_default_dtype_that_is_set_inside(compiler):
     def function(x):
@@ -406,28 +324,6 @@ def test_a_default_dtype_that_is_set_inside(compiler):
 
     results = compiler(function)(torch.ones(2, requires_grad=True))
     assert [result.dtype for result in results] == [torch.float64, torch.float32, torch.float32]
-
-
-@pytest.mark.parametrize("compiler", [staticrt.compile, _backend], ids=["compile", "backend"])
-def test_views_of_results_are_views_of_them(compiler):
-    def function(x):
-        y = x * 2
-        return y, y[1:], y.unbind()[0], y.detach()
-
-    compiled = compiler(function)
-    for size in (3, 4, 3):
-        results, expected = compiled(torch.ones(size)), function(torch.ones(size))
-        assert [t._base is results[0] for t in results] == [t._base is expected[0] for t in expected]
-        results[1].add_(1)
-        assert [t._version for t in results] == [1] * 4
-
-
-def test_a_result_that_is_written_tells_a_backward_that_saved_a_view_of_it():
-    y, view = staticrt.compile(lambda x: (lambda y: (y, y[1:]))(x * 2))(torch.ones(3))
-    loss = (view * torch.ones(2, requires_grad=True)).sum()
-    y.zero_()
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
 
 
 @pytest.mark.parametrize("freed", ["before", "after", "module", "zeros", "never"])
