@@ -31,6 +31,12 @@ def saved_tensors_are_packed() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
+def custom_operator(name: str) -> dict[str, Any] | None:
+    """What `torch.library.custom_op` keeps of an operator ("mylib::relu"), or None: it is none of those."""
+    found = torch._library.custom_ops.OPDEFS.get(name)
+    return None if found is None else vars(found)
+
+
 def is_one_of_several_views(value: Any) -> bool:
     """Whether it is a view with a gradient that one operator gave with others, as `chunk` does: eager lets nobody write it."""
     autograd = torch._C._autograd

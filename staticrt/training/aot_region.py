@@ -23,7 +23,7 @@ from staticrt import torch_private
 from staticrt.errors import LoweringError, NumberError, OptionError, TraceError
 from staticrt.frontend.dynamo.dynamo import known_inputs
 from staticrt.frontend.dynamo.resets import release_at_reset
-from staticrt.frontend.guards.operators import kernels_of
+from staticrt.frontend.guards.operators import definitions_of, kernels_of
 from staticrt.frontend.thread_state import keeping_thread_state
 from staticrt.native import _C
 from staticrt.options import Options
@@ -115,6 +115,8 @@ class Region:
         ]
         self._first: Callable[..., Any] | None = None  # serves the first call
         self._kernels: _C.OperatorKernels | None = None  # of its operators when it was compiled
+        self._definitions: list[tuple[dict[str, Any], dict[str, Any]]] = []  # in Python: now, and then
+        self._replaced = ""  # why it runs eagerly for now
         eager: dict[str, str] = {}
         if not is_subregion:
             for find in (unread_effects, overlapping_writes, draws_by_memory, views_of_several):
@@ -191,6 +193,7 @@ class Region:
             operators.stop()
         tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
         self._kernels = kernels_of(operators.names(), [each.device for each in tensors])
+        self._definitions = [(each, dict(each)) for each in definitions_of(operators.names())]
         self._remembers = self._remembers and cls is not None
         if cls is not None and (
             lost := lost_aliases(self._shared, cls.metadata)
@@ -297,10 +300,10 @@ class Region:
 
     def __call__(self, *inputs: Any) -> Any:
         self.calls += 1
-        kernels = self._kernels  # another thread may find first that they do not hold
-        if kernels is not None and not kernels.hold():
-            self._run, self._first, self._remembers = self._eager, None, False
-            self._kernels, self._failed = None, "a library replaced the kernel of an operator"
+        if self._kernels is not None and not self._operators_hold(self._kernels):
+            self._replaced = "a library replaced the kernel or the definition of an operator"
+            return self._eager(*inputs)
+        self._replaced = ""
         if self._subclassed is None:  # Dynamo guards types, so those of the first call hold for all
             self._subclassed = [i for i, value in enumerate(inputs) if _is_plain_subclass(value)]
         if self._subclassed:  # Dynamo traced their methods; AOTAutograd refuses the class
@@ -332,6 +335,9 @@ class Region:
             if not self._failed_before_writes() and not beyond:
                 raise
             return self._eager(*inputs)
+
+    def _operators_hold(self, kernels: _C.OperatorKernels) -> bool:
+        return kernels.hold() and all(live == saved for live, saved in self._definitions)
 
     def _failed_before_writes(self) -> bool:
         """Whether the region writes, and its run that raised last in this thread had not written yet."""
@@ -367,13 +373,14 @@ class Region:
             mutates=(),
             passes=(),
             kinds=tuple((graph.role, sum(graph.operators.values())) for graph in self.graphs),
-            executor="eager" if self._failed else f"{self.node} node",
+            executor="eager" if self._failed or self._replaced else f"{self.node} node",
             calls=self.calls,
         )
 
     def eager_reports(self) -> list[EagerReport]:
         """The eager parts of the region, for `explain()`."""
-        found = [EagerReport("region", self._failed, "", self.calls)] if self._failed else []
+        reason = self._failed or self._replaced
+        found = [EagerReport("region", reason, "", self.calls)] if reason else []
         found += [EagerReport(f"node {item.node}", item.reason, "", self.calls) for item in self.eager]
         return found + [report for subregion in self._subregions for report in subregion.eager_reports()]
 

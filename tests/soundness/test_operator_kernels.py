@@ -100,6 +100,62 @@ def test_another_kernel_runs_in_steps(library, scoped):
             torch.testing.assert_close(compiled(x), step(x))
 
 
+@pytest.fixture
+def custom():
+    """An operator of `torch.library.custom_op` that multiplies by a number."""
+    name = f"kernels_test{next(_numbers)}::times"
+
+    def times(x: torch.Tensor, number: float) -> torch.Tensor:
+        return x * number
+
+    operator = torch.library.custom_op(name, times, mutates_args=())
+    operator.register_fake(lambda x, number: torch.empty_like(x))
+    return operator
+
+
+@pytest.mark.parametrize("way", ["compile", "splits", "backend"])
+def test_another_formula_of_a_gradient_runs(custom, way):
+    """`custom_op` keeps its functions in Python: the dispatcher's kernels stay the same."""
+
+    def model(x):
+        return (custom(x, 3.0) * x).relu()
+
+    torch._dynamo.reset()
+    compiled = (
+        torch.compile(model, backend="staticrt")
+        if way == "backend"
+        else staticrt.compile(model, joint_trace=way == "compile")
+    )
+    for number in (3.0, 5.0, 7.0):
+        custom.register_autograd(lambda ctx, grad, number=number: (grad * number, None))
+        for _ in range(3):
+            x = torch.ones(3, requires_grad=True)
+            compiled(x).sum().backward()
+            assert x.grad.tolist() == [3 + number] * 3
+
+
+@pytest.mark.filterwarnings("ignore:.*Overriding a previously registered kernel:UserWarning")
+def test_a_region_runs_eagerly_only_while_a_library_serves_its_operators(scoped):
+    compiled = staticrt.compile(lambda x: (x * 2).relu(), joint_trace=False)
+
+    def reasons():
+        x = torch.ones(3, requires_grad=True)
+        compiled(x).sum().backward()
+        assert x.grad.tolist() == [2.0] * 3 or overrides
+        return "a library replaced the kernel" in str(compiled.explain())
+
+    overrides = False
+    assert [reasons(), reasons()] == [False, False]
+    scoped("aten", "relu", add(10.0), "AutogradCPU")
+    overrides = True
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        reasons()
+    assert "a library replaced the kernel" in str(compiled.explain())
+    scoped("aten", "cosh", torch.sinh, "CPU")
+    overrides = False
+    assert [reasons(), reasons()] == [False, False]
+
+
 # -- operators of torch ---------------------------------------------------------------------------------------------
 
 OVERRIDES = {

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
+from staticrt import torch_private
 from staticrt.frontend.reasons import CannotTrace, is_torch_file
 from staticrt.native import _C
 
@@ -38,3 +40,11 @@ def kernels_of(operators: Iterable[str], devices: Iterable[torch.device]) -> _C.
         if not is_torch_file(file) or any(part in file for part in _FOR_OTHERS):
             raise CannotTrace(f"a library replaces the kernel of {name}", f"{os.path.basename(file)}:{line}")
     return kernels
+
+
+def definitions_of(operators: Iterable[str]) -> list[dict[str, Any]]:
+    """Dicts of the functions that `torch.library.custom_op` calls for some operators.
+
+    `register_autograd` and `register_fake` replace them there; the dispatcher's kernels stay the same.
+    """
+    return [each for name in operators if (each := torch_private.custom_operator(name)) is not None]

@@ -38,6 +38,7 @@ class Snapshot(Walk):
     compares_facts = True
     num_threads: int | None = None  # of torch, if the model asked for it
     _operators: _C.OperatorKernels | None = None
+    _definitions: Sequence[Record] = ()  # of operators
 
     def changed_arguments(self, paths: Sequence[str]) -> list[int]:
         """Indices of the leaves given to `add_arguments` to which some of these paths (see `changes`) lead."""
@@ -146,17 +147,21 @@ class Snapshot(Walk):
             self._guard = self.guard_of(records)
         return self._guard
 
-    def add_operators(self, kernels: _C.OperatorKernels) -> None:
-        """The code calls operators, whose kernels are compared from now on."""
+    def add_operators(self, kernels: _C.OperatorKernels, definitions: Iterable[dict[str, Any]]) -> None:
+        """The code calls operators, whose kernels and definitions in Python are compared from now on."""
         self._operators = kernels
-        if self._guard is not None:
-            self._guard.compare(kernels)
+        self._definitions = [DictRecord("definition of an operator", each) for each in definitions]
+        self._guard = None
 
     def guard_of(self, records: Sequence[Record]) -> StateGuard:
         """A guard of these records instead of its own."""
         names = frozenset(self.read_names)
         guard = StateGuard(
-            records, names, self.num_threads, self._lists(), self._weak.are_read(self.read_names)
+            [*records, *self._definitions],
+            names,
+            self.num_threads,
+            self._lists(),
+            self._weak.are_read(self.read_names),
         )
         if self._operators is not None:
             guard.compare(self._operators)

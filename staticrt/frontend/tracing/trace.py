@@ -27,7 +27,7 @@ from staticrt.frontend.functionalize.functionalize import functionalize
 from staticrt.frontend.graph import TracedGraph
 from staticrt.frontend.guards.impure_calls import ImpureCall, Watcher
 from staticrt.frontend.guards.model_builtins import NeedsNumber, given_attributes
-from staticrt.frontend.guards.operators import kernels_of
+from staticrt.frontend.guards.operators import definitions_of, kernels_of
 from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.reasons import (
     SETS_DATA,
@@ -210,7 +210,8 @@ def _record(
             raise ModelChanges(escaped, does="", even_in_parts=any(map(is_cached, escaped)))
         tracer.check_storages()
         tensors = [value for value in (*fakes.leaves, *outputs) if isinstance(value, torch.Tensor)]
-        snapshot.add_operators(kernels_of(_of_model(operators, tracer), [each.device for each in tensors]))
+        called = _of_model(operators, tracer)
+        snapshot.add_operators(kernels_of(called, [each.device for each in tensors]), definitions_of(called))
         if not request.autograd or request.derive is not None:
             arguments = zip(fakes.leaves, leaves, strict=True)
             tracer.check_gradients(arguments, outputs if request.derive is None else None)
