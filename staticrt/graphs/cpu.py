@@ -109,9 +109,7 @@ class CpuGraphCapture:
 class CpuBackend:
     """`GraphBackend` of the CPU: one device, no streams."""
 
-    caps = GraphCaps(
-        capture_executes=True, rebind_inputs=True, rebind_outputs=True, has_streams=False, philox=False
-    )
+    caps = GraphCaps(capture_executes=True, rebind_inputs=True, rebind_outputs=True, has_streams=False)
 
     def device_count(self) -> int:
         return 1

@@ -306,9 +306,7 @@ class CudaGraphCapture(FixedAddressCapture):
 class CudaBackend:
     """`GraphBackend` of CUDA devices."""
 
-    caps = GraphCaps(
-        capture_executes=False, rebind_inputs=False, rebind_outputs=False, has_streams=True, philox=True
-    )
+    caps = GraphCaps(capture_executes=False, rebind_inputs=False, rebind_outputs=False, has_streams=True)
 
     def device_count(self) -> int:
         return torch.cuda.device_count()

@@ -1,7 +1,7 @@
 """The device interface of graph trees. Code above these interfaces does not depend on the device type.
 
 Storage primitives are the same on every device. They are therefore functions of the extension, not methods of a backend;
-`StorageRef` and `StoragePrimitives` document them.
+`StorageRef` and `storage` document them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,12 @@ class GraphCaps(NamedTuple):
         rebind_outputs: a replay can write its outputs at other addresses. Outputs are then ordinary memory of the
             caller and never have to move out of the pool.
         has_streams: work is queued; warmup and capture run on a side stream.
-        philox: random numbers of a replay come from the generator's state at that replay.
     """
 
     capture_executes: bool
     rebind_inputs: bool
     rebind_outputs: bool
     has_streams: bool
-    philox: bool
 
 
 class TensorMeta(NamedTuple):
@@ -114,39 +112,6 @@ class StorageRef(Protocol):
 
     def tensor(self, meta: TensorMeta) -> torch.Tensor:
         """A tensor on this storage (an alias). InternalError if it died."""
-        ...
-
-
-class StoragePrimitives(Protocol):
-    """Functions of `staticrt.native._C` on storages."""
-
-    def storage_ref(self, tensor: torch.Tensor) -> StorageRef: ...
-
-    def tensor_at(self, meta: TensorMeta) -> torch.Tensor:
-        """A tensor over bytes it does not own, with a storage of its own."""
-        ...
-
-    def adopt(self, ref: StorageRef, pool: GraphPool) -> None:
-        """From now on, the death of the storage frees its block in `pool`. REQUIRES: the block is live."""
-        ...
-
-    def release(self, ref: StorageRef) -> None:
-        """Free the storage's bytes now. It has no address and no deleter afterwards."""
-        ...
-
-    def poison(self, ref: StorageRef, text: str) -> None:
-        """Release the storage, and make every later access raise RuntimeError(text). Permanent."""
-        ...
-
-    def rehome(self, ref: StorageRef) -> int:
-        """Copy the storage to memory of its own; all its views follow. Returns its size in bytes.
-
-        If the storage owned its old bytes, they are freed.
-        """
-        ...
-
-    def ptrs_equal(self, inputs: Sequence[Any], ptrs: Sequence[int | None], indices: Sequence[int]) -> bool:
-        """Whether each tensor inputs[i] of these indices has `data_ptr() == ptrs[i]`."""
         ...
 
 

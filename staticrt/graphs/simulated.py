@@ -172,9 +172,7 @@ class SimGraphCapture(FixedAddressCapture):
 class SimBackend:
     """`GraphBackend` of the simulated devices."""
 
-    caps = GraphCaps(
-        capture_executes=False, rebind_inputs=False, rebind_outputs=False, has_streams=True, philox=True
-    )
+    caps = GraphCaps(capture_executes=False, rebind_inputs=False, rebind_outputs=False, has_streams=True)
 
     def device_count(self) -> int:
         return _C.simulated_device_count()

@@ -1,4 +1,4 @@
-"""Storage primitives (`protocol.StoragePrimitives`) and metadata of tensors."""
+"""What graphs do to storages, and metadata of tensors."""
 
 from __future__ import annotations
 
@@ -17,18 +17,25 @@ def storage_ref(tensor: torch.Tensor) -> StorageRef:
 
 
 def tensor_at(meta: TensorMeta) -> torch.Tensor:
+    """A tensor over bytes it does not own, with a storage of its own."""
     return _C.tensor_at(meta)
 
 
 def poison(ref: StorageRef, text: str) -> None:
+    """Release the storage, and make every later access raise RuntimeError(text). Permanent."""
     _C.poison(cast(_C.StorageRef, ref), text)
 
 
 def rehome(ref: StorageRef) -> int:
+    """Copy the storage to memory of its own; all its views follow. Returns its size in bytes.
+
+    If the storage owned its old bytes, they are freed.
+    """
     return _C.rehome(cast(_C.StorageRef, ref))
 
 
 def ptrs_equal(inputs: Sequence[Any], ptrs: Sequence[int | None], indices: Sequence[int]) -> bool:
+    """Whether each tensor inputs[i] of these indices has `data_ptr() == ptrs[i]`."""
     return _C.ptrs_equal(inputs, ptrs, indices)
 
 

@@ -102,9 +102,7 @@ class CpuCopyCapture(CpuGraphCapture):
 class CpuCopyBackend(CpuBackend):
     """`GraphBackend` of the CPU that hides what the CPU can do."""
 
-    caps = GraphCaps(
-        capture_executes=False, rebind_inputs=False, rebind_outputs=False, has_streams=False, philox=False
-    )
+    caps = GraphCaps(capture_executes=False, rebind_inputs=False, rebind_outputs=False, has_streams=False)
 
     def new_graph(self, pool: GraphPool, *, keep: bool = False) -> GraphCapture:
         if not isinstance(pool, CpuGraphPool):

@@ -262,7 +262,6 @@ class FakeBackend:
             rebind_inputs=not copy,
             rebind_outputs=not copy,
             has_streams=False,
-            philox=False,
         )
         self.faults: dict[str, list[Any]] = {}
         self.pools: list[Any] = []
