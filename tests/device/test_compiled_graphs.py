@@ -63,6 +63,13 @@ def flat(result):
     return result if isinstance(result, tuple) else (result,)
 
 
+def compare_kept(kept):
+    """Compare results of the device with the CPU's, after all calls."""
+    for got, expected in kept:
+        for one, other in zip(flat(got), flat(expected), strict=True):
+            torch.testing.assert_close(one.cpu(), other)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_results_equal_the_cpus_and_are_the_callers(name, order):
     """Two sizes in turn: warmup, capture, replays; every result of every call keeps its value."""
@@ -73,9 +80,7 @@ def test_results_equal_the_cpus_and_are_the_callers(name, order):
         for number in range(10):
             x = torch.randn(size(3 + number % 2))
             kept.append((compiled(x.to(SIM)), twin(x)))
-    for got, expected in kept:
-        for one, other in zip(flat(got), flat(expected), strict=True):
-            torch.testing.assert_close(one.cpu(), other)
+    compare_kept(kept)
     report = default_context(SIM).explain()
     assert report.captures == 2
     assert sum(node.replays for node in report.nodes) == 6

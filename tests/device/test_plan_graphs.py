@@ -9,7 +9,7 @@ from torch import nn
 
 import staticrt
 from staticrt.errors import OptionError
-from tests.device.test_compiled_graphs import MODELS
+from tests.device.test_compiled_graphs import MODELS, compare_kept, flat
 from tests.support.threads import in_threads
 
 SIM = "sim:0"
@@ -32,10 +32,6 @@ class Stateful(nn.Module):
 def pair(model):
     twin = copy.deepcopy(model).eval()
     return copy.deepcopy(twin).to(SIM), twin
-
-
-def flat(result):
-    return result if isinstance(result, tuple) else (result,)
 
 
 def check(compiled, twin, x, there=None):
@@ -63,9 +59,7 @@ def test_results_equal_the_cpus_and_are_the_callers(name, order):
     for number in range(12):
         x = torch.randn(size(3 + number % 2))
         kept.append((compiled(x.to(SIM)), twin(x)))
-    for got, expected in kept:
-        for one, other in zip(flat(got), flat(expected), strict=True):
-            torch.testing.assert_close(one.cpu(), other)
+    compare_kept(kept)
     # A general run and one of the steps for each size, then launches.
     assert graphs_of(compiled) == (2, 8, [])
     assert "captured 1 times, launched 4 times" in str(compiled.explain())
