@@ -18,6 +18,7 @@ import torch
 from staticrt import torch_private
 from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.reasons import CannotTrace, NeedsNoGradient
+from staticrt.frontend.tracing.maybe_views import storage_of
 from staticrt.frontend.tracing.tracer import AUTOGRAD_NODE, BACKWARD
 from staticrt.shapes.fake_results import new
 from staticrt.training import formulas
@@ -118,11 +119,11 @@ class Backward:
         Returns:
             What outputs view that is no output itself, and no input.
         """
-        inputs = {_memory(value) for value in given}
+        inputs = {storage_of(value) for value in given}
         sharing: dict[int, list[torch.Tensor]] = {}
         for out in outputs:
-            if isinstance(out, torch.Tensor) and _memory(out) not in inputs:
-                sharing.setdefault(_memory(out), []).append(out)
+            if isinstance(out, torch.Tensor) and storage_of(out) not in inputs:
+                sharing.setdefault(storage_of(out), []).append(out)
         computed: dict[int, torch.Tensor] = {}
         for memory, found in sharing.items():
             if len({id(out) for out in found}) == 1 and not torch_private.is_one_of_several_views(found[0]):
@@ -135,11 +136,6 @@ class Backward:
         wanted = {id(base) for base in computed.values()}
         self.own = frozenset(i for i, out in enumerate((*outputs, *viewed)) if id(out) in wanted)
         return viewed
-
-
-def _memory(value: torch.Tensor) -> int:
-    """The storage of a tensor."""
-    return int(value.untyped_storage()._cdata)
 
 
 def refuse_distributed(snapshot: Snapshot) -> None:

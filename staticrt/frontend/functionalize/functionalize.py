@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from staticrt.frontend.reasons import CannotTrace
+from staticrt.frontend.tracing.maybe_views import shares_storage, storage_of
 from staticrt.frontend.tracing.tracer import Tracer
 
 aten = torch.ops.aten
@@ -64,7 +65,7 @@ class _Functionalizer:
         for node in self.old.graph.nodes:
             if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
                 for arg in _written_args(node):
-                    found.add(_storage(arg.meta["val"]))
+                    found.add(storage_of(arg.meta["val"]))
         return found
 
     def run(self, outputs: list[Any]) -> tuple[Tracer, list[Any], set[fx.Node]]:
@@ -103,7 +104,7 @@ class _Functionalizer:
             self._define_root(node)
 
     def _define_root(self, node: fx.Node) -> None:
-        storage = _storage(node.meta["val"])
+        storage = storage_of(node.meta["val"])
         if storage not in self.written:
             return
         if storage in self.roots:
@@ -132,19 +133,19 @@ class _Functionalizer:
         if node.target._schema.is_mutable:
             self._write(node)
             return
-        if isinstance(value, torch.Tensor) and _storage(value) in self.written:
-            if any(isinstance(a, fx.Node) and _shares(a, value) for a in node.args):
+        if isinstance(value, torch.Tensor) and storage_of(value) in self.written:
+            if any(isinstance(a, fx.Node) and shares_storage(a, value) for a in node.args):
                 self.env[node] = self._apply_view(node)
-                self.current[node] = self.version[_storage(value)]
+                self.current[node] = self.version[storage_of(value)]
                 return
             self._copy(node)
             self._define_root(node)
             return
         if isinstance(value, (list, tuple)) and any(
-            isinstance(item, torch.Tensor) and _storage(item) in self.written for item in value
+            isinstance(item, torch.Tensor) and storage_of(item) in self.written for item in value
         ):
             source = node.args[0]
-            if isinstance(source, fx.Node) and _shares(source, value[0]):
+            if isinstance(source, fx.Node) and shares_storage(source, value[0]):
                 self.env[node] = None  # unbind, split: each getitem is a view of its own
                 return
         self._copy(node)
@@ -152,13 +153,13 @@ class _Functionalizer:
     def _getitem(self, node: fx.Node) -> None:
         source, index = cast(fx.Node, node.args[0]), cast(int, node.args[1])
         value = node.meta["val"]
-        if isinstance(value, torch.Tensor) and _storage(value) in self.written:
+        if isinstance(value, torch.Tensor) and storage_of(value) in self.written:
             if self.env[source] is None:
                 self.env[node] = self._apply_view(node)
-                self.current[node] = self.version[_storage(value)]
+                self.current[node] = self.version[storage_of(value)]
                 return
             self.env[node] = self.env[source][index]
-            if _storage(value) not in self.roots:
+            if storage_of(value) not in self.roots:
                 self._define_root(node)
             return
         self.env[node] = self.env[source][index] if self.env[source] is not None else self._apply_view(node)
@@ -196,7 +197,7 @@ class _Functionalizer:
         if not isinstance(value, torch.Tensor):
             return self.env[node]
         node = self._canonical(node)
-        storage = _storage(value)
+        storage = storage_of(value)
         if storage not in self.written or self.current.get(node) == self.version[storage]:
             return self.env[node]
         if self.roots[storage] is node:
@@ -242,8 +243,8 @@ class _Functionalizer:
             self._store(target, result)
         value = node.meta["val"]
         if isinstance(value, torch.Tensor):
-            storage = _storage(value)
-            if storage in self.written and any(_shares(target, value) for target in targets):
+            storage = storage_of(value)
+            if storage in self.written and any(shares_storage(target, value) for target in targets):
                 self.env[node] = self._fresh(targets[0])
                 self.current[node] = self.version[storage]
             else:
@@ -253,7 +254,7 @@ class _Functionalizer:
 
     def _write_in_place(self, node: fx.Node, targets: list[fx.Node]) -> None:
         for target in map(self._canonical, targets):
-            storage = _storage(target.meta["val"])
+            storage = storage_of(target.meta["val"])
             if target.op != "placeholder" or self.roots[storage] is not target:
                 raise CannotTrace(f"{node.target} updates what is not a parameter or state of its own")
             self._store_placeholder(storage, target)
@@ -281,7 +282,7 @@ class _Functionalizer:
         old_value = target.meta["val"]
         if result.dtype != old_value.dtype:
             result = self._call(aten._to_copy.default, result, dtype=old_value.dtype)
-        storage = _storage(old_value)
+        storage = storage_of(old_value)
         node, value = target, result
         while self.roots.get(storage) is not node:
             parent, function, args, kwargs = self._view_of(node)
@@ -310,7 +311,7 @@ class _Functionalizer:
             return source, many.target, [*self._values(many.args[1:]), index], self._value(many.kwargs)  # type: ignore[return-value]
         if not isinstance(node.target, torch._ops.OpOverload):
             raise CannotTrace("a write to memory of unknown origin")
-        source = next(a for a in node.args if isinstance(a, fx.Node) and _shares(a, node.meta["val"]))
+        source = next(a for a in node.args if isinstance(a, fx.Node) and shares_storage(a, node.meta["val"]))
         return source, node.target, self._values(node.args[1:]), self._value(node.kwargs)
 
     # -- ends --------------------------------------------------------------------------------------------------
@@ -339,19 +340,10 @@ class _Functionalizer:
                 return node
             written = _written_args(cast(fx.Node, made))
             same = [arg for arg in written if arg.meta["val"] is node.meta["val"]]
-            same = same or [arg for arg in written if _shares(arg, node.meta["val"])]
+            same = same or [arg for arg in written if shares_storage(arg, node.meta["val"])]
             if not same:
                 return node
             node = same[0]
-
-
-def _storage(value: torch.Tensor) -> int:
-    return int(value.untyped_storage()._cdata)
-
-
-def _shares(node: fx.Node, value: torch.Tensor) -> bool:
-    own = node.meta.get("val")
-    return isinstance(own, torch.Tensor) and _storage(own) == _storage(value)
 
 
 def _written_args(node: fx.Node) -> list[fx.Node]:

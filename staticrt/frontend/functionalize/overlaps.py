@@ -17,7 +17,7 @@ from torch import fx
 
 from staticrt import tuning
 from staticrt.frontend.reasons import CannotTrace
-from staticrt.frontend.tracing.maybe_views import SizesDecideViews
+from staticrt.frontend.tracing.maybe_views import SizesDecideViews, shares_storage, storage_of
 from staticrt.shapes.fake_results import is_contiguous
 from staticrt.shapes.rules.layout import is_dense
 from staticrt.shapes.size_checks import statically_known_true
@@ -39,7 +39,11 @@ def check_apart(node: fx.Node, targets: Sequence[fx.Node]) -> None:
             raise _refusal(node)
         for other in node.all_input_nodes:
             value = other.meta.get("val")
-            if other is target or not isinstance(value, torch.Tensor) or _storage(value) != _storage(written):
+            if (
+                other is target
+                or not isinstance(value, torch.Tensor)
+                or storage_of(value) != storage_of(written)
+            ):
                 continue
             if pointwise and other not in targets and _place(value) == _place(written):
                 continue
@@ -127,7 +131,9 @@ def _path(node: fx.Node) -> list[_Step]:
         value = node.meta["val"]
         made, rest = (node, ()) if node.target is not operator.getitem else (node.args[0], (node.args[1],))
         assert isinstance(made, fx.Node)
-        source = next((arg for arg in made.args if isinstance(arg, fx.Node) and _shares(arg, value)), None)
+        source = next(
+            (arg for arg in made.args if isinstance(arg, fx.Node) and shares_storage(arg, value)), None
+        )
         if source is None:
             break
         if not made.target._schema.is_mutable:  # type: ignore[union-attr]
@@ -220,12 +226,3 @@ def _place(value: torch.Tensor) -> tuple[Any, ...]:
 
 def _expressions(values: Any) -> tuple[Any, ...]:
     return tuple(v.node.expr if isinstance(v, torch.SymInt) else v for v in values)
-
-
-def _storage(value: torch.Tensor) -> int:
-    return int(value.untyped_storage()._cdata)
-
-
-def _shares(node: fx.Node, value: torch.Tensor) -> bool:
-    own = node.meta.get("val")
-    return isinstance(own, torch.Tensor) and _storage(own) == _storage(value)

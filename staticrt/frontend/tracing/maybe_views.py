@@ -70,12 +70,12 @@ def find(
     if source.layout is not torch.strided:
         return None
     symbolic = any(isinstance(n, torch.SymInt) for n in (*source.shape, *source.stride(), *result.shape))
-    if not symbolic or _storage(source) == _storage(result):
+    if not symbolic or storage_of(source) == storage_of(result):
         return None
     is_guarded = func is not aten.contiguous.default or not _is_ours(source)
     nodes = None if func is aten.contiguous.default else (node_of(source), node_of(result))
     return MaybeView(
-        _storage(source), _storage(result), nodes, _is_view_now(func, source, result), is_guarded
+        storage_of(source), storage_of(result), nodes, _is_view_now(func, source, result), is_guarded
     )
 
 
@@ -246,11 +246,18 @@ def _written(node: fx.Node) -> Iterator[int]:
 
 def _storages_of(value: Any) -> Iterator[int]:
     if isinstance(value, torch.Tensor):
-        yield _storage(value)
+        yield storage_of(value)
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _storages_of(item)
 
 
-def _storage(tensor: torch.Tensor) -> int:
+def storage_of(tensor: torch.Tensor) -> int:
+    """What tells a tensor's storage from others, also a fake one's."""
     return int(tensor.untyped_storage()._cdata)
+
+
+def shares_storage(node: fx.Node, value: torch.Tensor) -> bool:
+    """Whether the node gives a tensor on the storage of `value`."""
+    own = node.meta.get("val")
+    return isinstance(own, torch.Tensor) and storage_of(own) == storage_of(value)
