@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ MOST_SUBMISSION_US = 1.0  # of a node on the simulated device, median
 MOST_ARENA = 1.0  # of the planner's lower bound
 ROUNDS = 30
 _WARM_UP = 3  # the first call traces, the second records sizes, the third is prepared
+_MORE_WAYS: tuple[dict[str, Any], ...] = ({"graphs": True}, {"plan_graphs": True})
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,9 @@ class DeviceRow:
         nodes: of the traced graph.
         difference: "" where the answer is eager's on the same device, else how it differs.
         eager_us, ours_us: median time in microseconds until a call returns (sim), or until the device has finished it.
+        graphs_us, plan_graphs_us: the same, compiled with `graphs=True` and `plan_graphs=True`.
+        launches, plan_graphs_launches: kernels and graphs that a call of `ours_us` and of `plan_graphs_us` gives the
+            driver; -1: only sim counts them.
         node_us: `ours_us` over `nodes`.
         arena_bytes, lower_bound_bytes: memory of managed values, and the least that any plan takes.
         waits: what made the host wait for the device in a steady call, and how often. Waits of the model's own
@@ -56,6 +61,10 @@ class DeviceRow:
     difference: str
     eager_us: float
     ours_us: float
+    graphs_us: float
+    plan_graphs_us: float
+    launches: int
+    plan_graphs_launches: int
     arena_bytes: int
     lower_bound_bytes: int
     waits: dict[str, int]
@@ -67,7 +76,7 @@ class DeviceRow:
 
     @property
     def verdict(self) -> str:
-        """`MISSED` for a wrong answer, a larger arena than the bound, a hidden wait or a late return."""
+        """`MISSED` for a wrong answer, a larger arena than the bound, a hidden wait or a late return of the plain way."""
         is_late = self.device.startswith("sim") and self.node_us > MOST_SUBMISSION_US
         is_large = self.arena_bytes > MOST_ARENA * self.lower_bound_bytes
         return MISSED if self.difference or is_large or is_late or self.waits else PASSED
@@ -101,6 +110,20 @@ def _waits_counted(device: str, counts: dict[str, int]) -> Iterator[None]:
         yield
 
 
+def _launches(call: Callable[[], object], device: str) -> int:
+    """Kernels and graphs that a call gives the driver; -1: nobody counts them."""
+    if not device.startswith("sim"):
+        return -1
+    sim = memory.device(device)
+
+    def so_far() -> int:
+        return sim.calls("launch") + sim.calls("graph_launch")
+
+    before = so_far()
+    call()
+    return so_far() - before
+
+
 def _median_us(call: Callable[[], object], finish: Callable[[], object], timed_to_end: bool) -> float:
     times = []
     for _ in range(ROUNDS):
@@ -121,30 +144,40 @@ def measure(name: str, device: str) -> DeviceRow:
     module = copy.deepcopy(entry.build()).to(device)
     inputs = _moved(entry.inputs(), device)
     fast = compile(module)
+    others = [compile(copy.deepcopy(module), **way) for way in _MORE_WAYS]
 
     def finish() -> None:
         torch.accelerator.synchronize(torch.device(device).index or 0)
 
     expected = _moved(leaves(module(*inputs)), "cpu")
-    for _ in range(_WARM_UP):
-        got = _moved(leaves(fast(*inputs)), "cpu")
-    found = difference(got, expected, rtol=entry.rtol, atol=entry.atol)
+    differs = ""
+    for run in (fast, *others):
+        for _ in range(_WARM_UP):
+            got = _moved(leaves(run(*inputs)), "cpu")
+        differs = differs or difference(got, expected, rtol=entry.rtol, atol=entry.atol).reason or ""
     waits: dict[str, int] = {}
     finish()
     with _waits_counted(device, waits):
         fast(*inputs)
+    launches = _launches(partial(fast, *inputs), device)
+    plan_graphs_launches = _launches(partial(others[1], *inputs), device)
     to_end = not device.startswith("sim")
-    eager_us = _median_us(lambda: module(*inputs), finish, to_end)
-    ours_us = _median_us(lambda: fast(*inputs), finish, to_end)
+    eager_us, ours_us, graphs_us, plan_graphs_us = (
+        _median_us(partial(run, *inputs), finish, to_end) for run in (module, fast, *others)
+    )
     report = fast.explain()
     signatures = [signature for trace in report.traces for signature in trace.signatures]
     return DeviceRow(
         device=device,
         name=name,
         nodes=sum(trace.nodes for trace in report.traces),
-        difference=found.reason or "",
+        difference=differs,
         eager_us=eager_us,
         ours_us=ours_us,
+        graphs_us=graphs_us,
+        plan_graphs_us=plan_graphs_us,
+        launches=launches,
+        plan_graphs_launches=plan_graphs_launches,
         arena_bytes=sum(signature.arena_bytes for signature in signatures),
         lower_bound_bytes=sum(signature.lower_bound_bytes for signature in signatures),
         waits=waits,
@@ -178,7 +211,7 @@ def render(rows: Sequence[dict[str, Any]]) -> str:
     body = []
     for row in rows:
         if "failed" in row:
-            body.append((row["device"], row["name"], *[""] * 7, f"failed: {row['failed']}", row["verdict"]))
+            body.append((row["device"], row["name"], *[""] * 11, f"failed: {row['failed']}", row["verdict"]))
             continue
         body.append(
             (
@@ -187,8 +220,14 @@ def render(rows: Sequence[dict[str, Any]]) -> str:
                 row["nodes"],
                 f"{row['eager_us']:,.0f}",
                 f"{row['ours_us']:,.0f}",
+                f"{row['graphs_us']:,.0f}",
+                f"{row['plan_graphs_us']:,.0f}",
                 f"{row['eager_us'] / row['ours_us']:.2f}",
                 f"{row['node_us']:.2f}",
+                *(
+                    "" if row[count] < 0 else str(row[count])
+                    for count in ("launches", "plan_graphs_launches")
+                ),
                 f"{row['arena_bytes'] / 1024:,.0f}",
                 f"{row['lower_bound_bytes'] / 1024:,.0f}",
                 row["difference"]
@@ -205,18 +244,22 @@ def render(rows: Sequence[dict[str, Any]]) -> str:
             "nodes",
             "eager µs",
             "ours µs",
+            "graphs µs",
+            "plan µs",
             "ratio",
             "µs a node",
+            "launches",
+            "plan's",
             "arena KiB",
             "bound KiB",
             "differs, waits",
             "verdict",
         ),
         disable_numparse=True,
-        colalign=("left", "left", *["right"] * 7, "left", "left"),
+        colalign=("left", "left", *["right"] * 11, "left", "left"),
     )
     return (
-        f"{table}\n\nOn sim: time until a call has enqueued its work. Targets: eager's answers, arenas of the planner's "
+        f"{table}\n\nOn sim: time until a call has enqueued its work; graphs: `graphs=True`, plan: `plan_graphs=True`. Targets: eager's answers, arenas of the planner's "
         f"lower bound, no hidden wait, and on sim at most {MOST_SUBMISSION_US:g} µs a node."
     )
 

@@ -11,7 +11,7 @@ from staticrt.models.bench import command, devices
 from staticrt.models.bench.devices import DeviceRow, render
 from staticrt.models.bench.gates import MISSED, PASSED
 
-ROW = DeviceRow("sim:0", "mlp", 5, "", 10.0, 4.0, 1024, 1024, {}, ())
+ROW = DeviceRow("sim:0", "mlp", 5, "", 10.0, 4.0, 3.0, 2.0, 5, 1, 1024, 1024, {}, ())
 
 
 @pytest.mark.parametrize("model", ["mlp", "encoder_tiny"])
@@ -25,6 +25,8 @@ def test_a_model_gives_eagers_answer_within_the_planners_bound(model):
     assert 0 < row.arena_bytes == row.lower_bound_bytes
     assert row.waits == {}
     assert list(row.eagerly) == []
+    assert row.launches > 1
+    assert row.plan_graphs_launches == 1
 
 
 @pytest.mark.parametrize(
