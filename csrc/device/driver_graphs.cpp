@@ -42,32 +42,52 @@ bool captured(Driver& driver, StreamId stream) {
   return !driver.capture_state(stream, &state).ok() || state.status != alloc::CaptureStatus::none;
 }
 
-// Capture streams that no place has. Work of a place that is gone comes before what they hold next.
-struct FreeStreams {
-  std::mutex mutex;
-  std::map<const Driver*, std::vector<StreamId>> streams;
-};
-FreeStreams& free_streams() {
-  static auto* streams = new FreeStreams;
-  return *streams;
-}
+// What places leave behind.
+class LeftByPlaces {
+ public:
+  struct Left {
+    const GraphSource* source;
+    StreamId stream;  // whose launches may still use the rest
+    StreamId capture_stream;
+    alloc::PoolId pool;
+  };
 
-Status take_stream(Driver& driver, StreamId* stream) {
-  {
-    const std::lock_guard lock(free_streams().mutex);
-    auto& streams = free_streams().streams[&driver];
-    if (!streams.empty()) {
-      *stream = streams.back();
-      streams.pop_back();
-      return Status::Ok();
-    }
+  Status take_stream(const GraphSource& source, StreamId* stream) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(left_, [&](const Left& left) { return left.source == &source && settle(left); });
+    auto& streams = streams_[&source];
+    if (streams.empty()) return source.driver->stream_create(stream);
+    *stream = streams.back();
+    streams.pop_back();
+    return Status::Ok();
   }
-  return driver.stream_create(stream);
-}
+  void give_back_stream(const GraphSource& source, StreamId stream) {
+    const std::lock_guard lock(mutex_);
+    streams_[&source].push_back(stream);
+  }
+  void leave(const Left& left) {
+    const std::lock_guard lock(mutex_);
+    if (!settle(left)) left_.push_back(left);
+  }
 
-void give_back_stream(Driver& driver, StreamId stream) {
-  const std::lock_guard lock(free_streams().mutex);
-  free_streams().streams[&driver].push_back(stream);
+ private:
+  // Where the stream is captured by now, an event would take the other one into that capture.
+  bool settle(const Left& left) {
+    Driver& driver = *left.source->driver;
+    if (captured(driver, left.stream) || !order(driver, left.stream, left.capture_stream).ok()) return false;
+    if (left.source->tensors) (void)left.source->tensors->pools().release(left.pool).ok();
+    streams_[left.source].push_back(left.capture_stream);
+    return true;
+  }
+
+  std::mutex mutex_;
+  // Capture streams that no place has: work of a place that is gone comes before what they hold next.
+  std::map<const GraphSource*, std::vector<StreamId>> streams_;
+  std::vector<Left> left_;  // what was captured when its place went
+};
+LeftByPlaces& left_by_places() {
+  static auto* left = new LeftByPlaces;
+  return *left;
 }
 
 // Allocations that torch's allocator of the device has made so far.
@@ -81,11 +101,11 @@ int64_t allocations(const DeviceMemory& memory) {
 
 GraphPlace::GraphPlace(const DeviceMemory& memory)
     : memory_(memory), source_(*memory.graphs()), stream_(memory.native_stream()) {
-  check(memory_, take_stream(*source_.driver, &capture_stream_));
+  check(memory_, left_by_places().take_stream(source_, &capture_stream_));
   Status status = order(*source_.driver, capture_stream_, stream_);
   if (status.ok() && source_.tensors) status = make_pool(source_.tensors->pools());
   if (status.ok()) return;
-  give_back_stream(*source_.driver, capture_stream_);
+  left_by_places().give_back_stream(source_, capture_stream_);
   check(memory_, status);
 }
 
@@ -99,13 +119,8 @@ Status GraphPlace::make_pool(alloc::Pools& pools) {
 }
 
 GraphPlace::~GraphPlace() {
-  Driver& driver = *source_.driver;
-  const alloc::RelaxedCapture relaxed(driver);
-  // Launches may still use the pool and workspaces of the capture stream. Where their stream is captured by
-  // now, an event would take this one into that capture: both are given up then.
-  if (captured(driver, stream_) || !order(driver, stream_, capture_stream_).ok()) return;
-  if (source_.tensors) (void)source_.tensors->pools().release(pool_).ok();
-  give_back_stream(driver, capture_stream_);
+  const alloc::RelaxedCapture relaxed(*source_.driver);
+  left_by_places().leave({&source_, stream_, capture_stream_, pool_});
 }
 
 DriverGraph::DriverGraph(GraphPlace& place, const std::function<void(DriverGraph&)>& record) : place_(place) {
@@ -120,7 +135,7 @@ DriverGraph::DriverGraph(GraphPlace& place, const std::function<void(DriverGraph
       return of == stream;
     }));
   const int64_t allocated = scope ? 0 : allocations(memory);
-  check(memory, driver.capture_begin(stream, alloc::CaptureMode::relaxed));
+  check(memory, driver.capture_begin(stream, alloc::CaptureMode::trial));
   try {
     record(*this);
   } catch (...) {

@@ -65,6 +65,34 @@ def test_results_equal_the_cpus_and_are_the_callers(name, order):
     assert "captured 1 times, launched 4 times" in str(compiled.explain())
 
 
+class DrawsNothing(nn.Module):
+    """Operators that draw random numbers in other calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.5, batch_first=True)
+        self.recurrent = nn.GRU(16, 8, num_layers=2, dropout=0.5, batch_first=True)
+
+    def forward(self, x):
+        y = nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.0, is_causal=True)
+        return self.recurrent(self.layer(x + y))[0], nn.functional.rrelu(y)
+
+
+@torch.no_grad()
+def test_operators_that_draw_nothing_are_launched(order):
+    there, twin = pair(DrawsNothing())
+    compiled = staticrt.compile(there, plan_graphs=True)
+    torch.manual_seed(0)
+    for _ in range(6):
+        check(compiled, twin, torch.randn(2, 5, 16))
+    assert graphs_of(compiled) == (1, 4, [])
+    after = torch.rand(3, device=SIM)
+    torch.manual_seed(0)
+    for _ in range(6):
+        there(torch.randn(2, 5, 16).to(SIM))
+    torch.testing.assert_close(after.cpu(), torch.rand(3, device=SIM).cpu())
+
+
 @torch.no_grad()
 def test_a_call_is_one_launch(sim):
     there, twin = pair(MODELS["perceptron"][0])
@@ -325,6 +353,78 @@ def test_memory_goes_with_the_model(order):
     assert allocated() == before
 
 
+@torch.no_grad()
+def test_a_larger_size_moves_no_graph(order):
+    """What was captured over a former arena is launched there, as long as former arenas are small together."""
+    there, twin = pair(MODELS["perceptron"][0])
+    compiled = staticrt.compile(there, plan_graphs=True)
+    for _ in range(3):
+        for rows in (64, 128, 256, 512):
+            for _ in range(3):
+                check(compiled, twin, torch.randn(rows, 8))
+    assert graphs_of(compiled) == (4, 28, [])
+
+
+def arena_bytes(compiled):
+    return max(s.arena_bytes for trace in compiled.explain().traces for s in trace.signatures)
+
+
+def allocated_bytes():
+    gc.collect()
+    torch.accelerator.synchronize(0)
+    return torch.accelerator.memory_stats(0)["allocated_bytes.all.current"]
+
+
+@torch.no_grad()
+def test_former_arenas_are_no_larger_than_the_arena(order):
+    there, twin = pair(MODELS["perceptron"][0])
+    plain, captured = staticrt.compile(there), staticrt.compile(there, plan_graphs=True)
+    held = {}
+    for compiled in (plain, captured):
+        before = allocated_bytes()
+        for rows in range(64, 1024, 64):
+            for _ in range(4):
+                x = torch.randn(rows, 8)
+                check(compiled, twin, x)
+        held[compiled] = allocated_bytes() - before
+    # Each graph has buffers of its own for arguments and results besides.
+    buffers = sum(rows * (8 + twin[-1].out_features) * 4 + 2 * 512 for rows in range(64, 1024, 64))
+    assert held[captured] - held[plain] <= arena_bytes(captured) + buffers
+    assert graphs_of(captured)[2] == []
+
+
+@torch.no_grad()
+def test_former_arenas_give_way_where_memory_runs_out(sim):
+    there, twin = pair(MODELS["perceptron"][0])
+    compiled = staticrt.compile(there, plan_graphs=True)
+    large = 1 << 16  # rows whose arena needs memory of the driver's
+    for rows in (4, 8, large, 4, 8, large):
+        for call in ("physical_create", "segment_alloc"):
+            sim.fail(call, 1, "oom", times=1)
+        for _ in range(3):
+            check(compiled, twin, torch.randn(rows, 8))
+        sim.clear_faults()
+    assert graphs_of(compiled)[1] > 0
+
+
+@torch.no_grad()
+def test_arguments_that_nobody_reads_are_not_copied(sim):
+    def forward(x, like, viewed):
+        return x.expand(like.shape[0], -1) + 1, viewed.t(), like
+
+    compiled = staticrt.compile(forward, plan_graphs=True)
+    copies = sim.calls("capture_copy")
+    for _ in range(6):
+        like, viewed = torch.randn(3, 4, device=SIM), torch.randn(2, 5, device=SIM)
+        x = torch.randn(1, 4)
+        got, view, same = compiled(x.to(SIM), like, viewed)
+        torch.testing.assert_close(got.cpu(), forward(x, like, viewed)[0])
+        assert view.data_ptr() == viewed.data_ptr()
+        assert same is like
+    assert graphs_of(compiled) == (1, 4, [])
+    assert sim.calls("capture_copy") == copies + 2  # the first argument, and a result
+
+
 def test_training_equals_the_cpus(order):
     there, twin = pair(MODELS["perceptron"][0])
     compiled = staticrt.compile(there, plan_graphs=True)
@@ -399,6 +499,38 @@ def test_graphs_and_arenas_that_go_in_a_capture(sim):
     torch.accelerator.synchronize(0)
     assert y.tolist() == [2] * 8
     graph.close()
+
+
+def pools_of_graphs(sim):
+    gc.collect()
+    torch.accelerator.synchronize(0)
+    staticrt.memory.empty_cache(device=SIM)
+    return {tuple(segment["segment_pool_id"]) for segment in sim.snapshot()["segments"]} - {(0, 0)}
+
+
+@torch.no_grad()
+def test_memory_of_graphs_whose_stream_is_captured_is_released_later(sim):
+    def model(x):
+        return x.long()[0].add_(1)  # allocated while it is captured
+
+    def captured(rows):
+        compiled = staticrt.compile(model, plan_graphs=True)
+        for _ in range(4):
+            check(compiled, model, 9 * torch.randn(rows, 8))
+        assert graphs_of(compiled) == (1, 2, [])
+        return compiled
+
+    before = pools_of_graphs(sim)
+    stream = torch.Stream(SIM)
+    with stream:
+        compiled = captured(5)
+        with sim.capture(stream.stream_id, mode="thread_local") as graph:
+            del compiled
+            gc.collect()
+    graph.close()
+    assert len(pools_of_graphs(sim)) == len(before) + 1
+    captured(6)
+    assert pools_of_graphs(sim) == before
 
 
 @pytest.mark.parametrize(

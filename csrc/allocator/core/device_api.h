@@ -39,8 +39,10 @@ struct CaptureState {
   uint64_t id = 0;  // of the capture, unique in the process; 0 if none
 };
 
-// What a thread may do while some stream is captured. `relaxed` allows growth (rule G7).
-enum class CaptureMode : uint8_t { global, thread_local_, relaxed };
+// What a thread may do while some stream is captured. `relaxed` allows growth (rule G7). `trial` is relaxed
+// too; whoever began it goes on without a graph, so that a driver which reports mistakes reports none that
+// breaks it.
+enum class CaptureMode : uint8_t { global, thread_local_, relaxed, trial };
 
 struct ProcessUse {
   int64_t pid = 0;

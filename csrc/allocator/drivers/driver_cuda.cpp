@@ -234,9 +234,9 @@ class CudaDriver final : public Driver {
   }
 
   Status capture_begin(StreamId stream, CaptureMode mode) override {
-    return in_context(
-        [&] { return calls_.cuStreamBeginCapture(stream_of(stream), static_cast<cu::Mode>(mode)); },
-        "cuStreamBeginCapture");
+    const auto cuda_mode = static_cast<cu::Mode>(mode == CaptureMode::trial ? CaptureMode::relaxed : mode);
+    return in_context([&] { return calls_.cuStreamBeginCapture(stream_of(stream), cuda_mode); },
+                      "cuStreamBeginCapture");
   }
   Status capture_end(StreamId stream, GraphId* graph) override {
     cu::Graph made = nullptr;

@@ -106,8 +106,9 @@ Status SimDriver::seen(Status status) {
 
 Status SimDriver::break_capture(SimGraph& graph, const std::string& what, CaptureError error) {
   graph.invalidate(what);
-  return seen(capture_error(
-      error, detail::concat(what, " breaks the capture of ", streams_.text_of(graph.origin()))));
+  Status status =
+      capture_error(error, detail::concat(what, " breaks the capture of ", streams_.text_of(graph.origin())));
+  return graph.is_trial() ? status : seen(std::move(status));
 }
 
 Status SimDriver::keep_captured(Addr address, Bytes size_bytes, const char* what) {

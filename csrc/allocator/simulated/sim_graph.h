@@ -51,7 +51,11 @@ class SimGraph {
 
   // `device`: ends with the device whose stream it is, here and in join().
   SimGraph(uint64_t id, DeviceStream origin, CaptureMode mode, const std::weak_ptr<const void>& device)
-      : id_(id), origin_(origin), mode_(mode), thread_(std::this_thread::get_id()) {
+      : id_(id),
+        origin_(origin),
+        mode_(mode == CaptureMode::trial ? CaptureMode::relaxed : mode),
+        is_trial_(mode == CaptureMode::trial),
+        thread_(std::this_thread::get_id()) {
     branches_[origin].slot = 0;
     devices_[origin.device] = device;
   }
@@ -59,6 +63,7 @@ class SimGraph {
   uint64_t id() const { return id_; }
   DeviceStream origin() const { return origin_; }
   CaptureMode mode() const { return mode_; }
+  bool is_trial() const { return is_trial_; }
   std::thread::id thread() const { return thread_; }
   bool invalidated() const { return invalidated_; }
   const std::string& why() const { return why_; }
@@ -160,6 +165,7 @@ class SimGraph {
   uint64_t id_;
   DeviceStream origin_;
   CaptureMode mode_;
+  bool is_trial_;
   std::thread::id thread_;
   bool invalidated_ = false;
   std::string why_;

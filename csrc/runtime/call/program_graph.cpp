@@ -18,9 +18,10 @@ bool acts_outside(const Node& node) {
   return node.has_effects && node.written_args.empty();
 }
 
+// The operator may be tagged and this call draw nothing: attention without dropout.
 bool is_random(const Node& node) {
-  return (node.handle && node.handle->hasTag(at::Tag::nondeterministic_seeded)) ||
-         (acts_outside(node) && node.num_outputs > 0);
+  return node.has_effects && ((node.handle && node.handle->hasTag(at::Tag::nondeterministic_seeded)) ||
+                              (acts_outside(node) && node.num_outputs > 0));
 }
 
 // Whether what it does is work of the device's.
@@ -107,11 +108,12 @@ class ProgramGraphs::Graph {
   Graph(GraphPlace& place, const DeviceMemory& memory, std::shared_ptr<const PreparedProgram> prepared,
         const std::vector<ValueId>& stay, std::span<const InputView> inputs, Arenas& arenas)
       : frame_(std::move(prepared)) {
-    generation_ = arena_of(memory, arenas).generation;
+    arena_ = arenas.captured(memory, this->prepared().arena_bytes(memory));
+    const std::vector<bool> is_read = find_read_inputs();
     std::vector<InputView> views(inputs.begin(), inputs.end());
     copies_.reserve(inputs.size());  // views point to its buffers
     for (ValueId id = 0; id < inputs.size(); ++id) {
-      if (inputs[id].tensor == nullptr) continue;
+      if (inputs[id].tensor == nullptr || !is_read[id]) continue;
       const at::Tensor& tensor = *inputs[id].tensor;
       if (std::ranges::binary_search(stay, id)) {
         held_.push_back({id, tensor.storage().getWeakStorageImpl(), data_of(tensor)});
@@ -133,9 +135,8 @@ class ProgramGraphs::Graph {
   const PreparedProgram& prepared() const { return frame_.prepared(); }
 
   // Whether a launch on these inputs is right.
-  bool fits(const DeviceMemory& memory, std::span<const InputView> inputs, Arenas& arenas) const {
-    return arena_of(memory, arenas).generation == generation_ &&
-           std::ranges::all_of(held_, [&](const HeldInput& held) {
+  bool fits(std::span<const InputView> inputs) const {
+    return arena_->is_kept && std::ranges::all_of(held_, [&](const HeldInput& held) {
              const at::Tensor& tensor = *inputs[held.input].tensor;
              return data_of(tensor) == held.data &&
                     held.storage._unsafe_get_target() == tensor.storage().unsafeGetStorageImpl();
@@ -189,8 +190,17 @@ class ProgramGraphs::Graph {
 
   static const void* data_of(const at::Tensor& tensor) { return tensor.unsafeGetTensorImpl()->data(); }
 
-  Arena& arena_of(const DeviceMemory& memory, Arenas& arenas) const {
-    return arenas.at_least(memory, prepared().arena_bytes(memory));
+  // Those whose bytes some step reads or writes.
+  std::vector<bool> find_read_inputs() const {
+    const Program& program = *prepared().bound().program;
+    std::vector<bool> is_read(program.num_values(), false);
+    for (const Step& step : prepared().steps()) {
+      if (step.kind == StepKind::kAllocate || step.kind == StepKind::kView) continue;
+      for (const uint32_t node : prepared().nodes_of(step))
+        for (const ValueId id : program.reads(program.nodes()[node]))
+          if (prepared().records()[id].is_tensor) is_read[prepared().records()[id].owner] = true;
+    }
+    return is_read;
   }
 
   // Results that out variants write lie in buffers; those that operators make lie in the graph's memory.
@@ -243,7 +253,7 @@ class ProgramGraphs::Graph {
   }
 
   PreparedFrame frame_;
-  uint64_t generation_ = 0;  // of the arena
+  std::shared_ptr<const ArenaPlace> arena_;
   std::vector<HeldInput> held_;
   std::vector<CopiedInput> copies_;
   std::vector<CopiedResult> results_;
@@ -285,7 +295,7 @@ ProgramGraphs::Graph& ProgramGraphs::graph_for(const std::shared_ptr<const Prepa
   OnStream& here = on_current_stream(memory);
   auto found = std::ranges::find_if(here.graphs,
                                     [&](const auto& graph) { return &graph->prepared() == prepared.get(); });
-  if (found != here.graphs.end() && !(*found)->fits(memory, inputs, arenas)) {
+  if (found != here.graphs.end() && !(*found)->fits(inputs)) {
     here.graphs.erase(found);
     found = here.graphs.end();
   }

@@ -5,8 +5,8 @@
 //   inputs and writes results at fixed addresses, so it begins by copies of the inputs to buffers of its own
 //   and ends by copies of the results to new tensors of the caller's; each launch gets the addresses of its
 //   call. Weights and inputs that the program writes are used where they are; once one lies elsewhere, the
-//   program is captured again. Values lie in the frame's arena of the stream, which all its graphs share;
-//   after it has moved, each is captured again.
+//   program is captured again. Values lie in the frame's arena of the stream, which all its graphs share:
+//   Note [Captured arenas stay].
 //
 //   A launch must be what the steps would do: GraphNotes say what prevents it. A run that cannot be a launch
 //   is one of the steps, and so is one that the driver refuses.

@@ -3,12 +3,18 @@
 // Each device has one per stream that calls ran on: a call returns before the device is done, and only later
 // work of the same stream comes after it. So a frame may be used again at once, on any stream.
 //
+// Note [Captured arenas stay]
+//   A driver graph uses its arena's bytes where they lay at the capture. When the arena moves to be larger,
+//   the graph keeps the former bytes, so that it need not be captured again. Former bytes of one arena are
+//   together at most as many as the arena has, and give way where memory runs out.
+//
 // Thread safety: none; one per frame.
 #pragma once
 
 #include <c10/core/Allocator.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -16,13 +22,27 @@
 
 namespace staticrt {
 
+// Where an arena lies, for whoever captured work there.
+struct ArenaPlace {
+  at::DataPtr data;  // of a former place; the arena has its own
+  int64_t size_bytes = 0;
+  bool is_kept = true;  // off: somebody else may have the bytes
+
+  void give_back() {
+    data.clear();
+    is_kept = false;
+  }
+};
+
 struct Arena {
   const DeviceMemory* memory = nullptr;
   c10::StreamId stream = 0;
   at::DataPtr data;
   int64_t size_bytes = 0;
-  uint64_t generation = 0;    // changes when data moves; no two arenas of a frame ever have the same
-  void* last_data = nullptr;  // of the host's, where it is given back after each run
+  uint64_t generation = 0;            // changes when data moves; no two arenas of a frame ever have the same
+  void* last_data = nullptr;          // of the host's, where it is given back after each run
+  std::shared_ptr<ArenaPlace> place;  // of data, where somebody asked for it
+  std::vector<std::weak_ptr<ArenaPlace>> formers;  // oldest first
 };
 
 class Arenas {
@@ -31,11 +51,16 @@ class Arenas {
   // Valid until the next call.
   Arena& at_least(const DeviceMemory& memory, int64_t size_bytes) {
     Arena& arena = of(memory);
-    if (size_bytes > arena.size_bytes) {
-      arena.generation = ++generations_;  // also if it fails: the bytes may lie elsewhere then
-      memory.grow_arena(arena.data, arena.size_bytes, size_bytes);
-    }
+    if (size_bytes > arena.size_bytes) grow(arena, size_bytes);
     return arena;
+  }
+
+  // The same; what is captured there may run for as long as the caller has the place and it is kept, Note
+  // [Captured arenas stay].
+  std::shared_ptr<const ArenaPlace> captured(const DeviceMemory& memory, int64_t size_bytes) {
+    Arena& arena = at_least(memory, size_bytes);
+    if (!arena.place) arena.place = std::make_shared<ArenaPlace>();
+    return arena.place;
   }
 
   // The same, of torch's allocator of tensors, which may have the bytes again between runs. An arena that
@@ -77,6 +102,7 @@ class Arenas {
   void release_above(Needed&& needed) {
     for (Arena& arena : arenas_) {
       if (arena.size_bytes <= needed(*arena.memory)) continue;
+      leave(arena);
       arena.data.clear();
       arena.size_bytes = 0;
       arena.generation = ++generations_;
@@ -84,13 +110,18 @@ class Arenas {
   }
 
  private:
+  void grow(Arena& arena, int64_t size_bytes);
+  static void leave(Arena& arena);
   Arena& of(const DeviceMemory& memory) {
     const c10::StreamId stream = memory.is_host() ? 0 : stream_ ? *stream_ : memory.current_stream();
     for (Arena& arena : arenas_) {
       if (arena.memory == &memory && arena.stream == stream) return arena;
     }
-    arenas_.push_back({&memory, stream, {}, 0, ++generations_});
-    return arenas_.back();
+    Arena& made = arenas_.emplace_back();
+    made.memory = &memory;
+    made.stream = stream;
+    made.generation = ++generations_;
+    return made;
   }
 
   std::vector<Arena> arenas_;

@@ -199,6 +199,7 @@ TEST(capture_mode_says_which_threads_must_be_careful) {
       {CaptureMode::global, CaptureMode::relaxed, true},
       {CaptureMode::thread_local_, CaptureMode::global, true},
       {CaptureMode::relaxed, CaptureMode::global, true},
+      {CaptureMode::trial, CaptureMode::global, true},
   };
   for (const auto& row : rows) {
     Scene s;
@@ -211,7 +212,20 @@ TEST(capture_mode_says_which_threads_must_be_careful) {
     }).join();
     EXPECT_EQ(allowed, row.allowed);
     // In the capturing thread itself, only a relaxed capture allows it.
-    EXPECT_EQ(s.sim.event_query(s.fork).ok(), row.capture == CaptureMode::relaxed);
+    EXPECT_EQ(s.sim.event_query(s.fork).ok(),
+              row.capture == CaptureMode::relaxed || row.capture == CaptureMode::trial);
+  }
+}
+
+TEST(capture_that_is_a_trial_breaks_without_a_report) {
+  Scene s;
+  for (const CaptureMode mode : {CaptureMode::relaxed, CaptureMode::trial}) {
+    EXPECT(s.sim.capture_begin(s.a, mode).ok());
+    EXPECT_EQ(s.sim.stream_sync(s.a).code(), Code::error);
+    if (mode == CaptureMode::relaxed) s.found("stream_sync");
+    GraphId graph = kNoGraph;
+    EXPECT_EQ(s.sim.capture_end(s.a, &graph).native(), static_cast<int32_t>(CaptureError::invalidated));
+    s.clean();
   }
 }
 

@@ -1,0 +1,43 @@
+#include "runtime/execution_plan/arenas.h"
+
+#include <utility>
+
+namespace staticrt {
+
+void Arenas::grow(Arena& arena, int64_t size_bytes) {
+  arena.generation = ++generations_;  // also if it fails: the bytes may lie elsewhere then
+  if (arena.place.use_count() > 1) {
+    at::DataPtr larger;
+    try {
+      larger = arena.memory->allocate_arena(size_bytes);
+    } catch (const std::exception&) {  // the bytes that graphs keep may be what is missing
+      for (const auto& former : arena.formers)
+        if (const auto place = former.lock()) place->give_back();
+    }
+    if (larger) {
+      arena.place->data = std::exchange(arena.data, std::move(larger));
+      arena.place->size_bytes = std::exchange(arena.size_bytes, size_bytes);
+      arena.formers.emplace_back(std::exchange(arena.place, nullptr));
+      int64_t former_bytes = 0;
+      for (auto former = arena.formers.rbegin(); former != arena.formers.rend(); ++former) {
+        const auto place = former->lock();
+        if (place && (former_bytes += place->size_bytes) > arena.size_bytes) place->give_back();
+      }
+      std::erase_if(arena.formers, [](const auto& former) {
+        const auto place = former.lock();
+        return !place || !place->is_kept;
+      });
+      return;
+    }
+  }
+  leave(arena);
+  arena.memory->grow_arena(arena.data, arena.size_bytes, size_bytes);
+}
+
+// What was captured there may not run again.
+void Arenas::leave(Arena& arena) {
+  if (arena.place) arena.place->is_kept = false;
+  arena.place = nullptr;
+}
+
+}  // namespace staticrt
