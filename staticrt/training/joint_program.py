@@ -44,6 +44,8 @@ _BATCH_NORMS = {
     aten._native_batch_norm_legit_functional.default: (3, 4, 5),
     aten.native_batch_norm.default: (3, 4, 5),
 }
+# What resolves lazy conjugates and negatives, where an operator does not take them.
+_RESOLVE = frozenset({aten.conj_physical.default, aten.neg.default, aten.clone.default})
 
 
 class JointExecutable:
@@ -353,17 +355,27 @@ def _rerun_formulas(gm: fx.GraphModule) -> None:
     """Let operators of libraries meet autograd again where the forward is run to differentiate it twice.
 
     A Function around each of them, which had gradients off, gave its result a history.
+
+    Raises:
+        CannotTrace: it is not sure which of them ran in such a Function.
     """
     for node in gm.graph.nodes:
-        value = node.meta.get("val")
-        if NO_GRAD in node.meta and may_keep_arguments(node, False) and _needs_gradient(value):
-            del node.meta[NO_GRAD]
+        if NO_GRAD not in node.meta or not may_keep_arguments(node, False):
+            continue
+        histories = {value.grad_fn for value in _tensors(node.meta.get("val")) if value.requires_grad}
+        if not histories:
+            continue
+        formula = "GeneratedBackwardFor_" + str(node.target).replace("::", "_").replace(".", "_") + "Backward"
+        is_sure = all(type(history).__name__ == formula for history in histories)
+        if not is_sure or any(source.target in _RESOLVE for source in node.all_input_nodes):
+            reason = f"the result of {node.target} is written, or an argument is lazily conjugate"
+            raise CannotTrace(reason, even_in_parts=True)
+        del node.meta[NO_GRAD]
 
 
-def _needs_gradient(value: Any) -> bool:
-    if isinstance(value, (tuple, list)):
-        return any(map(_needs_gradient, value))
-    return isinstance(value, torch.Tensor) and value.requires_grad
+def _tensors(value: Any) -> list[torch.Tensor]:
+    values = value if isinstance(value, (tuple, list)) else [value]
+    return [each for each in values if isinstance(each, torch.Tensor)]
 
 
 def _forget_history(gm: fx.GraphModule) -> None:

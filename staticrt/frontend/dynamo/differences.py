@@ -162,8 +162,9 @@ def _delegates(function: Any, *_args: Any) -> None:
 
 
 def _is_ordered(members: list[Any]) -> bool:
-    """Whether a set has its members in this order, however they came into it: a table of any size has them at the places of
-    their hashes, each at its own. Small integers in ascending order have that; two strings hardly ever.
+    """Whether a set has its members in this order, in whatever order they came into it: a table of any size has them at the
+    places of their hashes, each at its own. Small integers in ascending order have that; two strings hardly ever. A member
+    that was removed meanwhile may have moved others, which is not seen.
     """
     if not all(member.is_python_constant() for member in members):
         return False

@@ -140,8 +140,7 @@ def _scan_of_a_trace(generic: Callable[..., Any]) -> Callable[..., Any]:
     def generic_associative_scan(
         operator: Callable[..., Any], leaves: list[Any], dim: int = 0, additional_inputs: Any = ()
     ) -> Any:
-        differentiated = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves)
-        if isinstance(leaves[0], FakeTensor) and thread.traces and not differentiated:
+        if isinstance(leaves[0], FakeTensor) and thread.traces and not torch.is_grad_enabled():
             from staticrt.frontend.tracing.control_flow import sequential_scan
 
             return sequential_scan(operator, leaves, dim, additional_inputs)

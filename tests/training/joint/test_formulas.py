@@ -56,11 +56,23 @@ def _by_operator(ctx: Any, gradient: torch.Tensor) -> Any:
 
 def _by_torch(ctx: Any, gradient: torch.Tensor) -> Any:
     (x,) = ctx.saved_tensors
-    return _product(gradient, ctx.k) + 0 * x.sum(), None
+    return torch.stack([gradient * ctx.k for _ in range(1)])[0] + 0 * x.sum(), None
+
+
+def _with_helper(ctx: Any, gradient: torch.Tensor) -> Any:
+    return _product(gradient, ctx.k), None
 
 
 def _product(a: torch.Tensor, k: float) -> torch.Tensor:
-    return torch.stack([a * k for _ in range(1)])[0]
+    return a * k * FACTOR
+
+
+def _with_default(ctx: Any, gradient: torch.Tensor, settings: Any = SETTINGS) -> Any:
+    return gradient * ctx.k * settings.factor, None
+
+
+def _with_torchs_state(ctx: Any, gradient: torch.Tensor) -> Any:
+    return gradient * ctx.k * torch.get_default_dtype().itemsize, None
 
 
 def _with_global(ctx: Any, gradient: torch.Tensor) -> Any:
@@ -91,6 +103,9 @@ LEFT: dict[str, Formula] = {
     "attribute": _with_attribute,
     "cell": _with_cell(),
     "effect": _with_effect,
+    "helper": _with_helper,
+    "default": _with_default,
+    "torch's state": _with_torchs_state,
 }
 
 
@@ -160,11 +175,23 @@ def test_a_replaced_formula_is_noticed() -> None:
         assert joint_calls(compiled) == 4
 
 
-def test_second_derivatives_equal_eager(operators: Operators) -> None:
+def _written(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        scaled = torch.ops.staticrt_formulas.scaled(x, 3.0)
+    scaled.mul_(x * w)
+    return scaled * x
+
+
+def _conjugate(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return (torch.ops.staticrt_formulas.scaled(torch.complex(x, x * w).conj(), 3.0) * x).abs()
+
+
+@pytest.mark.parametrize("model", [_model, _written, _conjugate])
+def test_second_derivatives_equal_eager(operators: Operators, model: Formula) -> None:
     operators.register(_by_torch)
     found = []
-    for function in (joint(_model), _model):
-        x = torch.linspace(0, 1, 8).view(2, 4).requires_grad_()
+    for function in (joint(model), model):
+        x = torch.linspace(0.1, 1, 8).view(2, 4).requires_grad_()
         (first,) = torch.autograd.grad(function(x, x[0]).sum(), x, create_graph=True)
         found.append((first, *torch.autograd.grad(first.pow(2).sum(), x)))
     torch.testing.assert_close(found[0], found[1])

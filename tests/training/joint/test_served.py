@@ -290,3 +290,24 @@ def test_an_associative_scan_that_only_compiled_code_asks_for():
             found.append((result.detach(), a.grad, b.grad))
         torch.testing.assert_close(found[0], found[1])
     assert joint_calls(compiled) == 4
+
+
+def test_an_associative_scan_whose_step_reads_a_weight():
+    from torch._higher_order_ops.associative_scan import associative_scan
+
+    class Scan(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.tensor(0.5))
+
+        def forward(self, x):
+            return associative_scan(lambda a, b: a * self.weight + b, x, dim=0, combine_mode="generic")
+
+    model = Scan()
+    compiled = joint(copy.deepcopy(model))
+    for rows in (4, 6):
+        x = torch.rand(rows, 3)
+        for run in (compiled, model):
+            run.zero_grad()
+            run(x).sum().backward()
+        torch.testing.assert_close(compiled.weight.grad, model.weight.grad)
