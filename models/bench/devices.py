@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from staticrt import compile, memory
+from staticrt.memory.simulated_device import SimulatedDevice
 from staticrt.models import zoo
 from staticrt.models.bench.check import difference, leaves
 from staticrt.models.bench.gates import MISSED, PASSED
@@ -115,6 +116,7 @@ def _launches(call: Callable[[], object], device: str) -> int:
     if not device.startswith("sim"):
         return -1
     sim = memory.device(device)
+    assert isinstance(sim, SimulatedDevice)
 
     def so_far() -> int:
         return sim.calls("launch") + sim.calls("graph_launch")

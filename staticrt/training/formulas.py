@@ -54,7 +54,7 @@ def recordable(node: Any) -> Callable[[], bool] | None:
     run = function.backward
     cells = dict(zip(run.__code__.co_freevars, run.__closure__ or (), strict=True))
     info = cells["info"].cell_contents if "info" in cells else None
-    formula = getattr(info, "_backward_fn", None)
+    formula: Any = getattr(info, "_backward_fn", None)
     found = _read_by(formula) if isinstance(formula, types.FunctionType) else None
     if found is None or not all(map(_is_plain, vars(node).values())):
         return None
