@@ -54,15 +54,18 @@ def recordable(node: Any) -> Callable[[], bool] | None:
     run = function.backward
     cells = dict(zip(run.__code__.co_freevars, run.__closure__ or (), strict=True))
     info = cells["info"].cell_contents if "info" in cells else None
-    formula: Any = getattr(info, "_backward_fn", None)
-    found = _read_by(formula) if isinstance(formula, types.FunctionType) else None
+    formula = getattr(info, "_backward_fn", None)
+    if not isinstance(formula, types.FunctionType):
+        return None
+    known: types.FunctionType = formula
+    found = _read_by(known)
     if found is None or not all(map(_is_plain, vars(node).values())):
         return None
 
     def unchanged() -> bool:
-        if getattr(info, "_backward_fn", None) is not formula:
+        if getattr(info, "_backward_fn", None) is not known:
             return False
-        now = _read_by(formula)
+        now = _read_by(known)
         return now is not None and all(a is b for a, b in zip(found, now, strict=True))
 
     return unchanged
