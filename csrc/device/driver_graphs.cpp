@@ -101,6 +101,7 @@ int64_t allocations(const DeviceMemory& memory) {
 
 GraphPlace::GraphPlace(const DeviceMemory& memory)
     : memory_(memory), source_(*memory.graphs()), stream_(memory.native_stream()) {
+  const alloc::RelaxedCapture relaxed(*source_.driver);
   check(memory_, left_by_places().take_stream(source_, &capture_stream_));
   Status status = order(*source_.driver, capture_stream_, stream_);
   if (status.ok() && source_.tensors) status = make_pool(source_.tensors->pools());

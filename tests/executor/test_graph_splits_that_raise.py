@@ -81,3 +81,19 @@ def test_what_was_written_is_not_written_twice(kind: str) -> None:
             assert model.count.item() + len(model.seen) == before + 1
     assert answered + raised == 6
     assert answered > 0
+
+
+def test_a_model_that_sets_the_stance_of_torch_compile_runs_eagerly(capsys):
+    """Dynamo refuses that at work, also in the frames that it does not convert."""
+
+    def model(x):
+        y = x * 2
+        print("runs")
+        with torch.compiler.set_stance("default"):
+            return y + 1
+
+    for gradients in (False, True):
+        compiled = staticrt.compile(model)
+        for _ in range(2):
+            assert compiled(torch.ones(2, requires_grad=gradients)).tolist() == [3.0, 3.0]
+    assert capsys.readouterr().out == "runs\n" * 4

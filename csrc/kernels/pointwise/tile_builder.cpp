@@ -156,10 +156,11 @@ Reg TileBuilder::exact(Reg x) {
   if (x.exact) return x;
   const auto raw = raw_format_of(x.dtype);
   if (!raw) return {x.id, x.dtype, x.single, true};
-  const auto found = rounded_.find(x.id);
+  const std::pair key{x.id, x.dtype};  // one value may be rounded to several dtypes
+  const auto found = rounded_.find(key);
   if (found != rounded_.end()) return found->second;
   const Reg reg = emit(tile_prims().round[static_cast<int>(*raw)], {vector_of(x), {}, {}}, x.dtype, {}, true);
-  rounded_[x.id] = reg;
+  rounded_[key] = reg;
   return reg;
 }
 

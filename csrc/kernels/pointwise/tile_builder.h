@@ -115,7 +115,7 @@ class TileBuilder {
   std::vector<Step> stores_;
   std::vector<Move> gathers_;
   std::vector<Move> scatters_;
-  std::map<int, Reg> rounded_;
+  std::map<std::pair<int, at::ScalarType>, Reg> rounded_;
   std::map<int, Reg> filled_;
   bool may_redo_ = false;
   std::shared_ptr<TileProgram> program_;

@@ -11,22 +11,13 @@ void Arenas::grow(Arena& arena, int64_t size_bytes) {
     try {
       larger = arena.memory->allocate_arena(size_bytes);
     } catch (const std::exception&) {  // the bytes that graphs keep may be what is missing
-      for (const auto& former : arena.formers)
-        if (const auto place = former.lock()) place->give_back();
+      keep_formers(arena, 0);
     }
     if (larger) {
       arena.place->data = std::exchange(arena.data, std::move(larger));
       arena.place->size_bytes = std::exchange(arena.size_bytes, size_bytes);
       arena.formers.emplace_back(std::exchange(arena.place, nullptr));
-      int64_t former_bytes = 0;
-      for (auto former = arena.formers.rbegin(); former != arena.formers.rend(); ++former) {
-        const auto place = former->lock();
-        if (place && (former_bytes += place->size_bytes) > arena.size_bytes) place->give_back();
-      }
-      std::erase_if(arena.formers, [](const auto& former) {
-        const auto place = former.lock();
-        return !place || !place->is_kept;
-      });
+      keep_formers(arena, arena.size_bytes);
       return;
     }
   }
@@ -38,6 +29,18 @@ void Arenas::grow(Arena& arena, int64_t size_bytes) {
 void Arenas::leave(Arena& arena) {
   if (arena.place) arena.place->is_kept = false;
   arena.place = nullptr;
+}
+
+void Arenas::keep_formers(Arena& arena, int64_t most_bytes) {
+  int64_t bytes = 0;
+  for (auto former = arena.formers.rbegin(); former != arena.formers.rend(); ++former) {
+    const auto place = former->lock();
+    if (place && (bytes += place->size_bytes) > most_bytes) place->give_back();
+  }
+  std::erase_if(arena.formers, [](const auto& former) {
+    const auto place = former.lock();
+    return !place || !place->is_kept;
+  });
 }
 
 }  // namespace staticrt

@@ -101,7 +101,9 @@ class Arenas {
   template <class Needed>
   void release_above(Needed&& needed) {
     for (Arena& arena : arenas_) {
-      if (arena.size_bytes <= needed(*arena.memory)) continue;
+      const int64_t most_bytes = needed(*arena.memory);
+      keep_formers(arena, most_bytes);
+      if (arena.size_bytes <= most_bytes) continue;
       leave(arena);
       arena.data.clear();
       arena.size_bytes = 0;
@@ -112,6 +114,8 @@ class Arenas {
  private:
   void grow(Arena& arena, int64_t size_bytes);
   static void leave(Arena& arena);
+  // Gives back former bytes, the oldest first, until they are at most so many.
+  static void keep_formers(Arena& arena, int64_t most_bytes);
   Arena& of(const DeviceMemory& memory) {
     const c10::StreamId stream = memory.is_host() ? 0 : stream_ ? *stream_ : memory.current_stream();
     for (Arena& arena : arenas_) {

@@ -330,7 +330,12 @@ def _run(
         what, where = watcher.impure[0]
         if watcher.often_once:
             raise FirstCalls(f"the model {what}", where)
-        even_in_parts = watcher.even_in_parts or snapshot.may_draw or snapshot.reaches_coroutines()
+        even_in_parts = (
+            watcher.even_in_parts
+            or snapshot.may_draw
+            or snapshot.reaches_coroutines()
+            or "set_stance" in snapshot.read_names  # which raises where Dynamo is at work
+        )
         raise CannotTrace(f"the model {what}", where, even_in_parts)
     if watcher.needs_constants:
         raise NeedsConstants
