@@ -60,7 +60,7 @@ class ThreadState:
         self._grad = torch.is_grad_enabled()
         self._autocast = torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled(), autocast.is_on()
         self._autocast_blocks = _C.autocast_nesting()
-        self._traces = compiling.thread.traces
+        self._traces = compiling.thread.traces, compiling.thread.differentiates
         self._depth = compiling.depth()
         self._dynamo = eval_frame.get_eval_frame_callback()
         self._oblivious = _config.backed_size_oblivious  # type: ignore[attr-defined]
@@ -88,7 +88,7 @@ class ThreadState:
             torch.set_autocast_cache_enabled(cached)
         autocast.put_back(noted)
         _C.leave_autocast_blocks(self._autocast_blocks)
-        compiling.thread.traces = self._traces
+        compiling.thread.traces, compiling.thread.differentiates = self._traces
         compiling.put_back(self._depth)
         if eval_frame.get_eval_frame_callback() is not self._dynamo:
             eval_frame.set_eval_frame(self._dynamo)

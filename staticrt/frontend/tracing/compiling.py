@@ -28,9 +28,10 @@ from staticrt.torch_private import hidden_from_dynamo
 
 class _Thread(threading.local):
     traces = False
+    differentiates = False  # its trace records a backward as well
 
 
-thread = _Thread()  # `traces` is set by `patches.tracing` alone
+thread = _Thread()  # set by `patches.tracing` alone
 # Asks whether it is compiled, and takes the number out of a tensor if it is not.
 _optimizers: Any = importlib.import_module("torch.optim.optimizer")  # torch.optim deletes its name
 _OPTIMIZER_VALUE: types.CodeType = _optimizers._get_value.__code__
@@ -133,14 +134,15 @@ def _ask_the_thread_first(function: types.FunctionType, ask: Callable[[], bool |
 def _scan_of_a_trace(generic: Callable[..., Any]) -> Callable[..., Any]:
     """`generic_associative_scan`, which records a scan where its operands are fake tensors of a trace.
 
-    A scan has no derivative of ours: where gradients are recorded, torch's own halves the length again and again.
+    A scan has no derivative of ours: where a backward is recorded, torch's own halves the length again and again.
     """
 
     @functools.wraps(generic)
     def generic_associative_scan(
         operator: Callable[..., Any], leaves: list[Any], dim: int = 0, additional_inputs: Any = ()
     ) -> Any:
-        if isinstance(leaves[0], FakeTensor) and thread.traces and not torch.is_grad_enabled():
+        differentiates = thread.differentiates and torch.is_grad_enabled()
+        if isinstance(leaves[0], FakeTensor) and thread.traces and not differentiates:
             from staticrt.frontend.tracing.control_flow import sequential_scan
 
             return sequential_scan(operator, leaves, dim, additional_inputs)

@@ -27,20 +27,21 @@ def alone() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def tracing(oblivious: bool) -> Iterator[None]:
+def tracing(oblivious: bool, autograd: bool) -> Iterator[None]:
     """Let models see that they are being compiled, and control flow reach the tracer whole: in this thread alone.
 
     Args:
         oblivious: sizes 0 and 1 are like any other.
+        autograd: a backward is recorded as well.
     """
     from torch._C._dynamo import eval_frame
     from torch.fx.experimental import _config
 
     thread = compiling.thread
-    traced = thread.traces
+    before = thread.traces, thread.differentiates
     grad = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
     dynamo = None
-    thread.traces = True
+    thread.traces, thread.differentiates = True, autograd
     try:
         # Dynamo is switched off in this thread: a part that it compiled may call this model.
         dynamo = eval_frame.set_eval_frame(None)
@@ -52,5 +53,5 @@ def tracing(oblivious: bool) -> Iterator[None]:
         ):
             yield
     finally:
-        thread.traces = traced
+        thread.traces, thread.differentiates = before
         eval_frame.set_eval_frame(dynamo)

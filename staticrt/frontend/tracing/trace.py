@@ -174,7 +174,7 @@ def _record(
     fake_mode = TraceFakeMode(env)
     escapes = Escapes(fake_mode)
     undo.append(escapes.close)
-    with tracing(sizing.is_oblivious):
+    with tracing(sizing.is_oblivious, request.autograd):
         escapes.open()
         fakes = FakeMaker(fake_mode, sizing).make(leaves, request.known)
         tracer = Tracer(fake_mode, watcher, autograd=request.autograd, control_flow=control_flow.record)

@@ -311,3 +311,4 @@ def test_an_associative_scan_whose_step_reads_a_weight():
             run.zero_grad()
             run(x).sum().backward()
         torch.testing.assert_close(compiled.weight.grad, model.weight.grad)
+    assert joint_calls(compiled) == 2
