@@ -1,7 +1,8 @@
 """Derivatives that a library has registered for its operators in Python: which of them a joint trace may record.
 
 A recorded backward does not run the formula again. Eager does, in each backward, and with the state that Python has then. So a
-formula is recorded that reads nothing but what the call saved for it, torch, and operators.
+formula is recorded only if it reads nothing but what the call saved for it, torch, and operators. That the operator still has the
+same formula is guarded with its kernels (`staticrt/frontend/guards/operators.py`).
 """
 
 from __future__ import annotations
@@ -14,8 +15,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import fx
 from torch._library.custom_ops import CustomOpDef
 
+from staticrt.frontend.reasons import CannotTrace
+from staticrt.frontend.tracing.tracer import NO_GRAD
+from staticrt.passes.effects import may_keep_arguments
+
+aten = torch.ops.aten
+_HOME = "torch._library.autograd"
 # Builtins without effects.
 _COMPUTE = frozenset(
     {
@@ -39,36 +47,76 @@ _ASK = (
     "backends",
     "random",
 )
+# What resolves lazy conjugates and negatives, where an operator does not take them.
+_RESOLVE = frozenset({aten.conj_physical.default, aten.neg.default, aten.clone.default})
 
 
 def recordable(node: Any) -> Callable[[], bool] | None:
     """Whether the backward of a custom autograd Function's node may be recorded.
 
     Returns:
-        A function that says whether the operator still has that formula, and this finds what it did. None: it is no formula
+        A function that says whether the globals and cells that the formula reads are still the same. None: it is no formula
         of an operator, or may depend on more than the operator's arguments.
     """
     function = node._forward_cls
-    if function.__module__ != "torch._library.autograd":
+    if function.__module__ != _HOME:
         return None
-    run = function.backward
-    cells = dict(zip(run.__code__.co_freevars, run.__closure__ or (), strict=True))
-    info = cells["info"].cell_contents if "info" in cells else None
-    formula = getattr(info, "_backward_fn", None)
-    if not isinstance(formula, types.FunctionType):
+    cells = _cells_of(function.backward)
+    formula = getattr(cells.get("info"), "_backward_fn", None)
+    if not isinstance(formula, types.FunctionType) or not all(map(_is_plain, vars(node).values())):
         return None
     known: types.FunctionType = formula
     found = _read_by(known)
-    if found is None or not all(map(_is_plain, vars(node).values())):
+    if found is None:
         return None
 
     def unchanged() -> bool:
-        if getattr(info, "_backward_fn", None) is not known:
-            return False
         now = _read_by(known)
         return now is not None and all(a is b for a, b in zip(found, now, strict=True))
 
     return unchanged
+
+
+def differentiate_again(gm: fx.GraphModule) -> None:
+    """Let operators with a formula meet autograd where the forward is run again, to differentiate it twice.
+
+    The Function that runs a formula calls the operator with gradients off, so the trace says that it ran without them.
+
+    Raises:
+        CannotTrace: it is not sure which operators ran in such a Function.
+    """
+    for node in gm.graph.nodes:
+        if NO_GRAD not in node.meta or not may_keep_arguments(node, False):
+            continue
+        values = node.meta.get("val")
+        values = values if isinstance(values, (tuple, list)) else [values]
+        histories = [v.grad_fn for v in values if isinstance(v, torch.Tensor) and v.requires_grad]
+        if not histories:
+            continue
+        is_sure = all(type(history).__name__ == _node_of(node.target) for history in histories)
+        if not is_sure or any(source.target in _RESOLVE for source in node.all_input_nodes):
+            reason = f"the result of {node.target} is written, or an argument of it is a lazy conjugate or negative"
+            raise CannotTrace(reason, even_in_parts=True)
+        del node.meta[NO_GRAD]
+
+
+def _node_of(operator: Any) -> str:
+    """The name that torch gives an autograd node which runs the formula of an operator."""
+    namespace, name, overload = str(operator).split(".")
+    return f"GeneratedBackwardFor_{namespace}_{name}_{overload}Backward"
+
+
+def _cells_of(function: types.FunctionType) -> dict[str, Any]:
+    """The values of a function's free variables, by their names; not of those that have none yet."""
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    return {name: value for name, cell in cells.items() for value in _contents(cell)}
+
+
+def _contents(cell: types.CellType) -> list[Any]:
+    try:
+        return [cell.cell_contents]
+    except ValueError:
+        return []
 
 
 def _is_plain(value: Any) -> bool:
@@ -79,7 +127,8 @@ def _read_by(formula: types.FunctionType) -> list[Any] | None:
     """The globals and cells that a formula reads; None where it may read other state, or have an effect."""
     if formula.__defaults__ or formula.__kwdefaults__ or vars(formula):
         return None
-    cells = dict(zip(formula.__code__.co_freevars, formula.__closure__ or (), strict=True))
+    free = formula.__code__.co_freevars
+    cells = _cells_of(formula)
     found = []
     for step, is_nested in _steps(formula.__code__):
         name = step.argval
@@ -89,14 +138,15 @@ def _read_by(formula: types.FunctionType) -> list[Any] | None:
             return None
         if step.opname == "LOAD_GLOBAL":
             found.append(formula.__globals__.get(name, getattr(builtins, name, None)))
-        elif name in cells and "DEREF" in step.opname:
+        elif name in free and "DEREF" in step.opname:
             if is_nested or step.opname != "LOAD_DEREF":
                 return None
-            found.append(cells[name].cell_contents)
+            found.append(cells.get(name))
     return found if all(map(_is_stateless, found)) else None
 
 
 def _steps(code: types.CodeType, is_nested: bool = False) -> Iterator[tuple[dis.Instruction, bool]]:
+    """The instructions of a function and of those that it defines, and whether they are of one of the latter."""
     for step in dis.get_instructions(code):
         yield step, is_nested
     for constant in code.co_consts:

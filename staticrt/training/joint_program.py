@@ -29,6 +29,7 @@ from staticrt.passes.effects import is_pure, may_keep_arguments, node_facts
 from staticrt.passes.no_ops import RemoveNoOps
 from staticrt.runtime.executable import flat_outputs
 from staticrt.shapes.fake_results import view_of
+from staticrt.training import formulas
 from staticrt.training.checkpoints import Recomputed, is_view
 from staticrt.training.double_backward import Replay
 from staticrt.training.joint_trace import Backward
@@ -44,8 +45,6 @@ _BATCH_NORMS = {
     aten._native_batch_norm_legit_functional.default: (3, 4, 5),
     aten.native_batch_norm.default: (3, 4, 5),
 }
-# What resolves lazy conjugates and negatives, where an operator does not take them.
-_RESOLVE = frozenset({aten.conj_physical.default, aten.neg.default, aten.clone.default})
 
 
 class JointExecutable:
@@ -148,7 +147,7 @@ class _Joint:
 
     def __init__(self, traced: TracedGraph, backward: Backward) -> None:
         gm = self._gm = traced.module
-        _rerun_formulas(gm)
+        formulas.differentiate_again(gm)
         _forget_history(gm)
         if any(node.op not in ("placeholder", "call_function", "output") for node in gm.graph.nodes):
             raise CannotTrace("control flow, or objects of TorchScript, in a joint trace")
@@ -242,7 +241,7 @@ class _Joint:
                 BACKWARD in node.meta and node.target is not operator.getitem and _is_tensor(node)
             ):
                 found.add(node)
-                if not is_pure(node) and not _is_a_librarys(node):
+                if not is_pure(node) and not _only_computes(node):
                     raise CannotTrace(f"its backward calls {node.target}")
         if found.intersection(self.results):
             raise CannotTrace("a result is computed in the backward")
@@ -351,33 +350,6 @@ class _Joint:
         )
 
 
-def _rerun_formulas(gm: fx.GraphModule) -> None:
-    """Let operators of libraries meet autograd again where the forward is run to differentiate it twice.
-
-    A Function around each of them, which had gradients off, gave its result a history.
-
-    Raises:
-        CannotTrace: it is not sure which of them ran in such a Function.
-    """
-    for node in gm.graph.nodes:
-        if NO_GRAD not in node.meta or not may_keep_arguments(node, False):
-            continue
-        histories = {value.grad_fn for value in _tensors(node.meta.get("val")) if value.requires_grad}
-        if not histories:
-            continue
-        formula = "GeneratedBackwardFor_" + str(node.target).replace("::", "_").replace(".", "_") + "Backward"
-        is_sure = all(type(history).__name__ == formula for history in histories)
-        if not is_sure or any(source.target in _RESOLVE for source in node.all_input_nodes):
-            reason = f"the result of {node.target} is written, or an argument is lazily conjugate"
-            raise CannotTrace(reason, even_in_parts=True)
-        del node.meta[NO_GRAD]
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    values = value if isinstance(value, (tuple, list)) else [value]
-    return [each for each in values if isinstance(each, torch.Tensor)]
-
-
 def _forget_history(gm: fx.GraphModule) -> None:
     """Fake values without autograd's graph of the recorded run, which would keep nodes of the real parameters alive."""
     made: dict[int, tuple[Any, Any]] = {}
@@ -419,8 +391,8 @@ def _is_tensor(node: fx.Node) -> bool:
     )
 
 
-def _is_a_librarys(node: fx.Node) -> bool:
-    """Whether an operator of another library computes part of a gradient: it writes nothing and draws nothing."""
+def _only_computes(node: fx.Node) -> bool:
+    """Whether an operator of another library writes nothing and draws nothing, and so may be part of a gradient."""
     facts = node_facts(node)
     return may_keep_arguments(node, False) and not facts.mutates and not facts.random
 

@@ -28,10 +28,10 @@ from staticrt.training.plans import CompiledGraph, Plan
 from staticrt.training.segments import Buckets, Segment, cut, whole
 from staticrt.training.undefined import without_gradients
 
+aten = torch.ops.aten
 # As of `_Segment.make_plan`.
 _Plan: TypeAlias = tuple[_C.Executable | Callable[[list[Any]], list[Any]], list[int], list[int], list[int]]
 # Output types that autograd treats as fresh tensors.
-aten = torch.ops.aten
 _FRESH = ("non_alias", "unsafe_view_alias")
 
 
