@@ -93,7 +93,7 @@ Route by_rule(const MatmulShape& s, const std::vector<Route>& routes) {
   const bool packs = has(Route::kPacked) && s.m >= tuning::kMinPackedRows;
   if (s.b_fixed && is_large_weight(s) && !packs) {
     // `turned` transposes its sums on their way out, which few terms do not repay.
-    if (has(Route::kPackEach) && s.m >= 2 * s.k) return Route::kPackEach;
+    if (has(Route::kPackEach) && repays_packing_each(s) && s.m >= 2 * s.k) return Route::kPackEach;
     if (has(Route::kTurned) && s.m >= lanes()) return Route::kTurned;
     if (has(Route::kDots) && s.m > 1) return Route::kDots;
   }
