@@ -35,7 +35,6 @@ MOST_SUBMISSION_US = 1.0  # of a node on the simulated device, median
 MOST_ARENA = 1.0  # of the planner's lower bound
 ROUNDS = 30
 _WARM_UP = 3  # the first call traces, the second records sizes, the third is prepared
-_MORE_WAYS: tuple[dict[str, Any], ...] = ({"graphs": True}, {"plan_graphs": True})
 
 
 @dataclass(frozen=True)
@@ -146,14 +145,15 @@ def measure(name: str, device: str) -> DeviceRow:
     module = copy.deepcopy(entry.build()).to(device)
     inputs = _moved(entry.inputs(), device)
     fast = compile(module)
-    others = [compile(copy.deepcopy(module), **way) for way in _MORE_WAYS]
+    by_trees = compile(copy.deepcopy(module), graphs=True)
+    by_plans = compile(copy.deepcopy(module), plan_graphs=True)
 
     def finish() -> None:
         torch.accelerator.synchronize(torch.device(device).index or 0)
 
     expected = _moved(leaves(module(*inputs)), "cpu")
     differs = ""
-    for run in (fast, *others):
+    for run in (fast, by_trees, by_plans):
         for _ in range(_WARM_UP):
             got = _moved(leaves(run(*inputs)), "cpu")
         differs = differs or difference(got, expected, rtol=entry.rtol, atol=entry.atol).reason or ""
@@ -162,10 +162,10 @@ def measure(name: str, device: str) -> DeviceRow:
     with _waits_counted(device, waits):
         fast(*inputs)
     launches = _launches(partial(fast, *inputs), device)
-    plan_graphs_launches = _launches(partial(others[1], *inputs), device)
+    plan_graphs_launches = _launches(partial(by_plans, *inputs), device)
     to_end = not device.startswith("sim")
     eager_us, ours_us, graphs_us, plan_graphs_us = (
-        _median_us(partial(run, *inputs), finish, to_end) for run in (module, fast, *others)
+        _median_us(partial(run, *inputs), finish, to_end) for run in (module, fast, by_trees, by_plans)
     )
     report = fast.explain()
     signatures = [signature for trace in report.traces for signature in trace.signatures]
@@ -261,7 +261,8 @@ def render(rows: Sequence[dict[str, Any]]) -> str:
         colalign=("left", "left", *["right"] * 11, "left", "left"),
     )
     return (
-        f"{table}\n\nOn sim: time until a call has enqueued its work; graphs: `graphs=True`, plan: `plan_graphs=True`. Targets: eager's answers, arenas of the planner's "
+        f"{table}\n\nOn sim: time until a call has enqueued its work; graphs: `graphs=True`, plan: `plan_graphs=True`. "
+        "Targets: eager's answers, arenas of the planner's "
         f"lower bound, no hidden wait, and on sim at most {MOST_SUBMISSION_US:g} µs a node."
     )
 
