@@ -17,6 +17,7 @@ from staticrt.frontend.dynamo.dynamo import NotCompiled, PartialGraphs
 from staticrt.frontend.dynamo.resets import CompiledGraph
 from staticrt.frontend.graph import KnownInputs
 from staticrt.frontend.guards.impure_calls import EffectsSeen
+from staticrt.frontend.reasons import raise_interrupt
 from staticrt.options import Options
 from staticrt.training.regions import needs_gradients, region_of
 
@@ -110,6 +111,7 @@ class GraphSplits:
         except NotCompiled:
             raise
         except Exception as error:
+            raise_interrupt(getattr(error, "inner_exception", error))  # Dynamo wraps what compiling raises
             what = f"{type(error).__name__}: {error}".partition("\n")[0]
             if before is None or effects.any or self._state(args, kwargs) != before:
                 self._raised = (given, what)

@@ -255,9 +255,9 @@ class JointCalls:
     def _fail(self, call: Call, state: CallState, error: Exception) -> None:
         from staticrt.frontend.tracing.trace import failure
 
+        reason, where = failure(error)
         if self._options.executor == "static" and isinstance(error, (PassError, LoweringError)):
             raise error
-        reason, where = failure(error)
         # Eager shows whether a call that raises is wrong, and state that it creates exists in the next call.
         eager_first = not isinstance(error, CannotTrace) or isinstance(error, ModelChanges)
         # State that the first call creates exists in the next one, a warning is given once, and a wrong call may be

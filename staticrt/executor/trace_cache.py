@@ -19,7 +19,7 @@ from staticrt.frontend.arguments.structure import take_apart
 from staticrt.frontend.device_work import wait_for_devices
 from staticrt.frontend.guards.watched_state import WatchedState
 from staticrt.frontend.progress import long_work
-from staticrt.frontend.reasons import ArgumentRead, CannotTrace, ModelChanges, NeedsBackward
+from staticrt.frontend.reasons import ArgumentRead, CannotTrace, ModelChanges, NeedsBackward, raise_interrupt
 from staticrt.frontend.thread_state import keeping_thread_state
 from staticrt.frontend.tracing.request import TraceRequest
 from staticrt.options import Options
@@ -169,6 +169,7 @@ class TraceCache:
                 return Outcome.ARGUMENTS_CHANGED
             return self._failed(progress, error)
         except (PassError, LoweringError) as error:
+            raise_interrupt(error)
             if self._options.executor == "static":
                 raise
             return self._failed(progress, CannotTrace(str(error), ""))

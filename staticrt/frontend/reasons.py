@@ -6,9 +6,12 @@ import linecache
 import os
 import sys
 import threading
+import traceback
 import weakref
 from collections.abc import Mapping
 from importlib.util import find_spec
+from inspect import CO_VARARGS
+from itertools import pairwise
 from types import FrameType
 from typing import Any
 
@@ -42,6 +45,7 @@ SETS_DATA = "the model sets a tensor's .data"
 # How the message begins of a program that stops because data decided a branch otherwise than in its trace.
 OTHERWISE = "staticrt: data decided otherwise"
 _LINE = "_staticrt_line"  # of an exception: where it was raised
+_INTERRUPT = "_staticrt_interrupt"  # of an exception: a signal handler raised it
 _GENERATED = "<eval_with_key>"  # how the file names of GraphModules' code begin
 _graph_nodes: weakref.WeakKeyDictionary[Any, list[dict[str, Any]]] = weakref.WeakKeyDictionary()
 _user_files: dict[str, bool] = {}
@@ -270,3 +274,32 @@ def exception_line(error: BaseException) -> str:
 def note_line(error: BaseException) -> None:
     """Let `exception_line` tell the line of an exception that loses its traceback."""
     vars(error)[_LINE] = exception_line(error)
+
+
+def is_signal_handler(frame: FrameType, caller: FrameType | None) -> bool:
+    """Whether Python called a function for a signal: with the signal's number, and the frame that it interrupted."""
+    code, values = frame.f_code, frame.f_locals
+    names = code.co_varnames[: code.co_argcount]
+    more = code.co_varnames[len(names) + code.co_kwonlyargcount] if code.co_flags & CO_VARARGS else ""
+    given = (*map(values.get, names), *values.get(more, ()))
+    return caller is not None and any(value is caller for value in given)
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether a signal handler raised an exception: then it is for the caller, and says nothing of the model."""
+    frames = [frame for frame, _line in traceback.walk_tb(error.__traceback__)]
+    found = _INTERRUPT in vars(error) or any(
+        is_signal_handler(inner, outer) for outer, inner in pairwise(frames)
+    )
+    if found:
+        vars(error)[_INTERRUPT] = True  # frames may be cleared
+    return found
+
+
+def raise_interrupt(error: BaseException) -> None:
+    """Raise what a signal handler raised, where that is `error` or its cause."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if is_interrupt(cause):
+            raise cause
+        cause = cause.__cause__

@@ -10,6 +10,7 @@ from torch import fx
 from staticrt.errors import LoweringError
 from staticrt.frontend.graph import TracedGraph
 from staticrt.frontend.guards.process_state import without_autocast
+from staticrt.frontend.reasons import raise_interrupt
 from staticrt.lowering.lower import lower
 from staticrt.native import _C
 from staticrt.passes.pipeline import PipelineOptions, PipelineReport, run_pipeline
@@ -224,6 +225,7 @@ def build(traced: TracedGraph, executor: str, **options: Any) -> Executable:
     try:
         return StaticExecutable(traced, **options)
     except LoweringError as error:
+        raise_interrupt(error)
         if executor == "static":
             raise
         return ReferenceExecutable(traced, " ".join(str(error).split()))

@@ -24,6 +24,7 @@ from staticrt.errors import LoweringError, NumberError, OptionError, TraceError
 from staticrt.frontend.dynamo.dynamo import known_inputs
 from staticrt.frontend.dynamo.resets import release_at_reset
 from staticrt.frontend.guards.operators import definitions_of, kernels_of
+from staticrt.frontend.reasons import raise_interrupt
 from staticrt.frontend.thread_state import keeping_thread_state
 from staticrt.native import _C
 from staticrt.options import Options
@@ -136,6 +137,7 @@ class Region:
         except (OptionError, LoweringError):
             raise  # the options ask for this error
         except Exception as error:
+            raise_interrupt(error)
             if torch_private.restarts_dynamo(error):
                 raise
             kind = "" if isinstance(error, _Unfaithful) else f"{type(error).__name__}: "
@@ -244,6 +246,7 @@ class Region:
                 self.name,
             )
         except Exception as error:
+            raise_interrupt(error)
             if self._options.executor == "static" and isinstance(error, LoweringError):
                 raise
             reason = (

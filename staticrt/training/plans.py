@@ -18,6 +18,7 @@ from torch import fx
 from staticrt import locks
 from staticrt.errors import LoweringError
 from staticrt.frontend.guards.process_state import without_autocast
+from staticrt.frontend.reasons import raise_interrupt
 from staticrt.native import _C
 from staticrt.options import Options
 from staticrt.passes.pipeline import run_pipeline
@@ -96,6 +97,7 @@ class Plan:
             if options.graphs is not False:
                 self.captured = _captured(self.lowered, options.graphs, role)
         except Exception as error:
+            raise_interrupt(error)
             if options.executor == "static":
                 raise
             kind = "" if isinstance(error, LoweringError) else f"{type(error).__name__}: "

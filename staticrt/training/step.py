@@ -21,7 +21,7 @@ from staticrt.frontend.arguments.names import named_like
 from staticrt.frontend.arguments.structure import Flattener
 from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.progress import long_work
-from staticrt.frontend.reasons import BROADCASTS, CannotTrace
+from staticrt.frontend.reasons import BROADCASTS, CannotTrace, is_interrupt
 from staticrt.frontend.thread_state import keeping_thread_state
 from staticrt.options import Options
 from staticrt.runtime.branches import OTHER_DECISION, OtherDecision, is_other_decision
@@ -272,8 +272,8 @@ class CompiledStep:
             traced = attempt(dynamic)
         except CannotTrace:
             raise
-        except Exception:
-            if not dynamic:
+        except Exception as error:
+            if not dynamic or is_interrupt(error):
                 raise
             traced = attempt(False)  # a derivative formula that does not support symbolic sizes
         if has_misplaced_batch_norm(traced.module):

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from staticrt.frontend.reasons import raise_interrupt
+
 
 def argument_names(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], leaves: int
@@ -23,7 +25,8 @@ def argument_names(
     target = function.forward if isinstance(function, torch.nn.Module) else function
     try:
         parameters = list(inspect.signature(target).parameters.values())
-    except Exception:  # a class's `__getattr__`, asked for special names, may raise anything
+    except Exception as error:  # a class's `__getattr__`, asked for special names, may raise anything
+        raise_interrupt(error)
         return ()
     own = vars(function).get("input_names") if isinstance(function, torch.nn.Module) else None
     names: list[str] = []

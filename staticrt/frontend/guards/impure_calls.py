@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import gc
 import importlib
 import inspect
 import types
@@ -41,7 +42,7 @@ from staticrt.frontend.guards.model_builtins import (
 )
 from staticrt.frontend.guards.reads import LOOKS_UP_MODULE, Reads, is_layer_file, looks_up_modules
 from staticrt.frontend.guards.state import Snapshot
-from staticrt.frontend.reasons import is_torch_file, is_user_file, user_frame
+from staticrt.frontend.reasons import is_signal_handler, is_torch_file, is_user_file, user_frame
 from staticrt.frontend.tracing import autocast
 from staticrt.frontend.weak import weakly
 from staticrt.native import _C
@@ -76,6 +77,7 @@ class Watcher:
         self._reads = Reads(snapshot, weakly(self._note))
         self._entered: set[int] = set()  # ids of code objects, which the watcher keeps
         self._watcher: _C.CallWatcher | None = None
+        self._collects = False  # a collection has begun in the thread that is watched
         self.impure: list[tuple[str, str]] = []  # what, model line
         self.even_in_parts = False  # Dynamo must not split the model there
         self.often_once = False  # many models do that in their first call only
@@ -92,8 +94,14 @@ class Watcher:
             *(self._classify, judge, self._begins, self._calls, self._returned, self._left), MODEL_BUILTINS
         )
         self._watcher.start()
+        # Finalizers and callbacks that a collection runs are not the model's.
+        gc.callbacks.insert(0, self._collection_begins)
+        gc.callbacks.append(self._collection_ends)
 
     def stop(self) -> None:
+        for callback in (self._collection_begins, self._collection_ends):
+            if callback in gc.callbacks:
+                gc.callbacks.remove(callback)
         MODEL_BUILTINS.on_names = MODEL_BUILTINS.on_abstract = MODEL_BUILTINS.on_dir = None
         if self._watcher is not None:
             self._watcher.stop()
@@ -118,12 +126,23 @@ class Watcher:
             if watched:
                 self.resume()
 
+    def _collection_begins(self, phase: str, _info: Any) -> None:
+        if phase == "start":
+            self._collects = self.pause()
+
+    def _collection_ends(self, phase: str, _info: Any) -> None:
+        if phase == "stop" and self._collects:
+            self._collects = False
+            self.resume()
+
     # -- what the C++ watcher asks and tells -------------------------------------------------------------------
 
     def _classify(self, frame: types.FrameType) -> int:
         code = frame.f_code
         filename = code.co_filename
         if is_user_file(filename):
+            if is_signal_handler(frame, frame.f_back):
+                return _KINDS.SILENT
             kinds = _KINDS.JUDGED | _KINDS.REPORTED | _KINDS.MODEL
             is_told = looks_up_modules(frame) or code in self._snapshot.cached_functions
             return kinds | (_KINDS.LEFT if is_told else 0)

@@ -27,7 +27,7 @@ from staticrt import tuning
 from staticrt.frontend.guards.caches import entries_of, table_of, take_out
 from staticrt.frontend.guards.state_values import dict_of, members_of
 from staticrt.frontend.guards.tensor_memory import PLAIN, gradient_of
-from staticrt.frontend.reasons import note_line
+from staticrt.frontend.reasons import is_interrupt, note_line
 from staticrt.frontend.tracing.trace_tensor import TraceTensor
 from staticrt.shapes.fake_results import cached_values
 from staticrt.shapes.size_env import NeedsShapeEnv
@@ -174,7 +174,7 @@ def let_go(error: BaseException) -> None:
     An error also loses its traceback, whose frames refer to the model's functions, and a lambda to what it closes over:
     to search the heap for what keeps the values takes longer than most traces. `exception_line` still tells the line.
     """
-    is_error = isinstance(error, (Exception, NeedsShapeEnv))
+    is_error = isinstance(error, (Exception, NeedsShapeEnv)) and not is_interrupt(error)
     if is_error:
         note_line(error)
     running = _running_frames()

@@ -22,6 +22,7 @@ from torch.fx.experimental import _config
 from torch.utils._python_dispatch import _pop_mode, _push_mode
 from torch.utils._pytree import tree_leaves
 
+from staticrt.frontend.reasons import is_interrupt
 from staticrt.shapes.fake_rules import fake_by_rule
 from staticrt.shapes.size_env import SizeEnv
 
@@ -147,6 +148,8 @@ class TraceFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
                 return self._quick(func, args, kwargs or {})
             return self.dispatch(func, types, args, kwargs or {})
         except Exception as error:  # also where the model's call is wrong: torch's own sizes say it best
+            if is_interrupt(error):
+                raise
             self.sizes.give_up(f"{func}: {error}")
 
     def _quick(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -11,7 +11,7 @@ import torch
 from staticrt.frontend.arguments.structure import Flattener, Structure
 from staticrt.frontend.graph import KnownInputs
 from staticrt.frontend.guards.state import Snapshot
-from staticrt.frontend.reasons import CannotTrace, NeedsConstants
+from staticrt.frontend.reasons import CannotTrace, NeedsConstants, is_interrupt
 from staticrt.frontend.tracing.maybe_views import SizesDecideViews
 from staticrt.frontend.tracing.sizing import Sizing
 from staticrt.shapes.size_env import NeedsShapeEnv
@@ -70,7 +70,7 @@ class TraceRequest:
             return dataclasses.replace(self, sizing=Sizing.SHAPE_ENV_CONSTANT)
         if isinstance(error, NeedsConstants) and not self.is_constant:
             return self.constant()
-        if isinstance(error, CannotTrace):
+        if isinstance(error, CannotTrace) or is_interrupt(error):
             return None
         following = self._next_sizing()
         if following is None:

@@ -39,6 +39,7 @@ from staticrt.frontend.reasons import (
     TooSlow,
     exception_line,
     model_line,
+    raise_interrupt,
 )
 from staticrt.frontend.thread_state import ThreadState, certainly
 from staticrt.frontend.tracing import compiling, control_flow
@@ -440,7 +441,8 @@ def _check_output(out: Any) -> None:
 
 
 def failure(error: BaseException) -> tuple[str, str]:
-    """Why and where a trace failed, as short texts."""
+    """Why and where a trace failed, as short texts; raises `error` where it only interrupted the trace."""
+    raise_interrupt(error)
     if isinstance(error, CannotTrace):
         return error.reason, error.where
     text = str(error).strip().split("\n")[0]
