@@ -1,7 +1,7 @@
-"""Private names of torch: what training and Dynamo need is imported here, the others are listed with their users.
+"""Private names of torch that training and Dynamo need; `tests/support/private_names.txt` lists those of other modules.
 
 A release of torch may drop such a name. Where releases differ, the code asks for the name (`hasattr`), never for the
-version, and `.ci/newest` runs everything with a release that nobody has built with yet.
+version, and `.ci/newest` runs everything with a release that was not built with before.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def custom_operator(name: str) -> dict[str, Any] | None:
 
 
 def is_one_of_several_views(value: Any) -> bool:
-    """Whether it is a view with a gradient that one operator gave with others, as `chunk` does: eager lets nobody write it."""
+    """Whether it is a view with a gradient that one operator gave with others, as `chunk` does: eager refuses writes to it."""
     autograd = torch._C._autograd
     return (
         isinstance(value, torch.Tensor)
@@ -380,149 +380,3 @@ def marked_steps() -> int:
     box: Any = getattr(trees, "MarkStepBox", None)
     count: int = getattr(box, "mark_step_counter", 0)
     return count
-
-
-# Private names that other modules use -> the folders that use them. `python tests/support/private_names.py` compares the
-# table with the sources; --write brings the folders up to date. A name that is not here is added by hand.
-PRIVATE_NAMES: dict[str, str] = {
-    "torch._C": "graphs",
-    "torch._C.DispatchKey": "frontend training",
-    "torch._C.Generator": "frontend",
-    "torch._C._AutoDispatchBelowAutograd": "frontend shapes",
-    "torch._C._DisablePythonDispatcher": "shapes training",
-    "torch._C._add_cached_tensor": "graphs",
-    "torch._C._autograd._unsafe_set_version_counter": "frontend",
-    "torch._C._current_graph_task_id": "graphs",
-    "torch._C._dispatch_has_kernel_for_dispatch_key": "frontend",
-    "torch._C._dispatch_key_for_device": "frontend",
-    "torch._C._distributed_c10d.FakeWork": "frontend",
-    "torch._C._dynamo.eval_frame.get_eval_frame_callback": "frontend",
-    "torch._C._dynamo.eval_frame.set_eval_frame": "frontend",
-    "torch._C._functorch.get_dynamic_layer_stack_depth": "frontend",
-    "torch._C._functorch.peek_interpreter_stack": "graphs runtime",
-    "torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth": "frontend",
-    "torch._C._get_function_stack_at": "graphs",
-    "torch._C._get_obj_in_tls": "graphs",
-    "torch._C._get_tracing_state": "runtime",
-    "torch._C._is_fwd_grad_enabled": "frontend",
-    "torch._C._is_key_in_tls": "graphs",
-    "torch._C._jit_to_static_module": "models",
-    "torch._C._len_torch_dispatch_stack": "frontend graphs interop runtime training",
-    "torch._C._len_torch_function_stack": "frontend graphs runtime",
-    "torch._C._pop_torch_function_stack": "frontend",
-    "torch._C._remove_cached_tensor": "graphs",
-    "torch._C._set_cached_tensors_enabled": "graphs",
-    "torch._C._set_fwd_grad_enabled": "frontend",
-    "torch._C._set_grad_enabled": "frontend training",
-    "torch._C._stash_obj_in_tls": "graphs",
-    "torch._C._swap_tensor_impl": "executor",
-    "torch._C._unset_dispatch_mode": "frontend",
-    "torch._assert_async": "interop",
-    "torch._check": "frontend interop shapes",
-    "torch._debug_has_internal_overlap": "graphs",
-    "torch._decomp.decompositions._rnn_helper": "training",
-    "torch._decomp.decompositions.dropout": "training",
-    "torch._decomp.decompositions.mkldnn_one_layer_lstm": "training",
-    "torch._decomp.decompositions.one_layer_lstm": "training",
-    "torch._decomp.decompositions.upsample_compute_output_size": "training",
-    "torch._dispatch.python.enable_python_dispatcher": "frontend passes",
-    "torch._dynamo.backends.common.aot_autograd": "models",
-    "torch._dynamo.config.patch": "frontend",
-    "torch._dynamo.convert_frame.compile_lock": "frontend",
-    "torch._dynamo.eval_frame.cached_backends": "frontend",
-    "torch._dynamo.exc.TorchDynamoException": "frontend",
-    "torch._dynamo.guards.GuardBuilder": "frontend",
-    "torch._dynamo.guards.get_verbose_code_parts": "frontend",
-    "torch._dynamo.optimize": "frontend",
-    "torch._dynamo.reset": "models",
-    "torch._dynamo.side_effects.SideEffects": "frontend",
-    "torch._dynamo.symbolic_convert.InstructionTranslator": "frontend",
-    "torch._dynamo.symbolic_convert.InstructionTranslatorBase": "frontend",
-    "torch._dynamo.types.ConvertFrameReturn": "frontend",
-    "torch._dynamo.utils.graph_break_reasons": "frontend",
-    "torch._dynamo.variables.BuiltinVariable": "frontend",
-    "torch._dynamo.variables.DeletedVariable": "frontend",
-    "torch._dynamo.variables.SetVariable": "frontend",
-    "torch._dynamo.variables.TensorVariable": "frontend",
-    "torch._dynamo.variables.UnspecializedPythonVariable": "frontend",
-    "torch._dynamo.variables.functions.LocalGeneratorFunctionVariable": "frontend",
-    "torch._dynamo.variables.functions.LocalGeneratorObjectVariable": "frontend",
-    "torch._dynamo.variables.misc.DelayGraphBreakVariable": "frontend",
-    "torch._dynamo.variables.tensor.TensorVariable": "frontend",
-    "torch._dynamo.variables.torch.TorchInGraphFunctionVariable": "frontend",
-    "torch._foreach_copy_": "graphs",
-    "torch._functorch.aot_autograd.make_boxed_func": "models",
-    "torch._functorch.partitioners.default_partition": "models",
-    "torch._functorch.partitioners.min_cut_rematerialization_partition": "models",
-    "torch._guards.GuardSource": "frontend",
-    "torch._guards.SLoc": "frontend",
-    "torch._guards.ShapeGuard": "frontend",
-    "torch._guards.Source": "frontend",
-    "torch._guards.TracingContext": "frontend runtime",
-    "torch._inductor.aoti_compile_and_package": "models",
-    "torch._inductor.aoti_load_package": "models",
-    "torch._inductor.config.cpp.threads": "models",
-    "torch._inductor.config.force_disable_caches": "models",
-    "torch._lazy_clone": "shapes",
-    "torch._library.custom_ops.CustomOpDef": "frontend training",
-    "torch._library.fake_impl.FakeImplCtx": "frontend",
-    "torch._library.fake_impl.set_ctx_getter": "frontend",
-    "torch._library.simple_registry.singleton.find": "frontend",
-    "torch._neg_view": "graphs memory",
-    "torch._ops.HigherOrderOperator": "frontend lowering ops passes training",
-    "torch._ops.OpOverload": "archive frontend interop lowering ops passes training",
-    "torch._ops.OpOverloadPacket": "frontend training",
-    "torch._ops.OperatorBase": "frontend",
-    "torch._prims_common.suggest_memory_format": "training",
-    "torch._register_device_module": "memory",
-    "torch._subclasses.fake_tensor.FakeTensor": "frontend passes shapes",
-    "torch._subclasses.fake_tensor.FakeTensorMode": "passes",
-    "torch._subclasses.fake_tensor.FakeTensorMode._dispatch_impl": "frontend",
-    "torch._sym_sqrt": "frontend",
-    "torch.autograd.forward_ad._current_level": "runtime training",
-    "torch.compiler._is_compiling_flag": "frontend",
-    "torch.distributed._DEFAULT_FIRST_BUCKET_BYTES": "frontend",
-    "torch.distributed._functional_collectives": "frontend",
-    "torch.distributed.distributed_c10d._resolve_process_group": "interop",
-    "torch.export.pt2_archive._package.PT2ArchiveWriter": "archive",
-    "torch.export.pt2_archive._package._package_exported_programs": "archive",
-    "torch.fx._lazy_graph_module._LazyGraphModule": "frontend training",
-    "torch.fx.experimental._config.backed_size_oblivious": "frontend shapes",
-    "torch.fx.experimental._config.patch": "frontend",
-    "torch.fx.experimental._config.translation_validation": "frontend",
-    "torch.fx.experimental.symbolic_shapes.ShapeEnv._init": "frontend",
-    "torch.fx.experimental.symbolic_shapes.ShapeEnv._set_replacement": "frontend",
-    "torch.nn.Module._call_impl.__code__": "frontend",
-    "torch.ops._c10d_functional": "frontend",
-    "torch.ops.aten._assert_scalar": "passes",
-    "torch.ops.aten._assert_tensor_metadata": "passes",
-    "torch.ops.aten._native_batch_norm_legit_no_training": "lowering",
-    "torch.ops.mkldnn._linear_pointwise": "tools",
-    "torch.ops.mkldnn._reorder_linear_weight": "tools",
-    "torch.utils._device.DeviceContext": "graphs",
-    "torch.utils._mode_utils.no_dispatch": "frontend interop shapes",
-    "torch.utils._python_dispatch.TorchDispatchMode": "frontend models",
-    "torch.utils._python_dispatch._disable_current_modes": "frontend passes shapes training",
-    "torch.utils._python_dispatch._get_current_dispatch_mode_stack": "frontend runtime",
-    "torch.utils._python_dispatch._pop_mode": "frontend",
-    "torch.utils._python_dispatch._push_mode": "frontend",
-    "torch.utils._python_dispatch.is_traceable_wrapper_subclass": "frontend training",
-    "torch.utils._pytree.SUPPORTED_NODES": "archive frontend runtime",
-    "torch.utils._pytree.keystr": "frontend",
-    "torch.utils._pytree.tree_flatten": "frontend graphs tools",
-    "torch.utils._pytree.tree_flatten_with_path": "frontend",
-    "torch.utils._pytree.tree_leaves": "executor frontend graphs models passes runtime tools",
-    "torch.utils._pytree.tree_map": "interop models",
-    "torch.utils._pytree.tree_map_only": "archive executor shapes tools training",
-    "torch.utils._pytree.tree_structure": "tools",
-    "torch.utils._pytree.tree_unflatten": "frontend graphs tools",
-    "torch.utils._sympy.functions.Max": "shapes",
-    "torch.utils._sympy.interp.sympy_interp": "training",
-    "torch.utils._sympy.printers.PythonPrinter": "frontend",
-    "torch.utils._sympy.reference.PythonReferenceAnalysis": "training",
-}
-
-# What happens in a torch without the name. All others are needed: their user fails at its import or its first call.
-FALLBACKS: dict[str, str] = {
-    "torch._C": "graphs/cuda.py asks for each name; where one is missing, CUDA graphs are off and the error names it",
-}

@@ -1,5 +1,7 @@
-"""Private names of torch in staticrt's sources, found by syntax tree; `.ci/lint` compares them with the table in
-`staticrt/torch_private.py` and prints their number: `python tests/support/private_names.py [--write]`.
+"""Private names of torch in staticrt's sources, found by syntax tree; `.ci/lint` compares them with `private_names.txt`.
+
+`python tests/support/private_names.py` does so and prints their number; --write brings the folders up to date. A name that
+is not in the list is added by hand.
 """
 
 from __future__ import annotations
@@ -12,6 +14,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("staticrt", "passes", "ops", "models")
 PRIVATE_MODULE = "staticrt/torch_private.py"
+LIST = Path(__file__).with_suffix(
+    ".txt"
+)  # per line: a private name that other modules use, the folders that use it
 
 
 def is_private(name: str) -> bool:
@@ -79,11 +84,8 @@ def users() -> dict[str, set[str]]:
 
 
 def listed() -> dict[str, str]:
-    """The table of `staticrt/torch_private.py`: name -> folders."""
-    for node in ast.parse((ROOT / PRIVATE_MODULE).read_text()).body:
-        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "PRIVATE_NAMES":
-            return dict(ast.literal_eval(node.value))  # type: ignore[arg-type]
-    raise AssertionError(f"{PRIVATE_MODULE} has no PRIVATE_NAMES")
+    """The list: name -> folders."""
+    return dict(line.split(": ") for line in LIST.read_text().splitlines())
 
 
 def folders(files: set[str]) -> str:
@@ -93,14 +95,14 @@ def folders(files: set[str]) -> str:
 
 
 def differences(found: dict[str, set[str]], table: dict[str, str]) -> list[str]:
-    """What the table lacks, or says wrongly."""
+    """What the list lacks, or says wrongly."""
     used = {name: folders(files) for name, files in found.items() if folders(files)}
     return [
         *(
             f"{name} is not listed; {', '.join(sorted(found[name]))} uses it"
             for name in sorted(used.keys() - table.keys())
         ),
-        *(f"{name} is listed, but nobody uses it" for name in sorted(table.keys() - used.keys())),
+        *(f"{name} is listed, but not used" for name in sorted(table.keys() - used.keys())),
         *(
             f"{name} is used by {used[name]}, not by {table[name]}: --write corrects it"
             for name in sorted(used.keys() & table.keys())
@@ -110,12 +112,9 @@ def differences(found: dict[str, set[str]], table: dict[str, str]) -> list[str]:
 
 
 def write(found: dict[str, set[str]], table: dict[str, str]) -> None:
-    """Brings the folders in the table up to date and drops names that nobody uses."""
-    path = ROOT / PRIVATE_MODULE
-    text = path.read_text()
-    begin = text.index("{\n", text.index("PRIVATE_NAMES")) + 2
-    rows = [f'    "{name}": "{folders(found[name])}",\n' for name in table if folders(found.get(name, set()))]
-    path.write_text(text[:begin] + "".join(rows) + text[text.index("}\n", begin) :])
+    """Brings the folders in the list up to date and drops names that are not used."""
+    rows = [(name, folders(found.get(name, set()))) for name in table]
+    LIST.write_text("".join(f"{name}: {used}\n" for name, used in rows if used))
 
 
 def main() -> int:
@@ -124,7 +123,7 @@ def main() -> int:
         write(found, listed())
     wrong = differences(found, listed())
     for line in wrong:
-        print(f"{PRIVATE_MODULE}: {line}", file=sys.stderr)
+        print(f"{LIST.relative_to(ROOT)}: {line}", file=sys.stderr)
     print(f"{len(found)} private names of torch, {len(listed())} of them used outside of {PRIVATE_MODULE}")
     return bool(wrong)
 
