@@ -55,7 +55,6 @@ SCHEMA_SIGNATURES: set[str] = {
     "staticrt.shapes.rules.convolutions:_conv_transposed",
     "staticrt.shapes.rules.layers:_attention",
     "staticrt.shapes.rules.layers:_instance_norm",
-    "staticrt.shapes.rules.layers:_lstm",
     "staticrt.shapes.rules.layers:_rnn",
     "staticrt.shapes.rules.lookups:_embedding_bag",
     "staticrt.shapes.rules.quantized:_embedding_bag",

@@ -13,12 +13,11 @@ from staticrt.shapes.fake_results import (
     cpu_kernels,
     expression,
     is_contiguous,
-    new,
     oblivious,
     on_device,
     rule,
 )
-from staticrt.shapes.rules.layout import suggested_strides, suggests_image
+from staticrt.shapes.rules.layout import new_as_suggested, suggests_image
 from staticrt.shapes.size_checks import check as _check
 
 aten = torch.ops.aten
@@ -83,11 +82,7 @@ def _conv(
             strict=True,
         )
     ]
-    shape = [x.shape[0], weight.shape[0], *sizes]
-    if spatial == 1:
-        return new(mode, shape, x)  # the kernel returns a row-major result for every input layout
-    strides = suggested_strides(mode, x, shape)
-    return None if strides is None else new(mode, shape, x, strides)
+    return new_as_suggested(mode, [x.shape[0], weight.shape[0], *sizes], x)
 
 
 def _conv_named(
@@ -112,9 +107,7 @@ def _conv_named(
     # Of an even reach one side gets more, which is padded in a call of its own; the sizes are the same.
     if _conv(spatial, mode, x, weight, bias, stride, _half(weight, dilation), dilation, groups) is None:
         return None
-    shape = [x.shape[0], weight.shape[0], *x.shape[2:]]
-    strides = None if spatial == 1 else suggested_strides(mode, x, shape)
-    return None if strides is None and spatial != 1 else new(mode, shape, x, strides)
+    return new_as_suggested(mode, [x.shape[0], weight.shape[0], *x.shape[2:]], x)
 
 
 for _spatial, _packet in ((1, aten.conv1d), (2, aten.conv2d), (3, aten.conv3d)):
@@ -159,11 +152,7 @@ def _conv_transposed(
         _check(size > 0)
         _check(made > 0)
         sizes.append(made)
-    shape = [x.shape[0], weight.shape[1] * groups, *sizes]
-    if spatial == 1:
-        return new(mode, shape, x)  # the kernel returns a row-major result for every input layout
-    strides = suggested_strides(mode, x, shape)
-    return None if strides is None else new(mode, shape, x, strides)
+    return new_as_suggested(mode, [x.shape[0], weight.shape[1] * groups, *sizes], x)
 
 
 rule(aten.conv_transpose1d.default)(functools.partial(_conv_transposed, 1))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from staticrt.shapes.fake_results import agree, new, rule
-from staticrt.shapes.rules.layout import suggested_strides
+from staticrt.shapes.rules.layout import new_as_suggested, suggested_strides
 from staticrt.shapes.size_checks import check as _check
 
 aten = torch.ops.aten
@@ -106,9 +106,7 @@ def _adaptive_avg_pool(mode: Any, x: torch.Tensor, size: Sequence[Any]) -> Any:
         return None
     if not all(isinstance(s, int) and s > 0 for s in size):
         return None
-    sizes = [*x.shape[:2], *size]
-    strides = suggested_strides(mode, x, sizes)
-    return None if strides is None else new(mode, sizes, x, strides)
+    return new_as_suggested(mode, [*x.shape[:2], *size], x)
 
 
 @rule(aten.grid_sampler.default, aten.grid_sampler_2d.default)

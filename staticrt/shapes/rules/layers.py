@@ -22,6 +22,7 @@ from staticrt.shapes.rules.layout import (
     agree_on_rows,
     broadcast,
     is_dense,
+    new_as_suggested,
     preserved_strides,
     suggested_strides,
 )
@@ -275,30 +276,10 @@ def _resized(name: str, mode: Any, x: torch.Tensor, output_size: Any, scale_fact
         return None
     for size in sizes[2:]:
         _check(size > 0)
-    strides = suggested_strides(mode, x, sizes)
-    return None if strides is None else new(mode, sizes, x, strides)
+    return new_as_suggested(mode, sizes, x)
 
 
-@rule(aten.lstm.input)
-def _lstm(
-    mode: Any,
-    x: torch.Tensor,
-    hx: Any,
-    params: Any,
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> Any:
-    return (
-        _rnn_output(mode, x, hx[0], params, bidirectional),
-        *[new(mode, state.shape, state) for state in hx],
-    )
-
-
-@rule(aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
+@rule(aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
 def _rnn(
     mode: Any,
     x: torch.Tensor,
@@ -311,10 +292,6 @@ def _rnn(
     bidirectional: bool,
     batch_first: bool,
 ) -> Any:
-    return _rnn_output(mode, x, hx, params, bidirectional), new(mode, hx.shape, hx)
-
-
-def _rnn_output(
-    mode: Any, x: torch.Tensor, hidden: torch.Tensor, params: Any, bidirectional: bool
-) -> torch.Tensor:
-    return new(mode, [*x.shape[:-1], hidden.shape[-1] * (2 if bidirectional else 1)], x)
+    states = [hx] if isinstance(hx, torch.Tensor) else hx  # LSTM has two
+    sizes = [*x.shape[:-1], states[0].shape[-1] * (2 if bidirectional else 1)]
+    return new(mode, sizes, x), *[new(mode, state.shape, state) for state in states]

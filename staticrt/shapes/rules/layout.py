@@ -19,6 +19,7 @@ from staticrt.shapes.fake_results import (
     contiguous_strides,
     expression,
     is_contiguous,
+    new,
     product,
     same,
     same_stride,
@@ -157,6 +158,12 @@ def suggested_strides(mode: Any, x: torch.Tensor, sizes: Sequence[Any]) -> Seque
     if is_image is None:
         return None
     return channels_last_strides(mode, sizes) if is_image else contiguous_strides(mode, sizes)
+
+
+def new_as_suggested(mode: Any, sizes: Sequence[Any], x: torch.Tensor) -> torch.Tensor | None:
+    """A fake tensor of `sizes` with `suggested_strides`; None where these are open."""
+    strides = suggested_strides(mode, x, sizes)
+    return None if strides is None else new(mode, sizes, x, strides)
 
 
 def suggests_image(mode: Any, x: torch.Tensor) -> bool | None:

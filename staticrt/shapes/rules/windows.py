@@ -12,8 +12,8 @@ from staticrt.shapes.fake_results import is_contiguous, new, product, rule, same
 from staticrt.shapes.rules.layout import (
     broadcast_sizes,
     broadcast_strides,
+    new_as_suggested,
     preserved_strides,
-    suggested_strides,
 )
 from staticrt.shapes.size_checks import check as _check
 from staticrt.shapes.size_checks import env_of
@@ -129,8 +129,7 @@ def _constant_pad(mode: Any, x: torch.Tensor, pad: Sequence[Any], value: Any = 0
             return None if own is None else new(mode, sizes, x, own)
         if len(symbolic) < len([p for p in pad if not _is_zero(p)]):
             return None
-    strides = suggested_strides(mode, x, sizes)
-    return None if strides is None else new(mode, sizes, x, strides)
+    return new_as_suggested(mode, sizes, x)
 
 
 def _padded(spatial: int, mirrors: bool, mode: Any, x: torch.Tensor, pad: Sequence[Any]) -> Any:
@@ -147,8 +146,7 @@ def _padded(spatial: int, mirrors: bool, mode: Any, x: torch.Tensor, pad: Sequen
         if mirrors:
             _check(sizes[-1 - index] > max(before, after))
         sizes[-1 - index] = sizes[-1 - index] + before + after
-    strides = suggested_strides(mode, x, sizes) if spatial == 2 else None
-    return new(mode, sizes, x, strides) if spatial == 1 or strides is not None else None
+    return new_as_suggested(mode, sizes, x)
 
 
 for _spatial, _mirror, _edge in (
