@@ -192,11 +192,6 @@ void bind_allocator(py::module_& m) {
     const GilRelease release;
     unregister_cuda_device(index);
   });
-  m.def("cuda_device_count", [] {
-    int count = 0;
-    checked([&] { return count_cuda_devices({}, &count); });
-    return count;
-  });
   m.def("in_simulated_work", [] { return SimDriver::in_work(); });
   m.def("allocator_library", &library_path);
   m.def("set_memory_metadata", [](const std::string& text) { set_thread_metadata(text); });

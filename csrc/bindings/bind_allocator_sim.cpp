@@ -240,9 +240,6 @@ void bind_allocator_sim(py::module_& m, MemoryDeviceClass&) {
           },
           py::call_guard<GilRelease>())
       .def(
-          "set_processes_known", [](SimMemoryDevice& d, bool known) { d.sim->set_processes_known(known); },
-          py::call_guard<GilRelease>())
-      .def(
           "reports", [](SimMemoryDevice& d) { return d.sim->reports(); }, py::call_guard<GilRelease>())
       .def(
           "clear_reports", [](SimMemoryDevice& d) { d.sim->clear_reports(); }, py::call_guard<GilRelease>())

@@ -64,7 +64,6 @@ void bind_graph_replay(py::module_& m) {
           py::arg("inputs") = py::none())
       .def("reset", &CpuGraph::reset)
       .def("describe", [](const CpuGraph& graph) { return graph.record().describe(); })
-      .def_property_readonly("is_captured", &CpuGraph::is_captured)
       .def("agrees_with", [](const CpuGraph& graph,
                              const CpuGraph& other) { return graph.record().agrees_with(other.record()); })
       .def_property_readonly("may_vary", [](const CpuGraph& graph) { return graph.record().may_vary(); })

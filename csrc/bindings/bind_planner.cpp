@@ -51,13 +51,6 @@ void validate(const SpecTuples& tuples, std::vector<int64_t> offsets, int64_t ar
                     alignment);
 }
 
-std::vector<int32_t> assign_groups(const std::vector<std::pair<int64_t, int64_t>>& pairs,
-                                   bool optimize_memory) {
-  std::vector<planner::LiveRange> ranges;
-  for (const auto& [begin, end] : pairs) ranges.push_back({begin, end});
-  return planner::assign_groups(ranges, optimize_memory);
-}
-
 py::tuple plan_conflicts(const std::vector<int64_t>& sizes_bytes,
                          const std::vector<std::pair<int32_t, int32_t>>& pairs, int64_t alignment) {
   const Plan result = planner::plan_conflicts(sizes_bytes, pairs, alignment);
@@ -100,7 +93,6 @@ void bind_planner(py::module_& m) {
             return plan_tuple(self.place(sizes_bytes));
           },
           py::arg("sizes_bytes"));
-  m.def("assign_groups", &assign_groups, py::arg("ranges"), py::arg("optimize_memory"));
   m.def("validate_plan", &validate, py::arg("specs"), py::arg("offsets"), py::arg("arena_bytes"),
         py::arg("lower_bound"), py::arg("proved_optimal"), py::arg("alignment"));
 }

@@ -105,7 +105,6 @@ void bind_program(py::module_& m) {
   });
   py::class_<Program, std::shared_ptr<Program>>(m, "Program")
       .def_property_readonly("num_inputs", &Program::num_inputs)
-      .def_property_readonly("num_values", &Program::num_values)
       .def_property_readonly("num_nodes", [](const Program& p) { return p.nodes().size(); })
       .def("__str__", &Program::to_string);
   py::class_<ProgramBuilder>(m, "ProgramBuilder")

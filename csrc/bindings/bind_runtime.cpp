@@ -23,18 +23,6 @@ std::vector<c10::IValue> to_inputs(const py::list& list) {
   return inputs;
 }
 
-std::vector<InputView> views_of(const std::vector<c10::IValue>& inputs) {
-  std::vector<InputView> views(inputs.size());
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    if (inputs[i].isTensor()) {
-      views[i].tensor = &inputs[i].toTensor();
-    } else {
-      views[i].value = inputs[i];
-    }
-  }
-  return views;
-}
-
 using Runs = void (Executable::*)(std::span<const InputView>, std::vector<c10::IValue>&);
 
 template <Runs kRuns>

@@ -36,7 +36,6 @@ class CpuGraph {
   std::vector<at::Tensor> replay_new(const std::vector<at::Tensor>* inputs);
   void reset();
   const Record& record() const;
-  bool is_captured() const { return record_ != nullptr; }
   CpuPool& pool() const { return hold_.pool(); }
 
  private:

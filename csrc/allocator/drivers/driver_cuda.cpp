@@ -411,11 +411,4 @@ Status open_cuda_driver(const CudaOptions& options, std::unique_ptr<Driver>* dri
   return Status::Ok();
 }
 
-Status count_cuda_devices(const CudaOptions& options, int* count) {
-  cu::Calls calls;
-  SRT_TRY(load_cuda(options, &calls));
-  SRT_TRY(cuda_status(calls, calls.cuInit(0), "cuInit"));
-  return cuda_status(calls, calls.cuDeviceGetCount(count), "cuDeviceGetCount");
-}
-
 }  // namespace staticrt::alloc

@@ -21,7 +21,4 @@ struct CudaOptions {
 // The driver, or why there is none: no library, a driver older than CUDA 12.0, no such device.
 Status open_cuda_driver(const CudaOptions& options, std::unique_ptr<Driver>* driver);
 
-// Number of CUDA devices, or the reason there is none to ask.
-Status count_cuda_devices(const CudaOptions& options, int* count);
-
 }  // namespace staticrt::alloc

@@ -93,7 +93,6 @@ class SimGraph {
   // Streams whose nodes the origin's branch does not come after.
   std::vector<DeviceStream> unjoined() const;
   DeviceStream stream_of_slot(size_t slot) const;
-  size_t node_count() const { return nodes_.size(); }
   std::vector<std::vector<Node>> edges() const;  // per node, the nodes it comes after
 
   // A copy, whose addresses may change after the capture. Each launch uses what lies there by then, as an

@@ -12,6 +12,17 @@
 namespace staticrt {
 namespace {
 
+size_t dim_of(const PrepareRequest& request, const TensorMeta& x) {
+  const int64_t dim = int_or(request, 1, 0);
+  return static_cast<size_t>(dim < 0 ? dim + static_cast<int64_t>(x.sizes.size()) : dim);
+}
+
+bool equal_sizes_except(size_t dim, const TensorMeta& x, const TensorMeta& y) {
+  for (size_t d = 0; d < x.sizes.size(); ++d)
+    if (d != dim && x.sizes[d] != y.sizes[d]) return false;
+  return true;
+}
+
 // The columns of a tile from one block to another, unless they are the same.
 void copy_columns(const float* from, float* to, const Blocks& b, const Tile& tile) {
   if (from == to) return;
@@ -89,9 +100,7 @@ SRT_PREPARE("aten::index_select", prepare_index_select) {
       x->meta.sizes.empty()) {
     return std::nullopt;
   }
-  int64_t dim = int_or(request, 1, 0);
-  if (dim < 0) dim += static_cast<int64_t>(x->meta.sizes.size());
-  return select_rows(*x, *index, out, static_cast<size_t>(dim), request.num_threads);
+  return select_rows(*x, *index, out, dim_of(request, x->meta), request.num_threads);
 }
 
 // out[o, i, k] = self[o, index[o, i, k], k]; sizes may differ from self's only along dim.
@@ -103,12 +112,8 @@ SRT_PREPARE("aten::gather", prepare_gather) {
       x->meta.sizes.empty() || x->meta.sizes.size() != index->meta.sizes.size()) {
     return std::nullopt;
   }
-  int64_t given = int_or(request, 1, 0);
-  if (given < 0) given += static_cast<int64_t>(x->meta.sizes.size());
-  const auto dim = static_cast<size_t>(given);
-  for (size_t d = 0; d < x->meta.sizes.size(); ++d) {
-    if (d != dim && x->meta.sizes[d] != index->meta.sizes[d]) return std::nullopt;
-  }
+  const size_t dim = dim_of(request, x->meta);
+  if (!equal_sizes_except(dim, x->meta, index->meta)) return std::nullopt;
   const auto element = static_cast<int64_t>(c10::elementSize(x->meta.dtype));
   if (element > 8) return std::nullopt;
   const Blocks from = blocks_of(x->meta, dim, dim);
@@ -162,9 +167,8 @@ SRT_PREPARE("aten::index_add", prepare_index_add) {
       x->meta.sizes.size() != source->meta.sizes.size()) {
     return std::nullopt;
   }
-  int64_t dim = int_or(request, 1, 0);
-  if (dim < 0) dim += static_cast<int64_t>(x->meta.sizes.size());
-  const Blocks b = blocks_of(x->meta, static_cast<size_t>(dim), static_cast<size_t>(dim));
+  const size_t dim = dim_of(request, x->meta);
+  const Blocks b = blocks_of(x->meta, dim, dim);
   const int64_t count = index->meta.numel();
   if (b.outer * count * b.inner != source->meta.numel()) return std::nullopt;
   const auto alpha = static_cast<float>(real_or(request, 4, 1));
@@ -213,12 +217,8 @@ SRT_PREPARE("aten::scatter_add", prepare_scatter_add) {
       index->meta.sizes != source->meta.sizes || index->meta.sizes.size() != x->meta.sizes.size()) {
     return std::nullopt;
   }
-  int64_t given = int_or(request, 1, 0);
-  if (given < 0) given += static_cast<int64_t>(x->meta.sizes.size());
-  const auto dim = static_cast<size_t>(given);
-  for (size_t d = 0; d < x->meta.sizes.size(); ++d) {
-    if (d != dim && x->meta.sizes[d] != index->meta.sizes[d]) return std::nullopt;
-  }
+  const size_t dim = dim_of(request, x->meta);
+  if (!equal_sizes_except(dim, x->meta, index->meta)) return std::nullopt;
   const Blocks to = blocks_of(x->meta, dim, dim);
   const Blocks from = blocks_of(index->meta, dim, dim);
   // An index expanded along the inner dims selects whole rows.

@@ -8,6 +8,7 @@
 #include "common/error.h"
 #include "program/program_call.h"
 #include "runtime/call/managed_run.h"
+#include "runtime/call/program_graph.h"
 #include "runtime/call/verify.h"
 #include "runtime/call/watched_run.h"
 #include "runtime/execution_plan/donation.h"
@@ -143,14 +144,6 @@ bool Executable::call_if_prepared(std::span<const InputView> inputs, std::vector
   if (!ran) traced.discard();
   if (ran) caller_results_.finish(inputs, outputs);
   return ran;
-}
-
-static bool draws_random(const Node& node) {
-  const auto draws = [](const Node& inner) { return draws_random(inner); };
-  return (node.has_effects && node.num_outputs > 0 && node.written_args.empty()) ||
-         std::any_of(node.bodies.begin(), node.bodies.end(), [&](const auto& body) {
-           return std::any_of(body->nodes().begin(), body->nodes().end(), draws);
-         });
 }
 
 size_t Executable::find_first_effect() const {

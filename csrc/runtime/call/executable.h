@@ -193,4 +193,7 @@ class Executable : public std::enable_shared_from_this<Executable> {
   RareTimes times_;  // under mutex_
 };
 
+// Views of inputs that the caller keeps.
+std::vector<InputView> views_of(const std::vector<c10::IValue>& inputs);
+
 }  // namespace staticrt

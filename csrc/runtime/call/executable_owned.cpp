@@ -7,7 +7,7 @@
 
 namespace staticrt {
 
-static std::vector<InputView> views_of(const std::vector<c10::IValue>& inputs) {
+std::vector<InputView> views_of(const std::vector<c10::IValue>& inputs) {
   std::vector<InputView> views(inputs.size());
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (inputs[i].isTensor()) {

@@ -10,19 +10,24 @@
 #include "runtime/general/run_state.h"
 
 namespace staticrt {
-namespace {
 
-using Report = GraphNotes::Report;
-
-bool acts_outside(const Node& node) {
+static bool acts_outside(const Node& node) {
   return node.has_effects && node.written_args.empty();
 }
 
-// The operator may be tagged and this call draw nothing: attention without dropout.
-bool is_random(const Node& node) {
-  return node.has_effects && ((node.handle && node.handle->hasTag(at::Tag::nondeterministic_seeded)) ||
-                              (acts_outside(node) && node.num_outputs > 0));
+bool draws_random(const Node& node) {
+  // A tagged operator may draw nothing in this call: attention without dropout.
+  const bool draws =
+      node.has_effects && ((node.handle && node.handle->hasTag(at::Tag::nondeterministic_seeded)) ||
+                           (acts_outside(node) && node.num_outputs > 0));
+  return draws || std::any_of(node.bodies.begin(), node.bodies.end(), [](const auto& body) {
+           return std::any_of(body->nodes().begin(), body->nodes().end(), draws_random);
+         });
 }
+
+namespace {
+
+using Report = GraphNotes::Report;
 
 // Whether what it does is work of the device's.
 bool is_assertion(const Node& node) {
@@ -32,7 +37,7 @@ bool is_assertion(const Node& node) {
 // Why an operator that runs on tensors cannot be captured, or nothing.
 const char* obstacle_of(const Node& node, StepKind kind, const DeviceMemory& memory) {
   if (!node.bodies.empty() || kind == StepKind::kUnstable) return "data decides what it gives";
-  if (is_random(node)) return "it draws random numbers";
+  if (draws_random(node)) return "it draws random numbers";
   if (acts_outside(node) && !is_assertion(node)) return "it acts on more than tensors";
   if (node.op.starts_with("aten::as_strided")) return "it may read past the elements of an input";
   if (kind != StepKind::kGeneric) return nullptr;

@@ -22,6 +22,9 @@
 
 namespace staticrt {
 
+// Whether it, or a body of it, draws random numbers; operators with effects that may do so count as well.
+bool draws_random(const Node& node);
+
 // The graphs of one frame: of the programs and streams that it ran lately.
 class ProgramGraphs {
  public:
