@@ -55,7 +55,7 @@ class CudaMemory final : public StreamedMemory {
     void* const data = reinterpret_cast<void*>(arena->address);
     return {data, arena.release(), &release_cuda_arena, device()};
   }
-  // Only a wish: what cannot be returned now stays cached.
+  // Best effort: what cannot be returned now stays cached.
   void release_idle_arenas() const override { (void)memory_.allocator->empty_cache().ok(); }
 
   bool capturing() const override {
@@ -78,7 +78,7 @@ std::unique_ptr<DeviceMemory> make_cuda_memory(at::Device device) {
   if (!c10::impl::hasDeviceGuardImpl(c10::kCUDA)) return nullptr;
   const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
   if (device.index() >= guard.deviceCount()) return nullptr;
-  if (at::hasCUDA()) at::globalContext().lazyInitDevice(c10::kCUDA);  // its allocator refuses before that
+  if (at::hasCUDA()) at::globalContext().lazyInitDevice(c10::kCUDA);  // its allocator raises before that
   alloc::Device memory;
   alloc::Status status = alloc::find_cuda_device(device.index(), &memory);
   // A copy of torch's between two devices runs on one of them and writes the other's arena.

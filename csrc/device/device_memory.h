@@ -32,7 +32,7 @@ class Driver;
 // What captures the work of a device's streams.
 struct GraphSource {
   std::shared_ptr<alloc::Driver> driver;
-  std::shared_ptr<alloc::DeviceAllocator> tensors;  // where torch's tensors lie; null: it is not ours
+  std::shared_ptr<alloc::DeviceAllocator> tensors;  // serves torch's tensors; null: torch's own does
 };
 
 class DeviceMemory {
@@ -57,9 +57,9 @@ class DeviceMemory {
                                 int64_t size_bytes) const = 0;
   // Sets bytes of an arena, on the current stream.
   virtual void fill(void* data, int64_t size_bytes, uint8_t value) const = 0;
-  // This thread's; one for all on the host.
+  // Of this thread; the host has a single one.
   virtual c10::StreamId current_stream() const = 0;
-  // The driver's name of it.
+  // The driver's handle of it.
   virtual alloc::StreamId native_stream() const {
     return alloc::StreamId{static_cast<uint64_t>(current_stream())};
   }
@@ -75,16 +75,16 @@ class DeviceMemory {
   // null. Throws OutOfMemoryError, on a device torch's own, with what the allocator tried; nothing has
   // changed then.
   virtual at::DataPtr allocate_arena(int64_t size_bytes) const = 0;
-  // Makes an arena of `size_bytes` one of at least `wanted_bytes`, with other contents. Throws as above: the
-  // arena is then as large as it was, so that programs which it was large enough for still run, unless
-  // somebody took its memory meanwhile (then it is empty).
+  // Grows an arena from `size_bytes` to at least `wanted_bytes`; its contents are lost. Throws as above. The
+  // arena then keeps its size, so that programs that fit into it still run, unless another thread took its
+  // memory meanwhile: it is empty then.
   void grow_arena(at::DataPtr& data, int64_t& size_bytes, int64_t wanted_bytes) const;
   // Returns what no arena uses to the system. May wait for the device.
   virtual void release_idle_arenas() const = 0;
 
  protected:
   DeviceMemory(at::Device device, bool is_host, GraphSource graphs = {});
-  // Whether a limit allows `wanted` bytes if `held` ones are given back for them.
+  // Whether a limit allows `wanted` bytes once `held` bytes are given back.
   virtual bool fits_instead(int64_t held, int64_t wanted) const { return true; }
 
  private:
@@ -94,8 +94,8 @@ class DeviceMemory {
   const GraphSource graphs_;
 };
 
-// While one lives, programs that this thread runs hold no memory of a device when they end: what they take is
-// of a graph that is captured, whose replays and later captures write there.
+// While one exists, programs that this thread runs keep no device memory after they end: what they allocate
+// belongs to the graph that is being captured, whose replays and later captures write there.
 class WithoutKeptMemory {
  public:
   WithoutKeptMemory() { ++open_; }

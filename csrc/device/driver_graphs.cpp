@@ -71,7 +71,7 @@ class LeftByPlaces {
   }
 
  private:
-  // Where the stream is captured by now, an event would take the other one into that capture.
+  // While the stream is being captured, an event would add the capture stream to that capture.
   bool settle(const Left& left) {
     Driver& driver = *left.source->driver;
     if (captured(driver, left.stream) || !order(driver, left.stream, left.capture_stream).ok()) return false;
@@ -81,7 +81,7 @@ class LeftByPlaces {
   }
 
   std::mutex mutex_;
-  // Capture streams that no place has: work of a place that is gone comes before what they hold next.
+  // Capture streams that no place uses: a stream is reused after the work of the place that had it.
   std::map<const GraphSource*, std::vector<StreamId>> streams_;
   std::vector<Left> left_;  // what was captured when its place went
 };

@@ -1,13 +1,13 @@
-// Driver graphs: what a stream is given is recorded once, and one call enqueues all of it again.
+// Driver graphs: the work enqueued on a stream is recorded once, and one call enqueues all of it again.
 //
 // A GraphPlace captures the graphs of one user that run on one stream of a device, one after another; they
-// may use the same memory. Nobody else has its capture stream, so that nothing else gets into a capture, and
-// no library keeps a workspace for both that stream and one that runs beside.
+// may use the same memory. Its capture stream is its own: no other work gets into a capture, and no library
+// keeps one workspace for both that stream and one that runs concurrently.
 //
 // Note [Memory of a driver graph]
-//   A graph uses the addresses that were recorded. What operators allocate while they are recorded must be
-//   nobody else's at a launch: it comes from a pool of the place where torch's allocator of the device is
-//   ours. Elsewhere a capture in which torch's allocator was asked for memory fails.
+//   A graph uses the addresses that were recorded. Nobody else may own, at a launch, the memory that its
+//   operators allocated while they were recorded. Where torch's allocator of the device is ours, that memory
+//   comes from a pool of the place. Elsewhere a capture fails if it allocates through torch.
 //
 // Thread safety: none; a place and its graphs are used by one thread at a time, by any.
 #pragma once
@@ -41,17 +41,18 @@ class GraphPlace {
 
   const DeviceMemory& memory_;
   const GraphSource& source_;
-  const alloc::StreamId stream_;  // that launches are enqueued on
+  const alloc::StreamId stream_;  // where launches are enqueued
   alloc::StreamId capture_stream_ = alloc::kDefaultStream;
   alloc::PoolId pool_;
 };
 
 class DriverGraph {
  public:
-  // Records what `record` enqueues on the current stream of the device, which is the place's capture stream
-  // meanwhile, without running it. Throws what that throws, or why there is no graph; nothing is left then.
+  // Records, without running it, what `record` enqueues on the device's current stream, which is the place's
+  // capture stream during the call. Throws what `record` throws, or why there is no graph; nothing is left
+  // then.
   DriverGraph(GraphPlace& place, const std::function<void(DriverGraph&)>& record);
-  // Launches that are under way go on. May be called while a stream is captured.
+  // Running launches go on. May be called while a stream is captured.
   ~DriverGraph();
   DriverGraph(const DriverGraph&) = delete;
   DriverGraph& operator=(const DriverGraph&) = delete;

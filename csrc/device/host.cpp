@@ -57,7 +57,7 @@ class HostMemory final : public DeviceMemory {
     void* const data = reinterpret_cast<void*>(address);
     return {data, data, &release_arena, device()};
   }
-  // Only a wish: what cannot be returned now stays cached.
+  // Best effort: what cannot be returned now stays cached.
   void release_idle_arenas() const override { static_cast<void>(arenas().empty_cache()); }
 
  private:

@@ -23,7 +23,7 @@ std::atomic<const DeviceMemory*>* place_of(at::Device device) {
   return &memories[type][static_cast<size_t>(device.index())];
 }
 
-// A device that its maker refused is not asked for again.
+// After its maker refused a device, the maker is not called for it again.
 const DeviceMemory* make_memory(at::Device device, std::atomic<const DeviceMemory*>& place, MakeMemory make) {
   static std::mutex mutex;
   static auto* refused = new std::set<std::pair<at::DeviceType, at::DeviceIndex>>;

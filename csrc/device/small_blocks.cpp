@@ -26,7 +26,7 @@ struct Kept {
     }
   }
 };
-// A pointer, as the room for thread-local data of libraries loaded late is small. Trivial, so that it can be
+// A pointer, because libraries loaded late have little thread-local memory. Trivial, so that it can be
 // read after the thread's destructors ran.
 thread_local constinit Kept* kept = nullptr;
 thread_local constinit bool gone = false;  // the thread ends: nothing more is kept

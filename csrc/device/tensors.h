@@ -50,9 +50,9 @@ inline size_t num_owners(const c10::Storage& storage) {
   return static_cast<size_t>(storage.use_count()) - (is_in_python(storage) ? 1 : 0);
 }
 
-// Whether somebody has the storage besides `storage`, Python included: only without it does that show. Leaves
-// `storage` empty where nobody has.
-// REQUIRES: the caller needs nothing of a storage that goes.
+// Whether the storage has an owner besides `storage`, Python included. Drops `storage` to find out, and
+// restores it if there is one.
+// REQUIRES: the caller does not need a storage without other owners.
 inline bool outlives(c10::Storage& storage) {
   const c10::weak_intrusive_ptr<c10::StorageImpl> watched = storage.getWeakStorageImpl();
   storage = c10::Storage();

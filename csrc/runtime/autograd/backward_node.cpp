@@ -30,7 +30,8 @@ at::Tensor laid_out(const at::Tensor& gradient, const std::vector<int64_t>& orde
   return permuted.is_contiguous() ? gradient : permuted.contiguous().permute(back);
 }
 
-// Of a transform such as vmap, a tensor class or a fake tensor: operators compute on it, programs cannot.
+// A tensor of a transform such as vmap, of a tensor class, or a fake tensor: only operators can compute on
+// it.
 bool has_no_bytes(const at::Tensor& gradient) {
   using c10::DispatchKey;
   static const c10::DispatchKeySet keys{DispatchKey::FuncTorchBatched, DispatchKey::FuncTorchGradWrapper,
@@ -40,7 +41,7 @@ bool has_no_bytes(const at::Tensor& gradient) {
 }
 
 // A gradient that is another view of the bytes of one of the first `count` ones becomes a copy: autograd
-// makes a gradient that nobody else holds the leaf's own, and adds to it in place.
+// stores a gradient without other owners in the leaf as it is, and adds to it in place.
 at::Tensor of_its_own(const at::Tensor& gradient, const variable_list& others, size_t count) {
   if (!gradient.defined() || !gradient.has_storage() || gradient.storage().use_count() == 1) return gradient;
   const auto shares = [&](const at::Tensor& other) {
@@ -121,7 +122,7 @@ std::shared_ptr<const StaticGraphBackward::Call> StaticGraphBackward::call_of(
   for (size_t i = 0; i < before.size(); ++i) {
     Kept& kept = call->inputs.emplace_back();
     if (plan.unread_inputs[i]) {
-      kept.value = before[i];  // whoever writes it changes no gradient
+      kept.value = before[i];  // later writes to the input change no gradient
     } else {
       kept = keep(before[i], false);
     }
@@ -136,7 +137,7 @@ c10::IValue StaticGraphBackward::unpack(const Kept& kept) {
 
 variable_list StaticGraphBackward::apply(variable_list&& gradients) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  // The engine hands on what is thrown here, but knows nothing of our types of errors.
+  // The engine passes on what is thrown here, but does not know our types of errors.
   try {
     return backward(std::move(gradients));
   } catch (...) {
@@ -303,8 +304,8 @@ variable_list StaticGraphBackward::run_plan(variable_list gradients) {
   } else if (torch::autograd::get_current_graph_task_keep_graph()) {
     results = backward->executable->run(std::move(arguments));
   } else {
-    // What is saved goes when the program has used it, as eager's nodes let theirs go one after the other.
-    // From here on the node has none of it for another backward, also where this one fails.
+    // Saved tensors are freed once the program has used them, as eager's nodes free theirs one by one. So
+    // the node cannot run another backward from here on, even if this one fails.
     release(*backward);
     gradients.clear();
     results = backward->executable->run_and_let_go(std::move(arguments));
@@ -320,8 +321,8 @@ variable_list StaticGraphBackward::run_plan(variable_list gradients) {
 }
 
 void StaticGraphBackward::release_variables() {
-  // The engine calls this after each backward that keeps no graph, which has released what it ran; and
-  // whoever deletes a graph calls it, so that nodes do not delete each other to any depth.
+  // The engine calls this after each backward that keeps no graph and has already released what it ran. It
+  // is also called when a graph is deleted, so that nodes do not delete each other recursively.
   if (torch::autograd::get_current_node().get() == this) return;
   const std::lock_guard<std::mutex> lock(mutex_);
   saved_.clear();

@@ -21,9 +21,9 @@ namespace staticrt {
 // Runs one segment of a region's backward. The results hang on the node of the first one.
 //
 // Its edges: one per input whose gradient it hands out; then those to the next segment's node: one per value
-// that this one reads of earlier ones, and one per input whose gradient it or a later one hands out. These
-// carry finished gradients, where the first node has differentiated the whole region at once. No state is
-// shared between the nodes of a call: two threads may run a kept graph.
+// that this one reads of earlier ones, and one per input whose gradient it or a later one hands out. The
+// latter carry finished gradients if the first node has differentiated the whole region at once. The nodes of
+// a call share no state: two threads may run a kept graph.
 class StaticGraphBackward : public torch::autograd::Node {
  public:
   StaticGraphBackward(std::shared_ptr<Region> region, size_t segment, torch::autograd::edge_list edges);
@@ -56,7 +56,8 @@ class StaticGraphBackward : public torch::autograd::Node {
   torch::autograd::variable_list run_plan(torch::autograd::variable_list gradients);
   // Finished gradients of all inputs of the region as this node's: those of later segments are handed on.
   torch::autograd::variable_list hand_on(const torch::autograd::variable_list& finished) const;
-  // Fills in what the engine checks of a value that this node hands to the next, once its sizes are known.
+  // Fills in the metadata that the engine checks of a value passed to the next node, once its sizes are
+  // known.
   void describe_to_next(const torch::autograd::variable_list& found) const;
 
   const SegmentPlan& segment() const { return region_->plan().segments[segment_]; }
@@ -64,11 +65,11 @@ class StaticGraphBackward : public torch::autograd::Node {
   size_t num_handed_on() const;               // values that the next segment reads
   // The gradient, or value for the next segment, that an edge carries, counted as in BackwardPlan::gradients.
   size_t output_of(size_t edge) const;
-  // Of which inputs of the region the backward in progress wants the gradient from this or a later segment.
+  // The inputs of the region whose gradients the running backward needs from this or a later segment.
   std::vector<bool> needed_inputs() const;
   bool needs(size_t edge) const { return next_edge(edge).is_valid() && task_should_compute_output(edge); }
   std::shared_ptr<const BackwardPlan> plan_for(const std::vector<bool>& undefined) const;
-  // What this and the following segments would run; empty where no account of it is needed.
+  // The plans that this and the following segments would run; empty where nothing needs them.
   std::vector<std::shared_ptr<const BackwardPlan>> plans_of_all(std::vector<bool> undefined,
                                                                 bool keeps_graph);
 

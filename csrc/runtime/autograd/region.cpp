@@ -45,14 +45,14 @@ edge_list edges_of(const std::vector<c10::IValue>& inputs, const std::vector<uin
   return edges;
 }
 
-// The engine keeps nodes that are ready in a std::priority_queue, where all leaves have one priority, above
-// the next segment's. In which order equal ones leave it follows from how many came, and when. Returns
-// `leaves` in the order of arrival by which they leave as given: DistributedDataParallel makes up its buckets
-// by it. The standard leaves that order open, so this asks the library that torch was built with. If it were
-// another, or other nodes were ready too, buckets could hold other parameters than in eager; gradients would
-// be the same.
+// The engine keeps ready nodes in a std::priority_queue, where all leaves have the same priority, above that
+// of the next segment. The order in which equal ones are popped depends on how many were pushed, and when.
+// Returns `leaves` in the order in which they must be pushed to be popped as given:
+// DistributedDataParallel builds its buckets in that order. The standard does not specify it, so this asks
+// the library that torch was built with. With another library, or if other nodes are ready too, buckets may
+// hold other parameters than in eager; gradients are the same.
 std::vector<uint32_t> arriving_before_next(const std::vector<uint32_t>& leaves) {
-  using Ready = std::pair<bool, size_t>;  // a leaf, the when-th to come
+  using Ready = std::pair<bool, size_t>;  // whether it is a leaf; its place in the order of pushes
   const auto is_lower = [](const Ready& a, const Ready& b) { return a.first < b.first; };
   std::priority_queue<Ready, std::vector<Ready>, decltype(is_lower)> queue(is_lower);
   for (size_t i = 0; i < leaves.size(); ++i) queue.push({true, i});
@@ -150,7 +150,7 @@ bool Region::run(std::vector<c10::IValue>&& inputs, bool only_prepared, std::vec
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (plan_.outputs[i].differentiable) {
       at::Tensor tensor = outputs[i].toTensor();
-      // Of an empty tensor, a kernel may return its argument; that keeps its place in the caller's graph.
+      // For an empty tensor a kernel may return its argument, which keeps its place in the caller's graph.
       if (std::any_of(inputs.begin(), inputs.end(), [&](const c10::IValue& input) {
             return input.isTensor() && input.toTensor().is_same(tensor);
           })) {

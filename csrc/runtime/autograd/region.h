@@ -33,8 +33,7 @@ struct SavedValue {
   enum class From : uint8_t { kInput, kOutput, kResult };
   From from = From::kResult;
   uint32_t index = 0;  // input of the region; output of the forward program
-  // Whose memory it is a view of, if anybody's who may write it: an input, or an output of the forward
-  // program.
+  // The input, or the output of the forward program, that it is a view of, if the caller may write that.
   int32_t views_input = -1;
   int32_t views_output = -1;
 };
@@ -71,14 +70,14 @@ struct RegionPlan {
   // The layout each was differentiated for: its dimensions, the outermost in memory first; empty: contiguous.
   std::vector<std::vector<int64_t>> gradient_orders;
   bool keeps_inputs = true;  // for backwards that are differentiated themselves
-  // Inputs that get no gradient: without their history, into which no backward may walk, nor keep it alive.
+  // Inputs that get no gradient. They are detached: no backward may enter their history or keep it alive.
   std::vector<uint32_t> detached_inputs;
   // Inputs that the region writes and whose values no result depends on: kept as they are, without a copy.
   std::vector<bool> unread_inputs;
   bool draws_random = false;
 };
 
-// What a node needs from outside: other plans, and the region run again eagerly.
+// What a node calls to get other plans, and to run the region again eagerly.
 struct RegionCallbacks {
   // The plan of a segment for calls in which these incoming gradients are undefined and these inputs need
   // none.
@@ -90,7 +89,7 @@ struct RegionCallbacks {
       const std::vector<c10::IValue>& inputs, const std::vector<bool>& needed,
       const std::vector<at::Tensor>& gradients, const at::Tensor& random_state)>
       differentiate;
-  // Throws `error` as the caller of a backward is to see it; returns where nothing is to be changed.
+  // Throws `error` in the form that the caller of a backward gets; returns if that is `error` itself.
   std::function<void(std::exception_ptr error)> rethrow;
 };
 

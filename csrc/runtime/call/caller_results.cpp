@@ -19,8 +19,8 @@ bool is_plain(const at::Tensor& tensor) {
   return has_bytes(tensor) && !tensor.is_conj() && !tensor.is_neg();
 }
 
-// Tells autograd that a result is a view of an input or of another result. Nothing to do for one that it
-// knows already: a result may come twice.
+// Tells autograd that a result is a view of an input or of another result. Does nothing for a result that
+// autograd knows already: a result may occur twice.
 void join(const at::Tensor& base, const at::Tensor& result, bool detached, bool one_of_several) {
   c10::TensorImpl& impl = *result.unsafeGetTensorImpl();
   if (impl.autograd_meta() != nullptr) return;

@@ -20,7 +20,7 @@
 
 namespace staticrt {
 
-// Beside prepared programs the general path only serves misses: its bytes must not lie idle beside the arena.
+// With prepared programs the general path serves only misses, so it must not keep memory besides the arena.
 static MemoryOptions memory_of_frames(const ExecutableOptions& options) {
   MemoryOptions memory = options.memory;
   memory.cleanup_activations |= options.prepared;
@@ -72,7 +72,7 @@ namespace {
 
 thread_local const Executable* failed_early = nullptr;
 
-// A call begins: what an earlier one left says nothing about it.
+// A new call: forget how an earlier one failed.
 void forget_failure(const Program& program) {
   take_failed_node(program);
   failed_early = nullptr;
@@ -103,7 +103,7 @@ void Executable::run_unwatched(std::span<const InputView> inputs, std::vector<c1
   library_operators_.check();
   const TracedRun traced(*this);
   const std::vector<DonatedInput>& donated = options_.preparation.donated;
-  // Who calls holds the inputs in ways of its own, and has looked at them.
+  // The caller has references of its own to the inputs and has checked them, so any number is allowed.
   constexpr size_t kAny = std::numeric_limits<size_t>::max();
   if (!donated.empty()) check_donated_inputs(*bound_.program, donated, inputs, kAny);
   std::unique_ptr<Frame> frame = frames_.take();
@@ -165,7 +165,7 @@ size_t Executable::find_first_effect() const {
       nodes.begin());
 }
 
-// Nodes that run beside each other have no order, and donated bytes are gone.
+// Nodes that run concurrently have no order, and eager cannot run on donated inputs.
 void Executable::note_failure() const {
   const size_t failed = take_failed_node(*bound_.program);
   const bool ordered = options_.preparation.inter_op_threads <= 1 && options_.preparation.donated.empty();
@@ -241,7 +241,7 @@ PreparedFrame* Executable::find_prepared(Frame& frame, std::span<const InputView
     frame.cache_epoch = epoch;
     std::erase_if(frame.prepared, [&](const auto& p) { return !cache_.holds(p->prepared()); });
     if (frame.graphs) frame.graphs->drop_unless([&](const auto& p) { return cache_.holds(p); });
-    // An arena is as large as the largest program that is left needs.
+    // An arena is as large as the largest remaining program needs.
     frame.arenas.release_above([&](const DeviceMemory& memory) {
       int64_t largest = 0;
       for (const auto& p : frame.prepared) largest = std::max(largest, p->prepared().arena_bytes(memory));
@@ -301,7 +301,8 @@ bool Executable::run_prepared(Frame& frame, std::span<const InputView> inputs,
 
 bool Executable::run_graph(Frame& frame, const PreparedFrame& prepared, std::span<const InputView> inputs,
                            std::vector<c10::IValue>& outputs) {
-  // The first run lets libraries make what a capture may not. Who watches a run wants to see its steps.
+  // In the first run libraries make what they may not make in a capture. A traced or profiled run must show
+  // its steps.
   if (!frame.kept || prepared.calls() == 1 || manage_outputs_.load() || current_trace() || profiler_listens())
     return false;
   if (!frame.graphs) {
@@ -349,8 +350,9 @@ void Executable::run_general_path(Frame& frame, std::span<const InputView> input
   NodeObserver* observer = recorder ? &*recorder : nullptr;
   std::optional<WatchedNodes> watch;
   if (WatchedNodes::wanted()) observer = &watch.emplace(bound_, observer);
-  const bool manage_outputs = record && manage_outputs_.load();  // what is only compared goes at once
-  bool ran = false;  // a refused run leaves the outputs that are out alone
+  const bool manage_outputs =
+      record && manage_outputs_.load();  // outputs that are only compared are freed at once
+  bool ran = false;                      // a run that is refused leaves earlier outputs as they are
   try {
     if (manage_outputs) frame.outputs.begin_run(frame.slots.data());
     ran = true;
@@ -376,7 +378,8 @@ void Executable::run_general_path(Frame& frame, std::span<const InputView> input
         std::make_shared<PreparedProgram>(bound_, *recorder, std::move(*signature), options_.preparation,
                                           fixed_.can_track(inputs) ? &fixed_ : nullptr, *known_plans_),
         let_go.empty() ? inputs : std::span<const InputView>());
-    // What this run had; the prepared program's arena may be smaller. Devices would have to be waited for.
+    // Frees this run's arena, as the prepared program's may be smaller. Not on devices, which would have to
+    // be waited for.
     host_memory().release_idle_arenas();
     // Only once: a model whose sizes change would free and allocate the same pages again and again.
     if (cache_.counters().prepared == 1) return_free_memory(recorder->bytes());

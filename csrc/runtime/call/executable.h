@@ -49,8 +49,8 @@ struct RareTimes {
   int64_t output_dealloc_ns = 0;  // taking back managed outputs
 };
 
-// What was worked out for a program and holds in another process too: on the same kind of machine, by the
-// same kernels. Used where it fits exactly; what does not is worked out anew.
+// Results of preparing a program that are valid in another process too, on the same kind of machine and with
+// the same kernels. Those that match exactly are used; the rest is computed again.
 struct PriorWork {
   std::vector<PackedBytes> packed;
   std::vector<RouteChoice> choices;       // ordered, each once
@@ -82,8 +82,8 @@ class Executable : public std::enable_shared_from_this<Executable> {
   // nothing of the call is left, and the next one works.
   // Throws InputError if the number of inputs is wrong; kernels' own errors otherwise.
   std::vector<c10::IValue> run(std::vector<c10::IValue> inputs);
-  // The same; a tensor that nobody else holds is freed once its bytes are used no more. Where nobody else
-  // holds any of the lent inputs (PreparedOptions::lent), their bytes are the run's.
+  // The same; a tensor without other owners is freed after its last use. If no lent input
+  // (PreparedOptions::lent) has another owner, the run may overwrite their bytes.
   std::vector<c10::IValue> run_and_let_go(std::vector<c10::IValue> inputs);
   // The same on borrowed inputs; outputs are overwritten.
   void run(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs);
@@ -95,7 +95,7 @@ class Executable : public std::enable_shared_from_this<Executable> {
   // let_go: as of PreparedFrame::run().
   void run_unwatched(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs,
                      std::span<c10::IValue> let_go = {});
-  // Runs a frame of the caller's; as PreparedFrame::run().
+  // As PreparedFrame::run(), on a frame of the caller's.
   bool run_frame(PreparedFrame& frame, std::span<const InputView> inputs, Arenas& arenas,
                  std::vector<c10::IValue>& outputs);
   // Null if none is prepared for these inputs.
@@ -109,8 +109,8 @@ class Executable : public std::enable_shared_from_this<Executable> {
   // Plans and binds for these inputs' signature without running anything; only weights among them are read.
   // The next run on such inputs is a prepared one. Throws InputError if the number of inputs is wrong.
   PreparedAhead prepare(std::span<const InputView> inputs);
-  // Whether the call of this program that raised last in this thread had written no input and drawn no random
-  // number yet, so that eager may answer it instead. Asked again, it says no.
+  // Whether this thread's last call of this program that raised did so before it wrote an input or drew a
+  // random number, so that eager may run it instead. A second query returns false.
   bool failed_before_effects() const;
   // Inputs that some node writes into. A run bumps the versions of those whose writes eager counts.
   const std::vector<uint32_t>& written_inputs() const { return written_inputs_; }
@@ -132,11 +132,11 @@ class Executable : public std::enable_shared_from_this<Executable> {
   bool is_managed_output(const at::Tensor& tensor) const;
   // Tensors and bytes of managed outputs.
   std::pair<int64_t, int64_t> managed_outputs() const;
-  // Work of another process, for the model tensors among these inputs. REQUIRES: no run began yet.
+  // Takes work of another process, for the model tensors among these inputs. REQUIRES: no run began yet.
   void offer(PriorWork work, std::span<const InputView> inputs);
-  // Work done so far, for the same. Only model tensors are read of `inputs`.
+  // The work done so far, for the same. Of `inputs` only model tensors are read.
   PriorWork work_done(std::span<const InputView> inputs);
-  // Bytes of packed weights that were offered and taken.
+  // Bytes of offered packed weights that are in use.
   int64_t taken_bytes() const { return fixed_.taken_bytes(); }
   // Gives back all memory that is not in use: idle frames, arenas.
   void trim();
@@ -152,7 +152,7 @@ class Executable : public std::enable_shared_from_this<Executable> {
   void gather_plans(std::vector<planner::KnownPlan>& plans) const;
   bool run_prepared(Frame& frame, std::span<const InputView> inputs, std::vector<c10::IValue>& outputs,
                     std::span<c10::IValue> let_go = {}, bool is_only_asked = false);
-  // is_only_asked: a miss counts as none, as the call will be made otherwise.
+  // is_only_asked: a miss is not counted, because the caller then makes the call in another way.
   PreparedFrame* find_prepared(Frame& frame, std::span<const InputView> inputs, int num_threads,
                                bool is_only_asked = false);
   // As one launch, if it can be; false, and nothing happened, otherwise.

@@ -1,4 +1,4 @@
-// What is done for an executable ahead of its calls: work of another process taken over, programs prepared.
+// Executable, ahead of its calls: takes over work of another process, and prepares programs.
 #include <ATen/Parallel.h>
 
 #include <algorithm>
@@ -27,7 +27,8 @@ void Executable::offer(PriorWork work, std::span<const InputView> inputs) {
   offer_plans(std::make_shared<planner::KnownPlans>(std::move(work.plans)));
 }
 
-// Plans are told by what they plan, so bodies of control flow need none of their own.
+// A plan is found by the sizes and live ranges that it plans, so bodies of control flow need no lists of
+// their own.
 void Executable::offer_plans(const std::shared_ptr<const planner::KnownPlans>& known) {
   known_plans_ = known;
   for (const BoundNode& node : bound_.nodes) {
@@ -81,7 +82,7 @@ PreparedAhead Executable::prepare(std::span<const InputView> inputs) {
   std::unique_ptr<Frame> frame = frames_.take();
   PreparedAhead result;
   try {
-    // Null: calls of other threads have driven it out again.
+    // Null: calls of other threads have evicted it.
     if (PreparedFrame* prepared = find_prepared(*frame, inputs, num_threads)) {
       prepared->make_ready(inputs, frame->arenas);
       if (!options_.preparation.keeps_arena) frame->arenas.end_run();

@@ -1,4 +1,4 @@
-// Runs on inputs that the callee has, not the caller.
+// Executable, runs that own their inputs.
 #include <algorithm>
 
 #include "common/error.h"
@@ -19,14 +19,14 @@ std::vector<InputView> views_of(const std::vector<c10::IValue>& inputs) {
   return views;
 }
 
-// Whether nobody but the call has the tensor's bytes.
+// Whether the call is the only owner of the tensor's bytes.
 static bool is_given_up(const c10::IValue& input) {
   if (!input.isTensor() || !input.toTensor().defined()) return false;
   const at::Tensor& tensor = input.toTensor();
   return tensor.use_count() == 1 && tensor.storage().use_count() == 1 && tensor.storage().resizable();
 }
 
-// The same program for calls whose inputs others have too.
+// The same program, for calls whose inputs have other owners.
 Executable& Executable::without_loans() {
   std::call_once(without_loans_made_, [&] {
     ExecutableOptions options = options_;

@@ -1,4 +1,4 @@
-// Executable, fourth part: its plans as users count and drop them.
+// Executable, its plans: how users count and drop them.
 #include "runtime/call/executable.h"
 
 namespace staticrt {

@@ -23,7 +23,7 @@ size_t FramePool::place_of_thread() {
   return number % kPlaces;
 }
 
-// The program's memory would be a graph's as well.
+// Memory allocated while a stream is captured belongs to the graph.
 bool FramePool::capturing() const {
   for (size_t i = 1; i < bound_.memories.size(); ++i)  // the first is the host
     if (bound_.memories[i]->capturing()) return true;

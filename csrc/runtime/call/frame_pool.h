@@ -12,10 +12,10 @@
 
 namespace staticrt {
 
-// The frame a thread gave back last waits for it in a place that other threads seldom touch, so that threads
-// that run one program do not slow each other down. A thread whose place is empty takes any idle frame under
-// the lock before it makes a new one: a change of threads costs no memory. Under WithoutKeptMemory, and
-// while a stream of the program's devices is captured, each call has a frame of its own.
+// The frame that a thread gave back last is kept in a place that other threads seldom touch, so that threads
+// that run one program do not contend. A thread whose place is empty takes any idle frame under the lock
+// before it makes a new one, so that a change of threads costs no memory. Under WithoutKeptMemory, and while
+// a stream of the program's devices is captured, each call has a frame of its own.
 class FramePool {
  public:
   FramePool(const BoundProgram& bound, const MemoryOptions& options) : bound_(bound), options_(options) {}
@@ -57,7 +57,7 @@ class FramePool {
   mutable std::array<Place, kPlaces> places_;
   mutable std::mutex mutex_;
   mutable std::vector<std::unique_ptr<Frame>> idle_;
-  std::atomic<uint64_t> round_{0};  // frames of former rounds go when they are given back
+  std::atomic<uint64_t> round_{0};  // frames of earlier rounds are destroyed when they are given back
   int64_t num_frames_ = 0;
   int64_t hits_of_gone_frames_ = 0;
 };

@@ -6,8 +6,8 @@
 
 namespace staticrt {
 
-// Places the outputs that the prepared program allocates in the runtime's memory, and takes that back unless
-// the run ends. One per run of `frame`.
+// Places the outputs that the prepared program allocates in the runtime's memory, and takes that memory back
+// if the run fails. One per run of `frame`.
 class ManagedRun {
  public:
   // Throws what OutputMemory::begin_run throws; nothing is placed then.

@@ -29,7 +29,7 @@ namespace {
 
 using Report = GraphNotes::Report;
 
-// Whether what it does is work of the device's.
+// Whether its effect is work of the device.
 bool is_assertion(const Node& node) {
   return node.op.starts_with("aten::_assert_") || node.op.starts_with("aten::sym_constrain_");
 }
@@ -41,12 +41,12 @@ const char* obstacle_of(const Node& node, StepKind kind, const DeviceMemory& mem
   if (acts_outside(node) && !is_assertion(node)) return "it acts on more than tensors";
   if (node.op.starts_with("aten::as_strided")) return "it may read past the elements of an input";
   if (kind != StepKind::kGeneric) return nullptr;
-  if (!node.op.starts_with("aten::")) return "it may do anything else than enqueue work";
-  if (memory.graphs()->tensors == nullptr) return "it takes memory that is not the graph's";
+  if (!node.op.starts_with("aten::")) return "it may do more than enqueue work";
+  if (memory.graphs()->tensors == nullptr) return "it allocates memory outside of the graph's pool";
   return nullptr;
 }
 
-// The device whose work a program is; null, and why, if it is not that of one device which has graphs.
+// The device that a program runs on; null, and why, unless it is a single one that has graphs.
 const DeviceMemory* device_of(const PreparedProgram& prepared, std::string& why_not) {
   const Program& program = *prepared.bound().program;
   const DeviceMemory* memory = nullptr;
@@ -65,14 +65,15 @@ const DeviceMemory* device_of(const PreparedProgram& prepared, std::string& why_
   return memory;
 }
 
-// Whether an output is what an operator made of an input or a constant: only its steps know what that is.
+// Whether a launch can make an output again; not what an operator made of an input or a constant, which only
+// the steps know.
 bool rebuilds(const PreparedProgram& prepared, const std::vector<bool>& made_by_step, ValueId output) {
   const ValueRecord& record = prepared.records()[output];
   if (!record.is_tensor) return record.stable;
   return !made_by_step[output] || std::ranges::binary_search(prepared.new_results(), record.owner);
 }
 
-// Fills in the device, or why the program's runs are no launches.
+// Fills in the device, or why the program's runs cannot be launches.
 void examine(const PreparedProgram& prepared, Report& report) {
   report.is_examined = true;
   if (!prepared.options().donated.empty() || !prepared.options().lent.empty()) {
@@ -173,7 +174,7 @@ class ProgramGraphs::Graph {
  private:
   struct HeldInput {
     ValueId input;
-    c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // so that no other one gets its place
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // so that no other storage gets its address
     const void* data;
   };
   struct CopiedInput {
@@ -186,7 +187,7 @@ class ProgramGraphs::Graph {
   };
   struct CopiedResult {
     size_t result;        // of the program's new results
-    c10::Storage memory;  // nobody else's while the graph lives
+    c10::Storage memory;  // the graph's alone
     const void* from;
     int64_t size_bytes;
     DriverGraph::Copy node = alloc::kNoNode;
@@ -341,7 +342,7 @@ bool ProgramGraphs::run(const std::shared_ptr<const PreparedProgram>& prepared,
       report.why_not = "weights, or tensors that it writes, lie elsewhere in every call";
     });
   } catch (const std::exception& error) {
-    // Nothing of the run has begun. Whatever is wrong, the steps meet it or do without.
+    // Nothing of the run has begun: the steps run, and raise if the error concerns them.
     drop_unless([&](const PreparedProgram& other) { return &other != prepared.get(); });
     outputs.clear();
     const auto* of_torch = dynamic_cast<const c10::Error*>(&error);

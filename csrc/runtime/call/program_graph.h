@@ -8,8 +8,8 @@
 //   program is captured again. Values lie in the frame's arena of the stream, which all its graphs share:
 //   Note [Captured arenas stay].
 //
-//   A launch must be what the steps would do: GraphNotes say what prevents it. A run that cannot be a launch
-//   is one of the steps, and so is one that the driver refuses.
+//   A launch must do what the steps do; GraphNotes say what prevents that. A run that cannot be a launch, or
+//   whose launch the driver refuses, runs the steps.
 #pragma once
 
 #include <functional>
@@ -32,7 +32,7 @@ class ProgramGraphs {
   ProgramGraphs(std::vector<ValueId> stay, std::vector<ValueId> written);
   ~ProgramGraphs();
 
-  // As PreparedFrame::run(). False, and nothing has happened: the run must be one of the steps.
+  // As PreparedFrame::run(). False, and nothing has happened: the steps must run.
   bool run(const std::shared_ptr<const PreparedProgram>& prepared, std::span<const InputView> inputs,
            Arenas& arenas, std::vector<c10::IValue>& outputs);
 

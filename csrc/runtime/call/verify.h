@@ -1,4 +1,4 @@
-// Holding prepared programs against the general path, call by call.
+// Compares prepared programs with the general path, call by call.
 #pragma once
 
 #include <ATen/core/Tensor.h>

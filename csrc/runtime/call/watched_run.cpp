@@ -14,14 +14,14 @@ at::Tensor tensor_or_none(const c10::IValue& value) {
   return value.isTensor() ? value.toTensor() : at::Tensor();
 }
 
-// Whether the signature says what every output is, but for the bytes of tensors: a number that was read from
-// data, or a tensor whose sizes data decide, may be another in each replay.
+// Whether the signature determines every output except for the contents of tensors. A number that was read
+// from data, and a tensor whose sizes data decides, may differ in each replay.
 bool determined(const PreparedProgram& prepared) {
   const auto& ids = prepared.bound().program->outputs();
   return std::all_of(ids.begin(), ids.end(), [&](ValueId id) { return prepared.records()[id].stable; });
 }
 
-// A frame of its own, whose escaping values lie in the tensors given.
+// A run in a frame of its own that writes its outputs into the given tensors.
 class PlacedRun final : public FixedRun {
  public:
   PlacedRun(std::shared_ptr<Executable> executable, std::shared_ptr<const PreparedProgram> prepared,
@@ -42,7 +42,7 @@ class PlacedRun final : public FixedRun {
     if (frame_ == nullptr) {
       executable_->run_unwatched(views_, made_);
     } else if (!executable_->run_frame(*frame_, views_, arenas_, made_)) {
-      frame_.reset();  // the program does not hold for these values: from now on as any other call
+      frame_.reset();  // the program does not hold for these values: later runs are ordinary calls
     }
     for (size_t i = 0; i < outputs_.size(); ++i) {
       const at::Tensor& target = outputs_[i];

@@ -14,9 +14,9 @@ struct SharedMemory {
   uint32_t other;  // the same number: the tensor's own elements share memory
 };
 
-// A written input whose bytes another input may have too, or that has one element at two places; nullopt:
-// none. Addresses tell, since two storages may hold one memory (arrays of NumPy, DLPack). Inputs that only
-// interleave count as sharing. A program takes its inputs to be apart, so such a call belongs to eager.
+// A written input that may share bytes with another input, or whose elements overlap each other; nullopt:
+// none. Compares addresses, because two storages may share memory (arrays of NumPy, DLPack). Inputs that only
+// interleave count as sharing. A program assumes that its inputs do not overlap, so such a call runs eagerly.
 // `written` ascends.
 std::optional<SharedMemory> shared_memory(std::span<const uint32_t> written,
                                           std::span<const InputView> inputs);

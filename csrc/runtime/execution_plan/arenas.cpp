@@ -5,12 +5,12 @@
 namespace staticrt {
 
 void Arenas::grow(Arena& arena, int64_t size_bytes) {
-  arena.generation = ++generations_;  // also if it fails: the bytes may lie elsewhere then
+  arena.generation = ++generations_;  // also if it fails, as the bytes may have moved
   if (arena.place.use_count() > 1) {
     at::DataPtr larger;
     try {
       larger = arena.memory->allocate_arena(size_bytes);
-    } catch (const std::exception&) {  // the bytes that graphs keep may be what is missing
+    } catch (const std::exception&) {  // bytes that graphs keep may be enough
       keep_formers(arena, 0);
     }
     if (larger) {
@@ -25,7 +25,7 @@ void Arenas::grow(Arena& arena, int64_t size_bytes) {
   arena.memory->grow_arena(arena.data, arena.size_bytes, size_bytes);
 }
 
-// What was captured there may not run again.
+// Work that was captured there may not run again.
 void Arenas::leave(Arena& arena) {
   if (arena.place) arena.place->is_kept = false;
   arena.place = nullptr;

@@ -4,9 +4,9 @@
 // work of the same stream comes after it. So a frame may be used again at once, on any stream.
 //
 // Note [Captured arenas stay]
-//   A driver graph uses its arena's bytes where they lay at the capture. When the arena moves to be larger,
-//   the graph keeps the former bytes, so that it need not be captured again. Former bytes of one arena are
-//   together at most as many as the arena has, and give way where memory runs out.
+//   A driver graph uses its arena's bytes at the address of the capture. When the arena is reallocated to
+//   grow, the graph keeps the former bytes, so that it need not be captured again. The former bytes of an
+//   arena are together at most as many as the arena has, and are freed when memory runs out.
 //
 // Thread safety: none; one per frame.
 #pragma once
@@ -22,11 +22,11 @@
 
 namespace staticrt {
 
-// Where an arena lies, for whoever captured work there.
+// The bytes of an arena, for graphs that captured work there.
 struct ArenaPlace {
   at::DataPtr data;  // of a former place; the arena has its own
   int64_t size_bytes = 0;
-  bool is_kept = true;  // off: somebody else may have the bytes
+  bool is_kept = true;  // off: the bytes may have another owner
 
   void give_back() {
     data.clear();
@@ -41,7 +41,7 @@ struct Arena {
   int64_t size_bytes = 0;
   uint64_t generation = 0;            // changes when data moves; no two arenas of a frame ever have the same
   void* last_data = nullptr;          // of the host's, where it is given back after each run
-  std::shared_ptr<ArenaPlace> place;  // of data, where somebody asked for it
+  std::shared_ptr<ArenaPlace> place;  // of data, once captured() was called
   std::vector<std::weak_ptr<ArenaPlace>> formers;  // oldest first
 };
 
@@ -55,16 +55,16 @@ class Arenas {
     return arena;
   }
 
-  // The same; what is captured there may run for as long as the caller has the place and it is kept, Note
-  // [Captured arenas stay].
+  // The same. Work captured there may run while the caller holds the place and it is kept,
+  // Note [Captured arenas stay].
   std::shared_ptr<const ArenaPlace> captured(const DeviceMemory& memory, int64_t size_bytes) {
     Arena& arena = at_least(memory, size_bytes);
     if (!arena.place) arena.place = std::make_shared<ArenaPlace>();
     return arena.place;
   }
 
-  // The same, of torch's allocator of tensors, which may have the bytes again between runs. An arena that
-  // comes back to where it was has not moved.
+  // The same, from torch's allocator of tensors, which gets the bytes back between runs. An arena that is
+  // allocated at its former address has not moved.
   Arena& for_one_run(const DeviceMemory& memory, int64_t size_bytes) {
     Arena& arena = of(memory);
     if (size_bytes > arena.size_bytes) {

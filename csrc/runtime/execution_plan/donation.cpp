@@ -20,8 +20,8 @@ bool share_storage(const at::Tensor& a, const at::Tensor& b) {
   return a.defined() && b.defined() && a.has_storage() && b.has_storage() && a.is_alias_of(b);
 }
 
-// Whether Python has the storage of a tensor that has it alone in C++. The bytes stay the tensor's, in
-// another storage where nobody has this one. REQUIRES: the storage is resizable: it owns its bytes.
+// Whether Python holds the storage of a tensor that is its only owner in C++. The tensor keeps its bytes,
+// in another storage if Python does not. REQUIRES: the storage is resizable: it owns its bytes.
 bool is_kept_in_python(const at::Tensor& tensor, const DeviceMemory& memory) {
   // Its setter refuses tensors made by detach().
   auto& storage = const_cast<c10::Storage&>(tensor.unsafeGetTensorImpl()->unsafe_storage());

@@ -1,9 +1,9 @@
 // Donated inputs: tensors whose bytes the caller gives up with the call.
 //
-// A prepared program may put values of the run, and one result, where a donated input was, once it was read
-// for the last time. Afterwards the tensor has no bytes: every use of it raises. So it does whatever way the
-// call was served, unless a result is a view of it. On a device the call's stream writes them; what other
-// streams do with the tensor has to be waited for before.
+// A prepared program may write values of the run, and one result, into the bytes of a donated input after its
+// last use. Then the tensor has no bytes: every use of it raises. This holds however the call ran, unless a
+// result is a view of the tensor. On a device the call's stream writes the bytes; callers must wait for what
+// other streams do with the tensor before.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -22,9 +22,9 @@ struct DonatedInput {
   std::string name;  // the caller's, for messages
 };
 
-// Throws InputError unless the tensor owns the whole of a storage that nobody else has: others would lose
-// their bytes. most_holders: of the tensor itself, the caller's reference included; others are a backward
-// pass that saved it, or what got it through DLPack.
+// Throws InputError unless the tensor is the only owner of a whole storage: other owners would lose their
+// bytes. most_holders: references to the tensor itself, the caller's included; others are a backward pass
+// that saved it, or a consumer of DLPack.
 void check_donatable(const std::string& name, const at::Tensor& tensor, size_t most_holders);
 // Takes the tensor's bytes away: every later use of it raises.
 void take_bytes(const std::string& name, const at::Tensor& tensor);

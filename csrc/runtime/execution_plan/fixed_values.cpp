@@ -136,7 +136,7 @@ FixedValues::FixedValues(const BoundProgram& bound, std::vector<ValueId> weights
   const Liveness& liveness = bound.liveness;
   fixed_.assign(program.num_values(), false);
   definition_.assign(program.num_values(), kNoNode);
-  // What some node writes into keeps no value.
+  // A value that some node writes into is not fixed.
   std::vector<bool> written(program.num_values(), false);
   for (const Node& node : program.nodes()) {
     for (const uint32_t index : node.written_args) {
@@ -168,7 +168,7 @@ FixedValues::FixedValues(const BoundProgram& bound, std::vector<ValueId> weights
     for (uint32_t i = 0; i < node.num_outputs; ++i) {
       const ValueId id = node.first_output + i;
       definition_[id] = index;
-      // Who is given a value to keep may write it.
+      // A value that an operator or the caller may keep may be written by them.
       fixed_[id] = fixed && reads_tensor && !written[liveness.alias_class[id]] && !liveness.may_be_kept[id];
     }
   }
@@ -206,7 +206,8 @@ bool FixedValues::can_track(std::span<const InputView> inputs) const {
   return 2 * matrix_bytes <= uncounted_bytes;
 }
 
-// The state for these weights: the latest, or a new one with what their change leaves.
+// The state for these weights: the latest, or a new one with the entries that the changed weights do not
+// affect.
 std::shared_ptr<FixedState> FixedValues::state_for(std::span<const InputView> inputs) {
   const auto has_layout = [&](ValueId id) { return latest_->stamps_[id].has_layout_of(*inputs[id].tensor); };
   if (latest_ && std::all_of(weights_.begin(), weights_.end(), has_layout) &&
@@ -368,8 +369,8 @@ std::shared_ptr<const FixedState> FixedValues::acquire(std::span<const InputView
                                                        std::span<const DerivedBytes> derived) {
   int64_t made_bytes = 0;
   std::shared_ptr<const FixedState> state = make(inputs, values, derived, made_bytes);
-  // Packing takes about as much again for a while. Only the first times: weights that change in every call
-  // are packed in every call.
+  // Packing temporarily takes about as much again. Only the first times, because weights that change in every
+  // call are packed in every call.
   if (made_bytes > 0 && times_made_.fetch_add(1) < tuning::kTimesMemoryIsReturned)
     return_free_memory(made_bytes);
   return state;

@@ -2,21 +2,21 @@
 //
 // Parameters and buffers are inputs of a program, so that every change of them is seen. Most calls change
 // none: what depends on weights and constants alone (a folded batch norm, a transposed or packed weight) is
-// computed once and kept, together with a stamp of each weight it was made of. Every run compares the stamps;
-// when one differs, what was made of that weight is made anew, and the rest is carried over. Running calls
-// keep the state they began with.
+// computed once and kept, together with a stamp of each weight that it depends on. Every run compares the
+// stamps; when one differs, values that depend on that weight are computed again, and the rest is kept.
+// Running calls keep the state they began with.
 //
 // A stamp is the weight's storage, address, layout and version counter, which every in-place operator,
 // optimizer step, load_state_dict and swap of `.data` changes. Writes through `.data` or a numpy view leave
-// the counter alone; therefore a stamp also holds bytes of the weight: all of one of at most 4 KiB, of a
-// larger one a word in every block of 1 KiB, in larger blocks where that were more than 64. So every write in
-// one piece of 2 KiB, or of a sixteenth of the weight where that is more, is seen; the words' places within
-// their blocks are scattered, so that a written column is not missed as a whole. A smaller write that goes
-// around the counter can miss every word: `freeze=False` never keeps anything.
+// the counter alone; therefore a stamp also holds bytes of the weight: all of one of at most 4 KiB, and of a
+// larger one a word of every block of 1 KiB, or of at most 64 larger blocks. So every contiguous write of
+// 2 KiB, or of a sixteenth of the weight if that is more, is seen. The words' offsets within their blocks are
+// scattered, so that a write to a whole column is not missed. A smaller write that goes around the counter
+// can miss every word: `freeze=False` never keeps anything.
 //
-// Inference tensors have no counter at all: theirs is a hash of all bytes. That costs a reading of the weight
-// in every call, which convolutions repay and products of few rows do not, so a model whose weights are
-// mostly large matrices keeps nothing of them then.
+// Inference tensors have no counter: their stamp is a hash of all bytes. It reads the weight in every call,
+// which pays off for convolutions but not for products of few rows, so a model whose weights are mostly large
+// matrices keeps no values of them.
 #pragma once
 
 #include <ATen/core/DimVector.h>
@@ -40,7 +40,7 @@ class WeightStamp {
  public:
   WeightStamp() = default;
   explicit WeightStamp(const at::Tensor& weight);
-  // Whether nothing was written since. Sizes and strides are taken to be the same: a signature has told.
+  // Whether nothing was written since. Assumes the same sizes and strides, which signatures compare.
   bool holds(const at::Tensor& weight) const;
   bool has_layout_of(const at::Tensor& weight) const;
   bool operator==(const WeightStamp& other) const;
@@ -119,12 +119,12 @@ class FixedValues {
   std::shared_ptr<const FixedState> acquire(std::span<const InputView> inputs,
                                             std::span<const ValueId> values,
                                             std::span<const DerivedBytes> derived);
-  // Bytes that another process made of these weights: taken instead of being made anew, as long as the
-  // weights they depend on are as they are in `inputs` now. REQUIRES: nothing was acquired yet.
+  // Bytes that another process derived of these weights. They are used while the weights that they depend on
+  // equal those in `inputs`. REQUIRES: nothing was acquired yet.
   void offer(std::vector<PackedBytes> packed, std::span<const InputView> inputs);
   // What is derived now, ordered by key; nothing if the weights among `inputs` are not those it was made of.
   std::vector<PackedBytes> packed(std::span<const InputView> inputs);
-  // Bytes taken of what was offered.
+  // Offered bytes that are in use.
   int64_t taken_bytes() const { return taken_bytes_; }
 
   // REQUIRES: acquire() was asked for it in this state. Under the mutex: for another signature another thread

@@ -53,7 +53,7 @@ class Job {
     left_ = region.count;
   }
 
-  // Until nothing is left, whoever does it.
+  // Until nothing is left to do, on any thread.
   void work() {
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
@@ -104,7 +104,7 @@ class Job {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<uint32_t> missing_;
-  // The earliest call first: what waits longest is what program order wants next.
+  // The earliest call in program order first.
   std::priority_queue<uint32_t, std::vector<uint32_t>, std::greater<>> ready_;
   uint32_t left_ = 0;
   int status_ = kRan;
@@ -121,7 +121,7 @@ class Helpers {
     static pid_t owner = 0;
     const std::lock_guard<std::mutex> lock(mutex);
     if (!helpers || owner != getpid()) {
-      helpers = new Helpers();  // never destroyed: its threads wait to the end
+      helpers = new Helpers();  // never destroyed: its threads wait until the process ends
       owner = getpid();
     }
     return *helpers;
@@ -138,7 +138,7 @@ class Helpers {
 
  private:
   void loop() {
-    at::get_num_threads();  // a thread's first question sets its number anew
+    at::get_num_threads();  // a thread's first query sets its number again
     const OneThreadEach one;
     while (true) {
       std::shared_ptr<Job> job;

@@ -1,7 +1,7 @@
 // Prepared programs: a program on one signature, with everything decided that sizes decide.
 //
 // Immutable and position-independent: bytes are base + offset, and each frame has its own bases. Steps run
-// in order; most are direct kernel calls, the others keep what none of our kernels can do without a tensor.
+// in order; most are direct kernel calls, the others do what needs tensors.
 #pragma once
 
 #include <memory>
@@ -82,15 +82,15 @@ struct PreparedOptions {
   bool poison = false;  // fill the arena with NaN before each run
   std::vector<DonatedInput>
       donated;  // inputs whose bytes are the run's after their last use, runtime/execution_plan/donation.h
-  // Inputs that nobody has after the run: their bytes are the run's after their last use.
+  // Inputs without owners after the run: the run may overwrite their bytes after their last use.
   std::vector<ValueId> lent;
   bool early_outputs = false;  // outputs are allocated first, and hold values of the run until they are made
   // Off: the host's is given back after each run, and large values are allocated one by one where the run
   // holds less at its peak for that.
   bool keeps_arena = true;
   int inter_op_threads = 1;  // threads that run independent calls beside each other
-  // Bytes that packed copies of weights may take, as a share of the weights' bytes, of which 1 bounds
-  // nothing; none: small weights are copied, and those that no kernel reads where they lie.
+  // Bytes that packed copies of weights may take, as a share of the weights' bytes; 1: any number. None:
+  // small weights are copied, and large ones that no kernel can read in place.
   std::optional<double> weight_memory;
 };
 
@@ -132,7 +132,7 @@ class GraphNotes {
     std::string why_not;  // of the last run that could not be a launch
     bool is_examined = false;
     const DeviceMemory* memory = nullptr;  // where it runs; null: it has no graphs
-    int credit = tuning::kGraphCredit;     // captures cost some, launches give it back
+    int credit = tuning::kGraphCredit;     // captures lower it, launches raise it
   };
   Report report() const {
     const std::lock_guard lock(mutex_);
@@ -272,10 +272,10 @@ class PreparedFrame {
   bool run(std::span<const InputView> inputs, Arenas& arenas, std::vector<c10::IValue>& outputs,
            std::span<c10::IValue> let_go = {});
 
-  // All that a run on such inputs would do first: the arena grows, what is made of the weights is made.
+  // All that a run on such inputs does before its steps: grows the arena, computes what depends on weights.
   void make_ready(std::span<const InputView> inputs, Arenas& arenas);
 
-  // The outputs of a run on such inputs without its steps, which somebody else does: `made` has the tensors
+  // The outputs of a run on such inputs without its steps, which a driver graph runs: `made` gets the tensors
   // of new_results(), with unset contents.
   void make_outputs(std::span<const InputView> inputs, std::vector<at::Tensor>& made,
                     std::vector<c10::IValue>& outputs) const;
@@ -285,7 +285,7 @@ class PreparedFrame {
   void clear_places() { places_.clear(); }
 
   const PreparedProgram& prepared() const { return *prepared_; }
-  // Of this frame; what is gone has told the program.
+  // Of this frame; frames that are destroyed add theirs to the program's.
   int64_t calls() const { return calls_; }
   void count_call() { ++calls_; }
   const std::shared_ptr<const PreparedProgram>& shared() const { return prepared_; }

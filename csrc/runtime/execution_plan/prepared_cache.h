@@ -26,7 +26,7 @@ class PreparedCache {
  public:
   explicit PreparedCache(size_t capacity) : capacity_(capacity) {}
 
-  // None is wanted: 64, and up to 256 programs so small that these hold no more nodes than 64 of 512 nodes.
+  // By default 64, and up to 256 small programs that together have no more nodes than 64 programs of 512.
   // Text that grows token by token has as many sizes as tokens.
   static size_t capacity_for(std::optional<int64_t> wanted, size_t num_nodes);
 
@@ -41,9 +41,9 @@ class PreparedCache {
   // Whether a program of this signature was taken out by reject().
   bool was_rejected(const Signature& signature) const;
 
-  // Whether a miss on this signature should be prepared. While signatures repeat, at once; when they do
-  // not, only one seen before, so that calls whose shapes never return cost no preparation, and only if
-  // that was lately or there is room, so that more sizes than fit, in turn, do not drive each other out.
+  // Whether a miss on this signature should be prepared. While signatures repeat, at once. When they do not,
+  // only a signature seen before, so that sizes that never occur again cost no preparation, and only if it
+  // was seen lately or there is room, so that more sizes than fit do not evict each other in turn.
   bool worth_preparing(const Signature& signature);
 
   // Adds a program, unless another thread added one for this signature; returns the one in the cache.

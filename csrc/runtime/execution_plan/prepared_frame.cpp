@@ -59,8 +59,8 @@ PreparedFrame::PreparedFrame(std::shared_ptr<const PreparedProgram> prepared)
   reset();
 }
 
-// Makes the frame as it was before its first run. A run that raised may have left to the general path, which
-// empties slots that prepared runs keep from call to call.
+// Restores the frame to its state before the first run. A run that raised may have switched to the general
+// path, which empties slots that prepared runs keep from call to call.
 void PreparedFrame::reset() {
   const PreparedProgram& p = *prepared_;
   const Program& program = *p.bound_.program;
@@ -114,7 +114,7 @@ void PreparedFrame::move_to(Arenas& arenas) {
     const Arena& arena = keeps ? arenas.at_least(*part.memory, part.size_bytes)
                                : arenas.for_one_run(*part.memory, part.size_bytes);
     if (arenas_[i].generation == arena.generation) continue;
-    has_shells_ = false;  // should the next arena not be had
+    has_shells_ = false;  // in case the next allocation fails
     moved = true;
     auto* const data = static_cast<char*>(arena.data.get());
     arenas_[i] = {arena.generation, data};
@@ -233,7 +233,8 @@ bool PreparedFrame::run(std::span<const InputView> inputs, Arenas& arenas, std::
     if (!heirs_.empty()) give_donated();
   } catch (...) {
     reset();
-    // What is left of them is no longer what the caller gave. The run's error is the one to tell.
+    // Donated inputs are partly overwritten: their bytes are taken. The run's error is the one that is
+    // raised.
     try {
       if (!p.options_.donated.empty()) end_donation(p.options_.donated, inputs, {});
     } catch (...) {
@@ -321,7 +322,7 @@ void PreparedFrame::end_inputs(uint32_t step) {
   for (; next_end_ < ends.size() && ends[next_end_].step <= step; ++next_end_) {
     const ValueId id = ends[next_end_].input;
     slots_[id] = c10::IValue();
-    let_go_[id].toTensor() = at::Tensor();  // whoever points to it sees an undefined tensor
+    let_go_[id].toTensor() = at::Tensor();  // other pointers to it see an undefined tensor
   }
 }
 

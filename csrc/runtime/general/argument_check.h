@@ -1,7 +1,7 @@
 // Refuses arguments with which kernels of torch overflow, crash or run for hours.
 //
-// A model's author sees such a call fail and mends it; an archive's reader only has the crash. So programs of
-// archives are checked where a node runs.
+// The author of a model can fix such a call; the user of an archive only sees the crash. So programs of
+// archives are checked when a node runs.
 #pragma once
 
 #include <ATen/core/function_schema.h>
@@ -39,8 +39,8 @@ class ArgumentCheck {
 // The largest magnitude of numbers in this argument; none: any is fine.
 std::optional<double> largest_number(const c10::FunctionSchema& schema, const c10::Argument& argument);
 
-// Throws InputError if an output of the node has more bytes than this machine has memory. Views can without
-// taking any, and reading them takes hours.
+// Throws InputError if an output of the node has more bytes than this machine has memory. Expanded views can
+// have so many without allocating any, and reading them takes hours.
 void check_output_sizes(const Program& program, const Node& node, const c10::IValue* slots);
 
 }  // namespace staticrt

@@ -15,7 +15,7 @@ std::optional<c10::OperatorHandle> find_out_overload(const Node& node, const Dev
   if (!overload) return std::nullopt;
   const c10::FunctionSchema& schema = node.handle->schema();
   auto found = c10::Dispatcher::singleton().findSchema({schema.name(), std::string(*overload)});
-  // Its own kernel, or what the device does with operators that have none.
+  // Its own kernel, or the device's fallback.
   if (!found || !found->hasComputedKernelForDispatchKey(memory.keys().highestPriorityTypeId()))
     return std::nullopt;
   const auto& args = found->schema().arguments();
@@ -102,8 +102,8 @@ void choose_kernel(const Program& program, const Node& node, const BindOptions& 
   bound.check_overlap = node.aliases.empty();
 }
 
-// Values whose storage a node reads beyond their elements. In memory that is shared it would read other
-// values, and reading too far would go unnoticed.
+// Values whose storage a node reads beyond their elements. In shared memory it would read other values, and
+// reading out of bounds would not raise.
 std::vector<bool> read_beside(const Program& program) {
   std::vector<bool> found(program.num_values(), false);
   const auto mark = [&](const Arg& arg) {

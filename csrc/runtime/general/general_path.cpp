@@ -43,7 +43,7 @@ void repair_overlap(const BoundProgram& bound, const Node& node, c10::IValue* sl
       const Arg& arg = program.arg(node, a);
       for (uint32_t k = 0; k < arg.count; ++k) {
         const ValueId id = program.operands()[arg.first + k];
-        // Bytes of inputs and constants are nobody's to reuse: such an alias is eager's own.
+        // Nothing reuses the bytes of inputs and constants, and eager returns the same alias.
         if (bound.liveness.touches_input[id] || !shares_storage(slots[id], slot.toTensor())) continue;
         slot = slot.toTensor().clone();
       }
@@ -67,8 +67,8 @@ void run_boxed(const BoundProgram& bound, const Node& node, const BoundNode& bou
   if (bound_node.check_overlap) repair_overlap(bound, node, slots);
 }
 
-// Our kernels read bytes; the dispatcher, which would look at the bits for conjugation and negation, is
-// not asked. While this lives, operands with such a bit are in their slots as tensors without.
+// Our kernels read bytes, and bypass the dispatcher, which resolves the conjugate and negative bits. While
+// this exists, the slots of operands with such a bit hold resolved tensors.
 class ResolvedOperands {
  public:
   ResolvedOperands(const Program& program, const Node& node, c10::IValue* slots) : slots_(slots) {

@@ -109,7 +109,7 @@ void GroupMemory::require_ours(const Group& group, bool is_ours) const {
                "' has other owners after the run: an operator kept or returned a managed value");
 }
 
-// Gives the group another storage: Python has seen its own, and may hold it.
+// Gives the group another storage, because Python may hold its former one.
 void GroupMemory::replace_storage(Group& group, c10::IValue* slots) {
   for (const ValueId id : group.members) {
     const bool is_in = slots[id].isTensor() && slots[id].toTensor().storage().is_alias_of(group.storage);
@@ -120,7 +120,7 @@ void GroupMemory::replace_storage(Group& group, c10::IValue* slots) {
   }
   const bool is_kept = outlives(group.storage);
   if (is_kept) {
-    // What it has lies in memory that is about to be another value's.
+    // Its bytes are about to be given to another value.
     point_storage_to(group.storage, nullptr, 0);
   } else {
     group.storage = new_managed_storage(*buffers_[group.buffer].memory);
@@ -146,7 +146,7 @@ void GroupMemory::end_run(c10::IValue* slots) {
       const int64_t bytes = storage_bytes(tensor, *buffer.memory);
       moved |= bytes > group.size_bytes;
       group.size_bytes = std::max(group.size_bytes, bytes);
-      if (tensor.use_count() > 1) {  // Python has seen it, and may have it
+      if (tensor.use_count() > 1) {  // Python may hold it
         slots[id] = c10::IValue();
         continue;
       }

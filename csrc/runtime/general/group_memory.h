@@ -2,10 +2,10 @@
 // Static Runtime plans them (torch/csrc/jit/runtime/static/memory_planner.cpp gives the behaviour, not the
 // code).
 //
-// Run 1 allocates ordinarily, frees each managed value after its last use, and shows how large it was. From
-// then on the members of a group point to one storage, all storages of a device lie in one buffer of it, and
-// a group is as large as its largest member was in any run so far. A value that outgrows its group allocates
-// inside the run; the next run's buffer has room for it. Groups never shrink.
+// Run 1 allocates as usual, frees each managed value after its last use, and notes its size. In later runs
+// the members of a group share one storage, all storages of a device lie in one buffer, and a group is as
+// large as its largest member was in any run so far. A value that outgrows its group allocates during the
+// run; the next run's buffer has room for it. Groups never shrink.
 //
 // Invariants between begin_run() and end_run():
 // (1) Each member's tensor points to its group's StorageImpl.

@@ -73,7 +73,7 @@ void OutputMemory::place(size_t index) {
     if (output.buffer == index) needed_bytes += output.size_bytes;
   if (needed_bytes > buffer.size_bytes || buffer.stream != memory.current_stream()) {
     buffer.data.clear();
-    buffer.size_bytes = 0;  // should a line below throw
+    buffer.size_bytes = 0;  // in case a line below throws
     buffer.stream = memory.current_stream();
     buffer.data = memory.allocate_arena(needed_bytes);
     buffer.size_bytes = needed_bytes;
@@ -89,8 +89,8 @@ void OutputMemory::place(size_t index) {
 
 void OutputMemory::end_run(const c10::IValue* slots) {
   for (Output& output : outputs_) {
-    // A value of which only a view is returned has lost its slot by now; its storage knows what a kernel
-    // needed.
+    // The slot of a value of which only a view is returned is empty by now; its storage has the size that a
+    // kernel needed.
     size_t bytes = profiled_ ? output.storage.nbytes() : 0;
     const c10::IValue& slot = slots[output.value];
     if (slot.isTensor() && slot.toTensor().defined())
@@ -112,7 +112,7 @@ void OutputMemory::abandon_run() {
   are_out_ = false;
 }
 
-// Whether somebody else has the output.
+// Whether the output has another owner.
 bool OutputMemory::is_held(Output& output) const {
   if (output.storage.use_count() == 1 && output.storage.resizable()) return false;
   if (outlives(output.storage)) return true;

@@ -1,12 +1,12 @@
 // Memory of a program's outputs where the caller asked for it (managed outputs): one buffer per frame and
 // device, no sharing, as large as the largest run needed.
 //
-// The caller opts out of owning its outputs: it drops them, calls release(), and only then runs again. A
-// first run on the general path shows the sizes and is not managed; prepared runs know them. A run while
-// outputs are out, or a release while one is still held, is an error and changes nothing.
+// The caller does not own its outputs: it drops them, calls release(), and only then runs again. A first run
+// on the general path records the sizes and is not managed; prepared runs know them. A run before outputs are
+// released, or a release while one is still held, is an error and changes nothing.
 //
 // A buffer on a device belongs to the stream of the run that took it. The next run there follows what the
-// caller enqueued; what other streams do with outputs has to be waited for before they are released.
+// caller enqueued; callers must wait for other streams that use outputs before they release them.
 //
 // Thread safety: none; one per frame.
 #pragma once
@@ -43,7 +43,7 @@ class OutputMemory {
   }
   void end_run();
   void abandon_run();
-  // Takes the outputs' bytes back. Throws InputError if somebody holds one.
+  // Takes the outputs' bytes back. Throws InputError if one is still held.
   void release();
 
   bool owns(const at::Tensor& tensor) const;

@@ -120,8 +120,8 @@ bool Preparation::all_plain(const Node& node) const {
   return true;
 }
 
-// Our kernels run there, and what is kept between calls lies there: on a device, calls on other streams
-// would have to be ordered with it.
+// Our kernels run on the host, and values that are kept between calls lie there: on a device, calls on other
+// streams would have to wait for them.
 bool Preparation::all_on_host(const Node& node) const {
   const auto elsewhere = [&](ValueId id) {
     return records_[id].is_tensor && !(records_[id].memory && records_[id].memory->is_host());

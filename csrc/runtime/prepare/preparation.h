@@ -185,7 +185,7 @@ class Preparation {
   std::set<uint32_t> own_workspace_;                // nodes whose workspace is not in the arena
   std::set<uint32_t> made_in_place_;                // nodes with nothing left to copy
   std::map<ValueId, ValueId> donor_of_;             // output -> the donated input whose bytes it takes
-  std::map<ValueId, uint32_t> lent_until_;          // input -> the node after which nobody has its bytes
+  std::map<ValueId, uint32_t> lent_until_;          // input -> the last node that uses its bytes
   std::map<ValueId, uint32_t> apart_until_;         // the same, of a value with an allocation of its own
   std::map<uint32_t, std::vector<ValueId>> early_;  // node -> outputs that are allocated before it
   std::set<ValueId> is_early_;

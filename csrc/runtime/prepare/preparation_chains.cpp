@@ -23,7 +23,7 @@ uint32_t Preparation::prepare_chain_from(uint32_t first) {
     if (plans_[index].plan == Plan::kFixed) continue;
     if (is_stable(node) && is_skippable(node, bound_.nodes[index])) continue;
     if (!is_stable(node) || !starts_chain(index) || records_[node.first_output].meta.sizes != sizes) break;
-    // A view of a result would read it as another shape, from memory not written yet.
+    // A view of a result would read memory that is not written yet, with another shape.
     bool reads_view = false;
     for (const ValueId id : program_.reads(node)) {
       reads_view |= records_[id].is_tensor && !results.count(id) && results.count(records_[id].owner);
@@ -141,8 +141,8 @@ static bool same_layout(const TensorMeta& a, const TensorMeta& b) {
   return (a.is_contiguous() && b.is_contiguous()) || (a.sizes == b.sizes && a.strides == b.strides);
 }
 
-// The host's result has the last node's layout, and nothing but the members reads it, each element where it
-// is written.
+// The host's result has the last node's layout, and only the members read it, each element at the index where
+// it is written.
 bool Preparation::can_take_place_of(uint32_t host, ValueId final_id,
                                     const std::vector<uint32_t>& members) const {
   const ValueId result = node_at(host).first_output;

@@ -1,9 +1,9 @@
 // Which prepared calls may run at the same time, and what that asks of live ranges.
 //
-// A region is a run of calls between two that every other of its segment is ordered with. Inside, threads
-// take calls in any order that dependences allow, so no moment of program order is a moment of the run: every
-// value that a region touches lives through all of it, and nothing in it is written over anything else. The
-// planner then needs to know nothing of threads.
+// A region is a sequence of calls between two calls that all others of its segment are ordered with. Within
+// it, threads run calls in any order that dependences allow, so program order does not say when a value is
+// alive: every value that a region uses lives for the whole region, and none is written over another. The
+// planner then need not know about threads.
 #include <algorithm>
 
 #include "common/tuning.h"

@@ -33,7 +33,7 @@ void Preparation::find_donors(const DeviceMemory& memory, std::vector<planner::S
     }
     lend_input(id, until, specs);
   }
-  // On a device other streams may read them still, which only their owner's allocator knows.
+  // On a device other streams may still read them, which only the allocator of their owner knows.
   if (!memory.is_host()) return;
   for (const ValueId id : result_.options_.lent) {
     if (records_[id].is_tensor && records_[id].plain && records_[id].owner == id && !escapes_[id] &&
@@ -72,8 +72,8 @@ void Preparation::find_early_outputs() {
   }
 }
 
-// An arena is there from the first node to the last, as large as it must be at one of them. Values that are
-// allocated one by one are there while they live, but each costs an allocation in each run.
+// An arena exists from the first node to the last and is as large as the peak. Values that are allocated one
+// by one exist only while they live, but each costs an allocation in each run.
 bool Preparation::may_be_apart(const DeviceMemory& memory, std::span<const planner::Spec> specs) const {
   return !result_.options_.keeps_arena && memory.is_host() && !host_memory_is_limited() && regions_.empty() &&
          result_.options_.donated.empty() && std::any_of(specs.begin(), specs.end(), [](const auto& spec) {
@@ -141,8 +141,7 @@ void Preparation::note_borrowers() {
   }
 }
 
-// A result that can have the input's bytes, as many as its own: the first that is written over it or begins
-// after it.
+// The first result of the input's size that is written over it, or begins after its last use.
 ValueId Preparation::find_heir(ValueId input) const {
   const int64_t bytes = extent_bytes(records_[input].meta);
   for (uint32_t index = 0; index < plans_.size(); ++index) {

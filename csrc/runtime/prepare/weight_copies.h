@@ -13,7 +13,7 @@ namespace staticrt {
 
 class WeightCopies {
  public:
-  // What kernels may copy for one call: in the order in which they are asked.
+  // The weights that kernels may copy for one call, tried in this order.
   enum class Kind { kLarge, kSmall, kNone };
 
   // most_bytes: of all copies together; none: no bound, but kernels read large weights where they lie.

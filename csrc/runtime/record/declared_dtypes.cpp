@@ -102,7 +102,7 @@ bool make_smallest(c10::IValue& value, bool& any_tensor, bool& any_floating) {
   return true;
 }
 
-// Operators warn of tensors without elements, which are no user's.
+// Operators warn of empty tensors; these are not the user's.
 struct Silent : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };

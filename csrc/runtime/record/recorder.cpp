@@ -10,7 +10,7 @@ namespace {
 // aten::index(self, indices) has data-dependent results only where a mask selects.
 bool selects_by_mask(const Program& program, const Node& node, const std::vector<ValueRecord>& records) {
   const Arg& indices = program.arg(node, 1);
-  if (!indices.is_list) return true;  // who knows
+  if (!indices.is_list) return true;  // unknown
   for (uint32_t k = 0; k < indices.count; ++k) {
     const ValueRecord& record = records[program.operands()[indices.first + k]];
     if (record.is_tensor && (record.meta.dtype == at::kBool || record.meta.dtype == at::kByte)) return true;
@@ -74,7 +74,7 @@ static bool takes_packed_weight(const std::string& name) {
   return false;
 }
 
-// Operators whose sizes or numbers data decide although torch tags only what they are made of.
+// Operators whose sizes or numbers data decides; torch tags only the operators that they are composed of.
 static bool depends_on_data_untagged(const std::string& op) {
   for (const char* name : {"aten::where", "aten::nonzero_numpy", "aten::repeat_interleave.self_Tensor",
                            "aten::tensor_split.tensor_indices_or_sections", "aten::_pack_padded_sequence",
@@ -119,8 +119,8 @@ void Recorder::after_node(uint32_t node_index, const c10::IValue* slots) {
     ValueRecord& record = records_[id];
     const c10::IValue& value = slots[id];
     if (!value.isTensor() || !value.toTensor().defined()) {
-      // A number made from a tensor's contents is data, whatever the op is called. A gradient that nobody
-      // asked for is an undefined tensor, in every call.
+      // A number made from a tensor's contents is data, whatever the op is called. A gradient that is
+      // not needed is an undefined tensor, in every call.
       record.stable = stable && (value.isNone() || value.isScalar() || value.isIntList() || value.isTensor());
       record.number = value;
       continue;

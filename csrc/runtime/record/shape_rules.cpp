@@ -16,9 +16,9 @@
 namespace staticrt {
 namespace {
 
-// Operators whose results depend on the device, which leave a result empty that they do not use, or which
-// give another stride on the meta device where a size is 1. They cost little, compared with convolutions and
-// products, so they run on zeros.
+// Operators whose results depend on the device, which leave an unused result empty, or which give another
+// stride on the meta device where a size is 1. They are cheap compared with convolutions and products, so
+// they run on zeros.
 bool needs_bytes(std::string_view op) {
   return op.starts_with("aten::embedding_bag") || op.starts_with("aten::_embedding_bag") ||
          is_one_of(op, {"aten::scaled_dot_product_attention",
@@ -147,7 +147,7 @@ bool run_shape_only(const BoundProgram& bound, uint32_t node_index, const ValueM
       makes_little(program, node, slots)) {
     try {
       if (run_on_zeros(bound, node_index, memories, slots)) return true;
-    } catch (const std::exception&) {  // zeros are no such operand
+    } catch (const std::exception&) {  // zeros are not valid operands
     }
   }
   try {

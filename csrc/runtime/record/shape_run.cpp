@@ -8,7 +8,7 @@
 namespace staticrt {
 namespace {
 
-// The meta device says too little of what is neither a dense tensor of a registered device nor a number.
+// The meta device can stand for dense tensors of registered devices and for numbers only.
 bool has_shape_only_form(const c10::IValue& value) {
   if (value.isTensorList()) return false;
   if (!value.isTensor() || !value.toTensor().defined()) return true;
@@ -18,16 +18,16 @@ bool has_shape_only_form(const c10::IValue& value) {
          !tensor.is_quantized() && !tensor._is_zerotensor();
 }
 
-// Why only running the node shows what its results are like; empty if they are known without.
+// Why the node must run to show what its results are; empty if that is known without.
 std::string undecided(const BoundProgram& bound, uint32_t index, const Recorder& recorder,
                       const ValueMemories& memories) {
   const Program& program = *bound.program;
   const Node& node = program.nodes()[index];
   if (bound.nodes[index].kind == BoundKind::kControl) return "control flow decides what runs";
-  if (!recorder.is_stable(index)) return "data, or an operator torch does not own, decides its result";
+  if (!recorder.is_stable(index)) return "data, or an operator outside torch, decides its result";
   for (uint32_t i = 0; i < node.num_outputs; ++i)
     if (program.values()[node.first_output + i].is_tensor && !memories[node.first_output + i])
-      return "it makes a tensor of a device that has no memory of ours";
+      return "it makes a tensor on a device that is not registered";
   return "";
 }
 
@@ -98,7 +98,7 @@ ShapeRun run_shapes(const BoundProgram& bound, std::span<const InputView> inputs
     try {
       if (reason.empty() && !(run_shape_only(bound, index, memories, slots.data()) &&
                               settle_outputs(program, node, memories, slots.data()))) {
-        reason = "torch's shape rule does not tell what the device makes";
+        reason = "torch's shape rule may differ from what the device makes";
       }
     } catch (const std::exception&) {
       reason = "torch has no shape rule for it";

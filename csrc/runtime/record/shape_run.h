@@ -1,8 +1,8 @@
 // A run of shapes alone: what the general path would record for a signature, without computing anything.
 //
 // Every tensor is on torch's meta device, which has sizes, strides and storages but no bytes, and every node
-// runs as torch's own operator there. So a program is planned before it ever ran: its peak is known, and the
-// first call is a prepared one.
+// runs as torch's own operator there. So a program is planned before its first run: its peak is known, and
+// the first call is a prepared one.
 #pragma once
 
 #include <optional>

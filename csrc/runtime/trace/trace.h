@@ -80,7 +80,7 @@ void install_trace();
 // Ends it and hands over what was seen. Throws InputError if the thread is not traced.
 std::unique_ptr<Trace> take_trace();
 
-// One run of an executable, from its beginning to its end, whichever way that comes.
+// One run of an executable, from its beginning to its end or to an exception.
 class TracedRun {
  public:
   explicit TracedRun(const Executable& executable) : trace_(current_trace()) {
@@ -105,7 +105,7 @@ class TracedRun {
 // Whether torch's profiler, or another user of at::RecordFunction, listens on this thread.
 bool profiler_listens();
 
-// What a prepared run tells of its steps. The first costs nothing; PreparedFrame::run chooses.
+// Observers of a prepared run's steps. The first costs nothing; PreparedFrame::run chooses.
 struct Unwatched {
   void before(uint32_t) {}
   void after(uint32_t) {}
