@@ -67,7 +67,7 @@ void flash_attention(const T& query, const T& key, const T& value, double dropou
   copy_result(logsumexp, l);
 }
 
-// A mask of bools says who is seen; flash attention adds a mask of numbers.
+// Flash attention adds a mask of numbers, so a mask of bools becomes 0 and -infinity.
 Optional additive(const Optional& mask, at::ScalarType dtype) {
   if (!mask || !mask->defined() || mask->scalar_type() != at::kBool) return mask;
   return at::zeros_like(*mask, mask->options().dtype(dtype))

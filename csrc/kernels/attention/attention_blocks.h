@@ -1,8 +1,8 @@
 // Scaled dot product attention of float32, in blocks of query rows and of keys: the scores of a block stay in
 // the cache. With several blocks of keys, each row keeps a running maximum and sum (Milakov and Gimelshein,
-// arXiv:1805.02867), and what earlier blocks gave it is scaled down when the maximum grows. Where few query
-// rows meet many keys (decoding) and there are more threads than heads, the keys are cut among threads, too;
-// what each part gives is then scaled to one maximum and added.
+// arXiv:1805.02867), and the sums of earlier blocks are scaled down when the maximum grows. With few query
+// rows and many keys (decoding), and more threads than heads, threads share the keys, too; their partial
+// results are then scaled to one maximum and added.
 #pragma once
 
 #include <algorithm>
@@ -87,8 +87,8 @@ struct Attention {
         packed_k() + packed_v() + block_rows() * block_keys + (is_running() ? 2 * rows : 0);
     return (floats + 15) / 16 * 16;
   }
-  // What a part of the keys gives the rows of a head: sums of values, and of each row the maximum and the sum
-  // of exponents.
+  // The partial results of a part of the keys for the rows of a head: sums of values, and for each row the
+  // maximum and the sum of exponents.
   int64_t share_floats() const { return (rows * (value_depth + 2) + 15) / 16 * 16; }
   int64_t workspace_floats() const {
     const Cut cut = cut_of(grids()[0], num_threads);
@@ -157,7 +157,7 @@ struct Attention {
         s.result = shares + (head * cut.columns + tile.part % cut.columns) * share_floats();
         s.tops = s.result + rows * value_depth;
         s.totals = s.tops + rows;
-        std::fill(s.result, s.totals + rows, 0.0F);  // a causal mask may leave the part nothing to write
+        std::fill(s.result, s.totals + rows, 0.0F);  // under a causal mask the part may write nothing
         std::fill(s.tops, s.totals, -std::numeric_limits<float>::infinity());
         pack(bases, s, b, h / (heads / kv_heads), s.first_key, count);
         run_block(bases, s, b, h, 0, rows, s.first_key, count);
@@ -171,7 +171,7 @@ struct Attention {
     return kRan;
   }
 
-  // The result of a row: the shares of `parts` parts of the keys, scaled to one maximum. The first collects.
+  // The result of a row: the shares of `parts` parts of the keys, scaled to one maximum, added to the first.
   void add_shares(char* const* bases, float* shares, int64_t parts, int64_t b, int64_t h, int64_t i) const {
     constexpr float kNone = -std::numeric_limits<float>::infinity();
     const auto top_of = [&](int64_t part) -> float& {
@@ -200,8 +200,8 @@ struct Attention {
     finish_row(bases, all, b, h, i);
   }
 
-  // The first query row of a block. Under a causal mask later rows see more keys, so that neighbours are
-  // taken from both ends.
+  // The first query row of a block. Under a causal mask later rows see more keys, so blocks alternate between
+  // both ends.
   int64_t row_of(int64_t block) const {
     const int64_t place = !causal || block % 2 == 0 ? block : 2 * blocks() - 1 - block;
     return (causal ? place / 2 : place) * block_rows();
@@ -330,7 +330,7 @@ struct Attention {
     if (n < seen) std::memset(row + n, 0, static_cast<size_t>(seen - n) * sizeof(float));
   }
 
-  // Scores of a block of keys become exponents; what earlier blocks gave is scaled to the same maximum.
+  // Scores of a block of keys become exponents; the sums of earlier blocks are scaled to the same maximum.
   void running_row(char* const* bases, const Scratch& s, float* row, int64_t b, int64_t h, int64_t i,
                    int64_t key, int64_t seen, float* result) const {
     constexpr float kNone = -std::numeric_limits<float>::infinity();

@@ -196,7 +196,7 @@ std::optional<PreparedCall> depthwise_pixels(const ConvPlan& p, PrepareRequest& 
 
 std::optional<PreparedCall> prepare_depthwise(const ConvPlan& p, PrepareRequest& request) {
   if (p.channels_last && p.group_out() == 1) return depthwise_pixels(p, request);
-  // Of large images oneDNN, which eager takes, is faster: only its call costs more.
+  // For large images oneDNN, which eager takes, is faster; for small ones its call costs more.
   if (p.channels_last || p.w.taps() > kMaxTaps || p.multiply_adds() > kMaxPlaneWork ||
       !p.weight_operand.meta.is_contiguous()) {
     return std::nullopt;

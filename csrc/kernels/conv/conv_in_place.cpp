@@ -1,7 +1,7 @@
 // Convolution of channels-last images that reads its weight where it lies: [out, in * taps], the rows of a
-// turned product (gemm_rows_impl.h). Pixels are gathered, tap by tap, into panels made for each call. For few
-// output pixels and a large weight: there, reading the weight takes the time that a packed or transformed
-// copy would save.
+// turned product (gemm_rows_impl.h). Pixels are gathered, tap by tap, into panels made for each call. It is
+// used for few output pixels and a large weight: then reading a packed or transformed copy of the weight
+// takes the time that the copy would save.
 #include <atomic>
 #include <vector>
 
@@ -29,7 +29,7 @@ struct InPlaceConv {
     return panels_floats() + padded(p.in_channels) + sums_floats() + rest_floats();
   }
 
-  // Pixels and output channels. The weight is what is large: its rows are cut first.
+  // Pixels and output channels. The weight is the larger operand, so its rows are cut first.
   std::vector<Grid> grids() const {
     return {{.rows = pixels,
              .columns = p.out_channels,

@@ -98,8 +98,8 @@ struct Axis {
   }
 };
 
-// With a wide dilation, the outer taps may read nothing but padding. Drops them: `kernel` and `pad` shrink;
-// the taps that stay, by their numbers before.
+// With a wide dilation, the outer taps may read nothing but padding. Drops them, which reduces `kernel` and
+// `pad`, and returns the former indices of the remaining taps.
 std::vector<int64_t> drop_dead_taps(Axis& axis) {
   int64_t first = 0, last = axis.kernel - 1;
   while (last > 0 && axis.live_pixels(last) == 0) --last;
@@ -166,7 +166,7 @@ std::optional<PreparedCall> prepare_pixel_conv(const ConvPlan& original, Prepare
   w.pad_h = height.pad;
   w.kernel_w = width.kernel;
   w.pad_w = width.pad;
-  // Taps that meet padding for most results: oneDNN leaves these products out, runs of pixels do not.
+  // Taps that read padding for most results: oneDNN leaves these products out, runs of pixels do not.
   if ((w.dilation_h > 1 || w.dilation_w > 1) && p.multiply_adds() > tuning::kMaxOwnDilatedWork &&
       height.live_share() * width.live_share() < tuning::kMinLiveShare)
     return std::nullopt;

@@ -50,8 +50,8 @@ int64_t time_ns(const ConvPlan& original, Side side) {
   return least;
 }
 
-// F(4x4)'s weights take 20 floats per pair of channels more than F(2x2)'s. In a model they come from memory,
-// which few pixels do not repay.
+// F(4x4)'s weights take 20 floats per pair of channels more than F(2x2)'s. A model reads them from memory,
+// which does not pay off for few pixels.
 constexpr int64_t kPixelsOfFour = 512;
 
 Side largest_side(const ConvPlan& p, const PrepareRequest& request) {
@@ -61,7 +61,7 @@ Side largest_side(const ConvPlan& p, const PrepareRequest& request) {
 
 // The sum by its definition, unless Winograd gains enough; F(2x2) is tried where F(4x4) does not.
 Side fastest(const ConvPlan& original, Side largest) {
-  // As many lines of an image as the budget allows, and images enough for what side decides.
+  // As many lines of an image as the budget allows, and as many images as the choice of the side needs.
   ConvPlan p = original;
   const int64_t pixels = p.w.out_h * p.w.out_w;
   p.batch = largest == 4 ? std::min(p.batch, (kPixelsOfFour + pixels - 1) / pixels) : 1;
@@ -78,7 +78,7 @@ Side fastest(const ConvPlan& original, Side largest) {
   return 0;
 }
 
-// What measurements say on machines with AVX2 and AVX-512.
+// From measurements on machines with AVX2 and AVX-512.
 bool is_faster_by_rule(const ConvPlan& p) {
   const int64_t tiles = p.batch * ((p.w.out_h + 1) / 2) * ((p.w.out_w + 1) / 2);
   return p.in_channels >= 48 && p.out_channels >= 48 && tiles >= 40;
@@ -106,7 +106,7 @@ Side choose_side(const ConvPlan& p, PrepareRequest& request) {
 }  // namespace
 
 std::optional<PreparedCall> prepare_image_conv(const ConvPlan& p, PrepareRequest& request) {
-  // Of few pixels and several taps, reading the weight takes the time that a copy would save.
+  // With few pixels and several taps, reading a copy of the weight takes the time that it would save.
   if (reads_weight_in_place(p) && (p.w.taps() > 1 || !request.copies_large_weights))
     return prepare_in_place_conv(p, request);
   // A sum in the order of the definition where results must not depend on a measurement.

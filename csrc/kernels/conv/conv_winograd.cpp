@@ -2,8 +2,8 @@
 // transformed tiles take 2.25 or 4 times fewer multiplications than the convolution itself.
 //
 // Where operands are of one order of magnitude, the rounding errors of F(2x2) are those of the direct sum or
-// smaller, and those of F(4x4) two to three times as large (conv_winograd_test.cpp). What is not finite
-// spreads over a tile here, and not in the direct sum: such a call is done again by the general path.
+// smaller, and those of F(4x4) two to three times as large (conv_winograd_test.cpp). Infinities and NaN
+// spread over a tile here, but not in the direct sum: the general path repeats such a call.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -77,8 +77,8 @@ struct WinogradConv {
     return {.rows = p.batch * p.w.in_h, .cell_ns = row_ns(p.w.in_w * p.in_channels)};
   }
 
-  // Whether some output's window is small beside its tile. An empty window is no exception: eager's result is
-  // 0.
+  // Whether some output's window is small compared with its tile. This includes windows of zeros: eager's
+  // result is 0.
   bool is_uneven(char* const* bases, float* magnitudes) const {
     const Window& w = p.w;
     run_tiles(lines_grid(), p.num_threads, [&](const Tile& tile) {

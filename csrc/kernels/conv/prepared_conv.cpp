@@ -206,7 +206,7 @@ std::optional<PreparedCall> prepare_conv(PrepareRequest& request, int64_t groups
     return prepare_image_conv(p, request);
   }
   if (!p.weight_operand.meta.is_contiguous()) return std::nullopt;
-  // Above these sizes oneDNN, which eager takes, is faster than gathering panels, that of strides one by one.
+  // Above these sizes oneDNN, which eager takes, is faster than gathering panels. Strides gather one by one.
   const int64_t depth = p.group_in() * p.w.taps();
   if (depth > 64 && p.multiply_adds() > 2'000'000) return std::nullopt;
   if (p.w.stride_w > 1 && p.multiply_adds() > 500'000) return std::nullopt;

@@ -44,7 +44,7 @@ struct Bags {
     for (int64_t bag = 0; bag < num_bags; ++bag) {
       if (offsets[bag] > end(bag) || end(bag) > num_indices) return false;
     }
-    if (end(num_bags - 1) != num_indices) return false;  // indices of no bag
+    if (end(num_bags - 1) != num_indices) return false;  // indices outside of all bags
     return std::all_of(indices, indices + num_indices, [&](Index i) { return i >= 0 && i < rows; });
   }
 
@@ -80,7 +80,7 @@ bool run_bags(const T& weight, const T& indices, const T& offsets, bool mean, bo
   const Grid grid = rows_grid(bags.num_bags, bags.columns * (bags.num_indices / bags.num_bags + 1));
   for_rows(grid, at::get_num_threads(),
            [&](int64_t bag) { bags.sum_bag(bag, mean, result + bag * bags.columns); });
-  if (!mean) {  // a sum's gradient needs neither: eager leaves them empty and zero
+  if (!mean) {  // a sum's gradient does not need them: eager leaves them empty and zero
     resize(bag_of_index, {0});
     resize(bag_size, {include_last && !weight.requires_grad() ? num_offsets : bags.num_bags});
     n::fill_(bag_size, 0);

@@ -54,7 +54,7 @@ struct Concatenation {
     const char* from = p.from.at(bases) + first;
     char* to = out.at(bases) + p.offset_bytes + first;
     if (from == to && rows == 1) return;  // made in place
-    // For the shortest, a call of memcpy would take longer than the copy.
+    // A call of memcpy would take longer than the shortest copies.
     switch (bytes) {
       case 1:
         return copy_rows<1>(from, to, p.bytes, begin, end);

@@ -118,7 +118,7 @@ SRT_PREPARE("aten::gather", prepare_gather) {
   if (element > 8) return std::nullopt;
   const Blocks from = blocks_of(x->meta, dim, dim);
   const Blocks to = blocks_of(index->meta, dim, dim);
-  // Of many lone elements eager's kernel is faster, and only its call costs more.
+  // For many single elements eager's kernel is faster; for few its call costs more.
   constexpr int64_t kMostElements = 4096;
   if (to.inner == 1 && to.outer * to.middle > kMostElements) return std::nullopt;
   const Indices indices = indices_of(*index);
@@ -177,7 +177,7 @@ SRT_PREPARE("aten::index_add", prepare_index_add) {
   const Operand from = source->where;
   const Operand to = out.where;
   const int threads = request.num_threads;
-  // Rows of one index meet in one row of the result, so only what lies beside each other is cut.
+  // Rows with the same index are added to one row of the result, so only columns are cut.
   const Grid grid{.rows = b.outer,
                   .columns = b.inner,
                   .column_unit = kRowSlack,
@@ -236,7 +236,7 @@ SRT_PREPARE("aten::scatter_add", prepare_scatter_add) {
   const Operand adds = source->where;
   const Operand target = out.where;
   const int threads = request.num_threads;
-  const bool same_columns = from.inner == to.inner;  // else the columns that no index names are only copied
+  const bool same_columns = from.inner == to.inner;  // else the columns without an index are only copied
   const Grid grid{.rows = from.outer == to.outer ? to.outer : 1,
                   .columns = same_columns ? to.inner : 1,
                   .column_unit = kRowSlack,
@@ -285,7 +285,7 @@ SRT_PREPARE("aten::scatter_add", prepare_scatter_add) {
 
 // embedding_bag(weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights,
 // include_last_offset, padding_idx): float32 bags, summed (mode 0) or averaged (1), without weights. The
-// other outputs serve the backward pass; where somebody reads them the out variant runs.
+// other outputs serve the backward pass; where they are read the out variant runs.
 static std::optional<PreparedCall> embedding_bag_with(PrepareRequest& request) {
   const TensorOperand* weight = tensor_or_null(request, 0);
   const TensorOperand* index = tensor_or_null(request, 1);

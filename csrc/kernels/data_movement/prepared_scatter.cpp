@@ -1,5 +1,5 @@
-// slice_scatter and select_scatter: what writes into a part of a tensor is traced as. Where nobody reads the
-// old tensor later, the new one lies in its bytes, and only the part is written.
+// slice_scatter and select_scatter, which writes into a part of a tensor are traced as. If the old tensor is
+// not read later, the new one lies in its bytes, and only the part is written.
 #include <c10/core/WrapDimMinimal.h>
 
 #include "kernels/data_movement/boxes.h"
@@ -10,7 +10,7 @@ namespace {
 struct Scatter {
   Operand self, source, out;
   Box all, part;  // from self and from the source
-  bool stays;     // the part is what it was
+  bool stays;     // the part is unchanged
   int num_threads;
 
   std::vector<Grid> grids() const {
@@ -46,7 +46,7 @@ std::optional<PreparedCall> prepare_scatter(PrepareRequest& request, const Tenso
   if (source.meta.dtype != out.meta.dtype || source.meta.sizes != hole.sizes || hole.numel() == 0)
     return std::nullopt;
   const auto element = static_cast<int64_t>(c10::elementSize(out.meta.dtype));
-  // `x[i] += y` writes the part twice: what the sum has written is assigned to it.
+  // `x[i] += y` writes the part twice: the sum writes it, and is then assigned to it.
   const bool stays = source.where.base == self.where.base &&
                      source.where.offset_bytes == self.where.offset_bytes + offset * element &&
                      source.meta.strides == hole.strides && self.meta.strides == out.meta.strides;
@@ -63,7 +63,7 @@ std::optional<PreparedCall> prepare_scatter(PrepareRequest& request, const Tenso
   return call;
 }
 
-// The dimension that both operators name, if this is a case for us.
+// The dimension argument of both operators, if this kernel covers the call.
 std::optional<size_t> scatter_dim(const PrepareRequest& request) {
   const TensorOperand* self = tensor_or_null(request, 0);
   const TensorOperand& out = request.outs[0];

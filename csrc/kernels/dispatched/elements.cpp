@@ -99,7 +99,7 @@ SRT_DISPATCHED("aten::where.self", where) {
   at::where_out(op.out(), op.tensor(0), op.tensor(1), op.tensor(2));
 }
 
-// (self, dim, dtype): a dtype that differs converts first, as in eager.
+// (self, dim, dtype): converts to another dtype first, as eager does.
 T converted(Operands& op) {
   return op.is_none(2) ? op.tensor(0) : op.tensor(0).to(op.arg(2).toScalarType());
 }

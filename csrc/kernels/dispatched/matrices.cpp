@@ -1,5 +1,5 @@
 // Products of matrices as eager computes them: torch's composite operators reduced to mm, bmm and addmm,
-// whose out overloads write where they are told.
+// whose out overloads write into given outputs.
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/bmm.h>
@@ -16,7 +16,7 @@ namespace {
 
 using T = at::Tensor;
 
-// What no case below takes: computed and copied.
+// For the cases that are not covered below: computed and copied.
 void copy_result(T& out, const T& made) {
   dispatched::resize_strided(out, made.sizes(), made.strides());
   out.copy_(made);

@@ -8,7 +8,7 @@ namespace staticrt::dispatched {
 
 namespace {
 
-// What the storage holds is not copied.
+// The contents of the storage are lost.
 void reserve(at::Tensor& out, size_t size_bytes) {
   c10::StorageImpl& storage = *out.storage().unsafeGetStorageImpl();
   if (size_bytes <= storage.nbytes()) return;

@@ -12,7 +12,7 @@ namespace {
 void multiply(const GemmArgs& g, int64_t begin, int64_t end) {
   for (int64_t m0 = 0; m0 < g.m; m0 += kChunkRows) {
     const int64_t m_end = std::min(g.m, m0 + kChunkRows);
-    // B is fetched ahead unless it lies elsewhere than in panels, or is there from the rows before.
+    // B is fetched ahead unless it is not in panels, or the rows before have fetched it.
     const bool fetches = g.b_row == kWidth && (m0 == 0 || (end - begin) * kWidth * g.k > kCachedFloats);
     for (int64_t k0 = 0; k0 == 0 || k0 < g.k; k0 += kChunkK) {
       const int64_t k = std::min(kChunkK, g.k - k0);

@@ -16,12 +16,12 @@ bool fits_int(int64_t x) {
   return x <= 0x7FFFFFFF;
 }
 
-// A second copy of it is not worth a thought.
+// A second copy of it takes little memory.
 bool is_small_weight(const MatmulShape& s) {
   return s.n * s.k <= tuning::kSmallWeightFloats;
 }
 
-// What a packed copy must be faster by than the best other kernel.
+// The factor by which a packed copy must be faster than the best other kernel.
 double packed_gain(const MatmulShape& s) {
   return is_small_weight(s) || s.copies_large_weights ? 0.95 : 0.8;
 }
@@ -41,23 +41,22 @@ bool is_large_weight(const MatmulShape& s) {
          (s.n >= tuning::kManyColumns || s.n * s.k > tuning::kLargeWeightFloats);
 }
 
-// Kernels that read a constant weight where it lies, or pack a part of it at a time, reach nine tenths of a
-// packed copy's speed, three quarters with few rows; the copy would take as much memory as the weight. So it
-// is not even measured, unless the user grants that memory: what memory a model takes must not depend on a
-// measurement.
+// Kernels that read a constant weight in place, or pack a part of it at a time, reach nine tenths of a packed
+// copy's speed, three quarters with few rows; the copy would take as much memory as the weight. So it is not
+// even measured, unless the user grants that memory: the memory of a model must not depend on measurements.
 bool reads_where_it_lies(const MatmulShape& s) {
   return !s.copies_large_weights && is_large_weight(s);
 }
 
-// Whether a constant weight is tried packed for each call alone. `turned` is as fast for fewer rows, and with
-// AVX-512 for more.
+// Whether the route that packs a constant weight in each call is a candidate. `turned` is as fast for fewer
+// rows, and with AVX-512 also for more.
 bool repays_packing_each(const MatmulShape& s) {
   constexpr int64_t kMinRows = 160;
   return lanes() == 8 && s.m >= kMinRows;
 }
 
-// One row and a weight whose reading takes all the time. Measurements would find the weight in a cache, where
-// it does not lie in a model.
+// One row and a weight whose reading takes all the time. Measurements would find the weight in a cache,
+// unlike a model.
 bool only_reads_weights(const MatmulShape& s) {
   return s.b_fixed && s.m == 1 && s.b_k == 1 && s.a_col == 1 && s.n * s.k > tuning::kLargeWeightFloats;
 }
@@ -92,7 +91,7 @@ Route by_rule(const MatmulShape& s, const std::vector<Route>& routes) {
   const auto has = [&](Route r) { return std::find(routes.begin(), routes.end(), r) != routes.end(); };
   const bool packs = has(Route::kPacked) && s.m >= tuning::kMinPackedRows;
   if (s.b_fixed && is_large_weight(s) && !packs) {
-    // `turned` transposes its sums on their way out, which few terms do not repay.
+    // `turned` transposes its sums when it writes them, which does not pay off for few terms.
     if (has(Route::kPackEach) && repays_packing_each(s) && s.m >= 2 * s.k) return Route::kPackEach;
     if (has(Route::kTurned) && s.m >= lanes()) return Route::kTurned;
     if (has(Route::kDots) && s.m > 1) return Route::kDots;
@@ -116,7 +115,7 @@ std::shared_ptr<GemmPlan> make_plan(const MatmulShape& s, Route route, const Ope
 
 std::atomic<int64_t> measured_ns{0};
 
-// Something is done to the output afterwards: BLAS leaves that to another pass over it.
+// The output is finished afterwards (activation, epilogue), which takes another pass after BLAS.
 bool is_finished(const MatmulShape& s) {
   return s.has_epilogue || s.activation != nullptr;
 }

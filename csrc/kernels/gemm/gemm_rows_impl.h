@@ -52,7 +52,7 @@ inline void store_sums(const Vec* x, float* totals) {
 }
 
 // The sums of all vectors, and of what is left of each line. Nothing is fetched ahead: rows that follow each
-// other are what the processor fetches by itself, and instructions that do it take a fifth of the bandwidth.
+// other are prefetched by the processor, and instructions that do it take a fifth of the bandwidth.
 template <int rows, int count>
 void dot_tile(const DotTile& t) {
   constexpr int kAll = rows * count;

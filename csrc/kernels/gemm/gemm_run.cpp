@@ -98,7 +98,7 @@ Grid product_grid(const MatmulShape& s, Route route) {
 }
 
 // Columns of B that are packed at once. With AVX2 they stay in the second-level cache while all rows are
-// multiplied; nobody measured that with other vectors.
+// multiplied; this was not measured with other vectors.
 int64_t packed_columns(const MatmulShape& s) {
   constexpr int64_t kFloats = 1 << 16;
   const int64_t nr = gemm_kernels().nr;
@@ -161,8 +161,8 @@ int run_patches(const MatmulShape& s, Route route, const F& f) {
   return status;
 }
 
-// Rows of one call of BLAS: all, unless something is done to the output before or after it. Then as many as
-// the second-level cache keeps meanwhile, but enough to repay that each call packs the weights anew.
+// Rows of one call of BLAS: all, unless the output is initialised before or finished after it. Then as many
+// as the second-level cache keeps, but enough to amortise that each call packs the weights again.
 template <class T>
 int64_t rows_of_a_call(const MatmulShape& s, const Patch& patch) {
   if (!s.has_bias && s.activation == nullptr && !s.has_epilogue) return patch.rows;

@@ -22,7 +22,7 @@ namespace cpu = at::cpu;
 namespace n = at::native;
 using T = at::Tensor;
 
-// What eager's matmul would refuse, or has other routes for: it decides, and raises its own errors.
+// False for operands that eager's matmul refuses or treats specially: eager runs, and raises its own errors.
 bool is_plain(const T& a, const T& b) {
   return a.dim() > 0 && b.dim() > 0 && a.scalar_type() == b.scalar_type() && !a._is_zerotensor() &&
          !b._is_zerotensor();

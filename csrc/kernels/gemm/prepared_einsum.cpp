@@ -79,7 +79,7 @@ std::optional<MatmulShape> product_of(const Equation& e, const TensorOperand& a,
     if ((in_out && out_size != size) || (a_size != size && a_size != 1) || (b_size != size && b_size != 1))
       return false;
     const Axis axis{size, a_stride, b_stride, out_stride};
-    // Of one element in a tensor is as good as not in it.
+    // A letter of size 1 in a tensor counts as absent from it.
     if (!in_out) {
       if (a_size != b_size) return false;
       summed.append(axis);

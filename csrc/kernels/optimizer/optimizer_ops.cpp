@@ -3,8 +3,8 @@
 //
 // The arithmetic is torch's own fused CPU kernels'. What these operators add: step counters are advanced in
 // the same call, every hyperparameter is read from one tensor, so that a schedule changes numbers and not the
-// graph, and a gradient laid out otherwise than its parameter is laid out anew first (torch's kernels index
-// both alike).
+// graph, and a gradient with another layout than its parameter's is copied to that layout first (torch's
+// kernels use the same indices for both).
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>

@@ -57,9 +57,9 @@ using EmitFn = Reg (*)(PointwiseNode& node);
 using EmitTable = std::map<std::string_view, EmitFn>;
 const EmitTable& activation_emits();
 
-// What eager's gelu of a dtype gives for special values: oneDNN computes contiguous tensors of more than one
-// element, and its formula depends on the processor. Others give infinity of infinity, and keep the sign of
-// 0.
+// The results of eager's gelu of a dtype for special values: oneDNN computes contiguous tensors of more than
+// one element, and its formula depends on the processor. ATen's kernel gives infinity for infinity, and keeps
+// the sign of 0.
 struct GeluOfEager {
   bool infinity_is_nan = false;
   bool drops_sign_of_zero = false;

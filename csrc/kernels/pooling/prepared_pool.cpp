@@ -61,7 +61,7 @@ struct Pool {
         int64_t count = 0;
         bool begun = false;
         const float factor = average ? 1.0F / divisor_of(h, v) : 1.0F;
-        // Windows of more taps than fit go on from what the earlier ones gave.
+        // Windows with more taps than fit continue from the partial results.
         const auto flush = [&](bool last) {
           if (average) {
             rows.sum_rows(to, where, count, channels, last ? factor : 1.0F);
@@ -213,8 +213,8 @@ void read_window(const PrepareRequest& request, Window* w) {
   read_pair(ints_or_empty(request, 3), &w->pad_h, &w->pad_w);
 }
 
-// Narrow windows of planes, added one by one: of many, eager's kernel is faster, and only its call costs
-// more.
+// Narrow windows of planes, added one by one: for many of them eager's kernel is faster; for few its call
+// costs more.
 bool is_left_to_eager(const Pool& p) {
   constexpr int64_t kMostElements = 24'000;
   return !p.channels_last && !p.is_by_rows() && p.w.kernel_w < 32 &&

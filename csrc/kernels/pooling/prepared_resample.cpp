@@ -32,7 +32,7 @@ std::vector<Source> sources(Resampling kind, int64_t in, int64_t out, bool align
     if (kind != Resampling::kLinear) {
       const float offset = kind == Resampling::kNearestExact ? 0.5F : 0.0F;
       int64_t index = std::min(static_cast<int64_t>(std::floor((at + offset) * scale)), in - 1);
-      // Eager takes these two ratios as they are, whatever the factor says.
+      // Eager uses these two ratios exactly, whatever the factor is.
       if (kind == Resampling::kNearest && out == in) index = i;
       if (kind == Resampling::kNearest && out == 2 * in) index = i / 2;
       s = {{index, index}, {1, 0}};

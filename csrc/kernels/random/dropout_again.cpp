@@ -1,5 +1,5 @@
-// Dropout that a backward draws again, as its forward drew it: of a checkpoint only the generator's state is
-// saved, which is smaller than a mask.
+// Dropout that a backward repeats with the numbers of its forward: a checkpoint saves only the state of the
+// generator, which is smaller than a mask.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>

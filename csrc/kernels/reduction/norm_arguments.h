@@ -1,4 +1,4 @@
-// What layer, group and batch norm ask of their parameters, and how a whole result becomes an output.
+// Checks of the parameters of layer, group and batch norm, and how a result is copied into an output.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,7 +19,7 @@ inline at::Tensor contiguous_or_none(const std::optional<at::Tensor>& t) {
   return t && t->defined() ? t->contiguous() : at::Tensor();
 }
 
-// Mixed dtypes have checks of their own: eager makes them.
+// For mixed dtypes eager has other checks: eager runs.
 inline bool one_dtype(const at::Tensor& input, const std::optional<at::Tensor>& weight,
                       const std::optional<at::Tensor>& bias) {
   const auto fits = [&](const std::optional<at::Tensor>& t) {

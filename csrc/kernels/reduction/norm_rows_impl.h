@@ -1,5 +1,5 @@
-// Layer norm and RMS norm of rows, several at once: what a row's sums wait for, and adding up lanes, costs
-// more than the row itself where it is short. Included once per instruction set.
+// Layer norm and RMS norm of rows, several at once: for a short row the latency of its sums, and adding up
+// lanes, cost more than the row itself. Included once per instruction set.
 #pragma once
 
 #include <algorithm>

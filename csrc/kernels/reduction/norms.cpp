@@ -109,7 +109,7 @@ bool any_contiguous(const T& t) {
          t.is_contiguous(at::MemoryFormat::ChannelsLast3d);
 }
 
-// Inference only. The sizes and strides of the output depend on whether every operand is contiguous.
+// Inference only. The sizes and strides of the output depend on whether all operands are contiguous.
 bool batch_norm_into(const T& input, const Optional& weight, const Optional& bias, const Optional& mean,
                      const Optional& var, double eps, T& out, T& save_mean, T& save_var) {
   const auto fits = [&](const Optional& t) {

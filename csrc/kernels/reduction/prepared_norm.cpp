@@ -30,8 +30,8 @@ bool all_plain_float(const std::vector<TensorOperand>& outs) {
   return true;
 }
 
-// What layer_norm and rms_norm differ in. Outputs: the result and, for native forms, rstd, before it the
-// mean.
+// The differences between layer_norm and rms_norm. Outputs: the result and, for native forms, rstd, before it
+// the mean.
 struct RowNorm {
   bool centers;      // subtracts the mean
   int64_t cost;      // operations of an element

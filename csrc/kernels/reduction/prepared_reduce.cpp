@@ -117,8 +117,8 @@ struct RowReduction {
   }
 };
 
-// Variances of rows [outer, middle] -> [outer]. Deviations are from a rounded mean, whose error their sum
-// takes back; sums of pieces are added as doubles.
+// Variances of rows [outer, middle] -> [outer]. Deviations are from a rounded mean, and their sum corrects
+// its error; sums of pieces are added as doubles.
 struct VarianceRows {
   static constexpr int64_t kPiece = 4096;
   Operand x, out;

@@ -95,7 +95,8 @@ void map_row(float* out, int64_t n, const F& f) {
   if (i < n) f(i, n - i).store(out + i, static_cast<int>(n - i));
 }
 
-// exp_u20 makes a number of NaN: rows whose largest element is inf or NaN are NaN throughout, as in eager.
+// exp_u20 turns NaN into a number, so rows whose largest element is inf or NaN are filled with NaN, as in
+// eager.
 bool all_nan(float* out, int64_t n, float highest) {
   if (highest < std::numeric_limits<float>::infinity()) return false;
   std::fill_n(out, n, std::numeric_limits<float>::quiet_NaN());

@@ -28,19 +28,19 @@ RouteChoice choose_route(std::string kind, std::vector<int64_t> key,
 // All choices, ordered by kind and key.
 std::vector<RouteChoice> route_choices();
 // From now on these shapes take these kernels; prepared programs keep theirs. A choice that does not fit its
-// shape is decided anew when it is met. `over`: also where a choice is kept already.
+// shape is ignored when the shape is prepared. `over`: also replaces choices that are kept already.
 void pin_routes(const std::vector<RouteChoice>& choices, bool over);
 
-// The clock of a measurement: of this thread where it works alone, so that other processes do not decide;
-// what passes for everybody where several threads work together.
+// The clock of a measurement: this thread's CPU time where it works alone, so that other processes do not
+// influence it; wall time where several threads work together.
 int64_t measuring_clock_ns(int num_threads);
 
-// The least time of each of several ways to do the same, each measured for some of its runs or up to
-// `most_ns`. They take turns, so that what else the machine does slows all of them.
+// The least time of each of several ways to compute the same, each measured for some runs or up to `most_ns`.
+// They take turns, so that other work of the machine slows all of them.
 std::vector<double> least_ns(const std::vector<std::function<void()>>& ways, int num_threads,
                              int64_t most_ns);
 
-// Vector instructions in use and the processor's name: choices are worth something on the same machine only.
+// Vector instructions in use and the processor's name: choices are valid on the same machine only.
 const std::string& machine_name();
 
 }  // namespace staticrt

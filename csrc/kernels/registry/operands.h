@@ -1,6 +1,6 @@
 // What a kernel sees of one node in one frame: its arguments by schema position, and its outputs.
 //
-// A view over the frame's slots: it owns nothing and is made anew for each call of a kernel.
+// A view over the frame's slots: it owns nothing and is made for each call of a kernel.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -120,7 +120,7 @@ void run_parts(int64_t parts, void (*f)(const void* context, int64_t part), cons
     ~Counted() { forks.fetch_sub(1); }
   };
   if (parts == 1) return f(context, 0);
-  // Parts are the same on one thread, so results do not depend on who else runs.
+  // Parts are the same on one thread, so results do not depend on other callers.
   if (at::in_parallel_region() || at::get_num_threads() == 1 || is_child.load(std::memory_order_relaxed))
     return run_here(parts, f, context);
   const Counted counted;

@@ -1,5 +1,5 @@
-// The one place that cuts work among threads. A kernel states its work as a grid of cells and runs any tile
-// of it; how many tiles there are, and where they end, is decided here alone.
+// Divides work among threads. A kernel states its work as a grid of cells and runs any tile of it; only this
+// code decides how many tiles there are, and where they end.
 //
 // Threads are those of at::parallel_for, as many as torch.set_num_threads says.
 #pragma once
@@ -32,7 +32,7 @@ inline double product_ns(int64_t operations) {
 }
 
 struct Tile {
-  int64_t part = 0;  // its number: scratch memory of a part is nobody else's
+  int64_t part = 0;  // its number: each part has scratch memory of its own
   int64_t row_begin = 0, row_end = 0;
   int64_t column_begin = 0, column_end = 0;
 };

@@ -75,20 +75,20 @@ struct PrepareRequest {
     bool is_none() const { return tensors.empty() && value.isNone(); }
   };
   std::vector<Argument> args;         // in schema order
-  std::vector<bool> is_read;          // per output: somebody reads it; the others need not be written
+  std::vector<bool> is_read;          // per output: whether it is read; the others need not be written
   std::vector<TensorOperand> outs;    // sizes and strides are final: the kernel must honour them
   int num_threads = 1;                // intra-op threads the call may use (run_tiles)
   bool deterministic = false;         // choose kernels by rule, not by measuring
   bool copies_large_weights = false;  // where that is faster; off: kernels read them where they lie
-  // What derived bytes may take: a kernel with less is chosen where they would not fit.
+  // The largest size of derived bytes: a kernel that needs less is chosen where they would not fit.
   int64_t most_derived_bytes = std::numeric_limits<int64_t>::max();
 
   // Bytes of scratch memory the call needs while it runs, 64-aligned; where they lie is filled in by the
   // runtime after prepare returns. Set by prepare.
   int64_t workspace_bytes = 0;
 
-  // What is to be done to the output afterwards, or null. The output is dense, and its first bytes are where
-  // the epilogue's are. A kernel that runs it on every element, once, after they are final, says so.
+  // Operations on the output after the kernel, or null. The output is dense, and its first bytes are those of
+  // the epilogue's. A kernel that runs them once on every element, after it is final, says so.
   const Epilogue* epilogue = nullptr;
   bool takes_epilogue = false;
 
@@ -130,8 +130,8 @@ struct PreparedCall {
   int (*run)(const void* params, char* const* bases, char* workspace) = nullptr;
   std::shared_ptr<const void> params;
   std::string_view route;  // the kernel chosen, for explain() and profiles: "sgemm", "tile loop"
-  // What a plan may make of the operands' bytes. A call that may return kRedo allows no reuse: the node would
-  // then run again, on its own results.
+  // How a plan may reuse the operands' bytes. A call that may return kRedo allows no reuse, because the node
+  // would then run again on its own results.
   std::vector<Reuse> reuses;
   // Empty, or all inputs of which the output is made: if each lies in its place, nothing is left to do.
   std::vector<Slice> slices;

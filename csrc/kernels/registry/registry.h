@@ -31,8 +31,8 @@ void register_alias(std::string_view op, std::string_view same_as);
 const Kernel* find_kernel(std::string_view op);  // nullptr if there is none
 std::vector<Kernel> all_kernels();               // by name, for reports and tests
 
-// Out variants for devices whose bytes the host cannot address, made of torch's own operators: a second
-// table, which is asked where the first one's kernels, of the host, do not serve.
+// Out variants for devices whose bytes the host cannot address, composed of torch's own operators: a second
+// table, for values that the kernels of the first table, which run on the host, cannot compute.
 void register_dispatched(const Kernel& kernel);
 const Kernel* find_dispatched(std::string_view op);  // nullptr if there is none
 std::vector<Kernel> all_dispatched();                // by name

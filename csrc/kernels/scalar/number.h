@@ -1,6 +1,6 @@
 // A Python number: int, float or bool, with Python's rules for mixing them.
 //
-// Ints are 64-bit: what Python would carry beyond throws NumberError instead of wrapping around.
+// Ints are 64-bit: results that need more bits throw NumberError instead of wrapping around.
 #pragma once
 
 #include <ATen/core/ivalue.h>

@@ -57,7 +57,7 @@ void for_each_number(Operands& op, F f) {
   }
 }
 
-// Python's min and max keep the first of equals, and what stands first if NaN is met.
+// Python's min and max keep the first of equals, and the first operand if one is NaN.
 void extremum(Operands& op, int sign) {
   std::optional<Number> best;
   for_each_number(op, [&](Number v) {

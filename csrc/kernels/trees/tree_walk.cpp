@@ -166,7 +166,7 @@ class Walk {
     }
   }
 
-  // From the roots in `at` to leaves. As many steps as there are nodes at most: tables may lead in circles.
+  // From the roots in `at` to leaves, in at most as many steps as there are nodes: tables may contain cycles.
   template <class Test>
   void descend(const Test& test, const T* const* lanes, int32_t* at) const {
     if (sizes_.features == 0) return;  // nothing to test

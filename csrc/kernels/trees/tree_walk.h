@@ -1,9 +1,9 @@
 // Ensembles of decision trees (ONNX's ai.onnx.ml): packed tables, and rows that walk down several at once.
 //
 // A single walk waits for one load after the other. Eight independent ones (rows in the same tree, or trees
-// of the same row) fill those waits, and no branch is there to be predicted wrongly: leaves lead to
-// themselves. Trees are added to a row's totals in their order, so that results depend neither on the number
-// of rows nor on threads.
+// of the same row) hide that latency, without branches that could be mispredicted: leaves lead to themselves.
+// Trees are added to a row's totals in their order, so that results depend neither on the number of rows nor
+// on threads.
 #pragma once
 
 #include <cstdint>
@@ -43,8 +43,8 @@ struct TreeTables {
 template <class T>
 int64_t packed_tree_bytes(const TreeSizes& sizes);
 
-// What is not a node, feature, weight or target becomes one or is left out: whatever the tables hold, walking
-// stays inside of what was given and ends.
+// Replaces or drops entries that are not valid indices of nodes, features, weights or targets: whatever the
+// tables hold, walks stay within them and end.
 template <class T>
 void pack_trees(const TreeTables<T>& tables, const TreeSizes& sizes, char* packed);
 
