@@ -70,7 +70,7 @@ class AliasInfo:
                 if isinstance(node.args[0], fx.Node):
                     self._union(node, self._items.setdefault((node.args[0], node.args[1]), object()))
                 continue
-            # Who keeps an argument may write it, whenever that is.
+            # An operator that keeps an argument may write it at any time.
             if may_keep_arguments(node, has_bodies):
                 writes += [(index, each) for each in node.all_input_nodes]
             elif known.mutates:
@@ -106,7 +106,7 @@ class AliasInfo:
         return root
 
     def is_written(self, node: fx.Node) -> bool:
-        """Whether any node writes the storage of `node`, at any time, or hands it to who may."""
+        """Whether any node writes the storage of `node`, at any time, or passes it to an operator that may."""
         return self.storage(node) in self._writes
 
     def writes_before(self, node: fx.Node, at: fx.Node) -> int:

@@ -315,7 +315,7 @@ class _Region:
 
 
 def _select_pixels(node: fx.Node) -> None:
-    """Select rows or columns of a channels-last image as such: index_select itself answers contiguously.
+    """Select rows or columns of a channels-last image as such: the result of index_select is contiguous.
 
     x [N, C, H, W] -> [N, H, W, C] -> rows or columns -> [N, C, H, W], a view
     """

@@ -168,7 +168,7 @@ def _kind(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _may_see_strides(node: fx.Node) -> bool:
-    """Whether a call may depend on its arguments' strides in ways that torch's operators do not."""
+    """Whether a call may depend on its arguments' strides, unlike torch's operators."""
     if node.target is operator.getitem:
         return False
     known = isinstance(node.target, OpOverload) and node.target.namespace in ("aten", "staticrt")

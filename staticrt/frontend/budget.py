@@ -2,7 +2,7 @@
 
 Most models are traced in a fraction of a second. Sizes that torch tracks with sympy, and graphs that Dynamo cuts again
 and again, can take minutes. So each call has an account of CPU seconds of its thread (waiting for other processes costs
-nothing), and what traces for it charges the account and looks at it at every operator or instruction. A trace of a whole
+nothing). Tracing charges the account and checks it at every operator or instruction. A trace of a whole
 model with its backward that runs out of time is tried with constant sizes; any other leaves the rest to Dynamo. A
 function that Dynamo does not finish runs eagerly, and the functions that it calls are tried in turn with what is left.
 """
@@ -24,7 +24,7 @@ class _Local(threading.local):
     seconds: float = 0  # what the option says
     left: float | None = None  # seconds in the account; None: there is none
     deadline: float = math.inf
-    earliest: float = 0  # the wall clock's time before which it does not pass
+    earliest: float = 0  # wall time before which the account cannot be used up
 
 
 _local = _Local()
@@ -87,10 +87,10 @@ def put_back(state: tuple[float | None, float]) -> None:
 
 
 def check() -> None:
-    """Raise OutOfTime where what is charged has taken too long."""
+    """Raise OutOfTime if the work that is charged has taken too long."""
     if _local.deadline == math.inf or time.monotonic() < _local.earliest:
         return
-    # To ask for the CPU time of a thread is a call of the system; it passes no faster than the wall clock's.
+    # Reading the CPU time of a thread is a system call; it passes no faster than wall time.
     left = _local.deadline - time.thread_time()
     if left < 0:
         raise OutOfTime
@@ -98,5 +98,5 @@ def check() -> None:
 
 
 def reason() -> str:
-    """What `explain()` says of what ran out of time."""
+    """What `explain()` says of work that ran out of time."""
     return f"tracing it takes longer than trace_seconds={_local.seconds:g} allows"

@@ -1,4 +1,4 @@
-"""Work of the caller that is still to come on devices when a trace is made."""
+"""Work that the caller enqueued on devices before a trace is made."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def wait_for_devices(leaves: Iterable[Any]) -> None:
 
 
 def _is_capturing(stream: torch.Stream) -> bool:
-    """Whether a stream captures, or may: before torch 2.13 only streams of CUDA tell."""
+    """Whether a stream captures, or may: before torch 2.13 only CUDA streams report it."""
     if hasattr(stream, "is_capturing"):
         return bool(stream.is_capturing())
     if stream.device.type != "cuda":

@@ -67,7 +67,7 @@ class InputSpec:
 
     @property
     def changes(self) -> bool:
-        """Whether it is another value in every call, as far as is known."""
+        """Whether it may be another value in every call."""
         return self.kind == "user" and not self.weight
 
 

@@ -1,4 +1,4 @@
-"""What takes longer than a second is shown on a terminal and in notebooks, by tqdm, and nowhere else.
+"""Progress of work that takes longer than a second, shown on a terminal and in notebooks by tqdm.
 
 TQDM_DISABLE=1 in the environment, which tqdm reads when it is imported, switches it off for a process.
 """

@@ -8,7 +8,7 @@ from torch import fx
 
 
 class QuickGraph(fx.Graph):
-    """An `fx.Graph` whose calls take no symbolic numbers but nodes for them: torch looks through the arguments of each."""
+    """An `fx.Graph` whose calls take nodes in place of symbolic numbers, so that torch need not search the arguments."""
 
     def create_node(
         self,

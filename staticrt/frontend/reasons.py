@@ -72,7 +72,7 @@ class CannotTrace(Exception):
     Args:
         reason: what it met, as a phrase.
         where: the model line, "" where there is none; None: the one now running.
-        even_in_parts: what Dynamo would make of it is not what eager does either.
+        even_in_parts: Dynamo would run it differently from eager, too.
     """
 
     def __init__(self, reason: str, where: str | None = None, even_in_parts: bool = False) -> None:
@@ -130,7 +130,7 @@ class TooSlow(CannotTrace):
 
 
 class NeedsConstants(CannotTrace):
-    """The model uses a symbolic number in a way that only a number serves: the trace needs constant numbers."""
+    """The model uses a symbolic number where only a number will do: the trace needs constant numbers."""
 
     def __init__(self) -> None:
         super().__init__("a number that data decides is used by its type or as a key")

@@ -1,8 +1,8 @@
-"""What tracing changes of its thread, and how an exception that comes at any point finds it put back.
+"""The thread state that tracing changes, which is restored when an exception comes at any point.
 
 A KeyboardInterrupt, or an exception that another thread sends, comes between any two bytecodes: also where the
-`__enter__` of a context has done its work and nobody calls its `__exit__` yet. So who traces notes the thread's state
-first and, where an exception leaves, puts back what differs. That is done again where the exception came meanwhile.
+`__enter__` of a context has run and its `__exit__` is not yet certain to be called. So tracing notes the thread's state
+first and, when an exception leaves, restores what differs. If an exception interrupts that, it is done again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""References that make no cycle: what a trace held is freed when it ends, not when the garbage collector runs."""
+"""References without cycles: what a trace held is freed when it ends, not when the garbage collector runs."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from staticrt.frontend.quick_graph import QuickGraph
 
 
 def copied(gm: fx.GraphModule) -> fx.GraphModule:
-    """A graph module with copied nodes and the same attributes; its Python code is made once somebody runs it."""
+    """A graph module with copied nodes and the same attributes; its Python code is generated when it first runs."""
     graph = QuickGraph()
     graph.output(graph.graph_copy(gm.graph, {}))
     graph.output_node().meta.update(gm.graph.output_node().meta)

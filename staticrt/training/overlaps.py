@@ -1,4 +1,4 @@
-"""Writes that depend on how memory is laid out, and views that nobody may write.
+"""Writes that depend on how memory is laid out, and views that must not be written.
 
 Of those into memory that they also read, eager refuses some, and AOTAutograd writes a copy of the whole instead. Those
 that draw do so in the order of memory, and AOTAutograd's functional forms in another.

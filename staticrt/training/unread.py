@@ -1,4 +1,4 @@
-"""Results that nobody reads: eager draws their random numbers and raises their errors, AOTAutograd leaves them out."""
+"""Results that are not read: eager draws their random numbers and raises their errors, AOTAutograd leaves them out."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ _LETTERS = {"size": "s", "stride": "p", "value": "v"}
 
 
 class _Size(Source):
-    """Where a symbol comes from: nothing but a name, as no guard of torch's is made of it."""
+    """Where a symbol comes from: only a name, because torch makes no guards of it."""
 
     def __init__(self, name: str) -> None:
         self._text = name
@@ -143,7 +143,7 @@ class FakeMaker:
                 # Among dimensions that overlap, sizes decide which of two equal strides is the inner one.
                 overlaps = real.stride(dim) < reached
                 expected = self._symbol(index, "stride", dim, real.stride(dim), constant[dim] or overlaps)
-            # Of one element, any stride: it may still tell which memory format the results have.
+            # The stride of one element is arbitrary, but may decide the memory format of results.
             strides[dim] = real.stride(dim) if constant[dim] and sizes[dim] == 1 else expected
             expected = expected * sizes[dim]
             reached += (real.shape[dim] - 1) * real.stride(dim)
@@ -181,7 +181,9 @@ def guards_of(env: Any, inputs: FakeInputs) -> GuardSet:
 
     for symbol, size in symbols.items():
         value = env.replace(symbol)
-        if value != symbol and value.free_symbols <= symbols.keys():  # else an assertion in the graph tells
+        if (
+            value != symbol and value.free_symbols <= symbols.keys()
+        ):  # else an assertion in the graph checks it
             add(sympy.Eq(symbol, value, evaluate=False), "")
         bounds = env.var_to_range.get(symbol)
         if bounds is not None and size.prop == "size" and bounds.lower.is_finite and int(bounds.lower) >= 2:

@@ -1,4 +1,4 @@
-"""What an object of any class holds, and how one like it is made: where neither pytree nor its `__dict__` say it all.
+"""What an object of any class holds, and how to make one like it, where pytree and its `__dict__` do not suffice.
 
 An object holds what its builtin base class does (items, keys), its slots and its attributes. Nothing here calls a method
 that a class overrides.
@@ -68,7 +68,7 @@ class Layout(NamedTuple):
 
 
 def base_of(kind: type) -> type | None:
-    """The builtin class that holds what an object of a class holds besides attributes; None: there is no such."""
+    """The builtin class that holds the contents of a class's objects besides attributes; None: there is none."""
     base: Any = kind
     while base not in _MUTABLE and base not in _FIXED:
         if not base.__flags__ & _HEAP_TYPE:
@@ -117,7 +117,7 @@ def _with_attributes(value: Any, items: list[Any], layout: Layout) -> tuple[list
 
 @functools.lru_cache(maxsize=512)
 def _members_of(kind: type) -> dict[str, types.MemberDescriptorType]:
-    """What reads and sets the slots of a Python class's objects."""
+    """The descriptors of the slots of a Python class's objects."""
     return {
         name: member
         for each in reversed(kind.__mro__)

@@ -36,7 +36,7 @@ _PLAIN = (
     torch.SymFloat,
     torch.SymBool,
 )
-# What results never hold but where it was there before: each call of eager makes another one.
+# Results hold these only if they existed before the call: each call of eager makes new ones.
 _NOT_REMADE = (torch.nn.Module, types.ModuleType, type)
 _OPAQUE = (types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, torch.nn.Module)
 # Types of plain objects that held tensors once: taken apart when empty too. A new cache per prompt is one call.
@@ -77,7 +77,7 @@ class Structure:
 
     @property
     def is_tuple(self) -> bool:
-        """A tuple, a named tuple, a torch.Size: immutable, so not told apart from an equal one."""
+        """A tuple, a named tuple, a torch.Size: immutable, so equal ones are interchangeable."""
         return isinstance(self.kind, type) and issubclass(self.kind, tuple) and self.context is None
 
     @property
@@ -110,7 +110,7 @@ LEAF = Structure(None, None, ())
 
 
 class Flattener:
-    """Takes values apart. One instance for one call, so that shared containers are seen.
+    """Takes values apart. One instance per call, so that it finds shared containers.
 
     Args:
         known: id of a container -> its number among the caller's containers; met, it becomes a reference.
@@ -220,7 +220,7 @@ class Flattener:
 
 
 def repeated(leaves: Sequence[Any]) -> tuple[tuple[int, int], ...]:
-    """(index, first index) of each tensor that an earlier leaf is too: models ask `key is value`."""
+    """(index, first index) of each tensor that is also an earlier leaf: models ask `key is value`."""
     first: dict[int, int] = {}
     found: list[tuple[int, int]] = []
     for index, leaf in enumerate(leaves):

@@ -1,9 +1,9 @@
 """Objects of extension classes that an argument holds beside its tensors, and that no model has read yet.
 
-What a tokenizer returns also holds the tokenizer's own records, made anew for each call. Compared by identity, they
-would ask for another trace in each call. So a trace gets *stand-ins* for them, and holds for any object of the class.
-A model that does anything with a stand-in but ask for its class stops the trace; from then on objects of that class
-are compared by identity.
+The result of a tokenizer also holds the tokenizer's own records, which each call makes anew. Compared by identity, they
+would need another trace in each call. So a trace gets *stand-ins* for them, and holds for any object of the class.
+A model that does anything with a stand-in besides asking for its class stops the trace; from then on objects of that
+class are compared by identity.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _read: weakref.WeakSet[type] = weakref.WeakSet()
 
 
 class Spec(Protocol):
-    """What is asked of a `Structure`."""
+    """The part of a `Structure` that is used here."""
 
     kind: Any
     context: Any
@@ -42,13 +42,13 @@ class Read(BaseException):
 
 
 class StandIn:
-    """What the classes of all stand-ins derive from."""
+    """Base of the classes of all stand-ins."""
 
     __slots__ = ()
 
 
 def context_of(value: Any) -> tuple[type, bool] | None:
-    """For an object whose place a stand-in may take: its class, False; for a list of such of one class: that, True."""
+    """(class, False) of an object that a stand-in may replace, (class, True) of a list of such objects of one class."""
     if type(value) is list:
         found = set(map(type, value))
         return (found.pop(), True) if len(found) == 1 and _may_stay_unread(value[0]) else None
@@ -77,7 +77,7 @@ def _is_of_extension(kind: type) -> bool:
 
 
 def stand_in(context: tuple[type, bool]) -> Any:
-    """A stand-in for what `context_of` tells of."""
+    """A stand-in for a value with this `context_of`."""
     return _class_for(*context)()
 
 
@@ -100,7 +100,7 @@ def compare(spec: Spec) -> None:
 
 
 def was_refused(spec: Spec, message: str) -> bool:
-    """Whether a TypeError may say that C code refuses a stand-in of this structure, which is then not used again."""
+    """Whether a TypeError may mean that C code refuses a stand-in of this structure, which is then not used again."""
     found = [kind for kind in kinds(spec) if kind.__name__ in message or "list" in message]
     _read.update(found)
     return bool(found)

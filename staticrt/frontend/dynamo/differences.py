@@ -1,5 +1,5 @@
-"""What Dynamo runs otherwise than Python: the order of sets, and of attributes that are deleted and set again; generators;
-the greatest of tensors.
+"""What Dynamo runs differently from Python: the order of sets, and of attributes that are deleted and set again;
+generators; the greatest of tensors.
 
 A function in which that may show runs eagerly; the functions that it calls are compiled.
 """
@@ -19,7 +19,7 @@ import torch
 
 
 class Differs(BaseException):
-    """Dynamo meets such a function; no `except Exception` of torch stops it. Its text is for `explain()`."""
+    """Dynamo meets such a function; no `except Exception` of torch catches it. Its text is for `explain()`."""
 
 
 class _Local(threading.local):
@@ -34,7 +34,7 @@ _ANY_ORDER = ("call_sorted", "call_set", "call_frozenset")
 
 @contextlib.contextmanager
 def refused(may_split: bool) -> Iterator[None]:
-    """Within, what Dynamo does in this thread raises `Differs`, unless it has to compile all."""
+    """Within, such a function raises `Differs` in this thread, unless Dynamo has to compile everything."""
     _patch()
     before = _local.refuses
     _local.refuses = may_split
@@ -180,6 +180,4 @@ def _stores(effects: Any, item: Any, name: str, value: Any, *_args: Any) -> None
 
     last = effects.store_attr_mutations.get(item, {}).get(name)
     if isinstance(last, DeletedVariable) and not isinstance(value, DeletedVariable):
-        raise Differs(
-            f"{name!r} is deleted and set again, which Dynamo leaves at its place among the attributes"
-        )
+        raise Differs(f"{name!r} is deleted and set again, whose order among the attributes Dynamo keeps")

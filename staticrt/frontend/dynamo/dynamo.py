@@ -1,4 +1,4 @@
-"""Models that cannot be traced whole: Dynamo splits them at what stays Python, each partial graph is traced as usual.
+"""Models that cannot be traced whole: Dynamo splits them where they need Python; each partial graph is traced as usual.
 
 All private names of Dynamo are here.
 """
@@ -44,8 +44,8 @@ _MARK = "_is_torch_compile"  # an attribute of what `torch.compile` returns
 class PartialGraphs:
     """A function run as compiled partial graphs with eager Python in between.
 
-    Dynamo keeps what it compiles, and what it calls back, with the code that ran, which may be of a class: neither refers
-    to the function here, which could hold a model.
+    Dynamo keeps compiled code and callbacks with the code that ran, which may belong to a class: neither refers to the
+    function here, which could hold a model.
 
     Args:
         function: the model.
@@ -186,9 +186,9 @@ class _Configured:
 
 
 def _left_to_eager() -> Any:
-    """Tells the interpreter to run a frame as it is; what it calls is looked at again.
+    """Tells the interpreter to run a frame eagerly; frames that it calls are compiled.
 
-    Said of this frame only: code is shared by models, and may be compiled for other sizes.
+    This holds for this frame only: models share code, and it may be compiled for other sizes.
     """
     from torch._dynamo.types import ConvertFrameReturn
 
@@ -216,7 +216,7 @@ def _interruptible() -> Iterator[None]:
 
 @functools.cache
 def _check_each_step() -> None:
-    """Let Dynamo ask the account of the thread at each instruction, for good: without an account nothing is checked."""
+    """Let Dynamo check the account of the thread at each instruction, permanently: without an account nothing is checked."""
     from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 
     step = InstructionTranslatorBase.step
@@ -230,7 +230,7 @@ def _check_each_step() -> None:
 
 
 def known_inputs(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> KnownInputs:
-    """What Dynamo's guards promise of the arguments of one of its graphs.
+    """What Dynamo's guards guarantee about the arguments of one of its graphs.
 
     Args:
         inputs: example arguments, one per placeholder.

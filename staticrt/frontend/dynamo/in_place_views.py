@@ -22,7 +22,7 @@ _variables: weakref.WeakSet[Any] = weakref.WeakSet()
 
 @functools.cache
 def note_new_sizes() -> None:
-    """Patch Dynamo's variables of tensors, once in a process and for good: they note sizes in graphs for us."""
+    """Patch Dynamo's variables of tensors, once per process: they note sizes in graphs for us."""
     from torch._dynamo.variables.tensor import TensorVariable
     from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 

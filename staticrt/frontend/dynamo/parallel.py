@@ -24,8 +24,8 @@ def is_parallel(function: Any) -> bool:
 def calling(parallel: Any, run: Callable[..., Any]) -> Callable[..., Any]:
     """A function that calls a `DistributedDataParallel`, with `run` called where it calls its model.
 
-    What happens before and after (buffers are broadcast, the reducer is told of the results) are Python and
-    collectives that no graph holds. Its reducer reads gradients by hooks on the parameters, as in eager.
+    What it does before and after (broadcast buffers, prepare the reducer) is Python and collectives that no graph
+    holds. Its reducer reads gradients by hooks on the parameters, as in eager.
     """
 
     def forward(*args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
-"""What was compiled of Dynamo's graphs goes with `torch._dynamo.reset()`.
+"""`torch._dynamo.reset()` also releases what was compiled of Dynamo's graphs.
 
 Dynamo names the functions that it resumes after graph breaks, and the compiled graphs that they call, in the globals of the
-module they are of, and leaves them there for good. One of our graphs would keep arenas and packed weights.
+module they are of, and never removes them. One of our graphs would keep arenas and packed weights.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def release_at_reset(graph: CompiledGraph) -> None:
 
 
 class _Backend:
-    """What Dynamo takes for a backend that has something to reset."""
+    """In the form that Dynamo expects of a backend with something to reset."""
 
     def reset(self) -> None:
         with contextlib.ExitStack() as releases:  # each is released, also where one before it raised

@@ -1,4 +1,4 @@
-"""The sign of zero, which Dynamo's guards do not tell: -0.0 equals 0.0, and `1 / x` differs."""
+"""The sign of zero, which Dynamo's guards do not compare: -0.0 equals 0.0, but `1 / x` differs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from staticrt.frontend.dynamo.ours import is_for_us
 
 @functools.cache
 def guard() -> None:
-    """Patch Dynamo's guards, once in a process and for good: in graphs for us they tell the sign of a zero."""
+    """Patch Dynamo's guards, once per process: in graphs for us they compare the sign of a zero."""
     from torch._dynamo.guards import GuardBuilder, get_verbose_code_parts
 
     equals = GuardBuilder.EQUALS_MATCH

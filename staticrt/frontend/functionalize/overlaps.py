@@ -1,9 +1,9 @@
-"""Writes whose answers depend on how memory is laid out.
+"""Writes whose results depend on the layout of memory.
 
 Some read, through another view, the memory that they write; others draw random numbers in the order of memory.
 
 A functional operator reads all before it writes anything. In place, an operator whose operands overlap raises, or
-answers by the order in which its kernel goes through memory; only eager knows which.
+gives a result that depends on the order in which its kernel visits memory; only eager knows which.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def _reach(value: torch.Tensor) -> tuple[int, int]:
 
 
 def _elements(value: torch.Tensor) -> frozenset[int]:
-    """Where in the storage, in bytes, the elements of a view begin.
+    """Offsets in bytes of a view's elements in their storage.
 
     Raises:
         CannotTrace: they are too many to look at.

@@ -1,7 +1,7 @@
-"""What the caches of `functools.lru_cache` hold: eager finds it there, where a trace has computed or found it once.
+"""The entries of `functools.lru_cache`: eager finds there what a trace has computed or found once.
 
-A call counts as a hit or as a miss, and a bounded cache orders its entries by their last call. So what the calls of a run
-may have found, or left, is known afterwards. A trace holds while that is there still; more may have come.
+A call counts as a hit or as a miss, and a bounded cache orders its entries by their last call. So it is known afterwards
+which entries the calls of a run may have found or made. A trace holds while these entries exist; there may be more.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class CacheRecord(Compared):
         return now[len(self._before) :] if only_made else now
 
     def _calls(self) -> int | None:
-        """How many calls there were; None: the cache was emptied meanwhile."""
+        """The number of calls since then; None: the cache was emptied."""
         info = _lru_cache_wrapper.cache_info(self.cache)
         hits, misses = info.hits - self._info.hits, info.misses - self._info.misses
         emptied = hits < 0 or misses < 0 or (not info.maxsize and info.currsize < len(self._before))

@@ -1,4 +1,4 @@
-"""The context of `decimal`: its operators read precision and rounding there, and raise flags, without any call to see."""
+"""The context of `decimal`: its operators read precision and rounding there, and set flags, without a visible call."""
 
 from __future__ import annotations
 

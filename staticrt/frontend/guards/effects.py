@@ -1,4 +1,4 @@
-"""Which calls do something besides computing: what a graph does not replay.
+"""Which calls have effects that a graph does not replay.
 
 C functions are judged by their module and name, once each. Python's own library is judged by what it calls in C, and a
 few of its modules, which have their effects in Python, as a whole.
@@ -42,7 +42,7 @@ MISSED_BY_DYNAMO = frozenset(
     }
 )
 _LOUD_NAMES = frozenset({"print", "input", "open", "breakpoint"})
-# C modules whose functions have effects or tell what no guard sees; of some, all but the named functions.
+# C modules whose functions have effects or return state that no guard compares; of some, all but the named functions.
 _MODULES: dict[str, frozenset[str]] = {
     "time": frozenset({"get_clock_info"}),  # of the others, each may read the clock or the time zone
     "posix": frozenset({"fspath", "uname", "cpu_count", "sysconf", "strerror"}),
@@ -118,7 +118,7 @@ _TYPES = (
     *("_thread.lock", "_thread.RLock"),
     *("_hashlib.", "_blake2.", "_md5.", "_sha", "zlib.", "_bz2.", "_lzma."),
 )
-# Methods of other classes whose answers no guard sees.
+# Methods of other classes that return state that no guard compares.
 _CACHES = "functools._lru_cache_wrapper"
 _METHODS = frozenset({"type.__subclasses__", f"{_CACHES}.cache_info", f"{_CACHES}.cache_clear"})
 # Functions without arguments and effects: their answers are compared in each call, by value.
@@ -153,7 +153,7 @@ _TENSOR_ESCAPES = frozenset(
     }
 )
 _LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
-# Modules of Python's library whose functions have effects that no C function tells.
+# Modules of Python's library whose functions have effects without calling a C function.
 _LIBRARY_MODULES = frozenset(
     {
         *(
@@ -265,7 +265,7 @@ CHANGES_GRADIENTS = "changes gradients"  # a step may, whose graph gives new one
 
 @functools.cache
 def torch_effects() -> dict[int, str]:
-    """Functions of torch that change the process's state, or tell what only eager knows, by the ids of their code."""
+    """Functions of torch that change the process's state, or return what only eager knows, by the ids of their code."""
     functions = (
         torch.manual_seed,
         torch.seed,
@@ -381,7 +381,7 @@ def is_own_random(value: Any) -> bool:
 
 
 def is_hidden(function: Any) -> bool:
-    """Whether no profiler is told of a function's calls: those that Cython and nanobind make, among others."""
+    """Whether profilers do not see a function's calls, as with functions of Cython and nanobind."""
     kind = type(function)
     if not callable(function) or kind in _TOLD_TYPES or kind.__module__ == "numpy":  # its ufuncs only compute
         return False
@@ -389,7 +389,7 @@ def is_hidden(function: Any) -> bool:
 
 
 def hidden_names(kind: type) -> frozenset[str]:
-    """The names of a class by which code reaches what nothing tells: such methods, and attributes beside them."""
+    """The names of a class's hidden methods, and of the attributes beside them."""
     found = _hidden_names.get(kind)
     if found is None:
         classes = [

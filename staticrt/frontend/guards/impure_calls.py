@@ -1,8 +1,8 @@
-"""Watch model code while it is traced: what it reads from outside, and what it does besides computing.
+"""Watch model code while it is traced: the state that it reads, and its effects.
 
 A recorded graph replays tensor operators and nothing else, so a model that prints, logs, reads the clock or a file, or
-draws from Python's `random` must not be recorded. The call that would do so is stopped before it happens, whoever makes
-it for the model: its own code, or Python's library beneath it. What torch and the tracer do for themselves is not watched.
+draws from Python's `random` must not be recorded. The call that would do so is stopped before it happens, in the model's
+own code and in Python's library beneath it. What torch and the tracer do for themselves is not watched.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _HASH_OF_NUMBER = {id(kind.__hash__.__code__) for kind in _SYMBOLIC}
 
 
 class ImpureCall(BaseException):
-    """Stops a recorded run before the model does what no graph replays; no model code should catch it."""
+    """Stops a recorded run before an effect that no graph replays; model code should not catch it."""
 
 
 class Watcher:
@@ -227,7 +227,7 @@ class Watcher:
         self._note(what, caller, often_once="_warnings." in what)
 
     def _returned(self, function: Any) -> None:
-        autocast.note()  # the functions told of are those that set it
+        autocast.note()  # only the functions that set it are reported here
 
     def _left(self, frame: types.FrameType, result: Any) -> None:
         code = frame.f_code

@@ -1,7 +1,7 @@
 """What a function does on some of its paths only.
 
 Many libraries keep what their first call finds: a look-up in `sys.modules` or a write to a global lies behind an early
-return. Whether a function that returned had got there is told by its last instruction.
+return. The last instruction of a function that returned shows whether it reached that code.
 """
 
 from __future__ import annotations

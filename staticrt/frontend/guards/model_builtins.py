@@ -1,4 +1,4 @@
-"""Builtins as model code sees them while it is traced: what they say of fake tensors and symbolic numbers is eager's.
+"""Builtins as model code sees them while it is traced: they answer for fake tensors and symbolic numbers as in eager.
 
 A frame of model code looks names up in a `ModelBuiltins` instead of the module `builtins`; code of other threads and
 of torch does not. Only a name that is called at once has another meaning (`type(x)`, `isinstance(n, int)`); where it is a
@@ -29,7 +29,7 @@ _NUMBERS: dict[type, Any] = {torch.SymInt: 0, torch.SymFloat: 0.0, torch.SymBool
 
 
 class NeedsNumber(BaseException):
-    """Model code uses a symbolic number in a way that only a number serves: as a key, by its attributes."""
+    """Model code uses a symbolic number where only a number will do: as a key, by its attributes."""
 
 
 def uses_other_names(frame: types.FrameType) -> bool:
@@ -190,7 +190,7 @@ def _map(function: Any, *iterables: Any, **options: Any) -> Any:
 
 
 def _call_each(function: Any, *iterables: Any) -> Iterator[Any]:
-    """As `map`, whose calls of C functions nothing can watch."""
+    """As `map`, whose calls of C functions cannot be watched."""
     for arguments in zip(*iterables, strict=False):
         yield function(*arguments)
 

@@ -1,4 +1,4 @@
-"""What numpy does about floating-point errors (`np.seterr`): its functions read that without any call to see."""
+"""What numpy does on floating-point errors (`np.seterr`): its functions read that without a visible call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which kernels the dispatcher has for the operators of a trace: a library may register others, or end, at any time."""
+"""The dispatcher's kernels of a trace's operators: a library may register others, or be removed, at any time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from staticrt import torch_private
 from staticrt.frontend.reasons import CannotTrace, is_torch_file
 from staticrt.native import _C
 
-# Files of torch that register kernels for whoever calls them.
+# Files of torch that register kernels for their callers.
 _FOR_OTHERS = (os.path.join("torch", "library.py"), os.path.join("torch", "_library", ""))
 
 

@@ -56,7 +56,7 @@ _MODULE_FILE = (
 _MATCH_CLASS = dis.opmap["MATCH_CLASS"]
 LOOKS_UP_MODULE = "looks up a module by a name that it computes"
 _WRITES_FREE = frozenset({"STORE_DEREF", "DELETE_DEREF"})
-# Of torch, what runs for a model as it does in eager; the rest may run for the tracer.
+# Files of torch that run for a model as in eager; other files may run for the tracer.
 _LAYERS = tuple(
     os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), *parts)
     for parts in (("nn", ""), ("functional.py",), ("distributions", ""), ("_jit_internal.py",))
@@ -141,7 +141,7 @@ class Reads:
             self._refuse(LOOKS_UP_MODULE, frame)
 
     def library(self, frame: types.FrameType) -> None:
-        """A function of Python's library runs for the model: it reads what it is given, and what its module keeps."""
+        """A function of Python's library runs for the model: it reads its arguments and the state of its module."""
         code = frame.f_code
         if not self._snapshot.follows_code or code in self._codes:
             return
@@ -280,7 +280,7 @@ def _lists_attributes(code: types.CodeType, is_model: bool) -> bool:
 
 
 def _hands_on(code: types.CodeType, name: str) -> bool:
-    """Whether code uses a builtin otherwise than to call it: C code that it gives it to (`partial`) may call it."""
+    """Whether code uses a builtin without calling it: C code that gets it (`partial`) may call it."""
     loads = [each for each in dis.get_instructions(code) if each.argval == name and "GLOBAL" in each.opname]
     # From Python 3.11 on, the lowest bit says that a call follows.
     return sys.version_info < (3, 11) or not all(each.arg is not None and each.arg & 1 for each in loads)

@@ -1,7 +1,7 @@
-"""Tensors that a model makes anew between calls: one that drops its cache where it is told to train fills it again later.
+"""Tensors that a model replaces between calls: one that drops its cache in `train()` fills it again later.
 
 A trace that reads such a tensor serves the new one too, if only identities differ: in each place where the snapshot met the
-old tensor, or a container around it, lies the new one, which was nowhere before.
+old tensor, or a container around it, the new one must lie, which was in no place before.
 """
 
 from __future__ import annotations

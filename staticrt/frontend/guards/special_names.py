@@ -1,4 +1,4 @@
-"""Names that code looks up: those it has, and those of classes by which Python runs operators, calls, iteration, formatting."""
+"""Names that code looks up: its own, and the special names by which Python runs operators, calls, iteration, formatting."""
 
 import dis
 import functools

@@ -31,7 +31,7 @@ _ASK_LEVELS = frozenset({"isEnabledFor", "getEffectiveLevel"})
 class Snapshot(Walk):
     """The contents, by identity, of everything mutable that a walk found."""
 
-    # Of the class: who takes a trace's values from those who keep them may delete the instance's own.
+    # Also of the class, because `Escapes` may delete the instance's own.
     _guard: StateGuard | None = None
     guarded: Sequence[Record] = ()  # in the guard
     _unread: Sequence[Record] = ()  # not in it
@@ -177,7 +177,7 @@ class Snapshot(Walk):
         return self._reachable.num_holders(address)
 
     def _let_go(self, record: Record, lists_attributes: bool) -> None:
-        """What weak references lead to, a guard keeps alive only where it has to compare it."""
+        """Let a guard keep alive what weak references lead to only where it has to compare it."""
         if isinstance(record, ObjectRecord):
             record.is_held &= not self._weak.leads_to(record.live)
         elif isinstance(record, DictRecord) and record.is_attributes and not lists_attributes:
@@ -216,7 +216,7 @@ class Snapshot(Walk):
         return self.lists_attributes or not self.names_are_told
 
     def _reach(self, left_out: Set[str] = frozenset()) -> Callable[[Record], bool]:
-        """Tells whether the code that is known reaches what a record is of, by names other than some."""
+        """Whether the known code reaches the object of a record, by names other than some."""
         if self._lists():
             return lambda _record: True
         reached: set[int | None] = {None, *self._reachable.by(self.read_names - left_out)}

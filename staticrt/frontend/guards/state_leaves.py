@@ -46,7 +46,7 @@ def is_read_by_name(kind: type, attributes: dict[str, Any]) -> bool:
     """Whether only Python code, which names them, reads these attributes of an object of this class.
 
     C code reads those of its own objects (`__wrapped__` of `functools.lru_cache`) and special names (`__array_interface__`).
-    Nobody tells the names in torch's code outside of its layers (`torch.ao`).
+    The names in torch's code outside of its layers (`torch.ao`) are not known.
     """
     return all(map(_is_read_by_name, kind.__mro__[:-1])) and not any(
         str(key).startswith("__") for key in attributes

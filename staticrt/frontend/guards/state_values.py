@@ -85,7 +85,7 @@ def _is_fake_type(key: Any) -> bool:
 
 def different_keys(live: dict[Any, Any], saved: dict[Any, Any]) -> list[str]:
     missing = object()
-    # What a cache keeps by type, of the type that only traces have (einops, by tensor types), is not a call's state.
+    # Entries of a cache by type (einops, by tensor types) for a type that only traces have are not a call's state.
     keys = [*saved, *(key for key in live if key not in saved and not _is_fake_type(key))]
     return [
         type(key).__name__ if isinstance(key, torch.Tensor) else str(key)  # not all its numbers

@@ -1,4 +1,4 @@
-"""The memory of the model's tensors: code that sets `.data` gives a real one that of a fake, and nothing else tells."""
+"""The memory of the model's tensors: code that sets `.data` gives a real tensor the memory of a fake, unseen otherwise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def is_leaf(tensor: torch.Tensor) -> bool:
-    """Whether `tensor` is a leaf. Autograd refuses to say it of some views that were written in place: no leaves."""
+    """Whether `tensor` is a leaf. Autograd raises for some views that were written in place: they are no leaves."""
     try:
         return tensor.is_leaf
     except RuntimeError:

@@ -364,7 +364,7 @@ class Walk:
         return [(record.name, value) for value in record.results()]
 
     def add_cached(self, code: types.CodeType, result: Any) -> None:
-        """A function of which a cache keeps the result returns: before anybody can change that."""
+        """A function whose result a cache keeps returns: the result has not been changed yet."""
         if not is_leaf(result) and not holds_fakes(result):  # those are taken from the cache again
             self.add(self.cached_functions[code], result)
 

@@ -1,4 +1,4 @@
-"""State between the calls of a model that Dynamo splits: some of what code reads Dynamo does not guard."""
+"""State between the calls of a model that Dynamo splits, whose guards do not cover all that code reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from staticrt.frontend.guards.value_records import AnswerRecord
 
 # What a tensor is in autograd differs where a graph returns it.
 _OF_GRAPHS = frozenset({"_version", "_base", "_is_view"})
-# Of these kinds Dynamo guards little, and models seldom change them.
+# Dynamo guards little of these kinds, and models seldom change them.
 _SELDOM = (AnswerRecord, ClassRecord, FunctionRecord, MembersRecord, ScopeRecord)
 
 
@@ -35,7 +35,7 @@ class WatchedState:
 
     def __init__(self, snapshot: Snapshot, seldom: bool, numbers: bool = True) -> None:
         _add_functions(snapshot)
-        # Whether code names what Dynamo reads otherwise than eager, however often it compiles.
+        # Whether code names state that Dynamo reads differently from eager, however often it compiles.
         self.is_misread = (
             not _OF_GRAPHS.isdisjoint(snapshot.model_names)
             or not MISSED_BY_DYNAMO.isdisjoint(snapshot.read_names)

@@ -1,4 +1,4 @@
-"""What a model reaches by weak references alone: a trace that kept it alive would answer as if it had not gone."""
+"""What a model reaches by weak references alone: a trace that kept it alive would run as if it still existed."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def note() -> None:
 
 
 def put_back(on: bool) -> None:
-    """Let `is_on()` say again what it said."""
+    """Restore the answer of `is_on()`."""
     _state.on = on
 
 

@@ -1,9 +1,9 @@
 """Collectives that write their tensors (`torch.distributed.all_reduce(x)`), recorded as functional ones.
 
-Their schemas do not say what they write, and what waits for their end is not an operator: recorded as they are, later
-operators would read what has not arrived yet. The functional form returns its result and waits by an operator; the
+Their schemas do not say what they write, and waiting for them is not an operator: recorded as they are, later operators
+would read data that has not arrived yet. The functional form returns its result and waits by an operator; the
 result is then copied to where eager has it. One that is started with `async_op=True` is waited for at once: what its
-tensors hold before the caller waits is anybody's guess in eager too.
+tensors hold before the caller waits is undefined in eager, too.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _wait(result: torch.Tensor) -> torch.Tensor:
 
 
 def _done() -> Any:
-    """Work that is finished: nothing waits for it in a graph."""
+    """Finished work: a graph does not wait for it."""
     from torch._C._distributed_c10d import FakeWork
 
     return FakeWork().boxed()  # type: ignore[attr-defined]

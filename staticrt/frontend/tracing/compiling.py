@@ -1,8 +1,8 @@
-"""What torch answers a thread that traces, when code asks whether it is being compiled.
+"""What torch returns in a thread that traces when code asks whether it is being compiled.
 
-Models leave out what no graph holds, and `torch.cond` and its kin reach the tracer whole, where torch says that it compiles.
-torch keeps that answer in a variable of the process, which would tell every other thread the same. So the two functions
-that are asked get code, once, that asks the thread first. They stay the same objects, have the same source and signature,
+Where torch says that it compiles, models leave out what no graph holds, and operators such as `torch.cond` reach the tracer
+whole. torch keeps that answer in a variable of the process, which all threads read. So its two functions get code, once,
+that checks the thread first. They stay the same objects, have the same source and signature,
 and answer as before in any thread that does not trace: nothing is set when a trace begins, and nothing is to be put back
 when it ends, is interrupted, or another thread forks.
 """
@@ -70,7 +70,7 @@ def depth() -> int:
 
 
 def put_back(depth_before: int) -> None:
-    """Let `depth()` say again what it said."""
+    """Restore the answer of `depth()`."""
     for _ in range(depth() - depth_before):
         _others.remove(threading.get_ident())
 
@@ -85,7 +85,7 @@ def _is_of_others() -> bool:
 
 
 def _leave_others_behind() -> None:
-    """In a forked child: threads that compiled are not there to take back what Dynamo said."""
+    """In a forked child: the threads that compiled do not exist there to reset Dynamo's flag."""
     if _others and threading.get_ident() not in _others:
         _others.clear()
         torch.compiler._is_compiling_flag = False

@@ -29,7 +29,7 @@ class Kind(enum.Enum):
 
 
 _kinds: dict[Any, Kind] = {}
-# Return their argument where it already is what is asked for, which their schemas do not say.
+# They may return their argument unchanged, which their schemas do not say.
 _MAY_ALIAS = frozenset({aten.type_as.default})
 # Make tensors of quantised dtypes, which fake tensors cannot be. Dynamo would cut the model at each of their operators.
 _QUANTISES = frozenset(

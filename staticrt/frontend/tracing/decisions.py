@@ -44,7 +44,7 @@ class Decisions:
         self._answers: dict[Any, Any] = {}
 
     def decide(self, expr: Any) -> Any:
-        """What `expr` is for this call's data, as a sympy value; None: not to be told here."""
+        """What `expr` is for this call's data, as a sympy value; None: unknown here."""
         import sympy
 
         if expr in self._answers:
@@ -64,7 +64,7 @@ class Decisions:
         return answer
 
     def value_now(self, expr: Any) -> Any:
-        """What `expr` is for this call's data; None: not to be told here. Later calls are not held to it."""
+        """What `expr` is for this call's data; None: unknown here. Later calls do not check it."""
         with _unwatched(self._tracer):
             node = self._tracer.symbols.from_expr(expr, self._tracer.shape_env)
             return self._value_of(node) if isinstance(node, fx.Node) else node

@@ -1,9 +1,9 @@
 """Find what model code keeps of a trace: fake tensors and symbolic numbers that outlive it.
 
 A cache of the model's (`functools.lru_cache`, an attribute of a function or a parameter) that holds a fake tensor
-would hand it to eager code. So each reference to a fake value is accounted for once the run is over and the state that
-the snapshot knows is restored: the tracer's own references are counted, and any more are the model's. Only then are the
-holders looked for, with the garbage collector's help, and what they hold is taken from them.
+would hand it to eager code. So once the run is over and the state that the snapshot knows is restored, the references to
+each fake value are counted: those beyond the tracer's own are the model's. Only then the garbage collector's lists are
+searched for the holders, and the values are removed from them.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Escapes:
         gc.callbacks.append(self._before_collection)
 
     def close(self) -> None:
-        """Watch the collector no more; as often as wanted."""
+        """Stop watching the collector; may be called repeatedly."""
         if self._before_collection in gc.callbacks:
             gc.callbacks.remove(self._before_collection)
 
@@ -145,7 +145,7 @@ class Escapes:
         return (node.env if hasattr(type(node), "env") else node.shape_env) is self._mode.sizes
 
     def _unaccounted(self, values: list[Any], references: Iterable[Any]) -> list[Any]:
-        """Those of the trace's values to which somebody refers besides these references and the list of values."""
+        """The trace's values that have references besides these and the list of values."""
         owned = Counter(map(id, references))
         owned.update(map(id, cached_values(self._mode)))
         # What torch remembers of a fake tensor, as its number of nonzero elements, dies with it.
@@ -185,7 +185,7 @@ def let_go(error: BaseException) -> None:
         traceback.clear_frames(following.__traceback__)
         for frame, _line in traceback.walk_tb(following.__traceback__):
             if id(frame) not in running:
-                _ = frame.f_locals  # a copy that somebody asked for before follows only when it is asked for
+                _ = frame.f_locals  # updates a copy that was made before, which refers to the values, too
         if is_error:
             BaseException.with_traceback(following, None)  # whatever the class says to attributes
         following = following.__cause__ or following.__context__
@@ -219,7 +219,7 @@ def is_cached(found: str) -> bool:
 
 
 class _Holders:
-    """Who refers to some values of a trace, and how that is undone.
+    """The objects that refer to some values of a trace, and how to remove these references.
 
     Args:
         values: the values.

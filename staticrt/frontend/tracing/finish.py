@@ -52,7 +52,7 @@ def finish(
     for node in lifted:
         anchor.prepend(node)
     ordered = graph.find_nodes(op="placeholder")
-    module = _LazyGraphModule(body_holder(tracer), graph)  # its Python code is made once somebody runs it
+    module = _LazyGraphModule(body_holder(tracer), graph)  # its Python code is generated when it first runs
     return TracedGraph(
         module=module,
         inputs=tuple(specs[node] for node in ordered),

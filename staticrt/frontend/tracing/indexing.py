@@ -26,7 +26,7 @@ def getitem(self: torch.Tensor, index: Any) -> Any:
 def _is_plain(x: torch.Tensor, parts: tuple[Any, ...], env: Any) -> bool:
     """Numbers, whole slices, `None` and one `...`, of which a number is at a symbolic size."""
     if not all(part is None or part is Ellipsis or type(part) in (int, slice) for part in parts):
-        return False  # told before anything is compared: tensors compare by running operators
+        return False  # checked before anything is compared: tensors compare by running operators
     taken = len(parts) - sum(part is None or part is Ellipsis for part in parts)
     if taken > x.dim() or sum(part is Ellipsis for part in parts) > 1:
         return False

@@ -2,9 +2,9 @@
 
 In eager, `reshape`, `flatten` and `contiguous` return views where strides allow it. With symbolic sizes a view is traced
 only if strides allow it for all sizes; otherwise a copy with the same values is traced. The difference is visible if one
-of the two tensors is written while the other is still read, or if the caller gets both; then sizes become constants. So
-too where a view's strides, which are not a copy's, reach a result. Where neither is so for the sizes of a recording, but the
-caller would see it for others, guards keep those from it.
+of the two tensors is written while the other is still read, if the caller gets both, or if a view's strides, which differ
+from a copy's, reach a result; then sizes become constants. If the difference is not visible for the sizes of a recording,
+but would be for others, guards exclude those.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ def writes_show(graph: fx.Graph, maybe_views: list[MaybeView], outputs: list[Any
 
 
 def _groups(found: list[MaybeView]) -> dict[int, int]:
-    """Storages that one memory may stand behind -> the least of them."""
+    """Storage -> the least of the storages that may share memory with it."""
     groups: dict[int, int] = {}
     for x in found:
         first, second = groups.setdefault(x.source, x.source), groups.setdefault(x.copy, x.copy)
@@ -253,7 +253,7 @@ def _storages_of(value: Any) -> Iterator[int]:
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """What tells a tensor's storage from others, also a fake one's."""
+    """An identifier of a tensor's storage, also of a fake tensor's."""
     return int(tensor.untyped_storage()._cdata)
 
 

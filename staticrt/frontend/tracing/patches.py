@@ -18,7 +18,7 @@ lock = locks.reentrant()
 def alone() -> Iterator[None]:
     """One `torch.export` at a time, and none while another thread is in Dynamo.
 
-    Both set torch's flag that something compiles and put it back as found: crosswise, it would stay set for ever.
+    Both set torch's flag for compilation and restore its former value: interleaved, it would stay set.
     """
     dynamo = sys.modules.get("torch._dynamo.convert_frame")  # a trace does not wait for its import
     compile_lock = getattr(dynamo, "compile_lock", None) or contextlib.nullcontext()

@@ -1,4 +1,4 @@
-"""What a trace is asked for by, and which request follows one that failed."""
+"""Requests for traces, and which request follows one that failed."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def _without_log(method: Any) -> Any:
     """A method of torch's that adds nothing to its structured log: the same code.
 
-    Each entry has a traceback, for which torch imports Inductor, whether or not anybody reads the log.
+    Each entry has a traceback, for which torch imports Inductor even if the log is not read.
     """
     return copied(method, trace_structured=lambda *args, **options: None)
 

@@ -28,7 +28,7 @@ class Sizing(enum.Enum):
 
     @property
     def is_ours(self) -> bool:
-        """Without torch's ShapeEnv: what needs it raises `NeedsShapeEnv`."""
+        """Without torch's ShapeEnv: code that needs it raises `NeedsShapeEnv`."""
         return self in (Sizing.OURS, Sizing.OURS_CONSTANT)
 
     @property

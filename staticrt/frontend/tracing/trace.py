@@ -237,7 +237,7 @@ def _record(
                 nodes = [tracer.argument(out) for out in outputs]
         except SizesDecideViews:
             if sizing.is_constant:
-                raise CannotTrace("what may be a view or a copy, as sizes tell that data decides") from None
+                raise CannotTrace("a view or a copy, depending on sizes that data decides") from None
             if not all(found.is_guarded for found in tracer.maybe_views):
                 raise NeedsShapeEnv("a view or a copy, which torch's own sizes guard") from None
             raise

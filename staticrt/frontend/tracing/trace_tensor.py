@@ -1,4 +1,4 @@
-"""Fake tensors that say of themselves what the tensors say that they stand for."""
+"""Fake tensors that answer like the tensors that they stand for."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Operators whose results nobody reads, and which may raise all the same.
+"""Operators whose results are not read, but which may raise.
 
 Eager raises the error of `x[i]` whether or not anything is done with the result. So nodes of such operators are marked,
-and stay. What later becomes unread because a pass replaced its reader is not marked: the pass knows that it is right.
+and stay. A node that becomes unread because a pass replaced its reader is not marked: the pass guarantees the result.
 """
 
 from __future__ import annotations

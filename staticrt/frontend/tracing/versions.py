@@ -32,7 +32,7 @@ class Versions:
                     self._counted[id(tensor)] = (tensor, before, writes + 1)
 
     def put_back(self) -> None:
-        """Take away what the run added; what other threads have added meanwhile stays."""
+        """Subtract what the run added; what other threads have added meanwhile stays."""
         while self._counted:
             _key, (tensor, before, writes) = self._counted.popitem()
             version = max(before, tensor._version - writes)
