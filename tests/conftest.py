@@ -80,6 +80,14 @@ def collects_own_garbage_only() -> Iterator[None]:
     gc.unfreeze()
 
 
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    """Dynamo knows no code of other tests: its recompile limits count per code object."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
 @pytest.fixture(autouse=True)
 def state_of_the_process_stays() -> Iterator[None]:
     before = state()

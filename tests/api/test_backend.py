@@ -8,13 +8,7 @@ from torch import nn
 
 from staticrt.errors import OptionError
 
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def _equal(function, make_arguments, calls=3, **keywords):

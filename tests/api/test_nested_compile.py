@@ -10,12 +10,8 @@ from staticrt.graphs import GraphContext
 
 
 @pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
+def _no_counts(fresh_dynamo):
     counters.clear()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
 
 
 def head():

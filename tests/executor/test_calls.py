@@ -10,6 +10,8 @@ from torch import nn
 
 import staticrt
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 Pair = collections.namedtuple("Pair", ["left", "right"])
 
 
@@ -344,12 +346,6 @@ def python_random(self, x):
 
 
 IMPURE = [prints, counts, appends, keeps, seeds, uses_numpy, branches, tolists, python_random]
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    """Dynamo's recompile limit counts per code object, and the cases share one `forward`."""
-    torch._dynamo.reset()
 
 
 class Impure(nn.Module):

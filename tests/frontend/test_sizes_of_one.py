@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import staticrt
+from tests.support.compilers import backend, each_compiler
 
 SHAPES = [(3, 4, 8), (3, 1, 8), (1, 4, 1), (1, 1, 1), (1, 1, 5)]
 
@@ -21,20 +22,18 @@ SQUEEZES = {
 }
 
 
-@pytest.mark.parametrize("entry", ["compile", "backend"])
+@each_compiler
 @pytest.mark.parametrize("name", SQUEEZES)
-def test_squeeze_drops_what_eager_drops_whatever_shape_came_first(name, entry):
+def test_squeeze_drops_what_eager_drops_whatever_shape_came_first(name, compiler):
     function = SQUEEZES[name]
     torch.manual_seed(0)
     for first in SHAPES[:3]:
         torch._dynamo.reset()
-        fast = (
-            staticrt.compile(function) if entry == "compile" else torch.compile(function, backend="staticrt")
-        )
+        fast = compiler(function)
         for shape in (first, first, *SHAPES, first):
             x = torch.randn(shape)
             torch.testing.assert_close(fast(x), function(x))
-        if entry == "backend":
+        if compiler is backend:
             break
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import staticrt
+from tests.support.compilers import each_compiler
 
 
 def _factory(x):
@@ -221,18 +222,13 @@ def _observe(function, argument, mode):
 
 
 @pytest.fixture(autouse=True)
-def _grad_mode():
+def _grad_mode(fresh_dynamo):
     yield
     torch.set_grad_enabled(True)
-    torch._dynamo.reset()
-
-
-def _backend(function):
-    return torch.compile(function, backend="staticrt")
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("compiler", [staticrt.compile, _backend], ids=["compile", "backend"])
+@each_compiler
 @pytest.mark.parametrize("argument", ARGUMENTS.values(), ids=ARGUMENTS)
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__.strip("_"))
@@ -252,7 +248,7 @@ def _compared_only(b, e):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("compiler", [staticrt.compile, _backend], ids=["compile", "backend"])
+@each_compiler
 @pytest.mark.parametrize("body", [_detached_in_product, _compared_only])
 def test_a_backward_does_not_walk_into_the_graph_of_a_detached_input(body, compiler):
     def gradients(function):
@@ -268,7 +264,7 @@ def test_a_backward_does_not_walk_into_the_graph_of_a_detached_input(body, compi
     assert gradients(compiler(body)) == gradients(body)
 
 
-@pytest.mark.parametrize("compiler", [staticrt.compile, _backend], ids=["compile", "backend"])
+@each_compiler
 def test_the_graph_of_a_detached_input_is_not_kept(compiler):
     b, a = torch.ones(2, 2, requires_grad=True), torch.ones(2, 2, requires_grad=True)
     saved = torch.ones(2, 2)
@@ -281,7 +277,7 @@ def test_the_graph_of_a_detached_input_is_not_kept(compiler):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("compiler", [staticrt.compile, _backend], ids=["compile", "backend"])
+@each_compiler
 @pytest.mark.parametrize("vectorize", [False, True])
 def test_jacobians_of_a_module_that_trains(compiler, vectorize):
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
@@ -313,7 +309,7 @@ def test_dynamo_compiles_nothing_of_this_package_in_a_backward_inside():
     assert not [name for name in frames if "/staticrt/" in name]
 
 
-@pytest.mark.parametrize("compiler", [staticrt.compile, _backend], ids=["compile", "backend"])
+@each_compiler
 def test_a_default_dtype_that_is_set_inside(compiler):
     def function(x):
         before = torch.get_default_dtype()

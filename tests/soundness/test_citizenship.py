@@ -9,19 +9,9 @@ import torch
 from torch import nn
 
 import staticrt
+from tests.support.compilers import each_compiler
 
-
-def _backend(function):
-    return torch.compile(function, backend="staticrt")
-
-
-both = pytest.mark.parametrize("compiler", [staticrt.compile, _backend], ids=["compile", "backend"])
-
-
-@pytest.fixture(autouse=True)
-def _dynamo():
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 class Scale(nn.Module):
@@ -45,7 +35,7 @@ def _swaps():
     torch.__future__.set_swap_module_params_on_conversion(False)
 
 
-@both
+@each_compiler
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.usefixtures("_swaps")
 def test_parameters_are_swapped_by_conversions_and_loads(compiler, training):
@@ -70,7 +60,7 @@ def test_parameters_are_swapped_by_conversions_and_loads(compiler, training):
     assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
 
 
-@both
+@each_compiler
 def test_a_swap_is_seen_by_the_next_call_and_by_other_models_too(compiler):
     model = nn.Linear(4, 4)
     other = nn.Sequential(model, nn.Linear(4, 4))
@@ -114,7 +104,7 @@ def test_fx_traces_a_model_that_holds_a_compiled_module():
     assert make(staticrt.compile(layer)).code == make(layer).code
 
 
-@both
+@each_compiler
 def test_transforms_of_a_compiled_module(compiler):
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh())
     compiled = compiler(model)
@@ -125,7 +115,7 @@ def test_transforms_of_a_compiled_module(compiler):
         torch.testing.assert_close(transform(compiled)(x), transform(model)(x))
 
 
-@both
+@each_compiler
 def test_numbers_of_more_than_64_bits(compiler):
     def function(x, n):
         return x * (n % 1000), n + 1
@@ -188,7 +178,7 @@ class Holds:
         self.factor = factor
 
 
-@both
+@each_compiler
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("make", [lambda: Scale(2.0), lambda: Holds(2.0)], ids=["module", "object"])
 def test_arguments_are_not_kept_alive(compiler, make, training):
@@ -225,10 +215,9 @@ def test_calls_are_served_fast_while_an_argument_lives():
     assert compiled(first, torch.ones(2)).tolist() == [5, 5]
 
 
-@pytest.mark.parametrize("way", ["compile", "backend"])
-def test_a_step_keeps_no_optimisers_state_alive(way):
+@each_compiler
+def test_a_step_keeps_no_optimisers_state_alive(compiler):
     """`staticrt.compile` cannot trace it; Dynamo hands over the state as attributes of its graph."""
-    torch._dynamo.reset()
     model = nn.Linear(4, 4, bias=False)
     theirs = copy.deepcopy(model)
     optimizer, eager = (torch.optim.Adadelta(m.parameters()) for m in (model, theirs))
@@ -237,7 +226,7 @@ def test_a_step_keeps_no_optimisers_state_alive(way):
     def run():
         holder[0].step()
 
-    step = staticrt.compile(run) if way == "compile" else torch.compile(run, backend="staticrt")
+    step = compiler(run)
     for m in (model, theirs):
         m(torch.ones(4)).sum().backward()
     eager.step()

@@ -42,10 +42,7 @@ def error_of(function, *arguments):
     raise AssertionError("nothing was raised")
 
 
-@pytest.fixture(autouse=True)
-def _dynamo():
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 @pytest.fixture

@@ -4,10 +4,7 @@ import pytest
 import torch
 
 import staticrt
-
-
-def _backend(function):
-    return torch.compile(function, backend="staticrt")
+from tests.support.compilers import each_compiler
 
 
 def _makes_inference_tensors(x):
@@ -22,7 +19,7 @@ def _runs_in_inference_mode(x):
     return x * 2, x
 
 
-@pytest.mark.parametrize("compiler", [staticrt.compile, _backend], ids=["compile", "backend"])
+@each_compiler
 @pytest.mark.parametrize("body", [_makes_inference_tensors, _runs_in_inference_mode])
 def test_what_is_made_in_inference_mode_is_an_inference_tensor(body, compiler):
     compiled = compiler(body)
@@ -35,7 +32,7 @@ def test_what_is_made_in_inference_mode_is_an_inference_tensor(body, compiler):
                 assert got is expected
 
 
-@pytest.mark.parametrize("compiler", [staticrt.compile, _backend], ids=["compile", "backend"])
+@each_compiler
 @pytest.mark.parametrize("gradients", [False, True])
 def test_inference_tensors_beside_gradients(gradients, compiler):
     weight = torch.ones(3, requires_grad=True)
@@ -52,7 +49,7 @@ def test_inference_tensors_beside_gradients(gradients, compiler):
             assert (made.is_inference(), product.requires_grad) == (True, gradients)
 
 
-@pytest.mark.parametrize("compiler", [staticrt.compile, _backend], ids=["compile", "backend"])
+@each_compiler
 def test_weights_in_inference_mode(compiler):
     linear = torch.nn.Linear(2, 2)
     result = compiler(torch.inference_mode()(linear.forward))(torch.ones(2))

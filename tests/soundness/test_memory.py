@@ -8,6 +8,7 @@ import torch
 
 import staticrt
 from tests.support.against_eager import check, seen
+from tests.support.compilers import each_compiler
 
 arange = torch.arange
 
@@ -279,15 +280,14 @@ def test_sizes_decide_the_strides_of_what_follows_from_an_argument_that_overlaps
     "kernel", [lambda x: torch.dropout(x, 0.0, True), lambda x: torch.dropout(x, 0.5, False)]
 )
 @pytest.mark.parametrize("of", [lambda x: x, lambda x: x * 2], ids=["argument", "result"])
-@pytest.mark.parametrize("way", ["compile", "backend"])
-def test_dropout_of_nothing_gives_its_argument(kernel, of, way):
-    torch._dynamo.reset()
-
+@each_compiler
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_dropout_of_nothing_gives_its_argument(kernel, of, compiler):
     def model(x):
         y = of(x)
         return y, kernel(y)
 
-    fast = staticrt.compile(model) if way == "compile" else torch.compile(model, backend="staticrt")
+    fast = compiler(model)
     for size in (3, 2, 3):
         x = torch.ones(size, requires_grad=True)
         y, dropped = fast(x)

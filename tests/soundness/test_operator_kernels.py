@@ -10,6 +10,9 @@ import torch
 import staticrt
 from staticrt.errors import InputError
 from staticrt.frontend.guards.operators import kernels_of
+from tests.support.compilers import each_compiler, each_compiler_for_gradients, splits
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 _numbers = itertools.count()
 
@@ -49,13 +52,12 @@ KEYS = ["CPU", "CompositeExplicitAutograd", "CompositeImplicitAutograd"]
 
 
 @pytest.mark.parametrize("key", KEYS)
-@pytest.mark.parametrize("way", ["compile", "backend"])
-def test_another_kernel_of_an_operator_runs(library, scoped, key, way):
+@each_compiler
+def test_another_kernel_of_an_operator_runs(library, scoped, key, compiler):
     def model(x):
         return getattr(torch.ops, library).triple(x * 2).relu()
 
-    torch._dynamo.reset()
-    compiled = staticrt.compile(model) if way == "compile" else torch.compile(model, backend="staticrt")
+    compiled = compiler(model)
     for number in (1.0, 5.0, 7.0):
         scoped(library, "triple", add(number), key)
         for _ in range(3):
@@ -63,17 +65,12 @@ def test_another_kernel_of_an_operator_runs(library, scoped, key, way):
                 assert compiled(torch.ones(3)).tolist() == [2 + number] * 3
 
 
-@pytest.mark.parametrize("way", ["compile", "splits", "backend"])
-def test_another_kernel_runs_with_gradients(library, scoped, way):
+@each_compiler_for_gradients
+def test_another_kernel_runs_with_gradients(library, scoped, compiler):
     def model(x):
         return (getattr(torch.ops, library).triple(x) * x).relu()
 
-    torch._dynamo.reset()
-    compiled = (
-        torch.compile(model, backend="staticrt")
-        if way == "backend"
-        else staticrt.compile(model, joint_trace=way == "compile")
-    )
+    compiled = compiler(model)
     for number in (1.0, 5.0, 7.0):
         scoped(library, "triple", lambda x, number=number: x * number, "CompositeImplicitAutograd")
         for _ in range(3):
@@ -113,19 +110,14 @@ def custom():
     return operator
 
 
-@pytest.mark.parametrize("way", ["compile", "splits", "backend"])
-def test_another_formula_of_a_gradient_runs(custom, way):
+@each_compiler_for_gradients
+def test_another_formula_of_a_gradient_runs(custom, compiler):
     """`custom_op` keeps its functions in Python: the dispatcher's kernels stay the same."""
 
     def model(x):
         return (custom(x, 3.0) * x).relu()
 
-    torch._dynamo.reset()
-    compiled = (
-        torch.compile(model, backend="staticrt")
-        if way == "backend"
-        else staticrt.compile(model, joint_trace=way == "compile")
-    )
+    compiled = compiler(model)
     for number in (3.0, 5.0, 7.0):
         custom.register_autograd(lambda ctx, grad, number=number: (grad * number, None))
         for _ in range(3):
@@ -136,24 +128,24 @@ def test_another_formula_of_a_gradient_runs(custom, way):
 
 @pytest.mark.filterwarnings("ignore:.*Overriding a previously registered kernel:UserWarning")
 def test_a_region_runs_eagerly_only_while_a_library_serves_its_operators(scoped):
-    compiled = staticrt.compile(lambda x: (x * 2).relu(), joint_trace=False)
+    compiled = splits(lambda x: (x * 2).relu())
 
-    def reasons():
-        x = torch.ones(3, requires_grad=True)
-        compiled(x).sum().backward()
-        assert x.grad.tolist() == [2.0] * 3 or overrides
+    def runs_eagerly():
         return "a library replaced the kernel" in str(compiled.explain())
 
-    overrides = False
-    assert [reasons(), reasons()] == [False, False]
-    scoped("aten", "relu", add(10.0), "AutogradCPU")
-    overrides = True
-    with pytest.raises(RuntimeError, match="does not require grad"):
-        reasons()
-    assert "a library replaced the kernel" in str(compiled.explain())
+    def check_gradients():
+        for _ in range(2):
+            x = torch.ones(3, requires_grad=True)
+            compiled(x).sum().backward()
+            assert x.grad.tolist() == [2.0] * 3
+            assert not runs_eagerly()
+
+    check_gradients()
+    scoped("aten", "relu", add(10.0), "AutogradCPU")  # its result has no history
+    assert not compiled(torch.ones(3, requires_grad=True)).requires_grad
+    assert runs_eagerly()
     scoped("aten", "cosh", torch.sinh, "CPU")
-    overrides = False
-    assert [reasons(), reasons()] == [False, False]
+    check_gradients()
 
 
 # -- operators of torch ---------------------------------------------------------------------------------------------
@@ -181,15 +173,14 @@ def of_torch(x, weight):
 
 @pytest.mark.filterwarnings("ignore:.*Overriding a previously registered kernel:UserWarning")
 @pytest.mark.parametrize("gradients", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("way", ["compile", "backend"])
+@each_compiler
 @pytest.mark.parametrize("override", OVERRIDES.values(), ids=OVERRIDES)
 @pytest.mark.parametrize("first", ["before", "after"])
-def test_kernels_that_replace_those_of_torch_run(scoped, override, way, gradients, first):
+def test_kernels_that_replace_those_of_torch_run(scoped, override, compiler, gradients, first):
     """Whether the library comes before the first call or after it; and torch's run again when it has ended."""
     operator, kernel, key = override
     weight = torch.nn.Parameter(torch.eye(2), requires_grad=gradients)
-    torch._dynamo.reset()
-    compiled = staticrt.compile(of_torch) if way == "compile" else torch.compile(of_torch, backend="staticrt")
+    compiled = compiler(of_torch)
 
     def check():
         for _ in range(2):

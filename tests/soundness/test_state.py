@@ -14,12 +14,7 @@ from staticrt import tuning
 from tests.soundness.state_fuzzer import answer, compiled, failure, same
 from tests.soundness.state_kinds import KINDS, MISSED_BY_DYNAMO, RUN_EAGERLY
 
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))

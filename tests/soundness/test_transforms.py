@@ -4,12 +4,9 @@ import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
 
-import staticrt
+from tests.support.compilers import backend, each_compiler
 
-
-def _backend(function):
-    torch._dynamo.reset()
-    return torch.compile(function, backend="staticrt")
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def _gradient(x):
@@ -23,7 +20,7 @@ def _transposed_rows(x):
 @pytest.mark.parametrize("transform", [_gradient, _transposed_rows])
 def test_a_trace_that_fails_within_a_transform_leaves_none_behind(transform):
     """The second size asks for symbolic sizes, which our own rules lack for `i1`."""
-    compiled = _backend(transform)
+    compiled = backend(transform)
     with torch.no_grad():
         for rows in (3, 4, 5):
             x = torch.randn(rows, 2, 2)
@@ -38,7 +35,7 @@ def _tangent(x):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("gradients", [False, True])
-@pytest.mark.parametrize("compiler", [staticrt.compile, _backend], ids=["compile", "backend"])
+@each_compiler
 def test_forward_mode_inside_a_model_leaves_no_level_behind(compiler, gradients):
     compiled = compiler(_tangent)
     with torch.set_grad_enabled(gradients):
@@ -48,7 +45,7 @@ def test_forward_mode_inside_a_model_leaves_no_level_behind(compiler, gradients)
             torch.testing.assert_close(_tangent(x), x.cos())
 
 
-@pytest.mark.parametrize("compiler", [staticrt.compile, _backend], ids=["compile", "backend"])
+@each_compiler
 def test_tangents_of_a_call_that_needs_gradients(compiler):
     weight = torch.randn(3, requires_grad=True)
     compiled = compiler(lambda x: x * weight)
@@ -68,7 +65,7 @@ class _Flat(torch.autograd.Function):
         return gradient.view(2, 2) * 3
 
 
-@pytest.mark.parametrize("compiler", [staticrt.compile, _backend], ids=["compile", "backend"])
+@each_compiler
 def test_a_custom_function_that_returns_a_view_keeps_its_backward(compiler):
     def function(x):
         y = x * 1

@@ -4,17 +4,9 @@ import pytest
 import torch
 
 import staticrt
+from tests.support.compilers import each_compiler
 
-
-@pytest.fixture(autouse=True)
-def _grad_mode():
-    yield
-    torch.set_grad_enabled(True)
-    torch._dynamo.reset()
-
-
-def _backend(function):
-    return torch.compile(function, backend="staticrt")
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def _view_of_argument(x):
@@ -48,7 +40,7 @@ def _view_of_view(x):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("compiler", [staticrt.compile, _backend], ids=["compile", "backend"])
+@each_compiler
 @pytest.mark.parametrize(
     "body",
     [_view_of_argument, _view_alone, _view_of_intermediate, _one_of_several_views, _view_of_view],
@@ -99,7 +91,7 @@ def test_what_a_view_says_of_itself(body, gradients, splits):
         torch.testing.assert_close(compiled(x), function(x))
 
 
-@pytest.mark.parametrize("compiler", [staticrt.compile, _backend], ids=["compile", "backend"])
+@each_compiler
 def test_views_of_results_are_views_of_them(compiler):
     def function(x):
         y = x * 2

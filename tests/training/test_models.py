@@ -24,11 +24,7 @@ STEPS = 20
 EVERYTHING = bool(os.environ.get("STATICRT_ALL_MODELS"))
 
 
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def _loss(out):

@@ -9,13 +9,7 @@ import staticrt
 from staticrt.training import debug_state
 from tests.support.threads import in_threads
 
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def compiled(function, **options):

@@ -14,13 +14,7 @@ from staticrt.training.recompute import recompute_cheap_values
 from tests.support import random_regions
 from tests.support.training_cases import ACTIVATION_MODELS, Gated
 
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 @pytest.mark.parametrize("name", ACTIVATION_MODELS)

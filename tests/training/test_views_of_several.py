@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import staticrt
+from tests.support.compilers import backend
 
 
 def of_argument(x):
@@ -24,10 +25,6 @@ def views_of_them(x):
     return first.view(-1), second[0]
 
 
-def _backend(function):
-    return torch.compile(function, backend="staticrt")
-
-
 def _parts(function):
     def model(x):
         x = x * 1
@@ -39,11 +36,11 @@ def _parts(function):
 
 CASES = [
     (of_argument, staticrt.compile),
-    (of_argument, _backend),
+    (of_argument, backend),
     (of_computed, staticrt.compile),
     (of_computed, _parts),
     (alone, staticrt.compile),
-    (alone, _backend),
+    (alone, backend),
     (views_of_them, _parts),
 ]
 
