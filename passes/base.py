@@ -70,6 +70,10 @@ class GraphPass:
         """An error that names this pass and the node, to be raised."""
         return PassError(f"pass {self.name!r}: {message}", at=describe(at) if at else None, fix=fix)
 
+    def _broken(self, what: str, at: str | None = None) -> PassError:
+        fix = f"leave it out with disabled={{{self.name!r}}} and report it"
+        return PassError(f"pass {self.name!r} {what}", at=at, fix=fix)
+
     def __call__(self, gm: fx.GraphModule, *, recompile: bool = True) -> PassResult:
         """Run with all checks.
 
@@ -89,10 +93,7 @@ class GraphPass:
         except StaticRuntimeError:
             raise
         except Exception as error:
-            raise PassError(
-                f"pass {self.name!r} failed: {type(error).__name__}: {error}",
-                fix=f"leave it out with disabled={{{self.name!r}}} and report it",
-            ) from error
+            raise self._broken(f"failed: {type(error).__name__}: {error}") from error
         if result.changed:
             self._check(gm, signature, had_meta)
             if recompile:
@@ -103,14 +104,14 @@ class GraphPass:
         try:
             gm.graph.lint()
         except RuntimeError as error:
-            raise PassError(f"pass {self.name!r} left a malformed graph: {error}") from error
+            raise self._broken(f"left a malformed graph: {error}") from error
         after = _signature(gm)
         if after != signature:
-            raise PassError(f"pass {self.name!r} changed the graph's signature: {signature} became {after}")
+            raise self._broken(f"changed the graph's signature: {signature} became {after}")
         if had_meta:
             for node in gm.graph.nodes:
                 if node.op == "call_function" and "val" not in node.meta:
-                    raise PassError(f"pass {self.name!r} left a node without metadata", at=describe(node))
+                    raise self._broken("left a node without metadata", describe(node))
         self.ensures(gm)
 
 
@@ -193,7 +194,10 @@ def register_pass(cls: _P) -> _P:
     if not cls.name:
         raise OptionError(f"cannot register pass {cls.__name__}: it has no name", fix='set name = "..."')
     if cls.name in _registered:
-        raise OptionError(f"pass {cls.name!r} is registered twice: {_registered[cls.name]} and {cls}")
+        raise OptionError(
+            f"pass {cls.name!r} is registered twice: {_registered[cls.name]} and {cls}",
+            fix="give it another name",
+        )
     _registered[cls.name] = cls
     return cls
 
