@@ -309,7 +309,9 @@ class Executor:
             result, compiled = self._splits.train(args, kwargs)
         except NotCompiled as error:
             if self.options.fullgraph:
-                raise TraceError(f"cannot trace {self.name} for training: {error}") from error
+                raise TraceError(
+                    f"cannot trace {self.name} for training: {error}", fix="leave out fullgraph=True"
+                ) from error
             self._untrainable = str(error)
             return self._eager.run(args, kwargs, self._untrainable)
         finally:

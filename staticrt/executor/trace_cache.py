@@ -201,7 +201,11 @@ class TraceCache:
 
         reason, where = failure(error)
         if self._options.fullgraph:
-            raise TraceError(f"cannot trace {self._name}: {reason}", at=where or None) from error
+            raise TraceError(
+                f"cannot trace {self._name}: {reason}",
+                at=where or None,
+                fix="change the model there, or leave out fullgraph=True",
+            ) from error
         state = progress.state
         self.states.keep(progress.call.key.key, state)
         state.failure = Failure(reason, where, impossible=isinstance(error, CannotTrace))

@@ -143,7 +143,9 @@ class Region:
             kind = "" if isinstance(error, _Unfaithful) else f"{type(error).__name__}: "
             reason = f"it cannot be differentiated ahead of time: {kind}{_first_line(error)}"
             if self._options.fullgraph:
-                raise TraceError(f"cannot compile {self.name} for training: {reason}") from error
+                raise TraceError(
+                    f"cannot compile {self.name} for training: {reason}", fix="leave out fullgraph=True"
+                ) from error
             failing = None if self._is_subregion else _failing_node(gm, error)
             log.info("%s: %s", self.name, reason)
         self._graphs.clear()

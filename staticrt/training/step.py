@@ -186,7 +186,11 @@ class CompiledStep:
         found = Failure(reason, where, not transient)
         self._failures[key.key] = (attempts + 1, found)
         if self._options.fullgraph and (found.impossible or attempts + 1 >= tuning.STEP_ATTEMPTS):
-            raise TraceError(f"cannot record {self._name}: {reason}", at=where or None) from error
+            raise TraceError(
+                f"cannot record {self._name}: {reason}",
+                at=where or None,
+                fix="change the step there, or leave out fullgraph=True",
+            ) from error
         if found.impossible or attempts + 1 >= tuning.STEP_ATTEMPTS:
             at = f" at {where}" if where else ""
             warnings.warn(f"staticrt: {self._name} runs eagerly: {reason}{at}", stacklevel=6)
