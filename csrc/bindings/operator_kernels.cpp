@@ -14,8 +14,9 @@ const std::array<c10::KernelFunction, c10::num_runtime_entries>& table_of(
     const c10::impl::OperatorEntry& entry);
 const c10::intrusive_ptr<c10::OperatorKernel>& functor_of(const c10::KernelFunction& kernel);
 const void* function_of(const c10::KernelFunction& kernel);
+const std::shared_ptr<c10::KernelToken>& token_of(const c10::SafeKernelFunction& kernel);
 
-template <auto Definition, auto Table, auto Boxed, auto Functor, auto Function>
+template <auto Definition, auto Table, auto Boxed, auto Functor, auto Function, auto Token>
 struct Private {
   friend const c10::impl::OperatorEntry& entry_of(const c10::OperatorHandle& handle) {
     return (handle.*Definition)->op;
@@ -30,10 +31,13 @@ struct Private {
   friend const void* function_of(const c10::KernelFunction& kernel) {
     return reinterpret_cast<const void*>(kernel.*Boxed.*Function);
   }
+  friend const std::shared_ptr<c10::KernelToken>& token_of(const c10::SafeKernelFunction& kernel) {
+    return kernel.*Token;
+  }
 };
 template struct Private<&c10::OperatorHandle::operatorDef_, &c10::impl::OperatorEntry::dispatchTable_,
                         &c10::KernelFunction::boxed_kernel_func_, &c10::BoxedKernel::functor_,
-                        &c10::BoxedKernel::boxed_kernel_func_>;
+                        &c10::BoxedKernel::boxed_kernel_func_, &c10::SafeKernelFunction::token_>;
 
 namespace {
 
@@ -88,8 +92,16 @@ OperatorKernels::OperatorKernels(const std::vector<std::string>& names,
     if (!handle) continue;
     Operator added{handle->operator_name(), *handle, is_of_torch(name), {}};
     const auto& table = table_of(entry_of(*handle));
-    for (const size_t place : places_) {
-      added.kernels.push_back({functor_of(table[place]), function_of(table[place])});
+    for (size_t i = 0; i < places_.size(); ++i) {
+      const c10::KernelFunction& found = table[places_[i]];
+      Kernel& kernel = added.kernels.emplace_back();
+      kernel.functor = functor_of(found).get();
+      kernel.function = function_of(found);
+      if (is_python(found)) {
+        kernel.token = token_of(handle->getComputedKernelForDispatchKey(keys_[i]));
+      } else {
+        kernel.owned = functor_of(found);
+      }
     }
     operators_.push_back(std::move(added));
   }
@@ -108,19 +120,20 @@ bool OperatorKernels::holds(const Operator& saved) const {
   for (size_t i = 0; i < places_.size(); ++i) {
     const c10::KernelFunction& now = table[places_[i]];
     const Kernel& kernel = saved.kernels[i];
-    if (functor_of(now) != kernel.functor || function_of(now) != kernel.function) return false;
+    if (functor_of(now).get() != kernel.functor || function_of(now) != kernel.function) return false;
+    if (kernel.token && !kernel.token->isValid()) return false;
   }
   return true;
 }
 
-std::vector<std::pair<std::string, std::string>> OperatorKernels::in_python() const {
-  std::vector<std::pair<std::string, std::string>> found;
+std::vector<std::tuple<std::string, std::string, std::string>> OperatorKernels::in_python() const {
+  std::vector<std::tuple<std::string, std::string, std::string>> found;
   for (const Operator& each : operators_) {
     if (!each.is_of_torch) continue;
     const auto& table = table_of(entry_of(each.handle));
     for (size_t i = 0; i < places_.size(); ++i) {
       if (!is_python(table[places_[i]])) continue;
-      found.emplace_back(c10::toString(each.name),
+      found.emplace_back(c10::toString(each.name), each.handle.debug(),
                          each.handle.getComputedKernelForDispatchKey(keys_[i]).debug());
     }
   }

@@ -5,10 +5,11 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/record_function.h>
 
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 namespace staticrt::bindings {
@@ -45,13 +46,19 @@ class OperatorKernels {
 
   // Whether the dispatcher still has the same kernels.
   bool hold() const;
-  // Operators of torch that a kernel written in Python serves, each with where that was registered.
-  std::vector<std::pair<std::string, std::string>> in_python() const;
+  // Operators of torch's namespaces that a kernel written in Python serves, each with where the operator and
+  // where the kernel was registered.
+  std::vector<std::tuple<std::string, std::string, std::string>> in_python() const;
   size_t size() const { return operators_.size(); }
 
  private:
   struct Kernel {
-    c10::intrusive_ptr<c10::OperatorKernel> functor;  // owned, so that no other one gets its address
+    const c10::OperatorKernel* functor = nullptr;  // compared only
+    // That no other functor gets its address: a compiled one is owned. One of Python may lead back to the
+    // guard, which the garbage collector would not see, so only a token says that the dispatcher has it
+    // still.
+    c10::intrusive_ptr<c10::OperatorKernel> owned;
+    std::shared_ptr<const c10::KernelToken> token;
     const void* function = nullptr;
   };
   struct Operator {

@@ -1,8 +1,10 @@
 """Kernels that a library registers with the dispatcher between calls, and takes back again."""
 
 import contextlib
+import gc
 import io
 import itertools
+import weakref
 
 import pytest
 import torch
@@ -205,6 +207,17 @@ def test_explain_says_which_operator_a_library_serves(scoped):
     assert "a library replaces the kernel of aten::relu" in str(compiled.explain())
 
 
+def test_explain_says_which_operator_a_library_defines_in_torchs_namespace():
+    name = f"defined{next(_numbers)}"
+    with torch.library._scoped_library("aten", "FRAGMENT") as library:
+        library.define(f"{name}(Tensor x) -> Tensor")
+        library.impl(name, add(10.0), "CompositeExplicitAutograd")
+        compiled = staticrt.compile(lambda x: getattr(torch.ops.aten, name)(x).relu())
+        for _ in range(2):
+            assert compiled(torch.zeros(1)).item() == 10.0
+    assert f"a library defines aten::{name}" in str(compiled.explain())
+
+
 def test_kernels_of_torch_itself_are_no_replacement():
     """What torch registers in Python, its own compilers included."""
     import torch._inductor
@@ -252,6 +265,30 @@ def model_of(name):
         return getattr(torch.ops, name).triple(x).relu()
 
     return model
+
+
+@pytest.mark.parametrize("key", ["CPU", "CompositeImplicitAutograd"])
+def test_kernels_that_lead_to_the_model_are_freed_with_it(key):
+    """Once another kernel has replaced one, nobody but a guard could hold it."""
+    name = f"kernels_test{next(_numbers)}"
+
+    def used():
+        layer = torch.nn.Linear(2, 2)
+        compiled = staticrt.compile(lambda x: getattr(torch.ops, name).triple(layer(x)).relu())
+        for kernel in (lambda x, _compiled=compiled: x * 3, lambda x: x):
+            with torch.library._scoped_library(name, "FRAGMENT") as library, torch.no_grad():
+                library.define("triple(Tensor x) -> Tensor")
+                library.impl("triple", kernel, key)
+                if key == "CPU":
+                    library.impl("triple", torch.empty_like, "Meta")
+                if "_compiled" in kernel.__code__.co_varnames:
+                    compiled(torch.ones(2, 2))
+        assert len(compiled.explain().traces) == 1
+        return weakref.ref(layer)
+
+    layers = [used() for _ in range(3)]
+    gc.collect()
+    assert [layer() for layer in layers] == [None] * 3
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["gone", "defined again"])

@@ -25,7 +25,8 @@ def kernels_of(operators: Iterable[str], devices: Iterable[torch.device]) -> _C.
         devices: those of the tensors; the CPU's are always among them.
 
     Raises:
-        CannotTrace: a library outside of torch serves an operator of torch's, for which our kernels would not do.
+        CannotTrace: a library outside of torch serves an operator of torch's, for which our kernels would not do, or
+            defines one in torch's namespace, where every operator is taken for torch's.
     """
     keys = []
     for kind in sorted({"cpu", *(device.type for device in devices)} - {"meta"}):
@@ -34,12 +35,20 @@ def kernels_of(operators: Iterable[str], devices: Iterable[torch.device]) -> _C.
         if torch.amp.is_autocast_available(kind):  # the model may turn it on
             keys.append(f"Autocast{backend}")
     kernels = _C.OperatorKernels([*operators], keys)
-    for name, registered in kernels.in_python():
-        where = re.search(r"registered at (.*?):(\d+)", registered)
-        file, line = where.groups() if where else ("", "")
-        if not is_torch_file(file) or any(part in file for part in _FOR_OTHERS):
-            raise CannotTrace(f"a library replaces the kernel of {name}", f"{os.path.basename(file)}:{line}")
+    for name, defined, registered in kernels.in_python():
+        if (where := _library_place(registered)) is not None:
+            is_own = ".py:" in defined and _library_place(defined) is not None
+            raise CannotTrace(f"a library {'defines' if is_own else 'replaces the kernel of'} {name}", where)
     return kernels
+
+
+def _library_place(registered: str) -> str | None:
+    """The line of Python outside of torch that registered something with the dispatcher; None where torch's did."""
+    where = re.search(r"registered at (.*?):(\d+)", registered)
+    file, line = where.groups() if where else ("", "")
+    if is_torch_file(file) and not any(part in file for part in _FOR_OTHERS):
+        return None
+    return f"{os.path.basename(file)}:{line}"
 
 
 def definitions_of(operators: Iterable[str]) -> list[dict[str, Any]]:
