@@ -1,5 +1,6 @@
 """Behind a graph break, sets, attributes and generators behave as in eager."""
 
+import collections
 import itertools
 
 import pytest
@@ -11,7 +12,8 @@ import staticrt
 class Model(torch.nn.Module):
     def __init__(self, body):
         super().__init__()
-        self.body, self.members = body, {1, 9, 17}
+        self.body, self.members, self.moved = body, {1, 9, 17}, {0, 1, 16}
+        self.moved -= {0, 1}
         self.a, self.b = 1.0, 2.0
 
     def forward(self, x):
@@ -39,6 +41,34 @@ def goes_through_it_later(_model, x):
     y = x + 1
     print(end="")
     return y * 2, list(members), members.pop()
+
+
+def makes_lists(_model, x):
+    members = {0, 9, 3, x.dim() + 6}
+    found = [1, 2]
+    found.extend({8, 3, 10})
+    return x + 1, list(members), found, collections.deque({9, 2})
+
+
+def removes_what_moved_another(_model, x):
+    """16 lies behind 0 and 1, where their hashes put it, and stays there when these have gone."""
+    members = {0, 1, 16}
+    members.discard(0)
+    members.discard(1)
+    members.add(17)
+    return x + 1, list(members)
+
+
+def subtracts_what_moved_another(_model, x):
+    members = {0, 1, 16, x.dim()}
+    members -= {0, 1}
+    members.add(17)
+    return x + 1, list(members)
+
+
+def adds_where_another_moved(model, x):
+    model.moved.add(17)
+    return x + 1, list(model.moved)
 
 
 def joins(_model, x):
@@ -122,6 +152,7 @@ def taken(result):
 
 BODIES = [
     *(discards_and_adds, adds_in_another_order, goes_through_it_later, joins, folds, sorts),
+    *(makes_lists, removes_what_moved_another, subtracts_what_moved_another, adds_where_another_moved),
     *(deletes_and_sets, sends, ends_early, takes_what_it_returns, gives),
 ]
 
@@ -135,6 +166,7 @@ def test_what_dynamo_runs_otherwise_is_eagers(body, gradients):
         x = torch.ones(rows, 2, requires_grad=gradients)
         torch.testing.assert_close(taken(compiled(x)), taken(plain(x)))
         assert [*model.members] == [*plain.members]
+        assert [*model.moved] == [*plain.moved]
         assert [*vars(model)] == [*vars(plain)]
         assert (model.a, model.b) == (plain.a, plain.b)
 

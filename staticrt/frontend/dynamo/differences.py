@@ -24,10 +24,19 @@ class Differs(BaseException):
 
 class _Local(threading.local):
     refuses = False
+    removes = False  # since it began to refuse, a member was taken out of a set
 
 
 _local = _Local()
 _POLYFILLS = os.path.join(os.path.dirname(torch.__file__), "_dynamo", "polyfills") + os.sep
+# Methods of sets that may take members out of a table, which leaves others away from the places of their hashes. The
+# operators call these too; that of an intersection makes a new table.
+_REMOVING = frozenset(
+    {
+        *("remove", "discard", "pop", "difference", "difference_update"),
+        *("symmetric_difference", "symmetric_difference_update"),
+    }
+)
 # Builtins to which the order of a set makes no difference.
 _ANY_ORDER = ("call_sorted", "call_set", "call_frozenset")
 
@@ -36,12 +45,12 @@ _ANY_ORDER = ("call_sorted", "call_set", "call_frozenset")
 def refused(may_split: bool) -> Iterator[None]:
     """Within, such a function raises `Differs` in this thread, unless Dynamo has to compile everything."""
     _patch()
-    before = _local.refuses
-    _local.refuses = may_split
+    before = _local.refuses, _local.removes
+    _local.refuses, _local.removes = may_split, False
     try:
         yield
     finally:
-        _local.refuses = before
+        _local.refuses, _local.removes = before
 
 
 def of_graph(gm: torch.fx.GraphModule) -> str:
@@ -58,13 +67,17 @@ def of_graph(gm: torch.fx.GraphModule) -> str:
 def _patch() -> None:
     """Patch Dynamo, once in a process and for good: it raises in threads that have asked for it."""
     from torch._dynamo import side_effects, symbolic_convert, variables
-    from torch._dynamo.variables import functions
+    from torch._dynamo.variables import functions, lists
 
     sets: Any = variables.SetVariable  # type: ignore[attr-defined]
     for name in ("unpack_var_sequence", "tp_iter_impl"):
         if hasattr(sets, name):  # the second: torch 2.13 and later
             setattr(sets, name, _checked(getattr(sets, name), _iterates))
     sets.reconstruct = _checked(sets.reconstruct, _writes_back)
+    sets.call_method = _checked(sets.call_method, _calls_method)
+    for name in ("nb_subtract_impl", "nb_inplace_subtract_impl"):  # torch 2.13 and later: they call no method
+        if hasattr(sets, name):
+            setattr(sets, name, _checked(getattr(sets, name), _subtracts))
     for name in _ANY_ORDER:
         builtin: Any = variables.BuiltinVariable
         if hasattr(builtin, name):
@@ -74,6 +87,7 @@ def _patch() -> None:
         (getattr(variables, "FrozensetVariable", None), "reconstruct", _writes_back),
         (variables.BuiltinVariable, "_call_min_max_binary", _chooses),  # type: ignore[attr-defined]
         (functions.LocalGeneratorObjectVariable, "reconstruct", _drains),
+        (getattr(lists, "CommonListMethodsVariable", None), "call_method", _extends),
         (translator, "replace_tos_if_return_is_generator", _drains),
         (functions.LocalGeneratorFunctionVariable, "call_function", _delegates),
     ):
@@ -117,9 +131,17 @@ def _iterates(members: Any, tx: Any, *_args: Any) -> None:
     _check_order(members)
 
 
+def _extends(_items: Any, tx: Any, name: str, args: list[Any], *_rest: Any) -> None:
+    """`list()` and `extend` of torch 2.13 take what a set holds without going through it."""
+    from torch._dynamo.variables import SetVariable  # type: ignore[attr-defined]
+
+    if name == "extend" and args and isinstance(args[0], SetVariable):
+        _iterates(args[0], tx)
+
+
 def _writes_back(members: Any, *_args: Any) -> None:
     """Dynamo makes a set, or gives one that was there its members anew, or those that were added."""
-    if members.python_type() not in (set, frozenset):
+    if members.python_type() not in (set, frozenset) or len(members.items) < 2:
         return
     if members.source is None:
         _check_order(members)
@@ -129,8 +151,17 @@ def _writes_back(members: Any, *_args: Any) -> None:
         _check_order(members)
 
 
+def _calls_method(_members: Any, _tx: Any, name: str, *_args: Any) -> None:
+    _local.removes |= name in _REMOVING
+
+
+def _subtracts(*_args: Any) -> None:
+    _local.removes = True
+
+
 def _check_order(members: Any) -> None:
-    if not _is_ordered([key.vt for key in members.items]):
+    # Of a set that was there nobody knows which members it has lost.
+    if members.source is not None or _local.removes or not _is_ordered([key.vt for key in members.items]):
         raise Differs("Dynamo keeps the members of a set in another order than Python")
 
 
@@ -163,8 +194,7 @@ def _delegates(function: Any, *_args: Any) -> None:
 
 def _is_ordered(members: list[Any]) -> bool:
     """Whether a set has its members in this order, in whatever order they came into it: a table of any size has them at the
-    places of their hashes, each at its own. Small integers in ascending order have that; two strings hardly ever. A member
-    that was removed meanwhile may have moved others, which is not seen.
+    places of their hashes, each at its own. Small integers in ascending order have that; two strings hardly ever.
     """
     if not all(member.is_python_constant() for member in members):
         return False
