@@ -121,8 +121,10 @@ class Replay:
         def differentiable_backward(ctx: Any, *grads: Any) -> Any:
             boxed = len(grads) == 1 and isinstance(grads[0], list)
             # Programs read bytes, which the gradients of a vmap do not show.
-            if torch.is_grad_enabled() or any(map(torch_private.is_wrapper, grads[0] if boxed else grads)):
-                return self._differentiate(ctx, list(grads[0]) if boxed else list(grads))
+            gradients = grads[0] if boxed else list(grads)
+            if torch.is_grad_enabled() or any(map(torch_private.is_wrapper, gradients)):
+                return self._differentiate(ctx, list(gradients))
+            gradients[:] = map(_plain, gradients)  # in place: upstream lets what is boxed go as it is read
             pending = ctx._staticrt_pending
             plain = (
                 contextlib.nullcontext() if pending is None or pending.captured else override(backward=False)
@@ -135,7 +137,7 @@ class Replay:
             self._current.unneeded = len(needs), _unneeded(ctx._staticrt_tensors, needs)
             try:
                 with plain:
-                    return backward(ctx, *grads)
+                    return backward(ctx, *([gradients] if boxed else gradients))
             finally:
                 self._current.unneeded = before
 
@@ -227,6 +229,13 @@ def _unneeded(tensors: Sequence[int], needs: Sequence[bool]) -> tuple[int, ...]:
     if len(wanted) != len(tensors):
         return ()
     return tuple(i for i, wants in zip(tensors, wanted, strict=True) if needs[i] and not wants)
+
+
+def _plain(gradient: Any) -> Any:
+    """A gradient that is neither a lazy conjugate nor lazily negative: the graphs were recorded for such."""
+    if isinstance(gradient, torch.Tensor) and (gradient.is_conj() or gradient.is_neg()):
+        return gradient.resolve_conj().resolve_neg()
+    return gradient
 
 
 def _stand_in(value: Any) -> Any:

@@ -100,3 +100,18 @@ def test_second_derivatives_equal_eager() -> None:
         (first,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
         found.append((first, *torch.autograd.grad(first.pow(2).sum(), x)))
     torch.testing.assert_close(found[0], found[1])
+
+
+def test_a_captured_backward_takes_lazy_gradients() -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_complex((x * x).reshape(-1, 2))
+
+    compiled = staticrt.compile(model, graphs=True)
+    for call in range(5):
+        found = []
+        for function in (compiled, model):
+            x = torch.linspace(0, 1, 6).requires_grad_()
+            result = function(x)
+            gradient = torch.complex(*torch.arange(6.0).view(2, 3))
+            found.append(torch.autograd.grad(result, x, gradient.conj() if call % 2 else gradient))
+        torch.testing.assert_close(*found)
