@@ -68,9 +68,13 @@ def aot_compile(
     Returns:
         The callable on flat inputs, and the autograd Function class behind it (None: nothing is differentiated).
     """
+    import torch._functorch.config as config
     from torch._dynamo.backends.common import aot_autograd
 
-    with _aot_lock, warnings.catch_warnings():
+    # In eager the backward runs after the block of autocast that the forward is in.
+    settings = {"backward_pass_autocast": "off"} if hasattr(config, "backward_pass_autocast") else {}
+    after: Any = config.patch(**settings)  # type: ignore[arg-type]
+    with _aot_lock, after, warnings.catch_warnings():
         # Of anomaly mode, which upstream traces in; the error itself is reported by the caller.
         warnings.filterwarnings("ignore", "Error detected in")
         before = set(torch.autograd.Function.__subclasses__())

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from staticrt import torch_private
+from staticrt.frontend.guards.process_state import without_autocast
 from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.reasons import CannotTrace, NeedsNoGradient
 from staticrt.frontend.tracing.maybe_views import storage_of
@@ -111,7 +112,8 @@ class Backward:
         look_again(tracer)
         tracer.marks = lambda: {BACKWARD: "is_backward", AUTOGRAD_NODE: torch_private.running_node()}
         sources = [value for value, _source in wanted.values()]
-        return [*viewed, *torch_private.gradients(results, sources, tangents)]
+        with without_autocast():  # in eager the backward runs after the block that the forward is in
+            return [*viewed, *torch_private.gradients(results, sources, tangents)]
 
     def _find_own(self, outputs: Sequence[Any], given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Find which outputs the forward computes; where several views share memory, only what they view is one.

@@ -96,6 +96,31 @@ def test_bfloat16_autocast(compiler):
         torch.testing.assert_close(*grads, rtol=2e-2, atol=2e-3)
 
 
+def _solve(x, b):
+    return torch.linalg.solve(x @ x.mT + 5 * torch.eye(len(x)), b)
+
+
+@pytest.mark.parametrize("way", ["compile", "compile in parts", "backend"])
+def test_a_backward_outside_of_autocast_casts_nothing(way):
+    """The backward of `solve` solves and multiplies in float32, where autocast would multiply in bfloat16."""
+    torch._dynamo.reset()
+    compiled = (
+        torch.compile(_solve, backend="staticrt")
+        if way == "backend"
+        else staticrt.compile(_solve, joint_trace=way == "compile")
+    )
+    for _call in range(2):
+        grads = []
+        for run in (compiled, _solve):
+            torch.manual_seed(0)
+            x, b = torch.randn(4, 4, requires_grad=True), torch.randn(4, 3, requires_grad=True)
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = run(x, b).square().sum()
+            loss.backward()
+            grads.append((x.grad, b.grad))
+        torch.testing.assert_close(*grads, rtol=1e-5, atol=1e-5)
+
+
 def test_autocast_inside(against_eager):
     class Mixed(nn.Module):
         def __init__(self):
