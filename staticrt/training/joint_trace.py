@@ -14,13 +14,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 
 from staticrt import torch_private
+from staticrt.frontend.functionalize.functionalize import written_args
 from staticrt.frontend.guards.process_state import without_autocast
 from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.reasons import CannotTrace, NeedsNoGradient
 from staticrt.frontend.tracing.maybe_views import storage_of
-from staticrt.frontend.tracing.tracer import AUTOGRAD_NODE, BACKWARD
+from staticrt.frontend.tracing.tracer import AUTOGRAD_NODE, BACKWARD, NO_GRAD
 from staticrt.shapes.fake_results import new
 from staticrt.training import formulas
 from staticrt.training.checkpoint_state import look_again
@@ -105,6 +107,7 @@ class Backward:
         wanted = {key: item for key, item in inputs.items() if item[0].requires_grad}
         for value, _source in wanted.values():
             _refuse_history(value)
+        _refuse_hidden_writes(tracer.graph.nodes)
         live = [out for out in outputs if isinstance(out, torch.Tensor) and out.grad_fn is not None]
         self.saving = saving_nodes(_nodes(live, wanted.keys(), self._snapshot))
         self.sources = tuple(source for _value, source in wanted.values())
@@ -158,6 +161,37 @@ def _refuse_history(value: torch.Tensor) -> None:
         raise CannotTrace("the model reads a tensor that has a history of its own")
     if value._backward_hooks:
         raise CannotTrace("a parameter has hooks")
+
+
+def _refuse_hidden_writes(nodes: Iterable[fx.Node]) -> None:
+    """Refuse writes of values that autograd sees through tensors that hide them: detached ones, or with gradients off.
+
+    Such a write changes the value of a tensor and not its history. To differentiate twice, functional operators run
+    again, where a new value has the history of what was written.
+    """
+    written: set[int] = set()
+    hidden: set[int] = set()
+    seen: set[int] = set()
+    for node in nodes:
+        tensors = _tensors_of(node)
+        seen.update(storage_of(value) for value in tensors if value.requires_grad)
+        if not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        targets = {storage_of(arg.meta["val"]) for arg in written_args(node)}
+        written |= targets
+        if NO_GRAD in node.meta or node.target is torch.ops.aten.detach.default:
+            sources = {storage_of(value) for arg in node.all_input_nodes for value in _tensors_of(arg)}
+            hidden |= targets | (sources & {storage_of(value) for value in tensors})
+    if written & hidden & seen:
+        raise CannotTrace(
+            "it writes a value that autograd sees through a detached tensor, or with gradients off"
+        )
+
+
+def _tensors_of(node: fx.Node) -> list[torch.Tensor]:
+    value = node.meta.get("val")
+    values = value if isinstance(value, (tuple, list)) else [value]
+    return [each for each in values if isinstance(each, torch.Tensor) and each.layout == torch.strided]
 
 
 def _nodes(results: Iterable[torch.Tensor], known: Iterable[int], snapshot: Snapshot) -> set[Any]:

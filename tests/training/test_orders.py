@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import staticrt
 from tests.support.training_cases import Cnn, Lstm, mlp
 
 
@@ -103,3 +104,47 @@ def test_orders_one_to_three(compiler, name):
         got, want = _derivatives(compiled, model, x), _derivatives(theirs, theirs, x)
         torch.testing.assert_close(got, want, rtol=1e-7, atol=1e-9)
     torch.testing.assert_close(model.state_dict(), theirs.state_dict())
+
+
+def _detached(x):
+    return x.sin().detach().mul_(x) * x * x
+
+
+def _detached_base(x):
+    y = x.sin()
+    y.detach().mul_(2)
+    return y * x
+
+
+def _data(x):
+    y = x.sin()
+    y.data[1:].mul_(x.detach()[1:])
+    return y * y.cos() * x
+
+
+def _without_gradients(x):
+    y = x.sin()
+    with torch.no_grad():
+        y.mul_(3)
+    return y * x
+
+
+HIDDEN_WRITES = (_detached, _detached_base, _data, _without_gradients)
+
+
+@pytest.mark.parametrize("way", ["compile", "backend"])
+@pytest.mark.parametrize("function", HIDDEN_WRITES)
+def test_writes_that_autograd_does_not_see(function, way):
+    """The value changes, the history does not: no derivative may follow the write."""
+    torch._dynamo.reset()
+    compiled = staticrt.compile(function) if way == "compile" else torch.compile(function, backend="staticrt")
+    for size in (3, 3, 4):
+        found = []
+        for run in (compiled, function):
+            x = torch.linspace(0.3, 1, size, dtype=torch.double).requires_grad_()
+            value = run(x)
+            (first,) = torch.autograd.grad(value.sum(), x, create_graph=True)
+            (second,) = torch.autograd.grad(first.sin().sum(), x)
+            (alone,) = torch.autograd.grad(run(x).sum(), x)
+            found.append((value, first, second, alone))
+        torch.testing.assert_close(*found)

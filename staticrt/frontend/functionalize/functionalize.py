@@ -64,7 +64,7 @@ class _Functionalizer:
         found: set[int] = set()
         for node in self.old.graph.nodes:
             if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
-                for arg in _written_args(node):
+                for arg in written_args(node):
                     found.add(storage_of(arg.meta["val"]))
         return found
 
@@ -229,7 +229,7 @@ class _Functionalizer:
         from staticrt.frontend.functionalize.overlaps import check_apart, check_draws
         from staticrt.frontend.functionalize.writes import functional_form
 
-        targets = _written_args(node)
+        targets = written_args(node)
         if node.target._schema.name in _STAY_IN_PLACE:  # type: ignore[union-attr]
             self._write_in_place(node, targets)
             return
@@ -338,7 +338,7 @@ class _Functionalizer:
             target = getattr(made, "target", None)
             if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
                 return node
-            written = _written_args(cast(fx.Node, made))
+            written = written_args(cast(fx.Node, made))
             same = [arg for arg in written if arg.meta["val"] is node.meta["val"]]
             same = same or [arg for arg in written if shares_storage(arg, node.meta["val"])]
             if not same:
@@ -346,7 +346,7 @@ class _Functionalizer:
             node = same[0]
 
 
-def _written_args(node: fx.Node) -> list[fx.Node]:
+def written_args(node: fx.Node) -> list[fx.Node]:
     """The nodes an operator writes into, in schema order (lists flattened)."""
     found: list[fx.Node] = []
     schema = node.target._schema  # type: ignore[union-attr]
