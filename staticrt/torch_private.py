@@ -288,10 +288,29 @@ def memory_budget(budget: float | None) -> Iterator[None]:
 def min_cut_partition(
     joint: fx.GraphModule, inputs: Any, **keywords: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Upstream's partition by minimum cut."""
+    """Upstream's partition by minimum cut. It merges calls with equal arguments, but not those with 0.0 and -0.0."""
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-    return min_cut_rematerialization_partition(joint, inputs, **keywords)  # type: ignore[no-any-return]
+    _replace_numbers(joint, lambda n: _NegativeZero(n) if type(n) is float and repr(n) == "-0.0" else n)
+    parts: tuple[fx.GraphModule, fx.GraphModule] = min_cut_rematerialization_partition(
+        joint, inputs, **keywords
+    )
+    for part in parts:
+        _replace_numbers(part, lambda n: -0.0 if isinstance(n, _NegativeZero) else n)
+    return parts
+
+
+class _NegativeZero(float):
+    """Not of the type of 0.0, which upstream compares too."""
+
+
+def _replace_numbers(gm: fx.GraphModule, replaced: Callable[[Any], Any]) -> None:
+    """Replace what is no node among the arguments of calls."""
+    tree_map = torch.utils._pytree.tree_map
+    for node in gm.graph.nodes:
+        numbers = torch.utils._pytree.tree_leaves((node.args, node.kwargs))
+        if any(replaced(number) is not number for number in numbers):
+            node.args, node.kwargs = tree_map(replaced, node.args), tree_map(replaced, node.kwargs)
 
 
 def must_save(node: fx.Node) -> None:

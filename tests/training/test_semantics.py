@@ -311,3 +311,10 @@ def test_a_class_of_tensors_with_methods_of_its_own(compiler):
         assert type(out) is Named
         out.sum().backward()
         torch.testing.assert_close(layer.weight.grad.as_subclass(torch.Tensor), x.sum(0).expand(3, 3))
+
+
+def test_calls_with_zeros_of_both_signs_are_not_merged(against_eager):
+    def model(x):
+        return torch.copysign(x, x.detach() * -0.0), torch.copysign(x, x.detach() * 0.0)
+
+    against_eager(model, lambda call: [torch.randn(4 + call, requires_grad=True)])
