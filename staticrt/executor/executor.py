@@ -181,7 +181,7 @@ class Executor:
             if progress.tried and not progress.fresh:
                 with self.lock:
                     progress.state.move_to_front(trace)
-        elif isinstance(executable, StaticExecutable):
+        elif isinstance(executable, StaticExecutable) and not traced.catches:
             self.fast.learn(
                 trace.call_spec,
                 executable.native,

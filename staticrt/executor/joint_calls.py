@@ -157,7 +157,8 @@ class JointCalls:
             if reason := beyond_trace(error, trace):
                 raise LeftToEager(reason, "", _nothing) from None
             raise
-        if executable.views is not None or traced.decided:  # views are made in Python
+        # Views are made in Python, and errors are seen there.
+        if executable.views is not None or traced.decided or traced.catches:
             return (traced.out_spec.build(outputs, call.containers),)
         self._fast.learn(
             trace.call_spec,

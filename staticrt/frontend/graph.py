@@ -151,6 +151,7 @@ class TracedGraph:
         decided: branches that data decides and that the graph follows: it stops where data decides otherwise.
         same: (index, first index) of each of the caller's leaves that is the same tensor as an earlier one.
         inference_outputs: indices of the outputs that are inference tensors because the model turns that mode on.
+        catches: the model's code may go on after an error, which a graph does not: its call runs eagerly then.
         notes: readable remarks for `explain()`.
     """
 
@@ -165,6 +166,7 @@ class TracedGraph:
     decided: int = 0
     same: tuple[tuple[int, int], ...] = ()
     inference_outputs: frozenset[int] = frozenset()
+    catches: bool = False
     notes: tuple[str, ...] = ()
 
     @property

@@ -131,6 +131,8 @@ def beyond_trace(error: Exception, trace: CachedTrace) -> str:
     has_effects = traced.mutates or bool(traced.out_spec.writes)
     if not before_effects and (has_effects or traced.random):
         return ""
+    if traced.catches:
+        return "an operator raised, and the model may catch that"
     if isinstance(error, NumberError):
         return f"arithmetic on sizes raised in the trace: {error}"
     if "view size is not compatible" in str(error):

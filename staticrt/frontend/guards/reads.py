@@ -55,6 +55,16 @@ _MODULE_FILE = (
 )  # finds parameters and hooks, which are compared whole
 _MATCH_CLASS = dis.opmap["MATCH_CLASS"]
 LOOKS_UP_MODULE = "looks up a module by a name that it computes"
+# Instructions that ask for the class of an error, classes that running operators raise none of, and names of context managers
+# that let code go on.
+_MATCH_ERROR = frozenset({"CHECK_EXC_MATCH", "CHECK_EG_MATCH", "JUMP_IF_NOT_EXC_MATCH"})
+_OF_PYTHON = frozenset(
+    (
+        *("AttributeError", "ImportError", "KeyError", "ModuleNotFoundError", "NameError", "OSError"),
+        *("StopIteration", "TypeError", "FileNotFoundError"),
+    )
+)
+_SUPPRESS = frozenset({"suppress", "__exit__"})
 _WRITES_FREE = frozenset({"STORE_DEREF", "DELETE_DEREF"})
 # Files of torch that run for a model as in eager; other files may run for the tracer.
 _LAYERS = tuple(
@@ -112,6 +122,7 @@ class Reads:
         self._codes.add(code)
         names = names_of(code)
         self._snapshot.lists_attributes |= _lists_attributes(code, is_model)
+        self._snapshot.catches |= is_model and _catches(code)
         (self._snapshot.add_model_names if is_model else self._snapshot.add_names)(names)
         if code not in self._inner and (function := _C.function_of(frame)) is not None:
             self._snapshot.add_function(function)
@@ -277,6 +288,28 @@ def _lists_attributes(code: types.CodeType, is_model: bool) -> bool:
     if not listing.isdisjoint(names) or _MATCH_CLASS in code.co_code[::2]:
         return True
     return any(name in names and _hands_on(code, name) for name in ("getattr", "hasattr"))
+
+
+def _catches(code: types.CodeType) -> bool:
+    """Whether code may go on after an error that something it calls raises."""
+    if not _SUPPRESS.isdisjoint(names_of(code)):
+        return True
+    steps = list(dis.get_instructions(code))
+    begins = {step.argval for step in steps if step.opname == "SETUP_FINALLY"}  # Python 3.10
+    last = ""
+    wanted: set[str] = set()
+    for step in steps:
+        # Where a handler of all errors begins, nothing asks for their class.
+        if step.opname == "POP_TOP" and (last == "PUSH_EXC_INFO" or step.offset in begins):
+            return True
+        if step.opname in _MATCH_ERROR and (not wanted or not wanted <= _OF_PYTHON):
+            return True
+        if step.opname == "LOAD_GLOBAL":
+            wanted.add(step.argval)
+        elif step.opname != "BUILD_TUPLE":
+            wanted = set()
+        last = step.opname
+    return False
 
 
 def _hands_on(code: types.CodeType, name: str) -> bool:

@@ -128,6 +128,7 @@ class Walk:
         self.follows_code = follows_code
         self.names_are_told = False  # by `Reads`: those of all code that runs
         self.lists_attributes = False  # code may read attributes that it does not name
+        self.catches = False  # the model's code may go on after an error
         self.add_class(torch.nn.Parameter)  # a tensor's methods and operators
         for name, root in roots:
             self.add(name, root)

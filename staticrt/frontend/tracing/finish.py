@@ -64,6 +64,7 @@ def finish(
         decided=_decided(graph),
         same=repeated(request.leaves),
         inference_outputs=inference_outputs,
+        catches=request.snapshot.catches,
     )
 
 

@@ -340,6 +340,8 @@ def _run(
         raise CannotTrace(f"the model {what}", where, even_in_parts)
     if watcher.needs_constants:
         raise NeedsConstants
+    if tracer.raised and snapshot.catches:  # fake tensors raise errors of other texts
+        raise CannotTrace(f"the model catches an error of {tracer.raised}", "", even_in_parts=True)
     if changed:
         raise ModelChanges(changed, even_in_parts=changes_misread or watcher.even_in_parts)
     if (path := snapshot.weak_read()) is not None:

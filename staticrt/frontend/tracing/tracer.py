@@ -112,6 +112,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.writes = False  # an operator that writes was recorded
         self.maybe_views: list[maybe_views.MaybeView] = []
         self.random = False
+        self.raised = ""  # the last operator that raised
         self.decided = 0  # checks of what data decided
         self.user_placeholders: list[fx.Node] = []
         self.sources: dict[Any, tuple[fx.Node, str, int]] = {}  # symbol -> placeholder, property, dim
@@ -311,6 +312,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return self._dispatch(func, args, kwargs or {})
             with torch._C._AutoDispatchBelowAutograd():
                 return self._dispatch(func, args, kwargs or {})
+        except Exception:
+            self.raised = str(func)
+            raise
         finally:
             if watched:
                 self.watcher.resume()  # type: ignore[union-attr]

@@ -1,0 +1,101 @@
+"""Models that go on after an error of an operator, which a graph does not: they answer as in eager."""
+
+import contextlib
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import staticrt
+from tests.support.joint_traces import fast_calls
+
+
+def factors(x):
+    for jitter in (0.0, 1.0, 10.0):
+        try:
+            return torch.linalg.cholesky(x @ x.mT + (jitter - 1) * torch.eye(len(x)))
+        except torch.linalg.LinAlgError:
+            continue
+    return None
+
+
+def selects(x):
+    y = x * 2
+    with contextlib.suppress(IndexError):
+        y = x.index_select(0, (x.detach().sum().abs() * 10).long().view(1))
+    return y + 1
+
+
+def loses(x):
+    try:
+        return F.cross_entropy(x, (x.detach()[:, 0] * 10).long().abs())
+    except:  # noqa: E722
+        return x.sum()
+
+
+class Suppresses:
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, _traceback):
+        self.error = error
+        return isinstance(error, IndexError)
+
+
+def looks_up(x):
+    y = x * 2
+    with Suppresses():
+        y = F.embedding((x.detach()[0] * 9).long().abs(), x)
+    return y * 3
+
+
+def reads_text(x):
+    try:
+        return x.view(7)
+    except RuntimeError as error:
+        return x * len(str(error))
+
+
+def adds_sizes(x):
+    try:
+        return torch.ones(3) + torch.ones(4)
+    except RuntimeError as error:
+        return x * len(str(error))
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("model", [factors, selects, loses, looks_up, reads_text, adds_sizes])
+def test_a_model_that_catches_an_error_goes_on(model, gradients):
+    compiled = staticrt.compile(model)
+    for scale in (0.01, 0.01, 1.0, 1.0, 0.01, 10.0):
+        found = []
+        for run in (compiled, model):
+            torch.manual_seed(3)
+            x = (torch.randn(3, 3) * scale).requires_grad_(gradients)
+            result = run(x)
+            found.append((result, torch.autograd.grad(result.sum(), x) if gradients else ()))
+        torch.testing.assert_close(*found)
+
+
+def test_without_handlers_the_caller_gets_the_programs_error():
+    compiled = staticrt.compile(lambda x, i: x.index_select(0, i) * 2)
+    with torch.no_grad():
+        for _ in range(2):
+            compiled(torch.ones(3, 2), torch.tensor([1]))
+        with pytest.raises(IndexError, match="index_select"):
+            compiled(torch.ones(3, 2), torch.tensor([9]))
+    assert "may catch" not in str(compiled.explain())
+
+
+def test_handlers_of_errors_that_no_operator_raises_keep_the_fast_path():
+    def model(x):
+        try:
+            return x * model.scale
+        except (AttributeError, KeyError):
+            return x * 2
+
+    compiled = staticrt.compile(model)
+    with torch.no_grad():
+        for _ in range(5):
+            assert compiled(torch.ones(3)).tolist() == [2.0] * 3
+    assert fast_calls(compiled) > 0
