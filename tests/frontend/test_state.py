@@ -328,3 +328,17 @@ def test_state_in_slots_is_guarded_without_python():
         assert fast(x).tolist() == [0.0] * 3
         module.c.k = 2.0
         assert fast(x).tolist() == [2.0] * 3
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_keyword_defaults_that_the_model_changes_itself(gradients):
+    def scaled(x, *, scale=1.0):
+        return x * scale
+
+    def model(x):
+        scaled.__kwdefaults__["scale"] += 1.0
+        return scaled(x)
+
+    compiled = staticrt.compile(model)
+    for call in range(4):
+        assert compiled(torch.ones(2, requires_grad=gradients)).tolist() == [2.0 + call] * 2

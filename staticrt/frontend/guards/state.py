@@ -103,12 +103,16 @@ class Snapshot(Walk):
         return found
 
     def changes_misread(self) -> bool:
-        """Whether an attribute of a class, a bounded deque, or what a cache holds differs now.
+        """Whether an attribute of a class, a bounded deque, keyword defaults, or what a cache holds differs now.
 
         Dynamo runs that otherwise than eager.
         """
         bounded = (record for record in self._all() if isinstance(record, ListRecord) and record.is_bounded)
-        records: Iterable[Record] = chain(self._classes.values(), self.caches, bounded)
+        functions = {id(each.__kwdefaults__) for each in self.functions()}
+        defaults = (
+            each for each in self._all() if isinstance(each, DictRecord) and id(each.live) in functions
+        )
+        records: Iterable[Record] = chain(self._classes.values(), self.caches, bounded, defaults)
         return any(record.changes() for record in records)
 
     def restore(self) -> None:
