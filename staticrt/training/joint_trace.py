@@ -170,19 +170,24 @@ def _refuse_hidden_writes(nodes: Iterable[fx.Node]) -> None:
     again, where a new value has the history of what was written.
     """
     written: set[int] = set()
-    hidden: set[int] = set()
     seen: set[int] = set()
+    hiding: set[fx.Node] = set()  # views that autograd does not see, and views of them
     for node in nodes:
         tensors = _tensors_of(node)
         seen.update(storage_of(value) for value in tensors if value.requires_grad)
         if not isinstance(node.target, torch._ops.OpOverload):
             continue
-        targets = {storage_of(arg.meta["val"]) for arg in written_args(node)}
-        written |= targets
-        if NO_GRAD in node.meta or node.target is torch.ops.aten.detach.default:
-            sources = {storage_of(value) for arg in node.all_input_nodes for value in _tensors_of(arg)}
-            hidden |= targets | (sources & {storage_of(value) for value in tensors})
-    if written & hidden & seen:
+        targets = written_args(node)
+        is_hidden = NO_GRAD in node.meta
+        written.update(storage_of(arg.meta["val"]) for arg in targets if is_hidden or arg in hiding)
+        memory = {storage_of(value) for value in tensors}
+        sources = [arg for arg in node.all_input_nodes if memory & {storage_of(v) for v in _tensors_of(arg)}]
+        # torch detaches what a factory function makes, and nothing else reads that.
+        if node.target is torch.ops.aten.detach.default:
+            is_hidden |= any(len(arg.users) > 1 or arg.meta["val"].requires_grad for arg in sources)
+        if sources and (is_hidden or not hiding.isdisjoint(sources)):
+            hiding.add(node)
+    if written & seen:
         raise CannotTrace(
             "it writes a value that autograd sees through a detached tensor, or with gradients off"
         )
