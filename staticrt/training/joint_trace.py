@@ -107,7 +107,8 @@ class Backward:
         wanted = {key: item for key, item in inputs.items() if item[0].requires_grad}
         for value, _source in wanted.values():
             _refuse_history(value)
-        _refuse_hidden_writes(tracer.graph.nodes)
+        if tracer.writes:
+            _refuse_hidden_writes(tracer.graph.nodes)
         live = [out for out in outputs if isinstance(out, torch.Tensor) and out.grad_fn is not None]
         self.saving = saving_nodes(_nodes(live, wanted.keys(), self._snapshot))
         self.sources = tuple(source for _value, source in wanted.values())

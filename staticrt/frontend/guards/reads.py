@@ -294,6 +294,8 @@ def _catches(code: types.CodeType) -> bool:
     """Whether code may go on after an error that something it calls raises."""
     if not _SUPPRESS.isdisjoint(names_of(code)):
         return True
+    if getattr(code, "co_exceptiontable", None) == b"":  # Python 3.11 and later
+        return False
     steps = list(dis.get_instructions(code))
     begins = {step.argval for step in steps if step.opname == "SETUP_FINALLY"}  # Python 3.10
     last = ""
