@@ -271,12 +271,12 @@ static bool has_dense_output(const MatmulShape& s) {
          (s.batch[0] == 1 || s.c_batch[0] == s.batch[1] * s.m * s.n);
 }
 
-// The output may lie in the bias's bytes: each patch begins as its bias, which is not read again. An epilogue may
-// ask for the general path, which would read the bias after it was overwritten.
+// The output may lie in the bias's bytes: each patch begins as its bias, which is not read again. An epilogue
+// may ask for the general path, which would read the bias after it was overwritten.
 static bool may_lie_in_bias(const MatmulShape& s) {
   const auto is_same = [&](int i) { return s.batch[i] == 1 || s.bias_batch[i] == s.c_batch[i]; };
-  return s.has_bias && !s.has_epilogue && s.m > 1 && s.n > 1 && s.bias_row == s.c_row && s.bias_col == 1 && is_same(0) &&
-         is_same(1) && s.bias.offset_bytes == s.c.offset_bytes && s.a.base != s.bias.base &&
+  return s.has_bias && !s.has_epilogue && s.m > 1 && s.n > 1 && s.bias_row == s.c_row && s.bias_col == 1 &&
+         is_same(0) && is_same(1) && s.bias.offset_bytes == s.c.offset_bytes && s.a.base != s.bias.base &&
          s.b.base != s.bias.base;
 }
 
