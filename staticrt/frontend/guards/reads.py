@@ -62,6 +62,7 @@ _OF_PYTHON = frozenset(
     (
         *("AttributeError", "ImportError", "KeyError", "ModuleNotFoundError", "NameError", "OSError"),
         *("StopIteration", "TypeError", "FileNotFoundError"),
+        "NotImplementedError",  # of an operator without a kernel: then there is no program
     )
 )
 _SUPPRESS = frozenset({"suppress", "__exit__"})

@@ -27,7 +27,7 @@ def alone() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def tracing(oblivious: bool, autograd: bool) -> Iterator[None]:
+def tracing(oblivious: bool, autograd: bool = False) -> Iterator[None]:
     """Let models see that they are being compiled, and control flow reach the tracer whole: in this thread alone.
 
     Args:
