@@ -30,7 +30,8 @@ class AccumulateProducts(GraphPass):
 
     The left operand must be a transposition, as in gradients of weights: elsewhere an addition is done with what follows
     it. The product's operands live as long as before, and the kernel writes the sum over the earlier product.
-    Half precision is left alone: eager rounds each product, perhaps to infinity.
+    Half precision is left alone: eager rounds each product, perhaps to infinity. Where a product of floats or doubles
+    overflows, eager's sum may be NaN and this one infinite, or eager's infinite and this one finite.
 
     Requires: ATen-level graph.
     Ensures:  outputs equal within the rounding of a sum, with the strides they had.

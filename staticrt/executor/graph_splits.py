@@ -111,7 +111,8 @@ class GraphSplits:
         except NotCompiled:
             raise
         except Exception as error:
-            raise_interrupt(getattr(error, "inner_exception", error))  # Dynamo wraps what compiling raises
+            inner = getattr(error, "inner_exception", None)  # Dynamo wraps what compiling raises
+            raise_interrupt(inner if isinstance(inner, BaseException) else error)
             what = f"{type(error).__name__}: {error}".partition("\n")[0]
             if before is None or effects.any or self._state(args, kwargs) != before:
                 self._raised = (given, what)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 import os
+import signal
 import sys
 import threading
 import traceback
 import weakref
 from collections.abc import Mapping
 from importlib.util import find_spec
-from inspect import CO_VARARGS
-from itertools import pairwise
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -47,6 +47,8 @@ OTHERWISE = "staticrt: data decided otherwise"
 _LINE = "_staticrt_line"  # of an exception: where it was raised
 _INTERRUPT = "_staticrt_interrupt"  # of an exception: a signal handler raised it
 _GENERATED = "<eval_with_key>"  # how the file names of GraphModules' code begin
+_SIGNALS = tuple(signal.valid_signals())
+_handlers: set[CodeType] = set()  # of signals: one may have taken itself away before it raises
 _graph_nodes: weakref.WeakKeyDictionary[Any, list[dict[str, Any]]] = weakref.WeakKeyDictionary()
 _user_files: dict[str, bool] = {}
 _location = threading.local()
@@ -276,30 +278,34 @@ def note_line(error: BaseException) -> None:
     vars(error)[_LINE] = exception_line(error)
 
 
-def is_signal_handler(frame: FrameType, caller: FrameType | None) -> bool:
-    """Whether Python called a function for a signal: with the signal's number, and the frame that it interrupted."""
-    code, values = frame.f_code, frame.f_locals
-    names = code.co_varnames[: code.co_argcount]
-    more = code.co_varnames[len(names) + code.co_kwonlyargcount] if code.co_flags & CO_VARARGS else ""
-    given = (*map(values.get, names), *values.get(more, ()))
-    return caller is not None and any(value is caller for value in given)
+def signal_handlers() -> frozenset[CodeType]:
+    """The code of what Python calls when a signal comes, wherever the main thread then is; of earlier handlers too."""
+    for number in _SIGNALS:
+        handler: Any = signal.getsignal(number)
+        while isinstance(handler, functools.partial):
+            handler = handler.func
+        function = getattr(handler, "__func__", handler)
+        code = getattr(function, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
+        if isinstance(code, CodeType):
+            _handlers.add(code)
+    return frozenset(_handlers)
 
 
 def is_interrupt(error: BaseException) -> bool:
     """Whether a signal handler raised an exception: then it is for the caller, and says nothing of the model."""
-    frames = [frame for frame, _line in traceback.walk_tb(error.__traceback__)]
-    found = _INTERRUPT in vars(error) or any(
-        is_signal_handler(inner, outer) for outer, inner in pairwise(frames)
-    )
+    codes = {frame.f_code for frame, _line in traceback.walk_tb(error.__traceback__)}
+    found = _INTERRUPT in vars(error) or not codes.isdisjoint(signal_handlers())
     if found:
-        vars(error)[_INTERRUPT] = True  # frames may be cleared
+        vars(error)[_INTERRUPT] = True  # its traceback may be cut, and the handler be another
     return found
 
 
 def raise_interrupt(error: BaseException) -> None:
     """Raise what a signal handler raised, where that is `error` or its cause."""
     cause: BaseException | None = error
-    while cause is not None:
+    seen: set[int] = set()  # an exception may be its own cause
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
         if is_interrupt(cause):
             raise cause
         cause = cause.__cause__

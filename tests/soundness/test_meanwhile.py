@@ -1,5 +1,6 @@
 """What Python runs between two steps of a model is not the model's: callbacks of the collector, finalizers, signal handlers."""
 
+import functools
 import gc
 import itertools
 import logging
@@ -201,3 +202,68 @@ def test_what_a_handler_raises_reaches_the_caller_from_anywhere(way, file, name)
     finally:
         signal.signal(signal.SIGUSR1, before)
         torch.set_grad_enabled(gradients)
+
+
+class TimeoutOfCall(Exception):
+    pass
+
+
+def _once(_number, _frame):
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    raise TimeoutOfCall
+
+
+class _Handler:
+    def __call__(self, _number, _frame):
+        raise TimeoutOfCall
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [_once, _Handler(), functools.partial(_Handler.__call__, None)],
+    ids=["once", "object", "partial"],
+)
+def test_kinds_of_handlers(handler):
+    def model(x):
+        for step in range(20_000):
+            x = x + step
+        return x
+
+    compiled = staticrt.compile(model)
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(TimeoutOfCall):
+            compiled(torch.ones(3))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_an_error_that_is_its_own_cause():
+    def model(x):
+        error = ValueError("mine")
+        raise error from error if x.shape[0] > 1 else None
+
+    with pytest.raises(ValueError, match="mine"):
+        staticrt.compile(model)(torch.ones(3))
+
+
+def test_what_gets_its_callers_frame_is_not_a_handler(capsys):
+    def show(_frame, x):
+        print("shown")
+        return x * 2
+
+    def model(x):
+        try:
+            raise KeyError
+        except KeyError as error:
+            frame = error.__traceback__.tb_frame
+        result = show(frame, x)
+        del frame
+        return result
+
+    compiled = staticrt.compile(model)
+    for _ in range(3):
+        compiled(torch.ones(3))
+    assert capsys.readouterr().out == "shown\n" * 3

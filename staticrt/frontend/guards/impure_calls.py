@@ -42,7 +42,7 @@ from staticrt.frontend.guards.model_builtins import (
 )
 from staticrt.frontend.guards.reads import LOOKS_UP_MODULE, Reads, is_layer_file, looks_up_modules
 from staticrt.frontend.guards.state import Snapshot
-from staticrt.frontend.reasons import is_signal_handler, is_torch_file, is_user_file, user_frame
+from staticrt.frontend.reasons import is_torch_file, is_user_file, signal_handlers, user_frame
 from staticrt.frontend.tracing import autocast
 from staticrt.frontend.weak import weakly
 from staticrt.native import _C
@@ -77,6 +77,7 @@ class Watcher:
         self._reads = Reads(snapshot, weakly(self._note))
         self._entered: set[int] = set()  # ids of code objects, which the watcher keeps
         self._watcher: _C.CallWatcher | None = None
+        self._handlers: frozenset[types.CodeType] = frozenset()  # of signals: not the model's either
         self._collects = False  # a collection has begun in the thread that is watched
         self.impure: list[tuple[str, str]] = []  # what, model line
         self.even_in_parts = False  # Dynamo must not split the model there
@@ -93,6 +94,7 @@ class Watcher:
         self._watcher = _C.CallWatcher(
             *(self._classify, judge, self._begins, self._calls, self._returned, self._left), MODEL_BUILTINS
         )
+        self._handlers = signal_handlers()
         self._watcher.start()
         # Finalizers and callbacks that a collection runs are not the model's.
         gc.callbacks.insert(0, self._collection_begins)
@@ -141,7 +143,7 @@ class Watcher:
         code = frame.f_code
         filename = code.co_filename
         if is_user_file(filename):
-            if is_signal_handler(frame, frame.f_back):
+            if code in self._handlers:
                 return _KINDS.SILENT
             kinds = _KINDS.JUDGED | _KINDS.REPORTED | _KINDS.MODEL
             is_told = looks_up_modules(frame) or code in self._snapshot.cached_functions
