@@ -1,7 +1,6 @@
 """`staticrt.compile(model, plan_graphs=True)`: a prepared program on a device is one launch of a driver's graph."""
 
 import copy
-import gc
 
 import pytest
 import torch
@@ -253,24 +252,6 @@ def test_what_prevents_a_graph_is_told(order):
 
 
 @torch.no_grad()
-def test_many_sizes_keep_few_graphs(sim):
-    def alive():
-        return sim.calls("graph_instantiate") - sim.calls("exec_destroy")
-
-    gc.collect()  # models of other tests
-    before = alive()
-    there, twin = pair(MODELS["perceptron"][0])
-    compiled = staticrt.compile(there, plan_graphs=True)
-    for _ in range(4):
-        for rows in range(1, 41):
-            check(compiled, twin, torch.randn(rows, 8))
-    assert 0 < alive() - before <= 16
-    del compiled
-    gc.collect()
-    assert alive() == before
-
-
-@torch.no_grad()
 def test_each_stream_has_its_graph(order):
     there, twin = pair(MODELS["attention"][0])
     compiled = staticrt.compile(there, plan_graphs=True)
@@ -331,80 +312,6 @@ def test_a_driver_that_refuses_costs_a_graph_and_no_result(sim, call, fault):
     check(compiled, twin, torch.randn(4, 8))
     _, launches, reasons = graphs_of(compiled)
     assert launches > 0 or reasons
-
-
-@torch.no_grad()
-def test_memory_goes_with_the_model(order):
-    def allocated():
-        gc.collect()
-        torch.accelerator.synchronize(0)
-        return torch.accelerator.memory_stats(0)["allocated_bytes.all.current"]
-
-    before = allocated()
-    there, twin = pair(MODELS["attention"][0])
-    compiled = staticrt.compile(there, plan_graphs=True)
-    for _ in range(6):
-        check(compiled, twin, torch.randn(2, 5, 16))
-    assert graphs_of(compiled) == (1, 4, [])
-    with_graphs = allocated()
-    compiled.drop_plans()
-    assert allocated() < with_graphs
-    del compiled, there
-    assert allocated() == before
-
-
-@torch.no_grad()
-def test_a_larger_size_moves_no_graph(order):
-    """What was captured over a former arena is launched there, as long as former arenas are small together."""
-    there, twin = pair(MODELS["perceptron"][0])
-    compiled = staticrt.compile(there, plan_graphs=True)
-    for _ in range(3):
-        for rows in (64, 128, 256, 512):
-            for _ in range(3):
-                check(compiled, twin, torch.randn(rows, 8))
-    assert graphs_of(compiled) == (4, 28, [])
-
-
-def arena_bytes(compiled):
-    return max(s.arena_bytes for trace in compiled.explain().traces for s in trace.signatures)
-
-
-def allocated_bytes():
-    gc.collect()
-    torch.accelerator.synchronize(0)
-    return torch.accelerator.memory_stats(0)["allocated_bytes.all.current"]
-
-
-@torch.no_grad()
-def test_former_arenas_are_no_larger_than_the_arena(order):
-    there, twin = pair(MODELS["perceptron"][0])
-    plain, captured = staticrt.compile(there), staticrt.compile(there, plan_graphs=True)
-    held = {}
-    for compiled in (plain, captured):
-        before = allocated_bytes()
-        for rows in range(64, 1024, 64):
-            for _ in range(4):
-                x = torch.randn(rows, 8)
-                check(compiled, twin, x)
-        held[compiled] = allocated_bytes() - before
-    # Each graph has buffers of its own for arguments and results besides.
-    buffers = sum(rows * (8 + twin[-1].out_features) * 4 + 2 * 512 for rows in range(64, 1024, 64))
-    assert held[captured] - held[plain] <= arena_bytes(captured) + buffers
-    assert graphs_of(captured)[2] == []
-
-
-@torch.no_grad()
-def test_former_arenas_give_way_where_memory_runs_out(sim):
-    there, twin = pair(MODELS["perceptron"][0])
-    compiled = staticrt.compile(there, plan_graphs=True)
-    large = 1 << 16  # rows whose arena needs memory of the driver's
-    for rows in (4, 8, large, 4, 8, large):
-        for call in ("physical_create", "segment_alloc"):
-            sim.fail(call, 1, "oom", times=1)
-        for _ in range(3):
-            check(compiled, twin, torch.randn(rows, 8))
-        sim.clear_faults()
-    assert graphs_of(compiled)[1] > 0
 
 
 @torch.no_grad()
@@ -474,63 +381,6 @@ def test_on_the_cpu_it_changes_nothing():
         x = torch.randn(3, 8)
         torch.testing.assert_close(compiled(x), twin(x))
     assert graphs_of(compiled)[:2] == (0, 0)
-
-
-@torch.no_grad()
-def test_graphs_and_arenas_that_go_in_a_capture(sim):
-    """The garbage collector may drop them while this thread captures something else."""
-    there, twin = pair(MODELS["attention"][0])
-    compiled = staticrt.compile(there, plan_graphs=True)
-    plain = staticrt.compile(copy.deepcopy(there))
-    for _ in range(4):
-        x = torch.randn(2, 5, 16)
-        check(compiled, twin, x)
-        check(plain, twin, x)
-    stream = torch.Stream(SIM)
-    y = torch.zeros(8, device=SIM)
-    stream.wait_stream(torch.accelerator.current_stream(0))
-    with stream, sim.capture(stream.stream_id, mode="thread_local") as graph:
-        y.add_(1)
-        del compiled, plain
-        gc.collect()
-        staticrt.memory.empty_cache(device=SIM)
-        y.add_(1)
-    graph.replay()
-    torch.accelerator.synchronize(0)
-    assert y.tolist() == [2] * 8
-    graph.close()
-
-
-def pools_of_graphs(sim):
-    gc.collect()
-    torch.accelerator.synchronize(0)
-    staticrt.memory.empty_cache(device=SIM)
-    return {tuple(segment["segment_pool_id"]) for segment in sim.snapshot()["segments"]} - {(0, 0)}
-
-
-@torch.no_grad()
-def test_memory_of_graphs_whose_stream_is_captured_is_released_later(sim):
-    def model(x):
-        return x.long()[0].add_(1)  # allocated while it is captured
-
-    def captured(rows):
-        compiled = staticrt.compile(model, plan_graphs=True)
-        for _ in range(4):
-            check(compiled, model, 9 * torch.randn(rows, 8))
-        assert graphs_of(compiled) == (1, 2, [])
-        return compiled
-
-    before = pools_of_graphs(sim)
-    stream = torch.Stream(SIM)
-    with stream:
-        compiled = captured(5)
-        with sim.capture(stream.stream_id, mode="thread_local") as graph:
-            del compiled
-            gc.collect()
-    graph.close()
-    assert len(pools_of_graphs(sim)) == len(before) + 1
-    captured(6)
-    assert pools_of_graphs(sim) == before
 
 
 @pytest.mark.parametrize(
