@@ -18,6 +18,7 @@ class Settings:
 
 
 FACTOR = 2.0
+OPERATOR = torch.ops.aten.sin.default
 SETTINGS = Settings()
 EVENTS: list[str] = []
 
@@ -92,6 +93,10 @@ def _with_cell() -> Formula:
     return formula
 
 
+def _with_global_operator(ctx: Any, gradient: torch.Tensor) -> Any:
+    return OPERATOR(gradient) * ctx.k, None
+
+
 def _with_effect(ctx: Any, gradient: torch.Tensor) -> Any:
     EVENTS.append("formula")
     return gradient * ctx.k, None
@@ -154,6 +159,18 @@ def test_a_formula_that_depends_on_more_runs_eagerly(
     _same(compiled, 3)
     assert not joint_calls(compiled)
     assert "a custom autograd Function" in notes(compiled)
+
+
+def test_an_operator_of_another_name_is_noticed(
+    operators: Operators, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operators.register(_with_global_operator)
+    compiled = joint(_model)
+    for operator in (OPERATOR, torch.ops.aten.cos.default):
+        monkeypatch.setattr(f"{__name__}.OPERATOR", operator)
+        for rows in (3, 5, 3):
+            _same(compiled, rows)
+    assert joint_calls(compiled) == 6, notes(compiled)
 
 
 def test_a_replaced_formula_is_noticed() -> None:
