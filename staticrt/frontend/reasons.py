@@ -282,6 +282,8 @@ def signal_handlers() -> frozenset[CodeType]:
     """The code of what Python calls when a signal comes, wherever the main thread then is; of earlier handlers too."""
     for number in _SIGNALS:
         handler: Any = signal.getsignal(number)
+        if not callable(handler):  # SIG_DFL and SIG_IGN, whose class, an enum, is
+            continue
         while isinstance(handler, functools.partial):
             handler = handler.func
         function = getattr(handler, "__func__", handler)

@@ -1,5 +1,6 @@
 """What Python runs between two steps of a model is not the model's: callbacks of the collector, finalizers, signal handlers."""
 
+import enum
 import functools
 import gc
 import itertools
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import staticrt
+from staticrt.frontend.reasons import is_interrupt
 from tests.soundness.interrupt_cases import Plain
 from tests.soundness.interrupt_fuzzer import Bytecodes, Interrupt, bytecodes, interrupted, make
 
@@ -120,26 +122,6 @@ def test_signal_handlers(kind):
     assert handler.ended == handler.calls
 
 
-def test_a_signal_handler_that_raises_stops_the_call():
-    def late(_number, _frame):
-        raise TimeoutError("late")
-
-    def model(x):
-        for step in range(20_000):
-            x = x + step
-        return x
-
-    compiled = staticrt.compile(model)
-    before = signal.signal(signal.SIGALRM, late)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
-        with pytest.raises(TimeoutError, match="late"):
-            compiled(torch.ones(3))
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
 def test_what_the_model_does_itself_is_still_seen():
     def model(x):
         time.time()
@@ -208,6 +190,10 @@ class TimeoutOfCall(Exception):
     pass
 
 
+def _raises(_number, _frame):
+    raise TimeoutOfCall
+
+
 def _once(_number, _frame):
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     raise TimeoutOfCall
@@ -220,10 +206,10 @@ class _Handler:
 
 @pytest.mark.parametrize(
     "handler",
-    [_once, _Handler(), functools.partial(_Handler.__call__, None)],
-    ids=["once", "object", "partial"],
+    [_raises, _once, _Handler(), functools.partial(_Handler.__call__, None)],
+    ids=["function", "once", "object", "partial"],
 )
-def test_kinds_of_handlers(handler):
+def test_what_a_handler_raises_stops_the_call(handler):
     def model(x):
         for step in range(20_000):
             x = x + step
@@ -238,6 +224,15 @@ def test_kinds_of_handlers(handler):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def test_errors_of_enums_are_the_models():
+    class Mode(enum.Enum):
+        FIRST = 1
+
+    with pytest.raises(ValueError, match="is not a valid") as caught:
+        Mode(7)
+    assert not is_interrupt(caught.value)
 
 
 def test_an_error_that_is_its_own_cause():

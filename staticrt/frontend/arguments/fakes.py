@@ -181,9 +181,8 @@ def guards_of(env: Any, inputs: FakeInputs) -> GuardSet:
 
     for symbol, size in symbols.items():
         value = env.replace(symbol)
-        if (
-            value != symbol and value.free_symbols <= symbols.keys()
-        ):  # else an assertion in the graph checks it
+        # Otherwise an assertion in the graph checks it.
+        if value != symbol and value.free_symbols <= symbols.keys():
             add(sympy.Eq(symbol, value, evaluate=False), "")
         bounds = env.var_to_range.get(symbol)
         if bounds is not None and size.prop == "size" and bounds.lower.is_finite and int(bounds.lower) >= 2:
