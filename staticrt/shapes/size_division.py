@@ -53,9 +53,14 @@ def _substituted(atom: Atom, values: Mapping[Atom, Expr]) -> Expr:
     return made[atom.name](left, right)
 
 
-def _exact_quotient(a: Expr, b: Expr, least: int = 1) -> Expr | None:
-    """`a / b` where that leaves nothing and `b` is positive, or at least `least`; None: it may not."""
-    if not b.terms or not is_at_least(b, least):
+def _exact_quotient(a: Expr, b: Expr) -> Expr | None:
+    """`a / b` where that leaves nothing and `b` is positive; None: it may not."""
+    return _quotient(a, b) if is_at_least(b, 1) else None
+
+
+def _quotient(a: Expr, b: Expr) -> Expr | None:
+    """`a / b` where that leaves nothing and `b` is not 0; None: it may not."""
+    if not b.terms:
         return None
     quotient = constant(0)
     for _ in range(tuning.MAX_DIVISION_STEPS):
@@ -208,15 +213,18 @@ def _extreme(name: str, a: Expr, b: Expr) -> Expr:
     return of_atom(Operation(name, (a, b), low))
 
 
-def order(a: Expr, b: Expr) -> int | None:
+def order(a: Expr, b: Expr, is_at_least: Callable[[Expr, int], bool] = is_at_least) -> int | None:
     """Whether a > b (1), a < b (-1) or a == b (0) for all symbols of at least 1; a multiple counts as greater.
 
     Of numbers that are 0 nothing is told.
+
+    Args:
+        is_at_least: whether an expression is at least a number.
     """
     if a == b:
         return 0
     for first, second, answer in ((a, b, 1), (b, a, -1)):
-        quotient = _exact_quotient(first, second, least=0) if first.terms else None
+        quotient = _quotient(first, second) if first.terms and is_at_least(second, 0) else None
         if quotient is not None and is_at_least(quotient, 0):
             return answer
     for first, second, answer in ((a, b, 1), (b, a, -1)):

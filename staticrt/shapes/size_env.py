@@ -9,10 +9,11 @@ from typing import Any, NoReturn
 import torch
 
 from staticrt import tuning
+from staticrt.shapes import size_expr
 from staticrt.shapes.size_conditions import Condition, Either, FloatCondition
 from staticrt.shapes.size_division import substitute
 from staticrt.shapes.size_expr import Atom, Expr
-from staticrt.shapes.size_facts import facts, implied
+from staticrt.shapes.size_facts import facts, implied, upper_bound
 
 
 class NeedsShapeEnv(BaseException):
@@ -41,6 +42,8 @@ class SizeEnv:
         self.is_open = True
         self._seen: dict[Atom, Expr | None] = {}  # atoms, and what `known` says of them
         self._where = where
+        self._held: list[Condition] = []
+        self._bounds: dict[Expr, int] = {}  # the most that expressions are, by what `_held` and `known` say
 
     def close(self) -> None:
         """No more conditions: what was assumed has been written down."""
@@ -100,14 +103,38 @@ class SizeEnv:
             return known
         for held in (condition if condition.hint else condition.opposite()).held():
             text = held.text
-            if text in self.guards or held.known():
+            if text in self.guards or held.known() or self._follows(held):
                 continue
             if not self.is_open:
                 self.give_up(f"a new condition: {text}")
             self.guards[text] = self._where()
             if isinstance(held, Condition):
-                for atom, value in facts(held, self.replace):
-                    others = {a: substitute(v, {atom: value}) for a, v in self.known.items()}
-                    self.known = {**others, atom: value}
-                    self._seen = {}
+                self._learn(held)
         return condition.hint
+
+    def _learn(self, held: Condition) -> None:
+        self._held.append(held)
+        before = self.known
+        for atom, value in facts(held, self.replace):
+            others = {a: substitute(v, {atom: value}) for a, v in self.known.items()}
+            self.known = {**others, atom: value}
+            self._seen = {}
+        if self.known is not before:  # expressions from now on are of other atoms
+            self._bounds = {}
+        for one in self._held if self.known is not before else (held,):
+            replaced = Condition(one.name, self.replace(one.left), self.replace(one.right), one.hint)
+            if (bound := upper_bound(replaced)) is not None:
+                self._bounds[bound[0]] = min(bound[1], self._bounds.get(*bound))
+
+    def is_at_least(self, expr: Expr, bound: int) -> bool:
+        """Whether an expression is at least `bound` wherever the trace's assumptions hold, as far as is seen."""
+        return size_expr.is_at_least(expr, bound) or self._follows(
+            Condition(">=", expr, size_expr.constant(bound), True)
+        )
+
+    def _follows(self, asked: Condition | Either | FloatCondition) -> bool:
+        """Whether an inequality says no more than one that is assumed already."""
+        if not isinstance(asked, Condition) or not self._bounds:
+            return False
+        bound = upper_bound(asked)
+        return bound is not None and bound[0] in self._bounds and self._bounds[bound[0]] <= bound[1]

@@ -50,6 +50,22 @@ def implied(atom: Atom, known: Mapping[Atom, Expr]) -> Expr | None:
     return None
 
 
+def upper_bound(held: Condition) -> tuple[Expr, int] | None:
+    """What an inequality says: an expression without constant term or common factor, and the most that it is.
+
+    `192 * w >= 384` and `w > 1` say the same: `-w` is at most -2.
+    """
+    not_positive = _not_positive(held)
+    if not_positive is None:
+        return None
+    terms = dict(not_positive.terms)
+    rest = terms.pop((), 0)
+    if not terms:
+        return None
+    shared = math.gcd(*terms.values())
+    return Expr({monomial: coefficient // shared for monomial, coefficient in terms.items()}), -rest // shared
+
+
 def _not_positive(held: Condition) -> Expr | None:
     """What is at most 0 wherever an inequality holds."""
     one, difference = size_expr.constant(1), held.difference

@@ -6,7 +6,7 @@ from torch import nn
 
 import staticrt
 from staticrt.runtime import executable
-from staticrt.shapes.size_env import NeedsShapeEnv
+from staticrt.shapes.size_env import NeedsShapeEnv, SizeEnv
 
 
 class Uncovered(nn.Module):
@@ -57,6 +57,38 @@ def test_a_pass_that_has_to_ask_torch(monkeypatch):
             torch.testing.assert_close(compiled(x), model(x))
     assert len(calls) == 2
     assert len(compiled.explain().traces) == 1
+
+
+class Unpadded(nn.Module):
+    """Convolutions that shrink the picture, whose layout a pass changes after the sizes were settled."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, 32, 3, 2), nn.ReLU(), nn.MaxPool2d(3, 2), nn.Conv2d(32, 32, 3), nn.ReLU()
+        )
+        self.first = nn.Conv2d(32, 64, 3, padding=1)
+        self.second = nn.Conv2d(32, 64, 1)
+        self.norm = nn.BatchNorm2d(64)
+
+    def forward(self, x):
+        x = self.stem(x)
+        return self.norm(torch.relu(self.first(x)) * torch.sigmoid(self.second(x))).mean((2, 3))
+
+
+def test_a_pass_asks_what_follows_from_the_guards(monkeypatch):
+    gave_up = []
+    give_up = SizeEnv.give_up
+    monkeypatch.setattr(SizeEnv, "give_up", lambda env, what: (gave_up.append(what), give_up(env, what)))
+    model = Unpadded().eval()
+    compiled = staticrt.compile(model)
+    with torch.no_grad():
+        for shape in ((1, 3, 75, 75), (2, 3, 51, 64), (3, 3, 40, 16), (2, 3, 15, 15)):
+            x = torch.rand(shape)
+            torch.testing.assert_close(compiled(x), model(x))
+    assert gave_up == []
+    assert len(compiled.explain().traces) == 1
+    assert "channels-last" in str(compiled.explain())
 
 
 class Windows(nn.Module):

@@ -207,6 +207,37 @@ def test_no_assumption_after_the_end():
         bool(a == 4)
 
 
+def test_an_inequality_that_follows_adds_no_guard():
+    env = SizeEnv()
+    (a,) = sizes_of(env, a=75)
+    width = (a + 1) // 4 - 3
+    assert width > 0
+    guards = list(env.guards)
+    env.close()
+    for scaled in (width, 192 * width, (a + 1) // 4 * 5 - 15):
+        assert scaled > 0
+        assert not scaled < 1
+    assert width > -4
+    assert env.is_at_least(width.node.expr, 1)
+    assert list(env.guards) == guards
+    for unknown in (lambda: width > 1, lambda: 192 * width > 192, lambda: 2 * width > 3):
+        assert not env.is_at_least(width.node.expr, 2)
+        with pytest.raises(NeedsShapeEnv):
+            bool(unknown())
+
+
+def test_an_inequality_follows_in_the_form_that_later_assumptions_give_it():
+    env = SizeEnv()
+    (a,) = sizes_of(env, a=24)
+    half = a // 2
+    assert half > 3
+    assert a % 8 == 0  # from now on, `a` and its divisions are multiples of another number
+    guards = list(env.guards)
+    assert half > 3
+    assert a // 2 * 10 > 30
+    assert list(env.guards) == guards
+
+
 def test_division_by_a_size_that_may_be_zero():
     env = SizeEnv()
     a, b = sizes_of(env, a=4, b=6)

@@ -248,8 +248,13 @@ def _compare(dim0: int, dim1: int, rows: Sequence[Sequence[Any]], sizes: Sequenc
 
 def _ordered_here(a: Any, b: Any) -> int | None:
     """The order of two strides or sizes in this call, guarding on it; None for symbols that are not ours."""
-    if env_of(a) is None and env_of(b) is None:
+    env = env_of(a) or env_of(b)
+    if env is None:
         return None
+    first, second = (size_expr.as_expr(expression(x)) for x in (a, b))
+    known = size_division.order(first, second, env.is_at_least)
+    if known is not None:
+        return known
     return 1 if a > b else -1 if a < b else 0
 
 
