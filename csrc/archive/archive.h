@@ -70,7 +70,7 @@ class Archive {
   std::vector<std::shared_ptr<SavedTrace>> traces_;
 };
 
-// Gathers what an archive holds. Storages are written by the caller, who then names their records.
+// Gathers what an archive holds. The caller writes the storages and names their records.
 class ArchiveBuilder {
  public:
   uint32_t add_tensor(const at::Tensor& tensor) { return tensors_.add(tensor); }

@@ -22,7 +22,7 @@ class Blob {
   size_t size() const { return size_; }
   std::string_view view() const { return {data_, size_}; }
   // These bytes are not needed for now: whole pages of a mapped file leave this process's memory and come
-  // back from the file's cache once they are read. REQUIRES: nobody wrote into them.
+  // back from the file's cache once they are read. REQUIRES: they were not written.
   void let_go(size_t offset, size_t size) const;
 
  private:

@@ -15,7 +15,7 @@ struct RecordedNode {
   ValueId first_output = 0;
 };
 
-// Makes `reshape` of each `view` whose bytes nobody writes. Operators lay out their results differently on
+// Makes `reshape` of each `view` whose bytes are not written. Operators lay out their results differently on
 // different devices, so that what was viewed when the program was traced may have to be copied. A view that
 // is written, or whose source is, stays: a copy would lose the write, and where the layout differs the call
 // raises.

@@ -10,10 +10,10 @@
 
 namespace staticrt {
 
-// An archive names operators, and whoever wrote it chose them. Operators that compute tensors from their
-// arguments are allowed: public operators of torch, the private ones that traces contain, and those of
-// staticrt. Refused are operators that take names of files, objects or streams, that belong to other
-// libraries, and torch's internal ones, whose kernels trust their arguments.
+// An archive names operators, which its author chose. Operators that compute tensors from their arguments are
+// allowed: public operators of torch, the private ones that traces contain, and those of staticrt. Refused
+// are operators that take names of files, objects or streams, that belong to other libraries, and torch's
+// internal ones, whose kernels trust their arguments.
 //
 // Why an archive may not call this operator ("of the library 'mylib', not of torch"), or "".
 // allowed: what the caller consents to: names of operators with or without overload, "mylib::op", or of whole

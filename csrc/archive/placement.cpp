@@ -27,7 +27,7 @@ std::optional<at::Device> find_named(const std::string& name) {
   std::optional<at::Device> device;
   try {
     device = at::Device(name);
-  } catch (const c10::Error&) {  // a type that nobody has registered here
+  } catch (const c10::Error&) {  // a type that is not registered here
     return std::nullopt;
   }
   return find_device(*device);

@@ -194,7 +194,7 @@ TraceSpec read_trace(ByteReader& in, LoadedTensors& tensors) {
     spec.random = in.get_bool();
   }
   if (format >= 4) {
-    // Whoever uses them checks them against what is to be planned.
+    // Their users check them against what is to be planned.
     spec.plans.resize(in.get_count(24));
     for (planner::KnownPlan& plan : spec.plans) {
       plan.key = in.get<uint64_t>();

@@ -23,7 +23,7 @@ py::list meta_list(const std::vector<TensorMeta>& metas) {
   return list;
 }
 
-// A prepared program refers to its executable's bindings, so whoever holds it holds the executable too.
+// A prepared program refers to its executable's bindings, so it keeps the executable alive.
 std::shared_ptr<PreparedProgram> hold(std::shared_ptr<const PreparedProgram> program,
                                       std::shared_ptr<const Executable> executable) {
   if (!program) return nullptr;

@@ -24,7 +24,7 @@ enum CallKind : int {
   kPure = 0,
   kEffect = 1,
   kLoudEffect = 2,
-  kTold = 4,  // Python is told that it has returned, whoever called it
+  kTold = 4,  // Python is told that it has returned, from any caller
 };
 
 // A profiler of the thread that starts it. An exception that one of its callables raises stops the call

@@ -1,4 +1,4 @@
-// Memory of a device whose allocator torch's interface gives.
+// Memory of a device with an allocator that has torch's interface.
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/DeviceGuard.h>
 

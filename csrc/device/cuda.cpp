@@ -1,9 +1,9 @@
 // CUDA devices: arenas from our allocator over libcuda, which is opened at run time; all else through torch.
 //
 // Note [Two allocators on one device]
-//   Tensors of callers come from torch's allocator, arenas from ours. Each keeps memory that it freed; an
-//   arena that does not fit takes what torch keeps. torch cannot take what ours keeps: Executable::trim() and
-//   staticrt.memory.empty_cache() give it back.
+//   Tensors of callers come from torch's allocator, arenas from ours. Each caches memory that was freed; if
+//   an arena does not fit, torch's cache is emptied. torch cannot empty ours: Executable::trim() and
+//   staticrt.memory.empty_cache() do.
 //
 // Note [Arenas of captured graphs]
 //   A replay writes where the capture did, at any time and on any stream. So an arena that is taken while the
@@ -18,7 +18,7 @@
 namespace staticrt {
 namespace {
 
-// What a pointer's deleter needs: a device's allocator lives as long as an arena of it.
+// Context of a pointer's deleter: keeps the device's allocator as long as one of its arenas exists.
 struct CudaArena {
   std::shared_ptr<alloc::DeviceAllocator> allocator;
   alloc::Addr address = alloc::kNullAddr;

@@ -24,8 +24,8 @@ void DeviceMemory::grow_arena(at::DataPtr& data, int64_t& size_bytes, int64_t wa
     size_bytes = wanted_bytes;
     return;
   }
-  // Given back first: both at once are never needed. Work that still uses the bytes comes before whatever the
-  // same stream does with them next.
+  // Given back first, because both are never needed at once. Work that still uses the bytes comes before
+  // later work of the same stream.
   data.clear();
   size_bytes = 0;
   try {
@@ -35,7 +35,7 @@ void DeviceMemory::grow_arena(at::DataPtr& data, int64_t& size_bytes, int64_t wa
     try {
       data = allocate_arena(held);
       size_bytes = held;
-    } catch (...) {  // the first error says more
+    } catch (...) {  // the first error is more useful
     }
     throw;
   }

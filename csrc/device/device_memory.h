@@ -1,10 +1,10 @@
 // What a torch device gives the runtime: tensors, arenas, the current stream and random numbers.
 //
-// A device registers itself (register_memory, register_maker); the rest of staticrt asks find_memory() and
+// A device registers itself (register_memory, register_maker); the rest of staticrt calls find_memory() and
 // names no device. Programs with tensors of a device that is not registered run operator by operator.
 //
 // Work on a device may end after the call that enqueued it. So bytes go back in the order of the stream they
-// were allocated on, whose later work alone may get them again; nothing here waits for a device.
+// were allocated on, and only its later work may use them again; nothing here waits for a device.
 //
 // Thread safety: full.
 #pragma once
@@ -44,8 +44,7 @@ class DeviceMemory {
   at::Device device() const { return device_; }
   // Of dense tensors.
   c10::DispatchKeySet keys() const { return keys_; }
-  // Host code may read and write its bytes, so that our kernels run on them; work ends before its call
-  // returns.
+  // Host code may read and write its bytes, so our kernels run on them; work ends before its call returns.
   bool is_host() const { return is_host_; }
   // Of offsets in arenas, in bytes.
   int64_t alignment() const { return is_host_ ? 64 : 512; }
@@ -63,7 +62,7 @@ class DeviceMemory {
   virtual alloc::StreamId native_stream() const {
     return alloc::StreamId{static_cast<uint64_t>(current_stream())};
   }
-  // Null: nothing captures its work (device/driver_graphs.h).
+  // Null: its work cannot be captured (device/driver_graphs.h).
   const GraphSource* graphs() const { return graphs_.driver ? &graphs_ : nullptr; }
   // Whether that stream's work is captured: what it writes is a graph's.
   virtual bool capturing() const { return false; }
@@ -95,7 +94,7 @@ class DeviceMemory {
 };
 
 // While one exists, programs that this thread runs keep no device memory after they end: what they allocate
-// belongs to the graph that is being captured, whose replays and later captures write there.
+// belongs to the graph that is being captured, and its replays and later captures write there.
 class WithoutKeptMemory {
  public:
   WithoutKeptMemory() { ++open_; }
@@ -120,8 +119,8 @@ std::unique_ptr<DeviceMemory> cached_memory(at::Device device, c10::Allocator& a
 void register_memory(std::unique_ptr<DeviceMemory> memory);
 
 // Makes the memory of a device of this type when it is first asked for, once for each device, or returns
-// null. What it throws ends the call that asked, and the next one asks again. For device types that a process
-// may have and not use. Static initializers may call this.
+// null. If it throws, the call fails and the next call tries again. For device types that a process may have
+// and not use. Static initializers may call this.
 using MakeMemory = std::unique_ptr<DeviceMemory> (*)(at::Device);
 void register_maker(c10::DeviceType type, MakeMemory make);
 

@@ -42,7 +42,7 @@ bool captured(Driver& driver, StreamId stream) {
   return !driver.capture_state(stream, &state).ok() || state.status != alloc::CaptureStatus::none;
 }
 
-// What places leave behind.
+// What is kept of places that are gone.
 class LeftByPlaces {
  public:
   struct Left {

@@ -1,13 +1,13 @@
 // Driver graphs: the work enqueued on a stream is recorded once, and one call enqueues all of it again.
 //
 // A GraphPlace captures the graphs of one user that run on one stream of a device, one after another; they
-// may use the same memory. Its capture stream is its own: no other work gets into a capture, and no library
-// keeps one workspace for both that stream and one that runs concurrently.
+// may use the same memory. Its capture stream has no other use: no other work gets into a capture, and no
+// library shares a workspace between that stream and one that runs concurrently.
 //
 // Note [Memory of a driver graph]
-//   A graph uses the addresses that were recorded. Nobody else may own, at a launch, the memory that its
-//   operators allocated while they were recorded. Where torch's allocator of the device is ours, that memory
-//   comes from a pool of the place. Elsewhere a capture fails if it allocates through torch.
+//   A graph uses the addresses that were recorded, so the memory that its operators allocated during the
+//   recording must have no other owner at a launch. Where torch's allocator of the device is ours, that
+//   memory comes from a pool of the place. Elsewhere a capture fails if it allocates through torch.
 //
 // Thread safety: none; a place and its graphs are used by one thread at a time, by any.
 #pragma once

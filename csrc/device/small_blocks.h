@@ -8,8 +8,8 @@ namespace staticrt {
 
 inline constexpr size_t kMaxSmallBytes = 1024;
 
-// Whether a tensor of this size may lie in a small block: not while somebody wants to see or serve torch's
-// CPU allocations (a memory profiler, a routing allocator).
+// Whether a tensor of this size may lie in a small block: not while a memory profiler or a routing allocator
+// must see torch's CPU allocations.
 bool small_blocks_serve(size_t size_bytes);
 
 // 64-aligned bytes that any thread may free, even after static objects are gone. REQUIRES: size_bytes is at

@@ -1,5 +1,5 @@
-// Memory of devices with streams, but for the arenas. Torch's interface of device guards gives current
-// devices and streams, so that no library of a device is linked.
+// Memory of devices with streams, except arenas. Torch's interface of device guards gives current devices and
+// streams, so that no library of a device is linked.
 #pragma once
 
 #include <c10/core/impl/VirtualGuardImpl.h>

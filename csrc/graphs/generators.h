@@ -1,7 +1,7 @@
 // GeneratorWatch: notices when a function sets the state of a random number generator.
 //
-// A replay draws from where the generator stands. What the function set or reset itself (manual_seed,
-// checkpoint's recomputation) no operator shows, so states are compared around every draw.
+// A replay draws from the generator's present state. No operator shows that the function set the state itself
+// (manual_seed, checkpoint's recomputation), so states are compared around every draw.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -19,7 +19,7 @@ class GeneratorWatch {
   GeneratorWatch();
   // Of a call's arguments, or the default one.
   static at::Generator generator_of(const std::vector<c10::IValue>& args);
-  // Whether the generator stands where it was last seen; true if it never was.
+  // Whether the generator is in the state in which it was last seen; true if it was not seen before.
   bool is_as_left(const at::Generator& generator);
   void saw(const at::Generator& generator);
   // The same of every generator seen.

@@ -23,10 +23,10 @@ class CpuGraph {
   // Without own_kernels a replay runs torch's kernels only.
   explicit CpuGraph(std::shared_ptr<CpuPool> pool, bool own_kernels = true);
 
-  // Records this thread until end() or abort(). `fixed`: further arguments, which stay where they are.
+  // Records this thread until end() or abort(). `fixed`: further arguments, whose addresses stay the same.
   void begin(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& fixed = {});
   // Empty, or why no replay could repeat what ran; the graph is then empty and what was overwritten is put
-  // back. With `put_back` it is in any case: as if nothing had run yet.
+  // back. With `put_back` that happens in any case, as if nothing had run yet.
   std::string end(bool put_back = false);
   // The function threw: as after a failure.
   void abort();

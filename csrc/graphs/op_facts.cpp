@@ -54,8 +54,8 @@ bool is_written(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
 
-// Operators of which staticrt's kernels give torch's bits for any values: they round at most once, as torch's
-// do. Others (exp, sums, products of matrices) may differ in the last place, so torch's own kernels stay.
+// Operators whose kernels in staticrt give torch's bits for any values: they round at most once, as torch's
+// do. Others (exp, sums, products of matrices) may differ in the last place, so torch's own kernels run.
 bool is_exact(const std::string& base) {
   static const auto* names = new std::unordered_set<std::string>{
       "abs",         "add",          "sub",         "rsub",        "mul",         "div",

@@ -1,7 +1,7 @@
 // torch's own pointwise kernels on an iterator that is built once, for fixed sizes and strides.
 //
-// To look at shapes, types and overlaps again takes most of the time of a call on few elements; a replay only
-// gives the iterator its addresses.
+// Checking shapes, types and overlaps takes most of the time of a call on few elements; a replay only gives
+// the iterator its addresses.
 #pragma once
 
 #include <ATen/core/ivalue.h>

@@ -122,7 +122,7 @@ void* CpuPool::allocate(size_t nbytes) {
   Addr address = alloc::kNullAddr;
   check(host().allocate({.size = nbytes, .pool = id_}, &address));
   const std::lock_guard lock(table().mutex);
-  Block& block = table().blocks[address];  // deleters of the past may wait at this address
+  Block& block = table().blocks[address];  // earlier deleters of this address may still be pending
   block.pool = id_;
   block.serial = ++table().serial;
   block.live = true;

@@ -1,14 +1,13 @@
 // CpuPool: memory of the graphs of one tree: a private pool of the host allocator.
 //
 // Note [Blocks and their owners]
-//   A block is live until everyone who may free it has done so: the storages that own it, or free() for one
-//   that allocate() gave. restore() rebuilds the allocator's block lists; a storage that owned a block before
-//   and is not named there keeps a deleter that nothing can take from it. So deleters are counted per
-//   address, and a block goes with the last of them: a stale deleter can delay a free, never cause a wrong
-//   one.
+//   A block is live until all its owners have freed it: the storages that own it, or the caller of
+//   allocate(). restore() rebuilds the allocator's block lists; a storage that owned a block before and is
+//   not named there keeps its deleter, which cannot be removed. So deleters are counted per address, and the
+//   last of them frees the block: a stale deleter can delay a free, but not cause a wrong one.
 //
-//   Deleters find their block by address in a table that outlives every pool, because torch frees tensors
-//   long after a pool is gone, and at process exit after static objects are.
+//   Deleters find their block by address in a table that is never destroyed, because torch frees tensors
+//   after their pool is gone, and at process exit after static objects are.
 //
 // Free blocks of a pool hold values that a replay computes, so nothing is ever unmapped while a graph exists.
 //
@@ -54,8 +53,8 @@ class CpuPool : public std::enable_shared_from_this<CpuPool> {
 
   alloc::PoolId id() const { return id_; }
 
-  // A block nobody owns but the caller, who gives it back with free(). 512-aligned; null for 0 bytes.
-  // Throws c10::OutOfMemoryError.
+  // A block that the caller owns and frees with free(). 512-aligned; null for 0 bytes. Throws
+  // c10::OutOfMemoryError.
   void* allocate(size_t nbytes);
   // Throws InputError unless the block is live and no storage owns it.
   void free(void* ptr);

@@ -143,7 +143,7 @@ void Record::replay(const std::vector<at::Tensor>* inputs, const std::vector<at:
   std::optional<Before> kept;
   if (may_vary_) kept.emplace(before());
   try {
-    // Kernels make temporaries of their own: those are ordinary memory, whoever routes this thread.
+    // Temporaries of kernels are ordinary memory, even if this thread's allocations are routed.
     const RouteScope unrouted(nullptr);
     const c10::InferenceMode normal(false);
     const c10::AutoGradMode restore_grad_mode(c10::GradMode::is_enabled());

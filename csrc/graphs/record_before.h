@@ -1,5 +1,4 @@
-// Record::Before: what a replay is about to change, so that one that does not hold leaves everything as it
-// was.
+// Record::Before: what a replay is about to change, so that a replay that fails leaves everything as it was.
 #pragma once
 
 #include <ATen/core/Generator.h>

@@ -1,4 +1,4 @@
-// What a record may not hold for: results of other sizes, and bytes that no operator made.
+// What a replay may find different: sizes of results, and bytes that no operator made.
 #include <ATen/CPUGeneratorImpl.h>
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // Recorder: watches the operators of one thread while a function runs, and makes a Record of them.
 //
-// It stands below autograd, where operators are as kernels see them: a fallback of the dispatcher's key
-// kRecordKey, which torch itself leaves empty on this thread's way and which only recording switches on.
+// It runs below autograd, where operators are as kernels see them, as a fallback of the dispatcher's key
+// kRecordKey, for which torch registers nothing and which only recording enables.
 //
 // Note [What a replay must repeat]
 //   - An operator that makes tensors: its results get places in the pool, and the best of three calls that
@@ -14,7 +14,7 @@
 //   - Bytes that appear without an operator (a number turned into a tensor, torch.tensor of a list):
 //     constants. They are noticed when an operator reads memory of the pool that nothing recorded has
 //     written. Code that is not an operator may have computed them (a C++ extension, what another compiler
-//     made): they are listed as unexplained, as are tensors found elsewhere, and whoever replays compares two
+//     made): they are listed as unexplained, as are tensors found elsewhere, and the caller compares two
 //     captures (agrees_with).
 //
 // Kernels run outside the pool's route, so that only values of the record lie in the pool.
@@ -44,9 +44,9 @@ namespace staticrt::graphs {
 
 class Recorder final : public ProgramWatcher {
  public:
-  // `inputs`: tensors a replay may find elsewhere. `fixed`: further ones, which stay. Recording goes on until
-  // the recorder dies. Throws InputError if this thread records already or an input is not a plain CPU
-  // tensor.
+  // `inputs`: tensors whose addresses may change with each replay. `fixed`: further ones, which stay.
+  // Recording goes on until the recorder is destroyed. Throws InputError if this thread records already or an
+  // input is not a plain CPU tensor.
   Recorder(std::shared_ptr<CpuPool> pool, const std::vector<at::Tensor>& inputs,
            const std::vector<at::Tensor>& fixed, bool own_kernels);
   ~Recorder() override;
@@ -58,7 +58,7 @@ class Recorder final : public ProgramWatcher {
   // What no replay can repeat; empty if nothing. The first reason counts, and nothing is recorded after it.
   const std::string& failure() const { return failure_; }
   void fail(std::string reason);
-  // Python code reads a tensor's bytes; operators that do so inside are their own concern.
+  // Python code reads a tensor's bytes. Not for reads inside operators.
   static void note_read(const std::string& how);
 
   // Call before finish(): what shows only at the end may be a failure.
@@ -120,7 +120,7 @@ class Recorder final : public ProgramWatcher {
   bool add_prepared(const c10::OperatorHandle& op, const OpFacts& facts, Call& call);
   std::unique_ptr<PointwiseCall> try_pointwise(const OpFacts& facts, const Call& call);
   bool add_out(const OpFacts& facts, Call& call);
-  // Bytes of a new tensor that nothing has written: the same in each capture, and known again.
+  // Bytes of a new tensor that nothing has written: the same in each capture, and recognizable.
   void scribble_new(const at::Tensor& tensor);
   static bool fill_their_storages(const Call& call);
   static void scribble(const Call& call);

@@ -15,7 +15,7 @@ Recorder::Known& Recorder::learn(const c10::intrusive_ptr<c10::StorageImpl>& sto
   const bool in_pool = ptr == nullptr || pool_->serial_of(ptr) != 0;
   StorageSlot slot{StorageSlot::Kind::kPool, storage, ptr, storage->nbytes()};
   if (in_pool) {
-    // Not the storage itself: who owns it decides what lives in the pool.
+    // Not the storage itself: its owners decide what is live in the pool.
     TensorSpec bytes;
     bytes.storage_ptr = ptr;
     bytes.nbytes = storage->nbytes();

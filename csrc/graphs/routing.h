@@ -17,7 +17,7 @@ class CpuPool;
 
 // Puts the routing allocator in front of torch's. Later calls do nothing.
 void install_routing();
-// What torch allocates with when no route is open.
+// The allocator of allocations without a route.
 c10::Allocator* unrouted_allocator();
 
 // The innermost route of this thread, or null.

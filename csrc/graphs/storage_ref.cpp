@@ -85,7 +85,7 @@ void own_address(c10::StorageImpl& storage) {
   const at::Device device = storage.device();
   void* ptr = address_of(storage);
   const at::DataPtr& data = storage._mutable_data_ptr_no_checks();
-  // torch disarms an owner by giving it a deleter that does nothing.
+  // torch makes a storage own nothing by giving it a deleter that does nothing.
   SRT_CHECK(data.get_context() == nullptr || data.get_deleter() == &c10::detail::deleteNothing,
             "adopt: the storage at ", ptr, " has an owner of its bytes already");
   const auto deleter = c10::GetAllocator(device.type())->raw_deleter();

@@ -1,6 +1,6 @@
-// Storage primitives of graph capture: who still uses a storage, and giving it other bytes or none.
+// Storage primitives of graph capture: counting the owners of a storage, and giving it other bytes or none.
 //
-// They work on any device; only pool.h knows where CPU bytes come from.
+// They work on any device; pool.h allocates the bytes of the CPU's.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,7 +15,7 @@
 
 namespace staticrt::graphs {
 
-// A weak reference to a storage. The address it had stays readable after its death.
+// A weak reference to a storage. Its address stays readable after the storage was destroyed.
 class StorageRef {
  public:
   // Throws InputError if the tensor has no storage.
@@ -23,12 +23,12 @@ class StorageRef {
   explicit StorageRef(const c10::intrusive_ptr<c10::StorageImpl>& storage);
 
   void* recorded_ptr() const { return recorded_ptr_; }
-  // Owners; 0 once it died.
+  // Owners; 0 once it was destroyed.
   int64_t use_count() const { return static_cast<int64_t>(weak_.use_count()); }
   bool is_alive() const { return !weak_.expired(); }
-  // Its identity, which torch's own functions on storages take as a number; null if it died.
+  // Its identity, which torch's own functions on storages take as a number; null if it was destroyed.
   c10::StorageImpl* get() const { return weak_.lock().get(); }
-  // Null if it died.
+  // Null if it was destroyed.
   c10::intrusive_ptr<c10::StorageImpl> lock() const { return weak_.lock(); }
   // The same, or InternalError that names `what` was wanted of it.
   c10::intrusive_ptr<c10::StorageImpl> lock_or_throw(const char* what) const;
@@ -61,8 +61,8 @@ at::Tensor tensor_at(const TensorSpec& spec);
 // A tensor on a storage that exists: an alias of its other tensors. The spec's address is not read.
 at::Tensor tensor_on(c10::intrusive_ptr<c10::StorageImpl> storage, const TensorSpec& spec);
 
-// The storage's death gives its address back to the allocator of its device. REQUIRES: that allocator gave
-// the address, and nobody else frees it.
+// The storage's destructor gives its address back to the allocator of its device. REQUIRES: that allocator
+// gave the address, and nothing else frees it.
 void own_address(c10::StorageImpl& storage);
 // Gives the storage's bytes back now; it has no address and no deleter afterwards.
 void release(c10::StorageImpl& storage);

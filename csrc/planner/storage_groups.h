@@ -14,7 +14,7 @@
 namespace staticrt::planner {
 
 // Half-open [begin, end) in node indices: begin defines the value, end - 1 is its last use (over all its
-// aliases). A value that nobody uses has end == begin + 1.
+// aliases). A value without uses has end == begin + 1.
 struct LiveRange {
   int64_t begin, end;
 };

@@ -103,8 +103,8 @@ bool draws_by_itself(const c10::FunctionSchema& schema, const torch::jit::Stack&
   return schema.name() != "aten::_fused_sdp_choice";
 }
 
-// Whether all elements that numbers could be drawn for are those of empty tensors. Generators stay where they
-// are then, as on other devices: torch's dropout leaves such calls out, and a trace of it makes them.
+// Whether all tensors that numbers could be drawn for are empty. Then generators do not advance, as on other
+// devices: torch's dropout makes no such calls, but a trace of it does.
 bool draws_for_nothing(const std::vector<TensorArgument>& tensors) {
   return !tensors.empty() && std::all_of(tensors.begin(), tensors.end(), [](const TensorArgument& tensor) {
     return tensor.place && !tensor.out &&
@@ -251,8 +251,8 @@ at::Tensor Call::given(const torch::jit::Stack& stack, size_t first, const Tenso
 torch::jit::Stack Call::on_meta() const {
   std::vector<std::pair<alloc::Addr, c10::Storage>> storages;
   const auto make = [&](const TensorArgument& argument) -> at::Tensor {
-    // Rules in Python would give the copy itself a Python object, which only the holder of Python's lock can
-    // drop, and work runs and is dropped under the driver's.
+    // Rules in Python would give the copy itself a Python object, which only a thread with the GIL can drop,
+    // but work runs and is dropped under the driver's lock.
     if (argument.host.defined()) return copy_of(argument.host);
     if (!argument.place) return {};
     for (const auto& [address, storage] : storages)
@@ -318,7 +318,7 @@ void Call::call(torch::jit::Stack& stack) const {
 void Call::call_on_cpu(torch::jit::Stack& stack) const {
   const torch::jit::Stack arguments = stack;
   call_seeded(stack);
-  // Some kernels leave an out conjugated lazily, which only their own tensor knows.
+  // Some kernels conjugate an out lazily, which only the bit of their own tensor shows.
   for (const TensorArgument& argument : tensors_) {
     if (!argument.written || !argument.place) continue;
     at::Tensor tensor = given(arguments, 0, argument);

@@ -1,8 +1,8 @@
 // One call of an operator on "sim": its arguments, described without keeping any storage alive.
 //
-// A kernel that waits on a stream must not keep its tensors alive: a program that frees or reuses memory too
-// early would then never be found. So a Call keeps addresses, sizes and strides, and makes CPU tensors over
-// the kernels' view of those addresses when it runs.
+// A kernel that waits on a stream must not keep its tensors alive, because that would hide programs that free
+// or reuse memory too early. So a Call keeps addresses, sizes and strides, and makes CPU tensors over the
+// kernels' view of those addresses when it runs.
 //
 // Thread safety: none; a call is described by one thread and run by one.
 #pragma once
@@ -53,7 +53,7 @@ class Call {
   const c10::OperatorHandle& op() const { return op_; }
   const c10::FunctionSchema& schema() const { return op_.schema(); }
   std::string name() const { return toString(op_.operator_name()); }
-  // Without its overload, which callers seldom know: aten::add becomes aten::add.out on its way here.
+  // Without its overload, which callers may not know: aten::add becomes aten::add.out before it comes here.
   const std::string& base_name() const { return op_.operator_name().name; }
   SimulatedDevice& device() const { return device_at(device_); }
   const std::vector<TensorArgument>& tensors() const { return tensors_; }

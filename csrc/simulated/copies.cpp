@@ -35,8 +35,8 @@ void copy_out(const at::Tensor& source, const at::Tensor& to) {
   ThreadState::now().run([&] { to.copy_(CpuTensors(device.driver()).at(place)); });
 }
 
-// Whether work of `device` can use the memory of `owner`. The first copy between the two enables it, as
-// torch's does on CUDA.
+// Whether work of `device` can access the memory of `owner`. The first copy between the two enables it, as
+// torch does on CUDA.
 bool have_access(SimulatedDevice& device, SimulatedDevice& owner) {
   if (owner.allocator().has_peer(device.driver())) return true;
   bool reached = false;
@@ -63,7 +63,7 @@ void check_captures(SimulatedDevice& from_device, SimulatedDevice& to_device) {
               "before the copy, and the captured one for it afterwards (the default stream cannot)");
 }
 
-// Each device uses its own memory alone, and the values pass through the host's.
+// Each device accesses its own memory only, and the values pass through the host's.
 void copy_through_host(const at::Tensor& source, const at::Tensor& to) {
   SimulatedDevice& from_device = device_at(source.device().index());
   SimulatedDevice& to_device = device_at(to.device().index());

@@ -1,6 +1,6 @@
 // The simulated devices of torch's device type "sim": memory, streams, generator and errors of each.
 //
-// They are made once per process by make_devices() and live until it ends. Current device and current streams
+// They are made once per process by make_devices() and never destroyed. Current device and current streams
 // are per thread, as torch has them.
 //
 // Thread safety: full.
@@ -58,7 +58,7 @@ class SimulatedDevice {
   void release(alloc::Addr address);
 
   // --- Pools of graphs (graph_pool.h).
-  // While one lives, what this thread allocates is a buffer that graphs write and read again after it is
+  // While one exists, what this thread allocates is a buffer that graphs write and read again after it is
   // freed.
   class Buffers {
    public:
@@ -70,8 +70,8 @@ class SimulatedDevice {
   };
   void add(GraphPool* pool);
   void remove(GraphPool* pool);
-  // A program said that it uses memory on a stream of device number `device`: pools wait for it before they
-  // write their memory again.
+  // A program uses memory on a stream of device number `device`: pools wait for it before they write their
+  // memory again.
   void note_use(int device, alloc::StreamId stream);
   // While it is held, no memory is released.
   std::unique_lock<std::shared_mutex> hold_releases() { return std::unique_lock(releases_); }

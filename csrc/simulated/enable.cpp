@@ -17,7 +17,7 @@
 namespace staticrt::simulated {
 namespace {
 
-// The engine has no call that says whether its threads exist; its subclasses see it.
+// The engine has no call that tells whether its threads exist, but its subclasses see it.
 struct EngineThreads : torch::autograd::Engine {
   static bool exist() {
     auto& engine = torch::autograd::Engine::get_default_engine();

@@ -30,8 +30,8 @@ bool returns_tensors(const c10::FunctionSchema& schema) {
   });
 }
 
-// What only runs at once. Operators of others may be written in Python, whose lock a thread that waits for
-// the device may hold; they may also keep their arguments.
+// Operators that run at once. Those of other libraries may be written in Python, and a thread that waits for
+// the device may hold the GIL; they may also keep their arguments.
 bool must_wait(const c10::OperatorHandle& op) {
   return op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape) ||
          !returns_tensors(op.schema()) || op.operator_name().getNamespace() != "aten";
@@ -251,8 +251,8 @@ void run_now(const Call& call, const torch::jit::Stack& given, size_t first,
   for (const auto& [place, value] : outs) written.push_back({place, true});
   for (const MadeOutput& output : made.outputs) written.push_back({output.place, true});
   if (written.empty()) return;
-  // In the stream's order: since the host waited, another thread may have freed the bytes that these results
-  // got with work on them still to come.
+  // In the stream's order: while the host waited, another thread may have freed the bytes that these results
+  // use, with pending work on them.
   const auto copy = [&device, computed, outs = std::move(outs), outputs = std::move(made.outputs)] {
     for (const auto& [place, value] : outs) CpuTensors(device.driver()).at(place).copy_(value);
     copy_results(computed, outputs, device);
@@ -359,7 +359,7 @@ std::vector<alloc::SimRange> ranges_of(const std::vector<Use>& uses) {
 
 void wait_for(SimulatedDevice& device, alloc::StreamId stream, const std::string& name) {
   const alloc::Status status = device.driver().stream_sync(stream);
-  // The driver knows neither the operator nor why it waits.
+  // The driver's error names neither the operator nor why it waits.
   TORCH_CHECK(status.ok() || !alloc::is_capture_error(status.native()), name,
               " makes the host wait for its stream, which a capture forbids: ", status.text());
   check(status);
@@ -399,7 +399,8 @@ void enqueue(SimulatedDevice& device, const std::string& name, std::function<voi
 
 void register_fallback(torch::Library& all, torch::Library& aten) {
   all.fallback(torch::CppFunction::makeFromBoxedFunction<&run_boxed>());
-  // Kernels for every backend, which only raise or give another layout, would come before the fallback.
+  // Kernels for all backends, which only raise or give another layout, would take precedence over the
+  // fallback.
   for (const char* name : {"convolution_overrideable", "convolution_backward_overrideable", "pixel_shuffle",
                            "pixel_unshuffle", "reflection_pad3d", "replication_pad2d", "replication_pad3d"})
     aten.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_boxed>());

@@ -28,7 +28,7 @@ std::vector<alloc::SimRange> ranges_of(const std::vector<Use>& uses);
 void enqueue(SimulatedDevice& device, const std::string& name, std::function<void()> work,
              const std::vector<Use>& uses, alloc::SimGraph::EachLaunch each_launch = {});
 
-// Waits for a stream in the name of an operator.
+// Waits for a stream on behalf of an operator.
 void wait_for(SimulatedDevice& device, alloc::StreamId stream, const std::string& name);
 
 // `all`: of namespace _, `aten`: of aten.

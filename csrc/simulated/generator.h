@@ -1,7 +1,7 @@
 // Random numbers of the simulated devices: a seed and an offset, as the generators of real devices have.
 //
 // An operator takes its place in the sequence when it is enqueued, so numbers do not depend on when streams
-// move: take() gives the seed of the CPU generator that the operator gets, and moves the offset.
+// run: take() gives the seed of the CPU generator that the operator gets, and advances the offset.
 //
 // Thread safety: none, as with every generator of torch; users hold its mutex_.
 #pragma once

@@ -75,7 +75,7 @@ GraphPool::~GraphPool() {
   try {
     order_streams();
   } catch (const std::exception&) {
-    // The device is broken; its next call says so.
+    // The device is broken; its next call reports it.
   }
   (void)allocator.pools().release(id_).ok();
   if (allocator.pools().exists(id_)) (void)allocator.empty_cache(id_).ok();
@@ -161,7 +161,7 @@ void GraphPool::adopt(c10::StorageImpl& storage) {
   set_owner(storage, torch_allocator().raw_deleter());
 }
 
-// Blocks that wait for another stream are at rest once the device has ended its work.
+// Blocks wait for no other stream once the device has ended its work.
 template <class Call>
 void GraphPool::at_rest(Call call) {
   alloc::Status status = call();

@@ -1,14 +1,14 @@
 // GraphPool: memory of the graphs of one tree on a simulated device: a private pool of its allocator.
 //
 // Note [Who uses a pool]
-//   Graphs write the pool's free blocks, and the allocator does not know when or on which stream. So whoever
-//   is about to write says so by hand_over(), which makes a stream come after all that used the pool so far:
+//   Graphs write the pool's free blocks, and the allocator does not know when or on which stream. So code
+//   that is about to write calls hand_over(), which makes its stream wait for all that used the pool so far:
 //   the stream that used it last, and each that the program named by record_stream.
 //
 // Note [Owners after a restore]
-//   restore() rebuilds the blocks. A storage that owned one and is not named there keeps a deleter that
-//   nothing can take from it; its device ignores it once (SimulatedDevice::forget_owner). That can delay the
-//   free of a later block at the address, never cause a wrong one.
+//   restore() rebuilds the blocks. A storage that owned one and is not named there keeps its deleter, which
+//   cannot be removed; its device ignores it once (SimulatedDevice::forget_owner). That can delay the free of
+//   a later block at the address, but not cause a wrong one.
 //
 // Thread safety: full.
 #pragma once
@@ -47,7 +47,7 @@ class GraphPool {
   void begin_route();
   void end_route();
 
-  // A block that nobody owns but the caller, who gives it back with free(). Null for 0 bytes.
+  // A block that the caller owns and frees with free(). Null for 0 bytes.
   alloc::Addr allocate(alloc::Bytes size_bytes);
   // Throws InputError unless the block is live and no storage owns it.
   void free(alloc::Addr address);

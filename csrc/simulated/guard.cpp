@@ -63,7 +63,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
       check(status);
       return true;
     }
-    driver.step(stream_of(stream));  // so that loops that ask until it is done end
+    driver.step(stream_of(stream));  // so that loops that poll until it is done end
     return false;
   }
   void synchronizeStream(const c10::Stream& stream) const override {

@@ -1,4 +1,4 @@
-// What torch asks of an accelerator besides guards and memory.
+// torch's interface of an accelerator, except guards and memory.
 #pragma once
 
 #include <ATen/detail/PrivateUse1HooksInterface.h>

@@ -32,7 +32,7 @@ void report(alloc::Addr address) {
 }
 
 void on_signal(int signal, siginfo_t* info, void* context) {
-  // A signal that somebody sent has no address.
+  // A signal that was sent by a process has no address.
   if (info && (info->si_code == SEGV_MAPERR || info->si_code == SEGV_ACCERR))
     report(reinterpret_cast<alloc::Addr>(info->si_addr));
   if (former.sa_flags & SA_SIGINFO) {

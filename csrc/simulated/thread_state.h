@@ -9,8 +9,8 @@
 
 namespace staticrt::simulated {
 
-// Keys of what is already done when an operator arrives at its device: autograd, autocast, Python's modes,
-// functorch.
+// Dispatch keys that are already handled when an operator reaches its device: autograd, autocast, Python's
+// modes, functorch.
 c10::DispatchKeySet keys_above_devices();
 
 class ThreadState {

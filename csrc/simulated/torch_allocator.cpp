@@ -78,7 +78,7 @@ class TorchAllocator final : public c10::DeviceAllocator {
                 " and the stream is one of ", stream.device(), "; give a stream of a simulated device");
     SimulatedDevice& user = device_at(stream.device_index());
     const auto address = reinterpret_cast<Addr>(pointer.get());
-    // Storages that share bytes until one is written own them together.
+    // Copy-on-write storages own their bytes together.
     if (pointer.get_deleter() == &release || c10::impl::cow::is_cow_data_ptr(pointer))
       check(device.allocator().record_use(address, stream_of(stream), user.shared_driver()));
     else

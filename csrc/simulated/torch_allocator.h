@@ -5,10 +5,10 @@
 
 namespace staticrt::simulated {
 
-// Serves the current device. Lives until the process ends, as those below do.
+// Serves the current device. Never destroyed, as those below.
 c10::DeviceAllocator& torch_allocator();
-// The allocator of storages on one device, whichever is current: torch asks it for the bytes of a copy when
-// somebody writes a storage that is shared until then.
+// The allocator of storages on one device, whichever is current: torch allocates the bytes of a copy with it
+// when a copy-on-write storage is written.
 c10::Allocator& torch_allocator_of(int index);
 
 }  // namespace staticrt::simulated

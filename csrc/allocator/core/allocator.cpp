@@ -45,7 +45,7 @@ Core::Core(Driver& device, std::shared_ptr<const Config> settings)
     budget.set_limit(limit_of(*settings->memory_fraction, info.total_bytes));
 }
 
-// Gives every mapped byte and reserved address back; blocks still live die with it.
+// Returns all mapped bytes and reserved addresses to the driver, those of live blocks too.
 Core::~Core() {
   caches->detach();
   (void)driver.device_sync().ok();
@@ -96,7 +96,7 @@ void Core::update_gate() {
   bool open = false;
   bool was_open = false;
   {
-    // All under the mutex: of two updates at once, the later one has seen what the earlier one has.
+    // All under the mutex, so that the later of two concurrent updates sees what the earlier one did.
     const Lock lock(*this);
     const Config& now = settings();
     open = !compat && now.thread_cache && now.caching && !now.rounding.enabled && !routes.any() &&

@@ -76,7 +76,7 @@ class DeviceAllocator {
   Core& core() { return *core_; }  // for the other parts of allocator/
 
  private:
-  // From the fastest way to the last; each goes on to the next where it does not apply.
+  // From the fastest path to the slowest; each falls back to the next one.
   [[gnu::noinline]] Status allocate_cached(const Request& request, Addr* address);
   [[gnu::noinline]] Status allocate_small(const Request& request, Addr* address);  // fast.cpp
   [[gnu::noinline]] Status allocate_large(const Request& request, Addr* address);  // fast.cpp

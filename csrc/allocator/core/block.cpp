@@ -6,8 +6,8 @@
 
 namespace staticrt::alloc {
 
-// Blocks are bookkeeping of the host: where they cannot be had, the process is out of memory, and this ends
-// as a failed `new` does.
+// Blocks are host memory: if no block can be made, the process is out of memory, and this fails as `new`
+// does.
 BlockSlab::BlockSlab() {
   for (capacity_ = 1u << 25; capacity_ >= 1u << 12; capacity_ /= 2) {  // 2 GiB of addresses
     void* base = mmap(nullptr, capacity_ * sizeof(Block), PROT_READ | PROT_WRITE,

@@ -9,11 +9,11 @@
 //   PendingCapture -> PendingEvent | Free,  PendingEvent -> Free
 //
 // Held belongs to the thread that holds the growth mutex while a driver call maps, unmaps or releases
-// the block's pages: nobody takes or merges it, and it is in no index.
+// the block's pages: no other thread takes or merges it, and it is in no index.
 //
 // Thread safety: none, except that address, size, slot, pool and id of a Live block may be read without
-// a lock by whoever was given its address, and that the address alone may be read of any block at any time
-// (LooseAddr): a thread cache looks whether a block it remembers is still the one at an address it was given.
+// a lock by the thread that was given its address, and that the address of any block may be read at any time
+// (LooseAddr): a thread cache checks whether a block that it remembers still has the given address.
 #pragma once
 
 #include <array>

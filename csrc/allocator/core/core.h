@@ -15,11 +15,11 @@
 //
 // Note [Locks]
 //   growth_mutex  before  mutex (the core mutex, a leaf). All tables are written under the core mutex.
-//   Whoever maps, unmaps or releases memory holds growth_mutex and does it in three steps: plan under
-//   the core mutex (blocks become Held, bytes are reserved in the budget), driver calls under
-//   growth_mutex only, commit or roll back under the core mutex. So growth is one ticket at a time:
-//   equal misses wait for it and search again. Callbacks, observers and context functions run without
-//   any lock, so they may call the allocator.
+//   A thread that maps, unmaps or releases memory holds growth_mutex and does it in three steps: plan under
+//   the core mutex (blocks become Held, bytes are reserved in the budget), driver calls under growth_mutex
+//   only, commit or roll back under the core mutex. So one thread grows at a time: other misses wait for it
+//   and search again. Callbacks, observers and context functions run without any lock, so they may call the
+//   allocator.
 #pragma once
 
 #include <algorithm>

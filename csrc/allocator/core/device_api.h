@@ -1,7 +1,7 @@
 // Driver: every device call the allocator makes, and nothing else.
 //
 // One Driver is one device. Three exist: host memory (driver_host.h), a simulated device
-// (driver_sim.h) and CUDA (driver_cuda.h). The allocator holds a Driver and never asks which one.
+// (driver_sim.h) and CUDA (driver_cuda.h). The allocator does not distinguish them.
 //
 // Contract of every call:
 // (1) It throws nothing. Unless it returns ok, the device is as before and outputs are untouched.
@@ -40,8 +40,8 @@ struct CaptureState {
 };
 
 // What a thread may do while some stream is captured. `relaxed` allows growth (rule G7). `trial` is relaxed
-// too; whoever began it goes on without a graph, so that a driver which reports mistakes reports none that
-// breaks it.
+// too, but its caller can do without a graph: a driver that reports mistakes does not report those that break
+// it.
 enum class CaptureMode : uint8_t { global, thread_local_, relaxed, trial };
 
 struct ProcessUse {
@@ -62,10 +62,10 @@ class Driver {
   virtual bool survives_fork() const { return false; }
   virtual void before_fork() {}
   virtual void after_fork() {}
-  // Free and total physical bytes now, other processes included. Cheap, but a driver call.
+  // Physical bytes that no process uses now, and in total. Cheap, but a driver call.
   virtual Status memory_info(Bytes* free_bytes, Bytes* total_bytes) = 0;
-  // An error left by earlier asynchronous work, or ok. Never blocks. Asked before growth, so that a
-  // broken device is not reported as out of memory (rule G8).
+  // An error left by earlier asynchronous work, or ok. Never blocks. Called before growth, so that a broken
+  // device is not reported as out of memory (rule G8).
   virtual Status pending_error() = 0;
 
   // --- Fixed segments: physical memory and its address in one call (cuMemAlloc, cuMemFree).
@@ -150,8 +150,7 @@ class Driver {
   // Launches that are under way go on. REQUIRES, here and below: no capture unless under RelaxedCapture.
   virtual Status exec_destroy(ExecId) { return no_graphs(); }
   virtual Status graph_destroy(GraphId) { return no_graphs(); }
-  // A stream that nobody else has, for captures; it lives as long as the process. Torch's number of it is the
-  // same.
+  // A stream for captures only, which is never destroyed. Torch uses the same number for it.
   virtual Status stream_create(StreamId*) { return no_graphs(); }
   // Records a copy whose addresses can change from launch to launch, after all that `stream` has recorded so
   // far and before all it records next. REQUIRES: capture_state(stream) is active, and both ranges are this
@@ -165,14 +164,14 @@ class Driver {
   // A file descriptor another process can import; the receiver of the number closes it.
   virtual Status physical_export(PhysicalId physical, int* fd) = 0;
   virtual Status physical_import(int fd, Bytes size_bytes, PhysicalId* physical) = 0;
-  // Memory of the other processes on this device, by pid. unsupported where nobody can say (no NVML).
+  // Memory of the other processes on this device, by pid. unsupported without NVML.
   virtual Status processes(std::vector<ProcessUse>* uses) = 0;
 
  private:
   Status no_graphs() const { return Status::Unsupported(info().name + ": the device has no graphs"); }
 };
 
-// While it lives, this thread may grow memory although a stream is captured.
+// While it exists, this thread may grow memory although a stream is captured.
 class RelaxedCapture {
  public:
   explicit RelaxedCapture(Driver& driver) : driver_(driver) {

@@ -1,4 +1,4 @@
-// The way of most requests in native mode: from a free block of an expandable segment, and back into it.
+// The path of most requests in native mode: from a free block of an expandable segment, and back into it.
 //
 // What is left of a block keeps its place in the index while it stays in its size bin, and a freed block that
 // borders on free bytes becomes part of them: the neighbour's bounds move, and nothing is taken out or put

@@ -18,7 +18,7 @@ Block* Core::search(const Want& want) {
   return &block;
 }
 
-// Upstream's search, line by line in meaning: its results depend on what it does not look at.
+// Upstream's search, step by step, because its results depend on which blocks it skips.
 Block* Core::search_compat(const Want& want) {
   const OrderedIndex& index = pools[want.pool].free_of(want.size_class).ordered();
   auto at = index.from(want.slot, want.size);

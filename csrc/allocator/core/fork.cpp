@@ -47,7 +47,7 @@ void let_go() {
 
 void in_child() {
   forks.fetch_add(1, std::memory_order_relaxed);
-  for (Core* core : guarded().cores) core->delivering = false;  // the thread that did is not here
+  for (Core* core : guarded().cores) core->delivering = false;  // the child has no such thread
   let_go();
 }
 

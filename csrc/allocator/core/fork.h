@@ -1,7 +1,7 @@
-// fork(2): what a child process may do with the allocators it was born with.
+// fork(2): what a child process may do with the allocators that it inherits.
 //
-// Host allocators work on: their locks are taken before the fork, so that no other thread, which the child
-// does not have, holds one or is half-way through a change. Devices do not survive a fork (CUDA says so, and
+// Host allocators keep working: their locks are taken before the fork, so that no thread that is missing in
+// the child holds one or has half made a change. Devices do not survive a fork (CUDA does not support it, and
 // the pages of a simulated one are shared): their drivers refuse the child's calls.
 #pragma once
 
@@ -9,7 +9,7 @@ namespace staticrt::alloc {
 
 class Core;
 
-// While it lives, forks wait until nobody is inside the allocator.
+// While it exists, forks wait until no thread is inside the allocator.
 class ForkGuard {
  public:
   explicit ForkGuard(Core& core);

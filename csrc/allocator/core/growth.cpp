@@ -5,7 +5,8 @@
 namespace staticrt::alloc {
 
 Bytes Core::page_bytes(SizeClass size_class) const {
-  // Native mode moves pages between free blocks, whose ends small pages reach closer (move.cpp).
+  // Native mode moves whole pages between free blocks: the smaller a page, the more of a block it can move
+  // (move.cpp).
   return size_class == SizeClass::small || !compat ? kSmallSegment : settings().large_segment_bytes;
 }
 
@@ -239,7 +240,7 @@ void Core::hold_room(const Want& want, Bytes chunk, const std::vector<BlockId>& 
 }
 
 void Core::leave_room(const Room& room) {
-  // Unmapped pieces first: joining them with neighbours never touches a Held free piece.
+  // Unmapped pieces first: joining them with neighbours does not touch a Held free piece.
   for (const BlockId id : room.unmapped) put_unmapped(blocks[id]);
   for (const BlockId id : room.free) put_free(blocks[id]);
 }

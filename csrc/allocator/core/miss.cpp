@@ -1,4 +1,4 @@
-// What happens on a miss: the reclaim steps.
+// The reclaim steps that follow a miss.
 //
 // Native mode: after any step that freed bytes the request is searched again and growth tried again, so
 // that no step is taken in vain (U1). Compat mode: upstream's order, rule G1, which does neither.
@@ -137,7 +137,7 @@ Status Core::allocate_on_miss(Want& want, Addr* address) {
 
 Status Core::reclaim_steps(Want& want, Addr* address) {
   if (want.address != kNullAddr) {
-    // N8: there or nowhere. Steps that free memory elsewhere would change much and help nothing.
+    // N8: exactly there. Steps that free memory elsewhere do not help.
     return Status::Oom(oom_text(want, Status::Oom("address"), ReclaimLog()));
   }
   Miss miss(*this, want, address);
@@ -156,8 +156,8 @@ Status Core::reclaim_steps(Want& want, Addr* address) {
   std::string text;
   {
     const Growth growth(*this);
-    SRT_TRY(hibernated(want));  // the pool may have gone to sleep before; not while we hold the growth mutex
-    // Whoever held the mutex before may have grown enough for this request too.
+    SRT_TRY(hibernated(want));  // it may have been until now
+    // The thread that held the mutex before may have grown enough for this request too.
     if (!compat && miss.search()) return Status::Ok();
     bool capturing = false;
     {
@@ -233,7 +233,7 @@ Status Core::reclaim_steps(Want& want, Addr* address) {
 }
 
 // An idle block of another stream, taken over behind an event wait: later work of our stream runs after
-// all that the owner has enqueued so far. Ours is the part we need; the rest stays the owner's.
+// all that the owner has enqueued so far. We take the part we need; the rest stays the owner's.
 Block* Core::steal(const Want& want) {
   if (pools[want.pool].captured || captures.any() || slot_captured(want.slot)) return nullptr;
   const std::vector<BlockId> idle = collect_free([&](const Block& block) {

@@ -1,17 +1,17 @@
 // Moving pages: physical pages of scattered free blocks, mapped again side by side, instead of growth.
 //
-// Addresses are plenty, memory is not: when a request finds no free block that is large enough although the
-// free blocks of its stream have the bytes, their whole pages go to the end of a segment, where they make
-// one free block. Later work of the stream uses them there. Earlier work may still use the old addresses, and
-// does so before the later: these stay mapped, and Stale, until a flush or trim waits for the stream anyway.
-// So a move costs one mapping and no wait. Pages of captured pools never move: replays touch them.
+// Addresses are abundant, memory is not. When no free block is large enough for a request but the free blocks
+// of its stream together are, their whole pages are mapped at the end of a segment, where they form one free
+// block. Later work of the stream uses them there. Earlier work may still use the old addresses, and does so
+// before the later: these stay mapped, and Stale, until a flush or trim waits for the stream anyway. So a
+// move costs one mapping and no wait. Pages of captured pools never move: replays touch them.
 #include "allocator/core/core.h"
 
 namespace staticrt::alloc {
 namespace {
 
-// A move pays if it gathers this part of the pool's memory. Large requests are worth more: what they do not
-// find in free blocks is much, and growth for it stays. Chosen by the traces of bench_allocator.
+// A move pays if it gathers this share of the pool's memory. Large requests justify more, because memory that
+// grows for them stays. Chosen with the traces of bench_allocator.
 Bytes least_worth(Bytes request, Bytes mapped) {
   return mapped / (request > 64 * kMiB ? 32 : 12);
 }
@@ -103,7 +103,7 @@ bool Core::move_pages(const Want& want) {
   }
   if (status.ok()) status = grant(base, move.bytes);
   if (!status.ok() && at != base) {
-    // Work on the old addresses may touch these pages now; an unmap wants them at rest.
+    // Work on the old addresses may touch these pages now; an unmap requires that none does.
     (void)driver.stream_sync(want.stream).ok();
     (void)driver.unmap(base, at - base).ok();
   }
@@ -140,7 +140,7 @@ bool Core::move_pages(const Want& want) {
 }
 
 // Removes old mappings, once the work that was enqueued before has ended (growth mutex held). The pages may
-// have come to other streams since: all are waited for, so that an unmap finds them at rest.
+// have been given to other streams since: wait for all of them, so that no work uses the pages at the unmap.
 void Core::settle_stale() {
   if (stale_bytes == 0) return;
   const RelaxedCapture relaxed(driver);

@@ -64,7 +64,7 @@ Status DeviceAllocator::add_peer(const Driver& peer) {
   if (has_peer(peer)) return Status::Ok();
   const RelaxedCapture relaxed(*driver_);
   {
-    // Before the ranges are listed: shared blocks that are opened from here on are given to it.
+    // Before the ranges are listed: shared blocks that are opened from now on are given to the peer.
     const Core::Lock lock(core);
     core.peers.push_back(index);
   }

@@ -27,7 +27,7 @@ Bytes Core::drain() {
     ++counters.sync_all_streams;
   }
   // No other thread destroys events: they go back to the pool of events only. One that another thread
-  // polled and recorded again meanwhile is merely waited for longer.
+  // polled and recorded again meanwhile only makes the wait longer.
   for (const auto& [device, event] : events) {
     const RelaxedCapture relaxed(*device);
     if (!device->event_sync(event).ok()) break;

@@ -67,7 +67,7 @@ void Ledger::fold() {
   complete(all, pool_->high_all, waiting, pool_->earlier_all);
   fold_level(all, pool_->high_all, pool_->level[PoolStats::kAll], level[PoolStats::kAll]);
   pool_->high_all = all;
-  // Whatever is allocated is active too.
+  // All that is allocated is active too.
   for (GaugeFlow& flow : pool_->flow)
     for (auto* amounts : {&flow.in, &flow.moved})
       for (size_t k = 0; k < 2; ++k) (*amounts)[kActive[k]] = (*amounts)[kAllocated[k]];

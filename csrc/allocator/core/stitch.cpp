@@ -1,9 +1,9 @@
 // Stitching (GMLake, ASPLOS 2024): pages of several free blocks, mapped once more side by side.
 //
 // It serves requests that no other step can: pages of a captured pool may not leave their addresses,
-// since replays touch them there. The lenders stay Held while the stitched segment lives, so the bytes
-// have one owner at a time: whoever has the stitched block. Only blocks of the request's stream lend,
-// so stream order protects them as it does any reuse.
+// since replays touch them there. The lenders stay Held while the stitched segment exists, so the bytes have
+// one owner at a time: the owner of the stitched block. Only blocks of the request's stream lend, so stream
+// order protects them as it does any reuse.
 #include "allocator/core/core.h"
 #include "common/error.h"
 

@@ -16,7 +16,7 @@ Streams::~Streams() {
 }
 
 Slot Streams::find_slot(StreamId stream) {
-  // Streams of CUDA are addresses: their low bits say little.
+  // Streams of CUDA are addresses, whose low bits differ little.
   Recent& recent = recent_[(raw(stream) ^ raw(stream) >> 6) % kRecent];
   if (recent.stream != stream) {
     auto at = slots_.find(raw(stream));
@@ -93,7 +93,7 @@ const std::vector<BlockId>& Streams::poll() {
   if (batches_ == 0) return done_;
   for (Line& line : lines_) {
     if (line.batches.empty()) continue;
-    // This thread may be capturing, also where others began the capture: torch's are not known here.
+    // This thread may be capturing even if the allocator has no capture open: it does not know of torch's.
     const RelaxedCapture relaxed(driver_of(line));
     while (!line.batches.empty()) {
       const Batch oldest = line.batches.front();

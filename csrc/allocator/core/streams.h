@@ -84,7 +84,7 @@ class Streams {
   // a block comes once for each batch it was in. An event query's error ends that of its slot. The result
   // holds until the next poll.
   const std::vector<BlockId>& poll();
-  // Events of all closed batches, oldest first per slot, and whose they are.
+  // Events of all closed batches, oldest first per slot, and their streams' devices.
   std::vector<std::pair<Driver*, EventId>> outstanding() const;
 
   Status take_event(EventId* event) { return take(events_, driver_, event); }
@@ -135,10 +135,10 @@ class Streams {
   std::vector<Line> lines_;
   std::unordered_map<uint64_t, Slot> slots_;
   std::map<std::pair<Driver*, StreamId>, Slot> peer_slots_;
-  static constexpr StreamId kNoStream{~uint64_t{0}};  // never has a slot
+  static constexpr StreamId kNoStream{~uint64_t{0}};  // has no slot
   StreamId last_stream_ = kNoStream;
   Slot last_slot_ = kNoSlot;
-  // Slots asked for lately: a program that changes between streams looks none up.
+  // The latest slots, so that a program that alternates between a few streams needs no lookup.
   static constexpr size_t kRecent = 8;
   struct Recent {
     StreamId stream = kNoStream;

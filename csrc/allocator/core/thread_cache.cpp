@@ -91,7 +91,7 @@ ThreadCaches::AtThreadEnd::~AtThreadEnd() {
 
 ThreadCache* ThreadCaches::find_mine() {
   if (ended_) return nullptr;
-  // Caches of allocators that are gone serve nobody.
+  // Caches of destroyed allocators are not used again.
   std::erase_if(at_end_.caches, [](const Attached& each) {
     const std::lock_guard lock(each.owner->mutex_);
     return each.owner->core_ == nullptr;
@@ -208,7 +208,8 @@ bool ThreadCaches::refill(ThreadCache& cache, int index, StreamId stream, Addr* 
       while (count > 1 && !magazine.full()) magazine.push(*got[--count]);
     }
   }
-  // Left if a visitor is in, who wants blocks back, or if a tracker called at the unlock has used this cache.
+  // Not taken if a visitor is in, which takes blocks back, or if a tracker called at the unlock has used this
+  // cache.
   if (count > 1) {
     const Core::Lock lock(*core_);
     while (count > 1) core_->free_live(*got[--count]);

@@ -7,10 +7,10 @@
 //
 // Note [Owner and visitor]
 //   A cache is used by its thread, and emptied now and then by visitors. The owner marks itself busy and
-//   looks whether a visitor wants in; a visitor says so and waits until the owner is not busy. For that the
-//   owner's store must be visible before its load: the visitor enforces it with membarrier(2), so the
+//   checks whether a visitor waits; a visitor sets its flag and waits until the owner is not busy. For that
+//   the owner's store must be visible before its load: the visitor enforces it with membarrier(2), so the
 //   owner pays for no fence. Where membarrier is missing the cache stays off. Under ThreadSanitizer, which
-//   does not know membarrier, the owner uses a sequentially consistent exchange.
+//   does not model membarrier, the owner uses a sequentially consistent exchange.
 #pragma once
 
 #include <algorithm>
@@ -134,7 +134,7 @@ class ThreadCache {
 
   // The line used last, or nullptr.
   Line* last() const { return last_; }
-  // The line of a stream (slot), or nullptr.
+  // The line of a stream's slot, or nullptr.
   Line* find(StreamId stream) {
     if (last_->stream == stream && last_ != &no_line()) [[likely]]
       return last_;
@@ -215,7 +215,7 @@ class ThreadCaches : public std::enable_shared_from_this<ThreadCaches> {
   explicit ThreadCaches(Core& core);
   // False where membarrier is missing.
   static bool supported();
-  // No thread reaches the core from here on; entries are dropped, the core frees their memory itself.
+  // No thread reaches the core from now on; entries are dropped, and the core frees their memory.
   void detach();
 
   // The calling thread's cache, made if new; nullptr once the thread's caches have ended.
@@ -263,7 +263,8 @@ class ThreadCaches : public std::enable_shared_from_this<ThreadCaches> {
       return false;
     return cache.put(block);
   }
-  // What hit and keep leave: other lines and threads, empty and full magazines. false: go the long way.
+  // The cases that hit and keep do not handle: other lines and threads, empty and full magazines. false: use
+  // the core.
   bool allocate(Bytes size, StreamId stream, Addr* address);
   bool release(Block& block, Addr address);
 

@@ -23,7 +23,7 @@ uint64_t Trace::slow_ticks() {
 namespace {
 #endif
 
-// Both clocks at one moment: of a few readings, the one that took least in between.
+// Both clocks at one moment: of a few pairs of readings, the pair that was closest together.
 struct Moment {
   uint64_t ticks = 0;
   int64_t us = 0;
@@ -61,8 +61,9 @@ class Times {
   double us_per_tick_ = 0;
 };
 
-// Texts by number. Records outlive the threads that made them, so a text stays when no thread carries it any
-// more; of such idle ones the latest are kept, up to a number and to bytes. Records of others have none.
+// Texts by number. Records outlive the threads that made them, so a text stays after the last thread that
+// carries it; of these idle texts the latest are kept, up to a number and to bytes. Records of dropped texts
+// have none.
 class Texts {
  public:
   // The number of a text, kept until it has been given back as often.
@@ -125,7 +126,7 @@ Texts& texts() {
   return leaked;
 }
 
-// What a thread carries, given back at its end.
+// The texts that a thread carries, given back at its end.
 struct Carried {
   uint32_t metadata = 0, compile = 0;
   std::vector<uint32_t> outer;  // compile contexts around the innermost
@@ -225,7 +226,7 @@ uint32_t Trace::name_pool(PoolId id) {
 }
 
 // Names of pools that are gone and that no kept record has are given again, so that a program which makes
-// pools for ever holds as many names as it has pools and kept records, within a factor of two.
+// pools without end holds as many names as it has pools and kept records, within a factor of two.
 void Trace::sweep_pool_names() {
   std::vector<bool> used(pool_names_.size(), false);
   used[0] = true;
@@ -235,7 +236,7 @@ void Trace::sweep_pool_names() {
     numbers_.erase(pool_names_[name].id);
     unused_names_.push_back(static_cast<uint32_t>(name));
   }
-  // The sweep walks the history: not again before as many new names as pay for it.
+  // The sweep walks the history, so the next one waits until enough names were added to pay for it.
   sweep_at_ = std::max({size_t{64}, 2 * (pool_names_.size() - unused_names_.size()), ring_.size() / 16});
 }
 

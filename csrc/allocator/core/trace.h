@@ -1,6 +1,6 @@
 // Trace: a ring of 48-byte records of what the allocator did (I4 to I7, N9), and trackers that see all.
 //
-// Contexts (stack traces, say) are opaque to us: a caller's function makes them outside all locks.
+// Contexts (stack traces, for example) are opaque here: a caller's function makes them outside all locks.
 // Times are raw ticks, turned into microseconds when read.
 //
 // Thread safety: add() under the core mutex; dispatch() and the text functions need no lock.

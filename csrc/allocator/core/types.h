@@ -100,7 +100,7 @@ struct PoolIdHash {
 // How a call ended.
 enum class Code : uint8_t {
   ok,
-  oom,               // no memory (physical, address space or handles); nothing changed, nothing stays wrong
+  oom,               // no memory (physical, address space or handles); nothing changed
   not_ready,         // an event or stream still has work; not an error
   unsupported,       // this driver or device cannot do it; nothing changed
   invalid_pointer,   // the caller's: not ours, or already freed
@@ -134,8 +134,8 @@ inline std::ostream& operator<<(std::ostream& out, Code code) {
   return out << name_of(code);
 }
 
-// A code, and where it helps a text and the device's number. One word: a code that says all is kept in it, so
-// that ok, oom and not_ready cost nothing to return; else it points to the rest.
+// A code, sometimes with a text and the device's error number. It is one word: a code alone is stored in it,
+// so that returning ok, oom and not_ready costs nothing; else it points to all three.
 class [[nodiscard]] Status {
  public:
   Status() = default;
@@ -172,7 +172,7 @@ class [[nodiscard]] Status {
   Code code() const { return rest() == nullptr ? static_cast<Code>(word_ / 2) : rest()->code; }
   // The device's own error number (a CUresult), or 0.
   int32_t native() const { return rest() == nullptr ? 0 : rest()->native; }
-  // What failed and why, or "" where the code says all.
+  // What failed and why, or "" if there is only a code.
   const std::string& text() const {
     static const std::string none;
     return rest() == nullptr ? none : rest()->text;

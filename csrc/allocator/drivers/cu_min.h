@@ -1,7 +1,7 @@
 // The few CUDA driver and NVML functions that the CUDA driver calls: their types, constants, signatures.
 //
-// Nothing of CUDA is needed to build: the libraries are opened at run time. abi_check.cpp compares every
-// line here with NVIDIA's own headers wherever they are installed.
+// CUDA is not needed to build: the libraries are opened at run time. abi_check.cpp compares every line here
+// with NVIDIA's own headers where they are installed.
 #pragma once
 
 #include <cstddef>

@@ -14,7 +14,7 @@ constexpr const char* kCudaLibrary = "libcuda.so.1";
 constexpr const char* kNvmlLibrary = "libnvidia-ml.so.1";
 
 void* find_in_library(const char* library, const char* symbol) {
-  // Never closed: torch and its caching allocator live on it until the process ends.
+  // Never closed: torch and its caching allocator use it until the process ends.
   void* handle = dlopen(library, RTLD_LAZY | RTLD_LOCAL);
   return handle ? dlsym(handle, symbol) : nullptr;
 }

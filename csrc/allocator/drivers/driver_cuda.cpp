@@ -77,7 +77,7 @@ class CudaDriver final : public Driver {
     return Status::Ok();
   }
 
-  // Errors of earlier work stick to the context: every call returns them, this one is the cheapest.
+  // Every call returns errors of earlier work, which stay in the context; this one is the cheapest.
   Status pending_error() override {
     Bytes free = 0;
     Bytes total = 0;
@@ -395,7 +395,7 @@ class CudaDriver final : public Driver {
   const cu::Calls calls_;
   const CudaOptions options_;
   DeviceInfo info_;
-  cu::Context context_ = nullptr;  // kept for ever: torch uses it too
+  cu::Context context_ = nullptr;  // never released: torch uses it too
   cu::MemoryProperties properties_;
   CudaProcesses nvml_;
 };

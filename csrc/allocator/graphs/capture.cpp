@@ -71,7 +71,7 @@ void Core::defer_or_wait(Block& block) {
   for (const Slot slot : slots) {
     const StreamId stream = streams.stream_of(slot);
     NodeId node = kNoNode;
-    // A use outside the capture has no place in the graph: then only the end of the capture frees it.
+    // A use outside the capture has no node in the graph, so only the end of the capture frees the block.
     if (streams.is_peers(slot) || !slot_captured(slot) || !driver.capture_marker(stream, &node).ok()) return;
     marks.emplace_back(stream, node);
   }

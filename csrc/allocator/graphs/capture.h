@@ -3,8 +3,8 @@
 // The two are separate (N6): routing alone changes nothing else. While any capture is open, events are
 // not queried and frees of blocks with uses are deferred (S5, S6).
 //
-// A route's filter is evaluated without any lock, so it may be any function; it sees the stream and
-// runs in the requesting thread.
+// A route's filter is called without any lock, so it may be any function; it gets the stream and runs in the
+// requesting thread.
 #pragma once
 
 #include <atomic>
@@ -65,7 +65,7 @@ struct Captures {
 
   ~Captures() { anywhere -= static_cast<int>(open.size()); }
   bool any() const { return !open.empty(); }
-  // Captures that are open on any device of the process: streams of several may be in one.
+  // Open captures on all devices of the process: one capture may have streams of several.
   static inline std::atomic<int> anywhere = 0;
 };
 

@@ -1,5 +1,5 @@
-// hibernate and wake: a pool gives its free and discardable pages away between replays and gets them
-// back at the same addresses, so that captured graphs stay valid (U4).
+// hibernate and wake: a pool releases its free and discardable pages between replays and maps new ones at the
+// same addresses later, so that captured graphs stay valid (U4).
 #include "allocator/pools/pools.h"
 #include "common/error.h"
 
@@ -54,7 +54,7 @@ Status Pools::hibernate(PoolId id, Bytes* released) {
       if (!core_.slot_captured(slot))
         all.emplace_back(&core_.streams.driver_of(slot), core_.streams.stream_of(slot));
   }
-  // A graph may replay on any stream, and touches free blocks too: wait for all of them.
+  // A graph may replay on any stream and also touches free blocks: wait for all streams.
   const bool capturing = core_.captures.any();
   if (!capturing) SRT_TRY(core_.driver.device_sync());
   for (const auto& [device, stream] : all)

@@ -4,8 +4,8 @@
 //
 // Note [Pins]
 //   A thread that has chosen a pool and lets go of the core mutex (to reclaim memory) pins its record, and
-//   so does an open route. Numbers of records are used again: who brings one from outside the mutex brings
-//   the record's serial too, and is() tells whether it is still that pool.
+//   so does an open route. Numbers of records are reused: a caller that kept one while it did not hold the
+//   mutex also passes the record's serial, and is() tells whether it is still that pool.
 //
 // Thread safety: none; the core mutex is held. id, key and flags of a live pool never change, except
 // where marked.

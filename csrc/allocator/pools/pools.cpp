@@ -96,7 +96,7 @@ Status Pools::begin_capture(PoolId id, uint64_t* token) {
   SRT_TRY(find(id, &pool));
   if (pool->hibernated)
     return Status::InvalidArgument(detail::concat("capture: pool ", id, " is hibernated; wake it first"));
-  // Frees made before the capture get their events now: inside, events rest.
+  // Record the events of earlier frees now: during the capture none are recorded.
   core_.poll_ready();
   *token = ++core_.captures.tokens;
   core_.captures.open.push_back({*token, id, pool->captured});

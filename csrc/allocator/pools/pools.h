@@ -29,8 +29,8 @@ class Pools {
   // A filter for begin_route: requests of the calling thread only (N1).
   static RouteFilter this_thread();
 
-  // A graph capture whose memory is the pool's: while it is open, events rest and frees of blocks with
-  // uses wait (S5). Separate from routing (N6). The pool counts as captured from here on.
+  // A graph capture whose memory is the pool's: while it is open, events are not queried and frees of blocks
+  // with uses wait (S5). Separate from routing (N6). The pool counts as captured from here on.
   Status begin_capture(PoolId id, uint64_t* token);
   Status end_capture(uint64_t token, bool succeeded);
 

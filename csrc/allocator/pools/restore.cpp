@@ -16,8 +16,8 @@ std::vector<SegmentId> segments_of(Core& core, PoolIndex pool) {
   return ids;
 }
 
-// An image is of blocks at rest: none waits for an event or a capture's end, and no mapping for its stream.
-// `counts`: blocks per segment.
+// An image has no blocks that wait for an event or the end of a capture, and no mapping that waits for its
+// stream. `counts`: blocks per segment.
 Status at_rest(Core& core, const Pool& pool, const std::vector<SegmentId>& segments,
                std::vector<size_t>* counts = nullptr) {
   for (const SegmentId s : segments) {
@@ -49,7 +49,7 @@ ImageSegment image_of(Core& core, const Segment& segment, size_t count) {
   image.runs.reserve(count);
   for (BlockId b = segment.first; b != 0; b = core.blocks[b].next) {
     const Block& block = core.blocks[b];
-    // What an unmapped block's stream is does not matter: no bytes are there.
+    // An unmapped block's stream does not matter, because it has no bytes.
     const Slot slot = block.state == BlockState::unmapped ? segment.slot : block.slot;
     ImageRun& run =
         image.runs.emplace_back(block.size, block.requested, block.state, core.streams.stream_of(slot));

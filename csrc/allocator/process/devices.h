@@ -1,7 +1,7 @@
 // The process' allocators: one for host memory, one per CUDA device, each made at first use, and those of
 // other devices, which are added by name.
 //
-// They live until the process ends: torch may free its tensors after every static object is gone.
+// They are never destroyed: torch may free its tensors after every static object is gone.
 //
 // Thread safety: full.
 #pragma once

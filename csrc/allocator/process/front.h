@@ -1,6 +1,6 @@
 // DeviceFront: the allocators of all devices behind one pair of calls.
 //
-// A pointer needs no device to be freed: page maps say whose it is (I10).
+// A pointer is freed without naming its device: page maps tell it (I10).
 //
 // Thread safety: full.
 #pragma once

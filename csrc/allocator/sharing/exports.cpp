@@ -83,7 +83,7 @@ Status Exports::share(Addr inside, SharedBlock* shared) {
   made.token = FileDescriptor(ends[1]);
   {
     const Core::Lock lock(core_);
-    ++core_.shared_blocks;  // closes the thread caches, whose blocks are freed without a look at their marks
+    ++core_.shared_blocks;  // closes the thread caches, which free blocks without checking their marks
   }
   core_.update_gate();
   Status status;
@@ -116,7 +116,7 @@ Status Exports::share(Addr inside, SharedBlock* shared) {
   if (status.ok()) {
     *shared = std::move(made);
   } else {
-    made.token = {};  // nobody has it
+    made.token = {};  // no process has it
     (void)collect();
   }
   return status;
@@ -143,10 +143,10 @@ Bytes Exports::collect() {
   {
     const std::lock_guard lock(mutex_);
     if (entries_.empty()) return 0;
-    std::vector<struct pollfd> ends;  // of all entries, in their order: one call of the system asks them all
+    std::vector<struct pollfd> ends;  // of all entries, in their order: one system call polls them all
     for (const auto& [address, entry] : entries_)
       for (const FileDescriptor& end : entry.watched) ends.push_back({end.number(), 0, 0});
-    (void)poll(ends.data(), ends.size(), 0);  // where it fails, nobody has let go yet
+    (void)poll(ends.data(), ends.size(), 0);  // if it fails, all blocks count as still in use
     auto asked = ends.begin();
     for (auto at = entries_.begin(); at != entries_.end();) {
       Entry& entry = at->second;

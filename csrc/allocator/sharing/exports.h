@@ -1,9 +1,8 @@
 // Exports: the blocks of one device that other processes have.
 //
-// A shared block stays Live until its own process has freed it and nobody else has it. The others are known
-// by tokens: share() makes a pipe and gives its writing end away; the pipe hangs up when the last copy of
-// that end is closed, be it because a process let go or because it died. No process counts, and none has to
-// answer.
+// A shared block stays Live until its own process has freed it and no other process has it. Tokens track the
+// other processes: share() makes a pipe and passes its writing end on; the pipe hangs up when the last copy
+// of that end is closed, by a call or because a process ended. No process keeps a count or has to answer.
 //
 // Thread safety: full. Closures that keep() takes run without locks.
 #pragma once
@@ -30,10 +29,11 @@ class Exports {
   // The live block that holds `inside`. invalid_pointer: there is none. unsupported: the block cannot leave
   // the process (it is in a private pool or a fixed segment, or the device exports nothing).
   Status share(Addr inside, SharedBlock* block);
-  // If others have the block, `release` is kept and called once they have let go; true then. Else false, and
-  // nothing has changed. The block is given up by its owner either way: another release of it is an error.
+  // If other processes have the block, `release` is kept and called once they have closed it; returns true.
+  // Else returns false, and nothing has changed. In both cases the owner has given the block up: another
+  // release of it is an error.
   Status keep(Addr address, std::function<void()> release, bool* kept);
-  // Looks who has let go. Bytes that became free.
+  // Frees blocks that the other processes have closed. Returns the bytes that became free.
   Bytes collect();
   size_t count() const;  // blocks that others have, as of the last collect()
   const std::array<uint64_t, 2>& identity() const { return identity_; }

@@ -1,9 +1,8 @@
 // Imports: memory of other processes that is mapped here.
 //
 // A block is mapped once, however often it is opened, and unmapped after its last close(), once the streams
-// that used it have ended what they were given. Only then does its own process learn that it was let go. The
-// bytes are charged to that process. A block of this very process is not mapped again: its own address
-// serves.
+// that used it have finished their work. Only then does its own process see that it was closed. The bytes are
+// charged to that process. A block of this process itself is not mapped again: its own address is used.
 //
 // Thread safety: full. No lock is held while close() waits.
 #pragma once
@@ -23,7 +22,7 @@ class DeviceAllocator;
 
 class Imports {
  public:
-  // Told of mappings: after one was made, and before it goes.
+  // Called after each new mapping, and before one is removed.
   struct Observer {
     std::function<void(Addr address, Bytes size, StreamId stream)> mapped;
     std::function<void(Addr address)> leaving;

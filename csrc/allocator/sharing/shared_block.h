@@ -1,4 +1,4 @@
-// A block of one process in the hands of another: what the other one needs to map it.
+// A block that one process shares: what another process needs to map it.
 #pragma once
 
 #include <array>
@@ -18,8 +18,8 @@ struct ShareKey {
   auto operator<=>(const ShareKey&) const = default;
 };
 
-// Whoever has an open copy of `token`, in whatever process, keeps the block: its memory goes to nobody else
-// until the kernel has closed the last one.
+// An open copy of `token`, in any process, keeps the block: its memory is not reused until the kernel has
+// closed the last copy.
 struct SharedBlock {
   struct Page {
     Bytes size = 0;

@@ -1,5 +1,4 @@
-// SimDriver as a Driver. What the program and the world do is in sim_program.cpp, graphs are in
-// sim_captures.cpp.
+// SimDriver as a Driver. sim_program.cpp has the calls of tests, sim_captures.cpp the graphs.
 #include "allocator/simulated/driver_sim.h"
 
 #include <algorithm>
@@ -12,8 +11,8 @@
 namespace staticrt::alloc {
 namespace {
 
-// Far from heap, stack and AddressSanitizer's shadow. Only a wish: ThreadSanitizer keeps this range for
-// itself and hands out another; asking for exactly these addresses would get its process ended, or page 0.
+// Far from heap, stack and AddressSanitizer's shadow. Only a hint: ThreadSanitizer reserves this range and
+// gives out another one; with MAP_FIXED it would end the process, or return page 0.
 constexpr Addr kWishedBase = 0x2000'0000'0000;
 constexpr Addr kMostAddress = Addr{1} << 48;  // what the allocator's map of pages can hold
 
@@ -83,7 +82,7 @@ bool SimDriver::inherited() const {
 }
 
 Status SimDriver::enter(SimCall call) {
-  // The pages are shared with the process that made them: a child would take them away from it.
+  // The process that made the pages still uses them: a child would take them away from it.
   if (inherited())
     return Status::Error(info_.name + " belongs to the process that this one was forked from; make another",
                          kSimMisuse);
@@ -391,7 +390,7 @@ Status SimDriver::processes(std::vector<ProcessUse>* uses) {
   const Lock lock(mutex_);
   if (!processes_known_) return Status::Unsupported("sim: the process list is not known");
   uses->clear();
-  if (memory_.other_bytes() > 0) uses->push_back({1, memory_.other_bytes()});  // stands for all others
+  if (memory_.other_bytes() > 0) uses->push_back({1, memory_.other_bytes()});  // pid 1 stands for all others
   return Status::Ok();
 }
 

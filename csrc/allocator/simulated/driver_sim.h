@@ -1,4 +1,4 @@
-// A simulated device: real memory behaviour, streams that move only when told, and a race oracle.
+// A simulated device: real memory behaviour, streams that run only on request, and a race oracle.
 //
 //   SimDriver sim({.total_bytes = 100 * kMiB});
 //   const StreamId side = sim.create_stream();
@@ -8,8 +8,8 @@
 //   EXPECT_EQ(sim.report_text(), "");   // no race, no misuse
 //
 // The first half of the class is Driver, as an allocator sees a device. The second half is what only tests
-// and `staticrt.memory.simulated` use: they play the program (work, touches, captures, launches) and the
-// world (faults, other processes). Call allocated() and freed() where the program gets and gives memory.
+// and `staticrt.memory.simulated` use: they stand for the program (work, touches, captures, launches) and its
+// environment (faults, other processes). Call allocated() and freed() where the program allocates and frees.
 //
 // Misuse of a Driver call (unmap of what is not mapped, a call that breaks a capture) returns Code::error
 // and is reported like a race.
@@ -50,7 +50,7 @@ struct SimConfig {
   bool backed = true;            // false: bookkeeping only, pointers must not be followed
   bool fresh_addresses = false;  // true: no address is given twice, so that older memory has lower ones
   bool oracle = true;            // false: no race checks, for speed
-  bool eager = false;            // true: work runs when enqueued, as on a device that is never behind
+  bool eager = false;            // true: work runs when it is enqueued
   bool kernel_alias = false;     // true: device addresses cannot be followed, see kernel_address
   // Devices whose streams wait for each other, or which use each other's memory, share one.
   std::shared_ptr<SimMachine> machine = {};
@@ -128,7 +128,7 @@ class SimDriver final : public Driver {
   // Poisons a new allocation and guards the bytes behind it: sim_guard.h. Not under capture. REQUIRES:
   // allocated(address, size_bytes, stream) was called, and `redzone_bytes` behind it belong to its block.
   void guard(Addr address, Bytes size_bytes, Bytes redzone_bytes, StreamId stream);
-  // What the host has run at once in the name of `name`: whether it left the guards of these ranges intact.
+  // Checks that an operator `name`, which the host ran at once, left the guards of these ranges intact.
   void check_guards(const std::vector<SimRange>& ranges, const std::string& name, StreamId stream);
   // A touch that also writes `value` into the bytes when it runs; one that reports if they hold another
   // value then. REQUIRES: backed.
@@ -137,13 +137,13 @@ class SimDriver final : public Driver {
   uint64_t advance(StreamId stream, uint64_t count = 1);  // work done; less if it must wait
   // One piece of the stream's work, and what it waits for.
   void step(StreamId stream);
-  // How streams move while somebody waits.
+  // How streams advance during a wait.
   void set_order(SimOrder order, uint64_t seed);
   uint64_t pending(StreamId stream) const;  // pieces of work not done yet
   // `reusable`: a buffer of a pool of graphs, which is written again after it was freed: see sim_oracle.h.
   void allocated(Addr address, Bytes size_bytes, StreamId stream, bool reusable = false);
   void freed(Addr address);
-  // A pool has the blocks of a checkpoint again: `gone` are no allocations any longer, `there` are.
+  // A pool was restored from a checkpoint: `gone` are no longer allocations, `there` are.
   void restored(const std::vector<SimPlace>& gone, const std::vector<SimPlace>& there, StreamId stream);
   bool is_live(Addr address) const;  // allocated() and not yet freed(); false if there is no oracle
   // What lies at the address, for a signal handler: it allocates nothing and does not wait. False if another
@@ -161,8 +161,8 @@ class SimDriver final : public Driver {
   uint64_t graph_count() const;  // graphs and what was made of them to be launched
   // The capture that the stream is in; 0: none. No fault can hide it.
   uint64_t capture_id(StreamId stream);
-  // Whether the stream is in a capture that began on another device: what this one allocates is not the
-  // graph's.
+  // Whether the stream is in a capture that began on another device: what this device allocates does not
+  // belong to the graph.
   bool captured_from_elsewhere(StreamId stream);
   // The program gives the graph that the stream is captured into whatever lies at this address at each
   // launch: an argument that may be replaced by another one there.
@@ -170,8 +170,8 @@ class SimDriver final : public Driver {
   // What the next node of a captured stream comes after.
   std::vector<uint32_t> capture_frontier(StreamId stream);
 
-  // --- The world.
-  // Counting from now, calls number `nth` to `nth + times - 1` of `call` return `status`.
+  // --- The environment. Counting from now, calls number `nth` to `nth + times - 1` of `call` return
+  // `status`.
   void fail(SimCall call, uint64_t nth, Status status, uint64_t times = 1);
   void clear_faults();
   // Called without locks before each driver call; a status that is not ok is returned instead.
@@ -238,7 +238,7 @@ class SimDriver final : public Driver {
   void sync_all();
   void run_if_eager();
   std::vector<SimGuardPtr> guards_of(const std::vector<SimRange>& ranges);
-  // Reports work that wants bytes of another device which this one has no access to. ok: it has.
+  // Reports work that uses bytes of another device to which this one has no access. ok: it has access.
   Status refused(Addr address, Bytes size_bytes, const std::string& name, StreamId stream);
   // Whether work that runs now can use the bytes; reports if not.
   bool usable_now(Addr address, Bytes size_bytes, const std::string& name, StreamId stream);

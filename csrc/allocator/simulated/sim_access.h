@@ -1,10 +1,10 @@
-// Which operations touched which bytes, and on whose behalf: the memory of the race oracle.
+// Which operations touched which bytes, and for which owner: the history of the race oracle.
 //
 // A cell of equal history has one *owner* (the allocation, or
 // graph, its bytes serve now) and two clocks: `during`, the touches of this owner, and `before`, those
-// of all former owners. Touches of one owner may race with each other: that is the program's business.
-// A touch that is not ordered after all of `before` is the allocator's fault: it gave bytes away while
-// another stream could still use them.
+// of all former owners. Touches of one owner may race with each other: that is the program's responsibility.
+// A touch that is not ordered after all of `before` is the allocator's error: it reused bytes that another
+// stream could still use.
 //
 // Thread safety: none. SimDriver holds its mutex around every call.
 #pragma once

@@ -1,4 +1,4 @@
-// SimDriver, third part: work that says what it uses, and what is checked about memory.
+// SimDriver, third part: work that declares what it uses, and checks of memory.
 #include <algorithm>
 #include <cstdio>
 #include <iterator>
@@ -108,7 +108,7 @@ void SimDriver::launch(StreamId stream, std::function<void()> work, std::vector<
       if (Status refusal = refused(range.address, range.size_bytes, name, stream); !refusal.ok())
         planned = std::move(refusal);
   if (status) *status = planned;
-  // What may not run would only be reported again.
+  // Work that may not run would only be reported again.
   if (!planned.ok()) ranges.clear(), work = [] {}, each_launch = {};
   const auto checked = this->checked(stream, ranges, known);
   if (SimGraph* graph = graph_of(stream)) {

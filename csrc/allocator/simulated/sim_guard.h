@@ -2,8 +2,8 @@
 //
 // Fresh and freed memory holds kPoison in every byte: NaN as a floating point number, -1 as an integer. The
 // redzone takes the rest of the allocation's last block granule, and more if the device was made with larger
-// ones. Both are written in the order of the allocation's stream, as its contents are, so that work which is
-// late and still writes the former owner's bytes is not taken for a mistake.
+// ones. Both are written in the order of the allocation's stream, as its contents are, so that pending work
+// that still writes the former owner's bytes is not reported.
 //
 // Thread safety: none. SimDriver holds its mutex around every call.
 #pragma once
@@ -19,8 +19,7 @@ namespace staticrt::alloc {
 struct SimGuard {
   static constexpr uint8_t kPoison = 0xff;
   static constexpr uint8_t kRedzone = 0xa5;
-  static constexpr Bytes kMostPoisonBytes =
-      64 * kMiB;  // of one allocation: more would take the machine's memory
+  static constexpr Bytes kMostPoisonBytes = 64 * kMiB;  // of one allocation; limits host memory
 
   uint64_t owner = 0;  // number of the allocation
   Addr address = 0;

@@ -30,7 +30,7 @@ void after_fork(bool in_child) {
 }  // namespace
 
 void SimMutex::before_fork() {
-  // At most 200 ms: another thread may hold it while it waits for a lock of this one, such as Python's.
+  // At most 200 ms: another thread may hold it while it waits for a lock of this thread, such as the GIL.
   for (int tries = 0; tries < 200 && !held_for_fork_; ++tries) {
     held_for_fork_ = try_lock();
     if (!held_for_fork_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -40,7 +40,7 @@ void SimMutex::before_fork() {
 void SimMutex::after_fork(bool in_child) {
   if (std::exchange(held_for_fork_, false)) return unlock();
   if (!in_child) return;
-  (void)held_.release();  // nobody here can unlock it
+  (void)held_.release();  // no thread of the child can unlock it
   held_ = std::make_unique<std::mutex>();
   own(std::thread::id());
   depth_ = 0;

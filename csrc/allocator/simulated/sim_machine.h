@@ -1,5 +1,5 @@
-// What simulated devices of one machine have in common: a lock, the numbering of streams, and which device
-// reaches the memory of which.
+// What simulated devices of one machine share: a lock, the numbers of streams, and which device can access
+// the memory of which.
 //
 // Thread safety: the mutex. The devices hold it around every call.
 #pragma once
@@ -19,8 +19,8 @@ namespace staticrt::alloc {
 
 class SimDriver;
 
-// A recursive mutex that can be locked in a child of fork(2). A std::recursive_mutex could not: another
-// thread, which the child does not have, may hold it, and it knows its owner by a number that a fork changes.
+// A recursive mutex that can be locked in a child of fork(2). A std::recursive_mutex cannot: a thread that
+// does not exist in the child may hold it, and it identifies its owner by a number that a fork changes.
 class SimMutex {
  public:
   void lock() {

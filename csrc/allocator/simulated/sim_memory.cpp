@@ -39,7 +39,7 @@ SimMemory::SimMemory(const SimMemoryLimits& limits) : limits_(limits) {
   if (limits_.backed) {
     file_ = memfd_create("staticrt-sim", MFD_CLOEXEC);
     SRT_CHECK(file_ >= 0, "simulated device: memfd_create: ", std::strerror(errno));
-    // One granule more than promised, to align the base wherever the system puts it.
+    // One granule more than needed, to align the base wherever the system puts it.
     const Bytes span_bytes = (limits_.kernel_alias ? 2 : 1) * limits_.va_bytes;
     const Bytes reserve_bytes = span_bytes + limits_.granule_bytes;
     const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;

@@ -5,13 +5,12 @@
 // ordinary pointers, and two mappings of one physical page show the same bytes. Unbacked: bookkeeping
 // only, for devices larger than any machine and for speed.
 //
-// With `kernel_alias` device addresses are PROT_NONE for good: whoever follows one on the host dies of it, as
-// with a real device. The bytes are seen through a second reservation, at a fixed distance, that is for
-// kernels alone.
+// With `kernel_alias` device addresses stay PROT_NONE: host code that accesses one ends the process, as on a
+// real device. Kernels access the bytes through a second reservation at a fixed distance.
 //
-// Physical offsets are never used twice, so an offset names one byte of one physical allocation for ever.
-// What is imported from another file gets offsets of its own. Addresses are given lowest first: the same
-// calls get the same addresses relative to base().
+// Physical offsets are never reused, so an offset names one byte of one physical allocation. What is imported
+// from another file gets offsets of its own. Addresses are given lowest first: the same calls get the same
+// addresses relative to base().
 //
 // Thread safety: none. SimDriver holds its mutex around every call.
 #pragma once
@@ -36,7 +35,7 @@ struct SimMemoryLimits {
   bool backed = true;
   bool fresh_addresses = false;
   bool kernel_alias = false;  // only if backed
-  Addr base = 0;              // of the address space; only a wish if backed
+  Addr base = 0;              // of the address space; only a hint if backed
 };
 
 class SimMemory {
@@ -71,7 +70,7 @@ class SimMemory {
   // Imported memory is charged to the device it came from.
   Status export_physical(PhysicalId physical, FileDescriptor* fd);
   Status import_physical(int fd, Bytes size_bytes, PhysicalId* physical);
-  // Drops memory that was given up while other processes had it, and which they have let go since.
+  // Drops memory that was released while other processes had it, and that they have closed since.
   void drop_let_go();
   Status segment_alloc(Bytes size_bytes, Addr* address);
   Status segment_free(Addr address, Bytes size_bytes);
@@ -84,7 +83,7 @@ class SimMemory {
   // Whether the memory has not been released yet.
   bool exists(PhysicalId physical) const { return physicals_.count(raw(physical)) > 0; }
 
-  // Physical bytes taken by other processes; may exceed what is free, then nothing is.
+  // Physical bytes taken by other processes; if they exceed what is free, no bytes are free.
   void set_other_bytes(Bytes bytes) { other_bytes_ = bytes; }
   Bytes other_bytes() const { return other_bytes_; }
   Bytes free_bytes() const;

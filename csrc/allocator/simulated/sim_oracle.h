@@ -1,18 +1,18 @@
-// The race oracle: finds memory that an allocator gave, unmapped or replayed over too early.
+// The race oracle: finds memory that an allocator reused, unmapped or replayed over too early.
 //
-// It is told who owns which addresses (allocated, freed), what the streams touch, and when mappings go. A
-// history is kept per physical byte, so that one page seen at two addresses is one page. It reports:
+// Its callers report allocations (allocated, freed), what the streams touch, and unmaps. It keeps a history
+// per physical byte, so that one page at two addresses is one page. It reports:
 //   - bytes given to a stream that is not ordered after the last touch of their former owner;
 //   - bytes given while another live allocation has them, by address or by physical page;
 //   - a touch of bytes that are free, unmapped, or without access;
 //   - an unmap while the host does not know that all touches have ended;
 //   - two accesses of a live allocation of which one writes and that nothing orders, and accesses that leave
 //     their allocation (of work that says what it reads and writes: used());
-//   - a launch of a graph over bytes that now belong to somebody else, or are unmapped.
+//   - a launch of a graph over bytes that now belong to another owner, or are unmapped.
 // Pools of graphs: a launch brings back what its capture allocated and kept, although no allocator gives it
-// again. Nobody says when such an allocation ends: it is lent until a launch or an allocator writes over it,
-// and using it afterwards is reported as a use after free.
-// "Ordered" means by stream order, event waits and what the host has seen end, never by luck.
+// again. The end of such an allocation is not reported: it is lent until a launch or an allocator writes over
+// it, and using it afterwards is reported as a use after free. "Ordered" means by stream order, event waits
+// and what the host has seen end, not by timing.
 //
 // Thread safety: none. SimDriver holds its mutex around every call.
 #pragma once
@@ -108,7 +108,7 @@ class SimOracle {
     bool reusable = false;
     bool lent = false;  // by a launch
   };
-  // Bytes of a freed allocation that nobody has got since.
+  // Bytes of a freed allocation that were not allocated again.
   struct Freed {
     Addr end = 0;    // of these bytes
     Addr first = 0;  // of the allocation
@@ -121,7 +121,8 @@ class SimOracle {
   // name.
   const std::pair<const Addr, Live>* end_lent(Addr begin, Addr end, const SimGraph* keeps);
   void end(std::map<Addr, Live>::iterator it);
-  // The freed reusable allocation that contains the range lives again, lent, if nobody has its bytes.
+  // The freed reusable allocation that contains the range is live again, lent, unless its bytes were
+  // allocated again.
   const Live* lend_again(Addr address, Bytes size_bytes);
   // The live allocation that contains the range, or nullptr.
   const Live* live_around(Addr address, Bytes size_bytes) const;

@@ -1,4 +1,4 @@
-// SimDriver, second half: the program that runs on the device, and the world around it.
+// SimDriver, second part: the program that runs on the device, and its environment.
 #include <algorithm>
 #include <cstring>
 #include <utility>

@@ -1,9 +1,9 @@
-// Which reads and writes of which bytes nothing orders: the data races of a program, within live allocations.
+// Data races of a program within live allocations: reads and writes of the same bytes that nothing orders.
 //
-// SimOracle's AccessMap asks whether an allocator gave bytes away too early; it does not tell reads from
+// SimOracle's AccessMap tells whether an allocator reused bytes too early; it does not distinguish reads from
 // writes. Here each cell of equal history has its last write and, per stream, the last read since. Two
-// accesses race if one of them writes and the later one's clock does not know the earlier one (Flanagan and
-// Freund, FastTrack, PLDI 2009). Two reads never do.
+// accesses race if one of them writes and the later one's clock does not include the earlier one (Flanagan
+// and Freund, FastTrack, PLDI 2009). Two reads never do.
 //
 // Thread safety: none. SimDriver holds its mutex around every call.
 #pragma once
@@ -33,7 +33,7 @@ struct SimRange {
   std::vector<Step> steps = {};
 
   // Calls visit(begin, end) for the runs, in any order. At most kMostRuns, so that a view of very many is
-  // followed in part: races may be missed then, but none is invented.
+  // followed in part: races may be missed then, but no false one is reported.
   static constexpr uint64_t kMostRuns = 4096;
   template <class Visit>
   void runs(Visit visit) const {

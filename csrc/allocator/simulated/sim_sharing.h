@@ -1,4 +1,4 @@
-// Physical memory of a simulated device in the hands of several processes.
+// Physical memory of a simulated device that several processes share.
 //
 // A file descriptor that leaves the device is an open file of its own on the device's memory file. Its
 // position is the offset of the memory, so that the descriptor alone says which memory it is, and it holds a
@@ -20,7 +20,7 @@ namespace staticrt::alloc {
 // The descriptor for `size_bytes` at `offset` of a device's memory file.
 Status export_memory(int file, uint64_t offset, Bytes size_bytes, FileDescriptor* exported);
 
-// Whether somebody who opened the file anew has a lock on some of these bytes.
+// Whether another open file description has a lock on some of these bytes.
 bool others_have(int file, uint64_t offset, Bytes size_bytes);
 
 // The memory file of another device, or of this one, as it was imported. It holds locks on what is imported.

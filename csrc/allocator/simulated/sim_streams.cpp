@@ -62,7 +62,7 @@ void SimStreams::pop(Stream& stream) {
   if (!operation.work) return;
   ++working_;
   operation.work();
-  operation.work = nullptr;  // what it holds is dropped in the work's name
+  operation.work = nullptr;  // what it holds is dropped as part of the work
   --working_;
 }
 

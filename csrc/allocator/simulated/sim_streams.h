@@ -1,14 +1,14 @@
 // Virtual streams and events of the simulated device.
 //
-// A stream is a queue of work, event records and event waits. It moves only when told: advance() runs a
+// A stream is a queue of work, event records and event waits. It runs only on request: advance() runs a
 // number of pieces of work, finish() all that a record or stream needs and nothing else. Records and waits
 // take no time: they happen as soon as they are at the head of their queue and what they wait for is done.
 //
-// When somebody waits, set_order() says how far the streams that need not move move all the same: a real
-// device may be anywhere between "not at all" and "as far as they can".
+// set_order() decides how far streams that a wait does not need advance during it: a real device may be
+// anywhere between "not at all" and "as far as they can".
 //
-// Each stream also has a vector clock: what its next work is ordered after. The host has one too: it
-// learns only from queries that said ok and from syncs, not from streams moving.
+// Each stream also has a vector clock: what its next work is ordered after. The host has one too, which only
+// queries that returned ok and syncs advance.
 //
 // Thread safety: none. SimDriver holds its mutex around every call.
 #pragma once
@@ -29,14 +29,14 @@
 
 namespace staticrt::alloc {
 
-// What moves while somebody waits.
+// Which streams advance during a wait.
 enum class SimOrder : uint8_t {
-  needed,        // only what the wait needs: every other stream is as late as it can be
+  needed,        // only those that the wait needs: every other stream is as late as it can be
   random,        // besides, at each step, a stream chosen at random
   others_first,  // all other streams first, as far as they can: what is waited for is as late as it can be
 };
 
-// What the streams and allocations of devices of one machine have in common.
+// What the streams and allocations of the devices of one machine share.
 struct SimClocks {
   std::vector<DeviceStream> slots;  // of streams, in the order of first use
   VectorClock host;
@@ -67,7 +67,7 @@ class SimStreams {
   void at_once(StreamId stream, std::function<void()> work);
   RecordPtr record(StreamId stream);
   void wait(StreamId stream, const RecordPtr& record);
-  // Later work of `stream` is ordered after what `clock` knows; whoever says so makes the stream wait for it.
+  // Orders later work of `stream` after `clock`. REQUIRES: the stream waits for that work.
   void comes_after(StreamId stream, const VectorClock& clock) { at(stream).clock.join(clock); }
 
   // Runs up to `count` pieces of work; fewer if the stream is empty or waits for another one.

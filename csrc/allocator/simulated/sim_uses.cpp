@@ -1,4 +1,4 @@
-// SimOracle, second half: work that says what it reads and writes, and texts about it.
+// SimOracle, second part: work that declares what it reads and writes, and messages about it.
 #include <algorithm>
 #include <cstdio>
 #include <iterator>

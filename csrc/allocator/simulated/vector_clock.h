@@ -1,4 +1,4 @@
-// Vector clocks: who is known to have happened before whom (Mattern 1988).
+// Vector clocks: which operations are known to have happened before which (Mattern 1988).
 //
 // One slot per stream; slot s of a clock is the number of s's operations that are ordered before its
 // holder. Operation n of s happens before an operation with clock C iff C.of(s) >= n.
@@ -30,7 +30,7 @@ class VectorClock {
     grow(other.at_.size());
     for (size_t slot = 0; slot < other.at_.size(); ++slot) at_[slot] = std::max(at_[slot], other.at_[slot]);
   }
-  // The first slot in which this clock knows of an operation that `other` does not, if any.
+  // The first slot in which this clock includes an operation that `other` does not, if any.
   std::optional<size_t> ahead_of(const VectorClock& other) const {
     for (size_t slot = 0; slot < at_.size(); ++slot)
       if (at_[slot] > other.of(slot)) return slot;

@@ -1,6 +1,6 @@
 // A program ready to run: bound once, called from any thread.
 //
-// Who owns what: an Executable owns the bound program, which is immutable, and a pool of frames
+// Ownership: an Executable owns the bound program, which is immutable, and a pool of frames
 // (runtime/call/frame_pool.h), of which each call takes one and gives it back.
 #pragma once
 
@@ -88,7 +88,7 @@ class Executable : public std::enable_shared_from_this<Executable> {
   // The same on borrowed inputs; outputs are overwritten.
   void run(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs);
 
-  // The same for a caller outside of any graph, who gets what eager gives (runtime/call/caller_results.h).
+  // The same for a caller outside of any graph; results are as eager's (runtime/call/caller_results.h).
   void call(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs);
 
   // As run(), whether or not this thread is recorded (program/program_call.h).

@@ -3,7 +3,7 @@
 //   find_fixed  what weights and constants alone decide: computed once,
 //               Note [Weights are constants with a version]
 //   classify    what each other node turns into: nothing, a prepared call, part of a chain, a tensor step
-//   settle      which values need a tensor in a slot, and who owns the bytes
+//   settle      which values need a tensor in a slot, and what owns the bytes
 //   regions     which calls may run beside each other
 //   plan        offsets of all bytes that never leave a run, and what is made in place
 //   emit        the steps, in node order

@@ -1,4 +1,4 @@
-// Who needs a tensor, and the steps.
+// Which values need a tensor, and the steps.
 #include <algorithm>
 
 #include "common/error.h"

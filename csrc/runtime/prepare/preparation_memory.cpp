@@ -117,7 +117,7 @@ std::vector<int64_t> Preparation::bytes_beside_arena(const planner::SharedPlan& 
   return load;
 }
 
-// Values by who lends them their bytes; and when that begins and ends.
+// Values by the owner that lends them their bytes, and when each loan begins and ends.
 void Preparation::note_borrowers() {
   auto& borrowers = result_.borrowers_;
   std::stable_sort(borrowers.begin(), borrowers.end(),
