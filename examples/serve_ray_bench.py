@@ -48,7 +48,7 @@ class Encoder(torch.nn.Module):
 
 
 class Peer:
-    """A callable with what `Replica` asks of a loaded model."""
+    """A callable with the methods of a loaded model that `Replica` calls."""
 
     def __init__(self, call: Any) -> None:
         self._call = call
@@ -99,7 +99,7 @@ def files(folder: Path) -> dict[str, tuple[type[Replica], Path]]:
 
 
 def measure(clients: int, seconds: float) -> tuple[float, list[float]]:
-    """(requests per second, latencies in ms) of clients that each wait for their answer before they ask again."""
+    """(requests per second, latencies in ms) of clients that each wait for their answer before the next request."""
     body = json.dumps({"inputs": [[float(n * 7 % VOCABULARY) for n in range(TOKENS)]]})
     until = time.monotonic() + seconds
     times: list[list[float]] = [[] for _ in range(clients)]

@@ -1,6 +1,6 @@
 """Higher-order operators: calls with graphs as arguments.
 
-They are declared as pure as their bodies; whoever asks looks into these too (`passes/effects.py`).
+They are declared as pure as their bodies, which callers check too (`passes/effects.py`).
 Their results may be values that the bodies were given, so they have no verified aliases.
 """
 

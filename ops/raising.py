@@ -1,6 +1,6 @@
 """Operators that raise for some contents of their arguments: an index out of range, a singular matrix, division by zero.
 
-Eager raises such an error although nobody reads the result. What only sizes and dtypes decide is not meant: traces are
+Eager raises such an error although the result is unused. What only sizes and dtypes decide is not meant: traces are
 guarded by those.
 """
 
@@ -10,7 +10,7 @@ import functools
 
 import torch
 
-# Key in a node's `meta`: nobody reads its result, and it stays for its error.
+# Key in a node's `meta`: its result is unused, and it stays for its error.
 MAY_RAISE = "may_raise"
 # Names without namespace, overload and the underscore of in-place operators.
 _NAMES = """

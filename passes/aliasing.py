@@ -1,4 +1,4 @@
-"""Which values of a graph may share storage, who writes it, and what reaches the outputs.
+"""Which values of a graph may share storage, what writes it, and what reaches the outputs.
 
 Note [Outputs belong to the caller]: a rewrite must leave the aliases among a graph's inputs and outputs
 as they were. Where eager returns a fresh tensor, a rewrite may not return an input, a constant, or a

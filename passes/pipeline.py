@@ -71,7 +71,7 @@ PIPELINE: tuple[tuple[Callable[[PipelineOptions], GraphPass], str], ...] = (
     (lambda o: CanonicalViews(), "after no-ops went, chains of views are next to each other"),
     (lambda o: MergePieces(), "on canonical views; pieces that are selected alike become equal calls"),
     (lambda o: MergeEqualCalls(), "equal values have equal arguments only after the passes above"),
-    (lambda o: RemoveDeadCode(), "the passes below ask who reads a value"),
+    (lambda o: RemoveDeadCode(), "the passes below count the readers of a value"),
     (lambda o: AccumulateProducts(), "on canonical views: sums of gradients lie next to their products"),
     (lambda o: FuseActivations(), "on graphs without no-op casts in between"),
     (lambda o: FuseNorms(), "as the one before and the next one"),

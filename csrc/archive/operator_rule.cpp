@@ -230,7 +230,7 @@ void check_operators(const Program& program, const std::vector<std::string>& all
     names += (names.empty() ? "\"" : ", \"") + name + "\"";
   }
   throw ArchiveError("archive calls " + what +
-                     "\n  fix: if you trust whoever wrote it, load it with allow_operators=[" + names +
+                     "\n  fix: if you trust its author, load it with allow_operators=[" + names +
                      "] (in C++ LoadOptions::allow_operators, on the command line --allow-operator NAME)");
 }
 

@@ -28,7 +28,7 @@ struct Failure : std::runtime_error {
 
 // Throws Failure for an error of the server, and deletes it.
 void check(TRITONSERVER_Error* error);
-// Logs an error that nobody waits for, and deletes it.
+// Logs an error that no caller receives, and deletes it.
 void log_error(TRITONSERVER_Error* error);
 // The server's error for the exception that is being handled.
 TRITONSERVER_Error* current_error();

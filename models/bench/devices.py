@@ -111,7 +111,7 @@ def _waits_counted(device: str, counts: dict[str, int]) -> Iterator[None]:
 
 
 def _launches(call: Callable[[], object], device: str) -> int:
-    """Kernels and graphs that a call gives the driver; -1: nobody counts them."""
+    """Kernels and graphs that a call gives the driver; -1: they are not counted."""
     if not device.startswith("sim"):
         return -1
     sim = memory.device(device)

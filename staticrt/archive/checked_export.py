@@ -148,7 +148,7 @@ def load_exported(
     except Untrusted as error:
         raise InputError(
             f"{path} was not loaded: {error}",
-            fix="if you trust whoever wrote the file: staticrt.compile(torch.export.load(path)); on the command line, "
+            fix="if you trust the file's author: staticrt.compile(torch.export.load(path)); on the command line, "
             "--allow-operator NAME for an operator",
         ) from error
     except FileNotFoundError as error:

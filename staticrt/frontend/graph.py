@@ -36,8 +36,8 @@ class KnownInputs:
     Args:
         symbolic_ints: indices of ints that become symbols.
         weights: indices of tensors that are a model's parameters and buffers, handed in as arguments.
-        constant_sizes: index of a tensor -> for each dimension, whether its size and stride are constants: whoever
-            calls the function asks for another one where they differ.
+        constant_sizes: index of a tensor -> for each dimension, whether its size and stride are constants: calls
+            with other values need another trace.
     """
 
     symbolic_ints: frozenset[int] = frozenset()

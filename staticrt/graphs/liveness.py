@@ -1,4 +1,4 @@
-"""Liveness of outputs: whether anyone but the tree still holds one.
+"""Liveness of outputs: whether anything but the tree still holds one.
 
 An output that each replay returns as a new tensor is alive while its storage is. With cached outputs (policy "reuse") the tree
 holds the tensor itself, so liveness compares reference counts with those of the tree alone: Python references to the tensor
@@ -39,7 +39,7 @@ class PathOutput:
         self._storage: torch.UntypedStorage | None = None
 
     def alive(self) -> bool:
-        """Whether anyone but the tree holds the output."""
+        """Whether anything but the tree holds the output."""
         tensor = self.cached
         if tensor is None:
             return not self.moved and self.ref.use_count() > 0
@@ -73,7 +73,7 @@ class PathOutput:
         """Whether the output is still alive after these tensors on its storage are dropped.
 
         Args:
-            tensors: each held once by this list and once by the list of inputs; by anyone else only if it is alive.
+            tensors: each held once by this list and once by the list of inputs; by other code only if it is alive.
 
         Conservative: may return True for a dead output, never False for a live one.
         """

@@ -5,9 +5,9 @@
     y = staticrt.memory.open_shared(handle)   # in another process: the same bytes
 
 The handle carries file descriptors: one for each page of physical memory, and one that stands for the right to the
-memory. Whoever has it open keeps the memory, in whatever process: the handle, its copies under way, and the tensors
-made of it. When its owner has freed it and the last of them has let go or died, the memory goes back. A copy that nobody
-ever reads is under way until the process that sent it ends.
+memory. Open copies of it in any process keep the memory: the handle, its copies under way, and the tensors made of it.
+When its owner has freed it and the last copy is closed, also by the end of a process, the memory is freed. A copy that
+no process ever reads is under way until the process that sent it ends.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _received(
 def share(tensor: torch.Tensor) -> SharedTensor:
     """A handle of the tensor for other processes; they see the same bytes.
 
-    Waits for the current stream, so that the bytes are there. Who writes them later has to tell the others.
+    Waits for the current stream, so that the bytes are there. A process that writes them later must notify the others.
     The tensor's whole pages (2 MiB) can be seen by a process that opens it, as with CUDA's handles.
     From then on the tensor's storage can be neither resized nor donated (`donate=`).
 

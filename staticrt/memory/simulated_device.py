@@ -120,7 +120,7 @@ class SimulatedDevice(Device):
 
         Args:
             writes: whether the work writes them or only reads them. Then an access that nothing orders with another
-                one is reported as well, if one of the two writes. None: only who has the bytes is checked.
+                one is reported as well, if one of the two writes. None: only the owner of the bytes is checked.
         """
         self._sim.touch(
             check.stream_number(stream),

@@ -54,7 +54,7 @@ class Simulated:
             synchronous: run operators when they are enqueued.
             checks: report races, accesses outside of live tensors and overwritten redzones, and fill unset and
                 freed memory with bytes 0xff (NaN, or -1).
-            redzone_bytes: bytes behind each tensor that nobody may write, besides those up to the next multiple of
+            redzone_bytes: bytes behind each tensor that no work may write, besides those up to the next multiple of
                 512, which are checked anyway. Statistics of memory contain them.
             unreachable: pairs of devices, (0, 1), that have no access to each other's memory. Copies between them go
                 through the host.

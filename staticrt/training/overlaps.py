@@ -48,7 +48,7 @@ def draws_by_memory(gm: fx.GraphModule) -> dict[str, str]:
 def views_of_several(gm: fx.GraphModule) -> dict[str, str]:
     """Nodes of a Dynamo graph such as `chunk`, which give several views, of which some are results: they run eagerly.
 
-    Eager refuses a write to such a view. AOTAutograd makes a tensor of its own of it, which anybody may write.
+    Eager refuses a write to such a view. AOTAutograd makes a separate tensor of it, which may be written.
 
     Returns:
         Why, by their names.
@@ -62,7 +62,7 @@ def views_of_several(gm: fx.GraphModule) -> dict[str, str]:
         while node is not None and isinstance(node.meta.get("example_value"), torch.Tensor):
             node = next((each for each in node.all_input_nodes if memory in _memories(each)), None)
         if node is not None:
-            found[node.name] = "it gives several views, which eager lets nobody write"
+            found[node.name] = "it gives several views, and eager refuses writes to them"
     return found
 
 

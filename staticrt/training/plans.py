@@ -45,7 +45,7 @@ class Plan:
         options: checked options.
         num_results: outputs from this index on are saved for a backward; None if none is.
         role: "forward", "backward" or "inference".
-        lent: inputs whose bytes a run may use where nobody else holds any of them.
+        lent: inputs whose bytes a run may use where nothing else holds any of them.
 
     Attributes:
         captured: captures and replays runs, with the option `graphs`.

@@ -137,7 +137,7 @@ class Judge:
         try:
             with torch.no_grad():
                 if any(trace.packed for trace in read_body(data).traces):
-                    return "ran, with weights packed by whoever wrote the file"
+                    return "ran, with weights that the file's author packed"
                 want = archive_eager.run(data, inputs)
         except Exception as error:
             return f"ran, eager not: {type(error).__name__}"

@@ -35,7 +35,7 @@ def open_device(name: str) -> torch.device:
 def work(name: str, first: int, target: Path, sections: tuple[str, ...]) -> int:
     """Run checks from number `first` on and append their rows, as JSON lines, to a file.
 
-    A line with the number alone says that a check has begun, so that whoever reads the file knows which one ended the
+    A line with the number alone says that a check has begun, so that a reader of the file sees which one ended the
     process. Returns 0, or 3 if the device no longer works and the remaining checks need another process.
     """
     device = open_device(name)

@@ -207,7 +207,7 @@ class Snapshot(Walk):
         self._guard = None
 
     def _is_of_owner(self, record: Record) -> bool:
-        """Whether the record of who holds a container compares it."""
+        """Whether the record of the container's holder compares it."""
         return isinstance(record, (DictRecord, ListRecord)) and id(record.live) in self._containers
 
     def reaches_bounded(self) -> bool:

@@ -89,14 +89,14 @@ class Escapes:
         return id(value) in self._made or any(value is young for young in gc.get_objects(0))
 
     def undo(self, owned: Callable[[], Iterable[Any]], roots: Iterable[Any]) -> list[str]:
-        """Take what the run made from those who keep it; after the run.
+        """Remove what the run made from the objects that keep it; after the run.
 
         Args:
             owned: gives each reference that the trace itself has to its values.
             roots: through which it reaches everything it made.
 
         Returns:
-            Who kept it, as phrases that follow "the model"; [] where nothing escaped.
+            What kept it, as phrases that follow "the model"; [] where nothing escaped.
         """
         young = gc.get_objects(0)
         values = [value for value in young if type(value) in _FAKE and self._is_ours(value)]

@@ -16,7 +16,7 @@ from staticrt.tools.report.memory_plot import load_snapshot, plot
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Draw memory. Of a MODEL: compile it, run it once, and draw its arena: who holds which bytes while which "
+        "Draw memory. Of a MODEL: compile it, run it once, and draw its arena: which value holds which bytes while which "
         "node runs, peak and lower bound. Of a snapshot (of staticrt.memory.dump_snapshot or torch.cuda.memory._dump_snapshot): memory "
         "over time and the blocks of each segment. Writes NAME.svg, of snapshots also NAME.png if matplotlib is installed."
     )

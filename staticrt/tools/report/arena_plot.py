@@ -131,7 +131,7 @@ def draw_layout(name: str, layout: ArenaLayout) -> Drawing:
         f"{format_bytes(layout.lower_bound_bytes)}, peak with outputs {format_bytes(layout.peak_bytes)}",
         14,
     )
-    drawing.text(LEFT, 42, "arena: who holds which bytes while which node runs", 11)
+    drawing.text(LEFT, 42, "arena: which value holds which bytes while which node runs", 11)
 
     def x(node: float) -> float:
         return LEFT + WIDTH * node / count

@@ -180,7 +180,7 @@ class Tools:
 
     @tool
     def plot_memory(self, path: str | Path, graph: int = 0, signature: int = -1) -> None:
-        """Draw the planned memory of one prepared program: who holds which bytes while which node runs.
+        """Draw the planned memory of one prepared program: which value holds which bytes at which node.
 
         Args:
             path: .svg, .html, or .png (needs matplotlib).
