@@ -225,7 +225,10 @@ def _aliased(node: fx.Node, known: OpFacts, output: int | None) -> list[fx.Node]
     found: list[fx.Node] = []
     for alias in known.aliases:
         if (output is None and single) or alias.output == output:
-            fx.map_arg(argument(node, alias.arg), lambda n: found.append(n) if holds_tensors(n) else None)
+            given = argument(node, alias.arg)
+            for each in given if isinstance(given, (list, tuple)) else (given,):
+                if isinstance(each, fx.Node) and holds_tensors(each):
+                    found.append(each)
     return found
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import fx
+
+# Without `Node.__setattr__`, which enters the node anew into the graph's table of operators.
+_set_args: Any = fx.Node.args.fset  # type: ignore[attr-defined]
+_set_kwargs: Any = fx.Node.kwargs.fset  # type: ignore[attr-defined]
 
 
 class QuickGraph(fx.Graph):
@@ -22,7 +27,15 @@ class QuickGraph(fx.Graph):
         """As the base class."""
         node = super().create_node(op, target, None, None, name, type_expr)
         if args:
-            node.args = args
+            _set_args(node, args)
         if kwargs:
-            node.kwargs = kwargs
+            _set_kwargs(node, kwargs)
         return node
+
+    def node_copy(self, node: fx.Node, arg_transform: Callable[[fx.Node], Any] = lambda x: x) -> fx.Node:
+        """As the base class."""
+        args: Any = fx.map_arg(node.args, arg_transform)
+        kwargs: Any = fx.map_arg(node.kwargs, arg_transform)
+        made = self.create_node(node.op, node.target, args, kwargs, node.name, node.type)
+        made.meta.update(node.meta)
+        return made

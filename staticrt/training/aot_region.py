@@ -30,6 +30,7 @@ from staticrt.native import _C
 from staticrt.options import Options
 from staticrt.runtime.cached_trace import has_elements_apart
 from staticrt.runtime.explain.explanation import EagerReport, TraceReport
+from staticrt.training.copied import copied
 from staticrt.training.decompositions import recurrent_networks
 from staticrt.training.double_backward import Replay
 from staticrt.training.grad_modes import inference_result, view_without_history
@@ -275,7 +276,8 @@ class Region:
             joint, inputs, budget=self._options.activation_memory_budget, **keywords
         )
         if self._options.backward_node != "aot":
-            self._pair = Pair(forward, backward, keywords["num_fwd_outputs"])
+            # AOTAutograd may change what it compiles.
+            self._pair = Pair(copied(forward), copied(backward), keywords["num_fwd_outputs"])
         return forward, backward
 
     def _compiler(self, role: str) -> Callable[..., Any]:

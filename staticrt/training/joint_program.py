@@ -8,6 +8,7 @@ saved as numbers. What lies in a checkpoint is computed again (`checkpoints.py`)
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -111,7 +112,8 @@ def build_joint(
     joint = _Joint(traced, backward)
     forward, gradients = joint.split()
     pair = Pair(forward, gradients, len(joint.results), backward.saving)
-    replay = Replay(_Rerun(joint.forward_only(writes=False)).call, name, joint.unread())
+    alone = joint.forward_only()
+    replay = Replay(_Rerun(alone).call, name, joint.unread())
     replay.attach_to_results(joint.written, len(joint.results), traced.random)
     plan = Plan(forward, options, len(joint.results), "forward")
     try:
@@ -129,8 +131,8 @@ def build_joint(
         raise CannotTrace(f"the autograd node does not serve it: {error}") from error
     assert plan.native is not None
     kept = traced.inputs[: len(joint.inputs)]  # incoming gradients come last
-    alone = dataclasses.replace(traced, module=joint.forward_only(), inputs=kept, route="training")
-    return alone, JointExecutable(region, plan.native, compiled, joint.layout, joint.views())
+    trace = dataclasses.replace(traced, module=alone, inputs=kept, route="training")
+    return trace, JointExecutable(region, plan.native, compiled, joint.layout, joint.views())
 
 
 class _Joint:
@@ -323,10 +325,10 @@ class _Joint:
         graph.eliminate_dead_code(is_impure_node=_stays)
         return _LazyGraphModule({}, graph)
 
-    def forward_only(self, writes: bool = True) -> fx.GraphModule:
-        """The forward without saved values, and with or without its writes to inputs."""
+    def forward_only(self) -> fx.GraphModule:
+        """The forward without saved values."""
         nodes = [node for node in self._gm.graph.nodes if node not in self._backward and node.op != "output"]
-        return self._copy([n for n in nodes if writes or n.target is not aten.copy_.default], self.results)
+        return self._copy(nodes, self.results)
 
     def unread(self) -> frozenset[int]:
         """Positions of the inputs that are written and on whose values no result depends: running statistics."""
@@ -369,15 +371,28 @@ def _forget_history(gm: fx.GraphModule) -> None:
             node.meta["val"] = plain(node.meta["val"])
 
 
-class _Rerun(fx.Interpreter):
-    """Runs a recorded forward on tensors that autograd sees, with gradients off where they were."""
+class _Rerun:
+    """Runs a recorded forward, but for its writes to inputs, on tensors that autograd sees."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self._module = module
+
+    @functools.cached_property
+    def _operators(self) -> fx.Interpreter:
+        return _Operators(self._module)
 
     def call(self, *inputs: Any) -> Any:
         with without_autocast():
-            return self.run(*inputs)
+            return self._operators.run(*inputs)
+
+
+class _Operators(fx.Interpreter):
+    """Gradients are off where they were when the graph was recorded."""
 
     def run_node(self, node: fx.Node) -> Any:
         """As the base class."""
+        if node.target is aten.copy_.default:  # nothing reads its result
+            return None
         if not node.meta.get(NO_GRAD):
             return super().run_node(node)
         with torch.no_grad():

@@ -74,7 +74,7 @@ class Pair:
     """The partitioned forward and backward graphs of a region.
 
     Args:
-        forward, backward: are copied, since compilers change their graphs.
+        forward, backward: nobody changes them later.
         num_outputs: results of the region, the first outputs of the forward.
         saving: the autograd nodes that save tensors, as of `EagerNodes`.
     """
@@ -86,8 +86,8 @@ class Pair:
         num_outputs: int,
         saving: frozenset[int] | None = None,
     ) -> None:
-        self.forward = copied(forward)
-        self.backward = copied(backward)
+        self.forward = forward
+        self.backward = backward
         self.num_outputs = num_outputs
         self.saving = saving
 
@@ -274,7 +274,7 @@ class _Segment:
         self._lent = [k for k, i in enumerate(part.saved) if i in region.lent]
         if is_later:  # what earlier segments hand on, nobody else has
             self._lent += incoming
-        self.compiled = CompiledGraph(copied(part.graph), options, "backward", incoming, lent=self._lent)
+        self.compiled = CompiledGraph(part.graph, options, "backward", incoming, lent=self._lent)
 
     def facts(self) -> dict[str, Any]:
         """The segment as C++ takes it."""

@@ -41,7 +41,7 @@ class Plan:
     """A graph that can run on flat inputs.
 
     Args:
-        graph: functional ATen with fake-tensor `meta["val"]`; the plan modifies it.
+        graph: functional ATen with fake-tensor `meta["val"]`; it stays as it is.
         options: checked options.
         num_results: outputs from this index on are saved for a backward; None if none is.
         role: "forward", "backward" or "inference".
@@ -65,7 +65,6 @@ class Plan:
         self.calls = 0
         self.lowered: LoweredGraph | None = None
         self._aliases: list[SavedAlias] = []
-        self._graph = graph
         self.num_outputs = len(graph.graph.output_node().args[0])  # type: ignore[arg-type]
         self.num_nodes = sum(node.op == "call_function" for node in graph.graph.nodes)
         # No custom operators: nothing for AOTAutograd's check of their aliases, which takes no scalars as tensors.
@@ -76,11 +75,10 @@ class Plan:
         )
         if options.executor == "reference":
             self.fallback = "executor='reference'"
-            settle_layouts(graph)
+            self._graph = _settled(graph)
             return
-        as_given = copied(graph)
-        settle_layouts(as_given)
-        self._opaque = Opaque(as_given)
+        self._opaque = Opaque(graph)
+        self._graph = rewritten = copied(graph)
         try:
             # A saved activation is an output and lives as long as its autograd graph.
             runtime = {**options.runtime(), "manage_outputs": False}
@@ -89,11 +87,11 @@ class Plan:
                     lent=list(lent), early_outputs=role == "forward", keeps_arena=role == "inference"
                 )
             if runtime.pop("passes"):
-                run_pipeline(graph)
-            settle_layouts(graph)
+                run_pipeline(rewritten)
+            settle_layouts(rewritten)
             if num_results is not None:
-                self._aliases = saved_aliases(graph, num_results)
-            self.lowered = LoweredGraph(graph, **runtime)
+                self._aliases = saved_aliases(rewritten, num_results)
+            self.lowered = LoweredGraph(rewritten, **runtime)
             if options.graphs is not False:
                 self.captured = _captured(self.lowered, options.graphs, role)
         except Exception as error:
@@ -103,7 +101,7 @@ class Plan:
             kind = "" if isinstance(error, LoweringError) else f"{type(error).__name__}: "
             self.fallback = kind + str(error).split("\n")[0]
             self.lowered, self.captured, self._aliases = None, None, []
-            self._graph = as_given  # a failed pass may have left the graph half rewritten
+            self._graph = _settled(graph)  # a failed pass may have left the other half rewritten
             log.info("a graph of %d nodes runs operator by operator: %s", self.num_nodes, self.fallback)
 
     @property
@@ -141,6 +139,12 @@ class Plan:
             interpreter = fx.Interpreter(self._graph)
             outputs = interpreter.boxed_run(inputs)
         return list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+
+
+def _settled(graph: fx.GraphModule) -> fx.GraphModule:
+    own = copied(graph)
+    settle_layouts(own)
+    return own
 
 
 def _captured(lowered: LoweredGraph, graphs: bool | GraphContext, role: str) -> CapturedRuns:
@@ -257,15 +261,14 @@ class CompiledGraph:
 
     def _plan(self, key: tuple[int, ...]) -> Plan:
         """The plan for calls without the inputs `i >= 0` and the outputs `-1 - i` of the key."""
-        graph = copied(self._graph) if self.incoming else self._graph
-        undefined = [i for i in key if i >= 0]
-        unneeded = {-1 - i for i in key if i < 0}
-        if unneeded:
+        graph = self._graph
+        if key:
+            graph = copied(graph)
+            unneeded = {-1 - i for i in key if i < 0}
             output = graph.graph.output_node()
             gradients: Any = output.args[0]
             output.args = (tuple(None if i in unneeded else item for i, item in enumerate(gradients)),)
-        if key:
-            without_gradients(graph, undefined)
+            without_gradients(graph, [i for i in key if i >= 0])
         log.debug("%s graph, undefined or unneeded gradients %s:\n%s", self.role, key, graph.graph)
         return Plan(graph, self._options, self._num_results, self.role, self._lent)
 

@@ -185,8 +185,8 @@ class Move:
         if found is None:
             return None
         chain, added = found
-        held = {self._root(node) for node in self.known} - {root}
         owners = dict.fromkeys(self._root(node) for node in added)
+        held = {self._root(node) for node in self.known} - {root} if owners else set()
         more = sum(storage_bytes(owner) for owner in owners if owner not in held and not self._callers(owner))
         size = storage_bytes(root) - more
         time = sum(nanoseconds(node) for node in chain if not torch_private.is_backward(node))
