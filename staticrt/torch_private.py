@@ -239,6 +239,14 @@ def gradients(
     return found
 
 
+def is_dispatched() -> bool:
+    """Whether an operator comes through the dispatcher; autograd copies what it saves, as does `.data`, without it.
+
+    To be asked beneath autograd.
+    """
+    return bool(torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.ADInplaceOrView))
+
+
 def running_node() -> int:
     """Sequence number of the autograd node that runs on this thread; -1 if none does."""
     node: Any = torch._C._current_autograd_node()  # type: ignore[attr-defined]

@@ -23,7 +23,7 @@ from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.reasons import CannotTrace, NeedsNoGradient
 from staticrt.frontend.tracing.maybe_views import storage_of
 from staticrt.frontend.tracing.tracer import AUTOGRAD_NODE, BACKWARD, NO_GRAD
-from staticrt.shapes.fake_results import new
+from staticrt.shapes.fake_results import below, new
 from staticrt.training import formulas
 from staticrt.training.checkpoint_state import look_again
 from staticrt.training.eager_nodes import saving_nodes
@@ -110,7 +110,9 @@ class Backward:
         if tracer.writes:
             _refuse_hidden_writes(tracer.graph.nodes)
         live = [out for out in outputs if isinstance(out, torch.Tensor) and out.grad_fn is not None]
-        self.saving = saving_nodes(_nodes(live, wanted.keys(), self._snapshot))
+        nodes = _nodes(live, wanted.keys(), self._snapshot)
+        with below():  # to look at what is saved is no operator
+            self.saving = saving_nodes(nodes)
         self.sources = tuple(source for _value, source in wanted.values())
         tangents = _incoming(tracer, results, len(arguments))
         look_again(tracer)

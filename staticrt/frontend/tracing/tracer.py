@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import (
     _push_mode,
 )
 
+from staticrt import torch_private
 from staticrt.frontend import budget
 from staticrt.frontend.guards.impure_calls import Watcher
 from staticrt.frontend.quick_graph import QuickGraph
@@ -125,6 +126,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._storages: dict[int, torch.UntypedStorage] = {}  # real storage -> its fake
         self._nodes: dict[int, fx.Node] = {}
         self._alive: list[tuple[torch.Tensor, int]] = []  # tensors with a node, their storages
+        self._unread: dict[
+            int, torch.Tensor
+        ] = {}  # detached tensor without a node -> what it was detached from
         self._memories: set[int] = set()  # of those, in any mode
         self._of_inference: set[int] = set()  # of those, made where the model has turned inference mode on
         self.watcher = watcher
@@ -187,6 +191,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def owned(self) -> Iterator[Any]:
         """Each reference that the tracer and those of its bodies have to a fake tensor or symbolic number."""
         yield from (tensor for tensor, _storage in self._alive)
+        yield from self._unread.values()
         yield from (lifted.fake for lifted in self.lifted.values())
         yield from (value for value, _node in self.outer.values())
         yield from values_of(self.graph)
@@ -305,13 +310,15 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented  # what it does with the tensors that it wraps arrives here next
         if isinstance(func, torch._ops.OpOverload) and func._schema.name in _QUERIES:
             return func(*args, **(kwargs or {}))
+        is_saved = func is aten.detach.default and self.autograd and not torch_private.is_dispatched()
         watched = self.watcher is not None and self.watcher.pause()
         try:
             budget.check()
             if not self.autograd:
                 return self._dispatch(func, args, kwargs or {})
             with torch._C._AutoDispatchBelowAutograd():
-                return self._dispatch(func, args, kwargs or {})
+                detached = self._detached(args[0]) if is_saved else None
+                return self._dispatch(func, args, kwargs or {}) if detached is None else detached
         except Exception:
             self.raised = str(func)
             raise
@@ -379,6 +386,27 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.versions.count(func, args, kwargs)
         return out
 
+    def _detached(self, tensor: torch.Tensor) -> Any:
+        """What autograd saves of a tensor, or finds saved, or some tensor's `.data`. None: it is recorded as an operator.
+
+        What it finds saved stands for the tensor itself. What it saves gets a node if an operator reads it.
+        """
+        saved = self._unread.get(id(tensor))
+        source = tensor if saved is None else saved
+        node = self._nodes.get(id(source))
+        if node is None or node.op != "call_function":
+            return None
+        fake = fake_by_rule(self.fake_mode, aten.detach.default, (tensor,), {})
+        if fake is None:
+            return None
+        if saved is not None and torch_private.running_node() >= 0:
+            self.track(fake, node)
+        else:
+            show_as_plain(fake)
+            self._alive.append((fake, fake.untyped_storage()._cdata))
+            self._unread[id(fake)] = source
+        return fake
+
     def _is_shared(self, tensor: torch.Tensor) -> bool:
         """Whether a fake tensor's memory comes from outside, or other tensors have it too."""
         memory = tensor.untyped_storage()._cdata
@@ -418,6 +446,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return value
 
     def _fake_tensor(self, value: torch.Tensor) -> torch.Tensor:
+        if id(value) in self._unread:
+            source = self._unread.pop(id(value))
+            self.record(aten.detach.default, (source,), {}, value, self.unbacked.pending())
+            return value
         if isinstance(value, FakeTensor):
             if self.parent is None:
                 raise CannotTrace("a tensor made outside of the recorded operators")

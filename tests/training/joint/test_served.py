@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from staticrt.training import joint_program
 from tests.support import random_regions
 from tests.support.joint_traces import both, joint, joint_calls
 from tests.support.training_cases import MODELS
@@ -312,3 +313,18 @@ def test_an_associative_scan_whose_step_reads_a_weight():
             run(x).sum().backward()
         torch.testing.assert_close(compiled.weight.grad, model.weight.grad)
     assert joint_calls(compiled) == 2
+
+
+def test_what_autograd_saves_is_no_operator_of_its_own(monkeypatch):
+    """Results that a derivative reads are saved, looked at and found by detached tensors."""
+    recorded = []
+    monkeypatch.setattr(
+        joint_program,
+        "build_joint",
+        lambda traced, *args, build=joint_program.build_joint: (
+            recorded.append(traced) or build(traced, *args)
+        ),
+    )
+    both(lambda x: x.sigmoid().tanh().exp(), torch.randn(3, requires_grad=True))
+    (traced,) = recorded
+    assert not traced.module.graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default)

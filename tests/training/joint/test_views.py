@@ -41,6 +41,9 @@ FUNCTIONS = {
     "a parameter": lambda x, norm: (norm.weight, norm.weight[1:], norm(x)),
     "with written buffers": _row_of_norm,
     "without gradients": _without_gradients,
+    "data": lambda x, _norm: (lambda y: (y, y.data, y.data[1:], y.data.data + y.tanh().data.exp()))(
+        x.sigmoid()
+    ),
     "integers": lambda x, _norm: (lambda i: (i, i.t(), x.sin()))(x.argsort()),
     "by sizes": lambda x, _norm: (lambda y: (y, y.view(y.shape[1], y.shape[0]), y[: y.shape[0] // 2]))(
         x.tan()
