@@ -1,10 +1,12 @@
 // What a trace's dispatch mode answers without running bytecode.
 //
 // Autograd's C++ asks a fake tensor for its device where it must not throw: `add_input_metadata` is noexcept.
-// The question goes to the mode. Any bytecode may raise, as when a signal's handler runs before it (Ctrl-C),
-// and an exception there would end the process.
+// The question goes to the mode, once torch's Python has been asked whether a library registered a rule for
+// the operator and the mode's class. Any bytecode may raise, as when a signal's handler runs before it
+// (Ctrl-C), and an exception there would end the process.
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "bindings/bindings.h"
 
@@ -19,9 +21,11 @@ struct DispatchNames {
   PyObject* fake_device = PyUnicode_InternFromString("_fake_device");
   PyObject* in_kernel = PyUnicode_InternFromString("in_kernel_invocation");
   PyObject* in_python = PyUnicode_InternFromString("dispatch_in_python");
-  PyObject* device_query = nullptr;  // torch.ops.prim.device.default
-  PyObject* meta = nullptr;          // torch.device("meta")
-  py::object fake_type;              // FakeTensor
+  PyObject* device_query = nullptr;    // torch.ops.prim.device.default
+  PyObject* meta = nullptr;            // torch.device("meta")
+  py::object fake_type;                // FakeTensor
+  PyObject* mode = nullptr;            // the class of modes
+  vectorcallfunc find_rule = nullptr;  // what runs the bytecode of find_torch_dispatch_rule
 };
 
 DispatchNames& dispatch_names() {
@@ -60,6 +64,15 @@ PyObject* torch_dispatch(PyObject* self, PyObject* const* args, Py_ssize_t count
                                    nullptr);
 }
 
+// find_torch_dispatch_rule(op, torch_dispatch_class), which C++ calls by the function object that it has
+// kept.
+PyObject* torch_dispatch_rule(PyObject* function, PyObject* const* args, size_t count, PyObject* names) {
+  const DispatchNames& known = dispatch_names();
+  // Nobody registers a rule for a class of ours.
+  if (!names && PyVectorcall_NARGS(count) == 2 && args[1] == known.mode) Py_RETURN_NONE;
+  return known.find_rule(function, args, count, names);
+}
+
 }  // namespace
 
 void bind_dispatch_mode(py::module_& m) {
@@ -69,7 +82,7 @@ void bind_dispatch_mode(py::module_& m) {
   m.def(
       "answer_devices",
       [](const py::type& mode, const py::object& device_query, const py::object& meta,
-         const py::type& fake_type) {
+         const py::type& fake_type, const py::function& find_rule) {
         DispatchNames& known = dispatch_names();
         known.device_query = device_query.inc_ref().ptr();
         known.meta = meta.inc_ref().ptr();
@@ -78,10 +91,15 @@ void bind_dispatch_mode(py::module_& m) {
             PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(mode.ptr()), &method));
         if (!descriptor) throw py::error_already_set();
         mode.attr("__torch_dispatch__") = descriptor;
+        if (!PyFunction_Check(find_rule.ptr())) return;  // another torch, which asks in C++
+        known.mode = mode.inc_ref().ptr();
+        auto* function = reinterpret_cast<PyFunctionObject*>(find_rule.ptr());
+        known.find_rule = std::exchange(function->vectorcall, &torch_dispatch_rule);
       },
-      py::arg("mode"), py::arg("device_query"), py::arg("meta"), py::arg("fake_type"),
-      "Give a class of dispatch modes a `__torch_dispatch__` that answers for devices, else asks its Python "
-      "method.");
+      py::arg("mode"), py::arg("device_query"), py::arg("meta"), py::arg("fake_type"), py::arg("find_rule"),
+      "Give a class of dispatch modes, of which there is one, a `__torch_dispatch__` that answers for "
+      "devices, "
+      "else asks its Python method. `find_rule`, torch's function, finds no rule for it without bytecode.");
 }
 
 }  // namespace staticrt::bindings

@@ -122,6 +122,32 @@ def test_a_step_that_cannot_be_undone_keeps_no_other_from_being_undone():
     assert gc.callbacks == before
 
 
+# torch's C++ asks its registry in Python before it asks the trace's mode, also where it may not throw.
+ASKED_FOR_RULES = """
+import sys
+import torch
+from tests.soundness.interrupt_cases import Plain
+from tests.soundness.interrupt_fuzzer import make
+
+def raises(frame, event, argument):
+    if frame.f_code.co_name == "find_torch_dispatch_rule" and frame.f_locals["torch_dispatch_class"].__name__ == "Tracer":
+        raise KeyboardInterrupt
+
+case, x = make("training", Plain, 0)
+sys.settrace(raises)
+got = case.call(case.compiled, x)
+sys.settrace(None)
+print(all(map(torch.allclose, got, case.call(case.eager, x))))
+"""
+
+
+def test_where_autograd_dispatches_no_rule_of_ours_is_looked_up_in_python():
+    done = subprocess.run(
+        [sys.executable, "-c", ASKED_FOR_RULES], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr[-2000:]
+
+
 BENEATH_AUTOGRAD = """
 from tests.soundness.interrupt_cases import Plain
 from tests.soundness.interrupt_fuzzer import Interrupt, bytecodes, interrupted, make

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
+from torch._library import simple_registry
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
@@ -553,7 +554,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                         self.track(item, getitem)
 
 
-_C.answer_devices(Tracer, torch.ops.prim.device.default, torch.device("meta"), FakeTensor)
+_C.answer_devices(
+    Tracer,
+    torch.ops.prim.device.default,
+    torch.device("meta"),
+    FakeTensor,
+    simple_registry.find_torch_dispatch_rule,
+)
 
 
 def current_tracer() -> Tracer:
