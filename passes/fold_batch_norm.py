@@ -20,6 +20,7 @@ from torch import fx
 from staticrt.passes.base import GraphPass, PassResult, Tolerance, each_node, register_pass, tensor_meta
 from staticrt.passes.effects import named_argument
 from staticrt.passes.rewrite import insert_call
+from staticrt.passes.symbols import known_equal
 
 aten = torch.ops.aten
 NATIVE = aten._native_batch_norm_legit_no_training.default
@@ -133,8 +134,7 @@ def _keeps_last_dim(view: fx.Node) -> bool:
         before is not None
         and after is not None
         and min(before.dim(), after.dim()) > 0
-        and isinstance(before.shape[-1], int)
-        and before.shape[-1] == after.shape[-1]
+        and known_equal(before.shape[-1], after.shape[-1])
     )
 
 

@@ -18,6 +18,7 @@ from staticrt.passes.aliasing import AliasInfo
 from staticrt.passes.base import GraphPass, PassResult, Tolerance, each_node, register_pass, tensor_meta
 from staticrt.passes.effects import named_argument
 from staticrt.passes.rewrite import insert_call, replace_if_same
+from staticrt.passes.symbols import known_equal
 
 aten = torch.ops.aten
 MUL = (aten.mul.Tensor,)
@@ -220,7 +221,6 @@ def _vector(node: fx.Node, match: _Norm) -> fx.Node | None:
         and meta is not None
         and meta.dim() == 1
         and meta.dtype == torch.float32
-        and isinstance(meta.shape[0], int)
-        and meta.shape[0] == match.x.meta["val"].shape[-1]
+        and known_equal(meta.shape[0], match.x.meta["val"].shape[-1])
     )
     return other if fits else None  # type: ignore[return-value]

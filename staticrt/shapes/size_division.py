@@ -22,6 +22,7 @@ from staticrt.shapes.size_expr import (
     constant,
     is_at_least,
     multiply,
+    negate,
     normal,
     of_atom,
     subtract,
@@ -188,6 +189,33 @@ def modulo(a: Expr, b: Expr) -> Expr:
         rest = constant(next((c % shared for m, c in reduced.terms if not m), 0))
         return add(multiply(constant(shared), modulo(quotient, constant(by // shared))), rest)
     return of_atom(Operation(MOD, (reduced, b), 0))
+
+
+def without_remainders(total: Expr) -> Expr:
+    """A sum with `a - a % n` as `n * (a // n)` and `a + -a % n`, a size that is padded, as `n * ((a + n - 1) // n)`."""
+    terms = dict(total.terms)
+    for monomial, coefficient in total.terms:
+        remainder = monomial[0] if len(monomial) == 1 else None
+        if type(remainder) is not Operation or remainder.name != MOD or not remainder.args[1].is_Integer:
+            continue
+        divisor = remainder.args[1]
+        by = int(divisor)
+        for dividend in near_zero(remainder.args[0], by), negate(near_zero(negate(remainder.args[0]), by)):
+            if any(terms.get(m) != -coefficient * c for m, c in dividend.terms if m):
+                continue
+            if dividend.terms[0][1] > 0:
+                quotient = floordiv(dividend, divisor)
+            else:  # that of the opposite, rounded up
+                quotient = negate(floordiv(subtract(constant(by - 1), dividend), divisor))
+            # dividend % n == dividend - n * (dividend // n)
+            change = subtract(subtract(dividend, multiply(divisor, quotient)), of_atom(remainder))
+            return without_remainders(add(total, multiply(constant(coefficient), change)))
+    return total
+
+
+def near_zero(a: Expr, by: int) -> Expr:
+    """`a` with coefficients that are near 0 and equal modulo `by`."""
+    return Expr({m: near for m, c in a.terms if (near := (c + by // 2) % by - by // 2)})
 
 
 def maximum(a: Expr, b: Expr) -> Expr:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from staticrt.shapes import size_expr
 from staticrt.shapes.size_conditions import Condition
-from staticrt.shapes.size_division import floordiv, substitute
+from staticrt.shapes.size_division import floordiv, near_zero, substitute
 from staticrt.shapes.size_expr import FLOORDIV, MOD, Atom, Expr, Known, Operation, Quotient, Symbol
 
 
@@ -159,15 +159,10 @@ def _multiple(dividend: Expr, divisor: Expr) -> tuple[Atom, Expr] | None:
         # own * atom + rest == 0 modulo the divisor: so is atom + inverse * rest.
         rest = size_expr.multiply(size_expr.constant(inverse), rest)
         if divisor.is_Integer:
-            rest = _smallest(rest, int(divisor))
+            rest = near_zero(rest, int(divisor))
         quotient = Quotient(size_expr.add(size_expr.of_atom(atom), rest), divisor)
         return atom, size_expr.subtract(size_expr.multiply(divisor, size_expr.of_atom(quotient)), rest)
     return None
-
-
-def _smallest(a: Expr, by: int) -> Expr:
-    """`a` with coefficients that are near 0 and equal modulo `by`."""
-    return Expr({m: near for m, c in a.terms if (near := (c + by // 2) % by - by // 2)})
 
 
 def _candidates(a: Expr) -> Iterator[tuple[Atom, int, Expr]]:

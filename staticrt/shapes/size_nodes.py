@@ -118,6 +118,14 @@ class _NumberNode(Node):
         return self._compare(">=", operator.ge, other)
 
 
+def _sum(a: Expr, b: Expr) -> Expr:
+    return size_division.without_remainders(size_expr.add(a, b))
+
+
+def _difference(a: Expr, b: Expr) -> Expr:
+    return size_division.without_remainders(size_expr.subtract(a, b))
+
+
 class SizeNode(_NumberNode):
     """A whole number: what a `torch.SymInt` of a trace holds.
 
@@ -179,10 +187,10 @@ class SizeNode(_NumberNode):
         return other
 
     def add(self, other: Any) -> SizeNode:
-        return self._made(size_expr.add, self.hint + self._number(other).hint, other)
+        return self._made(_sum, self.hint + self._number(other).hint, other)
 
     def sub(self, other: Any) -> SizeNode:
-        return self._made(size_expr.subtract, self.hint - self._number(other).hint, other)
+        return self._made(_difference, self.hint - self._number(other).hint, other)
 
     def mul(self, other: Any) -> SizeNode:
         return self._made(size_expr.multiply, self.hint * self._number(other).hint, other)

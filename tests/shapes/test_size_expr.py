@@ -5,8 +5,8 @@ import random
 import pytest
 
 from staticrt.shapes import size_division, size_expr
-from staticrt.shapes.size_division import floordiv, maximum, minimum, modulo
-from staticrt.shapes.size_expr import Expr, add, constant, multiply, subtract
+from staticrt.shapes.size_division import floordiv, maximum, minimum, modulo, without_remainders
+from staticrt.shapes.size_expr import Expr, add, constant, multiply, negate, subtract
 
 NAMES = ("a", "b", "c")
 OPERATIONS = {
@@ -137,6 +137,43 @@ def test_what_models_need_to_be_equal():
     assert maximum(constant(1), h) == h
     assert minimum(h, constant(0)) == 0
     assert isinstance(floordiv(h, size("w")), Expr)
+
+
+def test_sums_without_remainders():
+    h, w = size("h"), size("w")
+    for by in (2, 4, 7):
+        n = constant(by)
+        for a in (h, add(h, constant(3)), floordiv(add(h, constant(15)), constant(16)), multiply(h, w)):
+            padded = without_remainders(add(a, modulo(subtract(constant(by), modulo(a, n)), n)))
+            assert padded == multiply(n, floordiv(add(a, constant(by - 1)), n))
+            cropped = without_remainders(subtract(a, modulo(a, n)))
+            assert cropped == multiply(n, floordiv(a, n))
+            assert floordiv(padded, n).least() is not None
+    padded = without_remainders(add(h, modulo(negate(h), constant(7))))
+    windows = multiply(floordiv(padded, constant(7)), floordiv(multiply(w, constant(7)), constant(7)))
+    again = floordiv(floordiv(multiply(padded, multiply(w, constant(7))), constant(7)), constant(7))
+    assert floordiv(multiply(size("b"), windows), again) == size("b")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_sums_without_remainders_have_the_same_values(seed):
+    generator = random.Random(seed)
+    changed = 0
+    for _ in range(200):
+        part, others = size(generator.choice(NAMES)), size(generator.choice(NAMES))
+        if generator.random() < 0.5:
+            part = floordiv(add(part, constant(generator.randrange(9))), constant(generator.randrange(1, 9)))
+        by, factor = generator.choice([2, 3, 4, 6]), generator.choice([-3, -1, 1, 2])
+        remainder = modulo(
+            add(multiply(constant(generator.choice([-2, -1, 1, 3])), part), others), constant(by)
+        )
+        total = add(multiply(constant(factor), remainder), add(multiply(constant(factor), part), others))
+        total = subtract(total, multiply(constant(generator.choice([0, 2])), others))
+        simple = without_remainders(total)
+        changed += simple != total
+        for values in samples(generator, 6):
+            assert simple.value(values) == total.value(values), (total, simple)
+    assert changed > 10
 
 
 def test_forms_do_not_depend_on_the_order_of_work():
