@@ -351,3 +351,42 @@ def test_text_of_numbers_that_data_decides(text):
         for values in ([1, 2, 3], [4, 5, 6], [1, 2, 3], [7, 8]):
             x = torch.tensor(values)
             assert fast(x)[1] == model(x)[1]
+
+
+def _names_a_class(number):
+    return number.__class__.__name__
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda x: x.sum().item().__class__,
+        lambda x: (x.sum().item() > 2).__class__.__name__,
+        lambda x: x[x > 1].shape[0].__class__,
+        lambda x: _names_a_class(x.long().sum().item()),
+        lambda x: [number.__class__ for number in x.tolist()],
+        lambda x: getattr(x.sum().item(), "__class__"),  # noqa: B009
+    ],
+)
+def test_class_of_numbers_that_data_decides(ask):
+    def model(x):
+        return x * 2, ask(x)
+
+    fast = staticrt.compile(model)
+    with torch.no_grad():
+        for values in ([1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0]):
+            x = torch.tensor(values)
+            assert fast(x)[1] == model(x)[1]
+
+
+def test_numbers_that_data_decides_stay_in_the_trace_beside_code_that_names_its_own_class():
+    class Layer(nn.Module):
+        def forward(self, x):
+            return x * x.sum().item(), self.__class__.__name__
+
+    fast = staticrt.compile(Layer())
+    with torch.no_grad():
+        for values in ([1.0, 2.0, 3.0], [4.0, 5.0]):
+            assert_same(fast(torch.tensor(values)), Layer()(torch.tensor(values)))
+    assert len(fast.explain().traces) >= 1
+    assert not fast.explain().eager

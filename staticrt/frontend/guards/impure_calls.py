@@ -83,6 +83,9 @@ class Watcher:
         self.even_in_parts = False  # Dynamo must not split the model there
         self.often_once = False  # many models do that in their first call only
         self.needs_constants = False
+        self.asks_for_class = (
+            ""  # the place of code that may ask a number for its class, which decided ones do not tell
+        )
 
     def start(self, is_new: Callable[[Any], bool]) -> None:
         """Watch from here on; `is_new` tells whether the run made an object."""
@@ -251,8 +254,10 @@ class Watcher:
         handed_on = effect_handed_on(frame)
         if handed_on is not None:
             self._note(handed_on, frame)
-        if not self._constants and _asks_for_class(frame):
-            self._need_constants(frame)
+        if _asks_for_class(frame):
+            if not self._constants:
+                self._need_constants(frame)
+            self.asks_for_class = self.asks_for_class or _place(frame)
         self._reads.enter(frame)
 
     def _is_kept(self, name: str, scope: dict[str, Any]) -> bool:
@@ -274,8 +279,7 @@ class Watcher:
         raise NeedsNumber
 
     def _note(self, what: str, frame: types.FrameType, often_once: bool = False) -> None:
-        filename = frame.f_code.co_filename.rsplit("/", 1)[-1]
-        self.impure.append((what, f"{filename}:{frame.f_lineno}"))
+        self.impure.append((what, _place(frame)))
         self.often_once = often_once if len(self.impure) == 1 else self.often_once
         raise ImpureCall  # from a profiler it stops the call before it happens
 
@@ -324,6 +328,10 @@ class EffectsSeen:
 
     def _returned(self, *_what: Any) -> None:
         """The watcher needs no function's return."""
+
+
+def _place(frame: types.FrameType) -> str:
+    return f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
 
 
 def _asks_for_class(frame: types.FrameType) -> bool:

@@ -126,6 +126,8 @@ def _hasattr(value: Any, name: str, /) -> bool:
 def _getattr(value: Any, name: str, /, *default: Any) -> Any:
     _note(name)
     if type(value) in _NUMBERS:
+        if name == "__class__":
+            return _type(value)
         _hasattr(value, name)
     if _is_fake(value) and name in _hidden():
         return getattr(torch.Tensor, name, *default)

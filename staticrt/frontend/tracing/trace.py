@@ -340,6 +340,10 @@ def _run(
         raise CannotTrace(f"the model {what}", where, even_in_parts)
     if watcher.needs_constants:
         raise NeedsConstants
+    if watcher.asks_for_class and tracer.unbacked.found:
+        raise CannotTrace(
+            "the model may ask a number that data decides for its class", watcher.asks_for_class
+        )
     if tracer.raised and snapshot.catches:  # fake tensors raise errors of other texts
         raise CannotTrace(f"the model catches an error of {tracer.raised}", "", even_in_parts=True)
     if changed:
