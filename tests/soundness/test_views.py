@@ -111,3 +111,43 @@ def test_a_result_that_is_written_tells_a_backward_that_saved_a_view_of_it():
     y.zero_()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("writes", [False, True])
+def test_one_of_several_results_that_is_an_argument(grad, writes):
+    """In the first call of a signature and in those that it prepares; sizes that differ make it a view."""
+
+    def function(x, y, z):
+        a, b = torch.broadcast_tensors(x, y)
+        if writes:
+            z.add_(1)
+        return a, b, z
+
+    compiled = staticrt.compile(function)
+    for rows in (4, 4, 5, 5, 1, 0):
+        for others in (rows, 1):
+            x = torch.arange(3.0 * rows).reshape(rows, 3).requires_grad_(grad)
+            y, z = torch.ones(others, 3), torch.ones(2)
+            got, expected = compiled(x, y, z), function(x, y, z)
+            torch.testing.assert_close(got, expected)
+            assert [[a is b for a in got] for b in (x, y)] == [[a is b for a in expected] for b in (x, y)]
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+def test_one_of_several_results_that_is_an_argument_which_is_written(grad):
+    def function(x, y):
+        a, b = torch.broadcast_tensors(x, y)
+        a.add_(b)
+        return a, b
+
+    compiled = staticrt.compile(function)
+    for rows in (4, 4, 5, 1):
+        found = []
+        for run in (compiled, function):
+            x = torch.arange(3.0 * rows).reshape(rows, 3).requires_grad_(grad) * 1
+            y = torch.ones(rows, 3)
+            a, b = run(x, y)
+            assert (a is x, b is y) == (True, True)
+            found.append((a, b))
+        torch.testing.assert_close(*found)

@@ -165,12 +165,13 @@ class _Functionalizer:
         self.env[node] = self.env[source][index] if self.env[source] is not None else self._apply_view(node)
 
     def _copy(self, node: fx.Node) -> None:
-        args = tuple(self._graph_arg(arg) for arg in node.args)
+        values = self._value([*node.args])
+        args = tuple(map(self.new.argument, values))
         kwargs = {key: self._graph_arg(arg) for key, arg in node.kwargs.items()}
         new = self.new.graph.create_node("call_function", node.target, args, kwargs)
         new.meta.update(node.meta)
         value = node.meta["val"]
-        self.new._track_output(new, value)
+        self.new._track_output(new, value, given=values)
         self.env[node] = value
         for symbol, owner, dim in self.old.unbacked.found:
             if owner is node:

@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import (
     _pop_mode,
     _push_mode,
 )
+from torch.utils._pytree import tree_leaves
 
 from staticrt import torch_private
 from staticrt.frontend import budget
@@ -516,7 +517,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.writes = True
         if draws(func, node.args, node.kwargs):
             self.random = True
-        self._track_output(node, out)
+        self._track_output(node, out, given=args if not schema.is_mutable else ())
         self.unbacked.bind_fresh(node, out, known)
         return node
 
@@ -539,7 +540,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if layer:
             node.meta["nn_module_stack"] = layer
 
-    def _track_output(self, node: fx.Node, out: Any) -> None:
+    def _track_output(self, node: fx.Node, out: Any, given: Any = ()) -> None:
+        """Note the node of what a call gave; of several results, one that was `given` stays what it was."""
         if isinstance(out, torch.Tensor):
             self.track(out, node)
         elif isinstance(out, (tuple, list)):
@@ -550,7 +552,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     for key in ("stack_trace", "nn_module_stack"):
                         if key in node.meta:
                             getitem.meta[key] = node.meta[key]
-                    if isinstance(item, torch.Tensor):
+                    if isinstance(item, torch.Tensor) and all(item is not arg for arg in tree_leaves(given)):
                         self.track(item, getitem)
 
 
