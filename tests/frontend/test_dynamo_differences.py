@@ -145,6 +145,16 @@ def gives(model, x):
     return rows()
 
 
+def changes_arrays(model, x):
+    bias = torch.ones(2)
+    bias += 1
+    seen = bias.numpy()
+    seen += 1
+    seen[1:] *= 3
+    model.a += float(seen.sum())
+    return x * bias, seen.sum()
+
+
 def taken(result):
     """What a caller sees of a result; of a generator the first item."""
     return (0, next(result)) if hasattr(result, "send") else result
@@ -153,7 +163,7 @@ def taken(result):
 BODIES = [
     *(discards_and_adds, adds_in_another_order, goes_through_it_later, joins, folds, sorts),
     *(makes_lists, removes_what_moved_another, subtracts_what_moved_another, adds_where_another_moved),
-    *(deletes_and_sets, sends, ends_early, takes_what_it_returns, gives),
+    *(deletes_and_sets, sends, ends_early, takes_what_it_returns, gives, changes_arrays),
 ]
 
 

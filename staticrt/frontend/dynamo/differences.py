@@ -1,5 +1,5 @@
 """What Dynamo runs differently from Python: the order of sets, and of attributes that are deleted and set again;
-generators; the greatest of tensors.
+generators; the greatest of tensors; numpy arrays that are changed.
 
 A function in which that may show runs eagerly; the functions that it calls are compiled.
 """
@@ -10,6 +10,7 @@ import contextlib
 import dis
 import functools
 import itertools
+import operator
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -36,6 +37,13 @@ _REMOVING = frozenset(
         *("remove", "discard", "pop", "difference", "difference_update"),
         *("symmetric_difference", "symmetric_difference_update"),
     }
+)
+_IN_PLACE = frozenset(
+    getattr(operator, f"i{name}")
+    for name in (
+        *("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow"),
+        *("and", "or", "xor", "lshift", "rshift"),
+    )
 )
 # Builtins to which the order of a set makes no difference.
 _ANY_ORDER = ("call_sorted", "call_set", "call_frozenset")
@@ -86,6 +94,7 @@ def _patch() -> None:
     for kind, name, check in (
         (getattr(variables, "FrozensetVariable", None), "reconstruct", _writes_back),
         (variables.BuiltinVariable, "_call_min_max_binary", _chooses),  # type: ignore[attr-defined]
+        (variables.BuiltinVariable, "call_function", _changes_array),  # type: ignore[attr-defined]
         (functions.LocalGeneratorObjectVariable, "reconstruct", _drains),
         (getattr(lists, "CommonListMethodsVariable", None), "call_method", _extends),
         (translator, "replace_tos_if_return_is_generator", _drains),
@@ -171,6 +180,12 @@ def _chooses(_builtin: Any, _tx: Any, *values: Any) -> None:
 
     if any(isinstance(v, TensorVariable) and not isinstance(v, UnspecializedPythonVariable) for v in values):
         raise Differs("Dynamo makes a new tensor where max() or min() chooses one")
+
+
+def _changes_array(builtin: Any, _tx: Any, args: Any, *_rest: Any) -> None:
+    """Dynamo computes `array += 1` on the array itself while it compiles, and again in the call."""
+    if builtin.fn in _IN_PLACE and type(getattr(args[0], "value", None)).__name__ == "ndarray":
+        raise Differs("Dynamo changes a numpy array while it compiles")
 
 
 def _drains(value: Any, *_args: Any) -> None:
