@@ -16,6 +16,8 @@ MAX_DECISIONS = 200
 MAX_BRANCHES = 4
 # Calls of one kind, told apart by sizes, that are remembered because eager raised for them.
 MAX_REFUSED_SIZES = 64
+# Written arguments and buffers of so many bytes are copied before a run whose errors the model may catch.
+MAX_BYTES_TAKEN_BACK = 1 << 20
 # Objects between what model code keeps of a trace and who keeps it: each may cost a walk over all objects there are.
 MAX_HOLDERS = 200
 # Containers in containers: arguments and results nested deeper run eagerly.

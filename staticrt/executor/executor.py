@@ -37,6 +37,7 @@ from staticrt.runtime.cached_trace import (
     Failure,
     beyond_trace,
     share_memory,
+    undo_of,
     writes_inference_tensors,
 )
 from staticrt.runtime.call import Call
@@ -165,13 +166,14 @@ class Executor:
         trace.calls += 1
         executable = trace.executable
         flat = trace.inputs(call.leaves)
+        undo = undo_of(traced, call.leaves)
         try:
             outputs = run_decided(trace, flat) if traced.decided else executable.run(flat)
         except OtherDecision:
             progress.tried.append(trace)
             return Outcome.OTHER_DECISION
         except Exception as error:
-            progress.reason = beyond_trace(error, trace)
+            progress.reason = beyond_trace(error, trace, undo)
             if isinstance(error, RuntimeError) and progress.reason in ("", FAILED_EARLY):
                 progress.reason = self._first_run_raised(progress, error) or progress.reason
             if not progress.reason:

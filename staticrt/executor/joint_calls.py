@@ -28,7 +28,14 @@ from staticrt.frontend.tracing.sizing import Sizing
 from staticrt.native import _C
 from staticrt.options import Options
 from staticrt.runtime.branches import OTHER_DECISION, OtherDecision, run_decided
-from staticrt.runtime.cached_trace import CachedTrace, Failure, beyond_trace, share_memory, tensor_metadata
+from staticrt.runtime.cached_trace import (
+    CachedTrace,
+    Failure,
+    beyond_trace,
+    share_memory,
+    tensor_metadata,
+    undo_of,
+)
 from staticrt.runtime.call import Call
 from staticrt.runtime.call_key import EagerOnly
 from staticrt.runtime.fast_call import FastPath
@@ -149,12 +156,13 @@ class JointCalls:
         trace.calls += 1
         flat = trace.inputs(call.leaves)
         executable: Any = trace.executable
+        undo = undo_of(traced, call.leaves)
         try:
             outputs = run_decided(trace, flat) if traced.decided else executable.run(flat)
         except OtherDecision:
             raise LeftToEager(OTHER_DECISION, "", _nothing) from None
         except Exception as error:
-            if reason := beyond_trace(error, trace):
+            if reason := beyond_trace(error, trace, undo):
                 raise LeftToEager(reason, "", _nothing) from None
             raise
         # Views are made in Python, and errors are seen there.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from staticrt import tuning
 from staticrt.errors import NumberError
 from staticrt.frontend.graph import InputSpec, TracedGraph
 from staticrt.frontend.guards.remade_tensors import RemadeTensors
@@ -123,14 +124,43 @@ def writes_inference_tensors(traced: TracedGraph, leaves: Sequence[Any]) -> bool
     return any(spec.mutated and value.is_inference() for spec, value in _inputs(traced, leaves))
 
 
-def beyond_trace(error: Exception, trace: CachedTrace) -> str:
-    """Why the call runs eagerly after a run of a trace raised `error` in this thread; "": the caller gets the error."""
+def undo_of(traced: TracedGraph, leaves: Sequence[Any]) -> Callable[[], None] | None:
+    """What takes back the effects of the run that follows, should it raise; None: the model catches no error, or nothing does."""
+    if not traced.catches:
+        return None
+    inputs = [(spec, value) for spec, value in _inputs(traced, leaves) if isinstance(value, torch.Tensor)]
+    written = [value.detach() for spec, value in inputs if spec.mutated]
+    if sum(value.nbytes for value in written) > tuning.MAX_BYTES_TAKEN_BACK:
+        return None
+    if not (written or traced.random) or any(value.device.type != "cpu" for _spec, value in inputs):
+        return None
+    copies = [value.clone() for value in written]
+    state = torch.get_rng_state() if traced.random else None
+
+    def undo() -> None:
+        with torch.no_grad():
+            for value, copy in zip(written, copies, strict=True):
+                value.copy_(copy)
+        if state is not None:
+            torch.set_rng_state(state)
+
+    return undo
+
+
+def beyond_trace(error: Exception, trace: CachedTrace, undo: Callable[[], None] | None = None) -> str:
+    """Why the call runs eagerly after a run of a trace raised `error` in this thread; "": the caller gets the error.
+
+    Args:
+        undo: as of `undo_of`; is called where it is needed.
+    """
     native: Any = getattr(trace.executable, "native", None)
     before_effects = native is not None and native.failed_before_effects()
     traced = trace.traced
     has_effects = traced.mutates or bool(traced.out_spec.writes)
     if not before_effects and (has_effects or traced.random):
-        return ""
+        if undo is None:
+            return ""
+        undo()
     if traced.catches:
         return "an operator raised, and the model may catch that"
     if isinstance(error, NumberError):

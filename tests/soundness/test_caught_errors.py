@@ -99,3 +99,37 @@ def test_handlers_of_errors_that_no_operator_raises_keep_the_fast_path():
         for _ in range(5):
             assert compiled(torch.ones(3)).tolist() == [2.0] * 3
     assert fast_calls(compiled) > 0
+
+
+class Effects(torch.nn.Module):
+    """It writes a buffer and draws before an operator that may raise."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(size))
+
+    def forward(self, x, index):
+        self.count.add_(1)
+        noise = torch.rand(3)
+        try:
+            y = F.embedding(index, x)
+        except IndexError:
+            return x * noise * self.count[0] * 5
+        return x * noise + y.sum()
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_what_was_drawn_and_written_before_the_error_is_taken_back(gradients):
+    model, plain = Effects(1), Effects(1)
+    compiled = staticrt.compile(model)
+    for index in (1, 1, 9, 1, 9, 9, 0):
+        found = []
+        for run in (compiled, plain):
+            torch.manual_seed(index)
+            x = torch.ones(3, 3, requires_grad=gradients)
+            result = run(x, torch.tensor([0, index]))
+            found.append(
+                (result, torch.rand(2), *(torch.autograd.grad(result.sum(), x) if gradients else ()))
+            )
+        torch.testing.assert_close(*found)
+        assert torch.equal(model.count, plain.count)
