@@ -141,8 +141,9 @@ class Groups {
     std::vector<Atom> atoms;
   };
 
-  // The loan that each group lies in, from its first byte on; -1: none. Large groups come first. What can
-  // have an allocation of its own does not make a loan last longer.
+  // The loan that each group lies in, from its first byte on; -1: none. Large groups come first, of equal
+  // ones those that end last, and each takes the smallest loan, so that little else lasts as long as it. What
+  // can have an allocation of its own does not make a loan last longer.
   std::vector<int32_t> lend(const Apart& apart) const {
     std::vector<int32_t> loan_of(groups_.size(), -1);
     for (size_t k = 0; k < loans_.size(); ++k)
@@ -152,16 +153,20 @@ class Groups {
       const bool may = !groups_[g].members.empty() && groups_[g].members[0] < loans_[0].borrowers;
       if (may && groups_[g].size_bytes > 0 && loan_of[g] < 0) order.push_back(g);
     }
-    std::stable_sort(order.begin(), order.end(),
-                     [&](size_t a, size_t b) { return groups_[a].size_bytes > groups_[b].size_bytes; });
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+      return std::pair(groups_[a].size_bytes, groups_[a].end) >
+             std::pair(groups_[b].size_bytes, groups_[b].end);
+    });
     std::vector<std::vector<size_t>> held(loans_.size());
     for (const size_t g : order) {
-      for (size_t k = 0; k < loans_.size() && loan_of[g] < 0; ++k) {
+      const Group& group = groups_[g];
+      int64_t least = std::numeric_limits<int64_t>::max();
+      for (size_t k = 0; k < loans_.size(); ++k) {
         const bool has_own = loans_[k].spec != Loan::kNone;
         const int64_t from = has_own ? groups_[group_of_[loans_[k].spec]].end : 0;
         const int64_t size_bytes =
             has_own ? groups_[group_of_[loans_[k].spec]].size_bytes : loans_[k].size_bytes;
-        const Group& group = groups_[g];
+        if (size_bytes >= least) continue;
         const auto meets = [&](size_t other) {
           return group.begin < groups_[other].end && groups_[other].begin < group.end;
         };
@@ -169,8 +174,9 @@ class Groups {
             std::any_of(held[k].begin(), held[k].end(), meets))
           continue;
         loan_of[g] = static_cast<int32_t>(k);
-        held[k].push_back(g);
+        least = size_bytes;
       }
+      if (loan_of[g] >= 0) held[static_cast<size_t>(loan_of[g])].push_back(g);
     }
     return loan_of;
   }

@@ -254,8 +254,14 @@ TEST(bytes_of_a_later_value_are_lent_until_it_is_made) {
   loan.until = 3;
   loan.size_bytes = 64;
   const SharedPlan shared = plan_shared(specs, {}, {}, std::vector<Loan>{loan});
-  EXPECT(shared.loan == (std::vector<int32_t>{0, -1, 0, -1}));
+  EXPECT(shared.loan == (std::vector<int32_t>{-1, 0, -1, -1}));
   EXPECT_EQ(shared.arena_bytes, 128);
+}
+
+TEST(what_ends_last_takes_the_smallest_loan) {
+  const std::vector<Spec> specs = {{0, 1, 128}, {0, 1, 64}, {1, 2, 64}, {1, 3, 64}};
+  const SharedPlan shared = plan_shared(specs, {}, {}, std::vector<Loan>{{0, 4}, {1, 4}});
+  EXPECT(shared.loan == (std::vector<int32_t>{0, 1, 0, 1}));
 }
 
 TEST(unaligned_parts_are_copied) {
