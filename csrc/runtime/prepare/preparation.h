@@ -97,6 +97,7 @@ class Preparation {
   struct Lending {
     int64_t min_bytes = 0;
     bool early_outputs = false;
+    planner::Lend order = planner::Lend::kFirst;
   };
   void choose_layout(const DeviceMemory& memory);
   void lay_out(const DeviceMemory& memory, Lending lending, bool apart);

@@ -254,7 +254,7 @@ void Preparation::lay_out(const DeviceMemory& memory, Lending lending, bool apar
       [this](std::span<const planner::Spec> groups, int64_t alignment, planner::Effort effort) {
         return plan_groups(groups, alignment, effort);
       },
-      large);
+      large, lending.order);
 }
 
 // The layout with the lowest peak of a run, or, where the arena stays between runs, with the least arena.
@@ -279,8 +279,8 @@ void Preparation::choose_layout(const DeviceMemory& memory) {
   if (apart) attempt({kMinLentBytes, options.early_outputs}, true);
   const bool is_small = best.plan.arena_bytes > 0 && best.plan.arena_bytes <= kSmallArenaBytes &&
                         best.specs.size() <= kMaxSmallLoans;
-  if (is_small && !options.early_outputs) attempt({kFewLentBytes, false}, false);
-  if (is_small) attempt({kFewLentBytes, true}, false);
+  if (is_small && !options.early_outputs) attempt({kFewLentBytes, false, planner::Lend::kLast}, false);
+  if (is_small) attempt({kFewLentBytes, true, planner::Lend::kLast}, false);
   on_ = std::move(best);
 }
 
