@@ -137,6 +137,22 @@ class CallStates:
         """Each key with its state."""
         return iter(list(self._states.items()))
 
+    def failures(self) -> tuple[Failure, ...]:
+        """Why keys have no further trace, one for each where there is a reason."""
+        return tuple(state.failure for _key, state in self.items() if state.failure is not None)
+
+    def without_stale(self, traces: Sequence[CachedTrace]) -> Sequence[CachedTrace]:
+        """Forget those of `traces` whose guards keep objects alive that the model has dropped; returns the others.
+
+        A new trace would find such objects by weak references, so nothing else may hold what is forgotten.
+        """
+        kept = [trace for trace in traces if not trace.state.is_in_the_way()]
+        if len(kept) == len(traces):
+            return traces
+        for _key, state in self.items():
+            state.traces = tuple(trace for trace in state.traces if trace in kept)
+        return kept
+
     def forget(self, key: tuple[Any, ...]) -> None:
         """Drop a key's state. Python calls this while it frees objects, so nothing here waits for a lock."""
         self._watched.pop(key, None)

@@ -359,13 +359,11 @@ class Executor:
             traces=tuple(self._trace_cache.kept),
             keyed={key: state.traces for key, state in self._trace_cache.states.items()},
             routes={key: state.route for key, state in self._trace_cache.states.items()},
-            failures=tuple(
-                s.failure for _key, s in self._trace_cache.states.items() if s.failure is not None
-            ),
+            failures=self._trace_cache.states.failures(),
             eager_calls=dict(self._eager.counts),
             regions=tuple(self._splits.regions),
             joint_traces=self._joint.traces,
-            joint_failures=self._joint.failures(),
+            joint_failures=self._joint.states.failures(),
             breaks=tuple(self._splits.breaks),
             partial_graphs=tuple(executor.snapshot() for executor in self._splits.executors),
             fast_calls=self.fast_calls,

@@ -93,6 +93,7 @@ class JointCalls:
         name: for messages.
 
     Attributes:
+        states: the states of all keys.
         traces: those kept, in the order they were made.
     """
 
@@ -109,14 +110,10 @@ class JointCalls:
         self._forget_splits = forget_splits
         self._options = options
         self._name = name
-        self._states = CallStates(self._forgotten)
+        self.states = CallStates(self._forgotten)
         self._lock = locks.reentrant()
         self._made = 0
         self.traces: tuple[CachedTrace, ...] = ()
-
-    def failures(self) -> tuple[Failure, ...]:
-        """Why calls have no joint trace, one for each key where there is a reason."""
-        return tuple(s.failure for _key, s in self._states.items() if s.failure is not None)
 
     def serve(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | WatchedState | None:
         """Run a call by a joint trace, if one serves it; else nothing has run.
@@ -132,7 +129,7 @@ class JointCalls:
             raise LeftToEager("anomaly mode, which names eager's operators", "", _nothing)
         try:
             call = Call.of(args, kwargs)
-            state = self._states.get(_key(call)) or CallState()
+            state = self.states.get(_key(call)) or CallState()
         except (EagerOnly, TypeError):  # an argument that cannot be hashed
             return None
         trace = state.find(call)
@@ -147,7 +144,7 @@ class JointCalls:
                 raise LeftToEager("eager raised for such a call before", "", self._answered(call, state))
             trace = keeping_thread_state(lambda: self._make(call))
             if trace is None:
-                state = self._states.get(_key(call)) or state
+                state = self.states.get(_key(call)) or state
                 self._leave_to_eager(call, state, is_new=True)
                 return state.watched
         traced = trace.traced
@@ -231,11 +228,13 @@ class JointCalls:
 
     def _make(self, call: Call) -> CachedTrace | None:
         with self._lock, budget.account(self._options.seconds_to_trace()):
-            state = self._states.get(_key(call)) or CallState()
+            state = self.states.get(_key(call)) or CallState()
             trace = state.find(call)
             if trace is not None or self._is_refused(state):
                 return trace
-            self._clear_the_way()
+            if (kept := self.states.without_stale(self.traces)) is not self.traces:
+                self.traces = tuple(kept)
+                self._fast.forget()
             try:
                 with long_work(f"tracing {self._name} with its backward", self._options.progress):
                     trace = self._trace(call, state)
@@ -246,20 +245,11 @@ class JointCalls:
                 torch.clear_autocast_cache()  # of casts made of fake tensors
             state.failure = None
             state.traces = (*state.traces, trace)
-            self._states.keep(_key(call), state)
+            self.states.keep(_key(call), state)
             self.traces = (*self.traces, trace)
             self._made += 1
             self._fast.forget()
             return trace
-
-    def _clear_the_way(self) -> None:
-        """As of `TraceCache`."""
-        stale = [trace for trace in self.traces if trace.state.is_in_the_way()]
-        for _key, state in self._states.items() if stale else ():
-            state.traces = tuple(trace for trace in state.traces if trace not in stale)
-        if stale:
-            self.traces = tuple(trace for trace in self.traces if trace not in stale)
-            self._fast.forget()
 
     def _fail(self, call: Call, state: CallState, error: Exception) -> None:
         from staticrt.frontend.tracing.trace import failure
@@ -282,7 +272,7 @@ class JointCalls:
             eager_first=eager_first,
             needs_none=isinstance(error, NeedsNoGradient),
         )
-        self._states.keep(_key(call), state)
+        self.states.keep(_key(call), state)
 
     def _forgotten(self, state: CallState) -> None:
         """Drop the traces of a key whose objects are gone: they serve no further call and must hold no tensors."""

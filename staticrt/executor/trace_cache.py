@@ -74,15 +74,6 @@ class TraceCache:
             state.traces = tuple(kept for kept in state.traces if kept is not trace)
             self.kept = [kept for kept in self.kept if kept is not trace]
 
-    def _clear_the_way(self) -> None:
-        """Forget traces whose guards keep objects alive that the model has dropped: a new trace would find them by weak references."""
-        stale = [trace for trace in self.kept if trace.state.is_in_the_way()]
-        for _key, state in self.states.items() if stale else ():
-            state.traces = tuple(trace for trace in state.traces if trace not in stale)
-        self.kept = [trace for trace in self.kept if trace not in stale]
-        if stale:
-            self._changed()
-
     def trace_for(self, call: Call) -> CachedTrace | Failure:
         """The trace that serves a call, which may be made now, or why there is none. Nothing runs.
 
@@ -149,7 +140,9 @@ class TraceCache:
                 progress.reason = f"more than max_traces={self._options.max_traces} traces"
                 self._warn_once(f"{self._name}: {progress.reason}; further ones run eagerly")
                 return Outcome.LEFT_TO_EAGER
-            self._clear_the_way()
+            if (kept := self.states.without_stale(self.kept)) is not self.kept:
+                self.kept = list(kept)
+                self._changed()
             progress.request = self._maker.request(call, progress.state.traces)
         request = progress.request
         try:
