@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import pytest
 import torch
 
 import staticrt
+from tests.support.compilers import each_compiler
 
 FUNCTIONS = {
     name: getattr(torch, name)
@@ -66,12 +68,12 @@ def test_division_with_rounding_and_alpha() -> None:
     assert "outside the runtime" not in str(compiled.explain())
 
 
-@pytest.mark.parametrize("entry", ["compile", "torch.compile"])
-def test_gradients(entry: str) -> None:
+@each_compiler
+def test_gradients(compiler: Any) -> None:
     def model(x: torch.Tensor) -> torch.Tensor:
         return torch.div(1.0, torch.mul(x.shape[0], torch.sub(2, x))) + torch.mul(operator.truediv(1, 3), x)
 
-    compiled = staticrt.compile(model) if entry == "compile" else torch.compile(model, backend="staticrt")
+    compiled = compiler(model)
     for rows in (3, 5, 7):
         x = torch.rand(rows, 4)
         ours, eager = x.clone().requires_grad_(), x.clone().requires_grad_()

@@ -1,9 +1,8 @@
 """-0.0 equals 0.0, and answers otherwise: neither serves where the other was compiled."""
 
-import pytest
 import torch
 
-import staticrt
+from tests.support.compilers import each_compiler
 
 
 def function(x, zeros, pair=(1.0, 2)):
@@ -11,7 +10,7 @@ def function(x, zeros, pair=(1.0, 2)):
     return 1 / (x * zeros["a"]), torch.full_like(x, pair[0]).sqrt().copysign(torch.tensor(zeros["a"]))
 
 
-@pytest.mark.parametrize("compiler", [staticrt.compile, lambda f: torch.compile(f, backend="staticrt")])
+@each_compiler
 def test_each_sign_is_compiled(compiler):
     compiled = compiler(function)
     x = torch.ones(2)

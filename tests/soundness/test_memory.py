@@ -206,7 +206,7 @@ def test_seen_tells_aliases():
 
 
 @pytest.mark.parametrize("kernel", [1, 3])
-@pytest.mark.parametrize("compiler", [staticrt.compile, lambda f: torch.compile(f, backend="staticrt")])
+@each_compiler
 def test_strides_that_say_nothing_decide_the_memory_format_of_results(kernel, compiler):
     torch._dynamo.reset()
     model = torch.nn.Sequential(

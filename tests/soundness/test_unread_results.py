@@ -7,6 +7,7 @@ import torch
 
 import staticrt
 from staticrt.ops.raising import may_raise
+from tests.support.compilers import each_compiler_for_gradients
 
 F = torch.nn.functional
 
@@ -87,8 +88,8 @@ def test_it_is_kept_in_an_archive_and_in_a_branch():
                 function(x, torch.tensor([7]))
 
 
-@pytest.mark.parametrize("way", ["split", "backend"])
-def test_partial_graphs_that_are_differentiated_raise_it(way):
+@each_compiler_for_gradients
+def test_partial_graphs_that_are_differentiated_raise_it(compiler):
     def model(x, i):
         y = x * 2
         F.embedding(i, x[:, None])
@@ -96,18 +97,14 @@ def test_partial_graphs_that_are_differentiated_raise_it(way):
         i // (i - 5)
         return y.exp().sin() + y.cos() * y.tanh() + y.sigmoid()
 
-    fast = (
-        staticrt.compile(model, joint_trace=False)
-        if way == "split"
-        else torch.compile(model, backend="staticrt")
-    )
+    fast = compiler(model)
     for number in (1, 7, 5, 2):
         x = torch.tensor([0.0, 1.0, 2.0], requires_grad=True)
         assert_same(outcome(fast, x, torch.tensor([number])), outcome(model, x, torch.tensor([number])))
 
 
-@pytest.mark.parametrize("way", ["joint", "split", "backend"])
-def test_random_numbers_that_nobody_reads_are_drawn(way):
+@each_compiler_for_gradients
+def test_random_numbers_that_nobody_reads_are_drawn(compiler):
     def model(x):
         y = x * torch.rand(3)
         torch.bernoulli(y.sigmoid())
@@ -117,11 +114,7 @@ def test_random_numbers_that_nobody_reads_are_drawn(way):
         y.sum().sigmoid().bernoulli_().t_()
         return z.exp()
 
-    fast = (
-        torch.compile(model, backend="staticrt")
-        if way == "backend"
-        else staticrt.compile(model, joint_trace=way == "joint")
-    )
+    fast = compiler(model)
     for _ in range(3):
         seen = []
         for function in (model, fast):
@@ -183,8 +176,8 @@ def test_an_empty_tensor_is_refused_as_in_eager(reduce):
             assert_same(outcome(fast, torch.ones(rows, 3)), outcome(model, torch.ones(rows, 3)))
 
 
-@pytest.mark.parametrize("way", ["split", "backend"])
-def test_an_overlapping_view_is_written_between_graphs_that_are_differentiated(way):
+@each_compiler_for_gradients
+def test_an_overlapping_view_is_written_between_graphs_that_are_differentiated(compiler):
     def model(x):
         x = x * 1
         windows = x.unfold(0, 2, 1)
@@ -193,7 +186,7 @@ def test_an_overlapping_view_is_written_between_graphs_that_are_differentiated(w
         windows.add_(1)
         return result
 
-    fast = staticrt.compile(model) if way == "split" else torch.compile(model, backend="staticrt")
+    fast = compiler(model)
     for _ in range(2):
         assert fast(torch.arange(3.0, requires_grad=True)).tolist() == [1, 3, 3]
 
@@ -202,20 +195,16 @@ def moved_up(v):
     v[1:] = v[:-1]
 
 
-@pytest.mark.parametrize("way", ["joint", "split", "backend"])
+@each_compiler_for_gradients
 @pytest.mark.parametrize("write", [moved_up, lambda v: v[1:].add_(v[:-1]), lambda v: v.t().copy_(v)])
-def test_a_write_that_reads_its_own_memory_is_refused_as_in_eager(write, way):
+def test_a_write_that_reads_its_own_memory_is_refused_as_in_eager(write, compiler):
     def model(x):
         y = x * 1
         y[1:] += 1
         write(y)
         return x * 2 + y.sum()
 
-    fast = (
-        torch.compile(model, backend="staticrt")
-        if way == "backend"
-        else staticrt.compile(model, joint_trace=way == "joint")
-    )
+    fast = compiler(model)
     for size in ((3, 3), (1, 1), (2, 2)):
         args = (torch.ones(size, requires_grad=True),)
         assert_same(outcome(fast, *args), outcome(model, *args))

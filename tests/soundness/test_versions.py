@@ -7,18 +7,12 @@ import torch
 from torch import nn
 
 import staticrt
-
-COMPILERS = {
-    "compile": staticrt.compile,
-    "parts": lambda model: staticrt.compile(model, joint_trace=False),
-    "backend": lambda model: torch.compile(model, backend="staticrt"),
-}
+from tests.support.compilers import backend, splits
 
 
-@pytest.fixture(params=COMPILERS)
-def compiler(request):
-    torch.compiler.reset()
-    return COMPILERS[request.param]
+@pytest.fixture(params=[staticrt.compile, splits, backend])
+def compiler(request, fresh_dynamo):
+    return request.param
 
 
 def _norms():

@@ -9,8 +9,8 @@ import torch
 import staticrt
 
 
-def backend(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(function, backend="staticrt")  # type: ignore[no-any-return]
+def backend(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    return torch.compile(function, backend="staticrt", options=options or None)  # type: ignore[no-any-return]
 
 
 def splits(function: Callable[..., Any]) -> Callable[..., Any]:

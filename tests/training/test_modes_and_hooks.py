@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 import staticrt
 from staticrt.api.backend import staticrt_backend
+from tests.support.compilers import each_compiler_for_gradients
 from tests.support.threads import in_threads
 from tests.support.training_cases import rows, small_net
 
@@ -100,15 +101,11 @@ def _solve(x, b):
     return torch.linalg.solve(x @ x.mT + 5 * torch.eye(len(x)), b)
 
 
-@pytest.mark.parametrize("way", ["compile", "compile in parts", "backend"])
-def test_a_backward_outside_of_autocast_casts_nothing(way):
+@each_compiler_for_gradients
+def test_a_backward_outside_of_autocast_casts_nothing(compiler):
     """The backward of `solve` solves and multiplies in float32, where autocast would multiply in bfloat16."""
     torch._dynamo.reset()
-    compiled = (
-        torch.compile(_solve, backend="staticrt")
-        if way == "backend"
-        else staticrt.compile(_solve, joint_trace=way == "compile")
-    )
+    compiled = compiler(_solve)
     for _call in range(2):
         grads = []
         for run in (compiled, _solve):

@@ -7,6 +7,7 @@ from torch import nn
 
 import staticrt
 from staticrt.training import debug_state
+from tests.support.compilers import each_compiler
 from tests.support.threads import in_threads
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -239,7 +240,7 @@ def test_double_backward_can_be_switched_off():
         torch.autograd.grad(fast(w), w, create_graph=True)
 
 
-@pytest.mark.parametrize("compiler", [staticrt.compile, lambda f: torch.compile(f, backend="staticrt")])
+@each_compiler
 def test_a_result_that_is_an_argument_leaves_the_argument_a_leaf(compiler):
     """torch's dropout returns an empty tensor itself."""
     torch._dynamo.reset()

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import staticrt
+from tests.support.compilers import each_compiler
 from tests.support.training_cases import Cnn, Lstm, mlp
 
 
@@ -132,12 +132,12 @@ def _without_gradients(x):
 HIDDEN_WRITES = (_detached, _detached_base, _data, _without_gradients)
 
 
-@pytest.mark.parametrize("way", ["compile", "backend"])
+@each_compiler
 @pytest.mark.parametrize("function", HIDDEN_WRITES)
-def test_writes_that_autograd_does_not_see(function, way):
+def test_writes_that_autograd_does_not_see(function, compiler):
     """The value changes, the history does not: no derivative may follow the write."""
     torch._dynamo.reset()
-    compiled = staticrt.compile(function) if way == "compile" else torch.compile(function, backend="staticrt")
+    compiled = compiler(function)
     for size in (3, 3, 4):
         found = []
         for run in (compiled, function):

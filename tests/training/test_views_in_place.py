@@ -3,13 +3,7 @@
 import pytest
 import torch
 
-import staticrt
-
-COMPILERS = {
-    "compile": staticrt.compile,
-    "parts": lambda function: staticrt.compile(function, joint_trace=False),
-    "backend": lambda function: torch.compile(function, backend="staticrt"),
-}
+from tests.support.compilers import each_compiler_for_gradients
 
 
 def _written_view(x):
@@ -33,9 +27,9 @@ def _gets_gradients(x):
     return base * 1
 
 
-@pytest.mark.parametrize("way", COMPILERS)
+@each_compiler_for_gradients
 @pytest.mark.parametrize("function", [_written_view, _written_base, _gets_gradients])
-def test_a_write_after_a_view_changed_in_place(function, way):
+def test_a_write_after_a_view_changed_in_place(function, compiler):
     torch.compiler.reset()
 
     def trained(function):
@@ -45,6 +39,6 @@ def test_a_write_after_a_view_changed_in_place(function, way):
         sum((y * (y.detach() + 1)).sum() for y in results).backward()
         return [*results, x.grad]
 
-    compiled = COMPILERS[way](function)
+    compiled = compiler(function)
     for _ in range(2):
         torch.testing.assert_close(trained(compiled), trained(function))

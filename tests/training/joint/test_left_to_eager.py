@@ -7,6 +7,7 @@ from torch.autograd.function import once_differentiable
 
 import staticrt
 import staticrt.training.optim
+from tests.support.compilers import each_compiler
 from tests.support.joint_traces import joint_calls
 
 
@@ -190,15 +191,15 @@ def test_what_only_fake_tensors_refuse_is_left_to_graph_splits_in_the_end():
         torch.testing.assert_close(x.grad, x.detach().cos())
 
 
-@pytest.mark.parametrize("entry", ["staticrt.compile", "torch.compile"])
-def test_a_first_call_that_aotautograd_watches(entry):
+@each_compiler
+def test_a_first_call_that_aotautograd_watches(compiler):
     """Its check of custom operators' aliases hands on a number where remainder's out variant takes a tensor."""
 
     def function(x, i):
         return x.gather(1, i[:, None].expand(-1, 2) % 3), x.view(-1)
 
     torch._dynamo.reset()
-    compiled = torch.compile(function, backend="staticrt") if "torch" in entry else staticrt.compile(function)
+    compiled = compiler(function)
     for _call in range(2):
         x = torch.randn(4, 3, requires_grad=True)
         y = x.detach().clone().requires_grad_()

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import staticrt
+from tests.support.compilers import each_compiler
 
 
 class Attending(nn.Module):
@@ -28,15 +29,12 @@ class Attending(nn.Module):
 
 @pytest.mark.parametrize("shape", [(1, 8, 6, 6), (3, 8, 6, 6), (2, 8, 1, 6), (1, 8, 1, 5)])
 @pytest.mark.parametrize("executor", ["auto", "reference"])
-@pytest.mark.parametrize("compiler", ["staticrt.compile", "torch.compile"])
+@each_compiler
 def test_group_norm_of_a_transposed_view(compiler, executor, shape):
     torch._dynamo.reset()
     torch.manual_seed(0)
     model = Attending()
-    if compiler == "staticrt.compile":
-        compiled = staticrt.compile(model, executor=executor)
-    else:
-        compiled = torch.compile(model, backend="staticrt", options={"executor": executor})
+    compiled = compiler(model, executor=executor)
     given = torch.randn(shape)
     results = []
     for run in (compiled, model):

@@ -8,6 +8,7 @@ from torch import nn
 
 import staticrt
 from staticrt.training import optim
+from tests.support.compilers import each_compiler
 
 
 class Series(nn.Module):
@@ -37,15 +38,12 @@ class Planes(nn.Module):
 
 @pytest.mark.parametrize("executor", ["auto", "reference"])
 @pytest.mark.parametrize("kind", [Series, Planes])
-@pytest.mark.parametrize("compiler", ["staticrt.compile", "torch.compile"])
+@each_compiler
 def test_batch_norm_of_a_transposed_tensor(compiler, kind, executor):
     torch._dynamo.reset()
     torch.manual_seed(0)
     model = kind()
-    if compiler == "staticrt.compile":
-        compiled = staticrt.compile(model, executor=executor)
-    else:
-        compiled = torch.compile(model, backend="staticrt", options={"executor": executor})
+    compiled = compiler(model, executor=executor)
     for shape in ((2, 4, 6), (2, 4, 6), (5, 8, 6), (1, 4, 6)):
         given = torch.randn(shape)
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
