@@ -2,12 +2,9 @@ import pytest
 import torch
 
 from staticrt.passes.canonical_views import CanonicalViews
+from tests.support.fx_calls import call
 
 aten = torch.ops.aten
-
-
-def call(graph, op, *args, **kwargs):
-    return graph.call_function(op, args, kwargs)
 
 
 def chain(*steps):

@@ -1,12 +1,9 @@
 import torch
 
 from staticrt.passes.cse import MergeEqualCalls
+from tests.support.fx_calls import call
 
 aten = torch.ops.aten
-
-
-def call(graph, op, *args, **kwargs):
-    return graph.call_function(op, args, kwargs)
 
 
 def test_equal_calls_are_merged_through_their_readers(trace):

@@ -2,12 +2,9 @@ import torch
 
 from staticrt.passes.dead_code import RemoveDeadCode
 from staticrt.passes.fold_constants import FoldConstants
+from tests.support.fx_calls import call
 
 aten = torch.ops.aten
-
-
-def call(graph, op, *args, **kwargs):
-    return graph.call_function(op, args, kwargs)
 
 
 def test_a_mask_from_literals_is_computed_once(trace):

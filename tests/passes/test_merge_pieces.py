@@ -7,12 +7,9 @@ import torch
 
 import staticrt
 from staticrt.passes.merge_pieces import MergePieces
+from tests.support.fx_calls import call
 
 aten = torch.ops.aten
-
-
-def call(graph, op, *args):
-    return graph.call_function(op, args)
 
 
 def test_an_inner_cat_is_copied_once(trace):

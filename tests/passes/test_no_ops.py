@@ -3,12 +3,9 @@ import torch
 
 import staticrt
 from staticrt.passes.no_ops import RemoveNoOps
+from tests.support.fx_calls import call
 
 aten = torch.ops.aten
-
-
-def call(graph, op, *args, **kwargs):
-    return graph.call_function(op, args, kwargs)
 
 
 NO_OPS = {
