@@ -92,7 +92,8 @@ def test_wrong_number_of_stack_traces_is_no_matter(tree):
         out2 + 1
 
 
-def test_memory_left_in_the_pool_is_reported(tree):
+def keeping(tree):
+    """A function that keeps a result, and the list in which it keeps them."""
     kept = []
 
     def f(args):
@@ -100,7 +101,11 @@ def test_memory_left_in_the_pool_is_reported(tree):
         kept.append(x * 2)
         return [x + 1]
 
-    f = tree.boxed(f)
+    return tree.boxed(f), kept
+
+
+def test_memory_left_in_the_pool_is_reported(tree):
+    f, kept = keeping(tree)
     with pytest.raises(RuntimeError, match="in the graph pool are not outputs"):
         f([torch.rand(4)])
     kept.clear()
@@ -129,14 +134,7 @@ def test_memory_in_a_cycle_is_no_leak(tree):
 
 def test_memory_left_in_the_pool_makes_the_function_plain(make_tree):
     tree = make_tree(policy=Policy())
-    kept = []
-
-    def f(args):
-        (x,) = empty(args)
-        kept.append(x * 2)
-        return [x + 1]
-
-    f = tree.boxed(f)
+    f, kept = keeping(tree)
     with pytest.warns(UserWarning, match="keeps memory of the capture that it does not return"):
         f([torch.ones(4)])
     for value in range(3):

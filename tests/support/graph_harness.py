@@ -24,42 +24,30 @@ from tests.support.cpu_copy_backend import CpuCopyBackend
 from tests.support.fake_graph_backend import FakeBackend, fault
 
 
-class RealCpu(CpuBackend):
-    """The CPU's own backend, which remembers its pools."""
+class _KeepsPools:
+    """A backend that remembers its pools."""
 
     def __init__(self) -> None:
         self.pools: list[Any] = []
-        self.faults: dict[str, list[Any]] = {}  # it has none
+        self.faults: dict[str, list[Any]] = {}  # those of the CPU have none
 
     def new_pool(self, index: int) -> Any:
         self.pools.append(super().new_pool(index))
         return self.pools[-1]
 
 
-class RealCopy(CpuCopyBackend):
-    """The CPU's recordings under CUDA's rules, remembering pools."""
-
-    def __init__(self) -> None:
-        self.pools: list[Any] = []
-        self.faults: dict[str, list[Any]] = {}
-
-    def new_pool(self, index: int) -> Any:
-        self.pools.append(super().new_pool(index))
-        return self.pools[-1]
+class RealCpu(_KeepsPools, CpuBackend):
+    """The CPU's own backend."""
 
 
-class RealSim(SimBackend):
-    """The simulated accelerator's own backend, remembering pools. Tests make their tensors on the default device."""
+class RealCopy(_KeepsPools, CpuCopyBackend):
+    """The CPU's recordings under CUDA's rules."""
+
+
+class RealSim(_KeepsPools, SimBackend):
+    """The simulated accelerator's own backend. Tests make their tensors on the default device."""
 
     device = "sim"
-
-    def __init__(self) -> None:
-        self.pools: list[Any] = []
-        self.faults: dict[str, list[Any]] = {}
-
-    def new_pool(self, index: int) -> Any:
-        self.pools.append(super().new_pool(index))
-        return self.pools[-1]
 
     def warmup_scope(self, pool: Any, stream: Any) -> Any:
         fault(self.faults, "warmup")
