@@ -108,11 +108,6 @@ def register_ops(family: str, names: str, *, namespace: str = "aten", **declared
         register_op(f"{namespace}.{name}", family=family, **declared)
 
 
-def declared_names() -> list[str]:
-    """Every declared name, in order of declaration."""
-    return list(_declared)
-
-
 def op_name(target: object) -> str:
     """Name of a call target: "aten.add.Tensor", "higher_order.cond", "operator.add", "torch.sym_float"."""
     if isinstance(target, OpOverload):

@@ -195,7 +195,6 @@ void bind_allocator(py::module_& m) {
   m.def("in_simulated_work", [] { return SimDriver::in_work(); });
   m.def("allocator_library", &library_path);
   m.def("set_memory_metadata", [](const std::string& text) { set_thread_metadata(text); });
-  m.def("memory_metadata", [] { return thread_metadata(); });
 }
 
 }  // namespace staticrt::bindings

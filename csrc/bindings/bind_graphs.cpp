@@ -141,12 +141,6 @@ void bind_storage(py::module_& m) {
   });
   m.def("own_address", [](const StorageRef& r) { own_address(*r.lock_or_throw("adopt")); });
   m.def("ptrs_equal", &ptrs_equal);
-  m.def("use_counts", [](const std::vector<StorageRef>& refs) {
-    std::vector<int64_t> counts;
-    counts.reserve(refs.size());
-    for (const StorageRef& ref : refs) counts.push_back(ref.use_count());
-    return counts;
-  });
 }
 
 // `with without_kept_memory():`; must be left in the thread that entered it.

@@ -232,14 +232,6 @@ def test_ptrs_equal_compares_first_elements():
     assert not _C.ptrs_equal(inputs, [None, 0, 0], [0])
 
 
-def test_use_counts_reads_many():
-    tensors = [torch.rand(2) for _ in range(3)]
-    refs = [_C.storage_ref(t) for t in tensors]
-    assert _C.use_counts(refs) == [r.use_count() for r in refs]
-    tensors.pop(1)
-    assert _C.use_counts(refs)[1] == 0
-
-
 def test_nothing_here_keeps_a_tensor():
     x = torch.rand(2)
     alive = weakref.ref(x)

@@ -66,7 +66,7 @@ def test_an_unknown_argument_name_is_an_error(monkeypatch):
 def test_declarations_name_ops_that_exist():
     """Names that this torch lacks are typing errors, or ops of another supported version."""
     missing = []
-    for name in registry.declared_names():
+    for name in registry._declared:
         namespace, base, *overload = name.split(".")
         if namespace in ("aten", "quantized"):
             packet = getattr(getattr(torch.ops, namespace), base, None)

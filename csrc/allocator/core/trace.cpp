@@ -148,9 +148,6 @@ void set_thread_metadata(const std::string& text) {
   Trace::texts_.metadata = carried.metadata;
   texts().give_back(before);
 }
-std::string thread_metadata() {
-  return texts().text(Trace::texts_.metadata);
-}
 void push_compile_context(const std::string& text) {
   carried.outer.push_back(std::exchange(carried.compile, texts().take(text)));
   Trace::texts_.compile = carried.compile;

@@ -86,7 +86,6 @@ struct Annotation {
 void set_thread_metadata(const std::string& text);
 void push_compile_context(const std::string& text);
 void pop_compile_context();
-std::string thread_metadata();
 
 class Trace {
  public:
@@ -148,7 +147,6 @@ class Trace {
   friend void set_thread_metadata(const std::string& text);
   friend void push_compile_context(const std::string& text);
   friend void pop_compile_context();
-  friend std::string thread_metadata();
   // initial-exec: one load, also in a shared library.
   [[gnu::tls_model("initial-exec")]] static constinit thread_local ThreadTexts texts_;
 
