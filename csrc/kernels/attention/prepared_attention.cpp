@@ -81,13 +81,9 @@ std::optional<PreparedCall> prepare_attention(PrepareRequest& request, size_t ma
 }  // namespace
 
 // (query, key, value, attn_mask, dropout_p, is_causal, *, scale, enable_gqa)
-SRT_PREPARE("aten::scaled_dot_product_attention", prepare_sdpa) {
-  return prepare_attention(request, 3, 4, 5, 6);
-}
+SRT_PREPARE_AS("aten::scaled_dot_product_attention", prepare_attention(request, 3, 4, 5, 6));
 
 // (query, key, value, dropout_p, is_causal, *, attn_mask, scale) -> (output, logsumexp)
-SRT_PREPARE("aten::_scaled_dot_product_flash_attention_for_cpu", prepare_flash_sdpa) {
-  return prepare_attention(request, 5, 3, 4, 6);
-}
+SRT_PREPARE_AS("aten::_scaled_dot_product_flash_attention_for_cpu", prepare_attention(request, 5, 3, 4, 6));
 
 }  // namespace staticrt

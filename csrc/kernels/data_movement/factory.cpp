@@ -66,14 +66,8 @@ std::optional<PreparedCall> prepare_arange(PrepareRequest& request, size_t start
 
 }  // namespace
 
-SRT_PREPARE("aten::arange", prepare_arange_to) {
-  return prepare_arange(request, request.args.size(), request.args.size());
-}
-SRT_PREPARE("aten::arange.start", prepare_arange_from) {
-  return prepare_arange(request, 0, request.args.size());
-}
-SRT_PREPARE("aten::arange.start_step", prepare_arange_by) {
-  return prepare_arange(request, 0, 2);
-}
+SRT_PREPARE_AS("aten::arange", prepare_arange(request, request.args.size(), request.args.size()));
+SRT_PREPARE_AS("aten::arange.start", prepare_arange(request, 0, request.args.size()));
+SRT_PREPARE_AS("aten::arange.start_step", prepare_arange(request, 0, 2));
 
 }  // namespace staticrt

@@ -143,11 +143,7 @@ std::optional<PreparedCall> concatenate(PrepareRequest& request, bool stack) {
 
 }  // namespace
 
-SRT_PREPARE("aten::cat", prepare_cat) {
-  return concatenate(request, false);
-}
-SRT_PREPARE("aten::stack", prepare_stack) {
-  return concatenate(request, true);
-}
+SRT_PREPARE_AS("aten::cat", concatenate(request, false));
+SRT_PREPARE_AS("aten::stack", concatenate(request, true));
 
 }  // namespace staticrt

@@ -340,17 +340,9 @@ static std::optional<PreparedCall> embedding_bag_with(PrepareRequest& request) {
       "bags", {grid});
 }
 
-SRT_PREPARE("aten::embedding_bag", prepare_embedding_bag) {
-  return embedding_bag_with(request);
-}
-SRT_PREPARE("aten::embedding_bag.padding_idx", prepare_embedding_bag_padding) {
-  return embedding_bag_with(request);
-}
-SRT_PREPARE("aten::_embedding_bag_forward_only", prepare_embedding_bag_forward) {
-  return embedding_bag_with(request);
-}
-SRT_PREPARE("aten::_embedding_bag", prepare__embedding_bag) {
-  return embedding_bag_with(request);
-}
+SRT_PREPARE_AS("aten::embedding_bag", embedding_bag_with(request));
+SRT_PREPARE_AS("aten::embedding_bag.padding_idx", embedding_bag_with(request));
+SRT_PREPARE_AS("aten::_embedding_bag_forward_only", embedding_bag_with(request));
+SRT_PREPARE_AS("aten::_embedding_bag", embedding_bag_with(request));
 
 }  // namespace staticrt

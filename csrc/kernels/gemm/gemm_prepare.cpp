@@ -99,6 +99,15 @@ bool batch_strides(const TensorMeta& t, const TensorMeta& out, int64_t (&batch)[
   return true;
 }
 
+// Operands of one product, or of a batch of products; false if a layout has no kernel.
+bool set_operands(MatmulShape& s, const TensorOperand& a, const TensorOperand& b, const TensorOperand& c) {
+  set_a(s, a);
+  set_b(s, b);
+  return set_c(s, c) && batch_strides(a.meta, c.meta, s.batch, s.a_batch) &&
+         batch_strides(b.meta, c.meta, s.batch, s.b_batch) &&
+         batch_strides(c.meta, c.meta, s.batch, s.c_batch);
+}
+
 // All tensors of one floating dtype.
 bool one_dtype(const PrepareRequest& request) {
   const ScalarType dtype = request.outs[0].meta.dtype;
@@ -159,23 +168,26 @@ SRT_PREPARE("aten::linear", prepare_linear) {
   return finish(s, request);
 }
 
-SRT_PREPARE("aten::mm", prepare_mm) {
-  if (!one_dtype(request)) return std::nullopt;
+static std::optional<PreparedCall> product_of(PrepareRequest& request, const TensorOperand& a,
+                                              const TensorOperand& b, const TensorOperand& c) {
   MatmulShape s;
-  set_a(s, request.args[0].tensors[0]);
-  set_b(s, request.args[1].tensors[0]);
-  if (!set_c(s, request.outs[0])) return std::nullopt;
+  if (!one_dtype(request) || !set_operands(s, a, b, c)) return std::nullopt;
   return finish(s, request);
 }
 
+SRT_PREPARE_AS("aten::mm",
+               product_of(request, request.args[0].tensors[0], request.args[1].tensors[0], request.outs[0]));
+SRT_PREPARE_AS("aten::bmm",
+               product_of(request, request.args[0].tensors[0], request.args[1].tensors[0], request.outs[0]));
+
 static std::optional<PreparedCall> addmm_with(PrepareRequest& request, Prim activation, bool activates) {
-  if (!one_dtype(request)) return std::nullopt;
   MatmulShape s;
-  set_a(s, request.args[1].tensors[0]);
-  set_b(s, request.args[2].tensors[0]);
+  if (!one_dtype(request) ||
+      !set_operands(s, request.args[1].tensors[0], request.args[2].tensors[0], request.outs[0]) ||
+      !set_bias(s, request.args[0].tensors[0], number_or(request, 3, 1))) {
+    return std::nullopt;
+  }
   s.alpha = number_or(request, 4, 1);
-  if (!set_c(s, request.outs[0])) return std::nullopt;
-  if (!set_bias(s, request.args[0].tensors[0], number_or(request, 3, 1))) return std::nullopt;
   if (activates) {
     if (request.outs[0].meta.dtype != ScalarType::Float) return std::nullopt;
     if (activation == Prim::kGelu && request.outs[0].meta.numel() > 1) {
@@ -188,9 +200,7 @@ static std::optional<PreparedCall> addmm_with(PrepareRequest& request, Prim acti
   return finish(s, request);
 }
 
-SRT_PREPARE("aten::addmm", prepare_addmm) {
-  return addmm_with(request, Prim::kClampMin, false);
-}
+SRT_PREPARE_AS("aten::addmm", addmm_with(request, Prim::kClampMin, false));
 
 // eager on CPU: relu or gelu
 SRT_PREPARE("aten::_addmm_activation", prepare_addmm_activation) {
@@ -199,38 +209,10 @@ SRT_PREPARE("aten::_addmm_activation", prepare_addmm_activation) {
   return addmm_with(request, gelu ? Prim::kGelu : Prim::kClampMin, true);
 }
 
-SRT_PREPARE("aten::bmm", prepare_bmm) {
-  if (!one_dtype(request)) return std::nullopt;
-  MatmulShape s;
-  set_a(s, request.args[0].tensors[0]);
-  set_b(s, request.args[1].tensors[0]);
-  const TensorMeta& out = request.outs[0].meta;
-  if (!set_c(s, request.outs[0]) ||
-      !batch_strides(request.args[0].tensors[0].meta, out, s.batch, s.a_batch) ||
-      !batch_strides(request.args[1].tensors[0].meta, out, s.batch, s.b_batch) ||
-      !batch_strides(out, out, s.batch, s.c_batch)) {
-    return std::nullopt;
-  }
-  return finish(s, request);
-}
-
 SRT_PREPARE("aten::baddbmm", prepare_baddbmm) {
-  if (!one_dtype(request)) return std::nullopt;
-  MatmulShape s;
-  set_a(s, request.args[1].tensors[0]);
-  set_b(s, request.args[2].tensors[0]);
-  s.alpha = number_or(request, 4, 1);
-  if (s.alpha == 0)
-    return std::nullopt;  // eager multiplies NaN by it in small products, and leaves large ones out
-  const TensorMeta& out = request.outs[0].meta;
-  if (!set_c(s, request.outs[0]) ||
-      !batch_strides(request.args[1].tensors[0].meta, out, s.batch, s.a_batch) ||
-      !batch_strides(request.args[2].tensors[0].meta, out, s.batch, s.b_batch) ||
-      !batch_strides(out, out, s.batch, s.c_batch) ||
-      !set_bias(s, request.args[0].tensors[0], number_or(request, 3, 1))) {
-    return std::nullopt;
-  }
-  return finish(s, request);
+  // Eager multiplies NaN by an alpha of 0 in small products, and leaves large ones out.
+  if (number_or(request, 4, 1) == 0) return std::nullopt;
+  return addmm_with(request, Prim::kClampMin, false);
 }
 
 // A vector operand becomes a matrix of one row (left) or one column (right); the output loses that dim.
@@ -261,39 +243,25 @@ SRT_PREPARE("aten::matmul", prepare_matmul_op) {
     out.meta.sizes.insert(out.meta.sizes.end() - 1, 1);
     out.meta.strides.insert(out.meta.strides.end() - 1, 0);
   }
-  MatmulShape s;
-  set_a(s, a);
-  set_b(s, b);
-  if (!set_c(s, out)) return std::nullopt;
   const size_t rank = a.meta.sizes.size();
-  int64_t rows_out = 0;
-  if (b.meta.sizes.size() == 2 &&
-      rank > 2) {  // one matrix on the right: its rows of the left are one tall matrix
-    if (merge_dims(a.meta, 0, rank - 1, &s.m, &s.a_row) &&
+  if (b.meta.sizes.size() == 2 && rank > 2) {  // all rows on the left times one matrix
+    MatmulShape s;
+    set_a(s, a);
+    set_b(s, b);
+    int64_t rows_out = 0;
+    if (set_c(s, out) && merge_dims(a.meta, 0, rank - 1, &s.m, &s.a_row) &&
         merge_dims(out.meta, 0, rank - 1, &rows_out, &s.c_row)) {
       return finish(s, request);
     }
-    set_a(s, a);
-    set_c(s, out);
   }
-  if (!batch_strides(a.meta, out.meta, s.batch, s.a_batch) ||
-      !batch_strides(b.meta, out.meta, s.batch, s.b_batch) ||
-      !batch_strides(out.meta, out.meta, s.batch, s.c_batch)) {
-    return std::nullopt;
-  }
-  return finish(s, request);
+  return product_of(request, a, b, out);
 }
 
 SRT_PREPARE("aten::mv", prepare_mv) {
-  if (!one_dtype(request)) return std::nullopt;
   TensorOperand out = request.outs[0];
   out.meta.sizes.push_back(1);
   out.meta.strides.push_back(1);
-  MatmulShape s;
-  set_a(s, request.args[0].tensors[0]);
-  set_b(s, as_matrix(request.args[1].tensors[0], false));
-  if (!set_c(s, out)) return std::nullopt;
-  return finish(s, request);
+  return product_of(request, request.args[0].tensors[0], as_matrix(request.args[1].tensors[0], false), out);
 }
 
 }  // namespace staticrt

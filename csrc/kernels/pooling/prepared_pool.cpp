@@ -263,11 +263,7 @@ SRT_PREPARE("aten::avg_pool2d", prepare_avg_pool2d) {
   return call_with(*p, "windows");
 }
 
-SRT_PREPARE("aten::adaptive_avg_pool2d", prepare_adaptive_avg_pool2d) {
-  return prepare_adaptive(request);
-}
-SRT_PREPARE("aten::_adaptive_avg_pool2d", prepare__adaptive_avg_pool2d) {
-  return prepare_adaptive(request);
-}
+SRT_PREPARE_AS("aten::adaptive_avg_pool2d", prepare_adaptive(request));
+SRT_PREPARE_AS("aten::_adaptive_avg_pool2d", prepare_adaptive(request));
 
 }  // namespace staticrt

@@ -181,41 +181,21 @@ std::optional<PreparedCall> prepare_resample(PrepareRequest& request, Resampling
 
 // (self, output_size, [align_corners,] scale per dimension); vec: (input, output_size, [align_corners,]
 // scale_factors)
-SRT_PREPARE("aten::upsample_nearest1d", prepare_upsample_nearest1d) {
-  return prepare_resample(request, Resampling::kNearest, 1, false);
-}
-SRT_PREPARE("aten::upsample_nearest1d.vec", prepare_upsample_nearest1d_vec) {
-  return prepare_resample(request, Resampling::kNearest, 1, true);
-}
-SRT_PREPARE("aten::upsample_nearest2d", prepare_upsample_nearest2d) {
-  return prepare_resample(request, Resampling::kNearest, 2, false);
-}
-SRT_PREPARE("aten::upsample_nearest2d.vec", prepare_upsample_nearest2d_vec) {
-  return prepare_resample(request, Resampling::kNearest, 2, true);
-}
-SRT_PREPARE("aten::_upsample_nearest_exact1d", prepare_upsample_nearest_exact1d) {
-  return prepare_resample(request, Resampling::kNearestExact, 1, false);
-}
-SRT_PREPARE("aten::_upsample_nearest_exact1d.vec", prepare_upsample_nearest_exact1d_vec) {
-  return prepare_resample(request, Resampling::kNearestExact, 1, true);
-}
-SRT_PREPARE("aten::_upsample_nearest_exact2d", prepare_upsample_nearest_exact2d) {
-  return prepare_resample(request, Resampling::kNearestExact, 2, false);
-}
-SRT_PREPARE("aten::_upsample_nearest_exact2d.vec", prepare_upsample_nearest_exact2d_vec) {
-  return prepare_resample(request, Resampling::kNearestExact, 2, true);
-}
-SRT_PREPARE("aten::upsample_linear1d", prepare_upsample_linear1d) {
-  return prepare_resample(request, Resampling::kLinear, 1, false);
-}
-SRT_PREPARE("aten::upsample_linear1d.vec", prepare_upsample_linear1d_vec) {
-  return prepare_resample(request, Resampling::kLinear, 1, true);
-}
-SRT_PREPARE("aten::upsample_bilinear2d", prepare_upsample_bilinear2d) {
-  return prepare_resample(request, Resampling::kLinear, 2, false);
-}
-SRT_PREPARE("aten::upsample_bilinear2d.vec", prepare_upsample_bilinear2d_vec) {
-  return prepare_resample(request, Resampling::kLinear, 2, true);
-}
+SRT_PREPARE_AS("aten::upsample_nearest1d", prepare_resample(request, Resampling::kNearest, 1, false));
+SRT_PREPARE_AS("aten::upsample_nearest1d.vec", prepare_resample(request, Resampling::kNearest, 1, true));
+SRT_PREPARE_AS("aten::upsample_nearest2d", prepare_resample(request, Resampling::kNearest, 2, false));
+SRT_PREPARE_AS("aten::upsample_nearest2d.vec", prepare_resample(request, Resampling::kNearest, 2, true));
+SRT_PREPARE_AS("aten::_upsample_nearest_exact1d",
+               prepare_resample(request, Resampling::kNearestExact, 1, false));
+SRT_PREPARE_AS("aten::_upsample_nearest_exact1d.vec",
+               prepare_resample(request, Resampling::kNearestExact, 1, true));
+SRT_PREPARE_AS("aten::_upsample_nearest_exact2d",
+               prepare_resample(request, Resampling::kNearestExact, 2, false));
+SRT_PREPARE_AS("aten::_upsample_nearest_exact2d.vec",
+               prepare_resample(request, Resampling::kNearestExact, 2, true));
+SRT_PREPARE_AS("aten::upsample_linear1d", prepare_resample(request, Resampling::kLinear, 1, false));
+SRT_PREPARE_AS("aten::upsample_linear1d.vec", prepare_resample(request, Resampling::kLinear, 1, true));
+SRT_PREPARE_AS("aten::upsample_bilinear2d", prepare_resample(request, Resampling::kLinear, 2, false));
+SRT_PREPARE_AS("aten::upsample_bilinear2d.vec", prepare_resample(request, Resampling::kLinear, 2, true));
 
 }  // namespace staticrt

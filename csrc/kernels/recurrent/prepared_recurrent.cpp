@@ -150,17 +150,9 @@ std::optional<PreparedCall> prepare(PrepareRequest& request, CellKind kind) {
 
 }  // namespace
 
-SRT_PREPARE("aten::lstm.input", prepare_lstm) {
-  return prepare(request, CellKind::kLstm);
-}
-SRT_PREPARE("aten::gru.input", prepare_gru) {
-  return prepare(request, CellKind::kGru);
-}
-SRT_PREPARE("aten::rnn_tanh.input", prepare_rnn_tanh) {
-  return prepare(request, CellKind::kTanh);
-}
-SRT_PREPARE("aten::rnn_relu.input", prepare_rnn_relu) {
-  return prepare(request, CellKind::kRelu);
-}
+SRT_PREPARE_AS("aten::lstm.input", prepare(request, CellKind::kLstm));
+SRT_PREPARE_AS("aten::gru.input", prepare(request, CellKind::kGru));
+SRT_PREPARE_AS("aten::rnn_tanh.input", prepare(request, CellKind::kTanh));
+SRT_PREPARE_AS("aten::rnn_relu.input", prepare(request, CellKind::kRelu));
 
 }  // namespace staticrt

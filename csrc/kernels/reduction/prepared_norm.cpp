@@ -89,18 +89,10 @@ constexpr RowNorm kRmsNorm{
 
 }  // namespace
 
-SRT_PREPARE("aten::layer_norm", prepare_layer_norm) {
-  return prepare_row_norm(request, kLayerNorm);
-}
-SRT_PREPARE("aten::native_layer_norm", prepare_native_layer_norm) {
-  return prepare_row_norm(request, kLayerNorm);
-}
-SRT_PREPARE("aten::rms_norm", prepare_rms_norm) {
-  return prepare_row_norm(request, kRmsNorm);
-}
-SRT_PREPARE("aten::_fused_rms_norm", prepare_fused_rms_norm) {
-  return prepare_row_norm(request, kRmsNorm);
-}
+SRT_PREPARE_AS("aten::layer_norm", prepare_row_norm(request, kLayerNorm));
+SRT_PREPARE_AS("aten::native_layer_norm", prepare_row_norm(request, kLayerNorm));
+SRT_PREPARE_AS("aten::rms_norm", prepare_row_norm(request, kRmsNorm));
+SRT_PREPARE_AS("aten::_fused_rms_norm", prepare_row_norm(request, kRmsNorm));
 
 // input [batch, channels, *]; each group of channels of an image is one row.
 static std::optional<PreparedCall> group_norm_with(PrepareRequest& request, int64_t groups, size_t weight_at,
@@ -155,14 +147,12 @@ static std::optional<PreparedCall> group_norm_with(PrepareRequest& request, int6
 }
 
 // group_norm(input, num_groups, weight, bias, eps, cudnn_enabled)
-SRT_PREPARE("aten::group_norm", prepare_group_norm) {
-  return group_norm_with(request, int_or(request, 1, 0), 2, real_or(request, 4, 1e-5));
-}
+SRT_PREPARE_AS("aten::group_norm",
+               group_norm_with(request, int_or(request, 1, 0), 2, real_or(request, 4, 1e-5)));
 
 // native_group_norm(input, weight, bias, N, C, HxW, group, eps)
-SRT_PREPARE("aten::native_group_norm", prepare_native_group_norm) {
-  return group_norm_with(request, int_or(request, 6, 0), 1, real_or(request, 7, 1e-5));
-}
+SRT_PREPARE_AS("aten::native_group_norm",
+               group_norm_with(request, int_or(request, 6, 0), 1, real_or(request, 7, 1e-5)));
 
 // Arguments: input, weight, bias, running_mean, running_var, then (training,) momentum, eps.
 static std::optional<PreparedCall> batch_norm_with(PrepareRequest& request, size_t eps_at) {
@@ -229,14 +219,9 @@ static std::optional<PreparedCall> batch_norm_with(PrepareRequest& request, size
       planes ? "planes" : "pixels", request, {grid});
 }
 
-SRT_PREPARE("aten::_native_batch_norm_legit_no_training", prepare_batch_norm_no_training) {
-  return batch_norm_with(request, 6);
-}
-SRT_PREPARE("aten::batch_norm", prepare_batch_norm) {
-  return bool_or(request, 5, true) ? std::nullopt : batch_norm_with(request, 7);
-}
-SRT_PREPARE("aten::native_batch_norm", prepare_native_batch_norm) {
-  return bool_or(request, 5, true) ? std::nullopt : batch_norm_with(request, 7);
-}
+SRT_PREPARE_AS("aten::_native_batch_norm_legit_no_training", batch_norm_with(request, 6));
+SRT_PREPARE_AS("aten::batch_norm", bool_or(request, 5, true) ? std::nullopt : batch_norm_with(request, 7));
+SRT_PREPARE_AS("aten::native_batch_norm",
+               bool_or(request, 5, true) ? std::nullopt : batch_norm_with(request, 7));
 
 }  // namespace staticrt

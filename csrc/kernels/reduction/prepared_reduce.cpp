@@ -229,43 +229,19 @@ std::optional<PreparedCall> prepare_variance(PrepareRequest& request, double cor
 
 }  // namespace
 
-SRT_PREPARE("aten::sum", prepare_sum) {
-  return prepare_reduction(request, Reduction::kSum, false);
-}
-SRT_PREPARE("aten::sum.dim_IntList", prepare_sum_dim) {
-  return prepare_reduction(request, Reduction::kSum, true);
-}
-SRT_PREPARE("aten::mean", prepare_mean) {
-  return prepare_reduction(request, Reduction::kMean, false);
-}
-SRT_PREPARE("aten::mean.dim", prepare_mean_dim) {
-  return prepare_reduction(request, Reduction::kMean, true);
-}
-SRT_PREPARE("aten::amax", prepare_amax) {
-  return prepare_reduction(request, Reduction::kMax, true);
-}
-SRT_PREPARE("aten::amin", prepare_amin) {
-  return prepare_reduction(request, Reduction::kMin, true);
-}
+SRT_PREPARE_AS("aten::sum", prepare_reduction(request, Reduction::kSum, false));
+SRT_PREPARE_AS("aten::sum.dim_IntList", prepare_reduction(request, Reduction::kSum, true));
+SRT_PREPARE_AS("aten::mean", prepare_reduction(request, Reduction::kMean, false));
+SRT_PREPARE_AS("aten::mean.dim", prepare_reduction(request, Reduction::kMean, true));
+SRT_PREPARE_AS("aten::amax", prepare_reduction(request, Reduction::kMax, true));
+SRT_PREPARE_AS("aten::amin", prepare_reduction(request, Reduction::kMin, true));
 
 // (self, unbiased), (self, dim, unbiased, keepdim) and (self, dim, correction, keepdim)
-SRT_PREPARE("aten::var", prepare_var) {
-  return prepare_variance(request, bool_or(request, 1, true) ? 1 : 0, false, false);
-}
-SRT_PREPARE("aten::var.dim", prepare_var_dim) {
-  return prepare_variance(request, bool_or(request, 2, true) ? 1 : 0, false, true);
-}
-SRT_PREPARE("aten::var.correction", prepare_var_correction) {
-  return prepare_variance(request, real_or(request, 2, 1), false, true);
-}
-SRT_PREPARE("aten::std", prepare_std) {
-  return prepare_variance(request, bool_or(request, 1, true) ? 1 : 0, true, false);
-}
-SRT_PREPARE("aten::std.dim", prepare_std_dim) {
-  return prepare_variance(request, bool_or(request, 2, true) ? 1 : 0, true, true);
-}
-SRT_PREPARE("aten::std.correction", prepare_std_correction) {
-  return prepare_variance(request, real_or(request, 2, 1), true, true);
-}
+SRT_PREPARE_AS("aten::var", prepare_variance(request, bool_or(request, 1, true) ? 1 : 0, false, false));
+SRT_PREPARE_AS("aten::var.dim", prepare_variance(request, bool_or(request, 2, true) ? 1 : 0, false, true));
+SRT_PREPARE_AS("aten::var.correction", prepare_variance(request, real_or(request, 2, 1), false, true));
+SRT_PREPARE_AS("aten::std", prepare_variance(request, bool_or(request, 1, true) ? 1 : 0, true, false));
+SRT_PREPARE_AS("aten::std.dim", prepare_variance(request, bool_or(request, 2, true) ? 1 : 0, true, true));
+SRT_PREPARE_AS("aten::std.correction", prepare_variance(request, real_or(request, 2, 1), true, true));
 
 }  // namespace staticrt

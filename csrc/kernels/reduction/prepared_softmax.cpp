@@ -94,17 +94,9 @@ std::optional<PreparedCall> prepare_softmax(PrepareRequest& request, bool log) {
 
 }  // namespace
 
-SRT_PREPARE("aten::_softmax", prepare__softmax) {
-  return prepare_softmax(request, false);
-}
-SRT_PREPARE("aten::softmax.int", prepare_softmax_int) {
-  return prepare_softmax(request, false);
-}
-SRT_PREPARE("aten::_log_softmax", prepare__log_softmax) {
-  return prepare_softmax(request, true);
-}
-SRT_PREPARE("aten::log_softmax.int", prepare_log_softmax_int) {
-  return prepare_softmax(request, true);
-}
+SRT_PREPARE_AS("aten::_softmax", prepare_softmax(request, false));
+SRT_PREPARE_AS("aten::softmax.int", prepare_softmax(request, false));
+SRT_PREPARE_AS("aten::_log_softmax", prepare_softmax(request, true));
+SRT_PREPARE_AS("aten::log_softmax.int", prepare_softmax(request, true));
 
 }  // namespace staticrt

@@ -157,3 +157,13 @@ struct PrepareRegistrar {
   static std::optional<::staticrt::PreparedCall> fn(::staticrt::PrepareRequest& request); \
   static const ::staticrt::detail::PrepareRegistrar fn##_registrar{op_name, &fn};         \
   static std::optional<::staticrt::PreparedCall> fn([[maybe_unused]] ::staticrt::PrepareRequest& request)
+
+// The same for a function that returns one expression of `request`.
+#define SRT_PREPARE_AS(op_name, ...)                                                              \
+  static const ::staticrt::detail::PrepareRegistrar SRT_PREPARE_NAME(__LINE__) {                  \
+    op_name, [](::staticrt::PrepareRequest& request) -> std::optional<::staticrt::PreparedCall> { \
+      return __VA_ARGS__;                                                                         \
+    }                                                                                             \
+  }
+#define SRT_PREPARE_NAME(line) SRT_PREPARE_JOIN(prepare_registrar_, line)
+#define SRT_PREPARE_JOIN(a, b) a##b
