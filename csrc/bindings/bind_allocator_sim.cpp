@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -37,6 +38,31 @@ std::function<void()> work_of(const py::object& callable, SimDriver* sim) {
       (*held)();
     } catch (py::error_already_set& error) {
       sim->report(std::string("work: ") + error.what());
+    }
+  };
+}
+
+// How Python passes an argument: streams and events as numbers.
+template <class T>
+using Passed = std::conditional_t<std::is_same_v<T, StreamId> || std::is_same_v<T, EventId>, uint64_t, T>;
+
+// A method of the driver, called without the GIL. A Status that is not ok is raised.
+template <class Result, class... Args>
+auto unlocked(Result (SimDriver::*method)(Args...) const) {
+  return [method](SimMemoryDevice& d, Passed<Args>... given) {
+    const GilRelease release;
+    return (d.sim.get()->*method)(static_cast<Args>(given)...);
+  };
+}
+template <class Result, class... Args>
+auto unlocked(Result (SimDriver::*method)(Args...)) {
+  return [method](SimMemoryDevice& d, Passed<Args>... given) {
+    auto call = [&] { return (d.sim.get()->*method)(static_cast<Args>(given)...); };
+    if constexpr (std::is_same_v<Result, Status>) {
+      checked(call);
+    } else {
+      const GilRelease release;
+      return call();
     }
   };
 }
@@ -149,45 +175,20 @@ void bind_streams(SimMemoryDeviceClass& device) {
              }
              if (status.native() != kSimMisuse) check(status);  // that is reported
            })
-      .def("write",
-           [](SimMemoryDevice& d, uint64_t stream, Addr address, Bytes size, uint64_t value) {
-             const GilRelease release;
-             d.sim->write(StreamId{stream}, address, size, value);
-           })
-      .def("verify",
-           [](SimMemoryDevice& d, uint64_t stream, Addr address, Bytes size, uint64_t value) {
-             const GilRelease release;
-             d.sim->verify(StreamId{stream}, address, size, value);
-           })
-      .def("advance",
-           [](SimMemoryDevice& d, uint64_t stream, uint64_t count) {
-             const GilRelease release;
-             return d.sim->advance(StreamId{stream}, count);
-           })
-      .def("pending",
-           [](SimMemoryDevice& d, uint64_t stream) {
-             const GilRelease release;
-             return d.sim->pending(StreamId{stream});
-           })
-      .def("stream_sync",
-           [](SimMemoryDevice& d, uint64_t stream) {
-             checked([&] { return d.sim->stream_sync(StreamId{stream}); });
-           })
-      .def("device_sync", [](SimMemoryDevice& d) { checked([&] { return d.sim->device_sync(); }); })
+      .def("write", unlocked(&SimDriver::write))
+      .def("verify", unlocked(&SimDriver::verify))
+      .def("advance", unlocked(&SimDriver::advance))
+      .def("pending", unlocked(&SimDriver::pending))
+      .def("stream_sync", unlocked(&SimDriver::stream_sync))
+      .def("device_sync", unlocked(&SimDriver::device_sync))
       .def("event_create",
            [](SimMemoryDevice& d) {
              EventId event = kNoEvent;
              checked([&] { return d.sim->event_create(&event); });
              return raw(event);
            })
-      .def("event_destroy",
-           [](SimMemoryDevice& d, uint64_t event) {
-             checked([&] { return d.sim->event_destroy(EventId{event}); });
-           })
-      .def("event_record",
-           [](SimMemoryDevice& d, uint64_t event, uint64_t stream) {
-             checked([&] { return d.sim->event_record(EventId{event}, StreamId{stream}); });
-           })
+      .def("event_destroy", unlocked(&SimDriver::event_destroy))
+      .def("event_record", unlocked(&SimDriver::event_record))
       .def("event_query",
            [](SimMemoryDevice& d, uint64_t event) {
              Status status;
@@ -199,11 +200,8 @@ void bind_streams(SimMemoryDeviceClass& device) {
              check(status);
              return true;
            })
-      .def("event_sync", [](SimMemoryDevice& d,
-                            uint64_t event) { checked([&] { return d.sim->event_sync(EventId{event}); }); })
-      .def("stream_wait", [](SimMemoryDevice& d, uint64_t stream, uint64_t event) {
-        checked([&] { return d.sim->stream_wait(StreamId{stream}, EventId{event}); });
-      });
+      .def("event_sync", unlocked(&SimDriver::event_sync))
+      .def("stream_wait", unlocked(&SimDriver::stream_wait));
 }
 
 }  // namespace
@@ -228,32 +226,23 @@ void bind_allocator_sim(py::module_& m, MemoryDeviceClass&) {
              uint64_t times,
              const std::string& text) { d.sim->fail(call_of(call), nth, fault_of(code, text), times); },
           py::call_guard<GilRelease>())
-      .def(
-          "clear_faults", [](SimMemoryDevice& d) { d.sim->clear_faults(); }, py::call_guard<GilRelease>())
-      .def(
-          "set_other_bytes", [](SimMemoryDevice& d, Bytes bytes) { d.sim->set_other_bytes(bytes); },
-          py::call_guard<GilRelease>())
+      .def("clear_faults", unlocked(&SimDriver::clear_faults))
+      .def("set_other_bytes", unlocked(&SimDriver::set_other_bytes))
       .def(
           "set_pending_error",
           [](SimMemoryDevice& d, const std::string& code, const std::string& text) {
             d.sim->set_pending_error(fault_of(code, text));
           },
           py::call_guard<GilRelease>())
-      .def(
-          "reports", [](SimMemoryDevice& d) { return d.sim->reports(); }, py::call_guard<GilRelease>())
-      .def(
-          "clear_reports", [](SimMemoryDevice& d) { d.sim->clear_reports(); }, py::call_guard<GilRelease>())
+      .def("reports", unlocked(&SimDriver::reports))
+      .def("clear_reports", unlocked(&SimDriver::clear_reports))
       .def(
           "calls", [](SimMemoryDevice& d, const std::string& call) { return d.sim->calls(call_of(call)); },
           py::call_guard<GilRelease>())
-      .def_property_readonly("device_calls",
-                             py::cpp_function([](SimMemoryDevice& d) { return d.sim->device_calls(); },
-                                              py::call_guard<GilRelease>()))
-      .def_property_readonly("used_bytes",
-                             py::cpp_function([](SimMemoryDevice& d) { return d.sim->used_bytes(); },
-                                              py::call_guard<GilRelease>()))
-      .def_property_readonly("base", [](SimMemoryDevice& d) { return d.sim->base(); })
-      .def("kernel_address", [](SimMemoryDevice& d, Addr address) { return d.sim->kernel_address(address); });
+      .def_property_readonly("device_calls", unlocked(&SimDriver::device_calls))
+      .def_property_readonly("used_bytes", unlocked(&SimDriver::used_bytes))
+      .def_property_readonly("base", unlocked(&SimDriver::base))
+      .def("kernel_address", unlocked(&SimDriver::kernel_address));
   bind_simulated_graphs(m, device);
   bind_torch_devices(m);
   m.def(
