@@ -38,9 +38,3 @@ def fresh_process(tmp_path_factory):
     yield process
     process.process.stdin.close()
     process.process.wait(30)
-
-
-@pytest.fixture
-def no_gradients():
-    with torch.no_grad():
-        yield

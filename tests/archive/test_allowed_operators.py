@@ -13,13 +13,9 @@ from staticrt.native import _C
 from staticrt.tools.cli.main import main
 from tests.support.archive_body import BOOL, INT, STRING, Fields, add_constant, read_body, with_fields
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
+
 FIX = r"fix: .*allow_operators=\[\"{}\"\].*LoadOptions::allow_operators.*--allow-operator NAME"
-
-
-@pytest.fixture(autouse=True)
-def no_gradients():
-    with torch.no_grad():
-        yield
 
 
 @pytest.fixture

@@ -12,13 +12,9 @@ from torch import nn
 import staticrt
 import staticrt.runtime.autotuning
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
+
 X = torch.linspace(-1, 1, 2 * 3 * 20 * 20).reshape(2, 3, 20, 20)
-
-
-@pytest.fixture(autouse=True)
-def no_gradients():
-    with torch.no_grad():
-        yield
 
 
 def convolution():

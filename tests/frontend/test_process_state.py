@@ -235,6 +235,7 @@ def test_a_model_that_reads_a_flag_follows_it(name):
                 assert torch.equal(compiled(x), function(x))
 
 
+@pytest.mark.usefixtures("num_threads_stays")
 @torch.no_grad()
 def test_a_model_that_reads_the_number_of_threads_follows_it():
     def function(x):
@@ -242,31 +243,24 @@ def test_a_model_that_reads_the_number_of_threads_follows_it():
 
     compiled = staticrt.compile(function)
     x = torch.ones(3)
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 1, 2):
-            torch.set_num_threads(threads)
-            for _ in range(3):
-                assert torch.equal(compiled(x), x * threads)
-    finally:
-        torch.set_num_threads(before)
+    for threads in (1, 2, 1, 2):
+        torch.set_num_threads(threads)
+        for _ in range(3):
+            assert torch.equal(compiled(x), x * threads)
 
 
+@pytest.mark.usefixtures("num_threads_stays")
 @torch.no_grad()
 def test_other_models_keep_their_trace_when_the_number_of_threads_changes():
     compiled = staticrt.compile(lambda x: x * 2)
     x = torch.ones(3)
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 1, 2):
-            torch.set_num_threads(threads)
-            for _ in range(3):
-                assert torch.equal(compiled(x), x * 2)
-        served = compiled._executor.fast.calls
-        compiled(x)
-        assert compiled._executor.fast.calls == served + 1
-    finally:
-        torch.set_num_threads(before)
+    for threads in (1, 2, 1, 2):
+        torch.set_num_threads(threads)
+        for _ in range(3):
+            assert torch.equal(compiled(x), x * 2)
+    served = compiled._executor.fast.calls
+    compiled(x)
+    assert compiled._executor.fast.calls == served + 1
     assert len(compiled.explain().traces) == 1
 
 

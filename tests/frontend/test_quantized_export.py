@@ -10,16 +10,12 @@ from torch.nn import functional as F
 
 import staticrt
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
+
 ops = torch.ops.quantized_decomposed
 INT8 = (-128, 127, torch.int8)
 UINT8 = (0, 255, torch.uint8)
 INT16 = (-(2**15), 2**15 - 1, torch.int16)
-
-
-@pytest.fixture(autouse=True)
-def no_gradients():
-    with torch.no_grad():
-        yield
 
 
 def expect_eager(model, *calls):

@@ -150,23 +150,20 @@ def test_kept_iterators_follow_their_inputs(dtype, shapes):
                 torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.usefixtures("num_threads_stays")
 def test_a_kept_iterator_uses_as_many_threads_as_there_are_now():
     x = torch.randn(1 << 18)
     graph = _C.CpuGraph(CpuGraphPool().native, False)
-    before = torch.get_num_threads()
-    try:
-        with torch.no_grad():
-            torch.set_num_threads(1)
-            graph.begin([x])
-            y = x.exp()
-            assert graph.end() == ""
-            graph.bind_outputs([y])
-            for threads in (2, 1, 3):
-                torch.set_num_threads(threads)
-                other = torch.randn(1 << 18)
-                assert torch.equal(graph.replay_new([other])[0], other.exp())
-    finally:
-        torch.set_num_threads(before)
+    with torch.no_grad():
+        torch.set_num_threads(1)
+        graph.begin([x])
+        y = x.exp()
+        assert graph.end() == ""
+        graph.bind_outputs([y])
+        for threads in (2, 1, 3):
+            torch.set_num_threads(threads)
+            other = torch.randn(1 << 18)
+            assert torch.equal(graph.replay_new([other])[0], other.exp())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

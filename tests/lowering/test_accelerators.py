@@ -12,6 +12,8 @@ from staticrt.lowering import accelerators as registry
 from staticrt.lowering.accelerators.reference import Reference
 from tests.support.threads import in_threads
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
+
 
 class Net(torch.nn.Module):
     def __init__(self):
@@ -40,12 +42,6 @@ class Recording(Reference):
             raise ValueError("no kernel for this\nsecond line")
         self.compiled.append((program, [tuple(x.shape) for x in inputs]))
         return super().compile(program, inputs)
-
-
-@pytest.fixture(autouse=True)
-def no_gradients():
-    with torch.no_grad():
-        yield
 
 
 @pytest.fixture

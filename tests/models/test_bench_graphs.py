@@ -29,6 +29,7 @@ def test_verdicts_compare_with_the_target():
     assert graphs.Row("a", 0.3).verdict == ""
 
 
+@pytest.mark.usefixtures("num_threads_stays")
 def test_threads_are_as_before_whatever_happens(monkeypatch):
     from staticrt.models.bench import graph_trees
 
@@ -36,12 +37,8 @@ def test_threads_are_as_before_whatever_happens(monkeypatch):
         assert torch.get_num_threads() == 1
         raise RuntimeError("planned")
 
-    before = torch.get_num_threads()
     monkeypatch.setattr(graph_trees, "GraphContext", fails)
     torch.set_num_threads(2)
-    try:
-        with pytest.raises(RuntimeError, match="planned"):
-            graph_trees.first_call_rows(1)
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
+    with pytest.raises(RuntimeError, match="planned"):
+        graph_trees.first_call_rows(1)
+    assert torch.get_num_threads() == 2

@@ -54,17 +54,14 @@ def test_threads_do_not_pay_for_little_work():
     assert "allocate" not in found.serial_steps
 
 
+@pytest.mark.usefixtures("num_threads_stays")
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
 def test_cut_models_equal_eager(threads):
     import staticrt
 
     module, x = Wide().eval(), torch.rand(131, 512)
-    before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    try:
-        with torch.no_grad():
-            fast = staticrt.compile(module)
-            for _ in range(3):
-                torch.testing.assert_close(fast(x), module(x))
-    finally:
-        torch.set_num_threads(before)
+    with torch.no_grad():
+        fast = staticrt.compile(module)
+        for _ in range(3):
+            torch.testing.assert_close(fast(x), module(x))

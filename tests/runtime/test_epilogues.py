@@ -136,24 +136,22 @@ def test_nan_and_infinity_pass_through():
             torch.testing.assert_close(fast(x), net(x), rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
+@pytest.mark.usefixtures("num_threads_stays")
 def test_poisoned_memory_and_threads():
     torch.manual_seed(0)
     net = Net(LAYERS["3x3"][0], "residual, relu").eval()
     wide = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256), nn.SiLU()).eval()
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            for module, sizes in ((net, (2, 16, 30, 31)), (wide, (128, 256))):
-                fast = staticrt.compile(module, poison=True)
-                x = torch.randn(sizes)
-                with torch.no_grad():
-                    for _ in range(3):
-                        torch.testing.assert_close(fast(x), module(x), rtol=1e-4, atol=1e-4)
-    finally:
-        torch.set_num_threads(before)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        for module, sizes in ((net, (2, 16, 30, 31)), (wide, (128, 256))):
+            fast = staticrt.compile(module, poison=True)
+            x = torch.randn(sizes)
+            with torch.no_grad():
+                for _ in range(3):
+                    torch.testing.assert_close(fast(x), module(x), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.usefixtures("num_threads_stays")
 @pytest.mark.parametrize(
     ("rows", "columns", "depth"), [(1300, 300, 40), (5000, 64, 24), (769, 384, 8), (2000, 17, 33)]
 )
@@ -165,13 +163,9 @@ def test_tall_products_by_blas_are_finished_band_by_band(rows, columns, depth):
         return torch.nn.functional.gelu(torch.addmm(bias, x, w)) * 2
 
     fast = staticrt.compile(function, deterministic=True)
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)  # several share the rows in BLAS
-    try:
-        with torch.no_grad():
-            for _call in range(2):
-                torch.testing.assert_close(fast(x, w, bias), function(x, w, bias))
-    finally:
-        torch.set_num_threads(threads)
+    with torch.no_grad():
+        for _call in range(2):
+            torch.testing.assert_close(fast(x, w, bias), function(x, w, bias))
     (stats,) = fast._executor.snapshot().traces[0].executable.native.prepared_stats
     assert [route for _node, route in stats["routes"]] == ["gemm: blas + tile loop"]

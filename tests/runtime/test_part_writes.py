@@ -44,25 +44,22 @@ def of_an_input(x: Tensor, y: Tensor) -> Tensor:
     return x
 
 
+@pytest.mark.usefixtures("num_threads_stays")
 @pytest.mark.parametrize("function", [recurrence, neighbours, old_versions, of_an_input])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_results_are_eagers(function: Callable[..., object], dtype: torch.dtype, threads: int) -> None:
-    before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    try:
-        fast = staticrt.compile(function)
-        generator = torch.Generator().manual_seed(5)
-        for size in (6, 6, 150, 150):
-            x = torch.randint(-9, 9, (size, size + 1), generator=generator).to(dtype)
-            y = torch.randint(-2, 2, (size, size + 1), generator=generator).to(dtype)
-            kept = x.clone(), y.clone()
-            for _ in range(3):
-                torch.testing.assert_close(fast(x, y), function(x, y), rtol=1e-6, atol=1e-6)
-            assert torch.equal(x, kept[0])
-            assert torch.equal(y, kept[1])
-    finally:
-        torch.set_num_threads(before)
+    fast = staticrt.compile(function)
+    generator = torch.Generator().manual_seed(5)
+    for size in (6, 6, 150, 150):
+        x = torch.randint(-9, 9, (size, size + 1), generator=generator).to(dtype)
+        y = torch.randint(-2, 2, (size, size + 1), generator=generator).to(dtype)
+        kept = x.clone(), y.clone()
+        for _ in range(3):
+            torch.testing.assert_close(fast(x, y), function(x, y), rtol=1e-6, atol=1e-6)
+        assert torch.equal(x, kept[0])
+        assert torch.equal(y, kept[1])
 
 
 def test_the_parts_alone_are_written() -> None:

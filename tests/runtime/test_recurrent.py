@@ -151,14 +151,11 @@ def test_what_the_kernel_does_not_cover_equals_eager():
             torch.testing.assert_close(fast(packed.data, packed.batch_sizes), module(packed)[0].data)
 
 
+@pytest.mark.usefixtures("num_threads_stays")
 def test_several_threads_equal_eager():
     torch.manual_seed(9)
-    threads = torch.get_num_threads()
     torch.set_num_threads(2)
-    try:
-        for kind in KINDS:
-            module = KINDS[kind](64, 160, 2, bidirectional=True)
-            assert_equals_eager(module, (torch.randn(20, 8, 64),))
-            assert_equals_eager(KINDS[kind](64, 512), (torch.randn(6, 16, 64),))
-    finally:
-        torch.set_num_threads(threads)
+    for kind in KINDS:
+        module = KINDS[kind](64, 160, 2, bidirectional=True)
+        assert_equals_eager(module, (torch.randn(20, 8, 64),))
+        assert_equals_eager(KINDS[kind](64, 512), (torch.randn(6, 16, 64),))

@@ -28,6 +28,7 @@ def combine(x, y):
     return torch.where(x > y, x + y, x - y), y - x
 
 
+@pytest.mark.usefixtures("num_threads_stays")
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32, torch.uint8], ids=str
@@ -35,13 +36,9 @@ def combine(x, y):
 def test_broadcast_operands(dtype, threads):
     torch.manual_seed(0)
     fast = staticrt.compile(combine)
-    before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    try:
-        for whole, repeated in SHAPES:
-            x, y = ((torch.randn(shape).abs() * 9).to(dtype) for shape in (whole, repeated))
-            for _ in range(3):  # the general path, then the prepared one
-                for got, want in zip(fast(x, y), combine(x, y), strict=True):
-                    assert torch.equal(got, want), (whole, repeated)
-    finally:
-        torch.set_num_threads(before)
+    for whole, repeated in SHAPES:
+        x, y = ((torch.randn(shape).abs() * 9).to(dtype) for shape in (whole, repeated))
+        for _ in range(3):  # the general path, then the prepared one
+            for got, want in zip(fast(x, y), combine(x, y), strict=True):
+                assert torch.equal(got, want), (whole, repeated)

@@ -131,16 +131,13 @@ def test_totals_are_those_of_a_walk(name, aggregate):
     assert not compiled.explain().eager
 
 
+@pytest.mark.usefixtures("num_threads_stays")
 @pytest.mark.parametrize("threads", [1, 2])
 def test_rows_are_shared_among_threads(threads):
     made = tables(3, modes=[0], trees=60)
     x = np.random.default_rng(0).standard_normal([1500, 5]).astype(np.float32)
-    before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    try:
-        got, said = torch.ops.staticrt.tree_ensemble(*arguments(x, made), 1, SUM, False)
-    finally:
-        torch.set_num_threads(before)
+    got, said = torch.ops.staticrt.tree_ensemble(*arguments(x, made), 1, SUM, False)
     assert said.shape == (0, 1)
     np.testing.assert_array_equal(got.numpy()[::50], walk(x[::50], *made, 1, SUM)[0])
 
