@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from staticrt.passes.canonical_views import CanonicalViews
-from tests.support.fx_calls import call
+from tests.passes.calls import call
 
 aten = torch.ops.aten
 

@@ -1,7 +1,7 @@
 import torch
 
 from staticrt.passes.cse import MergeEqualCalls
-from tests.support.fx_calls import call
+from tests.passes.calls import call
 
 aten = torch.ops.aten
 

@@ -2,7 +2,7 @@ import torch
 
 from staticrt.passes.dead_code import RemoveDeadCode
 from staticrt.passes.fold_constants import FoldConstants
-from tests.support.fx_calls import call
+from tests.passes.calls import call
 
 aten = torch.ops.aten
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from staticrt.passes.functional import FunctionaliseInPlace
-from tests.support.fx_calls import call
+from tests.passes.calls import call
 
 aten = torch.ops.aten
 

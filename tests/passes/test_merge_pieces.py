@@ -7,7 +7,7 @@ import torch
 
 import staticrt
 from staticrt.passes.merge_pieces import MergePieces
-from tests.support.fx_calls import call
+from tests.passes.calls import call
 
 aten = torch.ops.aten
 

@@ -3,7 +3,7 @@ import torch
 
 import staticrt
 from staticrt.passes.no_ops import RemoveNoOps
-from tests.support.fx_calls import call
+from tests.passes.calls import call
 
 aten = torch.ops.aten
 
