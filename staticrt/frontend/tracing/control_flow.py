@@ -158,7 +158,7 @@ def _emit(parent: Tracer, func: Any, args: tuple[Any, ...], out: Sequence[Any]) 
     parent.annotate(node)
     node.meta["val"] = tuple(out)
     parent._track_output(node, tuple(out))
-    fresh = [_expr(number) for value in out for number in _numbers(value)]
+    fresh = [fake_results.expression(number) for value in out for number in _numbers(value)]
     parent.unbacked.bind(node, tuple(out), [expr for expr in fresh if parent.unbacked.is_fresh(expr)])
     return list(out)
 
@@ -213,15 +213,14 @@ def _either(tracer: Tracer, a: Any, b: Any) -> Any:
         raise CannotTrace("the branches of torch.cond return values that are not tensors")
     if a.dtype != b.dtype or a.dim() != b.dim() or a.device != b.device:
         raise CannotTrace("the branches of torch.cond return tensors of different dtype, rank or device")
-    same = [_expr(x) == _expr(y) for x, y in zip(a.shape, b.shape, strict=True)]
+    same = [
+        fake_results.expression(x) == fake_results.expression(y)
+        for x, y in zip(a.shape, b.shape, strict=True)
+    ]
     if all(same):
         return _fresh_like(tracer, a)
     sizes = [x if equal else tracer.unbacked.new(size=True) for x, equal in zip(a.shape, same, strict=True)]
     return fake_results.fresh(tracer.fake_mode, sizes, None, a.dtype, a.device)
-
-
-def _expr(size: Any) -> Any:
-    return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
 def _while_loop(tracer: Tracer, func: Any, cond_fn: Any, body_fn: Any, carried: Any, additional: Any) -> Any:
@@ -245,7 +244,8 @@ def _check_carried(tracer: Tracer, start: Sequence[Any], new: Sequence[Any], wha
         if isinstance(before, torch.Tensor) != isinstance(after, torch.Tensor):
             raise CannotTrace(f"{what} carries a tensor that becomes a number, or the other way round")
         if isinstance(before, torch.Tensor) and (
-            before.dtype != after.dtype or [*map(_expr, before.shape)] != [*map(_expr, after.shape)]
+            before.dtype != after.dtype
+            or [*map(fake_results.expression, before.shape)] != [*map(fake_results.expression, after.shape)]
         ):
             if isinstance(tracer.shape_env, SizeEnv):
                 tracer.shape_env.give_up(what)  # torch's may know that the sizes are equal

@@ -9,23 +9,19 @@ import torch
 
 from staticrt.shapes.fake_results import agree, contiguous_strides, is_contiguous, new, rule, same
 from staticrt.shapes.rules.layout import broadcast_sizes, broadcast_strides, ordered, preserved_strides
-from staticrt.shapes.rules.views import select, slice_bounds
+from staticrt.shapes.rules.views import is_plain, select, slice_bounds
 
 aten = torch.ops.aten
 
 _INDICES = (torch.int64, torch.int32)
 
 
-def _is_plain(x: torch.Tensor) -> bool:
-    return x.layout == torch.strided and not x.is_quantized and not x.is_conj() and not x.is_neg()
-
-
 def _indexed(mode: Any, x: torch.Tensor, indices: Sequence[Any]) -> tuple[list[Any], list[list[Any]]] | None:
     """Sizes of `x[indices]`, and strides of what is read in them (`AdvancedIndex` of TensorAdvancedIndexing.cpp)."""
     given = [i for i in indices if i is not None]
-    if not given or len(indices) > x.dim() or not _is_plain(x):
+    if not given or len(indices) > x.dim() or not is_plain(x):
         return None
-    if any(i.dtype not in _INDICES or i.device != x.device or not _is_plain(i) for i in given):
+    if any(i.dtype not in _INDICES or i.device != x.device or not is_plain(i) for i in given):
         return None
     # A dimension of nothing cannot be indexed; torch says so.
     if any(isinstance(size, int) and size == 0 for size in x.shape):
@@ -68,7 +64,7 @@ def _index(mode: Any, x: torch.Tensor, indices: Sequence[Any]) -> Any:
 
 def _can_put(mode: Any, x: torch.Tensor, indices: Sequence[Any], values: torch.Tensor) -> bool:
     found = _indexed(mode, x, indices)
-    if found is None or values.dtype != x.dtype or values.device != x.device or not _is_plain(values):
+    if found is None or values.dtype != x.dtype or values.device != x.device or not is_plain(values):
         return False
     sizes = found[0]
     missing = len(sizes) - values.dim()
@@ -93,7 +89,7 @@ def _can_put_one(x: torch.Tensor, indices: Sequence[Any], value: torch.Tensor) -
     mask = indices[0] if len(indices) == 1 else None
     if mask is None or mask.dtype != torch.bool or value.dim() or value.dtype != x.dtype:
         return False
-    if not _is_plain(x) or not _is_plain(mask) or mask.device != x.device or not 0 < mask.dim() <= x.dim():
+    if not is_plain(x) or not is_plain(mask) or mask.device != x.device or not 0 < mask.dim() <= x.dim():
         return False
     return all(agree(a, b) for a, b in zip(mask.shape, x.shape[: mask.dim()], strict=True))
 
@@ -114,7 +110,7 @@ def _known(numbers: Sequence[Any]) -> list[int]:
 def _can_add(x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> bool:
     """Whether slices of `source` fit into slices of `x`, each tensor being plain."""
     rank = x.dim()
-    if not all(_is_plain(t) and t.device == x.device for t in (x, index, source)):
+    if not all(is_plain(t) and t.device == x.device for t in (x, index, source)):
         return False
     if not rank or rank != source.dim() or not -rank <= dim < rank or source.dtype != x.dtype:
         return False
@@ -158,7 +154,7 @@ def _index_copy_in_place(
 def _can_scatter(x: torch.Tensor, dim: int, index: torch.Tensor, source: Any) -> bool:
     """Whether each index has its place in the other dimensions of `x`, and its element of `source`."""
     tensors = [x, index, source] if isinstance(source, torch.Tensor) else [x, index]
-    if not all(_is_plain(t) and t.device == x.device and t.dim() == x.dim() for t in tensors):
+    if not all(is_plain(t) and t.device == x.device and t.dim() == x.dim() for t in tensors):
         return False
     rank = x.dim()
     if not rank or not -rank <= dim < rank or index.dtype != torch.int64:

@@ -14,6 +14,7 @@ import torch
 
 from staticrt.shapes.fake_results import Rule, below, is_contiguous, new, rule, same
 from staticrt.shapes.rules.layout import broadcast_sizes, is_dense, pointwise_layout, preserved_strides
+from staticrt.shapes.rules.views import is_plain
 
 aten = torch.ops.aten
 
@@ -79,7 +80,7 @@ def _dtype_of(
     if not tensors:
         return None
     device = tensors[0].device
-    if not all(_is_plain(t) and t.device == device for t in tensors):
+    if not all(is_plain(t) and t.device == device for t in tensors):
         return None
     try:
         return _asked(
@@ -121,10 +122,6 @@ _WHERE = (aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.w
 
 class _NotServed(Exception):
     """Arguments that torch refuses, or of a kind without a rule."""
-
-
-def _is_plain(x: torch.Tensor) -> bool:
-    return x.layout == torch.strided and not x.is_quantized and not x.is_conj() and not x.is_neg()
 
 
 def _kind(value: Any) -> Any:
@@ -216,7 +213,7 @@ def _masked_fill_in_place(mode: Any, x: torch.Tensor, mask: torch.Tensor, value:
 
 
 def _can_fill(x: torch.Tensor, mask: torch.Tensor, value: Any) -> bool:
-    if mask.dtype != torch.bool or x.device != mask.device or not _is_plain(x) or not _is_plain(mask):
+    if mask.dtype != torch.bool or x.device != mask.device or not is_plain(x) or not is_plain(mask):
         return False
     if isinstance(value, torch.Tensor):
         return value.dim() == 0 and value.dtype == x.dtype and value.device == x.device
@@ -229,7 +226,7 @@ def _can_fill(x: torch.Tensor, mask: torch.Tensor, value: Any) -> bool:
 
 @rule(aten.fill.Scalar, aten.fill.Tensor)
 def _fill(mode: Any, x: torch.Tensor, value: Any) -> Any:
-    if not _is_plain(x) or (isinstance(value, torch.Tensor) and value.dim()):
+    if not is_plain(x) or (isinstance(value, torch.Tensor) and value.dim()):
         return None
     strides = preserved_strides(mode, x)
     return None if strides is None else new(mode, x.shape, x, strides)
@@ -238,15 +235,15 @@ def _fill(mode: Any, x: torch.Tensor, value: Any) -> Any:
 @rule(aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default)
 def _fill_in_place(mode: Any, x: torch.Tensor, value: Any = 0) -> Any:
     known = not isinstance(value, torch.Tensor) or value.dim() == 0
-    return x if known and _is_plain(x) and _writable(x) else None
+    return x if known and is_plain(x) and _writable(x) else None
 
 
 @rule(aten.copy_.default)
 def _copy(mode: Any, x: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> Any:
     if (
         x.device != source.device
-        or not _is_plain(x)
-        or not _is_plain(source)
+        or not is_plain(x)
+        or not is_plain(source)
         or x.dtype.is_complex != source.dtype.is_complex
     ):
         return None
@@ -255,7 +252,7 @@ def _copy(mode: Any, x: torch.Tensor, source: torch.Tensor, non_blocking: bool =
 
 @rule(aten.copy.default)
 def _copied(mode: Any, x: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> Any:
-    fits = _is_plain(x) and _is_plain(source) and x.device == source.device and _fits_into(x, [x, source])
+    fits = is_plain(x) and is_plain(source) and x.device == source.device and _fits_into(x, [x, source])
     if not fits or x.dtype.is_complex != source.dtype.is_complex:
         return None
     if not is_dense(mode, x.shape, x.stride()) and not _has_elements_apart(x):

@@ -15,20 +15,17 @@ from staticrt.shapes.rules.layout import (
     new_as_suggested,
     preserved_strides,
 )
+from staticrt.shapes.rules.views import is_plain
 from staticrt.shapes.size_checks import check as _check
 from staticrt.shapes.size_checks import env_of
 
 aten = torch.ops.aten
 
 
-def _is_plain(x: torch.Tensor) -> bool:
-    return x.layout == torch.strided and not x.is_quantized and not x.is_conj() and not x.is_neg()
-
-
 @rule(aten.repeat.default)
 def _repeat(mode: Any, x: torch.Tensor, repeats: Sequence[Any]) -> Any:
     missing = len(repeats) - x.dim()
-    if missing < 0 or not _is_plain(x):
+    if missing < 0 or not is_plain(x):
         return None
     for count in repeats:
         _check(count >= 0)
@@ -40,7 +37,7 @@ def _repeat(mode: Any, x: torch.Tensor, repeats: Sequence[Any]) -> Any:
 def _unfold(mode: Any, x: torch.Tensor, dim: int, size: Any, step: Any) -> Any:
     rank = x.dim()
     if (
-        not _is_plain(x)
+        not is_plain(x)
         or not rank
         or not -rank <= dim < rank
         or type(size) is not int
@@ -58,7 +55,7 @@ def _unfold(mode: Any, x: torch.Tensor, dim: int, size: Any, step: Any) -> Any:
 
 @rule(aten.broadcast_tensors.default)
 def _broadcast_tensors(mode: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    sizes = broadcast_sizes(tensors) if all(map(_is_plain, tensors)) else None
+    sizes = broadcast_sizes(tensors) if all(map(is_plain, tensors)) else None
     if sizes is None:
         return None
     return [
@@ -84,7 +81,7 @@ def _glu(mode: Any, x: torch.Tensor, dim: int = -1) -> Any:
 def _flip(mode: Any, x: torch.Tensor, dims: Sequence[int]) -> Any:
     rank = x.dim()
     if (
-        not _is_plain(x)
+        not is_plain(x)
         or not all(-rank <= d < rank for d in dims)
         or len({d % rank for d in dims}) != len(dims)
     ):
@@ -95,7 +92,7 @@ def _flip(mode: Any, x: torch.Tensor, dims: Sequence[int]) -> Any:
 @rule(aten.roll.default)
 def _roll(mode: Any, x: torch.Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Any:
     rank = x.dim()
-    if not _is_plain(x) or len(shifts) != max(len(dims), 1) or not all(-rank <= d < rank for d in dims):
+    if not is_plain(x) or len(shifts) != max(len(dims), 1) or not all(-rank <= d < rank for d in dims):
         return None
     return new(mode, x.shape, x) if is_contiguous(x) else None
 
@@ -134,7 +131,7 @@ def _constant_pad(mode: Any, x: torch.Tensor, pad: Sequence[Any], value: Any = 0
 
 def _padded(spatial: int, mirrors: bool, mode: Any, x: torch.Tensor, pad: Sequence[Any]) -> Any:
     """Padding by mirrored (or repeated) elements; it may take away some as well, which torch answers."""
-    if x.dim() != spatial + 2 or len(pad) != 2 * spatial or not _is_plain(x):
+    if x.dim() != spatial + 2 or len(pad) != 2 * spatial or not is_plain(x):
         return None
     if not all(type(p) is int and p >= 0 for p in pad) or not x.dtype.is_floating_point:
         return None
