@@ -12,6 +12,8 @@ from unittest import mock
 
 import torch
 
+from staticrt.models.bench.graph_rows import best_us
+
 TARGET_US = 50.0  # forward and backward of a function of two operators
 TARGET_S = 1.0  # cut and plan a joint graph of 2,000 nodes
 _CALLS, _BATCHES, _OPERATORS = 200, 15, 500
@@ -24,13 +26,7 @@ def _two_operators(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 def _least_us(run: Callable[[], Any], calls: int, batches: int) -> float:
     for _ in range(calls // 4 + 3):
         run()
-    least = float("inf")
-    for _ in range(batches):
-        start = time.perf_counter()
-        for _ in range(calls):
-            run()
-        least = min(least, (time.perf_counter() - start) / calls)
-    return least * 1e6
+    return best_us(run, calls, batches)
 
 
 def measure_two_operators() -> dict[str, float]:
