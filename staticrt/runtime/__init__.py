@@ -1,1 +1,1 @@
-"""Stage 6: runs a `Program` as a callable: call keys, fast calls, weights, donation."""
+"""Stage 6: runs a `Program`: call keys, fast and asynchronous calls, weights, donation."""
