@@ -37,7 +37,7 @@ std::function<std::vector<c10::IValue>(const std::vector<c10::IValue>&)> by_oper
   };
 }
 
-RegionCallbacks callbacks(py::function make_plan, py::function differentiate) {
+RegionCallbacks callbacks(py::function make_plan, py::function differentiate, py::function is_cast) {
   RegionCallbacks result;
   result.make_plan = [make = hold(std::move(make_plan))](size_t segment, const std::vector<bool>& undefined,
                                                          const std::vector<bool>& unneeded) {
@@ -73,6 +73,10 @@ RegionCallbacks callbacks(py::function make_plan, py::function differentiate) {
     for (const py::handle& item : (*run)(flat, needed, given, state).cast<py::sequence>())
       found.push_back(item.is_none() ? at::Tensor() : item.cast<at::Tensor>());
     return found;
+  };
+  result.is_cast = [ask = hold(std::move(is_cast))] {
+    const py::gil_scoped_acquire gil;
+    return (*ask)().cast<bool>();
   };
   result.rethrow = [](const std::exception_ptr& error) {
     const py::gil_scoped_acquire gil;
@@ -177,11 +181,13 @@ class HeldGradients {
 
 void bind_training(py::module_& m) {
   py::class_<Region, std::shared_ptr<Region>>(m, "Region")
-      .def(py::init([](const py::dict& facts, py::function make_plan, py::function differentiate) {
-             return std::make_shared<Region>(plan_of(facts),
-                                             callbacks(std::move(make_plan), std::move(differentiate)));
+      .def(py::init([](const py::dict& facts, py::function make_plan, py::function differentiate,
+                       py::function is_cast) {
+             return std::make_shared<Region>(
+                 plan_of(facts),
+                 callbacks(std::move(make_plan), std::move(differentiate), std::move(is_cast)));
            }),
-           py::arg("facts"), py::arg("make_plan"), py::arg("differentiate"))
+           py::arg("facts"), py::arg("make_plan"), py::arg("differentiate"), py::arg("is_cast"))
       .def("run", &run_region)
       .def_property_readonly("num_plans", &Region::num_plans);
   py::class_<HeldGradients>(m, "HeldGradients")

@@ -30,6 +30,7 @@ from staticrt.native import _C
 from staticrt.options import Options
 from staticrt.runtime.cached_trace import has_elements_apart
 from staticrt.runtime.explain.explanation import EagerReport, TraceReport
+from staticrt.training.cast_backward import CastBackward
 from staticrt.training.copied import copied
 from staticrt.training.decompositions import recurrent_networks
 from staticrt.training.double_backward import Replay
@@ -278,6 +279,7 @@ class Region:
         if self._options.backward_node != "aot":
             # AOTAutograd may change what it compiles.
             self._pair = Pair(copied(forward), copied(backward), keywords["num_fwd_outputs"])
+            self._replay.is_cast = CastBackward(self._pair.backward, self._replay)
         return forward, backward
 
     def _compiler(self, role: str) -> Callable[..., Any]:

@@ -48,6 +48,7 @@ class Replay:
         random: whether the region draws random numbers; known once it is compiled.
         graphs: the option; captured graphs must know which backwards are pending.
         refuses: why the function run again does not tell second derivatives; "" where it does.
+        is_cast: whether autocast, as the thread has it, changes what the backward computes.
     """
 
     def __init__(self, function: Callable[..., Any], name: str, unread: frozenset[int] = frozenset()) -> None:
@@ -60,6 +61,7 @@ class Replay:
         self.written: list[bool] = []
         self.random = False
         self.graphs: Any = False  # the option
+        self.is_cast: Callable[[], bool] = bool
         self.refuses = ""  # why no run of the function would tell second derivatives
 
     def unneeded(self, count: int) -> tuple[int, ...]:
@@ -122,7 +124,11 @@ class Replay:
             boxed = len(grads) == 1 and isinstance(grads[0], list)
             # Programs read bytes, which the gradients of a vmap do not show.
             gradients = grads[0] if boxed else list(grads)
-            if torch.is_grad_enabled() or any(map(torch_private.is_wrapper, gradients)):
+            if (
+                torch.is_grad_enabled()
+                or any(map(torch_private.is_wrapper, gradients))
+                or (self._runs_again(ctx) and self.is_cast())
+            ):
                 return self._differentiate(ctx, list(gradients))
             gradients[:] = map(_plain, gradients)  # in place: upstream lets what is boxed go as it is read
             pending = ctx._staticrt_pending
@@ -159,7 +165,7 @@ class Replay:
                 "torch.compiler.disable"
             )
         call: RegionCall | None = ctx._staticrt_call
-        if call is None or len(call.inputs) != len(ctx.needs_input_grad):
+        if call is None or not self._runs_again(ctx):
             raise RuntimeError(
                 f"staticrt cannot differentiate {self._name} twice: "
                 + (
@@ -197,6 +203,12 @@ class Replay:
             else [None] * len(needed)
         )
         return tuple(next(found) if needs else None for needs in ctx.needs_input_grad)
+
+    @staticmethod
+    def _runs_again(ctx: Any) -> bool:
+        """Whether what a call keeps runs the region again."""
+        call = ctx._staticrt_call
+        return call is not None and len(call.inputs) == len(ctx.needs_input_grad)
 
     def _check_versions(self, call: RegionCall) -> None:
         for index, (value, version) in enumerate(zip(call.inputs, call.versions, strict=True)):

@@ -21,6 +21,7 @@ from staticrt.native import _C
 from staticrt.options import Options
 from staticrt.passes.aliasing import AliasInfo
 from staticrt.passes.rewrite import fake_mode_of, insert_call
+from staticrt.training.cast_backward import CastBackward
 from staticrt.training.copied import copied
 from staticrt.training.double_backward import RegionCall, Replay
 from staticrt.training.eager_nodes import EagerNodes
@@ -154,7 +155,8 @@ def make_native_node(
         return segments[index].make_plan(undefined, unneeded)
 
     compiled = [segment.compiled for segment in segments]
-    return _C.Region(facts, make_plan, region.differentiate), compiled
+    is_cast = CastBackward(pair.backward, replay)
+    return _C.Region(facts, make_plan, region.differentiate, is_cast), compiled
 
 
 class _Region:

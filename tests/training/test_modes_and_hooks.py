@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 import staticrt
 from staticrt.api.backend import staticrt_backend
+from staticrt.training.double_backward import Replay
 from tests.support.compilers import each_compiler_for_gradients
 from tests.support.threads import in_threads
 from tests.support.training_cases import rows, small_net
@@ -101,8 +102,9 @@ def _solve(x, b):
     return torch.linalg.solve(x @ x.mT + 5 * torch.eye(len(x)), b)
 
 
+@pytest.mark.parametrize("inside", [False, True])
 @each_compiler_for_gradients
-def test_a_backward_outside_of_autocast_casts_nothing(compiler):
+def test_a_backward_casts_only_where_it_runs_under_autocast(compiler, inside):
     """The backward of `solve` solves and multiplies in float32, where autocast would multiply in bfloat16."""
     torch._dynamo.reset()
     compiled = compiler(_solve)
@@ -113,9 +115,24 @@ def test_a_backward_outside_of_autocast_casts_nothing(compiler):
             x, b = torch.randn(4, 4, requires_grad=True), torch.randn(4, 3, requires_grad=True)
             with torch.autocast("cpu", torch.bfloat16):
                 loss = run(x, b).square().sum()
-            loss.backward()
+                if inside:
+                    loss.backward()
+            if not inside:
+                loss.backward()
             grads.append((x.grad, b.grad))
         torch.testing.assert_close(*grads, rtol=1e-5, atol=1e-5)
+
+
+def test_a_backward_under_autocast_that_casts_nothing_runs_its_program(monkeypatch):
+    """Layers in bfloat16 have a backward in bfloat16."""
+    net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+    compiled = staticrt.compile(net)
+    monkeypatch.setattr(Replay, "_differentiate", lambda *_: pytest.fail("ran operator by operator"))
+    with torch.autocast("cpu", torch.bfloat16):
+        for _call in range(2):
+            net.zero_grad()
+            compiled(torch.ones(2, 8)).float().square().sum().backward()
+    assert net[0].weight.grad is not None
 
 
 def test_autocast_inside(against_eager):

@@ -1,5 +1,6 @@
 #include "runtime/autograd/backward_node.h"
 
+#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
@@ -50,6 +51,10 @@ at::Tensor of_its_own(const at::Tensor& gradient, const variable_list& others, s
   };
   const auto end = others.begin() + static_cast<std::ptrdiff_t>(count);
   return std::any_of(others.begin(), end, shares) ? gradient.clone() : gradient;
+}
+
+bool is_autocast_on() {
+  return at::autocast::is_autocast_enabled(at::kCPU) || at::autocast::is_autocast_enabled(at::kCUDA);
 }
 
 // A tensor of these sizes that holds one element.
@@ -171,6 +176,7 @@ variable_list StaticGraphBackward::backward(variable_list&& gradients) {
     by_operators |= has_no_bytes(incoming.back());
   }
   if (std::none_of(incoming.begin(), incoming.end(), is_defined)) return variable_list(num_outputs());
+  by_operators |= plan.keeps_inputs && is_autocast_on() && region_->callbacks().is_cast();
   if (!by_operators) {
     gradients.clear();
     return run_plan(std::move(incoming));

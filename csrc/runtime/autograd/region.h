@@ -89,6 +89,8 @@ struct RegionCallbacks {
       const std::vector<c10::IValue>& inputs, const std::vector<bool>& needed,
       const std::vector<at::Tensor>& gradients, const at::Tensor& random_state)>
       differentiate;
+  // Whether eager's backward would cast: autocast is on in this thread, which no program repeats.
+  std::function<bool()> is_cast;
   // Throws `error` in the form that the caller of a backward gets; returns if that is `error` itself.
   std::function<void(std::exception_ptr error)> rethrow;
 };
