@@ -75,7 +75,7 @@ class Pair:
     """The partitioned forward and backward graphs of a region.
 
     Args:
-        forward, backward: nobody changes them later.
+        forward, backward: they must not be changed afterwards.
         num_outputs: results of the region, the first outputs of the forward.
         saving: the autograd nodes that save tensors, as of `EagerNodes`.
     """

@@ -37,6 +37,28 @@ def test_squeeze_drops_what_eager_drops_whatever_shape_came_first(name, compiler
             break
 
 
+LAYOUTS = {
+    "row-major": lambda x: x,
+    "channels last": lambda x: x.to(memory_format=torch.channels_last),
+    "columns first": lambda x: x.mT.contiguous().mT,
+    "batch inside": lambda x: x.permute(2, 0, 3, 1).contiguous().permute(1, 3, 0, 2),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_strides_are_those_of_eager_where_a_pool_leaves_one_element(layout):
+    def function(x):
+        y = torch.nn.functional.avg_pool2d(x, 3, 2)
+        return y * 2, torch.sigmoid(y) + y.relu(), y.mT * 3
+
+    fast = staticrt.compile(function)
+    with torch.no_grad():
+        for shape in ((2, 4, 21, 25), (2, 4, 3, 25), (2, 4, 25, 3), (2, 4, 4, 4), (1, 4, 9, 3), (3, 1, 9, 7)):
+            x = LAYOUTS[layout](torch.randn(shape))
+            torch.testing.assert_close(fast(x), function(x), check_stride=True)
+    assert not fast.explain().eager
+
+
 def test_found_places_are_squeezed_by_their_number():
     def places(x):
         return (x > 0).nonzero().squeeze()

@@ -83,9 +83,8 @@ class Watcher:
         self.even_in_parts = False  # Dynamo must not split the model there
         self.often_once = False  # many models do that in their first call only
         self.needs_constants = False
-        self.asks_for_class = (
-            ""  # the place of code that may ask a number for its class, which decided ones do not tell
-        )
+        # Where code may read the class of a number, which a number that data decides does not show.
+        self.asks_for_class = ""
 
     def start(self, is_new: Callable[[Any], bool]) -> None:
         """Watch from here on; `is_new` tells whether the run made an object."""

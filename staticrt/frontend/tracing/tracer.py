@@ -128,9 +128,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._storages: dict[int, torch.UntypedStorage] = {}  # real storage -> its fake
         self._nodes: dict[int, fx.Node] = {}
         self._alive: list[tuple[torch.Tensor, int]] = []  # tensors with a node, their storages
-        self._unread: dict[
-            int, torch.Tensor
-        ] = {}  # detached tensor without a node -> what it was detached from
+        # By id of a detached tensor without a node: what it was detached from.
+        self._unread: dict[int, torch.Tensor] = {}
         self._memories: set[int] = set()  # of those, in any mode
         self._of_inference: set[int] = set()  # of those, made where the model has turned inference mode on
         self.watcher = watcher
@@ -541,10 +540,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             node.meta["nn_module_stack"] = layer
 
     def _track_output(self, node: fx.Node, out: Any, given: Any = ()) -> None:
-        """Note the node of what a call gave; of several results, one that was `given` stays what it was."""
+        """Note the node of each result of a call; of several results, one that is an argument (`given`) keeps its own."""
         if isinstance(out, torch.Tensor):
             self.track(out, node)
         elif isinstance(out, (tuple, list)):
+            arguments = {id(leaf) for leaf in tree_leaves(given)}
             for index, item in enumerate(out):
                 if isinstance(item, (torch.Tensor, torch.SymInt)):
                     getitem = self.graph.call_function(operator.getitem, (node, index))
@@ -552,7 +552,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     for key in ("stack_trace", "nn_module_stack"):
                         if key in node.meta:
                             getitem.meta[key] = node.meta[key]
-                    if isinstance(item, torch.Tensor) and all(item is not arg for arg in tree_leaves(given)):
+                    if isinstance(item, torch.Tensor) and id(item) not in arguments:
                         self.track(item, getitem)
 
 
