@@ -82,7 +82,7 @@ class Backward:
             reason = f"the model may use {min(named)}, which a joint trace does not record"
             raise CannotTrace(reason, even_in_parts=True)
         refuse_distributed(self._snapshot)  # again: modules that the code reads as globals are known only now
-        lifted = tracer.lifted.values()
+        lifted = tracer.inputs.lifted.values()
         given = [*(each.fake for each in lifted), *(each.value for each in lifted), *arguments]
         viewed = self._find_own(outputs, [value for value in given if isinstance(value, torch.Tensor)])
         self.num_outputs = len(outputs)
@@ -240,7 +240,7 @@ def _incoming(tracer: Any, results: Sequence[torch.Tensor], first: int) -> list[
     for number, out in enumerate(results):
         gradient = new(tracer.fake_mode, out.shape, out, _strides(out))
         with tracer.graph.inserting_before(body):
-            tracer.add_user(gradient, f"arg_{first + number}")
+            tracer.inputs.add_user(gradient, f"arg_{first + number}")
         made.append(gradient)
     return made
 

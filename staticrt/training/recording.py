@@ -108,7 +108,7 @@ class Recording:
         _thread.recording = self
         self._tracer = tracer
         self.optimizers = []
-        tracer.on_lift = self.add_leaf
+        tracer.inputs.on_lift = self.add_leaf
         tracer.marks = self._marks
         for tensor in self._known:
             self.add_leaf(tensor)
@@ -197,7 +197,7 @@ class Recording:
         for scaler in self._held_scalers:
             scaler.check()
         self.reads = [read for held in self._held for read in held.reads()]
-        touched = set(self._tracer.lifted)  # ids of the tensors that recorded operators read or wrote
+        touched = set(self._tracer.inputs.lifted)  # ids of the tensors that recorded operators read or wrote
         effects = []
         new = []
         for key, leaf in self._leaves.items():

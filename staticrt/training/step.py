@@ -238,7 +238,7 @@ class CompiledStep:
                 recording.begin(flattener.leaves, current_tracer())
                 result = self.function(*args, **kwargs)
                 effects[:], grads = recording.end()
-                assigned = weights.take(current_tracer().lifted)
+                assigned = weights.take(current_tracer().inputs.lifted)
                 return pytree.tree_map_only(torch.Tensor, _detached, (result, grads, assigned))
             finally:
                 weights.restore()

@@ -9,7 +9,6 @@ they are, so the cost is that of the writes.
 
 from __future__ import annotations
 
-import dataclasses
 import operator
 from collections.abc import Callable
 from typing import Any, cast
@@ -48,10 +47,9 @@ class _Functionalizer:
         self.old = recorded
         self.new = Tracer(recorded.fake_mode, parent=recorded.parent, control_flow=recorded.control_flow)
         self.new.bodies = recorded.bodies
-        self.new.sources = {}
         self.new.random = recorded.random
         self.env: dict[fx.Node, Any] = {}  # old node -> value of the new graph's node for it
-        self.nodes_of: dict[int, fx.Node] = dict(recorded._nodes)
+        self.nodes_of: dict[int, fx.Node] = dict(recorded.tensors.nodes)
         self.written = self._written_storages()
         self.version: dict[int, int] = dict.fromkeys(self.written, 0)
         self.roots: dict[int, fx.Node] = {}
@@ -86,21 +84,11 @@ class _Functionalizer:
         new.meta["val"] = value
         self.placeholders[node] = new
         self.env[node] = value
-        for symbol, (owner, prop, dim) in self.old.sources.items():
-            if owner is node:
-                self.new.sources[symbol] = (new, prop, dim)
-        for lifted in self.old.lifted.values():
-            if lifted.node is node:
-                self.new.lifted[id(lifted.value)] = dataclasses.replace(lifted, node=new)
-        for key, (outer_value, outer_node) in self.old.outer.items():
-            if outer_node is node:
-                self.new.outer[key] = (outer_value, new)
+        self.new.inputs.take_over(self.old.inputs, node, new)
         if isinstance(value, torch.SymInt) and value.node.expr.is_Symbol and self.old.parent is not None:
             self.new.symbols.define(value.node.expr, new)
-        if node in self.old.user_placeholders:
-            self.new.user_placeholders.append(new)
         if isinstance(value, torch.Tensor):
-            self.new.track(value, new)
+            self.new.tensors.track(value, new)
             self._define_root(node)
 
     def _define_root(self, node: fx.Node) -> None:

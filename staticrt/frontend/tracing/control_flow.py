@@ -64,7 +64,7 @@ def _trace_body(parent: Tracer, function: Callable[..., Any], operands: Sequence
         node = child.graph.placeholder(f"operand_{index}")
         node.meta["val"] = operand
         if isinstance(operand, torch.Tensor):
-            child.track(operand, node)
+            child.tensors.track(operand, node)
         elif isinstance(operand, _SYMBOLS) and operand.node.expr.is_Symbol:
             child.symbols.define(operand.node.expr, node)
         nodes.append(node)
@@ -115,12 +115,12 @@ def _join(parent: Tracer, bodies: Sequence[Body]) -> list[Any]:
     """Give all bodies the same extra operands, in one order; return them as values of the parent."""
     extras: dict[Any, Any] = {}
     for body in bodies:
-        extras.update(body.tracer.outer)
+        extras.update(body.tracer.inputs.outer)
     for body in bodies:
         graph = body.tracer.graph
         anchor = next((node for node in graph.nodes if node.op != "placeholder"), None)
         for key, (value, _node) in extras.items():
-            own = body.tracer.outer.get(key)
+            own = body.tracer.inputs.outer.get(key)
             if own is not None:
                 node = own[1]
             else:

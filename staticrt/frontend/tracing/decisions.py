@@ -170,10 +170,10 @@ class _RealRun:
         return target(*args, **kwargs)
 
     def _placeholder(self, node: fx.Node) -> Any:
-        for lifted in self._tracer.lifted.values():
+        for lifted in self._tracer.inputs.lifted.values():
             if lifted.node is node:
                 return self._own(lifted.value)
-        if node not in self._tracer.user_placeholders:
+        if node not in self._tracer.inputs.user:
             raise _Unknown
         return self._own(self._leaves[int(str(node.target).removeprefix("arg_"))])
 

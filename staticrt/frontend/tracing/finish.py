@@ -34,8 +34,8 @@ def finish(
     graph = tracer.graph
     graph.output(tuple(outputs))
     unread_errors.mark(graph)
-    by_node = {lifted.node: lifted.value for lifted in tracer.lifted.values()}
-    literals = {lifted.node for lifted in tracer.lifted.values() if lifted.literal}
+    by_node = {lifted.node: lifted.value for lifted in tracer.inputs.lifted.values()}
+    literals = {lifted.node for lifted in tracer.inputs.lifted.values() if lifted.literal}
     order = {"parameter": 0, "buffer": 1, "constant": 2}
     specs: dict[fx.Node, InputSpec] = {}
     for node in graph.find_nodes(op="placeholder"):

@@ -41,7 +41,7 @@ def record(tracer: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     tensor.data = view
     node = tracer.record(view_of, (tensor, *args[1:]), kwargs, view, tracer.unbacked.pending())
     node.meta["val"] = tensor
-    tracer.track(tensor, node)
+    tracer.tensors.track(tensor, node)
     return tensor
 
 

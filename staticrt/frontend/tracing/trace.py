@@ -209,15 +209,15 @@ def _record(
         if escaped:
             # Dynamo computes anew what a cache holds.
             raise ModelChanges(escaped, does="", even_in_parts=any(map(is_cached, escaped)))
-        tracer.check_storages()
+        tracer.tensors.check_storages()
         tensors = [value for value in (*fakes.leaves, *outputs) if isinstance(value, torch.Tensor)]
         called = _of_model(operators, tracer)
         snapshot.add_operators(kernels_of(called, [each.device for each in tensors]), definitions_of(called))
         if not request.autograd or request.derive is not None:
             arguments = zip(fakes.leaves, leaves, strict=True)
-            tracer.check_gradients(arguments, outputs if request.derive is None else None)
+            tracer.inputs.check_gradients(arguments, outputs if request.derive is None else None)
         written: set[fx.Node] = set()
-        inference_outputs = frozenset(i for i, out in enumerate(outputs) if tracer.is_inference(out))
+        inference_outputs = frozenset(i for i, out in enumerate(outputs) if tracer.tensors.is_inference(out))
         if inference_outputs and request.derive is not None:
             raise CannotTrace("the model makes inference tensors beside gradients", "", even_in_parts=True)
         try:
@@ -266,9 +266,9 @@ def _add_arguments(tracer: Tracer, fakes: FakeInputs, leaves: Sequence[Any]) -> 
     same = dict(repeated(leaves))
     for index, fake in enumerate(fakes.leaves):
         if isinstance(fake, (torch.Tensor, torch.SymInt)) and index not in same:
-            placeholders[index] = tracer.add_user(fake, f"arg_{index}")
+            placeholders[index] = tracer.inputs.add_user(fake, f"arg_{index}")
     for symbol, size in fakes.symbols.items():
-        tracer.sources[symbol] = (placeholders[size.leaf], size.prop, size.dim)
+        tracer.inputs.sources[symbol] = (placeholders[size.leaf], size.prop, size.dim)
 
 
 def _run(
@@ -315,7 +315,7 @@ def _run(
         if torch.is_grad_enabled() is not grad_mode:
             raise CannotTrace("the model leaves another grad mode than it found", "", even_in_parts=True)
         _check_memory(snapshot)
-        snapshot.compared_tensors.update(tracer.lifted)
+        snapshot.compared_tensors.update(tracer.inputs.lifted)
         changed = snapshot.changes()
         changes_misread = bool(changed) and snapshot.changes_misread()
     except Exception:
@@ -396,7 +396,7 @@ def _check_constants(request: TraceRequest, tracer: Tracer) -> None:
     Raises:
         CannotTrace: one is.
     """
-    tensors = [lifted.value for lifted in tracer.lifted.values()]
+    tensors = [lifted.value for lifted in tracer.inputs.lifted.values()]
     constants = {id(tensor) for tensor in tensors if id(tensor) not in request.tensors}
     if request.is_step or not constants or "grad" in request.snapshot.facts:
         return

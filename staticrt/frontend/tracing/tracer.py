@@ -9,12 +9,10 @@ argument's sympy expression is turned into nodes where it is used.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import operator
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -35,20 +33,19 @@ from staticrt import torch_private
 from staticrt.frontend import budget
 from staticrt.frontend.guards.impure_calls import Watcher
 from staticrt.frontend.quick_graph import QuickGraph
-from staticrt.frontend.reasons import SETS_DATA, CannotTrace, layer_of, stack_trace
+from staticrt.frontend.reasons import CannotTrace, layer_of, stack_trace
 from staticrt.frontend.tracing import autocast, composites, inplace_views, maybe_views
 from staticrt.frontend.tracing.escapes import values_of
+from staticrt.frontend.tracing.graph_inputs import GraphInputs
 from staticrt.frontend.tracing.symbols import SymbolNodes
-from staticrt.frontend.tracing.trace_tensor import show_as_plain
+from staticrt.frontend.tracing.traced_tensors import TracedTensors
 from staticrt.frontend.tracing.unbacked_symbols import UnbackedSymbols
 from staticrt.frontend.tracing.versions import Versions
-from staticrt.frontend.weak import weakly
 from staticrt.native import _C
 from staticrt.ops import draws
 from staticrt.shapes import fake_memo
 from staticrt.shapes.fake_results import new
 from staticrt.shapes.fake_rules import fake_by_rule
-from staticrt.shapes.size_env import SizeEnv
 
 aten = torch.ops.aten
 
@@ -65,16 +62,6 @@ BACKWARD, AUTOGRAD_NODE, NO_GRAD, CHECKPOINT = "partitioner_tag", "autograd_node
 MARKS = frozenset({BACKWARD, AUTOGRAD_NODE, NO_GRAD, CHECKPOINT})
 # Names of regions in a profile.
 _LABELS = frozenset({"profiler::_record_function_enter_new", "profiler::_record_function_exit"})
-
-
-@dataclasses.dataclass(eq=False)
-class Lifted:
-    """A real tensor the model used, its fake, and its placeholder; a literal is made anew by the model in each call."""
-
-    value: torch.Tensor
-    fake: torch.Tensor
-    node: fx.Node
-    literal: bool = False
 
 
 def _expressions(tensor: Any) -> tuple[Any, ...]:
@@ -109,29 +96,21 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.fake_mode = fake_mode
         self.shape_env = fake_mode.sizes
         self.graph = QuickGraph()
-        self.symbols = SymbolNodes(self.graph, weakly(self._bind_symbol))
-        self.lifted: dict[int, Lifted] = {}
+        self.tensors = TracedTensors()
+        self.inputs = GraphInputs(self.graph, fake_mode, self.tensors, is_body=parent is not None)
+        self.symbols = SymbolNodes(self.graph, self.inputs.bind_symbol)
         self.mutated: set[fx.Node] = set()
         self.writes = False  # an operator that writes was recorded
         self.maybe_views: list[maybe_views.MaybeView] = []
         self.random = False
         self.raised = ""  # the last operator that raised
         self.decided = 0  # checks of what data decided
-        self.user_placeholders: list[fx.Node] = []
-        self.sources: dict[Any, tuple[fx.Node, str, int]] = {}  # symbol -> placeholder, property, dim
         self.grad_enabled = torch.is_grad_enabled()
         self.source_node: fx.Node | None = None  # when re-tracing a graph: whose line and marks to keep
         self.marks: Callable[[], dict[str, Any]] = dict  # added to the `meta` of each operator's node
         self.parts: list[Any] = []  # what checkpoints read, until a backward begins
         self.layers: dict[int, str] = {} if parent is None else parent.layers  # for `reasons.layer_of`
         self.unbacked = UnbackedSymbols(self.graph, self.symbols, self.shape_env)
-        self._storages: dict[int, torch.UntypedStorage] = {}  # real storage -> its fake
-        self._nodes: dict[int, fx.Node] = {}
-        self._alive: list[tuple[torch.Tensor, int]] = []  # tensors with a node, their storages
-        # By id of a detached tensor without a node: what it was detached from.
-        self._unread: dict[int, torch.Tensor] = {}
-        self._memories: set[int] = set()  # of those, in any mode
-        self._of_inference: set[int] = set()  # of those, made where the model has turned inference mode on
         self.watcher = watcher
         self.parent = parent
         self.children: list[Tracer] = []  # of the bodies in its graph
@@ -139,11 +118,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             parent.children.append(self)
         self.autograd = autograd
         self.control_flow = control_flow
-        self.on_lift: Any = None  # called with each real tensor that the model uses, before its first use
         self.versions: Versions = Versions() if parent is None else parent.versions
-        self.outer: dict[
-            Any, tuple[Any, fx.Node]
-        ] = {}  # what a body uses from outside: value, own placeholder
         self.bodies: dict[str, Any] = {}  # what get_attr nodes name: graphs, and TorchScript objects
         self._objects: dict[int, fx.Node] = {}
         self._deciders: list[Any] = []
@@ -164,142 +139,21 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _should_skip_dynamo(cls) -> bool:
         return False  # Dynamo meets no recording mode; its wrapper would cost as much as a small operator
 
-    # -- inputs ------------------------------------------------------------------------------------------------
-
-    def add_user(self, fake: Any, name: str) -> fx.Node:
-        """A placeholder for one of the caller's leaves: a fake tensor or a symbolic number."""
-        node = self.graph.placeholder(name)
-        node.meta["val"] = fake
-        self.user_placeholders.append(node)
-        if isinstance(fake, torch.Tensor):
-            self.track(fake, node)
-        return node
-
-    def track(self, tensor: torch.Tensor, node: fx.Node) -> None:
-        show_as_plain(tensor)
-        self._nodes[id(tensor)] = node
-        memory = tensor.untyped_storage()._cdata
-        self._alive.append((tensor, memory))
-        if memory not in self._memories:
-            self._memories.add(memory)
-            if torch.is_inference_mode_enabled() and node.op != "placeholder":
-                self._of_inference.add(memory)
-
-    def is_inference(self, value: Any) -> bool:
-        """Whether an inference tensor is what eager would give for a fake tensor."""
-        return isinstance(value, torch.Tensor) and value.untyped_storage()._cdata in self._of_inference
-
     def owned(self) -> Iterator[Any]:
         """Each reference that the tracer and those of its bodies have to a fake tensor or symbolic number."""
-        yield from (tensor for tensor, _storage in self._alive)
-        yield from self._unread.values()
-        yield from (lifted.fake for lifted in self.lifted.values())
-        yield from (value for value, _node in self.outer.values())
+        yield from self.tensors
+        yield from self.tensors.unread.values()
+        yield from (lifted.fake for lifted in self.inputs.lifted.values())
+        yield from (value for value, _node in self.inputs.outer.values())
         yield from values_of(self.graph)
         for child in self.children:
             yield from child.owned()
-
-    def check_storages(self) -> None:
-        """No tensor has been given other memory behind the dispatcher's back, as `x.data = y` does.
-
-        Raises:
-            CannotTrace: one has.
-        """
-        if any(tensor.untyped_storage()._cdata != storage for tensor, storage in self._alive):
-            raise CannotTrace(SETS_DATA, "", even_in_parts=True)
-
-    def check_gradients(self, arguments: Iterable[tuple[Any, Any]], outputs: Sequence[Any] | None) -> None:
-        """No tensor has begun to require gradients, or ceased to, where the caller or autograd would see it.
-
-        Args:
-            arguments: fake and real arguments.
-            outputs: the graph's outputs. None: autograd ran, so that only inputs are looked at.
-
-        Raises:
-            CannotTrace: one has.
-        """
-        inputs = [*arguments, *((lifted.fake, lifted.value) for lifted in self.lifted.values())]
-        for fake, real in inputs:
-            if isinstance(fake, torch.Tensor) and fake.requires_grad is not real.requires_grad:
-                raise CannotTrace(
-                    "the model changes whether a tensor requires gradients", "", even_in_parts=True
-                )
-        if outputs is None:
-            return
-        known = {id(fake) for fake, _real in inputs}
-        # Without gradients, what is made for the call alone is not differentiated: only results are seen.
-        made = (tensor for tensor, _storage in self._alive) if torch.is_grad_enabled() else iter(outputs)
-        for tensor in chain(made, outputs):
-            if not isinstance(tensor, torch.Tensor) or id(tensor) in known:
-                continue
-            if tensor.requires_grad or getattr(tensor, "_is_param", False):
-                raise CannotTrace(
-                    "the model makes a tensor that requires gradients, or a parameter", "", even_in_parts=True
-                )
-
-    def lift(self, real: torch.Tensor) -> Lifted:
-        """The placeholder of a real tensor."""
-        found = self.lifted.get(id(real))
-        if found is not None:
-            return found
-        if type(real) not in (torch.Tensor, torch.nn.Parameter):
-            raise CannotTrace(f"a tensor subclass, {type(real).__name__}")
-        if real.layout != torch.strided or real.is_quantized or real.is_nested:
-            raise CannotTrace(f"a tensor of layout {real.layout}")
-        if real.is_conj() or real.is_neg():
-            raise CannotTrace("a tensor that is a lazy conjugate or negative")
-        if self.on_lift is not None:
-            self.on_lift(real)
-        fake = self._fake_of_real(real)
-        anchor = self.user_placeholders[0] if self.user_placeholders else None
-        first = anchor if anchor is not None else next(iter(self.graph.nodes), None)
-        if first is None:
-            node = self.graph.placeholder(f"lifted_{len(self.lifted)}")
-        else:
-            with self.graph.inserting_before(first):
-                node = self.graph.placeholder(f"lifted_{len(self.lifted)}")
-        node.meta["val"] = fake
-        lifted = self.lifted[id(real)] = Lifted(real, fake, node)
-        self.track(fake, node)
-        return lifted
 
     def _lift_literal(self, real: torch.Tensor) -> None:
         outermost = self
         while outermost.parent is not None:
             outermost = outermost.parent
-        outermost.lift(real).literal = True
-
-    def _fake_of_real(self, real: torch.Tensor) -> torch.Tensor:
-        """A fake with constant sizes; fakes share storage where the real tensors do."""
-        from torch.utils._mode_utils import no_dispatch
-
-        own = real.untyped_storage()
-        with no_dispatch():
-            storage = self._storages.get(own._cdata)
-            if storage is None:
-                storage = self._storages[own._cdata] = torch.UntypedStorage(own.nbytes(), device="meta")  # type: ignore[no-untyped-call]
-            meta = torch.empty(0, dtype=real.dtype, device="meta")
-            meta.set_(storage, real.storage_offset(), real.shape, real.stride())
-            fake = FakeTensor(self.fake_mode, meta, real.device)
-            # matmul folds or not, and so orders its result's strides, by what requires a gradient.
-            return fake.requires_grad_(real.requires_grad)
-
-    def _bind_symbol(self, symbol: Any) -> fx.Node | None:
-        source = self.sources.get(symbol)
-        if source is None:
-            if self.parent is None:
-                return None
-            if isinstance(self.shape_env, SizeEnv):
-                self.shape_env.give_up("a body of control flow that uses sizes from outside")
-            return self._take_outer(symbol, self.shape_env.create_symintnode(symbol, hint=None))
-        placeholder, prop, dim = source
-        if prop == "value":
-            return placeholder
-        target = aten.sym_size.int if prop == "size" else aten.sym_stride.int
-        node = self.graph.call_function(target, (placeholder, dim))
-        value = placeholder.meta["val"]
-        node.meta["val"] = value.shape[dim] if prop == "size" else value.stride(dim)
-        return node
+        outermost.inputs.lift(real).literal = True
 
     # -- recording ---------------------------------------------------------------------------------------------
 
@@ -392,20 +246,18 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         What it finds saved stands for the tensor itself. What it saves gets a node if an operator reads it.
         """
-        saved = self._unread.get(id(tensor))
+        saved = self.tensors.unread.get(id(tensor))
         source = tensor if saved is None else saved
-        node = self._nodes.get(id(source))
+        node = self.tensors.nodes.get(id(source))
         if node is None or node.op != "call_function":
             return None
         fake = fake_by_rule(self.fake_mode, aten.detach.default, (tensor,), {})
         if fake is None:
             return None
         if saved is not None and torch_private.running_node() >= 0:
-            self.track(fake, node)
+            self.tensors.track(fake, node)
         else:
-            show_as_plain(fake)
-            self._alive.append((fake, fake.untyped_storage()._cdata))
-            self._unread[id(fake)] = source
+            self.tensors.leave_unread(fake, source)
         return fake
 
     def _is_shared(self, tensor: torch.Tensor) -> bool:
@@ -439,7 +291,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _fake(self, value: Any) -> Any:
         """Arguments with real tensors replaced by their fakes."""
         if isinstance(value, torch.Tensor):
-            return value if id(value) in self._nodes else self._fake_tensor(value)
+            return value if id(value) in self.tensors.nodes else self._fake_tensor(value)
         if isinstance(value, (list, tuple)):
             return type(value)([self._fake(item) for item in value]) if value else value
         if isinstance(value, dict):
@@ -447,41 +299,29 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return value
 
     def _fake_tensor(self, value: torch.Tensor) -> torch.Tensor:
-        if id(value) in self._unread:
-            source = self._unread.pop(id(value))
+        if id(value) in self.tensors.unread:
+            source = self.tensors.unread.pop(id(value))
             self.record(aten.detach.default, (source,), {}, value, self.unbacked.pending())
             return value
         if isinstance(value, FakeTensor):
             if self.parent is None:
                 raise CannotTrace("a tensor made outside of the recorded operators")
-            self._take_outer(id(value), self.parent._fake(value))
+            self.inputs.take_outer(id(value), self.parent._fake(value))
             return value
         if self.parent is not None:
             fake: torch.Tensor = self.parent._fake(value)
-            if id(fake) not in self._nodes:
-                self._take_outer(id(fake), fake)
+            if id(fake) not in self.tensors.nodes:
+                self.inputs.take_outer(id(fake), fake)
             return fake
-        return self.lift(value).fake
-
-    def _take_outer(self, key: Any, value: Any) -> fx.Node:
-        """A placeholder for something a control-flow body uses from outside."""
-        first = next(iter(self.graph.nodes), None)
-        place = next((node for node in self.graph.nodes if node.op != "placeholder"), None)
-        with self.graph.inserting_before(place) if place is not None else self.graph.inserting_after(first):
-            node = self.graph.placeholder(f"outer_{len(self.outer)}")
-        node.meta["val"] = value
-        self.outer[key] = (value, node)
-        if isinstance(value, torch.Tensor):
-            self.track(value, node)
-        return node
+        return self.inputs.lift(value).fake
 
     def argument(self, value: Any) -> Any:
         """The graph form of an operator's argument."""
         if isinstance(value, fx.Node):
             return value
         if isinstance(value, torch.Tensor):
-            node = self._nodes.get(id(value))
-            return node if node is not None else self._nodes[id(self._fake_tensor(value))]
+            node = self.tensors.nodes.get(id(value))
+            return node if node is not None else self.tensors.nodes[id(self._fake_tensor(value))]
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return self.symbols.lookup(value)
         if isinstance(value, torch.ScriptObject):
@@ -542,7 +382,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _track_output(self, node: fx.Node, out: Any, given: Any = ()) -> None:
         """Note the node of each result of a call; of several results, one that is an argument (`given`) keeps its own."""
         if isinstance(out, torch.Tensor):
-            self.track(out, node)
+            self.tensors.track(out, node)
         elif isinstance(out, (tuple, list)):
             arguments = {id(leaf) for leaf in tree_leaves(given)}
             for index, item in enumerate(out):
@@ -553,7 +393,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                         if key in node.meta:
                             getitem.meta[key] = node.meta[key]
                     if isinstance(item, torch.Tensor) and id(item) not in arguments:
-                        self.track(item, getitem)
+                        self.tensors.track(item, getitem)
 
 
 _C.answer_devices(
