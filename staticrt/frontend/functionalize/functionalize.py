@@ -67,11 +67,12 @@ class _Functionalizer:
         return found
 
     def run(self, outputs: list[Any]) -> tuple[Tracer, list[Any], set[fx.Node]]:
+        for node in self.old.graph.find_nodes(op="placeholder"):
+            self._placeholder(node)
+        self.new.inputs.take_over(self.old.inputs, self.placeholders)
         for node in self.old.graph.nodes:
-            self.new.source_node = node
-            if node.op == "placeholder":
-                self._placeholder(node)
-            else:
+            if node.op != "placeholder":
+                self.new.source_node = node
                 self._node(node)
         written_back = self._write_back()
         return self.new, [self._output(out) for out in outputs], written_back
@@ -84,7 +85,6 @@ class _Functionalizer:
         new.meta["val"] = value
         self.placeholders[node] = new
         self.env[node] = value
-        self.new.inputs.take_over(self.old.inputs, node, new)
         if isinstance(value, torch.SymInt) and value.node.expr.is_Symbol and self.old.parent is not None:
             self.new.symbols.define(value.node.expr, new)
         if isinstance(value, torch.Tensor):

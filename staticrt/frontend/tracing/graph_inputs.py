@@ -88,19 +88,20 @@ class GraphInputs:
         self.outer[key] = (value, node)
         return node
 
-    def take_over(self, others: GraphInputs, node: fx.Node, new: fx.Node) -> None:
-        """Whatever `others` say of their placeholder `node` holds here for `new`."""
-        for symbol, (owner, prop, dim) in others.sources.items():
-            if owner is node:
-                self.sources[symbol] = (new, prop, dim)
-        for key, lifted in others.lifted.items():
-            if lifted.node is node:
-                self.lifted[key] = dataclasses.replace(lifted, node=new)
-        for key, (value, owner) in others.outer.items():
-            if owner is node:
-                self.outer[key] = (value, new)
-        if node in others.user:
-            self.user.append(new)
+    def take_over(self, others: GraphInputs, new: dict[fx.Node, fx.Node]) -> None:
+        """The inputs of a graph that this one is a copy of.
+
+        Args:
+            new: the placeholder here, by the one there.
+        """
+        self.user = [new[node] for node in others.user]
+        self.sources = {
+            symbol: (new[node], prop, dim) for symbol, (node, prop, dim) in others.sources.items()
+        }
+        self.lifted = {
+            key: dataclasses.replace(lifted, node=new[lifted.node]) for key, lifted in others.lifted.items()
+        }
+        self.outer = {key: (value, new[node]) for key, (value, node) in others.outer.items()}
 
     def bind_symbol(self, symbol: Any) -> fx.Node | None:
         """A node that gives a symbol; None: the symbol is no size, stride or value of an input."""
