@@ -52,6 +52,27 @@ CALLS = {
     "unfold transposed": (aten.unfold.default, [(rows(9, 2).t(), -1, 3, 4), (rows(15, 3).t(), -1, 3, 4)]),
     "broadcast": (aten.broadcast_tensors.default, [([rows(2, 3), rows(3)],), ([rows(4, 5), rows(5)],)]),
     "glu": (aten.glu.default, [(rows(2, 6), -1), (rows(3, 8), -1)]),
+    "im2col": (
+        aten.im2col.default,
+        [
+            (rows(2, 3, 8, 9), [3, 2], [1, 2], [1, 0], [2, 1]),
+            (rows(4, 5, 12, 7), [3, 2], [1, 2], [1, 0], [2, 1]),
+        ],
+    ),
+    "im2col of one image": (
+        aten.im2col.default,
+        [
+            (rows(8, 9, 3).permute(2, 0, 1), [3, 3], [1, 1], [1, 1], [2, 2]),
+            (rows(7, 7, 5).permute(2, 0, 1), [3, 3], [1, 1], [1, 1], [2, 2]),
+        ],
+    ),
+    "col2im": (
+        aten.col2im.default,
+        [
+            (rows(2, 12, 28), [5, 6], [2, 2], [1, 1], [0, 1], [1, 1]),
+            (rows(3, 8, 28), [5, 6], [2, 2], [1, 1], [0, 1], [1, 1]),
+        ],
+    ),
     "roll": (aten.roll.default, [(rows(2, 6), [1, -2], [0, -1]), (rows(3, 8), [1, -2], [0, -1])]),
     "roll of all": (aten.roll.default, [(rows(2, 6), [5]), (rows(3, 8), [5])]),
     "chances": (aten.bernoulli.p, [(rows(6, 2).t(), 0.3), (rows(8, 3).t(), 0.3)]),
@@ -128,6 +149,8 @@ def test_a_rule_answers_as_eager(name, symbolic):
 
 REFUSED = {
     "too much mirrored": (aten.reflection_pad1d.default, (rows(2, 3, 6), [6, 1])),
+    "windows beyond the image": (aten.im2col.default, (rows(2, 3, 2, 2), [3, 3], [1, 1], [0, 0], [1, 1])),
+    "too few windows": (aten.col2im.default, (rows(2, 12, 12), [4, 5], [2, 2], [1, 1], [0, 0], [1, 2])),
     "a roll along two of one": (aten.roll.default, (rows(2, 3), [1], [0, 1])),
     "chances of whole numbers": (aten.bernoulli.default, (torch.ones(3, dtype=torch.int64),)),
     "an odd glu": (aten.glu.default, (rows(2, 7), -1)),

@@ -23,7 +23,7 @@ from staticrt.shapes.size_checks import check as _check
 aten = torch.ops.aten
 
 
-def _conv_size(mode: Any, size: Any, weight: Any, padding: Any, dilation: Any, stride: Any) -> Any:
+def conv_size(mode: Any, size: Any, weight: Any, padding: Any, dilation: Any, stride: Any) -> Any:
     """How many windows fit, at least one; equal questions share the symbolic answer, which is slow to build."""
     cache = mode.__dict__.setdefault("_staticrt_windows", {})
     key = (*map(expression, (size, weight, padding, dilation, stride)), oblivious())
@@ -72,7 +72,7 @@ def _conv(
         return None  # which kernel runs, and so the layout, depends on how large it is
     _check(x.shape[1] == weight.shape[1] * groups)
     sizes = [
-        _conv_size(mode, *numbers)
+        conv_size(mode, *numbers)
         for numbers in zip(
             x.shape[2:],
             weight.shape[2:],

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from staticrt.shapes.fake_results import is_contiguous, new, product, rule, same, view_of
+from staticrt.shapes.rules.convolutions import conv_size
 from staticrt.shapes.rules.layout import (
     broadcast_sizes,
     broadcast_strides,
@@ -152,3 +153,48 @@ for _spatial, _mirror, _edge in (
 ):
     rule(_mirror.default)(functools.partial(_padded, _spatial, True))
     rule(_edge.default)(functools.partial(_padded, _spatial, False))
+
+
+def _blocks(mode: Any, image: Sequence[Any], how: Sequence[Sequence[Any]]) -> Any:
+    """How many windows lie in an image; None where a question about them has no quick answer.
+
+    Args:
+        image: height and width.
+        how: of a window: its size, dilation, padding and step, of two numbers each.
+    """
+    if not all(len(pair) == 2 and all(type(n) is int for n in pair) for pair in how):
+        return None
+    window, dilation, padding, step = how
+    if min(*window, *dilation, *step) < 1 or min(padding) < 0:
+        return None
+    numbers = zip(image, window, padding, dilation, step, strict=True)
+    rows, columns = (conv_size(mode, *each) for each in numbers)
+    return product(mode, [rows, columns])
+
+
+@rule(aten.im2col.default)
+def _im2col(mode: Any, x: torch.Tensor, *how: Sequence[Any]) -> Any:
+    if x.dim() not in (3, 4) or not is_plain(x) or not x.dtype.is_floating_point:
+        return None
+    blocks = _blocks(mode, x.shape[-2:], how)
+    if blocks is None:
+        return None
+    for size in x.shape[-3:]:
+        _check(size > 0)
+    channels = x.shape[-3] * (how[0][0] * how[0][1])
+    return new(mode, [*x.shape[:-3], channels, blocks], x)
+
+
+@rule(aten.col2im.default)
+def _col2im(mode: Any, x: torch.Tensor, image: Sequence[Any], *how: Sequence[Any]) -> Any:
+    if x.dim() not in (2, 3) or len(image) != 2 or not is_plain(x) or not x.dtype.is_floating_point:
+        return None
+    blocks = _blocks(mode, image, how)
+    if blocks is None:
+        return None
+    for size in (*x.shape[-2:], *image):
+        _check(size > 0)
+    window = how[0][0] * how[0][1]
+    _check(x.shape[-2] % window == 0)
+    _check(x.shape[-1] == blocks)
+    return new(mode, [*x.shape[:-2], x.shape[-2] // window, *image], x)
