@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 
 from staticrt.errors import OptionError
@@ -164,10 +165,10 @@ def facts_of_call(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]
     return general
 
 
-def draws(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call draws random numbers."""
-    tagged = isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
-    return tagged and facts_of_call(target, args, kwargs).random
+def draws(node: fx.Node) -> bool:
+    """Whether a node draws random numbers."""
+    tagged = isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+    return tagged and facts_of_call(node.target, node.args, node.kwargs).random
 
 
 def _function_facts(target: Callable[..., Any] | HigherOrderOperator) -> OpFacts:

@@ -20,9 +20,10 @@ from staticrt.frontend.progress import long_work
 from staticrt.models.bench.check import difference, leaves
 from staticrt.models.bench.environment import environment
 from staticrt.models.bench.peers import resolve, select
-from staticrt.tools.cli.call import call, copied
+from staticrt.tools.cli.call import call
 from staticrt.tools.cli.loading import LoadedModel, prepare_model
 from staticrt.tools.cli.output import print_json
+from staticrt.tools.report.compare import copied
 
 SECONDS = 2.0  # of timing for each peer
 QUICK_SECONDS = 0.3

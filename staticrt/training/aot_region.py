@@ -27,6 +27,7 @@ from staticrt.frontend.guards.operators import definitions_of, kernels_of
 from staticrt.frontend.reasons import raise_interrupt
 from staticrt.frontend.thread_state import keeping_thread_state
 from staticrt.native import _C
+from staticrt.ops import draws
 from staticrt.options import Options
 from staticrt.runtime.cached_trace import has_elements_apart
 from staticrt.runtime.explain.explanation import EagerReport, TraceReport
@@ -285,7 +286,7 @@ class Region:
     def _compiler(self, role: str) -> Callable[..., Any]:
         def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
             if role == "forward":
-                self._replay.random = any(_draws(node) for node in graph.graph.nodes)
+                self._replay.random = any(draws(node) for node in graph.graph.nodes)
             optional = [
                 index
                 for index, node in enumerate(graph.graph.find_nodes(op="placeholder"))
@@ -439,10 +440,3 @@ def _failing_node(gm: fx.GraphModule, error: BaseException) -> str | None:
     named = re.search(r"While executing %(\w+)", str(error))
     nodes = {node.name for node in gm.graph.nodes if node.op.startswith("call_")}
     return named[1] if named and named[1] in nodes else None
-
-
-def _draws(node: fx.Node) -> bool:
-    return (
-        isinstance(node.target, torch._ops.OpOverload)
-        and torch.Tag.nondeterministic_seeded in node.target.tags
-    )

@@ -18,10 +18,10 @@ from torch import fx
 from staticrt import torch_private
 from staticrt.frontend.reasons import CannotTrace
 from staticrt.frontend.tracing.tracer import BACKWARD, CHECKPOINT, Tracer
+from staticrt.ops import draws
 from staticrt.passes.cse import APART
 from staticrt.passes.effects import is_pure, node_facts
 from staticrt.training.checkpoint_state import Reached
-from staticrt.training.partition import is_random
 
 aten = torch.ops.aten
 _staticrt = torch.ops.staticrt
@@ -91,18 +91,18 @@ class Recomputed:
 
     def __init__(self, nodes: Sequence[fx.Node]) -> None:
         parts: dict[fx.Node, int] = {}
-        draws: list[fx.Node] = []
+        random: list[fx.Node] = []
         for node in nodes:
             source: Any = node.args[0] if node.target is operator.getitem else node
             number = parts.get(source, node.meta.get(CHECKPOINT))
             if number is None or node.op != "call_function":
                 continue
-            if is_random(node):
+            if draws(node):
                 if node.target is not aten.native_dropout.default or number < 0:
                     raise CannotTrace(
                         "a checkpoint that draws other random numbers in each run", "", even_in_parts=True
                     )
-                draws.append(node)
+                random.append(node)
             elif not is_pure(node):
                 raise CannotTrace(
                     f"a checkpoint that calls {node.target}, in each run", "", even_in_parts=True
@@ -120,7 +120,7 @@ class Recomputed:
                 ):
                     self._escaping.add(node)
         self._parts = parts
-        self._states = {node: _state_before(node) for node in draws}
+        self._states = {node: _state_before(node) for node in random}
 
     def inputs(self, node: fx.Node) -> list[fx.Node]:
         """What the backward reads to compute a node again."""

@@ -102,9 +102,7 @@ def unrepeatable(
             backward.add(node)
             continue
         reads = [argument for argument in node.all_input_nodes if argument in tainted]
-        if is_random(node) or any(
-            argument in pinned and _is_getitem(node) for argument in node.all_input_nodes
-        ):
+        if draws(node) or any(argument in pinned and _is_getitem(node) for argument in node.all_input_nodes):
             pinned.add(node)
         elif reads and _is_view(node):
             tainted.add(node)
@@ -234,11 +232,6 @@ def _copied_into(joint: fx.GraphModule) -> set[fx.Node]:
         for node in joint.graph.find_nodes(op="call_function", target=aten.copy_.default)
         if isinstance(node.args[0], fx.Node) and node.args[0].op == "placeholder"
     }
-
-
-def is_random(node: fx.Node) -> bool:
-    """Whether a node draws random numbers."""
-    return draws(node.target, node.args, node.kwargs)
 
 
 def _is_getitem(node: fx.Node) -> bool:

@@ -109,9 +109,22 @@ class PaddedWindows(nn.Module):
         return x
 
 
+class Folded(nn.Module):
+    """Blocks of pictures weighed, folded and multiplied by places between the rows, every third column anew."""
+
+    def forward(self, x):
+        blocks = F.unfold(x, 3, padding=1, stride=2)
+        x = F.fold(blocks.softmax(1), x.shape[2:], 3, padding=1, stride=2)
+        places = torch.arange(0.5, x.shape[3])
+        y = x * places
+        y[..., ::3] = x[..., ::3] * 2
+        return y
+
+
 @pytest.mark.parametrize(
     ("model", "shapes"),
     [
+        (Folded, [(2, 3, 8, 10), (3, 2, 9, 7), (1, 4, 12, 12)]),
         (Unpadded, [(1, 3, 75, 75), (2, 3, 51, 64), (3, 3, 40, 16), (2, 3, 15, 15)]),
         (Flattened, [(2, 4, 3, 8), (3, 4, 1, 8), (1, 4, 5, 8)]),
         (PaddedWindows, [(2, 65, 50, 3), (3, 48, 64, 3), (2, 33, 99, 3)]),

@@ -161,7 +161,7 @@ class _RealRun:
         if target is aten._assert_scalar.default:
             return None
         drawn = any(self._values[each] is _DRAWN for each in node.all_input_nodes)
-        if drawn or draws(target, node.args, node.kwargs):
+        if drawn or draws(node):
             if isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable:
                 raise _Unknown  # memory of which later nodes may read
             return _DRAWN

@@ -113,7 +113,7 @@ def _decided(graph: fx.Graph) -> int:
     checks = checks_of(graph)
     if not checks:
         return 0
-    first = next((node for node in graph.nodes if _writes(node) or _draws(node)), None)
+    first = next((node for node in graph.nodes if _writes(node) or draws(node)), None)
     if first is None:
         return len(checks)
     needed = _sources(checks)
@@ -122,7 +122,7 @@ def _decided(graph: fx.Graph) -> int:
     for node in list(graph.nodes):
         late |= node is first
         if late and node in needed:
-            if _writes(node) or _draws(node) or written & memory_of((node, *node.all_input_nodes)):
+            if _writes(node) or draws(node) or written & memory_of((node, *node.all_input_nodes)):
                 raise CannotTrace(_AFTER_A_WRITE)
             first.prepend(node)
         elif _writes(node):
@@ -132,10 +132,6 @@ def _decided(graph: fx.Graph) -> int:
 
 def _writes(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
-
-
-def _draws(node: fx.Node) -> bool:
-    return draws(node.target, node.args, node.kwargs)
 
 
 def _sources(nodes: list[fx.Node]) -> set[fx.Node]:

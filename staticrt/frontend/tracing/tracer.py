@@ -354,7 +354,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node.meta["val"] = out
         if schema.is_mutable:
             self.writes = True
-        if draws(func, node.args, node.kwargs):
+        if draws(node):
             self.random = True
         self._track_output(node, out, given=args if not schema.is_mutable else ())
         self.unbacked.bind_fresh(node, out, known)

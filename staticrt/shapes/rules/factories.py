@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -112,6 +113,9 @@ def _range(
     pin_memory: Any = None,
 ) -> Any:
     place = _device(layout, device, pin_memory)
+    if type(start) is float and math.isfinite(start):
+        dtype = dtype or torch.get_default_dtype()
+        start = math.floor(start) if dtype.is_floating_point else start
     whole = all(type(limit) is int or isinstance(limit, torch.SymInt) for limit in (start, end))
     if place is None or not whole or dtype not in (None, torch.int64, torch.int32, torch.float32):
         return None

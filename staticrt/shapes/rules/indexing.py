@@ -9,7 +9,7 @@ import torch
 
 from staticrt.shapes.fake_results import agree, contiguous_strides, is_contiguous, new, rule, same
 from staticrt.shapes.rules.layout import broadcast_sizes, broadcast_strides, ordered, preserved_strides
-from staticrt.shapes.rules.views import is_plain, select, slice_bounds
+from staticrt.shapes.rules.views import is_plain, select, slice_bounds, steps_in
 
 aten = torch.ops.aten
 
@@ -205,7 +205,7 @@ def _slice_scatter(
     if found is None and isinstance(x.shape[dim], int):
         return None
     # Where symbols leave open how much a slice spans, the call itself says whether it fits.
-    length = src.shape[dim] if found is None else found[1] if step == 1 else None
+    length = src.shape[dim] if found is None else steps_in(found[1], step)
     wanted = [length if d == dim else size for d, size in enumerate(x.shape)]
     if length is None or not all(map(same, wanted, src.shape)):
         return None

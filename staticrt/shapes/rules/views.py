@@ -98,14 +98,20 @@ def _slice(
     if found is None:
         return None
     first, size = found
-    if step != 1:
-        if type(size) is not int and env_of(size) is None:
-            return None
-        size = (size + step - 1) // step
+    size = steps_in(size, step)
+    if size is None:
+        return None
     offset = 0 if isinstance(first, int) and first == 0 else first * strides[dim]
     sizes[dim] = size
     strides[dim] = strides[dim] * step
     return view_of(mode, x, sizes, strides, offset)
+
+
+def steps_in(size: Any, step: int) -> Any:
+    """How many elements a slice takes of those that it spans; None: torch's symbols leave it open."""
+    if step == 1:
+        return size
+    return (size + step - 1) // step if type(size) is int or env_of(size) is not None else None
 
 
 def slice_bounds(size: Any, start: Any, end: Any) -> tuple[Any, Any] | None:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from staticrt.errors import StaticRuntimeError
 from staticrt.frontend.arguments.names import leaf_paths
@@ -27,11 +26,6 @@ def call(what: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> 
         raise
     except Exception as error:
         raise model_error(what, error) from error
-
-
-def copied(value: Any) -> Any:
-    """A copy of arguments with cloned tensors, for models that write into their arguments."""
-    return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), value)
 
 
 def describe_result(value: Any) -> list[dict[str, Any]]:

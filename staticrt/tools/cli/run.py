@@ -12,9 +12,10 @@ from torch.utils import _pytree as pytree
 
 from staticrt.errors import InputError, OptionError
 from staticrt.frontend.arguments.names import leaf_paths
-from staticrt.tools.cli.call import call, copied, describe_result
+from staticrt.tools.cli.call import call, describe_result
 from staticrt.tools.cli.loading import LoadedModel, add_model_arguments, prepare_model
 from staticrt.tools.cli.output import print_json
+from staticrt.tools.report.compare import copied
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -160,9 +160,9 @@ def compare(
 
     def run(function: Callable[..., Any]) -> Any:
         state.restore()
-        own_args, own_kwargs = _copied((tuple(args), kwargs))
+        own_args, own_kwargs = copied((tuple(args), kwargs))
         with torch.no_grad():
-            return _copied((function(*own_args, **own_kwargs), own_args, own_kwargs))
+            return copied((function(*own_args, **own_kwargs), own_args, own_kwargs))
 
     try:
         want = run(executor.function)
@@ -172,7 +172,7 @@ def compare(
             traced = executor.find(tuple(args), kwargs) is not None
         if not traced:
             return CompareReport(not difference, "call" if difference else "", difference)
-        stages = _stages(executor, run, off, want, _copied((tuple(args), kwargs)), state)
+        stages = _stages(executor, run, off, want, copied((tuple(args), kwargs)), state)
         return _verdict(stages, difference)
     finally:
         state.restore()
@@ -226,7 +226,8 @@ def _flat_inputs(trace: CachedTrace, call: tuple[Any, Any]) -> list[Any]:
     return trace.inputs(flattener.leaves)
 
 
-def _copied(value: Any) -> Any:
+def copied(value: Any) -> Any:
+    """A copy of arguments with cloned tensors, for models that write into their arguments."""
     return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), value)
 
 
@@ -249,7 +250,7 @@ def _values(module: fx.GraphModule, flat: Sequence[Any], state: _State) -> dict[
     state.restore()
     recording = _Recording(module)
     with torch.no_grad():
-        recording.run(*_copied(list(flat)))
+        recording.run(*copied(list(flat)))
     return recording.values
 
 
@@ -281,7 +282,7 @@ def _runtime_values(module: fx.GraphModule, flat: Sequence[Any], state: _State) 
     for _ in range(2):  # recorded, then prepared
         state.restore()
         with torch.no_grad():
-            values = executable.run(_copied(list(flat)))
+            values = executable.run(copied(list(flat)))
     return {node.name: value for node, value in zip(nodes, values, strict=True)}
 
 
