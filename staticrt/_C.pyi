@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from types import FrameType, FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 # bind_planner.cpp
 def plan(
@@ -168,6 +170,11 @@ class FastCall:
 def answer_devices(
     mode: type, device_query: Any, meta: torch.device, fake_type: type, find_rule: Callable[..., Any]
 ) -> None: ...
+def answer_devices_of(of_torch: type) -> None: ...
+
+# bind_signal_errors.cpp
+def note_signal_errors(function: Callable[..., Any]) -> None: ...
+def deliver_signal_errors(run: Callable[[], T]) -> T: ...
 
 class CallWatcher:
     IGNORED: int

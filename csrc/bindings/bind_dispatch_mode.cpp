@@ -3,7 +3,8 @@
 // Autograd's C++ asks a fake tensor for its device where it must not throw: `add_input_metadata` is noexcept.
 // The question goes to the mode, once torch's Python has been asked whether a library registered a rule for
 // the operator and the mode's class. Any bytecode may raise, as when a signal's handler runs before it
-// (Ctrl-C), and an exception there would end the process.
+// (Ctrl-C), and an exception there would end the process. The modes under which AOTAutograd traces get a rule
+// that answers for them.
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -21,11 +22,14 @@ struct DispatchNames {
   PyObject* fake_device = PyUnicode_InternFromString("_fake_device");
   PyObject* in_kernel = PyUnicode_InternFromString("in_kernel_invocation");
   PyObject* in_python = PyUnicode_InternFromString("dispatch_in_python");
-  PyObject* device_query = nullptr;    // torch.ops.prim.device.default
-  PyObject* meta = nullptr;            // torch.device("meta")
-  py::object fake_type;                // FakeTensor
-  PyObject* mode = nullptr;            // the class of modes
-  vectorcallfunc find_rule = nullptr;  // what runs the bytecode of find_torch_dispatch_rule
+  PyObject* in_torch = PyUnicode_InternFromString("__torch_dispatch__");
+  PyObject* device_query = nullptr;      // torch.ops.prim.device.default
+  PyObject* meta = nullptr;              // torch.device("meta")
+  py::object fake_type;                  // FakeTensor
+  PyObject* mode = nullptr;              // the class of modes
+  py::object torch_classes = py::set();  // of torch's modes and fake tensors
+  PyObject* torch_rule = nullptr;        // what answers for those
+  vectorcallfunc find_rule = nullptr;    // what runs the bytecode of find_torch_dispatch_rule
 };
 
 DispatchNames& dispatch_names() {
@@ -64,12 +68,27 @@ PyObject* torch_dispatch(PyObject* self, PyObject* const* args, Py_ssize_t count
                                    nullptr);
 }
 
+// A rule for the device query: (mode or class, func, types, args=(), kwargs=None).
+PyObject* torch_device_rule(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  constexpr Py_ssize_t kFewest = 3;
+  if (count > kFewest && PyTuple_CheckExact(args[kFewest]) && PyTuple_GET_SIZE(args[kFewest]) == 1) {
+    PyObject* found = fake_device_of(PyTuple_GET_ITEM(args[kFewest], 0));
+    if (found) return found;
+  }
+  return PyObject_VectorcallMethod(dispatch_names().in_torch, args, static_cast<size_t>(count), nullptr);
+}
+
 // find_torch_dispatch_rule(op, torch_dispatch_class), which C++ calls by the function object that it has
 // kept.
 PyObject* torch_dispatch_rule(PyObject* function, PyObject* const* args, size_t count, PyObject* names) {
   const DispatchNames& known = dispatch_names();
-  // Nobody registers a rule for a class of ours.
-  if (!names && PyVectorcall_NARGS(count) == 2 && args[1] == known.mode) Py_RETURN_NONE;
+  if (!names && PyVectorcall_NARGS(count) == 2) {
+    // Nobody registers a rule for a class of ours.
+    if (args[1] == known.mode) Py_RETURN_NONE;
+    if (args[0] == known.device_query && PySet_Contains(known.torch_classes.ptr(), args[1]) == 1) {
+      return Py_NewRef(known.torch_rule);
+    }
+  }
   return known.find_rule(function, args, count, names);
 }
 
@@ -100,6 +119,22 @@ void bind_dispatch_mode(py::module_& m) {
       "Give a class of dispatch modes, of which there is one, a `__torch_dispatch__` that answers for "
       "devices, "
       "else asks its Python method. `find_rule`, torch's function, finds no rule for it without bytecode.");
+  static PyMethodDef rule{"device",
+                          reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&torch_device_rule)),
+                          METH_FASTCALL, nullptr};
+  m.def(
+      "answer_devices_of",
+      [](const py::type& of_torch) {
+        DispatchNames& known = dispatch_names();
+        if (!known.torch_rule) known.torch_rule = PyCFunction_New(&rule, nullptr);
+        if (!known.torch_rule || PySet_Add(known.torch_classes.ptr(), of_torch.ptr())) {
+          throw py::error_already_set();
+        }
+      },
+      py::arg("of_torch"),
+      "Answer for the devices of fake tensors where a class of torch's, of dispatch modes or fake tensors, "
+      "is asked; "
+      "after `answer_devices`.");
 }
 
 }  // namespace staticrt::bindings

@@ -21,6 +21,8 @@ void bind_state_guard(pybind11::module_& m);
 void bind_watcher(pybind11::module_& m);
 // What a trace's dispatch mode answers in C.
 void bind_dispatch_mode(pybind11::module_& m);
+// What signal handlers raise, where others' code would lose it.
+void bind_signal_errors(pybind11::module_& m);
 // The table of process state, and the flags of it that live in Python.
 void bind_process_state(pybind11::module_& m);
 // Traces, and what reports read of programs; after bind_runtime.

@@ -11,6 +11,7 @@ PYBIND11_MODULE(_C, m) {
   staticrt::bindings::bind_fast_call(m);
   staticrt::bindings::bind_watcher(m);
   staticrt::bindings::bind_dispatch_mode(m);
+  staticrt::bindings::bind_signal_errors(m);
   staticrt::bindings::bind_trace(m);
   staticrt::bindings::bind_archive(m);
   staticrt::bindings::bind_training(m);

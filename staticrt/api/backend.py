@@ -15,7 +15,7 @@ from torch import fx
 
 from staticrt.api.options import checked_options
 from staticrt.errors import OptionError
-from staticrt.frontend.dynamo import differences, in_place_views, signs_of_zero
+from staticrt.frontend.dynamo import differences, in_place_views, interrupts, signs_of_zero
 from staticrt.options import Options
 from staticrt.training.regions import needs_gradients, region_of
 
@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 # torch.compile imports this module when it looks up the backend, before Dynamo traces the first frame.
 in_place_views.note_new_sizes()
 signs_of_zero.guard()
+interrupts.answer_devices()
 
 # Presets of torch.compile. All but "reduce-overhead" tune Inductor's search for kernels, which staticrt does not have.
 _MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -53,6 +54,12 @@ def staticrt_backend(
     Raises:
         OptionError: an unknown mode, option or value.
     """
+    return interrupts.delivering_through_dynamo(lambda: _compiled(gm, inputs, mode, options))
+
+
+def _compiled(
+    gm: fx.GraphModule, inputs: Sequence[Any], mode: str | None, options: Mapping[str, Any] | None
+) -> Callable[..., Any]:
     if mode is not None and mode not in _MODES:
         raise OptionError(f"unknown mode {mode!r}", fix=f"modes are {', '.join(_MODES)}")
     given = dict(options or {})

@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from staticrt.native import _C
+
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 # In an editable install, passes and facts of operators do not lie beneath `staticrt/`.
@@ -287,7 +289,11 @@ def signal_handlers() -> frozenset[CodeType]:
         while isinstance(handler, functools.partial):
             handler = handler.func
         function = getattr(handler, "__func__", handler)
-        code = getattr(function, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
+        if not hasattr(function, "__code__"):
+            called = getattr(type(handler).__call__, "__func__", type(handler).__call__)
+            function = called if hasattr(called, "__code__") else function
+        _C.note_signal_errors(function)
+        code = getattr(function, "__code__", None)
         if isinstance(code, CodeType):
             _handlers.add(code)
     return frozenset(_handlers)

@@ -148,6 +148,38 @@ def test_where_autograd_dispatches_no_rule_of_ours_is_looked_up_in_python():
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr[-2000:]
 
 
+# Beneath AOTAutograd the same question goes to torch's own modes, by bytecodes of theirs.
+ASKED_FOR_DEVICES = """
+import sys
+import torch
+from tests.soundness.interrupt_cases import Plain
+from tests.soundness.interrupt_fuzzer import make
+
+device = torch.ops.prim.device.default
+names = ("find_torch_dispatch_rule", "__torch_dispatch__")
+
+def raises(frame, event, argument):
+    if frame.f_code.co_name in names and device in frame.f_locals.values():
+        raise KeyboardInterrupt
+
+torch._dynamo.config.suppress_errors = False
+case, x = make("backend", Plain, 0)
+x.requires_grad_()
+sys.settrace(raises)
+got = case.call(case.compiled, x)["y"]
+got.sum().backward()
+sys.settrace(None)
+print(torch.allclose(got, case.call(case.eager, x)["y"]))
+"""
+
+
+def test_where_autograd_asks_torchs_modes_for_devices():
+    done = subprocess.run(
+        [sys.executable, "-c", ASKED_FOR_DEVICES], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr[-2000:]
+
+
 BENEATH_AUTOGRAD = """
 from tests.soundness.interrupt_cases import Plain
 from tests.soundness.interrupt_fuzzer import Interrupt, bytecodes, interrupted, make

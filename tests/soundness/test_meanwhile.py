@@ -1,11 +1,13 @@
 """What Python runs between two steps of a model is not the model's: callbacks of the collector, finalizers, signal handlers."""
 
+import contextlib
 import enum
 import functools
 import gc
 import itertools
 import logging
 import signal
+import sys
 import time
 
 import pytest
@@ -13,7 +15,7 @@ import torch
 
 import staticrt
 from staticrt.frontend.reasons import is_interrupt
-from tests.soundness.interrupt_cases import Plain
+from tests.soundness.interrupt_cases import Decides, Plain
 from tests.soundness.interrupt_fuzzer import Bytecodes, Interrupt, bytecodes, interrupted, make
 
 
@@ -182,6 +184,42 @@ def test_what_a_handler_raises_reaches_the_caller_from_anywhere(way, file, name)
             assert interrupt.where
             assert interrupted(case, x, Bytecodes()) == ""  # it answers now, and leaves nothing behind
     finally:
+        signal.signal(signal.SIGUSR1, before)
+        torch.set_grad_enabled(gradients)
+
+
+# Dynamo goes on without compiled code where an error comes in its own, and wraps those of backends.
+@pytest.mark.parametrize(
+    ("way", "model", "file", "name"),
+    [
+        ("training", Decides, "_dynamo/variables/tensor.py", "call_method"),
+        ("training", Decides, "fx/_symbolic_trace.py", "patch"),
+        ("training", Decides, "training/aot_region.py", "__init__"),
+        ("backend", Plain, "executor/partial_graph.py", "__init__"),
+    ],
+)
+def test_what_a_handler_raises_reaches_the_caller_through_dynamo(way, model, file, name):
+    came = []
+
+    def on_call(frame, _event, _argument):
+        code = frame.f_code
+        if not came and code.co_name == name and code.co_filename.endswith(f"/{file}"):
+            came.append(code)
+            signal.raise_signal(signal.SIGUSR1)
+
+    before, gradients = signal.signal(signal.SIGUSR1, _raises), torch.is_grad_enabled()
+    torch.set_grad_enabled(way == "training")
+    case, x = make(way, model, 0)
+    case.call(case.compiled, x)  # what is loaded at a first call is loaded here
+    case, x = make(way, model, 0)
+    sys.settrace(on_call)
+    try:
+        with pytest.raises(TimeoutOfCall):
+            case.call(case.compiled, x)
+        assert came
+        assert interrupted(case, x, contextlib.nullcontext()) == ""
+    finally:
+        sys.settrace(None)
         signal.signal(signal.SIGUSR1, before)
         torch.set_grad_enabled(gradients)
 

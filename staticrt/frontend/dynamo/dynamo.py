@@ -18,7 +18,7 @@ import torch
 
 from staticrt import locks, tuning
 from staticrt.frontend import budget
-from staticrt.frontend.dynamo import differences, in_place_views, signs_of_zero
+from staticrt.frontend.dynamo import differences, in_place_views, interrupts, signs_of_zero
 from staticrt.frontend.dynamo.parallel import has_small_buckets, in_small_buckets
 from staticrt.frontend.graph import KnownInputs
 from staticrt.frontend.guards import effects
@@ -159,7 +159,9 @@ class _Configured:
             return _left_to_eager()
         if code.co_filename.startswith(_WATCHERS):
             return _never_compiled()
-        return keeping_thread_state(lambda: self._compile(frame, *others, **more))
+        return keeping_thread_state(
+            lambda: interrupts.delivering(lambda: self._compile(frame, *others, **more))
+        )
 
     def _compile(self, frame: Any, *others: Any, **more: Any) -> Any:
         import torch._dynamo as dynamo
