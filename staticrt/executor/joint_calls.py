@@ -18,6 +18,7 @@ from staticrt.errors import LoweringError, PassError
 from staticrt.executor.call_state import STATE_CHANGES_OFTEN, CallState, CallStates
 from staticrt.executor.trace_maker import TraceMaker
 from staticrt.frontend import budget
+from staticrt.frontend.collector import seldom_collecting
 from staticrt.frontend.dynamo.parallel import bucket_limits
 from staticrt.frontend.guards.watched_state import WatchedState
 from staticrt.frontend.progress import long_work
@@ -355,13 +356,14 @@ class JointCalls:
                 if not request.snapshot.complete:
                     raise CannotTrace("the model reaches more containers than can be guarded")
                 self._maker.tell(traced, " with its backward")
-                alone, executable = build_joint(
-                    traced,
-                    request.derive,  # type: ignore[arg-type]
-                    self._options,
-                    self._name,
-                    limits,
-                )
+                with seldom_collecting():
+                    alone, executable = build_joint(
+                        traced,
+                        request.derive,  # type: ignore[arg-type]
+                        self._options,
+                        self._name,
+                        limits,
+                    )
         except (Exception, NeedsShapeEnv) as error:
             if _HOOKED in str(error):
                 raise CannotTrace(_HOOKED, even_in_parts=True) from error

@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from staticrt import torch_private
+from staticrt.frontend.collector import seldom_collecting
 from staticrt.frontend.functionalize.functionalize import written_args
 from staticrt.frontend.guards.process_state import without_autocast
 from staticrt.frontend.guards.state import Snapshot
@@ -118,7 +119,10 @@ class Backward:
         look_again(tracer)
         tracer.marks = lambda: {BACKWARD: "is_backward", AUTOGRAD_NODE: torch_private.running_node()}
         sources = [value for value, _source in wanted.values()]
-        with without_autocast():  # in eager the backward runs after the block that the forward is in
+        with (
+            without_autocast(),
+            seldom_collecting(),
+        ):  # in eager the backward runs after the block that the forward is in
             return [*viewed, *torch_private.gradients(results, sources, tangents)]
 
     def _find_own(self, outputs: Sequence[Any], given: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -1,0 +1,36 @@
+"""Python's garbage collector while a graph is worked on, which makes many objects that live on."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+
+from staticrt import locks, tuning
+
+_lock = locks.reentrant()
+_users = 0
+_before = (0, 0, 0)
+
+
+@contextlib.contextmanager
+def seldom_collecting() -> Iterator[None]:
+    """While this holds, collections begin after more new objects than else.
+
+    Each node of a graph is several objects, and all stay: to look at them again and again, and at the rest of the heap, took
+    a seventh of a first call. The limit is the process's: a thread that sets its own meanwhile keeps it.
+    """
+    global _users, _before
+    with _lock:
+        if _users == 0:
+            _before = gc.get_threshold()
+            if 0 < _before[0] < tuning.COLLECTED_OBJECTS:
+                gc.set_threshold(tuning.COLLECTED_OBJECTS, *_before[1:])
+        _users += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if _users == 0 and gc.get_threshold() == (tuning.COLLECTED_OBJECTS, *_before[1:]):
+                gc.set_threshold(*_before)
