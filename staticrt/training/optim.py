@@ -181,6 +181,8 @@ class Recordable:
             value = self.state.get(p, {}).get(name)
             if value is None:
                 raise NotReady("a parameter's first update: torch creates its state in an eager step")
+            if value.dtype != p.dtype and name != "step":  # `module.to(dtype)` leaves the state as it was
+                raise CannotTrace(f"{value.dtype} state of a {p.dtype} parameter")
             found.append(value)
         return found
 

@@ -192,3 +192,27 @@ def test_a_complex_parameter_runs_eagerly():
     with pytest.warns(UserWarning, match=r"runs eagerly: an optimiser of torch\.complex64 parameters"):
         step()
     assert torch.equal(p.detach(), torch.zeros(2, dtype=torch.complex64))
+
+
+def test_state_of_another_dtype_than_its_parameter_is_as_in_eager():
+    def trained(compile_step):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = model(x).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        step = compile_step(step)
+        for dtype in (torch.float32, torch.float32, torch.float32, torch.float64, torch.float64):
+            model.to(dtype)  # the momentum stays float32
+            step(torch.ones(2, 3, dtype=dtype))
+        return list(model.parameters())
+
+    with pytest.warns(UserWarning, match=r"runs eagerly: torch\.float32 state of a torch\.float64 parameter"):
+        compiled = trained(staticrt.compile_step)
+    torch.testing.assert_close(compiled, trained(lambda step: step))
