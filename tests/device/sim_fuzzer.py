@@ -295,6 +295,7 @@ def held_bytes() -> int:
     for _ in range(3):
         gc.collect()
     synchronize()
+    torch.accelerator.empty_cache()  # finds out which blocks the other process has closed
     return sum(
         int(torch.accelerator.memory_stats(index)["allocated_bytes.all.current"]) for index in range(2)
     )
