@@ -103,3 +103,31 @@ def test_autocast_is_as_before_after_a_trace():
         assert torch.is_autocast_enabled("cpu")
     assert not torch.is_autocast_enabled("cpu")
     assert torch.set_autocast_enabled is set_enabled
+
+
+class TwoDtypes(nn.Module):
+    """A block within one of another dtype: eager's cache hands it the outer one's casts of parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = self.first(self.second(x))
+            with torch.autocast("cpu", dtype=torch.float16):
+                z = self.first.weight @ self.second.weight
+        return y, z
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_blocks_of_two_dtypes_share_casts_of_parameters(trains):
+    model = TwoDtypes()
+    fast = staticrt.compile(model)
+    with torch.set_grad_enabled(trains):
+        for size in (2, 2, 3):
+            x = torch.randn(size, 8)
+            expected, got = model(x), fast(x)
+            assert [y.dtype for y in got] == [y.dtype for y in expected] == [torch.bfloat16] * 2
+            assert all(map(torch.equal, got, expected))
+    assert "within one of another dtype" in str(fast.explain().eager)

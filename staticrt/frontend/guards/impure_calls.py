@@ -12,6 +12,7 @@ import dis
 import gc
 import importlib
 import inspect
+import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -231,7 +232,13 @@ class Watcher:
         self._note(what, caller, often_once="_warnings." in what)
 
     def _returned(self, function: Any) -> None:
-        autocast.note()  # only the functions that set it are reported here
+        # Only the functions that set it are reported here, of which `torch.autocast` calls this one last.
+        if autocast.note() and function is torch.set_autocast_cache_enabled:
+            self.even_in_parts = True  # Dynamo's graphs keep no cache either
+            self._note(
+                "an autocast block within one of another dtype",
+                user_frame(sys._getframe()) or sys._getframe(),
+            )
 
     def _left(self, frame: types.FrameType, result: Any) -> None:
         code = frame.f_code

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 
 import torch
 
+from staticrt.native import _C
+
 # The C functions with which a thread sets autocasting; a profiler of the model's calls sees them.
 SETTERS = frozenset(
     getattr(torch, name)
@@ -22,6 +24,7 @@ SETTERS = frozenset(
 
 class _State(threading.local):
     on = False
+    dtype: torch.dtype | None = None  # of the outermost block
 
 
 _state = _State()
@@ -32,13 +35,23 @@ def is_on() -> bool:
     return _state.on
 
 
-def note() -> None:
+def note() -> bool:
     """The model being traced by this thread has set autocasting: see it, and keep its cache off.
 
     The cache belongs to the process: the cast of a parameter, a fake here, would serve eager calls of other threads.
+
+    Returns:
+        Whether a block lies in one of another dtype: eager's cache then gives it the outer one's casts of parameters.
     """
     _state.on = torch.is_autocast_enabled("cpu")
     torch.set_autocast_cache_enabled(False)
+    if not _C.autocast_nesting():  # eager has emptied its cache
+        _state.dtype = None
+    elif _state.on:
+        dtype = torch.get_autocast_dtype("cpu")
+        _state.dtype = _state.dtype or dtype
+        return dtype != _state.dtype
+    return False
 
 
 def put_back(on: bool) -> None:
@@ -50,6 +63,7 @@ def put_back(on: bool) -> None:
 def noted() -> Iterator[None]:
     """While a model is traced: `is_on()` follows it, as far as `note` is called."""
     before, cached = _state.on, torch.is_autocast_cache_enabled()
+    _state.dtype = None
     try:
         note()
         yield
