@@ -65,10 +65,26 @@ def of_graph(gm: torch.fx.GraphModule) -> str:
     """Why a graph of Dynamo has to run as it is; empty: it may be traced.
 
     Levels of forward-mode differentiation are the process's, not a thread's: a trace that fails between the calls that begin
-    and end one would leave it to eager code.
+    and end one would leave it to eager code. An autocast block within one of another dtype takes that one's casts of
+    parameters, of which AOTAutograd keeps none.
     """
-    begins = any(getattr(node.target, "__name__", "") == "_enter_dual_level" for node in gm.graph.nodes)
-    return "forward-mode differentiation is not traced" if begins else ""
+    dtypes = {torch.get_autocast_dtype("cpu")} if torch.is_autocast_enabled("cpu") else set()
+    depth = 0
+    for node in gm.graph.nodes:
+        name = getattr(node.target, "__name__", "")
+        if name == "_enter_dual_level":
+            return "forward-mode differentiation is not traced"
+        if name == "_enter_autocast":
+            device, dtype, is_on, *_ = node.args
+            depth += 1
+            if device == "cpu" and is_on:
+                dtypes.add(dtype or torch.get_autocast_dtype("cpu"))
+            if len(dtypes) > 1:
+                return "an autocast block within one of another dtype"
+        if name == "_exit_autocast":
+            depth -= 1
+            dtypes = dtypes if depth or torch.is_autocast_enabled("cpu") else set()
+    return ""
 
 
 @functools.cache
