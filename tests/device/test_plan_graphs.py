@@ -141,6 +141,22 @@ def test_a_result_lies_in_what_an_operator_allocated(order):
 
 
 @torch.no_grad()
+def test_graphs_of_two_sizes_write_each_others_memory(order):
+    """What the smaller one copies to its caller lies where the larger one has temporary values."""
+
+    def model(x):
+        return torch.fft.irfft(torch.fft.rfft(x), n=x.shape[-1])
+
+    compiled = staticrt.compile(model, plan_graphs=True)
+    kept = []
+    for rows in (5, 5, 5, 5, 5, 2, 2, 2, 5, 5, 2, 5):
+        x = torch.randn(rows, 600)
+        kept.append((compiled(x.to(SIM)), model(x)))
+    compare_kept(kept)
+    assert graphs_of(compiled) == (2, 8, [])
+
+
+@torch.no_grad()
 def test_weights_change_and_move(order):
     there, twin = pair(MODELS["perceptron"][0])
     compiled = staticrt.compile(there, plan_graphs=True)

@@ -76,6 +76,13 @@ bool SimGraph::uses(Addr address, Bytes size_bytes) const {
          });
 }
 
+uint64_t SimGraph::maker_of(const SimRange& range) const {
+  for (const Kept& made : made_)
+    if (made.address <= range.address && range.address + range.size_bytes <= made.address + made.size_bytes)
+      return made.owner;
+  return 0;
+}
+
 SimGraph::Mark SimGraph::mark(DeviceStream stream) const {
   const Branch& branch = branches_.at(stream);
   return {branch.frontier, branch.clock};

@@ -107,6 +107,7 @@ class SimGraph {
   Size size() const { return {touched_.size(), used_.size()}; }
   Node add_copy(DeviceStream stream, Copy copy, Size noted);
   bool is_copy(Node node) const { return copies_.count(node) > 0; }
+  int device_of(Node node) const { return nodes_[node].device; }
   void set_copy(Node node, Copy copy);
 
   // --- After the capture.
@@ -130,7 +131,10 @@ class SimGraph {
   void adopt(const Kept& made) {
     owners_.insert(made.owner);
     kept_.push_back(made);
+    made_.push_back(made);
   }
+  // The owner of an allocation around the range that the capture made, also if it freed it again; 0: none.
+  uint64_t maker_of(const SimRange& range) const;
   // The program gives the graph whatever lies where this allocation does, at each launch.
   void fix(uint64_t owner) { fixed_.insert(owner); }
   bool is_fixed(uint64_t owner) const { return fixed_.count(owner) > 0; }
@@ -179,6 +183,7 @@ class SimGraph {
   std::set<uint64_t> owners_;
   std::set<uint64_t> fixed_;
   std::vector<Kept> kept_;
+  std::vector<Kept> made_;
   uint64_t launched_work_ = 0;
 };
 

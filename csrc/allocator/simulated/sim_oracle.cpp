@@ -143,7 +143,15 @@ void SimOracle::launched(const SimGraph& graph, const User& user, const std::fun
       report(detail::concat("replay: ", who, " overwrites live allocation #", other->second.owner, " ",
                             sized_range(other->first, other->second.size_bytes)));
   };
-  for (const auto& touched : graph.touched()) {
+  std::vector<SimGraph::Touched> all_touched = graph.touched();
+  std::vector<SimGraph::Used> all_used = graph.used();
+  for (const auto& [node, copy] : graph.copies())
+    for (const SimRange& range : copy.ranges)
+      if (const uint64_t owner = graph.maker_of(range)) {
+        all_touched.push_back({range.address, range.size_bytes, owner, graph.device_of(node), true});
+        all_used.push_back({range, copy.name});
+      }
+  for (const auto& touched : all_touched) {
     if (!here(touched.address)) continue;
     if (!graph.is_fixed(touched.owner))
       overwrites(end_lent(touched.address, touched.address + touched.size_bytes, &graph));
@@ -161,7 +169,7 @@ void SimOracle::launched(const SimGraph& graph, const User& user, const std::fun
     live.lent = true;
     insert(kept.address, live);
   }
-  for (const auto& touched : graph.touched()) {
+  for (const auto& touched : all_touched) {
     if (!here(touched.address)) continue;
     const uint64_t owner = graph.is_fixed(touched.owner) ? owner_at(touched.address) : touched.owner;
     // Two launches may read one allocation at a time: races_ tells reads from writes.
@@ -169,7 +177,7 @@ void SimOracle::launched(const SimGraph& graph, const User& user, const std::fun
     touch_physical(usable_extents(touched.address, touched.size_bytes, who, device_of(touched.device)),
                    reads_known ? owner : kGraphOwner | graph.id(), user, who);
   }
-  for (const auto& used : graph.used()) {
+  for (const auto& used : all_used) {
     if (!here(used.range.address)) continue;
     const RaceMap::Access access{user.slot(), user.clock().of(user.slot()), used.name, used.range.writes};
     std::optional<RaceMap::Conflict> first;
@@ -183,7 +191,7 @@ void SimOracle::launched(const SimGraph& graph, const User& user, const std::fun
   }
   for (const auto& [node, copy] : graph.copies())
     for (const SimRange& range : copy.ranges)
-      if (here(range.address)) this->used(range, user, copy.name);
+      if (here(range.address) && graph.maker_of(range) == 0) used(range, user, copy.name);
 }
 
 void SimOracle::unmapping(Addr address, Bytes size_bytes, const char* what) {

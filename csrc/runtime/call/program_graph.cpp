@@ -186,9 +186,8 @@ class ProgramGraphs::Graph {
     const void* from = nullptr;
   };
   struct CopiedResult {
-    size_t result;        // of the program's new results
-    c10::Storage memory;  // the graph's alone
-    const void* from;
+    size_t result;     // of the program's new results
+    const void* from;  // a buffer, or memory of the pool, where other graphs write between launches
     int64_t size_bytes;
     DriverGraph::Copy node = alloc::kNoNode;
     void* to = nullptr;
@@ -251,7 +250,7 @@ class ProgramGraphs::Graph {
         if (!record.is_tensor || record.owner != owners[k] || outputs[i].toTensor().numel() == 0) continue;
         const at::Tensor& output = outputs[i].toTensor();
         const auto* data = static_cast<const char*>(data_of(output));
-        results.push_back({k, output.storage(), data - record.offset_bytes, size_bytes});
+        results.push_back({k, data - record.offset_bytes, size_bytes});
         break;
       }
     }

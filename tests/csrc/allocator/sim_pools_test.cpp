@@ -99,6 +99,36 @@ TEST(sim_allocation_ends_what_was_lent) {
   s.clean();
 }
 
+// A result of a capture that is copied out of its pool, where other graphs write between launches.
+TEST(sim_launch_copies_from_what_its_capture_freed) {
+  Scene s;
+  const Addr results = s.at + kMiB;
+  for (int k = 0; k < 2; ++k) s.sim.allocated(results + static_cast<Addr>(k) * kSize, kSize, kA);
+  GraphId graph = kNoGraph;
+  ExecId exec = kNoExec;
+  NodeId copy = kNoNode;
+  EXPECT(s.sim.capture_begin(kA).ok());
+  s.sim.allocated(s.at, kSize, kA);
+  s.use("writer", kSize, true);
+  EXPECT(s.sim.capture_copy(kA, results, s.at, kSize, &copy).ok());
+  s.sim.freed(s.at);
+  EXPECT(s.sim.capture_end(kA, &graph).ok());
+  EXPECT(s.sim.graph_instantiate(graph, &exec).ok());
+  for (int round = 0; round < 4; ++round) {
+    EXPECT(s.sim.exec_set_copy(exec, copy, results + static_cast<Addr>(round % 2) * kSize, s.at, kSize).ok());
+    EXPECT(s.sim.graph_launch(exec, kA).ok());
+    s.launch(s.overwrites);
+    s.clean();
+  }
+  const StreamId other = s.sim.create_stream();
+  EXPECT(s.sim.graph_launch(exec, other).ok());
+  s.found("race: replay of graph");
+  s.sim.allocated(s.at, 100, other);
+  s.sim.clear_reports();
+  EXPECT(s.sim.graph_launch(exec, other).ok());
+  s.found("overwrites live allocation");
+}
+
 TEST(sim_buffers_are_written_again_after_they_were_freed) {
   Scene s;
   s.sim.allocated(s.at, kSize, kA, /*reusable=*/true);
