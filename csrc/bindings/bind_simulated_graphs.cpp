@@ -32,11 +32,13 @@ CaptureMode mode_of(const std::string& name) {
 // is undone (N7).
 class SimCapture {
  public:
-  SimCapture(std::shared_ptr<SimMemoryDevice> device, PoolId pool, StreamId stream, CaptureMode mode)
+  SimCapture(std::shared_ptr<SimMemoryDevice> device, PoolId pool, StreamId stream, CaptureMode mode,
+             bool is_trial)
       : device_(std::move(device)),
         pool_(pool),
         stream_(stream),
         mode_(mode),
+        is_trial_(is_trial),
         scope_(device_->allocator->pools()) {}
 
   Status begin() {
@@ -46,6 +48,7 @@ class SimCapture {
         pool_, [sim, id = id_](StreamId stream) { return *id != 0 && sim->capture_id(stream) == *id; }));
     const Status status = sim->capture_begin(stream_, mode_);
     if (status.ok()) *id_ = sim->capture_id(stream_);
+    if (status.ok() && is_trial_) sim->capture_is_trial(stream_);
     if (!status.ok()) (void)scope_.abort().ok();
     return status;
   }
@@ -76,6 +79,7 @@ class SimCapture {
   PoolId pool_;
   StreamId stream_;
   CaptureMode mode_;
+  bool is_trial_;
   std::shared_ptr<uint64_t> id_ = std::make_shared<uint64_t>(0);
   CaptureScope scope_;
 };
@@ -113,13 +117,13 @@ void bind_captures(py::module_& m, SimMemoryDeviceClass& device) {
           "graph_work", [](SimMemoryDevice& d, uint64_t graph) { return d.sim->graph_work(GraphId{graph}); },
           py::call_guard<GilRelease>());
   py::class_<SimCapture, std::shared_ptr<SimCapture>>(m, "SimCapture")
-      .def(py::init(
-          [](std::shared_ptr<SimMemoryDevice> d, PyPoolId pool, uint64_t stream, const std::string& mode) {
-            auto capture =
-                std::make_shared<SimCapture>(std::move(d), pool_of(pool), StreamId{stream}, mode_of(mode));
-            called([&] { return capture->begin(); });
-            return capture;
-          }))
+      .def(py::init([](std::shared_ptr<SimMemoryDevice> d, PyPoolId pool, uint64_t stream,
+                       const std::string& mode, bool is_trial) {
+        auto capture = std::make_shared<SimCapture>(std::move(d), pool_of(pool), StreamId{stream},
+                                                    mode_of(mode), is_trial);
+        called([&] { return capture->begin(); });
+        return capture;
+      }))
       .def("finish",
            [](SimCapture& capture) {
              GraphId graph = kNoGraph;

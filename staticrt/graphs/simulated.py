@@ -115,7 +115,7 @@ class SimGraphCapture(FixedAddressCapture):
         with (
             pool.on_stream(stream),
             _C.without_kept_memory(),  # arenas of compiled programs are the graph's
-            pool.device.capture(stream.stream_id, pool.id, mode=error_mode) as graph,
+            pool.device.capture(stream.stream_id, pool.id, mode=error_mode, is_trial=True) as graph,
         ):
             for generator in self._generators:
                 graph.register_generator(generator)

@@ -165,7 +165,12 @@ class SimulatedDevice(Device):
 
     @contextmanager
     def capture(
-        self, stream: int | None = None, pool: PoolLike = None, *, mode: str = "global"
+        self,
+        stream: int | None = None,
+        pool: PoolLike = None,
+        *,
+        mode: str = "global",
+        is_trial: bool = False,
     ) -> Iterator[SimulatedGraph]:
         """Record the work of `stream` (a new one if None) into a graph instead of doing it.
 
@@ -175,6 +180,7 @@ class SimulatedDevice(Device):
         Args:
             mode: in which threads a call that no capture permits breaks it: "global": in all, "thread_local": in this
                 one, "relaxed": in none.
+            is_trial: off: what breaks the capture is among `reports`, as a misuse of the device.
 
         Raises:
             DeviceError: the capture failed. Its routes, references and memory are released.
@@ -184,7 +190,7 @@ class SimulatedDevice(Device):
             pool.check_open()
         wanted = pool_id(pool, self._sim) or (0, next(_graph_pools))
         check.one_of("mode", mode, ("global", "thread_local", "relaxed"))
-        capture = _C.SimCapture(self._sim, wanted, origin, mode)
+        capture = _C.SimCapture(self._sim, wanted, origin, mode, is_trial)
         graph = SimulatedGraph(self._sim, wanted, origin)
         try:
             yield graph

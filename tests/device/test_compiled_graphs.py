@@ -197,11 +197,25 @@ def test_data_that_decides_runs_uncaptured_and_says_so():
         for number in range(4):
             x = torch.arange(-2.0, 4.0) + number
             torch.testing.assert_close(compiled(x.to(SIM)).cpu(), forward(x))
-    staticrt.memory.device("sim:0").clear_reports()
     report = default_context(SIM).explain()
     assert report.captures == 0
     assert all("makes the host wait" in skip.reason for skip in report.skips)
     assert report.skips
+
+
+def test_an_operator_that_waits_keeps_its_function_uncaptured():
+    def forward(a, b):
+        return torch.linalg.solve(a, b) + 1
+
+    compiled = staticrt.compile(forward, graphs=True)
+    with torch.no_grad():
+        for _ in range(5):
+            a, b = torch.randn(4, 4) + 4 * torch.eye(4), torch.randn(4, 2)
+            torch.testing.assert_close(compiled(a.to(SIM), b.to(SIM)).cpu(), forward(a, b))
+    report = default_context(SIM).explain()
+    assert report.captures == 0
+    assert "makes the host wait for its stream, which a capture forbids" in report.skips[0].reason
+    assert "aten::linalg_solve" in report.skips[0].reason
 
 
 def test_weights_that_change_and_move(order):

@@ -167,6 +167,8 @@ class SimDriver final : public Driver {
   // The program gives the graph that the stream is captured into whatever lies at this address at each
   // launch: an argument that may be replaced by another one there.
   void capture_fixed(StreamId stream, Addr address);
+  // What breaks the capture of this stream is no misuse of the device, as in CaptureMode::trial.
+  void capture_is_trial(StreamId stream);
   // What the next node of a captured stream comes after.
   std::vector<uint32_t> capture_frontier(StreamId stream);
 

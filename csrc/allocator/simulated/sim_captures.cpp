@@ -303,6 +303,11 @@ void SimDriver::capture_fixed(StreamId stream, Addr address) {
   if (const uint64_t owner = owner_of(address).oracle_.owner_at(address); graph && owner) graph->fix(owner);
 }
 
+void SimDriver::capture_is_trial(StreamId stream) {
+  const Lock lock(mutex_);
+  if (SimGraph* graph = graph_of(stream)) graph->make_trial();
+}
+
 uint64_t SimDriver::capture_id(StreamId stream) {
   const Lock lock(mutex_);
   const SimGraph* graph = graph_of(stream);

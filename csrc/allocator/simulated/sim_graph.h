@@ -64,6 +64,7 @@ class SimGraph {
   DeviceStream origin() const { return origin_; }
   CaptureMode mode() const { return mode_; }
   bool is_trial() const { return is_trial_; }
+  void make_trial() { is_trial_ = true; }
   std::thread::id thread() const { return thread_; }
   bool invalidated() const { return invalidated_; }
   const std::string& why() const { return why_; }
