@@ -116,6 +116,13 @@ CALLS = {
             (rows(4, 5), [rows(4, 5) > 0.5], torch.tensor(2.0)),
         ],
     ),
+    "a copy with a number where a mask tells": (
+        aten.index_put.default,
+        [
+            (rows(3, 2).t(), [rows(2, 3) > 0.5], torch.tensor(2.0)),
+            (rows(5, 4).t(), [rows(4, 5) > 0.5], torch.tensor(2.0)),
+        ],
+    ),
     "mean square": (aten.mse_loss.default, [(rows(2, 3), rows(2, 3)), (rows(4, 5), rows(4, 5))]),
     "copy": (aten.copy.default, [(rows(2, 3), rows(2, 3)), (rows(4, 5), rows(4, 5))]),
     "copy into a part": (

@@ -78,7 +78,8 @@ def _can_put(mode: Any, x: torch.Tensor, indices: Sequence[Any], values: torch.T
 def _index_put(
     mode: Any, x: torch.Tensor, indices: Sequence[Any], values: torch.Tensor, accumulate: bool = False
 ) -> Any:
-    if not _can_put(mode, x, indices, values):
+    by_mask = _can_put_one(x, indices, values) and not accumulate
+    if not by_mask and not _can_put(mode, x, indices, values):
         return None
     strides = preserved_strides(mode, x)
     return None if strides is None else new(mode, x.shape, x, strides)
@@ -98,9 +99,8 @@ def _can_put_one(x: torch.Tensor, indices: Sequence[Any], value: torch.Tensor) -
 def _index_put_in_place(
     mode: Any, x: torch.Tensor, indices: Sequence[Any], values: torch.Tensor, accumulate: bool = False
 ) -> Any:
-    if _can_put_one(x, indices, values) and not accumulate:
-        return x if 0 not in _known(x.stride()) else None
-    return x if _can_put(mode, x, indices, values) and 0 not in _known(x.stride()) else None
+    fits = (_can_put_one(x, indices, values) and not accumulate) or _can_put(mode, x, indices, values)
+    return x if fits and 0 not in _known(x.stride()) else None
 
 
 def _known(numbers: Sequence[Any]) -> list[int]:
