@@ -21,6 +21,15 @@ class Model(torch.nn.Module):
         return self.body(self, x)
 
 
+def shows_a_number(_model, x):
+    number = x.sum().item()
+    return x + 1, f"{number:.2f}", f"{number}"
+
+
+def formats_a_number(_model, x):
+    return x + 1, format(x.sum().item(), ".3f"), format(x.shape[0], "03d")
+
+
 def discards_and_adds(model, x):
     model.members.discard(1)
     model.members.add(1)
@@ -179,6 +188,17 @@ def test_what_dynamo_runs_otherwise_is_eagers(body, gradients):
         assert [*model.moved] == [*plain.moved]
         assert [*vars(model)] == [*vars(plain)]
         assert (model.a, model.b) == (plain.a, plain.b)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("body", [shows_a_number, formats_a_number])
+def test_texts_of_numbers_are_eagers(body, gradients):
+    compiled = staticrt.compile(Model(body))
+    for rows in (2, 2, 3, 1):
+        x = torch.ones(rows, 2, requires_grad=gradients)
+        got, expected = compiled(x), body(None, x)
+        assert got[1:] == expected[1:]
+        assert torch.equal(got[0], expected[0])
 
 
 def test_sets_whose_order_makes_no_difference_stay_compiled():

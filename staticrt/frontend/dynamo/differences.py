@@ -1,5 +1,5 @@
 """What Dynamo runs differently from Python: the order of sets, and of attributes that are deleted and set again;
-generators; the greatest of tensors; numpy arrays that are changed.
+generators; the greatest of tensors; numpy arrays that are changed; texts of numbers.
 
 A function in which that may show runs eagerly; the functions that it calls are compiled.
 """
@@ -111,6 +111,8 @@ def _patch() -> None:
         (getattr(variables, "FrozensetVariable", None), "reconstruct", _writes_back),
         (variables.BuiltinVariable, "_call_min_max_binary", _chooses),  # type: ignore[attr-defined]
         (variables.BuiltinVariable, "call_function", _changes_array),  # type: ignore[attr-defined]
+        (variables.BuiltinVariable, "call_function", _formats),  # type: ignore[attr-defined]
+        (translator, "_format_value", _shows),
         (functions.LocalGeneratorObjectVariable, "reconstruct", _drains),
         (getattr(lists, "CommonListMethodsVariable", None), "call_method", _extends),
         (translator, "replace_tos_if_return_is_generator", _drains),
@@ -202,6 +204,21 @@ def _changes_array(builtin: Any, _tx: Any, args: Any, *_rest: Any) -> None:
     """Dynamo computes `array += 1` on the array itself while it compiles, and again in the call."""
     if builtin.fn in _IN_PLACE and type(getattr(args[0], "value", None)).__name__ == "ndarray":
         raise Differs("Dynamo changes a numpy array while it compiles")
+
+
+def _formats(builtin: Any, _tx: Any, args: Any, *_rest: Any) -> None:
+    """`format(n, "03d")` gives Dynamo the number."""
+    if builtin.fn is format and len(args) > 1:
+        raise Differs("Dynamo formats a number otherwise")
+
+
+def _shows(tx: Any, *_args: Any) -> None:
+    """Dynamo hands on the number where a text has no other part, as `f"{n:.2f}"`."""
+    from torch._dynamo.variables import SymNodeVariable
+
+    value = tx.stack[-1]
+    if isinstance(value, SymNodeVariable) and value.python_type() is float:
+        raise Differs("Dynamo formats a number otherwise")
 
 
 def _drains(value: Any, *_args: Any) -> None:
