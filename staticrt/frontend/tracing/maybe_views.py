@@ -79,6 +79,17 @@ def find(
     )
 
 
+def of_clone(source: torch.Tensor, result: torch.Tensor, memory_format: Any) -> MaybeView | None:
+    """As `find`, for the copy that `reshape` or `contiguous` made: beneath autograd nothing else of them is seen.
+
+    Which of the two it was, and so for which sizes eager makes a view, is not known.
+    """
+    numbers = (*source.shape, *source.stride())
+    if memory_format is not torch.contiguous_format or not any(isinstance(n, torch.SymInt) for n in numbers):
+        return None
+    return MaybeView(storage_of(source), storage_of(result), None, is_view=True)
+
+
 def _is_ours(x: torch.Tensor) -> bool:
     return x.layout is torch.strided and any(env_of(n) is not None for n in (*x.shape, *x.stride()))
 

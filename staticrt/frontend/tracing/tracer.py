@@ -354,6 +354,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node.meta["val"] = out
         if schema.is_mutable:
             self.writes = True
+        if self.autograd and func is aten.clone.default:
+            found = maybe_views.of_clone(self._fake(args[0]), out, kwargs.get("memory_format"))
+            self.maybe_views += [] if found is None else [found]
         if draws(node):
             self.random = True
         self._track_output(node, out, given=args if not schema.is_mutable else ())

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import staticrt
 from tests.support.joint_traces import joint, joint_calls, notes, same_gradients
 
 
@@ -170,3 +171,37 @@ def test_a_module_that_hands_its_mask_on():
         eager(x, mask)[0].sum().backward()
     same_gradients(model, eager)
     assert joint_calls(compiled) == 3
+
+
+def flattened(x):
+    y = x * 2
+    return y, y.t().reshape(-1)
+
+
+def written_after_a_flattening(x):
+    y = x * 2
+    flat = y.t().reshape(-1)
+    flat.mul_(3)
+    return y * 1, flat * 1
+
+
+def written_after_contiguous(x):
+    y = x * 2
+    z = y.t().contiguous()
+    y.mul_(3)
+    return (z * 1,)
+
+
+@pytest.mark.parametrize("model", [flattened, written_after_a_flattening, written_after_contiguous])
+def test_copies_that_are_views_at_sizes_of_one(model):
+    compiled = staticrt.compile(model)
+    for rows in (3, 5, 4, 1, 2, 1):
+        x = torch.randn(rows, 3, requires_grad=True)
+        got, expected = compiled(x), model(x)
+        torch.testing.assert_close(got, expected, rtol=0, atol=0)
+        # Only where it is a view in eager, one result shares memory with the other.
+        memory = [[y.untyped_storage().data_ptr() for y in results] for results in (got, expected)]
+        assert len({*memory[0]}) == len({*memory[1]})
+        gradients = [torch.autograd.grad(sum(y.square().sum() for y in each), x) for each in (got, expected)]
+        torch.testing.assert_close(*gradients)
+    assert {trace.route for trace in compiled.explain().traces} == {"training"}
