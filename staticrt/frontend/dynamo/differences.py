@@ -214,7 +214,7 @@ def _formats(builtin: Any, _tx: Any, args: Any, *_rest: Any) -> None:
 
 def _shows(tx: Any, *_args: Any) -> None:
     """Dynamo hands on the number where a text has no other part, as `f"{n:.2f}"`."""
-    from torch._dynamo.variables import SymNodeVariable
+    from torch._dynamo.variables import SymNodeVariable  # type: ignore[attr-defined]
 
     value = tx.stack[-1]
     if isinstance(value, SymNodeVariable) and value.python_type() is float:
