@@ -64,6 +64,8 @@ def _has_casts(func: Any) -> bool:
 
 
 def _classify(func: Any) -> Kind:
+    if func is aten.size.default:  # C++ reads sizes as numbers: autograd's error of an overwritten tensor
+        raise NeedsConstants
     if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
         return Kind.PLAIN
     schema = func._schema

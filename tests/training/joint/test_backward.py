@@ -99,6 +99,28 @@ def test_a_saved_result_written_in_place_raises():
     assert joint_calls(compiled) == 1
 
 
+def test_what_eager_overwrites_raises_at_every_size():
+    """Elements share memory, so that sizes decide whether `contiguous` copies what is written."""
+
+    def forward(x):
+        y = x * 1
+        z = torch.addcmul(y, y, y)
+        y.contiguous().t().add_(1)
+        return z
+
+    compiled = joint(forward)
+    for sizes in ((3, 4), (2, 2), (2, 2), (5, 5), (3, 4), (4, 3)):
+        raised = []
+        for run in (compiled, forward):
+            x = torch.arange(40.0).as_strided(sizes, (1, 1)).requires_grad_()
+            try:
+                run(x).sum().backward()
+                raised.append("")
+            except RuntimeError as error:
+                raised.append(str(error).split("[")[0])
+        assert raised[0] == raised[1], sizes
+
+
 def test_hooks_run_as_often_as_in_eager(pair):
     compiled, model, eager, x = pair
     counts = {}
