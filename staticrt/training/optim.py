@@ -181,7 +181,8 @@ class Recordable:
             value = self.state.get(p, {}).get(name)
             if value is None:
                 raise NotReady("a parameter's first update: torch creates its state in an eager step")
-            if value.dtype != p.dtype and name != "step":  # `module.to(dtype)` leaves the state as it was
+            # `module.to(dtype)` leaves the state as it was; numbers of a parameter are float32 with any.
+            if value.dtype != p.dtype and value.shape == p.shape and name != "step":
                 raise CannotTrace(f"{value.dtype} state of a {p.dtype} parameter")
             found.append(value)
         return found
