@@ -119,10 +119,8 @@ class Backward:
         look_again(tracer)
         tracer.marks = lambda: {BACKWARD: "is_backward", AUTOGRAD_NODE: torch_private.running_node()}
         sources = [value for value, _source in wanted.values()]
-        with (
-            without_autocast(),
-            seldom_collecting(),
-        ):  # in eager the backward runs after the block that the forward is in
+        # In eager the backward runs after the autocast block that the forward is in.
+        with without_autocast(), seldom_collecting():
             return [*viewed, *torch_private.gradients(results, sources, tangents)]
 
     def _find_own(self, outputs: Sequence[Any], given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
