@@ -228,7 +228,7 @@ class JointCalls:
         return failed is not None and (failed.impossible or state.changes >= tuning.STEP_ATTEMPTS)
 
     def _make(self, call: Call) -> CachedTrace | None:
-        with self._lock, budget.account(self._options.seconds_to_trace()):
+        with self._lock, budget.account(self._options.seconds_to_trace()), seldom_collecting():
             state = self.states.get(_key(call)) or CallState()
             trace = state.find(call)
             if trace is not None or self._is_refused(state):
@@ -356,14 +356,13 @@ class JointCalls:
                 if not request.snapshot.complete:
                     raise CannotTrace("the model reaches more containers than can be guarded")
                 self._maker.tell(traced, " with its backward")
-                with seldom_collecting():
-                    alone, executable = build_joint(
-                        traced,
-                        request.derive,  # type: ignore[arg-type]
-                        self._options,
-                        self._name,
-                        limits,
-                    )
+                alone, executable = build_joint(
+                    traced,
+                    request.derive,  # type: ignore[arg-type]
+                    self._options,
+                    self._name,
+                    limits,
+                )
         except (Exception, NeedsShapeEnv) as error:
             if _HOOKED in str(error):
                 raise CannotTrace(_HOOKED, even_in_parts=True) from error

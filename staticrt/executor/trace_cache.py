@@ -16,6 +16,7 @@ from staticrt.executor.trace_maker import TraceMaker
 from staticrt.frontend import budget
 from staticrt.frontend.arguments import unread
 from staticrt.frontend.arguments.structure import take_apart
+from staticrt.frontend.collector import seldom_collecting
 from staticrt.frontend.device_work import wait_for_devices
 from staticrt.frontend.guards.watched_state import WatchedState
 from staticrt.frontend.progress import long_work
@@ -105,7 +106,7 @@ class TraceCache:
 
     def _trace_until_done(self, progress: Progress) -> Stage:
         stage = Stage.TRACE
-        with self.lock, budget.account(self._options.seconds_to_trace()):
+        with self.lock, budget.account(self._options.seconds_to_trace()), seldom_collecting():
             while stage is Stage.TRACE:
                 outcome = self._trace(progress)
                 stage = advance(outcome, progress.state)

@@ -1,4 +1,4 @@
-"""Python's garbage collector while a graph is worked on, which makes many objects that live on."""
+"""Python's garbage collector during first calls, which make many objects that live on."""
 
 from __future__ import annotations
 

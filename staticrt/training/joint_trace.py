@@ -17,7 +17,6 @@ import torch
 from torch import fx
 
 from staticrt import torch_private
-from staticrt.frontend.collector import seldom_collecting
 from staticrt.frontend.functionalize.functionalize import written_args
 from staticrt.frontend.guards.process_state import without_autocast
 from staticrt.frontend.guards.state import Snapshot
@@ -120,7 +119,7 @@ class Backward:
         tracer.marks = lambda: {BACKWARD: "is_backward", AUTOGRAD_NODE: torch_private.running_node()}
         sources = [value for value, _source in wanted.values()]
         # In eager the backward runs after the autocast block that the forward is in.
-        with without_autocast(), seldom_collecting():
+        with without_autocast():
             return [*viewed, *torch_private.gradients(results, sources, tangents)]
 
     def _find_own(self, outputs: Sequence[Any], given: Sequence[torch.Tensor]) -> list[torch.Tensor]:

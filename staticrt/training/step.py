@@ -19,6 +19,7 @@ from staticrt import locks, torch_private, tuning
 from staticrt.errors import TraceError
 from staticrt.frontend.arguments.names import named_like
 from staticrt.frontend.arguments.structure import Flattener
+from staticrt.frontend.collector import seldom_collecting
 from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.progress import long_work
 from staticrt.frontend.reasons import BROADCASTS, CannotTrace, is_interrupt
@@ -167,7 +168,7 @@ class CompiledStep:
         if len(self._variants) >= limit:
             return Failure(f"more than max_traces={limit} traces", "", True)
         try:
-            with long_work(f"tracing {self._name}", self._options.progress):
+            with long_work(f"tracing {self._name}", self._options.progress), seldom_collecting():
                 variant = self._trace(call)
         except NotReady as error:
             return Failure(error.reason, error.where, False)

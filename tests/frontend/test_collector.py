@@ -44,9 +44,19 @@ def test_limits_that_are_set_meanwhile_stay():
     assert gc.get_threshold() == (900, 7, 7)
 
 
-def _collections_of_a_first_training_call() -> int:
+def _collections_of_a_first_call(trains: bool, whole_step: bool) -> int:
     model = nn.Sequential(*(layer for _ in range(100) for layer in (nn.Linear(4, 4), nn.Tanh())))
-    compiled = staticrt.compile(model)
+    model.requires_grad_(trains)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    compiled = staticrt.compile_step(step) if whole_step else staticrt.compile(model)
     count = 0
 
     def note(phase, _info):
@@ -55,16 +65,17 @@ def _collections_of_a_first_training_call() -> int:
 
     gc.callbacks.append(note)
     try:
-        compiled(torch.randn(2, 4)).sum().backward()
+        compiled(torch.randn(2, 4))
     finally:
         gc.callbacks.remove(note)
-    assert model[0].weight.grad is not None
+    assert compiled.explain().traces
     return count
 
 
-def test_a_first_training_call_collects_seldom(monkeypatch, limits):
-    _collections_of_a_first_training_call()  # imports
-    seldom = _collections_of_a_first_training_call()
+@pytest.mark.parametrize(("trains", "whole_step"), [(False, False), (True, False), (True, True)])
+def test_a_first_call_collects_seldom(monkeypatch, limits, trains, whole_step):
+    _collections_of_a_first_call(trains, whole_step)  # imports
+    seldom = _collections_of_a_first_call(trains, whole_step)
     assert gc.get_threshold() == limits
     monkeypatch.setattr(tuning, "COLLECTED_OBJECTS", 1)
-    assert seldom < _collections_of_a_first_training_call() / 2
+    assert seldom < _collections_of_a_first_call(trains, whole_step) / 2

@@ -27,6 +27,7 @@ from staticrt.frontend.reasons import (
     exception_line,
     model_line,
     raise_interrupt,
+    signal_handlers,
 )
 from staticrt.frontend.thread_state import ThreadState, certainly
 from staticrt.frontend.tracing import compiling, control_flow
@@ -65,6 +66,7 @@ def trace(request: TraceRequest) -> TracedGraph:
             a graph whose sizing `is_ours` may raise NeedsShapeEnv too.
         Exception: whatever the model raised.
     """
+    signal_handlers()  # those that are set now: one that raises may be gone afterwards
     watcher = Watcher(request.snapshot, request.is_constant, may_change_gradients=request.is_step)
     operators = _C.OperatorWatch()
     undo: list[Callable[[], object]] = [watcher.stop, operators.stop, ThreadState().restore]
