@@ -64,3 +64,25 @@ def test_a_bound_that_the_model_asks_for_is_its_error():
         assert torch.equal(compiled(positives(3)), few(positives(3)))
         with pytest.raises(RuntimeError):
             compiled(positives(5))
+
+
+@torch.no_grad()
+def test_a_mask_of_positions_reads_and_writes_rows():
+    """Adding in place asks whether two lengths agree, from within a meta kernel: the answer is computed on real values."""
+    first, second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def experts(x):
+        mask = (torch.arange(x.shape[1]) + x.sum(-1).long()) % 2 == 0
+        hidden = x * 1
+        ours, theirs = first(hidden[~mask]), second(hidden[mask])
+        hidden[~mask] += ours
+        hidden[mask] += theirs
+        return hidden
+
+    compiled = staticrt.compile(experts)
+    for sizes in ((2, 5, 4), (2, 5, 4), (3, 7, 4), (1, 1, 4)):
+        x = torch.randn(sizes)
+        torch.testing.assert_close(compiled(x), experts(x))
+    explanation = compiled.explain()
+    assert not explanation.eager
+    assert not explanation.notes

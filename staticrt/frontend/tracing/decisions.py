@@ -131,7 +131,9 @@ class _RealRun:
         return self._in_order == self._tracer.writes
 
     def value_of(self, node: fx.Node) -> Any:
-        with _disable_current_modes(), without_autocast(), torch.no_grad():
+        kept = torch._C._PreserveDispatchKeyGuard()
+        with kept, _disable_current_modes(), without_autocast(), torch.no_grad():
+            torch._C._set_meta_in_tls_dispatch_include(False)  # it is on where a meta kernel asks
             for each in self._needed(node):
                 if each not in self._values:
                     self._values[each] = self._compute(each)
