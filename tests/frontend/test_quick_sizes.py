@@ -1,5 +1,7 @@
 """A first answer does without sympy; what our sizes cannot answer is traced with torch's."""
 
+import types
+
 import pytest
 import torch
 from torch import nn
@@ -248,3 +250,41 @@ def test_a_slice_up_to_a_ratio_of_sizes_is_no_number_that_data_decides():
     explanation = compiled.explain()
     assert not explanation.eager
     assert not explanation.notes
+
+
+LIBRARY = """
+import functools
+
+
+@functools.lru_cache(256)
+def sizes(shape, axes):
+    return shape[0] * shape[1], shape[2]
+
+
+def _apply_recipe(x, axes):
+    try:
+        found = sizes(tuple(x.shape), axes)
+    except TypeError:
+        found = sizes.__wrapped__(tuple(x.shape), axes)
+    return x.reshape(found) * 2
+"""
+
+
+@pytest.mark.parametrize(("name", "traces"), [("einops.einops", 1), ("other", 3)])
+@torch.no_grad()
+def test_einops_does_without_its_cache_for_symbolic_sizes(tmp_path, name, traces):
+    """A number that is hashed is a constant of the trace, since a model could catch the TypeError that a symbol raises.
+    Of einops it is known what it does then."""
+    library = types.ModuleType(name)
+    exec(compile(LIBRARY, str(tmp_path / "einops.py"), "exec"), vars(library))
+
+    def model(x):
+        return library._apply_recipe(x, ()) + 1
+
+    compiled = staticrt.compile(model)
+    for sizes in ((2, 3, 4), (3, 5, 4), (2, 2, 6), (3, 5, 4)):
+        x = torch.randn(sizes)
+        assert torch.equal(compiled(x), model(x))
+    explanation = compiled.explain()
+    assert len(explanation.traces) == traces
+    assert not explanation.eager

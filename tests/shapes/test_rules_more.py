@@ -16,7 +16,7 @@ def complexes(*sizes):
     return torch.randn(*sizes, dtype=torch.complex64)
 
 
-# name -> operator, arguments of two calls
+# name -> operator, arguments of two calls[, keyword arguments of both]
 CALLS = {
     "fft of a dimension": (
         aten._fft_c2c.default,
@@ -78,6 +78,31 @@ CALLS = {
     "chances": (aten.bernoulli.p, [(rows(6, 2).t(), 0.3), (rows(8, 3).t(), 0.3)]),
     "chances of a tensor": (aten.bernoulli.default, [(rows(6, 2).t(),), (rows(8, 3).t(),)]),
     "flip": (aten.flip.default, [(rows(2, 6), [0, -1]), (rows(3, 8), [0, -1])]),
+    "flipped windows": (
+        aten.flip.default,
+        [(rows(2, 3, 9).unfold(-1, 4, 1), [-1]), (rows(3, 2, 7).unfold(-1, 4, 1), [-1])],
+    ),
+    "flip transposed": (
+        aten.flip.default,
+        [(rows(2, 5, 4).transpose(1, 2), [0]), (rows(3, 7, 6).transpose(1, 2), [0])],
+    ),
+    "buckets": (aten.bucketize.Tensor, [(rows(6, 2).t(), rows(4)), (rows(3, 5).t(), rows(7))]),
+    "triangular systems": (
+        aten.linalg_solve_triangular.default,
+        [
+            (rows(2, 3, 4, 4).tril(), rows(3, 4, 5)),
+            (rows(5, 2, 3, 3).tril(), rows(2, 3, 7)),
+        ],
+        {"upper": False},
+    ),
+    "triangular systems from the right": (
+        aten.linalg_solve_triangular.default,
+        [
+            (rows(4, 4).triu(), rows(2, 5, 4)),
+            (rows(3, 3).triu(), rows(4, 7, 3)),
+        ],
+        {"upper": True, "left": False},
+    ),
     "mirrored": (aten.reflection_pad1d.default, [(rows(2, 3, 6), [2, 1]), (rows(3, 4, 5), [2, 1])]),
     "mirrored image": (
         aten.reflection_pad2d.default,
@@ -144,14 +169,14 @@ CONSTANT = ("mirrored channels last", "one head")
 @pytest.mark.parametrize("symbolic", [False, True], ids=["constant", "symbolic"])
 @pytest.mark.parametrize("name", CALLS)
 def test_a_rule_answers_as_eager(name, symbolic):
-    op, (first, second) = CALLS[name]
-    asked = Asked(op, first, symbolic=symbolic)
+    op, (first, second), *keywords = CALLS[name]
+    asked = Asked(op, first, *keywords, symbolic=symbolic)
     assert asked.covered or (symbolic and name in CONSTANT), asked.error
     if not asked.covered:
         return
-    assert asked.differs(first, exact=False) is None
+    assert asked.differs(first, *keywords, exact=False) is None
     if symbolic:
-        assert asked.differs(second, exact=False) is None
+        assert asked.differs(second, *keywords, exact=False) is None
 
 
 REFUSED = {

@@ -54,6 +54,8 @@ _IMPORT = importlib.import_module.__code__
 _SYMBOLIC: tuple[Any, ...] = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _TEXT_OF_NUMBER = {id(kind.__repr__.__code__) for kind in _SYMBOLIC}
 _HASH_OF_NUMBER = {id(kind.__hash__.__code__) for kind in _SYMBOLIC}
+# Where a number has no hash, these do without their cache and compute the same.
+_DO_WITHOUT_HASH = {("einops.einops", "_apply_recipe"), ("einops.einops", "_apply_recipe_array_api")}
 
 
 class ImpureCall(BaseException):
@@ -198,7 +200,8 @@ class Watcher:
         if id(code) in _TEXT_OF_NUMBER:
             self._show(frame.f_locals["self"], caller)
         elif id(code) in _HASH_OF_NUMBER:
-            self._need_constants(caller)
+            if (caller.f_globals.get("__name__"), caller.f_code.co_name) not in _DO_WITHOUT_HASH:
+                self._need_constants(caller)
         elif code is _IMPORT:
             self._reads.imports(frame.f_locals["name"], caller)
         else:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from staticrt.shapes.fake_results import agree, fresh, is_contiguous, new, rule
+from staticrt.shapes.rules.views import is_plain
 
 aten = torch.ops.aten
 
@@ -82,3 +83,15 @@ def _embedding_bag(
         new(mode, [bags], offsets),
         new(mode, [bags], offsets),
     )
+
+
+@rule(aten.bucketize.Tensor)
+def _bucketize(
+    mode: Any, x: torch.Tensor, bounds: torch.Tensor, *, out_int32: bool = False, right: bool = False
+) -> Any:
+    if not is_plain(x) or bounds.dim() != 1 or x.dtype.is_complex or bounds.dtype.is_complex:
+        return None
+    if x.device != bounds.device:
+        return None
+    # Row-major whatever it reads.
+    return new(mode, x.shape, x, dtype=torch.int32 if out_int32 else torch.int64)

@@ -1,4 +1,4 @@
-"""Fake rules of matrix products with something added."""
+"""Fake rules of matrix products with something added, and of triangular systems."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from staticrt.shapes.fake_results import agree, new, rule, same
+from staticrt.shapes.fake_results import agree, contiguous_strides, new, rule, same
 from staticrt.shapes.rules.layout import broadcast
 
 aten = torch.ops.aten
@@ -42,3 +42,25 @@ def _baddbmm(mode: Any, added: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *
         return None
     sizes = [a.shape[0], a.shape[1], b.shape[2]]
     return new(mode, sizes, a) if _fits(added, sizes) else None
+
+
+@rule(aten.linalg_solve_triangular.default)
+def _solve_triangular(
+    mode: Any,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    upper: bool,
+    left: bool = True,
+    unitriangular: bool = False,
+) -> Any:
+    if a.dim() < 2 or b.dim() < 2 or not _is_one_kind(a, b) or not agree(a.shape[-2], a.shape[-1]):
+        return None
+    if not agree(a.shape[-1], b.shape[-2 if left else -1]):
+        return None
+    batch = broadcast([a.shape[:-2], b.shape[:-2]])
+    if batch is None:
+        return None
+    rows, columns = b.shape[-2:]
+    *outer, row, column = contiguous_strides(mode, [*batch, columns, rows])
+    return new(mode, [*batch, rows, columns], b, [*outer, column, row])  # LAPACK's column-major matrices

@@ -87,7 +87,8 @@ def _flip(mode: Any, x: torch.Tensor, dims: Sequence[int]) -> Any:
         or len({d % rank for d in dims}) != len(dims)
     ):
         return None
-    return new(mode, x.shape, x) if is_contiguous(x) else None
+    strides = preserved_strides(mode, x)
+    return None if strides is None else new(mode, x.shape, x, strides)
 
 
 @rule(aten.roll.default)
