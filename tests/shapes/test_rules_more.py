@@ -77,6 +77,8 @@ CALLS = {
     "roll of all": (aten.roll.default, [(rows(2, 6), [5]), (rows(3, 8), [5])]),
     "chances": (aten.bernoulli.p, [(rows(6, 2).t(), 0.3), (rows(8, 3).t(), 0.3)]),
     "chances of a tensor": (aten.bernoulli.default, [(rows(6, 2).t(),), (rows(8, 3).t(),)]),
+    "chances in place": (aten.bernoulli_.float, [(rows(2, 1, 1), 0.3), (rows(3, 1, 1), 0.3)]),
+    "noise in place": (aten.normal_.default, [(rows(6, 2).t(), 0.0, 2), (rows(8, 3).t(), 0.0, 2)]),
     "flip": (aten.flip.default, [(rows(2, 6), [0, -1]), (rows(3, 8), [0, -1])]),
     "flipped windows": (
         aten.flip.default,

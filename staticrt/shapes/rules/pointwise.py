@@ -238,6 +238,12 @@ def _fill_in_place(mode: Any, x: torch.Tensor, value: Any = 0) -> Any:
     return x if known and is_plain(x) and _writable(x) else None
 
 
+@rule(aten.bernoulli_.float, aten.uniform_.default, aten.normal_.default, aten.exponential_.default)
+def _draw_in_place(mode: Any, x: torch.Tensor, *numbers: Any, generator: Any = None) -> Any:
+    known = x.dtype.is_floating_point and all(type(number) in (int, float) for number in numbers)
+    return x if known and is_plain(x) and _writable(x) else None
+
+
 @rule(aten.copy_.default)
 def _copy(mode: Any, x: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> Any:
     if (
