@@ -106,8 +106,8 @@ class Groups {
     return std::vector<bool>(c.parts.size(), false);
   }
 
-  SharedPlan plan(Effort effort, const PlanFn& plan_groups, const Apart& apart) const {
-    const std::vector<int32_t> loan_of = lend(apart);
+  SharedPlan plan(Effort effort, const PlanFn& plan_groups, const Apart& apart, Lend which) const {
+    const std::vector<int32_t> loan_of = lend(apart, which);
     const auto is_apart = [&](size_t g) {
       return groups_[g].size_bytes >= apart.min_bytes && loan_of[g] < 0 &&
              static_cast<int32_t>(g) < apart.end;
@@ -141,9 +141,9 @@ class Groups {
     std::vector<Atom> atoms;
   };
 
-  // The loan that each group lies in, from its first byte on; -1: none. Large groups come first. What can
-  // have an allocation of its own does not make a loan last longer.
-  std::vector<int32_t> lend(const Apart& apart) const {
+  // The loan that each group lies in, from its first byte on; -1: none. What can have an allocation of its
+  // own does not make a loan last longer.
+  std::vector<int32_t> lend(const Apart& apart, Lend which) const {
     std::vector<int32_t> loan_of(groups_.size(), -1);
     for (size_t k = 0; k < loans_.size(); ++k)
       if (loans_[k].spec != Loan::kNone) loan_of[group_of_[loans_[k].spec]] = static_cast<int32_t>(k);
@@ -152,16 +152,20 @@ class Groups {
       const bool may = !groups_[g].members.empty() && groups_[g].members[0] < loans_[0].borrowers;
       if (may && groups_[g].size_bytes > 0 && loan_of[g] < 0) order.push_back(g);
     }
-    std::stable_sort(order.begin(), order.end(),
-                     [&](size_t a, size_t b) { return groups_[a].size_bytes > groups_[b].size_bytes; });
+    const auto rank = [&](size_t g) {
+      return std::pair(groups_[g].size_bytes, which == Lend::kLast ? groups_[g].end : 0);
+    };
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return rank(a) > rank(b); });
     std::vector<std::vector<size_t>> held(loans_.size());
     for (const size_t g : order) {
-      for (size_t k = 0; k < loans_.size() && loan_of[g] < 0; ++k) {
+      const Group& group = groups_[g];
+      int64_t least = std::numeric_limits<int64_t>::max();
+      for (size_t k = 0; k < loans_.size(); ++k) {
         const bool has_own = loans_[k].spec != Loan::kNone;
         const int64_t from = has_own ? groups_[group_of_[loans_[k].spec]].end : 0;
         const int64_t size_bytes =
             has_own ? groups_[group_of_[loans_[k].spec]].size_bytes : loans_[k].size_bytes;
-        const Group& group = groups_[g];
+        if (size_bytes >= least || (which == Lend::kFirst && loan_of[g] >= 0)) continue;
         const auto meets = [&](size_t other) {
           return group.begin < groups_[other].end && groups_[other].begin < group.end;
         };
@@ -169,8 +173,9 @@ class Groups {
             std::any_of(held[k].begin(), held[k].end(), meets))
           continue;
         loan_of[g] = static_cast<int32_t>(k);
-        held[k].push_back(g);
+        least = size_bytes;
       }
+      if (loan_of[g] >= 0) held[static_cast<size_t>(loan_of[g])].push_back(g);
     }
     return loan_of;
   }
@@ -359,7 +364,7 @@ Attempt attempt(std::span<const Spec> specs, std::span<const Overwrite> overwrit
 
 SharedPlan plan_shared(std::span<const Spec> specs, std::span<const Overwrite> overwrites,
                        std::span<const Copy> copies, std::span<const Loan> loans, int64_t alignment,
-                       Effort effort, const PlanFn& plan_groups, const Apart& apart) {
+                       Effort effort, const PlanFn& plan_groups, const Apart& apart, Lend lend) {
   const Instance instance = make_instance(specs, alignment);  // checks the specs
   SharedPlan shared;
   const bool any = !overwrites.empty() || !copies.empty();
@@ -370,12 +375,12 @@ SharedPlan plan_shared(std::span<const Spec> specs, std::span<const Overwrite> o
       Attempt a = attempt(specs, overwrites, copies, loans, alignment, copies_first);
       if (!best || a.groups.lower_bound() < best->groups.lower_bound()) best.emplace(std::move(a));
     }
-    shared = best->groups.plan(effort, plan_groups, apart);
+    shared = best->groups.plan(effort, plan_groups, apart, lend);
     shared.overwritten = std::move(best->overwritten);
     shared.in_place = std::move(best->in_place);
     if (loans.empty() && shared.arena_bytes <= instance.lower_bound * instance.unit) return shared;
   }
-  SharedPlan alone = Groups(specs, loans, alignment, false).plan(effort, plan_groups, apart);
+  SharedPlan alone = Groups(specs, loans, alignment, false).plan(effort, plan_groups, apart, lend);
   if (any && shared.arena_bytes <= alone.arena_bytes) return shared;
   alone.overwritten.assign(overwrites.size(), false);
   for (const Copy& c : copies) alone.in_place.emplace_back(c.parts.size(), false);

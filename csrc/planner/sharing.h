@@ -51,6 +51,10 @@ struct Apart {
   int32_t end = 0;
 };
 
+// Who takes a loan first among groups of one size: the first, and the first loan; or what ends last, and the
+// smallest loan, so that little else lasts as long as it. Large groups come before small ones.
+enum class Lend { kFirst, kLast };
+
 struct SharedPlan {
   std::vector<int64_t> offsets;  // of every spec, in the arena, in a loan or in its group's own allocation
   std::vector<int32_t> loan;     // of every spec: the loan it lies in; -1: none
@@ -71,6 +75,6 @@ using PlanFn = std::function<Plan(std::span<const Spec> specs, int64_t alignment
 SharedPlan plan_shared(std::span<const Spec> specs, std::span<const Overwrite> overwrites,
                        std::span<const Copy> copies, std::span<const Loan> loans = {}, int64_t alignment = 64,
                        Effort effort = Effort::kDefault, const PlanFn& plan_groups = plan,
-                       const Apart& apart = {});
+                       const Apart& apart = {}, Lend lend = Lend::kFirst);
 
 }  // namespace staticrt::planner

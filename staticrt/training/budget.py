@@ -3,7 +3,7 @@
 AOTAutograd's partitioner counts saved bytes, but not what the backward holds while it recomputes: with nothing saved,
 recomputing the last activation computes all others, which are needed later (pytorch/pytorch #197838). In that case the
 backward here recomputes in two levels: first the values that a larger budget would have saved, then the others from
-them. Some values are computed once more, and none is held longer than it is needed.
+them. Some values are computed once more, and each is computed only where it is read.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 from collections.abc import Callable, Container, Sequence
+from typing import Any
 
 import torch
 from torch import fx
@@ -18,7 +19,7 @@ from torch import fx
 from staticrt.ops import facts_of_call
 from staticrt.ops.facts import Cost
 from staticrt.passes.cse import APART
-from staticrt.training.recompute import Drop, Move, saved_bytes, saved_storages
+from staticrt.training.recompute import Drop, Move, keeps, saved_storages
 from staticrt.training.saved import _root
 from staticrt.training.work import storage_bytes
 
@@ -43,13 +44,27 @@ class Cut:
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes that the forward saves for the backward."""
-        return saved_bytes(self.forward, self.num_results)
+        """Bytes that the forward saves for the backward beside its results, which callers hold anyway."""
+        return sum(map(storage_bytes, self._saved))
 
     @property
     def peak_bytes(self) -> int:
         """Estimated peak bytes of a step, without inputs, results and gradients."""
         return self.saved_bytes + max(live_bytes(self.forward), live_bytes(self.backward))
+
+    @property
+    def let_go(self) -> set[fx.Node]:
+        """The backward's inputs that only its autograd node holds, until their last reader."""
+        owners = self._saved
+        move = Move(self.forward, self.backward, self.num_results)
+        return {placeholder for saved, placeholder in move.known.items() if _root(saved) in owners}
+
+    @property
+    def _saved(self) -> set[fx.Node]:
+        """The nodes that own what only the backward will read."""
+        outputs: Any = self.forward.graph.output_node().args[0]
+        results = {_root(item) for item in outputs[: self.num_results] if isinstance(item, fx.Node)}
+        return saved_storages(self.forward, self.num_results).keys() - results
 
 
 def cut_within(budget: float, cut: Callable[[float], Cut]) -> Cut:
@@ -64,7 +79,7 @@ def cut_within(budget: float, cut: Callable[[float], Cut]) -> Cut:
     for larger in BUDGETS:
         if larger > budget:
             found = cut(larger)
-            if found.peak_bytes < peak and save_less(found, limit) and found.peak_bytes < peak:
+            if save_less(found, limit) and found.peak_bytes < peak:
                 best, peak = found, found.peak_bytes
     return best
 
@@ -100,6 +115,31 @@ def live_bytes(graph: fx.GraphModule) -> int:
         most = max(most, live - size * reused)
         live -= sum(storage_bytes(owner) for owner in ends)
     return most
+
+
+def delayed(cut: Cut) -> Cut:
+    """Let the backward compute each value where it is first read, unless what it is computed from would live longer.
+
+    Args:
+        cut: its backward is changed in place.
+    """
+    graph = cut.backward.graph
+    if any(node.op == "call_function" and keeps(node) for node in graph.nodes):
+        return cut
+    free = set(graph.find_nodes(op="placeholder")) - cut.let_go
+    readers: dict[fx.Node, set[fx.Node]] = {}
+    for node in graph.nodes:
+        for source in node.all_input_nodes:
+            readers.setdefault(_root(source), set()).add(node)
+    for node in reversed(list(graph.nodes)):
+        if node.op != "call_function" or not node.users:
+            continue
+        first = min(node.users)  # nodes compare by their position in the graph
+        sources = {_root(source) for source in node.all_input_nodes} - free
+        if all(any(first <= reader for reader in readers[each] if reader is not node) for each in sources):
+            first.prepend(node)
+    cut.backward.recompile()
+    return cut
 
 
 def save_less(cut: Cut, limit: int) -> bool:
@@ -139,6 +179,7 @@ def save_less(cut: Cut, limit: int) -> bool:
         for node in move.apply(chosen):
             node.meta[APART] = "early"
         move.finish()
+        delayed(cut)
     return True
 
 

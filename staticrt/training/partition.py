@@ -14,7 +14,7 @@ from torch import fx
 
 from staticrt import torch_private
 from staticrt.ops import draws, facts_of_call
-from staticrt.training.budget import Cut, cut_within
+from staticrt.training.budget import Cut, cut_within, delayed
 from staticrt.training.copied import copied
 from staticrt.training.recompute import recompute_cheap_values
 
@@ -51,7 +51,7 @@ def safe_partition(
     if share >= 1:
         found = _cut(joint, inputs, share, **keywords)
     else:
-        found = cut_within(share, lambda share: _cut(copied(joint), inputs, share, **keywords))
+        found = cut_within(share, lambda share: delayed(_cut(copied(joint), inputs, share, **keywords)))
     return found.forward, found.backward
 
 

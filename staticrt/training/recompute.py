@@ -311,12 +311,13 @@ class Move:
         sizes = [value for value in kept if not _is_tensor(value)]
         output.args = ((*values[: self._num_results], *tensors, *self._added, *sizes),)
         for graph in (self._forward, self._backward):
-            graph.graph.eliminate_dead_code(is_impure_node=_keeps)
+            graph.graph.eliminate_dead_code(is_impure_node=keeps)
             graph.graph.lint()
             graph.recompile()
 
 
-def _keeps(node: fx.Node) -> bool:
+def keeps(node: fx.Node) -> bool:
+    """Whether a node stays where it is, even if nothing reads it."""
     if node.op in ("placeholder", "output"):
         return True
     target = node.target

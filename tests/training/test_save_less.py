@@ -7,7 +7,7 @@ import torch
 
 from staticrt.passes.cse import APART
 from staticrt.training import budget
-from staticrt.training.budget import Cut, live_bytes, save_less
+from staticrt.training.budget import Cut, delayed, live_bytes, save_less
 from staticrt.training.recompute import recompute_cheap_values, saved_bytes
 from staticrt.training.work import nanoseconds
 
@@ -130,6 +130,31 @@ def test_live_bytes_of_a_chain_and_of_a_fork():
     sine = _call(graph, aten.sin.default, product)
     graph.output((_call(graph, aten.mm.default, sine, turned),))
     assert live_bytes(_module(graph)) == 2 * KIB16
+
+
+def test_a_value_is_computed_where_it_is_read_unless_another_would_be_held_for_it():
+    """The tangent's product, read last, moves to the end; the saved value's stays before the last reader of that."""
+    graph = torch.fx.Graph()
+    a = graph.placeholder("a")
+    product = _call(graph, aten.mm.default, a, a)
+    graph.output((_call(graph, aten.cos.default, product), product))
+    forward, graph = _module(graph), torch.fx.Graph()
+    saved, tangent = graph.placeholder("product"), graph.placeholder("tangents_1")
+    late, held = (_call(graph, aten.mm.default, each, each) for each in (tangent, saved))
+    sine = _call(graph, aten.sin.default, _call(graph, aten.mm.default, saved, tangent))
+    sums = _call(graph, aten.add.Tensor, _call(graph, aten.mm.default, sine, sine), held)
+    graph.output((_call(graph, aten.add.Tensor, sums, late),))
+    backward = delayed(Cut(forward, _module(graph), 1, ())).backward
+    order = [node.name for node in backward.graph.nodes if node.op == "call_function"]
+    assert order == [
+        "mm_default_1",
+        "mm_default_2",
+        "sin_default",
+        "mm_default_3",
+        "add_tensor",
+        "mm_default",
+        "add_tensor_1",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -93,17 +93,24 @@ class Preparation {
   // preparation_memory.cpp
   void plan();
   void plan_on(const DeviceMemory& memory);
-  void find_donors(const DeviceMemory& memory, std::vector<planner::Spec>& specs);
-  void lend_input(ValueId id, int64_t until, std::vector<planner::Spec>& specs);
-  void find_early_outputs();
-  bool may_be_apart(const DeviceMemory& memory, std::span<const planner::Spec> specs) const;
-  std::vector<int64_t> bytes_beside_arena(const planner::SharedPlan& plan,
-                                          std::span<const planner::Spec> specs) const;
+  // Bytes beside the arena in which values may lie: inputs that are lent, and outputs that are made later.
+  struct Lending {
+    int64_t min_bytes = 0;
+    bool early_outputs = false;
+    planner::Lend order = planner::Lend::kFirst;
+  };
+  void choose_layout(const DeviceMemory& memory);
+  void lay_out(const DeviceMemory& memory, Lending lending, bool apart);
+  void find_donors(const DeviceMemory& memory, Lending lending);
+  void lend_input(ValueId id, int64_t until);
+  void find_early_outputs(Lending lending);
+  bool may_be_apart() const;
+  std::vector<int64_t> bytes_beside_arena() const;
   void note_borrowers();
   ValueId find_heir(ValueId input) const;
   void find_sharing();
   planner::Plan plan_groups(std::span<const planner::Spec> specs, int64_t alignment, planner::Effort effort);
-  void note_sharing(const planner::SharedPlan& plan);
+  void note_sharing();
   void note_apart();
 
   // preparation_inter_op.cpp
@@ -168,10 +175,13 @@ class Preparation {
   std::vector<uint32_t> definition_;
   std::vector<bool> needs_slot_;
   std::vector<uint32_t> begin_, end_;
-  // Of the device that is planned: the owners in the arena, their place among the specs, then the nodes of
-  // the workspaces.
+  // Of the device that is planned: what has bytes, and where these lie. The owners in the arena come first,
+  // then lent inputs, then the nodes of the workspaces.
   struct DevicePlan {
+    std::vector<planner::Spec> specs;
+    planner::SharedPlan plan;
     std::vector<ValueId> planned;
+    std::vector<uint32_t> workspaces;
     std::vector<int32_t> spec_of;
     std::vector<planner::Overwrite> overwrites;
     std::vector<planner::Copy> copies;

@@ -8,8 +8,11 @@
 namespace staticrt {
 namespace {
 
-constexpr int64_t kMinLentBytes = 32 << 10;   // of an input or output in which other values may lie
-constexpr int64_t kMinApartBytes = 32 << 10;  // of values that may have an allocation of their own
+constexpr int64_t kMinLentBytes = 32 << 10;    // of an input or output in which other values may lie
+constexpr int64_t kFewLentBytes = 64;          // the same, where that lowers a run's peak
+constexpr int64_t kSmallArenaBytes = 4 << 20;  // of which so few bytes are a share
+constexpr size_t kMaxSmallLoans = 4096;        // values that are looked at for that
+constexpr int64_t kMinApartBytes = 32 << 10;   // of values that may have an allocation of their own
 
 // Adds `bytes` to each moment of [begin, end).
 void add_load(std::vector<int64_t>& load, size_t begin, size_t end, int64_t bytes) {
@@ -19,7 +22,7 @@ void add_load(std::vector<int64_t>& load, size_t begin, size_t end, int64_t byte
 }  // namespace
 
 // Donated inputs as values of the plan: their bytes are lent from the last use on.
-void Preparation::find_donors(const DeviceMemory& memory, std::vector<planner::Spec>& specs) {
+void Preparation::find_donors(const DeviceMemory& memory, Lending lending) {
   for (const auto& [id, name] : result_.options_.donated) {
     if (!records_[id].is_tensor || !records_[id].plain || escapes_[id] || records_[id].memory != &memory)
       continue;
@@ -31,31 +34,31 @@ void Preparation::find_donors(const DeviceMemory& memory, std::vector<planner::S
       donor_of_[heir] = id;
       until = begin_[heir];
     }
-    lend_input(id, until, specs);
+    lend_input(id, until);
   }
   // On a device other streams may still read them, which only the allocator of their owner knows.
   if (!memory.is_host()) return;
   for (const ValueId id : result_.options_.lent) {
     if (records_[id].is_tensor && records_[id].plain && records_[id].owner == id && !escapes_[id] &&
-        records_[id].memory == &memory && extent_bytes(records_[id].meta) >= kMinLentBytes)
-      lend_input(id, static_cast<int64_t>(plans_.size()) + 1, specs);
+        records_[id].memory == &memory && extent_bytes(records_[id].meta) >= lending.min_bytes)
+      lend_input(id, static_cast<int64_t>(plans_.size()) + 1);
   }
 }
 
-void Preparation::lend_input(ValueId id, int64_t until, std::vector<planner::Spec>& specs) {
+void Preparation::lend_input(ValueId id, int64_t until) {
   const int64_t end = std::max<int64_t>(1, end_[id]);
   if (until < end) return;  // the heir is written over the input itself: nothing is left to lend
-  on_.spec_of[id] = static_cast<int32_t>(specs.size());
+  on_.spec_of[id] = static_cast<int32_t>(on_.specs.size());
   on_.loans.push_back({on_.spec_of[id], until});
   on_.lenders.push_back(id);
-  specs.push_back({0, end, extent_bytes(records_[id].meta)});
+  on_.specs.push_back({0, end, extent_bytes(records_[id].meta)});
   on_.planned.push_back(id);
 }
 
 // Outputs that a later node makes: all of them exist when the run ends, so that values of before may have
 // their bytes and the run holds no more at its peak.
-void Preparation::find_early_outputs() {
-  if (!result_.options_.early_outputs) return;
+void Preparation::find_early_outputs(Lending lending) {
+  if (!lending.early_outputs) return;
   for (ValueId id = program_.first_constant(); id < program_.num_values(); ++id) {
     const ValueRecord& record = records_[id];
     const bool is_allocated = plan_of(id) == Plan::kCall || plan_of(id) == Plan::kOut;
@@ -63,7 +66,7 @@ void Preparation::find_early_outputs() {
         donor_of_.count(id) || !record.memory->is_host())
       continue;
     const int64_t bytes = extent_bytes(record.meta);
-    if (bytes < kMinLentBytes) continue;
+    if (bytes < lending.min_bytes) continue;
     planner::Loan loan;
     loan.until = begin_[id];
     loan.size_bytes = bytes;
@@ -74,16 +77,15 @@ void Preparation::find_early_outputs() {
 
 // An arena exists from the first node to the last and is as large as the peak. Values that are allocated one
 // by one exist only while they live, but each costs an allocation in each run.
-bool Preparation::may_be_apart(const DeviceMemory& memory, std::span<const planner::Spec> specs) const {
-  return !result_.options_.keeps_arena && memory.is_host() && !host_memory_is_limited() && regions_.empty() &&
-         result_.options_.donated.empty() && std::any_of(specs.begin(), specs.end(), [](const auto& spec) {
-           return spec.size_bytes >= kMinApartBytes;
-         });
+bool Preparation::may_be_apart() const {
+  return regions_.empty() && std::any_of(on_.specs.begin(), on_.specs.end(),
+                                         [](const auto& spec) { return spec.size_bytes >= kMinApartBytes; });
 }
 
 // What a run holds at each node besides its arena, inputs that others have excepted.
-std::vector<int64_t> Preparation::bytes_beside_arena(const planner::SharedPlan& plan,
-                                                     std::span<const planner::Spec> specs) const {
+std::vector<int64_t> Preparation::bytes_beside_arena() const {
+  const planner::SharedPlan& plan = on_.plan;
+  const std::vector<planner::Spec>& specs = on_.specs;
   std::vector<int64_t> load(plans_.size() + 1, 0);
   std::map<ValueId, std::pair<uint32_t, uint32_t>> borrowed;  // lender -> when values lie in its bytes
   std::map<int32_t, std::pair<uint32_t, uint32_t>> apart;
@@ -221,22 +223,19 @@ void Preparation::plan() {
   note_borrowers();
 }
 
-// Steps on a device write tensors of their own: but for donated inputs, nothing there shares bytes on
-// purpose.
-void Preparation::plan_on(const DeviceMemory& memory) {
-  std::vector<planner::Spec> specs;
+// Where values lie: in the arena, or in inputs and outputs; with `apart`, large ones by themselves.
+void Preparation::lay_out(const DeviceMemory& memory, Lending lending, bool apart) {
   on_ = {};
   on_.spec_of.assign(program_.num_values(), -1);
   for (ValueId id = 0; id < program_.num_values(); ++id) {
     if (!is_arena_owner(id) || records_[id].memory != &memory) continue;
-    on_.spec_of[id] = static_cast<int32_t>(specs.size());
-    specs.push_back({begin_[id], end_[id], extent_bytes(records_[id].meta)});
+    on_.spec_of[id] = static_cast<int32_t>(on_.specs.size());
+    on_.specs.push_back({begin_[id], end_[id], extent_bytes(records_[id].meta)});
     on_.planned.push_back(id);
   }
-  find_donors(memory, specs);
-  if (memory.is_host()) find_early_outputs();
+  find_donors(memory, lending);
+  if (memory.is_host()) find_early_outputs(lending);
   find_sharing();
-  std::vector<uint32_t> workspaces;
   for (uint32_t index = 0; index < plans_.size(); ++index) {
     if (plans_[index].workspace_bytes == 0 || !memory.is_host()) continue;
     planner::Spec spec{plans_[index].chain_first, index + 1, plans_[index].workspace_bytes};
@@ -244,30 +243,55 @@ void Preparation::plan_on(const DeviceMemory& memory) {
       spec.begin = regions_[found->second].begin;
       spec.end = regions_[found->second].end;
     }
-    specs.push_back(spec);
-    workspaces.push_back(index);
+    on_.specs.push_back(spec);
+    on_.workspaces.push_back(index);
   }
   for (planner::Loan& loan : on_.loans) loan.borrowers = static_cast<int32_t>(on_.planned.size());
-  const auto plan_with = [&](const planner::Apart& apart) {
-    return planner::plan_shared(
-        specs, on_.overwrites, on_.copies, on_.loans, memory.alignment(), planner::Effort::kDefault,
-        [this](std::span<const planner::Spec> groups, int64_t alignment, planner::Effort effort) {
-          return plan_groups(groups, alignment, effort);
-        },
-        apart);
+  planner::Apart large;
+  if (apart) large = {kMinApartBytes, static_cast<int32_t>(on_.specs.size())};
+  on_.plan = planner::plan_shared(
+      on_.specs, on_.overwrites, on_.copies, on_.loans, memory.alignment(), planner::Effort::kDefault,
+      [this](std::span<const planner::Spec> groups, int64_t alignment, planner::Effort effort) {
+        return plan_groups(groups, alignment, effort);
+      },
+      large, lending.order);
+}
+
+// The layout with the lowest peak of a run, or, where the arena stays between runs, with the least arena.
+// Steps on a device write tensors of their own: but for donated inputs, nothing there shares bytes on
+// purpose.
+void Preparation::choose_layout(const DeviceMemory& memory) {
+  const PreparedOptions& options = result_.options_;
+  lay_out(memory, {kMinLentBytes, options.early_outputs}, false);
+  if (options.keeps_arena || !memory.is_host() || host_memory_is_limited() || !options.donated.empty())
+    return;
+  const auto peak = [&] { return on_.plan.arena_bytes + std::ranges::max(bytes_beside_arena()); };
+  DevicePlan best = on_;
+  int64_t least = peak();
+  const auto attempt = [&](Lending lending, bool apart) {
+    lay_out(memory, lending, apart);
+    const int64_t found = peak();
+    if (found >= least) return;
+    least = found;
+    best = on_;
   };
-  planner::SharedPlan plan = plan_with({});
-  if (may_be_apart(memory, specs)) {
-    const auto peak = [&](const planner::SharedPlan& of) {
-      return of.arena_bytes + std::ranges::max(bytes_beside_arena(of, specs));
-    };
-    planner::SharedPlan apart = plan_with({kMinApartBytes, static_cast<int32_t>(specs.size())});
-    if (peak(apart) < peak(plan)) plan = std::move(apart);
-  }
+  const bool apart = may_be_apart();
+  if (apart) attempt({kMinLentBytes, options.early_outputs}, true);
+  const bool is_small = best.plan.arena_bytes > 0 && best.plan.arena_bytes <= kSmallArenaBytes &&
+                        best.specs.size() <= kMaxSmallLoans;
+  if (is_small && !options.early_outputs) attempt({kFewLentBytes, false, planner::Lend::kLast}, false);
+  if (is_small) attempt({kFewLentBytes, true, planner::Lend::kLast}, false);
+  on_ = std::move(best);
+}
+
+void Preparation::plan_on(const DeviceMemory& memory) {
+  choose_layout(memory);
+  const std::vector<planner::Spec>& specs = on_.specs;
+  const planner::SharedPlan& plan = on_.plan;
   PreparedProgram::ArenaPart part{&memory, plan.arena_bytes, {}};
   for (size_t i = 0; i < specs.size(); ++i) {
     const bool is_value = i < on_.planned.size();
-    const uint32_t id = is_value ? on_.planned[i] : workspaces[i - on_.planned.size()];
+    const uint32_t id = is_value ? on_.planned[i] : on_.workspaces[i - on_.planned.size()];
     const bool is_lent = plan.loan[i] >= 0;
     const bool is_apart = plan.apart[i] >= 0;
     MemoryBlock block;
@@ -306,7 +330,7 @@ void Preparation::plan_on(const DeviceMemory& memory) {
   if (plan.arena_bytes > 0) result_.arenas_.push_back(std::move(part));
   result_.stats_.arena_bytes += plan.arena_bytes;
   result_.stats_.lower_bound_bytes += plan.lower_bound;
-  note_sharing(plan);
+  note_sharing();
   note_apart();
   for (const MemoryBlock& block : on_.blocks) {
     const bool is_workspace = block.kind == MemoryBlock::Kind::kWorkspace;
@@ -315,7 +339,8 @@ void Preparation::plan_on(const DeviceMemory& memory) {
 }
 
 // Blocks of one group take turns in their bytes.
-void Preparation::note_sharing(const planner::SharedPlan& plan) {
+void Preparation::note_sharing() {
+  const planner::SharedPlan& plan = on_.plan;
   for (size_t k = 0; k < on_.overwrites.size(); ++k) {
     if (!plan.overwritten[k]) continue;
     MemoryBlock& output = on_.blocks[on_.overwrites[k].output];

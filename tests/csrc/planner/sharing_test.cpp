@@ -258,6 +258,16 @@ TEST(bytes_of_a_later_value_are_lent_until_it_is_made) {
   EXPECT_EQ(shared.arena_bytes, 128);
 }
 
+TEST(what_ends_last_may_take_the_smallest_loan) {
+  const std::vector<Spec> specs = {{0, 1, 128}, {0, 1, 64}, {1, 3, 64}, {1, 2, 64}};
+  const std::vector<Loan> loans = {{0, 4}, {1, 4}};
+  const auto loans_of = [&](Lend lend) {
+    return plan_shared(specs, {}, {}, loans, 64, Effort::kDefault, plan, {}, lend).loan;
+  };
+  EXPECT(loans_of(Lend::kFirst) == (std::vector<int32_t>{0, 1, 0, 1}));
+  EXPECT(loans_of(Lend::kLast) == (std::vector<int32_t>{0, 1, 1, 0}));
+}
+
 TEST(unaligned_parts_are_copied) {
   const std::vector<Spec> specs = {{0, 3, 40}, {1, 3, 64}, {2, 4, 104}};
   const SharedPlan shared = plan_shared(specs, {}, std::vector<Copy>{{2, {{0, 0}, {1, 40}}}});
