@@ -212,6 +212,24 @@ def test_arguments_of_every_layout(lay, order):
 
 
 @torch.no_grad()
+def test_bytes_between_the_elements_of_an_argument_are_not_copied(order):
+    """Another stream writes them during the call."""
+    compiled = staticrt.compile(torch.tanh, plan_graphs=True)
+    base, other = torch.randn(6, 16), torch.randn(6, 8)
+    there, other_there = base.to(SIM), other.to(SIM)
+    current, side = torch.accelerator.current_stream(0), torch.Stream(SIM)
+    kept = []
+    for _ in range(6):
+        side.wait_stream(current)
+        with side:
+            there[:, 8:].copy_(other_there)
+        kept.append((compiled(there[:, :8]), torch.tanh(base[:, :8])))
+    current.wait_stream(side)
+    compare_kept(kept)
+    assert graphs_of(compiled) == (1, 4, [])
+
+
+@torch.no_grad()
 def test_an_argument_that_shares_written_memory_runs_step_by_step(order):
     def forward(buffer, x):
         buffer.add_(1)
@@ -247,10 +265,22 @@ def test_what_prevents_a_graph_is_told(order):
         )
         return x + 1
 
+    def beyond(x):
+        return torch.as_strided_copy(x[:2], (6,), (1,), 0)
+
+    def lifted(x):
+        return torch.ops.aten.lift(x)
+
+    def elsewhere(x):
+        return (x + 1).to("sim:1") * 2
+
     told = {
         random: "it draws random numbers",
         data: "data decides what it gives",
         prints: "it acts on more than tensors",
+        beyond: "it may read past the elements of an input",
+        lifted: "what 'lift_default' is, each run decides",
+        elsewhere: "does not lie on the same device as the rest",
     }
     for function, reason in told.items():
         compiled = staticrt.compile(function, plan_graphs=True)
