@@ -98,6 +98,25 @@ def test_former_arenas_give_way_where_memory_runs_out(sim):
 
 
 @torch.no_grad()
+def test_a_weight_at_the_address_of_the_captured_one(order):
+    """Its memory has another owner, which no launch may take for the one before."""
+    twin = torch.nn.Linear(64, 64)
+    there = copy.deepcopy(twin).to(SIM)
+    compiled = staticrt.compile(there, plan_graphs=True)
+    for _ in range(4):
+        check(compiled, twin, torch.randn(3, 64))
+    address = there.weight.data_ptr()
+    there.weight.data = torch.empty(0, device=SIM)
+    new = torch.empty(64, 64, device=SIM)
+    assert new.data_ptr() == address
+    twin.weight.mul_(2)
+    there.weight.data = new.copy_(twin.weight)
+    for _ in range(2):
+        check(compiled, twin, torch.randn(3, 64))
+    assert graphs_of(compiled) == (2, 4, [])
+
+
+@torch.no_grad()
 def test_graphs_and_arenas_that_go_in_a_capture(sim):
     """The garbage collector may drop them while this thread captures something else."""
     there, twin = pair(MODELS["attention"][0])
@@ -170,6 +189,11 @@ def test_former_arenas_go_with_evicted_programs(order):
     former_bytes = arena_bytes(compiled)
     run(4, 1024)
     assert allocated_bytes() - before > former_bytes + arena_bytes(compiled)
-    run(5, 4, 6, 4)  # first the program of 512 rows goes, then that of 1024
+    others = []  # get the bytes of what is given back
+    for rows in (5, 4, 6, 4):  # first the program of 512 rows goes, then that of 1024
+        run(rows)
+        others.append(torch.full((former_bytes // 4,), 7.0, device=SIM))
+    assert all((other == 7).all().item() for other in others)
+    del others
     assert allocated_bytes() - before < former_bytes
     assert graphs_of(compiled)[2] == []

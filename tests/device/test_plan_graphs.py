@@ -191,6 +191,18 @@ def test_a_buffer_that_is_written_moves(order):
 
 
 @torch.no_grad()
+def test_a_buffer_that_moves_in_every_call_ends_the_captures():
+    there, twin = pair(Stateful())
+    compiled = staticrt.compile(there, plan_graphs=True)
+    for _ in range(40):
+        there.total.data = there.total.data.clone()
+        check(compiled, twin, torch.randn(2, 8))
+    captures, launches, reasons = graphs_of(compiled)
+    assert captures == launches < 35
+    assert reasons == ["weights, or tensors that it writes, lie elsewhere in every call"]
+
+
+@torch.no_grad()
 @pytest.mark.parametrize(
     "lay",
     [
