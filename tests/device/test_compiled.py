@@ -149,7 +149,7 @@ def test_two_devices_in_one_program(order):
         def __init__(self):
             super().__init__()
             self.first = nn.Linear(16, 16).to("sim:0")
-            self.second = nn.Linear(16, 16).to("sim:1")
+            self.second = nn.Linear(16, 64).to("sim:1")
 
         def forward(self, x):
             return torch.tanh(self.second(torch.tanh(torch.exp(self.first(x))).to("sim:1"))) * 2 + 1
@@ -161,6 +161,9 @@ def test_two_devices_in_one_program(order):
         y = compiled(x)
         assert y.device == torch.device("sim:1")
         torch.testing.assert_close(y.cpu(), model(x).cpu())
+    for signature in compiled.explain().traces[0].signatures:
+        arenas = dict(signature.arenas)
+        assert arenas["sim:0"] <= 2 * 512 < arenas["sim:1"]  # two values, and more
 
 
 @torch.no_grad()
