@@ -167,9 +167,10 @@ def test_two_devices_in_one_program(order):
 
 
 @torch.no_grad()
-def test_streams_take_turns(pair, order):
+@pytest.mark.parametrize("prepared", [True, False])
+def test_streams_take_turns(pair, prepared, order):
     model, on_sim = pair
-    compiled = staticrt.compile(on_sim)
+    compiled = staticrt.compile(on_sim, prepared=prepared)
     check(compiled, model, 4)
     torch.accelerator.synchronize(0)
     streams = [torch.Stream("sim:0") for _ in range(3)]
