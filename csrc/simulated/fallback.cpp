@@ -54,6 +54,8 @@ bool must_probe(const Call& call) {
       "aten::_native_batch_norm_legit",
       "aten::_native_batch_norm_legit.no_stats",
       "aten::_batch_norm_with_update",
+      "aten::native_batch_norm_backward",  // the meta rules make gradients that nobody asked for
+      "aten::batch_norm_backward",
       "aten::_embedding_bag",
       "aten::_embedding_bag_forward_only",
       "aten::_fft_r2c",

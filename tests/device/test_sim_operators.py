@@ -234,3 +234,37 @@ def test_what_makes_the_host_wait_is_counted():
     assert torch.nonzero(x).shape == (3, 1)
     assert x.sum().item() == 3
     assert staticrt.memory.simulated.waits() == {"aten::nonzero": 1, "aten::_local_scalar_dense": 1}
+
+
+DIFFERENTIATED = {
+    "batch_norm": (lambda x, w, b: F.batch_norm(x, None, None, w, b, True), (2, 4, 3, 3), (4,), (4,)),
+    "batch_norm_with_statistics": (
+        lambda x, w, b: F.batch_norm(x, torch.zeros_like(w), torch.ones_like(w), w, b),
+        *((2, 4, 3, 3), (4,), (4,)),
+    ),
+    "instance_norm": (lambda x, w, b: F.instance_norm(x, weight=w, bias=b), (2, 4, 3, 3), (4,), (4,)),
+    "group_norm": (lambda x, w, b: F.group_norm(x, 2, w, b), (2, 4, 3, 3), (4,), (4,)),
+    "layer_norm": (lambda x, w, b: F.layer_norm(x, (3,), w, b), (2, 4, 3), (3,), (3,)),
+    "conv2d": (F.conv2d, (2, 4, 5, 5), (3, 4, 3, 3), (3,)),
+    "conv_transpose1d": (F.conv_transpose1d, (2, 4, 5), (4, 3, 2), (3,)),
+    "grid_sample": (lambda x, g: F.grid_sample(x, g, align_corners=False), (2, 1, 4, 4), (2, 3, 3, 2)),
+    "prelu": (F.prelu, (2, 4, 3), (4,)),
+    "bilinear": (F.bilinear, (3, 2), (3, 4), (5, 2, 4), (5,)),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENTIATED)
+def test_gradients_of_any_arguments(name):
+    """A backward leaves out the gradients that nobody asks for."""
+    function, *shapes = DIFFERENTIATED[name]
+    values = [torch.randn(shape) for shape in shapes]
+    for asked in range(1, 2 ** len(values)):
+        gradients = []
+        for device in ("sim", "cpu"):
+            given = [
+                value.to(device).detach().requires_grad_(bool(asked >> i & 1))
+                for i, value in enumerate(values)
+            ]
+            function(*given).square().sum().backward()
+            gradients.append([value.grad.cpu() for value in given if value.requires_grad])
+        torch.testing.assert_close(*gradients)
