@@ -97,8 +97,10 @@ def test_a_call_is_one_launch(sim):
     there, twin = pair(MODELS["perceptron"][0])
     compiled = staticrt.compile(there, plan_graphs=True)
     x = torch.randn(4, 8)
+    copies = sim.calls("capture_copy")
     for _ in range(4):
         check(compiled, twin, x)
+    assert sim.calls("capture_copy") == copies + 2  # weights are read where they lie
     given = x.to(SIM)
     launches, kernels, captures = sim.calls("graph_launch"), sim.calls("launch"), sim.calls("capture_begin")
     result = compiled(given)
@@ -221,6 +223,16 @@ def test_arguments_of_every_layout(lay, order):
         base = torch.randn(9, 20)
         check(compiled, twin, lay(base), lay(base.to(SIM)))
     assert graphs_of(compiled) == (1, 4, [])
+
+
+@torch.no_grad()
+def test_an_argument_that_cannot_be_copied_by_element_runs_step_by_step(order):
+    compiled = staticrt.compile(torch.tanh, plan_graphs=True)
+    for _ in range(5):
+        base = torch.randn(4, 200)
+        x, there = (each[:, None, ::20].expand(4, 3, 10) for each in (base, base.to(SIM)))
+        check(compiled, torch.tanh, x, there)
+    assert graphs_of(compiled) == (0, 0, ["elements of an argument share bytes, and others lie between them"])
 
 
 @torch.no_grad()

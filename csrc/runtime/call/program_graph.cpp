@@ -7,6 +7,7 @@
 #include "common/error.h"
 #include "common/tuning.h"
 #include "device/tensors.h"
+#include "runtime/call/written_memory.h"
 #include "runtime/general/run_state.h"
 
 namespace staticrt {
@@ -131,6 +132,8 @@ class ProgramGraphs::Graph {
       copy.buffer =
           memory.new_tensor(tensor.sizes(), tensor.strides(), tensor.scalar_type(), copy.size_bytes);
       copy.is_whole = copy.size_bytes <= tensor.numel() * static_cast<int64_t>(tensor.itemsize());
+      SRT_CHECK(copy.is_whole || has_elements_apart(tensor),
+                "elements of an argument share bytes, and others lie between them");
       copy.from = data_of(tensor);
       views[id].tensor = &copy.buffer;
     }

@@ -27,21 +27,6 @@ bool overlap(const Bytes& a, const Bytes& b) {
   return a.begin < b.end && b.begin < a.end;
 }
 
-// Whether each stride steps over all that smaller strides reach; if not, two indices may meet.
-bool has_elements_apart(const at::Tensor& tensor) {
-  if (tensor.is_non_overlapping_and_dense() || tensor.numel() <= 1) return true;
-  std::vector<int64_t> dims(static_cast<size_t>(tensor.dim()));
-  std::iota(dims.begin(), dims.end(), 0);
-  std::ranges::sort(dims, {}, [&](int64_t dim) { return tensor.stride(dim); });
-  int64_t reach = 0;
-  for (const int64_t dim : dims) {
-    if (tensor.size(dim) == 1) continue;
-    if (tensor.stride(dim) <= reach) return false;
-    reach += (tensor.size(dim) - 1) * tensor.stride(dim);
-  }
-  return true;
-}
-
 // By order of addresses: for training steps, which write hundreds of inputs.
 std::optional<SharedMemory> shared_in_order(std::span<const uint32_t> written,
                                             std::span<const InputView> inputs) {
@@ -72,6 +57,21 @@ std::optional<SharedMemory> shared_in_order(std::span<const uint32_t> written,
 }
 
 }  // namespace
+
+// Each stride must step over all that smaller strides reach.
+bool has_elements_apart(const at::Tensor& tensor) {
+  if (tensor.is_non_overlapping_and_dense() || tensor.numel() <= 1) return true;
+  std::vector<int64_t> dims(static_cast<size_t>(tensor.dim()));
+  std::iota(dims.begin(), dims.end(), 0);
+  std::ranges::sort(dims, {}, [&](int64_t dim) { return tensor.stride(dim); });
+  int64_t reach = 0;
+  for (const int64_t dim : dims) {
+    if (tensor.size(dim) == 1) continue;
+    if (tensor.stride(dim) <= reach) return false;
+    reach += (tensor.size(dim) - 1) * tensor.stride(dim);
+  }
+  return true;
+}
 
 std::optional<SharedMemory> shared_memory(std::span<const uint32_t> written,
                                           std::span<const InputView> inputs) {

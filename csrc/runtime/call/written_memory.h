@@ -21,4 +21,7 @@ struct SharedMemory {
 std::optional<SharedMemory> shared_memory(std::span<const uint32_t> written,
                                           std::span<const InputView> inputs);
 
+// Whether no two elements share bytes. May say no where none do.
+bool has_elements_apart(const at::Tensor& tensor);
+
 }  // namespace staticrt
