@@ -1,7 +1,10 @@
 #include "allocator/simulated/sim_oracle.h"
 
 #include <algorithm>
+#include <array>
 #include <iterator>
+#include <ranges>
+#include <span>
 
 #include "common/error.h"
 
@@ -143,14 +146,19 @@ void SimOracle::launched(const SimGraph& graph, const User& user, const std::fun
       report(detail::concat("replay: ", who, " overwrites live allocation #", other->second.owner, " ",
                             sized_range(other->first, other->second.size_bytes)));
   };
-  std::vector<SimGraph::Touched> all_touched = graph.touched();
-  std::vector<SimGraph::Used> all_used = graph.used();
+  std::vector<SimGraph::Touched> touched_by_copies;
+  std::vector<SimGraph::Used> used_by_copies;
   for (const auto& [node, copy] : graph.copies())
     for (const SimRange& range : copy.ranges)
       if (const uint64_t owner = graph.maker_of(range)) {
-        all_touched.push_back({range.address, range.size_bytes, owner, graph.device_of(node), true});
-        all_used.push_back({range, copy.name});
+        touched_by_copies.push_back({range.address, range.size_bytes, owner, graph.device_of(node), true});
+        used_by_copies.push_back({range, copy.name});
       }
+  // Joined without a copy: a graph may have thousands of nodes.
+  const std::array<std::span<const SimGraph::Touched>, 2> touched_parts{graph.touched(), touched_by_copies};
+  const std::array<std::span<const SimGraph::Used>, 2> used_parts{graph.used(), used_by_copies};
+  const auto all_touched = std::views::join(touched_parts);
+  const auto all_used = std::views::join(used_parts);
   for (const auto& touched : all_touched) {
     if (!here(touched.address)) continue;
     if (!graph.is_fixed(touched.owner))
