@@ -20,7 +20,14 @@ from staticrt.frontend.collector import seldom_collecting
 from staticrt.frontend.device_work import wait_for_devices
 from staticrt.frontend.guards.watched_state import WatchedState
 from staticrt.frontend.progress import long_work
-from staticrt.frontend.reasons import ArgumentRead, CannotTrace, ModelChanges, NeedsBackward, raise_interrupt
+from staticrt.frontend.reasons import (
+    ArgumentRead,
+    CannotTrace,
+    ModelChanges,
+    NeedsBackward,
+    TooSlow,
+    raise_interrupt,
+)
 from staticrt.frontend.thread_state import keeping_thread_state
 from staticrt.frontend.tracing.request import TraceRequest
 from staticrt.options import Options
@@ -144,7 +151,8 @@ class TraceCache:
             if (kept := self.states.without_stale(self.kept)) is not self.kept:
                 self.kept = list(kept)
                 self._changed()
-            progress.request = self._maker.request(call, progress.state.traces)
+            request = self._maker.request(call, progress.state.traces)
+            progress.request = request.constant() if progress.state.constant_sizes else request
         request = progress.request
         try:
             with long_work(f"tracing {self._name}", self._options.progress):
@@ -157,6 +165,12 @@ class TraceCache:
             self.states.keep(call.key.key, progress.state)
             progress.request = None
             return Outcome.NEEDS_BACKWARD
+        except TooSlow as error:
+            if request.sizing.is_ours or request.is_constant or self._options.dynamic:
+                return self._failed(progress, error)
+            progress.state.constant_sizes = True
+            progress.request = request.constant()
+            return Outcome.NEEDS_OTHER_SIZES
         except ModelChanges as error:
             changed = request.snapshot.changed_arguments(error.paths)
             if any(take_apart(call.leaves[index]) for index in changed):

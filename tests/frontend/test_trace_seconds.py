@@ -11,6 +11,7 @@ from torch import nn
 
 import staticrt
 from staticrt.frontend import budget
+from staticrt.frontend.tracing.shape_env import DecidingShapeEnv
 
 
 class Clock:
@@ -113,3 +114,27 @@ def test_an_exception_of_the_model_keeps_no_time(clock):
             compiled(torch.ones(2))
     assert budget._local.left is None
     assert budget._local.deadline == float("inf")
+
+
+@torch.no_grad()
+def test_sizes_that_torchs_symbols_make_too_slow_are_constants(monkeypatch):
+    """Each size has a trace of its own then, and symbols are tried once."""
+    attempts = []
+
+    def slow(env, *args, **kwargs):
+        attempts.append(env)
+        raise budget.OutOfTime
+
+    def model(x):
+        y = torch.logcumsumexp(x, 1)  # for which our sizes have no rule
+        return y * 2 if x.shape[0] > 2 else y * 3
+
+    monkeypatch.setattr(DecidingShapeEnv, "_evaluate_expr", slow)
+    compiled = staticrt.compile(model)
+    for rows in (2, 2, 3, 4, 3):
+        x = torch.randn(rows, 5)
+        torch.testing.assert_close(compiled(x), model(x))
+    explanation = compiled.explain()
+    assert len(explanation.traces) == 3
+    assert not explanation.eager
+    assert len({id(env) for env in attempts}) == 1

@@ -152,6 +152,18 @@ CALLS = {
     ),
     "mean square": (aten.mse_loss.default, [(rows(2, 3), rows(2, 3)), (rows(4, 5), rows(4, 5))]),
     "copy": (aten.copy.default, [(rows(2, 3), rows(2, 3)), (rows(4, 5), rows(4, 5))]),
+    "number": (aten.scalar_tensor.default, [(7,), (7,)]),
+    "slices of a part": (
+        aten.slice_scatter.default,
+        [
+            (rows(2, 9, 4)[:, :-2], rows(2, 7, 2), 2, 0, -2),
+            (rows(3, 8, 5)[:, :-2], rows(3, 6, 3), 2, 0, -2),
+        ],
+    ),
+    "a row of a part": (
+        aten.select_scatter.default,
+        [(rows(2, 9, 4)[:, :-2], rows(2, 4), 1, 3), (rows(3, 8, 5)[:, :-2], rows(3, 5), 1, 3)],
+    ),
     "copy into a part": (
         aten.copy.default,
         [(rows(2, 4, 3)[:, 1:], rows(2, 3, 3)), (rows(4, 6, 5)[:, 2:], rows(4, 4, 5))],

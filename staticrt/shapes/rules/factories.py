@@ -148,6 +148,11 @@ def _wide_identity(mode: Any, n: Any, m: Any, **options: Any) -> Any:
     return _filled(mode, [n, m], **options)
 
 
+@rule(aten.scalar_tensor.default)
+def _number(mode: Any, number: Any, **options: Any) -> Any:
+    return _filled(mode, [], **options)
+
+
 @rule(aten.rand.default, aten.randn.default)
 def _random(mode: Any, size: Sequence[Any], **options: Any) -> Any:
     return _filled(mode, size, **options)

@@ -8,7 +8,13 @@ from typing import Any
 import torch
 
 from staticrt.shapes.fake_results import agree, contiguous_strides, is_contiguous, new, rule, same
-from staticrt.shapes.rules.layout import broadcast_sizes, broadcast_strides, ordered, preserved_strides
+from staticrt.shapes.rules.layout import (
+    broadcast_sizes,
+    broadcast_strides,
+    ordered,
+    own_strides,
+    preserved_strides,
+)
 from staticrt.shapes.rules.views import is_plain, select, slice_bounds, steps_in
 
 aten = torch.ops.aten
@@ -198,7 +204,7 @@ def _slice_scatter(
     step: Any = 1,
 ) -> Any:
     rank = x.dim()
-    if src.dtype != x.dtype or src.dim() != rank or not -rank <= dim < rank or not is_contiguous(x):
+    if src.dtype != x.dtype or src.dim() != rank or not -rank <= dim < rank or not is_plain(x):
         return None
     dim %= rank
     found = slice_bounds(x.shape[dim], start, end) if type(step) is int and step > 0 else None
@@ -207,16 +213,17 @@ def _slice_scatter(
     # Where symbols leave open how much a slice spans, the call itself says whether it fits.
     length = src.shape[dim] if found is None else steps_in(found[1], step)
     wanted = [length if d == dim else size for d, size in enumerate(x.shape)]
-    if length is None or not all(map(same, wanted, src.shape)):
+    strides = own_strides(mode, x)
+    if strides is None or length is None or not all(map(agree, wanted, src.shape)):
         return None
-    return new(mode, x.shape, x)
+    return new(mode, x.shape, x, strides)
 
 
 @rule(aten.select_scatter.default)
 def _select_scatter(mode: Any, x: torch.Tensor, src: torch.Tensor, dim: int, index: Any) -> Any:
-    if src.dtype != x.dtype or not is_contiguous(x):
+    if src.dtype != x.dtype or not is_plain(x):
         return None
-    part = select(mode, x, dim, index)
-    if part is None or part.dim() != src.dim() or not all(map(same, part.shape, src.shape)):
+    part, strides = select(mode, x, dim, index), own_strides(mode, x)
+    if part is None or strides is None or part.dim() != src.dim():
         return None
-    return new(mode, x.shape, x)
+    return new(mode, x.shape, x, strides) if all(map(agree, part.shape, src.shape)) else None

@@ -137,6 +137,33 @@ def preserved_strides(mode: Any, x: torch.Tensor) -> Sequence[Any] | None:
     return ordered(mode, [x.stride()], sizes)
 
 
+def own_strides(mode: Any, x: torch.Tensor) -> Sequence[Any] | None:
+    """The strides of `x`, which a copy by `clone_preserve_strides` has; None where elements may share a place."""
+    return x.stride() if is_dense(mode, x.shape, x.stride()) or _has_elements_apart(x) else None
+
+
+def _has_elements_apart(x: torch.Tensor) -> bool:
+    """Whether each stride steps over all that smaller strides reach, which is a guard where sizes are symbolic."""
+    dims = [
+        (tuple(map(_hint, dim)), *dim)
+        for dim in zip(x.stride(), x.shape, strict=True)
+        if type(dim[1]) is not int or dim[1] != 1
+    ]
+    if any(None in hints or hints[1] == 0 for hints, _stride, _size in dims):
+        return False
+    reach: Any = 0
+    for _hints, stride, size in sorted(dims, key=lambda dim: dim[0]):
+        if not stride > reach:
+            return False
+        reach = reach + (size - 1) * stride
+    return True
+
+
+def _hint(number: Any) -> Any:
+    """The number in this call; None: data decides it."""
+    return number if type(number) is int else number.node.hint
+
+
 def copied_strides(
     mode: Any, x: torch.Tensor, memory_format: torch.memory_format | None
 ) -> Sequence[Any] | None:

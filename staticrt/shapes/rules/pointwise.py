@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from staticrt.shapes.fake_results import Rule, below, is_contiguous, new, rule, same
-from staticrt.shapes.rules.layout import broadcast_sizes, is_dense, pointwise_layout, preserved_strides
+from staticrt.shapes.rules.layout import broadcast_sizes, own_strides, pointwise_layout, preserved_strides
 from staticrt.shapes.rules.views import is_plain
 
 aten = torch.ops.aten
@@ -261,31 +261,8 @@ def _copied(mode: Any, x: torch.Tensor, source: torch.Tensor, non_blocking: bool
     fits = is_plain(x) and is_plain(source) and x.device == source.device and _fits_into(x, [x, source])
     if not fits or x.dtype.is_complex != source.dtype.is_complex:
         return None
-    if not is_dense(mode, x.shape, x.stride()) and not _has_elements_apart(x):
-        return None
-    return new(mode, x.shape, x, x.stride())
-
-
-def _has_elements_apart(x: torch.Tensor) -> bool:
-    """Whether each stride steps over all that smaller strides reach, which is a guard where sizes are symbolic."""
-    dims = [
-        (tuple(map(_hint, dim)), *dim)
-        for dim in zip(x.stride(), x.shape, strict=True)
-        if type(dim[1]) is not int or dim[1] != 1
-    ]
-    if any(None in hints or hints[1] == 0 for hints, _stride, _size in dims):
-        return False
-    reach: Any = 0
-    for _hints, stride, size in sorted(dims, key=lambda dim: dim[0]):
-        if not stride > reach:
-            return False
-        reach = reach + (size - 1) * stride
-    return True
-
-
-def _hint(number: Any) -> Any:
-    """The number in this call; None: data decides it."""
-    return number if type(number) is int else number.node.hint
+    strides = own_strides(mode, x)
+    return None if strides is None else new(mode, x.shape, x, strides)
 
 
 @rule(aten.mse_loss.default, aten.l1_loss.default)
