@@ -72,8 +72,7 @@ class Operation(Atom):
 
     def __init__(self, name: str, args: tuple[Expr, ...], low: int | None, is_exact: bool = False) -> None:
         if name in (FLOORDIV, MOD):
-            left, right = (arg.text if _binds_tighter(arg) else f"({arg.text})" for arg in args)
-            text = f"({left} {name} {right})"
+            text = f"({operand(args[0])} {name} {operand(args[1])})"
         else:
             text = f"{name}({', '.join(arg.text for arg in args)})"
         super().__init__(text, low)
@@ -124,9 +123,10 @@ class Quotient(Known):
         self._hash = hash(self.text)
 
 
-def _binds_tighter(expr: Expr) -> bool:
-    """Whether an expression's text stands beside an operator as it is: a sum has its own parentheses."""
-    return len(expr.terms) > 1 or expr.is_Integer or expr.atom is not None
+def operand(expr: Expr) -> str:
+    """The text of an expression beside an operator: a product gets parentheses, as a sum has."""
+    is_closed = len(expr.terms) > 1 or expr.is_Integer or expr.atom is not None
+    return expr.text if is_closed else f"({expr.text})"
 
 
 Monomial = tuple[Atom, ...]

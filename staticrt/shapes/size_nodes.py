@@ -220,7 +220,7 @@ class SizeNode(_NumberNode):
 
     def int_truediv(self, other: Any) -> FloatNode:
         self._check_divisor(self._number(other))
-        text = f"({self.expr.text} / {other.expr.text})"
+        text = f"({size_expr.operand(self.expr)} / {size_expr.operand(other.expr)})"
         return FloatNode(self.env, text, self.hint / other.hint, operator.truediv, (self, other))
 
     def sym_float(self) -> FloatNode:

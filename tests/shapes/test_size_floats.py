@@ -16,7 +16,7 @@ SHAPES = [(4, 3), (5, 3), (8, 6), (3, 9), (1, 1), (2, 2), (4, 3)]
 def number(rng, a, b, depth=3):
     """A random fractional number; raises what Python raises."""
     if depth == 0:
-        return rng.choice((a / b, a * 0.5, float(rng.randint(1, 3)), b + 0.25, 1 / a))
+        return rng.choice((a / b, a / (2 * b), a * 0.5, float(rng.randint(1, 3)), b + 0.25, 1 / a))
     x, y = number(rng, a, b, depth - 1), number(rng, a, b, depth - 1)
     match rng.randrange(9):
         case 0:
@@ -69,6 +69,8 @@ def test_where_the_guards_hold_the_text_has_the_value(seed):
 PROGRAMS = {
     "ratio": lambda x: x * (x.shape[0] / x.shape[1]),
     "greater": lambda x: x + max(x.shape[0] / x.shape[1], 1.0),
+    "product below": lambda x: x + 1 if x.shape[0] / (2 * x.shape[1]) > 0.5 else x - 1,
+    "rounded product below": lambda x: x.new_zeros(math.ceil(4 * x.shape[0] / (2 * x.shape[1])), 3) + x.sum(),
     "branch": lambda x: x + 1 if x.shape[0] / x.shape[1] > 1 else x - 1,
     "half": lambda x: x[: int(x.shape[0] * 0.5)],
     "floor": lambda x: x[: math.floor(x.shape[0] * 0.7)] * 2,
