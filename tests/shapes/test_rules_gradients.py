@@ -87,6 +87,10 @@ CALLS = {
         aten._native_batch_norm_legit.default,
         (IMAGE, CHANNELS, CHANNELS, CHANNELS.clone(), CHANNELS.clone(), True, 0.1, 1e-5),
     ),
+    "batch_norm, no statistics": (
+        aten._native_batch_norm_legit.no_stats,
+        (IMAGE, CHANNELS, CHANNELS, True, 0.1, 1e-5),
+    ),
     "group_norm": (aten.native_group_norm.default, (IMAGE, CHANNELS, CHANNELS, 2, 4, 30, 2, 1e-5)),
     "attention": (aten._scaled_dot_product_flash_attention_for_cpu.default, (QUERY, KEY, KEY + 1)),
     "attention_backward": (
@@ -193,6 +197,10 @@ PAIRS = {
     "batch_norm": lambda g, x: (
         aten._native_batch_norm_legit.default,
         (x, CHANNELS, CHANNELS, CHANNELS.clone(), CHANNELS.clone(), True, 0.1, 1e-5),
+    ),
+    "batch_norm, no statistics": lambda g, x: (
+        aten._native_batch_norm_legit.no_stats,
+        (x, None, None, True, 0.1, 1e-5),
     ),
     "batch_norm_backward": lambda g, x: (
         aten.native_batch_norm_backward.default,

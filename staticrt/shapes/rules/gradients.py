@@ -236,14 +236,14 @@ def _layer_norm_backward(
 def _batch_norm(
     mode: Any, x: torch.Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *rest: Any
 ) -> Any:
-    if (
-        not training
-        or x.dim() < 2
-        or mean is None
-        or var is None
-        or not _are_rows(weight, bias, mean, var)
-        or not _is_one_kind(mean, x)
-    ):
+    if mean is None or var is None or not _are_rows(mean, var):
+        return None
+    return _batch_norm_alone(mode, x, weight, bias, training) if _is_one_kind(mean, x) else None
+
+
+@rule(aten._native_batch_norm_legit.no_stats)
+def _batch_norm_alone(mode: Any, x: torch.Tensor, weight: Any, bias: Any, training: bool, *rest: Any) -> Any:
+    if not training or x.dim() < 2 or not _are_rows(weight, bias) or not _are_of_one_kind(x, weight, bias):
         return None
     strides = _suggested(mode, x)
     if strides is None:
