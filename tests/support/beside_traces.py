@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import importlib
 import io
 import logging
 import os
@@ -176,6 +177,7 @@ def state_of_the_process() -> Callable[[], Any]:
             dict(os.environ) == environment,
         )
 
+    importlib.import_module("sympy")  # which adds a warning filter
     environment = dict(os.environ)
     return body
 
