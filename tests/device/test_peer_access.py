@@ -167,7 +167,7 @@ def test_a_peers_stream_holds_the_memory_until_it_is_past_it(recorded):
     if recorded:
         assert reports == []
         there.synchronize()
-        free = [torch.zeros(1000, device="sim:0") for _ in range(64)]  # earlier tests left blocks of this size
+        free = [torch.zeros(1000, device="sim:0") for _ in range(64)]  # earlier tests left some
         assert address in [each.data_ptr() for each in free]
     else:
         assert reports[0].startswith("race: allocation #"), reports
