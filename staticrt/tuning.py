@@ -95,7 +95,7 @@ RECOMPUTED_NODES = 8
 RECOMPUTED_CHAIN = 32
 # Values saved for one dropped storage may make another one cheap: how often all are looked at again.
 RECOMPUTE_ROUNDS = 4
-# New objects after which Python's collector looks for dead ones while a first call is worked on.
+# New objects after which Python's collector runs during a first call.
 COLLECTED_OBJECTS = 20_000
 # Smaller storages stay saved: the nodes would cost more than the memory is worth.
 RECOMPUTED_MIN_BYTES = 256

@@ -15,10 +15,10 @@ _before = (0, 0, 0)
 
 @contextlib.contextmanager
 def seldom_collecting() -> Iterator[None]:
-    """While this holds, collections begin after more new objects than else.
+    """Raise the limit of new objects that starts a collection, for the whole process.
 
-    Each node of a graph is several objects, and all stay: to look at them again and again, and at the rest of the heap, took
-    a seventh of a first call. The limit is the process's: a thread that sets its own meanwhile keeps it.
+    Each node of a graph is several objects, and all of them stay alive: visiting them in every collection took a seventh of
+    a first call. A limit that another thread sets meanwhile stays.
     """
     global _users, _before
     with _lock:

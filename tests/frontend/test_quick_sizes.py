@@ -274,7 +274,7 @@ def _apply_recipe(x, axes):
 @torch.no_grad()
 def test_einops_does_without_its_cache_for_symbolic_sizes(tmp_path, name, traces):
     """A number that is hashed is a constant of the trace, since a model could catch the TypeError that a symbol raises.
-    Of einops it is known what it does then."""
+    einops catches it and computes the same without its cache."""
     library = types.ModuleType(name)
     exec(compile(LIBRARY, str(tmp_path / "einops.py"), "exec"), vars(library))
 
@@ -288,3 +288,29 @@ def test_einops_does_without_its_cache_for_symbolic_sizes(tmp_path, name, traces
     explanation = compiled.explain()
     assert len(explanation.traces) == traces
     assert not explanation.eager
+
+
+def test_paths_dropped_in_training_need_none_of_torchs_sizes(monkeypatch):
+    """As timm's DropPath, which draws in place."""
+
+    class DropPath(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.linear(x) * x.new_empty(x.shape[0], 1).bernoulli_(0.5).div_(0.5)
+
+    gave_up = []
+    monkeypatch.setattr(SizeEnv, "give_up", lambda env, what: gave_up.append(what))
+    model = DropPath()
+    compiled = staticrt.compile(model)
+    for rows in (8, 5, 11):
+        x = torch.randn(rows, 4)
+        torch.manual_seed(rows)
+        expected = model(x)
+        torch.manual_seed(rows)
+        torch.testing.assert_close(compiled(x), expected)
+    assert not gave_up
+    assert len(compiled.explain().traces) == 2  # of constant sizes, and of symbols
+    assert not compiled.explain().eager

@@ -54,7 +54,7 @@ _IMPORT = importlib.import_module.__code__
 _SYMBOLIC: tuple[Any, ...] = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _TEXT_OF_NUMBER = {id(kind.__repr__.__code__) for kind in _SYMBOLIC}
 _HASH_OF_NUMBER = {id(kind.__hash__.__code__) for kind in _SYMBOLIC}
-# Where a number has no hash, these do without their cache and compute the same.
+# These catch the TypeError of a number without a hash, and compute the same without their cache.
 _DO_WITHOUT_HASH = {("einops.einops", "_apply_recipe"), ("einops.einops", "_apply_recipe_array_api")}
 
 
