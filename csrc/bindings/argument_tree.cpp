@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <functional>
 
-#include "bindings/state_guard.h"
+#include "bindings/guards/state_guard.h"
 #include "common/error.h"
 
 namespace py = pybind11;

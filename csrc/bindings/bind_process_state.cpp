@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "bindings/bindings.h"
-#include "bindings/python_flags.h"
+#include "bindings/guards/python_flags.h"
 #include "common/error.h"
 #include "program/process_state.h"
 

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "bindings/bindings.h"
-#include "bindings/state_guard.h"
+#include "bindings/guards/state_guard.h"
 
 namespace py = pybind11;
 

@@ -1,8 +1,8 @@
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
-#include "bindings/call_watcher.h"
-#include "bindings/operator_kernels.h"
+#include "bindings/guards/call_watcher.h"
+#include "bindings/guards/operator_kernels.h"
 
 namespace py = pybind11;
 

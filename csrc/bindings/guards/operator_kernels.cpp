@@ -1,4 +1,4 @@
-#include "bindings/operator_kernels.h"
+#include "bindings/guards/operator_kernels.h"
 
 #include <algorithm>
 #include <utility>

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/operator_kernels.h"
+#include "bindings/guards/operator_kernels.h"
 #include "bindings/referents.h"
 
 namespace staticrt::bindings {

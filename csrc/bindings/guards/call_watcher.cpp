@@ -1,4 +1,4 @@
-#include "bindings/call_watcher.h"
+#include "bindings/guards/call_watcher.h"
 
 #include <frameobject.h>
 

@@ -1,4 +1,4 @@
-#include "bindings/state_guard.h"
+#include "bindings/guards/state_guard.h"
 
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
