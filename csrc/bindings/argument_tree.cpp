@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <functional>
 
-#include "bindings/guards/state_guard.h"
+#include "bindings/guards/python_values.h"
 #include "common/error.h"
 
 namespace py = pybind11;
@@ -16,17 +16,6 @@ namespace {
 
 bool is_type(PyObject* object, const py::object& type) {
   return reinterpret_cast<PyObject*>(Py_TYPE(object)) == type.ptr();
-}
-
-bool refers_to(PyObject* weak, PyObject* object) {
-#if PY_VERSION_HEX >= 0x030D0000
-  PyObject* found = nullptr;
-  if (PyWeakref_GetRef(weak, &found) < 0) PyErr_Clear();
-  Py_XDECREF(found);
-  return found == object;
-#else
-  return PyWeakref_GET_OBJECT(weak) == object;
-#endif
 }
 
 }  // namespace
@@ -161,7 +150,7 @@ bool ArgumentTree::match(PyObject* object, CallMatch& found, bool shared) const 
     case Kind::kConstant:
       return same_constant(object);
     case Kind::kIdentity:
-      return refers_to(constant_.ptr(), object);
+      return referent(constant_.ptr()).ptr() == object;
     case Kind::kClass:
       return is_type(object, constant_);
     case Kind::kListOfClass:

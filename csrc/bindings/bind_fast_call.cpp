@@ -1,34 +1,24 @@
 // FastCall: the callable behind a compiled function. It serves calls that need no Python at all, those whose
 // arguments, Python state and environment match an entry and whose signature is prepared; every other call
 // goes to the Python function it was made with.
-#include <ATen/Parallel.h>
-#include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/grad_mode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/Exceptions.h>
-#include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
-#include <array>
-#include <bit>
-#include <cstring>
 #include <functional>
 #include <span>
-#include <type_traits>
 
 #include "bindings/argument_tree.h"
 #include "bindings/bindings.h"
 #include "bindings/gil.h"
-#include "bindings/guards/python_flags.h"
+#include "bindings/guards/environment.h"
 #include "bindings/guards/state_guard.h"
 #include "bindings/result_tree.h"
 #include "common/error.h"
 #include "kernels/scalar/number.h"
-#include "program/process_state.h"
 #include "runtime/autograd/backward_node.h"
 #include "runtime/call/executable.h"
 #include "runtime/call/written_memory.h"
@@ -37,45 +27,6 @@ namespace py = pybind11;
 
 namespace staticrt::bindings {
 namespace {
-
-// What of the process and thread a trace depends on. All of it 16-bit numbers, so that there is no padding
-// and two compare as bytes: every call does.
-struct Environment {
-  ProcessState process;
-  PythonFlags python;
-  // Dispatch keys of the thread but those of autograd, which no_grad and inference_mode change.
-  std::array<uint16_t, 8> dispatch_keys;
-  uint16_t num_threads = 0;  // a model may read it
-
-  bool operator==(const Environment& other) const { return std::memcmp(this, &other, sizeof(*this)) == 0; }
-};
-static_assert(std::has_unique_object_representations_v<Environment>);
-
-// Nullopt where only eager may run: modes that see every operator, functorch transforms.
-std::optional<Environment> environment() {
-  if (c10::impl::TorchDispatchModeTLS::any_modes_set() || at::impl::torch_function_mode_enabled() ||
-      torch::autograd::ForwardADLevel::try_get_by_idx(0)) {
-    return std::nullopt;
-  }
-  const auto tls = c10::impl::tls_local_dispatch_key_set();
-  const auto autograd =
-      c10::autograd_dispatch_keyset | c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView);
-  const std::array<uint64_t, 2> keys{(tls.included_ - autograd).raw_repr(),
-                                     (tls.excluded_ - autograd).raw_repr()};
-  return Environment{process_state(), python_flags(), std::bit_cast<std::array<uint16_t, 8>>(keys),
-                     static_cast<uint16_t>(at::get_num_threads())};
-}
-
-py::bytes to_bytes(const Environment& environment) {
-  return {reinterpret_cast<const char*>(&environment), sizeof(environment)};
-}
-
-Environment to_environment(const std::string& bytes) {
-  Environment environment;
-  SRT_CHECK(bytes.size() == sizeof(environment), "an environment has ", sizeof(environment), " bytes");
-  std::memcpy(&environment, bytes.data(), sizeof(environment));
-  return environment;
-}
 
 struct Entry {
   size_t num_positional = 0;

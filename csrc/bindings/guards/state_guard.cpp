@@ -4,79 +4,15 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
-#include <cstring>
 
 namespace py = pybind11;
 
 namespace staticrt::bindings {
 namespace {
 
-// CPython up to 3.12 counts changes of every dict; in 3.12 the low bits of the count are watchers' flags.
-// Later versions have no such count: every dict is then compared item by item. No count is 0.
-uint64_t version_of(PyObject* dict) {
-#if PY_VERSION_HEX < 0x030D0000
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
-  const uint64_t tag = reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
-#pragma GCC diagnostic pop
-#if PY_VERSION_HEX >= 0x030C0000
-  return tag >> 8;
-#else
-  return tag;
-#endif
-#else
-  (void)dict;
-  return 0;
-#endif
-}
-
-// A number that changes with a class and its bases, 0 where the class has none at present.
-uint64_t version_of(PyTypeObject* type) {
-#if PY_VERSION_HEX < 0x030C0000
-  if (!PyType_HasFeature(type, Py_TPFLAGS_VALID_VERSION_TAG)) return 0;
-#endif
-  return type->tp_version_tag;
-}
-
-// As `version_of`; gives the class a number if it can.
-uint64_t new_version_of(PyTypeObject* type) {
-  if (const uint64_t version = version_of(type)) return version;
-#if PY_VERSION_HEX < 0x030C0000
-  static PyObject* const name = PyUnicode_InternFromString("__class__");
-  _PyType_Lookup(type, name);
-#else
-  PyUnstable_Type_AssignVersionTag(type);
-#endif
-  return version_of(type);
-}
-
-py::object borrow(PyObject* object) {
-  return py::reinterpret_borrow<py::object>(object);
-}
-
 // Null for `missing()`.
 py::object saved_value(const py::handle& value) {
   return value.is(StateGuard::missing()) ? py::object() : py::reinterpret_borrow<py::object>(value);
-}
-
-// What a weak reference refers to, null if it is gone.
-py::object referent(PyObject* weak) {
-#if PY_VERSION_HEX >= 0x030D0000
-  PyObject* found = nullptr;
-  if (PyWeakref_GetRef(weak, &found) < 0) PyErr_Clear();
-  return py::reinterpret_steal<py::object>(found);
-#else
-  PyObject* found = PyWeakref_GET_OBJECT(weak);
-  return found == Py_None ? py::object() : borrow(found);
-#endif
-}
-
-// What lies in a slot, null if nothing does. Reads memory: no attribute hook of the class is asked.
-py::object slot_content(const py::object& live, const py::object& member) {
-  PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(live.ptr()));
-  PyObject* found = Py_TYPE(member.ptr())->tp_descr_get(member.ptr(), live.ptr(), type);
-  if (found == nullptr) PyErr_Clear();
-  return py::reinterpret_steal<py::object>(found);
 }
 
 std::optional<StateGuard::Layout> layout_of(const at::Tensor& tensor) {
@@ -104,45 +40,7 @@ bool same_titles(const py::object& saved, std::initializer_list<PyObject*> now) 
   });
 }
 
-Py_ssize_t size_of(PyObject* container) {
-  if (PyDict_Check(container)) return PyDict_GET_SIZE(container);
-  return PyList_Check(container) ? PyList_GET_SIZE(container) : PySet_GET_SIZE(container);
-}
-
-// Of a defaultdict what makes its values, null of others.
-py::object factory_of(PyObject* container) {
-  static PyObject* const name = PyUnicode_InternFromString("default_factory");
-  if (PyDict_CheckExact(container) || !PyDict_Check(container)) return {};
-  PyObject* found = PyObject_GetAttr(container, name);
-  if (found == nullptr) PyErr_Clear();
-  return py::reinterpret_steal<py::object>(found);
-}
-
 }  // namespace
-
-bool same_value(PyObject* a, PyObject* b) {
-  if (a == b) return true;
-  if (a == nullptr || b == nullptr || Py_TYPE(a) != Py_TYPE(b)) return false;
-  if (PyFloat_CheckExact(a)) {
-    const double x = PyFloat_AS_DOUBLE(a), y = PyFloat_AS_DOUBLE(b);
-    return std::memcmp(&x, &y, sizeof(x)) == 0;
-  }
-  if (PyLong_CheckExact(a) || PyUnicode_CheckExact(a) || PyBytes_CheckExact(a)) {
-    const int same = PyObject_RichCompareBool(a, b, Py_EQ);
-    if (same < 0) PyErr_Clear();
-    return same == 1;
-  }
-  if (!PyTuple_CheckExact(a) || PyTuple_GET_SIZE(a) != PyTuple_GET_SIZE(b)) return false;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(a); ++i) {
-    if (!same_value(PyTuple_GET_ITEM(a, i), PyTuple_GET_ITEM(b, i))) return false;
-  }
-  return true;
-}
-
-PyObject* attributes_of(PyObject* object) {
-  PyObject** found = _PyObject_GetDictPtr(object);
-  return found ? *found : nullptr;
-}
 
 py::object StateGuard::missing() {
   static PyObject* const object = PyObject_CallNoArgs(reinterpret_cast<PyObject*>(&PyBaseObject_Type));

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "bindings/guards/operator_kernels.h"
+#include "bindings/guards/python_values.h"
 #include "bindings/referents.h"
 
 namespace staticrt::bindings {
@@ -157,11 +158,5 @@ class StateGuard {
   std::vector<Pair> answers_;
   bool cleared_ = false;
 };
-
-// The very same object, or another of the same number or text (floats by bits: 0.0 and -0.0 differ, NaN
-// equals itself), or a tuple of such. Runs no Python code, never raises; null is not a value.
-bool same_value(PyObject* a, PyObject* b);
-// The dict of an object's attributes, null where it has none; no method of its class is asked.
-PyObject* attributes_of(PyObject* object);
 
 }  // namespace staticrt::bindings
