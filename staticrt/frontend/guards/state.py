@@ -192,8 +192,7 @@ class Snapshot(Walk):
 
     def returns(self, value: object) -> None:
         """The code returns an object that was there."""
-        if id(value) in self._containers:
-            self.keep_container(value)
+        if self._containers.keep(value):
             self._guard = None
 
     def add_answer(self, function: Callable[[], Any]) -> None:
@@ -208,7 +207,7 @@ class Snapshot(Walk):
 
     def _is_of_owner(self, record: Record) -> bool:
         """Whether the record of the container's holder compares it."""
-        return isinstance(record, (DictRecord, ListRecord)) and id(record.live) in self._containers
+        return isinstance(record, (DictRecord, ListRecord)) and record.live in self._containers
 
     def reaches_bounded(self) -> bool:
         """Whether code may reach a bounded deque: by a name that it does more with than to store there."""

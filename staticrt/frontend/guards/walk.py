@@ -14,7 +14,7 @@ import sys
 import threading
 import types
 import weakref
-from collections import OrderedDict, defaultdict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import attrgetter, methodcaller
@@ -42,6 +42,7 @@ from staticrt.frontend.guards.records import (
     Record,
     ScopeRecord,
 )
+from staticrt.frontend.guards.replaceable import ReplaceableContainers
 from staticrt.frontend.guards.special_names import SPECIAL_NAMES
 from staticrt.frontend.guards.state_leaves import is_leaf, is_read_by_name
 from staticrt.frontend.guards.state_values import has_bytes_of_ctypes, slots_of
@@ -59,10 +60,6 @@ from staticrt.native import _C
 
 _PLAIN_DICTS = frozenset({dict, OrderedDict})
 _PLAIN_LISTS = frozenset({list, tuple, set, frozenset, deque})
-# Attributes that owners make anew: to empty them, as models do with caches where they are told to train, or with the same
-# names and numbers in them, as transformers' `save_pretrained` does.
-_REPLACEABLE = frozenset({dict, list, set, defaultdict})
-_MOST_ITEMS, _PLAIN_ITEMS = 64, frozenset({str, int, float, bool})
 _HEAP_TYPE = 1 << 9  # in `type.__flags__`: not of C, so its attributes and its objects' class can change
 _DICTS: tuple[dict[Any, Any], ...] = ({}, OrderedDict())
 _VIEWS_OF_DICTS: tuple[type, ...] = (
@@ -99,7 +96,7 @@ class Walk:
         self._classes: dict[type, ClassRecord] = {}
         self._functions: set[int] = set()
         self._attributes: dict[int, DictRecord] = {}  # of objects, by the id of the dict
-        self._containers: dict[int, tuple[DictRecord, str]] = {}  # see `DictRecord.replaceable`, by id
+        self._containers = ReplaceableContainers()
         self._reachable = Reachable()
         self._found_by_name: list[tuple[str, Any]] = []  # values of attributes, to be walked
         self._held_by: dict[int, int] = {}  # id of a record -> that of the object that it was made for
@@ -144,8 +141,7 @@ class Walk:
                 self._reachable.add(value, value.values())
             # Imports add modules at any time, also in other threads, so the set of imported modules is not guarded.
             if is_leaf(value) or id(value) in self._seen or value is sys.modules or _is_of_torch(value):
-                if id(value) in self._containers:
-                    self.keep_container(value)  # something else has it too
+                self._containers.keep(value)
                 continue
             if len(self._seen) > tuning.MAX_GUARDED_CONTAINERS:
                 self.complete = False
@@ -274,19 +270,6 @@ class Walk:
 
     def _hide(self, owner: type, names: Iterable[str]) -> None:
         self._hidden.setdefault(_name_of(owner), set()).update(names)
-
-    def _add_container(self, record: DictRecord, key: str, value: Any) -> None:
-        if id(value) in self._containers:
-            self.keep_container(value)
-        elif id(value) not in self._seen:
-            record.replaceable[key] = tuple(value) if isinstance(value, list) else ()
-            self._containers[id(value)] = (record, key)
-
-    def keep_container(self, value: Any) -> None:
-        """No other container serves instead of one that an attribute holds: it is compared by identity."""
-        if (found := self._containers.pop(id(value), None)) is not None:
-            record, key = found
-            record.replaceable.pop(key, None)
 
     def knows(self, address: int) -> bool:
         """Whether an object (by id) was there when the snapshot was taken."""
@@ -424,8 +407,13 @@ class Walk:
                     self._records.append(DictRecord(path, item))
                 found += [(f"{path}.{name}", child) for name, child in item.items() if child is not None]
             else:
-                if self.follows_code and type(item) in _REPLACEABLE and (not item or _is_plain(item)):
-                    self._add_container(record, key, item)
+                if (
+                    self.follows_code
+                    and self._containers.may_have(item)
+                    and not self._containers.keep(item)
+                    and id(item) not in self._seen
+                ):
+                    self._containers.add(record, key, item)
                 self._found_by_name.append((f"{path}.{key}", item))
                 self._reachable.add_attribute(value, key if is_by_name else None, item)
         return found
@@ -446,15 +434,6 @@ class Walk:
             if own:
                 found.append((path, own))
         return found
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether a value is a short list of numbers and texts."""
-    return (
-        type(value) is list
-        and len(value) <= _MOST_ITEMS
-        and all(type(item) in _PLAIN_ITEMS for item in value)
-    )
 
 
 def _key(key: Any) -> str:
