@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import staticrt
-from staticrt.errors import OptionError
 from tests.device.test_compiled_graphs import MODELS, compare_kept, flat
 from tests.support.threads import in_threads
 
@@ -205,123 +204,6 @@ def test_a_buffer_that_moves_in_every_call_ends_the_captures():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    "lay",
-    [
-        lambda base: base[:4, :8].contiguous(),
-        lambda base: base[5:9, :8].clone().t().contiguous().t(),
-        lambda base: base[2:6, 3:11],
-        lambda base: base[0, :8].expand(4, 8),
-        lambda base: base[:0, :8].contiguous(),
-        lambda base: base.view(-1)[7:39].view(4, 8),
-    ],
-)
-def test_arguments_of_every_layout(lay, order):
-    twin = nn.Sequential(nn.Linear(8, 8), nn.Tanh()).eval()
-    compiled = staticrt.compile(copy.deepcopy(twin).to(SIM), plan_graphs=True)
-    for _ in range(6):
-        base = torch.randn(9, 20)
-        check(compiled, twin, lay(base), lay(base.to(SIM)))
-    assert graphs_of(compiled) == (1, 4, [])
-
-
-@torch.no_grad()
-def test_an_argument_that_cannot_be_copied_by_element_runs_step_by_step(order):
-    compiled = staticrt.compile(torch.tanh, plan_graphs=True)
-    for _ in range(5):
-        base = torch.randn(4, 200)
-        x, there = (each[:, None, ::20].expand(4, 3, 10) for each in (base, base.to(SIM)))
-        check(compiled, torch.tanh, x, there)
-    assert graphs_of(compiled) == (0, 0, ["elements of an argument share bytes, and others lie between them"])
-
-
-@torch.no_grad()
-def test_bytes_between_the_elements_of_an_argument_are_not_copied(order):
-    """Another stream writes them during the call."""
-    compiled = staticrt.compile(torch.tanh, plan_graphs=True)
-    base, other = torch.randn(6, 16), torch.randn(6, 8)
-    there, other_there = base.to(SIM), other.to(SIM)
-    current, side = torch.accelerator.current_stream(0), torch.Stream(SIM)
-    kept = []
-    for _ in range(6):
-        side.wait_stream(current)
-        with side:
-            there[:, 8:].copy_(other_there)
-        kept.append((compiled(there[:, :8]), torch.tanh(base[:, :8])))
-    current.wait_stream(side)
-    compare_kept(kept)
-    assert graphs_of(compiled) == (1, 4, [])
-
-
-@torch.no_grad()
-def test_an_argument_that_shares_written_memory_runs_step_by_step(order):
-    def forward(buffer, x):
-        buffer.add_(1)
-        return buffer * x
-
-    compiled = staticrt.compile(forward, plan_graphs=True)
-    whole, twin = torch.ones(16, device=SIM), torch.ones(16)
-    ways = {
-        "apart": lambda base: torch.full_like(base[:8], 3.0),
-        "the same": lambda base: base[:8],
-        "beside it": lambda base: base[8:],
-    }
-    for number, way in enumerate([*ways] * 4):
-        got = compiled(whole[:8], ways[way](whole))
-        torch.testing.assert_close(got.cpu(), forward(twin[:8], ways[way](twin)))
-        if way == "beside it" and number > 3:  # the plan is there, and would be launched
-            assert graphs_of(compiled)[2] == ["an argument shares memory with one that it writes"]
-    assert graphs_of(compiled)[1] > 0
-    torch.testing.assert_close(whole.cpu(), twin)
-
-
-@torch.no_grad()
-def test_what_prevents_a_graph_is_told(order):
-    def random(x):
-        return torch.nn.functional.dropout(x, 0.5) + 1
-
-    def data(x):
-        return x[x > 0].sum() + x
-
-    def prints(x):
-        torch.ops.aten._linalg_check_errors(
-            torch.zeros((), device=x.device, dtype=torch.int), "f", is_matrix=True
-        )
-        return x + 1
-
-    def beyond(x):
-        return torch.as_strided_copy(x[:2], (6,), (1,), 0)
-
-    def lifted(x):
-        return torch.ops.aten.lift(x)
-
-    def elsewhere(x):
-        return (x + 1).to("sim:1") * 2
-
-    told = {
-        random: "it draws random numbers",
-        data: "data decides what it gives",
-        prints: "it acts on more than tensors",
-        beyond: "it may read past the elements of an input",
-        lifted: "what 'lift_default' is, each run decides",
-        elsewhere: "does not lie on the same device as the rest",
-    }
-    for function, reason in told.items():
-        compiled = staticrt.compile(function, plan_graphs=True)
-        for _ in range(5):
-            torch.manual_seed(0)
-            got = compiled(torch.linspace(-1, 2, 6, device=SIM))
-            torch.manual_seed(0)
-            expected = function(torch.linspace(-1, 2, 6, device=SIM))
-            torch.testing.assert_close(got.cpu(), expected.cpu())
-        captures, launches, reasons = graphs_of(compiled)
-        assert captures == launches == 0
-        assert len(reasons) == 1
-        assert reason in reasons[0]
-        assert reason in str(compiled.explain())
-
-
-@torch.no_grad()
 def test_each_stream_has_its_graph(order):
     there, twin = pair(MODELS["attention"][0])
     compiled = staticrt.compile(there, plan_graphs=True)
@@ -354,54 +236,6 @@ def test_threads_with_a_stream_each():
     assert graphs_of(compiled)[1] > 0
 
 
-@torch.no_grad()
-@pytest.mark.parametrize(
-    "call",
-    [
-        "stream_create",
-        "capture_begin",
-        "capture_copy",
-        "capture_end",
-        "graph_instantiate",
-        "exec_set_copy",
-        "graph_launch",
-    ],
-)
-@pytest.mark.parametrize("fault", ["oom", "error"])
-def test_a_driver_that_refuses_costs_a_graph_and_no_result(sim, call, fault):
-    there, twin = pair(MODELS["perceptron"][0])
-    compiled = staticrt.compile(there, plan_graphs=True)
-    for number in range(10):
-        sim.fail(call, fault=fault)
-        check(compiled, twin, torch.randn(4, 8))
-        if number % 2:
-            sim.clear_faults()
-            check(compiled, twin, torch.randn(4, 8))
-    sim.clear_faults()
-    sim.clear_reports()
-    check(compiled, twin, torch.randn(4, 8))
-    _, launches, reasons = graphs_of(compiled)
-    assert launches > 0 or reasons
-
-
-@torch.no_grad()
-def test_arguments_that_nobody_reads_are_not_copied(sim):
-    def forward(x, like, viewed):
-        return x.expand(like.shape[0], -1) + 1, viewed.t(), like
-
-    compiled = staticrt.compile(forward, plan_graphs=True)
-    copies = sim.calls("capture_copy")
-    for _ in range(6):
-        like, viewed = torch.randn(3, 4, device=SIM), torch.randn(2, 5, device=SIM)
-        x = torch.randn(1, 4)
-        got, view, same = compiled(x.to(SIM), like, viewed)
-        torch.testing.assert_close(got.cpu(), forward(x, like, viewed)[0])
-        assert view.data_ptr() == viewed.data_ptr()
-        assert same is like
-    assert graphs_of(compiled) == (1, 4, [])
-    assert sim.calls("capture_copy") == copies + 2  # the first argument, and a result
-
-
 def test_training_equals_the_cpus(order):
     there, twin = pair(MODELS["perceptron"][0])
     compiled = staticrt.compile(there, plan_graphs=True)
@@ -416,50 +250,3 @@ def test_training_equals_the_cpus(order):
             optimizer.step()
             losses.append(loss.detach().cpu())
         torch.testing.assert_close(*losses)
-
-
-@torch.no_grad()
-def test_calls_in_a_capture_of_the_callers_run_step_by_step(sim):
-    there, twin = pair(MODELS["perceptron"][0])
-    compiled = staticrt.compile(there, plan_graphs=True)
-    for _ in range(4):
-        check(compiled, twin, torch.randn(3, 8))
-    x = torch.zeros(3, 8, device=SIM)
-    y = torch.zeros(3, there[-1].out_features, device=SIM)
-    stream = torch.Stream(SIM)
-    stream.wait_stream(torch.accelerator.current_stream(0))
-    with stream:
-        y.copy_(compiled(x))  # the stream has a plan
-        torch.accelerator.synchronize(0)
-        launches = graphs_of(compiled)[1]
-        with sim.capture(stream.stream_id, mode="thread_local") as graph:
-            y.copy_(compiled(x))
-        assert graphs_of(compiled)[1] == launches
-        fresh = torch.randn(3, 8)
-        x.copy_(fresh)
-        graph.replay()
-    torch.accelerator.synchronize(0)
-    torch.testing.assert_close(y.cpu(), twin(fresh))
-    graph.close()
-
-
-@torch.no_grad()
-def test_on_the_cpu_it_changes_nothing():
-    twin = copy.deepcopy(MODELS["perceptron"][0]).eval()
-    compiled = staticrt.compile(copy.deepcopy(twin), plan_graphs=True)
-    for _ in range(4):
-        x = torch.randn(3, 8)
-        torch.testing.assert_close(compiled(x), twin(x))
-    assert graphs_of(compiled)[:2] == (0, 0)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        *({"graphs": True}, {"donate": "x"}, {"manage_outputs": True}, {"verify": True}),
-        *({"prepared": False}, {"executor": "reference"}),
-    ],
-)
-def test_options_that_exclude_it(other):
-    with pytest.raises(OptionError, match=f"does not go with {next(iter(other))}"):
-        staticrt.compile(lambda x: x + 1, plan_graphs=True, **other)
